@@ -1,0 +1,327 @@
+#include "common/checks.h"
+
+#include <sstream>
+#include <stdexcept>
+
+#include "common/formats.h"
+
+namespace aoext {
+namespace {
+
+using torch::headeronly::Layout;
+
+constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
+
+ScalarType dtype_of(const Tensor& t) {
+  try {
+    return t.scalar_type();
+  } catch (const std::exception&) {  // a dtype that the stable ABI has no name for
+    return ScalarType::Undefined;
+  }
+}
+
+const char* dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::ComplexHalf: return "complex32";
+    case ScalarType::ComplexFloat: return "complex64";
+    case ScalarType::ComplexDouble: return "complex128";
+    case ScalarType::Bool: return "bool";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2: return "float8_e5m2";
+    case ScalarType::Float8_e4m3fnuz: return "float8_e4m3fnuz";
+    case ScalarType::Float8_e5m2fnuz: return "float8_e5m2fnuz";
+    case ScalarType::UInt16: return "uint16";
+    case ScalarType::UInt32: return "uint32";
+    case ScalarType::UInt64: return "uint64";
+    default: return "another dtype";
+  }
+}
+
+std::pair<int32_t, int32_t> device_of(const Tensor& t) {
+  int32_t type = 0, index = 0;
+  aoti_torch_get_device_type(t.get(), &type);
+  aoti_torch_get_device_index(t.get(), &index);
+  return {type, index};
+}
+
+std::string device_name(const Tensor& t) {
+  const auto [type, index] = device_of(t);
+  std::string name = type == aoti_torch_device_type_cpu()           ? "cpu"
+                     : type == aoti_torch_device_type_cuda()        ? "cuda"
+                     : type == aoti_torch_device_type_xpu()         ? "xpu"
+                     : type == aoti_torch_device_type_mps()         ? "mps"
+                     : type == aoti_torch_device_type_meta()        ? "meta"
+                     : type == aoti_torch_device_type_privateuse1() ? "privateuseone"
+                                                                    : "device type " + std::to_string(type);
+  return index < 0 || name == "cpu" ? name : name + ":" + std::to_string(index);
+}
+
+std::string shape_name(const Tensor& t) {
+  std::ostringstream out;
+  out << '[';
+  for (int64_t d = 0; d < t.dim(); ++d) out << (d ? ", " : "") << t.size(d);
+  out << ']';
+  return out.str();
+}
+
+bool is_strided(const Tensor& t) {
+  int32_t layout = 0;
+  aoti_torch_get_layout(t.get(), &layout);
+  return layout == aoti_torch_layout_strided();
+}
+
+std::string describe(const Tensor& t) { return std::string(dtype_name(dtype_of(t))) + " " + shape_name(t); }
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  ((out << parts), ...);
+  return out.str();
+}
+
+// The checks of one call: `op` is whom errors name, `input` the tensor whose device the others share.
+class Checker {
+ public:
+  Checker(const char* op, const char* anchor_name, const Tensor& anchor) : op_(op), anchor_name_(anchor_name), anchor_(anchor) {
+    layout(anchor_name, anchor);
+  }
+
+  [[noreturn]] void fail(const char* argument, const std::string& must, const std::string& got) const {
+    throw std::runtime_error(text("ao::", op_, ": ", argument, " must be ", must, ", got ", got));
+  }
+
+  void require(bool condition, const char* argument, const std::string& must, const Tensor& got) const {
+    if (!condition) fail(argument, must, describe(got));
+  }
+
+  void dtype(bool condition, const char* argument, const std::string& must, ScalarType got) const {
+    if (!condition) fail(argument, must, dtype_name(got));
+  }
+
+  // Layout and device of an operand beside the anchor.
+  void operand(const char* argument, const Tensor& t) const {
+    layout(argument, t);
+    if (device_of(t) != device_of(anchor_)) fail(argument, text("on the device of ", anchor_name_, ", ", device_name(anchor_)), device_name(t));
+  }
+
+  void contiguous(const char* argument, const Tensor& t) const {
+    if (t.is_contiguous()) return;
+    std::ostringstream strides;
+    for (int64_t d = 0; d < t.dim(); ++d) strides << (d ? ", " : "") << t.stride(d);
+    fail(argument, "contiguous", text(describe(t), " with strides [", strides.str(), "]"));
+  }
+
+  // Sets M, K and the dtypes from an input [..., K].
+  LinearProblem input(bool dtype_ok, const char* dtypes) const {
+    require(dtype_ok && anchor_.dim() >= 1, "input", text(dtypes, " [..., K]"), anchor_);
+    LinearProblem p{};
+    p.K = anchor_.size(anchor_.dim() - 1);
+    require(p.K > 0, "input", "[..., K] with K > 0", anchor_);
+    p.M = 1;
+    for (int64_t d = 0; d + 1 < anchor_.dim(); ++d) p.M *= anchor_.size(d);
+    p.input = p.output = dtype_of(anchor_);
+    return p;
+  }
+
+  // Sets N from a row-wise 8-bit weight [N, K].
+  void weight8(LinearProblem& p, bool dtype_ok, const std::string& dtypes, const Tensor& weight) const {
+    operand("weight", weight);
+    require(dtype_ok && weight.dim() == 2 && weight.size(1) == p.K, "weight",
+            text(dtypes, " [N, K] = [*, ", p.K, "] for an input with K = ", p.K), weight);
+    contiguous("weight", weight);
+    p.N = weight.size(0);
+    p.weight = dtype_of(weight);
+    p.group_size = p.K;
+  }
+
+  void row_scale(LinearProblem& p, const char* argument, bool dtype_ok, const char* dtypes, const Tensor& scale) const {
+    operand(argument, scale);
+    require(dtype_ok && scale.dim() == 2 && scale.size(0) == p.N && scale.size(1) == 1, argument,
+            text(dtypes, " [N, 1] = [", p.N, ", 1]"), scale);
+    contiguous(argument, scale);
+    p.scale = dtype_of(scale);
+  }
+
+  // Checks weight, scale and zero_point of the int4 layout; K comes from the input where there is one.
+  void int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) const {
+    const bool from_input = p.K > 0;
+    if (!from_input) {
+      require(dtype_of(weight) == ScalarType::Char && weight.dim() == 2 && weight.size(1) > 0, "weight",
+              "int8 [N, K/2] with K > 0", weight);
+      p.K = 2 * weight.size(1);
+    } else {
+      require(p.K % 2 == 0, "input", "[..., K] with K even", anchor_);
+      operand("weight", weight);
+      require(dtype_of(weight) == ScalarType::Char && weight.dim() == 2 && weight.size(1) == p.K / 2, "weight",
+              text("int8 [N, K/2] = [*, ", p.K / 2, "] for an input with K = ", p.K), weight);
+    }
+    contiguous("weight", weight);
+    p.N = weight.size(0);
+    p.weight = ScalarType::Char;
+    operand("scale", scale);
+    require(is_high_precision(dtype_of(scale)) && scale.dim() == 2 && scale.size(1) == p.N && scale.size(0) > 0 &&
+                p.K % scale.size(0) == 0,
+            "scale",
+            text("bfloat16, float16 or float32 [K/group_size, N] = [*, ", p.N, "] with a group_size that divides K = ", p.K), scale);
+    contiguous("scale", scale);
+    p.scale = dtype_of(scale);
+    p.group_size = p.K / scale.size(0);
+    operand("zero_point", zero_point);
+    require(dtype_of(zero_point) == p.scale && zero_point.dim() == 2 && zero_point.size(0) == scale.size(0) &&
+                zero_point.size(1) == p.N,
+            "zero_point", text("of scale's dtype and shape, ", describe(scale)), zero_point);
+    contiguous("zero_point", zero_point);
+  }
+
+  void bias(LinearProblem& p, const Tensor& bias) const {
+    operand("bias", bias);
+    require(is_high_precision(dtype_of(bias)) && bias.dim() == 1 && bias.size(0) == p.N, "bias",
+            text("bfloat16, float16 or float32 [N] = [", p.N, "]"), bias);
+    p.has_bias = true;
+  }
+
+ private:
+  void layout(const char* argument, const Tensor& t) const {
+    if (!is_strided(t)) fail(argument, "a dense (strided) tensor", text("a tensor of another layout, ", describe(t)));
+  }
+
+  const char* op_;
+  const char* anchor_name_;
+  const Tensor& anchor_;
+};
+
+constexpr const char* kHighPrecision = "bfloat16, float16 or float32";
+
+LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
+                          const Tensor* bias) {
+  const Checker check(op, "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.int4(p, weight, scale, zero_point);
+  if (bias != nullptr) check.bias(p, *bias);
+  return p;
+}
+
+LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input, const Tensor& weight,
+                               const Tensor& scale, const Tensor* bias) {
+  const Checker check(op, "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.weight8(p, weight_ok, weight_dtypes, weight);
+  check.row_scale(p, "scale", is_high_precision(dtype_of(scale)), kHighPrecision, scale);
+  if (bias != nullptr) check.bias(p, *bias);
+  return p;
+}
+
+LinearProblem int8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor* bias) {
+  return weight_only_8bit(op, dtype_of(weight) == ScalarType::Char, "int8", input, weight, scale, bias);
+}
+
+LinearProblem float8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor* bias) {
+  return weight_only_8bit(op, is_float8(dtype_of(weight)), "float8_e4m3fn or float8_e5m2", input, weight, scale, bias);
+}
+
+constexpr const char* k8Bit = "int8, float8_e4m3fn or float8_e5m2";
+
+void check_int8_depth(const Checker& check, const LinearProblem& p, const Tensor& input) {
+  check.require(p.input != ScalarType::Char || p.K <= kInt8MaxK, "input",
+                text("[..., K] with K <= ", kInt8MaxK, ", where an int32 sum still fits"), input);
+}
+
+}  // namespace
+
+LinearProblem check_bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
+  return int4_linear("bf16i4bf16_rowwise", input, weight, scale, zero_point, nullptr);
+}
+
+LinearProblem check_bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                            const Tensor& zero_point, const Tensor& bias) {
+  return int4_linear("bf16i4bf16_rowwise_bias", input, weight, scale, zero_point, &bias);
+}
+
+LinearProblem check_bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
+  return int8_weight_only("bf16i8bf16_rowwise", input, weight, scale, nullptr);
+}
+
+LinearProblem check_bf16i8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
+  return int8_weight_only("bf16i8bf16_rowwise_bias", input, weight, scale, &bias);
+}
+
+LinearProblem check_bf16f8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
+  return float8_weight_only("bf16f8bf16_rowwise", input, weight, scale, nullptr);
+}
+
+LinearProblem check_bf16f8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
+  return float8_weight_only("bf16f8bf16_rowwise_bias", input, weight, scale, &bias);
+}
+
+LinearProblem check_int8_mm(const Tensor& input, const Tensor& weight) {
+  const Checker check("int8_mm", "input", input);
+  LinearProblem p = check.input(dtype_of(input) == ScalarType::Char, "int8");
+  check_int8_depth(check, p, input);
+  check.weight8(p, dtype_of(weight) == ScalarType::Char, "int8", weight);
+  p.output = ScalarType::Int;
+  return p;
+}
+
+LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale,
+                                      const Tensor& weight_scale, const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
+  const Checker check("scaled_mm_rowwise", "input", input);
+  LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
+  check_int8_depth(check, p, input);
+  check.weight8(p, dtype_of(weight) == p.input, text("of input's dtype, ", dtype_name(p.input), ","), weight);
+  check.operand("input_scale", input_scale);
+  bool rows_match = input_scale.dim() == input.dim() && input_scale.size(input.dim() - 1) == 1;
+  for (int64_t d = 0; rows_match && d + 1 < input.dim(); ++d) rows_match = input_scale.size(d) == input.size(d);
+  check.require(dtype_of(input_scale) == ScalarType::Float && rows_match, "input_scale",
+                text("float32 [..., 1] with the leading dimensions of input, ", shape_name(input)), input_scale);
+  check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
+  if (bias) check.bias(p, *bias);
+  p.output = out_dtype.value_or(ScalarType::BFloat16);
+  check.dtype(is_high_precision(p.output), "out_dtype", kHighPrecision, p.output);
+  return p;
+}
+
+LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& weight, const Tensor& weight_scale,
+                                          const OptionalTensor& bias) {
+  const Checker check("scaled_linear_rowwise", "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
+  if (p.weight == ScalarType::Char && p.K > kInt8MaxK)
+    check.fail("input", text("[..., K] with K <= ", kInt8MaxK, ", where an int32 sum still fits"), describe(input));
+  check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
+  if (bias) check.bias(p, *bias);
+  return p;
+}
+
+QuantizeProblem check_quantize_rowwise(const Tensor& input, ScalarType dtype) {
+  const Checker check("quantize_rowwise", "input", input);
+  const LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.dtype(is_8bit(dtype), "dtype", k8Bit, dtype);
+  return {p.M, p.K, p.input, dtype};
+}
+
+LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
+                                    std::optional<ScalarType> dtype) {
+  const Checker check("dequantize_int4", "weight", weight);
+  LinearProblem p{};
+  check.int4(p, weight, scale, zero_point);
+  p.output = dtype.value_or(p.scale);
+  check.dtype(is_high_precision(p.output), "dtype", kHighPrecision, p.output);
+  return p;
+}
+
+std::vector<int64_t> output_sizes(const Tensor& input, int64_t last) {
+  std::vector<int64_t> sizes(input.sizes().begin(), input.sizes().end());
+  sizes.back() = last;
+  return sizes;
+}
+
+}  // namespace aoext

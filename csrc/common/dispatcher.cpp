@@ -1,0 +1,66 @@
+#include "common/dispatcher.h"
+
+#include <stdexcept>
+#include <string>
+
+// In libtorch from 2.13 on; weak, so that the library loads on 2.10 as well.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
+namespace aoext {
+
+void raise_dispatch_error(const char* op) {
+  std::string reason;
+  if (torch_exception_get_what_without_backtrace != nullptr) reason = torch_exception_get_what_without_backtrace();
+  throw std::runtime_error(std::string(op) + " failed" + (reason.empty() ? "" : ": " + reason));
+}
+
+namespace aten {
+namespace {
+
+constexpr std::nullopt_t kNone = std::nullopt;
+
+}  // namespace
+
+Tensor empty(Sizes sizes, ScalarType dtype, const Tensor& device_of) {
+  return call("aten::empty", "memory_format", sizes, std::optional(dtype), kNone, std::optional(device_of.device()), kNone,
+              kNone);
+}
+
+Tensor scalar_like(double value, ScalarType dtype, const Tensor& device_of) {
+  return torch::stable::full({}, value, dtype, std::nullopt, device_of.device());
+}
+
+Tensor to(const Tensor& t, ScalarType dtype) { return call("aten::to", "dtype", t, dtype, false, false, kNone); }
+
+Tensor contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : call("aten::contiguous", "", t, torch::headeronly::MemoryFormat::Contiguous);
+}
+
+Tensor reshape(const Tensor& t, Sizes sizes) { return call("aten::reshape", "", t, sizes); }
+
+Tensor narrow(const Tensor& t, int64_t dim, int64_t start, int64_t length) {
+  return call("aten::narrow", "", t, dim, start, length);
+}
+
+Tensor transpose(const Tensor& t) { return call("aten::transpose", "int", t, int64_t{0}, int64_t{1}); }
+
+Tensor unsqueeze(const Tensor& t, int64_t dim) { return call("aten::unsqueeze", "", t, dim); }
+
+void copy_(const Tensor& self, const Tensor& source) { call("aten::copy_", "", self, source, false); }
+
+Tensor mm(const Tensor& a, const Tensor& b) { return call("aten::mm", "", a, b); }
+
+void mm_out(const Tensor& out, const Tensor& a, const Tensor& b) { call("aten::mm", "out", a, b, out); }
+
+Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
+
+Tensor mul(const Tensor& a, const Tensor& b) { return call("aten::mul", "Tensor", a, b); }
+
+Tensor div(const Tensor& a, const Tensor& b) { return call("aten::div", "Tensor", a, b); }
+
+Tensor stack_last(const Tensor& a, const Tensor& b) {
+  return call("aten::stack", "", std::vector<Tensor>{a, b}, int64_t{-1});
+}
+
+}  // namespace aten
+}  // namespace aoext

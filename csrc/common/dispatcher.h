@@ -1,0 +1,54 @@
+// Calls of ATen operators through PyTorch's dispatcher, so that they run on any device.
+//
+// The stable ABI passes no Scalar arguments: constants travel as zero-dimensional tensors
+// (`scalar_like`) to the Tensor overloads.
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include "common/torch_api.h"
+
+namespace aoext {
+
+// Raises RuntimeError with the reason of the inner call where this torch can tell it (from 2.13 on).
+[[noreturn]] void raise_dispatch_error(const char* op);
+
+template <class... Args>
+Tensor call(const char* op, const char* overload, const Args&... args) {
+  StableIValue stack[] = {torch::stable::detail::from(args)...};
+  if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) raise_dispatch_error(op);
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// The same for an operator that returns two tensors.
+template <class... Args>
+std::tuple<Tensor, Tensor> call2(const char* op, const char* overload, const Args&... args) {
+  StableIValue stack[] = {torch::stable::detail::from(args)...};
+  if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) raise_dispatch_error(op);
+  return {torch::stable::detail::to<Tensor>(stack[0]), torch::stable::detail::to<Tensor>(stack[1])};
+}
+
+namespace aten {
+
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+Tensor empty(Sizes sizes, ScalarType dtype, const Tensor& device_of);
+Tensor scalar_like(double value, ScalarType dtype, const Tensor& device_of);
+Tensor to(const Tensor& t, ScalarType dtype);
+Tensor contiguous(const Tensor& t);
+Tensor reshape(const Tensor& t, Sizes sizes);
+Tensor narrow(const Tensor& t, int64_t dim, int64_t start, int64_t length);
+Tensor transpose(const Tensor& t);  // of the two dimensions of a matrix
+Tensor unsqueeze(const Tensor& t, int64_t dim);
+void copy_(const Tensor& self, const Tensor& source);
+
+Tensor mm(const Tensor& a, const Tensor& b);
+void mm_out(const Tensor& out, const Tensor& a, const Tensor& b);
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, const Tensor& b);
+Tensor stack_last(const Tensor& a, const Tensor& b);  // [..., 2] of two [...]
+
+}  // namespace aten
+}  // namespace aoext

@@ -1,0 +1,14 @@
+// The part of PyTorch that aoext stands on: the LibTorch stable ABI, and nothing else.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+namespace aoext {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+}  // namespace aoext

@@ -1,0 +1,24 @@
+// Weight-only int8: values become float32 rows in cache, the scale of a row multiplies its sums.
+#include "cpu/linear.h"
+
+namespace aoext::cpu {
+namespace {
+
+Tensor bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
+  const LinearProblem p = check_bf16i8bf16_rowwise(input, weight, scale);
+  return linear(p, plan_weight_only(p), input, RowwiseWeight(p, weight, scale), nullptr, std::nullopt);
+}
+
+Tensor bf16i8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
+  const LinearProblem p = check_bf16i8bf16_rowwise_bias(input, weight, scale, bias);
+  return linear(p, plan_weight_only(p), input, RowwiseWeight(p, weight, scale), nullptr, bias);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) {
+  m.impl("bf16i8bf16_rowwise", TORCH_BOX(&bf16i8bf16_rowwise));
+  m.impl("bf16i8bf16_rowwise_bias", TORCH_BOX(&bf16i8bf16_rowwise_bias));
+}
+
+}  // namespace aoext::cpu

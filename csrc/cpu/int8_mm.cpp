@@ -1,0 +1,27 @@
+// Exact int8 product: own dot products for few rows, ATen's _int_mm for many.
+#include "cpu/int8_product.h"
+
+namespace aoext::cpu {
+namespace {
+
+Tensor int8_mm(const Tensor& input, const Tensor& weight) {
+  const LinearProblem p = check_int8_mm(input, weight);
+  const Plan plan = plan_scaled(p);
+  if (plan.algorithm == Algorithm::panel && p.N > 0) {
+    const Tensor product = call("aten::_int_mm", "", aten::reshape(input, {p.M, p.K}), aten::transpose(weight));
+    return aten::reshape(product, output_sizes(input, p.N));
+  }
+  const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
+  if (p.M == 0 || p.N == 0) return y;
+  int32_t* const out = static_cast<int32_t*>(y.mutable_data_ptr());
+  int8_dot(p, input, weight, [&](int64_t m, int64_t first, int64_t count, const int32_t* acc) {
+    std::copy(acc, acc + count, out + m * p.N + first);
+  });
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("int8_mm", TORCH_BOX(&int8_mm)); }
+
+}  // namespace aoext::cpu

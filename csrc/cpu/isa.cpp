@@ -1,0 +1,68 @@
+#include "cpu/isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace aoext::cpu {
+namespace {
+
+struct InstructionSet {
+  const Kernels& (*kernels)();
+  bool (*runs_here)();
+};
+
+#ifdef __x86_64__
+bool has_avx2_features() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512_features() {
+  return has_avx2_features() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+         __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
+// Best first.
+const InstructionSet kInstructionSets[] = {
+#ifdef __x86_64__
+    {kernels_avx512, has_avx512_features},
+    {kernels_avx2, has_avx2_features},
+#endif
+    {kernels_portable, [] { return true; }},
+};
+
+const Kernels& choose() {
+  const char* wanted = std::getenv("AOEXT_CPU_ISA");
+  std::string usable;
+  for (const InstructionSet& set : kInstructionSets) {
+    if (!set.runs_here()) continue;
+    const Kernels& kernels = set.kernels();
+    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == kernels.name) return kernels;
+    usable += (usable.empty() ? "" : ", ") + std::string(kernels.name);
+  }
+  throw std::runtime_error("aoext: AOEXT_CPU_ISA must be one that this machine runs (" + usable + "), got " + wanted);
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();
+  return chosen;
+}
+
+Element element(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return Element::bf16;
+    case ScalarType::Half: return Element::f16;
+    case ScalarType::Float: return Element::f32;
+    case ScalarType::Char: return Element::i8;
+    case ScalarType::Float8_e4m3fn: return Element::e4m3;
+    case ScalarType::Float8_e5m2: return Element::e5m2;
+    case ScalarType::Int: return Element::i32;
+    default: throw std::runtime_error("aoext: no CPU element for this dtype");
+  }
+}
+
+}  // namespace aoext::cpu

@@ -1,0 +1,17 @@
+// The instruction set that runs, chosen once per process.
+#pragma once
+
+#include "common/torch_api.h"
+#include "cpu/kernels/kernels.h"
+
+namespace aoext::cpu {
+
+// The kernels of AOEXT_CPU_ISA, or of the best instruction set that this machine has. Raises RuntimeError
+// for a name that is unknown or that the machine cannot run.
+const Kernels& kernels();
+
+inline bool has_avx512() { return &kernels() == &kernels_avx512(); }
+
+Element element(ScalarType dtype);
+
+}  // namespace aoext::cpu

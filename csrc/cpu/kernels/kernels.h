@@ -1,0 +1,52 @@
+// The CPU kernels as a table of functions over rows; one table per instruction set.
+//
+// An instruction set is a translation unit that includes rows.inc.h with its own compiler flags. These
+// files include no C++ library header: an inline function that the linker merged across them could run
+// an instruction that the machine lacks.
+#pragma once
+
+#include <stdint.h>
+
+namespace aoext::cpu {
+
+// Elements in memory that kernels read or write.
+enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32 };
+
+// A tile of dot products: 4 weight rows by up to 4 input rows.
+constexpr int kTileRows = 4;
+
+// Float scratch rows are padded with zeros to a multiple of this many elements, int8 ones of that many bytes.
+constexpr int64_t kPad = 64;
+
+struct Kernels {
+  const char* name;
+
+  void (*to_float)(Element from, const void* source, float* out, int64_t n);
+  void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
+
+  // out[k] = q(k) · scale[k / group_size] + zero_point[k / group_size] for k in [0, K); `packed` K/2 bytes.
+  void (*dequantize_int4)(const uint8_t* packed, const float* scale, const float* zero_point, int64_t group_size, int64_t K,
+                          float* out);
+
+  // acc[m][n] += Σ x[m][k] · w[n][k] over k in [0, K), K a multiple of kPad; m < M <= kTileRows, n < kTileRows.
+  void (*dot_f32)(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K,
+                  float (*acc)[kTileRows]);
+
+  // The same on int8, exact; N <= kTileRows rows of w, any K; x rows are padded with zeros to kPad.
+  void (*dot_i8)(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,
+                 int32_t (*acc)[kTileRows]);
+
+  // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; bias may be null.
+  void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
+                    int64_t n);
+
+  // The scale of one row as quantize_rowwise defines it, and the row's values; NaN in the scale gives zeros.
+  float (*row_scale)(const float* row, int64_t n, float quantized_max);
+  void (*quantize_row)(Element to, const float* row, float scale, void* out, int64_t n);
+};
+
+const Kernels& kernels_avx512();
+const Kernels& kernels_avx2();
+const Kernels& kernels_portable();
+
+}  // namespace aoext::cpu

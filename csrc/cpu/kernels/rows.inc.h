@@ -1,0 +1,343 @@
+// The row kernels in vector-width-agnostic C++: the vector extensions of GCC and Clang where a loop needs
+// a shape, plain loops where the compiler finds it. Included once per instruction set by a translation
+// unit that defines AOEXT_KERNELS, AOEXT_NAME and AOEXT_FLOATS (floats in a vector) and sets the flags.
+//
+// dot_f32 keeps kTileRows × tokens sums in registers: per vector of k it loads tokens + kTileRows vectors
+// for tokens · kTileRows multiply-adds, so with 4 tokens the two load ports do not bind.
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include "cpu/kernels/kernels.h"
+
+namespace aoext::cpu {
+namespace {
+
+constexpr int kFloats = AOEXT_FLOATS;
+using F32 = float __attribute__((vector_size(4 * kFloats)));
+
+// 16 sums fit the 32 registers of AVX-512; with 16 registers 8 do.
+constexpr int kTokens = kFloats >= 16 ? 4 : 2;
+
+template <class V>
+inline V load(const void* p) {
+  V v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline uint32_t bits(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+
+inline float from_bits(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+constexpr uint32_t kSign = 0x80000000u, kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
+
+// The sum of a vector's lanes, pairwise.
+template <class T, class V>
+inline T sum(V v) {
+  T lanes[sizeof(V) / sizeof(T)];
+  memcpy(lanes, &v, sizeof v);
+  for (int n = sizeof(V) / sizeof(T) / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) lanes[i] += lanes[i + n];
+  return lanes[0];
+}
+
+// ---- high precision formats ----------------------------------------------------------------------------
+
+inline float bf16_to_float(uint16_t h) { return from_bits(static_cast<uint32_t>(h) << 16); }
+
+inline uint16_t float_to_bf16(float f) {
+  const uint32_t u = bits(f);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>((u & kMagnitude) > kInfinity ? (u >> 16) | 0x40u : rounded);
+}
+
+// Subnormal halves by an exact float subtraction (0.5 + m·2⁻²⁴ − 0.5), which no flush-to-zero mode can touch.
+inline float f16_to_float(uint16_t h) {
+  const uint32_t magnitude = h & 0x7fffu, sign = (h & 0x8000u) << 16;
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t infinite = normal + (112u << 23);
+  const uint32_t subnormal = bits(from_bits(magnitude + (126u << 23)) - 0.5f);
+  return from_bits(sign | (magnitude >= 0x7c00u ? infinite : magnitude >= 0x0400u ? normal : subnormal));
+}
+
+inline uint16_t float_to_f16(float f) {
+  const uint32_t u = bits(f), magnitude = u & kMagnitude;
+  const uint32_t subnormal = bits(from_bits(magnitude) + 0.5f) - (126u << 23);  // ulp of 0.5 is 2⁻²⁴
+  const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+  const uint32_t finite = magnitude < (113u << 23) ? subnormal : normal > 0x7c00u ? 0x7c00u : normal;
+  const uint32_t h = magnitude > kInfinity ? 0x7e00u : magnitude >= (143u << 23) ? 0x7c00u : finite;
+  return static_cast<uint16_t>(h | ((u & kSign) >> 16));
+}
+
+// ---- float8 --------------------------------------------------------------------------------------------
+
+// An 8-bit float is a half (e5m2) or a half shifted by one exponent bit (e4m3: times 2⁻⁸), NaN apart.
+inline float e5m2_to_float(uint8_t b) { return f16_to_float(static_cast<uint16_t>(b << 8)); }
+
+inline float e4m3_to_float(uint8_t b) {
+  const float value = f16_to_float(static_cast<uint16_t>(((b & 0x80) << 8) | ((b & 0x7f) << 7))) * 256.0f;
+  return (b & 0x7f) == 0x7f ? from_bits(0x7fc00000u) : value;
+}
+
+// Finite |f| at most the format's largest value: what quantisation hands over. kMantissa bits are kept,
+// ties to even; below 2^kMinExponent the step is constant, which adding a float with that ulp rounds to.
+template <int kMantissa, int kMinExponent>
+inline uint8_t float_to_float8(float f) {
+  constexpr int kDrop = 23 - kMantissa;
+  const uint32_t u = bits(f), magnitude = u & kMagnitude;
+  const uint32_t anchor = static_cast<uint32_t>(127 + kMinExponent - kMantissa + 23) << 23;
+  const uint32_t subnormal = bits(from_bits(magnitude) + from_bits(anchor)) - anchor;
+  const uint32_t rounded = magnitude + ((1u << (kDrop - 1)) - 1) + ((magnitude >> kDrop) & 1u);
+  const uint32_t normal = (rounded >> kDrop) - (static_cast<uint32_t>(126 + kMinExponent) << kMantissa);
+  const uint32_t small = static_cast<uint32_t>(127 + kMinExponent) << 23;
+  return static_cast<uint8_t>((magnitude < small ? subnormal : normal) | ((u & kSign) >> 24));
+}
+
+// ---- conversions of rows -------------------------------------------------------------------------------
+
+template <class T, float (*convert)(T)>
+inline void row_to_float(const void* source, float* out, int64_t n) {
+  const T* s = static_cast<const T*>(source);
+  for (int64_t i = 0; i < n; ++i) out[i] = convert(s[i]);
+}
+
+template <class T, T (*convert)(float)>
+inline void row_from_float(const float* source, void* out, int64_t n) {
+  T* o = static_cast<T*>(out);
+  for (int64_t i = 0; i < n; ++i) o[i] = convert(source[i]);
+}
+
+inline float identity(float f) { return f; }
+inline float i8_to_float(int8_t i) { return static_cast<float>(i); }
+inline float i32_to_float(int32_t i) { return static_cast<float>(i); }
+
+void to_float(Element from, const void* source, float* out, int64_t n) {
+  switch (from) {
+    case Element::bf16: return row_to_float<uint16_t, bf16_to_float>(source, out, n);
+    case Element::f16: return row_to_float<uint16_t, f16_to_float>(source, out, n);
+    case Element::f32: return row_to_float<float, identity>(source, out, n);
+    case Element::i8: return row_to_float<int8_t, i8_to_float>(source, out, n);
+    case Element::e4m3: return row_to_float<uint8_t, e4m3_to_float>(source, out, n);
+    case Element::e5m2: return row_to_float<uint8_t, e5m2_to_float>(source, out, n);
+    case Element::i32: return row_to_float<int32_t, i32_to_float>(source, out, n);
+  }
+}
+
+void from_float(Element to, const float* source, void* out, int64_t n) {
+  if (to == Element::bf16) return row_from_float<uint16_t, float_to_bf16>(source, out, n);
+  if (to == Element::f16) return row_from_float<uint16_t, float_to_f16>(source, out, n);
+  row_from_float<float, identity>(source, out, n);
+}
+
+// ---- int4 ----------------------------------------------------------------------------------------------
+
+// A nibble's two's complement value: the XOR moves −8..7 to 0..15 in order, the subtraction moves it back.
+inline int8_t sign_extend(int nibble) { return static_cast<int8_t>((nibble ^ 8) - 8); }
+
+void dequantize_int4(const uint8_t* packed, const float* scale, const float* zero_point, int64_t group_size, int64_t K,
+                     float* out) {
+  constexpr int64_t kChunk = 512;
+  int8_t q[kChunk];
+  for (int64_t begin = 0; begin < K; begin += kChunk) {
+    const int64_t count = K - begin < kChunk ? K - begin : kChunk;
+    for (int64_t i = 0; i < count / 2; ++i) {
+      const uint8_t byte = packed[begin / 2 + i];
+      q[2 * i] = sign_extend(byte & 15);
+      q[2 * i + 1] = sign_extend(byte >> 4);
+    }
+    for (int64_t i = 0, g = begin / group_size; i < count; ++g) {
+      const int64_t group_end = (g + 1) * group_size - begin;
+      const int64_t end = group_end < count ? group_end : count;
+      const float s = scale[g], z = zero_point[g];
+      for (; i < end; ++i) out[begin + i] = static_cast<float>(q[i]) * s + z;
+    }
+  }
+}
+
+// ---- dot products --------------------------------------------------------------------------------------
+
+template <int M>
+inline void dot_tile_f32(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t K,
+                         float (*acc)[kTileRows]) {
+  F32 sums[M][kTileRows] = {};
+  for (int64_t k = 0; k < K; k += kFloats) {
+    F32 wk[kTileRows];
+    for (int n = 0; n < kTileRows; ++n) wk[n] = load<F32>(w + n * w_stride + k);
+    for (int m = 0; m < M; ++m) {
+      const F32 xk = load<F32>(x + m * x_stride + k);
+      for (int n = 0; n < kTileRows; ++n) sums[m][n] += xk * wk[n];
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < kTileRows; ++n) acc[m][n] += sum<float>(sums[m][n]);
+}
+
+void dot_f32(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K, float (*acc)[kTileRows]) {
+  for (int m = 0; m < M;) {
+    const float* xm = x + m * x_stride;
+    if (kTokens == 4 && M - m >= 4) {
+      dot_tile_f32<4>(xm, x_stride, w, w_stride, K, acc + m);
+      m += 4;
+    } else if (M - m >= 2) {
+      dot_tile_f32<2>(xm, x_stride, w, w_stride, K, acc + m);
+      m += 2;
+    } else {
+      dot_tile_f32<1>(xm, x_stride, w, w_stride, K, acc + m);
+      m += 1;
+    }
+  }
+}
+
+#ifdef __AVX512VNNI__
+
+// vpdpbusd multiplies unsigned by signed: it takes w + 128, and 128 · Σx comes off at the end. Sums wrap
+// modulo 2³² on the way and are right at the end, as the result fits.
+template <int M>
+inline int64_t dot_tile_i8(const int8_t* x, int64_t x_stride, const int8_t* w, int64_t w_stride, int N, int64_t K,
+                           int32_t (*acc)[kTileRows]) {
+  const __m512i flip = _mm512_set1_epi8(-128);
+  __m512i sums[M][kTileRows], x_sums[M];
+  for (int m = 0; m < M; ++m) {
+    x_sums[m] = _mm512_setzero_si512();
+    for (int n = 0; n < kTileRows; ++n) sums[m][n] = _mm512_setzero_si512();
+  }
+  for (int64_t k = 0; k < K; k += 64) {
+    const __mmask64 mask = K - k >= 64 ? ~__mmask64{0} : (__mmask64{1} << (K - k)) - 1;
+    __m512i wk[kTileRows];
+    for (int n = 0; n < kTileRows; ++n)
+      wk[n] = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, w + (n < N ? n : 0) * w_stride + k), flip);
+    for (int m = 0; m < M; ++m) {
+      const __m512i xk = _mm512_loadu_si512(x + m * x_stride + k);
+      x_sums[m] = _mm512_dpbusd_epi32(x_sums[m], flip, xk);  // 128 · Σx
+      for (int n = 0; n < kTileRows; ++n) sums[m][n] = _mm512_dpbusd_epi32(sums[m][n], wk[n], xk);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < kTileRows; ++n) acc[m][n] += sum<int32_t>(_mm512_sub_epi32(sums[m][n], x_sums[m]));
+  return K;
+}
+
+#else
+
+// Widened to 16 bits, where a pair's sum cannot overflow; returns how much of K it did.
+template <int M>
+inline int64_t dot_tile_i8(const int8_t* x, int64_t x_stride, const int8_t* w, int64_t w_stride, int N, int64_t K,
+                           int32_t (*acc)[kTileRows]) {
+#ifdef __AVX2__
+  __m256i sums[M][kTileRows];
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < kTileRows; ++n) sums[m][n] = _mm256_setzero_si256();
+  const auto widen = [](const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); };
+  int64_t k = 0;
+  for (; k + 16 <= K; k += 16) {
+    __m256i wk[kTileRows];
+    for (int n = 0; n < kTileRows; ++n) wk[n] = widen(w + (n < N ? n : 0) * w_stride + k);
+    for (int m = 0; m < M; ++m) {
+      const __m256i xk = widen(x + m * x_stride + k);
+      for (int n = 0; n < kTileRows; ++n) sums[m][n] = _mm256_add_epi32(sums[m][n], _mm256_madd_epi16(wk[n], xk));
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < kTileRows; ++n) acc[m][n] += sum<int32_t>(sums[m][n]);
+  return k;
+#else
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) {
+      int32_t s = 0;
+      for (int64_t k = 0; k < K; ++k) s += static_cast<int16_t>(x[m * x_stride + k]) * static_cast<int16_t>(w[n * w_stride + k]);
+      acc[m][n] += s;
+    }
+  return K;
+#endif
+}
+
+#endif
+
+void dot_i8(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,
+            int32_t (*acc)[kTileRows]) {
+  for (int m = 0; m < M;) {
+    const int8_t* xm = x + m * x_stride;
+    const int step = kTokens == 4 && M - m >= 4 ? 4 : M - m >= 2 ? 2 : 1;
+    const int64_t done = step == 4   ? dot_tile_i8<4>(xm, x_stride, w, w_stride, N, K, acc + m)
+                         : step == 2 ? dot_tile_i8<2>(xm, x_stride, w, w_stride, N, K, acc + m)
+                                     : dot_tile_i8<1>(xm, x_stride, w, w_stride, N, K, acc + m);
+    for (int i = 0; i < step; ++i)
+      for (int n = 0; n < N; ++n)
+        for (int64_t k = done; k < K; ++k) acc[m + i][n] += xm[i * x_stride + k] * w[n * w_stride + k];
+    m += step;
+  }
+}
+
+// ---- epilogue and quantisation -------------------------------------------------------------------------
+
+void scale_row(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
+               int64_t n) {
+  constexpr int64_t kChunk = 64;
+  const int64_t bytes = to == Element::f32 ? 4 : 2;
+  float y[kChunk];
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t count = n - i < kChunk ? n - i : kChunk;
+    for (int64_t j = 0; j < count; ++j) y[j] = (acc[i + j] * row_scale) * column_scale[i + j];
+    if (bias != nullptr)
+      for (int64_t j = 0; j < count; ++j) y[j] += bias[i + j];
+    from_float(to, y, static_cast<char*>(out) + i * bytes, count);
+  }
+}
+
+float row_scale(const float* row, int64_t n, float quantized_max) {
+  uint32_t absmax = 0;  // bits of magnitudes order as the magnitudes do, with NaN above infinity
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t magnitude = bits(row[i]) & kMagnitude;
+    absmax = magnitude > absmax ? magnitude : absmax;
+  }
+  if (absmax >= kInfinity) return from_bits(0x7fc00000u);
+  if (absmax == 0) return 1.0f;
+  const float scale = from_bits(absmax) / quantized_max;
+  const float smallest_normal = from_bits(0x00800000u);
+  return scale < smallest_normal ? smallest_normal : scale;
+}
+
+template <class T, T (*convert)(float)>
+inline void quantize(const float* row, float scale, float limit, T* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float q = row[i] / scale;
+    out[i] = convert(q > limit ? limit : q < -limit ? -limit : q);
+  }
+}
+
+// Ties to even by the ulp of 1.5 · 2²³, for |f| < 2²².
+inline int8_t float_to_i8(float f) {
+  constexpr float kRounder = 12582912.0f;
+  return static_cast<int8_t>(bits(f + kRounder) - bits(kRounder));
+}
+
+void quantize_row(Element to, const float* row, float scale, void* out, int64_t n) {
+  if (scale != scale) {
+    memset(out, 0, static_cast<size_t>(n));
+  } else if (to == Element::i8) {
+    quantize<int8_t, float_to_i8>(row, scale, 127.0f, static_cast<int8_t*>(out), n);
+  } else if (to == Element::e4m3) {
+    quantize<uint8_t, float_to_float8<3, -6>>(row, scale, 448.0f, static_cast<uint8_t*>(out), n);
+  } else {
+    quantize<uint8_t, float_to_float8<2, -14>>(row, scale, 57344.0f, static_cast<uint8_t*>(out), n);
+  }
+}
+
+}  // namespace
+
+const Kernels& AOEXT_KERNELS() {
+  static constexpr Kernels table{AOEXT_NAME, to_float, from_float, dequantize_int4, dot_f32, dot_i8, scale_row, row_scale, quantize_row};
+  return table;
+}
+
+}  // namespace aoext::cpu

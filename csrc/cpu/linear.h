@@ -1,0 +1,121 @@
+// The two ways in which a CPU multiplies by a quantised weight: Algorithm::dot and Algorithm::panel.
+#pragma once
+
+#include <algorithm>
+
+#include "common/dispatcher.h"
+#include "cpu/plan.h"
+#include "cpu/weights.h"
+
+namespace aoext::cpu {
+
+constexpr int64_t kTile = 32;  // weight rows a thread takes at a time: a 64-byte line of 16-bit scales
+
+inline int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+// Threads start to pay at about this many weights each.
+inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int64_t{1} << 15) / (rows * K)); }
+
+// Where results go: y[m, n] = (acc · input_scales[m]) · row_scale[n] + bias[n], rounded once.
+struct Output {
+  char* data;
+  Element element;
+  int64_t element_size, N;
+  std::vector<float> input_scales;  // empty: ones
+  std::vector<float> bias;          // empty: none
+
+  Output(const LinearProblem& p, const Tensor& y, const Tensor* input_scale, const OptionalTensor& bias_)
+      : data(static_cast<char*>(y.mutable_data_ptr())), element(cpu::element(p.output)), element_size(static_cast<int64_t>(y.element_size())), N(p.N) {
+    if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
+    if (bias_) bias = floats(aten::contiguous(*bias_));
+  }
+
+  // Columns [first, first + count) of row m.
+  void store(int64_t m, int64_t first, int64_t count, const float* acc, const float* row_scales) const {
+    kernels().scale_row(element, acc, input_scales.empty() ? 1.0f : input_scales[m], row_scales,
+                        bias.empty() ? nullptr : bias.data() + first, data + (m * N + first) * element_size, count);
+  }
+};
+
+template <class Weight>
+void dot(const LinearProblem& p, const Tensor& input, const Weight& weight, const Output& output) {
+  const int64_t ld = padded(p.K);
+  std::vector<float> x(p.M * ld);
+  const Tensor rows = aten::contiguous(input);
+  const int64_t row_bytes = p.K * static_cast<int64_t>(rows.element_size());
+  for (int64_t m = 0; m < p.M; ++m)
+    kernels().to_float(element(p.input), static_cast<const char*>(rows.const_data_ptr()) + m * row_bytes, &x[m * ld], p.K);
+
+  torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+    std::vector<float> w(kTileRows * ld), acc(p.M * kTile);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t first = t * kTile, count = std::min(kTile, p.N - first);
+      const typename Weight::Tile tile(weight, first, count);
+      for (int64_t i = 0; i < count; i += kTileRows) {
+        for (int64_t r = 0; r < std::min<int64_t>(kTileRows, count - i); ++r) tile.row(i + r, &w[r * ld]);
+        for (int64_t m = 0; m < p.M; m += kTileRows) {
+          const int tokens = static_cast<int>(std::min<int64_t>(kTileRows, p.M - m));
+          float sums[kTileRows][kTileRows] = {};
+          kernels().dot_f32(&x[m * ld], ld, tokens, w.data(), ld, ld, sums);
+          for (int j = 0; j < tokens; ++j) std::copy(sums[j], sums[j] + kTileRows, &acc[(m + j) * kTile + i]);
+        }
+      }
+      for (int64_t m = 0; m < p.M; ++m) output.store(m, first, count, &acc[m * kTile], tile.row_scales());
+    }
+  });
+}
+
+// Stores a product [M, count] of ATen's as columns [first, first + count).
+inline void store_product(const Tensor& product, int64_t first, const float* row_scales, const Output& output) {
+  const int64_t M = product.size(0), count = product.size(1), bytes = count * static_cast<int64_t>(product.element_size());
+  const char* data = static_cast<const char*>(product.const_data_ptr());
+  const Element from = element(product.scalar_type());
+  torch::stable::parallel_for(0, M, grain(1, count), [&](int64_t begin, int64_t end) {
+    std::vector<float> acc(count);
+    for (int64_t m = begin; m < end; ++m) {
+      kernels().to_float(from, data + m * bytes, acc.data(), count);
+      output.store(m, first, count, acc.data(), row_scales);
+    }
+  });
+}
+
+template <class Weight>
+void panel(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
+  const Tensor x = aten::to(aten::reshape(input, {p.M, p.K}), plan.compute);
+  const Tensor buffer = aten::empty({plan.panel_rows, p.K}, plan.compute, input);
+  char* const out = static_cast<char*>(buffer.mutable_data_ptr());
+  const int64_t row_bytes = p.K * static_cast<int64_t>(buffer.element_size());
+  for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
+    const int64_t count = std::min(plan.panel_rows, p.N - first);
+    std::vector<float> row_scales(count);
+    torch::stable::parallel_for(0, (count + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+      std::vector<float> row(p.K);
+      for (int64_t i = begin * kTile; i < std::min(end * kTile, count); i += kTile) {
+        const int64_t rows = std::min(kTile, count - i);
+        const typename Weight::Tile tile(weight, first + i, rows);
+        std::copy(tile.row_scales(), tile.row_scales() + rows, &row_scales[i]);
+        for (int64_t r = 0; r < rows; ++r) {
+          tile.row(r, row.data());
+          kernels().from_float(element(plan.compute), row.data(), out + (i + r) * row_bytes, p.K);
+        }
+      }
+    });
+    store_product(aten::mm(x, aten::transpose(aten::narrow(buffer, 0, 0, count))), first, row_scales.data(), output);
+  }
+}
+
+template <class Weight>
+Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Tensor* input_scale,
+              const OptionalTensor& bias) {
+  const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
+  if (p.M == 0 || p.N == 0) return y;
+  const Output output(p, y, input_scale, bias);
+  if (plan.algorithm == Algorithm::dot) {
+    dot(p, input, weight, output);
+  } else {
+    panel(p, plan, input, weight, output);
+  }
+  return y;
+}
+
+}  // namespace aoext::cpu

@@ -1,0 +1,26 @@
+// Which algorithm a problem gets on this CPU: the only place where shapes choose code.
+#pragma once
+
+#include <string>
+
+#include "common/checks.h"
+
+namespace aoext::cpu {
+
+enum class Algorithm {
+  dot,    // weight rows unpacked in cache, multiplied at once: reads the weight once, few input rows
+  panel,  // weight rows unpacked in cache-sized panels for ATen's matrix product: many input rows
+};
+
+struct Plan {
+  Algorithm algorithm;
+  ScalarType compute;   // what the product multiplies: Float, BFloat16 or Char
+  int64_t panel_rows;   // weight rows in a panel
+};
+
+Plan plan_weight_only(const LinearProblem& p);
+Plan plan_scaled(const LinearProblem& p);  // int8_mm too
+
+std::string describe(const Plan& plan);
+
+}  // namespace aoext::cpu

@@ -1,0 +1,32 @@
+// Dynamic quantisation: a row becomes float32 in cache, is scanned for its scale, then quantised.
+#include "cpu/quantize_rowwise.h"
+
+#include "common/formats.h"
+#include "cpu/linear.h"
+
+namespace aoext::cpu {
+
+std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
+  const QuantizeProblem p = check_quantize_rowwise(input, dtype);
+  const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
+  const Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
+  if (p.M == 0) return {values, scales};
+  const Tensor rows = aten::contiguous(input);
+  const char* const in = static_cast<const char*>(rows.const_data_ptr());
+  char* const out = static_cast<char*>(values.mutable_data_ptr());
+  float* const scale = static_cast<float*>(scales.mutable_data_ptr());
+  const int64_t row_bytes = p.K * static_cast<int64_t>(rows.element_size());
+  torch::stable::parallel_for(0, p.M, grain(1, p.K), [&](int64_t begin, int64_t end) {
+    std::vector<float> row(p.K);
+    for (int64_t m = begin; m < end; ++m) {
+      kernels().to_float(element(p.input), in + m * row_bytes, row.data(), p.K);
+      scale[m] = kernels().row_scale(row.data(), p.K, quantized_max(dtype));
+      kernels().quantize_row(element(dtype), row.data(), scale[m], out + m * p.K, p.K);
+    }
+  });
+  return {values, scales};
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
+
+}  // namespace aoext::cpu

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "common/checks.h"
+
+namespace aoext::cpu {
+
+Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& weight_scale,
+                         const OptionalTensor& bias, std::optional<ScalarType> out_dtype);
+
+}  // namespace aoext::cpu

@@ -1,0 +1,43 @@
+// What the generic kernels share: walking a weight by blocks of rows, so that no call holds a
+// high-precision copy of a whole weight, and the dtype to compute in.
+#pragma once
+
+#include <algorithm>
+
+#include "common/checks.h"
+#include "common/dispatcher.h"
+
+namespace aoext::generic {
+
+constexpr int64_t kBlockElements = int64_t{1} << 22;  // 16 MiB as float32
+
+// Calls f(first row, rows) for blocks of at most kBlockElements elements.
+template <class F>
+void for_row_blocks(int64_t rows, int64_t columns, const F& f) {
+  const int64_t step = std::max<int64_t>(1, kBlockElements / columns);
+  for (int64_t r = 0; r < rows; r += step) f(r, std::min(step, rows - r));
+}
+
+// A bfloat16 product of bfloat16 weights keeps the error bound and is every device's fast path. float16
+// could overflow on a dequantised weight, so it goes through float32.
+inline ScalarType compute_dtype(ScalarType input) { return input == ScalarType::BFloat16 ? input : ScalarType::Float; }
+
+// y = x · wᵀ, where rows(first, count) gives those rows of w in compute_dtype(p.input).
+template <class Rows>
+Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows& rows) {
+  Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
+  if (p.M == 0 || p.N == 0) return y;
+  const Tensor x = aten::reshape(aten::to(input, compute_dtype(p.input)), {p.M, p.K});
+  const Tensor y2d = aten::reshape(y, {p.M, p.N});
+  for_row_blocks(p.N, p.K, [&](int64_t first, int64_t count) {
+    aten::copy_(aten::narrow(y2d, 1, first, count), aten::mm(x, aten::transpose(rows(first, count))));
+  });
+  return y;
+}
+
+// Adds a bias [N] in float32 and rounds once to y's dtype.
+inline Tensor add_bias(const LinearProblem& p, const Tensor& y, const Tensor& bias) {
+  return aten::to(aten::add(aten::to(y, ScalarType::Float), aten::to(bias, ScalarType::Float)), p.output);
+}
+
+}  // namespace aoext::generic

@@ -1,0 +1,41 @@
+#include "generic/dequantize_int4.h"
+
+namespace aoext::generic {
+namespace {
+
+// [K/group_size, N] as float32 [count, K/group_size, 1].
+Tensor group_column(const Tensor& t, int64_t first, int64_t count) {
+  return aten::unsqueeze(aten::to(aten::transpose(aten::narrow(t, 1, first, count)), ScalarType::Float), 2);
+}
+
+// Signed nibbles by arithmetic shifts of int8: the low one is moved up first, so that its sign bit leads.
+Tensor unpack(const Tensor& packed) {
+  const Tensor four = aten::scalar_like(4, ScalarType::Char, packed);
+  const auto sign_extend = [&](const Tensor& high) { return call("aten::bitwise_right_shift", "Tensor", high, four); };
+  const Tensor low = sign_extend(call("aten::bitwise_left_shift", "Tensor", packed, four));
+  return aten::stack_last(low, sign_extend(packed));
+}
+
+Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype) {
+  const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
+  Tensor out = aten::empty({p.N, p.K}, p.output, weight);
+  for_row_blocks(p.N, p.K, [&](int64_t first, int64_t count) {
+    aten::copy_(aten::narrow(out, 0, first, count),
+                dequantize_int4_rows(p, weight, scale, zero_point, first, count, p.output));
+  });
+  return out;
+}
+
+}  // namespace
+
+Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
+                            int64_t first, int64_t count, ScalarType dtype) {
+  const Tensor q = aten::reshape(aten::to(unpack(aten::narrow(weight, 0, first, count)), ScalarType::Float),
+                                 {count, p.K / p.group_size, p.group_size});
+  const Tensor w = aten::add(aten::mul(q, group_column(scale, first, count)), group_column(zero_point, first, count));
+  return aten::to(aten::reshape(w, {count, p.K}), dtype);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
+
+}  // namespace aoext::generic

@@ -1,0 +1,12 @@
+// int4 rows to high precision by ATen operators.
+#pragma once
+
+#include "generic/blocks.h"
+
+namespace aoext::generic {
+
+// Rows [first, first + count) of w = q · scale + zero_point, [count, K], in `dtype`; computed in float32.
+Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
+                            int64_t first, int64_t count, ScalarType dtype);
+
+}  // namespace aoext::generic

@@ -1,0 +1,152 @@
+"""What the operators of `torch.ops.ao` need beside their kernels: shapes under tracing, gradients.
+
+Fake kernels compute shape, dtype and device alone; the checks stand in C++ (csrc/common/checks.cpp).
+Gradients go to `input` and to the bias; quantised weights and their scales get none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ao = torch.ops.ao
+
+
+def operators() -> list[str]:
+    """The names of all public operators in the namespace ao."""
+    names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("ao::")}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _check_device(operator: str, **tensors: Tensor | None) -> None:
+    """Meta tensors beside real ones reach a fake kernel and no other."""
+    (first_name, first), *others = [(name, t) for name, t in tensors.items() if t is not None]
+    for name, t in others:
+        if t.device != first.device:
+            raise RuntimeError(
+                f"ao::{operator}: {name} must be on the device of {first_name}, {first.device}, got {t.device}"
+            )
+
+
+def _linear_result(input: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return input.new_empty((*input.shape[:-1], rows.shape[0]), dtype=dtype)
+
+
+def _register_fakes() -> None:
+    def fake(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return torch.library.register_fake(f"ao::{operator}")
+
+    def weight_only(operator: str, names: tuple[str, ...]) -> None:
+        @fake(operator)
+        def _(*tensors: Tensor) -> Tensor:
+            _check_device(operator, **dict(zip(names, tensors, strict=True)))
+            return _linear_result(tensors[0], tensors[1], tensors[0].dtype)
+
+    for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"):
+        names = ("input", "weight", "scale", *(("zero_point",) if "i4" in operator else ()))
+        weight_only(operator, names)
+        weight_only(f"{operator}_bias", (*names, "bias"))
+
+    @fake("dequantize_int4")
+    def _(weight: Tensor, scale: Tensor, zero_point: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        _check_device("dequantize_int4", weight=weight, scale=scale, zero_point=zero_point)
+        return weight.new_empty((weight.shape[0], 2 * weight.shape[1]), dtype=dtype or scale.dtype)
+
+    @fake("int8_mm")
+    def _(input: Tensor, weight: Tensor) -> Tensor:
+        _check_device("int8_mm", input=input, weight=weight)
+        return _linear_result(input, weight, torch.int32)
+
+    @fake("scaled_mm_rowwise")
+    def _(
+        input: Tensor,
+        weight: Tensor,
+        input_scale: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        _check_device(
+            "scaled_mm_rowwise",
+            input=input,
+            weight=weight,
+            input_scale=input_scale,
+            weight_scale=weight_scale,
+            bias=bias,
+        )
+        return _linear_result(input, weight, out_dtype or torch.bfloat16)
+
+    @fake("scaled_linear_rowwise")
+    def _(input: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+        _check_device("scaled_linear_rowwise", input=input, weight=weight, weight_scale=weight_scale, bias=bias)
+        return _linear_result(input, weight, input.dtype)
+
+    @fake("quantize_rowwise")
+    def _(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        scales = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
+        return input.new_empty(input.shape, dtype=dtype), scales
+
+
+def _rows_dequantized(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return (weight.to(torch.float32) * scale.to(torch.float32)).to(dtype)
+
+
+def _register_gradients() -> None:
+    """grad_input = grad · w with the dequantised w; straight through the input's quantisation."""
+
+    def register(operator: str, dequantized: Callable[..., Tensor], arguments: int) -> None:
+        """`dequantized(dtype, *saved)` gives w [N, K] from the arguments between input and bias."""
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            ctx.save_for_backward(*inputs[1:arguments])
+            ctx.bias_dtype = inputs[arguments].dtype if has_bias(inputs) else None
+            ctx.count = len(inputs)
+
+        def has_bias(inputs: tuple[Any, ...]) -> bool:
+            return len(inputs) > arguments and inputs[arguments] is not None
+
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            grads: list[Tensor | None] = [None] * ctx.count
+            if ctx.needs_input_grad[0]:
+                grads[0] = grad @ dequantized(grad.dtype, *ctx.saved_tensors)
+            if ctx.bias_dtype is not None and ctx.needs_input_grad[arguments]:
+                rows = grad.reshape(-1, grad.shape[-1])
+                grads[arguments] = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+            return tuple(grads)
+
+        torch.library.register_autograd(f"ao::{operator}", backward, setup_context=setup_context)
+
+    def int4(dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        return ao.dequantize_int4(weight, scale, zero_point, dtype=dtype)
+
+    def rows(dtype: torch.dtype, weight: Tensor, scale: Tensor) -> Tensor:
+        return _rows_dequantized(weight, scale, dtype)
+
+    for suffix in ("", "_bias"):
+        register(f"bf16i4bf16_rowwise{suffix}", int4, 4)
+        register(f"bf16i8bf16_rowwise{suffix}", rows, 3)
+        register(f"bf16f8bf16_rowwise{suffix}", rows, 3)
+    register("scaled_linear_rowwise", rows, 3)
+
+
+_register_fakes()
+_register_gradients()
+
+
+def generic(operator: str) -> Callable[..., Any]:
+    """The generic kernel of an operator as a function, whatever kernels its arguments' device has.
+
+    For tests and benchmarks: the twin that a device's own kernel is held against. It is what the
+    dispatcher would run for a device that nobody has registered a kernel for.
+    """
+    kernel = torch.library.get_kernel(f"ao::{operator}", "MPS")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        return kernel.call_boxed(torch._C._dispatch_keys(tensors[0]), *args, **kwargs)
+
+    return call

@@ -1,0 +1,50 @@
+"""Fixtures of all tests: the devices at hand, and fresh random numbers from a printed seed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))
+
+
+def devices() -> dict[str, bool]:
+    """Every device that has tests, and whether it is here."""
+    return {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "xpu": hasattr(torch, "xpu") and torch.xpu.is_available(),
+    }
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    present = [name for name, here in devices().items() if here]
+    missing = [name for name, here in devices().items() if not here]
+    return [
+        f"aoext devices: {', '.join(present)}; missing, so their tests do not run: "
+        f"{', '.join(missing) or 'none'}",
+        f"aoext seed: AOEXT_TEST_SEED={SEED}",
+    ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    required = set(filter(None, os.environ.get("AOEXT_REQUIRE_DEVICES", "").split(",")))
+    absent = {name for name in required if not devices().get(name, False)}
+    if absent:
+        raise pytest.UsageError(f"AOEXT_REQUIRE_DEVICES names {sorted(absent)}, which this machine lacks")
+
+
+@pytest.fixture(params=[name for name, here in devices().items() if here])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def generator(request: pytest.FixtureRequest) -> Iterator[torch.Generator]:
+    """Random numbers that differ from run to run and from test to test; failures show the seed."""
+    print(f"AOEXT_TEST_SEED={SEED}")
+    number = sum(request.node.nodeid.encode())
+    yield torch.Generator().manual_seed(SEED + number)
