@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/dispatcher.h"
 #include "cpu/plan.h"
@@ -28,6 +29,15 @@ struct Output {
       : data(static_cast<char*>(y.mutable_data_ptr())), element(cpu::element(p.output)), element_size(static_cast<int64_t>(y.element_size())), N(p.N) {
     if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
     if (bias_) bias = floats(aten::contiguous(*bias_));
+  }
+
+  // Columns [first, first + count) of all rows, from a product that is finished.
+  void copy(const Tensor& product, int64_t first) const {
+    const int64_t bytes = product.size(1) * element_size;
+    const char* const source = static_cast<const char*>(product.const_data_ptr());
+    torch::stable::parallel_for(0, product.size(0), grain(1, product.size(1)), [&](int64_t begin, int64_t end) {
+      for (int64_t m = begin; m < end; ++m) std::memcpy(data + (m * N + first) * element_size, source + m * bytes, bytes);
+    });
   }
 
   // Columns [first, first + count) of row m.
@@ -79,28 +89,73 @@ inline void store_product(const Tensor& product, int64_t first, const float* row
   });
 }
 
+// Rows that panels multiply, [M, columns] in plan.compute. ATen rounds a bfloat16 product before we see it;
+// so that it is the only rounding, everything that the epilogue would do goes into the panel: row scales
+// multiply the weights, and the bias is three more columns (its parts of 8 bits each) against ones.
+struct PanelInput {
+  static constexpr int64_t kBiasColumns = 32;  // of which three are used: rows stay aligned
+  static constexpr int kBiasParts = 3;
+
+  Tensor x;
+  int64_t columns;
+
+  PanelInput(const LinearProblem& p, const Plan& plan, const Tensor& input) {
+    x = aten::to(aten::reshape(input, {p.M, p.K}), plan.compute);
+    columns = p.K;
+    if (plan.compute != ScalarType::BFloat16 || !p.has_bias) return;
+    columns += kBiasColumns;
+    const Tensor wide = aten::empty({p.M, columns}, plan.compute, input);
+    aten::copy_(aten::narrow(wide, 1, 0, p.K), x);
+    aten::copy_(aten::narrow(wide, 1, p.K, kBiasColumns), aten::scalar_like(1, plan.compute, input));
+    x = wide;
+  }
+};
+
+inline void store_bias_parts(float bias, char* out) {
+  float parts[PanelInput::kBiasColumns] = {};
+  for (int i = 0; i < PanelInput::kBiasParts; ++i) {
+    uint16_t rounded;
+    kernels().from_float(Element::bf16, &bias, &rounded, 1);
+    kernels().to_float(Element::bf16, &rounded, &parts[i], 1);
+    bias -= parts[i];
+  }
+  kernels().from_float(Element::bf16, parts, out, PanelInput::kBiasColumns);
+}
+
 template <class Weight>
 void panel(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
-  const Tensor x = aten::to(aten::reshape(input, {p.M, p.K}), plan.compute);
-  const Tensor buffer = aten::empty({plan.panel_rows, p.K}, plan.compute, input);
+  const PanelInput in(p, plan, input);
+  const bool folded = plan.compute == ScalarType::BFloat16;
+  const Tensor buffer = aten::empty({plan.panel_rows, in.columns}, plan.compute, input);
   char* const out = static_cast<char*>(buffer.mutable_data_ptr());
-  const int64_t row_bytes = p.K * static_cast<int64_t>(buffer.element_size());
+  const int64_t size = static_cast<int64_t>(buffer.element_size());
   for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
     const int64_t count = std::min(plan.panel_rows, p.N - first);
-    std::vector<float> row_scales(count);
+    std::vector<float> row_scales(count, 1.0f);
     torch::stable::parallel_for(0, (count + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
       std::vector<float> row(p.K);
       for (int64_t i = begin * kTile; i < std::min(end * kTile, count); i += kTile) {
         const int64_t rows = std::min(kTile, count - i);
         const typename Weight::Tile tile(weight, first + i, rows);
-        std::copy(tile.row_scales(), tile.row_scales() + rows, &row_scales[i]);
         for (int64_t r = 0; r < rows; ++r) {
+          char* const packed = out + (i + r) * in.columns * size;
           tile.row(r, row.data());
-          kernels().from_float(element(plan.compute), row.data(), out + (i + r) * row_bytes, p.K);
+          if (folded) {
+            kernels().scale_row(Element::bf16, row.data(), tile.row_scales()[r], nullptr, nullptr, packed, p.K);
+            if (p.has_bias) store_bias_parts(output.bias[first + i + r], packed + p.K * size);
+          } else {
+            kernels().from_float(element(plan.compute), row.data(), packed, p.K);
+            row_scales[i + r] = tile.row_scales()[r];
+          }
         }
       }
     });
-    store_product(aten::mm(x, aten::transpose(aten::narrow(buffer, 0, 0, count))), first, row_scales.data(), output);
+    const Tensor product = aten::mm(in.x, aten::transpose(aten::narrow(buffer, 0, 0, count)));
+    if (folded) {
+      output.copy(product, first);
+    } else {
+      store_product(product, first, row_scales.data(), output);
+    }
   }
 }
 

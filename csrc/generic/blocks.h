@@ -1,5 +1,5 @@
 // What the generic kernels share: walking a weight by blocks of rows, so that no call holds a
-// high-precision copy of a whole weight, and the dtype to compute in.
+// high-precision copy of a whole weight.
 #pragma once
 
 #include <algorithm>
@@ -18,16 +18,13 @@ void for_row_blocks(int64_t rows, int64_t columns, const F& f) {
   for (int64_t r = 0; r < rows; r += step) f(r, std::min(step, rows - r));
 }
 
-// A bfloat16 product of bfloat16 weights keeps the error bound and is every device's fast path. float16
-// could overflow on a dequantised weight, so it goes through float32.
-inline ScalarType compute_dtype(ScalarType input) { return input == ScalarType::BFloat16 ? input : ScalarType::Float; }
-
-// y = x · wᵀ, where rows(first, count) gives those rows of w in compute_dtype(p.input).
+// y = x · wᵀ, where rows(first, count) gives those rows of w in float32: the result is rounded
+// once, so that the bound holds for a row of one element too.
 template <class Rows>
 Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows& rows) {
   Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  const Tensor x = aten::reshape(aten::to(input, compute_dtype(p.input)), {p.M, p.K});
+  const Tensor x = aten::reshape(aten::to(input, ScalarType::Float), {p.M, p.K});
   const Tensor y2d = aten::reshape(y, {p.M, p.N});
   for_row_blocks(p.N, p.K, [&](int64_t first, int64_t count) {
     aten::copy_(aten::narrow(y2d, 1, first, count), aten::mm(x, aten::transpose(rows(first, count))));

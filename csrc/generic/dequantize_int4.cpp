@@ -20,8 +20,7 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
   const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
   Tensor out = aten::empty({p.N, p.K}, p.output, weight);
   for_row_blocks(p.N, p.K, [&](int64_t first, int64_t count) {
-    aten::copy_(aten::narrow(out, 0, first, count),
-                dequantize_int4_rows(p, weight, scale, zero_point, first, count, p.output));
+    aten::copy_(aten::narrow(out, 0, first, count), dequantize_int4_rows(p, weight, scale, zero_point, first, count));
   });
   return out;
 }
@@ -29,11 +28,11 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
 }  // namespace
 
 Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-                            int64_t first, int64_t count, ScalarType dtype) {
+                            int64_t first, int64_t count) {
   const Tensor q = aten::reshape(aten::to(unpack(aten::narrow(weight, 0, first, count)), ScalarType::Float),
                                  {count, p.K / p.group_size, p.group_size});
   const Tensor w = aten::add(aten::mul(q, group_column(scale, first, count)), group_column(zero_point, first, count));
-  return aten::to(aten::reshape(w, {count, p.K}), dtype);
+  return aten::reshape(w, {count, p.K});
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }

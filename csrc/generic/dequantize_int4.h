@@ -5,8 +5,8 @@
 
 namespace aoext::generic {
 
-// Rows [first, first + count) of w = q · scale + zero_point, [count, K], in `dtype`; computed in float32.
+// Rows [first, first + count) of w = q · scale + zero_point, float32 [count, K].
 Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-                            int64_t first, int64_t count, ScalarType dtype);
+                            int64_t first, int64_t count);
 
 }  // namespace aoext::generic

@@ -9,6 +9,12 @@ namespace {
 
 constexpr int64_t kExactDepth = 1024;
 
+// aten::add takes a Scalar, which the stable ABI cannot pass, and an integer tensor takes no float one.
+Tensor sum(const Tensor& a, const Tensor& b) {
+  const Tensor both = call("aten::stack", "", std::vector<Tensor>{a, b}, int64_t{0});
+  return call("aten::sum", "dim_IntList", both, std::optional(std::vector<int64_t>{0}), false, std::optional(ScalarType::Int));
+}
+
 Tensor int8_mm(const Tensor& input, const Tensor& weight) {
   const LinearProblem p = check_int8_mm(input, weight);
   Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
@@ -23,7 +29,7 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
     const Tensor w = aten::narrow(weight, 0, first, count);
     for (int64_t k = 0; k < p.K; k += kExactDepth) {
       const Tensor part = aten::to(aten::mm(columns(x, k), aten::transpose(columns(w, k))), ScalarType::Int);
-      aten::copy_(block, k == 0 ? part : aten::add(block, part));
+      aten::copy_(block, k == 0 ? part : sum(block, part));
     }
   });
   return y;

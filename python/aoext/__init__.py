@@ -13,4 +13,7 @@ __version__: str = _version("aoext")
 
 _load_library(__path__)
 
-from aoext import ops as ops  # noqa: E402
+from aoext import ops  # noqa: E402
+from aoext.info import explain, show_config  # noqa: E402
+
+__all__ = ["explain", "ops", "show_config"]

@@ -133,8 +133,25 @@ def _register_gradients() -> None:
     register("scaled_linear_rowwise", rows, 3)
 
 
+def _refuse_gradients() -> None:
+    """Without this, PyTorch would warn and leave gradients out."""
+
+    def refuse(operator: str) -> None:
+        def backward(ctx: Any, *grads: Tensor) -> None:
+            raise RuntimeError(
+                f"ao::{operator} has no gradient: detach its arguments, or use an operator with a "
+                "high-precision input (bf16i4bf16_rowwise, scaled_linear_rowwise, …)"
+            )
+
+        torch.library.register_autograd(f"ao::{operator}", backward)
+
+    for operator in ("scaled_mm_rowwise", "quantize_rowwise", "dequantize_int4"):
+        refuse(operator)
+
+
 _register_fakes()
 _register_gradients()
+_refuse_gradients()
 
 
 def generic(operator: str) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ struct Kernels {
   void (*dot_i8)(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,
                  int32_t (*acc)[kTileRows]);
 
-  // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; bias may be null.
+  // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; the last two may be null.
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
 

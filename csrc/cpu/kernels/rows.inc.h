@@ -287,7 +287,9 @@ void scale_row(Element to, const float* acc, float row_scale, const float* colum
   float y[kChunk];
   for (int64_t i = 0; i < n; i += kChunk) {
     const int64_t count = n - i < kChunk ? n - i : kChunk;
-    for (int64_t j = 0; j < count; ++j) y[j] = (acc[i + j] * row_scale) * column_scale[i + j];
+    for (int64_t j = 0; j < count; ++j) y[j] = acc[i + j] * row_scale;
+    if (column_scale != nullptr)
+      for (int64_t j = 0; j < count; ++j) y[j] *= column_scale[i + j];
     if (bias != nullptr)
       for (int64_t j = 0; j < count; ++j) y[j] += bias[i + j];
     from_float(to, y, static_cast<char*>(out) + i * bytes, count);

@@ -1,0 +1,59 @@
+"""What this aoext is made of and what it would run: show_config and explain."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aoext.ops import ao, operators
+
+
+def build_config() -> dict[str, str]:
+    """How the library was built and which CPU instruction set it runs, as named texts."""
+    return dict(line.split(": ", 1) for line in ao._build_config().splitlines())
+
+
+def devices() -> dict[str, str]:
+    """Device type -> whose kernels serve it: "own" or "generic". Devices that are at hand alone."""
+    found = {"cpu": "own"}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        key = torch._C._dispatch_key_for_device(accelerator.type)
+        own = torch._C._dispatch_has_kernel_for_dispatch_key("ao::bf16i4bf16_rowwise", key)
+        found[accelerator.type] = "own" if own else "generic"
+    return found
+
+
+def show_config() -> str:
+    """A text for people and bug reports: versions, what was compiled in, devices, threads.
+
+    >>> print(aoext.show_config())  # doctest: +SKIP
+    """
+    lines = {
+        **build_config(),
+        "torch": torch.__version__,
+        "devices": ", ".join(f"{name} ({kernels} kernels)" for name, kernels in devices().items()),
+        "threads": str(torch.get_num_threads()),
+    }
+    return "aoext\n" + "\n".join(f"  {name}: {value}" for name, value in lines.items())
+
+
+def explain(operator: str, *arguments: Tensor | torch.dtype | None) -> str:
+    """Which kernel `torch.ops.ao.<operator>` would choose for these arguments; nothing is computed.
+
+    Takes the operator's own positional arguments. Raises ValueError for an unknown operator and the
+    operator's RuntimeError for arguments that it would refuse.
+
+    >>> aoext.explain("int8_mm", x, w)  # doctest: +SKIP
+    'cpu/avx512: dot, int8'
+    """
+    if operator not in operators():
+        raise ValueError(f"explain: operator must be one of {', '.join(operators())}, got {operator!r}")
+    tensors = [a for a in arguments if isinstance(a, Tensor)]
+    if not tensors:
+        raise TypeError(f"explain: arguments must be those of ao::{operator}, got no tensor")
+    key = torch._C._dispatch_key_for_device(tensors[0].device.type)
+    has_own = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_own(f"ao::{operator}", key) and not has_own("ao::_explain", key):
+        return f"a kernel that another package registered for {key}"
+    return ao._explain(operator, tensors)

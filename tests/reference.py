@@ -1,0 +1,231 @@
+"""Random calls of every operator with their float64 results: one home for all operator tests.
+
+A reference never calls aoext: it repeats the contract's formulas in float64 on the same quantised
+values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+# Largest relative Frobenius error of a row of the result, by the result's dtype.
+TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}
+# The worst of two bfloat16 roundings: an unfused bias is added to a product that is rounded already.
+UNFUSED_BIAS_TOLERANCE = 2 * 2.0**-8
+
+HIGH_PRECISION = (torch.bfloat16, torch.float16, torch.float32)
+EIGHT_BIT = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    M: int
+    N: int
+    K: int
+    group_size: int
+    dtype: torch.dtype = torch.bfloat16  # of the input and the result
+    scale_dtype: torch.dtype = torch.bfloat16
+    eight_bit: torch.dtype = torch.int8
+    leading: tuple[int, ...] | None = None  # instead of (M,)
+
+    def __str__(self) -> str:
+        names = "-".join(str(d).removeprefix("torch.") for d in (self.dtype, self.scale_dtype, self.eight_bit))
+        return f"M{self.M}-N{self.N}-K{self.K}-G{self.group_size}-{names}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    operator: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    reference: Tensor  # float64, or int32 where the result is exact
+
+    def run(self, device: torch.device, kernel: Callable[..., Any]) -> Any:
+        args = [a.to(device) if isinstance(a, Tensor) else a for a in self.args]
+        return kernel(*args, **self.kwargs)
+
+
+def randn(g: Generator, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=g).to(dtype)
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """int64 [N, K] from bytes, by arithmetic alone: the even k in the low nibble, two's complement."""
+    unsigned = packed.to(torch.int64) % 256
+    nibbles = torch.stack([unsigned % 16, unsigned // 16], -1).flatten(-2)
+    return torch.where(nibbles > 7, nibbles - 16, nibbles)
+
+
+def int4_float64(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    group_size = 2 * weight.shape[1] // scale.shape[0]
+    per_k = [t.double().t().repeat_interleave(group_size, 1) for t in (scale, zero_point)]
+    return unpack_int4(weight).double() * per_k[0] + per_k[1]
+
+
+def int4_weight(p: Problem, g: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    weight = torch.randint(-128, 128, (p.N, p.K // 2), generator=g, dtype=torch.int8)
+    groups = p.K // p.group_size
+    scale = (torch.rand(groups, p.N, generator=g) + 0.1).to(p.scale_dtype)
+    return weight, scale, randn(g, groups, p.N, dtype=p.scale_dtype)
+
+
+def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
+    """8-bit values over their whole finite range, and float32 scales [..., 1]."""
+    limit = quantized_max(dtype)
+    scales = (torch.rand(*rows, 1, generator=g) + 0.5) / limit  # so that results fit float16
+    if dtype is torch.int8:
+        return torch.randint(-128, 128, (*rows, K), generator=g, dtype=dtype), scales
+    values = torch.randn(*rows, K, generator=g) * limit / 6
+    return values.clamp(-limit, limit).to(dtype), scales
+
+
+def quantized_max(dtype: torch.dtype) -> float:
+    return 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The contract's formula of quantize_rowwise, a row at a time in float32."""
+    limit = quantized_max(dtype)
+    values = torch.zeros(x.shape, dtype=dtype)
+    scales = torch.empty(*x.shape[:-1], 1)
+    rows, out, out_scales = x.float().view(-1, x.shape[-1]), values.view(-1, x.shape[-1]), scales.view(-1)
+    for i, row in enumerate(rows):
+        absmax = row.abs().max()
+        if not torch.isfinite(absmax):
+            out_scales[i] = torch.nan
+            continue
+        scale = absmax / torch.tensor(limit) if absmax > 0 else torch.tensor(1.0)
+        scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+        out_scales[i] = scale
+        q = (row / scale).clamp(-limit, limit)
+        out[i] = (q.round() if dtype is torch.int8 else q).to(dtype)
+    return values, scales
+
+
+def _input(p: Problem, g: Generator) -> Tensor:
+    return randn(g, *(p.leading if p.leading is not None else (p.M,)), p.K, dtype=p.dtype)
+
+
+def _bias(p: Problem, g: Generator) -> Tensor:
+    return randn(g, p.N, dtype=p.scale_dtype)
+
+
+def bf16i4bf16_rowwise(p: Problem, g: Generator) -> Call:
+    x, weight = _input(p, g), int4_weight(p, g)
+    return Call("bf16i4bf16_rowwise", (x, *weight), {}, x.double() @ int4_float64(*weight).t())
+
+
+def bf16i4bf16_rowwise_bias(p: Problem, g: Generator) -> Call:
+    plain, bias = bf16i4bf16_rowwise(p, g), _bias(p, g)
+    return Call("bf16i4bf16_rowwise_bias", (*plain.args, bias), {}, plain.reference + bias.double())
+
+
+def dequantize_int4(p: Problem, g: Generator) -> Call:
+    weight = int4_weight(p, g)
+    return Call("dequantize_int4", weight, {"dtype": p.dtype}, int4_float64(*weight))
+
+
+def _weight_only(p: Problem, g: Generator, operator: str, dtype: torch.dtype, with_bias: bool) -> Call:
+    x = _input(p, g)
+    weight, scale = rowwise_values((p.N,), p.K, dtype, g)
+    scale = scale.to(p.scale_dtype)
+    reference = x.double() @ (weight.double() * scale.double()).t()
+    if not with_bias:
+        return Call(operator, (x, weight, scale), {}, reference)
+    bias = _bias(p, g)
+    return Call(f"{operator}_bias", (x, weight, scale, bias), {}, reference + bias.double())
+
+
+def _float8(p: Problem) -> torch.dtype:
+    return torch.float8_e4m3fn if p.eight_bit is torch.int8 else p.eight_bit
+
+
+def bf16i8bf16_rowwise(p: Problem, g: Generator) -> Call:
+    return _weight_only(p, g, "bf16i8bf16_rowwise", torch.int8, False)
+
+
+def bf16i8bf16_rowwise_bias(p: Problem, g: Generator) -> Call:
+    return _weight_only(p, g, "bf16i8bf16_rowwise", torch.int8, True)
+
+
+def bf16f8bf16_rowwise(p: Problem, g: Generator) -> Call:
+    return _weight_only(p, g, "bf16f8bf16_rowwise", _float8(p), False)
+
+
+def bf16f8bf16_rowwise_bias(p: Problem, g: Generator) -> Call:
+    return _weight_only(p, g, "bf16f8bf16_rowwise", _float8(p), True)
+
+
+def int8_mm(p: Problem, g: Generator) -> Call:
+    rows = p.leading if p.leading is not None else (p.M,)
+    x, w = (rowwise_values(r, p.K, torch.int8, g)[0] for r in (rows, (p.N,)))
+    return Call("int8_mm", (x, w), {}, (x.long() @ w.long().t()).int())
+
+
+def scaled_mm_rowwise(p: Problem, g: Generator) -> Call:
+    rows = p.leading if p.leading is not None else (p.M,)
+    (x, x_scale), (w, w_scale) = (rowwise_values(r, p.K, p.eight_bit, g) for r in (rows, (p.N,)))
+    bias = _bias(p, g)
+    product = (x.double() * x_scale.double()) @ (w.double() * w_scale.double()).t()
+    return Call(
+        "scaled_mm_rowwise", (x, w, x_scale, w_scale, bias), {"out_dtype": p.dtype}, product + bias.double()
+    )
+
+
+def scaled_linear_rowwise(p: Problem, g: Generator) -> Call:
+    x = _input(p, g)
+    w, w_scale = rowwise_values((p.N,), p.K, p.eight_bit, g)
+    bias = _bias(p, g)
+    q, scale = quantized(x, p.eight_bit)
+    product = (q.double() * scale.double()) @ (w.double() * w_scale.double()).t()
+    return Call("scaled_linear_rowwise", (x, w, w_scale, bias), {}, product + bias.double())
+
+
+# Every operator with a floating point or int32 result; quantize_rowwise has tests of its own.
+CALLS: dict[str, Callable[[Problem, Generator], Call]] = {
+    make.__name__: make
+    for make in (
+        bf16i4bf16_rowwise,
+        bf16i4bf16_rowwise_bias,
+        dequantize_int4,
+        bf16i8bf16_rowwise,
+        bf16i8bf16_rowwise_bias,
+        bf16f8bf16_rowwise,
+        bf16f8bf16_rowwise_bias,
+        int8_mm,
+        scaled_mm_rowwise,
+        scaled_linear_rowwise,
+    )
+}
+
+# Operators whose input is a high-precision activation, and those that have any input.
+ACTIVATION_CALLS = [name for name in CALLS if name.startswith("bf16") or name == "scaled_linear_rowwise"]
+INPUT_CALLS = [name for name in CALLS if name != "dequantize_int4"]
+
+
+def assert_close(result: Tensor, reference: Tensor, *, unfused_bias: bool = False) -> None:
+    """Every row of the result within its dtype's bound; rows of zeros exact."""
+    assert result.shape == reference.shape
+    result = result.cpu()
+    if reference.dtype is torch.int32:
+        assert torch.equal(result, reference)
+        return
+    if reference.numel() == 0:
+        return
+
+    def rows(t: Tensor) -> Tensor:
+        return t.double().reshape(-1, t.shape[-1])
+
+    error = (rows(result) - rows(reference)).norm(dim=1)
+    tolerance = TOLERANCE[result.dtype]
+    if unfused_bias and result.dtype is torch.bfloat16:
+        tolerance = UNFUSED_BIAS_TOLERANCE
+    bound = tolerance * rows(reference).norm(dim=1)
+    assert torch.isfinite(rows(result)).all(), "the result is not finite"
+    worst = int((error - bound).argmax())
+    assert (error <= bound).all(), f"row {worst}: error {error[worst]:.3e} > bound {bound[worst]:.3e}"

@@ -1,0 +1,247 @@
+"""Every operator against float64: the device's own kernels and the generic ones, by the same bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+import torch
+from reference import (
+    ACTIVATION_CALLS,
+    CALLS,
+    EIGHT_BIT,
+    HIGH_PRECISION,
+    INPUT_CALLS,
+    Problem,
+    assert_close,
+)
+
+import aoext
+
+BF16, FP16, FP32 = HIGH_PRECISION
+
+SHAPES = [
+    Problem(1, 32, 64, 32),
+    Problem(1, 1, 2, 2, FP32, FP32),
+    Problem(2, 3, 6, 3, FP32, BF16),  # a group that starts in the middle of a byte
+    Problem(4, 33, 96, 6, BF16, FP32),
+    Problem(3, 257, 130, 26, FP16, FP16),
+    Problem(5, 64, 256, 128, FP16, FP32),
+    Problem(6, 96, 384, 384, BF16, BF16),
+    Problem(7, 100, 512, 64, FP32, FP16),
+    Problem(8, 31, 1000, 250, BF16, FP16),
+    Problem(17, 130, 1024, 256, BF16, BF16),
+    Problem(64, 96, 384, 128, FP16, BF16),
+    Problem(129, 515, 320, 32, FP32, FP32),
+    Problem(33, 40, 640, 128, BF16, FP32, leading=(3, 1, 11)),
+    Problem(1, 48, 128, 32, BF16, BF16, leading=()),
+]
+
+
+@pytest.fixture(params=["own", "generic"])
+def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., Any]]:
+    """operator -> what to call: the kernel that its device chooses, or the generic twin."""
+    if request.param == "generic":
+        return aoext.ops.generic
+    return lambda operator: getattr(torch.ops.ao, operator)
+
+
+def test_every_operator_has_a_reference() -> None:
+    assert set(aoext.ops.operators()) == {*CALLS, "quantize_rowwise"}
+
+
+@pytest.mark.parametrize("problem", SHAPES, ids=str)
+@pytest.mark.parametrize("operator", CALLS)
+def test_result_is_within_the_bound_of_float64(operator, problem, device, kernel_of, generator):
+    call = CALLS[operator](problem, generator)
+    unfused_bias = kernel_of is aoext.ops.generic and operator.endswith("_bias")
+    assert_close(call.run(device, kernel_of(operator)), call.reference, unfused_bias=unfused_bias)
+
+
+@pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("M", [1, 5, 40])
+@pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "scaled_linear_rowwise", "bf16f8bf16_rowwise"])
+def test_every_eight_bit_format_gives_every_output_dtype(
+    operator, M, dtype, eight_bit, device, kernel_of, generator
+):
+    call = CALLS[operator](Problem(M, 70, 205, 205, dtype, FP32, eight_bit), generator)
+    assert_close(call.run(device, kernel_of(operator)), call.reference)
+
+
+@pytest.mark.parametrize("M", [1, 9])
+def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
+    x = torch.full((M, 131071), -128, dtype=torch.int8)
+    result = kernel_of("int8_mm")(x.to(device), x[:1].expand(3, -1).contiguous().to(device))
+    assert torch.equal(result.cpu(), torch.full((M, 3), 128 * 128 * 131071, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("M", [1, 3, 12])
+@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
+def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kernel_of, generator):
+    """One activation 1000 times its group: first it meets random weights, then weights of zero."""
+    x, weight, *scales = CALLS[operator](Problem(M, 64, 256, 32, dtype, FP32), generator).args
+    x[0, 37] *= 1000
+    for weights_are_zero in (False, True):
+        if weights_are_zero and "i4" in operator:
+            weight[:, 37 // 2] &= 0x0F  # an odd k sits in the high nibble
+            scales[1][37 // 32] = 0
+        elif weights_are_zero:
+            weight[:, 37] = 0
+        w = reference.int4_float64(weight, *scales) if "i4" in operator else weight.double() * scales[0].double()
+        assert (w[:, 37] == 0).all() == weights_are_zero
+        result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)))
+        assert_close(result, x.double() @ w.t())
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("M", [2, 5, 24])
+@pytest.mark.parametrize("operator", ACTIVATION_CALLS)
+def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 40, 128, 32), generator)
+    clean = call.run(device, kernel_of(operator)).cpu()
+    x = call.args[0].clone()
+    x[1, 77] = poison
+    dirty = kernel_of(operator)(*(a.to(device) for a in (x, *call.args[1:]))).cpu()
+    others = torch.arange(M) != 1
+    assert torch.equal(dirty[others], clean[others])
+    assert not torch.isfinite(dirty[1]).any()
+
+
+@pytest.mark.parametrize("M", [1, 7, 30])
+@pytest.mark.parametrize("operator", INPUT_CALLS)
+def test_non_contiguous_input_gives_the_same_bits(operator, M, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 36, 160, 32), generator)
+    expected = call.run(device, kernel_of(operator))
+    x = call.args[0].to(device)
+    others = [a.to(device) for a in call.args[1:]]
+    column_major = x.t().contiguous().t()
+    strided = torch.stack([x, x], -1)[..., 0]
+    for view in (column_major, strided):
+        assert view.is_contiguous() == (M == 1 and view is column_major)
+        assert torch.equal(kernel_of(operator)(view, *others, **call.kwargs), expected)
+
+
+@pytest.mark.parametrize("leading", [(0,), (0, 5), (4, 0)])
+@pytest.mark.parametrize("operator", INPUT_CALLS)
+def test_empty_input_gives_an_empty_result(operator, leading, device, kernel_of, generator):
+    call = CALLS[operator](Problem(0, 24, 64, 32, leading=leading), generator)
+    result = call.run(device, kernel_of(operator))
+    assert result.shape == (*leading, 24)
+    assert result.dtype is (torch.int32 if operator == "int8_mm" else BF16)
+    assert result.device.type == device.type
+
+
+@pytest.mark.parametrize("M", [3, 50])
+@pytest.mark.parametrize("operator", CALLS)
+def test_no_output_channels_give_an_empty_result(operator, M, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 0, 64, 32), generator)
+    shape = (0, 64) if operator == "dequantize_int4" else (M, 0)
+    assert call.run(device, kernel_of(operator)).shape == shape
+
+
+@pytest.mark.parametrize("M", [1, 4, 100])
+@pytest.mark.parametrize("operator", CALLS)
+def test_same_inputs_give_the_same_bits(operator, M, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 300, 512, 128), generator)
+    first, second = (call.run(device, kernel_of(operator)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("M", [1, 30])
+def test_results_do_not_depend_on_the_thread_count(M, kernel_of, generator):
+    threads = torch.get_num_threads()
+    call = CALLS["bf16i4bf16_rowwise"](Problem(M, 700, 512, 128), generator)
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(call.run(torch.device("cpu"), kernel_of("bf16i4bf16_rowwise")))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert_close(results[0], results[1].double())
+
+
+# ---- quantize_rowwise -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 3, 130), (65, 513)], ids=str)
+def test_quantize_rowwise_gives_the_formulas_bits(shape, dtype, eight_bit, device, kernel_of, generator):
+    x = (torch.randn(shape, generator=generator) * 10 ** (4 * torch.rand(*shape[:-1], 1, generator=generator) - 2)).to(dtype)
+    values, scales = kernel_of("quantize_rowwise")(x.to(device), eight_bit)
+    expected_values, expected_scales = reference.quantized(x, eight_bit)
+    assert values.dtype is eight_bit
+    assert scales.dtype is torch.float32
+    assert torch.equal(scales.cpu(), expected_scales)
+    assert torch.equal(values.cpu().view(torch.int8), expected_values.view(torch.int8))
+
+
+@pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
+def test_quantize_rowwise_of_special_rows(eight_bit, device, kernel_of):
+    limit = reference.quantized_max(eight_bit)
+    tiny = torch.finfo(torch.float32).tiny
+    x = torch.ones(6, 20)
+    x[1] = 0
+    x[2, 3] = torch.nan
+    x[3, 4] = -torch.inf
+    x[4] = tiny / 2**20  # its scale would be subnormal
+    x[5] = -torch.finfo(torch.float32).max
+    values, scales = (t.cpu() for t in kernel_of("quantize_rowwise")(x.to(device), eight_bit))
+    assert scales[1] == 1
+    assert scales[2].isnan()
+    assert scales[3].isnan()
+    assert scales[4] == tiny
+    assert (values[1:5].float() == 0).all()
+    assert (values[0].float() == limit).all()
+    assert (values[5].float() == -limit).all()
+
+
+@pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
+def test_quantize_rowwise_rounds_every_tie_to_even(eight_bit, device, kernel_of):
+    """Every midpoint of two neighbouring codes, in a row whose scale is 1."""
+    if eight_bit is torch.int8:
+        codes = torch.arange(-127, 128).float()
+    else:
+        codes = torch.arange(256, dtype=torch.uint8).view(eight_bit).float()
+        codes = codes[torch.isfinite(codes)].sort().values
+    midpoints = (codes[1:].double() + codes[:-1].double()) / 2
+    x = torch.cat([midpoints.float(), codes[-1:]])[None]
+    values, scales = (t.cpu() for t in kernel_of("quantize_rowwise")(x.to(device), eight_bit))
+    assert scales.item() == 1
+    expected = x.round() if eight_bit is torch.int8 else x.to(eight_bit).float()
+    assert torch.equal(values.float(), expected)
+
+
+def test_every_float8_code_decodes_exactly(device, kernel_of):
+    for dtype in EIGHT_BIT[1:]:
+        codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+        finite = codes.view(torch.uint8)[torch.isfinite(codes.float())].view(dtype)
+        weight = finite[:, None].contiguous()
+        for M in (1, 20):
+            result = kernel_of("bf16f8bf16_rowwise")(
+                torch.ones(M, 1).to(device), weight.to(device), torch.ones(len(weight), 1).to(device)
+            )
+            assert torch.equal(result.cpu(), finite.float().expand(M, -1))
+
+
+# ---- sizes past 2**31 -----------------------------------------------------------------------------------
+
+
+def test_a_weight_of_more_than_2_31_bytes(device, generator):
+    """Rows repeat, so every repetition must give the same bits as the first."""
+    base_rows, K = 4096, 8192
+    problem = Problem(1, base_rows, K, 2048)
+    call = reference.bf16i4bf16_rowwise(problem, generator)
+    repeats = 2**31 // (base_rows * K // 2) + 1
+    x, weight, scale, zero_point = (a.to(device) for a in call.args)
+    big = weight.repeat(repeats, 1)
+    assert big.numel() > 2**31
+    result = torch.ops.ao.bf16i4bf16_rowwise(x, big, scale.repeat(1, repeats), zero_point.repeat(1, repeats))
+    assert_close(result[:, :base_rows], call.reference)
+    assert torch.equal(result.view(repeats, base_rows), result[:, :base_rows].expand(repeats, -1))
