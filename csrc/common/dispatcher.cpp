@@ -1,16 +1,17 @@
 #include "common/dispatcher.h"
 
+#include <dlfcn.h>
+
 #include <stdexcept>
 #include <string>
-
-// In libtorch from 2.13 on; weak, so that the library loads on 2.10 as well.
-extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 
 namespace aoext {
 
 void raise_dispatch_error(const char* op) {
-  std::string reason;
-  if (torch_exception_get_what_without_backtrace != nullptr) reason = torch_exception_get_what_without_backtrace();
+  // In libtorch from 2.13 on: looked up by name, so that the library needs no more than 2.10.
+  using What = const char*();
+  static const auto what = reinterpret_cast<What*>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  const std::string reason = what == nullptr ? "" : what();
   throw std::runtime_error(std::string(op) + " failed" + (reason.empty() ? "" : ": " + reason));
 }
 

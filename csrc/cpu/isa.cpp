@@ -35,17 +35,22 @@ const InstructionSet kInstructionSets[] = {
 
 const Kernels& choose() {
   const char* wanted = std::getenv("AOEXT_CPU_ISA");
-  std::string usable;
   for (const InstructionSet& set : kInstructionSets) {
     if (!set.runs_here()) continue;
-    const Kernels& kernels = set.kernels();
-    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == kernels.name) return kernels;
-    usable += (usable.empty() ? "" : ", ") + std::string(kernels.name);
+    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == set.kernels().name) return set.kernels();
   }
-  throw std::runtime_error("aoext: AOEXT_CPU_ISA must be one that this machine runs (" + usable + "), got " + wanted);
+  throw std::runtime_error("aoext: AOEXT_CPU_ISA must be one that this machine runs (" + usable_instruction_sets() + "), got " +
+                           wanted);
 }
 
 }  // namespace
+
+std::string usable_instruction_sets() {
+  std::string names;
+  for (const InstructionSet& set : kInstructionSets)
+    if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.kernels().name);
+  return names;
+}
 
 const Kernels& kernels() {
   static const Kernels& chosen = choose();

@@ -1,6 +1,8 @@
 // The instruction set that runs, chosen once per process.
 #pragma once
 
+#include <string>
+
 #include "common/torch_api.h"
 #include "cpu/kernels/kernels.h"
 
@@ -9,6 +11,9 @@ namespace aoext::cpu {
 // The kernels of AOEXT_CPU_ISA, or of the best instruction set that this machine has. Raises RuntimeError
 // for a name that is unknown or that the machine cannot run.
 const Kernels& kernels();
+
+// The names that AOEXT_CPU_ISA may take on this machine, best first, with commas between.
+std::string usable_instruction_sets();
 
 inline bool has_avx512() { return &kernels() == &kernels_avx512(); }
 

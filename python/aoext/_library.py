@@ -36,12 +36,12 @@ def _owner(operator: str) -> str:
 
 def check_namespace() -> None:
     """Raises ImportError where another package has defined operators in the namespace already."""
-    taken = [
+    # A device may have registered a kernel already: its operators have no schema until we define one.
+    defined = [
         name
         for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith(f"{NAMESPACE}::") and torch._C._dispatch_has_kernel(name)
+        if name.startswith(f"{NAMESPACE}::") and "schema: (none)" not in torch._C._dispatch_dump(name)
     ]
-    defined = [name for name in taken if "schema: " in torch._C._dispatch_dump(name)]
     if defined:
         raise ImportError(
             f"aoext: the operator namespace `{NAMESPACE}` is taken: another package has defined "
@@ -66,3 +66,4 @@ def load_library(package_path: Iterable[str]) -> None:
             f"aoext: {path} does not load with torch {torch.__version__} (2.10 or newer is "
             f"needed): {error}"
         ) from error
+    torch.ops.ao._build_config()  # raises here, not in a first call, where AOEXT_CPU_ISA is wrong

@@ -1,0 +1,61 @@
+# `make` lists the targets. Everything is installed into $(VENV); nothing else on the machine is touched.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+VARIANT ?= cpu
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc cmake tools -type f) CMakeLists.txt pyproject.toml VERSION
+# Builds may not use more cores than there are; scikit-build-core reads this.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo bench test test-oldest sanitize wheel lint format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+# Tools and torch first, so that the library builds against the very torch that runs it.
+$(VENV)/.tools: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet $$($(BIN)/python tools/requirements.py dev)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+install: $(VENV)/.installed ## Set up $(VENV) with an editable aoext
+
+demo: install ## Quantise a small language model with every scheme and show what it costs and saves
+	$(BIN)/aoext demo --output-dir out
+
+bench: install ## Time every operator against bfloat16 and torch's own quantised operators
+	$(BIN)/aoext bench
+
+test: install ## Run all tests on the devices at hand
+	$(BIN)/python -m pytest
+
+wheel: $(VENV)/.tools ## Build dist/*.whl for VARIANT (cpu) and check it in a clean environment
+	$(BIN)/python tools/wheel.py build $(VARIANT) --torch $(TORCH)
+
+test-oldest: $(VENV)/.tools ## Run the operator tests from the wheel under the oldest torch, 2.10
+	$(BIN)/python tools/wheel.py build cpu --torch torch==2.10.0
+
+sanitize: $(VENV)/.tools ## Run the operator tests under AddressSanitizer and UBSan
+	bash tools/sanitize.sh $(BIN)/python
+
+lint: install ## Check formatting, style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
+
+format: $(VENV)/.tools ## Format all sources
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
+
+clean: ## Remove everything that was built
+	rm -rf build dist out $(VENV)

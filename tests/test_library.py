@@ -1,0 +1,109 @@
+"""The shared library and its import: ABI, names, what happens when it cannot be loaded."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import aoext
+from aoext._library import find_library
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return find_library(aoext.__path__)
+
+
+def output(*command: object) -> str:
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=True).stdout
+
+
+def run_python(program: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_library_holds_to_the_stable_abi_of_the_oldest_torch(library):
+    pytest.importorskip("torch_abi_audit")
+    audit = output(Path(sys.executable).parent / "torch-abi-audit", "--check", "torch", library)
+    assert re.search(r"Torch ABI:\s+STABLE", audit)
+    assert re.search(r"Min torch:\s+2\.10", audit)
+
+
+def test_library_has_a_soname_an_rpath_to_torch_and_no_python(library):
+    dynamic = output("readelf", "-d", library)
+    assert "soname: [libaoext.so]" in dynamic
+    assert "[$ORIGIN:$ORIGIN/../../torch/lib]" in dynamic
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
+    assert "libtorch_cpu.so" in needed
+    assert not any("python" in name for name in needed)
+    assert not re.search(r"\bPy[A-Z_]", output("nm", "-D", library))
+
+
+def test_library_exports_no_symbol_that_another_could_collide_with(library):
+    exported = [line.split()[-1] for line in output("nm", "-D", "--defined-only", library).splitlines()]
+    assert [name for name in exported if not name.startswith("aoti_torch_")] == []
+
+
+def test_version_has_the_label_of_its_variant_and_one_home():
+    assert aoext.__version__ == importlib.metadata.version("aoext")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\+(cpu|cu130|xpu)", aoext.__version__)
+    assert f"version: {aoext.__version__}" in aoext.show_config()
+
+
+def test_show_config_tells_what_a_bug_report_needs():
+    text = aoext.show_config()
+    for expected in ("cuda: O", "sycl: O", "cpu instruction set: ", torch.__version__, "cpu (own kernels)"):
+        assert expected in text
+    assert f"threads: {torch.get_num_threads()}" in text
+
+
+def test_import_names_the_package_that_took_the_namespace():
+    done = run_python(
+        "import torch\n"
+        "other = torch.library.Library('ao', 'DEF')\n"
+        "other.define('int8_mm(Tensor x) -> Tensor')\n"
+        "import aoext"
+    )
+    assert done.returncode == 1, "the process must end with an exception, not a signal"
+    assert re.search(r"ImportError: aoext: the operator namespace `ao` is taken: .* ao::int8_mm \(registered at ", done.stderr)
+
+
+def test_a_device_may_register_its_kernel_before_aoext_is_imported():
+    done = run_python(
+        "import torch\n"
+        "device = torch.library.Library('ao', 'IMPL', 'PrivateUse1')\n"
+        "device.impl('int8_mm', lambda input, weight: 1 / 0)\n"
+        "import aoext\n"
+        "print(torch._C._dispatch_has_kernel_for_dispatch_key('ao::int8_mm', 'PrivateUse1'))"
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_a_missing_library_is_an_import_error_that_says_where_it_was_sought(tmp_path):
+    with pytest.raises(ImportError, match=rf"looked for {re.escape(str(tmp_path))}/lib/libaoext.so"):
+        find_library([str(tmp_path)])
+
+
+def test_a_broken_library_is_an_import_error(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libaoext.so").write_text("not a library")
+    done = run_python(f"import torch; from aoext import _library; _library.check_namespace = lambda: None; _library.load_library(['{tmp_path}'])")
+    assert done.returncode == 1
+    assert "does not load with torch" in done.stderr
+
+
+def test_import_brings_no_optional_package():
+    done = run_python(
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import aoext\n"
+        "optional = {'safetensors', 'tqdm', 'click', 'rich', 'matplotlib', 'transformers', 'torchao'}\n"
+        "print(sorted(optional & (set(sys.modules) - before)))"
+    )
+    assert done.stdout.strip() == "[]", done.stderr
