@@ -1,4 +1,4 @@
-"""Draws calls of every operator and helper, mostly bad ones, by the thousand; run by test_bad_input.
+"""Draws calls of every operator, mostly bad ones, by the thousand; run by test_bad_input.
 
 Each call must either raise an error that Python can catch, in the contract's form where it is ours, or
 give a result of the right shape. A crash ends the process, which the caller sees.
@@ -55,7 +55,10 @@ def make_tensor(shape: list[int], dtype: torch.dtype, form: str) -> torch.Tensor
 
 
 tensors = st.builds(
-    make_tensor, st.lists(st.sampled_from(SIZES), max_size=4), st.sampled_from(DTYPES), st.sampled_from(FORMS)
+    make_tensor,
+    st.lists(st.sampled_from(SIZES), max_size=4),
+    st.sampled_from(DTYPES),
+    st.sampled_from(FORMS),
 )
 
 
@@ -79,7 +82,10 @@ def near_good_calls(draw: st.DrawFn) -> tuple[str, list[object], dict[str, objec
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     kwargs: dict[str, object] = {}
     if operator == "quantize_rowwise":
-        args: list[object] = [torch.randn(problem.M, K, generator=g).to(problem.dtype), problem.eight_bit]
+        args: list[object] = [
+            torch.randn(problem.M, K, generator=g).to(problem.dtype),
+            problem.eight_bit,
+        ]
     else:
         call = CALLS[operator](problem, g)
         args, kwargs = list(call.args), dict(call.kwargs)
@@ -91,7 +97,11 @@ def near_good_calls(draw: st.DrawFn) -> tuple[str, list[object], dict[str, objec
         elif kind == "none":
             args[i] = None
         elif kind == "dtype":
-            args[i] = args[i].to(draw(st.sampled_from(DTYPES))) if isinstance(args[i], torch.Tensor) else draw(st.sampled_from(DTYPES))
+            args[i] = (
+                args[i].to(draw(st.sampled_from(DTYPES)))
+                if isinstance(args[i], torch.Tensor)
+                else draw(st.sampled_from(DTYPES))
+            )
         elif isinstance(args[i], torch.Tensor) and args[i].dim() >= 1 and args[i].layout is torch.strided:
             if kind == "narrow" and args[i].shape[-1]:
                 args[i] = args[i].narrow(-1, 0, args[i].shape[-1] - 1)

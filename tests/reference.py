@@ -34,7 +34,9 @@ class Problem:
     leading: tuple[int, ...] | None = None  # instead of (M,)
 
     def __str__(self) -> str:
-        names = "-".join(str(d).removeprefix("torch.") for d in (self.dtype, self.scale_dtype, self.eight_bit))
+        names = "-".join(
+            str(d).removeprefix("torch.") for d in (self.dtype, self.scale_dtype, self.eight_bit)
+        )
         return f"M{self.M}-N{self.N}-K{self.K}-G{self.group_size}-{names}"
 
 
@@ -93,7 +95,11 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     limit = quantized_max(dtype)
     values = torch.zeros(x.shape, dtype=dtype)
     scales = torch.empty(*x.shape[:-1], 1)
-    rows, out, out_scales = x.float().view(-1, x.shape[-1]), values.view(-1, x.shape[-1]), scales.view(-1)
+    rows, out, out_scales = (
+        x.float().view(-1, x.shape[-1]),
+        values.view(-1, x.shape[-1]),
+        scales.view(-1),
+    )
     for i, row in enumerate(rows):
         absmax = row.abs().max()
         if not torch.isfinite(absmax):
@@ -173,7 +179,10 @@ def scaled_mm_rowwise(p: Problem, g: Generator) -> Call:
     bias = _bias(p, g)
     product = (x.double() * x_scale.double()) @ (w.double() * w_scale.double()).t()
     return Call(
-        "scaled_mm_rowwise", (x, w, x_scale, w_scale, bias), {"out_dtype": p.dtype}, product + bias.double()
+        "scaled_mm_rowwise",
+        (x, w, x_scale, w_scale, bias),
+        {"out_dtype": p.dtype},
+        product + bias.double(),
     )
 
 

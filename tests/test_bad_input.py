@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from reference import CALLS, Problem
 
 GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
@@ -28,7 +29,12 @@ def int4(t):
 # (operators, argument, how to spoil it, the error after "ao::<operator>: ").
 INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias"]
 ROWWISE = ["bf16i8bf16_rowwise", "bf16f8bf16_rowwise_bias", "scaled_linear_rowwise"]
-BIAS = ["bf16i4bf16_rowwise_bias", "bf16i8bf16_rowwise_bias", "scaled_mm_rowwise", "scaled_linear_rowwise"]
+BIAS = [
+    "bf16i4bf16_rowwise_bias",
+    "bf16i8bf16_rowwise_bias",
+    "scaled_mm_rowwise",
+    "scaled_linear_rowwise",
+]
 LINEAR = [name for name in CALLS if name != "dequantize_int4"]
 FLOAT_INPUT = [*INT4, *ROWWISE]
 
@@ -91,7 +97,10 @@ def test_every_tensor_on_another_device_is_named(operator, generator):
     first = next(iter(args))
     for name in list(args)[1:]:
         mixed = {**args, name: args[name].to("meta")}
-        with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {name} must be on the device of {first}, cpu, got meta"):
+        with pytest.raises(
+            RuntimeError,
+            match=rf"^ao::{operator}: {name} must be on the device of {first}, cpu, got meta",
+        ):
             getattr(torch.ops.ao, operator)(**mixed, **kwargs)
 
 
@@ -100,7 +109,9 @@ def test_sparse_and_nested_tensors_are_refused(operator, generator):
     args, kwargs = arguments(operator, generator)
     for name, t in args.items():
         if t.dtype in (torch.bfloat16, torch.float32, torch.int8):
-            with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {name} must be a dense \(strided\) tensor"):
+            with pytest.raises(
+                RuntimeError, match=rf"^ao::{operator}: {name} must be a dense \(strided\) tensor"
+            ):
                 getattr(torch.ops.ao, operator)(**{**args, name: t.to_sparse()}, **kwargs)
         if t.dtype in (torch.bfloat16, torch.float32):
             nested = torch.nested.nested_tensor([t, t])
@@ -110,12 +121,20 @@ def test_sparse_and_nested_tensors_are_refused(operator, generator):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.bool, torch.float32])
 def test_quantize_rowwise_names_a_wrong_dtype(dtype):
-    with pytest.raises(RuntimeError, match=r"^ao::quantize_rowwise: dtype must be int8, float8_e4m3fn or float8_e5m2, got "):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^ao::quantize_rowwise: dtype must be int8, float8_e4m3fn or float8_e5m2, got ",
+    ):
         torch.ops.ao.quantize_rowwise(torch.randn(2, 3), dtype)
 
 
 def test_quantize_rowwise_names_a_wrong_input():
-    for bad in (torch.randn(2, 3).double(), torch.tensor(1.0), torch.randn(3, 0), torch.ones(2, 3, dtype=torch.int8)):
+    for bad in (
+        torch.randn(2, 3).double(),
+        torch.tensor(1.0),
+        torch.randn(3, 0),
+        torch.ones(2, 3, dtype=torch.int8),
+    ):
         with pytest.raises(RuntimeError, match=r"^ao::quantize_rowwise: input must be "):
             torch.ops.ao.quantize_rowwise(bad, torch.int8)
 
@@ -123,10 +142,16 @@ def test_quantize_rowwise_names_a_wrong_input():
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e5m2])
 def test_a_wrong_output_dtype_is_named(dtype, generator):
     args, _ = arguments("scaled_mm_rowwise", generator)
-    with pytest.raises(RuntimeError, match=r"^ao::scaled_mm_rowwise: out_dtype must be bfloat16, float16 or float32, got "):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^ao::scaled_mm_rowwise: out_dtype must be bfloat16, float16 or float32, got ",
+    ):
         torch.ops.ao.scaled_mm_rowwise(**args, out_dtype=dtype)
     args, _ = arguments("dequantize_int4", generator)
-    with pytest.raises(RuntimeError, match=r"^ao::dequantize_int4: dtype must be bfloat16, float16 or float32, got "):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^ao::dequantize_int4: dtype must be bfloat16, float16 or float32, got ",
+    ):
         torch.ops.ao.dequantize_int4(**args, dtype=dtype)
 
 
@@ -141,7 +166,10 @@ def test_missing_and_wrong_python_types_are_the_dispatchers_errors(generator):
 def test_thousands_of_drawn_calls_never_crash_the_process():
     """In a process of its own, so that a crash is a failure here rather than the end of the run."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "draw_calls.py")], capture_output=True, text=True, timeout=600
+        [sys.executable, str(Path(__file__).parent / "draw_calls.py")],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     counts = re.search(r"calls: (\d+), raised: (\d+), ran: (\d+)", done.stdout)

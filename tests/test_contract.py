@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import ACTIVATION_CALLS, CALLS, Problem, assert_close, int4_float64
 
 import aoext
+from reference import ACTIVATION_CALLS, CALLS, Problem, assert_close, int4_float64
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
 
@@ -25,13 +25,20 @@ def test_opcheck_passes(operator, device, generator):
     args = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in args)
     if operator in ACTIVATION_CALLS:
         args[0].requires_grad_()
-    checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    checks = [
+        "test_schema",
+        "test_autograd_registration",
+        "test_faketensor",
+        "test_aot_dispatch_dynamic",
+    ]
     if any(isinstance(a, torch.Tensor) and "float8" in str(a.dtype) for a in args):
         # CPU torch cannot compare float8 tensors, as that check does: what it is for is tested here.
         checks.remove("test_schema")
         before = [a.clone() for a in args]
         op(operator)(*args, **kwargs)
-        assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(args, before, strict=True))
+        assert all(
+            torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(args, before, strict=True)
+        )
     torch.library.opcheck(op(operator), args, kwargs, test_utils=checks)
 
 
@@ -89,18 +96,25 @@ def test_operators_without_a_gradient_refuse_one(generator):
     results = {
         "scaled_mm_rowwise": torch.ops.ao.scaled_mm_rowwise(x, w, x_scale.requires_grad_(), w_scale, bias),
         "dequantize_int4": torch.ops.ao.dequantize_int4(packed, scale.requires_grad_(), zero_point),
-        "quantize_rowwise": torch.ops.ao.quantize_rowwise(torch.randn(2, 8, requires_grad=True), torch.int8)[1],
+        "quantize_rowwise": torch.ops.ao.quantize_rowwise(torch.randn(2, 8, requires_grad=True), torch.int8)[
+            1
+        ],
     }
     for operator, result in results.items():
         with pytest.raises(RuntimeError, match=f"ao::{operator} has no gradient"):
             result.sum().backward()
 
 
-@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise_bias", "scaled_linear_rowwise", "bf16f8bf16_rowwise"])
+@pytest.mark.parametrize(
+    "operator", ["bf16i4bf16_rowwise_bias", "scaled_linear_rowwise", "bf16f8bf16_rowwise"]
+)
 def test_one_compiled_graph_serves_every_batch(operator, device, generator):
     torch._dynamo.reset()
     compiled = torch.compile(
-        lambda *args: getattr(torch.ops.ao, operator)(*args) * 2, fullgraph=True, dynamic=True, backend="aot_eager"
+        lambda *args: getattr(torch.ops.ao, operator)(*args) * 2,
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
     )
     for M in (2, 5, 33):
         call = CALLS[operator](Problem(M, 40, 64, 32), generator)

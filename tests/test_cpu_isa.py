@@ -28,7 +28,15 @@ def python(isa: str, *arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("isa", OTHERS)
 def test_operators_are_right_with_another_instruction_set(isa):
     done = python(
-        isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_operators.py", "-k", "own and not 2_31"
+        isa,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "test_operators.py",
+        "-k",
+        "own and not 2_31",
     )
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

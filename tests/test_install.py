@@ -27,7 +27,9 @@ def environment(tmp_path: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
     ).stdout.strip()
     (Path(site) / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
@@ -36,7 +38,11 @@ def environment(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("way", WAYS)
 def test_an_installed_aoext_imports_and_computes(way, environment, tmp_path):
     build_dir = f"--config-settings=build-dir={tmp_path / 'build'}"
-    subprocess.run([environment, "-m", "pip", "install", "--quiet", "--no-deps", build_dir, *WAYS[way]], cwd=ROOT, check=True)
+    subprocess.run(
+        [environment, "-m", "pip", "install", "--quiet", "--no-deps", build_dir, *WAYS[way]],
+        cwd=ROOT,
+        check=True,
+    )
     program = (
         "import aoext, torch\n"
         "from aoext._library import find_library\n"
@@ -63,8 +69,14 @@ def configure(build: Path, *options: str, **variables: str) -> subprocess.Comple
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("-DAOEXT_CUDA=ON", r"AOEXT_CUDA=ON, but no CUDA compiler was found: install the CUDA toolkit"),
-        ("-DAOEXT_SYCL=ON", r"AOEXT_SYCL=ON, but the SYCL headers or oneDNN's were not found: pip install"),
+        (
+            "-DAOEXT_CUDA=ON",
+            r"AOEXT_CUDA=ON, but no CUDA compiler was found: install the CUDA toolkit",
+        ),
+        (
+            "-DAOEXT_SYCL=ON",
+            r"AOEXT_SYCL=ON, but the SYCL headers or oneDNN's were not found: pip install",
+        ),
         ("-DAOEXT_CUDA=perhaps", r"AOEXT_CUDA must be AUTO, ON or OFF, got perhaps"),
     ],
 )

@@ -58,7 +58,13 @@ def test_version_has_the_label_of_its_variant_and_one_home():
 
 def test_show_config_tells_what_a_bug_report_needs():
     text = aoext.show_config()
-    for expected in ("cuda: O", "sycl: O", "cpu instruction set: ", torch.__version__, "cpu (own kernels)"):
+    for expected in (
+        "cuda: O",
+        "sycl: O",
+        "cpu instruction set: ",
+        torch.__version__,
+        "cpu (own kernels)",
+    ):
         assert expected in text
     assert f"threads: {torch.get_num_threads()}" in text
 
@@ -71,7 +77,10 @@ def test_import_names_the_package_that_took_the_namespace():
         "import aoext"
     )
     assert done.returncode == 1, "the process must end with an exception, not a signal"
-    assert re.search(r"ImportError: aoext: the operator namespace `ao` is taken: .* ao::int8_mm \(registered at ", done.stderr)
+    assert re.search(
+        r"ImportError: aoext: the operator namespace `ao` is taken: .* ao::int8_mm \(registered at ",
+        done.stderr,
+    )
 
 
 def test_a_device_may_register_its_kernel_before_aoext_is_imported():
@@ -93,7 +102,9 @@ def test_a_missing_library_is_an_import_error_that_says_where_it_was_sought(tmp_
 def test_a_broken_library_is_an_import_error(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libaoext.so").write_text("not a library")
-    done = run_python(f"import torch; from aoext import _library; _library.check_namespace = lambda: None; _library.load_library(['{tmp_path}'])")
+    done = run_python(
+        f"import torch; from aoext import _library; _library.check_namespace = lambda: None; _library.load_library(['{tmp_path}'])"
+    )
     assert done.returncode == 1
     assert "does not load with torch" in done.stderr
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import reference
 import torch
+
+import aoext
+import reference
 from reference import (
     ACTIVATION_CALLS,
     CALLS,
@@ -17,8 +19,6 @@ from reference import (
     Problem,
     assert_close,
 )
-
-import aoext
 
 BF16, FP16, FP32 = HIGH_PRECISION
 
@@ -91,7 +91,11 @@ def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kerne
             scales[1][37 // 32] = 0
         elif weights_are_zero:
             weight[:, 37] = 0
-        w = reference.int4_float64(weight, *scales) if "i4" in operator else weight.double() * scales[0].double()
+        w = (
+            reference.int4_float64(weight, *scales)
+            if "i4" in operator
+            else weight.double() * scales[0].double()
+        )
         assert (w[:, 37] == 0).all() == weights_are_zero
         result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)))
         assert_close(result, x.double() @ w.t())
@@ -173,7 +177,10 @@ def test_results_do_not_depend_on_the_thread_count(M, kernel_of, generator):
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 3, 130), (65, 513)], ids=str)
 def test_quantize_rowwise_gives_the_formulas_bits(shape, dtype, eight_bit, device, kernel_of, generator):
-    x = (torch.randn(shape, generator=generator) * 10 ** (4 * torch.rand(*shape[:-1], 1, generator=generator) - 2)).to(dtype)
+    x = (
+        torch.randn(shape, generator=generator)
+        * 10 ** (4 * torch.rand(*shape[:-1], 1, generator=generator) - 2)
+    ).to(dtype)
     values, scales = kernel_of("quantize_rowwise")(x.to(device), eight_bit)
     expected_values, expected_scales = reference.quantized(x, eight_bit)
     assert values.dtype is eight_bit
@@ -225,7 +232,9 @@ def test_every_float8_code_decodes_exactly(device, kernel_of):
         weight = finite[:, None].contiguous()
         for M in (1, 20):
             result = kernel_of("bf16f8bf16_rowwise")(
-                torch.ones(M, 1).to(device), weight.to(device), torch.ones(len(weight), 1).to(device)
+                torch.ones(M, 1).to(device),
+                weight.to(device),
+                torch.ones(len(weight), 1).to(device),
             )
             assert torch.equal(result.cpu(), finite.float().expand(M, -1))
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import SEED
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "third_party_device"

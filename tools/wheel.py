@@ -25,7 +25,15 @@ OLDEST_TORCH = "2.10"
 # What CMake compiles in for a variant, and the libraries that the wheel's environment brings.
 VARIANTS = {"cpu": {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "OFF"}}
 FROM_TORCH = ("libtorch_cpu.so", "libc10.so")
-TESTS = ("conftest.py", "reference.py", "draw_calls.py", "test_operators.py", "test_contract.py", "test_bad_input.py")
+HELPERS = ("conftest.py", "reference.py", "draw_calls.py", "formats.py", "models.py")
+TESTS = (
+    "test_operators.py",
+    "test_contract.py",
+    "test_bad_input.py",
+    "test_tensors.py",
+    "test_quantize.py",
+    "test_serialization.py",
+)
 
 
 def run(*command: str | Path, **kwargs: object) -> str:
@@ -40,12 +48,27 @@ def build(variant: str, scratch: Path) -> Path:
     defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in VARIANTS[variant].items()]
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
-        *(*defines, "--config-settings=build-dir=build/{wheel_tag}-" + variant, "--wheel-dir", scratch, ROOT),
+        *(
+            *defines,
+            "--config-settings=build-dir=build/{wheel_tag}-" + variant,
+            "--wheel-dir",
+            scratch,
+            ROOT,
+        ),
         env={**os.environ, "AOEXT_VARIANT": variant},
     )
     (raw,) = scratch.glob("*.whl")
     excluded = [argument for library in FROM_TORCH for argument in ("--exclude", library)]
-    run(sys.executable, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", scratch / "repaired", raw)
+    run(
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        *excluded,
+        "--wheel-dir",
+        scratch / "repaired",
+        raw,
+    )
     (repaired,) = (scratch / "repaired").glob("*.whl")
     DIST.mkdir(exist_ok=True)
     return Path(shutil.copy(repaired, DIST))
@@ -78,10 +101,17 @@ def test_installed(wheel: Path, torch: str, scratch: Path) -> None:
     run(pip, "install", "--quiet", wheel, *requirements("test"))
     tests = scratch / "tests"
     tests.mkdir()
-    for file in TESTS:
+    for file in (*HELPERS, *TESTS):
         shutil.copy(ROOT / "tests" / file, tests)
     python = environment / "bin" / "python"
-    print(run(python, "-c", "import aoext; print(aoext.__file__, aoext.show_config(), sep='\\n')", cwd=scratch))
+    print(
+        run(
+            python,
+            "-c",
+            "import aoext; print(aoext.__file__, aoext.show_config(), sep='\\n')",
+            cwd=scratch,
+        )
+    )
     output = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=scratch)
     print(output.strip().splitlines()[-1])
 
@@ -90,7 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["build"])
     parser.add_argument("variant", choices=VARIANTS)
-    parser.add_argument("--torch", required=True, help="what the clean environment runs, such as torch==2.13.0")
+    parser.add_argument(
+        "--torch", required=True, help="what the clean environment runs, such as torch==2.13.0"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)

@@ -110,7 +110,8 @@ class Checker {
   // Layout and device of an operand beside the anchor.
   void operand(const char* argument, const Tensor& t) const {
     layout(argument, t);
-    if (device_of(t) != device_of(anchor_)) fail(argument, text("on the device of ", anchor_name_, ", ", device_name(anchor_)), device_name(t));
+    if (device_of(t) != device_of(anchor_))
+      fail(argument, text("on the device of ", anchor_name_, ", ", device_name(anchor_)), device_name(t));
   }
 
   void contiguous(const char* argument, const Tensor& t) const {
@@ -171,7 +172,8 @@ class Checker {
     require(is_high_precision(dtype_of(scale)) && scale.dim() == 2 && scale.size(1) == p.N && scale.size(0) > 0 &&
                 p.K % scale.size(0) == 0,
             "scale",
-            text("bfloat16, float16 or float32 [K/group_size, N] = [*, ", p.N, "] with a group_size that divides K = ", p.K), scale);
+            text("bfloat16, float16 or float32 [K/group_size, N] = [*, ", p.N, "] with a group_size that divides K = ", p.K),
+            scale);
     contiguous("scale", scale);
     p.scale = dtype_of(scale);
     p.group_size = p.K / scale.size(0);
@@ -201,8 +203,8 @@ class Checker {
 
 constexpr const char* kHighPrecision = "bfloat16, float16 or float32";
 
-LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-                          const Tensor* bias) {
+LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
+                          const Tensor& zero_point, const Tensor* bias) {
   const Checker check(op, "input", input);
   LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
   check.int4(p, weight, scale, zero_point);
@@ -210,8 +212,8 @@ LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& wei
   return p;
 }
 
-LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input, const Tensor& weight,
-                               const Tensor& scale, const Tensor* bias) {
+LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input,
+                               const Tensor& weight, const Tensor& scale, const Tensor* bias) {
   const Checker check(op, "input", input);
   LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
   check.weight8(p, weight_ok, weight_dtypes, weight);
@@ -220,11 +222,13 @@ LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weigh
   return p;
 }
 
-LinearProblem int8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor* bias) {
+LinearProblem int8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
+                               const Tensor* bias) {
   return weight_only_8bit(op, dtype_of(weight) == ScalarType::Char, "int8", input, weight, scale, bias);
 }
 
-LinearProblem float8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor* bias) {
+LinearProblem float8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                 const Tensor* bias) {
   return weight_only_8bit(op, is_float8(dtype_of(weight)), "float8_e4m3fn or float8_e5m2", input, weight, scale, bias);
 }
 
@@ -272,7 +276,8 @@ LinearProblem check_int8_mm(const Tensor& input, const Tensor& weight) {
 }
 
 LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale,
-                                      const Tensor& weight_scale, const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
+                                      const Tensor& weight_scale, const OptionalTensor& bias,
+                                      std::optional<ScalarType> out_dtype) {
   const Checker check("scaled_mm_rowwise", "input", input);
   LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
   check_int8_depth(check, p, input);

@@ -36,7 +36,8 @@ LinearProblem check_bf16f8bf16_rowwise(const Tensor& input, const Tensor& weight
 LinearProblem check_bf16f8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias);
 LinearProblem check_int8_mm(const Tensor& input, const Tensor& weight);
 LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale,
-                                      const Tensor& weight_scale, const OptionalTensor& bias, std::optional<ScalarType> out_dtype);
+                                      const Tensor& weight_scale, const OptionalTensor& bias,
+                                      std::optional<ScalarType> out_dtype);
 LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& weight, const Tensor& weight_scale,
                                           const OptionalTensor& bias);
 QuantizeProblem check_quantize_rowwise(const Tensor& input, ScalarType dtype);

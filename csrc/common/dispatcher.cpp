@@ -59,9 +59,7 @@ Tensor mul(const Tensor& a, const Tensor& b) { return call("aten::mul", "Tensor"
 
 Tensor div(const Tensor& a, const Tensor& b) { return call("aten::div", "Tensor", a, b); }
 
-Tensor stack_last(const Tensor& a, const Tensor& b) {
-  return call("aten::stack", "", std::vector<Tensor>{a, b}, int64_t{-1});
-}
+Tensor stack_last(const Tensor& a, const Tensor& b) { return call("aten::stack", "", std::vector<Tensor>{a, b}, int64_t{-1}); }
 
 }  // namespace aten
 }  // namespace aoext

@@ -22,7 +22,8 @@ OptionalTensor optional(const Tensors& t, size_t i) { return i < t.size() ? Opti
 
 const std::map<std::string, Entry>& table() {
   static const std::map<std::string, Entry> entries{
-      {"bf16i4bf16_rowwise", {4, [](auto& t) { return describe(plan_weight_only(check_bf16i4bf16_rowwise(t[0], t[1], t[2], t[3]))); }}},
+      {"bf16i4bf16_rowwise",
+       {4, [](auto& t) { return describe(plan_weight_only(check_bf16i4bf16_rowwise(t[0], t[1], t[2], t[3]))); }}},
       {"bf16i4bf16_rowwise_bias",
        {5, [](auto& t) { return describe(plan_weight_only(check_bf16i4bf16_rowwise_bias(t[0], t[1], t[2], t[3], t[4]))); }}},
       {"bf16i8bf16_rowwise", {3, [](auto& t) { return describe(plan_weight_only(check_bf16i8bf16_rowwise(t[0], t[1], t[2]))); }}},
@@ -49,8 +50,8 @@ std::string explain(const std::string& op, const Tensors& tensors) {
   const auto entry = table().find(op);
   if (entry == table().end()) throw std::runtime_error("ao::_explain: operator must be one of the ao operators, got " + op);
   if (tensors.size() < entry->second.tensors)
-    throw std::runtime_error("ao::_explain: " + op + " must come with " + std::to_string(entry->second.tensors) + " tensors, got " +
-                             std::to_string(tensors.size()));
+    throw std::runtime_error("ao::_explain: " + op + " must come with " + std::to_string(entry->second.tensors) +
+                             " tensors, got " + std::to_string(tensors.size()));
   return entry->second.explain(tensors);
 }
 

@@ -26,7 +26,10 @@ struct Output {
   std::vector<float> bias;          // empty: none
 
   Output(const LinearProblem& p, const Tensor& y, const Tensor* input_scale, const OptionalTensor& bias_)
-      : data(static_cast<char*>(y.mutable_data_ptr())), element(cpu::element(p.output)), element_size(static_cast<int64_t>(y.element_size())), N(p.N) {
+      : data(static_cast<char*>(y.mutable_data_ptr())),
+        element(cpu::element(p.output)),
+        element_size(static_cast<int64_t>(y.element_size())),
+        N(p.N) {
     if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
     if (bias_) bias = floats(aten::contiguous(*bias_));
   }

@@ -37,7 +37,9 @@ Plan plan_scaled(const LinearProblem& p) {
 }
 
 std::string describe(const Plan& plan) {
-  const char* compute = plan.compute == ScalarType::Float ? "float32" : plan.compute == ScalarType::BFloat16 ? "bfloat16" : "int8";
+  const char* compute = plan.compute == ScalarType::Float      ? "float32"
+                        : plan.compute == ScalarType::BFloat16 ? "bfloat16"
+                                                               : "int8";
   std::string text = std::string("cpu/") + kernels().name + ": ";
   if (plan.algorithm == Algorithm::dot) return text + "dot, " + compute;
   return text + "panel of " + std::to_string(plan.panel_rows) + " rows, " + compute;

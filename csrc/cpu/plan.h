@@ -14,8 +14,8 @@ enum class Algorithm {
 
 struct Plan {
   Algorithm algorithm;
-  ScalarType compute;   // what the product multiplies: Float, BFloat16 or Char
-  int64_t panel_rows;   // weight rows in a panel
+  ScalarType compute;  // what the product multiplies: Float, BFloat16 or Char
+  int64_t panel_rows;  // weight rows in a panel
 };
 
 Plan plan_weight_only(const LinearProblem& p);

@@ -41,7 +41,12 @@ struct Int4Weight {
   class Tile {
    public:
     Tile(const Int4Weight& w, int64_t first, int64_t count)
-        : w_(w), first_(first), groups_(w.K / w.group_size), scale_(transposed(w.scale, count)), zero_point_(transposed(w.zero_point, count)), ones_(count, 1.0f) {}
+        : w_(w),
+          first_(first),
+          groups_(w.K / w.group_size),
+          scale_(transposed(w.scale, count)),
+          zero_point_(transposed(w.zero_point, count)),
+          ones_(count, 1.0f) {}
 
     void row(int64_t i, float* out) const {
       kernels().dequantize_int4(w_.packed + (first_ + i) * (w_.K / 2), &scale_[i * groups_], &zero_point_[i * groups_],
@@ -73,14 +78,15 @@ struct RowwiseWeight {
   int64_t K;
 
   RowwiseWeight(const LinearProblem& p, const Tensor& weight, const Tensor& scale)
-      : values(static_cast<const char*>(weight.const_data_ptr())), value_element(element(p.weight)), scales(floats(scale)), K(p.K) {}
+      : values(static_cast<const char*>(weight.const_data_ptr())),
+        value_element(element(p.weight)),
+        scales(floats(scale)),
+        K(p.K) {}
 
   class Tile {
    public:
     Tile(const RowwiseWeight& w, int64_t first, int64_t /*count*/) : w_(w), first_(first) {}
-    void row(int64_t i, float* out) const {
-      kernels().to_float(w_.value_element, w_.values + (first_ + i) * w_.K, out, w_.K);
-    }
+    void row(int64_t i, float* out) const { kernels().to_float(w_.value_element, w_.values + (first_ + i) * w_.K, out, w_.K); }
     const float* row_scales() const { return w_.scales.data() + first_; }
 
    private:

@@ -7,9 +7,8 @@ namespace {
 
 Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
   const LinearProblem p = check_bf16i4bf16_rowwise(input, weight, scale, zero_point);
-  return linear_by_blocks(p, input, [&](int64_t first, int64_t count) {
-    return dequantize_int4_rows(p, weight, scale, zero_point, first, count);
-  });
+  return linear_by_blocks(
+      p, input, [&](int64_t first, int64_t count) { return dequantize_int4_rows(p, weight, scale, zero_point, first, count); });
 }
 
 // Through the dispatcher, so that a device with a kernel for the first operator alone gets it here too.

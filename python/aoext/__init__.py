@@ -14,6 +14,31 @@ __version__: str = _version("aoext")
 _load_library(__path__)
 
 from aoext import ops  # noqa: E402
+from aoext.configs import (  # noqa: E402
+    Float8DynamicActivationFloat8WeightConfig,
+    Float8WeightOnlyConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+)
 from aoext.info import explain, show_config  # noqa: E402
+from aoext.quantize import quantize_  # noqa: E402
+from aoext.serialization import load_model, save_model  # noqa: E402
+from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
 
-__all__ = ["explain", "ops", "show_config"]
+__all__ = [
+    "Float8DynamicActivationFloat8WeightConfig",
+    "Float8Tensor",
+    "Float8WeightOnlyConfig",
+    "Int4Tensor",
+    "Int4WeightOnlyConfig",
+    "Int8DynamicActivationInt8WeightConfig",
+    "Int8Tensor",
+    "Int8WeightOnlyConfig",
+    "explain",
+    "load_model",
+    "ops",
+    "quantize_",
+    "save_model",
+    "show_config",
+]

@@ -63,7 +63,6 @@ def load_library(package_path: Iterable[str]) -> None:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise ImportError(
-            f"aoext: {path} does not load with torch {torch.__version__} (2.10 or newer is "
-            f"needed): {error}"
+            f"aoext: {path} does not load with torch {torch.__version__} (2.10 or newer is needed): {error}"
         ) from error
     torch.ops.ao._build_config()  # raises here, not in a first call, where AOEXT_CPU_ISA is wrong

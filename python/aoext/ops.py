@@ -31,8 +31,15 @@ def _check_device(operator: str, **tensors: Tensor | None) -> None:
             )
 
 
-def _linear_result(input: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    return input.new_empty((*input.shape[:-1], rows.shape[0]), dtype=dtype)
+def _check_matrix(operator: str, weight: Tensor) -> None:
+    """Shapes are read off the weight, so it must have some."""
+    if weight.dim() != 2:
+        raise RuntimeError(f"ao::{operator}: weight must be a matrix, got {list(weight.shape)}")
+
+
+def _linear_result(operator: str, input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    _check_matrix(operator, weight)
+    return input.new_empty((*input.shape[:-1], weight.shape[0]), dtype=dtype)
 
 
 def _register_fakes() -> None:
@@ -43,7 +50,7 @@ def _register_fakes() -> None:
         @fake(operator)
         def _(*tensors: Tensor) -> Tensor:
             _check_device(operator, **dict(zip(names, tensors, strict=True)))
-            return _linear_result(tensors[0], tensors[1], tensors[0].dtype)
+            return _linear_result(operator, tensors[0], tensors[1], tensors[0].dtype)
 
     for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"):
         names = ("input", "weight", "scale", *(("zero_point",) if "i4" in operator else ()))
@@ -53,12 +60,13 @@ def _register_fakes() -> None:
     @fake("dequantize_int4")
     def _(weight: Tensor, scale: Tensor, zero_point: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         _check_device("dequantize_int4", weight=weight, scale=scale, zero_point=zero_point)
+        _check_matrix("dequantize_int4", weight)
         return weight.new_empty((weight.shape[0], 2 * weight.shape[1]), dtype=dtype or scale.dtype)
 
     @fake("int8_mm")
     def _(input: Tensor, weight: Tensor) -> Tensor:
         _check_device("int8_mm", input=input, weight=weight)
-        return _linear_result(input, weight, torch.int32)
+        return _linear_result("int8_mm", input, weight, torch.int32)
 
     @fake("scaled_mm_rowwise")
     def _(
@@ -78,12 +86,18 @@ def _register_fakes() -> None:
             weight_scale=weight_scale,
             bias=bias,
         )
-        return _linear_result(input, weight, out_dtype or torch.bfloat16)
+        return _linear_result("scaled_mm_rowwise", input, weight, out_dtype or torch.bfloat16)
 
     @fake("scaled_linear_rowwise")
     def _(input: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        _check_device("scaled_linear_rowwise", input=input, weight=weight, weight_scale=weight_scale, bias=bias)
-        return _linear_result(input, weight, input.dtype)
+        _check_device(
+            "scaled_linear_rowwise",
+            input=input,
+            weight=weight,
+            weight_scale=weight_scale,
+            bias=bias,
+        )
+        return _linear_result("scaled_linear_rowwise", input, weight, input.dtype)
 
     @fake("quantize_rowwise")
     def _(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

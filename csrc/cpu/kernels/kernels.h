@@ -29,8 +29,7 @@ struct Kernels {
                           float* out);
 
   // acc[m][n] += Σ x[m][k] · w[n][k] over k in [0, K), K a multiple of kPad; m < M <= kTileRows, n < kTileRows.
-  void (*dot_f32)(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K,
-                  float (*acc)[kTileRows]);
+  void (*dot_f32)(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K, float (*acc)[kTileRows]);
 
   // The same on int8, exact; N <= kTileRows rows of w, any K; x rows are padded with zeros to kPad.
   void (*dot_i8)(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,

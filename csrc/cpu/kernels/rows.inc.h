@@ -167,8 +167,7 @@ void dequantize_int4(const uint8_t* packed, const float* scale, const float* zer
 // ---- dot products --------------------------------------------------------------------------------------
 
 template <int M>
-inline void dot_tile_f32(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t K,
-                         float (*acc)[kTileRows]) {
+inline void dot_tile_f32(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t K, float (*acc)[kTileRows]) {
   F32 sums[M][kTileRows] = {};
   for (int64_t k = 0; k < K; k += kFloats) {
     F32 wk[kTileRows];
@@ -338,7 +337,8 @@ void quantize_row(Element to, const float* row, float scale, void* out, int64_t 
 }  // namespace
 
 const Kernels& AOEXT_KERNELS() {
-  static constexpr Kernels table{AOEXT_NAME, to_float, from_float, dequantize_int4, dot_f32, dot_i8, scale_row, row_scale, quantize_row};
+  static constexpr Kernels table{AOEXT_NAME, to_float,  from_float, dequantize_int4, dot_f32,
+                                 dot_i8,     scale_row, row_scale,  quantize_row};
   return table;
 }
 

@@ -7,11 +7,11 @@ import os
 
 import aoext
 import pytest
-import reference
 import torch
-from reference import CALLS, EIGHT_BIT, Problem, assert_close
 
 import hostdev
+import reference
+from reference import CALLS, EIGHT_BIT, Problem, assert_close
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))

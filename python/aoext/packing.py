@@ -1,0 +1,280 @@
+"""Weights to small numbers and back: plain tensor functions that run on any device.
+
+A weight is [N, K], one row per output channel. int4 is quantised in groups of `group_size` along K,
+int8 and float8 in whole rows. The int4 formulas are those of FBGEMM and MSLK, in float32 and with
+ties to even:
+
+    asymmetric   s = max(max − min, 1e-6) / 15,  z = min + 8·s
+                 q = clamp(round((x − min) / s), 0, 15) − 8
+    symmetric    s = max(absmax, 1e-6) / 8,      z = 0
+                 q = clamp(round(x / s), −8, 7)
+    dequantised  w = q·s + z
+
+q is chosen by the float32 scale; only then are s and z rounded to the weight's dtype. The formula
+of int8 and float8 has its home in the operator `ao::quantize_rowwise`.
+
+Large weights pass through float32 in blocks of rows, so that a call needs little more memory than
+its result. Wrong types and dtypes raise TypeError, wrong shapes and values ValueError. Tensors on
+the meta device have no values: there only shapes and dtypes are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+# Elements of one block: 16 MiB in float32, small against a large weight.
+BLOCK_ELEMENTS = 1 << 22
+
+# Smaller ranges count as this one, so that a constant group gets no scale of zero.
+SMALLEST_RANGE = 1e-6
+
+# Takes groups [n, K/G, G] in float32, which it may overwrite; gives q of that shape, and float32
+# [n, K/G, 1] tensors: the scale, and the zero point where there is one.
+GroupRule = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as users write it: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def one_of(dtypes: Sequence[torch.dtype]) -> str:
+    """Dtypes as a choice: `bfloat16, float16 or float32`."""
+    names = [dtype_name(dtype) for dtype in dtypes]
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def describe(value: object) -> str:
+    """What came, for an error message: `int8 [4, 7]`, or the type of what has no shape."""
+    if not isinstance(value, Tensor) or is_lazy(value):
+        return f"a {type(value).__name__}"
+    if value.is_nested:
+        return f"a nested {dtype_name(value.dtype)} tensor"
+    kind = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    return f"{kind}{dtype_name(value.dtype)} {list(value.shape)}"
+
+
+def is_dense(value: object) -> bool:
+    """Whether this is a tensor with strides: not sparse, not nested."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+
+
+def check_matrix(
+    who: str, argument: str, value: Tensor, dtypes: Sequence[torch.dtype], shape: str = "[N, K]"
+) -> None:
+    """Raise unless `value` is a dense matrix of one of `dtypes`; `shape` names its sizes."""
+    message = f"{who}: {argument} must be {one_of(dtypes)} {shape}, got {describe(value)}"
+    if not is_dense(value) or value.dtype not in dtypes:
+        raise TypeError(message)
+    if value.dim() != 2:
+        raise ValueError(message)
+
+
+@torch.no_grad()
+def pack_int4(q: Tensor) -> Tensor:
+    """Two values to a byte: int8 [N, K] in −8..7 to int8 [N, K/2], the even k in the low nibble.
+
+    >>> pack_int4(torch.tensor([[1, -1]], dtype=torch.int8))
+    tensor([[-15]], dtype=torch.int8)
+    """
+    check_matrix("pack_int4", "q", q, (torch.int8,), "[N, K] with K even")
+    if q.shape[1] % 2:
+        raise ValueError(f"pack_int4: q must be int8 [N, K] with K even, got {describe(q)}")
+    if q.numel() and not q.is_meta:
+        low, high = int(q.amin()), int(q.amax())
+        if low < -8 or high > 7:
+            raise ValueError(f"pack_int4: q must lie in -8..7, got values in {low}..{high}")
+    return (q[:, 1::2] << 4).bitwise_or_(q[:, ::2] & 0x0F)
+
+
+@torch.no_grad()
+def unpack_int4(packed: Tensor) -> Tensor:
+    """The inverse of pack_int4: int8 [N, K/2] to int8 [N, K] in −8..7."""
+    check_matrix("unpack_int4", "packed", packed, (torch.int8,), "[N, K/2]")
+    # On int8 a left shift drops the high nibble, and right shifts repeat the sign.
+    return torch.stack(((packed << 4) >> 4, packed >> 4), dim=-1).flatten(1)
+
+
+def int4_row_quantize_zp(x: Tensor, group_size: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+    """Asymmetric int4 with a float zero point.
+
+    x: [N, K], bfloat16, float16 or float32, K even; group_size divides K.
+    Returns q int8 [N, K] in −8..7 (not packed), scale and zero_point [K/group_size, N] in x's
+    dtype, all contiguous. NaN or Inf in x raises ValueError.
+    """
+    q, scale, zero_point = _quantize_groups("int4_row_quantize_zp", x, group_size, _asymmetric)
+    return q, scale, zero_point
+
+
+def int4_row_quantize(x: Tensor, group_size: int = 128) -> tuple[Tensor, Tensor]:
+    """Symmetric int4, zero points of 0: arguments and results as for int4_row_quantize_zp."""
+    q, scale = _quantize_groups("int4_row_quantize", x, group_size, _symmetric)
+    return q, scale
+
+
+def int8_row_quantize(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Row-wise int8: w [N, K] to q int8 [N, K] in ±127 and scale float32 [N, 1].
+
+    w: bfloat16, float16 or float32. NaN or Inf in it raises ValueError.
+    """
+    return _quantize_rows("int8_row_quantize", w, torch.int8)
+
+
+def float8_row_quantize(w: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """Row-wise float8: w [N, K] to q [N, K] of `dtype` and scale float32 [N, 1].
+
+    w: bfloat16, float16 or float32. NaN or Inf in it raises ValueError.
+    dtype: float8_e4m3fn or float8_e5m2, else ValueError.
+    """
+    if dtype not in FLOAT8_DTYPES:
+        raise ValueError(f"float8_row_quantize: dtype must be {one_of(FLOAT8_DTYPES)}, got {dtype}")
+    return _quantize_rows("float8_row_quantize", w, dtype)
+
+
+@torch.no_grad()
+def dequantize(
+    qdata: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The weight [N, K] that quantised values stand for, in `dtype` (default: that of scale).
+
+    int4: qdata int8 [N, K/2] as pack_int4 gives it, scale and zero_point [K/group_size, N], of
+    one dtype; symmetric weights pass zeros. 8 bits: qdata int8 or float8 [N, K], scale [N, 1],
+    no zero_point. Scales are bfloat16, float16 or float32. The result is rounded once.
+
+    >>> q, scale = int8_row_quantize(torch.randn(4, 8))
+    >>> dequantize(q, scale).shape
+    torch.Size([4, 8])
+    """
+    if dtype is not None and dtype not in FLOAT_DTYPES:
+        raise ValueError(f"dequantize: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
+    if zero_point is not None:
+        _check_int4(qdata, scale, zero_point)
+        fields = (tensor.contiguous() for tensor in (qdata, scale, zero_point))
+        return torch.ops.ao.dequantize_int4(*fields, dtype=dtype)
+    _check_rows(qdata, scale)
+    weight = torch.empty_like(qdata, dtype=dtype or scale.dtype)
+    for rows in _row_blocks(qdata):
+        weight[rows] = qdata[rows].float() * scale[rows].float()
+    return weight
+
+
+def _check_int4(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> None:
+    """Raise unless these are the fields of an int4 weight, for dequantize."""
+    check_matrix("dequantize", "qdata", qdata, (torch.int8,), "[N, K/2]")
+    check_matrix("dequantize", "scale", scale, FLOAT_DTYPES, "[K/group_size, N]")
+    check_matrix("dequantize", "zero_point", zero_point, (scale.dtype,), "like scale")
+    rows, columns, groups = qdata.shape[0], 2 * qdata.shape[1], scale.shape[0]
+    if scale.shape[1] != rows or columns == 0 or groups == 0 or columns % groups:
+        raise ValueError(
+            f"dequantize: scale must be [K/group_size, N] = [a divisor of {columns}, {rows}] "
+            f"for a qdata {list(qdata.shape)}, got {list(scale.shape)}"
+        )
+    if zero_point.shape != scale.shape:
+        raise ValueError(
+            f"dequantize: zero_point must be {list(scale.shape)} like scale, got {list(zero_point.shape)}"
+        )
+    _check_device(qdata, scale=scale, zero_point=zero_point)
+
+
+def _check_rows(qdata: Tensor, scale: Tensor) -> None:
+    """Raise unless these are the fields of a row-scaled weight of 8 bits, for dequantize."""
+    check_matrix("dequantize", "qdata", qdata, (torch.int8, *FLOAT8_DTYPES))
+    check_matrix("dequantize", "scale", scale, FLOAT_DTYPES, "[N, 1]")
+    if scale.shape != (qdata.shape[0], 1):
+        raise ValueError(
+            f"dequantize: scale must be [N, 1] = [{qdata.shape[0]}, 1] for a qdata of 8 bits, "
+            f"got {list(scale.shape)}"
+        )
+    _check_device(qdata, scale=scale)
+
+
+def _check_device(qdata: Tensor, **others: Tensor) -> None:
+    for name, tensor in others.items():
+        if tensor.device != qdata.device:
+            raise ValueError(
+                f"dequantize: {name} must be on qdata's device {qdata.device}, got {tensor.device}"
+            )
+
+
+def _asymmetric(groups: Tensor) -> tuple[Tensor, ...]:
+    low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+    # The divisor is a tensor, because by a Python number some devices multiply with the reciprocal,
+    # which can differ in the last bit.
+    scale = (high - low).clamp_(min=SMALLEST_RANGE).div_(torch.full_like(high, 15))
+    q = groups.sub_(low).div_(scale).round_().clamp_(0, 15).sub_(8)
+    return q, scale, low + 8 * scale
+
+
+def _symmetric(groups: Tensor) -> tuple[Tensor, ...]:
+    # An eighth is exact in binary, so a Python number divides alike on every device.
+    scale = groups.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST_RANGE).div_(8)
+    return groups.div_(scale).round_().clamp_(-8, 7), scale
+
+
+@torch.no_grad()
+def _quantize_groups(who: str, x: Tensor, group_size: int, rule: GroupRule) -> tuple[Tensor, ...]:
+    """Apply `rule` to every group of x: q int8 [N, K], and the rest [K/G, N] in x's dtype."""
+    check_matrix(who, "x", x, FLOAT_DTYPES, "[N, K] with K even")
+    if x.shape[1] == 0 or x.shape[1] % 2:
+        raise ValueError(
+            f"{who}: x must be {one_of(FLOAT_DTYPES)} [N, K] with K even and not 0, got {describe(x)}"
+        )
+    check_group_size(who, group_size, x.shape[1])
+    q = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
+    parameters: list[tuple[Tensor, ...]] = []
+    for rows in _row_blocks(x):
+        # copy=True, because the rule overwrites its groups and a float32 x must stay as it is.
+        block = x[rows].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        values, *rest = rule(block.unflatten(1, (-1, group_size)))
+        q[rows] = values.flatten(1)
+        parameters.append(tuple(parameter.squeeze(-1) for parameter in rest))
+    columns = [torch.cat(blocks) for blocks in zip(*parameters, strict=True)]
+    _require_finite(who, "x", columns[0])
+    return q, *(column.t().contiguous().to(x.dtype) for column in columns)
+
+
+@torch.no_grad()
+def _quantize_rows(who: str, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    check_matrix(who, "w", w, FLOAT_DTYPES)
+    if w.shape[1] == 0:
+        raise ValueError(f"{who}: w must be [N, K] with K not 0, got {describe(w)}")
+    q, scale = torch.ops.ao.quantize_rowwise(w, dtype)
+    _require_finite(who, "w", scale)
+    return q, scale
+
+
+def check_group_size(who: str, group_size: int, columns: int | None = None) -> None:
+    """Raise unless group_size is a positive int that divides `columns`, where that is given."""
+    if not isinstance(group_size, int) or isinstance(group_size, bool):
+        raise TypeError(f"{who}: group_size must be an int, got {describe(group_size)}")
+    if group_size < 1 or (columns is not None and columns % group_size):
+        divide = "" if columns is None else f" and divide K = {columns}"
+        raise ValueError(f"{who}: group_size must be positive{divide}, got {group_size}")
+
+
+def _require_finite(who: str, argument: str, scale: Tensor) -> None:
+    """Every NaN or Inf in a weight, and every range beyond float32, shows in its scale."""
+    if not scale.is_meta and not bool(scale.isfinite().all()):
+        raise ValueError(
+            f"{who}: {argument} must be finite, and so must the range of its values in float32, "
+            "got NaN or Inf"
+        )
+
+
+def _row_blocks(matrix: Tensor) -> Iterator[slice]:
+    """Slices over the rows of a matrix [N, K], of about BLOCK_ELEMENTS each; one if N = 0."""
+    rows, columns = matrix.shape
+    step = max(1, BLOCK_ELEMENTS // max(1, columns))
+    for begin in range(0, max(1, rows), step):
+        yield slice(begin, begin + step)

@@ -1,0 +1,256 @@
+"""What all quantised weights share.
+
+A QuantizedTensor stands for a weight [N, K] and keeps it as a few plain tensors, its fields, which
+a subclass declares in a table (fields.py). From the table follow the checks of the constructor and
+the protocols of torch.compile and torch.save (here), and views and copies (views.py). A subclass
+brings a product and a dequantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from aoext.packing import dtype_name
+from aoext.tensors.fields import Field, check_fields
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Operation = Callable[..., Any]
+
+
+class QuantizedTensor(torch.Tensor):
+    """Base of the quantised weights.
+
+    Outwardly a tensor [N, K] in `dtype`, the dtype of the activations that it is made for. It takes
+    no gradient itself; gradients flow to activations and biases. Operations of PyTorch that nobody
+    has implemented for it (see `implements`) raise NotImplementedError.
+    """
+
+    fields: ClassVar[dict[str, Field]]
+    # Attributes that are no tensors, beside shape and dtype.
+    attributes: ClassVar[tuple[str, ...]] = ("block_size",)
+    # What the stored bits mean, in words that a file keeps and its reader checks.
+    encoding: ClassVar[dict[str, str]]
+    # What to do, by the function of PyTorch that is called.
+    operations: ClassVar[dict[Any, Operation]] = {}
+
+    qdata: Tensor
+    block_size: list[int]
+    # Whether this is the view [K, N] that t() gives; its fields are those of the weight [N, K].
+    transposed: bool
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        torch.serialization.add_safe_globals([cls])  # for torch.load(weights_only=True)
+
+    # What a subclass brings
+
+    def _check(self) -> None:
+        """Raise TypeError or ValueError where parts fit the table of fields but not each other."""
+
+    def _dequantize(self) -> Tensor:
+        """The plain weight [N, K] in this tensor's dtype."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _dequantize")
+
+    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        """input [..., K] times the weight [N, K] transposed, plus bias [N]."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _linear")
+
+    # Construction
+
+    @classmethod
+    def from_fields(cls, tensors: Mapping[str, Tensor | None], dtype: torch.dtype, **attributes: Any) -> Self:
+        """Make a tensor of its fields by name, its dtype, its block_size and further attributes.
+
+        TypeError for wrong types and dtypes, ValueError for shapes and values that do not fit.
+        """
+        shape = check_fields(cls.__name__, cls.fields, tensors, attributes["block_size"], dtype)
+        attributes["block_size"] = list(attributes["block_size"])
+        self = cls._make(tensors, attributes, shape, dtype)
+        self._check()
+        return self
+
+    @classmethod
+    def _make(
+        cls,
+        tensors: Mapping[str, Tensor | None],
+        attributes: Mapping[str, Any],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        transposed: bool = False,
+    ) -> Self:
+        """Make a tensor for a weight of `shape` [N, K] of parts that are known to fit."""
+        rows, columns = shape
+        self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            (columns, rows) if transposed else (rows, columns),
+            strides=(1, columns) if transposed else (columns, 1),
+            dtype=dtype,
+            device=cast(Tensor, tensors["qdata"]).device,
+            requires_grad=False,
+        )
+        for name in cls.fields:
+            setattr(self, name, tensors.get(name))
+        for name in cls.attributes:
+            setattr(self, name, attributes[name])
+        self.transposed = transposed
+        return self
+
+    def remade(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        transposed: bool | None = None,
+        **attributes: Any,
+    ) -> Self:
+        """This tensor with other fields, and with what else is given. Nothing is checked."""
+        return self._make(
+            tensors,
+            {**self.named_attributes(), **attributes},
+            self.weight_shape if shape is None else shape,
+            self.dtype if dtype is None else dtype,
+            self.transposed if transposed is None else transposed,
+        )
+
+    def mapped(self, change: Callable[[Tensor], Tensor], **other: Any) -> Self:
+        """This tensor with `change` applied to every field; `other` as for remade."""
+        return self.remade({name: change(t) for name, t in self.named_fields()}, **other)
+
+    # What it is made of
+
+    def named_fields(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of the fields, without optional ones that are None."""
+        for name in self.fields:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
+    def named_attributes(self) -> dict[str, Any]:
+        """The attributes that are no tensors, by name."""
+        return {name: getattr(self, name) for name in self.attributes}
+
+    @property
+    def weight_shape(self) -> list[int]:
+        """[N, K], also for the transposed view."""
+        return list(self.shape)[::-1] if self.transposed else list(self.shape)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all fields together."""
+        return sum(tensor.nbytes for _, tensor in self.named_fields())
+
+    # Use
+
+    def dequantize(self) -> Tensor:
+        """The plain tensor that this one stands for: same shape, dtype and device."""
+        weight = self._dequantize()
+        return weight.t() if self.transposed else weight
+
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Self:
+        """This tensor if all of its fields are contiguous, else a copy whose fields are."""
+        if all(tensor.is_contiguous() for _, tensor in self.named_fields()):
+            return self
+        return self.mapped(Tensor.contiguous)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        bits = 8 * self.stored_bytes / max(1, self.numel())
+        parts = [f"shape={list(self.shape)}", f"dtype={dtype_name(self.dtype)}"]
+        parts += [f"{name}={value}" for name, value in self.named_attributes().items()]
+        parts += [f"device={self.device}", f"{bits:.4g} bits per weight"]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    # Protocols of PyTorch
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        operation = QuantizedTensor.operations.get(func, func)
+        # Not super().__torch_function__: it wraps results anew, which breaks torch.export.
+        with torch._C.DisableTorchFunctionSubclass():
+            return operation(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = QuantizedTensor.operations.get(func)
+        if operation is not None:
+            with _mode_of_views(args[0]):
+                result = operation(*args, **kwargs)
+            return return_and_correct_aliasing(func, args, kwargs, result)
+        # In inference mode composite operations, such as narrow, come whole and not in their parts.
+        result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            raise NotImplementedError(
+                f"{cls.__name__}: {func} is not implemented; dequantize() gives a plain tensor"
+            )
+        return result
+
+    def __tensor_flatten__(self) -> tuple[list[str], dict[str, Any]]:
+        context = {
+            "attributes": self.named_attributes(),
+            "dtype": self.dtype,
+            "transposed": self.transposed,
+        }
+        return [name for name, _ in self.named_fields()], context
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls,
+        tensors: Mapping[str, Tensor],
+        context: Mapping[str, Any],
+        outer_size: Sequence[int],
+        outer_stride: Sequence[int],
+    ) -> Self:
+        shape = outer_size[::-1] if context["transposed"] else outer_size
+        return cls._make(tensors, shape=shape, **context)
+
+    def _stable_hash_for_caching(self) -> str:
+        """All that compiled code may depend on, as text that is the same in every process."""
+        fields = [
+            (name, str(t.dtype), list(t.shape), t.stride(), t.storage_offset(), str(t.device))
+            for name, t in self.named_fields()
+        ]
+        _, context = self.__tensor_flatten__()
+        outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
+        return repr((outside, context, fields))
+
+
+def _mode_of_views(source: object) -> AbstractContextManager[Any]:
+    """Leaves inference mode for operations on a normal tensor, whose views are normal as well."""
+    inside = torch.is_inference_mode_enabled()
+    if inside and isinstance(source, QuantizedTensor) and not source.is_inference():
+        return torch.inference_mode(False)
+    return nullcontext()
+
+
+def implements(*functions: Any) -> Callable[[Operation], Operation]:
+    """Answer calls of `functions` on quantised weights with the decorated function.
+
+    Functions such as torch.mm are caught above autograd, aten overloads below it.
+    """
+
+    def register(operation: Operation) -> Operation:
+        QuantizedTensor.operations.update(dict.fromkeys(functions, operation))
+        return operation
+
+    return register

@@ -1,0 +1,111 @@
+"""The fields of a quantised weight: how a table declares them, and the checks that follow from it.
+
+A field's dimensions follow those of the weight [N, K] that it belongs to:
+
+    "qdata": Field((Axis(N), Axis(K, 2)), (torch.int8,))         int8 [N, K/2]
+    "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES)      [K/block_size[1], N]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aoext.packing import FLOAT_DTYPES, describe, is_dense, one_of
+
+# The dimensions of a weight, and what error messages call them.
+N, K = 0, 1
+DIM_NAMES = ("N", "K")
+
+# The step of an axis that has one entry for each block of the weight.
+BLOCK = 0
+
+
+class Axis(NamedTuple):
+    """A dimension of a field: one entry for `step` elements along dimension `dim` of the weight."""
+
+    dim: int
+    step: int = 1
+
+    def elements(self, block_size: Sequence[int]) -> int:
+        """Elements of the weight for one entry."""
+        return self.step or block_size[self.dim]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A tensor that a quantised weight keeps."""
+
+    axes: tuple[Axis, ...]
+    dtypes: tuple[torch.dtype, ...]
+    follows_dtype: bool = False  # whether .to(dtype) of the weight converts it
+    optional: bool = False  # whether it may be None
+
+    @property
+    def per_block(self) -> bool:
+        """Whether it has entries for blocks of the weight, as scales have."""
+        return any(axis.step == BLOCK for axis in self.axes)
+
+
+def check_fields(
+    who: str,
+    fields: Mapping[str, Field],
+    tensors: Mapping[str, Tensor | None],
+    block_size: Sequence[int],
+    dtype: torch.dtype,
+) -> list[int]:
+    """The shape [N, K] of the weight that `tensors` make up.
+
+    TypeError or ValueError if they, the block_size or the weight's dtype do not fit the table.
+    """
+    for name, field in fields.items():
+        if tensors[name] is not None or not field.optional:
+            _check_kind(who, name, field, tensors[name])
+    if dtype not in FLOAT_DTYPES:
+        raise TypeError(f"{who}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
+
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    qdata = present["qdata"]
+    shape = [size * axis.step for size, axis in zip(qdata.shape, fields["qdata"].axes, strict=True)]
+    check_block_size(who, block_size)
+    if shape[K] == 0 or shape[K] % block_size[K]:
+        raise ValueError(
+            f"{who}: block_size must be [1, group_size] with a group_size that divides "
+            f"K = {shape[K]}, got {list(block_size)}"
+        )
+    for name, tensor in present.items():
+        expected = [shape[axis.dim] // axis.elements(block_size) for axis in fields[name].axes]
+        if list(tensor.shape) != expected:
+            raise ValueError(
+                f"{who}: {name} must be {expected} for a weight {shape} with block_size "
+                f"{list(block_size)}, got {describe(tensor)}"
+            )
+        if tensor.device != qdata.device:
+            raise ValueError(f"{who}: {name} must be on qdata's device {qdata.device}, got {tensor.device}")
+    return shape
+
+
+def _check_kind(who: str, name: str, field: Field, tensor: Tensor | None) -> None:
+    """Raise unless a field is a dense tensor of the right dtype and number of dimensions."""
+    message = (
+        f"{who}: {name} must be {one_of(field.dtypes)} with {len(field.axes)} dimension(s), "
+        f"got {describe(tensor)}"
+    )
+    if tensor is None or not is_dense(tensor) or tensor.dtype not in field.dtypes:
+        raise TypeError(message)
+    if tensor.dim() != len(field.axes):
+        raise ValueError(message)
+
+
+def check_block_size(who: str, block_size: Sequence[int]) -> None:
+    """Raise unless block_size is [1, G] with a positive G."""
+    message = f"{who}: block_size must be [1, group_size], two positive ints, got {block_size!r}"
+    ints = isinstance(block_size, Sequence) and all(type(size) is int for size in block_size)
+    if not ints or len(block_size) != 2:
+        raise TypeError(message)
+    if block_size[N] != 1 or block_size[K] < 1:
+        raise ValueError(message)

@@ -1,0 +1,48 @@
+"""Weights of float8 with a scale for each row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from aoext import packing
+from aoext.packing import FLOAT8_DTYPES
+from aoext.tensors.rowwise import RowScaledTensor, row_scaled
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Float8Tensor(RowScaledTensor):
+    """A row-scaled weight whose qdata is float8_e4m3fn or float8_e5m2; see RowScaledTensor.
+
+    >>> weight = Float8Tensor.from_hp(torch.randn(64, 256))
+    >>> torch.nn.functional.linear(torch.randn(3, 256), weight).shape
+    torch.Size([3, 64])
+    """
+
+    fields = row_scaled(*FLOAT8_DTYPES)
+    encoding: ClassVar[dict[str, str]] = {
+        "format": "float8, of qdata's dtype",
+        "zero_point": "none: w = q * scale",
+    }
+
+    @classmethod
+    def from_hp(
+        cls,
+        w: Tensor,
+        dtype: torch.dtype = torch.float8_e4m3fn,
+        *,
+        dynamic_activation: bool = False,
+    ) -> Self:
+        """Quantise a weight [N, K] as packing.float8_row_quantize does."""
+        qdata, scale = packing.float8_row_quantize(w, dtype)
+        return cls(qdata, scale, [1, w.shape[1]], w.dtype, dynamic_activation)
+
+    @staticmethod
+    def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            return torch.ops.ao.bf16f8bf16_rowwise(input, qdata, scale)
+        return torch.ops.ao.bf16f8bf16_rowwise_bias(input, qdata, scale, bias)

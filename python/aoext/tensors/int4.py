@@ -1,0 +1,111 @@
+"""Weights of 4 bits in groups along K, with a scale and a float zero point for each group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from aoext import packing
+from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Int4Tensor(QuantizedTensor):
+    """A weight [N, K] as w = q·scale + zero_point, with the fields of torchao's Int4Tensor.
+
+    qdata: int8 [N, K/2], two values q in −8..7 to a byte, the even k in the low nibble
+    scale: [K/group_size, N], bfloat16, float16 or float32; its dtype is the tensor's
+    zero_point: like scale, a float that is added; zeros for symmetric weights
+    block_size: [1, group_size]; group_size divides K
+    shape: [N, K]
+    act_pre_scale: None, or [K] in scale's dtype, which multiplies the activation; it is no part of
+        what dequantize() gives
+
+    TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
+
+    >>> weight = Int4Tensor.from_hp(torch.randn(64, 256), [1, 128])
+    >>> torch.nn.functional.linear(torch.randn(3, 256), weight).shape
+    torch.Size([3, 64])
+    """
+
+    fields: ClassVar[dict[str, Field]] = {
+        "qdata": Field((Axis(N), Axis(K, 2)), (torch.int8,)),
+        "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
+        "zero_point": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
+        "act_pre_scale": Field((Axis(K),), FLOAT_DTYPES, follows_dtype=True, optional=True),
+    }
+    encoding: ClassVar[dict[str, str]] = {
+        "format": "int4",
+        "packing": "two values per byte along K, even k in the low nibble",
+        "sign": "two's complement, -8..7",
+        "zero_point": "float, added: w = q * scale + zero_point",
+    }
+
+    scale: Tensor
+    zero_point: Tensor
+    act_pre_scale: Tensor | None
+
+    def __new__(
+        cls,
+        qdata: Tensor,
+        scale: Tensor,
+        zero_point: Tensor,
+        block_size: Sequence[int],
+        shape: Sequence[int],
+        act_pre_scale: Tensor | None = None,
+    ) -> Self:
+        tensors = {
+            "qdata": qdata,
+            "scale": scale,
+            "zero_point": zero_point,
+            "act_pre_scale": act_pre_scale,
+        }
+        dtype = scale.dtype if isinstance(scale, Tensor) else torch.float32
+        self = cls.from_fields(tensors, dtype, block_size=block_size)
+        if not isinstance(shape, Sequence) or list(shape) != list(self.shape):
+            raise ValueError(
+                f"Int4Tensor: shape must be {list(self.shape)} for a qdata {list(qdata.shape)}, got {shape!r}"
+            )
+        return self
+
+    def _check(self) -> None:
+        for name, tensor in self.named_fields():
+            if self.fields[name].follows_dtype and tensor.dtype != self.dtype:
+                raise TypeError(
+                    f"Int4Tensor: {name} must have the tensor's dtype {dtype_name(self.dtype)}, "
+                    f"that of scale, got {dtype_name(tensor.dtype)}"
+                )
+
+    @classmethod
+    def from_hp(cls, w: Tensor, block_size: Sequence[int], *, symmetric: bool = False) -> Self:
+        """Quantise a weight [N, K] of bfloat16, float16 or float32 in blocks [1, group_size].
+
+        symmetric: scale by the largest magnitude of a group alone, with zero points of 0.
+        Formulas and errors are those of packing.int4_row_quantize_zp and int4_row_quantize.
+        """
+        check_block_size("Int4Tensor", block_size)
+        if symmetric:
+            q, scale = packing.int4_row_quantize(w, block_size[1])
+            zero_point = torch.zeros_like(scale)
+        else:
+            q, scale, zero_point = packing.int4_row_quantize_zp(w, block_size[1])
+        return cls(packing.pack_int4(q), scale, zero_point, block_size, w.shape)
+
+    def _dequantize(self) -> Tensor:
+        return packing.dequantize(self.qdata, self.scale, self.zero_point)
+
+    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        if self.act_pre_scale is not None:
+            input = (input * self.act_pre_scale).to(input.dtype)
+        qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
+        zero_point = self.zero_point.contiguous()
+        if bias is None:
+            return torch.ops.ao.bf16i4bf16_rowwise(input, qdata, scale, zero_point)
+        return torch.ops.ao.bf16i4bf16_rowwise_bias(input, qdata, scale, zero_point, bias)

@@ -1,0 +1,42 @@
+"""Weights of int8 with a scale for each row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from aoext import packing
+from aoext.tensors.rowwise import RowScaledTensor, row_scaled
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Int8Tensor(RowScaledTensor):
+    """A row-scaled weight whose qdata is int8; fields and errors as those of RowScaledTensor.
+
+    >>> weight = Int8Tensor.from_hp(torch.randn(64, 256), dynamic_activation=True)
+    >>> torch.nn.functional.linear(torch.randn(3, 256), weight).shape
+    torch.Size([3, 64])
+    """
+
+    fields = row_scaled(torch.int8)
+    encoding: ClassVar[dict[str, str]] = {
+        "format": "int8",
+        "sign": "two's complement, -127..127",
+        "zero_point": "none: w = q * scale",
+    }
+
+    @classmethod
+    def from_hp(cls, w: Tensor, *, dynamic_activation: bool = False) -> Self:
+        """Quantise a weight [N, K] as packing.int8_row_quantize does."""
+        qdata, scale = packing.int8_row_quantize(w)
+        return cls(qdata, scale, [1, w.shape[1]], w.dtype, dynamic_activation)
+
+    @staticmethod
+    def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            return torch.ops.ao.bf16i8bf16_rowwise(input, qdata, scale)
+        return torch.ops.ao.bf16i8bf16_rowwise_bias(input, qdata, scale, bias)

@@ -1,0 +1,89 @@
+"""Products of activations with quantised weights: F.linear, mm, matmul and addmm.
+
+They are caught above autograd, whose formulas would read the weight; the operators of `ao` bring
+formulas of their own. The aten overloads answer for calls that come without autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.tensors.base import QuantizedTensor, implements
+
+aten = torch.ops.aten
+
+
+@implements(torch.nn.functional.linear, aten.linear.default)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _multiply("linear", input, weight, bias, transposed=False)
+
+
+@implements(torch.mm, Tensor.mm, aten.mm.default)
+def _mm(input: Tensor, mat2: Tensor, **options: Any) -> Tensor:
+    _refuse("mm", options)
+    _check_matrix("mm", input)
+    return _multiply("mm", input, mat2, None, transposed=True)
+
+
+@implements(torch.matmul, Tensor.matmul, Tensor.__matmul__, aten.matmul.default)
+def _matmul(input: Tensor, other: Tensor, **options: Any) -> Tensor:
+    _refuse("matmul", options)
+    return _multiply("matmul", input, other, None, transposed=True)
+
+
+@implements(torch.addmm, Tensor.addmm, aten.addmm.default)
+def _addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **options: Any
+) -> Tensor:
+    factors = {} if beta == alpha == 1 else {"beta": beta, "alpha": alpha}
+    _refuse("addmm", {**options, **factors})
+    _check_matrix("addmm", mat1)
+    if input.dim() == 1:
+        return _multiply("addmm", mat1, mat2, input, transposed=True)
+    return _multiply("addmm", mat1, mat2, None, transposed=True) + input
+
+
+def _refuse(name: str, options: dict[str, Any]) -> None:
+    if options:
+        raise NotImplementedError(f"{name} with a quantised weight takes no {' and no '.join(options)}")
+
+
+def _check_matrix(name: str, input: Tensor) -> None:
+    if input.dim() != 2:
+        raise RuntimeError(f"{name}: the first factor must be [M, K], got {list(input.shape)}")
+
+
+def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
+    """input [..., K] times a weight that is transposed where `name` reads it so, plus bias."""
+    if not isinstance(weight, QuantizedTensor) or isinstance(input, QuantizedTensor):
+        raise NotImplementedError(
+            f"{name}: only the weight, the second factor, can be quantised, "
+            f"got {type(input).__name__} and {type(weight).__name__}"
+        )
+    if weight.transposed != transposed:
+        form = "[K, N], as weight.t() gives it" if transposed else "[N, K], not transposed"
+        raise NotImplementedError(
+            f"{name}: the {type(weight).__name__} must be {form}, got {list(weight.shape)}"
+        )
+    return weight._linear(_cast_by_autocast(name, input, weight), bias)
+
+
+def _cast_by_autocast(name: str, input: Tensor, weight: QuantizedTensor) -> Tensor:
+    """The input in autocast's dtype where that is on; else as it is, if it has the weight's."""
+    device_type = input.device.type
+    if (
+        torch.amp.is_autocast_available(device_type)
+        and torch.is_autocast_enabled(device_type)
+        and input.dtype in FLOAT_DTYPES
+    ):
+        return input.to(torch.get_autocast_dtype(device_type))
+    if input.dtype != weight.dtype:
+        raise RuntimeError(
+            f"{name}: input must have the weight's dtype {dtype_name(weight.dtype)}, "
+            f"got {dtype_name(input.dtype)}"
+        )
+    return input

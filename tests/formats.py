@@ -1,0 +1,91 @@
+"""Quantised weights of every kind, and what they mean in float64, for the tests of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import reference
+from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+
+HIGH_PRECISION = reference.HIGH_PRECISION
+E5M2 = torch.float8_e5m2
+
+# The weight's K must be a multiple of this.
+GROUP_SIZE = 16
+
+FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
+    "int4": lambda w: Int4Tensor.from_hp(w, [1, GROUP_SIZE]),
+    "int4_symmetric": lambda w: Int4Tensor.from_hp(w, [1, GROUP_SIZE], symmetric=True),
+    "int4_prescaled": lambda w: _prescaled(Int4Tensor.from_hp(w, [1, GROUP_SIZE])),
+    "int8": Int8Tensor.from_hp,
+    "int8_dynamic": lambda w: Int8Tensor.from_hp(w, dynamic_activation=True),
+    "float8": Float8Tensor.from_hp,
+    "float8_e5m2": lambda w: Float8Tensor.from_hp(w, E5M2),
+    "float8_dynamic": lambda w: Float8Tensor.from_hp(w, dynamic_activation=True),
+    "float8_e5m2_dynamic": lambda w: Float8Tensor.from_hp(w, E5M2, dynamic_activation=True),
+}
+
+# One of each class, for tests of what does not depend on the rest.
+CLASSES = ["int4", "int8_dynamic", "float8"]
+
+
+def _prescaled(weight: Int4Tensor) -> Int4Tensor:
+    factors = torch.linspace(0.5, 2, weight.shape[1]).to(weight.scale)
+    fields = (weight.qdata, weight.scale, weight.zero_point, weight.block_size, weight.shape)
+    return Int4Tensor(*fields, act_pre_scale=factors)
+
+
+def quantized(
+    format: str,
+    N: int,
+    K: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: torch.Generator,
+) -> QuantizedTensor:
+    """A random weight [N, K]."""
+    return FORMATS[format](reference.randn(generator, N, K, dtype=dtype).to(device))
+
+
+def meaning(weight: QuantizedTensor) -> Tensor:
+    """The weight [N, K] in float64, on the CPU, from the fields by the contract's formulas."""
+    fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
+    if "zero_point" in fields:
+        return reference.int4_float64(fields["qdata"], fields["scale"], fields["zero_point"])
+    return fields["qdata"].double() * fields["scale"].double()
+
+
+def product(input: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+    """What F.linear(input, weight, bias) stands for, in float64 on the CPU."""
+    x = input.detach().cpu()
+    factors = getattr(weight, "act_pre_scale", None)
+    if factors is not None:
+        x = (x * factors.cpu()).to(x.dtype)
+    if getattr(weight, "dynamic_activation", False):
+        values, scale = reference.quantized(x, weight.qdata.dtype)
+        x = values.double() * scale.double()
+    result = x.double() @ meaning(weight).t()
+    return result if bias is None else result + bias.detach().cpu().double()
+
+
+def same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
+    """Whether two weights are of one kind and equal in every field and attribute."""
+    ours, theirs = dict(a.named_fields()), dict(b.named_fields())
+    return (
+        type(a) is type(b)
+        and a.shape == b.shape
+        and a.dtype is b.dtype
+        and a.named_attributes() == b.named_attributes()
+        and ours.keys() == theirs.keys()
+        and all(ours[name].dtype is theirs[name].dtype for name in ours)
+        and all(torch.equal(bits(ours[name]), bits(theirs[name])) for name in ours)
+    )
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """A field as integers, for float8 knows no torch.equal on every device."""
+    tensor = tensor.contiguous()
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])

@@ -1,0 +1,59 @@
+"""A small model with quantised and plain layers, and how to compare two: for tests of saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from aoext.configs import Int4WeightOnlyConfig
+from aoext.quantize import quantize_
+from aoext.tensors import QuantizedTensor
+from formats import same
+from reference import randn
+
+BF16 = torch.bfloat16
+
+
+def build(device: torch.device | str = "cpu") -> nn.Sequential:
+    """Layers with parameters, buffers and a layer that stays plain."""
+    model = nn.Sequential(
+        nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 32, bias=False), nn.Linear(32, 3)
+    )
+    return model.to(device=device, dtype=BF16).eval()
+
+
+def fill(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            tensor.data.copy_(randn(generator, *tensor.shape).abs() + 0.1)
+    return model
+
+
+def quantized_model(device: torch.device | str, generator: torch.Generator) -> nn.Module:
+    """Layers 0 and 2 are int4, layer 3 is plain."""
+    model = fill(build(device), generator)
+    quantize_(model, Int4WeightOnlyConfig(group_size=16), lambda _, name: name in ("0", "2"))
+    return model
+
+
+def contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A file's tensors by key, and its metadata."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    return load_file(path), metadata
+
+
+def assert_same_state(a: nn.Module, b: nn.Module) -> None:
+    ours, theirs = a.state_dict(), b.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        other = theirs[name].to(tensor.device)
+        if isinstance(tensor, QuantizedTensor):
+            assert same(tensor, other), name
+        else:
+            assert tensor.dtype is other.dtype
+            assert torch.equal(tensor, other), name

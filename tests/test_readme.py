@@ -1,0 +1,66 @@
+"""What the README promises: its table of operators, and its examples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import aoext
+from reference import CALLS, EIGHT_BIT, Problem
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def weights_taken(operator: str) -> str:
+    """The weight formats that an operator accepts, found by calling it."""
+    if operator == "quantize_rowwise":
+        return ", ".join(str(d).removeprefix("torch.") for d in EIGHT_BIT)
+    if "i4" in operator or "int4" in operator:
+        return "int4"
+    taken = []
+    for dtype in EIGHT_BIT:
+        call = CALLS[operator](Problem(2, 8, 16, 16, eight_bit=dtype), torch.Generator())
+        args = [call.args[0], call.args[1].to(dtype), *call.args[2:]]
+        try:
+            getattr(torch.ops.ao, operator)(*args, **call.kwargs)
+        except RuntimeError:
+            continue
+        taken.append(str(dtype).removeprefix("torch."))
+    return ", ".join(taken)
+
+
+def expected_table() -> list[str]:
+    def kernels(operator: str, key: str) -> str:
+        own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key)
+        return "own" if own else "generic"
+
+    return [
+        f"| `{op}` | {weights_taken(op)} | "
+        + " | ".join(kernels(op, key) for key in ("CPU", "CUDA", "XPU", "MPS"))
+        + " |"
+        for op in aoext.ops.operators()
+    ]
+
+
+def test_the_table_of_operators_is_what_is_registered():
+    table = [line for line in README.splitlines() if re.match(r"\| `\w+_\w+` \|", line)]
+    assert table == expected_table()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_an_example_runs(code):
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_every_make_target_that_the_documents_name_exists():
+    root = Path(__file__).parent.parent
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    for document in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"):
+        for target in re.findall(r"make ([a-z-]+)", (root / document).read_text(encoding="utf-8")):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE) or target in ("lists",), (
+                document,
+                target,
+            )
