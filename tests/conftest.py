@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -43,8 +42,8 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture
-def generator(request: pytest.FixtureRequest) -> Iterator[torch.Generator]:
+def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """Random numbers that differ from run to run and from test to test; failures show the seed."""
     print(f"AOEXT_TEST_SEED={SEED}")
     number = sum(request.node.nodeid.encode())
-    yield torch.Generator().manual_seed(SEED + number)
+    return torch.Generator().manual_seed(SEED + number)

@@ -92,7 +92,8 @@ def near_good_calls(draw: st.DrawFn) -> tuple[str, list[object], dict[str, objec
     for _ in range(draw(st.integers(0, 2))):
         i = draw(st.integers(0, len(args) - 1))
         kind = draw(st.sampled_from(["tensor", "narrow", "none", "dtype", "transpose"]))
-        if kind == "tensor":
+        if kind == "tensor" and not isinstance(args[i], torch.dtype):
+            # PyTorch takes a number for a dtype and crashes on one out of range, for its own operators too.
             args[i] = draw(tensors)
         elif kind == "none":
             args[i] = None
@@ -123,7 +124,7 @@ def draw_operator_calls(call: tuple[str, list[object], dict[str, object]], gener
     kernel = aoext.ops.generic(operator) if twin else getattr(torch.ops.ao, operator)
     try:
         result = kernel(*args, **kwargs)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # ValueError: PyTorch's own argument parser
         counts["raised"] += 1
         text = str(error)
         assert text, "an error without a text"

@@ -103,7 +103,9 @@ def test_a_broken_library_is_an_import_error(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libaoext.so").write_text("not a library")
     done = run_python(
-        f"import torch; from aoext import _library; _library.check_namespace = lambda: None; _library.load_library(['{tmp_path}'])"
+        "from aoext import _library\n"
+        "_library.check_namespace = lambda: None\n"
+        f"_library.load_library(['{tmp_path}'])"
     )
     assert done.returncode == 1
     assert "does not load with torch" in done.stderr

@@ -71,6 +71,13 @@ def test_every_eight_bit_format_gives_every_output_dtype(
     assert_close(call.run(device, kernel_of(operator)), call.reference)
 
 
+@pytest.mark.parametrize("M", [1, 5, 33])
+@pytest.mark.parametrize("operator", [op for op in CALLS if "i4" not in op and op != "dequantize_int4"])
+def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 40, 1, 1, FP32, FP32), generator)
+    assert_close(call.run(device, kernel_of(operator)), call.reference)
+
+
 @pytest.mark.parametrize("M", [1, 9])
 def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
     x = torch.full((M, 131071), -128, dtype=torch.int8)

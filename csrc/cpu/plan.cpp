@@ -30,8 +30,10 @@ Plan plan_weight_only(const LinearProblem& p) {
 
 Plan plan_scaled(const LinearProblem& p) {
   if (p.weight == ScalarType::Char) {
-    // Without VNNI, ATen's _int_mm is a plain loop.
-    return make_plan(p.M <= kDotRowsInt8 || !has_avx512() ? Algorithm::dot : Algorithm::panel, ScalarType::Char, p);
+    // ATen's _int_mm is a plain loop without VNNI, and wrong for K = 1 (torch 2.13: it takes the weight's
+    // transpose, whose strides are then ambiguous, for a row-major matrix).
+    const bool use_int_mm = has_avx512() && p.K > 1;
+    return make_plan(p.M <= kDotRowsInt8 || !use_int_mm ? Algorithm::dot : Algorithm::panel, ScalarType::Char, p);
   }
   return make_plan(p.M <= kDotRows ? Algorithm::dot : Algorithm::panel, ScalarType::Float, p);
 }

@@ -1,7 +1,9 @@
 """What the operators of `torch.ops.ao` need beside their kernels: shapes under tracing, gradients.
 
 Fake kernels compute shape, dtype and device alone; the checks stand in C++ (csrc/common/checks.cpp).
-Gradients go to `input` and to the bias; quantised weights and their scales get none.
+Gradients go to `input` and to the bias; quantised weights and their scales get none. The operators
+that work on 8-bit inputs, quantize_rowwise and dequantize_int4 have no gradient: PyTorch warns in a
+backward pass through them. (A refusal in Python would be a step on the hot path of every call.)
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def _check_device(operator: str, **tensors: Tensor | None) -> None:
     for name, t in others:
         if t.device != first.device:
             raise RuntimeError(
-                f"ao::{operator}: {name} must be on the device of {first_name}, {first.device}, got {t.device}"
+                f"ao::{operator}: {name} must be on the device of {first_name}, {first.device}, "
+                f"got {t.device}"
             )
 
 
@@ -147,25 +150,8 @@ def _register_gradients() -> None:
     register("scaled_linear_rowwise", rows, 3)
 
 
-def _refuse_gradients() -> None:
-    """Without this, PyTorch would warn and leave gradients out."""
-
-    def refuse(operator: str) -> None:
-        def backward(ctx: Any, *grads: Tensor) -> None:
-            raise RuntimeError(
-                f"ao::{operator} has no gradient: detach its arguments, or use an operator with a "
-                "high-precision input (bf16i4bf16_rowwise, scaled_linear_rowwise, …)"
-            )
-
-        torch.library.register_autograd(f"ao::{operator}", backward)
-
-    for operator in ("scaled_mm_rowwise", "quantize_rowwise", "dequantize_int4"):
-        refuse(operator)
-
-
 _register_fakes()
 _register_gradients()
-_refuse_gradients()
 
 
 def generic(operator: str) -> Callable[..., Any]:
