@@ -1,4 +1,4 @@
-// Exact int8 product: own dot products for few rows, ATen's _int_mm for many.
+// Exact int8 product: own dot products for few rows, ATen's products for many.
 #include "cpu/int8_product.h"
 
 namespace aoext::cpu {
@@ -8,8 +8,7 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
   const LinearProblem p = check_int8_mm(input, weight);
   const Plan plan = plan_scaled(p);
   if (plan.algorithm == Algorithm::panel && p.N > 0) {
-    const Tensor product = call("aten::_int_mm", "", aten::reshape(input, {p.M, p.K}), aten::transpose(weight));
-    return aten::reshape(product, output_sizes(input, p.N));
+    return aten::reshape(int8_panel(plan, aten::reshape(input, {p.M, p.K}), weight), output_sizes(input, p.N));
   }
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;

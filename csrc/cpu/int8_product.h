@@ -2,10 +2,17 @@
 #pragma once
 
 #include "cpu/linear.h"
+#include "generic/int8_mm.h"
 
 namespace aoext::cpu {
 
-// Calls store(m, first, count, acc) with the int32 sums of columns [first, first + count) of row m, from
+// Algorithm::panel: ATen's product of x [M, K] and rows w of the weight, exact in either dtype.
+inline Tensor int8_panel(const Plan& plan, const Tensor& x, const Tensor& w) {
+  if (plan.compute == ScalarType::Float) return generic::int8_mm(x, w);
+  return call("aten::_int_mm", "", x, aten::transpose(w));
+}
+
+// Algorithm::dot. Calls store(m, first, count, acc) with the int32 sums of columns [first, first + count) of row m, from
 // several threads; first is a multiple of kTile and count at most kTile.
 template <class Store>
 void int8_dot(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Store& store) {

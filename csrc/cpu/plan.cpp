@@ -9,9 +9,16 @@ namespace {
 
 constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
-// Input rows up to which `dot` wins; benchmarks/README.md has the measurements.
-constexpr int64_t kDotRows = 6;
-constexpr int64_t kDotRowsInt8 = 8;
+// Input rows up to which `dot` wins over panels of each dtype; benchmarks/README.md has the measurements.
+struct DotRows {
+  int64_t bfloat16, float32, int8;
+};
+
+DotRows dot_rows() {
+  if (&kernels() == &kernels_avx512()) return {20, 64, 8};
+  if (&kernels() == &kernels_avx2()) return {0, 32, 64};
+  return {0, 16, 2};
+}
 
 Plan make_plan(Algorithm algorithm, ScalarType compute, const LinearProblem& p) {
   const int64_t bytes = compute == ScalarType::Float ? 4 : compute == ScalarType::BFloat16 ? 2 : 1;
@@ -22,20 +29,19 @@ Plan make_plan(Algorithm algorithm, ScalarType compute, const LinearProblem& p) 
 }  // namespace
 
 Plan plan_weight_only(const LinearProblem& p) {
-  if (p.M <= kDotRows) return make_plan(Algorithm::dot, ScalarType::Float, p);
   // ATen multiplies bfloat16 faster than float32 only where the CPU does.
   const bool bf16 = p.input == ScalarType::BFloat16 && has_avx512();
+  if (p.M <= (bf16 ? dot_rows().bfloat16 : dot_rows().float32)) return make_plan(Algorithm::dot, ScalarType::Float, p);
   return make_plan(Algorithm::panel, bf16 ? ScalarType::BFloat16 : ScalarType::Float, p);
 }
 
 Plan plan_scaled(const LinearProblem& p) {
-  if (p.weight == ScalarType::Char) {
-    // ATen's _int_mm is a plain loop without VNNI, and wrong for K = 1 (torch 2.13: it takes the weight's
-    // transpose, whose strides are then ambiguous, for a row-major matrix).
-    const bool use_int_mm = has_avx512() && p.K > 1;
-    return make_plan(p.M <= kDotRowsInt8 || !use_int_mm ? Algorithm::dot : Algorithm::panel, ScalarType::Char, p);
-  }
-  return make_plan(p.M <= kDotRows ? Algorithm::dot : Algorithm::panel, ScalarType::Float, p);
+  if (p.weight != ScalarType::Char)
+    return make_plan(p.M <= dot_rows().float32 ? Algorithm::dot : Algorithm::panel, ScalarType::Float, p);
+  if (p.M <= dot_rows().int8) return make_plan(Algorithm::dot, ScalarType::Char, p);
+  // ATen's _int_mm is a plain loop without VNNI, and wrong for K = 1 (torch 2.13: it takes the weight's
+  // transpose, whose strides are then ambiguous, for a row-major matrix).
+  return make_plan(Algorithm::panel, has_avx512() && p.K > 1 ? ScalarType::Char : ScalarType::Float, p);
 }
 
 std::string describe(const Plan& plan) {

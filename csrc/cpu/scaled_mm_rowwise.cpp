@@ -19,7 +19,7 @@ void scaled_int8(const LinearProblem& p, const Plan& plan, const Tensor& input, 
   const Tensor x = aten::reshape(input, {p.M, p.K});
   for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
     const Tensor w = aten::narrow(weight, 0, first, std::min(plan.panel_rows, p.N - first));
-    store_product(call("aten::_int_mm", "", x, aten::transpose(w)), first, &weight_scales[first], output);
+    store_product(int8_panel(plan, x, w), first, &weight_scales[first], output);
   }
 }
 

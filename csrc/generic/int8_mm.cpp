@@ -2,6 +2,8 @@
 //
 // |x·w| <= 2^14, so a float32 sum over 2^10 of k stays within 2^24, where every integer is exact; int8
 // values are exact in TF32 and bfloat16 too, so the matmul precision settings of a device cannot harm.
+#include "generic/int8_mm.h"
+
 #include "generic/blocks.h"
 
 namespace aoext::generic {
@@ -14,6 +16,8 @@ Tensor sum(const Tensor& a, const Tensor& b) {
   const Tensor both = call("aten::stack", "", std::vector<Tensor>{a, b}, int64_t{0});
   return call("aten::sum", "dim_IntList", both, std::optional(std::vector<int64_t>{0}), false, std::optional(ScalarType::Int));
 }
+
+}  // namespace
 
 Tensor int8_mm(const Tensor& input, const Tensor& weight) {
   const LinearProblem p = check_int8_mm(input, weight);
@@ -34,8 +38,6 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
   });
   return y;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("int8_mm", TORCH_BOX(&int8_mm)); }
 

@@ -1,0 +1,235 @@
+"""`aoext bench`: how fast the operators are, against what one would use without them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+
+from aoext.cli import bench_chart, bench_view
+from aoext.cli.bench_run import CANDIDATES, Bench, Point, Settings, count_points, shapes_of
+from aoext.cli.ceilings import Ceilings, measure_ceilings
+from aoext.cli.devices import Device
+from aoext.cli.options import CHART_FILE, JSON_FILE, CountsType, DeviceType, ShapeType
+from aoext.cli.pool import pool_bytes
+from aoext.cli.report import console, environment, progress_line, summary_line, write_json
+from aoext.cli.shapes import LLAMA_3_8B, QUICK, Shape
+from aoext.cli.subjects import SUBJECTS, Subject
+from aoext.cli.verify import WrongResultError
+from aoext.packing import FLOAT_DTYPES, dtype_name
+
+ROWS = (1, 4, 16, 32, 128, 512)
+QUICK_ROWS = (1, 16, 128)
+SECONDS, QUICK_SECONDS = 0.3, 0.06  # for each candidate of a point
+
+# How many slow points are listed below the tables.
+MOST_LISTED = 12
+
+# For the estimate: how fast pools are filled.
+PREPARED_BYTES_PER_S = 3e9
+
+DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
+OPERATORS = list(dict.fromkeys(subject.operator for subject in SUBJECTS))
+FORMATS = list(dict.fromkeys(subject.format for subject in SUBJECTS))
+
+
+def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subject]:
+    """The subjects of these names; without names, one of each kind."""
+    names = operators or [name for name in OPERATORS if not name.endswith("_bias")]
+    kinds = formats or [format for format in FORMATS if format != "float8_e5m2"]
+    chosen = [s for s in SUBJECTS if s.operator in names and s.format in kinds]
+    if not chosen:
+        raise click.UsageError(f"no operator of {', '.join(names)} has the format {', '.join(kinds)}")
+    return chosen
+
+
+def _check_sizes(subjects: list[Subject], shapes: tuple[Shape, ...], group_size: int) -> None:
+    for subject in subjects:
+        for shape in shapes:
+            if subject.grouped and (shape.K % 2 or shape.K % group_size):
+                raise click.UsageError(
+                    f"{subject.operator} needs K even and a multiple of the group size {group_size}, "
+                    f"got the shape {shape}"
+                )
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@click.command()
+@click.option(
+    "--operator",
+    "operators",
+    multiple=True,
+    type=click.Choice(OPERATORS),
+    help="Operator to time; can be repeated. Default: all but the _bias variants.",
+)
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(FORMATS),
+    help="Number format to time; can be repeated. Default: all but float8_e5m2.",
+)
+@click.option("--device", type=DeviceType(), default="cpu", show_default=True)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    type=ShapeType(),
+    help="Shape of the weight; can be repeated. Default: the linear layers of Llama 3 8B.",
+)
+@click.option(
+    "--m",
+    "rows",
+    type=CountsType(),
+    metavar="M,M,…",
+    help=f"Rows of the input. Default: {','.join(map(str, ROWS))}.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(DTYPES)),
+    default="bfloat16",
+    show_default=True,
+    help="Of inputs and results in high precision.",
+)
+@click.option("--group-size", type=click.IntRange(min=1), default=128, show_default=True, help="Of int4.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads. Default: torch's choice.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the random numbers. Default: a fresh one.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"Time for each candidate of a point. Default: {SECONDS}, with --quick {QUICK_SECONDS}.",
+)
+@click.option(
+    "--pool-mb",
+    type=click.IntRange(min=1),
+    help="Memory for the weights of each candidate. Default: twice the largest cache, at least 256.",
+)
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Compare with float64 before timing.",
+)
+@click.option("--quick", is_flag=True, help="Fewer shapes and M, less time for each: under a minute.")
+@click.option("--json", "json_path", type=JSON_FILE, default="out/bench.json", show_default=True)
+@click.option("--plot", "plot_path", type=CHART_FILE, default="out/bench.png", show_default=True)
+def bench(
+    operators: tuple[str, ...],
+    formats: tuple[str, ...],
+    device: Device,
+    shapes: tuple[Shape, ...],
+    rows: tuple[int, ...] | None,
+    dtype: str,
+    group_size: int,
+    threads: int | None,
+    seed: int | None,
+    seconds: float | None,
+    pool_mb: int | None,
+    check: bool,
+    quick: bool,
+    json_path: Path,
+    plot_path: Path,
+) -> None:
+    """Time operators of torch.ops.ao against F.linear, their generic twins and torch's own operators.
+
+    "vs X" says how many times as fast as X aoext is: 2.00× takes half the time, below 1 aoext is slower.
+    Weights come from pools larger than the caches, candidates take turns, the fastest call counts.
+    """
+    subjects = _choose(operators, formats)
+    shapes = shapes or (QUICK if quick else LLAMA_3_8B)
+    _check_sizes(subjects, shapes, group_size)
+    with _threads(threads), torch.inference_mode():
+        settings = Settings(
+            device=device,
+            subjects=subjects,
+            shapes=shapes,
+            rows=rows or (QUICK_ROWS if quick else ROWS),
+            dtype=DTYPES[dtype],
+            group_size=group_size,
+            seed=secrets.randbelow(2**31) if seed is None else seed,
+            seconds=seconds or (QUICK_SECONDS if quick else SECONDS),
+            pool_bytes=pool_mb * 10**6 if pool_mb else pool_bytes(device),
+            check=check,
+        )
+        try:
+            _run(settings, json_path, plot_path)
+        except WrongResultError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _run(settings: Settings, json_path: Path, plot_path: Path) -> None:
+    out = console()
+    where = environment(settings.device)
+    total = count_points(settings)
+    weights = sum(len(shapes_of(subject, settings)) for subject in settings.subjects)
+    most = total * len(CANDIDATES) * settings.seconds
+    most += weights * len(CANDIDATES) * settings.pool_bytes / PREPARED_BYTES_PER_S
+    out.print(summary_line(where))
+    out.print(
+        f"seed {settings.seed}, pools of {settings.pool_bytes / 1e6:.0f} MB, {total} points, "
+        f"roughly {most / 60:.1f} minutes"
+    )
+    ceilings = measure_ceilings(settings.device, torch.Generator().manual_seed(settings.seed))
+    out.print(
+        f"ceilings: {ceilings.read_gb_per_s:.1f} GB/s read ({ceilings.read_by}), "
+        f"{ceilings.gemm_gflop_per_s:,.0f} GFLOP/s in bf16 ({ceilings.gemm_by})"
+    )
+    points = _measure_all(settings, total, lambda s, p: _show(out, s, p, settings, ceilings))
+
+    for over, label in bench_view.OTHERS.items():
+        if lines := bench_view.slower(points, over):
+            out.print(f"\nslower than {label} ({len(lines)} of {len(points)} points):")
+            out.print("\n".join(f"  {line}" for line in lines[:MOST_LISTED]))
+            if len(lines) > MOST_LISTED:
+                out.print(f"  and {len(lines) - MOST_LISTED} more, by less: see the JSON")
+    write_json(json_path, bench_view.as_json(points, settings, ceilings, where))
+    bench_chart.draw(points, plot_path, f"{summary_line(where)}. Fastest of many calls, higher is faster.")
+    out.print(f"\nJSON   {json_path}\nchart  {plot_path}")
+
+
+def _measure_all(settings: Settings, total: int, show: Callable[[Subject, list[Point]], None]) -> list[Point]:
+    """All points; `show` gets those of each subject as soon as they are complete."""
+    runner = Bench(settings)
+    points: list[Point] = []
+    begin = time.monotonic()
+    with tqdm(total=total, unit="point", disable=None, leave=False) as bar:
+        for subject in settings.subjects:
+            bar.set_description(subject.name)
+            own = []
+            for point in runner.points(subject):
+                own.append(point)
+                bar.update()
+            points += own
+            spent = time.monotonic() - begin
+            left = spent / len(points) * (total - len(points))
+            progress_line(
+                f"{subject.name}: {len(points)} of {total} points, {spent:.0f} s, {left:.0f} s to go"
+            )
+            with tqdm.external_write_mode():
+                show(subject, own)
+    return points
+
+
+def _show(
+    out: Console, subject: Subject, points: list[Point], settings: Settings, ceilings: Ceilings
+) -> None:
+    out.print()
+    out.print(bench_view.table(subject, points, settings, ceilings))
+    for note in bench_view.notes(points):
+        out.print(f"  {note}")

@@ -1,0 +1,235 @@
+"""The measurements of `aoext bench`.
+
+For each subject, shape and M, up to four candidates compute the same problem in turns:
+
+    aoext     the operator, with the kernel that this device would choose
+    linear    F.linear in high precision, with a weight [N, K] of the input's dtype
+    generic   aoext's own generic kernel, made of ATen operators
+    torch     torch's quantised operator for the same weights, where it has one
+
+Every candidate walks through its own pool of weights, so that none is in a cache when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import aoext
+from aoext.cli import verify
+from aoext.cli.devices import Device
+from aoext.cli.peers import PEERS, Peer
+from aoext.cli.pool import Pool
+from aoext.cli.shapes import Shape
+from aoext.cli.subjects import Problem, Subject, Tensors
+from aoext.cli.timing import Candidate, interleaved
+from aoext.cli.verify import Sample, WrongResultError
+
+CANDIDATES = ("aoext", "linear", "generic", "torch")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure and how."""
+
+    device: Device
+    subjects: Sequence[Subject]
+    shapes: Sequence[Shape]
+    rows: Sequence[int]  # the M of each shape
+    dtype: torch.dtype
+    group_size: int
+    seed: int
+    seconds: float  # for each candidate of a point
+    pool_bytes: int
+    check: bool
+
+
+@dataclass
+class Point:
+    """What was measured for one subject and one problem; times in seconds."""
+
+    operator: str
+    format: str
+    M: int | None  # None where the operator does not depend on it
+    N: int | None
+    K: int
+    group_size: int | None
+    layer: str
+    plan: str  # what aoext.explain says
+    peer: str | None  # torch's operator
+    bytes: int  # read and written at least once by aoext's kernel
+    flop: int
+    seconds: dict[str, float] = field(default_factory=dict)  # by candidate
+    calls: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # candidate -> why it was not timed
+    errors: dict[str, float] = field(default_factory=dict)  # relative, against float64
+
+    def speedup(self, over: str) -> float | None:
+        """How many times as fast as another candidate aoext is."""
+        return self.seconds[over] / self.seconds["aoext"] if over in self.seconds else None
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.bytes / self.seconds["aoext"] / 1e9
+
+    @property
+    def gflop_per_s(self) -> float:
+        return self.flop / self.seconds["aoext"] / 1e9
+
+
+def rows_of(subject: Subject, settings: Settings) -> Sequence[int]:
+    """The M to measure for a subject; any single one where M does not matter."""
+    return settings.rows if "M" in subject.result else settings.rows[:1]
+
+
+def shapes_of(subject: Subject, settings: Settings) -> Sequence[Shape]:
+    """The shapes to measure for a subject; one of each K where N does not matter."""
+    if "N" in subject.result:
+        return settings.shapes
+    return list({shape.K: Shape(shape.N, shape.K) for shape in reversed(settings.shapes)}.values())[::-1]
+
+
+def count_points(settings: Settings) -> int:
+    return sum(len(rows_of(s, settings)) * len(shapes_of(s, settings)) for s in settings.subjects)
+
+
+class Bench:
+    """Measures subjects one after the other, in the same memory."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pools = {name: Pool(settings.pool_bytes) for name in CANDIDATES}
+
+    def points(self, subject: Subject) -> Iterator[Point]:
+        """Measure a subject at every shape and M; WrongResultError where a result is wrong."""
+        for shape in shapes_of(subject, self.settings):
+            yield from _ShapeBench(subject, shape, self.settings, self.pools).points()
+
+
+class _ShapeBench:
+    """One subject at one shape; the weights are drawn once and used for all M."""
+
+    def __init__(self, subject: Subject, shape: Shape, settings: Settings, pools: dict[str, Pool]) -> None:
+        self.subject, self.shape, self.settings, self.pools = subject, shape, settings, pools
+        self.filled: set[str] = set()
+        # A generator for each shape: a point's numbers do not depend on what else is measured.
+        self.generator = torch.Generator().manual_seed(settings.seed)
+
+    def points(self) -> Iterator[Point]:
+        for M in rows_of(self.subject, self.settings):
+            if self.subject.result == ("M", "K"):
+                self.filled.clear()  # what rotates is the input, another one for each M
+            settings = self.settings
+            yield self.point(Problem(M, self.shape.N, self.shape.K, settings.group_size, settings.dtype))
+
+    def to_device(self, tensors: Tensors) -> Tensors:
+        return tuple(tensor.to(self.settings.device.device) for tensor in tensors)
+
+    def pool(self, name: str, make: Callable[[], Tensors]) -> Pool:
+        """The pool of a candidate, filled when it is first asked for."""
+        if name not in self.filled:
+            self.pools[name].fill(self.to_device(make()))
+            self.filled.add(name)
+        return self.pools[name]
+
+    def point(self, p: Problem) -> Point:
+        """Check and time all candidates for one problem."""
+        subject = self.subject
+        inputs = self.to_device(subject.inputs(p, self.generator))
+        own = self.pool("aoext", lambda: subject.rotated(p, self.generator))
+        point = self.described(p, inputs, own.original)
+        candidates: dict[str, Candidate] = {
+            # They share a pool, and yet no copy: each takes the next one.
+            "aoext": self.kernel(getattr(torch.ops.ao, subject.operator), p, inputs, own),
+            "generic": self.kernel(aoext.ops.generic(subject.operator), p, inputs, own),
+        }
+        if subject.is_linear:
+            candidates["linear"] = self.linear(p)
+        try:
+            candidates["torch"] = self.peer(p, inputs, own)
+            candidates["torch"]()()  # what it refuses, it refuses here
+        except (RuntimeError, NotImplementedError) as error:
+            candidates.pop("torch", None)
+            point.missing["torch"] = str(error).splitlines()[0]
+        if self.settings.check:
+            self.check(verify.draw(subject, p, inputs, own.original, self.generator), candidates, point)
+
+        for candidate in candidates.values():
+            candidate()()  # warm up
+        timings = interleaved(candidates, self.settings.device, self.settings.seconds)
+        for name, timing in timings.items():
+            point.seconds[name], point.calls[name] = timing.seconds, timing.calls
+        return point
+
+    def described(self, p: Problem, inputs: Tensors, rotated: Tensors) -> Point:
+        """The point without measurements."""
+        subject = self.subject
+        arguments = subject.arguments(p, inputs, rotated)
+        result = subject.call(getattr(torch.ops.ao, subject.operator), p, inputs, rotated)
+        results = result if isinstance(result, tuple) else (result,)
+        peer = self.known_peer()
+        return Point(
+            operator=subject.operator,
+            format=subject.format,
+            M=p.M if "M" in subject.result else None,
+            N=p.N if "N" in subject.result else None,
+            K=p.K,
+            group_size=p.group_size if subject.grouped else None,
+            layer=self.shape.layer,
+            plan=aoext.explain(subject.operator, *arguments),
+            peer=peer.name if peer else None,
+            bytes=sum(tensor.nbytes for tensor in (*inputs, *rotated, *results)),
+            flop=2 * p.M * p.N * p.K if subject.is_linear else 0,
+            missing={} if subject.is_linear else {"linear": "not a matrix product"},
+        )
+
+    def kernel(self, kernel: Callable[..., Any], p: Problem, x: Tensors, own: Pool) -> Candidate:
+        return lambda: _bound(self.subject.call, kernel, p, x, own.next())
+
+    def linear(self, p: Problem) -> Candidate:
+        """F.linear in high precision; with a bias if the subject has one."""
+
+        def weights() -> Tensors:
+            weight = torch.randn(p.N, p.K, generator=self.generator).to(p.dtype)
+            bias = torch.randn(p.N, generator=self.generator).to(p.dtype)
+            return (weight, bias) if self.subject.operator.endswith("_bias") else (weight,)
+
+        x = torch.randn(p.M, p.K, generator=self.generator).to(self.settings.device.device, p.dtype)
+        pool = self.pool("linear", weights)
+        return lambda: _bound(torch.nn.functional.linear, x, *pool.next())
+
+    def known_peer(self) -> Peer | None:
+        peers = PEERS.get(self.settings.device.device.type, {})
+        return peers.get((self.subject.operator, self.subject.format))
+
+    def peer(self, p: Problem, x: Tensors, own: Pool) -> Candidate:
+        """torch's operator; NotImplementedError or what it raises itself if it cannot pack the weight."""
+        peer = self.known_peer()
+        if peer is None:
+            raise NotImplementedError("torch has no such operator")
+        pool = self.pool("torch", lambda: peer.pack(p, own.original))
+        return lambda: _bound(peer.call, p, x, pool.next())
+
+    def check(self, sample: Sample, candidates: dict[str, Candidate], point: Point) -> None:
+        """Note the errors; raise if aoext is wrong, and leave out torch's operator if it is."""
+        for name in [name for name in candidates if name != "linear"]:
+            result = candidates[name]()()
+            error = sample.error(result)
+            bound = verify.PEER_BOUND if name == "torch" else verify.bound(result)
+            if error <= bound:
+                point.errors[name] = error
+            elif name == "torch":
+                del candidates[name]
+                point.missing[name] = f"its result differs from float64 by {error:.1e}"
+            else:
+                raise WrongResultError(
+                    f"{self.subject.name}, {name}, M={point.M} N={point.N} K={point.K}: the result "
+                    f"differs from float64 by {error:.1e}, allowed is {bound:.1e}"
+                )
+
+
+def _bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return lambda: function(*arguments)

@@ -1,0 +1,95 @@
+"""What measuring must know about a device. A new device is a class here and its line in DEVICES."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aoext.info import build_config
+
+MIB = 1 << 20
+
+
+class Device(ABC):
+    """Clock, caches and name of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @abstractmethod
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """Run `call` once and return the time until its work was done."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What a reader of a result must know about the device, by name."""
+
+    @abstractmethod
+    def cache_bytes(self) -> int:
+        """Bytes of the largest cache."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Bytes of memory that can be had."""
+
+
+class CPU(Device):
+    """All cores that torch may use."""
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        begin = time.perf_counter()
+        result = call()
+        end = time.perf_counter()
+        del result  # freeing is not part of the work
+        return end - begin
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self._name(),
+            "instruction_set": build_config()["cpu instruction set"],
+            "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        }
+
+    @staticmethod
+    def _name() -> str:
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return next(iter(names), platform.processor() or platform.machine())
+
+    def cache_bytes(self) -> int:
+        sizes = [
+            path.read_text().strip()
+            for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+        ]
+        return max((int(size[:-1]) * 1024 for size in sizes if size.endswith("K")), default=64 * MIB)
+
+    def free_bytes(self) -> int:
+        if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # only Linux tells
+            return 4096 * MIB
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+DEVICES: dict[str, type[Device]] = {"cpu": CPU}
+
+
+def find_device(name: str) -> Device:
+    """The device of this name; ValueError, which says why, if it cannot be measured here."""
+    known = ", ".join(DEVICES)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"{name!r} is no device; measured are: {known}") from None
+    if device.type not in DEVICES:
+        raise ValueError(f"{name!r} is not measured yet; measured are: {known}")
+    return DEVICES[device.type](device)

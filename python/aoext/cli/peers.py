@@ -1,0 +1,94 @@
+"""torch's own quantised operators, as a user without aoext would call them.
+
+PEERS lists them by device type and by subject. A peer takes the subject's own arguments: `pack` brings the
+weight into the peer's layout once, `call` is what is timed. Whether it works here is found out by calling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aoext.cli.subjects import Problem, Tensors, quantized_rows
+from aoext.packing import unpack_int4
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to compute a subject with torch alone."""
+
+    name: str
+    pack: Callable[[Problem, Tensors], Tensors]
+    call: Callable[[Problem, Tensors, Tensors], Tensor]  # (problem, inputs, packed)
+
+    def with_bias(self) -> Peer:
+        """The same for weights that end with a bias."""
+        return Peer(
+            f"{self.name} + add",
+            lambda p, w: (*self.pack(p, w[:-1]), w[-1]),
+            lambda p, x, w: self.call(p, x, w[:-1]) + w[-1],
+        )
+
+
+def _pack_int4_cpu(p: Problem, w: Tensors) -> Tensors:
+    packed, scale, zero_point = w
+    # torch stores q + 8 in 0..15 and computes (stored − 8)·scale + zero, which is ours.
+    stored = unpack_int4(packed).to(torch.int32).add_(8)
+    scales_and_zeros = torch.stack((scale, zero_point), dim=-1).contiguous()
+    return aten._convert_weight_to_int4pack_for_cpu(stored, 2), scales_and_zeros
+
+
+def _int4_cpu(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    return aten._weight_int4pack_mm_for_cpu(x[0], w[0], p.group_size, w[1])
+
+
+def _int8_weight_only(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    return aten._weight_int8pack_mm(x[0], w[0], w[1])
+
+
+def _int_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    return torch._int_mm(x[0], w[0].t())
+
+
+def _int_mm_scaled(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    return (torch._int_mm(x[0], w[0].t()) * x[1] * w[1].t()).to(p.dtype)
+
+
+def _scaled_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    return torch._scaled_mm(x[0], w[0].t(), scale_a=x[1], scale_b=w[1].t(), out_dtype=p.dtype)
+
+
+def _stored(p: Problem, w: Tensors) -> Tensors:
+    return w
+
+
+def _dynamic(name: str, product: Callable[[Problem, Tensors, Tensors], Tensor]) -> Peer:
+    def call(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+        return product(p, quantized_rows(x[0], w[0].dtype), w)
+
+    return Peer(f"eager quantisation, {name}", _stored, call)
+
+
+_INT4 = Peer("_weight_int4pack_mm_for_cpu", _pack_int4_cpu, _int4_cpu)
+_INT8 = Peer("_weight_int8pack_mm", lambda p, w: (w[0], w[1].flatten().to(p.dtype)), _int8_weight_only)
+
+PEERS: dict[str, dict[tuple[str, str], Peer]] = {
+    "cpu": {
+        ("bf16i4bf16_rowwise", "int4"): _INT4,
+        ("bf16i4bf16_rowwise_bias", "int4"): _INT4.with_bias(),
+        ("bf16i8bf16_rowwise", "int8"): _INT8,
+        ("bf16i8bf16_rowwise_bias", "int8"): _INT8.with_bias(),
+        ("int8_mm", "int8"): Peer("_int_mm", _stored, _int_mm),
+        ("scaled_mm_rowwise", "int8"): Peer("_int_mm and scales", _stored, _int_mm_scaled),
+        ("scaled_mm_rowwise", "float8_e4m3fn"): Peer("_scaled_mm", _stored, _scaled_mm),
+        ("scaled_mm_rowwise", "float8_e5m2"): Peer("_scaled_mm", _stored, _scaled_mm),
+        ("scaled_linear_rowwise", "int8"): _dynamic("_int_mm and scales", _int_mm_scaled),
+        ("scaled_linear_rowwise", "float8_e4m3fn"): _dynamic("_scaled_mm", _scaled_mm),
+        ("scaled_linear_rowwise", "float8_e5m2"): _dynamic("_scaled_mm", _scaled_mm),
+    }
+}

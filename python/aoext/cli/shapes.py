@@ -1,0 +1,37 @@
+"""Shapes of weights to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A weight [N, K] and where it occurs."""
+
+    N: int
+    K: int
+    layer: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.N}x{self.K}"
+
+
+# The linear layers of Llama 3 8B: 4096 wide, 32 query and 8 key/value heads of 128, 14336 in the MLP.
+# Inference engines fuse q, k and v, and gate and up.
+LLAMA_3_8B = (
+    Shape(4096, 4096, "q_proj, o_proj"),
+    Shape(1024, 4096, "k_proj, v_proj"),
+    Shape(6144, 4096, "qkv fused"),
+    Shape(14336, 4096, "gate_proj, up_proj"),
+    Shape(28672, 4096, "gate and up fused"),
+    Shape(4096, 14336, "down_proj"),
+)
+
+# A small and a middle one of them, for a quick look.
+QUICK = LLAMA_3_8B[:2]
+
+
+def named(N: int, K: int) -> Shape:
+    """The shape of these sizes, with its layer if it is one of LLAMA_3_8B."""
+    return next((shape for shape in LLAMA_3_8B if (shape.N, shape.K) == (N, K)), Shape(N, K))

@@ -1,0 +1,241 @@
+"""The command line: what it writes is measured and consistent, and bad arguments say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import aoext.cli
+from aoext.cli import verify
+from aoext.cli.bench import OPERATORS
+from aoext.cli.commands import cli
+from aoext.cli.demo_run import SCHEMES
+from aoext.cli.devices import CPU
+from aoext.cli.pool import Pool
+from aoext.cli.timing import interleaved
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def assert_png(path: Path) -> None:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(content) > 10_000
+
+
+def assert_environment(content: dict[str, Any]) -> None:
+    environment = content["environment"]
+    assert environment["torch"] == torch.__version__
+    assert environment["aoext"] == aoext.__version__
+    device = environment["device"]
+    assert device["type"] == "cpu"
+    assert device["threads"] == torch.get_num_threads()
+    assert device["instruction_set"] in ("avx512", "avx2", "portable")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The output of a small demo, and the folder that it wrote to."""
+    folder = tmp_path_factory.mktemp("demo") / "out"
+    small = ("--windows", 4, "--new-tokens", 8, "--seconds", 0.1, "--seed", 3)
+    return succeed("demo", *small, "--output-dir", folder), folder
+
+
+def test_demo_measures_every_scheme(demo: tuple[str, Path]) -> None:
+    output, folder = demo
+    content = json.loads((folder / "demo.json").read_text())
+    assert content["schema"] == "aoext.demo/1"
+    assert content["settings"]["seed"] == 3
+    assert_environment(content)
+
+    schemes = {scheme["name"]: scheme for scheme in content["schemes"]}
+    assert list(schemes) == list(SCHEMES)
+    bits = {name: scheme["bits_per_weight"] for name, scheme in schemes.items()}
+    assert bits["bf16"] == 16
+    assert bits["int4 group 128"] == pytest.approx(4 + 2 * 16 / 128)
+    assert bits["int4 group 32"] == pytest.approx(4 + 2 * 16 / 32)
+    assert all(8 < bits[name] < 8.2 for name in schemes if "8" in name and "int4" not in name)
+    base = schemes["bf16"]
+    assert base["bits_per_byte"] < 3
+    for name, scheme in schemes.items():
+        assert abs(scheme["bits_per_byte_change"]) < 0.05, name
+        assert scheme["weight_bytes"] < scheme["model_bytes"], name
+        assert name in output
+        for kind, tokens in (("prefill", "prefill_tokens"), ("decode", "decode_steps")):
+            speed = content["settings"][tokens] / scheme[f"{kind}_seconds"]
+            assert scheme[f"{kind}_tokens_per_s"] == pytest.approx(speed)
+            ratio = base[f"{kind}_seconds"] / scheme[f"{kind}_seconds"]
+            assert scheme[f"{kind}_speedup"] == pytest.approx(ratio)
+            assert 0 < ratio < math.inf
+
+
+def test_demo_writes_a_chart_and_says_where(demo: tuple[str, Path]) -> None:
+    output, folder = demo
+    assert_png(folder / "demo.png")
+    assert str(folder / "demo.png") in output
+    assert str(folder / "demo.json") in output
+
+
+def test_demo_output_fits_a_page_when_piped(demo: tuple[str, Path]) -> None:
+    output, _ = demo
+    assert max(map(len, output.splitlines())) <= 120
+    assert "\x1b" not in output
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+    """The output, JSON and chart of a small run over every operator."""
+    folder = tmp_path_factory.mktemp("bench")
+    every = [part for operator in OPERATORS for part in ("--operator", operator)]
+    tiny = ("--shape", "256x128", "--shape", "64x192", "--group-size", 64, "--m", "1,9")
+    fast = ("--quick", "--seconds", 0.002, "--pool-mb", 2, "--seed", 5)
+    files = ("--json", folder / "b.json", "--plot", folder / "b.png")
+    output = succeed("bench", *every, *tiny, *fast, *files)
+    return output, json.loads((folder / "b.json").read_text()), folder / "b.png"
+
+
+def test_bench_times_every_operator(bench: tuple[str, dict[str, Any], Path]) -> None:
+    output, content, chart = bench
+    assert content["schema"] == "aoext.bench/1"
+    assert content["settings"]["seed"] == 5
+    assert "seed 5" in output
+    assert_environment(content)
+    assert_png(chart)
+    assert {point["operator"] for point in content["results"]} == set(aoext.ops.operators())
+    for point in content["results"]:
+        assert set(point["seconds"]) | set(point["missing"]) == {"aoext", "linear", "generic", "torch"}
+        assert not set(point["seconds"]) & set(point["missing"])
+        assert all(0 < seconds < math.inf for seconds in point["seconds"].values())
+        for other, speedup in point["speedup"].items():
+            ratio = point["seconds"][other] / point["seconds"]["aoext"]
+            assert speedup == pytest.approx(ratio)
+    assert max(map(len, output.splitlines())) <= 120
+
+
+def test_bench_counts_bytes_and_operations(bench: tuple[str, dict[str, Any], Path]) -> None:
+    _, content, _ = bench
+    (point,) = (
+        point
+        for point in content["results"]
+        if point["operator"] == "bf16i4bf16_rowwise" and (point["M"], point["N"]) == (9, 256)
+    )
+    M, N, K, groups = 9, 256, 128, 2
+    assert point["bytes"] == 2 * M * K + N * K // 2 + 2 * 2 * groups * N + 2 * M * N
+    assert point["flop"] == 2 * M * N * K
+    rate = point["bytes"] / point["seconds"]["aoext"] / 1e9
+    assert point["gb_per_s"] == pytest.approx(rate)
+    ceilings = content["ceilings"]
+    assert point["of_read_ceiling"] == pytest.approx(rate / ceilings["read_gb_per_s"])
+    rate = point["flop"] / point["seconds"]["aoext"] / 1e9
+    assert point["of_gemm_ceiling"] == pytest.approx(rate / ceilings["gemm_gflop_per_s"])
+
+
+def test_bench_says_why_a_peer_is_missing(bench: tuple[str, dict[str, Any], Path]) -> None:
+    output, content, _ = bench
+    missing = [p for p in content["results"] if p["operator"] == "bf16f8bf16_rowwise"]
+    assert {point["missing"]["torch"] for point in missing} == {"torch has no such operator"}
+    assert "torch has no such operator" in output
+
+
+def test_bench_stops_at_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(verify.BOUNDS, torch.bfloat16, 1e-9)
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--operator", "bf16i8bf16_rowwise", "--shape", "64x64", "--m", 2, "--pool-mb", 1)
+    result = invoke("bench", *arguments)
+    assert result.exit_code == 1
+    assert "differs from float64" in result.output
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "unknown device": (["demo", "--device", "nonsense"], "nonsense"),
+    "device that cannot be measured": (["bench", "--device", "meta"], "measured are: cpu"),
+    "no windows": (["demo", "--windows", "0"], "0 is not in the range"),
+    "chart of an unknown kind": (["demo", "--chart", "chart.txt"], "must end in .png"),
+    "folder that is a file": (["demo", "--output-dir", "file"], "file"),
+    "JSON below a file": (["demo", "--json", "file/x.json"], "cannot write"),
+    "plot below a file": (["bench", "--plot", "file/x.png"], "cannot write"),
+    "shape of one size": (["bench", "--shape", "4096"], "is not NxK"),
+    "empty shape": (["bench", "--shape", "0x64"], "is not NxK"),
+    "M of zero": (["bench", "--m", "1,0"], "positive integers"),
+    "unknown operator": (["bench", "--operator", "nope"], "nope"),
+    "operator without the format": (
+        ["bench", "--operator", "int8_mm", "--format", "int4"],
+        "no operator of int8_mm has the format int4",
+    ),
+    "group size that does not divide": (["bench", "--group-size", "100"], "a multiple of"),
+    "no command": (["nope"], "No such command"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
+def test_bad_arguments_exit_with_2(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_module_runs_as_a_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "aoext", "info"], capture_output=True, text=True, check=True)
+    assert done.stdout == aoext.show_config() + "\n"
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aoext.cli, "find_spec", lambda name: None if name == "rich" else name)
+    with pytest.raises(SystemExit, match=r'needs rich: pip install "aoext\[cli\]"'):
+        aoext.cli.main()
+
+
+class ScriptedDevice(CPU):
+    """A device on which a call takes as long as it says."""
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        return float(call())
+
+
+def test_slow_candidates_do_not_hold_up_fast_ones() -> None:
+    times = {"fast": iter([0.03, 0.01] + 1000 * [0.02]), "slow": iter(1000 * [5.0])}
+    candidates = {name: (lambda t=t: lambda: next(t)) for name, t in times.items()}
+    timings = interleaved(candidates, ScriptedDevice(torch.device("cpu")), seconds=0.1)
+    assert timings["slow"].calls == 1
+    assert timings["fast"].calls == 5
+    assert timings["fast"].seconds == 0.01
+
+
+def test_equal_candidates_get_equally_many_calls() -> None:
+    candidates = {name: (lambda: lambda: 0.01) for name in "abc"}
+    timings = interleaved(candidates, ScriptedDevice(torch.device("cpu")), seconds=0.1)
+    assert len({timing.calls for timing in timings.values()}) == 1
+
+
+def test_pool_goes_round_through_distinct_copies() -> None:
+    original = (torch.randn(30, 7), torch.randint(-9, 9, (5,), dtype=torch.int8))
+    pool = Pool(size=5000)
+    pool.fill(original)
+    copies = [pool.next() for _ in range(8)]
+    for copy in copies:
+        assert all(torch.equal(a, b) for a, b in zip(copy, original, strict=True))
+        assert all(tensor.is_contiguous() for tensor in copy)
+    addresses = [copy[0].data_ptr() for copy in copies]
+    assert len(set(addresses)) == 4  # 840 and 5 bytes, padded to 1024 and 256
+    assert addresses[4:] == addresses[:4]
