@@ -1,6 +1,6 @@
 """Random calls of every operator with their float64 results: one home for all operator tests.
 
-A reference never calls aoext: it repeats the contract's formulas in float64 on the same quantised
+A reference never calls an operator: it repeats the contract's formulas in float64 on the same quantised
 values.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-# Largest relative Frobenius error of a row of the result, by the result's dtype.
-TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}
+from aoext.ops import ERROR_BOUND
+
 # The worst of two bfloat16 roundings: an unfused bias is added to a product that is rounded already.
 UNFUSED_BIAS_TOLERANCE = 2 * 2.0**-8
 
@@ -231,7 +231,7 @@ def assert_close(result: Tensor, reference: Tensor, *, unfused_bias: bool = Fals
         return t.double().reshape(-1, t.shape[-1])
 
     error = (rows(result) - rows(reference)).norm(dim=1)
-    tolerance = TOLERANCE[result.dtype]
+    tolerance = ERROR_BOUND[result.dtype]
     if unfused_bias and result.dtype is torch.bfloat16:
         tolerance = UNFUSED_BIAS_TOLERANCE
     bound = tolerance * rows(reference).norm(dim=1)

@@ -155,7 +155,7 @@ def test_bench_says_why_a_peer_is_missing(bench: tuple[str, dict[str, Any], Path
 
 
 def test_bench_stops_at_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(verify.BOUNDS, torch.bfloat16, 1e-9)
+    monkeypatch.setitem(verify.ERROR_BOUND, torch.bfloat16, 1e-9)
     monkeypatch.chdir(tmp_path)
     arguments = ("--operator", "bf16i8bf16_rowwise", "--shape", "64x64", "--m", 2, "--pool-mb", 1)
     result = invoke("bench", *arguments)

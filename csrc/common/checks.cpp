@@ -3,83 +3,13 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "common/describe.h"
 #include "common/formats.h"
 
 namespace aoext {
 namespace {
 
-using torch::headeronly::Layout;
-
 constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
-
-ScalarType dtype_of(const Tensor& t) {
-  try {
-    return t.scalar_type();
-  } catch (const std::exception&) {  // a dtype that the stable ABI has no name for
-    return ScalarType::Undefined;
-  }
-}
-
-const char* dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Short: return "int16";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::ComplexHalf: return "complex32";
-    case ScalarType::ComplexFloat: return "complex64";
-    case ScalarType::ComplexDouble: return "complex128";
-    case ScalarType::Bool: return "bool";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
-    case ScalarType::Float8_e5m2: return "float8_e5m2";
-    case ScalarType::Float8_e4m3fnuz: return "float8_e4m3fnuz";
-    case ScalarType::Float8_e5m2fnuz: return "float8_e5m2fnuz";
-    case ScalarType::UInt16: return "uint16";
-    case ScalarType::UInt32: return "uint32";
-    case ScalarType::UInt64: return "uint64";
-    default: return "another dtype";
-  }
-}
-
-std::pair<int32_t, int32_t> device_of(const Tensor& t) {
-  int32_t type = 0, index = 0;
-  aoti_torch_get_device_type(t.get(), &type);
-  aoti_torch_get_device_index(t.get(), &index);
-  return {type, index};
-}
-
-std::string device_name(const Tensor& t) {
-  const auto [type, index] = device_of(t);
-  std::string name = type == aoti_torch_device_type_cpu()           ? "cpu"
-                     : type == aoti_torch_device_type_cuda()        ? "cuda"
-                     : type == aoti_torch_device_type_xpu()         ? "xpu"
-                     : type == aoti_torch_device_type_mps()         ? "mps"
-                     : type == aoti_torch_device_type_meta()        ? "meta"
-                     : type == aoti_torch_device_type_privateuse1() ? "privateuseone"
-                                                                    : "device type " + std::to_string(type);
-  return index < 0 || name == "cpu" ? name : name + ":" + std::to_string(index);
-}
-
-std::string shape_name(const Tensor& t) {
-  std::ostringstream out;
-  out << '[';
-  for (int64_t d = 0; d < t.dim(); ++d) out << (d ? ", " : "") << t.size(d);
-  out << ']';
-  return out.str();
-}
-
-bool is_strided(const Tensor& t) {
-  int32_t layout = 0;
-  aoti_torch_get_layout(t.get(), &layout);
-  return layout == aoti_torch_layout_strided();
-}
-
-std::string describe(const Tensor& t) { return std::string(dtype_name(dtype_of(t))) + " " + shape_name(t); }
 
 template <class... Parts>
 std::string text(const Parts&... parts) {
@@ -116,9 +46,7 @@ class Checker {
 
   void contiguous(const char* argument, const Tensor& t) const {
     if (t.is_contiguous()) return;
-    std::ostringstream strides;
-    for (int64_t d = 0; d < t.dim(); ++d) strides << (d ? ", " : "") << t.stride(d);
-    fail(argument, "contiguous", text(describe(t), " with strides [", strides.str(), "]"));
+    fail(argument, "contiguous", text(describe(t), " with strides ", list(t.strides())));
   }
 
   // Sets M, K and the dtypes from an input [..., K].
@@ -234,8 +162,8 @@ LinearProblem float8_weight_only(const char* op, const Tensor& input, const Tens
 
 constexpr const char* k8Bit = "int8, float8_e4m3fn or float8_e5m2";
 
-void check_int8_depth(const Checker& check, const LinearProblem& p, const Tensor& input) {
-  check.require(p.input != ScalarType::Char || p.K <= kInt8MaxK, "input",
+void check_int8_depth(const Checker& check, const LinearProblem& p, ScalarType operands, const Tensor& input) {
+  check.require(operands != ScalarType::Char || p.K <= kInt8MaxK, "input",
                 text("[..., K] with K <= ", kInt8MaxK, ", where an int32 sum still fits"), input);
 }
 
@@ -269,7 +197,7 @@ LinearProblem check_bf16f8bf16_rowwise_bias(const Tensor& input, const Tensor& w
 LinearProblem check_int8_mm(const Tensor& input, const Tensor& weight) {
   const Checker check("int8_mm", "input", input);
   LinearProblem p = check.input(dtype_of(input) == ScalarType::Char, "int8");
-  check_int8_depth(check, p, input);
+  check_int8_depth(check, p, p.input, input);
   check.weight8(p, dtype_of(weight) == ScalarType::Char, "int8", weight);
   p.output = ScalarType::Int;
   return p;
@@ -280,13 +208,13 @@ LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight,
                                       std::optional<ScalarType> out_dtype) {
   const Checker check("scaled_mm_rowwise", "input", input);
   LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
-  check_int8_depth(check, p, input);
+  check_int8_depth(check, p, p.input, input);
   check.weight8(p, dtype_of(weight) == p.input, text("of input's dtype, ", dtype_name(p.input), ","), weight);
   check.operand("input_scale", input_scale);
   bool rows_match = input_scale.dim() == input.dim() && input_scale.size(input.dim() - 1) == 1;
   for (int64_t d = 0; rows_match && d + 1 < input.dim(); ++d) rows_match = input_scale.size(d) == input.size(d);
   check.require(dtype_of(input_scale) == ScalarType::Float && rows_match, "input_scale",
-                text("float32 [..., 1] with the leading dimensions of input, ", shape_name(input)), input_scale);
+                text("float32 [..., 1] with the leading dimensions of input, ", list(input.sizes())), input_scale);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   if (bias) check.bias(p, *bias);
   p.output = out_dtype.value_or(ScalarType::BFloat16);
@@ -299,8 +227,7 @@ LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& wei
   const Checker check("scaled_linear_rowwise", "input", input);
   LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
   check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
-  if (p.weight == ScalarType::Char && p.K > kInt8MaxK)
-    check.fail("input", text("[..., K] with K <= ", kInt8MaxK, ", where an int32 sum still fits"), describe(input));
+  check_int8_depth(check, p, p.weight, input);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   if (bias) check.bias(p, *bias);
   return p;

@@ -51,8 +51,6 @@ void copy_(const Tensor& self, const Tensor& source) { call("aten::copy_", "", s
 
 Tensor mm(const Tensor& a, const Tensor& b) { return call("aten::mm", "", a, b); }
 
-void mm_out(const Tensor& out, const Tensor& a, const Tensor& b) { call("aten::mm", "out", a, b, out); }
-
 Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
 
 Tensor mul(const Tensor& a, const Tensor& b) { return call("aten::mul", "Tensor", a, b); }

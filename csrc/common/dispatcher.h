@@ -44,7 +44,6 @@ Tensor unsqueeze(const Tensor& t, int64_t dim);
 void copy_(const Tensor& self, const Tensor& source);
 
 Tensor mm(const Tensor& a, const Tensor& b);
-void mm_out(const Tensor& out, const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, const Tensor& b);

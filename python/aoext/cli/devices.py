@@ -80,7 +80,32 @@ class CPU(Device):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-DEVICES: dict[str, type[Device]] = {"cpu": CPU}
+class CUDA(Device):
+    """One GPU. A call's time runs from an idle GPU to the end of its work, launches included."""
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter() - begin
+
+    def describe(self) -> dict[str, Any]:
+        properties = torch.cuda.get_device_properties(self.device)
+        return {
+            "name": properties.name,
+            "instruction_set": f"sm_{properties.major}{properties.minor}",
+            "threads": torch.get_num_threads(),
+        }
+
+    def cache_bytes(self) -> int:
+        return torch.cuda.get_device_properties(self.device).L2_cache_size
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.device)[0]
+
+
+DEVICES: dict[str, type[Device]] = {"cpu": CPU, "cuda": CUDA}
 
 
 def find_device(name: str) -> Device:
@@ -92,4 +117,6 @@ def find_device(name: str) -> Device:
         raise ValueError(f"{name!r} is no device; measured are: {known}") from None
     if device.type not in DEVICES:
         raise ValueError(f"{name!r} is not measured yet; measured are: {known}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{name!r} is not here: torch.cuda.is_available() is False")
     return DEVICES[device.type](device)

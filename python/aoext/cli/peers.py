@@ -47,6 +47,19 @@ def _int4_cpu(p: Problem, x: Tensors, w: Tensors) -> Tensor:
     return aten._weight_int4pack_mm_for_cpu(x[0], w[0], p.group_size, w[1])
 
 
+def _pack_int4_cuda(p: Problem, w: Tensors) -> Tensors:
+    packed, scale, zero_point = w
+    # Again q + 8, but here the even k comes in the high nibble.
+    stored = packed.view(torch.uint8) ^ 0x88
+    swapped = (stored << 4) | (stored >> 4)
+    scales_and_zeros = torch.stack((scale, zero_point), dim=-1).contiguous()
+    return aten._convert_weight_to_int4pack(swapped, 8), scales_and_zeros
+
+
+def _int4_cuda(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    return aten._weight_int4pack_mm(x[0], w[0], p.group_size, w[1])
+
+
 def _int8_weight_only(p: Problem, x: Tensors, w: Tensors) -> Tensor:
     return aten._weight_int8pack_mm(x[0], w[0], w[1])
 
@@ -74,21 +87,31 @@ def _dynamic(name: str, product: Callable[[Problem, Tensors, Tensors], Tensor]) 
     return Peer(f"eager quantisation, {name}", _stored, call)
 
 
-_INT4 = Peer("_weight_int4pack_mm_for_cpu", _pack_int4_cpu, _int4_cpu)
+_INT4_CPU = Peer("_weight_int4pack_mm_for_cpu", _pack_int4_cpu, _int4_cpu)
+_INT4_CUDA = Peer("_weight_int4pack_mm", _pack_int4_cuda, _int4_cuda)
 _INT8 = Peer("_weight_int8pack_mm", lambda p, w: (w[0], w[1].flatten().to(p.dtype)), _int8_weight_only)
+
+_SCALED: dict[tuple[str, str], Peer] = {
+    ("int8_mm", "int8"): Peer("_int_mm", _stored, _int_mm),
+    ("scaled_mm_rowwise", "int8"): Peer("_int_mm and scales", _stored, _int_mm_scaled),
+    ("scaled_mm_rowwise", "float8_e4m3fn"): Peer("_scaled_mm", _stored, _scaled_mm),
+    ("scaled_mm_rowwise", "float8_e5m2"): Peer("_scaled_mm", _stored, _scaled_mm),
+    ("scaled_linear_rowwise", "int8"): _dynamic("_int_mm and scales", _int_mm_scaled),
+    ("scaled_linear_rowwise", "float8_e4m3fn"): _dynamic("_scaled_mm", _scaled_mm),
+    ("scaled_linear_rowwise", "float8_e5m2"): _dynamic("_scaled_mm", _scaled_mm),
+}
 
 PEERS: dict[str, dict[tuple[str, str], Peer]] = {
     "cpu": {
-        ("bf16i4bf16_rowwise", "int4"): _INT4,
-        ("bf16i4bf16_rowwise_bias", "int4"): _INT4.with_bias(),
+        ("bf16i4bf16_rowwise", "int4"): _INT4_CPU,
+        ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CPU.with_bias(),
         ("bf16i8bf16_rowwise", "int8"): _INT8,
         ("bf16i8bf16_rowwise_bias", "int8"): _INT8.with_bias(),
-        ("int8_mm", "int8"): Peer("_int_mm", _stored, _int_mm),
-        ("scaled_mm_rowwise", "int8"): Peer("_int_mm and scales", _stored, _int_mm_scaled),
-        ("scaled_mm_rowwise", "float8_e4m3fn"): Peer("_scaled_mm", _stored, _scaled_mm),
-        ("scaled_mm_rowwise", "float8_e5m2"): Peer("_scaled_mm", _stored, _scaled_mm),
-        ("scaled_linear_rowwise", "int8"): _dynamic("_int_mm and scales", _int_mm_scaled),
-        ("scaled_linear_rowwise", "float8_e4m3fn"): _dynamic("_scaled_mm", _scaled_mm),
-        ("scaled_linear_rowwise", "float8_e5m2"): _dynamic("_scaled_mm", _scaled_mm),
-    }
+        **_SCALED,
+    },
+    "cuda": {
+        ("bf16i4bf16_rowwise", "int4"): _INT4_CUDA,
+        ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CUDA.with_bias(),
+        **_SCALED,
+    },
 }

@@ -236,6 +236,3 @@ def _all() -> list[Subject]:
 
 
 SUBJECTS = _all()
-
-# Largest relative Frobenius error of a row of the result, by the result's dtype: the operators' contract.
-BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from aoext.cli.subjects import BOUNDS, Problem, Subject, Tensors
+from aoext.cli.subjects import Problem, Subject, Tensors
+from aoext.ops import ERROR_BOUND
 
 # Enough rows and columns to find what is wrong, few enough to be quick.
 ROWS, COLUMNS = 4, 64
@@ -51,4 +52,4 @@ def draw(subject: Subject, p: Problem, inputs: Tensors, rotated: Tensors, g: Gen
 def bound(result: Any) -> float:
     """The largest error that a kernel of aoext may have."""
     # Quantised values are exact once their scale is: what is left is float32 rounding.
-    return BOUNDS[torch.float32 if isinstance(result, tuple) else result.dtype]
+    return ERROR_BOUND[torch.float32 if isinstance(result, tuple) else result.dtype]

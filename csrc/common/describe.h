@@ -1,0 +1,22 @@
+// Tensors in words, for error messages; and what the stable ABI tells of them without raising.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "common/torch_api.h"
+
+namespace aoext {
+
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+ScalarType dtype_of(const Tensor& t);  // Undefined for a dtype that the stable ABI has no name for
+bool is_strided(const Tensor& t);
+std::pair<int32_t, int32_t> device_of(const Tensor& t);  // type and index
+
+const char* dtype_name(ScalarType dtype);  // as PyTorch writes it: "float8_e4m3fn"
+std::string device_name(const Tensor& t);  // "cuda:0"
+std::string list(Sizes sizes);             // "[4, 7]"
+std::string describe(const Tensor& t);     // "int8 [4, 7]"
+
+}  // namespace aoext
