@@ -114,6 +114,8 @@ def test_installed(wheel: Path, torch: str, scratch: Path) -> None:
     )
     output = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=scratch)
     print(output.strip().splitlines()[-1])
+    small = ("--windows", "2", "--new-tokens", "8", "--seconds", "0.1", "--output-dir", scratch / "out")
+    run(environment / "bin" / "aoext", "demo", *small, cwd=scratch)
 
 
 def main() -> None:

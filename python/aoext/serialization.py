@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from aoext._optional import import_safetensors
 from aoext.packing import FLOAT_DTYPES, describe, dtype_name
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import K
@@ -49,7 +50,7 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
     safetensors.
     """
     _check_module("save_model", model)
-    save_file = _safetensors().torch.save_file
+    save_file = import_safetensors().torch.save_file
     path = Path(path)
     tensors: dict[str, Tensor] = {}
     weights: dict[str, dict[str, Any]] = {}
@@ -105,16 +106,6 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
         slots.pop().fill(placed)
 
 
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            "aoext: save_model and load_model need safetensors: pip install 'aoext[safetensors]'"
-        ) from error
-    return safetensors
-
-
 def _check_module(who: str, model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{who}: model must be an nn.Module, got a {type(model).__name__}")
@@ -161,7 +152,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
     The tensors lie in the mapped file and are read when they are used.
     """
-    safetensors = _safetensors()
+    safetensors = import_safetensors()
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -15,10 +15,11 @@ import importlib.resources
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import nn
+
+from aoext._optional import import_safetensors
 
 from .data import held_out_text, split, standard_library_files
 from .model import KVCache, TinyLM, TinyLMConfig
@@ -38,23 +39,12 @@ __all__ = [
 WEIGHTS = "weights.safetensors"
 
 
-def _safetensors() -> ModuleType:
-    """The safetensors package, which only files of weights need."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            'aoext.tiny_lm needs safetensors for its weights: pip install "aoext[cli]"'
-        ) from error
-    return safetensors
-
-
 def save_tiny_lm(model: TinyLM, path: Path) -> None:
     """Write the model's weights as bf16, with its config as metadata: what load_tiny_lm reads.
 
     An older file at path is replaced in one move, so that who reads meanwhile gets one of the two.
     """
-    safetensors = _safetensors()
+    safetensors = import_safetensors()
     state = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
     unfinished = path.with_name(path.name + ".part")
     metadata = {"config": json.dumps(dataclasses.asdict(model.config))}
@@ -69,7 +59,7 @@ def load_tiny_lm(dtype: torch.dtype = torch.bfloat16, device: torch.device | str
 
     >>> load_tiny_lm().generate(b"def main(", 32)  # doctest: +SKIP
     """
-    safetensors = _safetensors()
+    safetensors = import_safetensors()
     with importlib.resources.as_file(importlib.resources.files(__name__) / WEIGHTS) as path:
         state = safetensors.torch.load_file(path)
         with safetensors.safe_open(path, framework="pt") as file:
