@@ -43,7 +43,7 @@ wheel: $(VENV)/.tools ## Build dist/*.whl for VARIANT (cpu) and check it in a cl
 test-oldest: $(VENV)/.tools ## Run the operator tests from the wheel under the oldest torch, 2.10
 	$(BIN)/python tools/wheel.py build cpu --torch torch==2.10.0
 
-sanitize: $(VENV)/.tools ## Run the operator tests under AddressSanitizer and UBSan
+sanitize: install ## Run the operator tests under AddressSanitizer and UBSan
 	bash tools/sanitize.sh $(BIN)/python
 
 lint: install ## Check formatting, style and types

@@ -118,8 +118,13 @@ def draw_operator_calls(call: tuple[str, list[object], dict[str, object]], gener
     operator, args, kwargs = call
     counts["calls"] += 1
     # The generic twin is asked of dense CPU tensors alone: it is called past the dispatcher.
-    twin = generic and all(
-        isinstance(a, torch.dtype) or (isinstance(a, torch.Tensor) and a.device.type == "cpu") for a in args
+    twin = (
+        generic
+        and isinstance(args[0], torch.Tensor)
+        and all(
+            isinstance(a, torch.dtype) or (isinstance(a, torch.Tensor) and a.device.type == "cpu")
+            for a in args
+        )
     )
     kernel = aoext.ops.generic(operator) if twin else getattr(torch.ops.ao, operator)
     try:

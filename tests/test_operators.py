@@ -24,7 +24,7 @@ BF16, FP16, FP32 = HIGH_PRECISION
 
 SHAPES = [
     Problem(1, 32, 64, 32),
-    Problem(1, 1, 2, 2, FP32, FP32),
+    Problem(1, 7, 2, 2, FP32, FP32),
     Problem(2, 3, 6, 3, FP32, BF16),  # a group that starts in the middle of a byte
     Problem(4, 33, 96, 6, BF16, FP32),
     Problem(3, 257, 130, 26, FP16, FP16),
@@ -76,6 +76,27 @@ def test_every_eight_bit_format_gives_every_output_dtype(
 def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 1, 1, FP32, FP32), generator)
     assert_close(call.run(device, kernel_of(operator)), call.reference)
+
+
+@pytest.mark.parametrize("M", [1, 5, 33])
+@pytest.mark.parametrize("operator", INPUT_CALLS)
+def test_a_single_output_channel_is_multiplied_right(operator, M, device, kernel_of, generator):
+    """The first of several: alone, its row could cancel to nothing and no bound would hold."""
+    call = CALLS[operator](Problem(M, 8, 96, 32, FP32, FP32), generator)
+    several = call.run(device, kernel_of(operator))
+    schema = getattr(torch.ops.ao, operator).default._schema
+
+    def first(name, t):
+        if name in ("input", "input_scale"):
+            return t
+        by_group = "i4" in operator and name in ("scale", "zero_point")
+        return t[:, :1].contiguous() if by_group else t[:1]
+
+    args = [first(a.name, t).to(device) for a, t in zip(schema.arguments, call.args, strict=False)]
+    alone = kernel_of(operator)(*args, **call.kwargs)
+    assert alone.shape == (M, 1)
+    padded = torch.cat([alone, several[:, 1:]], dim=1)
+    assert_close(padded, call.reference)
 
 
 @pytest.mark.parametrize("M", [1, 9])

@@ -12,21 +12,15 @@ build=build/sanitize
   -DAOEXT_CUDA=OFF -DAOEXT_SYCL=OFF -DAOEXT_SANITIZE=$AOEXT_SANITIZE -DSKBUILD_PROJECT_VERSION_FULL=sanitize >/dev/null
 "$(dirname "$python")/cmake" --build $build
 
-# A package beside nothing: the Python sources and the sanitized library, ahead of any installed aoext.
-site=$build/site
-rm -rf $site && mkdir -p $site/aoext/lib
-cp -r python/aoext/. $site/aoext/
-cp $build/libaoext.so $site/aoext/lib/
-mkdir -p $site/aoext-0.dist-info
-printf 'Metadata-Version: 2.1\nName: aoext\nVersion: 0+sanitize\n' >$site/aoext-0.dist-info/METADATA
-
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-export PYTHONPATH=$PWD/$site
+export AOEXT_LIBRARY=$PWD/$build/libaoext.so
+
+"$python" -c "import aoext, pathlib, sys; sys.exit('$AOEXT_LIBRARY' not in pathlib.Path('/proc/self/maps').read_text())"
 usable=$("$python" -c "from aoext.info import build_config; print(build_config()['usable here'].replace(',', ''))")
 for isa in $usable; do
   echo "sanitizers, $isa"
-  AOEXT_CPU_ISA=$isa "$python" -m pytest -q -p no:cacheprovider tests/test_operators.py tests/test_bad_input.py \
+  AOEXT_CPU_ISA=$isa "$python" -m pytest -q --capture=sys -p no:cacheprovider tests/test_operators.py tests/test_bad_input.py \
     -k "not 2_31 and not thousands"
 done
 "$python" tests/draw_calls.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,9 +16,11 @@ _LIBRARY = Path("lib") / "libaoext.so"
 def find_library(package_path: Iterable[str]) -> Path:
     """The library below one of a package's directories; an editable install has several.
 
-    Raises ImportError if none holds it.
+    The environment variable AOEXT_LIBRARY names another build of it, such as one with sanitizers.
+    Raises ImportError if there is none.
     """
-    tried = [Path(directory) / _LIBRARY for directory in package_path]
+    override = os.environ.get("AOEXT_LIBRARY")
+    tried = [Path(override)] if override else [Path(directory) / _LIBRARY for directory in package_path]
     for path in tried:
         if path.is_file():
             return path
