@@ -99,6 +99,18 @@ def test_a_single_output_channel_is_multiplied_right(operator, M, device, kernel
     assert_close(padded, call.reference)
 
 
+@pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("M", [2, 70])
+@pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "scaled_linear_rowwise"])
+def test_a_bias_that_is_left_out_adds_nothing(operator, M, eight_bit, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 40, 64, 64, FP32, FP32, eight_bit), generator)
+    *args, bias = (a.to(device) for a in call.args)
+    result = kernel_of(operator)(*args, **call.kwargs)
+    assert_close(result, call.reference - bias.cpu().double())
+    on_meta = getattr(torch.ops.ao, operator)(*(a.to("meta") for a in args), **call.kwargs)
+    assert (on_meta.shape, on_meta.dtype) == (result.shape, result.dtype)
+
+
 @pytest.mark.parametrize("M", [1, 9])
 def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
     x = torch.full((M, 131071), -128, dtype=torch.int8)

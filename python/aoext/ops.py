@@ -27,14 +27,21 @@ def operators() -> list[str]:
 
 
 def _check_device(operator: str, **tensors: Tensor | None) -> None:
-    """Meta tensors beside real ones reach a fake kernel and no other."""
-    (first_name, first), *others = [(name, t) for name, t in tensors.items() if t is not None]
+    """Meta tensors beside real ones, or beside None, reach a fake kernel and no other."""
+    for name, t in tensors.items():
+        if t is None:
+            raise RuntimeError(f"ao::{operator}: {name} must be a tensor, got None")
+    (first_name, first), *others = _given(**tensors).items()
     for name, t in others:
         if t.device != first.device:
             raise RuntimeError(
                 f"ao::{operator}: {name} must be on the device of {first_name}, {first.device}, "
                 f"got {t.device}"
             )
+
+
+def _given(**optional: Tensor | None) -> dict[str, Tensor]:
+    return {name: t for name, t in optional.items() if t is not None}
 
 
 def _check_matrix(operator: str, weight: Tensor) -> None:
@@ -90,7 +97,7 @@ def _register_fakes() -> None:
             weight=weight,
             input_scale=input_scale,
             weight_scale=weight_scale,
-            bias=bias,
+            **_given(bias=bias),
         )
         return _linear_result("scaled_mm_rowwise", input, weight, out_dtype or torch.bfloat16)
 
@@ -101,12 +108,13 @@ def _register_fakes() -> None:
             input=input,
             weight=weight,
             weight_scale=weight_scale,
-            bias=bias,
+            **_given(bias=bias),
         )
         return _linear_result("scaled_linear_rowwise", input, weight, input.dtype)
 
     @fake("quantize_rowwise")
     def _(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        _check_device("quantize_rowwise", input=input)
         scales = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
         return input.new_empty(input.shape, dtype=dtype), scales
 
