@@ -155,6 +155,22 @@ def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, g
     assert not torch.isfinite(dirty[1]).any()
 
 
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("M", [2, 40])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op.endswith("_bias") or op.startswith("scaled")])
+def test_a_bias_that_is_not_finite_stays_in_its_column(operator, M, value, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 40, 128, 32), generator)
+    *args, bias = (a.to(device) for a in call.args)
+    clean = kernel_of(operator)(*args, bias, **call.kwargs).cpu()
+    bias[7] = value
+    result = kernel_of(operator)(*args, bias, **call.kwargs).cpu()
+    others = torch.arange(40) != 7
+    assert torch.equal(result[:, others], clean[:, others])
+    assert torch.equal(
+        result[:, 7].nan_to_num(1, 2, 3), torch.full((M,), value).nan_to_num(1, 2, 3).bfloat16()
+    )
+
+
 @pytest.mark.parametrize("M", [1, 7, 30])
 @pytest.mark.parametrize("operator", INPUT_CALLS)
 def test_non_contiguous_input_gives_the_same_bits(operator, M, device, kernel_of, generator):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "common/dispatcher.h"
@@ -120,6 +121,7 @@ inline void store_bias_parts(float bias, char* out) {
     uint16_t rounded;
     kernels().from_float(Element::bf16, &bias, &rounded, 1);
     kernels().to_float(Element::bf16, &rounded, &parts[i], 1);
+    if (!std::isfinite(parts[i])) break;  // Inf − Inf would make it NaN
     bias -= parts[i];
   }
   kernels().from_float(Element::bf16, parts, out, PanelInput::kBiasColumns);
