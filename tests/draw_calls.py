@@ -7,13 +7,13 @@ give a result of the right shape. A crash ends the process, which the caller see
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import aoext
+from reference import CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
 
 SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))
 DTYPES = [
@@ -65,8 +65,6 @@ tensors = st.builds(
 @st.composite
 def near_good_calls(draw: st.DrawFn) -> tuple[str, list[object], dict[str, object]]:
     """A good call with zero, one or two arguments replaced, or one size changed."""
-    from reference import CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
-
     operator = draw(st.sampled_from(aoext.ops.operators()))
     groups, group_size = draw(st.integers(1, 4)), draw(st.sampled_from([2, 3, 6, 16, 32, 64]))
     K = groups * group_size * (2 if group_size % 2 else 1)
@@ -142,7 +140,6 @@ def draw_operator_calls(call: tuple[str, list[object], dict[str, object]], gener
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(__file__))
     print(f"AOEXT_TEST_SEED={SEED}", flush=True)
     draw_operator_calls()
     print(", ".join(f"{name}: {count}" for name, count in counts.items()))

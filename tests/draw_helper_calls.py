@@ -6,8 +6,6 @@ shape. A crash ends the process, which the caller sees.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +121,6 @@ def draw_helper_calls(call: tuple[Callable[..., Any], list[Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(__file__))
     print(f"AOEXT_TEST_SEED={SEED}", flush=True)
     draw_helper_calls()
     print(", ".join(f"{name}: {count}" for name, count in counts.items()))

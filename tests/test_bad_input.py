@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-from reference import CALLS, Problem
+from conftest import run_drawn_calls
+from reference import CALLS, INPUT_CALLS, Problem
 
 GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
 
@@ -22,10 +18,6 @@ def arguments(operator, generator):
     return dict(zip([a.name for a in schema.arguments], call.args, strict=False)), call.kwargs
 
 
-def int4(t):
-    return {"weight": t}
-
-
 # (operators, argument, how to spoil it, the error after "ao::<operator>: ").
 INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias"]
 ROWWISE = ["bf16i8bf16_rowwise", "bf16f8bf16_rowwise_bias", "scaled_linear_rowwise"]
@@ -35,15 +27,14 @@ BIAS = [
     "scaled_mm_rowwise",
     "scaled_linear_rowwise",
 ]
-LINEAR = [name for name in CALLS if name != "dequantize_int4"]
 FLOAT_INPUT = [*INT4, *ROWWISE]
 
 CASES = [
     (FLOAT_INPUT, "input", lambda t: t.double(), r"input must be bfloat16, float16 or float32 \[..., K\], got float64 \[3, 64\]"),
     (FLOAT_INPUT, "input", lambda t: t.int(), r"input must be .*, got int32 \[3, 64\]"),
     (FLOAT_INPUT, "input", lambda t: t.to(torch.complex64), r"input must be .*, got complex64"),
-    (LINEAR, "input", lambda t: t[0, 0], r"input must be .* \[..., K\], got \w+ \[\]"),
-    (LINEAR, "input", lambda t: t[:, :0], r"input must be \[..., K\] with K > 0, got \w+ \[3, 0\]"),
+    (INPUT_CALLS, "input", lambda t: t[0, 0], r"input must be .* \[..., K\], got \w+ \[\]"),
+    (INPUT_CALLS, "input", lambda t: t[:, :0], r"input must be \[..., K\] with K > 0, got \w+ \[3, 0\]"),
     (INT4, "input", lambda t: t[:, :63], r"input must be \[..., K\] with K even, got bfloat16 \[3, 63\]"),
     (INT4, "input", lambda t: t[:, :62], r"weight must be int8 \[N, K/2\] = \[\*, 31\] for an input with K = 62, got int8 \[40, 32\]"),
     (["int8_mm"], "input", lambda t: t.float(), r"input must be int8 \[..., K\], got float32 \[3, 64\]"),
@@ -165,15 +156,7 @@ def test_missing_and_wrong_python_types_are_the_dispatchers_errors(generator):
 
 def test_thousands_of_drawn_calls_never_crash_the_process():
     """In a process of its own, so that a crash is a failure here rather than the end of the run."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "draw_calls.py")],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    counts = re.search(r"calls: (\d+), raised: (\d+), ran: (\d+)", done.stdout)
-    calls, raised, ran = map(int, counts.groups())
+    calls, raised, ran = run_drawn_calls("draw_calls.py")
     assert calls >= 3000
     assert raised >= 1000
     assert ran >= 20

@@ -99,6 +99,14 @@ def test_a_missing_library_is_an_import_error_that_says_where_it_was_sought(tmp_
         find_library([str(tmp_path)])
 
 
+def test_another_build_of_the_library_can_be_named(library, monkeypatch, tmp_path):
+    monkeypatch.setenv("AOEXT_LIBRARY", str(library))
+    assert find_library([str(tmp_path)]) == library
+    monkeypatch.setenv("AOEXT_LIBRARY", str(tmp_path / "other.so"))
+    with pytest.raises(ImportError, match=r"looked for .*other\.so"):
+        find_library(aoext.__path__)
+
+
 def test_a_broken_library_is_an_import_error(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libaoext.so").write_text("not a library")

@@ -60,7 +60,12 @@ def test_every_make_target_that_the_documents_name_exists():
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     for document in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"):
         for target in re.findall(r"make ([a-z-]+)", (root / document).read_text(encoding="utf-8")):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE) or target in ("lists",), (
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), (
                 document,
                 target,
             )
+
+
+def test_the_page_of_operators_names_all_of_them_and_no_other():
+    page = (Path(__file__).parent.parent / "docs" / "operators.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == set(aoext.ops.operators())

@@ -87,7 +87,10 @@ def test_compile_follows_views_products_and_autocast(format, device, generator):
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     for result, expected in zip(compiled(x, weight), function(x, weight), strict=True):
         assert result.dtype is expected.dtype
-        assert_close(result, expected.cpu().double())
+        if device.type == "cpu":
+            assert torch.equal(result, expected)
+        else:  # a GPU's library chooses its product by strides and alignment, which compiling may change
+            assert_close(result, expected.cpu().double())
 
 
 def test_the_key_of_compiled_code_tells_weights_of_another_form_apart(device, generator):

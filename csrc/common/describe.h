@@ -8,8 +8,6 @@
 
 namespace aoext {
 
-using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
-
 ScalarType dtype_of(const Tensor& t);  // Undefined for a dtype that the stable ABI has no name for
 bool is_strided(const Tensor& t);
 std::pair<int32_t, int32_t> device_of(const Tensor& t);  // type and index

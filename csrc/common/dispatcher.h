@@ -31,8 +31,6 @@ std::tuple<Tensor, Tensor> call2(const char* op, const char* overload, const Arg
 
 namespace aten {
 
-using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
-
 Tensor empty(Sizes sizes, ScalarType dtype, const Tensor& device_of);
 Tensor scalar_like(double value, ScalarType dtype, const Tensor& device_of);
 Tensor to(const Tensor& t, ScalarType dtype);

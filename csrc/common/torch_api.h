@@ -8,6 +8,7 @@
 
 namespace aoext {
 
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 

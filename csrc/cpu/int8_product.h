@@ -12,7 +12,9 @@ inline Tensor int8_panel(const Plan& plan, const Tensor& x, const Tensor& w) {
   return call("aten::_int_mm", "", x, aten::transpose(w));
 }
 
-// Algorithm::dot. Calls store(m, first, count, acc) with the int32 sums of columns [first, first + count) of row m, from
+// Algorithm::dot.
+//
+// Calls store(m, first, count, acc) with the int32 sums of columns [first, first + count) of row m, from
 // several threads; first is a multiple of kTile and count at most kTile.
 template <class Store>
 void int8_dot(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Store& store) {

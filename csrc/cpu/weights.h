@@ -11,15 +11,11 @@
 
 namespace aoext::cpu {
 
-// Elements [first, first + count) of a contiguous high-precision or 8-bit buffer, as float32.
-inline std::vector<float> floats(const void* data, ScalarType dtype, int64_t first, int64_t count, int64_t element_size) {
-  std::vector<float> out(count);
-  kernels().to_float(element(dtype), static_cast<const char*>(data) + first * element_size, out.data(), count);
-  return out;
-}
-
+// A contiguous tensor's elements as float32.
 inline std::vector<float> floats(const Tensor& t) {
-  return floats(t.const_data_ptr(), t.scalar_type(), 0, t.numel(), static_cast<int64_t>(t.element_size()));
+  std::vector<float> out(t.numel());
+  kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
+  return out;
 }
 
 struct Int4Weight {
