@@ -1,0 +1,48 @@
+#include "sycl/device.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+namespace aoext::xpu {
+namespace {
+
+constexpr int kThreadsOfAVectorEngine = 8;
+
+bool has_dpas(const sycl::device& device) {
+  if (!device.is_gpu() || !device.has(sycl::aspect::ext_intel_matrix)) return false;
+  using sycl::ext::oneapi::experimental::matrix::matrix_type;
+  namespace info = sycl::ext::oneapi::experimental::info::device;
+  // Xe-HPC, Xe2 and later multiply 16 columns at a time, Xe-HPG (Arc A) 8.
+  const auto tiles = device.get_info<info::matrix_combinations>();
+  return std::any_of(tiles.begin(), tiles.end(),
+                     [](const auto& tile) { return tile.atype == matrix_type::bf16 && tile.nsize == 16 && tile.ksize == 16; });
+}
+
+Device ask(const sycl::device& device) {
+  namespace info = sycl::info::device;
+  const auto sub_groups = device.get_info<info::sub_group_sizes>();
+  const bool gpu = device.is_gpu();
+  const int units = static_cast<int>(device.get_info<info::max_compute_units>());
+  return {device.get_info<info::name>(),
+          gpu,
+          has_dpas(device),
+          std::find(sub_groups.begin(), sub_groups.end(), 16) != sub_groups.end(),
+          device.has(sycl::aspect::fp16),
+          device.get_info<info::local_mem_size>(),
+          device.get_info<info::max_work_group_size>(),
+          gpu ? units * kThreadsOfAVectorEngine : units};
+}
+
+}  // namespace
+
+const Device& device_of(const sycl::queue& queue) {
+  static std::mutex mutex;
+  static std::unordered_map<sycl::device, Device> known;
+  const std::lock_guard lock(mutex);
+  const sycl::device device = queue.get_device();
+  const auto found = known.find(device);
+  return found != known.end() ? found->second : known.emplace(device, ask(device)).first->second;
+}
+
+}  // namespace aoext::xpu

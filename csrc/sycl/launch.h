@@ -1,0 +1,43 @@
+// Runs a kernel of an embedded image on a queue.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include <sycl/sycl.hpp>
+
+#include "common/torch_api.h"
+#include "sycl/kernels/element.h"
+
+namespace aoext::xpu {
+
+struct KernelName {
+  const char* image;
+  std::string name;
+};
+
+// Builds the image on first use, once for each context and device; threads that ask meanwhile wait.
+sycl::kernel kernel(const sycl::queue& queue, const KernelName& name);
+
+// Builds all images that this device runs. Returns how many there are.
+int build_images(const sycl::queue& queue);
+
+[[noreturn]] void raise_sycl_error(const KernelName& name, const std::exception& error);
+
+// Arguments are USM pointers and scalars, in the order and of the types of the kernel's parameters.
+template <class... Args>
+void launch(sycl::queue& queue, const KernelName& name, const sycl::nd_range<2>& range, const Args&... args) {
+  try {
+    const sycl::kernel k = kernel(queue, name);
+    queue.submit([&](sycl::handler& handler) {
+      handler.set_args(args...);
+      handler.parallel_for(range, k);
+    });
+  } catch (const sycl::exception& error) {
+    raise_sycl_error(name, error);
+  }
+}
+
+Element element(ScalarType dtype);
+
+}  // namespace aoext::xpu

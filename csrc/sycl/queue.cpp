@@ -1,0 +1,31 @@
+#include "sycl/queue.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace aoext::xpu {
+namespace {
+
+using GetStream = int32_t(int32_t device, void** stream);
+
+// In libtorch_xpu.so, whose header declares it in builds with XPU only. Looked up by name, so that the
+// library loads beside a PyTorch without it.
+GetStream* find_get_stream() {
+  constexpr const char* kName = "aoti_torch_get_current_xpu_stream";
+  if (void* const found = dlsym(RTLD_DEFAULT, kName)) return reinterpret_cast<GetStream*>(found);
+  void* const library = dlopen("libtorch_xpu.so", RTLD_NOLOAD | RTLD_LAZY);
+  return library == nullptr ? nullptr : reinterpret_cast<GetStream*>(dlsym(library, kName));
+}
+
+}  // namespace
+
+sycl::queue& current_queue(const Tensor& t) {
+  static GetStream* const get_stream = find_get_stream();
+  void* queue = nullptr;
+  if (get_stream == nullptr || get_stream(t.get_device_index(), &queue) != 0 || queue == nullptr)
+    throw std::runtime_error("aoext: PyTorch gave no SYCL queue for xpu:" + std::to_string(t.get_device_index()));
+  return *static_cast<sycl::queue*>(queue);
+}
+
+}  // namespace aoext::xpu

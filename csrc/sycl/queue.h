@@ -1,0 +1,13 @@
+// Where PyTorch's work on an XPU goes: its current SYCL queue.
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include "common/torch_api.h"
+
+namespace aoext::xpu {
+
+// The current stream of the device that holds `t`. Raises RuntimeError where this PyTorch has no XPU.
+sycl::queue& current_queue(const Tensor& t);
+
+}  // namespace aoext::xpu
