@@ -5,11 +5,12 @@ TORCH ?= torch==2.13.0
 VARIANT ?= cpu
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc cmake tools -type f) CMakeLists.txt pyproject.toml VERSION
+SIMULATOR := $(shell find tests/xpu_sim -type f -not -name '*.pyc' -not -path 'tests/xpu_sim/tests/*')
 # Builds may not use more cores than there are; scikit-build-core reads this.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-oldest sanitize wheel lint format clean
+.PHONY: help install demo bench test test-oldest sanitize wheel check-libsycl lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -19,11 +20,21 @@ $(VENV)/.tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet $$($(BIN)/python tools/requirements.py dev)
+	$(BIN)/python tools/requirements.py dev > $(VENV)/requirements.txt
+	$(BIN)/pip install --quiet --requirement $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# The tests' XPU tensors on a machine without an Intel GPU, where they can be compiled.
+$(VENV)/.simulator: $(VENV)/.tools $(SIMULATOR)
+	@if [ "$$(uname -m)" != x86_64 ] || [ ! -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
+	  echo "no simulated XPU: it needs x86-64 and Python's headers (python3-dev)"; \
+	else \
+	  $(BIN)/pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir=$(CURDIR)/build/xpu_sim ./tests/xpu_sim; \
+	fi
 	@touch $@
 
 install: $(VENV)/.installed ## Set up $(VENV) with an editable aoext
@@ -34,10 +45,10 @@ demo: install ## Quantise a small language model with every scheme and show what
 bench: install ## Time every operator against bfloat16 and torch's own quantised operators
 	$(BIN)/aoext bench
 
-test: install ## Run all tests on the devices at hand
+test: install $(VENV)/.simulator ## Run all tests on the devices at hand and on a simulated XPU
 	$(BIN)/python -m pytest
 
-wheel: $(VENV)/.tools ## Build dist/*.whl for VARIANT (cpu) and check it in a clean environment
+wheel: $(VENV)/.tools ## Build dist/*.whl for VARIANT (cpu or xpu) and check it in a clean environment
 	$(BIN)/python tools/wheel.py build $(VARIANT) --torch $(TORCH)
 
 test-oldest: $(VENV)/.tools ## Run the operator tests from the wheel under the oldest torch, 2.10
@@ -45,6 +56,9 @@ test-oldest: $(VENV)/.tools ## Run the operator tests from the wheel under the o
 
 sanitize: install ## Run the operator tests under AddressSanitizer and UBSan
 	bash tools/sanitize.sh $(BIN)/python
+
+check-libsycl: $(VENV)/.tools ## Compile the host code for Intel GPUs against libsycl 8, of torch 2.11 and 2.12
+	bash tools/libsycl8.sh $(BIN)/python
 
 lint: install ## Check formatting, style and types
 	$(BIN)/ruff check .

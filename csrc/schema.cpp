@@ -25,7 +25,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao, m) {
   m.def("quantize_rowwise(Tensor input, ScalarType dtype) -> (Tensor, Tensor)");
   m.def("scaled_linear_rowwise(Tensor input, Tensor weight, Tensor weight_scale, Tensor? bias=None) -> Tensor");
 
-  // What a device would run for a call, and how it was built: behind aoext.explain and aoext.show_config.
+  // Behind aoext.explain, aoext.warmup and aoext.show_config: what a device would run for a call, getting its kernels
+  // ready, and how the library was built.
   m.def("_explain(str operator, Tensor[] tensors) -> str");
+  m.def("_warmup(Tensor like) -> str");
   m.def("_build_config() -> str");
 }

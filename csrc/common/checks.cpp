@@ -117,6 +117,7 @@ class Checker {
     require(is_high_precision(dtype_of(bias)) && bias.dim() == 1 && bias.size(0) == p.N, "bias",
             text("bfloat16, float16 or float32 [N] = [", p.N, "]"), bias);
     p.has_bias = true;
+    p.bias = dtype_of(bias);
   }
 
  private:

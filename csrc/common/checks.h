@@ -18,6 +18,7 @@ struct LinearProblem {
   ScalarType scale;          // of the weight's scales (and zero points)
   ScalarType output;
   bool has_bias;
+  ScalarType bias;  // where there is one
 };
 
 struct QuantizeProblem {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/linear.h"
-#include "generic/int8_mm.h"
+#include "generic/generic.h"
 
 namespace aoext::cpu {
 

@@ -1,9 +1,9 @@
 // Weight-only int4 on any device: dequantise a block of rows, multiply, next block.
 #include "generic/blocks.h"
 #include "generic/dequantize_int4.h"
+#include "generic/generic.h"
 
 namespace aoext::generic {
-namespace {
 
 Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
   const LinearProblem p = check_bf16i4bf16_rowwise(input, weight, scale, zero_point);
@@ -17,8 +17,6 @@ Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const 
   const LinearProblem p = check_bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
   return add_bias(p, call("ao::bf16i4bf16_rowwise", "", input, weight, scale, zero_point), bias);
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) {
   m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise));

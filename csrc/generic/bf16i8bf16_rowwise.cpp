@@ -1,8 +1,8 @@
 // Weight-only int8 on any device.
+#include "generic/generic.h"
 #include "generic/weight_only_8bit.h"
 
 namespace aoext::generic {
-namespace {
 
 Tensor bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
   return weight_only_8bit(check_bf16i8bf16_rowwise(input, weight, scale), input, weight, scale);
@@ -13,8 +13,6 @@ Tensor bf16i8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const 
   const LinearProblem p = check_bf16i8bf16_rowwise_bias(input, weight, scale, bias);
   return add_bias(p, call("ao::bf16i8bf16_rowwise", "", input, weight, scale), bias);
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) {
   m.impl("bf16i8bf16_rowwise", TORCH_BOX(&bf16i8bf16_rowwise));

@@ -1,5 +1,7 @@
 #include "generic/dequantize_int4.h"
 
+#include "generic/generic.h"
+
 namespace aoext::generic {
 namespace {
 
@@ -16,6 +18,8 @@ Tensor unpack(const Tensor& packed) {
   return aten::stack_last(low, sign_extend(packed));
 }
 
+}  // namespace
+
 Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype) {
   const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
   Tensor out = aten::empty({p.N, p.K}, p.output, weight);
@@ -24,8 +28,6 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
   });
   return out;
 }
-
-}  // namespace
 
 Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
                             int64_t first, int64_t count) {

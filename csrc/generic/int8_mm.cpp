@@ -2,7 +2,7 @@
 //
 // |x·w| <= 2^14, so a float32 sum over 2^10 of k stays within 2^24, where every integer is exact; int8
 // values are exact in TF32 and bfloat16 too, so the matmul precision settings of a device cannot harm.
-#include "generic/int8_mm.h"
+#include "generic/generic.h"
 
 #include "generic/blocks.h"
 

@@ -3,6 +3,7 @@
 
 #include "common/formats.h"
 #include "generic/blocks.h"
+#include "generic/generic.h"
 
 namespace aoext::generic {
 namespace {
@@ -25,6 +26,8 @@ std::tuple<Tensor, Tensor> quantize_block(const Tensor& x, ScalarType dtype) {
   return {aten::to(q, dtype), scale};
 }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
   const QuantizeProblem p = check_quantize_rowwise(input, dtype);
   Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
@@ -40,8 +43,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   });
   return {values, scales};
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
 

@@ -1,5 +1,6 @@
 // 8-bit input × 8-bit weight with row and column scales on any device.
 #include "generic/blocks.h"
+#include "generic/generic.h"
 
 namespace aoext::generic {
 namespace {
@@ -13,6 +14,8 @@ Tensor scale(const LinearProblem& p, const Tensor& acc, const Tensor& input_scal
   if (bias) y = aten::add(y, aten::to(aten::narrow(*bias, 0, first, count), ScalarType::Float));
   return aten::to(y, p.output);
 }
+
+}  // namespace
 
 Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& weight_scale,
                          const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
@@ -31,8 +34,6 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   });
   return y;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("scaled_mm_rowwise", TORCH_BOX(&scaled_mm_rowwise)); }
 

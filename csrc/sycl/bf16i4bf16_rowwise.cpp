@@ -1,36 +1,106 @@
 // Weight-only int4 on an XPU.
 #include "common/dispatcher.h"
+#include "generic/generic.h"
+#if __has_include("sycl/int4_correction.h")
+#include "sycl/int4_correction.h"
+#endif
+#if __has_include("sycl/linear_any.h")
+#include "sycl/linear_any.h"
+#endif
 #include "sycl/plan.h"
+#include "sycl/product.h"
 #include "sycl/queue.h"
 
 namespace aoext::xpu {
 namespace {
 
-bool aligned(const Tensor& t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0; }
+struct Int4Weight {
+  const Tensor &weight, &scale, &zero_point;
+};
 
-Tensor linear(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-              const OptionalTensor& bias) {
+const void* data_of(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
+
+void tile(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& y, const Tensor& x, const Int4Weight& w,
+          const OptionalTensor& bias) {
+  launch(queue, plan.kernel, tile_range(plan, p), y.mutable_data_ptr(), x.const_data_ptr(), w.weight.const_data_ptr(),
+         w.scale.const_data_ptr(), w.zero_point.const_data_ptr(), data_of(bias), p.M, p.N, static_cast<int>(p.K),
+         static_cast<int>(p.group_size), int{element(p.output)}, int{element(p.scale)}, int{element(p.bias)});
+}
+
+// oneDNN knows integer zero points alone. w = q · s + z is (q − zp) · s + r with the integer zp next to −z / s and
+// the rest r = z + zp · s, at most half a scale. oneDNN multiplies by the first; the second, times the sums of x
+// over each group, is a small float32 product that is added before the one rounding. (With zp = 0 it would be as
+// exact in sum, but oneDNN rounds (q − zp) · s to the input's type, and where it cancels against z an outlier in x
+// shows the difference.)
+void product(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& y, const Tensor& x, const Int4Weight& w,
+             const OptionalTensor& bias) {
+#if __has_include("sycl/int4_correction.h")
+  const int64_t groups = p.K / p.group_size;
+  const Int4Zeros zeros = split_zeros(queue, p, w.scale, w.zero_point);
+  const Tensor sums = group_sums(queue, p, x);
+  const Tensor correction = aten::empty({p.M, p.N}, ScalarType::Float, y);
+
+  onednn::Matmul add;
+  add.M = p.M, add.N = p.N, add.K = groups;
+  add.input = add.weight = add.output = onednn::Type::f32;
+  add.weight_is_kn = true;
+  onednn::Arguments arguments;
+  arguments.input = sums.const_data_ptr();
+  arguments.weight = zeros.rest.const_data_ptr();
+  arguments.output = correction.mutable_data_ptr();
+  multiply(queue, add, arguments, y);
+
+  arguments = {};
+  arguments.input = x.const_data_ptr();
+  arguments.weight = w.weight.const_data_ptr();
+  arguments.scale = (plan.product.scale == onednn_type(p.scale) ? w.scale : zeros.scale).const_data_ptr();
+  arguments.zero_point = zeros.integers.const_data_ptr();
+  arguments.addend = correction.const_data_ptr();
+  arguments.bias = data_of(bias);
+  arguments.output = y.mutable_data_ptr();
+  multiply(queue, plan.product, arguments, y);
+#endif
+}
+
+// Null where no kernel of this folder serves.
+OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Weight& w, const OptionalTensor& bias) {
+  const Tensor x = aten::contiguous(input);
+  const OptionalTensor dense_bias = bias ? OptionalTensor(aten::contiguous(*bias)) : std::nullopt;
+  sycl::queue& queue = current_queue(input);
+  const Plan plan = plan_int4(p, queue, alignment_of({&x, &w.weight}));
+  if (plan.algorithm == Algorithm::generic) return std::nullopt;
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  const Tensor x = aten::contiguous(input);
-  sycl::queue& queue = current_queue(input);
-  const Plan plan = plan_int4(p, device_of(queue), aligned(x, 16) && aligned(weight, 16));
-  const int64_t width = int64_t{plan.sub_groups} * 16;
-  const sycl::nd_range<2> range({static_cast<size_t>((p.M + plan.rows - 1) / plan.rows),
-                                 static_cast<size_t>((p.N + plan.columns - 1) / plan.columns * width)},
-                                {1, static_cast<size_t>(width)});
-  launch(queue, plan.kernel, range, y.mutable_data_ptr(), x.const_data_ptr(), weight.const_data_ptr(), scale.const_data_ptr(),
-         zero_point.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr, p.M, p.N, static_cast<int>(p.K),
-         static_cast<int>(p.group_size), int{element(p.output)}, int{element(p.scale)}, bias ? int{element(bias->scalar_type())} : 0);
+  switch (plan.algorithm) {
+    case Algorithm::tile: tile(p, plan, queue, y, x, w, dense_bias); break;
+    case Algorithm::onednn: product(p, plan, queue, y, x, w, dense_bias); break;
+#if __has_include("sycl/linear_any.h")
+    default: linear_any(queue, p, y, x, w.weight, &w.scale, &w.zero_point, nullptr, dense_bias);
+#else
+    default: break;
+#endif
+  }
   return y;
 }
 
 Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
-  return linear(check_bf16i4bf16_rowwise(input, weight, scale, zero_point), input, weight, scale, zero_point, std::nullopt);
+  const LinearProblem p = check_bf16i4bf16_rowwise(input, weight, scale, zero_point);
+  const OptionalTensor y = linear(p, input, {weight, scale, zero_point}, std::nullopt);
+  return y ? *y : generic::bf16i4bf16_rowwise(input, weight, scale, zero_point);
+}
+
+Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
+                               const Tensor& bias) {
+  const LinearProblem p = check_bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
+  const OptionalTensor y = linear(p, input, {weight, scale, zero_point}, bias);
+  return y ? *y : generic::bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) { m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise)); }
+STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) {
+  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise));
+  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&bf16i4bf16_rowwise_bias));
+}
 
 }  // namespace aoext::xpu

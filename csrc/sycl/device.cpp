@@ -36,6 +36,8 @@ Device ask(const sycl::device& device) {
 
 }  // namespace
 
+bool needs_dpas(const std::string& image) { return image.find(".dpas") != std::string::npos; }
+
 const Device& device_of(const sycl::queue& queue) {
   static std::mutex mutex;
   static std::unordered_map<sycl::device, Device> known;

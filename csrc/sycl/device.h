@@ -18,6 +18,9 @@ struct Device {
   int threads;          // sub-groups that run at once, at least
 };
 
+// Images are named <source>.<variant>; those of the variant dpas need the matrix engine.
+bool needs_dpas(const std::string& image);
+
 // Asked once per device.
 const Device& device_of(const sycl::queue& queue);
 

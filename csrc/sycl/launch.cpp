@@ -1,12 +1,10 @@
 #include "sycl/launch.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <unordered_map>
 
-#include "sycl/device.h"
 #include "sycl/images.h"
 
 namespace aoext::xpu {
@@ -15,17 +13,10 @@ namespace {
 namespace syclexp = sycl::ext::oneapi::experimental;
 using Bundle = sycl::kernel_bundle<sycl::bundle_state::executable>;
 
-Bundle build(const sycl::queue& queue, const Image& image) {
-  const std::vector<std::byte> spirv(reinterpret_cast<const std::byte*>(image.begin),
-                                     reinterpret_cast<const std::byte*>(image.end));
-  auto source = syclexp::create_kernel_bundle_from_source(queue.get_context(), syclexp::source_language::spirv, spirv);
-  return syclexp::build(source, std::vector<sycl::device>{queue.get_device()});
-}
-
 // What has been built for one context and device. Contexts live as long as the process: PyTorch keeps one.
 struct Built {
   std::map<std::string, Bundle> bundles;                  // by image
-  std::unordered_map<std::string, sycl::kernel> kernels;  // by name, which is unique over all images of a device
+  std::unordered_map<std::string, sycl::kernel> kernels;  // by image and name
 };
 
 struct Key {
@@ -40,28 +31,44 @@ struct KeyHash {
   }
 };
 
-const Image& find_image(const char* name) {
-  const auto& all = images();
-  return *std::find_if(all.begin(), all.end(), [&](const Image& image) { return std::strcmp(image.name, name) == 0; });
+// Calls f(what has been built for this queue) while nobody else may.
+template <class F>
+auto locked(const sycl::queue& queue, const F& f) {
+  static std::mutex mutex;
+  static std::unordered_map<Key, Built, KeyHash> all;
+  const std::lock_guard lock(mutex);
+  return f(all[Key{queue.get_context(), queue.get_device()}]);
+}
+
+Bundle& bundle(Built& built, const sycl::queue& queue, const std::string& name) {
+  const auto found = built.bundles.find(name);
+  if (found != built.bundles.end()) return found->second;
+  const auto image = std::find_if(images().begin(), images().end(), [&](const Image& i) { return i.name == name; });
+  if (image == images().end()) throw std::runtime_error("aoext: this build has no image " + name);
+  const std::vector<std::byte> spirv(reinterpret_cast<const std::byte*>(image->begin),
+                                     reinterpret_cast<const std::byte*>(image->end));
+  auto source = syclexp::create_kernel_bundle_from_source(queue.get_context(), syclexp::source_language::spirv, spirv);
+  return built.bundles.emplace(name, syclexp::build(source, std::vector<sycl::device>{queue.get_device()})).first->second;
 }
 
 }  // namespace
 
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
-  static std::mutex mutex;
-  static std::unordered_map<Key, Built, KeyHash> all;
-  const std::lock_guard lock(mutex);
-  Built& built = all[Key{queue.get_context(), queue.get_device()}];
-  const std::string full = std::string(name.image) + ":" + name.name;
-  const auto found = built.kernels.find(full);
-  if (found != built.kernels.end()) return found->second;
-  auto bundle = built.bundles.find(name.image);
-  if (bundle == built.bundles.end()) bundle = built.bundles.emplace(name.image, build(queue, find_image(name.image))).first;
-  return built.kernels.emplace(full, bundle->second.ext_oneapi_get_kernel("__sycl_kernel_" + name.name)).first->second;
+  return locked(queue, [&](Built& built) {
+    const std::string full = name.image + ":" + name.name;
+    const auto found = built.kernels.find(full);
+    if (found != built.kernels.end()) return found->second;
+    return built.kernels.emplace(full, bundle(built, queue, name.image).ext_oneapi_get_kernel("__sycl_kernel_" + name.name))
+        .first->second;
+  });
+}
+
+void build(const sycl::queue& queue, const std::string& image) {
+  locked(queue, [&](Built& built) { return &bundle(built, queue, image); });
 }
 
 void raise_sycl_error(const KernelName& name, const std::exception& error) {
-  throw std::runtime_error(std::string("aoext: kernel ") + name.name + " of " + name.image + " failed: " + error.what());
+  throw std::runtime_error("aoext: kernel " + name.name + " of " + name.image + " failed: " + error.what());
 }
 
 Element element(ScalarType dtype) {

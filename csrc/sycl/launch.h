@@ -12,15 +12,15 @@
 namespace aoext::xpu {
 
 struct KernelName {
-  const char* image;
+  std::string image;
   std::string name;
 };
 
 // Builds the image on first use, once for each context and device; threads that ask meanwhile wait.
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name);
 
-// Builds all images that this device runs. Returns how many there are.
-int build_images(const sycl::queue& queue);
+// Builds an image without running anything.
+void build(const sycl::queue& queue, const std::string& image);
 
 [[noreturn]] void raise_sycl_error(const KernelName& name, const std::exception& error);
 

@@ -2,17 +2,32 @@
 
 #include <algorithm>
 
+#include "sycl/device.h"
+#include "sycl/product.h"
+#include "sycl/self_check.h"
+
 namespace aoext::xpu {
 namespace {
 
-constexpr int kLanes = 16, kBlock = 128, kMaxSubGroups = 16;  // of kernels/split_k.h
+// oneDNN rounds each dequantised weight to the input's type. Over fewer columns than this an output row may be so
+// small beside its terms that the rounding shows.
+constexpr int64_t kProductColumns = 32;
 
-const char* type_name(ScalarType t) {
-  return t == ScalarType::BFloat16 ? "bf16" : t == ScalarType::Half ? "fp16" : "fp32";
+}  // namespace
+
+int alignment_of(std::initializer_list<const Tensor*> tensors) {
+  int alignment = onednn::kAlignment;
+  for (const Tensor* t : tensors)
+    while (reinterpret_cast<uintptr_t>(t->const_data_ptr()) % alignment != 0) alignment /= 2;
+  return alignment;
 }
 
-// Enough sub-groups to keep the device busy, and no more than have a block of K each.
-int split(const LinearProblem& p, const Device& device, int rows, int columns) {
+bool serves(sycl::queue& queue, const std::string& image) {
+  const Device& device = device_of(queue);
+  return device.sub_group_16 && device.fp16 && (!needs_dpas(image) || device.dpas) && trusted(queue, image);
+}
+
+int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns) {
   const int64_t work_groups = ((p.M + rows - 1) / rows) * ((p.N + columns - 1) / columns);
   const int64_t most = std::min<int64_t>({kMaxSubGroups, (p.K + kBlock - 1) / kBlock, int64_t(device.work_group) / kLanes});
   int sub_groups = 1;
@@ -20,23 +35,85 @@ int split(const LinearProblem& p, const Device& device, int rows, int columns) {
   return sub_groups;
 }
 
+int tile_rows(int64_t M, bool dpas) { return M == 1 ? 1 : M <= 4 ? 4 : M <= 8 || !dpas ? 8 : M <= 16 ? 16 : 32; }
+
+sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p) {
+  const auto parts = [](int64_t n, int size) { return static_cast<size_t>((n + size - 1) / size); };
+  const size_t width = static_cast<size_t>(plan.sub_groups) * kLanes;
+  return {{parts(p.M, plan.rows), parts(p.N, plan.columns) * width}, {1, width}};
+}
+
+int64_t most_tile_rows(const Device& device, bool dpas) { return dpas ? 64 : device.gpu ? 8 : 1; }
+
+const char* type_name(ScalarType t) { return t == ScalarType::BFloat16 ? "bf16" : t == ScalarType::Half ? "fp16" : "fp32"; }
+
+namespace {
+
+onednn::Matmul int4_product(const LinearProblem& p, ScalarType scale) {
+  onednn::Matmul m;
+  m.M = p.M, m.N = p.N, m.K = p.K;
+  m.input = m.output = onednn_type(p.input);
+  m.weight = onednn::Type::s4;
+  m.scale = onednn_type(scale);
+  m.group_size = p.group_size;
+  m.zero_points = true;
+  m.addend = onednn::Type::f32;
+  m.bias = p.has_bias ? onednn_type(p.bias) : onednn::Type::none;
+  return m;
+}
+
+bool plan_int4_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
+  if (p.N < kProductColumns || !serves(queue, "int4_correction.lanes") ||
+      !trusted(queue, std::string("onednn.int4.") + type_name(p.input)))
+    return false;
+  // Scales in their own type, or in float32 where the engine wants that.
+  for (const ScalarType scale : {p.scale, ScalarType::Float}) {
+    plan.product = int4_product(p, scale);
+    if (!onednn_has(queue, plan.product)) continue;
+    plan.algorithm = Algorithm::onednn;
+    return true;
+  }
+  return false;
+}
+
+bool plan_int4_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, bool dpas) {
+  const std::string image = std::string(dpas ? "int4_tile.dpas_" : "int4_tile.lanes_") + type_name(p.input);
+  if (p.group_size % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, image)) return false;
+  plan.algorithm = Algorithm::tile;
+  plan.rows = tile_rows(p.M, dpas);
+  plan.columns = plan.rows >= 16 ? 2 * kLanes : kLanes;
+  plan.sub_groups = tile_sub_groups(p, device_of(queue), plan.rows, plan.columns);
+  plan.kernel = {image, std::string("int4_tile_") + type_name(p.input) + "_m" + std::to_string(plan.rows) +
+                            (p.group_size % kBlock == 0 ? "_g128" : "_g32")};
+  return true;
+}
+
 }  // namespace
 
-Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
-  if (!device.sub_group_16 || !device.fp16 || !aligned || p.group_size % 32 != 0) return {Algorithm::generic, {}, 0, 0, 0};
+Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment) {
+  const Device& device = device_of(queue);
+  Plan plan;
   const bool dpas = device.dpas && p.input != ScalarType::Float;
-  const int rows = p.M == 1 ? 1 : p.M <= 4 ? 4 : 8, columns = kLanes;
-  const int piece = p.group_size % 128 == 0 ? 128 : 32;
-  Plan plan{Algorithm::tile, {dpas ? "int4_tile.dpas" : "int4_tile.lanes", "int4_tile_"}, rows, columns, 0};
-  plan.kernel.name += std::string(type_name(p.input)) + "_m" + std::to_string(rows) + "_g" + std::to_string(piece);
-  plan.sub_groups = split(p, device, rows, columns);
+  const bool can_tile = alignment % kTileAlignment == 0;
+  const auto tile = [&] {
+    return can_tile && ((dpas && plan_int4_tile(plan, p, queue, true)) || plan_int4_tile(plan, p, queue, false));
+  };
+  const auto product = [&] { return alignment % onednn::kAlignment == 0 && plan_int4_product(plan, p, queue); };
+  const bool found = p.M <= most_tile_rows(device, dpas) ? tile() || product() : product() || tile();
+  if (!found && serves(queue, "linear_any.lanes")) plan.algorithm = Algorithm::any;
   return plan;
 }
 
-std::string describe(const Plan& plan, const Device&) {
-  if (plan.algorithm == Algorithm::generic) return "generic: ATen operators";
-  return std::string("xpu/") + plan.kernel.image + ": " + plan.kernel.name + ", K over " + std::to_string(plan.sub_groups) +
-         " sub-groups";
+std::string describe(const Plan& plan, sycl::queue& queue) {
+  switch (plan.algorithm) {
+    case Algorithm::generic: return "generic: ATen operators";
+    case Algorithm::any: return "xpu: linear_any";
+    case Algorithm::onednn: return "xpu: oneDNN, " + onednn::implementation(queue, plan.product);
+    case Algorithm::tile:
+      return "xpu: " + plan.kernel.image + ", " + plan.kernel.name + ", K over " + std::to_string(plan.sub_groups) +
+             " sub-groups";
+  }
+  return "";
 }
 
 }  // namespace aoext::xpu

@@ -1,28 +1,51 @@
 // Which kernel a problem gets on an XPU: the only place where shapes choose code.
+//
+// A plan takes the first candidate that the device can run, that the tensors' alignment allows and that is
+// trusted on this device (self_check.h).
 #pragma once
 
 #include <string>
 
 #include "common/checks.h"
 #include "sycl/device.h"
+#include "sycl/kernels/shape.h"
 #include "sycl/launch.h"
+#include "sycl/onednn/matmul.h"
 
 namespace aoext::xpu {
 
 enum class Algorithm {
   tile,     // a kernel of ours that splits K over the sub-groups of a work-group (kernels/split_k.h)
-  generic,  // ATen operators, where the device or the problem has no kernel
+  any,      // a kernel of ours for every size and alignment (kernels/linear_any.cpp)
+  onednn,   // a product of oneDNN's, with kernels of ours around it
+  generic,  // ATen operators, where nothing else serves
 };
 
 struct Plan {
-  Algorithm algorithm;
-  KernelName kernel;
-  int rows, columns;  // of y that a work-group takes
-  int sub_groups;     // that share K
+  Algorithm algorithm = Algorithm::generic;
+  KernelName kernel = {};       // tile
+  int rows = 0, columns = 0;    // tile: of y that a work-group takes
+  int sub_groups = 0;           // tile: that share K
+  onednn::Matmul product = {};  // onednn
 };
 
-Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);
+// The largest power of two, up to oneDNN's kAlignment, at whose multiples all these tensors start.
+int alignment_of(std::initializer_list<const Tensor*> tensors);
 
-std::string describe(const Plan& plan, const Device& device);
+Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment);     // bf16i4bf16_rowwise
+Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment);  // 8-bit weights: all other products
+
+// tile: the work-items that y takes.
+sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p);
+
+std::string describe(const Plan& plan, sycl::queue& queue);
+
+// What the plans share.
+// Whether an image's kernels may run on the queue's device: it has what they need, and they are trusted there.
+bool serves(sycl::queue& queue, const std::string& image);
+int64_t most_tile_rows(const Device& device, bool dpas);  // M up to which tiles come before oneDNN
+int tile_rows(int64_t M, bool dpas);                      // of y for a work-group: the kernels' _m<rows>
+int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns);
+const char* type_name(ScalarType t);  // of a high-precision type, in kernels' names
 
 }  // namespace aoext::xpu

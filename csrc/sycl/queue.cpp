@@ -18,14 +18,29 @@ GetStream* find_get_stream() {
   return library == nullptr ? nullptr : reinterpret_cast<GetStream*>(dlsym(library, kName));
 }
 
+// Null where there is no such device or no XPU.
+sycl::queue* stream(int32_t device) {
+  static GetStream* const get_stream = find_get_stream();
+  void* queue = nullptr;
+  if (get_stream == nullptr || get_stream(device, &queue) != 0) return nullptr;
+  return static_cast<sycl::queue*>(queue);
+}
+
 }  // namespace
 
 sycl::queue& current_queue(const Tensor& t) {
-  static GetStream* const get_stream = find_get_stream();
-  void* queue = nullptr;
-  if (get_stream == nullptr || get_stream(t.get_device_index(), &queue) != 0 || queue == nullptr)
+  sycl::queue* const queue = stream(t.get_device_index());
+  if (queue == nullptr)
     throw std::runtime_error("aoext: PyTorch gave no SYCL queue for xpu:" + std::to_string(t.get_device_index()));
-  return *static_cast<sycl::queue*>(queue);
+  return *queue;
+}
+
+int32_t device_index(const sycl::queue& queue) {
+  for (int32_t index = 0;; ++index) {
+    const sycl::queue* const other = stream(index);
+    if (other == nullptr) throw std::runtime_error("aoext: PyTorch does not know the device of a SYCL queue");
+    if (other->get_device() == queue.get_device() && other->get_context() == queue.get_context()) return index;
+  }
 }
 
 }  // namespace aoext::xpu

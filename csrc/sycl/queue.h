@@ -10,4 +10,7 @@ namespace aoext::xpu {
 // The current stream of the device that holds `t`. Raises RuntimeError where this PyTorch has no XPU.
 sycl::queue& current_queue(const Tensor& t);
 
+// PyTorch's index of the device that a queue of its runs on.
+int32_t device_index(const sycl::queue& queue);
+
 }  // namespace aoext::xpu

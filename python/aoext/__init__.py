@@ -21,7 +21,7 @@ from aoext.configs import (  # noqa: E402
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
 )
-from aoext.info import explain, show_config  # noqa: E402
+from aoext.info import explain, show_config, warmup  # noqa: E402
 from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
@@ -41,4 +41,5 @@ __all__ = [
     "quantize_",
     "save_model",
     "show_config",
+    "warmup",
 ]

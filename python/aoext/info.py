@@ -38,6 +38,23 @@ def show_config() -> str:
     return "aoext\n" + "\n".join(f"  {name}: {value}" for name, value in lines.items())
 
 
+def warmup(device: torch.device | str | int | None = None) -> dict[str, str]:
+    """Pays up front what the first calls on a device would pay: builds its kernels and checks them.
+
+    Returns each family of kernels with "ok", with "not checked" where the device needs no check, or with what was
+    wrong: then its kernels are turned off in this process and slower ones serve. Empty for a device that has
+    nothing to build. Without `device`, the current accelerator, or the CPU where there is none. It waits for the
+    device.
+
+    >>> aoext.warmup("xpu")  # doctest: +SKIP
+    {'int4_tile.dpas': 'ok', ...}
+    """
+    if device is None:
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    lines = ao._warmup(torch.empty(0, device=device)).splitlines()
+    return dict(line.split(": ", 1) for line in lines)
+
+
 def explain(operator: str, *arguments: Tensor | torch.dtype | None) -> str:
     """Which kernel `torch.ops.ao.<operator>` would choose for these arguments; nothing is computed.
 

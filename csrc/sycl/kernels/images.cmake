@@ -1,5 +1,20 @@
 # Every image: a source file, compiled for a kind of device.
 #   dpas    GPUs whose matrix engine multiplies tiles of 8 x 16 (Xe-HPC, Xe2, Xe3)
 #   lanes   any device with sub-groups of 16
-aoext_sycl_image(int4_tile dpas -DAOEXT_DPAS)
-aoext_sycl_image(int4_tile lanes)
+# A device compiles a whole image at its first use, so what one call needs stands apart from what another does.
+aoext_sycl_image(int4_tile dpas_bf16 -DAOEXT_DPAS -DAOEXT_TYPE=bf16 -DAOEXT_ELEMENT=kBf16)
+aoext_sycl_image(int4_tile dpas_fp16 -DAOEXT_DPAS -DAOEXT_TYPE=fp16 -DAOEXT_ELEMENT=kFp16)
+aoext_sycl_image(int4_tile lanes_bf16 -DAOEXT_TYPE=bf16 -DAOEXT_ELEMENT=kBf16)
+aoext_sycl_image(int4_tile lanes_fp16 -DAOEXT_TYPE=fp16 -DAOEXT_ELEMENT=kFp16)
+aoext_sycl_image(int4_tile lanes_fp32 -DAOEXT_TYPE=fp32 -DAOEXT_ELEMENT=kFp32)
+foreach(source IN ITEMS rowwise_tile)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/csrc/sycl/kernels/${source}.cpp)
+    aoext_sycl_image(${source} dpas -DAOEXT_DPAS)
+    aoext_sycl_image(${source} lanes)
+  endif()
+endforeach()
+foreach(source IN ITEMS scale_rows linear_any quantize_rowwise dequantize_int4 int4_correction)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/csrc/sycl/kernels/${source}.cpp)
+    aoext_sycl_image(${source} lanes)
+  endif()
+endforeach()

@@ -1,3 +1,20 @@
+// Weight-only int4 for few rows: y[M, N] = x[M, K] · w[N, K]ᵀ + bias[N], w = q · scale + zero_point by groups of K.
+//
+// How it walks memory. A sub-group takes 16 (32) columns, a lane one of them: it reads its own row of w, 16 bytes a
+// step of 32 k, four steps a 64-byte line, and each weight once for all rows of y that a work-group takes. x comes
+// as it lies: of a step the lanes read 64 contiguous bytes for each row. Sub-groups of a work-group share K.
+//
+// How weights become operands. A dword holds k = 8 d + 0 … 7 as nibbles. Nibbles j and j + 4 are 16 bits apart, so
+// one shift, one mask and one exclusive or make of them a dword of the matrix operation, two 16-bit floats 24 + q.
+// The order of k within an operation is free as long as x follows it: with dwords d = 0 … 3 of j, then of j + 1,
+// operation j / 2 wants x at k = 4 (l mod 8) + j + l / 8 from lane l: every lane loads four neighbours and picks.
+//
+// What is left: q · scale + zero = (24 + q) · scale + (zero − 24 · scale). Per group, products of 24 + q and sums of
+// x (products by ones, on the matrix engine too) are scaled and added in float32; with an offset of 24, not the 136
+// of an untouched mantissa, little cancels. Exact but for float32 sums and the one rounding of y.
+//
+// Instructions for each weight and lane on an Arc B580 by rows of y: benchmarks/README.md.
+// AOEXT_TYPE names the type of x and y, bf16, fp16 or (without AOEXT_DPAS) fp32; AOEXT_ELEMENT is it.
 #include "split_k.h"
 
 namespace aoext::xpu {
@@ -23,6 +40,31 @@ inline int biased_pair(uint32_t w) {
   }
 }
 
+// The weight operands of the two operations of a step, from a lane's 16 bytes.
+template <Element kType>
+inline void unpack(const Vector<uint32_t, 4>& packed, Dwords (&b)[2]) {
+#pragma unroll
+  for (int d = 0; d < 4; ++d) {
+    b[0][d] = biased_pair<kType, 0>(packed[d]);
+    b[0][d + 4] = biased_pair<kType, 1>(packed[d]);
+    b[1][d] = biased_pair<kType, 2>(packed[d]);
+    b[1][d + 4] = biased_pair<kType, 3>(packed[d]);
+  }
+}
+
+// The input operands of the two operations of a step. `x` is where the lane's four neighbours lie in the first row;
+// the others lie `rows` further on, each of `row_bytes`.
+template <Element kType, int R>
+inline void load_input(const char* x, const int (&rows)[R], int row_bytes, int lane, typename Tile<kType, R>::A (&a)[2]) {
+  using Value = std::conditional_t<kType == kFp32, float, short>;
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const auto v = *reinterpret_cast<const Vector<Value, 4>*>(x + static_cast<unsigned>(rows[r] * row_bytes));
+    set<R>(a[0], r, lane < 8 ? v[0] : v[1]);
+    set<R>(a[1], r, lane < 8 ? v[2] : v[3]);
+  }
+}
+
 template <Element kType, int R, int B, int C, int kPiece>
 inline void int4_tile(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const void* bias,
                       int64_t M, int64_t N, int K, int group_size, int output_type, int scale_type, int bias_type) {
@@ -31,27 +73,18 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
   constexpr int kBytes = kType == kFp32 ? 4 : 2;
   const T tile(this_sub_group().get_local_linear_id(), K);
   const auto accumulate = [&](auto& acc, const auto& part, int k) {
+    const int64_t group = static_cast<unsigned>(k) / static_cast<unsigned>(group_size) * N;
     Dwords b[C][kSteps][2];
     float s[C], z[C];
-    const int64_t group = static_cast<unsigned>(k) / static_cast<unsigned>(group_size) * N;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      const auto* const w = reinterpret_cast<const Vector<uint32_t, 4>*>(static_cast<const char*>(weight) + (part.columns[c] * K + k) / 2);
+      const char* const w = static_cast<const char*>(weight) + (part.columns[c] * K + k) / 2;
 #pragma unroll
-      for (int t = 0; t < kSteps; ++t) {
-        const auto q = w[t];
-#pragma unroll
-        for (int d = 0; d < 4; ++d) {
-          b[c][t][0][d] = biased_pair<kType, 0>(q[d]);
-          b[c][t][0][d + 4] = biased_pair<kType, 1>(q[d]);
-          b[c][t][1][d] = biased_pair<kType, 2>(q[d]);
-          b[c][t][1][d + 4] = biased_pair<kType, 3>(q[d]);
-        }
-      }
+      for (int t = 0; t < kSteps; ++t) unpack<kType>(reinterpret_cast<const Vector<uint32_t, 4>*>(w)[t], b[c][t]);
       s[c] = load_float(scale, group + part.columns[c], scale_type);
       z[c] = load_float(zero_point, group + part.columns[c], scale_type) - 24.0f * s[c];
     }
-    const char* const own = static_cast<const char*>(x) + (part.first_row * K + k) * kBytes + part.lane % 8 * (4 * kBytes);
+    const char* const own = static_cast<const char*>(x) + (part.first_row * K + k + part.lane % 8 * 4) * kBytes;
 #pragma unroll
     for (int i = 0; i < B; ++i) {
       typename T::Acc sums(0), products[C];
@@ -60,19 +93,7 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
 #pragma unroll
       for (int t = 0; t < kSteps; ++t) {
         typename T::A a[2];
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-          const char* const row = own + static_cast<unsigned>(part.rows[i][r] * K * kBytes);
-          if constexpr (kType == kFp32) {
-            const auto v = reinterpret_cast<const Vector<float, 4>*>(row)[t * 8];
-            set<R>(a[0], r, part.lane < 8 ? v[0] : v[1]);
-            set<R>(a[1], r, part.lane < 8 ? v[2] : v[3]);
-          } else {
-            const auto v = reinterpret_cast<const Vector<short, 4>*>(row)[t * 8];
-            set<R>(a[0], r, part.lane < 8 ? v[0] : v[1]);
-            set<R>(a[1], r, part.lane < 8 ? v[2] : v[3]);
-          }
-        }
+        load_input<kType, R>(own + t * kStep * kBytes, part.rows[i], K * kBytes, part.lane, a);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           tile.add_row_sums(sums, a[j]);
@@ -81,10 +102,13 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
         }
       }
 #pragma unroll
-      for (int c = 0; c < C; ++c)
+      for (int c = 0; c < C; ++c) {
 #pragma unroll
-      for (int r = 0; r < R; ++r)
-        set<R>(acc[i][c], r, sycl::fma(get<R>(products[c], r), s[c], sycl::fma(get<R>(sums, r), z[c], get<R>(acc[i][c], r))));
+        for (int r = 0; r < R; ++r) {
+          const float zeros = sycl::fma(get<R>(sums, r), z[c], get<R>(acc[i][c], r));
+          set<R>(acc[i][c], r, sycl::fma(get<R>(products[c], r), s[c], zeros));
+        }
+      }
     }
   };
   split_k<T, R, B, C, kPiece>(M, N, K, accumulate, [&](int64_t m, int64_t n, float value) {
@@ -97,29 +121,33 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
 }  // namespace aoext::xpu
 
 // One kernel: the rows of y that a work-group takes, as B blocks of R; its columns, as C tiles of 16; the group
-// sizes that it serves are multiples of kPiece.
-#define INT4_TILE(type, element, rows, R, B, C, piece)                                                                     \
-  AOEXT_KERNEL(int4_tile_##type##_m##rows##_g##piece)                                                                      \
-  (void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const void* bias, int64_t M,     \
-   int64_t N, int K, int group_size, int output_type, int scale_type, int bias_type) {                                     \
-    aoext::xpu::int4_tile<aoext::xpu::element, R, B, C, piece>(y, x, weight, scale, zero_point, bias, M, N, K, group_size, \
-                                                               output_type, scale_type, bias_type);                        \
+// sizes that it serves, multiples of 128 or 32; the piece of K that it unpacks at a time, as large as registers allow.
+#define INT4_TILE(kernel, rows, R, B, C, group, piece) INT4_TILE_OF(AOEXT_TYPE, kernel, rows, R, B, C, group, piece)
+#define INT4_TILE_OF(...) INT4_TILE_NAMED(__VA_ARGS__)
+#define INT4_TILE_NAMED(type, kernel, rows, R, B, C, group, piece)                                                               \
+  kernel(int4_tile_##type##_m##rows##_g##group)(void* y, const void* x, const void* weight, const void* scale,                   \
+                                                const void* zero_point, const void* bias, int64_t M, int64_t N, int K,           \
+                                                int group_size, int output_type, int scale_type, int bias_type) {                \
+    aoext::xpu::int4_tile<aoext::xpu::AOEXT_ELEMENT, R, B, C, piece>(y, x, weight, scale, zero_point, bias, M, N, K, group_size, \
+                                                                     output_type, scale_type, bias_type);                        \
   }
-#define INT4_TILES(type, element)          \
-  INT4_TILE(type, element, 1, 1, 1, 1, 128) \
-  INT4_TILE(type, element, 4, 4, 1, 1, 128) \
-  INT4_TILE(type, element, 8, 8, 1, 1, 128) \
-  INT4_TILE(type, element, 1, 1, 1, 1, 32)  \
-  INT4_TILE(type, element, 4, 4, 1, 1, 32)  \
-  INT4_TILE(type, element, 8, 8, 1, 1, 32)
 
-#ifdef SEL
-#define INT4_(...) INT4_TILE(__VA_ARGS__)
-INT4_(SEL)
-#else
-INT4_TILES(bf16, kBf16)
-INT4_TILES(fp16, kFp16)
-#ifndef AOEXT_DPAS
-INT4_TILES(fp32, kFp32)
-#endif
+#ifdef AOEXT_DPAS
+INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, 128)
+INT4_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 128, 128)
+INT4_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 128, 128)
+INT4_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 128, 128)
+INT4_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, 128, 64)
+INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 32, 32)
+INT4_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 32, 32)
+INT4_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 32, 32)
+INT4_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 32, 32)
+INT4_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, 32, 32)
+#else  // operands of lanes are floats, and a register of Xe-HPG holds half a sub-group
+INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, 64)
+INT4_TILE(AOEXT_KERNEL_256, 4, 4, 1, 1, 128, 32)
+INT4_TILE(AOEXT_KERNEL_256, 8, 8, 1, 1, 128, 32)
+INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 32, 32)
+INT4_TILE(AOEXT_KERNEL_256, 4, 4, 1, 1, 32, 32)
+INT4_TILE(AOEXT_KERNEL_256, 8, 8, 1, 1, 32, 32)
 #endif

@@ -3,9 +3,9 @@
 
 #include <sycl/sycl.hpp>
 
-namespace aoext::xpu {
+#include "shape.h"
 
-constexpr int kLanes = 16;  // of a sub-group: what the matrix engines of Xe-HPC, Xe2 and Xe3 want
+namespace aoext::xpu {
 
 inline sycl::nd_item<2> this_item() { return sycl::ext::oneapi::this_work_item::get_nd_item<2>(); }
 
@@ -13,7 +13,11 @@ inline sycl::sub_group this_sub_group() { return sycl::ext::oneapi::this_work_it
 
 }  // namespace aoext::xpu
 
-// AOEXT_KERNEL(name)(arguments) { … }; the host asks for it by this name.
-#define AOEXT_KERNEL(name)                                                                                      \
-  extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<2>))           \
-  SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::sub_group_size<aoext::xpu::kLanes>)) void name
+// AOEXT_KERNEL(name)(arguments) { … }; the host asks for it by this name. With AOEXT_KERNEL_256 a thread of a GPU
+// gets 256 registers, and half as many threads run.
+#define AOEXT_KERNEL_PROPERTIES                                                            \
+  SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<2>)) \
+  SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::sub_group_size<aoext::xpu::kLanes>))
+#define AOEXT_KERNEL(name) extern "C" AOEXT_KERNEL_PROPERTIES void name
+#define AOEXT_KERNEL_256(name) \
+  extern "C" AOEXT_KERNEL_PROPERTIES SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::intel::experimental::grf_size<256>)) void name

@@ -11,10 +11,6 @@
 
 namespace aoext::xpu {
 
-constexpr int kStep = 32;          // of K: two matrix operations of 16-bit floats, one of int8
-constexpr int kBlock = 128;        // of K: a 64-byte line of int4 weights
-constexpr int kMaxSubGroups = 16;  // in a work-group
-
 // Which part of y a lane works on.
 template <int R, int B, int C>
 struct Part {

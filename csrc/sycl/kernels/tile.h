@@ -107,21 +107,20 @@ struct LaneTile<kInt8, R> {
 
 // Built-ins of Intel's graphics compiler, {type of a and b}_{dwords of b}_{rows}. A misspelt one compiles to
 // nothing; `make isa` counts the instructions.
-#define AOEXT_DPAS_ROWS(R)                                                                                          \
-  SYCL_EXTERNAL extern "C" Vector<float, R> __builtin_IB_sub_group16_fdpas_f_f_bf_bf_8_##R(Vector<float, R>,        \
-                                                                                           Vector<short, R>, Dwords); \
-  SYCL_EXTERNAL extern "C" Vector<float, R> __builtin_IB_sub_group16_fdpas_f_f_hf_hf_8_##R(Vector<float, R>,        \
-                                                                                           Vector<short, R>, Dwords); \
-  SYCL_EXTERNAL extern "C" Vector<int, R> __builtin_IB_sub_group16_idpas_s8_s8_8_##R(Vector<int, R>, Vector<short, R>, \
-                                                                                     Dwords);                       \
-  inline Vector<float, R> dpas_bf16(Vector<float, R> acc, Vector<short, R> a, const Dwords& b) {                    \
-    return __builtin_IB_sub_group16_fdpas_f_f_bf_bf_8_##R(acc, a, b);                                               \
-  }                                                                                                                 \
-  inline Vector<float, R> dpas_fp16(Vector<float, R> acc, Vector<short, R> a, const Dwords& b) {                    \
-    return __builtin_IB_sub_group16_fdpas_f_f_hf_hf_8_##R(acc, a, b);                                               \
-  }                                                                                                                 \
-  inline Vector<int, R> dpas_int8(Vector<int, R> acc, Vector<short, R> a, const Dwords& b) {                        \
-    return __builtin_IB_sub_group16_idpas_s8_s8_8_##R(acc, a, b);                                                   \
+#define AOEXT_DPAS_ROWS(R)                                                                                                      \
+  SYCL_EXTERNAL extern "C" Vector<float, R> __builtin_IB_sub_group16_fdpas_f_f_bf_bf_8_##R(Vector<float, R>, Vector<short, R>,  \
+                                                                                           Dwords);                             \
+  SYCL_EXTERNAL extern "C" Vector<float, R> __builtin_IB_sub_group16_fdpas_f_f_hf_hf_8_##R(Vector<float, R>, Vector<short, R>,  \
+                                                                                           Dwords);                             \
+  SYCL_EXTERNAL extern "C" Vector<int, R> __builtin_IB_sub_group16_idpas_s8_s8_8_##R(Vector<int, R>, Vector<short, R>, Dwords); \
+  inline Vector<float, R> dpas_bf16(Vector<float, R> acc, Vector<short, R> a, const Dwords& b) {                                \
+    return __builtin_IB_sub_group16_fdpas_f_f_bf_bf_8_##R(acc, a, b);                                                           \
+  }                                                                                                                             \
+  inline Vector<float, R> dpas_fp16(Vector<float, R> acc, Vector<short, R> a, const Dwords& b) {                                \
+    return __builtin_IB_sub_group16_fdpas_f_f_hf_hf_8_##R(acc, a, b);                                                           \
+  }                                                                                                                             \
+  inline Vector<int, R> dpas_int8(Vector<int, R> acc, Vector<short, R> a, const Dwords& b) {                                    \
+    return __builtin_IB_sub_group16_idpas_s8_s8_8_##R(acc, a, b);                                                               \
   }
 AOEXT_DPAS_ROWS(1)
 AOEXT_DPAS_ROWS(2)

@@ -80,15 +80,19 @@ class CPU(Device):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-class CUDA(Device):
-    """One GPU. A call's time runs from an idle GPU to the end of its work, launches included."""
+class GPU(Device):
+    """A call's time runs from an idle GPU to the end of its work, launches included."""
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        torch.cuda.synchronize(self.device)
+        torch.accelerator.synchronize(self.device)
         begin = time.perf_counter()
         call()
-        torch.cuda.synchronize(self.device)
+        torch.accelerator.synchronize(self.device)
         return time.perf_counter() - begin
+
+
+class CUDA(GPU):
+    """One NVIDIA GPU."""
 
     def describe(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.device)
@@ -105,7 +109,36 @@ class CUDA(Device):
         return torch.cuda.mem_get_info(self.device)[0]
 
 
-DEVICES: dict[str, type[Device]] = {"cpu": CPU, "cuda": CUDA}
+class XPU(GPU):
+    """One Intel GPU, or what stands in for it."""
+
+    # For a torch that does not tell; no Intel GPU has more than the 408 MiB of a Data Center GPU Max.
+    LARGEST_CACHE = 408 * MIB
+
+    def describe(self) -> dict[str, Any]:
+        properties = torch.xpu.get_device_properties(self.device)
+        simulated = "simulated XPU on " if properties.type == "cpu" else ""
+        # Xe Matrix Extensions: what DPAS instructions run on.
+        matrix = getattr(properties, "has_subgroup_matrix_multiply_accumulate", False)
+        return {
+            "name": simulated + properties.name,
+            "instruction_set": "XMX" if matrix else "no XMX",
+            "driver": properties.driver_version,
+            "threads": torch.get_num_threads(),
+        }
+
+    def cache_bytes(self) -> int:
+        properties = torch.xpu.get_device_properties(self.device)
+        return getattr(properties, "last_level_cache_size", self.LARGEST_CACHE)
+
+    def free_bytes(self) -> int:
+        try:
+            return torch.xpu.mem_get_info(self.device)[0]
+        except RuntimeError:  # some drivers do not tell how much is free
+            return torch.xpu.get_device_properties(self.device).total_memory // 2
+
+
+DEVICES: dict[str, type[Device]] = {"cpu": CPU, "cuda": CUDA, "xpu": XPU}
 
 
 def find_device(name: str) -> Device:
@@ -117,6 +150,6 @@ def find_device(name: str) -> Device:
         raise ValueError(f"{name!r} is no device; measured are: {known}") from None
     if device.type not in DEVICES:
         raise ValueError(f"{name!r} is not measured yet; measured are: {known}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"{name!r} is not here: torch.cuda.is_available() is False")
+    if not getattr(torch, device.type).is_available():
+        raise ValueError(f"{name!r} is not here: torch.{device.type}.is_available() is False")
     return DEVICES[device.type](device)

@@ -60,6 +60,26 @@ def _int4_cuda(p: Problem, x: Tensors, w: Tensors) -> Tensor:
     return aten._weight_int4pack_mm(x[0], w[0], p.group_size, w[1])
 
 
+_INT4_XPU_OPERATOR = "_weight_int4pack_mm_with_scales_and_zeros"
+
+
+def _pack_int4_xpu(p: Problem, w: Tensors) -> Tensors:
+    packed, scale, zero_point = w
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_INT4_XPU_OPERATOR}", "XPU"):
+        raise NotImplementedError("this torch has no kernel of it for XPU")
+    # q + 8 once more, eight to an int32 with the even k low, which is how ours lie. The operator computes
+    # (stored − zero)·scale with integer zeros: 8 makes it q·scale, and the float zero points are added by
+    # groups of the input.
+    stored = (packed.view(torch.uint8) ^ 0x88).view(torch.int32)
+    return stored, scale, torch.full_like(scale, 8, dtype=torch.int8), zero_point
+
+
+def _int4_xpu(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    stored, scale, eight, zero_point = w
+    product = getattr(aten, _INT4_XPU_OPERATOR)(x[0], stored, p.group_size, scale, eight)
+    return product.addmm_(x[0].view(p.M, -1, p.group_size).sum(-1), zero_point)
+
+
 def _int8_weight_only(p: Problem, x: Tensors, w: Tensors) -> Tensor:
     return aten._weight_int8pack_mm(x[0], w[0], w[1])
 
@@ -89,6 +109,7 @@ def _dynamic(name: str, product: Callable[[Problem, Tensors, Tensors], Tensor]) 
 
 _INT4_CPU = Peer("_weight_int4pack_mm_for_cpu", _pack_int4_cpu, _int4_cpu)
 _INT4_CUDA = Peer("_weight_int4pack_mm", _pack_int4_cuda, _int4_cuda)
+_INT4_XPU = Peer(f"{_INT4_XPU_OPERATOR} + zero points", _pack_int4_xpu, _int4_xpu)
 _INT8 = Peer("_weight_int8pack_mm", lambda p, w: (w[0], w[1].flatten().to(p.dtype)), _int8_weight_only)
 
 _SCALED: dict[tuple[str, str], Peer] = {
@@ -112,6 +133,13 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
     "cuda": {
         ("bf16i4bf16_rowwise", "int4"): _INT4_CUDA,
         ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CUDA.with_bias(),
+        **_SCALED,
+    },
+    "xpu": {
+        ("bf16i4bf16_rowwise", "int4"): _INT4_XPU,
+        ("bf16i4bf16_rowwise_bias", "int4"): _INT4_XPU.with_bias(),
+        ("bf16i8bf16_rowwise", "int8"): _INT8,
+        ("bf16i8bf16_rowwise_bias", "int8"): _INT8.with_bias(),
         **_SCALED,
     },
 }

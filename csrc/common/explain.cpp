@@ -1,0 +1,56 @@
+#include "common/explain.h"
+
+#include <functional>
+#include <map>
+#include <stdexcept>
+
+namespace aoext {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+struct Entry {
+  size_t tensors;  // that the operator needs
+  std::function<LinearProblem(const Tensors&)> check;
+};
+
+OptionalTensor optional(const Tensors& t, size_t i) { return i < t.size() ? OptionalTensor(t[i]) : std::nullopt; }
+
+// Its dtype does not reach an explanation: every one is explained alike.
+LinearProblem check_quantize(const Tensors& t) {
+  const QuantizeProblem q = check_quantize_rowwise(t[0], ScalarType::Char);
+  LinearProblem p{};
+  p.M = q.M, p.K = q.K, p.input = q.input, p.output = q.output;
+  return p;
+}
+
+const std::map<std::string, Entry>& table() {
+  static const std::map<std::string, Entry> entries{
+      {"bf16i4bf16_rowwise", {4, [](auto& t) { return check_bf16i4bf16_rowwise(t[0], t[1], t[2], t[3]); }}},
+      {"bf16i4bf16_rowwise_bias", {5, [](auto& t) { return check_bf16i4bf16_rowwise_bias(t[0], t[1], t[2], t[3], t[4]); }}},
+      {"bf16i8bf16_rowwise", {3, [](auto& t) { return check_bf16i8bf16_rowwise(t[0], t[1], t[2]); }}},
+      {"bf16i8bf16_rowwise_bias", {4, [](auto& t) { return check_bf16i8bf16_rowwise_bias(t[0], t[1], t[2], t[3]); }}},
+      {"bf16f8bf16_rowwise", {3, [](auto& t) { return check_bf16f8bf16_rowwise(t[0], t[1], t[2]); }}},
+      {"bf16f8bf16_rowwise_bias", {4, [](auto& t) { return check_bf16f8bf16_rowwise_bias(t[0], t[1], t[2], t[3]); }}},
+      {"int8_mm", {2, [](auto& t) { return check_int8_mm(t[0], t[1]); }}},
+      {"scaled_mm_rowwise",
+       {4, [](auto& t) { return check_scaled_mm_rowwise(t[0], t[1], t[2], t[3], optional(t, 4), std::nullopt); }}},
+      {"scaled_linear_rowwise", {3, [](auto& t) { return check_scaled_linear_rowwise(t[0], t[1], t[2], optional(t, 3)); }}},
+      {"quantize_rowwise", {1, check_quantize}},
+      {"dequantize_int4", {3, [](auto& t) { return check_dequantize_int4(t[0], t[1], t[2], std::nullopt); }}},
+  };
+  return entries;
+}
+
+}  // namespace
+
+LinearProblem check_by_name(const std::string& op, const Tensors& tensors) {
+  const auto entry = table().find(op);
+  if (entry == table().end()) throw std::runtime_error("ao::_explain: operator must be one of the ao operators, got " + op);
+  if (tensors.size() < entry->second.tensors)
+    throw std::runtime_error("ao::_explain: " + op + " must come with " + std::to_string(entry->second.tensors) +
+                             " tensors, got " + std::to_string(tensors.size()));
+  return entry->second.check(tensors);
+}
+
+}  // namespace aoext

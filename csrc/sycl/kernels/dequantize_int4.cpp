@@ -1,0 +1,85 @@
+// int4 weights to high precision: w [N, K] = q · scale + zero_point, in float32 by one fused operation, rounded once.
+//
+// A sub-group walks 32 rows along n, so that a line of scales [K/G, N] serves all its rows from a cache. Of each row
+// it takes 16 pieces along k, a piece a lane: 8 weights (wide), which are 64 bytes of int4 in and 256 bytes of bfloat16
+// out for a sub-group, or 2 weights (any). The sub-groups of a work-group are neighbours along k.
+#include "kernel.h"
+#include "numeric.h"
+#include "vector.h"
+
+namespace aoext::xpu {
+namespace {
+
+constexpr int kRows = 32;
+
+// q · scale + zero_point of the nibble that leads `high`.
+inline float dequantized(uint32_t high, float scale, float zero_point) {
+  return sycl::fma(static_cast<float>(static_cast<int32_t>(high) >> 28), scale, zero_point);
+}
+
+// Eight neighbouring weights of a row; the type is uniform.
+inline void store_8(void* out, const float (&w)[8], int type) {
+  if (type == kFp32) {
+    Vector<float, 8> v;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = w[j];
+    *static_cast<Vector<float, 8>*>(out) = v;
+  } else {
+    Vector<uint32_t, 4> v;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t low = type == kBf16 ? float_to_bf16(w[2 * j]) : float_to_fp16(w[2 * j]);
+      const uint32_t high = type == kBf16 ? float_to_bf16(w[2 * j + 1]) : float_to_fp16(w[2 * j + 1]);
+      v[j] = low | high << 16;
+    }
+    *static_cast<Vector<uint32_t, 4>*>(out) = v;
+  }
+}
+
+}  // namespace
+}  // namespace aoext::xpu
+
+// group_size is a multiple of 8, weight starts at a 4-byte boundary, out at one of 16 bytes.
+AOEXT_KERNEL(dequantize_int4_wide)
+(void* out, const void* weight, const void* scale, const void* zero_point, int64_t N, int K, int group_size, int output_type,
+ int scale_type) {
+  using namespace aoext::xpu;
+  const auto item = this_item();
+  const int k = static_cast<int>(item.get_global_id(1)) * 8;
+  if (k >= K) return;
+  const int64_t first = static_cast<int64_t>(item.get_group(0)) * kRows;
+  const int rows = static_cast<int>(sycl::min(N - first, int64_t{kRows}));
+  const int64_t scales = static_cast<int64_t>(static_cast<unsigned>(k) / static_cast<unsigned>(group_size)) * N + first;
+  const char* q = static_cast<const char*>(weight) + first * (K / 2) + k / 2;
+  const int64_t bytes = output_type == kFp32 ? 4 : 2;
+  char* w = static_cast<char*>(out) + (first * K + k) * bytes;
+  for (int n = 0; n < rows; ++n, q += K / 2, w += K * bytes) {
+    const uint32_t dword = *reinterpret_cast<const uint32_t*>(q);
+    const float s = load_float(scale, scales + n, scale_type), z = load_float(zero_point, scales + n, scale_type);
+    float values[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) values[j] = dequantized(dword << (28 - 4 * j), s, z);
+    store_8(w, values, output_type);
+  }
+}
+
+// Any even K: a group may start in the middle of a byte.
+AOEXT_KERNEL(dequantize_int4_any)
+(void* out, const void* weight, const void* scale, const void* zero_point, int64_t N, int K, int group_size, int output_type,
+ int scale_type) {
+  using namespace aoext::xpu;
+  const auto item = this_item();
+  const int k = static_cast<int>(item.get_global_id(1)) * 2;
+  if (k >= K) return;
+  const int64_t first = static_cast<int64_t>(item.get_group(0)) * kRows;
+  const int rows = static_cast<int>(sycl::min(N - first, int64_t{kRows}));
+  for (int n = 0; n < rows; ++n) {
+    const uint32_t byte = static_cast<const uint8_t*>(weight)[(first + n) * (K / 2) + k / 2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int64_t i = static_cast<int64_t>(static_cast<unsigned>(k + j) / static_cast<unsigned>(group_size)) * N + first + n;
+      store_float(out, (first + n) * K + k + j, output_type,
+                  dequantized(byte << (28 - 4 * j), load_float(scale, i, scale_type), load_float(zero_point, i, scale_type)));
+    }
+  }
+}

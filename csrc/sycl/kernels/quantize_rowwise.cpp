@@ -1,0 +1,204 @@
+// Dynamic quantisation: of each row of x [M, K]
+//
+//   scale = max |x| / limit        (1 for a row of zeros, at least the smallest normal number, NaN where x has Inf or NaN)
+//   value = x / scale              in float32, rounded to int8, e4m3 or e5m2, at most ±limit, and 0 where scale is NaN
+//
+// One pass: a row belongs to `sub_groups` sub-groups, and a lane keeps up to 2 pieces of 8 elements of it in registers,
+// as floats: 16384 elements in a work-group of 64 sub-groups; what is longer is read again, from a cache. Neighbouring
+// lanes read and write neighbouring pieces. A work-group of more sub-groups takes several rows.
+//
+// The bits are those of every other device, whatever this one makes of a division (OpenCL allows 2.5 ulp) and of
+// subnormal numbers (it may flush them): quotients are corrected by exact remainders of numbers near 1.
+#include "float8_encode.h"
+#include "kernel.h"
+#include "numeric.h"
+#include "vector.h"
+
+namespace aoext::xpu {
+namespace {
+
+constexpr int kKept = 2;           // pieces of a row that a lane keeps
+constexpr int kMaxSubGroups = 64;  // in a work-group
+constexpr uint32_t kSign = 0x80000000u, kInfinity = 0x7F800000u, kSmallestNormal = 0x00800000u;
+
+inline uint32_t bits(float f) { return sycl::bit_cast<uint32_t>(f); }
+inline float from_bits(uint32_t u) { return sycl::bit_cast<float>(u); }
+
+// a / b to nearest, for b in [1, 2) and its reciprocal to nearest. The first correction leaves less than an ulp;
+// from there the second is exact (Markstein, IA-64 and Elementary Functions, theorem 8.1).
+inline float divide_near_1(float a, float b, float reciprocal) {
+  float q = a * reciprocal;
+  q = sycl::fma(sycl::fma(-q, b, a), reciprocal, q);
+  return sycl::fma(sycl::fma(-q, b, a), reciprocal, q);
+}
+
+// 1 / b to nearest, for b in [1, 2): the neighbour of an estimate that leaves the smallest remainder. No
+// reciprocal lies in the middle of two floats.
+inline float reciprocal_near_1(float b) {
+  float r = 1.0f / b;
+  r = sycl::fma(sycl::fma(-r, b, 1.0f), r, r);
+  float best = r;
+#pragma unroll
+  for (int step = -1; step <= 1; step += 2) {
+    const float other = from_bits(bits(r) + step);
+    if (sycl::fabs(sycl::fma(-other, b, 1.0f)) < sycl::fabs(sycl::fma(-best, b, 1.0f))) best = other;
+  }
+  return best;
+}
+
+// The scale as bits, of a row whose largest magnitude is finite and not 0.
+inline uint32_t row_scale(uint32_t absmax, int output_type) {
+  const bool subnormal = absmax < kSmallestNormal;
+  const uint32_t a = subnormal ? bits(static_cast<float>(absmax)) : absmax;  // times 2^149
+  // limit = 127 = 1.984375 · 2^6, 448 = 1.75 · 2^8 or 57344 = 1.75 · 2^15
+  const bool int8 = output_type == kInt8;
+  const float limit = int8 ? 1.984375f : 1.75f, reciprocal = int8 ? 64.0f / 127.0f : 4.0f / 7.0f;
+  const int limit_exponent = int8 ? 6 : output_type == kE4m3 ? 8 : 15;
+  const uint32_t q = bits(divide_near_1(from_bits((a & 0x007FFFFFu) | 0x3F800000u), limit, reciprocal));
+  const int shift = static_cast<int>(a >> 23) - (subnormal ? 149 : 0) - 127 - limit_exponent;
+  return static_cast<int>(q >> 23) + shift < 1 ? kSmallestNormal : q + (static_cast<uint32_t>(shift) << 23);
+}
+
+// Count neighbouring elements of a row as floats: 8, with aligned loads and stores, or 1.
+template <int kCount>
+using Piece = Vector<float, kCount>;
+
+// x / scale for all x of a row: times a power of two, which is exact, then by a number near 1.
+struct Division {
+  float power, near_1, reciprocal;
+  float subnormal_power;  // the power times the smallest subnormal number
+  bool reaches_subnormals;
+
+  explicit Division(uint32_t scale) {
+    const int exponent = static_cast<int>(scale >> 23) - 127;
+    power = from_bits(static_cast<uint32_t>(127 - exponent) << 23);
+    near_1 = from_bits((scale & 0x007FFFFFu) | 0x3F800000u);
+    reciprocal = reciprocal_near_1(near_1);
+    // Beside a larger scale a subnormal x is less than half of any code's step.
+    reaches_subnormals = exponent < -100;
+    subnormal_power = from_bits(static_cast<uint32_t>(reaches_subnormals ? 127 - 149 - exponent : 1) << 23);
+  }
+
+  template <int kCount>
+  Piece<kCount> times_power(Piece<kCount> piece) const {
+    if (!reaches_subnormals) return piece * power;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const uint32_t x = bits(get<kCount>(piece, j)), magnitude = x & ~kSign;
+      const float subnormal = from_bits(bits(static_cast<float>(magnitude) * subnormal_power) | (x & kSign));
+      set<kCount>(piece, j, magnitude < kSmallestNormal ? subnormal : get<kCount>(piece, j) * power);
+    }
+    return piece;
+  }
+
+  float operator()(float times_power) const { return divide_near_1(times_power, near_1, reciprocal); }
+};
+
+// Piece i of x. The type is uniform, so a branch costs a scalar compare.
+template <int kCount>
+inline Piece<kCount> load(const void* x, int i, int type) {
+  if constexpr (kCount == 1) {
+    return load_float(x, i, type);
+  } else if (type == kFp32) {
+    return static_cast<const Piece<kCount>*>(x)[i];
+  } else {
+    const auto dwords = static_cast<const Vector<uint32_t, kCount / 2>*>(x)[i];
+    Piece<kCount> piece;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const auto half = static_cast<uint16_t>(j % 2 == 0 ? dwords[j / 2] : dwords[j / 2] >> 16);
+      piece[j] = type == kBf16 ? bf16_to_float(half) : fp16_to_float(half);
+    }
+    return piece;
+  }
+}
+
+template <int kCount>
+inline uint32_t absmax_of(const Piece<kCount>& piece, uint32_t other) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) other = sycl::max(other, bits(get<kCount>(piece, j)) & ~kSign);
+  return other;
+}
+
+// encode(x) is one byte.
+template <int kCount, class Encode>
+inline void store(void* values, int i, const Piece<kCount>& piece, const Encode& encode) {
+  if constexpr (kCount == 1) {
+    static_cast<uint8_t*>(values)[i] = static_cast<uint8_t>(encode(piece));
+  } else {
+    Vector<uint32_t, kCount / 4> codes(0);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) codes[j / 4] |= encode(piece[j]) << (8 * (j % 4));
+    static_cast<Vector<uint32_t, kCount / 4>*>(values)[i] = codes;
+  }
+}
+
+template <int kCount>
+inline void quantize_rowwise(void* values, float* scales, const void* input, int64_t M, int K, int input_type, int output_type,
+                             int sub_groups) {
+  const auto item = this_item();
+  const auto sg = this_sub_group();
+  const int s = sg.get_group_linear_id(), lane = sg.get_local_linear_id();
+  const int rows = static_cast<int>(sg.get_group_linear_range()) / sub_groups, row = s / sub_groups;
+  const int step = sub_groups * kLanes, first = (s - row * sub_groups) * kLanes + lane, count = K / kCount;
+  auto& partial = *sycl::ext::oneapi::group_local_memory_for_overwrite<uint32_t[kMaxSubGroups]>(item.get_group());
+
+  for (int64_t block = static_cast<int64_t>(item.get_group(0)) * rows; block < M;
+       block += static_cast<int64_t>(item.get_group_range(0)) * rows) {
+    const int64_t m = sycl::min(block + row, M - 1);
+    const void* const x = static_cast<const char*>(input) + m * K * (input_type == kFp32 ? 4 : 2);
+    Piece<kCount> kept[kKept];
+    uint32_t absmax = 0;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) kept[i] = load<kCount>(x, sycl::min(first + i * step, count - 1), input_type);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) absmax = absmax_of<kCount>(kept[i], absmax);
+    for (int i = first + kKept * step; i < count; i += step) absmax = absmax_of<kCount>(load<kCount>(x, i, input_type), absmax);
+    absmax = sycl::reduce_over_group(sg, absmax, sycl::maximum<uint32_t>());
+    if (sub_groups > 1) {
+      partial[s] = absmax;
+      sycl::group_barrier(item.get_group());
+      for (int i = lane; i < sub_groups; i += kLanes) absmax = sycl::max(absmax, partial[row * sub_groups + i]);
+      absmax = sycl::reduce_over_group(sg, absmax, sycl::maximum<uint32_t>());
+      sycl::group_barrier(item.get_group());
+    }
+
+    const bool finite = absmax < kInfinity;
+    const uint32_t scale = absmax == 0 ? bits(1.0f) : row_scale(absmax, output_type);
+    const uint32_t kept_bits = finite ? 0xFFu : 0;
+    const Division divide(scale);
+    const int end = block + row < M ? count : 0;  // a row past M stores nothing
+    if (first < sycl::min(end, 1)) scales[m] = from_bits(finite ? scale : 0x7FC00000u);
+    void* const out = static_cast<char*>(values) + m * K;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) kept[i] = divide.times_power<kCount>(kept[i]);
+    const auto store_row = [&](const auto& encode) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i)
+        if (first + i * step < end) store<kCount>(out, first + i * step, kept[i], encode);
+      for (int i = first + kKept * step; i < end; i += step)
+        store<kCount>(out, i, divide.times_power<kCount>(load<kCount>(x, i, input_type)), encode);
+    };
+    // A quotient is at most two roundings of float32 above the limit, which rounding to the format takes back.
+    if (output_type == kInt8) {
+      store_row([&](float a) { return bits(divide(a) + 12582912.0f) & kept_bits; });  // 1.5 · 2^23, whose ulp is 1
+    } else {
+      const Float8Format format = output_type == kE4m3 ? kE4m3Format : kE5m2Format;
+      store_row([&](float a) { return (encode_float8(sycl::fabs(divide(a)), format) | (bits(a) >> 31 << 7)) & kept_bits; });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace aoext::xpu
+
+// K is a multiple of 8, x starts at a 16-byte boundary, values at one of 8 bytes.
+AOEXT_KERNEL(quantize_rowwise_wide)
+(void* values, float* scales, const void* input, int64_t M, int K, int input_type, int output_type, int sub_groups) {
+  aoext::xpu::quantize_rowwise<8>(values, scales, input, M, K, input_type, output_type, sub_groups);
+}
+
+AOEXT_KERNEL(quantize_rowwise_any)
+(void* values, float* scales, const void* input, int64_t M, int K, int input_type, int output_type, int sub_groups) {
+  aoext::xpu::quantize_rowwise<1>(values, scales, input, M, K, input_type, output_type, sub_groups);
+}

@@ -1,0 +1,13 @@
+// How the small-M kernels cut a product into parts, for kernels and for the plans that launch them.
+#pragma once
+
+namespace aoext::xpu {
+
+constexpr int kLanes = 16;              // of a sub-group: what the matrix engines of Xe-HPC, Xe2 and Xe3 want
+constexpr int kStep = 32;               // of K: two matrix operations of 16-bit floats, one of int8
+constexpr int kBlock = 128;             // of K: a 64-byte line of int4 weights
+constexpr int kMaxTileDepth = 1 << 24;  // K: a block of rows stays within 32-bit offsets
+constexpr int kMaxSubGroups = 16;       // in a work-group
+constexpr int kTileAlignment = 16;      // bytes: what the kernels load at a time
+
+}  // namespace aoext::xpu

@@ -1,0 +1,154 @@
+#include "sycl/probes.h"
+
+#include <cmath>
+#include <functional>
+#include <random>
+#include <stdexcept>
+
+#include "common/describe.h"
+#include "common/dispatcher.h"
+#include "sycl/device.h"
+#include "sycl/images.h"
+#include "sycl/plan.h"
+#include "sycl/queue.h"
+
+namespace aoext::xpu {
+namespace {
+
+thread_local const std::string* forced = nullptr;
+
+// Plans of this thread take `family` alone; the empty name stands for the generic kernels.
+class Force {
+ public:
+  explicit Force(const std::string& family) : before_(forced) { forced = &family; }
+  ~Force() { forced = before_; }
+
+ private:
+  const std::string* before_;
+};
+
+// Relative Frobenius error that a kernel may differ by from the generic one: the bound of the contract for both.
+double bound(ScalarType dtype) {
+  return dtype == ScalarType::BFloat16 ? 1e-2 : dtype == ScalarType::Half ? 2e-3 : dtype == ScalarType::Float ? 4e-5 : 0;
+}
+
+double difference(const Tensor& result, const Tensor& expected) {
+  const auto host = [](const Tensor& t) {
+    const Tensor floats = aten::to(t, ScalarType::Float);
+    const Tensor copy =
+        call("aten::empty", "memory_format", floats.sizes(), std::optional(ScalarType::Float), std::nullopt,
+             std::optional(torch::stable::Device(torch::headeronly::DeviceType::CPU)), std::nullopt, std::nullopt);
+    aten::copy_(copy, floats);
+    return copy;
+  };
+  const Tensor a = host(result), b = host(expected);
+  const float* const got = static_cast<const float*>(a.const_data_ptr());
+  const float* const want = static_cast<const float*>(b.const_data_ptr());
+  double error = 0, norm = 0;
+  for (int64_t i = 0; i < a.numel(); ++i) {
+    error += std::pow(double{got[i]} - want[i], 2);
+    norm += std::pow(double{want[i]}, 2);
+  }
+  return std::sqrt(error / (norm > 0 ? norm : 1));
+}
+
+// Random tensors of a probe on the queue's device.
+class Draw {
+ public:
+  explicit Draw(const sycl::queue& queue) : device_(torch::headeronly::DeviceType::XPU, device_index(queue)) {}
+
+  Tensor normal(const std::vector<int64_t>& sizes, ScalarType dtype, float deviation = 1) {
+    std::normal_distribution<float> values(0, deviation);
+    return fill<float>(sizes, ScalarType::Float, dtype, [&] { return values(generator_); });
+  }
+
+  Tensor positive(const std::vector<int64_t>& sizes, ScalarType dtype) {
+    std::uniform_real_distribution<float> values(0.01f, 0.1f);
+    return fill<float>(sizes, ScalarType::Float, dtype, [&] { return values(generator_); });
+  }
+
+  Tensor bytes(const std::vector<int64_t>& sizes) {
+    std::uniform_int_distribution<int> values(-128, 127);
+    return fill<int8_t>(sizes, ScalarType::Char, ScalarType::Char, [&] { return static_cast<int8_t>(values(generator_)); });
+  }
+
+ private:
+  template <class T, class Next>
+  Tensor fill(const std::vector<int64_t>& sizes, ScalarType drawn, ScalarType dtype, const Next& next) {
+    const Tensor host = empty(sizes, drawn, torch::headeronly::DeviceType::CPU);
+    T* const data = static_cast<T*>(host.mutable_data_ptr());
+    for (int64_t i = 0; i < host.numel(); ++i) data[i] = next();
+    const Tensor result = empty(sizes, dtype, device_);
+    aten::copy_(result, host);
+    return result;
+  }
+
+  static Tensor empty(Sizes sizes, ScalarType dtype, const torch::stable::Device& device) {
+    return call("aten::empty", "memory_format", sizes, std::optional(dtype), std::nullopt, std::optional(device), std::nullopt,
+                std::nullopt);
+  }
+
+  torch::stable::Device device_;
+  std::mt19937 generator_{20};  // the same problems in every process, so that a report can be repeated
+};
+
+struct Probe {
+  std::string what;
+  std::function<Tensor()> run;
+};
+
+void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const std::vector<int64_t>& rows) {
+  constexpr int64_t N = 72, K = 512;
+  for (const int64_t group_size : {128, 32}) {
+    const Tensor weight = draw.bytes({N, K / 2}), scale = draw.positive({K / group_size, N}, dtype);
+    const Tensor zero_point = draw.normal({K / group_size, N}, dtype), bias = draw.normal({N}, dtype);
+    for (const int64_t M : rows) {
+      const Tensor x = draw.normal({M, K}, dtype);
+      probes.push_back({"bf16i4bf16_rowwise_bias with M = " + std::to_string(M) + ", group_size = " + std::to_string(group_size) +
+                            ", " + dtype_name(dtype),
+                        [=] { return call("ao::bf16i4bf16_rowwise_bias", "", x, weight, scale, zero_point, bias); }});
+    }
+  }
+}
+
+std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
+  Draw draw(queue);
+  std::vector<Probe> probes;
+  const std::vector<int64_t> rows{1, 3, 8, 16, 40};
+  for (const ScalarType dtype : {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float}) {
+    const std::string type = type_name(dtype);
+    if (family == "int4_tile.dpas_" + type || family == "int4_tile.lanes_" + type) add_int4(probes, draw, dtype, rows);
+    if (family == "onednn.int4." + type) add_int4(probes, draw, dtype, {80});
+  }
+  return probes;
+}
+
+}  // namespace
+
+std::vector<std::string> families(sycl::queue& queue) {
+  const Device& device = device_of(queue);
+  std::vector<std::string> all;
+  if (!device.sub_group_16 || !device.fp16) return all;
+  for (const Image& image : images())
+    if (!needs_dpas(image.name) || device.dpas) all.push_back(image.name);
+  return all;
+}
+
+const std::string* forced_family() { return forced; }
+
+std::string probe(sycl::queue& queue, const std::string& family) {
+  static const std::string generic;
+  for (const Probe& one : probes_of(queue, family)) {
+    const auto run = [&](const std::string& name) {
+      const Force force(name);
+      return one.run();
+    };
+    const Tensor result = run(family), expected = run(generic);
+    const double error = difference(result, expected);
+    if (!(error <= bound(dtype_of(result))))
+      return one.what + " differs by " + std::to_string(error) + " from the generic kernel (relative Frobenius norm)";
+  }
+  return "";
+}
+
+}  // namespace aoext::xpu

@@ -1,0 +1,73 @@
+"""What a tile kernel's main loop multiplies, read back from its code.
+
+Once through the loop, a lane loads W weights: of `columns` rows of the weight, `piece` of each. A DPAS
+adds up `depth` of them for up to 8 rows of the input. So there must be
+
+    blocks · (columns + sums) · piece / depth      DPAS,  with W = columns · piece
+
+(sums is 1 where the rows of the input are added up too, by a product with ones). A built-in that is misspelt
+compiles to nothing: then there is no such loop.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from disassembly import Kernel, Way
+
+DPAS_ROWS = 8  # at most
+LOAD_BYTES = 16  # of weights, a lane
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the kernels of a source file have in common."""
+
+    bits: int  # of a weight
+    sums: int
+    step: int  # of K: a piece is some of them
+
+
+# By the source's name. The rows of a kernel stand in its name, _m<rows>.
+FAMILIES = {"int4_tile": Family(bits=4, sums=1, step=32)}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a sub-group: the part of y that it makes, and what one pass of its loop takes of K."""
+
+    rows: int
+    columns: int  # tiles of 16
+    piece: int
+
+    @property
+    def weights(self) -> int:
+        """Weights a lane and pass."""
+        return self.columns * self.piece
+
+
+def rows_of(kernel: str) -> int | None:
+    found = re.search(r"_m(\d+)(_|$)", kernel)
+    return int(found[1]) if found else None
+
+
+def depth_of(kernel: str) -> int:
+    """Values of K that one DPAS adds up."""
+    return 32 if "_int8" in kernel or "_i8" in kernel else 16
+
+
+def read_geometry(source: str, kernel: Kernel, loop: Way) -> Geometry | None:
+    """None where the code does not fit the formula."""
+    family, rows = FAMILIES.get(source), rows_of(kernel.name)
+    if family is None or rows is None or not loop.dpas:
+        return None
+    blocks, depth = -(-rows // DPAS_ROWS), depth_of(kernel.name)
+    weights = loop.gathers * LOAD_BYTES * 8 // family.bits
+    # weights + sums · piece = products · depth; without sums the columns are not told apart from the piece.
+    products = loop.dpas // blocks * depth
+    piece = products - weights if family.sums else family.step
+    fits = piece > 0 and piece % family.step == 0 and weights % piece == 0
+    if not fits or loop.dpas % blocks or products != weights + family.sums * piece:
+        return None
+    return Geometry(rows, weights // piece, piece)
