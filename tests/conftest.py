@@ -16,7 +16,7 @@ import torch
 
 
 def _simulated_xpu() -> ModuleType | None:
-    """xpu_sim, which makes the device xpu real where there is no Intel GPU; None where there is one, or no simulator."""
+    """xpu_sim, which makes the device xpu real, or None where an Intel GPU does, or where it is missing."""
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         return None
     try:
@@ -69,14 +69,16 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @contextlib.contextmanager
 def on_the_device_alone() -> Iterator[None]:
-    """Fails where the simulated XPU hands an ATen operator to the CPU meanwhile, or where memory around a block was written."""
+    """Fails where a simulated XPU hands ATen operators to the CPU meanwhile, or writes around its blocks."""
     if XPU_SIM is None:
         yield
         return
     before = XPU_SIM.fallbacks()
     yield
     after = XPU_SIM.fallbacks()
-    assert after == before, {name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name)}
+    assert after == before, {
+        name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name)
+    }
     XPU_SIM.check_canaries()
 
 

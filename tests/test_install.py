@@ -57,9 +57,9 @@ def test_an_installed_aoext_imports_and_computes(way, environment, tmp_path):
     assert (str(ROOT) in source) == (way == "editable")
 
 
-def configure(build: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
+def configure(python: Path, build: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["cmake", "-S", ROOT, "-B", build, f"-DPython_EXECUTABLE={sys.executable}", *options],
+        ["cmake", "-S", ROOT, "-B", build, f"-DPython_EXECUTABLE={python}", *options],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **variables},
@@ -80,8 +80,11 @@ def configure(build: Path, *options: str, **variables: str) -> subprocess.Comple
         ("-DAOEXT_CUDA=perhaps", r"AOEXT_CUDA must be AUTO, ON or OFF, got perhaps"),
     ],
 )
-def test_a_device_that_cannot_be_built_is_a_configure_error(option, message, tmp_path):
-    assert configure(tmp_path / "plain").returncode == 0
-    done = configure(tmp_path / "build", option, CUDACXX="/nonexistent/nvcc")
+def test_a_device_that_cannot_be_built_is_a_configure_error(option, message, environment, tmp_path):
+    """In an environment without the SYCL packages: AUTO leaves the device out, ON says what to install."""
+    plain = configure(environment, tmp_path / "plain")
+    assert plain.returncode == 0, plain.stderr
+    assert "SYCL OFF" in plain.stdout
+    done = configure(environment, tmp_path / "build", option, CUDACXX="/nonexistent/nvcc")
     assert done.returncode != 0
     assert re.search(message, re.sub(r"\s+", " ", done.stderr)), done.stderr

@@ -38,7 +38,7 @@ def test_library_holds_to_the_stable_abi_of_the_oldest_torch(library):
 def test_library_has_a_soname_an_rpath_to_torch_and_no_python(library):
     dynamic = output("readelf", "-d", library)
     assert "soname: [libaoext.so]" in dynamic
-    assert "[$ORIGIN:$ORIGIN/../../torch/lib]" in dynamic
+    assert re.search(r"\(R(UN)?PATH\).*\[\$ORIGIN:\$ORIGIN/\.\./\.\./torch/lib[:\]]", dynamic)
     needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
     assert "libtorch_cpu.so" in needed
     assert not any("python" in name for name in needed)
@@ -116,7 +116,7 @@ def test_a_broken_library_is_an_import_error(tmp_path):
         f"_library.load_library(['{tmp_path}'])"
     )
     assert done.returncode == 1
-    assert "does not load with torch" in done.stderr
+    assert re.search(r"does not load with torch .*: .*libaoext\.so: file too short", done.stderr), done.stderr
 
 
 def test_import_brings_no_optional_package():

@@ -176,8 +176,6 @@ def check_installed(wheel: Path, variant: Variant, torch: str, scratch: Path) ->
     tests.mkdir()
     for file in (*HELPERS, *(name for name in variant.tests if name.endswith(".py"))):
         shutil.copy(ROOT / "tests" / file, tests)
-    # Nothing but the library's own search path may be what finds the others.
-    os.environ.pop("LD_LIBRARY_PATH", None)
     required = "cpu,xpu" if variant.extra else "cpu"
     print(
         run(
@@ -205,6 +203,7 @@ def main() -> None:
         "--torch", required=True, help="what the clean environment runs, such as torch==2.13.0"
     )
     arguments = parser.parse_args()
+    os.environ.pop("LD_LIBRARY_PATH", None)  # the library finds others by itself
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         wheel = build(arguments.variant, scratch)

@@ -1,12 +1,8 @@
 // Weight-only int4 on an XPU.
 #include "common/dispatcher.h"
 #include "generic/generic.h"
-#if __has_include("sycl/int4_correction.h")
 #include "sycl/int4_correction.h"
-#endif
-#if __has_include("sycl/linear_any.h")
 #include "sycl/linear_any.h"
-#endif
 #include "sycl/plan.h"
 #include "sycl/product.h"
 #include "sycl/queue.h"
@@ -34,7 +30,6 @@ void tile(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Te
 // shows the difference.)
 void product(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& y, const Tensor& x, const Int4Weight& w,
              const OptionalTensor& bias) {
-#if __has_include("sycl/int4_correction.h")
   const int64_t groups = p.K / p.group_size;
   const Int4Zeros zeros = split_zeros(queue, p, w.scale, w.zero_point);
   const Tensor sums = group_sums(queue, p, x);
@@ -59,7 +54,6 @@ void product(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const
   arguments.bias = data_of(bias);
   arguments.output = y.mutable_data_ptr();
   multiply(queue, plan.product, arguments, y);
-#endif
 }
 
 // Null where no kernel of this folder serves.
@@ -74,11 +68,8 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   switch (plan.algorithm) {
     case Algorithm::tile: tile(p, plan, queue, y, x, w, dense_bias); break;
     case Algorithm::onednn: product(p, plan, queue, y, x, w, dense_bias); break;
-#if __has_include("sycl/linear_any.h")
+
     default: linear_any(queue, p, y, x, w.weight, &w.scale, &w.zero_point, nullptr, dense_bias);
-#else
-    default: break;
-#endif
   }
   return y;
 }

@@ -5,15 +5,15 @@
 
 #include "common/dispatcher.h"
 #include "generic/generic.h"
-#include "sycl/device.h"
-#include "sycl/launch.h"
+#include "sycl/plan.h"
 #include "sycl/queue.h"
 
 namespace aoext::xpu {
 namespace {
 
-constexpr int64_t kRows = 32;  // of kernels/dequantize_int4.cpp
-constexpr int64_t kLanes = 16, kMaxSubGroups = 8;
+constexpr const char* kImage = "dequantize_int4.lanes";
+constexpr int64_t kRows = 32;      // of kernels/dequantize_int4.cpp
+constexpr int64_t kSubGroups = 8;  // in a work-group
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -26,9 +26,9 @@ void dequantize_int4_into(sycl::queue& queue, const LinearProblem& p, const Tens
   if (p.N == 0) return;
   const bool wide = p.group_size % 8 == 0 && aligned(weight, 4) && aligned(out, 16);
   const int64_t sub_groups = ceil_div(p.K, kLanes * (wide ? 8 : 2));
-  const auto width = static_cast<size_t>(kLanes * std::min(sub_groups, kMaxSubGroups));
+  const auto width = static_cast<size_t>(kLanes * std::min(sub_groups, kSubGroups));
   const auto columns = static_cast<size_t>(ceil_div(sub_groups * kLanes, width)) * width;
-  launch(queue, {"dequantize_int4.lanes", wide ? "dequantize_int4_wide" : "dequantize_int4_any"},
+  launch(queue, {kImage, wide ? "dequantize_int4_wide" : "dequantize_int4_any"},
          sycl::nd_range<2>({static_cast<size_t>(ceil_div(p.N, kRows)), columns}, {1, width}), out.mutable_data_ptr(),
          weight.const_data_ptr(), scale.const_data_ptr(), zero_point.const_data_ptr(), p.N, static_cast<int>(p.K),
          static_cast<int>(p.group_size), int{element(out.scalar_type())}, int{element(p.scale)});
@@ -37,8 +37,7 @@ void dequantize_int4_into(sycl::queue& queue, const LinearProblem& p, const Tens
 Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype) {
   const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
   sycl::queue& queue = current_queue(weight);
-  const Device& device = device_of(queue);
-  if (!device.sub_group_16 || !device.fp16 || p.K > std::numeric_limits<int>::max() / 2)
+  if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kImage))
     return generic::dequantize_int4(weight, scale, zero_point, dtype);
   const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
   dequantize_int4_into(queue, p, out, weight, scale, zero_point);

@@ -6,29 +6,25 @@
 #include "common/checks.h"
 #include "common/dispatcher.h"
 #include "generic/generic.h"
-#include "sycl/device.h"
-#include "sycl/launch.h"
+#include "sycl/plan.h"
 #include "sycl/queue.h"
 
 namespace aoext::xpu {
 namespace {
 
-constexpr int kLanes = 16, kMaxSubGroups = 64, kKept = 2, kWide = 8;  // of kernels/quantize_rowwise.cpp
+constexpr const char* kImage = "quantize_rowwise.lanes";
+constexpr int kMaxTeam = 64, kKept = 2, kWide = 8;  // of kernels/quantize_rowwise.cpp
 constexpr int64_t kSubGroups = 8;                                     // in a work-group of short rows
 constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;                  // each goes on with further rows
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-const char* type_name(ScalarType t) { return t == ScalarType::BFloat16 ? "bf16" : t == ScalarType::Half ? "fp16" : "fp32"; }
 
 }  // namespace
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
   const QuantizeProblem p = check_quantize_rowwise(input, dtype);
   sycl::queue& queue = current_queue(input);
-  const Device& device = device_of(queue);
-  if (!device.sub_group_16 || !device.fp16 || p.K > std::numeric_limits<int>::max() / 2)
-    return generic::quantize_rowwise(input, dtype);
+  if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kImage)) return generic::quantize_rowwise(input, dtype);
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
   const Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
@@ -36,12 +32,12 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
 
   const bool wide = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 && p.K % kWide == 0;
   const int64_t pieces = wide ? p.K / kWide : p.K;
-  const int64_t most = std::min<int64_t>(kMaxSubGroups, static_cast<int64_t>(device.work_group) / kLanes);
+  const int64_t most = std::min<int64_t>(kMaxTeam, static_cast<int64_t>(device_of(queue).work_group) / kLanes);
   const int64_t sub_groups = std::min(ceil_div(pieces, kKept * kLanes), most);
   const int64_t rows = std::clamp<int64_t>(kSubGroups / sub_groups, 1, std::max<int64_t>(most / sub_groups, 1));
   const auto width = static_cast<size_t>(rows * sub_groups * kLanes);
   const auto work_groups = static_cast<size_t>(std::min(ceil_div(p.M, rows), kMaxWorkGroups));
-  launch(queue, {"quantize_rowwise.lanes", wide ? "quantize_rowwise_wide" : "quantize_rowwise_any"},
+  launch(queue, {kImage, wide ? "quantize_rowwise_wide" : "quantize_rowwise_any"},
          sycl::nd_range<2>({work_groups, width}, {1, width}), values.mutable_data_ptr(),
          static_cast<float*>(scales.mutable_data_ptr()), x.const_data_ptr(), p.M, static_cast<int>(p.K), int{element(p.input)},
          int{element(p.output)}, static_cast<int>(sub_groups));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from importlib.metadata import requires
 from pathlib import Path
 
 import torch
@@ -53,19 +54,61 @@ def check_namespace() -> None:
         )
 
 
+def needed_for_xpu(library: Path) -> list[str]:
+    """What the linker must find for a build with kernels for Intel GPUs, such as libsycl.so.9; else nothing.
+
+    The names of needed libraries lie in a shared library as they are, with zeros around.
+    """
+    names = re.findall(rb"\0(lib(?:sycl|dnnl)\.so\.\d+)(?=\0)", library.read_bytes())
+    return sorted({name.decode() for name in names}, reverse=True)
+
+
+def check_libsycl(needed: Iterable[str], maps: str) -> None:
+    """Raises ImportError where this process has loaded another major version of libsycl than is needed.
+
+    maps: the text of /proc/self/maps. Two of them in one process crash.
+    """
+    wanted = next((name for name in needed if name.startswith("libsycl")), None)
+    for path, name in re.findall(r"(/.*/(libsycl\.so\.\d+).*)$", maps, re.MULTILINE):
+        if wanted and name != wanted:
+            raise ImportError(
+                f"aoext: this build has kernels for Intel GPUs and needs {wanted}, but torch "
+                f"{torch.__version__} or another package has loaded {name} ({path}), and the two in one "
+                f"process crash: use a torch that brings {wanted}, or a +cpu wheel of aoext"
+            )
+
+
+def _refused(path: Path, needed: list[str], linker: str) -> str:
+    """The text of the error where the linker refuses the library, from the linker's own."""
+    missing = re.match(r"(lib\S+): cannot open shared object file", linker)
+    if not needed or missing is None:
+        return (
+            f"aoext: {path} does not load with torch {torch.__version__} (2.10 or newer is needed): {linker}"
+        )
+    listed = [r.split(";") for r in requires("aoext") or () if re.search(r"extra == .xpu.", r)]
+    versions = ", ".join(requirement.strip() for requirement, *_ in listed)
+    return (
+        f"aoext: this build has kernels for Intel GPUs and needs {' and '.join(needed)}, but {missing[1]} "
+        f"was not found: pip install 'aoext[xpu]' ({versions}), or use a +cpu wheel of aoext"
+    )
+
+
 def load_library(package_path: Iterable[str]) -> None:
     """Loads the library once per process.
 
-    Raises ImportError if it is missing, if the namespace is taken, or if the linker refuses it.
+    Raises ImportError if it is missing, if the namespace is taken, if this process has another libsycl than
+    it needs, or if the linker refuses it.
     """
     path = find_library(package_path)
     if str(path) in torch.ops.loaded_libraries:
         return
     check_namespace()
+    needed = needed_for_xpu(path)
+    if needed:
+        check_libsycl(needed, Path("/proc/self/maps").read_text())
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise ImportError(
-            f"aoext: {path} does not load with torch {torch.__version__} (2.10 or newer is needed): {error}"
-        ) from error
+        # torch gives the path alone; what the linker said is its cause.
+        raise ImportError(_refused(path, needed, str(error.__cause__ or error))) from error
     torch.ops.ao._build_config()  # raises here, not in a first call, where AOEXT_CPU_ISA is wrong

@@ -4,8 +4,7 @@
 // it takes 16 pieces along k, a piece a lane: 8 weights (wide), which are 64 bytes of int4 in and 256 bytes of bfloat16
 // out for a sub-group, or 2 weights (any). The sub-groups of a work-group are neighbours along k.
 #include "kernel.h"
-#include "numeric.h"
-#include "vector.h"
+#include "piece.h"
 
 namespace aoext::xpu {
 namespace {
@@ -15,25 +14,6 @@ constexpr int kRows = 32;
 // q · scale + zero_point of the nibble that leads `high`.
 inline float dequantized(uint32_t high, float scale, float zero_point) {
   return sycl::fma(static_cast<float>(static_cast<int32_t>(high) >> 28), scale, zero_point);
-}
-
-// Eight neighbouring weights of a row; the type is uniform.
-inline void store_8(void* out, const float (&w)[8], int type) {
-  if (type == kFp32) {
-    Vector<float, 8> v;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = w[j];
-    *static_cast<Vector<float, 8>*>(out) = v;
-  } else {
-    Vector<uint32_t, 4> v;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t low = type == kBf16 ? float_to_bf16(w[2 * j]) : float_to_fp16(w[2 * j]);
-      const uint32_t high = type == kBf16 ? float_to_bf16(w[2 * j + 1]) : float_to_fp16(w[2 * j + 1]);
-      v[j] = low | high << 16;
-    }
-    *static_cast<Vector<uint32_t, 4>*>(out) = v;
-  }
 }
 
 }  // namespace
@@ -53,13 +33,22 @@ AOEXT_KERNEL(dequantize_int4_wide)
   const char* q = static_cast<const char*>(weight) + first * (K / 2) + k / 2;
   const int64_t bytes = output_type == kFp32 ? 4 : 2;
   char* w = static_cast<char*>(out) + (first * K + k) * bytes;
-  for (int n = 0; n < rows; ++n, q += K / 2, w += K * bytes) {
-    const uint32_t dword = *reinterpret_cast<const uint32_t*>(q);
-    const float s = load_float(scale, scales + n, scale_type), z = load_float(zero_point, scales + n, scale_type);
-    float values[8];
+  // The next row is under way while one is computed.
+  uint32_t next = *reinterpret_cast<const uint32_t*>(q);
+  float next_scale = load_float(scale, scales, scale_type), next_zero = load_float(zero_point, scales, scale_type);
+  for (int n = 0; n < rows; ++n, w += K * bytes) {
+    const uint32_t dword = next;
+    const float s = next_scale, z = next_zero;
+    if (n + 1 < rows) {
+      q += K / 2;
+      next = *reinterpret_cast<const uint32_t*>(q);
+      next_scale = load_float(scale, scales + n + 1, scale_type);
+      next_zero = load_float(zero_point, scales + n + 1, scale_type);
+    }
+    Piece<8> piece;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) values[j] = dequantized(dword << (28 - 4 * j), s, z);
-    store_8(w, values, output_type);
+    for (int j = 0; j < 8; ++j) piece[j] = dequantized(dword << (28 - 4 * j), s, z);
+    store_piece(w, piece, output_type);
   }
 }
 

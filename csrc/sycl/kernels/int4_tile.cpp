@@ -29,14 +29,22 @@ inline uint32_t shifted(uint32_t w) {
   }
 }
 
-// Nibbles J and J + 4 of a dword as two 16-bit floats 24 + q: the nibble moves to the top of the mantissa of a
-// number from 16 on, and an exclusive or turns its sign bit into an offset.
+// What is added to q in an operand. A float32 result has no room for what then cancels.
+template <Element kType>
+constexpr float kOffset = kType == kFp32 ? 0.0f : 24.0f;
+
+// Nibbles J and J + 4 of a dword as two 16-bit floats kOffset + q. For 24 + q, the nibble moves to the top of the mantissa
+// of a number from 16 on, and an exclusive or turns its sign bit into an offset.
 template <Element kType, int J>
 inline int biased_pair(uint32_t w) {
   if constexpr (kType == kFp16) {
     return (shifted<6 - 4 * J>(w) & 0x03C003C0u) ^ 0x4E004E00u;
-  } else {
+  } else if constexpr (kType == kBf16) {
     return (shifted<3 - 4 * J>(w) & 0x00780078u) ^ 0x41C041C0u;
+  } else {
+    const uint32_t biased = biased_pair<kBf16, J>(w);
+    const auto q = [](float value) { return sycl::bit_cast<uint32_t>(value - kOffset<kBf16>); };
+    return (q(low_half<kBf16>(biased)) >> 16) | q(high_half<kBf16>(biased));
   }
 }
 
@@ -82,7 +90,7 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
 #pragma unroll
       for (int t = 0; t < kSteps; ++t) unpack<kType>(reinterpret_cast<const Vector<uint32_t, 4>*>(w)[t], b[c][t]);
       s[c] = load_float(scale, group + part.columns[c], scale_type);
-      z[c] = load_float(zero_point, group + part.columns[c], scale_type) - 24.0f * s[c];
+      z[c] = load_float(zero_point, group + part.columns[c], scale_type) - kOffset<kType> * s[c];
     }
     const char* const own = static_cast<const char*>(x) + (part.first_row * K + k + part.lane % 8 * 4) * kBytes;
 #pragma unroll

@@ -11,14 +11,13 @@
 // subnormal numbers (it may flush them): quotients are corrected by exact remainders of numbers near 1.
 #include "float8_encode.h"
 #include "kernel.h"
-#include "numeric.h"
-#include "vector.h"
+#include "piece.h"
 
 namespace aoext::xpu {
 namespace {
 
 constexpr int kKept = 2;           // pieces of a row that a lane keeps
-constexpr int kMaxSubGroups = 64;  // in a work-group
+constexpr int kMaxTeam = 64;  // in a work-group
 constexpr uint32_t kSign = 0x80000000u, kInfinity = 0x7F800000u, kSmallestNormal = 0x00800000u;
 
 inline uint32_t bits(float f) { return sycl::bit_cast<uint32_t>(f); }
@@ -59,10 +58,6 @@ inline uint32_t row_scale(uint32_t absmax, int output_type) {
   return static_cast<int>(q >> 23) + shift < 1 ? kSmallestNormal : q + (static_cast<uint32_t>(shift) << 23);
 }
 
-// Count neighbouring elements of a row as floats: 8, with aligned loads and stores, or 1.
-template <int kCount>
-using Piece = Vector<float, kCount>;
-
 // x / scale for all x of a row: times a power of two, which is exact, then by a number near 1.
 struct Division {
   float power, near_1, reciprocal;
@@ -94,25 +89,6 @@ struct Division {
   float operator()(float times_power) const { return divide_near_1(times_power, near_1, reciprocal); }
 };
 
-// Piece i of x. The type is uniform, so a branch costs a scalar compare.
-template <int kCount>
-inline Piece<kCount> load(const void* x, int i, int type) {
-  if constexpr (kCount == 1) {
-    return load_float(x, i, type);
-  } else if (type == kFp32) {
-    return static_cast<const Piece<kCount>*>(x)[i];
-  } else {
-    const auto dwords = static_cast<const Vector<uint32_t, kCount / 2>*>(x)[i];
-    Piece<kCount> piece;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const auto half = static_cast<uint16_t>(j % 2 == 0 ? dwords[j / 2] : dwords[j / 2] >> 16);
-      piece[j] = type == kBf16 ? bf16_to_float(half) : fp16_to_float(half);
-    }
-    return piece;
-  }
-}
-
 template <int kCount>
 inline uint32_t absmax_of(const Piece<kCount>& piece, uint32_t other) {
 #pragma unroll
@@ -141,7 +117,7 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
   const int s = sg.get_group_linear_id(), lane = sg.get_local_linear_id();
   const int rows = static_cast<int>(sg.get_group_linear_range()) / sub_groups, row = s / sub_groups;
   const int step = sub_groups * kLanes, first = (s - row * sub_groups) * kLanes + lane, count = K / kCount;
-  auto& partial = *sycl::ext::oneapi::group_local_memory_for_overwrite<uint32_t[kMaxSubGroups]>(item.get_group());
+  auto& partial = *sycl::ext::oneapi::group_local_memory_for_overwrite<uint32_t[kMaxTeam]>(item.get_group());
 
   for (int64_t block = static_cast<int64_t>(item.get_group(0)) * rows; block < M;
        block += static_cast<int64_t>(item.get_group_range(0)) * rows) {
@@ -150,10 +126,10 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
     Piece<kCount> kept[kKept];
     uint32_t absmax = 0;
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) kept[i] = load<kCount>(x, sycl::min(first + i * step, count - 1), input_type);
+    for (int i = 0; i < kKept; ++i) kept[i] = load_piece<kCount>(x, sycl::min(first + i * step, count - 1), input_type);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) absmax = absmax_of<kCount>(kept[i], absmax);
-    for (int i = first + kKept * step; i < count; i += step) absmax = absmax_of<kCount>(load<kCount>(x, i, input_type), absmax);
+    for (int i = first + kKept * step; i < count; i += step) absmax = absmax_of<kCount>(load_piece<kCount>(x, i, input_type), absmax);
     absmax = sycl::reduce_over_group(sg, absmax, sycl::maximum<uint32_t>());
     if (sub_groups > 1) {
       partial[s] = absmax;
@@ -170,14 +146,15 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
     const int end = block + row < M ? count : 0;  // a row past M stores nothing
     if (first < sycl::min(end, 1)) scales[m] = from_bits(finite ? scale : 0x7FC00000u);
     void* const out = static_cast<char*>(values) + m * K;
-#pragma unroll
-    for (int i = 0; i < kKept; ++i) kept[i] = divide.times_power<kCount>(kept[i]);
+    // The pieces move up, so that this code is there once; where the row goes on, the next one is read.
     const auto store_row = [&](const auto& encode) {
+      for (int i = first; i < end; i += step) {
+        const auto piece = divide.times_power<kCount>(kept[0]);
 #pragma unroll
-      for (int i = 0; i < kKept; ++i)
-        if (first + i * step < end) store<kCount>(out, first + i * step, kept[i], encode);
-      for (int i = first + kKept * step; i < end; i += step)
-        store<kCount>(out, i, divide.times_power<kCount>(load<kCount>(x, i, input_type)), encode);
+        for (int j = 1; j < kKept; ++j) kept[j - 1] = kept[j];
+        if (i + kKept * step < end) kept[kKept - 1] = load_piece<kCount>(x, i + kKept * step, input_type);
+        store<kCount>(out, i, piece, encode);
+      }
     };
     // A quotient is at most two roundings of float32 above the limit, which rounding to the format takes back.
     if (output_type == kInt8) {

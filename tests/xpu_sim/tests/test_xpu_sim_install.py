@@ -43,9 +43,13 @@ for missing in ("intel-sycl-rt", "intel-opencl-rt"):
     print(refusal(ImportError))
 _runtime._find = find
 
-torch._C._has_xpu = True
+for has in ("_has_xpu", "_has_cuda"):
+    setattr(torch._C, has, True)
+    print(refusal(RuntimeError))
+    setattr(torch._C, has, False)
+version, torch.__version__ = torch.__version__, "2.0"
 print(refusal(RuntimeError))
-torch._C._has_xpu = False
+torch.__version__ = version
 
 assert "libsycl" not in open("/proc/self/maps").read()
 assert not torch.xpu.is_available()
@@ -57,11 +61,13 @@ print("nothing happened")
 def test_what_is_missing_is_said_and_nothing_is_loaded_before(run_python):
     done = run_python(BEFORE, OCL_ICD_FILENAMES="")
     assert done.returncode == 0, done.stderr
-    not_installed, sycl, opencl, real_xpu, end = done.stdout.splitlines()
+    not_installed, sycl, opencl, xpu, cuda, version, end = done.stdout.splitlines()
     assert not_installed == "xpu_sim: call xpu_sim.install() first"
     assert sycl == "libsycl is missing: pip install intel-sycl-rt intel-opencl-rt"
     assert opencl.startswith("the OpenCL CPU device (libintelocl.so) is missing: pip install intel-sycl-rt")
-    assert real_xpu.endswith("has XPU support of its own; xpu_sim is for builds without it")
+    assert xpu == f"torch {torch.__version__} has XPU support of its own; xpu_sim is for a torch of the CPU"
+    assert "has CUDA support of its own" in cuda
+    assert version == f"built for torch {torch.__version__}, this is 2.0: build it anew"
     assert end == "nothing happened"
 
 

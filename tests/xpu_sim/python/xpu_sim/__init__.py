@@ -42,8 +42,8 @@ _installed = False
 
 def available() -> tuple[bool, str]:
     """Whether `install` can be expected to work, and if not, why. Loads nothing."""
-    reason = _runtime.problem()
-    return reason is None, reason or ""
+    error = _runtime.problem()
+    return error is None, str(error or "")
 
 
 def install() -> None:
@@ -53,7 +53,8 @@ def install() -> None:
 
     Raises:
         ImportError: libsycl or the OpenCL CPU device is missing; the text says what to install.
-        RuntimeError: this torch has XPU support of its own, or SYCL sees no OpenCL CPU device.
+        RuntimeError: this is another torch than the one built for, or one with an accelerator of its own, or
+            SYCL sees no OpenCL CPU device.
     """
     global _installed
     if _installed:

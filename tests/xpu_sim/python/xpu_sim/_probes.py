@@ -146,6 +146,9 @@ class Fault:
 def inject_fault(operator: str, factor: float = 1.5) -> Iterator[Fault]:
     """Multiplies all results of an operator of ATen that runs on the CPU in place of a kernel.
 
+    An operator that PyTorch composes of others ("aten::linear") or that the simulator implements
+    ("aten::copy_") never does: see `Fault.hits`.
+
     Args:
         operator: the name in `fallbacks()`, such as "aten::mm"; it stands for all overloads.
         factor: integers are rounded toward zero after it, booleans stay as they are.

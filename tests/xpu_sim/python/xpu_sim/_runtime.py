@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import sys
@@ -29,29 +29,34 @@ def _find(package: str, library: str) -> Path | None:
     return next((path for path in candidates if pattern.fullmatch(path.name) and path.exists()), None)
 
 
-def find_libsycl() -> Path | None:
-    return _find("intel-sycl-rt", "libsycl.so")
-
-
 def find_opencl_cpu() -> Path | None:
     return _find("intel-opencl-rt", "libintelocl.so")
 
 
-def problem() -> str | None:
-    """Why the simulator cannot be installed in this process, as far as files tell; None if it can."""
-    if torch._C._has_xpu and not is_loaded():
-        return f"torch {torch.__version__} has XPU support of its own; xpu_sim is for builds without it"
-    if importlib.util.find_spec("xpu_sim._C") is None:
-        return "xpu_sim was not built: install it with pip, a source folder alone does not do"
-    if find_libsycl() is None:
-        return f"libsycl is missing: {PACKAGES}"
-    if not os.environ.get("OCL_ICD_FILENAMES") and find_opencl_cpu() is None:
-        return f"the OpenCL CPU device (libintelocl.so) is missing: {PACKAGES}"
-    return None
-
-
 def is_loaded() -> bool:
     return "xpu_sim._C" in sys.modules
+
+
+def problem() -> Exception | None:
+    """What stands against loading the simulator into this process, as far as files and torch tell."""
+    if is_loaded():
+        return None
+    if torch._C._has_xpu or torch._C._has_cuda:
+        own = "XPU" if torch._C._has_xpu else "CUDA"
+        return RuntimeError(
+            f"torch {torch.__version__} has {own} support of its own; xpu_sim is for a torch of the CPU"
+        )
+    try:
+        built_for = importlib.import_module("xpu_sim._built_for").TORCH
+    except ImportError:
+        return ImportError("xpu_sim is not built: install it with pip, its source folder alone does not do")
+    if built_for != torch.__version__:
+        return RuntimeError(f"built for torch {built_for}, this is {torch.__version__}: build it anew")
+    if _find("intel-sycl-rt", "libsycl.so") is None:
+        return ImportError(f"libsycl is missing: {PACKAGES}")
+    if not os.environ.get("OCL_ICD_FILENAMES") and find_opencl_cpu() is None:
+        return ImportError(f"the OpenCL CPU device (libintelocl.so) is missing: {PACKAGES}")
+    return None
 
 
 def load() -> None:
@@ -59,14 +64,16 @@ def load() -> None:
 
     Raises:
         ImportError: something is missing; the text names the packages.
-        RuntimeError: torch has real XPU support, or SYCL sees no OpenCL CPU device.
+        RuntimeError: this is another torch than the one built for, or one with an accelerator of its own, or
+            SYCL sees no OpenCL CPU device.
     """
-    reason = problem()
-    if reason is not None:
-        raise (RuntimeError if torch._C._has_xpu else ImportError)(f"xpu_sim: {reason}")
+    error = problem()
+    if error is not None:
+        raise type(error)(f"xpu_sim: {error}")
     # The OpenCL loader reads this when SYCL first asks for devices. The file by which the package announces
     # itself has a path that does not exist, so that without this the device is not found.
-    os.environ.setdefault("OCL_ICD_FILENAMES", str(find_opencl_cpu()))
+    if not os.environ.get("OCL_ICD_FILENAMES"):
+        os.environ["OCL_ICD_FILENAMES"] = str(find_opencl_cpu())
 
     try:
         from . import _C

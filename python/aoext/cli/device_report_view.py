@@ -1,0 +1,182 @@
+"""The report as a page of text and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aoext.cli import bench_view
+from aoext.cli.bench_run import Point
+from aoext.cli.ceilings import Ceilings
+from aoext.cli.device_report_checks import Check
+from aoext.cli.device_report_run import Choice, Content
+from aoext.cli.report import summary_line
+
+SCHEMA = "aoext.report/1"
+
+
+def show(out: Console, content: Content) -> None:
+    """The page."""
+    out.print(Text(f"aoext report: {'PASSED' if not content.problems else 'FAILED'}", style="bold"))
+    out.print(f"{content.environment['time']}, seed {content.settings.seed}")
+    out.print(summary_line(content.environment))
+    out.print(_joined(content.versions))
+    if content.properties:
+        out.print(f"device: {_joined(content.properties)}")
+    for problem in content.problems:
+        out.print(Text(f"PROBLEM {problem}", style="red"))
+    _section(out, f"kernels built and checked in {content.warmup_seconds:.1f} s")
+    out.print(_families(content.families))
+    _section(out, "operators in brief: largest relative error of a row against float64, allowed in brackets")
+    out.print(_checks(content.checks))
+    for shape, choices in itertools.groupby(content.choices, key=lambda choice: (choice.N, choice.K)):
+        _section(out, f"kernels chosen at N x K = {shape[0]} x {shape[1]}")
+        out.print("\n".join(_choice(choice) for choice in choices))
+    if content.ceilings and content.points:
+        _show_speed(out, content, content.ceilings)
+
+
+def _joined(values: dict[str, Any]) -> str:
+    return "; ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _section(out: Console, title: str) -> None:
+    out.print()
+    out.print(Text(title, style="bold"))
+
+
+def _families(families: dict[str, str]) -> str:
+    if not families:
+        return "this device has no kernels to build"
+    by_result: dict[str, list[str]] = {}
+    for name, said in families.items():
+        by_result.setdefault(said, []).append(name)
+    return "\n".join(f"{said}: {', '.join(names)}" for said, names in by_result.items())
+
+
+def _grid(*headers: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
+    for header in headers:
+        table.add_column(header, justify="left" if header == headers[0] else "right", no_wrap=True)
+    return table
+
+
+def _name(operator: str, format: str) -> str:
+    return operator if format == "int4" else f"{operator} [{format}]"
+
+
+def _checks(checks: Sequence[Check]) -> Table:
+    """A line for each operator, a column for each dtype's bound."""
+    dtypes = list(dict.fromkeys(check.dtype for check in checks))
+    table = _grid("operator", "calls", *dtypes, "verdict")
+    for (operator, format), group in itertools.groupby(checks, key=lambda c: (c.operator, c.format)):
+        own = list(group)
+        wrong = sum(not check.passed for check in own)
+        verdict = Text(f"{wrong} wrong", style="red") if wrong else Text("ok", style="green")
+        cells = (_worst([check for check in own if check.dtype == dtype]) for dtype in dtypes)
+        table.add_row(_name(operator, format), str(len(own)), *cells, verdict)
+    return table
+
+
+def _worst(checks: Sequence[Check]) -> str:
+    errors = [check.error for check in checks if check.error is not None]
+    if not errors:
+        return "–"
+    bound = max(check.bound for check in checks)
+    return (
+        f"{max(errors):.1e} ({bound:.0e})"
+        if bound
+        else "exact"
+        if not any(errors)
+        else f"{max(errors):.1e} (0)"
+    )
+
+
+def _choice(choice: Choice) -> str:
+    """Rows with the same kernel together."""
+    by_plan: dict[str, list[str]] = {}
+    for M, plan in choice.plans.items():
+        by_plan.setdefault(plan, []).append(str(M))
+    plans = (f"{', '.join(rows)}: {plan}" for plan, rows in by_plan.items())
+    return f"{_name(choice.operator, choice.format)}  M = {'; M = '.join(plans)}"
+
+
+def _show_speed(out: Console, content: Content, ceilings: Ceilings) -> None:
+    settings = content.settings
+    _section(
+        out,
+        f"speed: µs, times as fast as F.linear in bf16 (×), times the read floor (/): "
+        f"{ceilings.read_gb_per_s:.1f} GB/s read, {ceilings.gemm_gflop_per_s:,.0f} GFLOP/s in bf16",
+    )
+    for shape in settings.shapes:
+        own = [p for p in content.points if p.K == shape.K and p.N in (shape.N, None)]
+        table = _grid(f"N x K = {shape.N} x {shape.K}", *(f"M = {M}" for M in settings.rows))
+        for (operator, format), group in itertools.groupby(own, key=lambda p: (p.operator, p.format)):
+            points = {point.M: point for point in group}
+            cells = (_speed(points.get(M, points.get(None)), ceilings) for M in settings.rows)
+            table.add_row(_name(operator, format), *cells)
+        out.print(table)
+    slower = bench_view.slower(content.points, "linear")
+    out.print(f"slower than F.linear beyond noise: {len(slower)} of {len(content.points)} points")
+    for line in bench_view.notes(content.points):
+        out.print(line)
+
+
+def _floor(point: Point, ceilings: Ceilings) -> float:
+    """How many times as long as reading and writing its bytes once takes."""
+    return point.seconds["aoext"] * ceilings.read_gb_per_s * 1e9 / point.bytes
+
+
+def _speed(point: Point | None, ceilings: Ceilings) -> str:
+    if point is None:
+        return "–"
+    ratio = point.speedup("linear")
+    times = "" if ratio is None else f"{ratio:.2f}× "
+    return f"{point.seconds['aoext'] * 1e6:,.1f} {times}/{_floor(point, ceilings):.1f}"
+
+
+def as_json(content: Content) -> dict[str, Any]:
+    """The content of report.json.
+
+    schema       "aoext.report/1"
+    passed       whether nothing is wrong; problems says what is, a line each
+    environment  versions, machine and device (report.environment)
+    versions     of what lies below, and the settings of its environment variables
+    properties   of the device, as its driver gives them
+    warmup       seconds, and families of kernels: {name: "ok", "not checked" or what was wrong}
+    checks       a list: operator, format, case, dtype, M, N, K, error (largest of a row, null where none
+                 is finite), bound, problem (empty where all is well), passed
+    choices      a list: operator, format, N, K, plans ({M: what aoext.explain says})
+    bench        as `aoext bench` writes it (bench_view.as_json); null where nothing could be measured.
+                 Each result has times_read_floor besides
+    """
+    return {
+        "schema": SCHEMA,
+        "passed": not content.problems,
+        "problems": content.problems,
+        "environment": content.environment,
+        "versions": content.versions,
+        "properties": content.properties,
+        "warmup": {"seconds": content.warmup_seconds, "families": content.families},
+        "checks": [{**asdict(check), "passed": check.passed} for check in content.checks],
+        "choices": [asdict(choice) for choice in content.choices],
+        "bench": _bench(content, content.ceilings) if content.ceilings else None,
+    }
+
+
+def _bench(content: Content, ceilings: Ceilings) -> dict[str, Any]:
+    bench = bench_view.as_json(content.points, content.settings, ceilings, content.environment)
+    with_floor(bench["results"], content.points, ceilings)
+    return bench
+
+
+def with_floor(results: list[dict[str, Any]], points: Iterable[Point], ceilings: Ceilings) -> None:
+    for result, point in zip(results, points, strict=True):
+        result["times_read_floor"] = _floor(point, ceilings)

@@ -1,0 +1,300 @@
+"""What is an XPU's own: queues, alignment, self-checks. The tests of the operators are every device's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import aoext
+import reference
+from conftest import SEED, XPU_SIM, on_the_device_alone
+from reference import CALLS, EIGHT_BIT, Problem, assert_close, randn
+
+BF16, FP16, FP32 = reference.HIGH_PRECISION
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.xpu.is_available(), reason="there is no XPU, real or simulated (tests/xpu_sim)"
+    ),
+    pytest.mark.skipif(aoext.info.build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
+]
+needs_simulator = pytest.mark.skipif(XPU_SIM is None, reason="the XPU is a real one")
+
+
+def call_of(operator: str, generator: torch.Generator, M: int = 3, **options) -> reference.Call:
+    if operator == "quantize_rowwise":
+        x = randn(generator, M, 256, dtype=BF16)
+        return reference.Call(operator, (x, torch.int8), {}, x)
+    return CALLS[operator](Problem(M, 96, 256, 128, BF16, BF16, **options), generator)
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    """The output of code that runs after the simulator was installed."""
+    prelude = "import torch, xpu_sim\nxpu_sim.install()\nimport aoext\nao = torch.ops.ao\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + code],
+        env={**os.environ, "AOEXT_TEST_SEED": str(SEED), **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=os.path.dirname(__file__),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# ---- own kernels ----------------------------------------------------------------------------------------
+
+
+def test_every_operator_has_a_kernel_for_xpu():
+    for operator in [*aoext.ops.operators(), "_explain", "_warmup"]:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", "XPU"), operator
+
+
+@pytest.mark.parametrize("M", [1, 5, 80])
+@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+def test_no_operator_computes_by_aten(operator, M, generator):
+    call = call_of(operator, generator, M)
+    args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
+    with on_the_device_alone():
+        getattr(torch.ops.ao, operator)(*args, **call.kwargs)
+    assert "generic" not in aoext.explain(operator, *args)
+
+
+@needs_simulator
+@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+def test_no_operator_waits_for_the_device(operator, generator):
+    call = call_of(operator, generator)
+    args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
+    op = getattr(torch.ops.ao, operator)
+    op(*args, **call.kwargs)  # builds its kernels
+    before = XPU_SIM.host_waits()
+    result = op(*args, **call.kwargs)
+    assert XPU_SIM.host_waits() == before
+    del result
+
+
+# ---- alignment ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("M", [1, 6, 70])
+@pytest.mark.parametrize("offset", [1, 2, 8, 16])
+@pytest.mark.parametrize("operator", reference.INPUT_CALLS)
+def test_operands_may_start_anywhere(operator, offset, M, generator):
+    """Contiguous views that begin `offset` elements into their storage."""
+
+    def shifted(t):
+        if not isinstance(t, torch.Tensor):
+            return t
+        storage = torch.zeros(t.numel() + offset, dtype=t.dtype, device="xpu")
+        view = storage[offset:].view(t.shape)
+        view.copy_(t)
+        return view
+
+    call = CALLS[operator](Problem(M, 64, 256, 64, BF16, BF16), generator)
+    with on_the_device_alone():
+        result = getattr(torch.ops.ao, operator)(*map(shifted, call.args), **call.kwargs)
+    assert_close(result, call.reference)
+
+
+# ---- queues ---------------------------------------------------------------------------------------------
+
+
+@needs_simulator
+@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+def test_work_goes_to_the_current_stream(operator, generator):
+    """The operands arrive late on a side stream: a kernel on any other queue would read them too early."""
+    call = call_of(operator, generator)
+    op = getattr(torch.ops.ao, operator)
+    host = [a for a in call.args if isinstance(a, torch.Tensor)]
+    rest = [a for a in call.args if not isinstance(a, torch.Tensor)]
+    ready = [a.to("xpu") for a in host]
+    expected = op(*ready, *rest, **call.kwargs)
+    late = [torch.zeros_like(a) for a in ready]
+    torch.xpu.synchronize()
+    stream = torch.xpu.Stream()
+    with torch.xpu.stream(stream):
+        XPU_SIM.delay(stream, 300)
+        for a, b in zip(late, ready, strict=True):
+            a.copy_(b)
+        result = op(*late, *rest, **call.kwargs)
+    stream.synchronize()
+    for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (result, expected)), strict=True):
+        assert torch.equal(a.cpu().view(torch.uint8), b.cpu().view(torch.uint8))
+
+
+@needs_simulator
+def test_work_goes_to_the_device_of_the_tensors(generator):
+    call = call_of("bf16i4bf16_rowwise", generator)
+    assert torch.xpu.device_count() == 2
+    with torch.xpu.device(0):
+        result = call.run(torch.device("xpu:1"), torch.ops.ao.bf16i4bf16_rowwise)
+    assert result.device == torch.device("xpu:1")
+    assert_close(result, call.reference)
+
+
+def test_threads_may_call_at_once(generator):
+    """Also while the kernels are being built: in a process of its own, all threads start together."""
+    calls = [CALLS[op](Problem(M, 64, 256, 128), generator) for op in CALLS for M in (1, 7)]
+    failures: list[BaseException] = []
+
+    def work(call):
+        try:
+            for _ in range(5):
+                assert_close(
+                    call.run(torch.device("xpu"), getattr(torch.ops.ao, call.operator)), call.reference
+                )
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+@pytest.mark.parametrize("M", [1, 9, 100])
+@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+def test_the_same_call_gives_the_same_bits(operator, M, generator):
+    call = call_of(operator, generator, M)
+    args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
+
+    def bits():
+        result = getattr(torch.ops.ao, operator)(*args, **call.kwargs)
+        return [r.cpu().view(torch.uint8) for r in (result if isinstance(result, tuple) else (result,))]
+
+    first = bits()
+    for _ in range(3):
+        assert all(map(torch.equal, bits(), first))
+
+
+# ---- numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize("M", [1, 5, 20, 80])
+def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(M, dtype, generator):
+    """w = q · scale + zero_point = 0 from large terms, against an activation 1000 times its neighbours."""
+    N, K, group_size = 64, 512, 128
+    weight, scale, zero = reference.int4_weight(Problem(M, N, K, group_size, dtype, dtype), generator)
+    weight[:, 3] = 0x55  # q = 5 at k = 6 and 7
+    scale = torch.full_like(scale, 0.125)
+    zero[0] = -5 * scale[0]
+    x = randn(generator, M, K, dtype=dtype)
+    x[0, 6] = 1000
+    expected = x.double() @ reference.int4_float64(weight, scale, zero).t()
+    result = torch.ops.ao.bf16i4bf16_rowwise(*(t.to("xpu") for t in (x, weight, scale, zero)))
+    assert_close(result, expected)
+
+
+@pytest.mark.parametrize("M", [1, 5, 80])
+@pytest.mark.parametrize("dtype", EIGHT_BIT[1:], ids=str)
+def test_every_finite_float8_code_is_multiplied_exactly(dtype, M, generator):
+    """By the kernels for aligned weights: each code alone in a row of zeros, times one."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    finite = codes[torch.isfinite(codes.float())]
+    weight = torch.zeros(len(finite), 64, dtype=dtype)
+    weight.view(torch.uint8)[torch.arange(len(finite)), torch.arange(len(finite)) % 64] = finite.view(
+        torch.uint8
+    )
+    ones = torch.ones(len(finite), 1)
+    for x in (torch.ones(M, 64), torch.ones(M, 64, dtype=BF16)):
+        result = torch.ops.ao.bf16f8bf16_rowwise(x.to("xpu"), weight.to("xpu"), ones.to("xpu"))
+        assert torch.equal(result.cpu().float(), finite.float().expand(M, -1))
+
+
+# ---- self-checks ----------------------------------------------------------------------------------------
+
+CALL = """
+w = torch.randint(-128, 128, (64, 64), dtype=torch.int8, device="cpu").to("xpu")
+s = torch.rand(1, 64).bfloat16().to("xpu")
+x = torch.randn(1, 128).bfloat16().to("xpu")
+call = ("bf16i4bf16_rowwise", x, w, s, s)
+"""
+
+
+@needs_simulator
+def test_a_family_that_differs_from_the_generic_kernel_is_turned_off_and_named_once():
+    output = in_a_process(
+        CALL
+        + """
+with xpu_sim.inject_fault("aten::mm") as fault:
+    assert "int4_tile" not in aoext.explain(*call)
+    assert fault.hits > 0
+for _ in range(3):
+    ao.bf16i4bf16_rowwise(*call[1:])
+verdicts = aoext.warmup("xpu")
+assert "differs" in verdicts["int4_tile.lanes_bf16"], verdicts
+assert verdicts["int4_tile.lanes_fp32"] == "ok", verdicts
+expected = aoext.ops.generic("bf16i4bf16_rowwise")(*call[1:]).float()
+result = ao.bf16i4bf16_rowwise(*call[1:]).float()
+assert (result - expected).norm() <= 5e-3 * expected.norm()
+""",
+        AOEXT_XPU_SELF_CHECK="all",
+    )
+    assert output.count("int4_tile.lanes_bf16 give wrong results") == 1, output
+    assert "aoext report" in output
+
+
+@needs_simulator
+def test_all_families_pass_their_self_check():
+    output = in_a_process('print(aoext.warmup("xpu"))', AOEXT_XPU_SELF_CHECK="all")
+    verdicts = eval(output)
+    assert set(verdicts.values()) == {"ok"}, verdicts
+    assert any("int4_tile" in family for family in verdicts)
+
+
+@needs_simulator
+def test_a_wrong_wish_for_self_checks_is_named():
+    output = in_a_process(
+        CALL
+        + """
+try:
+    aoext.explain(*call)
+except RuntimeError as error:
+    print(error)
+""",
+        AOEXT_XPU_SELF_CHECK="maybe",
+    )
+    assert "AOEXT_XPU_SELF_CHECK must be gpu, all or off, got maybe" in output
+
+
+def test_warming_up_names_every_family():
+    families = aoext.warmup("xpu")
+    assert {"int4_tile.lanes_bf16", "quantize_rowwise.lanes"} <= families.keys()
+    assert aoext.warmup("cpu") == {}
+
+
+# ---- another vector width -------------------------------------------------------------------------------
+
+
+@needs_simulator
+def test_the_operators_are_right_on_another_vector_width():
+    """The CPU device as one without AVX-512: sub-groups of 16 are then two vectors wide."""
+    tests = os.path.join(os.path.dirname(__file__), "test_operators.py")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            tests,
+            "-k",
+            "xpu and own and within_the_bound",
+            "-p",
+            "no:cacheprovider",
+        ],
+        env={**os.environ, "CL_CONFIG_CPU_TARGET_ARCH": "core-avx2", "AOEXT_TEST_SEED": str(SEED)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout

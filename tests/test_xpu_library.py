@@ -1,0 +1,186 @@
+"""A library with kernels for Intel GPUs: what it finds and loads, and what it says where that is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import aoext
+from aoext._library import check_libsycl, find_library, needed_for_xpu
+from aoext.info import build_config
+
+ROOT = Path(__file__).parent.parent
+
+with_sycl = pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built with AOEXT_SYCL=OFF")
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return find_library(aoext.__path__)
+
+
+def run_python(program: str, **variables: str) -> subprocess.CompletedProcess:
+    """A process that finds libraries as a user's does."""
+    inherited = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**inherited, **variables}
+    )
+
+
+def install_xpu() -> str:
+    """The line of a program that gives it XPU tensors; skips where there is no way to have them."""
+    xpu_sim = pytest.importorskip("xpu_sim", reason="tests/xpu_sim is not installed")
+    available, why = xpu_sim.available()
+    if available:
+        return "import xpu_sim; xpu_sim.install()"
+    if torch.xpu.is_available():
+        return ""
+    pytest.skip(f"no XPU: {why}")
+
+
+def dynamic_section(library: Path) -> str:
+    return subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+
+
+@with_sycl
+def test_libsycl_and_onednn_are_found_by_rpath(library):
+    dynamic = dynamic_section(library)
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+    assert set(needed_for_xpu(library)) == {
+        name for name in needed if name.startswith(("libsycl", "libdnnl"))
+    }
+    assert len(needed_for_xpu(library)) == 2
+    # RPATH serves what oneDNN itself needs, too; RUNPATH would not.
+    assert "$ORIGIN/../../../.." in re.search(r"\(RPATH\).*\[(.*)\]", dynamic)[1].split(":")
+
+
+def test_a_build_without_sycl_needs_nothing_of_it(library):
+    if build_config()["sycl"] != "ON":
+        assert needed_for_xpu(library) == []
+    assert needed_for_xpu(Path(torch._C.__file__)) == []
+
+
+@with_sycl
+def test_kernels_run_without_the_compiler_that_made_them():
+    done = run_python(
+        f"{install_xpu()}\n"
+        "import aoext, torch\n"
+        "from pathlib import Path\n"
+        "aoext.warmup('xpu')\n"
+        "w = torch.randint(-128, 128, (64, 64), dtype=torch.int8, device='xpu')\n"
+        "scale, zero_point = torch.rand(2, 2, 64, dtype=torch.bfloat16).to('xpu')\n"
+        "for M in (1, 40):\n"
+        "    x = torch.randn(M, 128, dtype=torch.bfloat16, device='xpu')\n"
+        "    torch.ops.ao.bf16i4bf16_rowwise(x, w, scale, zero_point).cpu()\n"
+        "    torch.ops.ao.quantize_rowwise(x, torch.int8)[1].cpu()\n"
+        "print(Path('/proc/self/maps').read_text())"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "libsycl.so" in done.stdout
+    assert "libsycl-jit" not in done.stdout
+
+
+@with_sycl
+def test_import_without_libsycl_says_what_to_install(library, tmp_path):
+    # The library somewhere else, with a search path as long as its own that leads nowhere.
+    rpath = re.search(r"\(RPATH\).*\[(.*)\]", dynamic_section(library))[1].encode()
+    elsewhere = tmp_path / "libaoext.so"
+    elsewhere.write_bytes(library.read_bytes().replace(rpath, b"/" * len(rpath)))
+    done = run_python("import aoext", AOEXT_LIBRARY=str(elsewhere))
+    assert done.returncode == 1
+    assert re.search(
+        r"ImportError: aoext: this build has kernels for Intel GPUs and needs libsycl\.so\.\d+ and "
+        r"libdnnl\.so\.\d+, but lib(sycl|dnnl)\.so\.\d+ was not found: pip install 'aoext\[xpu\]' "
+        r"\(.*\), or use a \+cpu wheel",
+        done.stderr,
+    ), done.stderr
+
+
+@with_sycl
+def test_import_beside_another_libsycl_is_refused(library, tmp_path):
+    other = tmp_path / "libsycl.so.7.0.0"
+    other.write_bytes(bytes(4096))
+    done = run_python(
+        "import mmap\n"
+        f"file = open({str(other)!r}, 'rb')\n"
+        "mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "import aoext"
+    )
+    assert done.returncode == 1
+    assert re.search(
+        rf"ImportError: aoext: .*needs libsycl\.so\.\d+, but torch .*has loaded libsycl\.so\.7 \({other}\)",
+        done.stderr,
+    ), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("needed", "loaded", "refused"),
+    [
+        (["libsycl.so.9", "libdnnl.so.3"], "/opt/a b/libsycl.so.8.0.0", True),
+        (["libsycl.so.9", "libdnnl.so.3"], "/opt/libsycl.so.9.0.0", False),
+        (["libsycl.so.9", "libdnnl.so.3"], "/opt/libsycl-jit.so.22.1", False),
+        ([], "/opt/libsycl.so.8", False),
+    ],
+)
+def test_two_major_versions_of_libsycl_do_not_meet(needed, loaded, refused):
+    lines = (
+        "7f00-7f01 r--p 00000000 fd:00 17      /usr/lib/libc.so.6",
+        f"7f02-7f03 r--p 0 fd:00 18   {loaded}",
+    )
+    maps = "\n".join(lines) + "\n"
+    if refused:
+        with pytest.raises(ImportError, match=r"needs libsycl\.so\.9, but .* loaded libsycl\.so\.8"):
+            check_libsycl(needed, maps)
+    else:
+        check_libsycl(needed, maps)
+
+
+# Takes the place of tools/spirv/sycl_to_spirv.cpp: what is tested is when it is called.
+WRITER = """
+#include <fstream>
+int main(int, char** argv) { std::ofstream(argv[2]) << argv[1]; }
+"""
+
+
+@with_sycl
+def test_a_change_in_a_kernel_rebuilds_its_own_images_alone(tmp_path):
+    if not (ROOT / "cmake" / "sycl.cmake").is_file():
+        pytest.skip("needs the project's sources")
+    tools = Path(sys.executable).parent
+    if not ((tools / "cmake").exists() and (tools / "ninja").exists()):
+        pytest.skip("needs cmake and ninja")
+    source, build = tmp_path / "source", tmp_path / "build"
+    for folder in ("cmake", "csrc", "tools/spirv"):
+        shutil.copytree(ROOT / folder, source / folder)
+    shutil.copy(ROOT / "CMakeLists.txt", source)
+    (source / "tools" / "spirv" / "sycl_to_spirv.cpp").write_text(WRITER)
+    options = ("-DAOEXT_SYCL=ON", "-DAOEXT_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}")
+    make = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
+    configure = [tools / "cmake", "-G", "Ninja", "-S", source, "-B", build, make, *options]
+    subprocess.run(configure, check=True, capture_output=True, text=True)
+    every = re.findall(r'AOEXT_EMBED\(\w+, "(.*)"\)', (build / "sycl_images.cpp").read_text())
+    images = [str(Path(image).relative_to(build)) for image in every]
+
+    def rebuilt() -> set[str]:
+        """The kernels whose images this build made."""
+        done = subprocess.run(
+            [tools / "ninja", "-v", "-j1", *images], cwd=build, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+        return {Path(image).name for image in images if re.search(rf"{re.escape(image)} ", done.stdout)}
+
+    names = {Path(image).name for image in images}
+    assert names
+    assert rebuilt() == names
+    assert rebuilt() == set()
+    kernel = source / "csrc" / "sycl" / "kernels" / f"{sorted(names)[0].partition('.')[0]}.cpp"
+    kernel.write_text(kernel.read_text() + "\n")
+    own = {name for name in names if name.startswith(kernel.stem + ".")}
+    assert rebuilt() == own != names
