@@ -10,7 +10,7 @@ SIMULATOR := $(shell find tests/xpu_sim -type f -not -name '*.pyc' -not -path 't
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-oldest sanitize wheel check-libsycl lint format clean
+.PHONY: help install demo bench test test-oldest sanitize wheel check-libsycl isa lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -33,7 +33,7 @@ $(VENV)/.simulator: $(VENV)/.tools $(SIMULATOR)
 	@if [ "$$(uname -m)" != x86_64 ] || [ ! -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
 	  echo "no simulated XPU: it needs x86-64 and Python's headers (python3-dev)"; \
 	else \
-	  $(BIN)/pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir=$(CURDIR)/build/xpu_sim ./tests/xpu_sim; \
+	  $(BIN)/pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir=$(CURDIR)/build/xpu_sim-{wheel_tag} ./tests/xpu_sim; \
 	fi
 	@touch $@
 
@@ -59,6 +59,9 @@ sanitize: install ## Run the operator tests under AddressSanitizer and UBSan
 
 check-libsycl: $(VENV)/.tools ## Compile the host code for Intel GPUs against libsycl 8, of torch 2.11 and 2.12
 	bash tools/libsycl8.sh $(BIN)/python
+
+isa: install ## Compile the XPU kernels for Intel GPUs, look for spills and lost matrix products, predict their speed
+	$(BIN)/python tools/isa build/editable/spirv
 
 lint: install ## Check formatting, style and types
 	$(BIN)/ruff check .

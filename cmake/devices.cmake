@@ -28,10 +28,11 @@ execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"
   OUTPUT_VARIABLE python_prefix OUTPUT_STRIP_TRAILING_WHITESPACE)
 find_path(AOEXT_SYCL_INCLUDE sycl/sycl.hpp PATHS ${python_prefix}/include)
 find_path(AOEXT_ONEDNN_INCLUDE oneapi/dnnl/dnnl_sycl.hpp PATHS ${python_prefix}/include)
-if(AOEXT_SYCL_INCLUDE AND AOEXT_ONEDNN_INCLUDE)
+find_file(AOEXT_OPENCL_CPU libintelocl.so PATHS ${python_prefix}/lib NO_DEFAULT_PATH)  # runs the kernels' compiler
+if(AOEXT_SYCL_INCLUDE AND AOEXT_ONEDNN_INCLUDE AND AOEXT_OPENCL_CPU)
   set(sycl_found TRUE)
 endif()
 aoext_choose(SYCL "${AOEXT_SYCL}" "${sycl_found}" "csrc/sycl/*.cpp"
-  "the SYCL headers or oneDNN's were not found: pip install intel-sycl-rt onednn onednn-devel")
+  "the SYCL headers or oneDNN's were not found: pip install intel-sycl-rt intel-opencl-rt onednn onednn-devel")
 
 message(STATUS "aoext: CUDA ${AOEXT_WITH_CUDA}, SYCL ${AOEXT_WITH_SYCL}")

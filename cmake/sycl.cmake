@@ -5,7 +5,6 @@
 get_filename_component(sycl_prefix ${AOEXT_SYCL_INCLUDE} DIRECTORY)
 find_library(AOEXT_SYCL_LIBRARY sycl PATHS ${sycl_prefix}/lib NO_DEFAULT_PATH REQUIRED)
 find_library(AOEXT_ONEDNN_LIBRARY dnnl PATHS ${sycl_prefix}/lib NO_DEFAULT_PATH REQUIRED)
-find_file(AOEXT_OPENCL_CPU libintelocl.so PATHS ${sycl_prefix}/lib NO_DEFAULT_PATH REQUIRED)
 
 add_library(aoext_sycl_runtime INTERFACE)
 target_include_directories(aoext_sycl_runtime SYSTEM INTERFACE ${AOEXT_SYCL_INCLUDE})

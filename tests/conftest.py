@@ -17,6 +17,8 @@ import torch
 
 def _simulated_xpu() -> ModuleType | None:
     """xpu_sim, which makes the device xpu real, or None where an Intel GPU does, or where it is missing."""
+    if os.environ.get("AOEXT_SIMULATE_XPU") == "0":  # below AddressSanitizer SYCL finds no device
+        return None
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         return None
     try:
@@ -65,6 +67,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(params=[name for name, here in devices().items() if here])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
+
+
+# What another process has to run before it can use the devices of this one.
+PRELUDE = "import xpu_sim; xpu_sim.install()\n" if XPU_SIM else ""
+
+
+def compiler_for(device: torch.device) -> str:
+    """The backend of torch.compile: Inductor has no compiler for a simulated device."""
+    return "aot_eager" if XPU_SIM and device.type == "xpu" else "inductor"
 
 
 @contextlib.contextmanager

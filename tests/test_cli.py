@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,12 +16,14 @@ import torch
 from click.testing import CliRunner, Result
 
 import aoext.cli
-from aoext.cli import verify
+from aoext.cli import ceilings, demo_run, verify
 from aoext.cli.bench import OPERATORS
 from aoext.cli.commands import cli
 from aoext.cli.demo_run import SCHEMES
-from aoext.cli.devices import CPU
+from aoext.cli.devices import CPU, MIB
+from aoext.cli.peers import PEERS
 from aoext.cli.pool import Pool
+from aoext.cli.subjects import SUBJECTS, Problem
 from aoext.cli.timing import interleaved
 
 
@@ -154,6 +157,81 @@ def test_bench_says_why_a_peer_is_missing(bench: tuple[str, dict[str, Any], Path
     assert "torch has no such operator" in output
 
 
+on_xpu = pytest.mark.skipif(not torch.xpu.is_available(), reason="no XPU, real or simulated")
+
+
+@pytest.fixture
+def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings that are quick to measure, and no ceilings."""
+    monkeypatch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
+    monkeypatch.setattr(ceilings, "CHUNK", 2 * MIB)
+    monkeypatch.setattr(ceilings, "GEMM_SIZE", 64)
+    monkeypatch.setattr(ceilings, "SECONDS", 0.01)
+
+
+@on_xpu
+@pytest.mark.usefixtures("quick_ceilings")
+def test_bench_runs_on_xpu(tmp_path: Path) -> None:
+    operators = ("--operator", "bf16i4bf16_rowwise", "--operator", "bf16i8bf16_rowwise")
+    tiny = ("--shape", "64x128", "--group-size", 64, "--m", "1,9", "--pool-mb", 1, "--seconds", 0.001)
+    files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
+    output = succeed("bench", "--device", "xpu", *operators, *tiny, *files)
+    content = json.loads((tmp_path / "b.json").read_text())
+    device = content["environment"]["device"]
+    assert device["type"] == "xpu"
+    simulated = torch.xpu.get_device_properties().type == "cpu"
+    assert device["name"].startswith("simulated XPU on ") == simulated
+    assert device["name"] in output
+    assert {(point["operator"], point["M"]) for point in content["results"]} == {
+        (operator, M) for operator in operators[1::2] for M in (1, 9)
+    }
+    for point in content["results"]:
+        assert {"aoext", "linear", "generic"} <= set(point["seconds"])
+        assert all(0 < seconds < math.inf for seconds in point["seconds"].values())
+
+
+@on_xpu
+def test_demo_runs_on_xpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "DECODE_PROMPT", 8)
+    monkeypatch.setattr(demo_run, "DECODE_STEPS", 2)
+    monkeypatch.setattr(demo_run, "MIN_ROUNDS", 1)
+    small = ("--windows", 1, "--new-tokens", 2, "--seconds", 0.01)
+    succeed("demo", "--device", "xpu", *small, "--output-dir", tmp_path)
+    content = json.loads((tmp_path / "demo.json").read_text())
+    assert content["environment"]["device"]["type"] == "xpu"
+    assert [scheme["name"] for scheme in content["schemes"]] == list(SCHEMES)
+    for scheme in content["schemes"]:
+        assert abs(scheme["bits_per_byte_change"]) < 0.05, scheme["name"]
+
+
+def _int4_with_integer_zeros(x, stored, group_size, scale, zeros):
+    """aten::_weight_int4pack_mm_with_scales_and_zeros, which torch has for XPU alone."""
+    nibbles = torch.stack([(stored >> 4 * i) & 15 for i in range(8)], dim=-1).view(stored.shape[0], -1)
+    weight = (nibbles - expand_groups(zeros, group_size)) * expand_groups(scale, group_size)
+    return (x.float() @ weight.float().t()).to(x.dtype)
+
+
+def expand_groups(of_groups: torch.Tensor, group_size: int) -> torch.Tensor:
+    """[K / group_size, N] to [N, K]."""
+    return of_groups.t().repeat_interleave(group_size, dim=1)
+
+
+@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias"])
+def test_torch_computes_the_same_int4_on_xpu(
+    operator: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "_weight_int4pack_mm_with_scales_and_zeros"
+    monkeypatch.setattr(torch.ops.aten, name, _int4_with_integer_zeros)
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+    (subject,) = (s for s in SUBJECTS if s.operator == operator)
+    p = Problem(M=5, N=24, K=192, group_size=64, dtype=torch.bfloat16)
+    inputs, rotated = subject.inputs(p, generator), subject.rotated(p, generator)
+    peer = PEERS["xpu"][operator, "int4"]
+    result = peer.call(p, inputs, peer.pack(p, rotated))
+    sample = verify.draw(subject, p, inputs, rotated, generator)
+    assert sample.error(result) <= verify.PEER_BOUND
+
+
 def test_bench_stops_at_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(verify.ERROR_BOUND, torch.bfloat16, 1e-9)
     monkeypatch.chdir(tmp_path)
@@ -197,7 +275,9 @@ def test_bad_arguments_exit_with_2(
 
 def test_module_runs_as_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "aoext", "info"], capture_output=True, text=True, check=True)
-    assert done.stdout == aoext.show_config() + "\n"
+    # All but the devices: a simulated XPU is in this process alone.
+    ours, theirs = (re.sub(r"(?m)^  devices: .*$", "", text) for text in (aoext.show_config(), done.stdout))
+    assert theirs == ours + "\n"
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,9 @@ def test_calls_are_found() -> None:
     ("rows", "columns", "piece", "sums"),
     [(1, 1, 128, 1), (8, 1, 32, 1), (16, 2, 128, 1), (32, 2, 64, 1)],
 )
-def test_geometry_is_read_back_from_counts(rows: int, columns: int, piece: int, sums: int) -> None:
+def test_geometry_is_read_back_from_counts(
+    rows: int, columns: int, piece: int, sums: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks = max(1, rows // 8)
     gathers = piece * columns // 32
     products = blocks * (columns + sums) * piece // 16
@@ -125,6 +127,15 @@ def test_geometry_is_read_back_from_counts(rows: int, columns: int, piece: int, 
     kernel = disassembly.Kernel(f"int4_tile_bf16_m{rows}_g128", code=code)
     way = code.way(*code.main_loop)
     assert geometry.read_geometry("int4_tile", kernel, way) == geometry.Geometry(rows, columns, piece)
+    family = geometry.Family(bits=8, sums=0, step=32, columns=lambda rows: columns)
+    bytes_ = (
+        [GATHER] * (piece * columns // 16),
+        [DPAS.replace(":bf", ":b")] * (blocks * columns * piece // 32),
+    )
+    code8 = disassembly.parse("\n".join(["L0:", *bytes_[0], *bytes_[1], "jmpi L0", END]))
+    monkeypatch.setitem(geometry.FAMILIES, "rowwise", family)
+    way8 = code8.way(*code8.main_loop)
+    assert geometry.read_geometry("rowwise", kernel, way8) == geometry.Geometry(rows, columns, piece)
     fewer = disassembly.Way(way.instructions[:-2] + way.instructions[-1:])
     assert geometry.read_geometry("int4_tile", kernel, fewer) is None
 
@@ -266,6 +277,27 @@ def test_fallbacks_of_matrix_kernels_may_spill_where_the_matrix_engine_is(images
     assert "spill in memory (a fallback, where" in done.stdout
     assert done.returncode == 1  # dg2 has no other kernel
     assert "int4_tile_bf16_m1_g32: spill in memory: dg2\n" in done.stderr
+
+
+def test_images_that_the_build_no_longer_embeds_are_left_alone(images: Images) -> None:
+    images.write("old.lanes", {"old": tile(0)}, values={"spill_size": 8})
+    assert images.run().returncode == 1
+    rows = (
+        f'    {{"{name}", begin_image_0, end_image_0}},' for name in ("int4_tile.dpas", "int4_tile.lanes")
+    )
+    (images.folder.parent / "sycl_images.cpp").write_text("\n".join(rows))
+    done = images.run()
+    assert done.returncode == 0, done.stderr
+    assert "old" not in done.stdout
+
+
+def test_images_of_a_kind_may_be_several(images: Images) -> None:
+    for kind, products in (("dpas", 4), ("lanes", 0)):
+        (images.folder / f"int4_tile.{kind}.spv").rename(images.folder / f"int4_tile.{kind}_bf16.spv")
+        images.write(f"int4_tile.{kind}_fp16", {"int4_tile_fp16_m1_g32": tile(products)})
+    done = images.run("--update")
+    assert done.returncode == 0, done.stderr
+    assert "int4_tile.dpas_bf16, int4_tile.dpas_fp16: not for dg2" in done.stdout
 
 
 def test_folder_without_images_says_what_to_do(images: Images) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from conftest import PRELUDE, compiler_for
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, product, quantized, same
 from reference import assert_close, randn
 
@@ -54,7 +55,8 @@ def test_inductor_compiles_forward_and_backward(format, device, generator):
     torch._dynamo.reset()
     layer = layer_of(format, device, generator, FP32)
     model = nn.Sequential(nn.Linear(64, 64, device=device), nn.SiLU(), layer)
-    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=True)
+    backend = compiler_for(device)
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=True, backend=backend)
     for batch in (3, 6):
         x = randn(generator, batch, 64).to(device)
         y = compiled(x)
@@ -200,7 +202,7 @@ def test_another_process_loads_weights_after_importing_aoext_alone(tmp_path, dev
     layer = layer_of("int8_dynamic", device, generator)
     torch.save(layer.state_dict(), tmp_path / "layer.pt")
     script = (
-        "import sys, torch, aoext\n"
+        f"{PRELUDE}import sys, torch, aoext\n"
         "weight = torch.load(sys.argv[1], weights_only=True)['weight']\n"
         "print(weight.dequantize().double().sum().item())\n"
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import aoext
 from aoext import tiny_lm
 from aoext.tiny_lm.data import join_documents
 from aoext.tiny_lm.model import SEPARATOR
@@ -104,6 +105,37 @@ def test_the_shipped_weights_know_the_language_of_the_held_out_text():
     bits = tiny_lm.bits_per_byte(tiny_lm.load_tiny_lm(), text, max_windows=48)
     print(f"{bits:.4f} bits per byte")
     assert bits < MOST_BITS_PER_BYTE
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        aoext.Int4WeightOnlyConfig(group_size=32),
+        aoext.Int8DynamicActivationInt8WeightConfig(),
+        aoext.Float8WeightOnlyConfig(),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_a_checkpoint_means_the_same_on_another_device(config, device, tmp_path):
+    """Written on the CPU and read on the device, then written there and read on the CPU."""
+    pytest.importorskip("safetensors")
+    text = tiny_lm.held_out_text(1 << 18)
+
+    def bits(model: nn.Module) -> float:
+        return tiny_lm.bits_per_byte(model, text, max_windows=4)
+
+    there, back = tmp_path / "there.safetensors", tmp_path / "back.safetensors"
+    written = tiny_lm.load_tiny_lm()
+    aoext.quantize_(written, config)
+    aoext.save_model(written, there)
+    on_device = tiny_lm.load_tiny_lm(device=device)
+    aoext.load_model(on_device, there)
+    assert next(on_device.parameters()).device.type == device.type
+    aoext.save_model(on_device, back)
+    read = tiny_lm.load_tiny_lm()
+    aoext.load_model(read, back)
+    assert bits(on_device) == pytest.approx(bits(written), abs=1e-3)
+    assert bits(read) == bits(written)
 
 
 def test_bits_per_byte_of_a_model_without_knowledge_is_eight():

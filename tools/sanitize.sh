@@ -15,7 +15,7 @@ build=build/sanitize
 
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-export AOEXT_LIBRARY=$PWD/$build/libaoext.so
+export AOEXT_LIBRARY=$PWD/$build/libaoext.so AOEXT_SIMULATE_XPU=0
 
 "$python" -c "import aoext, pathlib, sys; sys.exit('$AOEXT_LIBRARY' not in pathlib.Path('/proc/self/maps').read_text())"
 usable=$("$python" -c "from aoext.info import build_config; print(build_config()['usable here'].replace(',', ''))")

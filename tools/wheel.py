@@ -155,7 +155,7 @@ def install_simulator(pip: Path, scratch: Path) -> None:
     """The simulated XPU, built in this environment, with what it runs on in the release of the extra xpu."""
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
-        f"--config-settings=build-dir={ROOT / 'build' / 'xpu_sim'}",
+        f"--config-settings=build-dir={ROOT / 'build'}/xpu_sim-{{wheel_tag}}",
         *("--wheel-dir", scratch / "simulator", SIMULATOR),
     )
     (simulator,) = (scratch / "simulator").glob("*.whl")

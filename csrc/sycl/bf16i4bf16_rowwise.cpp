@@ -16,8 +16,21 @@ struct Int4Weight {
 
 const void* data_of(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
-void tile(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& y, const Tensor& x, const Int4Weight& w,
+// x in the order in which kernels for many rows want it, rows padded to whole work-groups.
+Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x) {
+  constexpr size_t kWidth = 8 * kLanes;
+  const int64_t rows = (p.M + plan.rows - 1) / plan.rows * plan.rows;
+  const Tensor result = aten::empty({rows, p.K}, p.input, x);
+  const auto lanes = static_cast<size_t>(p.K / kStep * kLanes);
+  launch(queue, {"arrange_input.lanes", "arrange_input"},
+         sycl::nd_range<2>({static_cast<size_t>(rows / kArrangedBlock), (lanes + kWidth - 1) / kWidth * kWidth}, {1, kWidth}),
+         result.mutable_data_ptr(), x.const_data_ptr(), p.M, static_cast<int>(p.K));
+  return result;
+}
+
+void tile(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& y, const Tensor& input, const Int4Weight& w,
           const OptionalTensor& bias) {
+  const Tensor x = plan.rows >= kArrangedRows ? arranged(p, plan, queue, input) : input;
   launch(queue, plan.kernel, tile_range(plan, p), y.mutable_data_ptr(), x.const_data_ptr(), w.weight.const_data_ptr(),
          w.scale.const_data_ptr(), w.zero_point.const_data_ptr(), data_of(bias), p.M, p.N, static_cast<int>(p.K),
          static_cast<int>(p.group_size), int{element(p.output)}, int{element(p.scale)}, int{element(p.bias)});

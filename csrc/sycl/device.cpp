@@ -1,6 +1,7 @@
 #include "sycl/device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
 
@@ -19,6 +20,12 @@ bool has_dpas(const sycl::device& device) {
                      [](const auto& tile) { return tile.atype == matrix_type::bf16 && tile.nsize == 16 && tile.ksize == 16; });
 }
 
+std::string matrix_images(const sycl::device& device) {
+  if (has_dpas(device)) return "dpas";
+  const char* const wish = std::getenv("AOEXT_XPU_EMULATE_MATRIX");
+  return !device.is_gpu() && wish != nullptr && std::string(wish) == "1" ? "emulated" : "";
+}
+
 Device ask(const sycl::device& device) {
   namespace info = sycl::info::device;
   const auto sub_groups = device.get_info<info::sub_group_sizes>();
@@ -26,7 +33,7 @@ Device ask(const sycl::device& device) {
   const int units = static_cast<int>(device.get_info<info::max_compute_units>());
   return {device.get_info<info::name>(),
           gpu,
-          has_dpas(device),
+          matrix_images(device),
           std::find(sub_groups.begin(), sub_groups.end(), 16) != sub_groups.end(),
           device.has(sycl::aspect::fp16),
           device.get_info<info::local_mem_size>(),
@@ -36,7 +43,12 @@ Device ask(const sycl::device& device) {
 
 }  // namespace
 
-bool needs_dpas(const std::string& image) { return image.find(".dpas") != std::string::npos; }
+bool runs(const Device& device, const std::string& image) {
+  if (!device.sub_group_16 || !device.fp16) return false;
+  for (const char* const matrix : {"dpas", "emulated"})
+    if (image.find(std::string(".") + matrix) != std::string::npos) return device.matrix == matrix;
+  return true;
+}
 
 const Device& device_of(const sycl::queue& queue) {
   static std::mutex mutex;

@@ -10,7 +10,10 @@ namespace aoext::xpu {
 struct Device {
   std::string name;
   bool gpu;
-  bool dpas;            // a matrix engine that takes 8x16x16 tiles of bfloat16 from sub-groups of 16
+  // Images with kernels for the matrix engine, if there is one that takes 8x16x16 tiles of bfloat16 from sub-groups of
+  // 16: "dpas". "emulated" on a device that is no GPU where the environment has AOEXT_XPU_EMULATE_MATRIX=1, so that
+  // tests can run the very same kernels. Empty: none.
+  std::string matrix;
   bool sub_group_16;    // what every kernel is written for
   bool fp16;            // 16-bit floats in kernels
   size_t local_memory;  // bytes for a work-group
@@ -18,8 +21,8 @@ struct Device {
   int threads;          // sub-groups that run at once, at least
 };
 
-// Images are named <source>.<variant>; those of the variant dpas need the matrix engine.
-bool needs_dpas(const std::string& image);
+// Whether this device can run an image, "<source>.<variant>".
+bool runs(const Device& device, const std::string& image);
 
 // Asked once per device.
 const Device& device_of(const sycl::queue& queue);

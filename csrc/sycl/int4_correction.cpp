@@ -40,7 +40,8 @@ Tensor group_sums(sycl::queue& queue, const LinearProblem& p, const Tensor& x) {
   const int64_t groups = p.K / p.group_size, count = p.M * groups;
   const Tensor sums = aten::empty({p.M, groups}, ScalarType::Float, x);
   if (count == 0) return sums;
-  const bool whole = p.group_size % 128 == 0 || p.group_size == 64 || p.group_size == 32 || p.group_size == 16 || p.group_size == 8;
+  const bool whole =
+      p.group_size % 128 == 0 || p.group_size == 64 || p.group_size == 32 || p.group_size == 16 || p.group_size == 8;
   const bool wide = whole && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
   const int64_t lanes = wide ? std::min<int64_t>(p.group_size / 8, kLanes) : kLanes;
   launch(queue, {kImage, wide ? "group_sums_wide" : "group_sums_any"}, line(count * lanes),

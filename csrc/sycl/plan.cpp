@@ -13,6 +13,8 @@ namespace {
 // small beside its terms that the rounding shows.
 constexpr int64_t kProductColumns = 32;
 
+constexpr int64_t kMaxSummed = int64_t{1} << 33;  // elements of x whose group sums one launch takes
+
 }  // namespace
 
 int alignment_of(std::initializer_list<const Tensor*> tensors) {
@@ -24,7 +26,7 @@ int alignment_of(std::initializer_list<const Tensor*> tensors) {
 
 bool serves(sycl::queue& queue, const std::string& image) {
   const Device& device = device_of(queue);
-  return device.sub_group_16 && device.fp16 && (!needs_dpas(image) || device.dpas) && trusted(queue, image);
+  return runs(device, image) && trusted(queue, image);
 }
 
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns) {
@@ -35,7 +37,7 @@ int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int 
   return sub_groups;
 }
 
-int tile_rows(int64_t M, bool dpas) { return M == 1 ? 1 : M <= 4 ? 4 : M <= 8 || !dpas ? 8 : M <= 16 ? 16 : 32; }
+int tile_rows(int64_t M, bool matrix) { return M == 1 ? 1 : M <= 4 ? 4 : M <= 8 || !matrix ? 8 : M <= 16 ? 16 : 32; }
 
 sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p) {
   const auto parts = [](int64_t n, int size) { return static_cast<size_t>((n + size - 1) / size); };
@@ -43,7 +45,7 @@ sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p) {
   return {{parts(p.M, plan.rows), parts(p.N, plan.columns) * width}, {1, width}};
 }
 
-int64_t most_tile_rows(const Device& device, bool dpas) { return dpas ? 64 : device.gpu ? 8 : 1; }
+int64_t most_tile_rows(const Device& device, bool matrix) { return matrix ? 64 : device.gpu ? 8 : 1; }
 
 const char* type_name(ScalarType t) { return t == ScalarType::BFloat16 ? "bf16" : t == ScalarType::Half ? "fp16" : "fp32"; }
 
@@ -63,7 +65,7 @@ onednn::Matmul int4_product(const LinearProblem& p, ScalarType scale) {
 }
 
 bool plan_int4_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
-  if (p.N < kProductColumns || !serves(queue, "int4_correction.lanes") ||
+  if (p.N < kProductColumns || p.M * p.K > kMaxSummed || !serves(queue, "int4_correction.lanes") ||
       !trusted(queue, std::string("onednn.int4.") + type_name(p.input)))
     return false;
   // Scales in their own type, or in float32 where the engine wants that.
@@ -76,12 +78,13 @@ bool plan_int4_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
   return false;
 }
 
-bool plan_int4_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, bool dpas) {
-  const std::string image = std::string(dpas ? "int4_tile.dpas_" : "int4_tile.lanes_") + type_name(p.input);
+bool plan_int4_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std::string& variant) {
+  const std::string image = "int4_tile." + variant + "_" + type_name(p.input);
+  const bool matrix = variant != "lanes";
   if (p.group_size % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, image)) return false;
   plan.algorithm = Algorithm::tile;
-  plan.rows = tile_rows(p.M, dpas);
-  plan.columns = plan.rows >= 16 ? 2 * kLanes : kLanes;
+  plan.rows = tile_rows(p.M, matrix);
+  plan.columns = plan.rows >= kArrangedRows ? 2 * kLanes : kLanes;
   plan.sub_groups = tile_sub_groups(p, device_of(queue), plan.rows, plan.columns);
   plan.kernel = {image, std::string("int4_tile_") + type_name(p.input) + "_m" + std::to_string(plan.rows) +
                             (p.group_size % kBlock == 0 ? "_g128" : "_g32")};
@@ -93,14 +96,14 @@ bool plan_int4_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, bool
 Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment) {
   const Device& device = device_of(queue);
   Plan plan;
-  const bool dpas = device.dpas && p.input != ScalarType::Float;
+  const bool matrix = !device.matrix.empty() && p.input != ScalarType::Float;
   const bool can_tile = alignment % kTileAlignment == 0;
   const auto tile = [&] {
-    return can_tile && ((dpas && plan_int4_tile(plan, p, queue, true)) || plan_int4_tile(plan, p, queue, false));
+    return can_tile && ((matrix && plan_int4_tile(plan, p, queue, device.matrix)) || plan_int4_tile(plan, p, queue, "lanes"));
   };
   const auto product = [&] { return alignment % onednn::kAlignment == 0 && plan_int4_product(plan, p, queue); };
-  const bool found = p.M <= most_tile_rows(device, dpas) ? tile() || product() : product() || tile();
-  if (!found && serves(queue, "linear_any.lanes")) plan.algorithm = Algorithm::any;
+  const bool found = p.M <= most_tile_rows(device, matrix) ? tile() || product() : product() || tile();
+  if (!found && p.K < kMaxAnyDepth && serves(queue, "linear_any.lanes")) plan.algorithm = Algorithm::any;
   return plan;
 }
 

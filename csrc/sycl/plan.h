@@ -43,8 +43,8 @@ std::string describe(const Plan& plan, sycl::queue& queue);
 // What the plans share.
 // Whether an image's kernels may run on the queue's device: it has what they need, and they are trusted there.
 bool serves(sycl::queue& queue, const std::string& image);
-int64_t most_tile_rows(const Device& device, bool dpas);  // M up to which tiles come before oneDNN
-int tile_rows(int64_t M, bool dpas);                      // of y for a work-group: the kernels' _m<rows>
+int64_t most_tile_rows(const Device& device, bool matrix);  // M up to which tiles come before oneDNN
+int tile_rows(int64_t M, bool matrix);                      // of y for a work-group: the kernels' _m<rows>
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns);
 const char* type_name(ScalarType t);  // of a high-precision type, in kernels' names
 

@@ -92,9 +92,12 @@ class Draw {
   std::mt19937 generator_{20};  // the same problems in every process, so that a report can be repeated
 };
 
+enum class Exact { no, yes };
+
 struct Probe {
   std::string what;
   std::function<Tensor()> run;
+  Exact exact = Exact::no;
 };
 
 void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const std::vector<int64_t>& rows) {
@@ -111,26 +114,66 @@ void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const st
   }
 }
 
+// Sizes that no kernel but the one for any size takes.
+void add_any(std::vector<Probe>& probes, Draw& draw) {
+  constexpr int64_t M = 5, N = 37, K = 150, group_size = 6;
+  const Tensor x = draw.normal({M, K}, ScalarType::Float), scale = draw.positive({K / group_size, N}, ScalarType::BFloat16);
+  const Tensor zero_point = draw.normal({K / group_size, N}, ScalarType::BFloat16), bias = draw.normal({N}, ScalarType::Half);
+  const Tensor packed = draw.bytes({N, K / 2}), bytes = draw.bytes({N, K}), input = draw.bytes({M, K});
+  probes.push_back({"bf16i4bf16_rowwise_bias with K = 150, group_size = 6",
+                    [=] { return call("ao::bf16i4bf16_rowwise_bias", "", x, packed, scale, zero_point, bias); }});
+  probes.push_back({"int8_mm with K = 150", [=] { return call("ao::int8_mm", "", input, bytes); }});
+  for (const ScalarType dtype : {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2}) {
+    const Tensor weight = draw.normal({N, K}, dtype), row_scale = draw.positive({N, 1}, ScalarType::Float);
+    probes.push_back({std::string("bf16f8bf16_rowwise with K = 150, ") + dtype_name(dtype),
+                      [=] { return call("ao::bf16f8bf16_rowwise", "", x, weight, row_scale); }});
+  }
+}
+
+void add_quantize(std::vector<Probe>& probes, Draw& draw) {
+  for (const ScalarType dtype : {ScalarType::Char, ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2}) {
+    for (const int64_t K : {37, 1024}) {
+      const Tensor x = draw.normal({9, K}, ScalarType::Float);
+      const auto run = [=] { return call2("ao::quantize_rowwise", "", x, dtype); };
+      const std::string what = std::string("quantize_rowwise to ") + dtype_name(dtype) + " with K = " + std::to_string(K);
+      probes.push_back({what + ": values", [=] { return std::get<0>(run()); }, Exact::yes});
+      probes.push_back({what + ": scales", [=] { return std::get<1>(run()); }, Exact::yes});
+    }
+  }
+}
+
+void add_dequantize(std::vector<Probe>& probes, Draw& draw) {
+  for (const int64_t group_size : {64, 6}) {
+    constexpr int64_t N = 20, K = 384;
+    const Tensor weight = draw.bytes({N, K / 2}), scale = draw.positive({K / group_size, N}, ScalarType::BFloat16);
+    const Tensor zero_point = draw.normal({K / group_size, N}, ScalarType::BFloat16);
+    probes.push_back({"dequantize_int4 with group_size = " + std::to_string(group_size), [=] {
+                        return call("ao::dequantize_int4", "", weight, scale, zero_point, std::optional(ScalarType::Float));
+                      }});
+  }
+}
+
 std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   Draw draw(queue);
   std::vector<Probe> probes;
-  const std::vector<int64_t> rows{1, 3, 8, 16, 40};
   for (const ScalarType dtype : {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float}) {
     const std::string type = type_name(dtype);
-    if (family == "int4_tile.dpas_" + type || family == "int4_tile.lanes_" + type) add_int4(probes, draw, dtype, rows);
+    if (family.rfind("int4_tile.", 0) == 0 && family.rfind("_" + type) == family.size() - type.size() - 1)
+      add_int4(probes, draw, dtype, {1, 3, 8, 16, 40});
     if (family == "onednn.int4." + type) add_int4(probes, draw, dtype, {80});
   }
+  if (family == "linear_any.lanes") add_any(probes, draw);
+  if (family == "quantize_rowwise.lanes") add_quantize(probes, draw);
+  if (family == "dequantize_int4.lanes") add_dequantize(probes, draw);
   return probes;
 }
 
 }  // namespace
 
 std::vector<std::string> families(sycl::queue& queue) {
-  const Device& device = device_of(queue);
   std::vector<std::string> all;
-  if (!device.sub_group_16 || !device.fp16) return all;
   for (const Image& image : images())
-    if (!needs_dpas(image.name) || device.dpas) all.push_back(image.name);
+    if (runs(device_of(queue), image.name)) all.push_back(image.name);
   return all;
 }
 
@@ -145,7 +188,7 @@ std::string probe(sycl::queue& queue, const std::string& family) {
     };
     const Tensor result = run(family), expected = run(generic);
     const double error = difference(result, expected);
-    if (!(error <= bound(dtype_of(result))))
+    if (!(error <= (one.exact == Exact::yes ? 0 : bound(dtype_of(result)))))
       return one.what + " differs by " + std::to_string(error) + " from the generic kernel (relative Frobenius norm)";
   }
   return "";

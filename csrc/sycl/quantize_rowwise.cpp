@@ -13,9 +13,9 @@ namespace aoext::xpu {
 namespace {
 
 constexpr const char* kImage = "quantize_rowwise.lanes";
-constexpr int kMaxTeam = 64, kKept = 2, kWide = 8;  // of kernels/quantize_rowwise.cpp
-constexpr int64_t kSubGroups = 8;                                     // in a work-group of short rows
-constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;                  // each goes on with further rows
+constexpr int kMaxTeam = 64, kKept = 2, kWide = 8;    // of kernels/quantize_rowwise.cpp
+constexpr int64_t kSubGroups = 8;                     // in a work-group of short rows
+constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;  // each goes on with further rows
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -51,7 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="with <source>.<variant>.spv, such as build/editable/spirv")
+    parser.add_argument("folder", type=Path, help="where the build puts images, such as build/editable/spirv")
     parser.add_argument("--markdown", action="store_true", help="print the tables of benchmarks/README.md")
     parser.add_argument("--update", action="store_true", help="make these counts of DPAS the expected ones")
     arguments = parser.parse_args()

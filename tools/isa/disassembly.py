@@ -59,7 +59,7 @@ class Instruction:
     lanes: int
     predicated: bool
     targets: tuple[str, ...]  # labels that it may jump to
-    bits: int  # of its widest operand's type
+    bits: int  # of its widest operand's type; of a DPAS the weights'
     comment: str
     last: bool  # ends the thread
 
@@ -71,6 +71,11 @@ class Instruction:
     def dpas_rows(self) -> int:
         """Rows of the tile that it multiplies; 0 where it is no DPAS."""
         return int(self.name.rpartition("x")[2]) if self.kind == "dpas" else 0
+
+    @property
+    def dpas_depth(self) -> int:
+        """Products that it adds up to each value: 8 deep, 32 bits of each operand a step."""
+        return 8 * 32 // self.bits
 
     @property
     def is_scalar(self) -> bool:
@@ -121,6 +126,10 @@ class Way:
     @property
     def dpas_rows(self) -> int:
         return sum(i.dpas_rows for i in self.instructions)
+
+    @property
+    def dpas_depth(self) -> int:
+        return next((i.dpas_depth for i in self.instructions if i.kind == "dpas"), 0)
 
     @property
     def scalar(self) -> int:
@@ -232,7 +241,9 @@ def parse(text: str) -> Code:
         # A jump needs its targets, a join's only says where to go on when no lane is left.
         kind = found["name"].partition(".")[0]
         targets = tuple(_TARGET.findall(rest)) if kind in _JUMPS else ()
-        sizes = [] if kind in ("send", "sends", "dpas") else [_BITS[name] for name in _TYPE.findall(rest)]
+        sizes = [] if kind in ("send", "sends") else [_BITS[name] for name in _TYPE.findall(rest)]
+        if kind == "dpas":
+            sizes = [min(sizes, default=16)]  # sums are wider
         instructions.append(
             Instruction(
                 found["name"],

@@ -12,6 +12,7 @@ compiles to nothing: then there is no such loop.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from disassembly import Kernel, Way
@@ -27,6 +28,8 @@ class Family:
     bits: int  # of a weight
     sums: int
     step: int  # of K: a piece is some of them
+    # Tiles of columns, by the rows of y; not needed where sums tell the columns from the piece.
+    columns: Callable[[int], int] | None = None
 
 
 # By the source's name. The rows of a kernel stand in its name, _m<rows>.
@@ -52,21 +55,15 @@ def rows_of(kernel: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def depth_of(kernel: str) -> int:
-    """Values of K that one DPAS adds up."""
-    return 32 if "_int8" in kernel or "_i8" in kernel else 16
-
-
 def read_geometry(source: str, kernel: Kernel, loop: Way) -> Geometry | None:
     """None where the code does not fit the formula."""
     family, rows = FAMILIES.get(source), rows_of(kernel.name)
     if family is None or rows is None or not loop.dpas:
         return None
-    blocks, depth = -(-rows // DPAS_ROWS), depth_of(kernel.name)
+    blocks = -(-rows // DPAS_ROWS)
     weights = loop.gathers * LOAD_BYTES * 8 // family.bits
-    # weights + sums · piece = products · depth; without sums the columns are not told apart from the piece.
-    products = loop.dpas // blocks * depth
-    piece = products - weights if family.sums else family.step
+    products = loop.dpas // blocks * loop.dpas_depth  # = weights + sums · piece
+    piece = weights // family.columns(rows) if family.columns else products - weights
     fits = piece > 0 and piece % family.step == 0 and weights % piece == 0
     if not fits or loop.dpas % blocks or products != weights + family.sums * piece:
         return None

@@ -26,13 +26,13 @@ TARGETS = {
     )
 }
 
-# The variants of csrc/sycl/kernels/images.cmake whose kernels use the matrix engine, and its tile's columns.
-MATRIX_VARIANTS = {"dpas": 16}
+# The kinds of images (csrc/sycl/kernels/images.cmake) for a matrix engine, and the columns of its tile.
+MATRIX_KINDS = {"dpas": 16}
 
 
-def not_meant(variant: str, target: Target) -> str | None:
-    """Why a device does not get the images of a variant; csrc/sycl/device.cpp keeps them from it."""
-    columns = MATRIX_VARIANTS.get(variant, target.tile_columns)
+def not_meant(kind: str, target: Target) -> str | None:
+    """Why a device does not get the images of a kind; csrc/sycl/device.cpp keeps them from it."""
+    columns = MATRIX_KINDS.get(kind, target.tile_columns)
     if columns == target.tile_columns:
         return None
     return (

@@ -25,8 +25,7 @@ AOEXT_KERNEL(dequantize_int4_wide)
  int scale_type) {
   using namespace aoext::xpu;
   const auto item = this_item();
-  const int k = static_cast<int>(item.get_global_id(1)) * 8;
-  if (k >= K) return;
+  const int own = static_cast<int>(item.get_global_id(1)) * 8, k = sycl::min(own, K - 8);
   const int64_t first = static_cast<int64_t>(item.get_group(0)) * kRows;
   const int rows = static_cast<int>(sycl::min(N - first, int64_t{kRows}));
   const int64_t scales = static_cast<int64_t>(static_cast<unsigned>(k) / static_cast<unsigned>(group_size)) * N + first;
@@ -48,7 +47,7 @@ AOEXT_KERNEL(dequantize_int4_wide)
     Piece<8> piece;
 #pragma unroll
     for (int j = 0; j < 8; ++j) piece[j] = dequantized(dword << (28 - 4 * j), s, z);
-    store_piece(w, piece, output_type);
+    store_piece(w, piece, output_type, own < K);
   }
 }
 

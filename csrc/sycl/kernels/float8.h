@@ -18,7 +18,10 @@ namespace aoext::xpu {
 
 // The factor that decoded_pair<kCode, kFloat> leaves to its caller.
 template <Element kCode, Element kFloat>
-constexpr float kDecodedFactor = kFloat != kBf16 ? 1.0f : kCode == kE4m3 ? 256.0f : kCode == kInt8 ? 1.0f / 256 : 1.0f;
+constexpr float kDecodedFactor = kFloat != kBf16  ? 1.0f
+                                 : kCode == kE4m3 ? 256.0f
+                                 : kCode == kInt8 ? 1.0f / 256
+                                                  : 1.0f;
 
 // Two float8 in the upper bytes of the halves of a dword, the lower ones being zero, as fp16; e4m3 times 2^-8.
 template <Element kCode>

@@ -1,20 +1,32 @@
-# Every image: a source file, compiled for a kind of device.
-#   dpas    GPUs whose matrix engine multiplies tiles of 8 x 16 (Xe-HPC, Xe2, Xe3)
-#   lanes   any device with sub-groups of 16
+# Every image: a source file, compiled for a kind of device and for types of its operands.
+#   dpas      GPUs whose matrix engine multiplies tiles of 8 x 16 (Xe-HPC, Xe2, Xe3)
+#   lanes     any device with sub-groups of 16
+#   emulated  the kernels of dpas with lanes in place of the matrix engine, for tests (AOEXT_XPU_EMULATE_MATRIX=1)
 # A device compiles a whole image at its first use, so what one call needs stands apart from what another does.
-aoext_sycl_image(int4_tile dpas_bf16 -DAOEXT_DPAS -DAOEXT_TYPE=bf16 -DAOEXT_ELEMENT=kBf16)
-aoext_sycl_image(int4_tile dpas_fp16 -DAOEXT_DPAS -DAOEXT_TYPE=fp16 -DAOEXT_ELEMENT=kFp16)
-aoext_sycl_image(int4_tile lanes_bf16 -DAOEXT_TYPE=bf16 -DAOEXT_ELEMENT=kBf16)
-aoext_sycl_image(int4_tile lanes_fp16 -DAOEXT_TYPE=fp16 -DAOEXT_ELEMENT=kFp16)
-aoext_sycl_image(int4_tile lanes_fp32 -DAOEXT_TYPE=fp32 -DAOEXT_ELEMENT=kFp32)
-foreach(source IN ITEMS rowwise_tile)
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/csrc/sycl/kernels/${source}.cpp)
-    aoext_sycl_image(${source} dpas -DAOEXT_DPAS)
-    aoext_sycl_image(${source} lanes)
+option(AOEXT_SYCL_EMULATED "Embed the images that emulate the matrix engine: for tests" ON)
+
+macro(aoext_tile_images source types matrix)
+  aoext_sycl_image(${source} lanes_${types} ${ARGN})
+  if(${matrix})
+    aoext_sycl_image(${source} dpas_${types} -DAOEXT_DPAS -DAOEXT_MATRIX ${ARGN})
   endif()
+  if(AOEXT_SYCL_EMULATED AND "${source}_${types}" MATCHES "^(int4_tile_bf16|rowwise_tile_(int8_bf16|int8_int8|e4m3_e4m3))$")
+    aoext_sycl_image(${source} emulated_${types} -DAOEXT_MATRIX ${ARGN})
+  endif()
+endmacro()
+
+# float32 is no business of the matrix engine.
+aoext_tile_images(int4_tile bf16 TRUE -DAOEXT_TYPE=bf16 -DAOEXT_ELEMENT=kBf16)
+aoext_tile_images(int4_tile fp16 TRUE -DAOEXT_TYPE=fp16 -DAOEXT_ELEMENT=kFp16)
+aoext_tile_images(int4_tile fp32 FALSE -DAOEXT_TYPE=fp32 -DAOEXT_ELEMENT=kFp32)
+foreach(weight IN ITEMS Int8 E4m3 E5m2)
+  foreach(input IN ITEMS Bf16 Fp16 Fp32 ${weight})
+    string(TOLOWER "${weight}_${input}" types)
+    string(COMPARE NOTEQUAL "${input}" Fp32 matrix)
+    aoext_tile_images(rowwise_tile ${types} ${matrix} -DAOEXT_WEIGHT=k${weight} -DAOEXT_INPUT=k${input})
+  endforeach()
 endforeach()
-foreach(source IN ITEMS scale_rows linear_any quantize_rowwise dequantize_int4 int4_correction)
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/csrc/sycl/kernels/${source}.cpp)
-    aoext_sycl_image(${source} lanes)
-  endif()
+
+foreach(source IN ITEMS arrange_input dequantize_int4 int4_correction linear_any quantize_rowwise scale_rows)
+  aoext_sycl_image(${source} lanes)
 endforeach()

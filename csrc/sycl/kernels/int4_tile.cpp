@@ -15,10 +15,26 @@
 //
 // Instructions for each weight and lane on an Arc B580 by rows of y: benchmarks/README.md.
 // AOEXT_TYPE names the type of x and y, bf16, fp16 or (without AOEXT_DPAS) fp32; AOEXT_ELEMENT is it.
+#include "int4_input.h"
 #include "split_k.h"
 
 namespace aoext::xpu {
 namespace {
+
+// k / group_size without a division in the loop, which would take forty instructions: both are multiples of kStep, and
+// below kMaxTileDepth a product with the rounded-up reciprocal is exact.
+class GroupOf {
+ public:
+  explicit GroupOf(int group_size) : reciprocal_(~0u / static_cast<unsigned>(group_size / kStep) + 1) {}
+
+  int operator()(int k) const {
+    const unsigned step = static_cast<unsigned>(k) / kStep;
+    return static_cast<int>(reciprocal_ == 0 ? step : sycl::mul_hi(step, reciprocal_));  // 0: of one step a group
+  }
+
+ private:
+  unsigned reciprocal_;
+};
 
 template <int kShift>
 inline uint32_t shifted(uint32_t w) {
@@ -60,19 +76,6 @@ inline void unpack(const Vector<uint32_t, 4>& packed, Dwords (&b)[2]) {
   }
 }
 
-// The input operands of the two operations of a step. `x` is where the lane's four neighbours lie in the first row;
-// the others lie `rows` further on, each of `row_bytes`.
-template <Element kType, int R>
-inline void load_input(const char* x, const int (&rows)[R], int row_bytes, int lane, typename Tile<kType, R>::A (&a)[2]) {
-  using Value = std::conditional_t<kType == kFp32, float, short>;
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const auto v = *reinterpret_cast<const Vector<Value, 4>*>(x + static_cast<unsigned>(rows[r] * row_bytes));
-    set<R>(a[0], r, lane < 8 ? v[0] : v[1]);
-    set<R>(a[1], r, lane < 8 ? v[2] : v[3]);
-  }
-}
-
 template <Element kType, int R, int B, int C, int kPiece>
 inline void int4_tile(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const void* bias,
                       int64_t M, int64_t N, int K, int group_size, int output_type, int scale_type, int bias_type) {
@@ -80,8 +83,9 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
   constexpr int kSteps = kPiece / kStep;
   constexpr int kBytes = kType == kFp32 ? 4 : 2;
   const T tile(this_sub_group().get_local_linear_id(), K);
+  const GroupOf group_of(group_size);
   const auto accumulate = [&](auto& acc, const auto& part, int k) {
-    const int64_t group = static_cast<unsigned>(k) / static_cast<unsigned>(group_size) * N;
+    const int64_t group = int64_t{group_of(k)} * N;
     Dwords b[C][kSteps][2];
     float s[C], z[C];
 #pragma unroll
@@ -93,6 +97,7 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
       z[c] = load_float(zero_point, group + part.columns[c], scale_type) - kOffset<kType> * s[c];
     }
     const char* const own = static_cast<const char*>(x) + (part.first_row * K + k + part.lane % 8 * 4) * kBytes;
+    const uint16_t* const arranged = static_cast<const uint16_t*>(x) + part.first_row * K + k * R;
 #pragma unroll
     for (int i = 0; i < B; ++i) {
       typename T::Acc sums(0), products[C];
@@ -101,7 +106,11 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
 #pragma unroll
       for (int t = 0; t < kSteps; ++t) {
         typename T::A a[2];
-        load_input<kType, R>(own + t * kStep * kBytes, part.rows[i], K * kBytes, part.lane, a);
+        if constexpr (R * B >= kArrangedRows) {
+          load_arranged<R>(arranged + (i * K + t * kStep) * R, part.lane, a);
+        } else {
+          load_input<kType, R>(own + t * kStep * kBytes, part.rows[i], K * kBytes, part.lane, a);
+        }
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           tile.add_row_sums(sums, a[j]);
@@ -140,11 +149,11 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
                                                                      output_type, scale_type, bias_type);                        \
   }
 
-#ifdef AOEXT_DPAS
+#ifdef AOEXT_MATRIX
 INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, 128)
 INT4_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 128, 128)
 INT4_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 128, 128)
-INT4_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 128, 128)
+INT4_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 128, 64)
 INT4_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, 128, 64)
 INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 32, 32)
 INT4_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 32, 32)

@@ -1,6 +1,7 @@
 // How a kernel is declared: a free function over a 2-dimensional range, with sub-groups along the second.
 #pragma once
 
+#include <sycl/ext/intel/experimental/grf_size_properties.hpp>
 #include <sycl/sycl.hpp>
 
 #include "shape.h"

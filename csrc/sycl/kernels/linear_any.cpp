@@ -48,8 +48,9 @@ inline Vector<float, R> load(const char* const (&rows)[R], int k, int type) {
 
 // int4 weights have a zero_point, 8-bit ones none. y is int32 or a float; scale, input_scale and bias may be null.
 AOEXT_KERNEL(linear_any)
-(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const float* input_scale, const void* bias,
- int64_t M, int64_t N, int K, int group_size, int input_type, int weight_type, int output_type, int scale_type, int bias_type) {
+(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const float* input_scale,
+ const void* bias, int64_t M, int64_t N, int K, int group_size, int input_type, int weight_type, int output_type, int scale_type,
+ int bias_type) {
   using namespace aoext::xpu;
   const auto item = this_item();
   const auto sg = this_sub_group();
@@ -79,7 +80,10 @@ AOEXT_KERNEL(linear_any)
   }
   for (int block = 0; block < K; block += kPart * kLanes) {
     const int end = K - block < kPart * kLanes ? K : block + kPart * kLanes;
-    for (int k = block + lane; k < end; k += kLanes) {
+    // Lanes stay together, past K too, so that the switches are branches and not masks.
+    for (int first = block; first < end; first += kLanes) {
+      const int k = sycl::min(first + lane, K - 1);
+      const bool inside = first + lane < K;
       Vector<float, kColumns> w;
       if (int4) {
         const int64_t group = static_cast<unsigned>(k) / static_cast<unsigned>(group_size) * N;
@@ -94,9 +98,11 @@ AOEXT_KERNEL(linear_any)
       }
       const auto v = load<kRows>(rows, k, input_type);
 #pragma unroll
+      for (int c = 0; c < kColumns; ++c) w[c] = inside ? w[c] : 0.0f;
+#pragma unroll
       for (int i = 0; i < kRows * kColumns; ++i) {
         float& sum = part[i / kColumns][i % kColumns];
-        sum = sycl::fma(v[i / kColumns], w[i % kColumns], sum);
+        sum = sycl::fma(inside ? v[i / kColumns] : 0.0f, w[i % kColumns], sum);
       }
     }
 #pragma unroll

@@ -15,8 +15,8 @@ inline float bf16_to_float(uint16_t bits) { return sycl::bit_cast<float>(static_
 // To nearest, ties to even; NaN stays NaN.
 inline uint16_t float_to_bf16(float value) {
   const uint32_t bits = sycl::bit_cast<uint32_t>(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
+  return static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded);  // a select: a branch would diverge
 }
 
 inline float fp16_to_float(uint16_t bits) { return static_cast<float>(sycl::bit_cast<sycl::half>(bits)); }

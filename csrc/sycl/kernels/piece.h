@@ -36,18 +36,19 @@ inline Piece<kCount> load_piece(const void* data, int64_t i, int type) {
   }
 }
 
-// Rounds a piece of 8 elements to one at a 16-byte boundary.
-inline void store_piece(void* data, const Piece<8>& piece, int type) {
+// Rounds a piece of 8 elements to one at a 16-byte boundary, in the lanes that are `inside`: a condition around all of
+// it would make masks of the uniform branches.
+inline void store_piece(void* data, const Piece<8>& piece, int type, bool inside) {
   const auto pairs = [&](const auto& round) {
     Vector<uint32_t, 4> dwords;
 #pragma unroll
     for (int j = 0; j < 4; ++j) dwords[j] = uint32_t{round(piece[2 * j])} | uint32_t{round(piece[2 * j + 1])} << 16;
-    *static_cast<Vector<uint32_t, 4>*>(data) = dwords;
+    if (inside) *static_cast<Vector<uint32_t, 4>*>(data) = dwords;
   };
   if (type == kFp32) {
     using Quad = Vector<float, 4>;
-    static_cast<Quad*>(data)[0] = Quad{piece[0], piece[1], piece[2], piece[3]};
-    static_cast<Quad*>(data)[1] = Quad{piece[4], piece[5], piece[6], piece[7]};
+    const Quad low{piece[0], piece[1], piece[2], piece[3]}, high{piece[4], piece[5], piece[6], piece[7]};
+    if (inside) static_cast<Quad*>(data)[0] = low, static_cast<Quad*>(data)[1] = high;
   } else if (type == kBf16) {
     pairs([](float value) { return float_to_bf16(value); });
   } else {

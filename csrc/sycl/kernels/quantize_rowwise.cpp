@@ -16,7 +16,7 @@
 namespace aoext::xpu {
 namespace {
 
-constexpr int kKept = 2;           // pieces of a row that a lane keeps
+constexpr int kKept = 2;      // pieces of a row that a lane keeps
 constexpr int kMaxTeam = 64;  // in a work-group
 constexpr uint32_t kSign = 0x80000000u, kInfinity = 0x7F800000u, kSmallestNormal = 0x00800000u;
 
@@ -98,14 +98,15 @@ inline uint32_t absmax_of(const Piece<kCount>& piece, uint32_t other) {
 
 // encode(x) is one byte.
 template <int kCount, class Encode>
-inline void store(void* values, int i, const Piece<kCount>& piece, const Encode& encode) {
+inline void store(void* values, int i, const Piece<kCount>& piece, bool inside, const Encode& encode) {
   if constexpr (kCount == 1) {
-    static_cast<uint8_t*>(values)[i] = static_cast<uint8_t>(encode(piece));
+    const auto code = static_cast<uint8_t>(encode(piece));
+    if (inside) static_cast<uint8_t*>(values)[i] = code;
   } else {
     Vector<uint32_t, kCount / 4> codes(0);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) codes[j / 4] |= encode(piece[j]) << (8 * (j % 4));
-    static_cast<Vector<uint32_t, kCount / 4>*>(values)[i] = codes;
+    if (inside) static_cast<Vector<uint32_t, kCount / 4>*>(values)[i] = codes;
   }
 }
 
@@ -129,7 +130,8 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
     for (int i = 0; i < kKept; ++i) kept[i] = load_piece<kCount>(x, sycl::min(first + i * step, count - 1), input_type);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) absmax = absmax_of<kCount>(kept[i], absmax);
-    for (int i = first + kKept * step; i < count; i += step) absmax = absmax_of<kCount>(load_piece<kCount>(x, i, input_type), absmax);
+    for (int base = kKept * step; base < count; base += step)
+      absmax = absmax_of<kCount>(load_piece<kCount>(x, sycl::min(base + first, count - 1), input_type), absmax);
     absmax = sycl::reduce_over_group(sg, absmax, sycl::maximum<uint32_t>());
     if (sub_groups > 1) {
       partial[s] = absmax;
@@ -146,14 +148,17 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
     const int end = block + row < M ? count : 0;  // a row past M stores nothing
     if (first < sycl::min(end, 1)) scales[m] = from_bits(finite ? scale : 0x7FC00000u);
     void* const out = static_cast<char*>(values) + m * K;
-    // The pieces move up, so that this code is there once; where the row goes on, the next one is read.
+    // The pieces move up, so that this code is there once; where the row goes on, the next one is read. Lanes stay
+    // together, past the end too, so that uniform branches are not masks.
     const auto store_row = [&](const auto& encode) {
-      for (int i = first; i < end; i += step) {
+      for (int base = 0; base < count; base += step) {
+        const int i = base + first;
         const auto piece = divide.times_power<kCount>(kept[0]);
 #pragma unroll
         for (int j = 1; j < kKept; ++j) kept[j - 1] = kept[j];
-        if (i + kKept * step < end) kept[kKept - 1] = load_piece<kCount>(x, i + kKept * step, input_type);
-        store<kCount>(out, i, piece, encode);
+        if (base + kKept * step < count)
+          kept[kKept - 1] = load_piece<kCount>(x, sycl::min(i + kKept * step, count - 1), input_type);
+        store<kCount>(out, i, piece, i < end, encode);
       }
     };
     // A quotient is at most two roundings of float32 above the limit, which rounding to the format takes back.

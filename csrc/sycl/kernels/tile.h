@@ -40,6 +40,21 @@ inline float high_half(uint32_t dword) {
   }
 }
 
+// Of R rows of 16 values that lie one after the other, each lane its value of every row: an operand as it is.
+template <int R>
+inline Vector<short, R> load_rows(const uint16_t* x, int lane) {
+#ifdef AOEXT_DPAS
+  using Bits = Vector<uint16_t, R>;
+  const auto* const global = (const __attribute__((opencl_global)) uint16_t*)(x);
+  return sycl::bit_cast<Vector<short, R>>(__spirv_SubgroupBlockReadINTEL<Bits>(global));
+#else
+  Vector<short, R> rows;
+#pragma unroll
+  for (int r = 0; r < R; ++r) set<R>(rows, r, static_cast<short>(x[r * kLanes + lane]));
+  return rows;
+#endif
+}
+
 template <class T>
 inline T lane_value(T value, int lane) {
   return sycl::select_from_group(this_sub_group(), value, lane);

@@ -7,6 +7,7 @@ import click
 import aoext
 from aoext.cli.bench import bench
 from aoext.cli.demo import demo
+from aoext.cli.device_report import report
 from aoext.cli.info import info
 
 
@@ -16,5 +17,5 @@ def cli() -> None:
     """Quantised PyTorch operators: see what they cost, save and gain on this machine."""
 
 
-for command in (demo, bench, info):
+for command in (demo, bench, info, report):
     cli.add_command(command)

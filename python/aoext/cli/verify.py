@@ -33,17 +33,18 @@ class Sample:
     def error(self, result: Any) -> float:
         """The largest relative error of a row; of values times scales where the result is both."""
         if isinstance(result, tuple):
-            values, scales = result
+            values, scales = (r.cpu() for r in result)
             result = values.double() * scales.double()
-        difference = result[self.rows][:, self.columns].double() - self.values
+        difference = result.cpu()[self.rows][:, self.columns].double() - self.values
         return float((difference.norm(dim=1) / self.values.norm(dim=1).clamp(min=1e-30)).max())
 
 
 def draw(subject: Subject, p: Problem, inputs: Tensors, rotated: Tensors, g: Generator) -> Sample:
-    """A random sample of the result of a call."""
+    """A random sample of the result of a call, computed on the CPU: not every GPU has float64."""
+    inputs, rotated = (tuple(t.cpu() for t in tensors) for tensors in (inputs, rotated))
     sizes = [getattr(p, name) for name in subject.result]
     rows, columns = (
-        torch.randperm(size, generator=g)[:most].to(rotated[0].device)
+        torch.randperm(size, generator=g)[:most]
         for size, most in zip(sizes, (ROWS, COLUMNS), strict=True)
     )
     return Sample(rows, columns, subject.reference(p, inputs, rotated, rows, columns))

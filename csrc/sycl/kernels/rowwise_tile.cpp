@@ -1,0 +1,185 @@
+// y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale[M] · scale[N] + bias[N], for few rows, w int8 or float8 in the plain layout.
+//
+//   x bf16, fp16, fp32   weight-only: no row_scale; scale and bias bf16, fp16 or fp32
+//   x of w's type        int8 sums in int32, float8 in float32; without a scale y is the int32 sum
+//
+// K is a multiple of kStep, and x and w start at multiples of 16 bytes. The walk is split_k.h's. A step of 32 k:
+//
+//   w   a lane reads 32 bytes of its own row, dwords d = 0 to 7; a block of kBlock is two cache lines
+//   x   lane l reads x[2l] and x[2l + 1] of each row, so that a row is one coalesced load
+//
+// int8 × int8 is one matrix operation on the bytes as they lie. Otherwise w becomes 16-bit floats, for two
+// operations j = 0, 1: dword d of j is the bytes j and j + 2 of w's dword d, so that lane l of x is x[2l + j], its
+// own low or high half.
+//
+// float8 × float8 multiplies as bf16. fp16 × e5m2 does so too, with x in two parts: as fp16 the small codes would be
+// subnormal, which the matrix engine may take for zero.
+#include "float8.h"
+#include "scaled_sum.h"
+#include "split_k.h"
+
+namespace aoext::xpu {
+namespace {
+
+// The type that the matrix operation multiplies.
+constexpr Element product_type(Element x, Element w) {
+  if (x == kInt8) return kInt8;
+  if (x == kFp32) return kFp32;
+  return x == kFp16 && w != kE5m2 ? kFp16 : kBf16;
+}
+
+// As which x is read and w is decoded: the b of a float32 product is bf16.
+constexpr Element decoded_type(Element product) { return product == kFp16 ? kFp16 : kBf16; }
+
+// The values that lane l has of a row of x in a step, x[2l] and x[2l + 1].
+template <Element kX>
+using Loaded =
+    std::conditional_t<kX == kFp32, Vector<float, 2>, std::conditional_t<kX == kBf16 || kX == kFp16, uint32_t, uint16_t>>;
+
+// x in two parts of bf16, which hold fp16's 11 significant bits together.
+struct Parts {
+  uint32_t first, rest;  // two bf16 each
+};
+
+inline Parts split_fp16(uint32_t pair) {
+  // A rest of 0 would make NaN of an infinite weight. So that it does not, and x's Inf stays, it becomes a number of
+  // x's sign that is too small to change a sum.
+  const auto rest = [](float value) {
+    const float first = sycl::bit_cast<float>(sycl::bit_cast<uint32_t>(value) & 0xFFFF0000u);
+    return value == first ? value * 0x1p-100f : value - first;
+  };
+  const auto values = sycl::bit_cast<Halves>(pair);
+  const float low = values[0], high = values[1];
+  return {static_cast<uint32_t>(packed_bf16(low, high)), static_cast<uint32_t>(packed_bf16(rest(low), rest(high)))};
+}
+
+// acc += x · w over one step.
+template <Element kX, Element kW, int R, int B, int C>
+struct Step {
+  static constexpr Element kProduct = product_type(kX, kW);
+  static constexpr bool kSplit = kX == kFp16 && kProduct == kBf16;
+  using T = Tile<kProduct, R>;
+  using A = typename T::A;
+
+  template <class Acc>
+  static void add(Acc& acc, const Dwords (&w)[C], const Loaded<kX>* x, const int (&rows)[B][R], unsigned pitch) {
+    Dwords b[2][C];
+    if constexpr (kProduct != kInt8) {
+#pragma unroll
+      for (int i = 0; i < 8 * C; ++i) {
+        b[0][i / 8][i % 8] = decoded_pair<kW, decoded_type(kProduct), 0>(w[i / 8][i % 8]);
+        b[1][i / 8][i % 8] = decoded_pair<kW, decoded_type(kProduct), 1>(w[i / 8][i % 8]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < B; ++i) {
+      Loaded<kX> values[R];
+#pragma unroll
+      for (int r = 0; r < R; ++r) values[r] = x[static_cast<unsigned>(rows[i][r]) * pitch];
+      if constexpr (kProduct == kInt8) {
+        A a;
+#pragma unroll
+        for (int r = 0; r < R; ++r) set<R>(a, r, static_cast<short>(values[r]));
+#pragma unroll
+        for (int c = 0; c < C; ++c) T::multiply(acc[i][c], a, w[c]);
+      } else {
+        A a[2], rest[2];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          if constexpr (kX == kFp32) {
+            set<R>(a[0], r, values[r][0]);
+            set<R>(a[1], r, values[r][1]);
+          } else if constexpr (kSplit) {
+            const Parts parts = split_fp16(values[r]);
+            set_halves(a, r, parts.first);
+            set_halves(rest, r, parts.rest);
+          } else if constexpr (kX == kBf16 || kX == kFp16) {
+            set_halves(a, r, values[r]);
+          } else {
+            const uint32_t codes = values[r];
+            set_halves(a, r, decoded_pair<kX, kBf16, 0>((codes | codes << 8) & 0x00FF00FFu));
+          }
+        }
+#pragma unroll
+        for (int i2 = 0; i2 < 2 * C; ++i2) {
+          T::multiply(acc[i][i2 / 2], a[i2 % 2], b[i2 % 2][i2 / 2]);
+          if constexpr (kSplit) T::multiply(acc[i][i2 / 2], rest[i2 % 2], b[i2 % 2][i2 / 2]);
+        }
+      }
+    }
+  }
+
+  static void set_halves(A (&a)[2], int r, uint32_t pair) {
+    set<R>(a[0], r, static_cast<short>(pair));
+    set<R>(a[1], r, static_cast<short>(pair >> 16));
+  }
+};
+
+// kPiece is what is unrolled of K.
+template <Element kX, Element kW, int R, int B, int C, int kPiece>
+inline void rowwise_tile(const void* x, const void* weight, const Scaling& scaling, int64_t M, int64_t N, int K) {
+  using Work = Step<kX, kW, R, B, C>;
+  const auto accumulate = [&](auto& acc, const auto& part, int k) {
+    const char* w[C];
+#pragma unroll
+    for (int c = 0; c < C; ++c) w[c] = static_cast<const char*>(weight) + part.columns[c] * K + k;
+    const auto* own = static_cast<const Loaded<kX>*>(x) + (part.first_row * K + k) / 2 + part.lane;
+    const auto steps = [&](auto count) {
+      constexpr int kSteps = decltype(count)::value;
+      Dwords dwords[kSteps][C];
+#pragma unroll
+      for (int i = 0; i < kSteps * C * 2; ++i) {
+        const auto quarter = reinterpret_cast<const Vector<int, 4>*>(w[i / 2 % C])[i / 2 / C * 2 + i % 2];
+#pragma unroll
+        for (int d = 0; d < 4; ++d) dwords[i / 2 / C][i / 2 % C][i % 2 * 4 + d] = quarter[d];
+      }
+#pragma unroll
+      for (int t = 0; t < kSteps; ++t) Work::add(acc, dwords[t], own + t * kLanes, part.rows, static_cast<unsigned>(K) / 2);
+    };
+    if (kPiece == kStep || K - k >= kPiece) {
+      steps(std::integral_constant<int, kPiece / kStep>());
+    } else {
+      for (int left = K - k; left > 0; left -= kStep) {
+        steps(std::integral_constant<int, 1>());
+#pragma unroll
+        for (int c = 0; c < C; ++c) w[c] += kStep;
+        own += kLanes;
+      }
+    }
+  };
+  constexpr float kOne = Work::kProduct == kInt8 ? 1.0f : kDecodedFactor<kW, decoded_type(Work::kProduct)>;
+  constexpr float kFactor = kX == kW ? kOne * kOne : kOne;
+  split_k<typename Work::T, R, B, C, kPiece>(M, N, K, accumulate, [&](int64_t m, int64_t n, auto sum) {
+    if constexpr (kX == kInt8) {
+      if (scaling.column_scale == nullptr) {
+        static_cast<int*>(scaling.y)[m * N + n] = sum;
+        return;
+      }
+    }
+    store_scaled(scaling, N, m, n, static_cast<float>(sum) * kFactor);
+  });
+}
+
+}  // namespace
+}  // namespace aoext::xpu
+
+// One kernel: the rows of y that a work-group takes, as B blocks of R; its columns, as C tiles of 16. An image has the
+// kernels for one type of w, AOEXT_WEIGHT, and of x, AOEXT_INPUT.
+#define ROWWISE_TILE(kernel, rows, R, B, C, piece)                                                                              \
+  kernel(rowwise_tile_m##rows)(void* y, const void* x, const void* weight, const float* row_scale, const void* scale,           \
+                               const void* bias, int64_t M, int64_t N, int K, int output_type, int scale_type, int bias_type) { \
+    aoext::xpu::rowwise_tile<aoext::xpu::AOEXT_INPUT, aoext::xpu::AOEXT_WEIGHT, R, B, C, piece>(                                \
+        x, weight, {y, row_scale, scale, bias, output_type, scale_type, bias_type}, M, N, K);                                   \
+  }
+
+#ifdef AOEXT_MATRIX
+ROWWISE_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128)
+ROWWISE_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 128)
+ROWWISE_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 128)
+ROWWISE_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 128)
+ROWWISE_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, 128)
+#else  // with more rows, lanes that pass x around are code enough at one step
+ROWWISE_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128)
+ROWWISE_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 32)
+ROWWISE_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 32)
+#endif
