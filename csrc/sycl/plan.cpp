@@ -7,16 +7,6 @@
 #include "sycl/self_check.h"
 
 namespace aoext::xpu {
-namespace {
-
-// oneDNN rounds each dequantised weight to the input's type. Over fewer columns than this an output row may be so
-// small beside its terms that the rounding shows.
-constexpr int64_t kProductColumns = 32;
-
-constexpr int64_t kMaxSummed = int64_t{1} << 33;  // elements of x whose group sums one launch takes
-
-}  // namespace
-
 int alignment_of(std::initializer_list<const Tensor*> tensors) {
   int alignment = onednn::kAlignment;
   for (const Tensor* t : tensors)
@@ -45,66 +35,32 @@ sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p) {
   return {{parts(p.M, plan.rows), parts(p.N, plan.columns) * width}, {1, width}};
 }
 
-int64_t most_tile_rows(const Device& device, bool matrix) { return matrix ? 64 : device.gpu ? 8 : 1; }
-
-const char* type_name(ScalarType t) { return t == ScalarType::BFloat16 ? "bf16" : t == ScalarType::Half ? "fp16" : "fp32"; }
-
-namespace {
-
-onednn::Matmul int4_product(const LinearProblem& p, ScalarType scale) {
-  onednn::Matmul m;
-  m.M = p.M, m.N = p.N, m.K = p.K;
-  m.input = m.output = onednn_type(p.input);
-  m.weight = onednn::Type::s4;
-  m.scale = onednn_type(scale);
-  m.group_size = p.group_size;
-  m.zero_points = true;
-  m.addend = onednn::Type::f32;
-  m.bias = p.has_bias ? onednn_type(p.bias) : onednn::Type::none;
-  return m;
-}
-
-bool plan_int4_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
-  if (p.N < kProductColumns || p.M * p.K > kMaxSummed || !serves(queue, "int4_correction.lanes") ||
-      !trusted(queue, std::string("onednn.int4.") + type_name(p.input)))
-    return false;
-  // Scales in their own type, or in float32 where the engine wants that.
-  for (const ScalarType scale : {p.scale, ScalarType::Float}) {
-    plan.product = int4_product(p, scale);
-    if (!onednn_has(queue, plan.product)) continue;
-    plan.algorithm = Algorithm::onednn;
-    return true;
-  }
-  return false;
-}
-
-bool plan_int4_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std::string& variant) {
-  const std::string image = "int4_tile." + variant + "_" + type_name(p.input);
-  const bool matrix = variant != "lanes";
-  if (p.group_size % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, image)) return false;
-  plan.algorithm = Algorithm::tile;
-  plan.rows = tile_rows(p.M, matrix);
-  plan.columns = plan.rows >= kArrangedRows ? 2 * kLanes : kLanes;
-  plan.sub_groups = tile_sub_groups(p, device_of(queue), plan.rows, plan.columns);
-  plan.kernel = {image, std::string("int4_tile_") + type_name(p.input) + "_m" + std::to_string(plan.rows) +
-                            (p.group_size % kBlock == 0 ? "_g128" : "_g32")};
-  return true;
-}
-
-}  // namespace
-
-Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment) {
+Plan choose(const LinearProblem& p, sycl::queue& queue, int alignment, const std::function<bool(Plan&, const std::string&)>& tile,
+            const std::function<bool(Plan&)>& product) {
   const Device& device = device_of(queue);
-  Plan plan;
   const bool matrix = !device.matrix.empty() && p.input != ScalarType::Float;
-  const bool can_tile = alignment % kTileAlignment == 0;
-  const auto tile = [&] {
-    return can_tile && ((matrix && plan_int4_tile(plan, p, queue, device.matrix)) || plan_int4_tile(plan, p, queue, "lanes"));
+  Plan plan;
+  const auto try_tile = [&] {
+    return alignment % kTileAlignment == 0 && ((matrix && tile(plan, device.matrix)) || tile(plan, "lanes"));
   };
-  const auto product = [&] { return alignment % onednn::kAlignment == 0 && plan_int4_product(plan, p, queue); };
-  const bool found = p.M <= most_tile_rows(device, matrix) ? tile() || product() : product() || tile();
+  const auto try_product = [&] { return alignment % onednn::kAlignment == 0 && product(plan); };
+  // On a GPU the matrix engine keeps up with memory to about 64 rows; lanes alone multiply slower than they read from
+  // a few rows on. The CPU device is for tests: there oneDNN wins from two rows on.
+  const int64_t most_tile_rows = matrix ? 64 : device.gpu ? 8 : 1;
+  const bool found = p.M <= most_tile_rows ? try_tile() || try_product() : try_product() || try_tile();
   if (!found && p.K < kMaxAnyDepth && serves(queue, "linear_any.lanes")) plan.algorithm = Algorithm::any;
   return plan;
+}
+
+const char* type_name(ScalarType t) {
+  switch (t) {
+    case ScalarType::BFloat16: return "bf16";
+    case ScalarType::Half: return "fp16";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Float8_e4m3fn: return "e4m3";
+    case ScalarType::Float8_e5m2: return "e5m2";
+    default: return "fp32";
+  }
 }
 
 std::string describe(const Plan& plan, sycl::queue& queue) {

@@ -4,6 +4,7 @@
 // trusted on this device (self_check.h).
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "common/checks.h"
@@ -41,11 +42,20 @@ sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p);
 std::string describe(const Plan& plan, sycl::queue& queue);
 
 // What the plans share.
+
+// The first that serves: tiles, for the matrix engine if there is one, and oneDNN, in an order that M decides; then
+// the kernel for any size. tile(plan, variant of the image) and product(plan) fill in the plan and say whether they do.
+Plan choose(const LinearProblem& p, sycl::queue& queue, int alignment, const std::function<bool(Plan&, const std::string&)>& tile,
+            const std::function<bool(Plan&)>& product);
+
+// oneDNN may round each dequantised weight to the input's type. Over fewer columns than this an output row may be so
+// small beside its terms that the rounding shows.
+constexpr int64_t kProductColumns = 32;
+
 // Whether an image's kernels may run on the queue's device: it has what they need, and they are trusted there.
 bool serves(sycl::queue& queue, const std::string& image);
-int64_t most_tile_rows(const Device& device, bool matrix);  // M up to which tiles come before oneDNN
-int tile_rows(int64_t M, bool matrix);                      // of y for a work-group: the kernels' _m<rows>
+int tile_rows(int64_t M, bool matrix);  // of y for a work-group: the kernels' _m<rows>
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns);
-const char* type_name(ScalarType t);  // of a high-precision type, in kernels' names
+const char* type_name(ScalarType t);  // in the names of kernels, images and families
 
 }  // namespace aoext::xpu

@@ -57,8 +57,9 @@ onednn::Matmul int8_sums(const LinearProblem& p) {
 }
 
 bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
+  const Device& device = device_of(queue);
   if (p.input != p.weight && p.N < kProductColumns) return false;
-  if (!serves(queue, "scale_rows.lanes") || !trusted(queue, "onednn." + type_names(p))) return false;
+  if (!device.sub_group_16 || !device.fp16 || !trusted(queue, "onednn." + type_names(p))) return false;
   std::vector<onednn::Matmul> products;
   if (p.output == ScalarType::Int) {
     products = {int8_sums(p)};

@@ -92,6 +92,9 @@ class Draw {
   std::mt19937 generator_{20};  // the same problems in every process, so that a report can be repeated
 };
 
+constexpr ScalarType kHighPrecision[]{ScalarType::BFloat16, ScalarType::Half, ScalarType::Float};
+constexpr ScalarType kEightBit[]{ScalarType::Char, ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2};
+
 enum class Exact { no, yes };
 
 struct Probe {
@@ -114,6 +117,35 @@ void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const st
   }
 }
 
+// 8-bit weights, with a high-precision input or one of their own type.
+void add_rowwise(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type, ScalarType input_type,
+                 const std::vector<int64_t>& rows) {
+  constexpr int64_t N = 72, K = 512;
+  const auto eight_bit = [&](const std::vector<int64_t>& sizes) {
+    return weight_type == ScalarType::Char ? draw.bytes(sizes) : draw.normal(sizes, weight_type);
+  };
+  const Tensor weight = eight_bit({N, K}), scale = draw.positive({N, 1}, ScalarType::Float);
+  const OptionalTensor bias = draw.normal({N}, ScalarType::Float);
+  const bool scaled = weight_type == input_type;
+  const std::string weight_only = weight_type == ScalarType::Char ? "bf16i8bf16_rowwise_bias" : "bf16f8bf16_rowwise_bias";
+  for (const int64_t M : rows) {
+    const Tensor x = scaled ? eight_bit({M, K}) : draw.normal({M, K}, input_type);
+    const std::string sizes =
+        std::string(" with M = ") + std::to_string(M) + ", " + dtype_name(input_type) + " by " + dtype_name(weight_type);
+    if (!scaled) {
+      probes.push_back({weight_only + sizes, [=] { return call(("ao::" + weight_only).c_str(), "", x, weight, scale, *bias); }});
+      continue;
+    }
+    const Tensor input_scale = draw.positive({M, 1}, ScalarType::Float);
+    probes.push_back({"scaled_mm_rowwise" + sizes, [=] {
+                        return call("ao::scaled_mm_rowwise", "", x, weight, input_scale, scale, bias,
+                                    std::optional(ScalarType::Float));
+                      }});
+    if (weight_type == ScalarType::Char)
+      probes.push_back({"int8_mm" + sizes, [=] { return call("ao::int8_mm", "", x, weight); }, Exact::yes});
+  }
+}
+
 // Sizes that no kernel but the one for any size takes.
 void add_any(std::vector<Probe>& probes, Draw& draw) {
   constexpr int64_t M = 5, N = 37, K = 150, group_size = 6;
@@ -131,7 +163,7 @@ void add_any(std::vector<Probe>& probes, Draw& draw) {
 }
 
 void add_quantize(std::vector<Probe>& probes, Draw& draw) {
-  for (const ScalarType dtype : {ScalarType::Char, ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2}) {
+  for (const ScalarType dtype : kEightBit) {
     for (const int64_t K : {37, 1024}) {
       const Tensor x = draw.normal({9, K}, ScalarType::Float);
       const auto run = [=] { return call2("ao::quantize_rowwise", "", x, dtype); };
@@ -156,11 +188,21 @@ void add_dequantize(std::vector<Probe>& probes, Draw& draw) {
 std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   Draw draw(queue);
   std::vector<Probe> probes;
-  for (const ScalarType dtype : {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float}) {
-    const std::string type = type_name(dtype);
-    if (family.rfind("int4_tile.", 0) == 0 && family.rfind("_" + type) == family.size() - type.size() - 1)
-      add_int4(probes, draw, dtype, {1, 3, 8, 16, 40});
-    if (family == "onednn.int4." + type) add_int4(probes, draw, dtype, {80});
+  const auto is = [&](const std::string& prefix, const std::string& types) {
+    return family.rfind(prefix, 0) == 0 && family.size() > types.size() &&
+           family.compare(family.size() - types.size(), types.size(), types) == 0;
+  };
+  const std::vector<int64_t> few{1, 3, 8, 16, 40}, many{80};
+  for (const ScalarType input : kHighPrecision) {
+    if (is("int4_tile.", std::string("_") + type_name(input))) add_int4(probes, draw, input, few);
+    if (is("onednn.int4.", type_name(input))) add_int4(probes, draw, input, many);
+  }
+  for (const ScalarType weight : kEightBit) {
+    for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight}) {
+      const std::string types = std::string(type_name(weight)) + "_" + type_name(input);
+      if (is("rowwise_tile.", "_" + types)) add_rowwise(probes, draw, weight, input, few);
+      if (is("onednn." + types, types)) add_rowwise(probes, draw, weight, input, many);
+    }
   }
   if (family == "linear_any.lanes") add_any(probes, draw);
   if (family == "quantize_rowwise.lanes") add_quantize(probes, draw);
@@ -168,12 +210,33 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   return probes;
 }
 
+// oneDNN's kinds of products that a plan would take here for many rows.
+std::vector<std::string> product_families(sycl::queue& queue) {
+  std::vector<std::string> found;
+  const auto ask = [&](const std::string& family, ScalarType weight, ScalarType input, ScalarType output, bool int4) {
+    const Force force(family);
+    const LinearProblem p{128, 128, 512, int4 ? 128 : 512, input, weight, ScalarType::Float, output, false, input};
+    const Plan plan = int4 ? plan_int4(p, queue, onednn::kAlignment) : plan_rowwise(p, queue, onednn::kAlignment);
+    if (plan.algorithm == Algorithm::onednn) found.push_back(family);
+  };
+  for (const ScalarType input : kHighPrecision)
+    ask(std::string("onednn.int4.") + type_name(input), ScalarType::Char, input, input, true);
+  for (const ScalarType weight : kEightBit) {
+    for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight}) {
+      const ScalarType output = input == weight ? ScalarType::Float : input;
+      ask(std::string("onednn.") + type_name(weight) + "_" + type_name(input), weight, input, output, false);
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 std::vector<std::string> families(sycl::queue& queue) {
   std::vector<std::string> all;
   for (const Image& image : images())
-    if (runs(device_of(queue), image.name)) all.push_back(image.name);
+    if (runs(device_of(queue), image.name) && !probes_of(queue, image.name).empty()) all.push_back(image.name);
+  for (const std::string& family : product_families(queue)) all.push_back(family);
   return all;
 }
 

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "sycl/device.h"
+#include "sycl/images.h"
 #include "sycl/launch.h"
 #include "sycl/probes.h"
 
@@ -80,8 +81,9 @@ bool trusted(sycl::queue& queue, const std::string& family) {
 std::map<std::string, std::string> check_all(sycl::queue& queue) {
   const Device& device = device_of(queue);
   std::map<std::string, std::string> results;
+  for (const Image& image : images())
+    if (runs(device, image.name)) build(queue, image.name);
   for (const std::string& family : families(queue)) {
-    build(queue, family);
     if (!is_checked_here(device)) {
       results[family] = "not checked";
     } else {

@@ -115,6 +115,13 @@ struct Step {
   }
 };
 
+// What is unrolled of K with more than one row: one step of lanes that pass x around is code enough.
+#ifdef AOEXT_DPAS
+constexpr int kPieceOfRows = kBlock;
+#else
+constexpr int kPieceOfRows = kStep;
+#endif
+
 // kPiece is what is unrolled of K.
 template <Element kX, Element kW, int R, int B, int C, int kPiece>
 inline void rowwise_tile(const void* x, const void* weight, const Scaling& scaling, int64_t M, int64_t N, int K) {
@@ -168,18 +175,14 @@ inline void rowwise_tile(const void* x, const void* weight, const Scaling& scali
 #define ROWWISE_TILE(kernel, rows, R, B, C, piece)                                                                              \
   kernel(rowwise_tile_m##rows)(void* y, const void* x, const void* weight, const float* row_scale, const void* scale,           \
                                const void* bias, int64_t M, int64_t N, int K, int output_type, int scale_type, int bias_type) { \
-    aoext::xpu::rowwise_tile<aoext::xpu::AOEXT_INPUT, aoext::xpu::AOEXT_WEIGHT, R, B, C, piece>(                                \
+    aoext::xpu::rowwise_tile<aoext::xpu::AOEXT_INPUT, aoext::xpu::AOEXT_WEIGHT, R, B, C, aoext::xpu::piece>(                    \
         x, weight, {y, row_scale, scale, bias, output_type, scale_type, bias_type}, M, N, K);                                   \
   }
 
-#ifdef AOEXT_MATRIX
-ROWWISE_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128)
-ROWWISE_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 128)
-ROWWISE_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 128)
-ROWWISE_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 128)
-ROWWISE_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, 128)
-#else  // with more rows, lanes that pass x around are code enough at one step
-ROWWISE_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128)
-ROWWISE_TILE(AOEXT_KERNEL, 4, 4, 1, 1, 32)
-ROWWISE_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 32)
+ROWWISE_TILE(AOEXT_KERNEL, 1, 1, 1, 1, kBlock)
+ROWWISE_TILE(AOEXT_KERNEL, 4, 4, 1, 1, kPieceOfRows)
+ROWWISE_TILE(AOEXT_KERNEL, 8, 8, 1, 1, kPieceOfRows)
+#ifdef AOEXT_ALL_ROWS
+ROWWISE_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, kPieceOfRows)
+ROWWISE_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, kPieceOfRows)
 #endif
