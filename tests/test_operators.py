@@ -47,7 +47,6 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
     if request.param == "generic":
         return aoext.ops.generic
 
-
     def own(operator: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             with on_the_device_alone():

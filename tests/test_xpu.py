@@ -230,9 +230,7 @@ with xpu_sim.inject_fault("aten::mm") as fault:
     assert fault.hits > 0
 for _ in range(3):
     ao.bf16i4bf16_rowwise(*call[1:])
-verdicts = aoext.warmup("xpu")
-assert "differs" in verdicts["int4_tile.lanes_bf16"], verdicts
-assert verdicts["int4_tile.lanes_fp32"] == "ok", verdicts
+assert "int4_tile.lanes_fp32" in aoext.explain(call[0], x.float(), *call[2:])
 expected = aoext.ops.generic("bf16i4bf16_rowwise")(*call[1:]).float()
 result = ao.bf16i4bf16_rowwise(*call[1:]).float()
 assert (result - expected).norm() <= 5e-3 * expected.norm()
@@ -272,12 +270,10 @@ def test_warming_up_names_every_family():
     assert aoext.warmup("cpu") == {}
 
 
-# ---- another vector width -------------------------------------------------------------------------------
+# ---- other devices --------------------------------------------------------------------------------------
 
 
-@needs_simulator
-def test_the_operators_are_right_on_another_vector_width():
-    """The CPU device as one without AVX-512: sub-groups of 16 are then two vectors wide."""
+def run_operator_tests(select: str, **environment: str) -> None:
     tests = os.path.join(os.path.dirname(__file__), "test_operators.py")
     done = subprocess.run(
         [
@@ -287,14 +283,48 @@ def test_the_operators_are_right_on_another_vector_width():
             "-q",
             tests,
             "-k",
-            "xpu and own and within_the_bound",
+            f"xpu and own and {select}",
             "-p",
             "no:cacheprovider",
         ],
-        env={**os.environ, "CL_CONFIG_CPU_TARGET_ARCH": "core-avx2", "AOEXT_TEST_SEED": str(SEED)},
+        env={**os.environ, "AOEXT_TEST_SEED": str(SEED), **environment},
         capture_output=True,
         text=True,
         timeout=900,
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout
+
+
+@needs_simulator
+def test_the_operators_are_right_on_another_vector_width():
+    """The CPU device as one without AVX-512: sub-groups of 16 are then two vectors wide."""
+    run_operator_tests("within_the_bound", CL_CONFIG_CPU_TARGET_ARCH="core-avx2")
+
+
+@needs_simulator
+def test_the_kernels_of_the_matrix_engine_are_right_with_lanes_in_its_place():
+    """What a GPU with DPAS runs, but for DPAS itself: every block of rows, by the plan of such a GPU."""
+    run_operator_tests(
+        "(within_the_bound or outlier or nan_and_inf)", AOEXT_XPU_PRETEND="matrix", AOEXT_XPU_SELF_CHECK="off"
+    )
+
+
+@needs_simulator
+def test_a_device_without_what_kernels_need_gets_the_generic_ones():
+    output = in_a_process(
+        CALL
+        + """
+assert aoext.explain(*call) == "generic: ATen operators"
+expected = aoext.ops.generic(call[0])(*call[1:])
+assert torch.equal(ao.bf16i4bf16_rowwise(*call[1:]), expected)
+assert aoext.warmup("xpu") == {}
+values, scales = ao.quantize_rowwise(x, torch.int8)
+assert torch.equal(ao.dequantize_int4(w, s, s), aoext.ops.generic("dequantize_int4")(w, s, s))
+ones = torch.ones(8, 128, device="xpu")
+y = ao.scaled_linear_rowwise(x, ones.to(torch.int8), ones[:, :1].contiguous())
+print(y.shape)
+""",
+        AOEXT_XPU_PRETEND="bare",
+    )
+    assert "torch.Size([1, 8])" in output

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
+#include <stdexcept>
 #include <unordered_map>
 
 namespace aoext::xpu {
@@ -20,10 +21,19 @@ bool has_dpas(const sycl::device& device) {
                      [](const auto& tile) { return tile.atype == matrix_type::bf16 && tile.nsize == 16 && tile.ksize == 16; });
 }
 
-std::string matrix_images(const sycl::device& device) {
-  if (has_dpas(device)) return "dpas";
-  const char* const wish = std::getenv("AOEXT_XPU_EMULATE_MATRIX");
-  return !device.is_gpu() && wish != nullptr && std::string(wish) == "1" ? "emulated" : "";
+// For tests on a device that is no GPU: "matrix" has the kernels of the matrix engine run with lanes in its place,
+// "bare" takes away what all kernels need.
+void pretend(Device& device) {
+  const char* const wish = std::getenv("AOEXT_XPU_PRETEND");
+  if (wish == nullptr || device.gpu) return;
+  const std::string text = wish;
+  if (text == "matrix") {
+    device.matrix = "emulated";
+  } else if (text == "bare") {
+    device.sub_group_16 = device.fp16 = false;
+  } else {
+    throw std::runtime_error("aoext: AOEXT_XPU_PRETEND must be matrix or bare, got " + text);
+  }
 }
 
 Device ask(const sycl::device& device) {
@@ -31,14 +41,16 @@ Device ask(const sycl::device& device) {
   const auto sub_groups = device.get_info<info::sub_group_sizes>();
   const bool gpu = device.is_gpu();
   const int units = static_cast<int>(device.get_info<info::max_compute_units>());
-  return {device.get_info<info::name>(),
-          gpu,
-          matrix_images(device),
-          std::find(sub_groups.begin(), sub_groups.end(), 16) != sub_groups.end(),
-          device.has(sycl::aspect::fp16),
-          device.get_info<info::local_mem_size>(),
-          device.get_info<info::max_work_group_size>(),
-          gpu ? units * kThreadsOfAVectorEngine : units};
+  Device facts{device.get_info<info::name>(),
+               gpu,
+               has_dpas(device) ? "dpas" : "",
+               std::find(sub_groups.begin(), sub_groups.end(), 16) != sub_groups.end(),
+               device.has(sycl::aspect::fp16),
+               device.get_info<info::local_mem_size>(),
+               device.get_info<info::max_work_group_size>(),
+               gpu ? units * kThreadsOfAVectorEngine : units};
+  pretend(facts);
+  return facts;
 }
 
 }  // namespace

@@ -10,9 +10,8 @@ namespace aoext::xpu {
 struct Device {
   std::string name;
   bool gpu;
-  // Images with kernels for the matrix engine, if there is one that takes 8x16x16 tiles of bfloat16 from sub-groups of
-  // 16: "dpas". "emulated" on a device that is no GPU where the environment has AOEXT_XPU_EMULATE_MATRIX=1, so that
-  // tests can run the very same kernels. Empty: none.
+  // Which images have kernels for its matrix engine: "dpas" where that takes 8x16x16 tiles of bfloat16 from sub-groups
+  // of 16, "emulated" in tests (device.cpp), empty where there is none.
   std::string matrix;
   bool sub_group_16;    // what every kernel is written for
   bool fp16;            // 16-bit floats in kernels

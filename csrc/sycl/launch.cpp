@@ -1,6 +1,5 @@
 #include "sycl/launch.h"
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -40,11 +39,21 @@ auto locked(const sycl::queue& queue, const F& f) {
   return f(all[Key{queue.get_context(), queue.get_device()}]);
 }
 
+const Image* find_image(const std::string& name) {
+  static const auto by_name = [] {
+    std::unordered_map<std::string, const Image*> all;
+    for (const Image& image : images()) all.emplace(image.name, &image);
+    return all;
+  }();
+  const auto found = by_name.find(name);
+  return found == by_name.end() ? nullptr : found->second;
+}
+
 Bundle& bundle(Built& built, const sycl::queue& queue, const std::string& name) {
   const auto found = built.bundles.find(name);
   if (found != built.bundles.end()) return found->second;
-  const auto image = std::find_if(images().begin(), images().end(), [&](const Image& i) { return i.name == name; });
-  if (image == images().end()) throw std::runtime_error("aoext: this build has no image " + name);
+  const Image* const image = find_image(name);
+  if (image == nullptr) throw std::runtime_error("aoext: this build has no image " + name);
   const std::vector<std::byte> spirv(reinterpret_cast<const std::byte*>(image->begin),
                                      reinterpret_cast<const std::byte*>(image->end));
   auto source = syclexp::create_kernel_bundle_from_source(queue.get_context(), syclexp::source_language::spirv, spirv);
@@ -62,6 +71,8 @@ sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
         .first->second;
   });
 }
+
+bool has_image(const std::string& name) { return find_image(name) != nullptr; }
 
 void build(const sycl::queue& queue, const std::string& image) {
   locked(queue, [&](Built& built) { return &bundle(built, queue, image); });

@@ -19,6 +19,9 @@ struct KernelName {
 // Builds the image on first use, once for each context and device; threads that ask meanwhile wait.
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name);
 
+// Whether this build of the library has an image of that name.
+bool has_image(const std::string& name);
+
 // Builds an image without running anything.
 void build(const sycl::queue& queue, const std::string& image);
 

@@ -16,7 +16,7 @@ int alignment_of(std::initializer_list<const Tensor*> tensors) {
 
 bool serves(sycl::queue& queue, const std::string& image) {
   const Device& device = device_of(queue);
-  return runs(device, image) && trusted(queue, image);
+  return has_image(image) && runs(device, image) && trusted(queue, image);
 }
 
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns) {

@@ -9,19 +9,8 @@
 namespace aoext::xpu {
 namespace {
 
-const char* name(ScalarType t) {
-  return t == ScalarType::Char            ? "int8"
-         : t == ScalarType::Float8_e4m3fn ? "e4m3"
-         : t == ScalarType::Float8_e5m2   ? "e5m2"
-                                          : type_name(t);
-}
-
-// Weight-only, oneDNN may round each dequantised weight to the input's type. Over fewer columns than this an output row
-// may be so small beside its terms that the rounding shows.
-constexpr int64_t kProductColumns = 32;
-
 // Of weight and input, as images and families are named.
-std::string type_names(const LinearProblem& p) { return std::string(name(p.weight)) + "_" + name(p.input); }
+std::string type_names(const LinearProblem& p) { return std::string(type_name(p.weight)) + "_" + type_name(p.input); }
 
 bool plan_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std::string& variant) {
   const std::string image = "rowwise_tile." + variant + "_" + type_names(p);
@@ -57,9 +46,9 @@ onednn::Matmul int8_sums(const LinearProblem& p) {
 }
 
 bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
-  const Device& device = device_of(queue);
-  if (p.input != p.weight && p.N < kProductColumns) return false;
-  if (!device.sub_group_16 || !device.fp16 || !trusted(queue, "onednn." + type_names(p))) return false;
+  if ((p.input != p.weight && p.N < kProductColumns) || !runs(device_of(queue), "scale_rows.lanes") ||
+      !trusted(queue, "onednn." + type_names(p)))
+    return false;
   std::vector<onednn::Matmul> products;
   if (p.output == ScalarType::Int) {
     products = {int8_sums(p)};
@@ -80,17 +69,9 @@ bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
 }  // namespace
 
 Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment) {
-  const Device& device = device_of(queue);
-  Plan plan;
-  const bool matrix = !device.matrix.empty() && p.input != ScalarType::Float;
-  const auto tile = [&] {
-    if (alignment % kTileAlignment != 0) return false;
-    return (matrix && plan_tile(plan, p, queue, device.matrix)) || plan_tile(plan, p, queue, "lanes");
-  };
-  const auto product = [&] { return alignment % onednn::kAlignment == 0 && plan_product(plan, p, queue); };
-  const bool found = p.M <= most_tile_rows(device, matrix) ? tile() || product() : product() || tile();
-  if (!found && p.K < kMaxAnyDepth && serves(queue, "linear_any.lanes")) plan.algorithm = Algorithm::any;
-  return plan;
+  return choose(
+      p, queue, alignment, [&](Plan& plan, const std::string& variant) { return plan_tile(plan, p, queue, variant); },
+      [&](Plan& plan) { return plan_product(plan, p, queue); });
 }
 
 }  // namespace aoext::xpu

@@ -41,10 +41,10 @@ def show_config() -> str:
 def warmup(device: torch.device | str | int | None = None) -> dict[str, str]:
     """Pays up front what the first calls on a device would pay: builds its kernels and checks them.
 
-    Returns each family of kernels with "ok", with "not checked" where the device needs no check, or with what was
-    wrong: then its kernels are turned off in this process and slower ones serve. Empty for a device that has
-    nothing to build. Without `device`, the current accelerator, or the CPU where there is none. It waits for the
-    device.
+    Returns each family of kernels with "ok", with "not checked" where the device needs no check, or with what
+    was wrong: then its kernels are turned off in this process and slower ones serve. Empty for a device that
+    has nothing to build. Without `device`, the current accelerator, or the CPU where there is none. It waits
+    for the device. Raises TypeError or RuntimeError for a device that torch does not know.
 
     >>> aoext.warmup("xpu")  # doctest: +SKIP
     {'int4_tile.dpas': 'ok', ...}

@@ -30,10 +30,17 @@ class Family:
     step: int  # of K: a piece is some of them
     # Tiles of columns, by the rows of y; not needed where sums tell the columns from the piece.
     columns: Callable[[int], int] | None = None
+    # How many operations multiply a weight: float16 by e5m2 goes as two parts of the input.
+    parts: tuple[int, ...] = (1,)
 
 
 # By the source's name. The rows of a kernel stand in its name, _m<rows>.
-FAMILIES = {"int4_tile": Family(bits=4, sums=1, step=32)}
+FAMILIES = {
+    "int4_tile": Family(bits=4, sums=1, step=32),
+    "rowwise_tile": Family(
+        bits=8, sums=0, step=32, columns=lambda rows: 2 if rows >= 16 else 1, parts=(1, 2)
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,10 @@ def read_geometry(source: str, kernel: Kernel, loop: Way) -> Geometry | None:
         return None
     blocks = -(-rows // DPAS_ROWS)
     weights = loop.gathers * LOAD_BYTES * 8 // family.bits
-    products = loop.dpas // blocks * loop.dpas_depth  # = weights + sums · piece
-    piece = weights // family.columns(rows) if family.columns else products - weights
-    fits = piece > 0 and piece % family.step == 0 and weights % piece == 0
-    if not fits or loop.dpas % blocks or products != weights + family.sums * piece:
-        return None
-    return Geometry(rows, weights // piece, piece)
+    for parts in family.parts:
+        products = loop.dpas // (blocks * parts) * loop.dpas_depth  # = weights + sums · piece
+        piece = weights // family.columns(rows) if family.columns else products - weights
+        fits = piece > 0 and piece % family.step == 0 and weights % piece == 0
+        if fits and loop.dpas % (blocks * parts) == 0 and products == weights + family.sums * piece:
+            return Geometry(rows, weights // piece, piece)
+    return None

@@ -32,6 +32,8 @@ MATRIX_KINDS = {"dpas": 16}
 
 def not_meant(kind: str, target: Target) -> str | None:
     """Why a device does not get the images of a kind; csrc/sycl/device.cpp keeps them from it."""
+    if kind == "emulated":
+        return "the kernels of the matrix engine with lanes in its place, for tests on a CPU"
     columns = MATRIX_KINDS.get(kind, target.tile_columns)
     if columns == target.tile_columns:
         return None

@@ -1,7 +1,7 @@
 # Every image: a source file, compiled for a kind of device and for types of its operands.
 #   dpas      GPUs whose matrix engine multiplies tiles of 8 x 16 (Xe-HPC, Xe2, Xe3)
 #   lanes     any device with sub-groups of 16
-#   emulated  the kernels of dpas with lanes in place of the matrix engine, for tests (AOEXT_XPU_EMULATE_MATRIX=1)
+#   emulated  the kernels of dpas with lanes in place of the matrix engine, for tests (AOEXT_XPU_PRETEND=matrix)
 # A device compiles a whole image at its first use, so what one call needs stands apart from what another does.
 option(AOEXT_SYCL_EMULATED "Embed the images that emulate the matrix engine: for tests" ON)
 

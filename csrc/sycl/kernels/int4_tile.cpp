@@ -161,7 +161,7 @@ INT4_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 32, 32)
 INT4_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 32, 32)
 INT4_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, 32, 32)
 #else  // operands of lanes are floats, and a register of Xe-HPG holds half a sub-group
-INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, 64)
+INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, (aoext::xpu::AOEXT_ELEMENT == aoext::xpu::kFp32 ? 32 : 64))
 INT4_TILE(AOEXT_KERNEL_256, 4, 4, 1, 1, 128, 32)
 INT4_TILE(AOEXT_KERNEL_256, 8, 8, 1, 1, 128, 32)
 INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 32, 32)

@@ -182,7 +182,7 @@ inline void rowwise_tile(const void* x, const void* weight, const Scaling& scali
 ROWWISE_TILE(AOEXT_KERNEL, 1, 1, 1, 1, kBlock)
 ROWWISE_TILE(AOEXT_KERNEL, 4, 4, 1, 1, kPieceOfRows)
 ROWWISE_TILE(AOEXT_KERNEL, 8, 8, 1, 1, kPieceOfRows)
-#ifdef AOEXT_ALL_ROWS
+#ifdef AOEXT_MATRIX
 ROWWISE_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, kPieceOfRows)
 ROWWISE_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, kPieceOfRows)
 #endif

@@ -44,8 +44,7 @@ def draw(subject: Subject, p: Problem, inputs: Tensors, rotated: Tensors, g: Gen
     inputs, rotated = (tuple(t.cpu() for t in tensors) for tensors in (inputs, rotated))
     sizes = [getattr(p, name) for name in subject.result]
     rows, columns = (
-        torch.randperm(size, generator=g)[:most]
-        for size, most in zip(sizes, (ROWS, COLUMNS), strict=True)
+        torch.randperm(size, generator=g)[:most] for size, most in zip(sizes, (ROWS, COLUMNS), strict=True)
     )
     return Sample(rows, columns, subject.reference(p, inputs, rotated, rows, columns))
 
