@@ -14,16 +14,14 @@ struct Int4Weight {
   const Tensor &weight, &scale, &zero_point;
 };
 
-const void* data_of(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
-
 // x in the order in which kernels for many rows want it, rows padded to whole work-groups.
 Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x) {
   constexpr size_t kWidth = 8 * kLanes;
-  const int64_t rows = (p.M + plan.rows - 1) / plan.rows * plan.rows;
+  const int64_t rows = ceil_div(p.M, plan.rows) * plan.rows;
   const Tensor result = aten::empty({rows, p.K}, p.input, x);
   const auto lanes = static_cast<size_t>(p.K / kStep * kLanes);
   launch(queue, {"arrange_input.lanes", "arrange_input"},
-         sycl::nd_range<2>({static_cast<size_t>(rows / kArrangedBlock), (lanes + kWidth - 1) / kWidth * kWidth}, {1, kWidth}),
+         sycl::nd_range<2>({static_cast<size_t>(rows / kArrangedBlock), ceil_div(lanes, kWidth) * kWidth}, {1, kWidth}),
          result.mutable_data_ptr(), x.const_data_ptr(), p.M, static_cast<int>(p.K));
   return result;
 }

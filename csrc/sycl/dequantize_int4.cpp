@@ -1,8 +1,8 @@
-#include "sycl/dequantize_int4.h"
-
+// int4 weights to high precision on an XPU.
 #include <algorithm>
 #include <limits>
 
+#include "common/checks.h"
 #include "common/dispatcher.h"
 #include "generic/generic.h"
 #include "sycl/plan.h"
@@ -15,16 +15,14 @@ constexpr const char* kImage = "dequantize_int4.lanes";
 constexpr int64_t kRows = 32;      // of kernels/dequantize_int4.cpp
 constexpr int64_t kSubGroups = 8;  // in a work-group
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-bool aligned(const Tensor& t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0; }
-
-}  // namespace
-
-void dequantize_int4_into(sycl::queue& queue, const LinearProblem& p, const Tensor& out, const Tensor& weight,
-                          const Tensor& scale, const Tensor& zero_point) {
-  if (p.N == 0) return;
-  const bool wide = p.group_size % 8 == 0 && aligned(weight, 4) && aligned(out, 16);
+Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype) {
+  const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
+  sycl::queue& queue = current_queue(weight);
+  if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kImage))
+    return generic::dequantize_int4(weight, scale, zero_point, dtype);
+  const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
+  if (p.N == 0) return out;
+  const bool wide = p.group_size % 8 == 0 && is_aligned(weight, 4) && is_aligned(out, 16);
   const int64_t sub_groups = ceil_div(p.K, kLanes * (wide ? 8 : 2));
   const auto width = static_cast<size_t>(kLanes * std::min(sub_groups, kSubGroups));
   const auto columns = static_cast<size_t>(ceil_div(sub_groups * kLanes, width)) * width;
@@ -32,17 +30,10 @@ void dequantize_int4_into(sycl::queue& queue, const LinearProblem& p, const Tens
          sycl::nd_range<2>({static_cast<size_t>(ceil_div(p.N, kRows)), columns}, {1, width}), out.mutable_data_ptr(),
          weight.const_data_ptr(), scale.const_data_ptr(), zero_point.const_data_ptr(), p.N, static_cast<int>(p.K),
          static_cast<int>(p.group_size), int{element(out.scalar_type())}, int{element(p.scale)});
-}
-
-Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype) {
-  const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
-  sycl::queue& queue = current_queue(weight);
-  if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kImage))
-    return generic::dequantize_int4(weight, scale, zero_point, dtype);
-  const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
-  dequantize_int4_into(queue, p, out, weight, scale, zero_point);
   return out;
 }
+
+}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
 

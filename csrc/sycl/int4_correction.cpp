@@ -12,8 +12,6 @@ namespace {
 constexpr const char* kImage = "int4_correction.lanes";
 constexpr int64_t kSubGroups = 8;  // in a work-group
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Work-items side by side, at least `count`.
 sycl::nd_range<2> line(int64_t count) {
   const auto width = static_cast<size_t>(kSubGroups * kLanes);
@@ -42,7 +40,7 @@ Tensor group_sums(sycl::queue& queue, const LinearProblem& p, const Tensor& x) {
   if (count == 0) return sums;
   const bool whole =
       p.group_size % 128 == 0 || p.group_size == 64 || p.group_size == 32 || p.group_size == 16 || p.group_size == 8;
-  const bool wide = whole && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  const bool wide = whole && is_aligned(x, 16);
   const int64_t lanes = wide ? std::min<int64_t>(p.group_size / 8, kLanes) : kLanes;
   launch(queue, {kImage, wide ? "group_sums_wide" : "group_sums_any"}, line(count * lanes),
          static_cast<float*>(sums.mutable_data_ptr()), x.const_data_ptr(), count, static_cast<int>(p.group_size),

@@ -1,6 +1,7 @@
 // Runs a kernel of an embedded image on a queue.
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -42,5 +43,11 @@ void launch(sycl::queue& queue, const KernelName& name, const sycl::nd_range<2>&
 }
 
 Element element(ScalarType dtype);
+
+inline const void* data_of(const std::optional<Tensor>& t) { return t ? t->const_data_ptr() : nullptr; }
+
+inline bool is_aligned(const Tensor& t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0; }
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace aoext::xpu

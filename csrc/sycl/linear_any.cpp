@@ -11,8 +11,6 @@ namespace {
 constexpr int64_t kRows = 4, kColumns = 2;  // of y for a sub-group: kernels/linear_any.cpp
 constexpr int64_t kSubGroups = 8;           // in a work-group: what they read of x is the same
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 const void* data_of(const Tensor* t) { return t == nullptr ? nullptr : t->const_data_ptr(); }
 
 }  // namespace

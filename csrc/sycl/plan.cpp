@@ -10,7 +10,7 @@ namespace aoext::xpu {
 int alignment_of(std::initializer_list<const Tensor*> tensors) {
   int alignment = onednn::kAlignment;
   for (const Tensor* t : tensors)
-    while (reinterpret_cast<uintptr_t>(t->const_data_ptr()) % alignment != 0) alignment /= 2;
+    while (!is_aligned(*t, alignment)) alignment /= 2;
   return alignment;
 }
 
@@ -20,8 +20,8 @@ bool serves(sycl::queue& queue, const std::string& image) {
 }
 
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns) {
-  const int64_t work_groups = ((p.M + rows - 1) / rows) * ((p.N + columns - 1) / columns);
-  const int64_t most = std::min<int64_t>({kMaxSubGroups, (p.K + kBlock - 1) / kBlock, int64_t(device.work_group) / kLanes});
+  const int64_t work_groups = ceil_div(p.M, rows) * ceil_div(p.N, columns);
+  const int64_t most = std::min<int64_t>({kMaxSubGroups, ceil_div(p.K, kBlock), int64_t(device.work_group) / kLanes});
   int sub_groups = 1;
   while (sub_groups * 2 <= most && sub_groups * work_groups < device.threads) sub_groups *= 2;
   return sub_groups;
@@ -30,9 +30,8 @@ int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int 
 int tile_rows(int64_t M, bool matrix) { return M == 1 ? 1 : M <= 4 ? 4 : M <= 8 || !matrix ? 8 : M <= 16 ? 16 : 32; }
 
 sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p) {
-  const auto parts = [](int64_t n, int size) { return static_cast<size_t>((n + size - 1) / size); };
   const size_t width = static_cast<size_t>(plan.sub_groups) * kLanes;
-  return {{parts(p.M, plan.rows), parts(p.N, plan.columns) * width}, {1, width}};
+  return {{static_cast<size_t>(ceil_div(p.M, plan.rows)), static_cast<size_t>(ceil_div(p.N, plan.columns)) * width}, {1, width}};
 }
 
 Plan choose(const LinearProblem& p, sycl::queue& queue, int alignment, const std::function<bool(Plan&, const std::string&)>& tile,

@@ -17,7 +17,7 @@ bool plan_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std
   if (p.K % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, image)) return false;
   plan.algorithm = Algorithm::tile;
   plan.rows = tile_rows(p.M, variant != "lanes");
-  plan.columns = plan.rows >= 16 ? 2 * kLanes : kLanes;
+  plan.columns = plan.rows > 8 ? 2 * kLanes : kLanes;
   plan.sub_groups = tile_sub_groups(p, device_of(queue), plan.rows, plan.columns);
   plan.kernel = {image, "rowwise_tile_m" + std::to_string(plan.rows)};
   return true;

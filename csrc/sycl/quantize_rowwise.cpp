@@ -17,8 +17,6 @@ constexpr int kMaxTeam = 64, kKept = 2, kWide = 8;    // of kernels/quantize_row
 constexpr int64_t kSubGroups = 8;                     // in a work-group of short rows
 constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;  // each goes on with further rows
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
@@ -30,7 +28,7 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   if (p.M == 0) return {values, scales};
   const Tensor x = aten::contiguous(input);
 
-  const bool wide = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 && p.K % kWide == 0;
+  const bool wide = is_aligned(x, 16) && p.K % kWide == 0;
   const int64_t pieces = wide ? p.K / kWide : p.K;
   const int64_t most = std::min<int64_t>(kMaxTeam, static_cast<int64_t>(device_of(queue).work_group) / kLanes);
   const int64_t sub_groups = std::min(ceil_div(pieces, kKept * kLanes), most);

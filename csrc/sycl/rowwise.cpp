@@ -15,8 +15,7 @@ struct Dense {
   OptionalTensor row_scale, bias;
   const Tensor* scale;
 
-  static const void* data(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
-  const float* row_scales() const { return static_cast<const float*>(data(row_scale)); }
+  const float* row_scales() const { return static_cast<const float*>(data_of(row_scale)); }
   const void* scales() const { return scale == nullptr ? nullptr : scale->const_data_ptr(); }
 };
 
@@ -28,18 +27,18 @@ Dense dense(const RowwiseOperands& operands) {
 
 void tile(sycl::queue& queue, const LinearProblem& p, const Plan& plan, const Tensor& y, const Tensor& weight, const Dense& d) {
   launch(queue, plan.kernel, tile_range(plan, p), y.mutable_data_ptr(), d.x.const_data_ptr(), weight.const_data_ptr(),
-         d.row_scales(), d.scales(), Dense::data(d.bias), p.M, p.N, static_cast<int>(p.K), int{element(p.output)},
+         d.row_scales(), d.scales(), data_of(d.bias), p.M, p.N, static_cast<int>(p.K), int{element(p.output)},
          int{element(p.scale)}, int{element(p.bias)});
 }
 
 // Scales and bias where the product has left them out.
 void scale_rows(sycl::queue& queue, const LinearProblem& p, const Tensor& y, const Tensor& sums, const Dense& d) {
   constexpr int64_t kWorkGroup = 256, kValues = 4;  // of a work-item, in wide rows
-  const auto groups = static_cast<size_t>((p.N + kWorkGroup * kValues - 1) / (kWorkGroup * kValues));
+  const auto groups = static_cast<size_t>(ceil_div(p.N, kWorkGroup * kValues));
   launch(queue, {"scale_rows.lanes", "scale_rows"},
          sycl::nd_range<2>({static_cast<size_t>(p.M), groups * kWorkGroup}, {1, kWorkGroup}), y.mutable_data_ptr(),
-         static_cast<const int*>(sums.const_data_ptr()), d.row_scales(), d.scales(), Dense::data(d.bias), p.N,
-         int{element(p.output)}, int{element(p.scale)}, int{element(p.bias)});
+         static_cast<const int*>(sums.const_data_ptr()), d.row_scales(), d.scales(), data_of(d.bias), p.N, int{element(p.output)},
+         int{element(p.scale)}, int{element(p.bias)});
 }
 
 void product(sycl::queue& queue, const LinearProblem& p, const Plan& plan, const Tensor& y, const Tensor& weight,
@@ -52,9 +51,9 @@ void product(sycl::queue& queue, const LinearProblem& p, const Plan& plan, const
   onednn::Arguments arguments;
   arguments.input = d.x.const_data_ptr();
   arguments.weight = weight.const_data_ptr();
-  arguments.scale = Dense::data(scale);
+  arguments.scale = data_of(scale);
   if (plan.product.row_scales) arguments.row_scale = d.row_scales();
-  if (plan.product.bias != onednn::Type::none) arguments.bias = Dense::data(d.bias);
+  if (plan.product.bias != onednn::Type::none) arguments.bias = data_of(d.bias);
   arguments.output = result.mutable_data_ptr();
   multiply(queue, plan.product, arguments, y);
   if (unscaled) scale_rows(queue, p, y, result, d);

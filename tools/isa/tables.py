@@ -83,7 +83,12 @@ def show(console: Console, report: Report) -> None:
 
 def markdown(report: Report) -> str:
     """The matrix images kernel by kernel, the others in a line each."""
-    rows = ((f"`{name}`", *cells) for i in report.images if i.is_matrix for name, *cells in _rows(report, i))
+    rows = (
+        (f"`{i.name}`: `{name}`", *cells)
+        for i in report.images
+        if i.is_matrix
+        for name, *cells in _rows(report, i)
+    )
     found = [*lines(HEADERS, rows), "", LEGEND, ""]
     found += [f"- `{image.name}`: {_range(report, image)}" for image in report.images if not image.is_matrix]
     found += [f"- {', '.join(f'`{i}`' for i in images)}: {reason}" for reason, images in _reasons(report)]

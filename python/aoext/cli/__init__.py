@@ -1,7 +1,7 @@
 """The command line: `aoext demo`, `aoext bench`, `aoext info` and `aoext report`.
 
-commands.py is the entrance. Each command is one file (demo.py, bench.py, info.py, device_report.py) that reads
-its options and prints; what it measures, its tables and its charts are files of that name beside it.
+commands.py is the entrance. Each command is one file (demo.py, bench.py, info.py, device_report.py) that
+reads its options and prints; what it measures, its tables and its charts are files of that name beside it.
 """
 
 from __future__ import annotations
