@@ -50,7 +50,7 @@ VARIANTS = {
     ),
     # The other tests run on its code in the source tree.
     "xpu": Variant(
-        {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "ON"},
+        {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "ON", "AOEXT_SYCL_EMULATED": "OFF"},
         "xpu",
         ("test_xpu_library.py", "test_operators.py", "-k", "xpu and not 2_31 and not thousands"),
     ),
