@@ -24,7 +24,8 @@ template <class Rows>
 Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows& rows) {
   Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  const Tensor x = aten::reshape(aten::to(input, ScalarType::Float), {p.M, p.K});
+  // Dense, so that strides do not choose another order of summation: the same numbers give the same bits.
+  const Tensor x = aten::contiguous(aten::reshape(aten::to(input, ScalarType::Float), {p.M, p.K}));
   const Tensor y2d = aten::reshape(y, {p.M, p.N});
   for_row_blocks(p.N, p.K, [&](int64_t first, int64_t count) {
     aten::copy_(aten::narrow(y2d, 1, first, count), aten::mm(x, aten::transpose(rows(first, count))));

@@ -22,7 +22,7 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   const LinearProblem p = check_scaled_mm_rowwise(input, weight, input_scale, weight_scale, bias, out_dtype);
   Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  const Tensor x = aten::reshape(input, {p.M, p.K});
+  const Tensor x = aten::contiguous(aten::reshape(input, {p.M, p.K}));
   const Tensor y2d = aten::reshape(y, {p.M, p.N});
   const bool is_int8 = p.input == ScalarType::Char;
   const Tensor x32 = is_int8 ? x : aten::to(x, ScalarType::Float);
