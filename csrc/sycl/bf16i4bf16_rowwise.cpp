@@ -79,7 +79,6 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   switch (plan.algorithm) {
     case Algorithm::tile: tile(p, plan, queue, y, x, w, dense_bias); break;
     case Algorithm::onednn: product(p, plan, queue, y, x, w, dense_bias); break;
-
     default: linear_any(queue, p, y, x, w.weight, &w.scale, &w.zero_point, nullptr, dense_bias);
   }
   return y;

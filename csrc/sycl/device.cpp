@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "sycl/kernels/shape.h"
+
 namespace aoext::xpu {
 namespace {
 
@@ -56,7 +58,7 @@ Device ask(const sycl::device& device) {
 }  // namespace
 
 bool runs(const Device& device, const std::string& image) {
-  if (!device.sub_group_16 || !device.fp16) return false;
+  if (!device.sub_group_16 || !device.fp16 || device.local_memory < kLocalMemory) return false;
   for (const char* const matrix : {"dpas", "emulated"})
     if (image.find(std::string(".") + matrix) != std::string::npos) return device.matrix == matrix;
   return true;

@@ -7,6 +7,7 @@
 #include "sycl/self_check.h"
 
 namespace aoext::xpu {
+
 int alignment_of(std::initializer_list<const Tensor*> tensors) {
   int alignment = onednn::kAlignment;
   for (const Tensor* t : tensors)

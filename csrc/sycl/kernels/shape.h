@@ -11,6 +11,7 @@ constexpr int kMaxAnyDepth = 1 << 30;   // K of linear_any, whose offsets in a r
 constexpr int kArrangedRows = 16;       // of a work-group of int4_tile, from which on x is arranged first
 constexpr int kArrangedBlock = 8;       // rows
 constexpr int kMaxSubGroups = 16;       // in a work-group
+constexpr int kLocalMemory = 8 << 10;   // bytes, at most: kMaxSubGroups sums of 8 rows by kLanes (split_k.h)
 constexpr int kTileAlignment = 16;      // bytes: what the kernels load at a time
 
 }  // namespace aoext::xpu
