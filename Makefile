@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 VARIANT ?= cpu
+# Whether $(VENV)'s library gets kernels for NVIDIA GPUs: AUTO where nvcc is found, ON or OFF. They take minutes.
+AOEXT_CUDA ?= AUTO
+LIBRARY ?= build/editable/libaoext.so
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc cmake tools -type f) CMakeLists.txt pyproject.toml VERSION
 SIMULATOR := $(shell find tests/xpu_sim -type f -not -name '*.pyc' -not -path 'tests/xpu_sim/tests/*')
@@ -10,10 +13,10 @@ SIMULATOR := $(shell find tests/xpu_sim -type f -not -name '*.pyc' -not -path 't
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-oldest sanitize wheel check-libsycl isa lint format clean
+.PHONY: help install demo bench llama test test-oldest sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
 
 # Tools and torch first, so that the library builds against the very torch that runs it.
 $(VENV)/.tools: pyproject.toml
@@ -25,7 +28,7 @@ $(VENV)/.tools: pyproject.toml
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --config-settings=cmake.define.AOEXT_CUDA=$(AOEXT_CUDA) --editable .
 	@touch $@
 
 # The tests' XPU tensors on a machine without an Intel GPU, where they can be compiled.
@@ -45,10 +48,13 @@ demo: install ## Quantise a small language model with every scheme and show what
 bench: install ## Time every operator against bfloat16 and torch's own quantised operators
 	$(BIN)/aoext bench
 
+llama: install ## Decode with a Llama-3-8B-shaped model in bfloat16 and int4 on an NVIDIA GPU
+	$(BIN)/python benchmarks/llama.py --device cuda
+
 test: install $(VENV)/.simulator ## Run all tests on the devices at hand and on a simulated XPU
 	$(BIN)/python -m pytest
 
-wheel: $(VENV)/.tools ## Build dist/*.whl for VARIANT (cpu or xpu) and check it in a clean environment
+wheel: $(VENV)/.tools ## Build dist/*.whl for VARIANT (cpu, cu130 or xpu) and check it in a clean environment
 	$(BIN)/python tools/wheel.py build $(VARIANT) --torch $(TORCH)
 
 test-oldest: $(VENV)/.tools ## Run the operator tests from the wheel under the oldest torch, 2.10
@@ -57,22 +63,28 @@ test-oldest: $(VENV)/.tools ## Run the operator tests from the wheel under the o
 sanitize: install ## Run the operator tests under AddressSanitizer and UBSan
 	bash tools/sanitize.sh $(BIN)/python
 
+cuda-sanitize: install ## Run every CUDA kernel under compute-sanitizer, on an NVIDIA GPU
+	$(BIN)/python tools/cuda_sanitizer.py
+
 check-libsycl: $(VENV)/.tools ## Compile the host code for Intel GPUs against libsycl 8, of torch 2.11 and 2.12
 	bash tools/libsycl8.sh $(BIN)/python
 
 isa: install ## Compile the XPU kernels for Intel GPUs, look for spills and lost matrix products, predict their speed
 	$(BIN)/python tools/isa build/editable/spirv
 
+ptxas: $(VENV)/.tools ## Fail on CUDA kernels that spill in LIBRARY (a library or a wheel)
+	$(BIN)/python tools/ptxas.py $(LIBRARY)
+
 lint: install ## Check formatting, style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 format: $(VENV)/.tools ## Format all sources
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 clean: ## Remove everything that was built
 	rm -rf build dist out $(VENV)

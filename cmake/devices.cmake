@@ -21,7 +21,7 @@ function(aoext_choose device wanted found kernels how_to_install)
 endfunction()
 
 check_language(CUDA)
-aoext_choose(CUDA "${AOEXT_CUDA}" "${CMAKE_CUDA_COMPILER}" "csrc/cuda/*.cu"
+aoext_choose(CUDA "${AOEXT_CUDA}" "${CMAKE_CUDA_COMPILER}" "csrc/cuda/*.cpp"
   "no CUDA compiler was found: install the CUDA toolkit (nvcc 13.0 or newer) and put nvcc on PATH or set CUDACXX")
 
 execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"

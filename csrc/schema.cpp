@@ -11,6 +11,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao, m) {
   m.def("bf16i4bf16_rowwise_bias(Tensor input, Tensor weight, Tensor scale, Tensor zero_point, Tensor bias) -> Tensor");
   m.def("dequantize_int4(Tensor weight, Tensor scale, Tensor zero_point, *, ScalarType? dtype=None) -> Tensor");
 
+  // int4 weights in the layout of PyTorch's tinygemm, as torch.ops.aten knows them with a leading underscore.
+  m.def("convert_weight_to_int4pack(Tensor weight, int inner_k_tiles) -> Tensor");
+  m.def("weight_int4pack_mm(Tensor input, Tensor weight, int group_size, Tensor scale_and_zero) -> Tensor");
+
   // 8-bit weights, input in high precision.
   m.def("bf16i8bf16_rowwise(Tensor input, Tensor weight, Tensor scale) -> Tensor");
   m.def("bf16i8bf16_rowwise_bias(Tensor input, Tensor weight, Tensor scale, Tensor bias) -> Tensor");

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import aoext
-from reference import CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
+from reference import ALL_CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
 
 SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))
 DTYPES = [
@@ -31,6 +31,7 @@ DTYPES = [
     torch.float8_e4m3fnuz,
 ]
 SIZES = [0, 1, 2, 3, 4, 5, 8, 16, 31, 32, 33, 64]
+INTEGERS = [-(2**63), -32, -1, 0, 1, 2, 3, 4, 8, 16, 32, 33, 64, 128, 2**31, 2**63 - 1]
 FORMS = ["dense", "dense", "dense", "transposed", "strided", "expanded", "sparse", "meta", "offset"]
 
 counts = {"calls": 0, "raised": 0, "ran": 0}
@@ -85,7 +86,7 @@ def near_good_calls(draw: st.DrawFn) -> tuple[str, list[object], dict[str, objec
             problem.eight_bit,
         ]
     else:
-        call = CALLS[operator](problem, g)
+        call = ALL_CALLS[operator](problem, g)
         args, kwargs = list(call.args), dict(call.kwargs)
     for _ in range(draw(st.integers(0, 2))):
         i = draw(st.integers(0, len(args) - 1))
@@ -95,6 +96,8 @@ def near_good_calls(draw: st.DrawFn) -> tuple[str, list[object], dict[str, objec
             args[i] = draw(tensors)
         elif kind == "none":
             args[i] = None
+        elif isinstance(args[i], int):
+            args[i] = draw(st.sampled_from(INTEGERS))
         elif kind == "dtype":
             args[i] = (
                 args[i].to(draw(st.sampled_from(DTYPES)))
@@ -120,7 +123,7 @@ def draw_operator_calls(call: tuple[str, list[object], dict[str, object]], gener
         generic
         and isinstance(args[0], torch.Tensor)
         and all(
-            isinstance(a, torch.dtype) or (isinstance(a, torch.Tensor) and a.device.type == "cpu")
+            isinstance(a, (torch.dtype, int)) or (isinstance(a, torch.Tensor) and a.device.type == "cpu")
             for a in args
         )
     )
@@ -135,7 +138,7 @@ def draw_operator_calls(call: tuple[str, list[object], dict[str, object]], gener
         return
     counts["ran"] += 1
     first = result[0] if isinstance(result, tuple) else result
-    if operator != "dequantize_int4":
+    if operator not in ("dequantize_int4", "convert_weight_to_int4pack"):
         assert first.shape[:-1] == args[0].shape[:-1]
 
 

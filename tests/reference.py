@@ -212,6 +212,67 @@ CALLS: dict[str, Callable[[Problem, Generator], Call]] = {
     )
 }
 
+
+def tinygemm_problem(p: Problem) -> Problem:
+    """The nearest smaller problem that the tinygemm layout can hold, or the smallest."""
+    group_size = max((G for G in (32, 64, 128, 256) if p.group_size >= G), default=32)
+    K = max(p.K // group_size, 1) * group_size
+    return dataclasses.replace(p, N=p.N // 8 * 8, K=K, group_size=group_size, leading=None)
+
+
+def inner_k_tiles(K: int) -> int:
+    """The widest that divides K."""
+    return next(n for n in (8, 4, 2) if K % (16 * n) == 0)
+
+
+def tinygemm_bytes(N: int, K: int, g: Generator) -> Tensor:
+    """What convert_weight_to_int4pack takes: uint8 [N, K/2], the even k in the high nibble."""
+    return torch.randint(0, 256, (N, K // 2), generator=g, dtype=torch.uint8)
+
+
+def tinygemm_pack(weight: Tensor, inner: int) -> Tensor:
+    """Word by word: lane 4g + t, words of 32 k, nibbles k = 0, 8, 16, 24, then 1, 9, 17, 25, from 2t on."""
+    N, K = weight.shape[0], 2 * weight.shape[1]
+    u = torch.stack([weight // 16, weight % 16], -1).flatten(1).to(torch.int64)
+    words = u.view(N // 8, 8, K // (16 * inner), inner // 2, 4, 4, 2)  # tile, g, outer, word, p, t, parity
+    words = words.permute(0, 2, 1, 5, 3, 6, 4).flatten(-2)  # tile, outer, g, t, word, nibbles
+    values = (words << torch.arange(0, 32, 4)).sum(-1)
+    values = torch.where(values >= 2**31, values - 2**32, values)
+    return values.to(torch.int32).view(N // 8, K // (16 * inner), 32, inner // 2)
+
+
+def tinygemm_float64(weight: Tensor, scale_and_zero: Tensor) -> Tensor:
+    """What the bytes of tinygemm_bytes stand for."""
+    u = torch.stack([weight // 16, weight % 16], -1).flatten(1).double()
+    group_size = u.shape[1] // scale_and_zero.shape[0]
+    scale, zero = (t.double().t().repeat_interleave(group_size, 1) for t in scale_and_zero.unbind(-1))
+    return (u - 8) * scale + zero
+
+
+def convert_weight_to_int4pack(p: Problem, g: Generator) -> Call:
+    p = tinygemm_problem(p)
+    weight, inner = tinygemm_bytes(p.N, p.K, g), inner_k_tiles(p.K)
+    return Call("convert_weight_to_int4pack", (weight, inner), {}, tinygemm_pack(weight, inner))
+
+
+def weight_int4pack_mm(p: Problem, g: Generator, inner: int | None = None) -> Call:
+    p = tinygemm_problem(p)
+    weight, groups = tinygemm_bytes(p.N, p.K, g), p.K // p.group_size
+    scale = torch.rand(groups, p.N, generator=g) + 0.1
+    scale_and_zero = torch.stack([scale, randn(g, groups, p.N)], -1).bfloat16()
+    x = randn(g, p.M, p.K, dtype=torch.bfloat16)
+    packed = tinygemm_pack(weight, inner or inner_k_tiles(p.K))
+    reference = x.double() @ tinygemm_float64(weight, scale_and_zero).t()
+    return Call("weight_int4pack_mm", (x, packed, p.group_size, scale_and_zero), {}, reference)
+
+
+# The operators of the tinygemm layout, which holds few shapes and one dtype: test_tinygemm.py tests them.
+TINYGEMM_CALLS: dict[str, Callable[[Problem, Generator], Call]] = {
+    "convert_weight_to_int4pack": convert_weight_to_int4pack,
+    "weight_int4pack_mm": weight_int4pack_mm,
+}
+ALL_CALLS = {**CALLS, **TINYGEMM_CALLS}
+
 # Operators whose input is a high-precision activation, and those that have any input.
 ACTIVATION_CALLS = [name for name in CALLS if name.startswith("bf16") or name == "scaled_linear_rowwise"]
 INPUT_CALLS = [name for name in CALLS if name != "dequantize_int4"]

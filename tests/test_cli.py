@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import aoext.cli
-from aoext.cli import ceilings, demo_run, verify
+from aoext.cli import bench_defaults, ceilings, cuda_read, demo_run, floor_chart, floor_view, verify
 from aoext.cli.bench import OPERATORS
+from aoext.cli.bench_run import Point, Settings
+from aoext.cli.ceilings import Ceilings
+from aoext.cli.clocks import Candidate
 from aoext.cli.commands import cli
 from aoext.cli.demo_run import SCHEMES
-from aoext.cli.devices import CPU, MIB
+from aoext.cli.devices import CPU, CUDA, MIB
 from aoext.cli.peers import PEERS
 from aoext.cli.pool import Pool
+from aoext.cli.shapes import LLAMA_3_8B_AND_70B
 from aoext.cli.subjects import SUBJECTS, Problem
 from aoext.cli.timing import interleaved
 
@@ -150,11 +157,140 @@ def test_bench_counts_bytes_and_operations(bench: tuple[str, dict[str, Any], Pat
     assert point["of_gemm_ceiling"] == pytest.approx(rate / ceilings["gemm_gflop_per_s"])
 
 
+def test_bench_holds_results_against_the_floor(bench: tuple[str, dict[str, Any], Path]) -> None:
+    _, content, _ = bench
+    assert content["settings"]["statistic"] == "fastest"
+    ceilings = content["ceilings"]
+    for point in content["results"]:
+        read = point["bytes"] / ceilings["read_gb_per_s"] / 1e9
+        # The ceiling is that of products in bfloat16, which 8-bit products need not obey.
+        flop = point["flop"] if point["operator"].startswith(("bf16", "weight_int4")) else 0
+        floor = max(read, flop / ceilings["gemm_gflop_per_s"] / 1e9)
+        assert point["floor_seconds"] == pytest.approx(floor)
+        for name, seconds in point["seconds"].items():
+            assert point["times_floor"][name] == pytest.approx(seconds / floor)
+    (mean,) = (m for m in content["geomean"] if (m["operator"], m["M"]) == ("bf16i4bf16_rowwise", 9))
+    own = [p for p in content["results"] if (p["operator"], p["M"]) == ("bf16i4bf16_rowwise", 9)]
+    assert len(own) == 2
+    product = math.prod(p["times_floor"]["aoext"] for p in own)
+    assert mean["times_floor"]["aoext"] == pytest.approx(math.sqrt(product))
+    assert mean["least_speedup"]["linear"] == pytest.approx(min(p["speedup"]["linear"] for p in own))
+
+
+def test_reads_are_interpolated_between_measured_sizes() -> None:
+    by_size = Ceilings(1e3, "", 1e6, "", {10**6: 2e-6, 3 * 10**6: 6e-6, 10**9: 1e-3})
+    for size, seconds in ((1, 2e-6), (10**6, 2e-6), (2 * 10**6, 4e-6), (10**9, 1e-3), (2 * 10**9, 2e-3)):
+        assert by_size.reading(size) == pytest.approx(seconds)
+    assert by_size.floor(10**6, 10**12) == pytest.approx(1e-3)
+    assert by_size.floor(10**9, 10**6) == pytest.approx(1e-3)
+    rate_alone = Ceilings(1e3, "", 1e6, "")
+    assert rate_alone.reading(10**6) == pytest.approx(1e-6)
+
+
+def floor_points() -> list[Point]:
+    """As measured on a GPU: 8 shapes, torch's operator missing at the last one."""
+    points = []
+    for shape in LLAMA_3_8B_AND_70B:
+        for M in (1, 64):
+            size, flop = shape.N * shape.K // 2, 2 * M * shape.N * shape.K
+            place = (M, shape.N, shape.K, 128, shape.layer)
+            point = Point("bf16i4bf16_rowwise", "int4", *place, "a plan", "a peer", size, flop, flop)
+            point.seconds = {"aoext": 2e-5, "linear": 4e-5, "torch": 5e-5}
+            points.append(point)
+    del points[-1].seconds["torch"]
+    return points
+
+
+def test_floors_are_shown_over_all_shapes(tmp_path: Path) -> None:
+    by_size = Ceilings(4600.0, "", 8e5, "", {10**6: 2e-6, 10**9: 2.2e-4})
+    points = floor_points()
+    first, last = floor_view.geomeans(points, by_size)
+    assert (first.M, last.M) == (1, 64)
+    assert first.speedup == pytest.approx({"linear": 2.0, "torch": 2.5})
+    assert last.least_speedup == pytest.approx({"linear": 2.0})
+    subject = next(s for s in SUBJECTS if s.operator == "bf16i4bf16_rowwise")
+    out = Console(width=118, record=True, file=io.StringIO())
+    out.print(floor_view.summary(subject, points, by_size))
+    text = out.export_text()
+    for shape in LLAMA_3_8B_AND_70B:
+        assert str(shape.N) in text
+        assert f"x{shape.K}" in text
+    for mean in (first, last):
+        assert f"{mean.times_floor['aoext']:.2f}" in text
+    assert "2.00×" in text
+    assert "…" not in text
+    floor_chart.draw(points, by_size, tmp_path / "floor.png", "footer")
+    assert_png(tmp_path / "floor.png")
+
+
+def test_default_rows_keep_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = bench_defaults.DEFAULTS["cuda"]
+    (int4,) = (s for s in SUBJECTS if s.operator == "bf16i4bf16_rowwise")
+    device = CUDA(torch.device("cuda"))  # nothing is asked of it
+    settings = Settings(
+        device, [int4], own.shapes, own.rows, torch.bfloat16, 128, 0, own.seconds, 350 * 10**6, True
+    )
+    assert bench_defaults.estimate(settings) < 60 * own.minutes  # one operator at all M
+    assert bench_defaults.within(settings, own.minutes) == settings
+    everything = replace(settings, subjects=SUBJECTS)
+    assert bench_defaults.estimate(everything) > 60 * own.minutes
+    fitting = bench_defaults.within(everything, own.minutes)
+    assert 0 < len(fitting.rows) < len(own.rows)
+    assert bench_defaults.estimate(fitting) <= 60 * own.minutes
+    assert bench_defaults.within(everything, 1e-6).rows == (1,)
+
+
+def test_bench_leaves_out_rows_and_says_so(tmp_path: Path) -> None:
+    tiny = ("--operator", "int8_mm", "--shape", "32x32", "--seconds", 0.001, "--pool-mb", 1)
+    files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
+    output = succeed("bench", *tiny, *files, "--minutes", 0.001)
+    assert "left out to keep to the time: M = 4, 16, 32, 128, 512" in output
+    assert {point["M"] for point in json.loads((tmp_path / "b.json").read_text())["results"]} == {1}
+
+
 def test_bench_says_why_a_peer_is_missing(bench: tuple[str, dict[str, Any], Path]) -> None:
     output, content, _ = bench
     missing = [p for p in content["results"] if p["operator"] == "bf16f8bf16_rowwise"]
     assert {point["missing"]["torch"] for point in missing} == {"torch has no such operator"}
     assert "torch has no such operator" in output
+
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@on_cuda
+def test_bench_runs_on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_read, "SIZES_MB", (1, 4, 16))
+    monkeypatch.setattr(ceilings, "GEMM_SIZES_CUDA", (1024,))
+    tiny = ("--shape", "512x256", "--shape", "256x512", "--m", "1,9", "--pool-mb", 20, "--seconds", 0.002)
+    files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
+    output = succeed("bench", "--device", "cuda", "--operator", "bf16i4bf16_rowwise", *tiny, *files)
+    content = json.loads((tmp_path / "b.json").read_text())
+    assert content["settings"]["statistic"] == "median"
+    assert list(content["ceilings"]["read_seconds"]) == ["1000000", "4000000", "16000000"]
+    assert "sum of int32" not in content["ceilings"]["read_by"]
+    for point in content["results"]:
+        assert {"aoext", "linear", "torch"} == set(point["seconds"])
+        assert set(point["clocks"].values()) == {"graph replays"}
+        assert 0 < point["floor_seconds"] < math.inf
+    assert [mean["M"] for mean in content["geomean"]] == [1, 9]
+    assert "time ÷ floor" in output
+    assert_png(tmp_path / "b.png")
+
+
+@on_cuda
+def test_a_candidate_that_cannot_be_captured_is_timed_by_events() -> None:
+    device = CUDA(torch.device("cuda"))
+    x = torch.randn(1000, device="cuda")
+    clocks = {
+        "waits": device.clock(Candidate(lambda: lambda: x.sum().item())),
+        "does not": device.clock(Candidate(lambda: lambda: x.sum(), copies=3)),
+    }
+    assert clocks["waits"].way == "calls between events"
+    assert clocks["does not"].way == "graph replays"
+    assert clocks["does not"].calls % 3 == 0
+    for clock in clocks.values():
+        assert all(0 < seconds < 1 for seconds in clock.samples())
 
 
 on_xpu = pytest.mark.skipif(not torch.xpu.is_available(), reason="no XPU, real or simulated")
@@ -295,7 +431,7 @@ class ScriptedDevice(CPU):
 
 def test_slow_candidates_do_not_hold_up_fast_ones() -> None:
     times = {"fast": iter([0.03, 0.01] + 1000 * [0.02]), "slow": iter(1000 * [5.0])}
-    candidates = {name: (lambda t=t: lambda: next(t)) for name, t in times.items()}
+    candidates = {name: Candidate(lambda t=t: lambda: next(t)) for name, t in times.items()}
     timings = interleaved(candidates, ScriptedDevice(torch.device("cpu")), seconds=0.1)
     assert timings["slow"].calls == 1
     assert timings["fast"].calls == 5
@@ -303,7 +439,7 @@ def test_slow_candidates_do_not_hold_up_fast_ones() -> None:
 
 
 def test_equal_candidates_get_equally_many_calls() -> None:
-    candidates = {name: (lambda: lambda: 0.01) for name in "abc"}
+    candidates = {name: Candidate(lambda: lambda: 0.01) for name in "abc"}
     timings = interleaved(candidates, ScriptedDevice(torch.device("cpu")), seconds=0.1)
     assert len({timing.calls for timing in timings.values()}) == 1
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import aoext
-from reference import ACTIVATION_CALLS, CALLS, Problem, assert_close, int4_float64
+from reference import ACTIVATION_CALLS, ALL_CALLS, CALLS, Problem, assert_close, int4_float64
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
 
@@ -20,10 +20,10 @@ def test_opcheck_passes(operator, device, generator):
     if operator == "quantize_rowwise":
         args, kwargs = (torch.randn(3, 40, generator=generator), torch.int8), {}
     else:
-        call = CALLS[operator](PROBLEM, generator)
+        call = ALL_CALLS[operator](PROBLEM, generator)
         args, kwargs = call.args, call.kwargs
     args = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in args)
-    if operator in ACTIVATION_CALLS:
+    if operator in (*ACTIVATION_CALLS, "weight_int4pack_mm"):
         args[0].requires_grad_()
     checks = [
         "test_schema",

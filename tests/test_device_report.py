@@ -17,7 +17,7 @@ from aoext.cli.device_report import TIMED, report
 from aoext.cli.device_report_checks import CASES
 from aoext.cli.device_report_run import CHOICE_ROWS, default_device, versions
 from aoext.cli.devices import MIB
-from aoext.cli.subjects import SUBJECTS
+from aoext.cli.subjects import SUBJECTS, Problem
 from aoext.ops import ERROR_BOUND
 
 
@@ -91,9 +91,11 @@ def test_every_operator_is_checked_with_every_case_that_applies(tmp_path: Path) 
     names = {case.name for case in CASES}
     for subject in SUBJECTS:
         own = {c.case for c in checks if (c.operator, c.format) == (subject.operator, subject.format)}
+        served = {c.name for c in CASES if subject.serves(Problem(c.M, c.N, c.K, c.group_size, c.dtype))}
+        assert served == names or "int4pack" in subject.operator
         awkward = {"outliers", "a row of NaN"}
-        expects_input = subject.operator in ("int8_mm", "scaled_mm_rowwise", "dequantize_int4")
-        assert own == (names - awkward if expects_input else names), subject.name
+        without = ("int8_mm", "scaled_mm_rowwise", "dequantize_int4", "convert_weight_to_int4pack")
+        assert own == (served - awkward if subject.operator in without else served) != set(), subject.name
 
 
 Spoil = Callable[[Any], Any]

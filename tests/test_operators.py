@@ -13,6 +13,7 @@ import reference
 from conftest import on_the_device_alone
 from reference import (
     ACTIVATION_CALLS,
+    ALL_CALLS,
     CALLS,
     EIGHT_BIT,
     HIGH_PRECISION,
@@ -58,7 +59,7 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
 
 
 def test_every_operator_has_a_reference() -> None:
-    assert set(aoext.ops.operators()) == {*CALLS, "quantize_rowwise"}
+    assert set(aoext.ops.operators()) == {*ALL_CALLS, "quantize_rowwise"}
 
 
 @pytest.mark.parametrize("problem", SHAPES, ids=str)
@@ -148,6 +149,25 @@ def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kerne
         assert (w[:, 37] == 0).all() == weights_are_zero
         result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)))
         assert_close(result, x.double() @ w.t())
+
+
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("M", [1, 5, 20, 80, 300])
+def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(
+    M, dtype, device, kernel_of, generator
+):
+    """w = q · scale + zero_point = 0 from large terms, against an activation 1000 times its neighbours."""
+    N, K, group_size = 64, 512, 128
+    weight, scale, zero = reference.int4_weight(Problem(M, N, K, group_size, dtype, dtype), generator)
+    weight[:, 3] = 0x55  # q = 5 at k = 6 and 7
+    scale = torch.full_like(scale, 0.125)
+    zero[0] = -5 * scale[0]
+    x = reference.randn(generator, M, K, dtype=dtype)
+    x[0, 6] = 1000
+    w = reference.int4_float64(weight, scale, zero)
+    assert (w[:, 6] == 0).all()
+    result = kernel_of("bf16i4bf16_rowwise")(*(t.to(device) for t in (x, weight, scale, zero)))
+    assert_close(result, x.double() @ w.t())
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])

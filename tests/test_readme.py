@@ -34,13 +34,15 @@ def weights_taken(operator: str) -> str:
 
 
 def expected_table() -> list[str]:
-    built = {"XPU": aoext.info.build_config()["sycl"] == "ON"}
+    config = aoext.info.build_config()
+    folders = {"CUDA": "cuda", "XPU": "sycl"}
+    built = {key: config[folder] == "ON" for key, folder in folders.items()}
 
     def kernels(operator: str, key: str) -> str:
         own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key)
         if not built.get(key, True):
             assert not own  # this build leaves the device out; the table speaks of one that does not
-            own = (ROOT / "csrc" / "sycl" / f"{operator.removesuffix('_bias')}.cpp").is_file()
+            own = (ROOT / "csrc" / folders[key] / f"{operator.removesuffix('_bias')}.cpp").is_file()
         return "own" if own else "generic"
 
     return [

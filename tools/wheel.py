@@ -1,8 +1,10 @@
 """Builds the wheel of a variant into dist/ and checks it as a user would meet it.
 
 Checks: the tag (py3-none, auditwheel's platform), libtorch's stable ABI and the oldest torch that it
-needs, the version's label, where it looks for other libraries, and the operator tests run from the wheel in
-a clean environment; with kernels for Intel GPUs also what its import says where libsycl is missing.
+needs, the version's label, which other libraries it needs and where it looks for them, and the operator tests
+run from the wheel in a clean environment; with kernels for Intel GPUs also what its import says where libsycl
+is missing; with kernels for NVIDIA GPUs machine code for every architecture, and that CPU torch can use the
+wheel where there is no driver.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import ptxas
 from requirements import requirements
 
 ROOT = Path(__file__).parent.parent
@@ -35,19 +38,19 @@ class Variant:
     tests: tuple[str, ...]  # arguments of pytest
 
 
+ON_A_CPU = (
+    "test_operators.py",
+    "test_contract.py",
+    "test_tinygemm.py",
+    "test_bad_input.py",
+    "test_tensors.py",
+    "test_quantize.py",
+    "test_serialization.py",
+)
 VARIANTS = {
-    "cpu": Variant(
-        {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "OFF"},
-        None,
-        (
-            "test_operators.py",
-            "test_contract.py",
-            "test_bad_input.py",
-            "test_tensors.py",
-            "test_quantize.py",
-            "test_serialization.py",
-        ),
-    ),
+    "cpu": Variant({"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "OFF"}, None, ON_A_CPU),
+    # One wheel for GPUs and for machines without: with CPU torch and no driver it serves the CPU.
+    "cu130": Variant({"AOEXT_CUDA": "ON", "AOEXT_SYCL": "OFF"}, None, ON_A_CPU),
     # The other tests run on its code in the source tree.
     "xpu": Variant(
         {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "ON", "AOEXT_SYCL_EMULATED": "OFF"},
@@ -57,6 +60,9 @@ VARIANTS = {
 }
 # Libraries that stay out of the wheel: its environment brings them.
 FROM_OUTSIDE = ("libtorch_cpu.so", "libc10.so", "libsycl.so.*", "libdnnl.so.*")
+# All that a library may need; CUDA's runtime is linked statically, torch's CUDA part is looked up.
+NEEDED = {"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0"}
+NEEDED |= {"libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 HELPERS = ("conftest.py", "reference.py", "draw_calls.py", "formats.py", "models.py")
 SIMULATOR = ROOT / "tests" / "xpu_sim"
 
@@ -108,6 +114,39 @@ def build(variant: str, scratch: Path) -> Path:
     return Path(shutil.copy(repaired, DIST))
 
 
+def check_compiler(variant: str) -> None:
+    """Whether what the variant is compiled by is here; exits with what to install if not."""
+    if VARIANTS[variant].devices["AOEXT_CUDA"] != "ON":
+        return
+    nvcc = shutil.which(os.environ.get("CUDACXX", "nvcc"), path=PATH) or "/usr/local/cuda/bin/nvcc"
+    if not Path(nvcc).is_file():
+        sys.exit(
+            f"wheel: VARIANT={variant} is compiled by nvcc, which was not found: install the CUDA toolkit "
+            "and put nvcc on PATH or set CUDACXX (no GPU and no driver is needed)"
+        )
+    release = re.search(r"release (\d+\.\d+)", run(nvcc, "--version"))
+    wanted = f"{variant[2:-1]}.{variant[-1]}"
+    if release is None or release[1] != wanted:
+        sys.exit(f"wheel: VARIANT={variant} is compiled by nvcc {wanted}, got {release and release[1]}")
+
+
+def check_machine_code(library: Path) -> None:
+    """Whether every NVIDIA GPU from sm_80 on finds code that it can run, and no kernel of ours spills."""
+    try:
+        kernels = ptxas.kernels_of(library)
+        missing = ptxas.missing_code(library, kernels)
+    except FileNotFoundError as error:
+        sys.exit(f"wheel: {error}")
+    spilling = [f"{k.name} spills on {k.architecture}" for k in kernels if k.in_memory and not k.excuse]
+    if missing or spilling:
+        sys.exit("wheel: " + "\n       ".join([*missing, *spilling]))
+    excused = sum(k.in_memory > 0 for k in kernels)
+    print(
+        f"machine code for {', '.join(ptxas.ARCHITECTURES)} and PTX: {len(kernels)} kernels, "
+        f"{excused} of them excused for memory of a thread"
+    )
+
+
 def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
     name, version, python, abi, platform = wheel.stem.split("-")
     if (name, python, abi) != ("aoext", "py3", "none") or "manylinux" not in platform:
@@ -125,6 +164,10 @@ def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
     if str(ROOT).encode() in library.read_bytes():
         sys.exit("wheel: the library names the folder that it was built in")
     check_search_path(library, VARIANTS[variant])
+    if VARIANTS[variant].devices["AOEXT_CUDA"] == "ON":
+        check_machine_code(library)
+    megabytes = [path.stat().st_size / 1e6 for path in (wheel, library)]
+    print(f"{wheel.name}: {megabytes[0]:.1f} MB, its library {megabytes[1]:.1f} MB")
 
 
 def check_search_path(library: Path, variant: Variant) -> None:
@@ -137,6 +180,9 @@ def check_search_path(library: Path, variant: Variant) -> None:
     wanted = {"$ORIGIN/../../torch/lib", *(["$ORIGIN/../../../.."] if variant.extra else [])}
     if found is None or not wanted <= set(found[1].split(":")):
         sys.exit(f"wheel: the library must have the {tag} {wanted}, got\n{dynamic}")
+    others = {name for name in needed if name not in NEEDED and not name.startswith(("libsycl", "libdnnl"))}
+    if others:
+        sys.exit(f"wheel: the library must not need {others}")
     sycl = {re.sub(r"\.so.*", "", name) for name in needed} & {"libsycl", "libdnnl"}
     if sycl != ({"libsycl", "libdnnl"} if variant.extra else set()):
         sys.exit(f"wheel: the library of this variant must not need {needed}")
@@ -177,14 +223,16 @@ def check_installed(wheel: Path, variant: Variant, torch: str, scratch: Path) ->
     for file in (*HELPERS, *(name for name in variant.tests if name.endswith(".py"))):
         shutil.copy(ROOT / "tests" / file, tests)
     required = "cpu,xpu" if variant.extra else "cpu"
-    print(
-        run(
-            python,
-            "-c",
-            "import aoext; print(aoext.__file__, aoext.show_config(), sep='\\n')",
-            cwd=scratch,
-        )
+    config = run(
+        python,
+        "-c",
+        "import aoext; print(aoext.__file__, aoext.show_config(), sep='\\n')",
+        cwd=scratch,
     )
+    print(config)
+    for device in ("CUDA", "SYCL"):
+        if f"{device.lower()}: {variant.devices[f'AOEXT_{device}']}" not in config:
+            sys.exit(f"wheel: the library must have been built with AOEXT_{device} as its variant says")
     output = run(
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *variant.tests),
         cwd=tests,
@@ -206,6 +254,7 @@ def main() -> None:
     os.environ.pop("LD_LIBRARY_PATH", None)  # the library finds others by itself
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
+        check_compiler(arguments.variant)
         wheel = build(arguments.variant, scratch)
         check_contents(wheel, arguments.variant, scratch)
         check_installed(wheel, VARIANTS[arguments.variant], arguments.torch, scratch)

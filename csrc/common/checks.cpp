@@ -112,6 +112,38 @@ class Checker {
     contiguous("zero_point", zero_point);
   }
 
+  // Sets N and inner_k_tiles from a weight in the tinygemm layout.
+  void int4pack(Int4PackProblem& p, const Tensor& weight) const {
+    operand("weight", weight);
+    const int64_t inner = weight.dim() == 4 ? 2 * weight.size(3) : 0;
+    require(dtype_of(weight) == ScalarType::Int && is_inner_k_tiles(inner) && weight.size(2) == 32 &&
+                weight.size(1) * inner * 16 == p.K,
+            "weight",
+            text("int32 [N/8, K/(16 * inner_k_tiles), 32, inner_k_tiles/2] with inner_k_tiles ", kInnerKTiles,
+                 " for an input with K = ", p.K),
+            weight);
+    contiguous("weight", weight);
+    p.N = 8 * weight.size(0);
+    p.weight = ScalarType::Int;
+    p.inner_k_tiles = inner;
+  }
+
+  void scale_and_zero(Int4PackProblem& p, int64_t group_size, const Tensor& t) const {
+    const bool listed = group_size == 32 || group_size == 64 || group_size == 128 || group_size == 256;
+    if (!listed || p.K % group_size != 0)
+      fail("group_size", text("32, 64, 128 or 256 and divide K = ", p.K), std::to_string(group_size));
+    operand("scale_and_zero", t);
+    require(dtype_of(t) == ScalarType::BFloat16 && t.dim() == 3 && t.size(0) == p.K / group_size && t.size(1) == p.N &&
+                t.size(2) == 2,
+            "scale_and_zero", text("bfloat16 [K/group_size, N, 2] = [", p.K / group_size, ", ", p.N, ", 2]"), t);
+    contiguous("scale_and_zero", t);
+    p.scale = ScalarType::BFloat16;
+    p.group_size = group_size;
+  }
+
+  static constexpr const char* kInnerKTiles = "2, 4 or 8";
+  static bool is_inner_k_tiles(int64_t n) { return n == 2 || n == 4 || n == 8; }
+
   void bias(LinearProblem& p, const Tensor& bias) const {
     operand("bias", bias);
     require(is_high_precision(dtype_of(bias)) && bias.dim() == 1 && bias.size(0) == p.N, "bias",
@@ -249,6 +281,39 @@ LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, c
   p.output = dtype.value_or(p.scale);
   check.dtype(is_high_precision(p.output), "dtype", kHighPrecision, p.output);
   return p;
+}
+
+Int4PackProblem check_convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
+  const Checker check("convert_weight_to_int4pack", "weight", weight);
+  if (!Checker::is_inner_k_tiles(inner_k_tiles))
+    check.fail("inner_k_tiles", Checker::kInnerKTiles, std::to_string(inner_k_tiles));
+  check.require(dtype_of(weight) == ScalarType::Byte && weight.dim() == 2 && weight.size(0) % 8 == 0 && weight.size(1) > 0 &&
+                    weight.size(1) % (8 * inner_k_tiles) == 0,
+                "weight",
+                text("uint8 [N, K/2] with N a multiple of 8 and K one of 16 * inner_k_tiles = ", 16 * inner_k_tiles, ", not 0"),
+                weight);
+  check.contiguous("weight", weight);
+  Int4PackProblem p{};
+  p.N = weight.size(0);
+  p.K = 2 * weight.size(1);
+  p.weight = p.output = ScalarType::Int;
+  p.inner_k_tiles = inner_k_tiles;
+  return p;
+}
+
+Int4PackProblem check_weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size,
+                                         const Tensor& scale_and_zero) {
+  const Checker check("weight_int4pack_mm", "input", input);
+  check.require(dtype_of(input) == ScalarType::BFloat16 && input.dim() == 2, "input", "bfloat16 [M, K]", input);
+  Int4PackProblem p{};
+  static_cast<LinearProblem&>(p) = check.input(true, "bfloat16");
+  check.int4pack(p, weight);
+  check.scale_and_zero(p, group_size, scale_and_zero);
+  return p;
+}
+
+std::vector<int64_t> int4pack_sizes(const Int4PackProblem& p) {
+  return {p.N / 8, p.K / (16 * p.inner_k_tiles), 32, p.inner_k_tiles / 2};
 }
 
 std::vector<int64_t> output_sizes(const Tensor& input, int64_t last) {

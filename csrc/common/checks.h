@@ -21,6 +21,11 @@ struct LinearProblem {
   ScalarType bias;  // where there is one
 };
 
+// A weight in the tinygemm layout: int32 [N/8, K/(16 · inner_k_tiles), 32, inner_k_tiles/2].
+struct Int4PackProblem : LinearProblem {
+  int64_t inner_k_tiles;
+};
+
 struct QuantizeProblem {
   int64_t M, K;
   ScalarType input, output;
@@ -45,8 +50,13 @@ QuantizeProblem check_quantize_rowwise(const Tensor& input, ScalarType dtype);
 // Its output is the dequantised weight: M is 0, `output` the result's dtype.
 LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
                                     std::optional<ScalarType> dtype);
+// Its output is the packed weight: M and group_size are 0.
+Int4PackProblem check_convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles);
+Int4PackProblem check_weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size,
+                                         const Tensor& scale_and_zero);
 
 // The shape of a result: the input's leading dimensions, then `last`.
 std::vector<int64_t> output_sizes(const Tensor& input, int64_t last);
+std::vector<int64_t> int4pack_sizes(const Int4PackProblem& p);
 
 }  // namespace aoext

@@ -24,6 +24,13 @@ LinearProblem check_quantize(const Tensors& t) {
   return p;
 }
 
+// An explanation has no integers: the group size follows from the tensors, and any inner_k_tiles is explained alike.
+LinearProblem check_int4pack_mm(const Tensors& t) {
+  const int64_t groups = t[2].dim() > 0 ? t[2].size(0) : 0;
+  const int64_t K = t[0].dim() > 0 ? t[0].size(t[0].dim() - 1) : 0;
+  return check_weight_int4pack_mm(t[0], t[1], groups > 0 ? K / groups : 0, t[2]);
+}
+
 const std::map<std::string, Entry>& table() {
   static const std::map<std::string, Entry> entries{
       {"bf16i4bf16_rowwise", {4, [](auto& t) { return check_bf16i4bf16_rowwise(t[0], t[1], t[2], t[3]); }}},
@@ -37,6 +44,8 @@ const std::map<std::string, Entry>& table() {
        {4, [](auto& t) { return check_scaled_mm_rowwise(t[0], t[1], t[2], t[3], optional(t, 4), std::nullopt); }}},
       {"scaled_linear_rowwise", {3, [](auto& t) { return check_scaled_linear_rowwise(t[0], t[1], t[2], optional(t, 3)); }}},
       {"quantize_rowwise", {1, check_quantize}},
+      {"convert_weight_to_int4pack", {1, [](auto& t) { return check_convert_weight_to_int4pack(t[0], 2); }}},
+      {"weight_int4pack_mm", {3, check_int4pack_mm}},
       {"dequantize_int4", {3, [](auto& t) { return check_dequantize_int4(t[0], t[1], t[2], std::nullopt); }}},
   };
   return entries;

@@ -9,7 +9,8 @@ namespace {
 
 std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
   const LinearProblem p = check_by_name(op, tensors);
-  if (op == "quantize_rowwise" || op == "dequantize_int4") return std::string("cpu/") + kernels().name + ": row by row";
+  if (op == "quantize_rowwise" || op == "dequantize_int4" || op == "convert_weight_to_int4pack")
+    return std::string("cpu/") + kernels().name + ": row by row";
   const bool scaled = op == "int8_mm" || op == "scaled_mm_rowwise" || op == "scaled_linear_rowwise";
   return describe(scaled ? plan_scaled(p) : plan_weight_only(p));
 }

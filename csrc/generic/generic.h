@@ -12,6 +12,8 @@ Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tenso
 Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
                                const Tensor& bias);
 Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype);
+Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles);
+Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size, const Tensor& scale_and_zero);
 Tensor bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale);
 Tensor bf16i8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias);
 Tensor bf16f8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale);

@@ -10,6 +10,7 @@ namespace {
 
 std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
   LinearProblem p = check_by_name(op, tensors);
+  if (op == "convert_weight_to_int4pack" || op == "weight_int4pack_mm") return "generic: ATen operators";
   sycl::queue& queue = current_queue(tensors[0]);
   if (op == "quantize_rowwise" || op == "dequantize_int4")
     return serves(queue, op + ".lanes") ? "xpu: " + op + ", one pass" : describe(Plan(), queue);

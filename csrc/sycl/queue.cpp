@@ -1,26 +1,18 @@
 #include "sycl/queue.h"
 
-#include <dlfcn.h>
-
 #include <stdexcept>
+
+#include "common/symbols.h"
 
 namespace aoext::xpu {
 namespace {
 
 using GetStream = int32_t(int32_t device, void** stream);
 
-// In libtorch_xpu.so, whose header declares it in builds with XPU only. Looked up by name, so that the
-// library loads beside a PyTorch without it.
-GetStream* find_get_stream() {
-  constexpr const char* kName = "aoti_torch_get_current_xpu_stream";
-  if (void* const found = dlsym(RTLD_DEFAULT, kName)) return reinterpret_cast<GetStream*>(found);
-  void* const library = dlopen("libtorch_xpu.so", RTLD_NOLOAD | RTLD_LAZY);
-  return library == nullptr ? nullptr : reinterpret_cast<GetStream*>(dlsym(library, kName));
-}
-
 // Null where there is no such device or no XPU.
 sycl::queue* stream(int32_t device) {
-  static GetStream* const get_stream = find_get_stream();
+  // Its header declares it in builds with XPU only.
+  static GetStream* const get_stream = find_function<GetStream>("aoti_torch_get_current_xpu_stream", "libtorch_xpu.so");
   void* queue = nullptr;
   if (get_stream == nullptr || get_stream(device, &queue) != 0) return nullptr;
   return static_cast<sycl::queue*>(queue);

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aoext.layouts import tinygemm_to_plain
+
 ao = torch.ops.ao
 
 # Largest relative Frobenius error of a row of a result against float64, by the result's dtype.
@@ -75,6 +77,24 @@ def _register_fakes() -> None:
         _check_device("dequantize_int4", weight=weight, scale=scale, zero_point=zero_point)
         _check_matrix("dequantize_int4", weight)
         return weight.new_empty((weight.shape[0], 2 * weight.shape[1]), dtype=dtype or scale.dtype)
+
+    @fake("convert_weight_to_int4pack")
+    def _(weight: Tensor, inner_k_tiles: int) -> Tensor:
+        _check_device("convert_weight_to_int4pack", weight=weight)
+        _check_matrix("convert_weight_to_int4pack", weight)
+        if inner_k_tiles not in (2, 4, 8):
+            raise RuntimeError(
+                f"ao::convert_weight_to_int4pack: inner_k_tiles must be 2, 4 or 8, got {inner_k_tiles}"
+            )
+        shape = (weight.shape[0] // 8, weight.shape[1] // (8 * inner_k_tiles), 32, inner_k_tiles // 2)
+        return weight.new_empty(shape, dtype=torch.int32)
+
+    @fake("weight_int4pack_mm")
+    def _(input: Tensor, weight: Tensor, group_size: int, scale_and_zero: Tensor) -> Tensor:
+        _check_device("weight_int4pack_mm", input=input, weight=weight, scale_and_zero=scale_and_zero)
+        if weight.dim() != 4:
+            raise RuntimeError(f"ao::weight_int4pack_mm: weight must be 4-D, got {list(weight.shape)}")
+        return input.new_empty((*input.shape[:-1], 8 * weight.shape[0]))
 
     @fake("int8_mm")
     def _(input: Tensor, weight: Tensor) -> Tensor:
@@ -159,6 +179,15 @@ def _register_gradients() -> None:
         register(f"bf16i8bf16_rowwise{suffix}", rows, 3)
         register(f"bf16f8bf16_rowwise{suffix}", rows, 3)
     register("scaled_linear_rowwise", rows, 3)
+
+    def int4pack_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], inputs[3])
+
+    def int4pack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        plain = tinygemm_to_plain(*ctx.saved_tensors)
+        return grad @ int4(grad.dtype, *plain), None, None, None
+
+    torch.library.register_autograd("ao::weight_int4pack_mm", int4pack_backward, setup_context=int4pack_setup)
 
 
 _register_fakes()

@@ -11,7 +11,7 @@ import torch
 
 import hostdev
 import reference
-from reference import CALLS, EIGHT_BIT, Problem, assert_close
+from reference import ALL_CALLS, CALLS, EIGHT_BIT, Problem, assert_close
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))
@@ -60,7 +60,7 @@ def run_and_check(operator: str, generator: torch.Generator) -> int:
                 assert torch.equal(result.cpu().float(), expected.float())
         return len(EIGHT_BIT)
     for problem in PROBLEMS:
-        call = CALLS[operator](problem, generator)
+        call = ALL_CALLS[operator](problem, generator)
         result = call.run(torch.device("hostdev"), function)
         assert result.device.type == "hostdev"
         assert_close(result, call.reference)

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,27 +14,23 @@ import torch
 from rich.console import Console
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-from aoext.cli import bench_chart, bench_view
-from aoext.cli.bench_run import CANDIDATES, Bench, Point, Settings, count_points, shapes_of
+from aoext.cli import bench_chart, bench_view, floor_chart, floor_view
+from aoext.cli.bench_defaults import DEFAULTS, QUICK_ROWS, defaults, estimate, within
+from aoext.cli.bench_run import Bench, Point, Settings, count_points
 from aoext.cli.ceilings import Ceilings, measure_ceilings
 from aoext.cli.devices import Device
 from aoext.cli.options import CHART_FILE, JSON_FILE, CountsType, DeviceType, ShapeType
 from aoext.cli.pool import pool_bytes
 from aoext.cli.report import console, environment, progress_line, summary_line, write_json
-from aoext.cli.shapes import LLAMA_3_8B, QUICK, Shape
-from aoext.cli.subjects import SUBJECTS, Subject
+from aoext.cli.shapes import QUICK, Shape
+from aoext.cli.subjects import SUBJECTS, Problem, Subject
 from aoext.cli.verify import WrongResultError
 from aoext.packing import FLOAT_DTYPES, dtype_name
-
-ROWS = (1, 4, 16, 32, 128, 512)
-QUICK_ROWS = (1, 16, 128)
-SECONDS, QUICK_SECONDS = 0.3, 0.06  # for each candidate of a point
 
 # How many slow points are listed below the tables.
 MOST_LISTED = 12
 
-# For the estimate: how fast pools are filled.
-PREPARED_BYTES_PER_S = 3e9
+ON_CUDA = DEFAULTS["cuda"]
 
 DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 OPERATORS = list(dict.fromkeys(subject.operator for subject in SUBJECTS))
@@ -50,14 +47,24 @@ def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subjec
     return chosen
 
 
-def _check_sizes(subjects: list[Subject], shapes: tuple[Shape, ...], group_size: int) -> None:
-    for subject in subjects:
+def _check_sizes(
+    subjects: list[Subject], shapes: tuple[Shape, ...], group_size: int, dtype: torch.dtype
+) -> list[Subject]:
+    """The subjects that serve all shapes; an error where none does, or where a size is wrong."""
+    serving = [s for s in subjects if all(s.serves(Problem(1, n.N, n.K, group_size, dtype)) for n in shapes)]
+    for subject in serving or subjects:
         for shape in shapes:
             if subject.grouped and (shape.K % 2 or shape.K % group_size):
                 raise click.UsageError(
                     f"{subject.operator} needs K even and a multiple of the group size {group_size}, "
                     f"got the shape {shape}"
                 )
+    if not serving:
+        raise click.UsageError(
+            f"{', '.join(s.operator for s in subjects)}: cannot take a weight {shapes[0]} in groups of "
+            f"{group_size} with {dtype_name(dtype)}"
+        )
+    return serving
 
 
 @contextmanager
@@ -91,14 +98,22 @@ def _threads(count: int | None) -> Iterator[None]:
     "shapes",
     multiple=True,
     type=ShapeType(),
-    help="Shape of the weight; can be repeated. Default: the linear layers of Llama 3 8B.",
+    help=f"Shape of the weight; can be repeated. Default: the linear layers of Llama 3 8B; on cuda "
+    f"{ON_CUDA.shapes_are}.",
 )
 @click.option(
     "--m",
     "rows",
     type=CountsType(),
     metavar="M,M,…",
-    help=f"Rows of the input. Default: {','.join(map(str, ROWS))}.",
+    help=f"Rows of the input. Default: 1,4,16,32,128,512; on cuda "
+    f"{','.join(map(str, sorted(ON_CUDA.rows)))}, or as many of them as --minutes allows.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"Leave out some of the default M where all would take longer. Default: no limit; on cuda "
+    f"{ON_CUDA.minutes:g}.",
 )
 @click.option(
     "--dtype",
@@ -113,18 +128,25 @@ def _threads(count: int | None) -> Iterator[None]:
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help=f"Time for each candidate of a point. Default: {SECONDS}, with --quick {QUICK_SECONDS}.",
+    help=f"Time for each candidate of a point. Default: 0.3, with --quick 0.06; on cuda {ON_CUDA.seconds} "
+    f"and {ON_CUDA.quick_seconds}.",
 )
 @click.option(
     "--pool-mb",
     type=click.IntRange(min=1),
-    help="Memory for the weights of each candidate. Default: twice the largest cache, at least 256.",
+    help="Memory for the weights of each candidate. Default: twice the largest cache, at least 256; on cuda "
+    "six times, at least 336.",
 )
 @click.option(
     "--check/--no-check",
     default=True,
     show_default=True,
     help="Compare with float64 before timing.",
+)
+@click.option(
+    "--generic/--no-generic",
+    default=None,
+    help="Time the generic twin too. Default: yes; no on cuda.",
 )
 @click.option("--quick", is_flag=True, help="Fewer shapes and M, less time for each: under a minute.")
 @click.option("--json", "json_path", type=JSON_FILE, default="out/bench.json", show_default=True)
@@ -135,6 +157,7 @@ def bench(
     device: Device,
     shapes: tuple[Shape, ...],
     rows: tuple[int, ...] | None,
+    minutes: float | None,
     dtype: str,
     group_size: int,
     threads: int | None,
@@ -142,6 +165,7 @@ def bench(
     seconds: float | None,
     pool_mb: int | None,
     check: bool,
+    generic: bool | None,
     quick: bool,
     json_path: Path,
     plot_path: Path,
@@ -149,47 +173,58 @@ def bench(
     """Time operators of torch.ops.ao against F.linear, their generic twins and torch's own operators.
 
     "vs X" says how many times as fast as X aoext is: 2.00× takes half the time, below 1 aoext is slower.
-    Weights come from pools larger than the caches, candidates take turns, the fastest call counts.
+    Weights come from pools larger than the caches and candidates take turns. On a CPU or an XPU the fastest
+    call counts; on cuda the median of replays of CUDA graphs, and beside it stands the floor: the time to
+    read the bytes that must move, measured by size, or to multiply at the measured peak.
     """
     subjects = _choose(operators, formats)
-    shapes = shapes or (QUICK if quick else LLAMA_3_8B)
-    _check_sizes(subjects, shapes, group_size)
+    own = defaults(device)
+    shapes = shapes or (QUICK if quick else tuple(own.shapes))
+    subjects = _check_sizes(subjects, shapes, group_size, DTYPES[dtype])
     with _threads(threads), torch.inference_mode():
         settings = Settings(
             device=device,
             subjects=subjects,
             shapes=shapes,
-            rows=rows or (QUICK_ROWS if quick else ROWS),
+            rows=rows or (QUICK_ROWS if quick else own.rows),
             dtype=DTYPES[dtype],
             group_size=group_size,
             seed=secrets.randbelow(2**31) if seed is None else seed,
-            seconds=seconds or (QUICK_SECONDS if quick else SECONDS),
+            seconds=seconds or (own.quick_seconds if quick else own.seconds),
             pool_bytes=pool_mb * 10**6 if pool_mb else pool_bytes(device),
             check=check,
+            generic=own.generic if generic is None else generic,
         )
+        limit = minutes or own.minutes
+        if rows is None and limit:
+            settings = within(settings, limit)
+            settings = replace(settings, rows=tuple(sorted(settings.rows)))
         try:
-            _run(settings, json_path, plot_path)
+            _run(settings, rows is None and not quick, json_path, plot_path)
         except WrongResultError as error:
             raise click.ClickException(str(error)) from error
 
 
-def _run(settings: Settings, json_path: Path, plot_path: Path) -> None:
+def _run(settings: Settings, limited: bool, json_path: Path, plot_path: Path) -> None:
+    """limited: whether the M are the default ones, as many as the time allows."""
     out = console()
     where = environment(settings.device)
     total = count_points(settings)
-    weights = sum(len(shapes_of(subject, settings)) for subject in settings.subjects)
-    most = total * len(CANDIDATES) * settings.seconds
-    most += weights * len(CANDIDATES) * settings.pool_bytes / PREPARED_BYTES_PER_S
     out.print(summary_line(where))
     out.print(
-        f"seed {settings.seed}, pools of {settings.pool_bytes / 1e6:.0f} MB, {total} points, "
-        f"roughly {most / 60:.1f} minutes"
+        f"seed {settings.seed}, pools of {settings.pool_bytes / 1e6:.0f} MB, M = "
+        f"{', '.join(map(str, settings.rows))}: {total} points, roughly {estimate(settings) / 60:.1f} minutes"
     )
-    ceilings = measure_ceilings(settings.device, torch.Generator().manual_seed(settings.seed))
+    left_out = sorted(set(defaults(settings.device).rows) - set(settings.rows))
+    if limited and left_out:
+        out.print(f"left out to keep to the time: M = {', '.join(map(str, left_out))} (--minutes, --m)")
+    ceilings = measure_ceilings(settings.device, settings.seed)
     out.print(
         f"ceilings: {ceilings.read_gb_per_s:.1f} GB/s read ({ceilings.read_by}), "
         f"{ceilings.gemm_gflop_per_s:,.0f} GFLOP/s in bf16 ({ceilings.gemm_by})"
     )
+    if ceilings.read_seconds:
+        out.print(floor_view.read_table(ceilings))
     points = _measure_all(settings, total, lambda s, p: _show(out, s, p, settings, ceilings))
 
     for over, label in bench_view.OTHERS.items():
@@ -199,7 +234,11 @@ def _run(settings: Settings, json_path: Path, plot_path: Path) -> None:
             if len(lines) > MOST_LISTED:
                 out.print(f"  and {len(lines) - MOST_LISTED} more, by less: see the JSON")
     write_json(json_path, bench_view.as_json(points, settings, ceilings, where))
-    bench_chart.draw(points, plot_path, f"{summary_line(where)}. Fastest of many calls, higher is faster.")
+    footer = f"{summary_line(where)}. {settings.device.STATISTIC.capitalize()} of many calls"
+    if ceilings.read_seconds and any(point.flop for point in points):
+        floor_chart.draw(points, ceilings, plot_path, f"{footer}, lower is faster.")
+    else:
+        bench_chart.draw(points, plot_path, f"{footer}, higher is faster.")
     out.print(f"\nJSON   {json_path}\nchart  {plot_path}")
 
 
@@ -231,5 +270,7 @@ def _show(
 ) -> None:
     out.print()
     out.print(bench_view.table(subject, points, settings, ceilings))
+    if ceilings.read_seconds and subject.is_linear:
+        out.print(floor_view.summary(subject, points, ceilings))
     for note in bench_view.notes(points):
         out.print(f"  {note}")

@@ -56,7 +56,7 @@ def draw(points: Sequence[Point], path: Path, footer: str) -> None:
 
 def relative(point: Point) -> Mapping[str, float]:
     """Speeds of the candidates as multiples of F.linear's, or of the generic twin's without it."""
-    base = point.seconds.get("linear", point.seconds["generic"])
+    base = next(point.seconds[name] for name in ("linear", "generic", "aoext") if name in point.seconds)
     return {name: base / seconds for name, seconds in point.seconds.items() if name in LINES}
 
 

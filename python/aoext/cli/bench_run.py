@@ -5,7 +5,7 @@ For each subject, shape and M, up to four candidates compute the same problem in
     aoext     the operator, with the kernel that this device would choose
     linear    F.linear in high precision, with a weight [N, K] of the input's dtype
     generic   aoext's own generic kernel, made of ATen operators
-    torch     torch's quantised operator for the same weights, where it has one
+    torch     torch's quantised operator for the same weights, where it has one (tinygemm for int4 on CUDA)
 
 Every candidate walks through its own pool of weights, so that none is in a cache when it is read.
 """
@@ -20,12 +20,14 @@ import torch
 
 import aoext
 from aoext.cli import verify
+from aoext.cli.ceilings import Ceilings
+from aoext.cli.clocks import Candidate
 from aoext.cli.devices import Device
 from aoext.cli.peers import PEERS, Peer
 from aoext.cli.pool import Pool
 from aoext.cli.shapes import Shape
-from aoext.cli.subjects import Problem, Subject, Tensors
-from aoext.cli.timing import Candidate, interleaved
+from aoext.cli.subjects import Problem, Subject, Tensors, randn
+from aoext.cli.timing import interleaved
 from aoext.cli.verify import Sample, WrongResultError
 
 CANDIDATES = ("aoext", "linear", "generic", "torch")
@@ -45,6 +47,7 @@ class Settings:
     seconds: float  # for each candidate of a point
     pool_bytes: int
     check: bool
+    generic: bool = True  # whether the generic twin is a candidate
 
 
 @dataclass
@@ -62,14 +65,20 @@ class Point:
     peer: str | None  # torch's operator
     bytes: int  # read and written at least once by aoext's kernel
     flop: int
+    floor_flop: int  # those that the ceiling for products in bfloat16 binds
     seconds: dict[str, float] = field(default_factory=dict)  # by candidate
     calls: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, str] = field(default_factory=dict)  # how each was timed
     missing: dict[str, str] = field(default_factory=dict)  # candidate -> why it was not timed
     errors: dict[str, float] = field(default_factory=dict)  # relative, against float64
 
     def speedup(self, over: str) -> float | None:
         """How many times as fast as another candidate aoext is."""
         return self.seconds[over] / self.seconds["aoext"] if over in self.seconds else None
+
+    def floor(self, ceilings: Ceilings) -> float:
+        """Seconds that no kernel can do without: to read the bytes, or to multiply."""
+        return ceilings.floor(self.bytes, self.floor_flop)
 
     @property
     def gb_per_s(self) -> float:
@@ -87,9 +96,14 @@ def rows_of(subject: Subject, settings: Settings) -> Sequence[int]:
 
 def shapes_of(subject: Subject, settings: Settings) -> Sequence[Shape]:
     """The shapes to measure for a subject; one of each K where N does not matter."""
-    if "N" in subject.result:
+    if subject.depends_on_rows_of_the_weight:
         return settings.shapes
     return list({shape.K: Shape(shape.N, shape.K) for shape in reversed(settings.shapes)}.values())[::-1]
+
+
+def count_candidates(settings: Settings) -> int:
+    """Of a point, at most."""
+    return len(CANDIDATES) - (not settings.generic)
 
 
 def count_points(settings: Settings) -> int:
@@ -106,6 +120,7 @@ class Bench:
     def points(self, subject: Subject) -> Iterator[Point]:
         """Measure a subject at every shape and M; WrongResultError where a result is wrong."""
         for shape in shapes_of(subject, self.settings):
+            self.settings.device.release_memory()
             yield from _ShapeBench(subject, shape, self.settings, self.pools).points()
 
 
@@ -116,7 +131,7 @@ class _ShapeBench:
         self.subject, self.shape, self.settings, self.pools = subject, shape, settings, pools
         self.filled: set[str] = set()
         # A generator for each shape: a point's numbers do not depend on what else is measured.
-        self.generator = torch.Generator().manual_seed(settings.seed)
+        self.generator = settings.device.generator(settings.seed)
 
     def points(self) -> Iterator[Point]:
         for M in rows_of(self.subject, self.settings):
@@ -144,13 +159,16 @@ class _ShapeBench:
         candidates: dict[str, Candidate] = {
             # They share a pool, and yet no copy: each takes the next one.
             "aoext": self.kernel(getattr(torch.ops.ao, subject.operator), p, inputs, own),
-            "generic": self.kernel(aoext.ops.generic(subject.operator), p, inputs, own),
         }
+        if self.settings.generic:
+            candidates["generic"] = self.kernel(aoext.ops.generic(subject.operator), p, inputs, own)
+        else:
+            point.missing["generic"] = "not asked for"
         if subject.is_linear:
             candidates["linear"] = self.linear(p)
         try:
             candidates["torch"] = self.peer(p, inputs, own)
-            candidates["torch"]()()  # what it refuses, it refuses here
+            candidates["torch"].prepare()()  # what it refuses, it refuses here
         except (RuntimeError, NotImplementedError) as error:
             candidates.pop("torch", None)
             point.missing["torch"] = str(error).splitlines()[0]
@@ -158,10 +176,11 @@ class _ShapeBench:
             self.check(verify.draw(subject, p, inputs, own.original, self.generator), candidates, point)
 
         for candidate in candidates.values():
-            candidate()()  # warm up
+            candidate.prepare()()  # warm up
         timings = interleaved(candidates, self.settings.device, self.settings.seconds)
         for name, timing in timings.items():
             point.seconds[name], point.calls[name] = timing.seconds, timing.calls
+            point.clocks[name] = timing.clock.way
         return point
 
     def described(self, p: Problem, inputs: Tensors, rotated: Tensors) -> Point:
@@ -170,36 +189,37 @@ class _ShapeBench:
         arguments = subject.arguments(p, inputs, rotated)
         result = subject.call(getattr(torch.ops.ao, subject.operator), p, inputs, rotated)
         results = result if isinstance(result, tuple) else (result,)
-        peer = self.known_peer()
+        peer, flop = self.known_peer(), 2 * p.M * p.N * p.K
         return Point(
             operator=subject.operator,
             format=subject.format,
             M=p.M if "M" in subject.result else None,
-            N=p.N if "N" in subject.result else None,
+            N=p.N if subject.depends_on_rows_of_the_weight else None,
             K=p.K,
             group_size=p.group_size if subject.grouped else None,
             layer=self.shape.layer,
             plan=aoext.explain(subject.operator, *arguments),
             peer=peer.name if peer else None,
             bytes=sum(tensor.nbytes for tensor in (*inputs, *rotated, *results)),
-            flop=2 * p.M * p.N * p.K if subject.is_linear else 0,
+            flop=flop if subject.is_linear else 0,
+            floor_flop=flop if subject.multiplies_in_high_precision else 0,
             missing={} if subject.is_linear else {"linear": "not a matrix product"},
         )
 
     def kernel(self, kernel: Callable[..., Any], p: Problem, x: Tensors, own: Pool) -> Candidate:
-        return lambda: _bound(self.subject.call, kernel, p, x, own.next())
+        return Candidate(lambda: _bound(self.subject.call, kernel, p, x, own.next()), own.copies)
 
     def linear(self, p: Problem) -> Candidate:
         """F.linear in high precision; with a bias if the subject has one."""
 
         def weights() -> Tensors:
-            weight = torch.randn(p.N, p.K, generator=self.generator).to(p.dtype)
-            bias = torch.randn(p.N, generator=self.generator).to(p.dtype)
+            weight = randn(p.N, p.K, g=self.generator).to(p.dtype)
+            bias = randn(p.N, g=self.generator).to(p.dtype)
             return (weight, bias) if self.subject.operator.endswith("_bias") else (weight,)
 
-        x = torch.randn(p.M, p.K, generator=self.generator).to(self.settings.device.device, p.dtype)
+        x = randn(p.M, p.K, g=self.generator).to(self.settings.device.device, p.dtype)
         pool = self.pool("linear", weights)
-        return lambda: _bound(torch.nn.functional.linear, x, *pool.next())
+        return Candidate(lambda: _bound(torch.nn.functional.linear, x, *pool.next()), pool.copies)
 
     def known_peer(self) -> Peer | None:
         peers = PEERS.get(self.settings.device.device.type, {})
@@ -211,12 +231,12 @@ class _ShapeBench:
         if peer is None:
             raise NotImplementedError("torch has no such operator")
         pool = self.pool("torch", lambda: peer.pack(p, own.original))
-        return lambda: _bound(peer.call, p, x, pool.next())
+        return Candidate(lambda: _bound(peer.call, p, x, pool.next()), pool.copies)
 
     def check(self, sample: Sample, candidates: dict[str, Candidate], point: Point) -> None:
         """Note the errors; raise if aoext is wrong, and leave out torch's operator if it is."""
         for name in [name for name in candidates if name != "linear"]:
-            result = candidates[name]()()
+            result = candidates[name].prepare()()
             error = sample.error(result)
             bound = verify.PEER_BOUND if name == "torch" else verify.bound(result)
             if error <= bound:

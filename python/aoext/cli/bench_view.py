@@ -12,6 +12,7 @@ from rich.text import Text
 
 from aoext.cli.bench_run import Point, Settings
 from aoext.cli.ceilings import Ceilings
+from aoext.cli.floor_view import geomeans
 from aoext.cli.subjects import Subject
 from aoext.packing import dtype_name
 
@@ -38,7 +39,9 @@ def table(subject: Subject, points: Sequence[Point], settings: Settings, ceiling
         pad_edge=False,
     )
     headers = ["N x K", "M", "µs", *(f"vs {label}" for label in OTHERS.values())]
-    for header in (*headers, "GB/s", "read", "GFLOP/s", "peak"):
+    by_size = bool(ceilings.read_seconds)
+    speeds = ("floor", "÷ floor") if by_size else ("GB/s", "read", "GFLOP/s", "peak")
+    for header in (*headers, *speeds):
         result.add_column(header, justify="right", no_wrap=True)
     result.add_column("kernel")
     before = None
@@ -49,14 +52,25 @@ def table(subject: Subject, points: Sequence[Point], settings: Settings, ceiling
             _size(point.M),
             _microseconds(point.seconds["aoext"]),
             *(_times(point.speedup(other)) for other in OTHERS),
-            f"{point.gb_per_s:.1f}",
-            f"{point.gb_per_s / ceilings.read_gb_per_s:.0%}",
-            f"{point.gflop_per_s:,.0f}" if point.flop else "",
-            f"{point.gflop_per_s / ceilings.gemm_gflop_per_s:.0%}" if point.flop else "",
+            *(_against_floor(point, ceilings) if by_size else _of_ceilings(point, ceilings)),
             Text(point.plan.rpartition(": ")[2]),  # the device stands above all tables
         )
         before = shape
     return result
+
+
+def _against_floor(point: Point, ceilings: Ceilings) -> tuple[str, ...]:
+    floor = point.floor(ceilings)
+    return _microseconds(floor), f"{point.seconds['aoext'] / floor:.2f}"
+
+
+def _of_ceilings(point: Point, ceilings: Ceilings) -> tuple[str, ...]:
+    return (
+        f"{point.gb_per_s:.1f}",
+        f"{point.gb_per_s / ceilings.read_gb_per_s:.0%}",
+        f"{point.gflop_per_s:,.0f}" if point.flop else "",
+        f"{point.gflop_per_s / ceilings.gemm_gflop_per_s:.0%}" if point.flop else "",
+    )
 
 
 def _size(size: int | None) -> str:
@@ -64,7 +78,8 @@ def _size(size: int | None) -> str:
 
 
 def _microseconds(seconds: float) -> str:
-    return f"{seconds * 1e6:,.0f}" if seconds > 1e-4 else f"{seconds * 1e6:.1f}"
+    digits = 0 if seconds > 1e-4 else 1 if seconds > 1e-5 else 2
+    return f"{seconds * 1e6:,.{digits}f}"
 
 
 def _times(speedup: float | None) -> Text:
@@ -104,19 +119,25 @@ def as_json(
 
     schema       "aoext.bench/1"
     environment  versions, machine, device with instruction_set and threads (report.environment)
-    settings     seed, dtype, group_size, seconds (for each candidate of a point), pool_bytes, check
-    ceilings     read_gb_per_s, gemm_gflop_per_s (bf16), and the loops that reached them
+    settings     seed, dtype, group_size, seconds (for each candidate of a point), pool_bytes, check, generic,
+                 statistic (what counts of a candidate's samples: "fastest" or "median")
+    ceilings     read_gb_per_s, gemm_gflop_per_s (bf16), and the loops that reached them; read_seconds:
+                 {bytes: seconds to read them, cold}, empty where only the rate was measured
     results      a list; each entry has
         operator, format, M, N, K, group_size, layer   null where the operator does not depend on it
         plan         the kernel that ran, as aoext.explain names it
         peer         torch's operator, null if it has none
-        bytes, flop  of one call
-        seconds      {"aoext", "linear", "generic", "torch"}: the fastest call of each that was timed
-        calls        how many calls were timed, alike
+        bytes, flop  of one call; floor_flop those that the bf16 ceiling binds
+        seconds      {"aoext", "linear", "generic", "torch"}: of one call of each that was timed
+        calls        how many calls were timed, alike; clocks how
         missing      {candidate: why it was not timed}
         errors       {candidate: largest relative error of a row against float64}
         speedup      {candidate: its seconds / aoext's seconds}; above 1 aoext is faster
         gb_per_s, of_read_ceiling, gflop_per_s, of_gemm_ceiling
+        floor_seconds  what no kernel can do without: max(time to read its bytes, floor_flop / ceiling)
+        times_floor    {candidate: its seconds / floor_seconds}
+    geomean      over the shapes, a list: operator, format, M, times_floor and speedup by candidate,
+                 least_speedup likewise
     """
     return {
         "schema": "aoext.bench/1",
@@ -128,6 +149,8 @@ def as_json(
             "seconds": settings.seconds,
             "pool_bytes": settings.pool_bytes,
             "check": settings.check,
+            "generic": settings.generic,
+            "statistic": settings.device.STATISTIC,
         },
         "ceilings": asdict(ceilings),
         "results": [
@@ -138,7 +161,10 @@ def as_json(
                 "of_read_ceiling": point.gb_per_s / ceilings.read_gb_per_s,
                 "gflop_per_s": point.gflop_per_s,
                 "of_gemm_ceiling": point.gflop_per_s / ceilings.gemm_gflop_per_s,
+                "floor_seconds": point.floor(ceilings),
+                "times_floor": {name: s / point.floor(ceilings) for name, s in point.seconds.items()},
             }
             for point in points
         ],
+        "geomean": [asdict(mean) for mean in geomeans(points, ceilings)],
     }

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.cli.devices import MIB, Device
+from aoext.cli.clocks import Candidate
+from aoext.cli.devices import CUDA, MIB, Device
 from aoext.cli.pool import pool_bytes
+from aoext.cli.timing import interleaved
 
 GEMM_SIZE = 2048
 SECONDS = 0.7  # for each kind of loop
+
+# A GPU needs larger products to fill it; short runs, before it has warmed up to its power limit.
+GEMM_SIZES_CUDA = (4096, 6144, 8192)
+GEMM_SECONDS_CUDA = 0.1
 
 # Bytes that one call reads: about a large weight. A pool of them is larger than the caches.
 CHUNK = 64 * MIB
@@ -27,10 +35,30 @@ class Ceilings:
     read_by: str
     gemm_gflop_per_s: float
     gemm_by: str
+    # Seconds by bytes, from memory that no cache holds; empty where only the rate was measured.
+    read_seconds: dict[int, float] = field(default_factory=dict)
+
+    def reading(self, size: int) -> float:
+        """Seconds to read so many bytes: between the measured sizes along a line, beyond them at the rate."""
+        sizes = sorted(self.read_seconds)
+        if not sizes or size >= sizes[-1]:
+            return size / self.read_gb_per_s / 1e9
+        if size <= sizes[0]:
+            return self.read_seconds[sizes[0]]
+        right = bisect_left(sizes, size)
+        a, b = sizes[right - 1], sizes[right]
+        return self.read_seconds[a] + (size - a) / (b - a) * (self.read_seconds[b] - self.read_seconds[a])
+
+    def floor(self, size: int, flop: int) -> float:
+        """Seconds that a call needs which moves so many bytes and computes so much in bfloat16."""
+        return max(self.reading(size), flop / self.gemm_gflop_per_s / 1e9)
 
 
-def measure_ceilings(device: Device, generator: torch.Generator) -> Ceilings:
+def measure_ceilings(device: Device, seed: int) -> Ceilings:
     """The fastest way to read memory, and the fastest bf16 product, out of a few plain ones."""
+    if isinstance(device, CUDA):
+        return _measure_cuda(device, seed)
+    generator = device.generator(seed)
     block = torch.randn(MIB, generator=generator).to(device.device)
     chunks = block.repeat(pool_bytes(device) // block.nbytes).split(CHUNK // 4)
     reads: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -54,6 +82,27 @@ def measure_ceilings(device: Device, generator: torch.Generator) -> Ceilings:
     }
     read_by, gemm_by = max(read, key=read.__getitem__), max(gemm, key=gemm.__getitem__)
     return Ceilings(read[read_by], read_by, gemm[gemm_by], gemm_by)
+
+
+def _measure_cuda(device: CUDA, seed: int) -> Ceilings:
+    """Reads by size, and the fastest sample of some products: the peak, which long runs do not hold."""
+    from aoext.cli.cuda_read import read_table
+
+    table, read_by = read_table(device, pool_bytes(device))
+    rate = max(size / seconds for size, seconds in table.items()) / 1e9
+    generator = device.generator(seed)
+    products: dict[str, float] = {}
+    for n in GEMM_SIZES_CUDA:
+        a, b = (torch.randn(n, n, generator=generator, device=device.device).bfloat16() for _ in range(2))
+        candidates = {
+            f"{n}x{n} times {n}x{n}": Candidate(partial(_bound, torch.mm, a, b)),
+            f"F.linear of {n}x{n}": Candidate(partial(_bound, torch.nn.functional.linear, a, b)),
+        }
+        for name, timing in interleaved(candidates, device, GEMM_SECONDS_CUDA).items():
+            products[name] = 2 * n**3 / min(timing.samples) / 1e9
+    device.release_memory()
+    gemm_by = max(products, key=products.__getitem__)
+    return Ceilings(rate, read_by, products[gemm_by], gemm_by, table)
 
 
 def _bound(function: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Callable[[], Any]:

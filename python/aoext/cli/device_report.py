@@ -9,6 +9,7 @@ import click
 import torch
 
 from aoext.cli import device_report_view
+from aoext.cli.bench_defaults import defaults
 from aoext.cli.bench_run import Settings
 from aoext.cli.device_report_run import collect, default_device
 from aoext.cli.devices import MIB, Device
@@ -16,7 +17,7 @@ from aoext.cli.options import CountsType, DeviceType, ShapeType
 from aoext.cli.pool import pool_bytes
 from aoext.cli.report import console, write_json
 from aoext.cli.shapes import Shape, named
-from aoext.cli.subjects import SUBJECTS
+from aoext.cli.subjects import SUBJECTS, Problem, Subject
 
 SHAPES = (named(4096, 4096), named(14336, 4096))
 QUICK_SHAPES = (Shape(1024, 1024),)
@@ -27,6 +28,10 @@ GROUP_SIZE = 128
 
 # One of each kind is timed; all of them are checked.
 TIMED = [s for s in SUBJECTS if not s.operator.endswith("_bias") and s.format != "float8_e5m2"]
+
+
+def _serves(subject: Subject, shape: Shape) -> bool:
+    return subject.serves(Problem(1, shape.N, shape.K, GROUP_SIZE, torch.bfloat16))
 
 
 @click.command()
@@ -81,7 +86,7 @@ def report(
     device = device or default_device()
     settings = Settings(
         device=device,
-        subjects=TIMED,
+        subjects=[s for s in TIMED if all(_serves(s, shape) for shape in shapes)],
         shapes=shapes,
         rows=rows or (QUICK_ROWS if quick else ROWS),
         dtype=torch.bfloat16,
@@ -90,6 +95,7 @@ def report(
         seconds=seconds or (QUICK_SECONDS if quick else SECONDS),
         pool_bytes=QUICK_POOL if quick else pool_bytes(device),
         check=True,
+        generic=defaults(device).generic,
     )
     with torch.inference_mode():
         content = collect(settings, lambda text: click.echo(f"aoext report: {text}", err=True))

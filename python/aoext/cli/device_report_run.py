@@ -155,7 +155,7 @@ def choose(subject: Subject, settings: Settings, shape: Shape) -> Choice:
         rotated = None
         for M in CHOICE_ROWS:
             p = Problem(M, shape.N, shape.K, settings.group_size, settings.dtype)
-            if rotated is None or "N" not in subject.result:  # the input is what rotates
+            if rotated is None or not subject.depends_on_rows_of_the_weight:  # the input is what rotates
                 rotated = tuple(t.to(settings.device.device) for t in subject.rotated(p, generator))
             inputs = tuple(t.to(settings.device.device) for t in subject.inputs(p, generator))
             yield M, subject.arguments(p, inputs, rotated)
@@ -169,7 +169,7 @@ def measure(content: Content, done: Callable[[Subject], None]) -> None:
     settings = content.settings
     runner = Bench(settings)
     try:
-        content.ceilings = measure_ceilings(settings.device, torch.Generator().manual_seed(settings.seed))
+        content.ceilings = measure_ceilings(settings.device, settings.seed)
     except RuntimeError as error:
         content.failures.append(f"ceilings: {str(error).splitlines()[0]}")
         return

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from aoext.cli.clocks import CallClock, Candidate, Clock
+from aoext.cli.cuda_clock import clock_for
 from aoext.info import build_config
 
 MIB = 1 << 20
@@ -20,12 +23,34 @@ MIB = 1 << 20
 class Device(ABC):
     """Clock, caches and name of one device."""
 
+    # What a pool of weights holds: so many times the largest cache (caches do not simply forget what is
+    # oldest, so a little more than their size still finds much of it there), and at least so much.
+    CACHES = 2
+    SMALLEST_POOL = 256 * MIB
+
+    STATISTIC = "fastest"  # what `typical` takes of some samples
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     @abstractmethod
     def seconds(self, call: Callable[[], Any]) -> float:
         """Run `call` once and return the time until its work was done."""
+
+    def clock(self, candidate: Candidate) -> Clock:
+        """What times a candidate's calls."""
+        return CallClock(candidate, self.seconds)
+
+    def typical(self, samples: Sequence[float]) -> float:
+        """Of some samples, the one that counts."""
+        return min(samples)
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Random numbers where they are drawn fastest."""
+        return torch.Generator().manual_seed(seed)
+
+    def release_memory(self) -> None:  # noqa: B027, most devices have nothing to do here
+        """Give back what was freed, before other sizes are asked for."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -92,13 +117,33 @@ class GPU(Device):
 
 
 class CUDA(GPU):
-    """One NVIDIA GPU."""
+    """One NVIDIA GPU; candidates are timed by replays of CUDA graphs, without the host's launches."""
+
+    CACHES = 6  # the L2 replaces at random in parts: after one round of these next to nothing is left
+    SMALLEST_POOL = 320 * MIB
+
+    STATISTIC = "median"
+
+    def clock(self, candidate: Candidate) -> Clock:
+        return clock_for(candidate, self.device)
+
+    def typical(self, samples: Sequence[float]) -> float:
+        return statistics.median(samples)
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def release_memory(self) -> None:
+        torch.cuda.empty_cache()
 
     def describe(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.device)
         return {
             "name": properties.name,
             "instruction_set": f"sm_{properties.major}{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "driver": _nvidia_driver(),
+            "cuda": torch.version.cuda,
             "threads": torch.get_num_threads(),
         }
 
@@ -107,6 +152,19 @@ class CUDA(GPU):
 
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.device)[0]
+
+
+def _nvidia_driver() -> str:
+    """Its version, as the kernel module says it."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        pass
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    return next((word for word in text.split() if word[:1].isdecimal() and "." in word), "unknown")
 
 
 class XPU(GPU):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aoext.cli.subjects import Problem, Tensors, quantized_rows
+from aoext.cli.tinygemm import inner_k_tiles
 from aoext.packing import unpack_int4
 
 aten = torch.ops.aten
@@ -58,6 +59,10 @@ def _pack_int4_cuda(p: Problem, w: Tensors) -> Tensors:
 
 def _int4_cuda(p: Problem, x: Tensors, w: Tensors) -> Tensor:
     return aten._weight_int4pack_mm(x[0], w[0], p.group_size, w[1])
+
+
+def _convert_cuda(p: Problem, x: Tensors, w: Tensors) -> Tensor:
+    return aten._convert_weight_to_int4pack(w[0], inner_k_tiles(p.K))
 
 
 _INT4_XPU_OPERATOR = "_weight_int4pack_mm_with_scales_and_zeros"
@@ -133,6 +138,8 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
     "cuda": {
         ("bf16i4bf16_rowwise", "int4"): _INT4_CUDA,
         ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CUDA.with_bias(),
+        ("convert_weight_to_int4pack", "int4"): Peer("_convert_weight_to_int4pack", _stored, _convert_cuda),
+        ("weight_int4pack_mm", "int4"): Peer("_weight_int4pack_mm", _stored, _int4_cuda),
         **_SCALED,
     },
     "xpu": {

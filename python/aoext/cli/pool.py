@@ -10,22 +10,17 @@ from torch import Tensor
 from aoext.cli.devices import MIB, Device
 from aoext.cli.subjects import Tensors
 
-SMALLEST = 256 * MIB
 LARGEST = 2048 * MIB
-
-# A pool holds so many times the largest cache: caches do not simply forget what is oldest, so a
-# little more than their size still finds much of it there.
-CACHES = 2
 
 # Every tensor of a copy begins at a multiple of this, as a fresh tensor does.
 ALIGNMENT = 256
 
 
 def pool_bytes(device: Device) -> int:
-    """How much a pool holds: CACHES times the largest cache, and at least SMALLEST."""
-    wanted = min(max(SMALLEST, CACHES * device.cache_bytes()), LARGEST)
+    """How much a pool holds: several times the largest cache, and at least device.SMALLEST_POOL."""
+    wanted = min(max(device.SMALLEST_POOL, device.CACHES * device.cache_bytes()), LARGEST)
     # A subject, its peer and F.linear have a pool each.
-    return max(SMALLEST, min(wanted, device.free_bytes() // 8))
+    return max(device.SMALLEST_POOL, min(wanted, device.free_bytes() // 8))
 
 
 class Pool:
@@ -55,6 +50,11 @@ class Pool:
             content = tensor.contiguous().view(-1).view(torch.uint8)
             self._copies[:, begin : begin + tensor.nbytes] = content
             begin += _padded(tensor)
+
+    @property
+    def copies(self) -> int:
+        """How many calls of next() it takes to come round."""
+        return len(self._copies)
 
     def next(self) -> Tensors:
         """The copies whose last use is longest ago."""

@@ -28,10 +28,24 @@ LLAMA_3_8B = (
     Shape(4096, 14336, "down_proj"),
 )
 
+# The same of Llama 3 8B and 70B (8192 wide, 64 query heads, 28672 in the MLP), with the fused layers that
+# inference engines run.
+LLAMA_3_8B_AND_70B = (
+    Shape(4096, 4096, "8B q_proj, o_proj"),
+    Shape(6144, 4096, "8B qkv fused"),
+    Shape(28672, 4096, "8B gate and up fused"),
+    Shape(4096, 14336, "8B down_proj"),
+    Shape(8192, 8192, "70B q_proj, o_proj"),
+    Shape(10240, 8192, "70B qkv fused"),
+    Shape(57344, 8192, "70B gate and up fused"),
+    Shape(8192, 28672, "70B down_proj"),
+)
+
 # A small and a middle one of them, for a quick look.
 QUICK = LLAMA_3_8B[:2]
 
 
 def named(N: int, K: int) -> Shape:
-    """The shape of these sizes, with its layer if it is one of LLAMA_3_8B."""
-    return next((shape for shape in LLAMA_3_8B if (shape.N, shape.K) == (N, K)), Shape(N, K))
+    """The shape of these sizes, with its layer if it is one of the above."""
+    known = (*LLAMA_3_8B, *LLAMA_3_8B_AND_70B)
+    return next((shape for shape in known if (shape.N, shape.K) == (N, K)), Shape(N, K))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from aoext.cli import tinygemm
 from aoext.packing import FLOAT8_DTYPES, dtype_name, unpack_int4
 
 Tensors = tuple[Tensor, ...]
@@ -29,6 +30,11 @@ class Problem:
     K: int
     group_size: int
     dtype: torch.dtype
+
+    @property
+    def tiles(self) -> int:
+        """Of 8 rows of the weight, as the tinygemm layout has them."""
+        return self.N // 8
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Subject:
     # The dimensions of the result, by names of the sizes of a problem.
     result: tuple[str, str] = ("M", "N")
     grouped: bool = False  # whether group_size matters
+    serves: Callable[[Problem], bool] = lambda p: True  # whether the operator takes such a problem at all
 
     @property
     def name(self) -> str:
@@ -65,22 +72,40 @@ class Subject:
         """Whether it multiplies with a weight, so that F.linear is its twin in high precision."""
         return self.result == ("M", "N")
 
+    @property
+    def depends_on_rows_of_the_weight(self) -> bool:
+        return not {"N", "tiles"}.isdisjoint(self.result)
+
+    @property
+    def multiplies_in_high_precision(self) -> bool:
+        """Whether its products are of the input's dtype, so that the ceiling for those binds it."""
+        return self.is_linear and self.operator.startswith(("bf16", "weight_int4"))
+
     def arguments(self, problem: Problem, inputs: Tensors, rotated: Tensors) -> tuple[Any, ...]:
         """The positional arguments of a call."""
         return self.call(lambda *args, **kwargs: args, problem, inputs, rotated)
 
 
 def _random_int8(rows: int, columns: int, g: Generator) -> Tensor:
-    return torch.randint(-127, 128, (rows, columns), generator=g, dtype=torch.int8)
+    return torch.randint(-127, 128, (rows, columns), generator=g, dtype=torch.int8, device=g.device)
+
+
+def _rand(*sizes: int, g: Generator) -> Tensor:
+    return torch.rand(*sizes, generator=g, device=g.device)
+
+
+def randn(*sizes: int, g: Generator) -> Tensor:
+    """Where the generator is."""
+    return torch.randn(*sizes, generator=g, device=g.device)
 
 
 def _random_rowwise(rows: int, K: int, dtype: torch.dtype, g: Generator) -> Tensors:
     """Values [rows, K] over the range of an 8-bit dtype, and float32 scales [rows, 1]."""
     if dtype is torch.int8:
-        return _random_int8(rows, K, g), (torch.rand(rows, 1, generator=g) + 0.5) / 127
+        return _random_int8(rows, K, g), (_rand(rows, 1, g=g) + 0.5) / 127
     limit = torch.finfo(dtype).max
-    values = torch.randn(rows, K, generator=g).mul_(limit / 4).clamp_(-limit, limit)
-    return values.to(dtype), (torch.rand(rows, 1, generator=g) + 0.5) / limit
+    values = randn(rows, K, g=g).mul_(limit / 4).clamp_(-limit, limit)
+    return values.to(dtype), (_rand(rows, 1, g=g) + 0.5) / limit
 
 
 def _rowwise(dtype: torch.dtype) -> Weight:
@@ -94,10 +119,11 @@ def _rowwise(dtype: torch.dtype) -> Weight:
 
 
 def _random_int4(p: Problem, g: Generator) -> Tensors:
-    packed = torch.randint(-128, 128, (p.N, p.K // 2), generator=g, dtype=torch.int8)
+    nibbles = (p.N, p.K // 2)
+    packed = torch.randint(-128, 128, nibbles, generator=g, dtype=torch.int8, device=g.device)
     groups = p.K // p.group_size
-    scale = (torch.rand(groups, p.N, generator=g) + 0.5) / 8
-    zero_point = torch.randn(groups, p.N, generator=g) / 8
+    scale = (_rand(groups, p.N, g=g) + 0.5) / 8
+    zero_point = randn(groups, p.N, g=g) / 8
     return packed, scale.to(p.dtype), zero_point.to(p.dtype)
 
 
@@ -114,13 +140,13 @@ INT4 = Weight(_random_int4, _int4_rows)
 
 def _with_bias(weight: Weight) -> Weight:
     def random(p: Problem, g: Generator) -> Tensors:
-        return (*weight.random(p, g), torch.randn(p.N, generator=g).to(p.dtype))
+        return (*weight.random(p, g), randn(p.N, g=g).to(p.dtype))
 
     return Weight(random, weight.rows)
 
 
 def _float_input(p: Problem, g: Generator) -> Tensors:
-    return (torch.randn(p.M, p.K, generator=g).to(p.dtype),)
+    return (randn(p.M, p.K, g=g).to(p.dtype),)
 
 
 def quantized_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -220,6 +246,45 @@ def _dequantize() -> Subject:
     )
 
 
+def _takes_tinygemm(p: Problem) -> bool:
+    return p.dtype is torch.bfloat16 and tinygemm.fits(p.N, p.K, p.group_size)
+
+
+def _tinygemm_convert() -> Subject:
+    return Subject(
+        "convert_weight_to_int4pack",
+        "int4",
+        lambda p, g: (),
+        lambda p, g: (tinygemm.random_stored(p.N, p.K, g),),
+        lambda kernel, p, x, w: kernel(w[0], tinygemm.inner_k_tiles(p.K)),
+        lambda p, x, w, rows, columns: tinygemm.packed_rows(w[0], rows)[:, columns],
+        ("tiles", "K"),
+        serves=_takes_tinygemm,
+    )
+
+
+def _tinygemm_mm() -> Subject:
+    def random(p: Problem, g: Generator) -> Tensors:
+        _, scale, zero_point = _random_int4(p, g)
+        return tinygemm.random_packed(p.N, p.K, g), torch.stack([scale, zero_point], dim=-1)
+
+    def reference(p: Problem, x: Tensors, w: Tensors, rows: Tensor, columns: Tensor) -> Tensor:
+        s, z = w[1][:, columns].double().repeat_interleave(p.group_size, 0).unbind(-1)
+        weight = (tinygemm.unpacked_rows(w[0], columns) - 8) * s.t() + z.t()
+        return x[0][rows].double() @ weight.t()
+
+    return Subject(
+        "weight_int4pack_mm",
+        "int4",
+        _float_input,
+        random,
+        lambda kernel, p, x, w: kernel(x[0], w[0], p.group_size, w[1]),
+        reference,
+        grouped=True,
+        serves=_takes_tinygemm,
+    )
+
+
 def _weight_only(operator: str, format: str, weight: Weight) -> list[Subject]:
     return [_linear(operator + suffix, format, weight, _dense, bias=bool(suffix)) for suffix in ("", "_bias")]
 
@@ -232,7 +297,7 @@ def _all() -> list[Subject]:
     subjects.append(_int8_mm())
     for make in (_scaled_mm, _scaled_linear, _quantize):
         subjects += [make(dtype) for dtype in EIGHT_BIT_DTYPES]
-    return [*subjects, _dequantize()]
+    return [*subjects, _dequantize(), _tinygemm_convert(), _tinygemm_mm()]
 
 
 SUBJECTS = _all()

@@ -1,56 +1,64 @@
-"""Timing that stands noise: candidates take turns, and the fastest call of each counts.
+"""Timing that stands noise: candidates take turns, and of each one's samples the typical one counts.
 
-On a shared machine a call can only be slowed down, so its minimum is what the code takes. Turns spread
-what comes and goes (clock speeds, other work) over all candidates alike.
+Which sample is typical is the device's to say: on a shared CPU a call can only be slowed down, so the fastest
+one is what the code takes; on a GPU of one's own it is the median. Turns spread what comes and goes (clock
+speeds, other work) over all candidates alike.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from aoext.cli.clocks import Candidate, Clock
 from aoext.cli.devices import Device
 
 # A call that is slower than a candidate's whole time still gets a chance to be timed warm.
-MIN_CALLS = 5
+MIN_SAMPLES = 5
 MOST_OVERTIME = 10.0
-
-# Makes one call ready, outside the timed part.
-Candidate = Callable[[], Callable[[], Any]]
 
 
 @dataclass
 class Timing:
-    """The fastest of `calls` calls."""
+    """What the samples of one candidate came to."""
 
-    seconds: float = math.inf
-    calls: int = 0
+    device: Device
+    clock: Clock
+    samples: list[float] = field(default_factory=list)
     spent: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.seconds = min(self.seconds, seconds)
-        self.calls += 1
-        self.spent += seconds
+    def add(self, samples: Sequence[float]) -> None:
+        self.samples += samples
+        self.spent += sum(samples) * self.clock.calls
 
     def wants_more(self, seconds: float) -> bool:
-        """Whether it has had less than `seconds`; up to MOST_OVERTIME of it for MIN_CALLS calls."""
-        return self.spent < (seconds if self.calls >= MIN_CALLS else seconds * MOST_OVERTIME)
+        """Whether it has had less than `seconds`; up to MOST_OVERTIME of it for MIN_SAMPLES samples."""
+        enough = len(self.samples) >= MIN_SAMPLES
+        return self.spent < (seconds if enough else seconds * MOST_OVERTIME)
+
+    @property
+    def seconds(self) -> float:
+        """Of one call."""
+        return self.device.typical(self.samples)
+
+    @property
+    def calls(self) -> int:
+        """That were timed."""
+        return len(self.samples) * self.clock.calls
 
 
 def interleaved(candidates: Mapping[str, Candidate], device: Device, seconds: float) -> dict[str, Timing]:
     """Time candidates in turns, each for up to `seconds`.
 
     One that has used up its time drops out. When a single one is left, nothing takes turns with it and all
-    is done, once it has had MIN_CALLS calls. So two fast candidates get the same number of calls, and slow
-    ones do not hold them up.
+    is done, once it has had MIN_SAMPLES samples. So two fast candidates get the same number of samples, and
+    slow ones do not hold them up.
     """
-    timings = {name: Timing() for name in candidates}
+    timings = {name: Timing(device, device.clock(candidate)) for name, candidate in candidates.items()}
     while True:
-        waiting = [name for name, timing in timings.items() if timing.wants_more(seconds)]
-        alone = len(waiting) == 1 and len(timings) > 1 and timings[waiting[0]].calls >= MIN_CALLS
+        waiting = [timing for timing in timings.values() if timing.wants_more(seconds)]
+        alone = len(waiting) == 1 and len(timings) > 1 and len(waiting[0].samples) >= MIN_SAMPLES
         if not waiting or alone:
             return timings
-        for name in waiting:
-            timings[name].add(device.seconds(candidates[name]()))
+        for timing in waiting:
+            timing.add(timing.clock.samples())

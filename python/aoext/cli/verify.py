@@ -35,7 +35,9 @@ class Sample:
         if isinstance(result, tuple):
             values, scales = (r.cpu() for r in result)
             result = values.double() * scales.double()
-        difference = result.cpu()[self.rows][:, self.columns].double() - self.values
+        result = result.flatten(1)  # a packed weight has more dimensions
+        here = [index.to(result.device) for index in (self.rows, self.columns)]
+        difference = result[here[0]][:, here[1]].cpu().double() - self.values
         return float((difference.norm(dim=1) / self.values.norm(dim=1).clamp(min=1e-30)).max())
 
 
@@ -44,7 +46,8 @@ def draw(subject: Subject, p: Problem, inputs: Tensors, rotated: Tensors, g: Gen
     inputs, rotated = (tuple(t.cpu() for t in tensors) for tensors in (inputs, rotated))
     sizes = [getattr(p, name) for name in subject.result]
     rows, columns = (
-        torch.randperm(size, generator=g)[:most] for size, most in zip(sizes, (ROWS, COLUMNS), strict=True)
+        torch.randperm(size, generator=g, device=g.device)[:most].cpu()
+        for size, most in zip(sizes, (ROWS, COLUMNS), strict=True)
     )
     return Sample(rows, columns, subject.reference(p, inputs, rotated, rows, columns))
 

@@ -1,0 +1,110 @@
+// Weights in the tinygemm layout, as the linear drivers and the packer see them.
+//
+// A block is 32 k of one row: packed, four words, one for each t = 0..3, `word_stride` apart; as rows, 16 bytes.
+// Word t holds k = 8p + 2t in nibble p of its low half and k = 8p + 2t + 1 in nibble p of its high half, p = 0..3,
+// which are byte 4p + t of the row.
+#pragma once
+
+#include "cpu/weights.h"
+
+namespace aoext::cpu {
+
+struct Int4PackShape {
+  int64_t K, blocks;  // blocks: side by side in a lane, inner_k_tiles / 2
+
+  explicit Int4PackShape(const Int4PackProblem& p) : K(p.K), blocks(p.inner_k_tiles / 2) {}
+
+  // Where the word of (row, block of 32 k, t) lies.
+  int64_t word(int64_t row, int64_t block, int64_t t) const {
+    return row / 8 * K + block / blocks * 32 * blocks + (row % 8 * 4 + t) * blocks + block % blocks;
+  }
+};
+
+// Four nibbles in the low 16 bits to the low halves of four bytes, and back.
+inline uint32_t spread_nibbles(uint32_t v) {
+  v = (v | v << 8) & 0x00ff00ff;
+  return (v | v << 4) & 0x0f0f0f0f;
+}
+inline uint32_t gather_nibbles(uint32_t v) {
+  v = (v | v >> 4) & 0x00ff00ff;
+  return (v | v >> 8) & 0xffff;
+}
+
+// The bytes of words t = 0..3 of a block to the 16 bytes of its row: a transposition, in 32-bit steps that the compiler
+// turns into vectors over the blocks of a lane.
+template <int Blocks>
+void unpack_lanes(const uint32_t* words, uint32_t* out) {
+  uint32_t bytes[4][Blocks];
+  for (int t = 0; t < 4; ++t) {
+    for (int b = 0; b < Blocks; ++b) {
+      const uint32_t word = words[t * Blocks + b];
+      bytes[t][b] = (spread_nibbles(word & 0xffff) | spread_nibbles(word >> 16) << 4) ^ 0x88888888;  // u − 8 is u XOR 8
+    }
+  }
+  constexpr uint32_t kEven = 0x00ff00ff;
+  for (int b = 0; b < Blocks; ++b) {
+    const uint32_t even01 = (bytes[0][b] & kEven) | (bytes[1][b] & kEven) << 8;
+    const uint32_t even23 = (bytes[2][b] & kEven) | (bytes[3][b] & kEven) << 8;
+    const uint32_t odd01 = (bytes[0][b] >> 8 & kEven) | (bytes[1][b] & ~kEven);
+    const uint32_t odd23 = (bytes[2][b] >> 8 & kEven) | (bytes[3][b] & ~kEven);
+    out[4 * b] = (even01 & 0xffff) | even23 << 16;
+    out[4 * b + 1] = (odd01 & 0xffff) | odd23 << 16;
+    out[4 * b + 2] = even01 >> 16 | (even23 & 0xffff0000);
+    out[4 * b + 3] = odd01 >> 16 | (odd23 & 0xffff0000);
+  }
+}
+
+struct Int4PackWeight {
+  const uint32_t* words;
+  const char* scale_and_zero;  // bfloat16 [K/group_size, N, 2]
+  Int4PackShape shape;
+  int64_t N, K, group_size;
+
+  Int4PackWeight(const Int4PackProblem& p, const Tensor& weight, const Tensor& scale_and_zero_)
+      : words(static_cast<const uint32_t*>(weight.const_data_ptr())),
+        scale_and_zero(static_cast<const char*>(scale_and_zero_.const_data_ptr())),
+        shape(p),
+        N(p.N),
+        K(p.K),
+        group_size(p.group_size) {}
+
+  class Tile {
+   public:
+    Tile(const Int4PackWeight& w, int64_t first, int64_t count)
+        : w_(w),
+          first_(first),
+          groups_(w.K / w.group_size),
+          scale_(count * groups_),
+          zero_(count * groups_),
+          ones_(count, 1.0f),
+          plain_(w.K / 8) {
+      std::vector<float> line(2 * count);
+      for (int64_t g = 0; g < groups_; ++g) {
+        kernels().to_float(Element::bf16, w.scale_and_zero + (g * w.N + first) * 4, line.data(), 2 * count);
+        for (int64_t i = 0; i < count; ++i) {
+          scale_[i * groups_ + g] = line[2 * i];
+          zero_[i * groups_ + g] = line[2 * i + 1];
+        }
+      }
+    }
+
+    // By way of a row of plain int4.
+    void row(int64_t i, float* out) const {
+      const int64_t lanes = 4 * w_.shape.blocks, step = 8 * lanes;  // words of a row, and from one lot of them to the next
+      const auto unpack = lanes == 16 ? unpack_lanes<4> : lanes == 8 ? unpack_lanes<2> : unpack_lanes<1>;
+      const uint32_t* const words = w_.words + w_.shape.word(first_ + i, 0, 0);
+      for (int64_t lot = 0; lot < w_.K / (8 * lanes); ++lot) unpack(words + lot * step, &plain_[lot * lanes]);
+      kernels().dequantize_int4(reinterpret_cast<const uint8_t*>(plain_.data()), &scale_[i * groups_], &zero_[i * groups_],
+                                w_.group_size, w_.K, out);
+    }
+    const float* row_scales() const { return ones_.data(); }
+
+   private:
+    const Int4PackWeight& w_;
+    int64_t first_, groups_;
+    std::vector<float> scale_, zero_, ones_;
+    mutable std::vector<uint32_t> plain_;  // of the row in hand; a tile belongs to one thread
+  };
+};
+
+}  // namespace aoext::cpu

@@ -1,0 +1,27 @@
+// Rows of int4 to the tinygemm layout.
+#include "cuda/device.h"
+#include "cuda/kernels/tinygemm.h"
+#include "cuda/tinygemm_operands.h"
+#include "generic/generic.h"
+
+namespace aoext::cuda {
+namespace {
+
+Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
+  const Int4PackProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
+  if (device_of(weight).family == Family::none) return generic::convert_weight_to_int4pack(weight, inner_k_tiles);
+  const Launch launch(weight);
+  const Tensor packed = aten::empty(int4pack_sizes(p), ScalarType::Int, weight);
+  if (p.N == 0) return packed;
+  const Tensor rows = aligned(weight);
+  check(launch_tinygemm_pack(rows.const_data_ptr(), packed.mutable_data_ptr(), p.N, p.K, static_cast<int>(inner_k_tiles),
+                             launch.stream()),
+        "convert_weight_to_int4pack");
+  return packed;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("convert_weight_to_int4pack", TORCH_BOX(&convert_weight_to_int4pack)); }
+
+}  // namespace aoext::cuda

@@ -1,0 +1,41 @@
+// The CUDA device of a tensor, and PyTorch's current stream there.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+
+#include "common/torch_api.h"
+
+namespace aoext::cuda {
+
+enum class Family { none, sm80, sm90 };  // whose kernels a device runs: from compute capability 8.0, exactly 9.0
+
+struct Device {
+  int capability;  // 10 · major + minor
+  int multiprocessors;
+  Family family;  // AOEXT_CUDA_FAMILY=sm80 has newer devices run the kernels of older ones
+};
+
+// Asked once per device.
+const Device& device_of(const Tensor& t);
+
+// Makes the device of a tensor the current one for as long as it lives, and knows the current stream there.
+class Launch {
+ public:
+  explicit Launch(const Tensor& t);
+  ~Launch();
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  int previous_ = 0, device_ = 0;
+  cudaStream_t stream_ = nullptr;
+};
+
+// RuntimeError that names what was tried.
+void check(cudaError_t error, const char* what);
+
+}  // namespace aoext::cuda

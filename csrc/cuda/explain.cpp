@@ -1,0 +1,24 @@
+// aoext.explain on CUDA.
+#include "common/explain.h"
+
+#include "cuda/plan.h"
+#include "cuda/plan_tinygemm.h"
+
+namespace aoext::cuda {
+namespace {
+
+std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
+  const LinearProblem p = check_by_name(op, tensors);
+  const Device& device = device_of(tensors[0]);
+  if (op == "weight_int4pack_mm") return explain_weight_int4pack_mm(tensors);
+  if (op == "convert_weight_to_int4pack" || op == "dequantize_int4")
+    return takes_one_pass(p, device) ? "cuda: " + op + ", one pass" : describe(Plan());
+  if (op.rfind("bf16i4bf16_rowwise", 0) != 0) return describe(Plan());
+  return describe(plan_int4(p, device, are_aligned({&tensors[0], &tensors[1], &tensors[2], &tensors[3]})));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("_explain", TORCH_BOX(&explain)); }
+
+}  // namespace aoext::cuda

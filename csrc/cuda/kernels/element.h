@@ -1,0 +1,8 @@
+// The element types of memory, as host code and kernels name them to each other.
+#pragma once
+
+namespace aoext::cuda {
+
+enum class Element : int { bf16, fp16, fp32 };
+
+}  // namespace aoext::cuda

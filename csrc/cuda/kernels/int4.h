@@ -1,0 +1,24 @@
+// Weight-only int4 as its kernels see it: raw device memory, everything contiguous, nothing empty.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/element.h"
+
+namespace aoext::cuda {
+
+// y[M, N] = x[M, K] · w[N, K]ᵀ + bias[N] with w = q · scale + zero_point; see docs/operators.md for the layout.
+struct Int4Linear {
+  const void* x;           // [M, K] of `type`
+  const uint8_t* weight;   // [N, K/2], the even k in the low nibble, nibbles signed
+  const void* scale;       // [K/group_size, N] of `scale_type`
+  const void* zero_point;  // likewise
+  const void* bias;        // [N] of `bias_type`, or null
+  void* y;                 // [M, N] of `type`
+  int64_t M, N, K, group_size;
+  Element type, scale_type, bias_type;
+};
+
+}  // namespace aoext::cuda

@@ -1,0 +1,194 @@
+// Instances of int4_decode.cuh, their launcher, and the choice among them.
+#include "cuda/kernels/int4_decode.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/kernels/int4_decode.cuh"
+
+namespace aoext::cuda {
+namespace {
+
+using int4_decode::kTileN;
+using int4_decode::kUnitK;
+using int4_decode::Walk;
+using Kernel = void (*)(Walk);
+
+// Threads that a block may have. 512 leave a thread 128 registers, 640 leave it 96.
+constexpr int threads_of(int rows, int warp_tiles, int units) { return rows == 8 && warp_tiles == 1 && units == 2 ? 640 : 512; }
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Scales of rows 2i and 2i + 1 can be read at once.
+bool paired(const Int4Linear& p) {
+  const auto address = reinterpret_cast<uintptr_t>(p.scale) | reinterpret_cast<uintptr_t>(p.zero_point);
+  return p.scale_type == Element::fp32 || (p.N % 2 == 0 && address % 4 == 0);
+}
+
+// The k that share a scale, as far as there are kernels for them: 32 serves any group.
+int sub_of(const Int4Linear& p) {
+  if (!paired(p)) return 32;
+  if (p.group_size % 128 == 0) return 128;
+  return p.group_size % 64 == 0 && p.scale_type != Element::fp32 ? 64 : 32;
+}
+
+// Has kernels of all shapes (warp_tiles, units); any other problem has (2, 1) alone.
+bool common(const Int4Linear& p) { return sub_of(p) == 128 && p.scale_type == p.type; }
+
+template <Element X, int Rows>
+Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
+  using int4_decode::int4_decode_kernel;
+  constexpr int kThreads = threads_of(Rows, 2, 1);
+  const int sub = sub_of(p), shape = c.warp_tiles * 10 + c.units;
+  if (common(p)) {
+    if (shape == 12) return int4_decode_kernel<X, X, 128, Rows, true, 1, 2, threads_of(Rows, 1, 2)>;
+    if constexpr (Rows < 16)
+      if (shape == 22) return int4_decode_kernel<X, X, 128, Rows, true, 2, 2, kThreads>;
+    if (shape == 21) return int4_decode_kernel<X, X, 128, Rows, true, 2, 1, kThreads>;
+  }
+  if (shape != 21) return nullptr;
+  if (p.scale_type == Element::fp32) {
+    if (sub == 128) return int4_decode_kernel<X, Element::fp32, 128, Rows, true, 2, 1, kThreads>;
+    return int4_decode_kernel<X, Element::fp32, 32, Rows, true, 2, 1, kThreads>;
+  }
+  if (p.scale_type != p.type) return nullptr;
+  if (!paired(p)) return int4_decode_kernel<X, X, 32, Rows, false, 2, 1, kThreads>;
+  if (sub == 64) return int4_decode_kernel<X, X, 64, Rows, true, 2, 1, kThreads>;
+  return int4_decode_kernel<X, X, 32, Rows, true, 2, 1, kThreads>;
+}
+
+Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
+  if (p.M > c.rows) return nullptr;
+  const bool half = p.type == Element::fp16;
+  if (p.type == Element::fp32) return nullptr;
+  if (c.rows == 2) return half ? kernel_of<Element::fp16, 2>(p, c) : kernel_of<Element::bf16, 2>(p, c);
+  if (c.rows == 8) return half ? kernel_of<Element::fp16, 8>(p, c) : kernel_of<Element::bf16, 8>(p, c);
+  if (c.rows == 16) return half ? kernel_of<Element::fp16, 16>(p, c) : kernel_of<Element::bf16, 16>(p, c);
+  return nullptr;
+}
+
+struct Launch {
+  Walk walk;
+  int turns;
+  size_t shared;  // bytes
+};
+
+// The walk of a config, and the memory it takes; false if it does not fit.
+bool lay_out(const Int4Linear& p, const DecodeConfig& c, size_t shared_limit, Launch& out) {
+  Walk& w = out.walk;
+  const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
+  // A half warp either sends or collects, and every block collects something.
+  if (warps * 32 > threads_of(c.rows, c.warp_tiles, c.units) || warps * 2 % c.cluster || tiles * M < c.cluster) return false;
+  w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
+  w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
+  w.sub_per_group = static_cast<int>(p.group_size / sub);
+  w.group_magic = static_cast<uint32_t>(divide_up(int64_t{1} << 32, w.sub_per_group));
+  w.tile_groups = static_cast<int>(divide_up(p.N, kTileN * tiles));
+  w.units = static_cast<int>(divide_up(p.K, kUnitK));
+  w.part_units = static_cast<int>(divide_up(divide_up(w.units, c.cluster), c.units) * c.units);
+  w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
+  w.bias_type = static_cast<int>(p.bias_type), w.scale_groups = static_cast<int>(p.K / p.group_size);
+  out.turns = static_cast<int>(divide_up(w.tile_groups, c.blocks));
+  const int buffers = out.turns > 1 ? 2 : 1;
+  const size_t partial = size_t(tiles) * c.slices * M * int4_decode::kSumStride;
+  const size_t slots = c.cluster > 1 ? size_t(c.cluster) * divide_up(tiles * M, c.cluster) * kTileN : 0;
+  w.red_stride = buffers > 1 ? static_cast<int>(partial) : 0;
+  const size_t fixed = 16 + (partial + slots) * buffers * 4;
+  const size_t per_unit = size_t(c.rows) * (kUnitK * 2 + kUnitK / sub * 8);
+  const int step = c.slices * c.units;
+  if (fixed + per_unit * step > shared_limit) return false;
+  const int room = static_cast<int>((shared_limit - fixed) / per_unit);
+  if (w.part_units <= room) {
+    w.chunks = 1, w.chunk_units = w.part_units;
+  } else {
+    w.chunks = static_cast<int>(divide_up(w.part_units, room / step * step));
+    w.chunk_units = static_cast<int>(divide_up(divide_up(w.part_units, w.chunks), step) * step);
+    w.chunks = static_cast<int>(divide_up(w.part_units, w.chunk_units));
+  }
+  w.warp_steps = static_cast<int>(divide_up(w.chunk_units, step));
+  out.shared = fixed + per_unit * w.chunk_units;
+  return true;
+}
+
+size_t shared_limit() {
+  int device = 0, bytes = 48 << 10;
+  if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
+}
+
+// Microseconds of a cut, by a model of the busiest multiprocessor: its warps load, wait and compute in rounds, which latency and
+// bandwidth limit, from nine rows on arithmetic; x is staged once, or in each turn where it does not fit at once; partial sums
+// meet once a turn. The constants are a fit to cuts measured on an H200, M = 1 to 16 and eight N x K, group 128.
+double model_time(const DecodeConfig& c, const Walk& w, int turns, int resident) {
+  const bool wide = c.rows > 8;
+  const double kb = c.warp_tiles * c.units, warps = resident * c.tiles * c.slices, m = w.M;
+  const double latency = wide ? 0.573 + 0.361 * kb : 0.141 + 0.241 * kb;
+  const double work = warps * kb * (wide ? (0.0482 + 0.00036 * m) * (c.warp_tiles > 1 ? 0.883 : 1.0) : 0.0259);
+  const double round = wide ? std::max(work, latency) : std::sqrt(work * work + latency * latency);
+  const double staged = m * resident * w.part_units * (w.chunks > 1 ? turns : 1), met = m * warps * c.warp_tiles * turns;
+  const double again = (w.chunks - 1.0) * turns, pair = c.cluster > 1, more = c.cluster > 2 ? turns : 0;
+  const double rounds = static_cast<double>(turns) * w.chunks * w.warp_steps * round;
+  if (wide) return 2.63 + rounds + 0.00886 * staged + 0.73 * again + 0.553 * turns + 0.00363 * met + 0.40 * pair + 0.556 * more;
+  return 2.29 + rounds + 0.01095 * staged + 1.55 * again + 0.426 * turns + 0.00943 * met + 0.51 * pair + 0.405 * more;
+}
+
+DecodeConfig choose(const Int4Linear& p, int sms, bool clusters, size_t limit) {
+  constexpr int kMostBlocks = 65535;
+  const int rows = p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
+  const int most_blocks_sharing = !clusters ? 1 : p.M < 4 ? 2 : rows == 8 ? 4 : 8;  // as far as more was ever better
+  DecodeConfig best{rows, 2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(divide_up(p.N, 2 * kTileN), kMostBlocks))};
+  double best_time = 1e30;
+  constexpr struct {
+    int warp_tiles, units;
+  } shapes[] = {{2, 1}, {1, 2}, {2, 2}};
+  for (const auto& shape : shapes) {
+    DecodeConfig c{rows, shape.warp_tiles, shape.units, 1, 1, 1, 1};
+    if (!kernel_of(p, c)) continue;
+    const int threads = threads_of(rows, c.warp_tiles, c.units), sm_warps = threads == 640 ? 21 : 16;
+    for (c.cluster = 1; c.cluster <= most_blocks_sharing; c.cluster *= 2)
+      for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
+        for (c.slices = 1; c.tiles * c.slices <= threads / 32; ++c.slices) {
+          const int warps = c.tiles * c.slices;
+          if (warps < 8) continue;
+          c.blocks = kMostBlocks;
+          Launch l;
+          if (!lay_out(p, c, limit, l)) continue;
+          // What is resident at once; clusters of more than two leave some multiprocessors of a GPC idle.
+          int resident = std::max(1, std::min<int>(sm_warps / warps, (limit + 1024) / (l.shared + 1024)));
+          const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+          if (slots < 1) continue;
+          const int turns = static_cast<int>(divide_up(l.walk.tile_groups, slots));
+          c.blocks = static_cast<int>(divide_up(l.walk.tile_groups, turns));
+          if (turns > 1 && !lay_out(p, c, limit, l)) continue;
+          resident = std::min(resident, static_cast<int>(divide_up(static_cast<int64_t>(c.blocks) * c.cluster, sms)));
+          const double time = model_time(c, l.walk, l.turns, resident);
+          if (time < best_time) best_time = time, best = c;
+        }
+  }
+  return best;
+}
+
+}  // namespace
+
+DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, bool clusters) { return choose(p, sms, clusters, shared_limit()); }
+
+size_t int4_decode_workspace(const Int4Linear&, const DecodeConfig&) { return 0; }
+
+cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, void*, cudaStream_t stream) {
+  const Kernel kernel = kernel_of(p, c);
+  Launch l;
+  if (!kernel || p.K % 32 || p.group_size % 32 || !lay_out(p, c, shared_limit(), l)) return cudaErrorInvalidValue;
+  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = c.cluster, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(c.cluster, std::min(c.blocks, l.walk.tile_groups));
+  launch.blockDim = dim3(32, c.slices, c.tiles);
+  launch.dynamicSmemBytes = l.shared, launch.stream = stream;
+  launch.attrs = &cluster, launch.numAttrs = c.cluster > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, kernel, l.walk);
+}
+
+}  // namespace aoext::cuda

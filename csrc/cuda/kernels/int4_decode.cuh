@@ -1,0 +1,380 @@
+// y[m, n] = sum_k x[m, k] (q[n, k] s[k/g, n] + z[k/g, n]) + bias[n] for few rows m: weight-only int4, limited by reading q.
+//
+// Walk. A unit is 16 rows n by 128 k: 1 KB of nibbles, one warp, two 16-byte loads a lane. Lane (g = lane / 4, t = lane % 4)
+// holds bytes 16t..16t+15 of rows 2g and 2g + 1, which are rows g and g + 8 of mma's A operand, so that the scales of its two
+// rows are neighbours in memory. A warp takes one or two such tiles of rows and a slice of their k; it computes one step (one or
+// two units a tile, 2 to 4 KB) while the next is in flight: 16 to 20 warps have 32 to 64 KB on the way. Slices meet in shared
+// memory; the k of a block is a part of K where blocks of a cluster share it. x waits in shared memory in the order in which mma
+// wants it. Sums run in a fixed order: mma, groups, slices, cluster.
+//
+// Nibbles to bf16 in five operations for eight. u = q + 8 in the low bits of a bf16 is the subnormal number u 2^-133, and four
+// bits higher 16 u 2^-133 (the step of subnormal numbers goes on through the first binade); the tensor cores take both exactly
+// and at full rate. So `w & 0x000f000f ^ 0x00080008` is an operand, likewise 0x00f000f0, and both again for w >> 8. x is scaled
+// up by a power of two per (m, 128 k), odd k by 1/16 of that, both exact: X' = 2^e x, y += s 2^-e (sum u X') + (z - 8s) sum x.
+// fp16 takes q itself, a subtraction more: its subnormal numbers would cost ten of the bits in which the tensor cores align.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/element.h"
+#include "cuda/kernels/int4_decode_ops.cuh"
+
+namespace aoext::cuda::int4_decode {
+
+constexpr int kUnitK = 128;     // k of a unit
+constexpr int kTileN = 16;      // rows n of a tile
+constexpr int kSumStride = 20;  // floats between rows m of a partial sum: 16, and 4 that keep its stores free of bank conflicts
+
+// What a launch needs beyond the problem; every division a kernel does is by a constant of these.
+struct Walk {
+  int64_t K, N;
+  const void* x;
+  const uint8_t* weight;
+  const void *scale, *zero_point, *bias;
+  void* y;
+  int M;
+  uint32_t m_magic;      // ceil(2^20 / M)
+  int sub_per_group;     // group_size / Sub
+  uint32_t group_magic;  // ceil(2^32 / sub_per_group), unused if that is 1
+  int tile_groups;       // ceil(N / rows of a block): the blocks' work along n
+  int units;             // ceil(K / 128)
+  int part_units;        // of a block's part of K
+  int chunk_units;       // of x in shared memory at a time
+  int chunks;            // of a part
+  int warp_steps;        // of a warp in a chunk
+  int red_stride;        // floats to the second buffer of partial sums, 0 where a block does one group of tiles
+  int cluster_log2;
+  int bias_type;     // Element
+  int scale_groups;  // K / group_size
+};
+
+template <Element S, int Sub, int Tiles, int Units>
+struct Step {
+  static constexpr int kScales = (Units * (kUnitK / Sub) * Tiles + 3) / 4;
+  uint4 w[Units][2 * Tiles];                   // of rows 2g and 2g + 1 of each tile
+  ScalePair<S> scale[kScales], zero[kScales];  // lane t: items t, t + 4, … of (sub, tile)
+};
+
+// X: type of x and y. S: of scales. Sub: k that share a scale, 128 / Sub of them in a unit. Rows: of x that have room.
+// Tiles: of 16 rows n a warp. Units: of a step.
+template <Element X, Element S, int Sub, int Rows, bool Paired, int Tiles, int Units, int Threads>
+__global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_constant__ Walk p) {
+  using Num = Number<X>;
+  using Part = Step<S, Sub, Tiles, Units>;
+  constexpr int kSubs = kUnitK / Sub, kOctets = (Rows + 7) / 8;
+  constexpr int kUnitX = Rows * 256, kUnitSums = kSubs * Rows * 8;
+  extern __shared__ __align__(16) uint8_t smem[];
+  const int lane = threadIdx.x, slice = threadIdx.y, tile = threadIdx.z * Tiles, g = lane >> 2, t = lane & 3;
+  const int slices = blockDim.y, tiles = blockDim.z * Tiles, warps = blockDim.y * blockDim.z, warp = threadIdx.z * slices + slice;
+  const int rank = blockIdx.x, cluster = gridDim.x;
+  const int part_begin = rank * p.part_units, part_end = min(part_begin + p.part_units, p.units);
+  const int stride = slices * Units;  // units between a warp's steps
+
+  // Shared memory: two barriers, X' [chunk unit][word][m][t] of 16 B, {2^-e, sum x} [chunk unit][sub][m], partial sums, and
+  // those from the cluster.
+  const uint32_t barriers = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
+  const uint32_t xs = barriers + 16;
+  const uint32_t sums = xs + p.chunk_units * kUnitX;
+  float* const partial = reinterpret_cast<float*>(smem + (sums - barriers) + p.chunk_units * kUnitSums);
+  const int partial_floats = warps * Tiles * p.M * kSumStride;
+
+  // -- Weights: a cursor that runs a step ahead. What lies past an end is read from before it, and meets zeros in X'.
+  const int row_bytes = static_cast<int>(p.K / 2);
+  const uint32_t scale_row_bytes = static_cast<uint32_t>(p.N) * ScalePair<S>::kBytes;
+  struct {
+    int group, chunk, step, unit, end;
+    const uint8_t *weight, *scale, *zero;
+    uint32_t row[2 * Tiles];  // bytes from weight to the lane's rows
+    int tile_scale;           // elements from scale to that of the next tile
+    int left;                 // rows from this lane's first one to the last
+  } at;
+  const auto aim = [&](int group) {
+    const int first = (group * tiles + tile) * kTileN + 2 * g, last = static_cast<int>(p.N) - 1;
+    const int row = Paired ? min(first, last) & ~1 : min(first, last);
+    at.left = last - row;
+    at.weight = p.weight + static_cast<int64_t>(row) * row_bytes;
+#pragma unroll
+    for (int i = 0; i < 2 * Tiles; ++i) at.row[i] = min(i / 2 * kTileN + i % 2, at.left) * row_bytes;
+    at.tile_scale = Paired ? min(kTileN, at.left) & ~1 : min(kTileN, at.left);
+    at.scale = static_cast<const uint8_t*>(p.scale) + static_cast<int64_t>(row) * ScalePair<S>::kBytes;
+    at.zero = static_cast<const uint8_t*>(p.zero_point) + static_cast<int64_t>(row) * ScalePair<S>::kBytes;
+  };
+  const auto aim_chunk = [&](int chunk) {
+    const int begin = part_begin + chunk * p.chunk_units;
+    at.unit = begin + slice * Units;
+    at.end = min(begin + p.chunk_units, part_end);
+  };
+  const auto fetch = [&](Part& step) {
+    if (at.group < p.tile_groups && at.unit < at.end) {
+#pragma unroll
+      for (int u = 0; u < Units; ++u) {
+        const uint8_t* from = at.weight + min((at.unit + u) * (kUnitK / 2) + t * 16, row_bytes - 16);
+#pragma unroll
+        for (int i = 0; i < 2 * Tiles; ++i) step.w[u][i] = load_stream(from + at.row[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < Part::kScales; ++i) {
+        const int item = min(i * 4 + t, Units * kSubs * Tiles - 1), in_tile = item % Tiles, sub = item / Tiles;
+        const uint32_t group =
+            min(divide(at.unit * kSubs + sub, p.sub_per_group, p.group_magic), static_cast<uint32_t>(p.scale_groups - 1));
+        const int skip = in_tile ? at.tile_scale : 0, to_next = at.left - skip > 0;
+        const uint64_t offset = static_cast<uint64_t>(group) * scale_row_bytes + skip * ScalePair<S>::kBytes;
+        step.scale[i].template load<Paired>(at.scale + offset, to_next);
+        step.zero[i].template load<Paired>(at.zero + offset, to_next);
+      }
+    }
+    at.unit += stride;
+    if (++at.step == p.warp_steps) {
+      at.step = 0;
+      if (++at.chunk == p.chunks) {
+        at.chunk = 0, at.group += gridDim.y;
+        aim(at.group);
+      }
+      aim_chunk(at.chunk);
+    }
+  };
+
+  // -- x: a chunk of units to shared memory. A lane group g takes a (unit, m) at a time: copies it to where X' will be, and
+  // once it is there (each lane reads what it copied) makes X' of it in place.
+  const auto each_x = [&](int begin, int end, auto&& body) {
+    const int count = (end - begin + Units - 1) / Units * Units * p.M;
+    for (int i = warp * 8; i < count; i += warps * 8) {
+      const int item = min(i + g, count - 1), unit = item * p.m_magic >> 20, m = item - unit * p.M;
+      body(unit, m, xs + unit * kUnitX + m * 64 + t * 16, i + g < count);
+    }
+  };
+  const auto copy_x = [&](int begin, int end) {
+    each_x(begin, end, [&](int unit, int m, uint32_t to, bool mine) {
+      const int k0 = (begin + unit) * kUnitK;
+      const auto* from = static_cast<const uint16_t*>(p.x) + (m * p.K + k0);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int k = word_k<Sub>(t, j);
+        if (mine) copy16(to + j * Rows * 64, from + k, k0 + k < static_cast<int>(p.K));
+      }
+    });
+  };
+  const auto stage_x = [&](int unit, int m, uint32_t to, bool mine) {
+    constexpr uint32_t one = static_cast<uint32_t>((Num::kOne + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
+    constexpr uint32_t sixteen = static_cast<uint32_t>((Num::kOne + 4 + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
+    uint4 v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = mine ? lds128(to + j * Rows * 64) : uint4{0, 0, 0, 0};
+    uint32_t top = 0;  // of |x| as integers, which orders them, NaN above all
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      constexpr uint32_t abs = 0x7fff7fffu;
+      top = __vimax3_s16x2(top, v[j].x & abs, v[j].y & abs);
+      top = __vimax3_s16x2(top, v[j].z & abs, v[j].w & abs);
+    }
+    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 1));
+    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 2));
+    const int exponent = static_cast<int>(max(top & 0xffffu, top >> 16)) >> Num::kMantissa;
+    const bool finite = exponent != 2 * Num::kExponentBias + 1;
+    // (an |x| of 2^121 or more, whose 2^-e no float holds, counts as infinite)
+    const int shift = Num::kNormal ? 0 : min(Num::kTop + Num::kExponentBias - max(exponent, 1), Num::kMaxShift);
+    const uint32_t even = power_pair<Num>(shift), odd = power_pair<Num>(shift - 4);
+    float sum[kSubs][4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t b0 = __byte_perm(v[j].x, v[j].z, 0x5410), b1 = __byte_perm(v[j].y, v[j].w, 0x5410);
+      uint32_t b2 = __byte_perm(v[j].x, v[j].z, 0x7632), b3 = __byte_perm(v[j].y, v[j].w, 0x7632);
+      if constexpr (Num::kNormal) {
+        Num::mma(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
+        Num::mma(sum[j * kSubs / 4], {one, one, one, one}, b2, b3);
+      } else {
+        b0 = multiply<Num>(b0, even), b1 = multiply<Num>(b1, even), b2 = multiply<Num>(b2, odd), b3 = multiply<Num>(b3, odd);
+        Num::mma(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
+        Num::mma(sum[j * kSubs / 4], {sixteen, sixteen, sixteen, sixteen}, b2, b3);
+      }
+      if (mine) {
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + j * Rows * 64), "r"(b0), "r"(b1), "r"(b2), "r"(b3)
+                     : "memory");
+      }
+    }
+    if (t == g >> 1 && mine) {  // this lane's C holds column g
+      const float back = finite ? (Num::kNormal ? 1.f : pow2(min(-Num::kUlp - shift, 128))) : __int_as_float(0x7fffffff);
+#pragma unroll
+      for (int s = 0; s < kSubs; ++s) {
+        const float total = (g & 1 ? sum[s][1] : sum[s][0]) * pow2(-Num::kOne - shift);
+        const uint32_t at = sums + unit * kUnitSums + (s * Rows + m) * 8;
+        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(back), "f"(total) : "memory");
+      }
+    }
+  };
+
+  // -- y: this warp's rows n
+  float y[Tiles][kOctets][4];
+  uint32_t column[kOctets], column_sum[kOctets];  // addresses of this lane's m: as a column of B, and as two columns of C
+#pragma unroll
+  for (int o = 0; o < kOctets; ++o) {
+    column[o] = xs + min(o * 8 + g, p.M - 1) * 64 + t * 16;
+    column_sum[o] = sums + min(o * 8 + 2 * t, (p.M - 1) & ~1) * 8;
+  }
+
+  const auto compute = [&](const Part& step, int first) {  // first: unit in the chunk
+#pragma unroll
+    for (int u = 0; u < Units; ++u) {
+      uint32_t w[Tiles][2][4];
+#pragma unroll
+      for (int i = 0; i < 2 * Tiles; ++i) {
+        uint4 v = step.w[u][i];
+        spread<Sub>(v, t);
+        w[i / 2][i % 2][0] = v.x, w[i / 2][i % 2][1] = v.y, w[i / 2][i % 2][2] = v.z, w[i / 2][i % 2][3] = v.w;
+      }
+#pragma unroll
+      for (int s = 0; s < kSubs; ++s) {
+        float acc[Tiles][kOctets][4] = {};
+#pragma unroll
+        for (int j = s * 4 / kSubs; j < (s + 1) * 4 / kSubs; ++j) {
+          uint4 b[kOctets];
+#pragma unroll
+          for (int o = 0; o < kOctets; ++o) b[o] = lds128(column[o] + (first + u) * kUnitX + j * Rows * 64);
+#pragma unroll
+          for (int i = 0; i < Tiles; ++i) {
+            const uint32_t w0 = w[i][0][j], w1 = w[i][1][j];
+            uint32_t even[4], odd[4];
+            const uint32_t raw[4] = {w0, w1, w0 >> 8, w1 >> 8};
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+              if constexpr (Num::kNormal) {
+                even[r] = half_fma(nibbles<0x000f000f, 0x64086408>(raw[r]), 0x3c003c00, 0xe408e408);  // 1024 + u, - 1032
+                odd[r] = half_fma(nibbles<0x00f000f0, 0x64806480>(raw[r]), 0x2c002c00, 0xd480d480);   // (1024 + 16 u) / 16 - 72
+              } else {
+                even[r] = nibbles<0x000f000f, 0x00080008>(raw[r]);
+                odd[r] = nibbles<0x00f000f0, 0x00800080>(raw[r]);
+              }
+            }
+#pragma unroll
+            for (int o = 0; o < kOctets; ++o) Num::mma(acc[i][o], even, b[o].x, b[o].y);
+#pragma unroll
+            for (int o = 0; o < kOctets; ++o) Num::mma(acc[i][o], odd, b[o].z, b[o].w);
+          }
+        }
+        uint4 b[kOctets];  // 2^-e, sum x of m, then of m + 1
+#pragma unroll
+        for (int o = 0; o < kOctets; ++o) b[o] = lds128(column_sum[o] + (first + u) * kUnitSums + s * Rows * 8);
+#pragma unroll
+        for (int i = 0; i < Tiles; ++i) {
+          const int item = (u * kSubs + s) * Tiles + i, source = (lane & ~3) | (item & 3);
+          const bool one = Units * kSubs * Tiles == 1;
+          const float2 a = one ? step.scale[0].get() : step.scale[item / 4].from(source).get();
+          float2 z = one ? step.zero[0].get() : step.zero[item / 4].from(source).get();
+          if constexpr (!Num::kNormal) z.x = fmaf(-8.f, a.x, z.x), z.y = fmaf(-8.f, a.y, z.y);
+#pragma unroll
+          for (int o = 0; o < kOctets; ++o) {
+            const float back[2] = {__uint_as_float(b[o].x), __uint_as_float(b[o].z)};
+            const float sum[2] = {__uint_as_float(b[o].y), __uint_as_float(b[o].w)};
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              y[i][o][c] = fmaf(z.x, sum[c], fmaf(a.x * back[c], acc[i][o][c], y[i][o][c]));
+              y[i][o][2 + c] = fmaf(z.y, sum[c], fmaf(a.y * back[c], acc[i][o][2 + c], y[i][o][2 + c]));
+            }
+          }
+        }
+      }
+    }
+  };
+
+  // -- y of a group of tiles to memory: slices meet in shared memory, blocks of a cluster in that of the one that owns the item,
+  // an item being 16 rows n of one m, of which a half warp takes care. A block of a cluster sends what the others own, and
+  // collects what it owns a turn later, when the others' part has long come. Two buffers do: before a block writes one again, it
+  // has waited for what the others sent after they had read it.
+  const int items = tiles * p.M, half = warp * 2 + (lane >> 4), r = lane & 15, owner = half & (cluster - 1);
+  const int owned = (items + cluster - 1) >> p.cluster_log2;
+  const auto sums_of = [&](int turn) { return partial + (turn & 1) * p.red_stride; };
+  const auto slots_of = [&](int turn) {
+    return partial + (p.red_stride ? 2 * partial_floats + (turn & 1) * cluster * owned * kTileN : partial_floats);
+  };
+  const auto slices_sum = [&](int turn, int in_block, int m) {
+    const float* from = sums_of(turn) + (in_block * slices * p.M + m) * kSumStride + r;
+    float v = 0;
+#pragma unroll 4
+    for (int s = 0; s < slices; ++s) v += from[s * p.M * kSumStride];
+    return v;
+  };
+  const auto collect = [&](int group, int turn) {
+    if (cluster > 1) barrier_wait(barriers + (turn & 1) * 8, turn >> 1 & 1);
+    for (int item = half; item < items && owner == rank; item += warps * 2) {
+      const int in_block = item * p.m_magic >> 20, m = item - in_block * p.M;
+      const float v = slices_sum(turn, in_block, m);
+      float total = 0;
+      const float* slots = slots_of(turn) + (item >> p.cluster_log2) * kTileN + r;
+      for (int c = 0; c < cluster; ++c) total += c == rank ? v : slots[c * owned * kTileN];
+      const int64_t n = (static_cast<int64_t>(group) * tiles + in_block) * kTileN + r;
+      if (n >= p.N) continue;
+      if (p.bias) total += load_as_float(p.bias, n, p.bias_type);
+      static_cast<typename Num::type*>(p.y)[m * p.N + n] = static_cast<typename Num::type>(total);
+    }
+  };
+  const auto finish = [&](int group, int turn) {
+#pragma unroll
+    for (int i = 0; i < Tiles; ++i)
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int m = o * 8 + 2 * t + c;
+          float* to = sums_of(turn) + (((tile + i) * slices + slice) * p.M + m) * kSumStride + 2 * g;
+          if (m < p.M) *reinterpret_cast<float2*>(to) = {y[i][o][c], y[i][o][2 + c]};
+        }
+    if (cluster > 1 && turn > 0) collect(group - gridDim.y, turn - 1);
+    __syncthreads();
+    if (cluster == 1) {
+      collect(group, turn);
+      return;
+    }
+    if (turn == 0) cluster_wait();  // the others have started
+    const uint32_t barrier = barriers + (turn & 1) * 8;
+    if (warp == 0 && lane == 0)
+      barrier_expect(barrier, (cluster - 1) * ((items - rank + cluster - 1) >> p.cluster_log2) * kTileN * 4);
+    for (int item = half; item < items && owner != rank; item += warps * 2) {
+      const int in_block = item * p.m_magic >> 20, m = item - in_block * p.M;
+      float* to = slots_of(turn) + (rank * owned + (item >> p.cluster_log2)) * kTileN + r;
+      store_remote(static_cast<uint32_t>(__cvta_generic_to_shared(to)), barrier, owner, slices_sum(turn, in_block, m));
+    }
+    __syncwarp();
+  };
+
+  // -- The walk
+  at.group = blockIdx.y, at.chunk = 0, at.step = 0;
+  aim(at.group);
+  aim_chunk(0);
+  Part next = {};
+  fetch(next);
+  copy_x(part_begin, min(part_begin + p.chunk_units, part_end));
+  if (cluster > 1) {
+    if (warp == 0 && lane == 0) barrier_init(barriers), barrier_init(barriers + 8);
+    __syncwarp();
+    cluster_arrive();
+  }
+  int turn = 0;
+  for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y, ++turn) {
+#pragma unroll
+    for (int i = 0; i < Tiles * kOctets * 4; ++i) y[i / (kOctets * 4)][i / 4 % kOctets][i % 4] = 0;
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      const int begin = part_begin + chunk * p.chunk_units, end = min(begin + p.chunk_units, part_end);
+      if (turn == 0 || p.chunks > 1) {
+        if (chunk + turn > 0) {
+          __syncthreads();
+          copy_x(begin, end);
+        }
+        copies_wait();
+        each_x(begin, end, stage_x);
+        __syncthreads();
+      }
+#pragma unroll 1
+      for (int unit = slice * Units, i = 0; i < p.warp_steps; ++i, unit += stride) {
+        const Part now = next;  // waits for it, and only then are more loads in flight
+        fetch(next);
+        if (begin + unit < end) compute(now, unit);
+      }
+    }
+    finish(group, turn);
+  }
+  if (cluster > 1) collect(blockIdx.y + (turn - 1) * gridDim.y, turn - 1);
+}
+
+}  // namespace aoext::cuda::int4_decode

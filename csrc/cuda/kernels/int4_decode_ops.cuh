@@ -1,0 +1,198 @@
+// The instructions that int4_decode.cuh is written in: loads, number formats, cluster barriers.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/element.h"
+
+namespace aoext::cuda::int4_decode {
+
+__device__ __forceinline__ uint4 load_stream(const uint8_t* p) {  // read once: must not push x out of L1
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// x goes to shared memory by the other kind of load, which is waited for apart from weights in flight. Not inside: zeros.
+__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t d, uint32_t magic) { return d == 1 ? n : __umulhi(n, magic); }
+
+__device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }  // -127 < e; 128 gives Inf
+
+template <uint32_t Mask, uint32_t Xor>
+__device__ __forceinline__ uint32_t nibbles(uint32_t w) {  // (w & Mask) ^ Xor
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(w), "r"(Mask), "r"(Xor));
+  return r;
+}
+
+__device__ __forceinline__ uint4 lds128(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+
+template <Element>
+struct Number;
+
+template <>
+struct Number<Element::bf16> {
+  using type = __nv_bfloat16;
+  using pair = __nv_bfloat162;
+  static constexpr int kMantissa = 7, kExponentBias = 127;
+  static constexpr int kUlp = -133;  // exponent of the smallest subnormal number
+  static constexpr int kTop = 126;   // X' reaches 2^(kTop + 1)
+  static constexpr int kMaxShift = 127;
+  static constexpr int kOne = -16;        // exponent of the `one` that sums X', small enough for 128 of them
+  static constexpr bool kNormal = false;  // operands are subnormal, (q + 8) 2^kUlp
+  static __device__ __forceinline__ float2 unpack(uint32_t v) {
+    return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
+  }
+  static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+template <>
+struct Number<Element::fp16> {
+  using type = __half;
+  using pair = __half2;
+  static constexpr int kMantissa = 10, kExponentBias = 15;
+  static constexpr int kUlp = 0, kTop = 0, kMaxShift = 0, kOne = 0;
+  static constexpr bool kNormal = true;  // operands are q
+  static __device__ __forceinline__ float2 unpack(uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
+  static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+template <typename N>
+__device__ __forceinline__ uint32_t power_pair(int e) {  // 2^e twice
+  return static_cast<uint32_t>((e + N::kExponentBias) << N::kMantissa) * 0x10001u;
+}
+
+template <typename N>
+__device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
+  typename N::pair r = __hmul2(*reinterpret_cast<typename N::pair*>(&a), *reinterpret_cast<typename N::pair*>(&b));
+  return *reinterpret_cast<uint32_t*>(&r);
+}
+
+__device__ __forceinline__ uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c) {
+  __half2 r = __hfma2(*reinterpret_cast<__half2*>(&a), *reinterpret_cast<__half2*>(&b), *reinterpret_cast<__half2*>(&c));
+  return *reinterpret_cast<uint32_t*>(&r);
+}
+
+__device__ __forceinline__ float load_as_float(const void* p, int64_t i, int type) {
+  if (type == static_cast<int>(Element::bf16)) return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
+  if (type == static_cast<int>(Element::fp16)) return __half2float(static_cast<const __half*>(p)[i]);
+  return static_cast<const float*>(p)[i];
+}
+
+// Scales of two neighbouring rows. Paired: they can be read at once.
+template <Element S>
+struct ScalePair {
+  static constexpr int kBytes = 2;
+  uint32_t bits;
+  template <bool Paired>
+  __device__ __forceinline__ void load(const uint8_t* p, int to_next) {
+    if constexpr (Paired) {
+      asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bits) : "l"(p));
+    } else {
+      const auto* q = reinterpret_cast<const uint16_t*>(p);
+      bits = __ldg(q) | static_cast<uint32_t>(__ldg(q + to_next)) << 16;
+    }
+  }
+  __device__ __forceinline__ ScalePair from(int lane) const { return {__shfl_sync(~0u, bits, lane)}; }
+  __device__ __forceinline__ float2 get() const { return Number<S>::unpack(bits); }
+};
+template <>
+struct ScalePair<Element::fp32> {
+  static constexpr int kBytes = 4;
+  float a, b;
+  template <bool>
+  __device__ __forceinline__ void load(const uint8_t* p, int to_next) {
+    const auto* q = reinterpret_cast<const float*>(p);
+    a = __ldg(q), b = __ldg(q + to_next);
+  }
+  __device__ __forceinline__ ScalePair from(int lane) const { return {__shfl_sync(~0u, a, lane), __shfl_sync(~0u, b, lane)}; }
+  __device__ __forceinline__ float2 get() const { return {a, b}; }
+};
+
+// Where word j of lane t of a unit lies once its groups of `Sub` k are spread over the four lanes that mma sums over.
+template <int Sub>
+__device__ __forceinline__ int word_k(int t, int j) {
+  if constexpr (Sub == 128) return 32 * t + 8 * j;
+  if constexpr (Sub == 64) return 32 * (2 * (j >> 1) + (t & 1)) + 8 * (2 * (t >> 1) + (j & 1));
+  return 32 * j + 8 * t;
+}
+
+template <int Sub>
+__device__ __forceinline__ void spread(uint4& v, int t) {  // from 16 consecutive bytes a lane to word_k's order
+  if constexpr (Sub == 32) {
+    const bool odd = t & 1;
+    const uint32_t p = __shfl_xor_sync(~0u, odd ? v.x : v.y, 1), q = __shfl_xor_sync(~0u, odd ? v.z : v.w, 1);
+    v = odd ? uint4{p, v.y, q, v.w} : uint4{v.x, p, v.z, q};
+  }
+  if constexpr (Sub <= 64) {
+    const bool high = t & 2;
+    const uint32_t p = __shfl_xor_sync(~0u, high ? v.x : v.z, 2), q = __shfl_xor_sync(~0u, high ? v.y : v.w, 2);
+    v = high ? uint4{p, q, v.z, v.w} : uint4{v.x, v.y, p, q};
+  }
+}
+
+// Blocks of a cluster: a float to the same address in another block, which counts its bytes on a barrier there.
+__device__ __forceinline__ void barrier_init(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;\n}" ::"r"(barrier),
+      "r"(phase)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {  // what barrier_init wrote is visible to the cluster after cluster_wait
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void store_remote(uint32_t address, uint32_t barrier, int rank, float v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .b32 a, b;\n mapa.shared::cluster.u32 a, %0, %2;\n mapa.shared::cluster.u32 b, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [a], %3, [b];\n}" ::"r"(address),
+      "r"(barrier), "r"(rank), "f"(v)
+      : "memory");
+#endif
+}
+
+}  // namespace aoext::cuda::int4_decode

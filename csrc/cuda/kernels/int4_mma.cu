@@ -1,0 +1,128 @@
+// Tiles of int4_mma, the choice among them and their launch.
+#include <algorithm>
+#include <limits>
+
+#include "cuda/kernels/int4_mma.cuh"
+#include "cuda/kernels/int4_mma.h"
+
+namespace aoext::cuda {
+namespace int4_mma {
+namespace {
+
+// A warp has at most 32 × 128 outputs, 128 registers of sums: the more tokens share a dequantised weight, the less their
+// integer work keeps the tensor cores waiting. With few tokens stages are deep along K, so that more of a row of weights
+// is under way. At least two blocks fit a multiprocessor of 164 KB, and one the 99 KB of sm_86 and sm_89.
+//
+// With M tokens and K split over blocks, the time in µs on an H200 (132 multiprocessors) is about
+//   us · (64-deep steps of a block + 0.5) · max(blocks of a multiprocessor, filled)
+//     + 3.1 + 0.3 per MB of partial sums written and read, if K is split.
+// The numbers were fitted to 50 shapes, M = 17 to 4096, where the fastest tile and split by this formula is at most 3% off
+// the fastest that was measured. Other GPUs have other numbers, but the choice needs only their ratios.
+struct Cost {
+  int block_m;
+  double us, filled;
+};
+constexpr Cost kCosts[] = {{32, 0.274, 1.15}, {64, 0.387, 1.67}, {128, 0.663, 1.16}};
+constexpr double kSplitCost = 3.1, kCostPerMB = 0.3;
+constexpr int kMaxSplits = 16, kMinK = 256;
+
+// clang-format off
+//                  warps N, M  warp N, M  block_k  stages     KB of shared memory
+using Tile32 =  Tile<4, 1,      32, 32,    128,     3>;     // 55
+using Tile64 =  Tile<4, 1,      32, 64,    64,      4>;     // 53
+using Tile128 = Tile<4, 1,      32, 128,   64,      3>;     // 64
+// clang-format on
+
+constexpr int64_t kMaxK = int64_t{1} << 25;  // the strides of a thread fit 32 bits
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// f(Tile{}) of the configuration's tile.
+template <class F>
+auto with_tile(const MmaConfig& c, const F& f) {
+  return c.block_m == 32 ? f(Tile32{}) : c.block_m == 64 ? f(Tile64{}) : f(Tile128{});
+}
+
+int64_t tiles(const Int4Linear& p, const MmaConfig& c) { return ceil_div(p.N, c.block_n) * ceil_div(p.M, c.block_m); }
+
+size_t partials_bytes(const Int4Linear& p, const MmaConfig& c) {
+  return static_cast<size_t>(tiles(p, c)) * c.splits * c.block_n * c.block_m * sizeof(float);
+}
+
+template <class X, class S, class T>
+cudaError_t launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
+  constexpr int kBytes = T::kStages * T::template kStageBytes<S>;
+  const cudaError_t error = cudaFuncSetAttribute(int4_mma_kernel<X, S, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  Problem a{};
+  a.p = p;
+  a.tiles_n = ceil_div(p.N, T::kBlockN);
+  a.tiles_m = ceil_div(p.M, T::kBlockM);
+  a.steps = static_cast<int>(ceil_div(p.K, int64_t{T::kBlockK} * c.splits));
+  const auto units = static_cast<uint64_t>(p.group_size / 32);
+  while (uint64_t{1} << a.shift < units) ++a.shift;
+  a.magic = static_cast<uint32_t>(((uint64_t{1} << (31 + a.shift)) + units - 1) / units);
+  a.stride_weight = static_cast<uint32_t>(T::kThreads / (T::kBlockK / 32) * (p.K / 2));
+  a.stride_x = static_cast<uint32_t>(T::kThreads / (T::kBlockK / 8) * p.K * 2);
+  a.bias = kBias<typename Scales<X, S, T::kChannels>::Q>;
+  a.one_group = p.group_size % T::kBlockK == 0;
+  a.vector_scales = p.N % (16 / sizeof(S)) == 0 && is_aligned(p.scale) && is_aligned(p.zero_point);
+  a.vector_y = p.N % 8 == 0 && is_aligned(p.y);
+  const dim3 grid(static_cast<unsigned>(a.tiles_n * a.tiles_m),
+                  static_cast<unsigned>(ceil_div(p.K, int64_t{a.steps} * T::kBlockK)));
+  if (grid.y > 1) {
+    a.partials = static_cast<float*>(workspace);
+    a.counters = reinterpret_cast<unsigned*>(static_cast<char*>(workspace) + partials_bytes(p, c));
+    const cudaError_t cleared = cudaMemsetAsync(a.counters, 0, grid.x * sizeof(unsigned), stream);
+    if (cleared != cudaSuccess) return cleared;
+  }
+  int4_mma_kernel<X, S, T><<<grid, T::kThreads, kBytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace int4_mma
+
+bool serves_int4_mma(const Int4Linear& p) {
+  return (p.type == Element::bf16 || p.type == Element::fp16) && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
+         p.K % 32 == 0 && p.group_size % 32 == 0 && p.K <= int4_mma::kMaxK && int4_mma::is_aligned(p.x) &&
+         int4_mma::is_aligned(p.weight);
+}
+
+MmaConfig choose_int4_mma(const Int4Linear& p, int sms) {
+  using namespace int4_mma;
+  MmaConfig best{};
+  double least = std::numeric_limits<double>::infinity();
+  for (const Cost& cost : kCosts) {
+    const int64_t unsplit = tiles(p, {128, cost.block_m, 1});
+    const int64_t most = unsplit <= 2 * sms ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
+    for (int splits = 1; splits <= most; ++splits) {
+      const MmaConfig c{128, cost.block_m, splits};
+      const int64_t blocks = unsplit * splits;
+      double us = cost.us * (ceil_div(p.K, 64 * splits) + 0.5) * std::max<double>(ceil_div(blocks, sms), cost.filled);
+      if (splits > 1) us += kSplitCost + kCostPerMB * 2e-6 * static_cast<double>(partials_bytes(p, c));
+      if (us < least) least = us, best = c;
+    }
+  }
+  return best;
+}
+
+size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& c) {
+  return c.splits == 1 ? 0 : int4_mma::partials_bytes(p, c) + int4_mma::tiles(p, c) * sizeof(unsigned);
+}
+
+cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
+  return int4_mma::with_tile(c, [&](auto tile) {
+    using T = decltype(tile);
+    const bool own = p.scale_type == p.type;
+    if (p.type == Element::bf16)
+      return own ? int4_mma::launch<__nv_bfloat16, __nv_bfloat16, T>(p, c, workspace, stream)
+                 : int4_mma::launch<__nv_bfloat16, float, T>(p, c, workspace, stream);
+    return own ? int4_mma::launch<__half, __half, T>(p, c, workspace, stream)
+               : int4_mma::launch<__half, float, T>(p, c, workspace, stream);
+  });
+}
+
+}  // namespace aoext::cuda

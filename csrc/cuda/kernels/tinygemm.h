@@ -1,0 +1,48 @@
+// The tinygemm layout on CUDA: packing, unpacking, and the product with few rows of input.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace aoext::cuda {
+
+// y[M, N] = x[M, K] · wᵀ with w = (u − 8) · scale + zero, everything contiguous, bfloat16, nothing empty.
+struct TinygemmLinear {
+  const void* x;               // [M, K], 16-byte aligned
+  const void* weight;          // int32 [N/8][K/(16·inner_k_tiles)][32][inner_k_tiles/2], 16-byte aligned
+  const void* scale_and_zero;  // [K/group_size, N, 2], 4-byte aligned
+  void* y;                     // [M, N]
+  int64_t M, N, K, group_size;
+  int inner_k_tiles;
+};
+
+// How tinygemm_mm walks a problem; what its numbers mean stands in tinygemm_mm.cuh.
+struct TinygemmConfig {
+  int tokens;        // columns of the mma tiles, a multiple of 8 that is at least M: 8, 16 or 32
+  int warps;         // of a block
+  int blocks;        // that share the row tiles
+  int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time
+  int64_t shared_bytes;
+};
+
+constexpr int kTinygemmMaxRows = 32;  // of x, in one launch
+
+// The configuration for a device with so many multiprocessors and bytes of shared memory for a block. Fewer warps
+// than max_warps are taken where that shares the work better.
+TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int64_t max_shared_bytes, int max_warps = 16);
+
+cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream);
+
+// uint8 [N, K/2], the even k in the high nibble, to the packed layout. Pointers are 16-byte aligned.
+cudaError_t launch_tinygemm_pack(const void* weight, void* packed, int64_t N, int64_t K, int inner_k_tiles, cudaStream_t stream);
+
+// The packed layout to int8 [N, K/2] of docs/operators.md: the even k in the low nibble, nibbles signed.
+cudaError_t launch_tinygemm_unpack(const void* packed, void* weight, int64_t N, int64_t K, int inner_k_tiles,
+                                   cudaStream_t stream);
+
+// scale_and_zero [groups, N, 2] to scale and zero [groups, N], of 16-bit elements.
+cudaError_t launch_tinygemm_split(const void* scale_and_zero, void* scale, void* zero, int64_t count, cudaStream_t stream);
+
+}  // namespace aoext::cuda

@@ -1,0 +1,95 @@
+#include "cuda/kernels/tinygemm_mm.cuh"
+
+#include <algorithm>
+
+namespace aoext::cuda {
+namespace {
+
+using tinygemm::Shape;
+
+// As many as have registers enough: more warps would spill.
+constexpr int most_warps(int tokens) { return tokens == 32 ? 12 : 16; }
+
+constexpr int64_t kFewestChunks = 2;  // of a phase, where fewer warps can help it
+
+template <int Inner, int Sub>
+auto kernel_for(int tokens) {
+  return tokens == 8    ? tinygemm::mm_kernel<Inner, Sub, 1, 32 * most_warps(8)>
+         : tokens == 16 ? tinygemm::mm_kernel<Inner, Sub, 2, 32 * most_warps(16)>
+                        : tinygemm::mm_kernel<Inner, Sub, 4, 32 * most_warps(32)>;
+}
+
+template <int Inner>
+auto kernel_for(int sub, int tokens) {
+  return sub == 1 ? kernel_for<Inner, 1>(tokens) : kernel_for<Inner, 4>(tokens);
+}
+
+int sub_groups(const TinygemmLinear& p) { return p.group_size < kTinygemmChunk ? 4 : 1; }
+
+}  // namespace
+
+namespace tinygemm {
+
+Shape shape(const TinygemmLinear& p, const TinygemmConfig& config) {
+  Shape s{};
+  s.p = p;
+  while ((int64_t{1} << s.log2_group) < p.group_size) ++s.log2_group;
+  s.chunks = static_cast<int>((p.K + kTinygemmChunk - 1) / kTinygemmChunk);
+  s.phase_chunks = config.phase_chunks;
+  s.tiles = static_cast<int>((p.N + kRows - 1) / kRows);
+  const auto units = [&](int chunks) { return (chunks + config.warps - 1) / config.warps; };
+  s.units = units(s.phase_chunks);
+  s.last_units = units((s.chunks - 1) % s.phase_chunks + 1);
+  return s;
+}
+
+}  // namespace tinygemm
+
+TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int64_t max_shared_bytes, int max_warps) {
+  TinygemmConfig config{};
+  config.tokens = p.M <= 8 ? 8 : p.M <= 16 ? 16 : 32;
+  max_warps = std::min(max_warps, most_warps(config.tokens));
+  const int64_t chunks = (p.K + kTinygemmChunk - 1) / kTinygemmChunk;
+  const int64_t tiles = (p.N + tinygemm::kRows - 1) / tinygemm::kRows;
+  // As many warps as share the chunks evenly, from half the most on.
+  const auto steps = [&](int64_t warps) { return (chunks + warps - 1) / warps; };
+  config.warps = static_cast<int>(std::min<int64_t>(max_warps, chunks));
+  while (config.warps > 1 && steps(config.warps - 1) == steps(config.warps)) --config.warps;
+  const int64_t slots = 16 * config.tokens;
+  const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(config.tokens) * config.warps * slots * 4;
+  const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * config.tokens * 4;
+  const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
+  config.blocks = static_cast<int>(std::min<int64_t>(tiles, multiprocessors));
+  int64_t tile_bytes = 0;
+  int64_t fits = (max_shared_bytes - warp_bytes - pad_bytes) / chunk_bytes;
+  if (fits < chunks) {
+    // Sums wait for the next phase: at most a quarter of the memory is theirs, by more blocks where need be.
+    const int64_t most = std::max<int64_t>(1, max_shared_bytes / 4 / (slots * 4));
+    config.blocks = static_cast<int>(std::max<int64_t>(config.blocks, (tiles + most - 1) / most));
+    tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
+    fits = (max_shared_bytes - warp_bytes - pad_bytes - tile_bytes) / chunk_bytes;
+    // Little memory and many tokens: fewer warps leave more of it.
+    if (fits < kFewestChunks && max_warps > 1) return tinygemm_config(p, multiprocessors, max_shared_bytes, max_warps / 2);
+    const int64_t phases = (chunks + fits - 1) / fits;
+    const int64_t even = (chunks + phases - 1) / phases;
+    fits = std::min(fits, (even + config.warps - 1) / config.warps * config.warps);
+  }
+  config.phase_chunks = static_cast<int>(std::min(fits, chunks));
+  config.shared_bytes = warp_bytes + pad_bytes + tile_bytes + config.phase_chunks * chunk_bytes;
+  return config;
+}
+
+cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream) {
+  const Shape shape = tinygemm::shape(p, config);
+  const int sub = sub_groups(p);
+  const auto kernel = p.inner_k_tiles == 8   ? kernel_for<8>(sub, config.tokens)
+                      : p.inner_k_tiles == 4 ? kernel_for<4>(sub, config.tokens)
+                                             : kernel_for<2>(sub, config.tokens);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes));
+  if (error != cudaSuccess) return error;
+  kernel<<<config.blocks, config.warps * 32, config.shared_bytes, stream>>>(shape);
+  return cudaGetLastError();
+}
+
+}  // namespace aoext::cuda

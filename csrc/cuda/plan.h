@@ -1,0 +1,45 @@
+// Which kernel a problem gets on a CUDA device: the only place where shapes choose code.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "common/checks.h"
+#include "cuda/device.h"
+#include "cuda/kernels/int4_decode.h"
+#include "cuda/kernels/int4_mma.h"
+#include "cuda/kernels/int4_wgmma.h"
+
+namespace aoext::cuda {
+
+enum class Algorithm {
+  decode,   // few rows of x: weights from memory straight to registers (kernels/int4_decode.cuh)
+  wgmma,    // more, on compute capability 9.0 (kernels/sm90a/int4_wgmma.cuh)
+  mma,      // more, anywhere (kernels/int4_mma.cuh)
+  any,      // every size, type and alignment (kernels/int4_any.cu)
+  generic,  // ATen operators, where nothing else serves
+};
+
+struct Plan {
+  Algorithm algorithm = Algorithm::generic;
+  Element scale = Element::bf16;  // what scales and zeros are converted to first, where they are of another type
+  DecodeConfig decode = {};
+  WgmmaConfig wgmma = {};
+  MmaConfig mma = {};
+};
+
+Element element(ScalarType dtype);
+
+// The problem as kernels see it, without its pointers.
+Int4Linear int4_linear(const LinearProblem& p);
+
+// Whether all these tensors start at multiples of 16 bytes.
+bool are_aligned(std::initializer_list<const Tensor*> tensors);
+
+Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);  // bf16i4bf16_rowwise
+
+bool takes_one_pass(const LinearProblem& p, const Device& device);  // dequantize_int4, packing
+
+std::string describe(const Plan& plan);
+
+}  // namespace aoext::cuda

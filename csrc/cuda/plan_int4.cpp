@@ -1,0 +1,102 @@
+// Weight-only int4.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+
+#include "cuda/plan.h"
+
+namespace aoext::cuda {
+
+Element element(ScalarType dtype) {
+  return dtype == ScalarType::BFloat16 ? Element::bf16 : dtype == ScalarType::Half ? Element::fp16 : Element::fp32;
+}
+
+Int4Linear int4_linear(const LinearProblem& p) {
+  Int4Linear raw{};
+  raw.M = p.M, raw.N = p.N, raw.K = p.K, raw.group_size = p.group_size;
+  raw.type = element(p.output), raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
+  return raw;
+}
+
+bool are_aligned(std::initializer_list<const Tensor*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const Tensor* t) { return reinterpret_cast<uintptr_t>(t->const_data_ptr()) % 16 == 0; });
+}
+
+namespace {
+
+// Fewer output columns than this, and rounding each dequantised weight to the input's type may show in a row of y.
+constexpr int64_t kRoundedColumns = 32;
+constexpr int64_t kDecodeRows = 16;  // up to which decode wins over mma and wgmma
+constexpr int64_t kAnyRows = 16;     // up to which a kernel for any size wins over dequantising for cuBLAS
+constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
+// Of decode, which counts bytes of scales, and of its rows of w, in 32 bits.
+constexpr int64_t kMostDecodeColumns = int64_t{1} << 29, kMostDecodeDepth = int64_t{1} << 25;
+
+// Choosing takes longer than a launch, so every choice is made once.
+DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
+  using Key = std::array<int64_t, 7>;
+  static std::mutex mutex;
+  static std::map<Key, DecodeConfig> chosen;
+  const bool clusters = device.family == Family::sm90;
+  const Key key = {raw.M,
+                   raw.N,
+                   raw.K,
+                   raw.group_size,
+                   static_cast<int64_t>(raw.type),
+                   static_cast<int64_t>(raw.scale_type),
+                   2 * device.multiprocessors + clusters};
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = chosen.find(key);
+  if (found != chosen.end()) return found->second;
+  return chosen.emplace(key, choose_int4_decode(raw, device.multiprocessors, clusters)).first->second;
+}
+
+}  // namespace
+
+Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
+  Plan plan;
+  if (device.family == Family::none || p.K >= kMostAnyDepth) return plan;
+  Int4Linear raw = int4_linear(p);
+  // Fast kernels take scales of the input's type or float32.
+  plan.scale = raw.scale_type = raw.scale_type == raw.type ? raw.type : Element::fp32;
+  const bool regular = aligned && serves_int4_mma(raw);
+  const bool decodes = p.M <= kDecodeRows && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
+  if (regular && decodes) {
+    plan.algorithm = Algorithm::decode;
+    plan.decode = decode_config(raw, device);
+  } else if (regular && p.N >= kRoundedColumns && device.family == Family::sm90 && int4_wgmma_takes(raw)) {
+    plan.algorithm = Algorithm::wgmma;
+    plan.wgmma = choose_int4_wgmma(raw, device.multiprocessors);
+  } else if (regular && p.N >= kRoundedColumns) {
+    plan.algorithm = Algorithm::mma;
+    plan.mma = choose_int4_mma(raw, device.multiprocessors);
+  } else if (regular || p.M <= kAnyRows) {
+    plan.algorithm = Algorithm::any;
+    plan.scale = element(p.scale);
+  }
+  return plan;
+}
+
+bool takes_one_pass(const LinearProblem& p, const Device& device) { return device.family != Family::none && p.K < kMostAnyDepth; }
+
+std::string describe(const Plan& plan) {
+  const auto text = [](auto v) { return std::to_string(v); };
+  switch (plan.algorithm) {
+    case Algorithm::generic: return "generic: ATen operators";
+    case Algorithm::any: return "cuda: int4_any";
+    case Algorithm::decode:
+      return "cuda: int4_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
+             " warps and " + text(plan.decode.cluster) + " blocks";
+    case Algorithm::wgmma:
+      return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) + ", K over " + text(plan.wgmma.splits) +
+             " blocks of a cluster";
+    case Algorithm::mma:
+      return "cuda: int4_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
+             text(plan.mma.splits) + " blocks";
+  }
+  return "";
+}
+
+}  // namespace aoext::cuda

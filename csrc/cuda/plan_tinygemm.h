@@ -1,0 +1,34 @@
+// Which kernel weight_int4pack_mm gets on a CUDA device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/checks.h"
+#include "cuda/device.h"
+#include "cuda/kernels/tinygemm.h"
+
+namespace aoext::cuda {
+
+enum class TinygemmAlgorithm {
+  direct,   // few rows of x: from the packed layout (kernels/tinygemm_mm.cuh)
+  unpack,   // more: the plain layout in a workspace, and bf16i4bf16_rowwise's kernels for it
+  generic,  // ATen operators, below compute capability 8.0
+};
+
+struct TinygemmPlan {
+  TinygemmAlgorithm algorithm = TinygemmAlgorithm::generic;
+  TinygemmConfig config = {};  // of `direct`
+};
+
+// The problem as kernels see it, without its pointers.
+TinygemmLinear tinygemm_linear(const Int4PackProblem& p);
+
+TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Tensor& input);
+
+std::string describe(const TinygemmPlan& plan);
+
+// What aoext.explain says of weight_int4pack_mm for its tensors (input, weight, scale_and_zero), checked already.
+std::string explain_weight_int4pack_mm(const std::vector<Tensor>& tensors);
+
+}  // namespace aoext::cuda

@@ -1,0 +1,412 @@
+"""What is CUDA's own: streams, graphs, compilers, devices, memory. Tests of operators are every device's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aoext
+import reference
+from conftest import SEED
+from reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn
+
+BF16, FP16, FP32 = reference.HIGH_PRECISION
+GB = 10**9
+
+HERE = torch.cuda.is_available()
+OWN = aoext.info.build_config()["cuda"] == "ON"
+pytestmark = pytest.mark.skipif(not HERE, reason="there is no CUDA device")
+needs_own_kernels = pytest.mark.skipif(not OWN, reason="aoext was built without CUDA")
+
+INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "weight_int4pack_mm"]
+ALL_INT4 = [*INT4[:2], "dequantize_int4", *TINYGEMM_CALLS]
+ROWS = [1, 3, 8, 16, 33, 70, 130, 300]  # decode, middle and prefill, with tails
+
+# Tails in every direction, group sizes with and without kernels of their own, split and unsplit K.
+ODD = [
+    Problem(1, 32, 64, 32),
+    Problem(1, 7, 2, 2),
+    Problem(1, 4097, 128, 128),
+    Problem(1, 33, 8192, 128),
+    Problem(2, 257, 1056, 32, FP16, FP16),
+    Problem(3, 31, 1000, 250),
+    Problem(4, 640, 4096, 64, BF16, FP32),
+    Problem(5, 130, 384, 384),
+    Problem(9, 1000, 2048, 256),
+    Problem(15, 72, 96, 6, FP16, BF16),
+    Problem(16, 515, 320, 32),
+    Problem(17, 200, 4096, 128),
+    Problem(33, 136, 640, 128, FP16, FP32),
+    Problem(64, 100, 512, 64),
+    Problem(65, 1032, 1024, 128),
+    Problem(129, 260, 2048, 32),
+    Problem(255, 129, 256, 256),
+    Problem(257, 513, 768, 128, FP16, FP16),
+    Problem(520, 384, 1152, 128),
+    Problem(70, 48, 256, 64, FP32, FP32),
+]
+
+
+def on_cuda(call: reference.Call) -> list[Any]:
+    return [a.to("cuda") if isinstance(a, Tensor) else a for a in call.args]
+
+
+def operator_of(name: str):
+    return getattr(torch.ops.ao, name)
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    """The output of code with torch, aoext and ao at hand."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, aoext\nao = torch.ops.ao\n" + code],
+        env={**os.environ, "AOEXT_TEST_SEED": str(SEED), **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=os.path.dirname(__file__),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---- own kernels ----------------------------------------------------------------------------------------
+
+
+@needs_own_kernels
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("group_size", [32, 64, 128, 256])
+@pytest.mark.parametrize("M", ROWS)
+def test_no_common_call_gets_the_generic_kernel(M, group_size, dtype, generator):
+    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, 256, 512, group_size, dtype, dtype), generator)
+    plan = aoext.explain(call.operator, *on_cuda(call))
+    assert plan.startswith("cuda")
+    assert "generic" not in plan
+
+
+@pytest.mark.parametrize("M", ROWS)
+@pytest.mark.parametrize("operator", ALL_INT4)
+def test_no_call_waits_for_the_device(operator, M, generator):
+    call = ALL_CALLS[operator](Problem(M, 96, 256, 128), generator)
+    args = on_cuda(call)
+    operator_of(operator)(*args, **call.kwargs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        operator_of(operator)(*args, **call.kwargs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- memory ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """All memory that the allocator hands out next is NaN, whatever it is read as."""
+    torch.cuda.empty_cache()
+    blocks = [
+        torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda")
+        for size in (1 << shift for shift in range(9, 26))
+        for _ in range(4)
+    ]
+    del blocks
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("problem", ODD, ids=str)
+@pytest.mark.parametrize("operator", ALL_INT4)
+def test_every_element_of_the_result_is_written(operator, problem, generator, request):
+    call = ALL_CALLS[operator](problem, generator)
+    args = on_cuda(call)
+    request.getfixturevalue("poisoned")
+    unfused = operator.endswith("_bias") and "generic" in aoext.explain(operator, *args)
+    for _ in range(3):  # the first call's scratch memory comes back with what it wrote
+        assert_close(operator_of(operator)(*args, **call.kwargs), call.reference, unfused_bias=unfused)
+
+
+@pytest.mark.parametrize("M", ROWS)
+@pytest.mark.parametrize("offset", [1, 2, 4, 8])
+@pytest.mark.parametrize("operator", INT4)
+def test_operands_may_start_anywhere(operator, offset, M, generator):
+    """Contiguous views that begin `offset` elements into their storage: 16-byte loads would fault."""
+
+    def shifted(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        storage = torch.zeros(t.numel() + offset, dtype=t.dtype, device="cuda")
+        view = storage[offset:].view(t.shape)
+        view.copy_(t)
+        return view
+
+    call = ALL_CALLS[operator](Problem(M, 96, 512, 128), generator)
+    args = [shifted(a) for a in call.args]
+    unfused = operator.endswith("_bias") and "generic" in aoext.explain(operator, *args)
+    assert_close(operator_of(operator)(*args), call.reference, unfused_bias=unfused)
+
+
+@pytest.mark.parametrize("M", [1, 40])
+def test_a_slice_of_a_weight_serves(M, generator):
+    """Rows and columns from where no 16 bytes begin, by the tensor that slices them."""
+    weight = aoext.Int4Tensor.from_hp(randn(generator, 200, 1024, dtype=BF16).to("cuda"), [1, 32])
+    x = randn(generator, M, 992, dtype=BF16).to("cuda")
+    part = weight[7:123, 32:]
+    result = torch.nn.functional.linear(x, part)
+    assert_close(result, x.cpu().double() @ part.dequantize().cpu().double().t(), unfused_bias=True)
+
+
+def needs_memory(size: int) -> None:
+    free = torch.cuda.mem_get_info()[0]
+    if free < size:
+        pytest.skip(f"needs {size / GB:.0f} GB of GPU memory, {free / GB:.0f} are free")
+
+
+def test_a_result_of_more_than_2_31_elements(generator):
+    needs_memory(16 * GB)
+    N, K, copies = 57344, 128, 293
+    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(128, N, K, 128), generator)
+    x, *weight = on_cuda(call)
+    result = torch.ops.ao.bf16i4bf16_rowwise(x.repeat(copies, 1), *weight)
+    assert result.numel() > 2**31
+    for i in (0, copies // 2, copies - 1):
+        assert_close(result[128 * i : 128 * (i + 1)], call.reference)
+
+
+@pytest.mark.parametrize("M", [1, 16, 40, 130, 300])
+def test_a_weight_of_more_than_2_31_bytes_at_every_kernel(M, generator):
+    needs_memory(16 * GB)
+    K, base = 8192, 2048
+    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, base, K, 128), generator)
+    x, weight, scale, zero_point = on_cuda(call)
+    copies = 2**31 // weight.numel() + 1
+    big = weight.repeat(copies, 1)
+    assert big.numel() > 2**31
+    result = torch.ops.ao.bf16i4bf16_rowwise(x, big, scale.repeat(1, copies), zero_point.repeat(1, copies))
+    for i in (0, copies - 1):
+        assert_close(result[:, base * i : base * (i + 1)], call.reference)
+
+
+def test_an_input_of_more_than_2_31_elements(generator):
+    needs_memory(16 * GB)
+    K, M = 8192, 128
+    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, 64, K, 128), generator)
+    x, *weight = on_cuda(call)
+    copies = 2**31 // x.numel() + 1
+    result = torch.ops.ao.bf16i4bf16_rowwise(x.repeat(copies, 1), *weight)
+    for i in (0, copies - 1):
+        assert_close(result[M * i : M * (i + 1)], call.reference)
+
+
+# ---- order ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("M", ROWS)
+@pytest.mark.parametrize("N", [96, 1536])
+def test_twenty_runs_give_the_same_bits(N, M, generator):
+    """While another stream keeps some of the GPU busy, so that blocks come in another order each time."""
+    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, N, 4096, 128), generator)
+    args = on_cuda(call)
+    first = torch.ops.ao.bf16i4bf16_rowwise(*args)
+    noise = torch.randn(512, 512, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    for i in range(20):
+        with torch.cuda.stream(side):
+            for _ in range(i % 5):
+                noise.matmul(noise)
+        assert torch.equal(torch.ops.ao.bf16i4bf16_rowwise(*args), first)
+    side.synchronize()
+
+
+@pytest.mark.parametrize("M", ROWS)
+@pytest.mark.parametrize("operator", INT4)
+def test_two_streams_at_once_give_the_same_bits(operator, M, generator):
+    """They would not if they shared scratch memory."""
+    calls = [ALL_CALLS[operator](Problem(M, 200, 4096, 128), generator) for _ in range(2)]
+    args = [on_cuda(call) for call in calls]
+    expected = [operator_of(operator)(*a) for a in args]
+    streams = [torch.cuda.Stream() for _ in args]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    results: list[list[Tensor]] = [[], []]
+    for _ in range(30):
+        for stream, a, into in zip(streams, args, results, strict=True):
+            with torch.cuda.stream(stream):
+                into.append(operator_of(operator)(*a))
+    torch.cuda.synchronize()
+    for same, of_stream in zip(expected, results, strict=True):
+        assert all(torch.equal(same, result) for result in of_stream)
+
+
+@pytest.mark.parametrize("operator", ALL_INT4)
+def test_work_goes_to_the_current_stream(operator, generator):
+    """The operands arrive late on a side stream: a kernel on any other would read them too early."""
+    call = ALL_CALLS[operator](Problem(3, 96, 256, 128), generator)
+    ready = on_cuda(call)
+    expected = operator_of(operator)(*ready, **call.kwargs)
+    late = [torch.zeros_like(a) if isinstance(a, Tensor) else a for a in ready]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)
+        for a, b in zip(late, ready, strict=True):
+            if isinstance(a, Tensor):
+                a.copy_(b)
+        result = operator_of(operator)(*late, **call.kwargs)
+    stream.synchronize()
+    assert torch.equal(result, expected)
+
+
+def test_threads_may_call_at_once(generator):
+    """Each on a stream of its own, all from the start, when kernels are being loaded."""
+    calls = [ALL_CALLS[op](Problem(M, 96, 512, 128), generator) for op in INT4 for M in ROWS]
+    failures: list[BaseException] = []
+
+    def work(call: reference.Call) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(10):
+                    result = call.run(torch.device("cuda"), operator_of(call.operator))
+                    assert_close(result, call.reference, unfused_bias=not OWN)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+# ---- graphs and compilers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("M", ROWS)
+@pytest.mark.parametrize("operator", INT4)
+def test_a_captured_graph_replays_with_new_inputs(operator, M, generator):
+    call = ALL_CALLS[operator](Problem(M, 200, 4096, 128), generator)
+    args = on_cuda(call)
+    warm = torch.cuda.Stream()
+    warm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm):
+        operator_of(operator)(*args)
+    torch.cuda.current_stream().wait_stream(warm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = operator_of(operator)(*args)
+        again = operator_of(operator)(*args)
+    for _ in range(3):
+        fresh = ALL_CALLS[operator](Problem(M, 200, 4096, 128), generator)
+        for into, new in zip(args, fresh.args, strict=True):
+            if isinstance(into, Tensor):
+                into.copy_(new)
+        expected = operator_of(operator)(*args)  # its scratch memory is not the graph's
+        graph.replay()
+        assert torch.equal(result, expected)
+        assert torch.equal(again, expected)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_a_quantised_model_compiles(mode, generator):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(256, 512), nn.SiLU(), nn.Linear(512, 128, bias=False)).to("cuda", BF16)
+    aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=64))
+    compiled = torch.compile(model, mode=mode, fullgraph=True, dynamic=False)
+    with torch.inference_mode():
+        for M in (1, 40):
+            for _ in range(4):  # the third call and later ones replay graphs
+                x = randn(generator, M, 256, dtype=BF16).to("cuda")
+                torch.testing.assert_close(compiled(x).clone(), model(x), rtol=2e-2, atol=2e-2)
+    torch._dynamo.reset()
+
+
+# ---- devices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("M", ROWS)
+@pytest.mark.parametrize("operator", ALL_INT4)
+def test_work_goes_to_the_device_of_the_tensors(operator, M, generator):
+    call = ALL_CALLS[operator](Problem(M, 96, 512, 128), generator)
+    for current, other in ((0, 1), (1, 0)):
+        where = torch.device("cuda", other)
+        with torch.cuda.device(current):
+            result = call.run(where, operator_of(operator))
+            assert torch.cuda.current_device() == current
+        assert result.device == where
+        assert_close(result, call.reference, unfused_bias=not OWN)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_operands_on_two_devices_are_refused(generator):
+    x, *weight = ALL_CALLS["bf16i4bf16_rowwise"](Problem(3, 96, 512, 128), generator).args
+    with pytest.raises(RuntimeError, match=r"ao::bf16i4bf16_rowwise: .*device"):
+        torch.ops.ao.bf16i4bf16_rowwise(x.to("cuda:0"), *(t.to("cuda:1") for t in weight))
+
+
+# ---- older architectures --------------------------------------------------------------------------------
+
+EXPLAINED = """
+import reference
+for M in (1, 16, 64, 300):
+    call = reference.CALLS["bf16i4bf16_rowwise"](reference.Problem(M, 256, 1024, 128), torch.Generator())
+    args = [a.to("cuda") for a in call.args]
+    reference.assert_close(ao.bf16i4bf16_rowwise(*args), call.reference)
+    print(aoext.explain("bf16i4bf16_rowwise", *args))
+"""
+
+needs_newer = pytest.mark.skipif(
+    not HERE or torch.cuda.get_device_capability() < (9, 0), reason="this GPU runs no newer family"
+)
+
+
+@needs_own_kernels
+@needs_newer
+def test_an_older_family_can_be_forced():
+    newest = in_a_process(EXPLAINED).splitlines()
+    older = in_a_process(EXPLAINED, AOEXT_CUDA_FAMILY="sm80").splitlines()
+    assert len(newest) == len(older) == 4
+    assert newest != older
+    assert any("wgmma" in plan for plan in newest), newest
+    assert not any("wgmma" in plan for plan in older), older
+
+
+@needs_own_kernels
+def test_an_unknown_family_is_named():
+    output = in_a_process(
+        """
+x = torch.ones(1, 64, dtype=torch.bfloat16, device="cuda")
+w, s = torch.ones(32, 32, dtype=torch.int8, device="cuda"), torch.ones(2, 32, device="cuda")
+try:
+    ao.bf16i4bf16_rowwise(x, w, s, s)
+except RuntimeError as error:
+    print(error)
+""",
+        AOEXT_CUDA_FAMILY="sm12",
+    )
+    assert "AOEXT_CUDA_FAMILY" in output
+    assert "sm12" in output
+
+
+@needs_own_kernels
+@needs_newer
+def test_operators_are_right_with_an_older_family():
+    tests = os.path.join(os.path.dirname(__file__), "test_operators.py")
+    select = "cuda and own and (i4 or int4 or zero_point) and not 2_31"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", select],
+        env={**os.environ, "AOEXT_TEST_SEED": str(SEED), "AOEXT_CUDA_FAMILY": "sm80"},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout

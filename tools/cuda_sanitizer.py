@@ -1,0 +1,140 @@
+"""Runs our CUDA kernels under compute-sanitizer: memcheck, racecheck, initcheck and synccheck, on odd shapes.
+
+    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80]
+
+Each tool runs a process of its own for the newest family of kernels and for sm80's, with every tensor an
+allocation of its own, so that an access beyond one is seen. Results are compared with float64 besides. The
+exit code is 1 where a tool finds anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+FAMILIES = ("newest", "sm80")
+BOUND = 1e-2  # of a row's relative error: results are compared to know that kernels ran, tests are stricter
+FOUND = 9  # compute-sanitizer's exit code where it finds anything
+
+# M, N, K, group size: tails in every direction, split and unsplit K, every range of M; small for racecheck.
+SHAPES = [
+    (1, 7, 2, 2),
+    (1, 33, 64, 32),
+    (1, 130, 4096, 128),
+    (2, 257, 1056, 32),
+    (3, 31, 1000, 250),
+    (4, 96, 2048, 256),
+    (5, 65, 384, 384),
+    (8, 200, 1024, 64),
+    (9, 72, 96, 6),
+    (16, 515, 320, 32),
+    (17, 136, 1024, 128),
+    (33, 260, 640, 128),
+    (64, 100, 512, 64),
+    (65, 132, 768, 256),
+    (129, 72, 256, 32),
+    (257, 264, 384, 128),
+    (300, 129, 512, 128),
+]
+
+
+def calls() -> Iterator[tuple[Any, Any]]:
+    """reference.Problem and reference.Call, on the CPU, of all that has kernels of its own."""
+    import torch
+
+    sys.path.insert(0, str(ROOT / "tests"))
+    from reference import ALL_CALLS, TINYGEMM_CALLS, Problem
+
+    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    dtypes = ((bf16, bf16), (fp16, fp16), (bf16, fp32), (fp16, bf16), (fp32, fp32))
+    linear = ("bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias")
+    for i, (M, N, K, group_size) in enumerate(SHAPES):
+        # With a bias and without take turns, and so do the other dtypes beside bfloat16.
+        dtype, scale_dtype = dtypes[1 + i % (len(dtypes) - 1)]
+        chosen = [(linear[i % 2], bf16, bf16), (linear[1 - i % 2], dtype, scale_dtype)]
+        chosen += [("dequantize_int4", dtype, scale_dtype)] if i % 4 == 0 else []
+        chosen += [(operator, bf16, bf16) for operator in TINYGEMM_CALLS if N >= 8]
+        for operator, *types in chosen:
+            p = Problem(M, N, K, group_size, *types)
+            yield p, ALL_CALLS[operator](p, generator)
+
+
+def run_all() -> None:
+    """What a sanitized process does. Data comes from the CPU: next to no kernel of PyTorch's runs."""
+    import torch
+
+    import aoext
+
+    plans: dict[str, int] = {}
+    for problem, call in calls():
+        moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
+        result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
+        torch.cuda.synchronize()
+        if call.reference.dtype is torch.float64:
+            norm = call.reference.norm(dim=1)
+            good = ((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all()
+        else:
+            good = torch.equal(result, call.reference)
+        if not good:
+            sys.exit(f"{call.operator} {problem}: the result is wrong")
+        plan = f"{call.operator}: {aoext.explain(call.operator, *moved)}"
+        plans[plan] = plans.get(plan, 0) + 1
+    for plan, count in sorted(plans.items()):
+        print(f"  {count:3} calls: {plan}")
+
+
+def sanitize(sanitizer: str, tool: str, family: str) -> tuple[bool, str]:
+    """Whether a tool finds nothing, and what it said."""
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    if family != "newest":
+        environment["AOEXT_CUDA_FAMILY"] = family
+    options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
+    if tool != "initcheck":  # which must see what other kernels write
+        options += ["--kernel-regex", "kernel_substring=aoext"]
+    command = [sanitizer, *options, sys.executable, __file__, "--run"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    clean = re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", done.stdout)
+    if done.returncode == 0 and clean:
+        return True, done.stdout
+    return False, f"{done.stdout}\n{done.stderr[-4000:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tool", choices=TOOLS, action="append")
+    parser.add_argument("--family", choices=FAMILIES, action="append")
+    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run:
+        run_all()
+        return
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(sanitizer).is_file():
+        sys.exit("cuda_sanitizer.py: compute-sanitizer was not found: it comes with the CUDA toolkit")
+    runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS))
+    with ThreadPoolExecutor(max(1, min(len(runs), (os.cpu_count() or 1) // 2))) as pool:
+        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0]), runs)
+    bad = []
+    for (family, tool), (good, said) in zip(runs, results, strict=True):
+        print(f"{tool}, kernels of the {family} family\n{said.rstrip()}\n")
+        if not good:
+            bad.append(f"{tool} ({family})")
+    if bad:
+        sys.exit(f"cuda_sanitizer.py: findings of {', '.join(bad)}")
+    print(f"clean: {', '.join(f'{tool} ({family})' for family, tool in runs)}")
+
+
+if __name__ == "__main__":
+    main()

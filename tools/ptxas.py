@@ -1,0 +1,175 @@
+"""What ptxas made of the CUDA kernels in a library: registers, shared memory and, above all, spills.
+
+    python tools/ptxas.py build/editable/libaoext.so
+
+Reads the machine code itself (cuobjdump --dump-resource-usage), so it holds for what is shipped. A kernel of
+ours that keeps a stack frame or local memory spills, or indexes an array by what only a run knows: either way
+its registers go through memory, and the check fails, as it does where machine code for an architecture or the
+PTX for later GPUs is missing. A wheel (.whl) is looked into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+NAMESPACE = "aoext::cuda::"
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a")
+PTX = "sm_90"  # as cuobjdump names compute_90
+
+# Kernels that may have a stack frame: a pattern of the name -> why that costs nothing that matters.
+EXCUSED: dict[str, str] = {}
+
+HOW_TO_INSTALL = "pip install nvidia-cuda-cuobjdump, or put the CUDA toolkit's bin folder on PATH"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel's machine code for one architecture; bytes of one thread or block."""
+
+    name: str
+    architecture: str
+    registers: int
+    stack: int
+    local: int
+    shared: int  # static
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes of a thread that should be registers."""
+        return self.stack + self.local
+
+    @property
+    def excuse(self) -> str | None:
+        return next((why for pattern, why in EXCUSED.items() if re.search(pattern, self.name)), None)
+
+
+def find_cuobjdump() -> str:
+    """From PATH, from the CUDA toolkit, or from PyPI's package."""
+    candidates = [shutil.which("cuobjdump"), "/usr/local/cuda/bin/cuobjdump"]
+    try:
+        files = metadata.files("nvidia-cuda-cuobjdump") or []
+        candidates += [str(file.locate()) for file in files if file.name == "cuobjdump"]
+    except metadata.PackageNotFoundError:
+        pass
+    for candidate in candidates:
+        if candidate and Path(candidate).is_file():
+            return candidate
+    raise FileNotFoundError(f"ptxas.py: cuobjdump was not found: {HOW_TO_INSTALL}")
+
+
+def _output(*command: str, given: str | None = None) -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{done.stderr or done.stdout}\nptxas.py: failed: {' '.join(command)}")
+    return done.stdout
+
+
+def demangled(names: list[str]) -> list[str]:
+    """As the source names them, without parameters; as they are where there is no c++filt."""
+    if not shutil.which("c++filt"):
+        return names
+    lines = _output("c++filt", given="\n".join(names)).splitlines()
+    anonymous = [re.sub(r"\(anonymous namespace\)::|_GLOBAL__N__\w+::", "", line) for line in lines]
+    return [re.sub(r"^void ", "", re.sub(r"\((?!.*>).*\)$", "", line)) for line in anonymous]
+
+
+def kernels_of(library: Path) -> list[Kernel]:
+    """All kernels of our namespace, for each architecture that there is machine code for."""
+    architecture, mangled, found = "", "", []
+    for line in _output(find_cuobjdump(), "--dump-resource-usage", str(library)).splitlines():
+        if match := re.match(r"arch = (\w+)", line):
+            architecture = match[1]
+        elif match := re.match(r"\s*Function (\S+):", line):
+            mangled = match[1]
+        elif match := re.match(r"\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", line):
+            registers, stack, shared, local = map(int, match.groups())
+            found.append((mangled, Kernel("", architecture, registers, stack, local, shared)))
+    names = demangled([mangled for mangled, _ in found])
+    kernels = [
+        Kernel(name, k.architecture, k.registers, k.stack, k.local, k.shared)
+        for name, (_, k) in zip(names, found, strict=True)
+    ]
+    return [kernel for kernel in kernels if kernel.name.startswith(NAMESPACE)]
+
+
+def ptx_of(library: Path) -> set[str]:
+    """The architectures that there is PTX for."""
+    listed = _output(find_cuobjdump(), "--list-ptx", str(library))
+    return set(re.findall(r"\.(sm_\w+)\.ptx", listed))
+
+
+def missing_code(library: Path, kernels: list[Kernel]) -> list[str]:
+    """What a wheel must carry and this library does not, a line each."""
+    here = {kernel.architecture for kernel in kernels}
+    lines = [f"no machine code for {name}" for name in ARCHITECTURES if name not in here]
+    ptx = ptx_of(library)
+    if PTX not in ptx:
+        lines.append("no PTX of compute_90: newer GPUs cannot run it")
+    return lines + [f"PTX of {name}, which no later GPU takes" for name in sorted(ptx) if name.endswith("a")]
+
+
+def table(kernels: list[Kernel]) -> list[str]:
+    """A line for each kernel; registers by architecture."""
+    names = list(dict.fromkeys(kernel.name for kernel in kernels))
+    architectures = [name for name in ARCHITECTURES if any(k.architecture == name for k in kernels)]
+    lines = [f"{'registers on':>12} {' '.join(f'{name:>6}' for name in architectures)}  shared"]
+    for name in sorted(names):
+        of_name = {kernel.architecture: kernel for kernel in kernels if kernel.name == name}
+        registers = (str(of_name[a].registers) if a in of_name else "" for a in architectures)
+        shared = max(kernel.shared for kernel in of_name.values())
+        cells = " ".join(f"{cell:>6}" for cell in registers)
+        lines.append(f"{'':>12} {cells} {shared:>7}  {name.removeprefix(NAMESPACE)}")
+    return lines
+
+
+@contextmanager
+def library_in(path: Path) -> Iterator[Path]:
+    """The library itself, also from within a wheel."""
+    if path.suffix != ".whl":
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+        yield Path(archive.extract("aoext/lib/libaoext.so", folder))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--quiet", action="store_true", help="print what is wrong alone")
+    arguments = parser.parse_args()
+    if not arguments.library.is_file():
+        sys.exit(f"ptxas.py: there is no {arguments.library}")
+    with library_in(arguments.library) as library:
+        try:
+            kernels = kernels_of(library)
+            wrong = missing_code(library, kernels)
+        except FileNotFoundError as error:
+            sys.exit(str(error))
+    if not kernels:
+        sys.exit(f"ptxas.py: {arguments.library} holds no kernel of {NAMESPACE}: built with AOEXT_CUDA=ON?")
+    if not arguments.quiet:
+        print("\n".join(table(kernels)))
+    spilling = [kernel for kernel in kernels if kernel.in_memory]
+    for kernel in spilling:
+        verdict = kernel.excuse or "SPILLS"
+        print(f"{kernel.in_memory} bytes a thread on {kernel.architecture}: {kernel.name}: {verdict}")
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    bad = sum(kernel.excuse is None for kernel in spilling)
+    print(f"{len({k.name for k in kernels})} kernels, {len(kernels)} with architectures, {bad} spilling")
+    if bad or wrong:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
