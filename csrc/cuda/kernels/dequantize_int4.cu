@@ -3,43 +3,16 @@
 // Bound by memory: K/2 bytes of a row in, 2 K or 4 K out. A thread takes 16 bytes of output (4 or 8 weights) in each of 8
 // rows, so that 8 reads are under way and one sector of scales [K/G, N] serves them all. The threads of a warp are
 // neighbours along k: every store of a warp is 512 bytes in a row.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "cuda/kernels/dequantize_int4.h"
 
 #include <algorithm>
-#include <type_traits>
 
-#include "cuda/kernels/dequantize_int4.h"
+#include "cuda/kernels/numbers.cuh"
 
 namespace aoext::cuda {
 namespace {
 
 constexpr int kRows = 8, kThreads = 256;
-
-template <class S>
-__device__ __forceinline__ float to_float(S v) {
-  if constexpr (std::is_same_v<S, float>)
-    return v;
-  else if constexpr (std::is_same_v<S, __half>)
-    return __half2float(v);
-  else
-    return __bfloat162float(v);
-}
-
-template <class Y>
-__device__ __forceinline__ Y rounded(float v) {
-  if constexpr (std::is_same_v<Y, float>)
-    return v;
-  else if constexpr (std::is_same_v<Y, __half>)
-    return __float2half_rn(v);
-  else
-    return __float2bfloat16_rn(v);
-}
-
-// Signed nibble j of a word.
-__device__ __forceinline__ float nibble(uint32_t word, int j) {
-  return static_cast<float>(static_cast<int32_t>(word << (28 - 4 * j)) >> 28);
-}
 
 // K and group_size are multiples of kVector, weight starts at a boundary of kVector / 2 bytes, out at one of 16.
 // Blocks walk k first: `columns` of them cover a row.

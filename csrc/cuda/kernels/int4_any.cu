@@ -5,40 +5,12 @@
 // shared memory as float32. Threads keep the next tile in registers while they multiply.
 // `int4_any_rows`: for few tokens or few channels. The 8 warps of a block share out the bytes of 4 rows of w, 32
 // neighbouring bytes at a time, for up to 8 tokens; partial sums meet in shared memory in a fixed order.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <type_traits>
-
 #include "cuda/kernels/int4_any.h"
+
+#include "cuda/kernels/numbers.cuh"
 
 namespace aoext::cuda {
 namespace {
-
-__device__ __forceinline__ float to_float(float v) { return v; }
-__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-
-template <class X>
-__device__ __forceinline__ X rounded(float v) {
-  if constexpr (std::is_same_v<X, float>)
-    return v;
-  else if constexpr (std::is_same_v<X, __half>)
-    return __float2half_rn(v);
-  else
-    return __float2bfloat16_rn(v);
-}
-
-__device__ __forceinline__ float load_float(const void* p, int64_t i, Element type) {
-  return type == Element::fp32   ? static_cast<const float*>(p)[i]
-         : type == Element::fp16 ? __half2float(static_cast<const __half*>(p)[i])
-                                 : __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
-}
-
-// Signed nibble j of a byte.
-__device__ __forceinline__ float nibble(uint32_t byte, int j) {
-  return static_cast<float>(static_cast<int32_t>(byte << (28 - 4 * j)) >> 28);
-}
 
 template <class X>
 __device__ __forceinline__ void store(const Int4Linear& p, int64_t m, int64_t n, float sum) {

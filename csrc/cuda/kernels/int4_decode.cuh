@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
 
   // Shared memory: two barriers, X' [chunk unit][word][m][t] of 16 B, {2^-e, sum x} [chunk unit][sub][m], partial sums, and
   // those from the cluster.
-  const uint32_t barriers = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
+  const uint32_t barriers = shared_address(smem);
   const uint32_t xs = barriers + 16;
   const uint32_t sums = xs + p.chunk_units * kUnitX;
   float* const partial = reinterpret_cast<float*>(smem + (sums - barriers) + p.chunk_units * kUnitSums);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
     constexpr uint32_t sixteen = static_cast<uint32_t>((Num::kOne + 4 + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
     uint4 v[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = mine ? lds128(to + j * Rows * 64) : uint4{0, 0, 0, 0};
+    for (int j = 0; j < 4; ++j) v[j] = mine ? load_shared_16(to + j * Rows * 64) : uint4{0, 0, 0, 0};
     uint32_t top = 0;  // of |x| as integers, which orders them, NaN above all
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -182,12 +182,12 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
       uint32_t b0 = __byte_perm(v[j].x, v[j].z, 0x5410), b1 = __byte_perm(v[j].y, v[j].w, 0x5410);
       uint32_t b2 = __byte_perm(v[j].x, v[j].z, 0x7632), b3 = __byte_perm(v[j].y, v[j].w, 0x7632);
       if constexpr (Num::kNormal) {
-        Num::mma(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
-        Num::mma(sum[j * kSubs / 4], {one, one, one, one}, b2, b3);
+        mma<typename Num::type>(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
+        mma<typename Num::type>(sum[j * kSubs / 4], {one, one, one, one}, b2, b3);
       } else {
         b0 = multiply<Num>(b0, even), b1 = multiply<Num>(b1, even), b2 = multiply<Num>(b2, odd), b3 = multiply<Num>(b3, odd);
-        Num::mma(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
-        Num::mma(sum[j * kSubs / 4], {sixteen, sixteen, sixteen, sixteen}, b2, b3);
+        mma<typename Num::type>(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
+        mma<typename Num::type>(sum[j * kSubs / 4], {sixteen, sixteen, sixteen, sixteen}, b2, b3);
       }
       if (mine) {
         asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + j * Rows * 64), "r"(b0), "r"(b1), "r"(b2), "r"(b3)
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
         for (int j = s * 4 / kSubs; j < (s + 1) * 4 / kSubs; ++j) {
           uint4 b[kOctets];
 #pragma unroll
-          for (int o = 0; o < kOctets; ++o) b[o] = lds128(column[o] + (first + u) * kUnitX + j * Rows * 64);
+          for (int o = 0; o < kOctets; ++o) b[o] = load_shared_16(column[o] + (first + u) * kUnitX + j * Rows * 64);
 #pragma unroll
           for (int i = 0; i < Tiles; ++i) {
             const uint32_t w0 = w[i][0][j], w1 = w[i][1][j];
@@ -240,22 +240,22 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
               if constexpr (Num::kNormal) {
-                even[r] = half_fma(nibbles<0x000f000f, 0x64086408>(raw[r]), 0x3c003c00, 0xe408e408);  // 1024 + u, - 1032
-                odd[r] = half_fma(nibbles<0x00f000f0, 0x64806480>(raw[r]), 0x2c002c00, 0xd480d480);   // (1024 + 16 u) / 16 - 72
+                even[r] = half_fma(and_xor<0x000f000f, 0x64086408>(raw[r]), 0x3c003c00, 0xe408e408);  // 1024 + u, - 1032
+                odd[r] = half_fma(and_xor<0x00f000f0, 0x64806480>(raw[r]), 0x2c002c00, 0xd480d480);   // (1024 + 16 u) / 16 - 72
               } else {
-                even[r] = nibbles<0x000f000f, 0x00080008>(raw[r]);
-                odd[r] = nibbles<0x00f000f0, 0x00800080>(raw[r]);
+                even[r] = and_xor<0x000f000f, 0x00080008>(raw[r]);
+                odd[r] = and_xor<0x00f000f0, 0x00800080>(raw[r]);
               }
             }
 #pragma unroll
-            for (int o = 0; o < kOctets; ++o) Num::mma(acc[i][o], even, b[o].x, b[o].y);
+            for (int o = 0; o < kOctets; ++o) mma<typename Num::type>(acc[i][o], even, b[o].x, b[o].y);
 #pragma unroll
-            for (int o = 0; o < kOctets; ++o) Num::mma(acc[i][o], odd, b[o].z, b[o].w);
+            for (int o = 0; o < kOctets; ++o) mma<typename Num::type>(acc[i][o], odd, b[o].z, b[o].w);
           }
         }
         uint4 b[kOctets];  // 2^-e, sum x of m, then of m + 1
 #pragma unroll
-        for (int o = 0; o < kOctets; ++o) b[o] = lds128(column_sum[o] + (first + u) * kUnitSums + s * Rows * 8);
+        for (int o = 0; o < kOctets; ++o) b[o] = load_shared_16(column_sum[o] + (first + u) * kUnitSums + s * Rows * 8);
 #pragma unroll
         for (int i = 0; i < Tiles; ++i) {
           const int item = (u * kSubs + s) * Tiles + i, source = (lane & ~3) | (item & 3);
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
     return v;
   };
   const auto collect = [&](int group, int turn) {
-    if (cluster > 1) barrier_wait(barriers + (turn & 1) * 8, turn >> 1 & 1);
+    if (cluster > 1) barrier_wait_cluster(barriers + (turn & 1) * 8, turn >> 1 & 1);
     for (int item = half; item < items && owner == rank; item += warps * 2) {
       const int in_block = item * p.m_magic >> 20, m = item - in_block * p.M;
       const float v = slices_sum(turn, in_block, m);
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
       for (int c = 0; c < cluster; ++c) total += c == rank ? v : slots[c * owned * kTileN];
       const int64_t n = (static_cast<int64_t>(group) * tiles + in_block) * kTileN + r;
       if (n >= p.N) continue;
-      if (p.bias) total += load_as_float(p.bias, n, p.bias_type);
+      if (p.bias) total += load_float(p.bias, n, static_cast<Element>(p.bias_type));
       static_cast<typename Num::type*>(p.y)[m * p.N + n] = static_cast<typename Num::type>(total);
     }
   };
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
     for (int item = half; item < items && owner != rank; item += warps * 2) {
       const int in_block = item * p.m_magic >> 20, m = item - in_block * p.M;
       float* to = slots_of(turn) + (rank * owned + (item >> p.cluster_log2)) * kTileN + r;
-      store_remote(static_cast<uint32_t>(__cvta_generic_to_shared(to)), barrier, owner, slices_sum(turn, in_block, m));
+      store_remote(shared_address(to), barrier, owner, slices_sum(turn, in_block, m));
     }
     __syncwarp();
   };
@@ -346,9 +346,9 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
   fetch(next);
   copy_x(part_begin, min(part_begin + p.chunk_units, part_end));
   if (cluster > 1) {
-    if (warp == 0 && lane == 0) barrier_init(barriers), barrier_init(barriers + 8);
+    if (warp == 0 && lane == 0) barrier_init(barriers, 1), barrier_init(barriers + 8, 1);
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_initialised();
   }
   int turn = 0;
   for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y, ++turn) {

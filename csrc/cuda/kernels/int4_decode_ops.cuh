@@ -1,13 +1,10 @@
 // The instructions that int4_decode.cuh is written in: loads, number formats, cluster barriers.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
-#include "cuda/kernels/element.h"
+#include "cuda/kernels/numbers.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace aoext::cuda::int4_decode {
 
@@ -29,19 +26,6 @@ __device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t d, uint32_t magi
 
 __device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }  // -127 < e; 128 gives Inf
 
-template <uint32_t Mask, uint32_t Xor>
-__device__ __forceinline__ uint32_t nibbles(uint32_t w) {  // (w & Mask) ^ Xor
-  uint32_t r;
-  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(w), "r"(Mask), "r"(Xor));
-  return r;
-}
-
-__device__ __forceinline__ uint4 lds128(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
-  return v;
-}
-
 template <Element>
 struct Number;
 
@@ -58,11 +42,6 @@ struct Number<Element::bf16> {
   static __device__ __forceinline__ float2 unpack(uint32_t v) {
     return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
   }
-  static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
 };
 
 template <>
@@ -73,11 +52,6 @@ struct Number<Element::fp16> {
   static constexpr int kUlp = 0, kTop = 0, kMaxShift = 0, kOne = 0;
   static constexpr bool kNormal = true;  // operands are q
   static __device__ __forceinline__ float2 unpack(uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
-  static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
 };
 
 template <typename N>
@@ -94,12 +68,6 @@ __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
 __device__ __forceinline__ uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c) {
   __half2 r = __hfma2(*reinterpret_cast<__half2*>(&a), *reinterpret_cast<__half2*>(&b), *reinterpret_cast<__half2*>(&c));
   return *reinterpret_cast<uint32_t*>(&r);
-}
-
-__device__ __forceinline__ float load_as_float(const void* p, int64_t i, int type) {
-  if (type == static_cast<int>(Element::bf16)) return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
-  if (type == static_cast<int>(Element::fp16)) return __half2float(static_cast<const __half*>(p)[i]);
-  return static_cast<const float*>(p)[i];
 }
 
 // Scales of two neighbouring rows. Paired: they can be read at once.
@@ -155,17 +123,7 @@ __device__ __forceinline__ void spread(uint4& v, int t) {  // from 16 consecutiv
 }
 
 // Blocks of a cluster: a float to the same address in another block, which counts its bytes on a barrier there.
-__device__ __forceinline__ void barrier_init(uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-#endif
-}
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
-}
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{.reg .pred p;\n"
@@ -175,14 +133,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
       : "memory");
 #endif
 }
-__device__ __forceinline__ void cluster_arrive() {  // what barrier_init wrote is visible to the cluster after cluster_wait
+__device__ __forceinline__ void cluster_arrive_initialised() {  // after cluster_wait the others know what barrier_init wrote
+  barrier_init_fence();
 #if __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void store_remote(uint32_t address, uint32_t barrier, int rank, float v) {

@@ -23,6 +23,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/int4.h"
+#include "cuda/kernels/ptx.cuh"
 
 namespace aoext::cuda::int4_mma {
 
@@ -45,18 +46,6 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
   else
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
-}
-
-template <class X>
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<X, __half>)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // The 128-byte hint makes L2 fetch the whole line, of which a stage may take 32 bytes and the next ones the rest.
@@ -308,7 +297,7 @@ __global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_c
   constexpr int kStage = T::template kStageBytes<S>, kGroup = T::kGroup, kGroups = T::kGroups;
   constexpr bool kRescales = std::is_same_v<X, __half> && std::is_same_v<S, float>;
   extern __shared__ __align__(128) uint8_t memory[];
-  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
+  const uint32_t shared = shared_address(memory);
   const int thread = threadIdx.x;
   const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   const int warp_n = warp % T::kWarpsN * T::kWarpN, warp_m = warp / T::kWarpsN * T::kWarpM;

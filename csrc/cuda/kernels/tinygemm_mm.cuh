@@ -20,6 +20,7 @@
 
 #include <cuda_bf16.h>
 
+#include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/tinygemm_walk.cuh"
 
 namespace aoext::cuda::tinygemm {
@@ -41,8 +42,6 @@ struct Shared {
 };
 
 constexpr int kBarrierBytes = 64;
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
@@ -70,13 +69,6 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
                  : "r"(shared_address(barrier)), "r"(parity)
                  : "memory");
   } while (!done);
-}
-
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Values p of a word as two bfloat16, 128 + u each: u fills the low bits of 128's mantissa.
@@ -143,8 +135,8 @@ __device__ __forceinline__ void multiply(float (&total)[MT][4], const Unit& unit
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
       const uint4 x = *reinterpret_cast<const uint4*>(x_chunk + row[m] + column);
-      mma(part[0][m], first, x.x, x.y);
-      mma(part[kChains - 1][m], second, x.z, x.w);
+      mma<__nv_bfloat16>(part[0][m], first, x.x, x.y);
+      mma<__nv_bfloat16>(part[kChains - 1][m], second, x.z, x.w);
     }
     if (Sub == 1 && i < 3) continue;
     uint32_t low_sz = unit.low_sz, high_sz = unit.high_sz;

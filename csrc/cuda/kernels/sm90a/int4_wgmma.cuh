@@ -17,6 +17,7 @@
 #pragma once
 
 #include "cuda/kernels/int4.h"
+#include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
 
@@ -139,17 +140,11 @@ struct Affine<T, float> {
 // A value that the compiler can't compute again, so that it stays in a register: reading the thread's number takes long.
 __device__ inline uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x); }
 
-__device__ inline uint32_t and_xor(uint32_t v, uint32_t mask, uint32_t magic) {
-  uint32_t result;
-  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(result) : "r"(v), "r"(mask), "r"(magic));  // (v & mask) ^ magic
-  return result;
-}
-
 // A byte of two nibbles as a pair of x's type. The multiplication puts the odd k at bit 16, on another pipe than the
 // logic, of which a byte needs one operation: integer logic runs at half the rate of everything else here.
 template <class T, class A>
 __device__ inline uint32_t dequantise(uint32_t byte, const A& affine) {
-  return affine(and_xor(byte * 0x1001, 0x000F000F, Format<T>::kMagic));
+  return affine(and_xor<0x000F000F, Format<T>::kMagic>(byte * 0x1001));
 }
 
 // ---- Tiles and rings ----
@@ -168,12 +163,7 @@ __device__ inline Tile tile_of(const Arguments& p, int index, int tokens) {
 }
 
 __device__ inline float load_bias(const Arguments& p, int n) {
-  if (p.bias == nullptr || n >= p.N) return 0;
-  switch (p.bias_type) {
-    case Element::bf16: return __bfloat162float(static_cast<const __nv_bfloat16*>(p.bias)[n]);
-    case Element::fp16: return __half2float(static_cast<const __half*>(p.bias)[n]);
-    default: return static_cast<const float*>(p.bias)[n];
-  }
+  return p.bias == nullptr || n >= p.N ? 0 : load_float(p.bias, n, p.bias_type);
 }
 
 // A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,

@@ -1,26 +1,15 @@
-// Hopper's vocabulary: barriers in shared memory, the bulk tensor copy engine, clusters, matrix fragments to memory.
+// Hopper's own vocabulary: the bulk tensor copy engine, distributed shared memory, products of a warpgroup.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "cuda/kernels/ptx.cuh"
+
 namespace aoext::cuda {
 
-__device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
-// ---- Barriers: a phase ends when all arrivals and all announced bytes are in. ----
-
-__device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Makes initialised barriers known to the copy engine.
-__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
+// ---- Barriers, beyond ptx.cuh ----
 
 __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -56,7 +45,6 @@ __device__ inline uint32_t cluster_rank() {
 }
 
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ inline void cluster_sync() {
   cluster_arrive();
@@ -113,12 +101,6 @@ __device__ inline void store_transposed(uint32_t address, const uint32_t (&tiles
 
 __device__ inline void sync_threads_of(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ inline uint4 load_shared_16(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
-  return v;
 }
 
 __device__ inline void store_shared(uint32_t address, float v) {
