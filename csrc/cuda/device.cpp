@@ -50,18 +50,15 @@ const Device& device_of(const Tensor& t) {
   return devices.emplace(index, device).first->second;
 }
 
-Launch::Launch(const Tensor& t) : device_(t.get_device_index()) {
+Launch::Launch(const Tensor& t) : guard_(t.get_device_index()) {
   static GetStream* const get_stream = find_function<GetStream>("aoti_torch_get_current_cuda_stream", "libtorch_cuda.so");
+  const int device = t.get_device_index();
   void* stream = nullptr;
-  if (get_stream == nullptr || get_stream(device_, &stream) != 0)
-    throw std::runtime_error("aoext: PyTorch gave no stream for cuda:" + std::to_string(device_));
+  if (get_stream == nullptr || get_stream(device, &stream) != 0)
+    throw std::runtime_error("aoext: PyTorch gave no stream for cuda:" + std::to_string(device));
   stream_ = static_cast<cudaStream_t>(stream);
-  check(cudaGetDevice(&previous_), "cudaGetDevice");
-  if (previous_ != device_) check(cudaSetDevice(device_), "cudaSetDevice");
-}
-
-Launch::~Launch() {
-  if (previous_ != device_) static_cast<void>(cudaSetDevice(previous_));
+  // The guard restores PyTorch's current device; this library's own copy of the CUDA runtime is told beside it.
+  check(cudaSetDevice(device), "cudaSetDevice");
 }
 
 }  // namespace aoext::cuda

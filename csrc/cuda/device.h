@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <optional>
+#include <torch/csrc/stable/accelerator.h>
 
 #include "common/torch_api.h"
 
@@ -24,14 +24,11 @@ const Device& device_of(const Tensor& t);
 class Launch {
  public:
   explicit Launch(const Tensor& t);
-  ~Launch();
-  Launch(const Launch&) = delete;
-  Launch& operator=(const Launch&) = delete;
 
   cudaStream_t stream() const { return stream_; }
 
  private:
-  int previous_ = 0, device_ = 0;
+  torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;
 };
 
