@@ -1,0 +1,61 @@
+// The int4 kernels for CUDA by name and configuration, past the plan: what time_cuts.py calls.
+#include <algorithm>
+#include <vector>
+
+#include "cuda/kernels/int4_decode.h"
+#include "cuda/kernels/int4_mma.h"
+#include "cuda/kernels/int4_wgmma.h"
+
+using namespace aoext::cuda;
+
+namespace {
+
+enum Kernel { kDecode, kMma, kWgmma };
+
+// Configurations travel as the ints that they are made of.
+template <class Config>
+Config from_ints(const int* ints) {
+  return *reinterpret_cast<const Config*>(ints);
+}
+
+template <class Config>
+int to_ints(const Config& config, int* ints) {
+  static_assert(sizeof(Config) % sizeof(int) == 0);
+  constexpr int kCount = sizeof(Config) / sizeof(int);
+  std::copy_n(reinterpret_cast<const int*>(&config), kCount, ints);
+  return kCount;
+}
+
+}  // namespace
+
+extern "C" {
+
+// What the plan would take: how many ints it wrote, 0 where the kernel does not serve.
+int choose(int kernel, const Int4Linear* p, int multiprocessors, int clusters, int* config) {
+  if (!serves_int4_mma(*p)) return 0;
+  if (kernel == kDecode) return p->M > 16 ? 0 : to_ints(choose_int4_decode(*p, multiprocessors, clusters), config);
+  if (kernel == kMma) return to_ints(choose_int4_mma(*p, multiprocessors), config);
+#ifdef WITH_WGMMA
+  if (kernel == kWgmma && int4_wgmma_takes(*p)) return to_ints(choose_int4_wgmma(*p, multiprocessors), config);
+#endif
+  return 0;
+}
+
+size_t workspace_bytes(int kernel, const Int4Linear* p, const int* config) {
+  if (kernel == kDecode) return int4_decode_workspace(*p, from_ints<DecodeConfig>(config));
+  return kernel == kMma ? int4_mma_workspace(*p, from_ints<MmaConfig>(config)) : 0;
+}
+
+// A cudaError_t.
+int launch(int kernel, const Int4Linear* p, const int* config, void* workspace, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (kernel == kDecode) return launch_int4_decode(*p, from_ints<DecodeConfig>(config), workspace, on);
+  if (kernel == kMma) return launch_int4_mma(*p, from_ints<MmaConfig>(config), workspace, on);
+#ifdef WITH_WGMMA
+  return launch_int4_wgmma(*p, from_ints<WgmmaConfig>(config), on);
+#else
+  return cudaErrorNotSupported;
+#endif
+}
+
+}  // extern "C"
