@@ -23,6 +23,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/int4.h"
+#include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
 
 namespace aoext::cuda::int4_mma {
@@ -262,12 +263,6 @@ struct Loader {
       asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(valid ? value : 0.0f) : "memory");
   }
 };
-
-__device__ __forceinline__ float load_float(const void* p, int64_t i, Element type) {
-  return type == Element::fp32   ? static_cast<const float*>(p)[i]
-         : type == Element::fp16 ? __half2float(static_cast<const __half*>(p)[i])
-                                 : __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
-}
 
 __device__ __forceinline__ void add(float (&to)[4], const float4& v) { to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w; }
 
