@@ -31,9 +31,9 @@ int to_ints(const Config& config, int* ints) {
 extern "C" {
 
 // What the plan would take: how many ints it wrote, 0 where the kernel does not serve.
-int choose(int kernel, const Int4Linear* p, int multiprocessors, int clusters, int* config) {
+int choose(int kernel, const Int4Linear* p, int multiprocessors, int shared_memory, int clusters, int* config) {
   if (!serves_int4_mma(*p)) return 0;
-  if (kernel == kDecode) return p->M > 16 ? 0 : to_ints(choose_int4_decode(*p, multiprocessors, clusters), config);
+  if (kernel == kDecode) return p->M > 16 ? 0 : to_ints(choose_int4_decode(*p, multiprocessors, shared_memory, clusters), config);
   if (kernel == kMma) return to_ints(choose_int4_mma(*p, multiprocessors), config);
 #ifdef WITH_WGMMA
   if (kernel == kWgmma && int4_wgmma_takes(*p)) return to_ints(choose_int4_wgmma(*p, multiprocessors), config);
@@ -42,14 +42,13 @@ int choose(int kernel, const Int4Linear* p, int multiprocessors, int clusters, i
 }
 
 size_t workspace_bytes(int kernel, const Int4Linear* p, const int* config) {
-  if (kernel == kDecode) return int4_decode_workspace(*p, from_ints<DecodeConfig>(config));
   return kernel == kMma ? int4_mma_workspace(*p, from_ints<MmaConfig>(config)) : 0;
 }
 
 // A cudaError_t.
 int launch(int kernel, const Int4Linear* p, const int* config, void* workspace, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
-  if (kernel == kDecode) return launch_int4_decode(*p, from_ints<DecodeConfig>(config), workspace, on);
+  if (kernel == kDecode) return launch_int4_decode(*p, from_ints<DecodeConfig>(config), on);
   if (kernel == kMma) return launch_int4_mma(*p, from_ints<MmaConfig>(config), workspace, on);
 #ifdef WITH_WGMMA
   return launch_int4_wgmma(*p, from_ints<WgmmaConfig>(config), on);

@@ -99,6 +99,7 @@ class Cuts:
         self.library, self.index, self.kernel, self.point = library, KERNELS.index(kernel), kernel, point
         properties = torch.cuda.get_device_properties(0)
         self.multiprocessors = properties.multi_processor_count
+        self.shared_memory = properties.shared_memory_per_block_optin
         self.clusters = properties.major >= 9
         self.problems = [point.problem(copy) for copy in range(len(point.weights))]
 
@@ -106,7 +107,12 @@ class Cuts:
         """The plan's, or nothing where the kernel does not serve."""
         ints = (ctypes.c_int * MOST_INTS)()
         count = self.library.choose(
-            self.index, ctypes.byref(self.problems[0]), self.multiprocessors, int(self.clusters), ints
+            self.index,
+            ctypes.byref(self.problems[0]),
+            self.multiprocessors,
+            self.shared_memory,
+            int(self.clusters),
+            ints,
         )
         return tuple(ints[:count])
 
@@ -139,7 +145,16 @@ class Cuts:
                         for turns in (1, 2, 3, 4):
                             blocks = math.ceil(groups / turns)
                             if self.multiprocessors / 2 <= blocks * cluster <= 2 * self.multiprocessors:
-                                yield (rows, warp_tiles, units, tiles, slices, cluster, blocks)
+                                yield (
+                                    rows,
+                                    warp_tiles,
+                                    units,
+                                    tiles,
+                                    slices,
+                                    cluster,
+                                    blocks,
+                                    self.shared_memory,
+                                )
 
     def seconds(self, config: tuple[int, ...], samples: int) -> float | None:
         """The median of so many samples of one call, or None where the launch is refused."""

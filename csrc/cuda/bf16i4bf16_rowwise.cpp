@@ -2,26 +2,14 @@
 #include "common/dispatcher.h"
 #include "cuda/kernels/int4_any.h"
 #include "cuda/plan.h"
-#include "generic/generic.h"
+#include "generic/int4_rowwise.h"
 
 namespace aoext::cuda {
 namespace {
 
-struct Int4Weight {
-  const Tensor &weight, &scale, &zero_point;
-};
-
-ScalarType scalar_type(Element e) {
-  return e == Element::bf16 ? ScalarType::BFloat16 : e == Element::fp16 ? ScalarType::Half : ScalarType::Float;
-}
+using generic::Int4Weight;
 
 Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_type() == dtype ? t : aten::to(t, dtype); }
-
-// From torch's allocator, so that it belongs to the current stream, or to the graph that is being captured.
-OptionalTensor workspace(size_t bytes, const Tensor& like) {
-  if (bytes == 0) return std::nullopt;
-  return aten::empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, like);
-}
 
 void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr() : nullptr; }
 
@@ -35,25 +23,24 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   if (p.M == 0 || p.N == 0) return y;
   OptionalTensor dense_bias;
   if (bias) dense_bias = aten::contiguous(*bias);
-  const Tensor scale = converted(w.scale, scalar_type(plan.scale));
-  const Tensor zero_point = converted(w.zero_point, scalar_type(plan.scale));
+  const Tensor scale = converted(w.scale, plan.scale);
+  const Tensor zero_point = converted(w.zero_point, plan.scale);
 
   Int4Linear raw = int4_linear(p);
   raw.x = x.const_data_ptr();
   raw.weight = static_cast<const uint8_t*>(w.weight.const_data_ptr());
-  raw.scale = scale.const_data_ptr(), raw.zero_point = zero_point.const_data_ptr(), raw.scale_type = plan.scale;
+  raw.scale = scale.const_data_ptr(), raw.zero_point = zero_point.const_data_ptr(), raw.scale_type = element(plan.scale);
   raw.bias = data_of(dense_bias);
   raw.y = y.mutable_data_ptr();
 
   switch (plan.algorithm) {
-    case Algorithm::decode: {
-      const OptionalTensor space = workspace(int4_decode_workspace(raw, plan.decode), y);
-      check(launch_int4_decode(raw, plan.decode, data_of(space), launch.stream()), "int4_decode");
-      break;
-    }
+    case Algorithm::decode: check(launch_int4_decode(raw, plan.decode, launch.stream()), "int4_decode"); break;
     case Algorithm::mma: {
-      const OptionalTensor space = workspace(int4_mma_workspace(raw, plan.mma), y);
-      check(launch_int4_mma(raw, plan.mma, data_of(space), launch.stream()), "int4_mma");
+      // From torch's allocator, so that it belongs to the current stream, or to the graph that is being captured.
+      OptionalTensor workspace;
+      const auto bytes = static_cast<int64_t>(int4_mma_workspace(raw, plan.mma));
+      if (bytes > 0) workspace = aten::empty({bytes}, ScalarType::Byte, y);
+      check(launch_int4_mma(raw, plan.mma, data_of(workspace), launch.stream()), "int4_mma");
       break;
     }
     case Algorithm::wgmma: check(launch_int4_wgmma(raw, plan.wgmma, launch.stream()), "int4_wgmma"); break;
@@ -62,24 +49,11 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   return y;
 }
 
-Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
-  const LinearProblem p = check_bf16i4bf16_rowwise(input, weight, scale, zero_point);
-  const OptionalTensor y = linear(p, input, {weight, scale, zero_point}, std::nullopt);
-  return y ? *y : generic::bf16i4bf16_rowwise(input, weight, scale, zero_point);
-}
-
-Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-                               const Tensor& bias) {
-  const LinearProblem p = check_bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
-  const OptionalTensor y = linear(p, input, {weight, scale, zero_point}, bias);
-  return y ? *y : generic::bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) {
-  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise));
-  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&bf16i4bf16_rowwise_bias));
+  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&generic::int4_rowwise<linear>));
+  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&generic::int4_rowwise_bias<linear>));
 }
 
 }  // namespace aoext::cuda

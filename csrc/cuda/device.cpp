@@ -43,10 +43,10 @@ const Device& device_of(const Tensor& t) {
   const auto known = devices.find(index);
   if (known != devices.end()) return known->second;
   Device device{};
-  device.capability =
-      10 * attribute(cudaDevAttrComputeCapabilityMajor, index) + attribute(cudaDevAttrComputeCapabilityMinor, index);
   device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, index);
-  device.family = family_of(device.capability);
+  device.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  device.family =
+      family_of(10 * attribute(cudaDevAttrComputeCapabilityMajor, index) + attribute(cudaDevAttrComputeCapabilityMinor, index));
   return devices.emplace(index, device).first->second;
 }
 

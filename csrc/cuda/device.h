@@ -12,9 +12,9 @@ namespace aoext::cuda {
 enum class Family { none, sm80, sm90 };  // whose kernels a device runs: from compute capability 8.0, exactly 9.0
 
 struct Device {
-  int capability;  // 10 · major + minor
   int multiprocessors;
-  Family family;  // AOEXT_CUDA_FAMILY=sm80 has newer devices run the kernels of older ones
+  int shared_memory;  // bytes, of a block that asks for all it may have
+  Family family;      // AOEXT_CUDA_FAMILY=sm80 has newer devices run the kernels of older ones
 };
 
 // Asked once per device.

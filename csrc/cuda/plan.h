@@ -22,7 +22,7 @@ enum class Algorithm {
 
 struct Plan {
   Algorithm algorithm = Algorithm::generic;
-  Element scale = Element::bf16;  // what scales and zeros are converted to first, where they are of another type
+  ScalarType scale = ScalarType::BFloat16;  // what scales and zeros are converted to first, where they are of another type
   DecodeConfig decode = {};
   WgmmaConfig wgmma = {};
   MmaConfig mma = {};

@@ -36,7 +36,7 @@ constexpr int64_t kMostDecodeColumns = int64_t{1} << 29, kMostDecodeDepth = int6
 
 // Choosing takes longer than a launch, so every choice is made once.
 DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
-  using Key = std::array<int64_t, 7>;
+  using Key = std::array<int64_t, 8>;
   static std::mutex mutex;
   static std::map<Key, DecodeConfig> chosen;
   const bool clusters = device.family == Family::sm90;
@@ -46,11 +46,12 @@ DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
                    raw.group_size,
                    static_cast<int64_t>(raw.type),
                    static_cast<int64_t>(raw.scale_type),
-                   2 * device.multiprocessors + clusters};
+                   2 * device.multiprocessors + clusters,
+                   device.shared_memory};
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = chosen.find(key);
   if (found != chosen.end()) return found->second;
-  return chosen.emplace(key, choose_int4_decode(raw, device.multiprocessors, clusters)).first->second;
+  return chosen.emplace(key, choose_int4_decode(raw, device.multiprocessors, device.shared_memory, clusters)).first->second;
 }
 
 }  // namespace
@@ -60,7 +61,8 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   if (device.family == Family::none || p.K >= kMostAnyDepth) return plan;
   Int4Linear raw = int4_linear(p);
   // Fast kernels take scales of the input's type or float32.
-  plan.scale = raw.scale_type = raw.scale_type == raw.type ? raw.type : Element::fp32;
+  plan.scale = p.scale == p.output ? p.scale : ScalarType::Float;
+  raw.scale_type = element(plan.scale);
   const bool regular = aligned && serves_int4_mma(raw);
   const bool decodes = p.M <= kDecodeRows && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
   if (regular && decodes) {
@@ -74,7 +76,7 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
     plan.mma = choose_int4_mma(raw, device.multiprocessors);
   } else if (regular || p.M <= kAnyRows) {
     plan.algorithm = Algorithm::any;
-    plan.scale = element(p.scale);
+    plan.scale = p.scale;
   }
   return plan;
 }

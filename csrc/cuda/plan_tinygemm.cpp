@@ -8,12 +8,6 @@ namespace {
 constexpr int64_t kDirectRows = 32;
 static_assert(kDirectRows <= kTinygemmMaxRows);
 
-int64_t shared_bytes(const Tensor& t) {
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, t.get_device_index()), "cudaDeviceGetAttribute");
-  return value;
-}
-
 }  // namespace
 
 TinygemmLinear tinygemm_linear(const Int4PackProblem& p) {
@@ -32,7 +26,7 @@ TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Tensor& input) {
     return plan;
   }
   plan.algorithm = TinygemmAlgorithm::direct;
-  plan.config = tinygemm_config(tinygemm_linear(p), device.multiprocessors, shared_bytes(input));
+  plan.config = tinygemm_config(tinygemm_linear(p), device.multiprocessors, device.shared_memory);
   return plan;
 }
 

@@ -1,6 +1,6 @@
 // Weight-only int4 on an XPU.
 #include "common/dispatcher.h"
-#include "generic/generic.h"
+#include "generic/int4_rowwise.h"
 #include "sycl/int4_correction.h"
 #include "sycl/linear_any.h"
 #include "sycl/plan.h"
@@ -10,9 +10,7 @@
 namespace aoext::xpu {
 namespace {
 
-struct Int4Weight {
-  const Tensor &weight, &scale, &zero_point;
-};
+using generic::Int4Weight;
 
 // x in the order in which kernels for many rows want it, rows padded to whole work-groups.
 Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x) {
@@ -84,24 +82,11 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   return y;
 }
 
-Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
-  const LinearProblem p = check_bf16i4bf16_rowwise(input, weight, scale, zero_point);
-  const OptionalTensor y = linear(p, input, {weight, scale, zero_point}, std::nullopt);
-  return y ? *y : generic::bf16i4bf16_rowwise(input, weight, scale, zero_point);
-}
-
-Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-                               const Tensor& bias) {
-  const LinearProblem p = check_bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
-  const OptionalTensor y = linear(p, input, {weight, scale, zero_point}, bias);
-  return y ? *y : generic::bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) {
-  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise));
-  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&bf16i4bf16_rowwise_bias));
+  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&generic::int4_rowwise<linear>));
+  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&generic::int4_rowwise_bias<linear>));
 }
 
 }  // namespace aoext::xpu

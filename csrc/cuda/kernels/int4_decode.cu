@@ -74,7 +74,8 @@ struct Launch {
 };
 
 // The walk of a config, and the memory it takes; false if it does not fit.
-bool lay_out(const Int4Linear& p, const DecodeConfig& c, size_t shared_limit, Launch& out) {
+bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
+  const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   // A half warp either sends or collects, and every block collects something.
@@ -110,12 +111,6 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, size_t shared_limit, La
   return true;
 }
 
-size_t shared_limit() {
-  int device = 0, bytes = 48 << 10;
-  if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return bytes;
-}
-
 // Microseconds of a cut, by a model of the busiest multiprocessor: its warps load, wait and compute in rounds, which latency and
 // bandwidth limit, from nine rows on arithmetic; x is staged once, or in each turn where it does not fit at once; partial sums
 // meet once a turn. The constants are a fit to cuts measured on an H200, M = 1 to 16 and eight N x K, group 128.
@@ -132,17 +127,20 @@ double model_time(const DecodeConfig& c, const Walk& w, int turns, int resident)
   return 2.29 + rounds + 0.01095 * staged + 1.55 * again + 0.426 * turns + 0.00943 * met + 0.51 * pair + 0.405 * more;
 }
 
-DecodeConfig choose(const Int4Linear& p, int sms, bool clusters, size_t limit) {
+}  // namespace
+
+DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool clusters) {
   constexpr int kMostBlocks = 65535;
   const int rows = p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
   const int most_blocks_sharing = !clusters ? 1 : p.M < 4 ? 2 : rows == 8 ? 4 : 8;  // as far as more was ever better
-  DecodeConfig best{rows, 2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(divide_up(p.N, 2 * kTileN), kMostBlocks))};
+  DecodeConfig best{rows,         2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(divide_up(p.N, 2 * kTileN), kMostBlocks)),
+                    shared_memory};
   double best_time = 1e30;
   constexpr struct {
     int warp_tiles, units;
   } shapes[] = {{2, 1}, {1, 2}, {2, 2}};
   for (const auto& shape : shapes) {
-    DecodeConfig c{rows, shape.warp_tiles, shape.units, 1, 1, 1, 1};
+    DecodeConfig c{rows, shape.warp_tiles, shape.units, 1, 1, 1, 1, shared_memory};
     if (!kernel_of(p, c)) continue;
     const int threads = threads_of(rows, c.warp_tiles, c.units), sm_warps = threads == 640 ? 21 : 16;
     for (c.cluster = 1; c.cluster <= most_blocks_sharing; c.cluster *= 2)
@@ -152,14 +150,15 @@ DecodeConfig choose(const Int4Linear& p, int sms, bool clusters, size_t limit) {
           if (warps < 8) continue;
           c.blocks = kMostBlocks;
           Launch l;
-          if (!lay_out(p, c, limit, l)) continue;
+          if (!lay_out(p, c, l)) continue;
           // What is resident at once; clusters of more than two leave some multiprocessors of a GPC idle.
-          int resident = std::max(1, std::min<int>(sm_warps / warps, (limit + 1024) / (l.shared + 1024)));
+          int resident =
+              std::max(1, std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)));
           const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
           if (slots < 1) continue;
           const int turns = static_cast<int>(divide_up(l.walk.tile_groups, slots));
           c.blocks = static_cast<int>(divide_up(l.walk.tile_groups, turns));
-          if (turns > 1 && !lay_out(p, c, limit, l)) continue;
+          if (turns > 1 && !lay_out(p, c, l)) continue;
           resident = std::min(resident, static_cast<int>(divide_up(static_cast<int64_t>(c.blocks) * c.cluster, sms)));
           const double time = model_time(c, l.walk, l.turns, resident);
           if (time < best_time) best_time = time, best = c;
@@ -168,16 +167,10 @@ DecodeConfig choose(const Int4Linear& p, int sms, bool clusters, size_t limit) {
   return best;
 }
 
-}  // namespace
-
-DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, bool clusters) { return choose(p, sms, clusters, shared_limit()); }
-
-size_t int4_decode_workspace(const Int4Linear&, const DecodeConfig&) { return 0; }
-
-cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, void*, cudaStream_t stream) {
+cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream) {
   const Kernel kernel = kernel_of(p, c);
   Launch l;
-  if (!kernel || p.K % 32 || p.group_size % 32 || !lay_out(p, c, shared_limit(), l)) return cudaErrorInvalidValue;
+  if (!kernel || p.K % 32 || p.group_size % 32 || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute cluster{};

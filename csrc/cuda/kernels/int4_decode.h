@@ -1,10 +1,8 @@
 // Weight-only int4 for few rows of x: what int4_decode.cuh computes, for K % 32 == 0, group_size % 32 == 0, x and weight 16-byte
-// aligned, M <= 32. Deterministic; needs no workspace; may be captured in a graph.
+// aligned, M <= 16. Deterministic; needs no workspace; may be captured in a graph.
 #pragma once
 
 #include <cuda_runtime_api.h>
-
-#include <cstddef>
 
 #include "cuda/kernels/int4.h"
 
@@ -12,20 +10,19 @@ namespace aoext::cuda {
 
 // How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 rows n and a slice of their k.
 struct DecodeConfig {
-  int rows;        // of x that have room in shared memory: 2, 8, 16 or 32, M or more
+  int rows;        // of x that have room in shared memory: 2, 8 or 16, M or more
   int warp_tiles;  // 1 or 2
   int units;       // of 128 k that a warp loads at a time
   int tiles, slices;
-  int cluster;  // blocks that share K: 1, or 2, 4, 8 where the device has clusters
-  int blocks;   // along n; each takes groups of tiles until none is left
+  int cluster;        // blocks that share K: 1, or 2, 4, 8 where the device has clusters
+  int blocks;         // along n; each takes groups of tiles until none is left
+  int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
 };
 
 // What measured best (H200), scaled to the multiprocessors of another device.
-DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, bool clusters);
-
-size_t int4_decode_workspace(const Int4Linear& p, const DecodeConfig& c);  // 0
+DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool clusters);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
-cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, void* workspace, cudaStream_t stream);
+cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream);
 
 }  // namespace aoext::cuda

@@ -10,17 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-INNER = (8, 4, 2)  # of K in tiles of 16
+from aoext.layouts import GROUP_SIZES, INNER_K_TILES
 
 
 def inner_k_tiles(K: int) -> int:
     """The largest that divides K in tiles."""
-    return next(inner for inner in INNER if K % (16 * inner) == 0)
+    return next(inner for inner in reversed(INNER_K_TILES) if K % (16 * inner) == 0)
 
 
 def fits(N: int, K: int, group_size: int) -> bool:
     """Whether a weight has this layout and its operator takes it."""
-    return N % 8 == 0 and K % 32 == 0 and group_size in (32, 64, 128, 256) and K % group_size == 0
+    return N % 8 == 0 and K % 32 == 0 and group_size in GROUP_SIZES and K % group_size == 0
 
 
 def random_stored(N: int, K: int, g: Generator) -> Tensor:
