@@ -17,8 +17,6 @@ using Kernel = void (*)(Walk);
 // Threads that a block may have. 512 leave a thread 128 registers, 640 leave it 96.
 constexpr int threads_of(int rows, int warp_tiles, int units) { return rows == 8 && warp_tiles == 1 && units == 2 ? 640 : 512; }
 
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Scales of rows 2i and 2i + 1 can be read at once.
 bool paired(const Int4Linear& p) {
   const auto address = reinterpret_cast<uintptr_t>(p.scale) | reinterpret_cast<uintptr_t>(p.zero_point);
@@ -83,16 +81,16 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
   w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.sub_per_group = static_cast<int>(p.group_size / sub);
-  w.group_magic = static_cast<uint32_t>(divide_up(int64_t{1} << 32, w.sub_per_group));
-  w.tile_groups = static_cast<int>(divide_up(p.N, kTileN * tiles));
-  w.units = static_cast<int>(divide_up(p.K, kUnitK));
-  w.part_units = static_cast<int>(divide_up(divide_up(w.units, c.cluster), c.units) * c.units);
+  w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
+  w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
+  w.units = static_cast<int>(ceil_div(p.K, kUnitK));
+  w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), c.units) * c.units);
   w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
   w.bias_type = static_cast<int>(p.bias_type), w.scale_groups = static_cast<int>(p.K / p.group_size);
-  out.turns = static_cast<int>(divide_up(w.tile_groups, c.blocks));
+  out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
   const size_t partial = size_t(tiles) * c.slices * M * int4_decode::kSumStride;
-  const size_t slots = c.cluster > 1 ? size_t(c.cluster) * divide_up(tiles * M, c.cluster) * kTileN : 0;
+  const size_t slots = c.cluster > 1 ? size_t(c.cluster) * ceil_div(tiles * M, c.cluster) * kTileN : 0;
   w.red_stride = buffers > 1 ? static_cast<int>(partial) : 0;
   const size_t fixed = 16 + (partial + slots) * buffers * 4;
   const size_t per_unit = size_t(c.rows) * (kUnitK * 2 + kUnitK / sub * 8);
@@ -102,11 +100,11 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   if (w.part_units <= room) {
     w.chunks = 1, w.chunk_units = w.part_units;
   } else {
-    w.chunks = static_cast<int>(divide_up(w.part_units, room / step * step));
-    w.chunk_units = static_cast<int>(divide_up(divide_up(w.part_units, w.chunks), step) * step);
-    w.chunks = static_cast<int>(divide_up(w.part_units, w.chunk_units));
+    w.chunks = static_cast<int>(ceil_div(w.part_units, room / step * step));
+    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), step) * step);
+    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
   }
-  w.warp_steps = static_cast<int>(divide_up(w.chunk_units, step));
+  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, step));
   out.shared = fixed + per_unit * w.chunk_units;
   return true;
 }
@@ -133,7 +131,7 @@ DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory,
   constexpr int kMostBlocks = 65535;
   const int rows = p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
   const int most_blocks_sharing = !clusters ? 1 : p.M < 4 ? 2 : rows == 8 ? 4 : 8;  // as far as more was ever better
-  DecodeConfig best{rows,         2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(divide_up(p.N, 2 * kTileN), kMostBlocks)),
+  DecodeConfig best{rows,         2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)),
                     shared_memory};
   double best_time = 1e30;
   constexpr struct {
@@ -156,10 +154,10 @@ DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory,
               std::max(1, std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)));
           const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
           if (slots < 1) continue;
-          const int turns = static_cast<int>(divide_up(l.walk.tile_groups, slots));
-          c.blocks = static_cast<int>(divide_up(l.walk.tile_groups, turns));
+          const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
+          c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
           if (turns > 1 && !lay_out(p, c, l)) continue;
-          resident = std::min(resident, static_cast<int>(divide_up(static_cast<int64_t>(c.blocks) * c.cluster, sms)));
+          resident = std::min(resident, static_cast<int>(ceil_div(static_cast<int64_t>(c.blocks) * c.cluster, sms)));
           const double time = model_time(c, l.walk, l.turns, resident);
           if (time < best_time) best_time = time, best = c;
         }

@@ -35,8 +35,6 @@ using Tile128 = Tile<4, 1,      32, 128,   64,      3>;     // 64
 
 constexpr int64_t kMaxK = int64_t{1} << 25;  // the strides of a thread fit 32 bits
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // f(Tile{}) of the configuration's tile.

@@ -40,8 +40,6 @@ CUtensorMapDataType map_type(Element e) {
   }
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Four warpgroups where their sums fit into registers; three stages of w, four where there is room, and as many steps of
 // x as fit beside them.
 template <class S, int kTokens>
