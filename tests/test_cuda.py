@@ -104,6 +104,49 @@ def test_no_call_waits_for_the_device(operator, M, generator):
         torch.cuda.set_sync_debug_mode("default")
 
 
+# ---- values ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP16), (BF16, FP32), (FP16, FP32)], ids=str)
+@pytest.mark.parametrize("group_size", [32, 64, 128, 256, 384])
+@pytest.mark.parametrize("N", [40, 1000, 4104])
+@pytest.mark.parametrize("M", [9, 16, 17, 40, 64])
+def test_a_batch_of_rows(M, N, group_size, dtypes, generator):
+    K = 1280 if group_size == 256 else 1152  # whole groups, an even and an odd number of 128 k
+    call = ALL_CALLS["bf16i4bf16_rowwise_bias"](Problem(M, N, K, group_size, *dtypes), generator)
+    assert_close(operator_of(call.operator)(*on_cuda(call)), call.reference)
+
+
+def x_weight_of_rows(M: int, generator: torch.Generator) -> tuple[Tensor, list[Any]]:
+    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, 264, 1152, 128), generator)
+    x, *weight = on_cuda(call)
+    return x, weight
+
+
+def exact(x: Tensor, weight: list[Tensor]) -> Tensor:
+    return x.double() @ torch.ops.ao.dequantize_int4(*weight, dtype=FP32).double().t()
+
+
+@pytest.mark.parametrize("M", ROWS)
+def test_rows_of_very_different_size(M, generator):
+    x, weight = x_weight_of_rows(M, generator)
+    x *= 2.0 ** torch.linspace(-45, 45, M, device="cuda").round()[:, None]
+    assert_close(torch.ops.ao.bf16i4bf16_rowwise(x, *weight), exact(x, weight).cpu())
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 3e38])
+@pytest.mark.parametrize("M", [m for m in ROWS if m > 1])
+def test_a_row_beyond_the_range_leaves_others_alone(M, poison, generator):
+    x, weight = x_weight_of_rows(M, generator)
+    others = torch.arange(M) != 1
+    expected = exact(x, weight).cpu()
+    x[1, 77] = poison
+    result = torch.ops.ao.bf16i4bf16_rowwise(x, *weight).cpu()
+    assert_close(result[others], expected[others])
+    if not torch.tensor(poison).isfinite():
+        assert not result[1].isfinite().any()
+
+
 # ---- memory ---------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/int4_wgmma.h"
@@ -10,7 +11,7 @@ using namespace aoext::cuda;
 
 namespace {
 
-enum Kernel { kDecode, kMma, kWgmma };
+enum Kernel { kDecode, kMma, kWgmma, kBatch };
 
 // Configurations travel as the ints that they are made of.
 template <class Config>
@@ -35,13 +36,17 @@ int choose(int kernel, const Int4Linear* p, int multiprocessors, int shared_memo
   if (!serves_int4_mma(*p)) return 0;
   if (kernel == kDecode) return p->M > 16 ? 0 : to_ints(choose_int4_decode(*p, multiprocessors, shared_memory, clusters), config);
   if (kernel == kMma) return to_ints(choose_int4_mma(*p, multiprocessors), config);
-#ifdef WITH_WGMMA
+#ifdef WITH_HOPPER
+  if (kernel == kBatch && int4_batch_takes(*p)) return to_ints(choose_int4_batch(*p, multiprocessors, shared_memory), config);
   if (kernel == kWgmma && int4_wgmma_takes(*p)) return to_ints(choose_int4_wgmma(*p, multiprocessors), config);
 #endif
   return 0;
 }
 
 size_t workspace_bytes(int kernel, const Int4Linear* p, const int* config) {
+#ifdef WITH_HOPPER
+  if (kernel == kBatch) return int4_batch_workspace(*p, from_ints<BatchConfig>(config));
+#endif
   return kernel == kMma ? int4_mma_workspace(*p, from_ints<MmaConfig>(config)) : 0;
 }
 
@@ -50,7 +55,8 @@ int launch(int kernel, const Int4Linear* p, const int* config, void* workspace, 
   const auto on = static_cast<cudaStream_t>(stream);
   if (kernel == kDecode) return launch_int4_decode(*p, from_ints<DecodeConfig>(config), on);
   if (kernel == kMma) return launch_int4_mma(*p, from_ints<MmaConfig>(config), workspace, on);
-#ifdef WITH_WGMMA
+#ifdef WITH_HOPPER
+  if (kernel == kBatch) return launch_int4_batch(*p, from_ints<BatchConfig>(config), workspace, on);
   return launch_int4_wgmma(*p, from_ints<WgmmaConfig>(config), on);
 #else
   return cudaErrorNotSupported;

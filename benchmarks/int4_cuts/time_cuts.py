@@ -10,6 +10,7 @@ all of them are in the JSON.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import math
 import statistics
@@ -32,7 +33,7 @@ from aoext.cli.report import console
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("decode", "mma", "wgmma")
+KERNELS = ("decode", "mma", "wgmma", "batch")
 ELEMENTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 POOL_BYTES = 340_000_000  # of weights that calls go through: more than five times the L2 cache of an H200
 MOST_INTS = 16
@@ -52,12 +53,12 @@ def build(folder: Path, hopper: bool) -> ctypes.CDLL:
     """The kernels as a library, made anew where a source is younger."""
     kernels = ROOT / "csrc/cuda/kernels"
     sources = [Path(__file__).with_name("entry.cu"), kernels / "int4_decode.cu", kernels / "int4_mma.cu"]
-    sources += [kernels / "sm90a/int4_wgmma.cu"] if hopper else []
+    sources += [kernels / "sm90a/int4_wgmma.cu", kernels / "sm90a/int4_batch.cu"] if hopper else []
     library = folder / "int4_cuts.so"
     youngest = max(path.stat().st_mtime for path in [*kernels.rglob("*.*"), *sources])
     if not library.is_file() or library.stat().st_mtime < youngest:
         folder.mkdir(parents=True, exist_ok=True)
-        target = ["-gencode=arch=compute_90a,code=sm_90a", "-DWITH_WGMMA"] if hopper else ["-arch=native"]
+        target = ["-gencode=arch=compute_90a,code=sm_90a", "-DWITH_HOPPER"] if hopper else ["-arch=native"]
         options = ["-std=c++17", "-O3", "-shared", "-Xcompiler=-fPIC", "--threads=0", f"-I{ROOT / 'csrc'}"]
         subprocess.run(["nvcc", *options, *target, *map(str, sources), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
@@ -126,6 +127,12 @@ class Cuts:
                 tiles = math.ceil(N / 128) * math.ceil(M / tokens)
                 yield (tokens, 1, min(tiles, self.multiprocessors))
                 yield from ((tokens, splits, tiles * splits) for splits in (2, 3, 4, 6, 8))
+        elif self.kernel == "batch":
+            tokens = next(t for t in (16, 32, 64) if t >= M)
+            for slices, cluster, turns in itertools.product((1, 2, 4), (1, 2, 4), range(1, 17)):
+                blocks = math.ceil(math.ceil(N / (256 // slices)) / turns)
+                if self.multiprocessors / 2 <= blocks * cluster <= self.multiprocessors:
+                    yield (tokens, slices, cluster, blocks, self.shared_memory)
         else:
             rows = 2 if M <= 2 else 8 if M <= 8 else 16
             for warp_tiles, units in ((2, 1), (1, 2), (2, 2)):

@@ -1,6 +1,7 @@
 // Weight-only int4 on CUDA.
 #include "common/dispatcher.h"
 #include "cuda/kernels/int4_any.h"
+#include "cuda/operands.h"
 #include "cuda/plan.h"
 #include "generic/int4_rowwise.h"
 
@@ -13,10 +14,16 @@ Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_type() == 
 
 void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr() : nullptr; }
 
+// From torch's allocator, so that it belongs to the current stream, or to the graph that is being captured.
+OptionalTensor workspace(size_t bytes, const Tensor& like) {
+  if (bytes == 0) return std::nullopt;
+  return aten::empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, like);
+}
+
 // Null where no kernel of this folder serves.
 OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Weight& w, const OptionalTensor& bias) {
-  const Tensor x = aten::contiguous(input);
-  const Plan plan = plan_int4(p, device_of(input), are_aligned({&x, &w.weight, &w.scale, &w.zero_point}));
+  const Tensor x = aligned(input);
+  const Plan plan = plan_int4(p, device_of(input), are_aligned({&w.weight, &w.scale, &w.zero_point}));
   if (plan.algorithm == Algorithm::generic) return std::nullopt;
   const Launch launch(input);
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
@@ -35,12 +42,14 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
 
   switch (plan.algorithm) {
     case Algorithm::decode: check(launch_int4_decode(raw, plan.decode, launch.stream()), "int4_decode"); break;
+    case Algorithm::batch: {
+      const OptionalTensor space = workspace(int4_batch_workspace(raw, plan.batch), y);
+      check(launch_int4_batch(raw, plan.batch, data_of(space), launch.stream()), "int4_batch");
+      break;
+    }
     case Algorithm::mma: {
-      // From torch's allocator, so that it belongs to the current stream, or to the graph that is being captured.
-      OptionalTensor workspace;
-      const auto bytes = static_cast<int64_t>(int4_mma_workspace(raw, plan.mma));
-      if (bytes > 0) workspace = aten::empty({bytes}, ScalarType::Byte, y);
-      check(launch_int4_mma(raw, plan.mma, data_of(workspace), launch.stream()), "int4_mma");
+      const OptionalTensor space = workspace(int4_mma_workspace(raw, plan.mma), y);
+      check(launch_int4_mma(raw, plan.mma, data_of(space), launch.stream()), "int4_mma");
       break;
     }
     case Algorithm::wgmma: check(launch_int4_wgmma(raw, plan.wgmma, launch.stream()), "int4_wgmma"); break;

@@ -1,7 +1,7 @@
 // Rows of int4 to the tinygemm layout.
 #include "cuda/device.h"
 #include "cuda/kernels/tinygemm.h"
-#include "cuda/tinygemm_operands.h"
+#include "cuda/operands.h"
 #include "generic/generic.h"
 
 namespace aoext::cuda {

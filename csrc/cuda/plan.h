@@ -6,6 +6,7 @@
 
 #include "common/checks.h"
 #include "cuda/device.h"
+#include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/int4_wgmma.h"
@@ -14,7 +15,8 @@ namespace aoext::cuda {
 
 enum class Algorithm {
   decode,   // few rows of x: weights from memory straight to registers (kernels/int4_decode.cuh)
-  wgmma,    // more, on compute capability 9.0 (kernels/sm90a/int4_wgmma.cuh)
+  batch,    // up to 64, on compute capability 9.0 (kernels/sm90a/int4_batch.cuh)
+  wgmma,    // more, there (kernels/sm90a/int4_wgmma.cuh)
   mma,      // more, anywhere (kernels/int4_mma.cuh)
   any,      // every size, type and alignment (kernels/int4_any.cu)
   generic,  // ATen operators, where nothing else serves
@@ -24,6 +26,7 @@ struct Plan {
   Algorithm algorithm = Algorithm::generic;
   ScalarType scale = ScalarType::BFloat16;  // what scales and zeros are converted to first, where they are of another type
   DecodeConfig decode = {};
+  BatchConfig batch = {};
   WgmmaConfig wgmma = {};
   MmaConfig mma = {};
 };
@@ -36,7 +39,8 @@ Int4Linear int4_linear(const LinearProblem& p);
 // Whether all these tensors start at multiples of 16 bytes.
 bool are_aligned(std::initializer_list<const Tensor*> tensors);
 
-Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);  // bf16i4bf16_rowwise
+// bf16i4bf16_rowwise: `aligned` says so of the weight, its scales and zeros.
+Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);
 
 bool takes_one_pass(const LinearProblem& p, const Device& device);  // dequantize_int4, packing
 

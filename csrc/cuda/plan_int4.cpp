@@ -28,7 +28,8 @@ namespace {
 
 // Fewer output columns than this, and rounding each dequantised weight to the input's type may show in a row of y.
 constexpr int64_t kRoundedColumns = 32;
-constexpr int64_t kDecodeRows = 16;  // up to which decode wins over mma and wgmma
+constexpr int64_t kDecodeRows = 16;       // up to which decode wins over mma and wgmma
+constexpr int64_t kDecodeBatchRows = 8;   // and over batch
 constexpr int64_t kAnyRows = 16;     // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of decode, which counts bytes of scales, and of its rows of w, in 32 bits.
@@ -63,12 +64,17 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   // Fast kernels take scales of the input's type or float32.
   plan.scale = p.scale == p.output ? p.scale : ScalarType::Float;
   raw.scale_type = element(plan.scale);
-  const bool regular = aligned && serves_int4_mma(raw);
-  const bool decodes = p.M <= kDecodeRows && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
+  const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
+  const bool hopper = device.family == Family::sm90, batches = hopper && int4_batch_takes(raw);
+  const bool decodes =
+      p.M <= (batches ? kDecodeBatchRows : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
   if (regular && decodes) {
     plan.algorithm = Algorithm::decode;
     plan.decode = decode_config(raw, device);
-  } else if (regular && p.N >= kRoundedColumns && device.family == Family::sm90 && int4_wgmma_takes(raw)) {
+  } else if (regular && batches) {
+    plan.algorithm = Algorithm::batch;
+    plan.batch = choose_int4_batch(raw, device.multiprocessors, device.shared_memory);
+  } else if (regular && p.N >= kRoundedColumns && hopper && int4_wgmma_takes(raw)) {
     plan.algorithm = Algorithm::wgmma;
     plan.wgmma = choose_int4_wgmma(raw, device.multiprocessors);
   } else if (regular && p.N >= kRoundedColumns) {
@@ -91,6 +97,9 @@ std::string describe(const Plan& plan) {
     case Algorithm::decode:
       return "cuda: int4_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
              " warps and " + text(plan.decode.cluster) + " blocks";
+    case Algorithm::batch:
+      return "cuda: int4_batch, tiles of " + text(256 / plan.batch.slices) + " by " + text(plan.batch.tokens) + ", K over " +
+             text(plan.batch.slices) + " warpgroups and " + text(plan.batch.cluster) + " blocks";
     case Algorithm::wgmma:
       return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) + ", K over " + text(plan.wgmma.splits) +
              " blocks of a cluster";

@@ -1,6 +1,6 @@
 // Weight-only int4 from the tinygemm layout.
 #include "cuda/plan_tinygemm.h"
-#include "cuda/tinygemm_operands.h"
+#include "cuda/operands.h"
 #include "generic/generic.h"
 
 namespace aoext::cuda {

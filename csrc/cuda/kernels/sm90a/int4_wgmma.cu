@@ -3,42 +3,12 @@
 #include <algorithm>
 
 #include "cuda/kernels/sm90a/int4_wgmma.cuh"
+#include "cuda/kernels/sm90a/tensor_map.h"
 
 namespace aoext::cuda {
 namespace {
 
 constexpr int kSharedMemory = 227 << 10;  // of a multiprocessor, less what one block costs
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// From the driver that is loaded, so that nothing needs libcuda where there is none.
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-  return reinterpret_cast<Encode>(function);
-}
-
-// A matrix of `rows` rows of `columns` contiguous elements, copied in boxes.
-bool matrix_map(CUtensorMap& map, const void* data, CUtensorMapDataType type, int element_bytes, int64_t columns, int64_t rows,
-                int box_columns, int box_rows, CUtensorMapSwizzle swizzle) {
-  static const Encode encode = find_encode();
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t stride = columns * element_bytes;
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
-  return encode != nullptr &&
-         encode(&map, type, 2, const_cast<void*>(data), sizes, &stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-CUtensorMapDataType map_type(Element e) {
-  switch (e) {
-    case Element::bf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    case Element::fp16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    default: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  }
-}
 
 // Four warpgroups where their sums fit into registers; three stages of w, four where there is room, and as many steps of
 // x as fit beside them.
@@ -66,17 +36,16 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, cudaStream_t 
   a.tiles = a.row_tiles * a.token_tiles, a.tile_stride = config.blocks / config.splits;
   a.splits = config.splits;
 
-  const int scale_rows = p.group_size < wgmma::kStage ? wgmma::kStage / static_cast<int>(p.group_size) : 1;
-  const int64_t groups = p.K / p.group_size;
-  CUtensorMap x, w, scale, zero;
-  if (!matrix_map(x, p.x, map_type(p.type), 2, p.K, p.M, wgmma::kStep, kTokens, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !matrix_map(w, p.weight, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, p.K / 2, p.N, wgmma::kStage / 2, wgmma::kRows,
-                  CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !matrix_map(scale, p.scale, map_type(p.scale_type), sizeof(S), p.N, groups, wgmma::kRows, scale_rows,
-                  CU_TENSOR_MAP_SWIZZLE_NONE) ||
-      !matrix_map(zero, p.zero_point, map_type(p.scale_type), sizeof(S), p.N, groups, wgmma::kRows, scale_rows,
-                  CU_TENSOR_MAP_SWIZZLE_NONE))
-    return cudaErrorNotSupported;
+  const int64_t groups = p.K / p.group_size, scale_rows = p.group_size < wgmma::kStage ? wgmma::kStage / p.group_size : 1;
+  const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {wgmma::kStep, kTokens});
+  const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
+                    {wgmma::kStage / 2, wgmma::kRows});
+  const auto scale_map = [&](const void* data) {
+    return TensorMap(map_type(p.scale_type), data, CU_TENSOR_MAP_SWIZZLE_NONE, {p.N, groups}, {p.N * int64_t{sizeof(S)}},
+                     {wgmma::kRows, scale_rows});
+  };
+  const TensorMap scale = scale_map(p.scale), zero = scale_map(p.zero_point);
+  if (!x.valid || !w.valid || !scale.valid || !zero.valid) return cudaErrorNotSupported;
 
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   if (error != cudaSuccess) return error;
@@ -91,7 +60,7 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, cudaStream_t 
   launch.stream = stream;
   launch.attrs = &attribute;
   launch.numAttrs = 1;
-  return cudaLaunchKernelEx(&launch, kernel, x, w, scale, zero, a);
+  return cudaLaunchKernelEx(&launch, kernel, x.map, w.map, scale.map, zero.map, a);
 }
 
 template <class T, class S, int kTokens>

@@ -36,6 +36,24 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
                : "memory");
 }
 
+__device__ inline void copy_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                   destination),
+               "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+__device__ inline void copy_bytes(uint32_t destination, const void* source, uint32_t barrier, uint32_t bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(destination), "l"(source),
+               "r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// ---- Kernels that overlap: the next may start; what the last one wrote is there. ----
+
+__device__ inline void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ inline void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- Clusters ----
 
 __device__ inline uint32_t cluster_rank() {
@@ -71,6 +89,12 @@ __device__ inline float4 load_remote(uint32_t address) {
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// A matrix in shared memory without swizzle, in cores of 8 rows by 16 bytes: bytes from one to the next along k, and along rows.
+// Of an address 18 bits count; in a cluster those above tell the block.
+__device__ inline uint64_t matrix_descriptor(uint32_t address, int k_bytes, int row_bytes) {
+  return uint64_t(row_bytes >> 4) << 32 | uint64_t(k_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
 
 // Waits until at most `kPending` committed groups still run.
 template <int kPending>

@@ -25,6 +25,17 @@ struct Wgmma;
   }
 
 template <>
+struct Wgmma<16> {
+#define AOEXT_REGISTERS "%0, %1, %2, %3, %4, %5, %6, %7"
+#define AOEXT_OUTPUTS \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+  AOEXT_WGMMA(__nv_bfloat16, "bf16", 16, AOEXT_REGISTERS, "%8", "%9", "%10", "%11", "%12", "%13", AOEXT_OUTPUTS)
+  AOEXT_WGMMA(__half, "f16", 16, AOEXT_REGISTERS, "%8", "%9", "%10", "%11", "%12", "%13", AOEXT_OUTPUTS)
+#undef AOEXT_REGISTERS
+#undef AOEXT_OUTPUTS
+};
+
+template <>
 struct Wgmma<32> {
 #define AOEXT_REGISTERS \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"

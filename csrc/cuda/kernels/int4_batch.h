@@ -1,0 +1,22 @@
+// Products for a batch of rows, on Hopper's matrix engine: kernels/sm90a/int4_batch.cuh.
+#pragma once
+
+#include "cuda/kernels/int4.h"
+
+namespace aoext::cuda {
+
+struct BatchConfig {
+  int tokens;         // rows of x that have room: 16, 32 or 64
+  int slices;         // of K in a block: 1, 2 or 4, the rest of the four warpgroups are row groups of 64
+  int cluster;        // blocks that share K, more than 1 (2 or 4) only where all of N is in flight at once
+  int blocks;         // along n
+  int shared_memory;  // bytes that a block may have
+};
+
+// Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
+bool int4_batch_takes(const Int4Linear& p);
+BatchConfig choose_int4_batch(const Int4Linear& p, int sms, int shared_memory);
+size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& config);  // bytes
+cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& config, void* workspace, cudaStream_t stream);
+
+}  // namespace aoext::cuda

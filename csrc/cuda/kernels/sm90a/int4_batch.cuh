@@ -1,0 +1,405 @@
+// y[m, n] = sum_k x[m, k] (q[n, k] s[k/g, n] + z[k/g, n]) + bias[n] for a batch of up to 64 rows m on Hopper.
+//
+// The operands of int4_decode.cuh (nibbles as subnormal numbers, x scaled up by a power of two, scales applied to the sums of a
+// group) with the matrix engine of a warpgroup. There every warp reads x from shared memory for its 16 rows n; here the engine
+// reads it once for 64, and what that costs hardly grows with M. Measured without loads, in cycles that a quarter of a
+// multiprocessor spends on 1 KB of weights: 196, 229 and 334 for 16, 32 and 64 rows of x, where memory brings one in 220.
+//
+// A first kernel lays x out as the engine wants it: for each unit of 128 k and every 16 of them a matrix of 8 x 16-byte cores, k
+// permuted to the order of the nibbles. The second starts while the first runs. A block is four warpgroups, row groups of 64
+// rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/kernels/int4.h"
+#include "cuda/kernels/int4_decode_ops.cuh"
+#include "cuda/kernels/sm90a/ptx.cuh"
+#include "cuda/kernels/sm90a/wgmma.cuh"
+
+namespace aoext::cuda::int4_batch {
+
+using int4_decode::half_fma;
+using int4_decode::multiply;
+using int4_decode::Number;
+using int4_decode::pow2;
+using int4_decode::power_pair;
+using int4_decode::spread;
+using int4_decode::word_k;
+
+constexpr int kUnitK = 128;  // k of a unit
+constexpr int kTileN = 16;   // rows n of a warp
+constexpr int kMath = 512;   // threads that multiply
+constexpr int kMathWarps = kMath / 32;
+constexpr int kThreads = kMath + 128;                           // and some that copy: registers go to whole warpgroups
+constexpr int kCopyRegisters = 32, kMathRegisters = 112;        // of a thread
+constexpr int kSliceRows = 256;                                 // rows n of a block times its slices of K
+constexpr int kMostDepth = 8;
+
+__host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
+
+// A unit of x as the first kernel leaves it: X' [k16][half][m][16 B], sum x [sub][m], 2^-e.
+template <int Sub, int kTokens>
+struct UnitX {
+  static constexpr int kSubs = kUnitK / Sub;
+  static constexpr int kSlice = kTokens * 32;  // 16 k
+  static constexpr int kSums = kTokens * kUnitK * 2;
+  static constexpr int kBack = kSums + kSubs * kTokens * 4;
+  static constexpr int kBytes = (kBack + 4 + 127) / 128 * 128;
+};
+
+// A step in the ring, one unit for each slice, or two for a single one: rows of 128 bytes for every two units, scales and zeros
+// [unit][sub][row], units of x.
+template <Element S, int Sub, int kTokens>
+struct Step {
+  static constexpr int kScaleBytes = S == Element::fp32 ? 4 : 2;
+  __host__ __device__ static constexpr int units(int slices) { return slices == 1 ? 2 : slices; }
+  __host__ __device__ static constexpr int weights(int slices) { return kSliceRows / slices * units(slices) * kUnitK / 2; }
+  __host__ __device__ static constexpr int scales(int slices) {
+    return kSliceRows / slices * units(slices) * (kUnitK / Sub) * kScaleBytes;
+  }
+  __host__ __device__ static constexpr int x(int slices) { return weights(slices) + 2 * scales(slices); }
+  __host__ __device__ static constexpr int bytes(int slices) {
+    return (x(slices) + units(slices) * UnitX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
+  }
+};
+
+struct Walk {
+  int64_t N;
+  const char* x;  // units of UnitX
+  const void* bias;
+  void* y;
+  int M;
+  int scale_units;   // units of K that share a row of scales, where groups are longer than a unit; else 1
+  int slices_log2;   // of 4: the rest are row groups
+  int cluster_log2;  // blocks that share K, where each has one group of tiles
+  int tile_groups;   // ceil(N / rows of a block): the blocks' work along n
+  int units;         // K / 128
+  int part_units;    // of a block's part of K
+  int steps;         // of a part
+  int depth;         // of the ring
+  int bias_type;     // Element
+};
+
+// Bytes of shared memory beside the ring: sums of slices on their way to the first, those of other blocks on their way to the one
+// that owns them, barriers.
+template <int kTokens>
+struct Meeting {
+  __host__ __device__ static constexpr int slices(int slices) { return (slices - 1) * (kMath / slices) * kTokens * 2; }
+  __host__ __device__ static constexpr int blocks(int slices, int cluster) {
+    return (cluster - 1) * (kTokens / 4 / cluster) * (kMath / slices) * 8;
+  }
+  static constexpr int kBarriers = 2 * kMostDepth * 8;
+};
+
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared_pair(uint32_t address, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+}
+__device__ __forceinline__ void store_remote_pair(uint32_t address, int block, float2 v) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote_address(address, block)), "f"(v.x), "f"(v.y) : "memory");
+}
+__device__ __forceinline__ void sync_math() { sync_threads_of(1, kMath); }
+
+// ---- The first kernel: a block for a unit, a warp for 8 rows m, lane group g for row g. ----
+
+template <Element X, int Sub, int kTokens>
+__global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
+  using Num = Number<X>;
+  using T = typename Num::type;
+  using U = UnitX<Sub, kTokens>;
+  start_next_kernel();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
+  const bool mine = m < M;
+  __shared__ int top_of_all;
+  if (threadIdx.x == 0) top_of_all = 1;
+  uint4 v[4] = {};
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (mine) v[j] = *reinterpret_cast<const uint4*>(x + m * K + int64_t(blockIdx.x) * kUnitK + word_k<Sub>(t, j));
+  __syncthreads();
+  int shift = 0;
+  if constexpr (!Num::kNormal) {
+    uint32_t top = 0;  // of |x| as integers, which orders them, NaN above all
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      constexpr uint32_t abs = 0x7fff7fffu;
+      top = __vimax3_s16x2(top, v[j].x & abs, v[j].y & abs);
+      top = __vimax3_s16x2(top, v[j].z & abs, v[j].w & abs);
+    }
+    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 1));
+    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 2));
+    const int exponent = static_cast<int>(max(top & 0xffffu, top >> 16)) >> Num::kMantissa;
+    // Rows that hold an |x| of 2^121 or more, whose 2^-e no float holds, count as infinite and leave the others alone.
+    constexpr int kMostExponent = Num::kTop + Num::kExponentBias - 6;
+    if (t == 0 && exponent <= kMostExponent) atomicMax(&top_of_all, exponent);
+    __syncthreads();
+    shift = min(Num::kTop + Num::kExponentBias - top_of_all, Num::kMaxShift);
+  }
+  constexpr uint32_t one = static_cast<uint32_t>((Num::kOne + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
+  constexpr uint32_t sixteen = static_cast<uint32_t>((Num::kOne + 4 + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
+  const uint32_t even = power_pair<Num>(shift), odd = power_pair<Num>(shift - 4);
+  char* const unit = out + int64_t(blockIdx.x) * U::kBytes;
+  float sum[4][4] = {};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    uint32_t b0 = __byte_perm(v[j].x, v[j].z, 0x5410), b1 = __byte_perm(v[j].y, v[j].w, 0x5410);
+    uint32_t b2 = __byte_perm(v[j].x, v[j].z, 0x7632), b3 = __byte_perm(v[j].y, v[j].w, 0x7632);
+    if constexpr (Num::kNormal) {
+      mma<T>(sum[j], {one, one, one, one}, b0, b1);
+      mma<T>(sum[j], {one, one, one, one}, b2, b3);
+    } else {
+      b0 = multiply<Num>(b0, even), b1 = multiply<Num>(b1, even), b2 = multiply<Num>(b2, odd), b3 = multiply<Num>(b3, odd);
+      mma<T>(sum[j], {one, one, one, one}, b0, b1);
+      mma<T>(sum[j], {sixteen, sixteen, sixteen, sixteen}, b2, b3);
+    }
+    auto* const to = reinterpret_cast<uint32_t*>(unit + 2 * j * U::kSlice + m * 16 + t * 4);
+    constexpr int kHalf = U::kSlice / 8;  // words
+    to[0] = b0, to[kHalf] = b1, to[2 * kHalf] = b2, to[3 * kHalf] = b3;
+  }
+  if (t == g >> 1) {  // this lane's C holds column g
+    const float down = Num::kNormal ? 1.f : pow2(-Num::kOne - shift);
+#pragma unroll
+    for (int s = 0; s < U::kSubs; ++s) {
+      float total = 0;
+#pragma unroll
+      for (int j = s * 4 / U::kSubs; j < (s + 1) * 4 / U::kSubs; ++j) total += g & 1 ? sum[j][1] : sum[j][0];
+      reinterpret_cast<float*>(unit + U::kSums)[s * kTokens + m] = total * down;
+    }
+  }
+  if (threadIdx.x == 0) *reinterpret_cast<float*>(unit + U::kBack) = Num::kNormal ? 1.f : pow2(-Num::kUlp - shift);
+}
+
+// ---- The second: copying. One thread for weights and scales, one for x. ----
+
+struct Ring {
+  uint32_t base, full, empty;
+  int bytes, depth;
+};
+
+template <class Body>
+__device__ inline void each_step(const Walk& p, const Ring& ring, int unit_step, int part_begin, Body&& body) {
+  int place = 0;
+  uint32_t parity = 1;
+  for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y) {
+    int unit = part_begin;
+#pragma unroll 1
+    for (int step = 0; step < p.steps; ++step, unit += unit_step) {
+      barrier_wait(ring.empty + 8 * place, parity);
+      body(group, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
+      if (++place == ring.depth) place = 0, parity ^= 1;
+    }
+  }
+}
+
+template <Element X, Element S, int Sub, int kTokens>
+__global__ void __launch_bounds__(kThreads, 1)
+    int4_batch_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap scale_map,
+                      const __grid_constant__ CUtensorMap zero_map, const __grid_constant__ Walk p) {
+  using Num = Number<X>;
+  using T = typename Num::type;
+  using L = Step<S, Sub, kTokens>;
+  using U = UnitX<Sub, kTokens>;
+  using Meet = Meeting<kTokens>;
+  constexpr int kSubs = U::kSubs, kOctets = kTokens / 8;
+  extern __shared__ uint8_t unaligned[];
+  const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x;
+  Ring ring;
+  ring.base = (shared_address(unaligned) + 1023) & ~1023u;
+  ring.bytes = L::bytes(slices), ring.depth = p.depth;
+  ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
+  const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int part_begin = rank * p.part_units, part_end = min(part_begin + p.part_units, p.units);
+  const int rows = kSliceRows >> p.slices_log2, units = L::units(slices);  // of a step
+  const int zeros = L::scales(slices), step_x = L::x(slices);
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (cluster > 1) cluster_arrive();  // the others may send
+
+  if (warp >= kMathWarps) {
+    release_registers<kCopyRegisters>();
+    if (threadIdx.x == kMath) {
+      prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
+      const int copies = p.scale_units == 1 ? 1 : units;  // of scales: at once where every unit has rows of its own
+      each_step(p, ring, units, part_begin, [&](int group, int unit, uint32_t to, uint32_t arrived) {
+        const int row = group * rows;
+        barrier_expect(arrived, step_x);
+        for (int i = 0; i < units; i += 2) copy_tile(to + i * rows * (kUnitK / 2), &w_map, arrived, (unit + i) * (kUnitK / 2), row);
+        for (int i = 0; i < copies; ++i) {
+          const int scale_row = copies == 1 ? unit * kSubs : (unit + i) / p.scale_units;
+          const uint32_t scales = to + L::weights(slices) + i * rows * kSubs * L::kScaleBytes;
+          copy_tile(scales, &scale_map, arrived, row, scale_row);
+          copy_tile(scales + zeros, &zero_map, arrived, row, scale_row);
+        }
+      });
+    } else if (threadIdx.x == kMath + 32) {
+      wait_for_last_kernel();
+      each_step(p, ring, units, part_begin, [&](int, int unit, uint32_t to, uint32_t arrived) {
+        const int bytes = max(min(units, p.units - unit), 0) * U::kBytes;
+        barrier_expect(arrived, bytes);
+        if (bytes > 0) copy_bytes(to + step_x, p.x + int64_t(unit) * U::kBytes, arrived, bytes);
+      });
+    }
+    __syncwarp();
+    if (cluster > 1) cluster_wait();
+    return;
+  }
+
+  claim_registers<kMathRegisters>();
+  const int g = lane >> 2, t = lane & 3;
+  const int slice = warp / 4 & (slices - 1), row_group = warp / 4 >> p.slices_log2;
+  const int tile_row = row_group * 64 + warp % 4 * kTileN;  // this warp's first in the block
+
+  // This lane's rows n of the tile, in an order that lets lanes 0 to 7 read other banks of the ring, whose rows of 128 bytes the
+  // copy engine swizzles.
+  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slices == 1 ? 0 : slice;  // unit of a step
+  const uint32_t my_weights = ((first / 2 * rows + tile_row + row) * 8 + ((first % 2 * 4 + t) ^ (row & 7))) * 16;
+  const uint32_t my_scales = L::weights(slices) + (first * kSubs * rows + tile_row + row) * L::kScaleBytes;
+  const uint32_t my_x = step_x + first * U::kBytes;
+  const int own_units = slices == 1 ? 2 : 1;
+  const auto load_scales = [&](uint32_t address) {  // of the two rows
+    if constexpr (S == Element::fp32)
+      return load_shared_pair(address);
+    else
+      return Number<S>::unpack(load_shared_word(address));
+  };
+
+  float y[kOctets][4];
+  const auto compute = [&](uint32_t weights, uint32_t scales, uint32_t x_unit) {
+    uint4 upper = load_shared_16(weights), lower = load_shared_16(weights ^ (128 + 16));  // 1024-byte aligned steps
+    spread<Sub>(upper, t), spread<Sub>(lower, t);
+    const uint32_t w[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
+    // Cores of 8 m by 16 bytes: the other half of 16 k is half a slice away, the next 8 m 128 bytes.
+    const uint64_t x = matrix_descriptor(x_unit, U::kSlice / 2, 128);
+    const float back = __uint_as_float(load_shared_word(x_unit + U::kBack));
+    float acc[kTokens / 2];
+    uint32_t even[2][4], odd[2][4];
+#pragma unroll
+    for (int s = 0; s < kSubs; ++s) {
+#pragma unroll
+      for (int j = s * 4 / kSubs; j < (s + 1) * 4 / kSubs; ++j) {
+        const uint32_t raw[4] = {w[0][j], w[1][j], w[0][j] >> 8, w[1][j] >> 8};
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          if constexpr (Num::kNormal) {
+            even[j % 2][r] = half_fma(and_xor<0x000f000f, 0x64086408>(raw[r]), 0x3c003c00, 0xe408e408);  // 1024 + u, - 1032
+            odd[j % 2][r] = half_fma(and_xor<0x00f000f0, 0x64806480>(raw[r]), 0x2c002c00, 0xd480d480);   // (1024 + 16 u) / 16 - 72
+          } else {
+            even[j % 2][r] = and_xor<0x000f000f, 0x00080008>(raw[r]);
+            odd[j % 2][r] = and_xor<0x00f000f0, 0x00800080>(raw[r]);
+          }
+        }
+        wgmma_fence();
+        Wgmma<kTokens>::multiply(T(), acc, even[j % 2], x + (2 * j * U::kSlice >> 4), j > s * 4 / kSubs);
+        Wgmma<kTokens>::multiply(T(), acc, odd[j % 2], x + ((2 * j + 1) * U::kSlice >> 4), true);
+        wgmma_commit();
+        if (j + 1 < (s + 1) * 4 / kSubs) wgmma_wait<1>();
+      }
+      float2 a = load_scales(scales + s * rows * L::kScaleBytes);
+      float2 z = load_scales(scales + s * rows * L::kScaleBytes + zeros);
+      if constexpr (!Num::kNormal) z.x = fmaf(-8.f, a.x, z.x), z.y = fmaf(-8.f, a.y, z.y), a.x *= back, a.y *= back;
+      wgmma_wait<0>();
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) {
+        const float2 sum = load_shared_pair(x_unit + U::kSums + 2 * t * 4 + (s * kTokens + o * 8) * 4);  // of m, of m + 1
+        y[o][0] = fmaf(z.x, sum.x, fmaf(a.x, acc[o * 4], y[o][0]));
+        y[o][1] = fmaf(z.x, sum.y, fmaf(a.x, acc[o * 4 + 1], y[o][1]));
+        y[o][2] = fmaf(z.y, sum.x, fmaf(a.y, acc[o * 4 + 2], y[o][2]));
+        y[o][3] = fmaf(z.y, sum.y, fmaf(a.y, acc[o * 4 + 3], y[o][3]));
+      }
+    }
+  };
+
+  // y of a group of tiles to memory. A lane's pairs of sums for one m go from the slices to the first one, from there to the
+  // block of the cluster that owns the m, whose same lane adds them up in the order of blocks.
+  constexpr int kPairs = 2 * kOctets;
+  const int thread = row_group * 128 + warp % 4 * 32 + lane, threads = kMath >> p.slices_log2;
+  const int owned = kPairs >> p.cluster_log2;  // pairs of a block
+  const auto pair_of = [&](int i) { return float2{y[i / 2][i % 2], y[i / 2][2 + i % 2]}; };
+  const auto owner_of = [&](int i) { return i >> (log2_of(kPairs) - p.cluster_log2); };
+  const auto slot_of = [&](int from, int to, int i) {
+    return from_blocks + (((from - (from > to)) * owned + (i & (owned - 1))) * threads + thread) * 8;
+  };
+  const auto finish = [&](int group, bool first) {
+    if (slices > 1) {
+      if (!first) sync_math();  // the first slice has read what was there
+      if (slice > 0) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+          store_shared_pair(from_slices + (((slice - 1) * kPairs + i) * threads + thread) * 8, pair_of(i));
+      }
+      sync_math();
+      if (slice == 0) {
+        for (int s = 1; s < slices; ++s)
+#pragma unroll
+          for (int i = 0; i < kPairs; ++i) {
+            const float2 v = load_shared_pair(from_slices + (((s - 1) * kPairs + i) * threads + thread) * 8);
+            y[i / 2][i % 2] += v.x, y[i / 2][2 + i % 2] += v.y;
+          }
+      }
+    }
+    if (cluster > 1) {
+      cluster_wait();  // the others have started
+      if (slice == 0) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+          if (owner_of(i) != rank) store_remote_pair(slot_of(rank, owner_of(i), i), owner_of(i), pair_of(i));
+      }
+      __syncwarp();
+      cluster_sync();
+    }
+    const int64_t n = static_cast<int64_t>(group) * rows + tile_row + row;
+    if (slice > 0 || n >= p.N) return;
+    const auto bias_type = static_cast<Element>(p.bias_type);
+    const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int m = i / 2 * 8 + 2 * t + i % 2;
+      if (owner_of(i) != rank || m >= p.M) continue;
+      float2 total = {0, 0};
+      for (int r = 0; r < cluster; ++r) {
+        const float2 v = r == rank ? pair_of(i) : load_shared_pair(slot_of(r, rank, i));
+        total.x += v.x, total.y += v.y;
+      }
+      typename Num::pair out;
+      out.x = static_cast<T>(total.x + bias.x), out.y = static_cast<T>(total.y + bias.y);
+      *reinterpret_cast<typename Num::pair*>(static_cast<T*>(p.y) + m * p.N + n) = out;
+    }
+  };
+
+  int place = 0;
+  uint32_t parity = 0;
+  for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y) {
+#pragma unroll
+    for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
+#pragma unroll 1
+    for (int unit = part_begin + first, i = 0; i < p.steps; ++i, unit += units) {
+      const uint32_t step = ring.base + place * ring.bytes;
+      barrier_wait(ring.full + 8 * place, parity);
+#pragma unroll 1
+      for (int h = 0; h < own_units; ++h)
+        if (unit + h < part_end)
+          compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes, step + my_x + h * U::kBytes);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(ring.empty + 8 * place);
+      if (++place == ring.depth) place = 0, parity ^= 1;
+    }
+    finish(group, group == blockIdx.y);
+  }
+}
+
+}  // namespace aoext::cuda::int4_batch
