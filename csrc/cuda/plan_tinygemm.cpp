@@ -4,9 +4,8 @@ namespace aoext::cuda {
 namespace {
 
 // Rows of x up to which the packed layout is read as it is. Unpacking costs about as much as reading the weight
-// twice, 24 µs on an H200 as the geomean of the benchmark's shapes.
-constexpr int64_t kDirectRows = 32;
-static_assert(kDirectRows <= kTinygemmMaxRows);
+// twice; kernels for 32 rows took longer than that and bf16i4bf16_rowwise together.
+constexpr int64_t kDirectRows = kTinygemmMaxRows;
 
 }  // namespace
 

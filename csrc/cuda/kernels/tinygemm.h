@@ -20,14 +20,14 @@ struct TinygemmLinear {
 
 // How tinygemm_mm walks a problem; what its numbers mean stands in tinygemm_mm.cuh.
 struct TinygemmConfig {
-  int tokens;        // columns of the mma tiles, a multiple of 8 that is at least M: 8, 16 or 32
+  int tokens;        // columns of the mma tiles, at least M: 8 or 16
   int warps;         // of a block
   int blocks;        // that share the row tiles
   int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time
   int64_t shared_bytes;
 };
 
-constexpr int kTinygemmMaxRows = 32;  // of x, in one launch
+constexpr int kTinygemmMaxRows = 16;  // of x, in one launch
 
 // The configuration for a device with so many multiprocessors and bytes of shared memory for a block. Fewer warps
 // than max_warps are taken where that shares the work better.

@@ -7,16 +7,11 @@ namespace {
 
 using tinygemm::Shape;
 
-// As many as have registers enough: more warps would spill.
-constexpr int most_warps(int tokens) { return tokens == 32 ? 12 : 16; }
-
 constexpr int64_t kFewestChunks = 2;  // of a phase, where fewer warps can help it
 
 template <int Inner, int Sub>
 auto kernel_for(int tokens) {
-  return tokens == 8    ? tinygemm::mm_kernel<Inner, Sub, 1, 32 * most_warps(8)>
-         : tokens == 16 ? tinygemm::mm_kernel<Inner, Sub, 2, 32 * most_warps(16)>
-                        : tinygemm::mm_kernel<Inner, Sub, 4, 32 * most_warps(32)>;
+  return tokens == 8 ? tinygemm::mm_kernel<Inner, Sub, 1> : tinygemm::mm_kernel<Inner, Sub, 2>;
 }
 
 template <int Inner>
@@ -47,8 +42,7 @@ Shape shape(const TinygemmLinear& p, const TinygemmConfig& config) {
 
 TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int64_t max_shared_bytes, int max_warps) {
   TinygemmConfig config{};
-  config.tokens = p.M <= 8 ? 8 : p.M <= 16 ? 16 : 32;
-  max_warps = std::min(max_warps, most_warps(config.tokens));
+  config.tokens = p.M <= 8 ? 8 : 16;
   const int64_t chunks = (p.K + kTinygemmChunk - 1) / kTinygemmChunk;
   const int64_t tiles = (p.N + tinygemm::kRows - 1) / tinygemm::kRows;
   // As many warps as share the chunks evenly, from half the most on.

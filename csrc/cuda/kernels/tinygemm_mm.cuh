@@ -27,6 +27,7 @@ namespace aoext::cuda::tinygemm {
 
 constexpr int kChunkBytes = 288;  // of a token's inputs: 256 and 32 that turn the banks from one chunk to the next
 constexpr float kOffset = 136.f;  // 128 + 8
+constexpr int kMostWarps = 16;    // of a block
 
 // Neighbouring tokens start half a line of banks apart.
 __host__ __device__ constexpr int row_bytes(int chunks) { return (chunks * kChunkBytes + 127) / 128 * 128 + 64; }
@@ -208,8 +209,8 @@ __device__ __forceinline__ void add_parts(const Shared& shared, const Shape& s, 
   }
 }
 
-template <int Inner, int Sub, int MT, int MaxThreads>
-__global__ void __launch_bounds__(MaxThreads, 1) mm_kernel(const __grid_constant__ Shape s) {
+template <int Inner, int Sub, int MT>
+__global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_constant__ Shape s) {
   extern __shared__ __align__(16) char memory[];
   constexpr int kBuffers = buffers(8 * MT);
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;

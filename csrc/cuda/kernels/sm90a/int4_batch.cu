@@ -17,6 +17,9 @@ using int4_batch::Walk;
 
 constexpr int kMostRows = 64;
 
+// Applying scales costs the more the smaller the groups, so that other kernels win with fewer rows.
+int64_t most_rows(int64_t group_size) { return group_size == 32 ? 16 : group_size == 64 ? 32 : kMostRows; }
+
 struct Instance {
   void (*stage)(const uint16_t*, char*, int, int64_t);
   void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Walk);
@@ -110,7 +113,7 @@ constexpr double kTurn = 0.047, kCluster = 1.07, kClusterRow = 0.002;  // of a t
 bool int4_batch_takes(const Int4Linear& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const bool groups = p.group_size == 32 || p.group_size == 64 || p.group_size % kUnitK == 0;
-  return groups && p.M <= kMostRows && p.type != Element::fp32 && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
+  return groups && p.M <= most_rows(p.group_size) && p.type != Element::fp32 && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
          p.K % kUnitK == 0 && p.N % 8 == 0 && p.N < kMost && p.K < kMost;
 }
 
