@@ -4,7 +4,8 @@
 
 Each tool runs a process of its own for the newest family of kernels and for sm80's, with every tensor an
 allocation of its own, so that an access beyond one is seen. Results are compared with float64 besides. The
-exit code is 1 where a tool finds anything. racecheck wants a library built with -DAOEXT_RACECHECK (docs/cuda.md).
+exit code is 1 where a tool finds anything. racecheck wants a library built with -DAOEXT_RACECHECK: see
+docs/cuda.md.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ namespace {
 
 // Fewer output columns than this, and rounding each dequantised weight to the input's type may show in a row of y.
 constexpr int64_t kRoundedColumns = 32;
-constexpr int64_t kDecodeRows = 16;       // up to which decode wins over mma and wgmma
-constexpr int64_t kDecodeBatchRows = 8;   // and over batch,
-constexpr int64_t kSmallGroupRows = 4;    // with groups of fewer than 128
-constexpr int64_t kAnyRows = 16;     // up to which a kernel for any size wins over dequantising for cuBLAS
+constexpr int64_t kDecodeRows = 16;      // up to which decode wins over mma and wgmma
+constexpr int64_t kDecodeBatchRows = 8;  // and over batch,
+constexpr int64_t kSmallGroupRows = 4;   // with groups of fewer than 128
+constexpr int64_t kAnyRows = 16;         // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of decode, which counts bytes of scales, and of its rows of w, in 32 bits.
 constexpr int64_t kMostDecodeColumns = int64_t{1} << 29, kMostDecodeDepth = int64_t{1} << 25;
@@ -67,8 +67,10 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   raw.scale_type = element(plan.scale);
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
   const bool hopper = device.family == Family::sm90, batches = hopper && int4_batch_takes(raw);
-  const bool decodes =
-      p.M <= (!batches ? kDecodeRows : p.group_size < 128 ? kSmallGroupRows : kDecodeBatchRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
+  const bool decodes = p.M <= (!batches             ? kDecodeRows
+                               : p.group_size < 128 ? kSmallGroupRows
+                                                    : kDecodeBatchRows) &&
+                       p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
   if (regular && decodes) {
     plan.algorithm = Algorithm::decode;
     plan.decode = decode_config(raw, device);

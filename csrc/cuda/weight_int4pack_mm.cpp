@@ -1,6 +1,6 @@
 // Weight-only int4 from the tinygemm layout.
-#include "cuda/plan_tinygemm.h"
 #include "cuda/operands.h"
+#include "cuda/plan_tinygemm.h"
 #include "generic/generic.h"
 
 namespace aoext::cuda {

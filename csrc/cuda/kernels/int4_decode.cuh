@@ -157,21 +157,10 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
     });
   };
   const auto stage_x = [&](int unit, int m, uint32_t to, bool mine) {
-    constexpr uint32_t one = static_cast<uint32_t>((Num::kOne + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
-    constexpr uint32_t sixteen = static_cast<uint32_t>((Num::kOne + 4 + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
     uint4 v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = mine ? load_shared_16(to + j * Rows * 64) : uint4{0, 0, 0, 0};
-    uint32_t top = 0;  // of |x| as integers, which orders them, NaN above all
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      constexpr uint32_t abs = 0x7fff7fffu;
-      top = __vimax3_s16x2(top, v[j].x & abs, v[j].y & abs);
-      top = __vimax3_s16x2(top, v[j].z & abs, v[j].w & abs);
-    }
-    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 1));
-    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 2));
-    const int exponent = static_cast<int>(max(top & 0xffffu, top >> 16)) >> Num::kMantissa;
+    const int exponent = top_exponent<Num>(v);
     const bool finite = exponent != 2 * Num::kExponentBias + 1;
     // (an |x| of 2^121 or more, whose 2^-e no float holds, counts as infinite)
     const int shift = Num::kNormal ? 0 : min(Num::kTop + Num::kExponentBias - max(exponent, 1), Num::kMaxShift);
@@ -179,18 +168,9 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
     float sum[kSubs][4] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      uint32_t b0 = __byte_perm(v[j].x, v[j].z, 0x5410), b1 = __byte_perm(v[j].y, v[j].w, 0x5410);
-      uint32_t b2 = __byte_perm(v[j].x, v[j].z, 0x7632), b3 = __byte_perm(v[j].y, v[j].w, 0x7632);
-      if constexpr (Num::kNormal) {
-        mma<typename Num::type>(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
-        mma<typename Num::type>(sum[j * kSubs / 4], {one, one, one, one}, b2, b3);
-      } else {
-        b0 = multiply<Num>(b0, even), b1 = multiply<Num>(b1, even), b2 = multiply<Num>(b2, odd), b3 = multiply<Num>(b3, odd);
-        mma<typename Num::type>(sum[j * kSubs / 4], {one, one, one, one}, b0, b1);
-        mma<typename Num::type>(sum[j * kSubs / 4], {sixteen, sixteen, sixteen, sixteen}, b2, b3);
-      }
+      const uint4 b = arranged<Num>(v[j], even, odd, sum[j * kSubs / 4]);
       if (mine) {
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + j * Rows * 64), "r"(b0), "r"(b1), "r"(b2), "r"(b3)
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + j * Rows * 64), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w)
                      : "memory");
       }
     }
@@ -234,19 +214,8 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
           for (int o = 0; o < kOctets; ++o) b[o] = load_shared_16(column[o] + (first + u) * kUnitX + j * Rows * 64);
 #pragma unroll
           for (int i = 0; i < Tiles; ++i) {
-            const uint32_t w0 = w[i][0][j], w1 = w[i][1][j];
             uint32_t even[4], odd[4];
-            const uint32_t raw[4] = {w0, w1, w0 >> 8, w1 >> 8};
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-              if constexpr (Num::kNormal) {
-                even[r] = half_fma(and_xor<0x000f000f, 0x64086408>(raw[r]), 0x3c003c00, 0xe408e408);  // 1024 + u, - 1032
-                odd[r] = half_fma(and_xor<0x00f000f0, 0x64806480>(raw[r]), 0x2c002c00, 0xd480d480);   // (1024 + 16 u) / 16 - 72
-              } else {
-                even[r] = and_xor<0x000f000f, 0x00080008>(raw[r]);
-                odd[r] = and_xor<0x00f000f0, 0x00800080>(raw[r]);
-              }
-            }
+            operands<Num>(w[i][0][j], w[i][1][j], even, odd);
 #pragma unroll
             for (int o = 0; o < kOctets; ++o) mma<typename Num::type>(acc[i][o], even, b[o].x, b[o].y);
 #pragma unroll

@@ -100,6 +100,56 @@ struct ScalePair<Element::fp32> {
   __device__ __forceinline__ float2 get() const { return {a, b}; }
 };
 
+// The exponent, as in its bits, of the largest |x| in a unit of which each of four lanes holds `v`; NaN's is that of infinity.
+template <typename N>
+__device__ __forceinline__ int top_exponent(const uint4 (&v)[4]) {
+  constexpr uint32_t abs = 0x7fff7fffu;
+  uint32_t top = 0;  // |x| as integers, which orders them
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    top = __vimax3_s16x2(top, v[j].x & abs, v[j].y & abs);
+    top = __vimax3_s16x2(top, v[j].z & abs, v[j].w & abs);
+  }
+  top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 1));
+  top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 2));
+  return static_cast<int>(max(top & 0xffffu, top >> 16)) >> N::kMantissa;
+}
+
+// Eight k of x to X' in the order of a word's nibbles, the even and then the odd ones, and their sum times 2^(kOne + shift) to
+// the sums of all lanes' columns.
+template <typename N>
+__device__ __forceinline__ uint4 arranged(const uint4& v, uint32_t even, uint32_t odd, float (&sum)[4]) {
+  constexpr uint32_t one = static_cast<uint32_t>((N::kOne + N::kExponentBias) << N::kMantissa) * 0x10001u;
+  constexpr uint32_t sixteen = static_cast<uint32_t>((N::kOne + 4 + N::kExponentBias) << N::kMantissa) * 0x10001u;
+  uint32_t b0 = __byte_perm(v.x, v.z, 0x5410), b1 = __byte_perm(v.y, v.w, 0x5410);
+  uint32_t b2 = __byte_perm(v.x, v.z, 0x7632), b3 = __byte_perm(v.y, v.w, 0x7632);
+  if constexpr (N::kNormal) {
+    mma<typename N::type>(sum, {one, one, one, one}, b0, b1);
+    mma<typename N::type>(sum, {one, one, one, one}, b2, b3);
+  } else {
+    b0 = multiply<N>(b0, even), b1 = multiply<N>(b1, even), b2 = multiply<N>(b2, odd), b3 = multiply<N>(b3, odd);
+    mma<typename N::type>(sum, {one, one, one, one}, b0, b1);
+    mma<typename N::type>(sum, {sixteen, sixteen, sixteen, sixteen}, b2, b3);
+  }
+  return {b0, b1, b2, b3};
+}
+
+// Operands of two rows' words: the even k, then the odd ones.
+template <typename N>
+__device__ __forceinline__ void operands(uint32_t upper, uint32_t lower, uint32_t (&even)[4], uint32_t (&odd)[4]) {
+  const uint32_t raw[4] = {upper, lower, upper >> 8, lower >> 8};
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    if constexpr (N::kNormal) {
+      even[r] = half_fma(and_xor<0x000f000f, 0x64086408>(raw[r]), 0x3c003c00, 0xe408e408);  // 1024 + u, - 1032
+      odd[r] = half_fma(and_xor<0x00f000f0, 0x64806480>(raw[r]), 0x2c002c00, 0xd480d480);   // (1024 + 16 u) / 16 - 72
+    } else {
+      even[r] = and_xor<0x000f000f, 0x00080008>(raw[r]);
+      odd[r] = and_xor<0x00f000f0, 0x00800080>(raw[r]);
+    }
+  }
+}
+
 // Where word j of lane t of a unit lies once its groups of `Sub` k are spread over the four lanes that mma sums over.
 template <int Sub>
 __device__ __forceinline__ int word_k(int t, int j) {

@@ -88,7 +88,8 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   w.bias_type = static_cast<int>(p.bias_type);
   if (c.cluster > 1 && (c.blocks < w.tile_groups || c.cluster > c.tokens / 4)) return false;  // every block owns something
   const int step = kernels.step_bytes(c.slices);
-  const int fixed = 1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
+  const int fixed =
+      1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
   w.depth = std::min(int4_batch::kMostDepth, (c.shared_memory - fixed) / step);
   out.shared = fixed + w.depth * step;
   return w.depth >= 2;
@@ -113,8 +114,9 @@ constexpr double kTurn = 0.047, kCluster = 1.07, kClusterRow = 0.002;  // of a t
 bool int4_batch_takes(const Int4Linear& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const bool groups = p.group_size == 32 || p.group_size == 64 || p.group_size % kUnitK == 0;
-  return groups && p.M <= most_rows(p.group_size) && p.type != Element::fp32 && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
-         p.K % kUnitK == 0 && p.N % 8 == 0 && p.N < kMost && p.K < kMost;
+  return groups && p.M <= most_rows(p.group_size) && p.type != Element::fp32 &&
+         (p.scale_type == p.type || p.scale_type == Element::fp32) && p.K % kUnitK == 0 && p.N % 8 == 0 && p.N < kMost &&
+         p.K < kMost;
 }
 
 BatchConfig choose_int4_batch(const Int4Linear& p, int sms, int shared_memory) {
@@ -149,7 +151,8 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   l.walk.x = static_cast<const char*>(workspace);
   const int64_t rows = kSliceRows / c.slices, groups = p.K / p.group_size;
   const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? kernels.step_units(c.slices) : 1);
-  const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2}, {kUnitK, rows});
+  const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
+                    {kUnitK, rows});
   const auto scale_map = [&](const void* data) {
     return TensorMap(map_type(p.scale_type), data, CU_TENSOR_MAP_SWIZZLE_NONE, {p.N, groups}, {p.N * kernels.scale_bytes},
                      {rows, scale_rows});
@@ -160,7 +163,7 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   if (error != cudaSuccess) return error;
 
   kernels.stage<<<l.walk.units, c.tokens * 4, 0, stream>>>(static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace),
-                                                          l.walk.M, p.K);
+                                                           l.walk.M, p.K);
   if ((error = cudaGetLastError()) != cudaSuccess) return error;
 
   cudaLaunchAttribute attributes[2]{};

@@ -10,8 +10,6 @@
 // rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/kernels/int4.h"
 #include "cuda/kernels/int4_decode_ops.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
@@ -19,21 +17,22 @@
 
 namespace aoext::cuda::int4_batch {
 
-using int4_decode::half_fma;
-using int4_decode::multiply;
+using int4_decode::arranged;
 using int4_decode::Number;
+using int4_decode::operands;
 using int4_decode::pow2;
 using int4_decode::power_pair;
 using int4_decode::spread;
+using int4_decode::top_exponent;
 using int4_decode::word_k;
 
 constexpr int kUnitK = 128;  // k of a unit
 constexpr int kTileN = 16;   // rows n of a warp
 constexpr int kMath = 512;   // threads that multiply
 constexpr int kMathWarps = kMath / 32;
-constexpr int kThreads = kMath + 128;                           // and some that copy: registers go to whole warpgroups
-constexpr int kCopyRegisters = 32, kMathRegisters = 112;        // of a thread
-constexpr int kSliceRows = 256;                                 // rows n of a block times its slices of K
+constexpr int kThreads = kMath + 128;                     // and some that copy: registers go to whole warpgroups
+constexpr int kCopyRegisters = 32, kMathRegisters = 112;  // of a thread
+constexpr int kSliceRows = 256;                           // rows n of a block times its slices of K
 constexpr int kMostDepth = 8;
 
 __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
@@ -115,7 +114,6 @@ __device__ __forceinline__ void sync_math() { sync_threads_of(1, kMath); }
 template <Element X, int Sub, int kTokens>
 __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
   using Num = Number<X>;
-  using T = typename Num::type;
   using U = UnitX<Sub, kTokens>;
   start_next_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
@@ -129,42 +127,22 @@ __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, c
   __syncthreads();
   int shift = 0;
   if constexpr (!Num::kNormal) {
-    uint32_t top = 0;  // of |x| as integers, which orders them, NaN above all
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      constexpr uint32_t abs = 0x7fff7fffu;
-      top = __vimax3_s16x2(top, v[j].x & abs, v[j].y & abs);
-      top = __vimax3_s16x2(top, v[j].z & abs, v[j].w & abs);
-    }
-    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 1));
-    top = __vmaxs2(top, __shfl_xor_sync(~0u, top, 2));
-    const int exponent = static_cast<int>(max(top & 0xffffu, top >> 16)) >> Num::kMantissa;
+    const int exponent = top_exponent<Num>(v);
     // Rows that hold an |x| of 2^121 or more, whose 2^-e no float holds, count as infinite and leave the others alone.
     constexpr int kMostExponent = Num::kTop + Num::kExponentBias - 6;
     if (t == 0 && exponent <= kMostExponent) atomicMax(&top_of_all, exponent);
     __syncthreads();
     shift = min(Num::kTop + Num::kExponentBias - top_of_all, Num::kMaxShift);
   }
-  constexpr uint32_t one = static_cast<uint32_t>((Num::kOne + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
-  constexpr uint32_t sixteen = static_cast<uint32_t>((Num::kOne + 4 + Num::kExponentBias) << Num::kMantissa) * 0x10001u;
   const uint32_t even = power_pair<Num>(shift), odd = power_pair<Num>(shift - 4);
   char* const unit = out + int64_t(blockIdx.x) * U::kBytes;
   float sum[4][4] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    uint32_t b0 = __byte_perm(v[j].x, v[j].z, 0x5410), b1 = __byte_perm(v[j].y, v[j].w, 0x5410);
-    uint32_t b2 = __byte_perm(v[j].x, v[j].z, 0x7632), b3 = __byte_perm(v[j].y, v[j].w, 0x7632);
-    if constexpr (Num::kNormal) {
-      mma<T>(sum[j], {one, one, one, one}, b0, b1);
-      mma<T>(sum[j], {one, one, one, one}, b2, b3);
-    } else {
-      b0 = multiply<Num>(b0, even), b1 = multiply<Num>(b1, even), b2 = multiply<Num>(b2, odd), b3 = multiply<Num>(b3, odd);
-      mma<T>(sum[j], {one, one, one, one}, b0, b1);
-      mma<T>(sum[j], {sixteen, sixteen, sixteen, sixteen}, b2, b3);
-    }
+    const uint4 b = arranged<Num>(v[j], even, odd, sum[j]);
     auto* const to = reinterpret_cast<uint32_t*>(unit + 2 * j * U::kSlice + m * 16 + t * 4);
     constexpr int kHalf = U::kSlice / 8;  // words
-    to[0] = b0, to[kHalf] = b1, to[2 * kHalf] = b2, to[3 * kHalf] = b3;
+    to[0] = b.x, to[kHalf] = b.y, to[2 * kHalf] = b.z, to[3 * kHalf] = b.w;
   }
   if (t == g >> 1) {  // this lane's C holds column g
     const float down = Num::kNormal ? 1.f : pow2(-Num::kOne - shift);
@@ -238,7 +216,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       each_step(p, ring, units, part_begin, [&](int group, int unit, uint32_t to, uint32_t arrived) {
         const int row = group * rows;
         barrier_expect(arrived, step_x);
-        for (int i = 0; i < units; i += 2) copy_tile(to + i * rows * (kUnitK / 2), &w_map, arrived, (unit + i) * (kUnitK / 2), row);
+        for (int i = 0; i < units; i += 2)
+          copy_tile(to + i * rows * (kUnitK / 2), &w_map, arrived, (unit + i) * (kUnitK / 2), row);
         for (int i = 0; i < copies; ++i) {
           const int scale_row = copies == 1 ? unit * kSubs : (unit + i) / p.scale_units;
           const uint32_t scales = to + L::weights(slices) + i * rows * kSubs * L::kScaleBytes;
@@ -292,17 +271,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int s = 0; s < kSubs; ++s) {
 #pragma unroll
       for (int j = s * 4 / kSubs; j < (s + 1) * 4 / kSubs; ++j) {
-        const uint32_t raw[4] = {w[0][j], w[1][j], w[0][j] >> 8, w[1][j] >> 8};
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          if constexpr (Num::kNormal) {
-            even[j % 2][r] = half_fma(and_xor<0x000f000f, 0x64086408>(raw[r]), 0x3c003c00, 0xe408e408);  // 1024 + u, - 1032
-            odd[j % 2][r] = half_fma(and_xor<0x00f000f0, 0x64806480>(raw[r]), 0x2c002c00, 0xd480d480);   // (1024 + 16 u) / 16 - 72
-          } else {
-            even[j % 2][r] = and_xor<0x000f000f, 0x00080008>(raw[r]);
-            odd[j % 2][r] = and_xor<0x00f000f0, 0x00800080>(raw[r]);
-          }
-        }
+        operands<Num>(w[0][j], w[1][j], even[j % 2], odd[j % 2]);
         wgmma_fence();
         Wgmma<kTokens>::multiply(T(), acc, even[j % 2], x + (2 * j * U::kSlice >> 4), j > s * 4 / kSubs);
         Wgmma<kTokens>::multiply(T(), acc, odd[j % 2], x + ((2 * j + 1) * U::kSlice >> 4), true);
@@ -393,7 +362,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
       for (int h = 0; h < own_units; ++h)
         if (unit + h < part_end)
-          compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes, step + my_x + h * U::kBytes);
+          compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
+                  step + my_x + h * U::kBytes);
       __syncwarp();
       if (lane == 0) barrier_arrive(ring.empty + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;

@@ -37,15 +37,16 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
 }
 
 __device__ inline void copy_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                   destination),
-               "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
 }
 
 __device__ inline void copy_bytes(uint32_t destination, const void* source, uint32_t barrier, uint32_t bytes) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(destination), "l"(source),
-               "r"(barrier), "r"(bytes)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(destination),
+               "l"(source), "r"(barrier), "r"(bytes)
                : "memory");
 }
 

@@ -33,10 +33,9 @@ struct TensorMap {
     std::copy(strides.begin(), strides.end(), all_strides);
     std::copy(box.begin(), box.end(), all_box);
     static const Encode encode = find_encode();
-    valid = encode != nullptr &&
-            encode(&map, type, static_cast<cuuint32_t>(sizes.size()), const_cast<void*>(data), all_sizes, all_strides, all_box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    valid = encode != nullptr && encode(&map, type, static_cast<cuuint32_t>(sizes.size()), const_cast<void*>(data), all_sizes,
+                                        all_strides, all_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   }
 
  private:
