@@ -70,6 +70,15 @@ def test_result_is_within_the_bound_of_float64(operator, problem, device, kernel
     assert_close(call.run(device, kernel_of(operator)), call.reference, unfused_bias=unfused_bias)
 
 
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("groups", [1, 3, 17])
+@pytest.mark.parametrize("group_size", [2, 8, 12, 16, 32, 64, 96, 128, 384])
+@pytest.mark.parametrize("M", [1, 2, 3, 4, 11])
+def test_int4_groups_of_every_size(M, group_size, groups, dtype, device, kernel_of, generator):
+    call = CALLS["bf16i4bf16_rowwise"](Problem(M, 37, group_size * groups, group_size, dtype, dtype), generator)
+    assert_close(call.run(device, kernel_of("bf16i4bf16_rowwise")), call.reference)
+
+
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("M", [1, 5, 40])

@@ -1,18 +1,52 @@
-// Weight-only int4: nibbles become float32 rows in cache, then Algorithm::dot or ::panel multiplies.
+// Weight-only int4: few input rows meet the nibbles themselves; for more, nibbles become rows in cache that are then multiplied.
 #include "cpu/linear.h"
 
 namespace aoext::cpu {
 namespace {
 
+// The product from the nibbles themselves.
+void dot_nibbles(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const Output& output) {
+  const int64_t ld = (p.K + kInt4Pad - 1) / kInt4Pad * kInt4Pad, groups = p.K / p.group_size;
+  const std::vector<float> rows = float_rows(p, input, p.K);
+  std::vector<float> x(p.M * ld), group_sums(p.M * groups);
+  for (int64_t m = 0; m < p.M; ++m)
+    kernels().arrange_int4(&rows[m * p.K], p.K, p.group_size, &x[m * ld], &group_sums[m * groups]);
+
+  torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+    std::vector<float> acc(p.M * kTile);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t first = t * kTile, count = std::min(kTile, p.N - first);
+      const Int4Weight::Tile tile(weight, first, count);
+      for (int64_t i = 0; i < count; i += kTileRows)
+        for (int64_t m = 0; m < p.M; m += kTileRows) {
+          const int tokens = static_cast<int>(std::min<int64_t>(kTileRows, p.M - m));
+          float sums[kTileRows][kTileRows];
+          kernels().dot_int4(&x[m * ld], ld, &group_sums[m * groups], tokens, tile.rows(i),
+                             static_cast<int>(std::min<int64_t>(kTileRows, count - i)), sums);
+          for (int j = 0; j < tokens; ++j) std::copy(sums[j], sums[j] + kTileRows, &acc[(m + j) * kTile + i]);
+        }
+      for (int64_t m = 0; m < p.M; ++m) output.store(m, first, count, &acc[m * kTile], tile.row_scales());
+    }
+  });
+}
+
+Tensor int4_linear(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const OptionalTensor& bias) {
+  const Plan plan = plan_int4(p);
+  if (plan.algorithm != Algorithm::nibbles) return linear(p, plan, input, weight, nullptr, bias);
+  const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
+  if (p.M > 0 && p.N > 0) dot_nibbles(p, input, weight, Output(p, y, nullptr, bias));
+  return y;
+}
+
 Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
   const LinearProblem p = check_bf16i4bf16_rowwise(input, weight, scale, zero_point);
-  return linear(p, plan_weight_only(p), input, Int4Weight(p, weight, scale, zero_point), nullptr, std::nullopt);
+  return int4_linear(p, input, Int4Weight(p, weight, scale, zero_point), std::nullopt);
 }
 
 Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
                                const Tensor& bias) {
   const LinearProblem p = check_bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
-  return linear(p, plan_weight_only(p), input, Int4Weight(p, weight, scale, zero_point), nullptr, bias);
+  return int4_linear(p, input, Int4Weight(p, weight, scale, zero_point), bias);
 }
 
 }  // namespace

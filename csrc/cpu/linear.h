@@ -51,14 +51,20 @@ struct Output {
   }
 };
 
-template <class Weight>
-void dot(const LinearProblem& p, const Tensor& input, const Weight& weight, const Output& output) {
-  const int64_t ld = padded(p.K);
+// Rows of x as float32, `ld` elements apart.
+inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input, int64_t ld) {
   std::vector<float> x(p.M * ld);
   const Tensor rows = aten::contiguous(input);
   const int64_t row_bytes = p.K * static_cast<int64_t>(rows.element_size());
   for (int64_t m = 0; m < p.M; ++m)
     kernels().to_float(element(p.input), static_cast<const char*>(rows.const_data_ptr()) + m * row_bytes, &x[m * ld], p.K);
+  return x;
+}
+
+template <class Weight>
+void dot(const LinearProblem& p, const Tensor& input, const Weight& weight, const Output& output) {
+  const int64_t ld = padded(p.K);
+  const std::vector<float> x = float_rows(p, input, ld);
 
   torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
     std::vector<float> w(kTileRows * ld), acc(p.M * kTile);

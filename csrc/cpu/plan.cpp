@@ -11,13 +11,13 @@ constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
 // Input rows up to which `dot` wins over panels of each dtype; benchmarks/README.md has the measurements.
 struct DotRows {
-  int64_t bfloat16, float32, int8;
+  int64_t bfloat16, float32, int8, nibbles;
 };
 
 DotRows dot_rows() {
-  if (&kernels() == &kernels_avx512()) return {20, 64, 8};
-  if (&kernels() == &kernels_avx2()) return {0, 32, 64};
-  return {0, 16, 2};
+  if (&kernels() == &kernels_avx512()) return {20, 64, 8, 4};
+  if (&kernels() == &kernels_avx2()) return {0, 32, 64, 4};
+  return {0, 16, 2, 2};
 }
 
 Plan make_plan(Algorithm algorithm, ScalarType compute, const LinearProblem& p) {
@@ -35,6 +35,12 @@ Plan plan_weight_only(const LinearProblem& p) {
   return make_plan(Algorithm::panel, bf16 ? ScalarType::BFloat16 : ScalarType::Float, p);
 }
 
+Plan plan_int4(const LinearProblem& p) {
+  const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
+  const bool regular = p.group_size % kInt4Pad == 0 || (p.group_size >= 8 && p.group_size < kInt4Pad && power_of_two);
+  return regular && p.M <= dot_rows().nibbles ? Plan{Algorithm::nibbles, ScalarType::Float, 0} : plan_weight_only(p);
+}
+
 Plan plan_scaled(const LinearProblem& p) {
   if (p.weight != ScalarType::Char)
     return make_plan(p.M <= dot_rows().float32 ? Algorithm::dot : Algorithm::panel, ScalarType::Float, p);
@@ -49,6 +55,7 @@ std::string describe(const Plan& plan) {
                         : plan.compute == ScalarType::BFloat16 ? "bfloat16"
                                                                : "int8";
   std::string text = std::string("cpu/") + kernels().name + ": ";
+  if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
   if (plan.algorithm == Algorithm::dot) return text + "dot, " + compute;
   return text + "panel of " + std::to_string(plan.panel_rows) + " rows, " + compute;
 }

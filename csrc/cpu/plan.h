@@ -8,8 +8,9 @@
 namespace aoext::cpu {
 
 enum class Algorithm {
-  dot,    // weight rows unpacked in cache, multiplied at once: reads the weight once, few input rows
-  panel,  // weight rows unpacked in cache-sized panels for ATen's matrix product: many input rows
+  nibbles,  // int4, few input rows: the weight's words themselves, read once
+  dot,      // weight rows unpacked in cache, multiplied at once: reads the weight once, few input rows
+  panel,    // weight rows unpacked in cache-sized panels for ATen's matrix product: many input rows
 };
 
 struct Plan {
@@ -19,6 +20,7 @@ struct Plan {
 };
 
 Plan plan_weight_only(const LinearProblem& p);
+Plan plan_int4(const LinearProblem& p);    // bf16i4bf16_rowwise
 Plan plan_scaled(const LinearProblem& p);  // int8_mm too
 
 std::string describe(const Plan& plan);

@@ -50,6 +50,11 @@ struct Int4Weight {
     }
     const float* row_scales() const { return ones_.data(); }
 
+    // Rows from i on, as kernels().dot_int4 takes them.
+    Int4Rows rows(int64_t i) const {
+      return {w_.packed + (first_ + i) * (w_.K / 2), &scale_[i * groups_], &zero_point_[i * groups_], w_.K, w_.group_size};
+    }
+
    private:
     std::vector<float> transposed(const char* data, int64_t count) const {
       const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2;

@@ -18,6 +18,17 @@ constexpr int kTileRows = 4;
 // Float scratch rows are padded with zeros to a multiple of this many elements, int8 ones of that many bytes.
 constexpr int64_t kPad = 64;
 
+// Arranged rows of x for int4 are padded with zeros to a multiple of this many elements.
+constexpr int64_t kInt4Pad = 128;
+
+// Rows of int4 weights: K/2 bytes, K/group_size scales and as many zero points each. Groups are of 2ⁿ·8 elements, or of a
+// multiple of kInt4Pad.
+struct Int4Rows {
+  const uint8_t* packed;
+  const float *scale, *zero_point;
+  int64_t K, group_size;
+};
+
 struct Kernels {
   const char* name;
 
@@ -30,6 +41,13 @@ struct Kernels {
 
   // acc[m][n] += Σ x[m][k] · w[n][k] over k in [0, K), K a multiple of kPad; m < M <= kTileRows, n < kTileRows.
   void (*dot_f32)(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K, float (*acc)[kTileRows]);
+
+  // A row of x in the order of dot_int4, and the sums of its groups.
+  void (*arrange_int4)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);
+
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M <= kTileRows rows that arrange_int4 wrote and N <= kTileRows rows of w.
+  void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int M, const Int4Rows& w, int N,
+                   float (*acc)[kTileRows]);
 
   // The same on int8, exact; N <= kTileRows rows of w, any K; x rows are padded with zeros to kPad.
   void (*dot_i8)(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,
