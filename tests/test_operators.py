@@ -71,12 +71,13 @@ def test_result_is_within_the_bound_of_float64(operator, problem, device, kernel
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
-@pytest.mark.parametrize("groups", [1, 3, 17])
-@pytest.mark.parametrize("group_size", [2, 8, 12, 16, 32, 64, 96, 128, 384])
-@pytest.mark.parametrize("M", [1, 2, 3, 4, 11])
+@pytest.mark.parametrize("groups", [1, 5])
+@pytest.mark.parametrize("group_size", [2, 8, 16, 32, 64, 96, 128, 384])
+@pytest.mark.parametrize("M", [1, 3, 6])
 def test_int4_groups_of_every_size(M, group_size, groups, dtype, device, kernel_of, generator):
-    call = CALLS["bf16i4bf16_rowwise"](Problem(M, 37, group_size * groups, group_size, dtype, dtype), generator)
-    assert_close(call.run(device, kernel_of("bf16i4bf16_rowwise")), call.reference)
+    problem = Problem(M, 37, group_size * groups, group_size, dtype, dtype)
+    call = CALLS["bf16i4bf16_rowwise"](problem, generator)
+    assert_close(call.run(device, kernel_of(call.operator)), call.reference)
 
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
