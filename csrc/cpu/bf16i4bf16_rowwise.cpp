@@ -11,23 +11,12 @@ void dot_nibbles(const LinearProblem& p, const Tensor& input, const Int4Weight& 
   std::vector<float> x(p.M * ld), group_sums(p.M * groups);
   for (int64_t m = 0; m < p.M; ++m)
     kernels().arrange_int4(&rows[m * p.K], p.K, p.group_size, &x[m * ld], &group_sums[m * groups]);
-
-  torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-    std::vector<float> acc(p.M * kTile);
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t first = t * kTile, count = std::min(kTile, p.N - first);
-      const Int4Weight::Tile tile(weight, first, count);
-      for (int64_t i = 0; i < count; i += kTileRows)
-        for (int64_t m = 0; m < p.M; m += kTileRows) {
-          const int tokens = static_cast<int>(std::min<int64_t>(kTileRows, p.M - m));
-          float sums[kTileRows][kTileRows];
-          kernels().dot_int4(&x[m * ld], ld, &group_sums[m * groups], tokens, tile.rows(i),
-                             static_cast<int>(std::min<int64_t>(kTileRows, count - i)), sums);
-          for (int j = 0; j < tokens; ++j) std::copy(sums[j], sums[j] + kTileRows, &acc[(m + j) * kTile + i]);
-        }
-      for (int64_t m = 0; m < p.M; ++m) output.store(m, first, count, &acc[m * kTile], tile.row_scales());
-    }
-  });
+  using Tile = Int4Weight::Tile;
+  multiply_tiles(
+      p, weight, output, 0, [](const Tile&, int64_t, int, float*) {},
+      [&](const Tile& tile, int64_t i, int rows, const float*, int64_t m, int tokens, float (*sums)[kTileRows]) {
+        kernels().dot_int4(&x[m * ld], ld, &group_sums[m * groups], tokens, tile.rows(i), rows, sums);
+      });
 }
 
 Tensor int4_linear(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const OptionalTensor& bias) {

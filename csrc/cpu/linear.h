@@ -61,28 +61,44 @@ inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input
   return x;
 }
 
-template <class Weight>
-void dot(const LinearProblem& p, const Tensor& input, const Weight& weight, const Output& output) {
-  const int64_t ld = padded(p.K);
-  const std::vector<float> x = float_rows(p, input, ld);
-
+// Multiplies and stores all of y, kTileRows rows of w by as many of x at a time. `load` readies so many rows of w from row i of a
+// tile on in floats of scratch memory, `product` multiplies them by `tokens` rows of x from m on.
+template <class Weight, class Load, class Product>
+void multiply_tiles(const LinearProblem& p, const Weight& weight, const Output& output, int64_t scratch, Load&& load,
+                    Product&& product) {
   torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-    std::vector<float> w(kTileRows * ld), acc(p.M * kTile);
+    std::vector<float> w(scratch), acc(p.M * kTile);
     for (int64_t t = begin; t < end; ++t) {
       const int64_t first = t * kTile, count = std::min(kTile, p.N - first);
       const typename Weight::Tile tile(weight, first, count);
       for (int64_t i = 0; i < count; i += kTileRows) {
-        for (int64_t r = 0; r < std::min<int64_t>(kTileRows, count - i); ++r) tile.row(i + r, &w[r * ld]);
+        const int rows = static_cast<int>(std::min<int64_t>(kTileRows, count - i));
+        load(tile, i, rows, w.data());
         for (int64_t m = 0; m < p.M; m += kTileRows) {
           const int tokens = static_cast<int>(std::min<int64_t>(kTileRows, p.M - m));
           float sums[kTileRows][kTileRows] = {};
-          kernels().dot_f32(&x[m * ld], ld, tokens, w.data(), ld, ld, sums);
+          product(tile, i, rows, w.data(), m, tokens, sums);
           for (int j = 0; j < tokens; ++j) std::copy(sums[j], sums[j] + kTileRows, &acc[(m + j) * kTile + i]);
         }
       }
       for (int64_t m = 0; m < p.M; ++m) output.store(m, first, count, &acc[m * kTile], tile.row_scales());
     }
   });
+}
+
+template <class Weight>
+void dot(const LinearProblem& p, const Tensor& input, const Weight& weight, const Output& output) {
+  using Tile = typename Weight::Tile;
+  const int64_t ld = padded(p.K);
+  const std::vector<float> x = float_rows(p, input, ld);
+  multiply_tiles(
+      p, weight, output, kTileRows * ld,
+      [&](const Tile& tile, int64_t i, int rows, float* w) {
+        for (int r = 0; r < rows; ++r) tile.row(i + r, w + r * ld);
+      },
+      [&](const Tile&, int64_t, int, const float* w, int64_t m, int tokens, float (*sums)[kTileRows]) {
+        kernels().dot_f32(&x[m * ld], ld, tokens, w, ld, ld, sums);
+      });
 }
 
 // Stores a product [M, count] of ATen's as columns [first, first + count).

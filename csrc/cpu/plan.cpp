@@ -9,7 +9,8 @@ namespace {
 
 constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
-// Input rows up to which `dot` wins over panels of each dtype; benchmarks/README.md has the measurements.
+// Input rows up to which `dot` wins over panels of each dtype, and `nibbles` over `dot`; benchmarks/README.md has the
+// measurements.
 struct DotRows {
   int64_t bfloat16, float32, int8, nibbles;
 };

@@ -1,4 +1,4 @@
-// Weight-only int4 from the tinygemm layout: words become float32 rows in cache, then as bf16i4bf16_rowwise.
+// Weight-only int4 from the tinygemm layout: words become float32 rows in cache, which are then multiplied.
 #include "cpu/int4pack.h"
 #include "cpu/linear.h"
 

@@ -67,10 +67,8 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   raw.scale_type = element(plan.scale);
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
   const bool hopper = device.family == Family::sm90, batches = hopper && int4_batch_takes(raw);
-  const bool decodes = p.M <= (!batches             ? kDecodeRows
-                               : p.group_size < 128 ? kSmallGroupRows
-                                                    : kDecodeBatchRows) &&
-                       p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
+  const int64_t beside_batch = p.group_size < 128 ? kSmallGroupRows : kDecodeBatchRows;
+  const bool decodes = p.M <= (batches ? beside_batch : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
   if (regular && decodes) {
     plan.algorithm = Algorithm::decode;
     plan.decode = decode_config(raw, device);
@@ -101,8 +99,8 @@ std::string describe(const Plan& plan) {
       return "cuda: int4_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
              " warps and " + text(plan.decode.cluster) + " blocks";
     case Algorithm::batch:
-      return "cuda: int4_batch, tiles of " + text(256 / plan.batch.slices) + " by " + text(plan.batch.tokens) + ", K over " +
-             text(plan.batch.slices) + " warpgroups and " + text(plan.batch.cluster) + " blocks";
+      return "cuda: int4_batch, tiles of " + text(kBatchRows / plan.batch.slices) + " by " + text(plan.batch.tokens) +
+             ", K over " + text(plan.batch.slices) + " warpgroups and " + text(plan.batch.cluster) + " blocks";
     case Algorithm::wgmma:
       return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) + ", K over " + text(plan.wgmma.splits) +
              " blocks of a cluster";

@@ -181,20 +181,24 @@ inline void dot_tile_f32(const float* x, int64_t x_stride, const float* w, int64
     for (int n = 0; n < kTileRows; ++n) acc[m][n] += sum<float>(sums[m][n]);
 }
 
+// M rows of x, as many at once as kernels take: body(Rows<count>, first).
+template <int kCount>
+struct Rows {
+  static constexpr int count = kCount;
+};
+
+template <class Body>
+inline void each_rows(int M, Body&& body) {
+  int m = 0;
+  if (kTokens == 4)
+    for (; M - m >= 4; m += 4) body(Rows<4>(), m);
+  for (; M - m >= 2; m += 2) body(Rows<2>(), m);
+  if (m < M) body(Rows<1>(), m);
+}
+
 void dot_f32(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K, float (*acc)[kTileRows]) {
-  for (int m = 0; m < M;) {
-    const float* xm = x + m * x_stride;
-    if (kTokens == 4 && M - m >= 4) {
-      dot_tile_f32<4>(xm, x_stride, w, w_stride, K, acc + m);
-      m += 4;
-    } else if (M - m >= 2) {
-      dot_tile_f32<2>(xm, x_stride, w, w_stride, K, acc + m);
-      m += 2;
-    } else {
-      dot_tile_f32<1>(xm, x_stride, w, w_stride, K, acc + m);
-      m += 1;
-    }
-  }
+  each_rows(M,
+            [&](auto rows, int m) { dot_tile_f32<decltype(rows)::count>(x + m * x_stride, x_stride, w, w_stride, K, acc + m); });
 }
 
 // ---- int4 by nibbles -----------------------------------------------------------------------------------
@@ -316,20 +320,9 @@ inline void dot_rows_int4(const float* x, int64_t x_stride, const float* group_s
 void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int M, const Int4Rows& w, int N,
               float (*acc)[kTileRows]) {
   const int64_t groups = w.K / w.group_size;
-  for (int m = 0; m < M;) {
-    const float* const xm = x + m * x_stride;
-    const float* const sums = group_sums + m * groups;
-    if (kTokens == 4 && M - m >= 4) {
-      dot_rows_int4<4>(xm, x_stride, sums, w, N, acc + m);
-      m += 4;
-    } else if (M - m >= 2) {
-      dot_rows_int4<2>(xm, x_stride, sums, w, N, acc + m);
-      m += 2;
-    } else {
-      dot_rows_int4<1>(xm, x_stride, sums, w, N, acc + m);
-      m += 1;
-    }
-  }
+  each_rows(M, [&](auto rows, int m) {
+    dot_rows_int4<decltype(rows)::count>(x + m * x_stride, x_stride, group_sums + m * groups, w, N, acc + m);
+  });
 }
 
 #ifdef __AVX512VNNI__
@@ -399,17 +392,14 @@ inline int64_t dot_tile_i8(const int8_t* x, int64_t x_stride, const int8_t* w, i
 
 void dot_i8(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,
             int32_t (*acc)[kTileRows]) {
-  for (int m = 0; m < M;) {
-    const int8_t* xm = x + m * x_stride;
-    const int step = kTokens == 4 && M - m >= 4 ? 4 : M - m >= 2 ? 2 : 1;
-    const int64_t done = step == 4   ? dot_tile_i8<4>(xm, x_stride, w, w_stride, N, K, acc + m)
-                         : step == 2 ? dot_tile_i8<2>(xm, x_stride, w, w_stride, N, K, acc + m)
-                                     : dot_tile_i8<1>(xm, x_stride, w, w_stride, N, K, acc + m);
-    for (int i = 0; i < step; ++i)
+  each_rows(M, [&](auto rows, int m) {
+    constexpr int kCount = decltype(rows)::count;
+    const int8_t* const xm = x + m * x_stride;
+    const int64_t done = dot_tile_i8<kCount>(xm, x_stride, w, w_stride, N, K, acc + m);
+    for (int i = 0; i < kCount; ++i)
       for (int n = 0; n < N; ++n)
         for (int64_t k = done; k < K; ++k) acc[m + i][n] += xm[i * x_stride + k] * w[n * w_stride + k];
-    m += step;
-  }
+  });
 }
 
 // ---- epilogue and quantisation -------------------------------------------------------------------------

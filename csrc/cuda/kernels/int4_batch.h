@@ -5,6 +5,8 @@
 
 namespace aoext::cuda {
 
+constexpr int kBatchRows = 256;  // of w: a block's, times its slices
+
 struct BatchConfig {
   int tokens;         // rows of x that have room: 16, 32 or 64
   int slices;         // of K in a block: 1, 2 or 4, the rest of the four warpgroups are row groups of 64

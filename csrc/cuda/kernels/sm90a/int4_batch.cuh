@@ -10,7 +10,7 @@
 // rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory.
 #pragma once
 
-#include "cuda/kernels/int4.h"
+#include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode_ops.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
@@ -32,7 +32,7 @@ constexpr int kMath = 512;   // threads that multiply
 constexpr int kMathWarps = kMath / 32;
 constexpr int kThreads = kMath + 128;                     // and some that copy: registers go to whole warpgroups
 constexpr int kCopyRegisters = 32, kMathRegisters = 112;  // of a thread
-constexpr int kSliceRows = 256;                           // rows n of a block times its slices of K
+constexpr int kSliceRows = kBatchRows;                    // rows n of a block times its slices of K
 constexpr int kMostDepth = 8;
 
 __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
@@ -91,22 +91,6 @@ struct Meeting {
   static constexpr int kBarriers = 2 * kMostDepth * 8;
 };
 
-__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-  return v;
-}
-__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_shared_pair(uint32_t address, float2 v) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
-}
-__device__ __forceinline__ void store_remote_pair(uint32_t address, int block, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote_address(address, block)), "f"(v.x), "f"(v.y) : "memory");
-}
 __device__ __forceinline__ void sync_math() { sync_threads_of(1, kMath); }
 
 // ---- The first kernel: a block for a unit, a warp for 8 rows m, lane group g for row g. ----
