@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import aoext
 import reference
+from aoext import packing
 from conftest import SEED
 from reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn
 
@@ -125,6 +126,21 @@ def x_weight_of_rows(M: int, generator: torch.Generator) -> tuple[Tensor, list[A
 
 def exact(x: Tensor, weight: list[Tensor]) -> Tensor:
     return x.double() @ torch.ops.ao.dequantize_int4(*weight, dtype=FP32).double().t()
+
+
+@needs_own_kernels
+@pytest.mark.parametrize(("N", "K"), [(6144, 2048), (10240, 4096), (28672, 1024), (1024, 4096), (256, 12288)])
+@pytest.mark.parametrize("M", [16, 40, 64, 100, 128, 256, 600])
+def test_tiles_that_do_not_come_out_even(M, N, K, generator):
+    """On an H200 whole tiles first, the rest shared along K by clusters or by all blocks (segments.h)."""
+    q = torch.randint(-8, 8, (N, K), generator=generator, dtype=torch.int8)
+    scale, zero_point = torch.rand(2, K // 128, N, generator=generator).to(BF16)
+    weight = [t.to("cuda") for t in (packing.pack_int4(q), scale, zero_point)]
+    x = torch.randn(M, K, generator=generator).to("cuda", BF16)
+    result = torch.ops.ao.bf16i4bf16_rowwise(x, *weight)
+    assert_close(result, exact(x, weight).cpu())
+    for _ in range(3):
+        assert torch.equal(torch.ops.ao.bf16i4bf16_rowwise(x, *weight), result)
 
 
 @pytest.mark.parametrize("M", ROWS)
@@ -355,6 +371,37 @@ def test_a_captured_graph_replays_with_new_inputs(operator, M, generator):
         graph.replay()
         assert torch.equal(result, expected)
         assert torch.equal(again, expected)
+
+
+@needs_own_kernels
+@pytest.mark.parametrize("width", [2048, 5120])  # on an H200 tiles come out even, or some are shared
+@pytest.mark.parametrize("M", [1, 8, 16, 40, 64, 128, 300])
+def test_layers_of_a_graph_wait_for_each_other(M, width, generator):
+    """In a graph our kernels start before the last one is over: none reads what is not yet there."""
+    operator, layers = torch.ops.ao.bf16i4bf16_rowwise, []
+    for _ in range(6):
+        w = torch.randn(width, width, generator=generator) / width**0.5
+        q, scale, zero_point = packing.int4_row_quantize_zp(w.to(BF16))
+        layers.append([t.to("cuda") for t in (packing.pack_int4(q), scale, zero_point)])
+
+    def run(x: Tensor) -> Tensor:
+        for i, (q, scale, zero_point) in enumerate(layers):
+            if i == 2:
+                scale = scale * 2  # a weight that the call before it has just made
+            x = operator(x, q, scale, zero_point)
+            if i == 3:
+                x = x / x.abs().amax()
+        return x
+
+    x = torch.randn(M, width, generator=generator).to("cuda", BF16)
+    run(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(x)
+    for _ in range(20):
+        x.copy_(torch.randn(M, width, generator=generator))
+        graph.replay()
+        assert torch.equal(y, run(x))
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])

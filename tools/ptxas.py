@@ -37,9 +37,6 @@ EXCUSED: dict[str, tuple[int, str]] = {
     r"int4_decode_kernel<.*, (32|64), ": (16, "groups of 32 and 64, 12 of 1,500"),
     r"tinygemm::mm_kernel<., 4, 2>": (16, "groups of 32, 28 of 3,900"),
     r"tinygemm::mm_kernel<., 1, .>": (8, "before sm_90, 3 of 2,700"),
-    r"int4_wgmma<.*, 64, true, ": (8, "groups of 32, 11 of 1,400"),
-    r"int4_batch_kernel<.*, (128|32), 64>": (24, "what is wanted after the loop, 4 of 5,000"),
-    r"int4_batch_kernel<.*, 64, 64>": (64, "groups of 64, 16 of 4,500"),
 }
 
 HOW_TO_INSTALL = "pip install nvidia-cuda-cuobjdump, or put the CUDA toolkit's bin folder on PATH"

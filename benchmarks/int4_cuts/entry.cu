@@ -32,9 +32,9 @@ int to_ints(const Config& config, int* ints) {
 extern "C" {
 
 // What the plan would take: how many ints it wrote, 0 where the kernel does not serve.
-int choose(int kernel, const Int4Linear* p, int multiprocessors, int shared_memory, int clusters, int* config) {
+int choose(int kernel, const Int4Linear* p, int multiprocessors, int shared_memory, int hopper, int* config) {
   if (!serves_int4_mma(*p)) return 0;
-  if (kernel == kDecode) return p->M > 16 ? 0 : to_ints(choose_int4_decode(*p, multiprocessors, shared_memory, clusters), config);
+  if (kernel == kDecode) return p->M > 16 ? 0 : to_ints(choose_int4_decode(*p, multiprocessors, shared_memory, hopper), config);
   if (kernel == kMma) return to_ints(choose_int4_mma(*p, multiprocessors), config);
 #ifdef WITH_HOPPER
   if (kernel == kBatch && int4_batch_takes(*p)) return to_ints(choose_int4_batch(*p, multiprocessors, shared_memory), config);
@@ -46,6 +46,7 @@ int choose(int kernel, const Int4Linear* p, int multiprocessors, int shared_memo
 size_t workspace_bytes(int kernel, const Int4Linear* p, const int* config) {
 #ifdef WITH_HOPPER
   if (kernel == kBatch) return int4_batch_workspace(*p, from_ints<BatchConfig>(config));
+  if (kernel == kWgmma) return int4_wgmma_workspace(*p, from_ints<WgmmaConfig>(config));
 #endif
   return kernel == kMma ? int4_mma_workspace(*p, from_ints<MmaConfig>(config)) : 0;
 }
@@ -57,7 +58,7 @@ int launch(int kernel, const Int4Linear* p, const int* config, void* workspace, 
   if (kernel == kMma) return launch_int4_mma(*p, from_ints<MmaConfig>(config), workspace, on);
 #ifdef WITH_HOPPER
   if (kernel == kBatch) return launch_int4_batch(*p, from_ints<BatchConfig>(config), workspace, on);
-  return launch_int4_wgmma(*p, from_ints<WgmmaConfig>(config), on);
+  return launch_int4_wgmma(*p, from_ints<WgmmaConfig>(config), workspace, on);
 #else
   return cudaErrorNotSupported;
 #endif

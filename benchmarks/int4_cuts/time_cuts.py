@@ -10,7 +10,6 @@ all of them are in the JSON.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import math
 import statistics
@@ -52,7 +51,8 @@ class Int4Linear(ctypes.Structure):
 def build(folder: Path, hopper: bool) -> ctypes.CDLL:
     """The kernels as a library, made anew where a source is younger."""
     kernels = ROOT / "csrc/cuda/kernels"
-    sources = [Path(__file__).with_name("entry.cu"), kernels / "int4_decode.cu", kernels / "int4_mma.cu"]
+    sources = [Path(__file__).with_name("entry.cu")]
+    sources += [kernels / name for name in ("launch.cu", "int4_decode.cu", "int4_mma.cu")]
     sources += [kernels / "sm90a/int4_wgmma.cu", kernels / "sm90a/int4_batch.cu"] if hopper else []
     library = folder / "int4_cuts.so"
     youngest = max(path.stat().st_mtime for path in [*kernels.rglob("*.*"), *sources])
@@ -101,7 +101,7 @@ class Cuts:
         properties = torch.cuda.get_device_properties(0)
         self.multiprocessors = properties.multi_processor_count
         self.shared_memory = properties.shared_memory_per_block_optin
-        self.clusters = properties.major >= 9
+        self.hopper = properties.major >= 9
         self.problems = [point.problem(copy) for copy in range(len(point.weights))]
 
     def chosen(self) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Cuts:
             ctypes.byref(self.problems[0]),
             self.multiprocessors,
             self.shared_memory,
-            int(self.clusters),
+            int(self.hopper),
             ints,
         )
         return tuple(ints[:count])
@@ -125,13 +125,20 @@ class Cuts:
         elif self.kernel == "wgmma":
             for tokens in (32, 64, 96, 128, 192, 256):
                 tiles = math.ceil(N / 128) * math.ceil(M / tokens)
-                yield (tokens, 1, min(tiles, self.multiprocessors))
-                yield from ((tokens, splits, tiles * splits) for splits in (2, 3, 4, 6, 8))
+                rounds = math.ceil(tiles / self.multiprocessors)
+                for cluster, blocks in self.shares(tiles):
+                    yield (tokens, cluster, 0, blocks)
+                rest = tiles % self.multiprocessors
+                for ranges in {self.multiprocessors, 2 * rest, 3 * rest, 4 * rest}:
+                    yield (tokens, 1, ranges, self.multiprocessors)
+                yield (tokens, 1, 0, math.ceil(tiles / rounds))
         elif self.kernel == "batch":
             tokens = next(t for t in (16, 32, 64) if t >= M)
-            for slices, cluster, turns in itertools.product((1, 2, 4), (1, 2, 4), range(1, 17)):
-                blocks = math.ceil(math.ceil(N / (256 // slices)) / turns)
-                if self.multiprocessors / 2 <= blocks * cluster <= self.multiprocessors:
+            for slices in (1, 2, 4):
+                tiles = math.ceil(N / (256 // slices))
+                rounds = math.ceil(tiles / self.multiprocessors)
+                yield (tokens, slices, 1, math.ceil(tiles / rounds), self.shared_memory)
+                for cluster, blocks in self.shares(tiles):
                     yield (tokens, slices, cluster, blocks, self.shared_memory)
         else:
             rows = 2 if M <= 2 else 8 if M <= 8 else 16
@@ -147,7 +154,7 @@ class Cuts:
                     (8, 2),
                     (16, 1),
                 ):
-                    for cluster in (1, 2, 4, 8) if self.clusters else (1,):
+                    for cluster in (1, 2, 4, 8) if self.hopper else (1,):
                         groups = math.ceil(N / (16 * warp_tiles * tiles))
                         for turns in (1, 2, 3, 4):
                             blocks = math.ceil(groups / turns)
@@ -161,7 +168,15 @@ class Cuts:
                                     cluster,
                                     blocks,
                                     self.shared_memory,
+                                    int(self.hopper),
                                 )
+
+    def shares(self, tiles: int) -> Iterator[tuple[int, int]]:
+        """Clusters that may share what is left of so many tiles, and blocks in all."""
+        for cluster in (1, 2, 4, 8):
+            for idle in (0, 4, 8, 12, 16) if cluster > 1 else (0,):
+                blocks = (self.multiprocessors - idle) // cluster * cluster
+                yield (cluster, min(blocks, tiles * cluster))
 
     def seconds(self, config: tuple[int, ...], samples: int) -> float | None:
         """The median of so many samples of one call, or None where the launch is refused."""

@@ -52,7 +52,11 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
       check(launch_int4_mma(raw, plan.mma, data_of(space), launch.stream()), "int4_mma");
       break;
     }
-    case Algorithm::wgmma: check(launch_int4_wgmma(raw, plan.wgmma, launch.stream()), "int4_wgmma"); break;
+    case Algorithm::wgmma: {
+      const OptionalTensor space = workspace(int4_wgmma_workspace(raw, plan.wgmma), y);
+      check(launch_int4_wgmma(raw, plan.wgmma, data_of(space), launch.stream()), "int4_wgmma");
+      break;
+    }
     default: check(launch_int4_any(raw, launch.stream()), "int4_any");
   }
   return y;

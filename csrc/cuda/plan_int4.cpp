@@ -29,8 +29,7 @@ namespace {
 // Fewer output columns than this, and rounding each dequantised weight to the input's type may show in a row of y.
 constexpr int64_t kRoundedColumns = 32;
 constexpr int64_t kDecodeRows = 16;      // up to which decode wins over mma and wgmma
-constexpr int64_t kDecodeBatchRows = 8;  // and over batch,
-constexpr int64_t kSmallGroupRows = 4;   // with groups of fewer than 128
+constexpr int64_t kDecodeBatchRows = 8;  // and over batch
 constexpr int64_t kAnyRows = 16;         // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of decode, which counts bytes of scales, and of its rows of w, in 32 bits.
@@ -41,19 +40,19 @@ DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
   using Key = std::array<int64_t, 8>;
   static std::mutex mutex;
   static std::map<Key, DecodeConfig> chosen;
-  const bool clusters = device.family == Family::sm90;
+  const bool hopper = device.family == Family::sm90;
   const Key key = {raw.M,
                    raw.N,
                    raw.K,
                    raw.group_size,
                    static_cast<int64_t>(raw.type),
                    static_cast<int64_t>(raw.scale_type),
-                   2 * device.multiprocessors + clusters,
+                   2 * device.multiprocessors + hopper,
                    device.shared_memory};
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = chosen.find(key);
   if (found != chosen.end()) return found->second;
-  return chosen.emplace(key, choose_int4_decode(raw, device.multiprocessors, device.shared_memory, clusters)).first->second;
+  return chosen.emplace(key, choose_int4_decode(raw, device.multiprocessors, device.shared_memory, hopper)).first->second;
 }
 
 }  // namespace
@@ -67,8 +66,7 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   raw.scale_type = element(plan.scale);
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
   const bool hopper = device.family == Family::sm90, batches = hopper && int4_batch_takes(raw);
-  const int64_t beside_batch = p.group_size < 128 ? kSmallGroupRows : kDecodeBatchRows;
-  const bool decodes = p.M <= (batches ? beside_batch : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
+  const bool decodes = p.M <= (batches ? kDecodeBatchRows : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
   if (regular && decodes) {
     plan.algorithm = Algorithm::decode;
     plan.decode = decode_config(raw, device);
@@ -92,6 +90,11 @@ bool takes_one_pass(const LinearProblem& p, const Device& device) { return devic
 
 std::string describe(const Plan& plan) {
   const auto text = [](auto v) { return std::to_string(v); };
+  const auto shared = [&](int cluster, int ranges) {
+    return cluster > 1  ? ", the rest of them over K by clusters of " + text(cluster)
+           : ranges > 0 ? ", the rest of them over K by " + text(ranges) + " blocks"
+                        : "";
+  };
   switch (plan.algorithm) {
     case Algorithm::generic: return "generic: ATen operators";
     case Algorithm::any: return "cuda: int4_any";
@@ -100,10 +103,9 @@ std::string describe(const Plan& plan) {
              " warps and " + text(plan.decode.cluster) + " blocks";
     case Algorithm::batch:
       return "cuda: int4_batch, tiles of " + text(kBatchRows / plan.batch.slices) + " by " + text(plan.batch.tokens) +
-             ", K over " + text(plan.batch.slices) + " warpgroups and " + text(plan.batch.cluster) + " blocks";
+             ", K over " + text(plan.batch.slices) + " warpgroups" + shared(plan.batch.cluster, 0);
     case Algorithm::wgmma:
-      return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) + ", K over " + text(plan.wgmma.splits) +
-             " blocks of a cluster";
+      return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) + shared(plan.wgmma.cluster, plan.wgmma.ranges);
     case Algorithm::mma:
       return "cuda: int4_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
              text(plan.mma.splits) + " blocks";

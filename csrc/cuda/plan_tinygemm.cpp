@@ -26,6 +26,7 @@ TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Tensor& input) {
   }
   plan.algorithm = TinygemmAlgorithm::direct;
   plan.config = tinygemm_config(tinygemm_linear(p), device.multiprocessors, device.shared_memory);
+  plan.config.overlaps = device.family == Family::sm90;
   return plan;
 }
 

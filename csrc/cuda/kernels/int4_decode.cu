@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/kernels/int4_decode.cuh"
+#include "cuda/kernels/launch.h"
 
 namespace aoext::cuda {
 namespace {
@@ -109,14 +110,18 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   return true;
 }
 
+constexpr double kSmallGroups = 1.4;
+
 // Microseconds of a cut, by a model of the busiest multiprocessor: its warps load, wait and compute in rounds, which latency and
 // bandwidth limit, from nine rows on arithmetic; x is staged once, or in each turn where it does not fit at once; partial sums
-// meet once a turn. The constants are a fit to cuts measured on an H200, M = 1 to 16 and eight N x K, group 128.
-double model_time(const DecodeConfig& c, const Walk& w, int turns, int resident) {
+// meet once a turn. The constants are a fit to cuts measured on an H200, M = 1 to 16 and eight N x K, group 128; smaller groups
+// take so much longer.
+double model_time(const DecodeConfig& c, const Walk& w, int turns, int resident, bool small_groups) {
   const bool wide = c.rows > 8;
   const double kb = c.warp_tiles * c.units, warps = resident * c.tiles * c.slices, m = w.M;
-  const double latency = wide ? 0.573 + 0.361 * kb : 0.141 + 0.241 * kb;
-  const double work = warps * kb * (wide ? (0.0482 + 0.00036 * m) * (c.warp_tiles > 1 ? 0.883 : 1.0) : 0.0259);
+  const double longer = small_groups ? kSmallGroups : 1;
+  const double latency = longer * (wide ? 0.573 + 0.361 * kb : 0.141 + 0.241 * kb);
+  const double work = longer * warps * kb * (wide ? (0.0482 + 0.00036 * m) * (c.warp_tiles > 1 ? 0.883 : 1.0) : 0.0259);
   const double round = wide ? std::max(work, latency) : std::sqrt(work * work + latency * latency);
   const double staged = m * resident * w.part_units * (w.chunks > 1 ? turns : 1), met = m * warps * c.warp_tiles * turns;
   const double again = (w.chunks - 1.0) * turns, pair = c.cluster > 1, more = c.cluster > 2 ? turns : 0;
@@ -127,38 +132,41 @@ double model_time(const DecodeConfig& c, const Walk& w, int turns, int resident)
 
 }  // namespace
 
-DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool clusters) {
+DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
   constexpr int kMostBlocks = 65535;
   const int rows = p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
-  const int most_blocks_sharing = !clusters ? 1 : p.M < 4 ? 2 : rows == 8 ? 4 : 8;  // as far as more was ever better
-  DecodeConfig best{rows,         2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)),
-                    shared_memory};
+  const bool small_groups = sub_of(p) < kUnitK;
+  // As far as was ever better.
+  const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : rows == 8 ? 4 : 8;
+  const int fewest_slices = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
+  DecodeConfig best{rows,          2,     1, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)),
+                    shared_memory, hopper};
   double best_time = 1e30;
   constexpr struct {
     int warp_tiles, units;
   } shapes[] = {{2, 1}, {1, 2}, {2, 2}};
   for (const auto& shape : shapes) {
-    DecodeConfig c{rows, shape.warp_tiles, shape.units, 1, 1, 1, 1, shared_memory};
+    DecodeConfig c{rows, shape.warp_tiles, shape.units, 1, 1, 1, 1, shared_memory, hopper};
     if (!kernel_of(p, c)) continue;
     const int threads = threads_of(rows, c.warp_tiles, c.units), sm_warps = threads == 640 ? 21 : 16;
     for (c.cluster = 1; c.cluster <= most_blocks_sharing; c.cluster *= 2)
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
-        for (c.slices = 1; c.tiles * c.slices <= threads / 32; ++c.slices) {
+        for (c.slices = fewest_slices; c.tiles * c.slices <= threads / 32; ++c.slices) {
           const int warps = c.tiles * c.slices;
           if (warps < 8) continue;
           c.blocks = kMostBlocks;
           Launch l;
           if (!lay_out(p, c, l)) continue;
           // What is resident at once; clusters of more than two leave some multiprocessors of a GPC idle.
-          int resident =
-              std::max(1, std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)));
+          int resident = std::clamp(
+              std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)), 1, most_blocks);
           const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
           if (slots < 1) continue;
           const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
           c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
           if (turns > 1 && !lay_out(p, c, l)) continue;
           resident = std::min(resident, static_cast<int>(ceil_div(static_cast<int64_t>(c.blocks) * c.cluster, sms)));
-          const double time = model_time(c, l.walk, l.turns, resident);
+          const double time = model_time(c, l.walk, l.turns, resident, small_groups);
           if (time < best_time) best_time = time, best = c;
         }
   }
@@ -171,15 +179,11 @@ cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaS
   if (!kernel || p.K % 32 || p.group_size % 32 || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = c.cluster, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(c.cluster, std::min(c.blocks, l.walk.tile_groups));
-  launch.blockDim = dim3(32, c.slices, c.tiles);
-  launch.dynamicSmemBytes = l.shared, launch.stream = stream;
-  launch.attrs = &cluster, launch.numAttrs = c.cluster > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&launch, kernel, l.walk);
+  const dim3 blocks(c.cluster, std::min(c.blocks, l.walk.tile_groups)), threads(32, c.slices, c.tiles);
+  return launch(kernel,
+                Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster),
+                     c.overlaps ? Overlap::after_ours : Overlap::never},
+                l.walk);
 }
 
 }  // namespace aoext::cuda

@@ -136,6 +136,16 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
     }
   };
 
+  // Of the first step, while the last kernel ends.
+  const auto ask = [&] {
+    if (at.group >= p.tile_groups || at.unit >= at.end) return;
+#pragma unroll
+    for (int u = 0; u < Units; ++u)
+#pragma unroll
+      for (int i = 0; i < 2 * Tiles; ++i)
+        if (t % 2 == 0) prefetch_line(at.weight + min((at.unit + u) * (kUnitK / 2) + t * 16, row_bytes - 16) + at.row[i]);
+  };
+
   // -- x: a chunk of units to shared memory. A lane group g takes a (unit, m) at a time: copies it to where X' will be, and
   // once it is there (each lane reads what it copied) makes X' of it in place.
   const auto each_x = [&](int begin, int end, auto&& body) {
@@ -311,6 +321,9 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
   at.group = blockIdx.y, at.chunk = 0, at.step = 0;
   aim(at.group);
   aim_chunk(0);
+  ask();
+  wait_for_last_kernel();
+  start_next_kernel();
   Part next = {};
   fetch(next);
   copy_x(part_begin, min(part_begin + p.chunk_units, part_end));

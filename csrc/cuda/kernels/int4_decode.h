@@ -14,13 +14,14 @@ struct DecodeConfig {
   int warp_tiles;  // 1 or 2
   int units;       // of 128 k that a warp loads at a time
   int tiles, slices;
-  int cluster;        // blocks that share K: 1, or 2, 4, 8 where the device has clusters
+  int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
+  int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
 };
 
 // What measured best (H200), scaled to the multiprocessors of another device.
-DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool clusters);
+DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream);

@@ -60,6 +60,28 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 #endif
 }
 
+// ---- Kernels that overlap, from sm_90 on (launch.h): what ran before is over; what runs next may start. In this order, since
+// who starts early relies on it that what ran before the last kernel is over too. ----
+
+__device__ __forceinline__ void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Asks L2 for the line at an address; nothing is read yet.
+__device__ __forceinline__ void prefetch_line(const void* p) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 // ---- Clusters, from sm_90 on ----
 
 __device__ __forceinline__ void cluster_wait() {

@@ -25,6 +25,7 @@ struct TinygemmConfig {
   int blocks;        // that share the row tiles
   int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time
   int64_t shared_bytes;
+  bool overlaps;  // may start while the last kernel ends (launch.h), on Hopper
 };
 
 constexpr int kTinygemmMaxRows = 16;  // of x, in one launch

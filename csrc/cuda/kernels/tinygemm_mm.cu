@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/launch.h"
+
 namespace aoext::cuda {
 namespace {
 
@@ -82,8 +84,13 @@ cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& co
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes));
   if (error != cudaSuccess) return error;
-  kernel<<<config.blocks, config.warps * 32, config.shared_bytes, stream>>>(shape);
-  return cudaGetLastError();
+  const Grid grid{static_cast<unsigned>(config.blocks),
+                  static_cast<unsigned>(config.warps * 32),
+                  static_cast<size_t>(config.shared_bytes),
+                  stream,
+                  1,
+                  config.overlaps ? Overlap::after_ours : Overlap::never};
+  return launch(kernel, grid, shape);
 }
 
 }  // namespace aoext::cuda

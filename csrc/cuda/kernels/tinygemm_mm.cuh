@@ -236,6 +236,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
 
   Unit even[2] = {}, odd[2] = {};  // two pairs: one is computed, one is in flight
   Loads<Inner> loads(s, warp, warps, lane);
+  loads.ask(s);
+  wait_for_last_kernel();
+  start_next_kernel();
   loads.next(even[0], s);
   loads.next(even[1], s);
   Turn at(s, warp), before = at;

@@ -1,6 +1,7 @@
 // In which order a block of tinygemm_mm.cuh does its work, and a warp loads its weights.
 #pragma once
 
+#include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/tinygemm.h"
 #include "cuda/kernels/tinygemm_layout.cuh"
 
@@ -91,6 +92,12 @@ struct Loads {
     sz = static_cast<const uint32_t*>(s.p.scale_and_zero) + low * 8 + lane / 4;
     high = odd ? 0 : s.p.K;
     high_sz = odd ? 0 : 8;
+  }
+
+  // Of the first unit, while the last kernel ends.
+  __device__ __forceinline__ void ask(const Shape& s) const {
+    constexpr int kLine = 32, kLines = kTinygemmChunkWords / kLine;  // words
+    if (k + kTinygemmChunk <= s.p.K && lane < 2 * kLines) prefetch_line(weight + lane / kLines * high + lane % kLines * kLine);
   }
 
   __device__ __forceinline__ void next(Unit& unit, const Shape& s) {

@@ -4,21 +4,19 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/int4_batch.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
 
 namespace aoext::cuda {
 namespace {
 
-using int4_batch::kSliceRows;
 using int4_batch::kUnitK;
 using int4_batch::log2_of;
 using int4_batch::Walk;
 
-constexpr int kMostRows = 64;
-
 // Applying scales costs the more the smaller the groups, so that other kernels win with fewer rows.
-int64_t most_rows(int64_t group_size) { return group_size == 32 ? 16 : group_size == 64 ? 32 : kMostRows; }
+constexpr int most_rows(int64_t group_size) { return group_size == 32 ? 16 : group_size == 64 ? 32 : 64; }
 
 struct Instance {
   void (*stage)(const uint16_t*, char*, int, int64_t);
@@ -47,11 +45,11 @@ Instance instance() {
 
 template <Element X, Element S, int kTokens>
 Instance instance(const Int4Linear& p) {
-  switch (p.group_size) {
-    case 32: return instance<X, S, 32, kTokens>();
-    case 64: return instance<X, S, 64, kTokens>();
-    default: return instance<X, S, 128, kTokens>();
-  }
+  if constexpr (kTokens <= most_rows(32))
+    if (p.group_size == 32) return instance<X, S, 32, kTokens>();
+  if constexpr (kTokens <= most_rows(64))
+    if (p.group_size == 64) return instance<X, S, 64, kTokens>();
+  return instance<X, S, 128, kTokens>();
 }
 
 template <Element X, Element S>
@@ -81,16 +79,15 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   w.N = p.N, w.bias = p.bias, w.y = p.y, w.M = static_cast<int>(p.M);
   w.scale_units = static_cast<int>(std::max<int64_t>(p.group_size / kUnitK, 1));
   w.slices_log2 = log2_of(c.slices), w.cluster_log2 = log2_of(c.cluster);
-  w.tile_groups = static_cast<int>(ceil_div(p.N, kSliceRows / c.slices));
   w.units = static_cast<int>(p.K / kUnitK);
-  w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), 2) * 2);  // rows of weights come in two units
-  w.steps = static_cast<int>(ceil_div(w.part_units, kernels.step_units(c.slices)));
   w.bias_type = static_cast<int>(p.bias_type);
-  if (c.cluster > 1 && (c.blocks < w.tile_groups || c.cluster > c.tokens / 4)) return false;  // every block owns something
+  w.segments =
+      share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, kernels.step_units(c.slices)), c.blocks, c.cluster, 0);
+  if (!shares_fit(w.segments, c.blocks) || c.cluster > c.tokens / 4) return false;  // every block owns something
   const int step = kernels.step_bytes(c.slices);
   const int fixed =
       1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
-  w.depth = std::min(int4_batch::kMostDepth, (c.shared_memory - fixed) / step);
+  w.depth = std::min(int4_batch::kMostDepth, (c.shared_memory - int(sizeof(Rest)) - fixed) / step);
   out.shared = fixed + w.depth * step;
   return w.depth >= 2;
 }
@@ -106,8 +103,8 @@ struct Cost {
   double step[3];  // of 1, 2 and 4 slices
 };
 
-constexpr Cost kCosts[] = {{16, {1.11, 0.58, 0.58}}, {32, {1.30, 0.67, 0.71}}, {kMostRows, {1.89, 0.97, 1.12}}};
-constexpr double kTurn = 0.047, kCluster = 1.07, kClusterRow = 0.002;  // of a turn, for each row of x; of two blocks that meet
+constexpr Cost kCosts[] = {{16, {1.11, 0.60, 0.62}}, {32, {1.32, 0.70, 0.75}}, {64, {1.96, 0.99, 1.13}}};
+constexpr double kTurn = 0.037, kCluster = 0.68, kClusterRow = 0.027;  // of a turn, for each row of x; of blocks that meet
 
 }  // namespace
 
@@ -124,18 +121,21 @@ BatchConfig choose_int4_batch(const Int4Linear& p, int sms, int shared_memory) {
   const Instance kernels = instance(p, cost.tokens);
   BatchConfig best{};
   double least = 0;
-  for (int slices = 1; slices <= 4; slices *= 2)
-    for (int cluster = 1; cluster <= 2; ++cluster) {
-      const int64_t groups = ceil_div(p.N, kSliceRows / slices), turns = ceil_div(groups, sms / cluster);
-      BatchConfig c{cost.tokens, slices, cluster, static_cast<int>(ceil_div(groups, turns)), shared_memory};
+  for (int slices = 1; slices <= 4; slices *= 2) {
+    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, kernels.step_units(slices));
+    const double step = cost.step[log2_of(slices)], turn = kTurn * cost.tokens;
+    for (const int cluster : {1, 2}) {
+      const int64_t blocks = even_blocks(tiles, cluster, sms);
+      const BatchConfig c{cost.tokens, slices, cluster, static_cast<int>(blocks), shared_memory};
       Launch l;
       if (!lay_out(p, c, kernels, l)) continue;
-      const double turn = l.walk.steps * cost.step[log2_of(slices)] + kTurn * cost.tokens;
-      const double time = static_cast<double>(turns) * turn + (cluster > 1 ? kCluster + kClusterRow * cost.tokens : 0);
+      double time = ceil_div(l.walk.segments.whole_tiles, blocks) * (steps * step + turn);
+      if (rest_tiles(l.walk.segments) > 0) time += ceil_div(steps, cluster) * step + turn + kCluster + kClusterRow * cost.tokens;
       if (best.tokens != 0 && time >= least) continue;
       least = time;
       best = c;
     }
+  }
   return best;
 }
 
@@ -149,7 +149,7 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   Launch l;
   if (!lay_out(p, c, kernels, l)) return cudaErrorInvalidValue;
   l.walk.x = static_cast<const char*>(workspace);
-  const int64_t rows = kSliceRows / c.slices, groups = p.K / p.group_size;
+  const int64_t rows = kBatchRows / c.slices, groups = p.K / p.group_size;
   const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? kernels.step_units(c.slices) : 1);
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
                     {kUnitK, rows});
@@ -162,21 +162,12 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   auto error = cudaFuncSetAttribute(kernels.multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared);
   if (error != cudaSuccess) return error;
 
-  kernels.stage<<<l.walk.units, c.tokens * 4, 0, stream>>>(static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace),
-                                                           l.walk.M, p.K);
-  if ((error = cudaGetLastError()) != cudaSuccess) return error;
-
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = c.cluster, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(c.cluster, std::min(c.blocks, l.walk.tile_groups));
-  launch.blockDim = dim3(int4_batch::kThreads);
-  launch.dynamicSmemBytes = l.shared, launch.stream = stream;
-  launch.attrs = attributes, launch.numAttrs = c.cluster > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&launch, kernels.multiply, w.map, scale.map, zero.map, l.walk);
+  const Grid stage{static_cast<unsigned>(l.walk.units), static_cast<unsigned>(c.tokens * 4), 0, stream, 1, Overlap::after_ours};
+  error = launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.walk.M, p.K);
+  if (error != cudaSuccess) return error;
+  const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,
+                      static_cast<unsigned>(c.cluster), Overlap::always};
+  return launch(kernels.multiply, multiply, w.map, scale.map, zero.map, l.walk);
 }
 
 }  // namespace aoext::cuda

@@ -7,12 +7,14 @@
 //
 // A first kernel lays x out as the engine wants it: for each unit of 128 k and every 16 of them a matrix of 8 x 16-byte cores, k
 // permuted to the order of the nibbles. The second starts while the first runs. A block is four warpgroups, row groups of 64
-// rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory.
+// rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory. Where groups of rows do not come
+// out even over the blocks, clusters share the rest of them along K (segments.h).
 #pragma once
 
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode_ops.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
+#include "cuda/kernels/sm90a/segments.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
 
 namespace aoext::cuda::int4_batch {
@@ -32,7 +34,6 @@ constexpr int kMath = 512;   // threads that multiply
 constexpr int kMathWarps = kMath / 32;
 constexpr int kThreads = kMath + 128;                     // and some that copy: registers go to whole warpgroups
 constexpr int kCopyRegisters = 32, kMathRegisters = 112;  // of a thread
-constexpr int kSliceRows = kBatchRows;                    // rows n of a block times its slices of K
 constexpr int kMostDepth = 8;
 
 __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
@@ -53,9 +54,9 @@ template <Element S, int Sub, int kTokens>
 struct Step {
   static constexpr int kScaleBytes = S == Element::fp32 ? 4 : 2;
   __host__ __device__ static constexpr int units(int slices) { return slices == 1 ? 2 : slices; }
-  __host__ __device__ static constexpr int weights(int slices) { return kSliceRows / slices * units(slices) * kUnitK / 2; }
+  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * units(slices) * kUnitK / 2; }
   __host__ __device__ static constexpr int scales(int slices) {
-    return kSliceRows / slices * units(slices) * (kUnitK / Sub) * kScaleBytes;
+    return kBatchRows / slices * units(slices) * (kUnitK / Sub) * kScaleBytes;
   }
   __host__ __device__ static constexpr int x(int slices) { return weights(slices) + 2 * scales(slices); }
   __host__ __device__ static constexpr int bytes(int slices) {
@@ -69,15 +70,13 @@ struct Walk {
   const void* bias;
   void* y;
   int M;
-  int scale_units;   // units of K that share a row of scales, where groups are longer than a unit; else 1
-  int slices_log2;   // of 4: the rest are row groups
-  int cluster_log2;  // blocks that share K, where each has one group of tiles
-  int tile_groups;   // ceil(N / rows of a block): the blocks' work along n
-  int units;         // K / 128
-  int part_units;    // of a block's part of K
-  int steps;         // of a part
-  int depth;         // of the ring
-  int bias_type;     // Element
+  int scale_units;  // units of K that share a row of scales, where groups are longer than a unit; else 1
+  int slices_log2;  // of 4: the rest are row groups
+  int cluster_log2;
+  int units;          // K / 128
+  int depth;          // of the ring
+  int bias_type;      // Element
+  Segments segments;  // tiles of all rows of a block, stages that are steps of the ring
 };
 
 // Bytes of shared memory beside the ring: sums of slices on their way to the first, those of other blocks on their way to the one
@@ -99,6 +98,7 @@ template <Element X, int Sub, int kTokens>
 __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
   using Num = Number<X>;
   using U = UnitX<Sub, kTokens>;
+  wait_for_last_kernel();
   start_next_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
   const bool mine = m < M;
@@ -149,18 +149,18 @@ struct Ring {
 };
 
 template <class Body>
-__device__ inline void each_step(const Walk& p, const Ring& ring, int unit_step, int part_begin, Body&& body) {
+__device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, int units, Body&& body) {
   int place = 0;
   uint32_t parity = 1;
-  for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y) {
-    int unit = part_begin;
+  each_segment(p.segments, rest, [&](const Segment& segment) {
+    const int end = (segment.first_stage + segment.stages) * units;
 #pragma unroll 1
-    for (int step = 0; step < p.steps; ++step, unit += unit_step) {
+    for (int unit = segment.first_stage * units; unit < end; unit += units) {
       barrier_wait(ring.empty + 8 * place, parity);
-      body(group, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
+      body(segment.tile, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
-  }
+  });
 }
 
 template <Element X, Element S, int Sub, int kTokens>
@@ -174,20 +174,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Meet = Meeting<kTokens>;
   constexpr int kSubs = U::kSubs, kOctets = kTokens / 8;
   extern __shared__ uint8_t unaligned[];
-  const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x;
+  __shared__ Rest rest;
+  const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
   Ring ring;
   ring.base = (shared_address(unaligned) + 1023) & ~1023u;
   ring.bytes = L::bytes(slices), ring.depth = p.depth;
   ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
   const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int part_begin = rank * p.part_units, part_end = min(part_begin + p.part_units, p.units);
-  const int rows = kSliceRows >> p.slices_log2, units = L::units(slices);  // of a step
+  const int rows = kBatchRows >> p.slices_log2, units = L::units(slices);  // of a step
   const int zeros = L::scales(slices), step_x = L::x(slices);
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps);
     barrier_init_fence();
+    rest.find(p.segments);
   }
   __syncthreads();
   if (cluster > 1) cluster_arrive();  // the others may send
@@ -197,11 +198,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == kMath) {
       prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
       const int copies = p.scale_units == 1 ? 1 : units;  // of scales: at once where every unit has rows of its own
-      each_step(p, ring, units, part_begin, [&](int group, int unit, uint32_t to, uint32_t arrived) {
-        const int row = group * rows;
+      each_step(p, rest, ring, units, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
+        const int row = tile * rows;
         barrier_expect(arrived, step_x);
+#pragma unroll 1
         for (int i = 0; i < units; i += 2)
           copy_tile(to + i * rows * (kUnitK / 2), &w_map, arrived, (unit + i) * (kUnitK / 2), row);
+#pragma unroll 1
         for (int i = 0; i < copies; ++i) {
           const int scale_row = copies == 1 ? unit * kSubs : (unit + i) / p.scale_units;
           const uint32_t scales = to + L::weights(slices) + i * rows * kSubs * L::kScaleBytes;
@@ -211,10 +214,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       });
     } else if (threadIdx.x == kMath + 32) {
       wait_for_last_kernel();
-      each_step(p, ring, units, part_begin, [&](int, int unit, uint32_t to, uint32_t arrived) {
-        const int bytes = max(min(units, p.units - unit), 0) * U::kBytes;
+      start_next_kernel();
+      each_step(p, rest, ring, units, [&](int, int unit, uint32_t to, uint32_t arrived) {
+        const int bytes = min(units, p.units - unit) * U::kBytes;
         barrier_expect(arrived, bytes);
-        if (bytes > 0) copy_bytes(to + step_x, p.x + int64_t(unit) * U::kBytes, arrived, bytes);
+        copy_bytes(to + step_x, p.x + int64_t(unit) * U::kBytes, arrived, bytes);
       });
     }
     __syncwarp();
@@ -287,9 +291,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto slot_of = [&](int from, int to, int i) {
     return from_blocks + (((from - (from > to)) * owned + (i & (owned - 1))) * threads + thread) * 8;
   };
-  const auto finish = [&](int group, bool first) {
+  const auto finish = [&](const Segment& segment) {
+    const bool shared = segment.stages < p.segments.stages;
     if (slices > 1) {
-      if (!first) sync_math();  // the first slice has read what was there
+      sync_math();  // the first slice has read what was there
       if (slice > 0) {
 #pragma unroll
         for (int i = 0; i < kPairs; ++i)
@@ -305,8 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           }
       }
     }
-    if (cluster > 1) {
-      cluster_wait();  // the others have started
+    if (shared) {
       if (slice == 0) {
 #pragma unroll
         for (int i = 0; i < kPairs; ++i)
@@ -315,18 +319,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncwarp();
       cluster_sync();
     }
-    const int64_t n = static_cast<int64_t>(group) * rows + tile_row + row;
+    const int64_t n = static_cast<int64_t>(segment.tile) * rows + tile_row + row;
     if (slice > 0 || n >= p.N) return;
     const auto bias_type = static_cast<Element>(p.bias_type);
     const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int m = i / 2 * 8 + 2 * t + i % 2;
-      if (owner_of(i) != rank || m >= p.M) continue;
-      float2 total = {0, 0};
-      for (int r = 0; r < cluster; ++r) {
-        const float2 v = r == rank ? pair_of(i) : load_shared_pair(slot_of(r, rank, i));
-        total.x += v.x, total.y += v.y;
+      if (m >= p.M || (shared && owner_of(i) != rank)) continue;
+      float2 total = pair_of(i);
+      if (shared) {
+        total = {0, 0};
+        for (int r = 0; r < cluster; ++r) {
+          const float2 v = r == rank ? pair_of(i) : load_shared_pair(slot_of(r, rank, i));
+          total.x += v.x, total.y += v.y;
+        }
       }
       typename Num::pair out;
       out.x = static_cast<T>(total.x + bias.x), out.y = static_cast<T>(total.y + bias.y);
@@ -334,26 +341,28 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
 
+  if (cluster > 1) cluster_wait();  // the others have started
   int place = 0;
   uint32_t parity = 0;
-  for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y) {
+  each_segment(p.segments, rest, [&](const Segment& segment) {
 #pragma unroll
     for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
+    const int end = (segment.first_stage + segment.stages) * units;
 #pragma unroll 1
-    for (int unit = part_begin + first, i = 0; i < p.steps; ++i, unit += units) {
+    for (int unit = segment.first_stage * units + first; unit < end; unit += units) {
       const uint32_t step = ring.base + place * ring.bytes;
       barrier_wait(ring.full + 8 * place, parity);
 #pragma unroll 1
       for (int h = 0; h < own_units; ++h)
-        if (unit + h < part_end)
+        if (unit + h < p.units)
           compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
                   step + my_x + h * U::kBytes);
       __syncwarp();
       if (lane == 0) barrier_arrive(ring.empty + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
-    finish(group, group == blockIdx.y);
-  }
+    finish(segment);
+  });
 }
 
 }  // namespace aoext::cuda::int4_batch

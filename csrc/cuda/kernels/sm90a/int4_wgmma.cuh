@@ -7,8 +7,8 @@
 // How it walks memory. A block takes 128 rows of w by kTokens rows of x: two warpgroups (four for narrow tiles, see
 // below) multiply, two threads of another copy. Weights come in stages of 256 k, a 128-byte line a row with its scales and zeros;
 // x in steps of 64 k. For 128 by 256 a step is 4 + 32 KiB against 1024 cycles of the matrix engine; L2 keeps up with that
-// (reading x once for two blocks of a cluster gained nothing). For few rows of x, up to 8 blocks of a cluster share K (`splits`)
-// and sum their tiles over distributed shared memory in a fixed order.
+// (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out even over the blocks, the last of them
+// are shared along K (segments.h).
 //
 // How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
 // sets of fragments: while the engine multiplies one, nibbles become the other, 50 instructions a thread for 32 k, and
@@ -19,6 +19,7 @@
 #include "cuda/kernels/int4.h"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
+#include "cuda/kernels/sm90a/segments.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
 
 namespace aoext::cuda::wgmma {
@@ -39,10 +40,8 @@ struct Arguments {
   Element bias_type;
   int M, N;
   int group_size;
-  int stages;  // of K: what lies outside it is zero
   int row_tiles, token_tiles;
-  int tiles, tile_stride;  // in all; how many run at once
-  int splits;              // blocks of a cluster
+  Segments segments;  // what lies outside K in the last stage is zero
 };
 
 // ---- Shared memory ----
@@ -67,8 +66,8 @@ struct Layout {
   // What one pair of warpgroups hands to the other passes through there too.
   static constexpr int kSumPitch = (kRows + 4) * 4;
   static_assert(kChunk * kSumPitch <= 4 * kOutBytes);
-  // A tile that other blocks of the cluster sum lies over the ring.
-  static_assert(kXStages == 0 || kTokens * kSumPitch <= kOut + 4 * kOutBytes, "a partial tile lies over the ring");
+  // A tile that the blocks of a cluster add up lies over the ring.
+  static_assert(kXStages == 0 || kTokens * kSumPitch <= kBarriers);
 };
 
 // ---- From nibbles to fragments ----
@@ -190,24 +189,30 @@ class Ring {
 // ---- Copying: one thread for w, one for x. What they do per copy is what limits narrow tiles, so nothing that can be
 // done once a tile belongs in the inner loops. ----
 
-// What a block works through: every tile_stride-th tile, and these stages of K of each.
-struct Share {
-  int first_tile, first_stage, stages;
-};
+// Asks L2 for the first weights while the last kernel ends.
+template <int kTokens, int kWStages>
+__device__ inline void prefetch_weights(const Arguments& p, const Rest& rest, const CUtensorMap& w_map) {
+  const Segment first =
+      int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages} : rest.segments[0];
+  const int row = tile_of(p, first.tile, kTokens).row;
+  for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kWStages); ++stage)
+    prefetch_tile(&w_map, stage * (kStage / 2), row);
+}
 
 template <class L, class S, int kTokens, int kWStages>
-__device__ inline void copy_weights(const Arguments& p, const Share& work, uint32_t shared, uint32_t full, uint32_t empty,
+__device__ inline void copy_weights(const Arguments& p, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                     const CUtensorMap& w_map, const CUtensorMap& scale_map, const CUtensorMap& zero_map) {
   prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
   const int groups = max(kStage / p.group_size, 1);                 // in a stage
   const int stages = max((p.group_size + kStage - 1) / kStage, 1);  // in a group
   const uint32_t bytes = L::kWBytes + 2 * groups * kRows * sizeof(S);
   Ring<kWStages> w;
-  for (int index = work.first_tile; index < p.tiles; index += p.tile_stride) {
-    const int row = tile_of(p, index, kTokens).row;
-    int k = work.first_stage * (kStage / 2), scale_row = work.first_stage / stages * groups, in_group = work.first_stage % stages;
+  each_segment(p.segments, rest, [&](const Segment& segment) {
+    const int row = tile_of(p, segment.tile, kTokens).row;
+    int k = segment.first_stage * (kStage / 2), scale_row = segment.first_stage / stages * groups,
+        in_group = segment.first_stage % stages;
 #pragma unroll 1
-    for (int stage = 0; stage < work.stages; ++stage, k += kStage / 2) {
+    for (int stage = 0; stage < segment.stages; ++stage, k += kStage / 2) {
       const uint32_t arrived = full + 8 * w.slot(), scales = shared + L::kScale + w.slot() * L::kScaleBytes;
       barrier_wait(empty + 8 * w.slot(), w.parity() ^ 1);
       barrier_expect(arrived, bytes);
@@ -217,25 +222,24 @@ __device__ inline void copy_weights(const Arguments& p, const Share& work, uint3
       w.advance();
       if (++in_group == stages) in_group = 0, scale_row += groups;
     }
-  }
+  });
 }
 
 template <class L, int kTokens, int kXStages>
-__device__ inline void copy_input(const Arguments& p, const Share& work, uint32_t shared, uint32_t full, uint32_t empty,
+__device__ inline void copy_input(const Arguments& p, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                   const CUtensorMap& x_map) {
   prefetch_map(&x_map);
-  const int begin = work.first_stage * kStage, end = begin + work.stages * kStage;
   Ring<kXStages> x;
-  for (int index = work.first_tile; index < p.tiles; index += p.tile_stride) {
-    const int token = tile_of(p, index, kTokens).token;
+  each_segment(p.segments, rest, [&](const Segment& segment) {
+    const int token = tile_of(p, segment.tile, kTokens).token, end = (segment.first_stage + segment.stages) * kStage;
 #pragma unroll 1
-    for (int k = begin; k < end; k += kStep) {
+    for (int k = segment.first_stage * kStage; k < end; k += kStep) {
       barrier_wait(empty + 8 * x.slot(), x.parity() ^ 1);
       barrier_expect(full + 8 * x.slot(), L::kXBytes);
       copy_tile(shared + L::kX + x.slot() * L::kXBytes, &x_map, full + 8 * x.slot(), k, token);
       x.advance();
     }
-  }
+  });
 }
 
 // ---- From sums to y ----
@@ -299,35 +303,40 @@ __device__ inline void write_tile(const float (&sums)[kTokens / 2], const Thread
   sync_threads_of(2 + me.group, 128);  // the buffers may be written again
 }
 
-// Every block of the cluster leaves its sums over its ring, and adds up its part of the tokens.
+// Both blocks of a cluster leave their sums over their rings, and each adds up its half of the tokens, so many loads of a thread
+// at once.
 template <class T, class L, int kTokens, int kThreads>
 __device__ inline void write_cluster_tile(const float (&sums)[kTokens / 2], const Thread& me, const Arguments& p,
-                                          const Tile& tile, int split, uint32_t shared) {
-  using F = Format<T>;
-  constexpr int kMostSplits = 8;
+                                          const Tile& tile, uint32_t shared) {
+  constexpr int kOwned = kTokens / 2 * (kRows / 4);  // items of four rows
+  constexpr int kMine = (kOwned + kThreads - 1) / kThreads, kItems = kMine < 8 ? kMine : 8;
   sync_threads_of(1, kThreads);
   const uint32_t mine = shared + 2 * me.quad * L::kSumPitch + me.row() * 4;
 #pragma unroll
   for (int j = 0; j < kTokens / 2; ++j)
     if (me.way == 0) store_shared(mine + (j / 4 * 8 + j % 2) * L::kSumPitch + j / 2 % 2 * 32, sums[j]);
   cluster_sync();
-  const int first = kTokens * split / p.splits, end = kTokens * (split + 1) / p.splits;
-  for (int i = threadIdx.x; i < (end - first) * (kRows / 4); i += kThreads) {
-    const int token = first + i / (kRows / 4), row = i % (kRows / 4) * 4;
-    const int64_t m = tile.token + token;
-    const int n = tile.row + row;
-    if (m >= p.M || n >= p.N) continue;
-    float4 part[kMostSplits];
+  const int first = blockIdx.x % 2 * (kTokens / 2);
+#pragma unroll 1
+  for (int begin = threadIdx.x; begin < kOwned; begin += kItems * kThreads) {
+    float4 parts[kItems][2];
 #pragma unroll
-    for (int s = 0; s < kMostSplits; ++s)
-      if (s < p.splits) part[s] = load_remote(remote_address(shared + token * L::kSumPitch + row * 4, s));
-    float4 sum = part[0];
+    for (int i = 0; i < kItems; ++i) {
+      const int item = min(begin + i * kThreads, kOwned - 1);
+      const uint32_t at = shared + (first + item / (kRows / 4)) * L::kSumPitch + item % (kRows / 4) * 16;
 #pragma unroll
-    for (int s = 1; s < kMostSplits; ++s)
-      if (s < p.splits) sum.x += part[s].x, sum.y += part[s].y, sum.z += part[s].z, sum.w += part[s].w;
-    const uint2 result = {bits<uint32_t>(F::pair(sum.x + load_bias(p, n), sum.y + load_bias(p, n + 1))),
-                          bits<uint32_t>(F::pair(sum.z + load_bias(p, n + 2), sum.w + load_bias(p, n + 3)))};
-    *reinterpret_cast<uint2*>(static_cast<T*>(p.y) + m * p.N + n) = result;
+      for (int block = 0; block < 2; ++block) parts[i][block] = load_remote(remote_address(at, block));
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = begin + i * kThreads, n = tile.row + item % (kRows / 4) * 4;
+      const int64_t m = tile.token + first + item / (kRows / 4);
+      if (item >= kOwned || m >= p.M || n >= p.N) continue;
+      const float4 &a = parts[i][0], &b = parts[i][1];
+      const uint2 result = {bits<uint32_t>(Format<T>::pair(a.x + b.x + load_bias(p, n), a.y + b.y + load_bias(p, n + 1))),
+                            bits<uint32_t>(Format<T>::pair(a.z + b.z + load_bias(p, n + 2), a.w + b.w + load_bias(p, n + 3)))};
+      *reinterpret_cast<uint2*>(static_cast<T*>(p.y) + m * p.N + n) = result;
+    }
   }
 }
 
@@ -355,16 +364,12 @@ __global__ void __launch_bounds__(threads(kWays), 1)
                const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap zero_map, const Arguments p) {
   using L = Layout<S, kTokens, kXStages, kWStages>;
   extern __shared__ char unaligned[];
+  __shared__ Rest rest;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * kXStages;
   const uint32_t w_full = x_empty + 8 * kXStages, w_empty = w_full + 8 * kWStages;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int split = p.splits > 1 ? cluster_rank() : 0;
-  Share work;
-  work.first_tile = blockIdx.x / p.splits;
-  work.first_stage = int(int64_t(p.stages) * split / p.splits);
-  work.stages = int(int64_t(p.stages) * (split + 1) / p.splits) - work.first_stage;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kXStages; ++i) {
@@ -376,17 +381,25 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       barrier_init(w_empty + 8 * i, kWays * kPairWarps);
     }
     barrier_init_fence();
+    rest.find(p.segments);
   }
   __syncthreads();
 
   if (warp >= kWays * kPairWarps) {
     release_registers<Registers<kWays>::kCopy>();
-    if (threadIdx.x == kWays * kPair)
-      copy_weights<L, S, kTokens, kWStages>(p, work, shared, w_full, w_empty, w_map, scale_map, zero_map);
-    else if (threadIdx.x == kWays * kPair + 32)
-      copy_input<L, kTokens, kXStages>(p, work, shared, x_full, x_empty, x_map);
+    // Where counters are cleared, that kernel has waited for what came before, and only meet() depends on it.
+    const bool waits = p.segments.ranges == 0;
+    if (threadIdx.x == kWays * kPair) {
+      prefetch_weights<kTokens, kWStages>(p, rest, w_map);
+      if (waits) wait_for_last_kernel();
+      copy_weights<L, S, kTokens, kWStages>(p, rest, shared, w_full, w_empty, w_map, scale_map, zero_map);
+    } else if (threadIdx.x == kWays * kPair + 32) {
+      if (waits) wait_for_last_kernel(), start_next_kernel();
+      copy_input<L, kTokens, kXStages>(p, rest, shared, x_full, x_empty, x_map);
+      if (!waits) wait_for_last_kernel(), start_next_kernel();
+    }
     __syncwarp();
-    if (p.splits > 1) cluster_sync();  // with those who add up
+    if (p.segments.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
   } else {
     claim_registers<Registers<kWays>::kMultiply>();
     const Thread me = {warp / kPairWarps, warp / 4 % 2, lane, lane % 4, warp % kPairWarps * 16};
@@ -437,15 +450,17 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       if (lane == 0) barrier_arrive(x_empty + 8 * slot);
     };
 
-    for (int index = work.first_tile; index < p.tiles; index += p.tile_stride) {
+    each_segment(p.segments, rest, [&](const Segment& segment) {
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
       barrier_wait(w_full + 8 * w.slot(), w.parity());
       load(0);
       unpack(fragments[0]);
       load(1);
       int previous = 0;  // slot of x
 #pragma unroll 1
-      for (int stage = 0; stage < work.stages; ++stage) {
-        const bool last = stage == work.stages - 1;
+      for (int stage = 0; stage < segment.stages; ++stage) {
+        const bool last = stage == segment.stages - 1;
 #pragma unroll
         for (int c = 0; c < kOwn; ++c) {
           if (c % 2 == 0) barrier_wait(x_full + 8 * x.slot(), x.parity());
@@ -453,7 +468,7 @@ __global__ void __launch_bounds__(threads(kWays), 1)
           const uint64_t b = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 |
                              (shared + L::kX + x.slot() * L::kXBytes + c % 2 * 64) >> 4;
           wgmma_fence();
-          Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], b, c > 0 || stage > 0);
+          Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], b, true);
           Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][1], b + 2, true);
           wgmma_commit();
           wgmma_wait<1>();  // all chunks but this one: their fragments may be written
@@ -475,15 +490,16 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       wgmma_wait<0>();
       free_x(previous);
 
-      const Tile tile = tile_of(p, index, kTokens);
       if constexpr (kWays == 2) add_pairs<L, kTokens>(sums, me, shared);
-      if (p.splits > 1)
-        write_cluster_tile<T, L, kTokens, kWays * kPair>(sums, me, p, tile, split, shared);
-      else if (me.way == 0)
+      const Tile tile = tile_of(p, segment.tile, kTokens);
+      const bool whole = segment.stages == p.segments.stages;
+      if (!whole && p.segments.cluster > 1)
+        write_cluster_tile<T, L, kTokens, kWays * kPair>(sums, me, p, tile, shared);
+      else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kPair, 4)))
         write_tile<T, L, kTokens>(sums, me, p, tile, shared);
-    }
+    });
   }
-  if (p.splits > 1) cluster_sync();  // nobody leaves while others still read from here
+  if (p.segments.cluster > 1) cluster_sync();  // nobody leaves while others still read from here
 }
 
 }  // namespace aoext::cuda::wgmma

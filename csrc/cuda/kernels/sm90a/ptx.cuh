@@ -36,6 +36,11 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
                : "memory");
 }
 
+// To L2 alone: nothing is read yet.
+__device__ inline void prefetch_tile(const CUtensorMap* map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+}
+
 __device__ inline void copy_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
@@ -49,11 +54,6 @@ __device__ inline void copy_bytes(uint32_t destination, const void* source, uint
                "l"(source), "r"(barrier), "r"(bytes)
                : "memory");
 }
-
-// ---- Kernels that overlap: the next may start; what the last one wrote is there. ----
-
-__device__ inline void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ inline void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- Clusters ----
 
