@@ -320,18 +320,18 @@ def test_quantize_rowwise_rounds_every_tie_to_even(eight_bit, device, kernel_of)
     assert torch.equal(values.float(), expected)
 
 
-def test_every_float8_code_decodes_exactly(device, kernel_of):
-    for dtype in EIGHT_BIT[1:]:
-        codes = torch.arange(256, dtype=torch.uint8).view(dtype)
-        finite = codes.view(torch.uint8)[torch.isfinite(codes.float())].view(dtype)
-        weight = finite[:, None].contiguous()
-        for M in (1, 20):
-            result = kernel_of("bf16f8bf16_rowwise")(
-                torch.ones(M, 1).to(device),
-                weight.to(device),
-                torch.ones(len(weight), 1).to(device),
-            )
-            assert torch.equal(result.cpu(), finite.float().expand(M, -1))
+@pytest.mark.parametrize("M", [1, 5, 80])
+@pytest.mark.parametrize("K", [1, 64, 90])
+@pytest.mark.parametrize("dtype", EIGHT_BIT[1:], ids=str)
+def test_every_float8_code_is_multiplied_exactly(dtype, K, M, device, kernel_of):
+    """Each code alone in a row of zeros, times one."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    weight = torch.zeros(256, K, dtype=torch.uint8)
+    weight[torch.arange(256), torch.arange(256) % K] = codes
+    weight, expected = weight.view(dtype).to(device), codes.view(dtype).float().expand(M, -1)
+    for x in (torch.ones(M, K), torch.ones(M, K, dtype=BF16)):
+        result = kernel_of("bf16f8bf16_rowwise")(x.to(device), weight, torch.ones(256, 1).to(device))
+        torch.testing.assert_close(result.cpu().float(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 # ---- sizes past 2**31 -----------------------------------------------------------------------------------

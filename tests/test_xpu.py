@@ -13,7 +13,7 @@ import torch
 import aoext
 import reference
 from conftest import SEED, XPU_SIM, on_the_device_alone
-from reference import CALLS, EIGHT_BIT, Problem, assert_close, randn
+from reference import CALLS, Problem, assert_close, randn
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 
@@ -174,25 +174,6 @@ def test_the_same_call_gives_the_same_bits(operator, M, generator):
     first = bits()
     for _ in range(3):
         assert all(map(torch.equal, bits(), first))
-
-
-# ---- numbers --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("M", [1, 5, 80])
-@pytest.mark.parametrize("dtype", EIGHT_BIT[1:], ids=str)
-def test_every_finite_float8_code_is_multiplied_exactly(dtype, M, generator):
-    """By the kernels for aligned weights: each code alone in a row of zeros, times one."""
-    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
-    finite = codes[torch.isfinite(codes.float())]
-    weight = torch.zeros(len(finite), 64, dtype=dtype)
-    weight.view(torch.uint8)[torch.arange(len(finite)), torch.arange(len(finite)) % 64] = finite.view(
-        torch.uint8
-    )
-    ones = torch.ones(len(finite), 1)
-    for x in (torch.ones(M, 64), torch.ones(M, 64, dtype=BF16)):
-        result = torch.ops.ao.bf16f8bf16_rowwise(x.to("xpu"), weight.to("xpu"), ones.to("xpu"))
-        assert torch.equal(result.cpu().float(), finite.float().expand(M, -1))
 
 
 # ---- self-checks ----------------------------------------------------------------------------------------

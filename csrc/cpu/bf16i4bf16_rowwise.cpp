@@ -12,11 +12,9 @@ void dot_nibbles(const LinearProblem& p, const Tensor& input, const Int4Weight& 
   for (int64_t m = 0; m < p.M; ++m)
     kernels().arrange_int4(&rows[m * p.K], p.K, p.group_size, &x[m * ld], &group_sums[m * groups]);
   using Tile = Int4Weight::Tile;
-  multiply_tiles(
-      p, weight, output, 0, [](const Tile&, int64_t, int, float*) {},
-      [&](const Tile& tile, int64_t i, int rows, const float*, int64_t m, int tokens, float (*sums)[kTileRows]) {
-        kernels().dot_int4(&x[m * ld], ld, &group_sums[m * groups], tokens, tile.rows(i), rows, sums);
-      });
+  multiply_tiles(p, weight, output, 0, [&](const Tile& tile, int64_t i, int rows, float*, float (*sums)[kTileRows]) {
+    kernels().dot_int4(x.data(), ld, group_sums.data(), static_cast<int>(p.M), tile.rows(i), rows, sums);
+  });
 }
 
 Tensor int4_linear(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const OptionalTensor& bias) {

@@ -13,7 +13,7 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
     return std::string("cpu/") + kernels().name + ": row by row";
   const bool scaled = op == "int8_mm" || op == "scaled_mm_rowwise" || op == "scaled_linear_rowwise";
   if (op.rfind("bf16i4bf16_rowwise", 0) == 0) return describe(plan_int4(p));
-  return describe(scaled ? plan_scaled(p) : plan_weight_only(p));
+  return describe(scaled ? plan_scaled(p) : plan_rowwise(p));
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// The two ways in which a CPU multiplies by a quantised weight: Algorithm::dot and Algorithm::panel.
+// The ways in which a CPU multiplies by a quantised weight: Algorithm::values, dot and panel.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "common/dispatcher.h"
 #include "cpu/plan.h"
@@ -61,25 +62,21 @@ inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input
   return x;
 }
 
-// Multiplies and stores all of y, kTileRows rows of w by as many of x at a time. `load` readies so many rows of w from row i of a
-// tile on in floats of scratch memory, `product` multiplies them by `tokens` rows of x from m on.
-template <class Weight, class Load, class Product>
-void multiply_tiles(const LinearProblem& p, const Weight& weight, const Output& output, int64_t scratch, Load&& load,
-                    Product&& product) {
+// Multiplies and stores all of y: `product` multiplies kTileRows rows of w, from row i of a tile on, by all rows of x, with so
+// many floats of scratch memory.
+template <class Weight, class Product>
+void multiply_tiles(const LinearProblem& p, const Weight& weight, const Output& output, int64_t scratch, Product&& product) {
   torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-    std::vector<float> w(scratch), acc(p.M * kTile);
+    std::vector<float> w(scratch), acc(p.M * kTile), sums(p.M * kTileRows);
+    const auto tile_sums = reinterpret_cast<float (*)[kTileRows]>(sums.data());
     for (int64_t t = begin; t < end; ++t) {
       const int64_t first = t * kTile, count = std::min(kTile, p.N - first);
       const typename Weight::Tile tile(weight, first, count);
       for (int64_t i = 0; i < count; i += kTileRows) {
         const int rows = static_cast<int>(std::min<int64_t>(kTileRows, count - i));
-        load(tile, i, rows, w.data());
-        for (int64_t m = 0; m < p.M; m += kTileRows) {
-          const int tokens = static_cast<int>(std::min<int64_t>(kTileRows, p.M - m));
-          float sums[kTileRows][kTileRows] = {};
-          product(tile, i, rows, w.data(), m, tokens, sums);
-          for (int j = 0; j < tokens; ++j) std::copy(sums[j], sums[j] + kTileRows, &acc[(m + j) * kTile + i]);
-        }
+        std::fill(sums.begin(), sums.end(), 0.0f);
+        product(tile, i, rows, w.data(), tile_sums);
+        for (int64_t m = 0; m < p.M; ++m) std::copy(tile_sums[m], tile_sums[m] + kTileRows, &acc[m * kTile + i]);
       }
       for (int64_t m = 0; m < p.M; ++m) output.store(m, first, count, &acc[m * kTile], tile.row_scales());
     }
@@ -91,13 +88,19 @@ void dot(const LinearProblem& p, const Tensor& input, const Weight& weight, cons
   using Tile = typename Weight::Tile;
   const int64_t ld = padded(p.K);
   const std::vector<float> x = float_rows(p, input, ld);
+  multiply_tiles(p, weight, output, kTileRows * ld,
+                 [&](const Tile& tile, int64_t i, int rows, float* scratch, float (*sums)[kTileRows]) {
+                   for (int r = 0; r < rows; ++r) tile.row(i + r, scratch + r * ld);
+                   kernels().dot_f32(x.data(), ld, static_cast<int>(p.M), scratch, ld, ld, sums);
+                 });
+}
+
+inline void dot_values(const LinearProblem& p, const Tensor& input, const RowwiseWeight& weight, const Output& output) {
+  const int64_t ld = padded(p.K);
+  const std::vector<float> x = float_rows(p, input, ld);
   multiply_tiles(
-      p, weight, output, kTileRows * ld,
-      [&](const Tile& tile, int64_t i, int rows, float* w) {
-        for (int r = 0; r < rows; ++r) tile.row(i + r, w + r * ld);
-      },
-      [&](const Tile&, int64_t, int, const float* w, int64_t m, int tokens, float (*sums)[kTileRows]) {
-        kernels().dot_f32(&x[m * ld], ld, tokens, w, ld, ld, sums);
+      p, weight, output, 0, [&](const RowwiseWeight::Tile& tile, int64_t i, int rows, float*, float (*sums)[kTileRows]) {
+        kernels().dot_values(x.data(), ld, static_cast<int>(p.M), weight.value_element, tile.values(i), rows, p.K, sums);
       });
 }
 
@@ -192,6 +195,12 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, input_scale, bias);
+  if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
+    if (plan.algorithm == Algorithm::values) {
+      dot_values(p, input, weight, output);
+      return y;
+    }
+  }
   if (plan.algorithm == Algorithm::dot) {
     dot(p, input, weight, output);
   } else {

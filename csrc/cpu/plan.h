@@ -9,6 +9,7 @@ namespace aoext::cpu {
 
 enum class Algorithm {
   nibbles,  // int4, few input rows: the weight's words themselves, read once
+  values,   // the same of 8-bit weights
   dot,      // weight rows unpacked in cache, multiplied at once: reads the weight once, few input rows
   panel,    // weight rows unpacked in cache-sized panels for ATen's matrix product: many input rows
 };
@@ -20,8 +21,9 @@ struct Plan {
 };
 
 Plan plan_weight_only(const LinearProblem& p);
-Plan plan_int4(const LinearProblem& p);    // bf16i4bf16_rowwise
-Plan plan_scaled(const LinearProblem& p);  // int8_mm too
+Plan plan_int4(const LinearProblem& p);     // bf16i4bf16_rowwise
+Plan plan_rowwise(const LinearProblem& p);  // bf16i8bf16_rowwise, bf16f8bf16_rowwise
+Plan plan_scaled(const LinearProblem& p);   // int8_mm too
 
 std::string describe(const Plan& plan);
 

@@ -87,8 +87,9 @@ struct RowwiseWeight {
   class Tile {
    public:
     Tile(const RowwiseWeight& w, int64_t first, int64_t /*count*/) : w_(w), first_(first) {}
-    void row(int64_t i, float* out) const { kernels().to_float(w_.value_element, w_.values + (first_ + i) * w_.K, out, w_.K); }
+    void row(int64_t i, float* out) const { kernels().to_float(w_.value_element, values(i), out, w_.K); }
     const float* row_scales() const { return w_.scales.data() + first_; }
+    const char* values(int64_t i) const { return w_.values + (first_ + i) * w_.K; }
 
    private:
     const RowwiseWeight& w_;

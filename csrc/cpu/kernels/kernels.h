@@ -12,7 +12,7 @@ namespace aoext::cpu {
 // Elements in memory that kernels read or write.
 enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32 };
 
-// A tile of dot products: 4 weight rows by up to 4 input rows.
+// Weight rows of a tile of dot products.
 constexpr int kTileRows = 4;
 
 // Float scratch rows are padded with zeros to a multiple of this many elements, int8 ones of that many bytes.
@@ -39,13 +39,17 @@ struct Kernels {
   void (*dequantize_int4)(const uint8_t* packed, const float* scale, const float* zero_point, int64_t group_size, int64_t K,
                           float* out);
 
-  // acc[m][n] += Σ x[m][k] · w[n][k] over k in [0, K), K a multiple of kPad; m < M <= kTileRows, n < kTileRows.
+  // acc[m][n] += Σ x[m][k] · w[n][k] over k in [0, K), K a multiple of kPad; n < kTileRows.
   void (*dot_f32)(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K, float (*acc)[kTileRows]);
+
+  // The same on N <= kTileRows rows of K elements of another type, one after another; x rows are padded with zeros to kPad.
+  void (*dot_values)(const float* x, int64_t x_stride, int M, Element type, const void* w, int N, int64_t K,
+                     float (*acc)[kTileRows]);
 
   // A row of x in the order of dot_int4, and the sums of its groups.
   void (*arrange_int4)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);
 
-  // acc[m][n] = Σ x[m][k] · w[n][k] for M <= kTileRows rows that arrange_int4 wrote and N <= kTileRows rows of w.
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that arrange_int4 wrote and N <= kTileRows rows of w.
   void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int M, const Int4Rows& w, int N,
                    float (*acc)[kTileRows]);
 

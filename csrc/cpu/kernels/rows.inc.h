@@ -325,6 +325,87 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int M, 
   });
 }
 
+// ---- 8-bit values --------------------------------------------------------------------------------------
+//
+// Values become floats in registers and meet x, which lies as it is.
+
+// kFloats values.
+template <Element kType>
+inline F32 values_at(const void* p) {
+#ifdef __AVX512F__
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  if constexpr (kType == Element::i8) return (F32)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
+  const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+  if constexpr (kType == Element::e5m2) return (F32)_mm512_maskz_cvtph_ps(0xffff, high);
+  const __m256i all_ones = _mm256_set1_epi16(0x7f00);
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(high, all_ones), all_ones);
+  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  return (F32)_mm512_mask_mov_ps(_mm512_maskz_cvtph_ps(0xffff, half), nan, _mm512_set1_ps(from_bits(0x7fc00000u))) * 256.0f;
+#else
+#ifdef __AVX2__
+  const U32 byte = (U32)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+#else
+  U32 byte;
+  for (int i = 0; i < kFloats; ++i) byte[i] = static_cast<const uint8_t*>(p)[i];
+#endif
+  if constexpr (kType == Element::i8) return __builtin_convertvector((I32)(byte << 24) >> 24, F32);
+  // As f16_to_float.
+  const U32 sign = (byte & 0x80) << 24, magnitude = (byte & 0x7f) << (kType == Element::e5m2 ? 21 : 20);
+  const U32 normal = magnitude + (112u << 23), subnormal = (U32)((F32)((magnitude >> 13) + (126u << 23)) - 0.5f);
+  const U32 finite = magnitude >= (1u << 23) ? normal : subnormal;
+  if constexpr (kType == Element::e5m2) return (F32)((magnitude >= (0x7c00u << 13) ? normal + (112u << 23) : finite) | sign);
+  return (F32)(((byte & 0x7f) == 0x7f ? finite | 0x7fc00000u : finite) | sign) * 256.0f;
+#endif
+}
+
+template <Element kType, int M, int N>
+inline void dot_tile_values(const float* x, int64_t x_stride, const char* w, int64_t K, float (*acc)[kTileRows]) {
+  F32 sums[M][N] = {};
+  const auto add = [&](int64_t k, const char* from, int64_t stride) {
+    F32 wk[N];
+    for (int n = 0; n < N; ++n) wk[n] = values_at<kType>(from + n * stride);
+    for (int m = 0; m < M; ++m) {
+      const F32 xk = load<F32>(x + m * x_stride + k);
+      for (int n = 0; n < N; ++n) sums[m][n] += xk * wk[n];
+    }
+  };
+  constexpr int64_t kLine = 64;
+  int64_t k = 0;
+  for (; k + kLine <= K; k += kLine) {
+    for (int n = 0; n < N; ++n) __builtin_prefetch(w + (N + n) * K + k);  // the next rows, as dot_tile_int4 does
+    for (int64_t i = 0; i < kLine; i += kFloats) add(k + i, w + k + i, K);
+  }
+  for (; k < K; k += kFloats) {
+    char rest[N][kFloats] = {};
+    const int64_t count = K - k < kFloats ? K - k : kFloats;
+    for (int n = 0; n < N; ++n) memcpy(rest[n], w + n * K + k, static_cast<size_t>(count));
+    add(k, rest[0], kFloats);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
+}
+
+template <Element kType>
+void dot_rows_values(const float* x, int64_t x_stride, int M, const char* w, int N, int64_t K, float (*acc)[kTileRows]) {
+  each_rows(M, [&](auto rows, int m) {
+    constexpr int kCount = decltype(rows)::count;
+    const float* const xm = x + m * x_stride;
+    if (N == kTileRows) return dot_tile_values<kType, kCount, kTileRows>(xm, x_stride, w, K, acc + m);
+    for (int n = 0; n < N; ++n) {
+      float one[kCount][kTileRows] = {};
+      dot_tile_values<kType, kCount, 1>(xm, x_stride, w + n * K, K, one);
+      for (int i = 0; i < kCount; ++i) acc[m + i][n] += one[i][0];
+    }
+  });
+}
+
+void dot_values(const float* x, int64_t x_stride, int M, Element type, const void* w, int N, int64_t K, float (*acc)[kTileRows]) {
+  const char* const rows = static_cast<const char*>(w);
+  if (type == Element::i8) return dot_rows_values<Element::i8>(x, x_stride, M, rows, N, K, acc);
+  if (type == Element::e4m3) return dot_rows_values<Element::e4m3>(x, x_stride, M, rows, N, K, acc);
+  dot_rows_values<Element::e5m2>(x, x_stride, M, rows, N, K, acc);
+}
+
 #ifdef __AVX512VNNI__
 
 // vpdpbusd multiplies unsigned by signed: it takes w + 128, and 128 · Σx comes off at the end. Sums wrap
@@ -462,8 +543,8 @@ void quantize_row(Element to, const float* row, float scale, void* out, int64_t 
 }  // namespace
 
 const Kernels& AOEXT_KERNELS() {
-  static constexpr Kernels table{AOEXT_NAME, to_float, from_float, dequantize_int4, dot_f32,     arrange_int4,
-                                 dot_int4,   dot_i8,   scale_row,  row_scale,       quantize_row};
+  static constexpr Kernels table{AOEXT_NAME,   to_float, from_float, dequantize_int4, dot_f32,   dot_values,
+                                 arrange_int4, dot_int4, dot_i8,     scale_row,       row_scale, quantize_row};
   return table;
 }
 
