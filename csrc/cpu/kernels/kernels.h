@@ -53,7 +53,7 @@ struct Kernels {
   void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int M, const Int4Rows& w, int N,
                    float (*acc)[kTileRows]);
 
-  // The same on int8, exact; N <= kTileRows rows of w, any K; x rows are padded with zeros to kPad.
+  // acc[m][n] += Σ x[m][k] · w[n][k] on int8, exact, for M and N <= kTileRows rows, any K; x rows are padded with zeros to kPad.
   void (*dot_i8)(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,
                  int32_t (*acc)[kTileRows]);
 

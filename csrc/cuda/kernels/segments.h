@@ -1,6 +1,7 @@
 // How blocks share a product's tiles: whole ones in turns, and the rest of them, fewer than there are blocks, along K. Either a
-// cluster takes one, whose blocks have equal parts, or all blocks have equal parts of all: then whoever comes last to a tile adds
-// up what was left in a workspace. Sums always run in the order of K: the same call gives the same bits.
+// cluster takes one, whose blocks have equal parts, or all blocks have equal parts of all: then whoever
+// comes last to a tile, its first block as a rule, adds up what the others left in a workspace. Sums always run in the order of
+// K: the same call gives the same bits.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -41,14 +41,6 @@ __device__ inline void prefetch_tile(const CUtensorMap* map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
 }
 
-__device__ inline void copy_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          destination),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-
 __device__ inline void copy_bytes(uint32_t destination, const void* source, uint32_t barrier, uint32_t bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(destination),
                "l"(source), "r"(barrier), "r"(bytes)
@@ -56,12 +48,6 @@ __device__ inline void copy_bytes(uint32_t destination, const void* source, uint
 }
 
 // ---- Clusters ----
-
-__device__ inline uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
 
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 

@@ -52,7 +52,7 @@ __device__ inline void each_segment(const Segments& s, const Rest& rest, Body&& 
   }
 }
 
-// Sets a launch's counters to zero while the kernel that needs them starts.
+// Sets a launch's counters to zero while the kernel that needs them starts. (A template, so that only who calls it has it.)
 template <class Counter>
 __global__ void clear_counters(Counter* counters, int count) {
   wait_for_last_kernel();
