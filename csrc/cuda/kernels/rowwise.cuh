@@ -1,0 +1,39 @@
+// What ends every product of rowwise.h: scales, bias, one rounding.
+#pragma once
+
+#include "cuda/kernels/numbers.cuh"
+#include "cuda/kernels/rowwise.h"
+
+namespace aoext::cuda {
+
+// Of channel n: what all its outputs share.
+struct Channel {
+  float scale, bias;
+};
+
+__device__ __forceinline__ Channel load_channel(const RowwiseLinear& p, int64_t n) {
+  return {p.scale ? load_float(p.scale, n, p.scale_type) : 1.0f, p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f};
+}
+
+__device__ __forceinline__ float load_row_scale(const RowwiseLinear& p, int64_t m) { return p.row_scale ? p.row_scale[m] : 1.0f; }
+
+// The multiplications come first and are no part of an fma, as in csrc/generic.
+template <class Sum>
+__device__ __forceinline__ float scaled(Sum sum, float row_scale, const Channel& c) {
+  return __fadd_rn(__fmul_rn(__fmul_rn(static_cast<float>(sum), row_scale), c.scale), c.bias);
+}
+
+// One output, of whatever type y has.
+template <class Sum>
+__device__ __forceinline__ void store_output(const RowwiseLinear& p, int64_t m, int64_t n, Sum sum, float row_scale,
+                                             const Channel& c) {
+  const int64_t i = m * p.N + n;
+  switch (p.output) {
+    case Element::int32: static_cast<int*>(p.y)[i] = static_cast<int>(sum); break;
+    case Element::fp32: static_cast<float*>(p.y)[i] = scaled(sum, row_scale, c); break;
+    case Element::fp16: static_cast<__half*>(p.y)[i] = __float2half_rn(scaled(sum, row_scale, c)); break;
+    default: static_cast<__nv_bfloat16*>(p.y)[i] = __float2bfloat16_rn(scaled(sum, row_scale, c));
+  }
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,28 @@
+// Products with 8-bit weights and a scale a row, as their kernels see them: raw device memory, everything contiguous, nothing
+// empty.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/element.h"
+
+namespace aoext::cuda {
+
+// y[m, n] = (sum_k x[m, k] · weight[n, k]) · row_scale[m] · scale[n] + bias[n]. x is 8 bits wide and of the weight's type, or
+// bf16, fp16 or fp32. Where x and weight are int8 the sum is an int32, and it is y itself where y is one.
+struct RowwiseLinear {
+  const void* x;           // [M, K] of `type`
+  const void* weight;      // [N, K] of `weight_type`: int8, e4m3 or e5m2
+  const float* row_scale;  // [M], or null
+  const void* scale;       // [N] of `scale_type`: bf16, fp16 or fp32, or null
+  const void* bias;        // [N] of `bias_type`, or null
+  void* y;                 // [M, N] of `output`
+  int64_t M, N, K;
+  Element type, weight_type, scale_type, bias_type, output;
+};
+
+inline bool is_8bit(Element e) { return e == Element::int8 || e == Element::e4m3 || e == Element::e5m2; }
+
+}  // namespace aoext::cuda
