@@ -1,4 +1,4 @@
-"""A decoder of Llama 3 8B's shape in bfloat16 and in int4: tokens per second, prefill, and whose kernels run.
+"""A decoder of Llama 3 8B's shape in bfloat16 and quantised: tokens per second, prefill, whose kernels run.
 
     python benchmarks/llama.py --device cuda
 
@@ -33,6 +33,14 @@ from aoext.cli.timing import interleaved
 OURS = "aoext::cuda"  # the namespace of our kernels, as the profiler names them
 LISTED = 12  # kernels in the JSON
 ROPE_BASE = 500_000.0
+
+# What is done to the linear layers, by group size; int8 and float8 quantise activations as they come.
+SCHEMES: dict[str, Callable[[int], Any] | None] = {
+    "bf16": None,
+    "int4": lambda group_size: aoext.Int4WeightOnlyConfig(group_size=group_size),
+    "int8": lambda group_size: aoext.Int8DynamicActivationInt8WeightConfig(),
+    "float8": lambda group_size: aoext.Float8DynamicActivationFloat8WeightConfig(),
+}
 
 
 @dataclass(frozen=True)
@@ -224,13 +232,14 @@ def prefill(model: Decoder, device: Device, length: int, seconds: float, fused: 
 
 
 def quantiser(scheme: str, group_size: int, with_head: bool) -> Callable[[nn.Module, bool], None]:
-    """What a scheme does to a layer: int4 linear layers in groups, or nothing."""
+    """What a scheme does to a layer."""
+    config = SCHEMES[scheme]
 
     def quantise(layer: nn.Module, is_head: bool) -> None:
-        if scheme == "int4" and (with_head or not is_head):
-            summary = aoext.quantize_(layer, aoext.Int4WeightOnlyConfig(group_size=group_size))
+        if config is not None and (with_head or not is_head):
+            summary = aoext.quantize_(layer, config(group_size))
             if summary.skipped:
-                raise click.UsageError(f"int4: {next(iter(summary.skipped.values()))}")
+                raise click.UsageError(f"{scheme}: {next(iter(summary.skipped.values()))}")
 
     return quantise
 
@@ -342,9 +351,9 @@ def _sizes(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--scheme",
     "schemes",
-    type=click.Choice(["bf16", "int4"]),
+    type=click.Choice(list(SCHEMES)),
     multiple=True,
-    default=("bf16", "int4"),
+    default=tuple(SCHEMES),
     show_default=True,
 )
 @click.option("--batch", "batches", type=CountsType(), default="1,8,32", show_default=True)

@@ -44,7 +44,7 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole(llama: ModuleType) 
 
 
 @pytest.mark.parametrize("head", [False, True])
-def test_a_tiny_run_measures_both_formats(llama: ModuleType, head: bool, tmp_path: Path) -> None:
+def test_a_tiny_run_measures_all_formats(llama: ModuleType, head: bool, tmp_path: Path) -> None:
     sizes = [part for name, size in TINY.items() for part in (f"--{name.replace('_', '-')}", str(size))]
     few = ["--batch", "1,3", "--context", "16", "--prompt", "8", "--group-size", "32", "--seconds", "0.01"]
     file = tmp_path / "llama.json"
@@ -54,11 +54,14 @@ def test_a_tiny_run_measures_both_formats(llama: ModuleType, head: bool, tmp_pat
     content = json.loads(file.read_text())
     assert content["schema"] == "aoext.llama/1"
     assert content["config"] == TINY
-    bf16, int4 = content["results"]
+    bf16, int4, int8, float8 = content["results"]
     linear = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 64 * 2 * 96 + 96 * 64) + head * 50 * 64
     saved = linear * (2 - 0.5 - 2 * 2 / 32)
     assert bf16["weight_bytes"] - int4["weight_bytes"] == saved
-    for scheme in (bf16, int4):
+    rows = 2 * (64 + 2 * 32 + 64 + 2 * 96 + 64) + head * 50
+    for scheme in (int8, float8):
+        assert bf16["weight_bytes"] - scheme["weight_bytes"] == linear - 4 * rows
+    for scheme in (bf16, int4, int8, float8):
         assert scheme["name"] in result.output
         for batch in ("1", "3"):
             step = scheme["decode"][batch]

@@ -59,7 +59,7 @@ def calls() -> Iterator[tuple[Any, Any]]:
     import torch
 
     sys.path.insert(0, str(ROOT / "tests"))
-    from reference import ALL_CALLS, TINYGEMM_CALLS, Problem
+    from reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem
 
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -73,6 +73,12 @@ def calls() -> Iterator[tuple[Any, Any]]:
         chosen += [(operator, bf16, bf16) for operator in TINYGEMM_CALLS if N >= 8]
         for operator, *types in chosen:
             p = Problem(M, N, K, group_size, *types)
+            yield p, ALL_CALLS[operator](p, generator)
+        # Of 8 bits two products and a dynamic one, which quantises too: all formats within a few shapes.
+        weight_only = ("bf16i8bf16_rowwise", "bf16f8bf16_rowwise_bias")[i % 2]
+        scaled = ("int8_mm", "scaled_mm_rowwise", "scaled_mm_rowwise")[i % 3]
+        for j, operator in enumerate((weight_only, scaled, "scaled_linear_rowwise")):
+            p = Problem(M, N, K - i % 5 // 4, K, dtype, fp32, EIGHT_BIT[(i + j) % 3])
             yield p, ALL_CALLS[operator](p, generator)
 
 

@@ -27,6 +27,10 @@ Tensor empty(Sizes sizes, ScalarType dtype, const Tensor& device_of) {
               kNone);
 }
 
+Tensor zeros(Sizes sizes, ScalarType dtype, const Tensor& device_of) {
+  return call("aten::zeros", "", sizes, std::optional(dtype), kNone, std::optional(device_of.device()), kNone);
+}
+
 Tensor scalar_like(double value, ScalarType dtype, const Tensor& device_of) {
   return torch::stable::full({}, value, dtype, std::nullopt, device_of.device());
 }

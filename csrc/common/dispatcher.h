@@ -32,6 +32,7 @@ std::tuple<Tensor, Tensor> call2(const char* op, const char* overload, const Arg
 namespace aten {
 
 Tensor empty(Sizes sizes, ScalarType dtype, const Tensor& device_of);
+Tensor zeros(Sizes sizes, ScalarType dtype, const Tensor& device_of);
 Tensor scalar_like(double value, ScalarType dtype, const Tensor& device_of);
 Tensor to(const Tensor& t, ScalarType dtype);
 Tensor contiguous(const Tensor& t);

@@ -12,14 +12,6 @@ using generic::Int4Weight;
 
 Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_type() == dtype ? t : aten::to(t, dtype); }
 
-void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr() : nullptr; }
-
-// From torch's allocator, so that it belongs to the current stream, or to the graph that is being captured.
-OptionalTensor workspace(size_t bytes, const Tensor& like) {
-  if (bytes == 0) return std::nullopt;
-  return aten::empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, like);
-}
-
 // Null where no kernel of this folder serves.
 OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Weight& w, const OptionalTensor& bias) {
   const Tensor x = aligned(input);

@@ -10,7 +10,7 @@ namespace {
 
 Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype) {
   const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
-  if (!takes_one_pass(p, device_of(weight))) return generic::dequantize_int4(weight, scale, zero_point, dtype);
+  if (!takes_one_pass(p.K, device_of(weight))) return generic::dequantize_int4(weight, scale, zero_point, dtype);
   const Launch launch(weight);
   const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
   if (p.N == 0) return out;

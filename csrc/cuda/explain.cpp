@@ -2,19 +2,22 @@
 #include "common/explain.h"
 
 #include "cuda/plan.h"
+#include "cuda/plan_rowwise.h"
 #include "cuda/plan_tinygemm.h"
 
 namespace aoext::cuda {
 namespace {
 
 std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
-  const LinearProblem p = check_by_name(op, tensors);
+  LinearProblem p = check_by_name(op, tensors);
   const Device& device = device_of(tensors[0]);
   if (op == "weight_int4pack_mm") return explain_weight_int4pack_mm(tensors);
-  if (op == "convert_weight_to_int4pack" || op == "dequantize_int4")
-    return takes_one_pass(p, device) ? "cuda: " + op + ", one pass" : describe(Plan());
-  if (op.rfind("bf16i4bf16_rowwise", 0) != 0) return describe(Plan());
-  return describe(plan_int4(p, device, are_aligned({&tensors[0], &tensors[1], &tensors[2], &tensors[3]})));
+  if (op == "convert_weight_to_int4pack" || op == "dequantize_int4" || op == "quantize_rowwise")
+    return takes_one_pass(p.K, device) ? "cuda: " + op + ", one pass" : describe(Plan());
+  if (op.rfind("bf16i4bf16_rowwise", 0) == 0)
+    return describe(plan_int4(p, device, are_aligned({&tensors[0], &tensors[1], &tensors[2], &tensors[3]})));
+  if (op == "scaled_linear_rowwise") p.input = p.weight;  // once it is quantised
+  return describe(plan_rowwise(p, device, are_aligned({&tensors[1]})), p);
 }
 
 }  // namespace

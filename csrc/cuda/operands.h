@@ -14,4 +14,13 @@ inline Tensor aligned(const Tensor& t) {
   return copy;
 }
 
+inline void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr() : nullptr; }
+
+// Memory for a kernel to work in, from torch's allocator, so that it belongs to the current stream, or to the graph that is being
+// captured.
+inline OptionalTensor workspace(size_t bytes, const Tensor& like) {
+  if (bytes == 0) return std::nullopt;
+  return aten::empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, like);
+}
+
 }  // namespace aoext::cuda

@@ -42,7 +42,7 @@ bool are_aligned(std::initializer_list<const Tensor*> tensors);
 // bf16i4bf16_rowwise: `aligned` says so of the weight, its scales and zeros.
 Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);
 
-bool takes_one_pass(const LinearProblem& p, const Device& device);  // dequantize_int4, packing
+bool takes_one_pass(int64_t K, const Device& device);  // quantize_rowwise, dequantize_int4, packing
 
 std::string describe(const Plan& plan);
 

@@ -9,7 +9,15 @@
 namespace aoext::cuda {
 
 Element element(ScalarType dtype) {
-  return dtype == ScalarType::BFloat16 ? Element::bf16 : dtype == ScalarType::Half ? Element::fp16 : Element::fp32;
+  switch (dtype) {
+    case ScalarType::BFloat16: return Element::bf16;
+    case ScalarType::Half: return Element::fp16;
+    case ScalarType::Char: return Element::int8;
+    case ScalarType::Float8_e4m3fn: return Element::e4m3;
+    case ScalarType::Float8_e5m2: return Element::e5m2;
+    case ScalarType::Int: return Element::int32;
+    default: return Element::fp32;
+  }
 }
 
 Int4Linear int4_linear(const LinearProblem& p) {
@@ -86,7 +94,7 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   return plan;
 }
 
-bool takes_one_pass(const LinearProblem& p, const Device& device) { return device.family != Family::none && p.K < kMostAnyDepth; }
+bool takes_one_pass(int64_t K, const Device& device) { return device.family != Family::none && K < kMostAnyDepth; }
 
 std::string describe(const Plan& plan) {
   const auto text = [](auto v) { return std::to_string(v); };

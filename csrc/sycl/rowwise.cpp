@@ -9,6 +9,8 @@
 namespace aoext::xpu {
 namespace {
 
+using generic::RowwiseOperands;
+
 // What the kernels read: dense, and null where there is none.
 struct Dense {
   Tensor x;
@@ -61,7 +63,7 @@ void product(sycl::queue& queue, const LinearProblem& p, const Plan& plan, const
 
 }  // namespace
 
-OptionalTensor rowwise(const LinearProblem& p, const RowwiseOperands& operands) {
+OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& operands) {
   const Dense d = dense(operands);
   sycl::queue& queue = current_queue(operands.input);
   const Plan plan = plan_rowwise(p, queue, alignment_of({&d.x, &operands.weight}));

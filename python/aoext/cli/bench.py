@@ -222,6 +222,11 @@ def _run(settings: Settings, limited: bool, json_path: Path, plot_path: Path) ->
     out.print(
         f"ceilings: {ceilings.read_gb_per_s:.1f} GB/s read ({ceilings.read_by}), "
         f"{ceilings.gemm_gflop_per_s:,.0f} GFLOP/s in bf16 ({ceilings.gemm_by})"
+        + (
+            f", {ceilings.gemm8_gflop_per_s:,.0f} in 8 bits ({ceilings.gemm8_by})"
+            if ceilings.gemm8_gflop_per_s
+            else ""
+        )
     )
     if ceilings.read_seconds:
         out.print(floor_view.read_table(ceilings))

@@ -66,6 +66,7 @@ class Point:
     bytes: int  # read and written at least once by aoext's kernel
     flop: int
     floor_flop: int  # those that the ceiling for products in bfloat16 binds
+    floor_flop8: int  # those that the one for products of 8-bit operands does
     seconds: dict[str, float] = field(default_factory=dict)  # by candidate
     calls: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)  # how each was timed
@@ -78,7 +79,7 @@ class Point:
 
     def floor(self, ceilings: Ceilings) -> float:
         """Seconds that no kernel can do without: to read the bytes, or to multiply."""
-        return ceilings.floor(self.bytes, self.floor_flop)
+        return ceilings.floor(self.bytes, self.floor_flop, self.floor_flop8)
 
     @property
     def gb_per_s(self) -> float:
@@ -203,6 +204,7 @@ class _ShapeBench:
             bytes=sum(tensor.nbytes for tensor in (*inputs, *rotated, *results)),
             flop=flop if subject.is_linear else 0,
             floor_flop=flop if subject.multiplies_in_high_precision else 0,
+            floor_flop8=flop if subject.multiplies_in_8_bit else 0,
             missing={} if subject.is_linear else {"linear": "not a matrix product"},
         )
 

@@ -121,20 +121,23 @@ def as_json(
     environment  versions, machine, device with instruction_set and threads (report.environment)
     settings     seed, dtype, group_size, seconds (for each candidate of a point), pool_bytes, check, generic,
                  statistic (what counts of a candidate's samples: "fastest" or "median")
-    ceilings     read_gb_per_s, gemm_gflop_per_s (bf16), and the loops that reached them; read_seconds:
-                 {bytes: seconds to read them, cold}, empty where only the rate was measured
+    ceilings     read_gb_per_s, gemm_gflop_per_s (bf16), gemm8_gflop_per_s (8-bit operands, null where not
+                 measured), and the loops that reached them; read_seconds: {bytes: seconds to read them,
+                 cold}, empty where only the rate was measured
     results      a list; each entry has
         operator, format, M, N, K, group_size, layer   null where the operator does not depend on it
         plan         the kernel that ran, as aoext.explain names it
         peer         torch's operator, null if it has none
-        bytes, flop  of one call; floor_flop those that the bf16 ceiling binds
+        bytes, flop  of one call; floor_flop those that the bf16 ceiling binds, floor_flop8
+                     those that the 8-bit one does
         seconds      {"aoext", "linear", "generic", "torch"}: of one call of each that was timed
         calls        how many calls were timed, alike; clocks how
         missing      {candidate: why it was not timed}
         errors       {candidate: largest relative error of a row against float64}
         speedup      {candidate: its seconds / aoext's seconds}; above 1 aoext is faster
         gb_per_s, of_read_ceiling, gflop_per_s, of_gemm_ceiling
-        floor_seconds  what no kernel can do without: max(time to read its bytes, floor_flop / ceiling)
+        floor_seconds  what no kernel can do without: max(time to read its bytes, floor_flop / ceiling,
+                       floor_flop8 / ceiling)
         times_floor    {candidate: its seconds / floor_seconds}
     geomean      over the shapes, a list: operator, format, M, times_floor and speedup by candidate,
                  least_speedup likewise

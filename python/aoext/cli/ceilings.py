@@ -37,6 +37,9 @@ class Ceilings:
     gemm_by: str
     # Seconds by bytes, from memory that no cache holds; empty where only the rate was measured.
     read_seconds: dict[int, float] = field(default_factory=dict)
+    # Of products of 8-bit operands; None where there is no such measurement.
+    gemm8_gflop_per_s: float | None = None
+    gemm8_by: str = ""
 
     def reading(self, size: int) -> float:
         """Seconds to read so many bytes: between the measured sizes along a line, beyond them at the rate."""
@@ -49,9 +52,10 @@ class Ceilings:
         a, b = sizes[right - 1], sizes[right]
         return self.read_seconds[a] + (size - a) / (b - a) * (self.read_seconds[b] - self.read_seconds[a])
 
-    def floor(self, size: int, flop: int) -> float:
-        """Seconds that a call needs which moves so many bytes and computes so much in bfloat16."""
-        return max(self.reading(size), flop / self.gemm_gflop_per_s / 1e9)
+    def floor(self, size: int, flop: int, flop8: int = 0) -> float:
+        """Seconds that a call that moves so many bytes and computes so much in bfloat16 and in 8 bits."""
+        seconds8 = flop8 / self.gemm8_gflop_per_s / 1e9 if self.gemm8_gflop_per_s else 0.0
+        return max(self.reading(size), flop / self.gemm_gflop_per_s / 1e9, seconds8)
 
 
 def measure_ceilings(device: Device, seed: int) -> Ceilings:
@@ -102,7 +106,32 @@ def _measure_cuda(device: CUDA, seed: int) -> Ceilings:
             products[name] = 2 * n**3 / min(timing.samples) / 1e9
     device.release_memory()
     gemm_by = max(products, key=products.__getitem__)
-    return Ceilings(rate, read_by, products[gemm_by], gemm_by, table)
+    products8 = _float8_products(device, generator)
+    gemm8_by = max(products8, key=products8.__getitem__, default="")
+    return Ceilings(rate, read_by, products[gemm_by], gemm_by, table, products8.get(gemm8_by), gemm8_by)
+
+
+def _float8_products(device: CUDA, generator: torch.Generator) -> dict[str, float]:
+    """GFLOP/s of float8 products by name, summed the fast and less exact way; empty where torch has none."""
+    one = torch.ones((), device=device.device)
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    rates: dict[str, float] = {}
+    for n in GEMM_SIZES_CUDA:
+        a, b = (
+            torch.randn(n, n, generator=generator, device=device.device).to(torch.float8_e4m3fn)
+            for _ in range(2)
+        )
+        try:
+            product(a, b)
+        except (RuntimeError, NotImplementedError):
+            return {}
+        timing = interleaved({"": Candidate(partial(_bound, product, a, b))}, device, GEMM_SECONDS_CUDA)[""]
+        rates[f"_scaled_mm of {n}x{n}"] = 2 * n**3 / min(timing.samples) / 1e9
+    device.release_memory()
+    return rates
 
 
 def _bound(function: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Callable[[], Any]:

@@ -81,6 +81,11 @@ class Subject:
         """Whether its products are of the input's dtype, so that the ceiling for those binds it."""
         return self.is_linear and self.operator.startswith(("bf16", "weight_int4"))
 
+    @property
+    def multiplies_in_8_bit(self) -> bool:
+        """Whether both operands of its products are 8 bits wide."""
+        return self.is_linear and not self.multiplies_in_high_precision
+
     def arguments(self, problem: Problem, inputs: Tensors, rotated: Tensors) -> tuple[Any, ...]:
         """The positional arguments of a call."""
         return self.call(lambda *args, **kwargs: args, problem, inputs, rotated)

@@ -1,0 +1,96 @@
+#include "cuda/plan_rowwise.h"
+
+#include <array>
+#include <map>
+#include <mutex>
+
+#include "cuda/plan.h"
+
+namespace aoext::cuda {
+
+namespace {
+
+constexpr int64_t kPiece = 16;    // bytes that fast kernels read at once: K is a multiple of it
+constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over copying its operands for a fast one
+
+// Choosing takes longer than a launch, so every choice is made once.
+RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {
+  using Key = std::array<int64_t, 8>;
+  static std::mutex mutex;
+  static std::map<Key, RowwiseDecodeConfig> chosen;
+  const bool hopper = device.family == Family::sm90;
+  const Key key = {raw.M,
+                   raw.N,
+                   raw.K,
+                   static_cast<int64_t>(raw.type),
+                   static_cast<int64_t>(raw.weight_type),
+                   static_cast<int64_t>(raw.output),
+                   2 * device.multiprocessors + hopper,
+                   device.shared_memory};
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = chosen.find(key);
+  if (found != chosen.end()) return found->second;
+  return chosen.emplace(key, choose_rowwise_decode(raw, device.multiprocessors, device.shared_memory, hopper)).first->second;
+}
+
+// Of the kernels whose rows are whole pieces; false where none serves.
+bool plan_pieces(RowwisePlan& plan, const RowwiseLinear& raw, const Device& device) {
+  const bool hopper = device.family == Family::sm90;
+  if (rowwise_decode_takes(raw)) {
+    plan.algorithm = RowwiseAlgorithm::decode;
+    plan.decode = decode_config(raw, device);
+  } else if (hopper && rowwise_wgmma_takes(raw)) {
+    plan.algorithm = RowwiseAlgorithm::wgmma;
+    plan.wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
+  } else if (hopper && weight_only_wgmma_takes(raw)) {
+    plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
+    plan.weight_only = choose_weight_only_wgmma(raw, device.multiprocessors);
+  } else if (rowwise_mma_takes(raw)) {
+    plan.algorithm = RowwiseAlgorithm::mma;
+    plan.mma = choose_rowwise_mma(raw, device.multiprocessors);
+  } else {
+    return false;
+  }
+  plan.K = raw.K;
+  return true;
+}
+
+}  // namespace
+
+RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K) {
+  RowwiseLinear raw{};
+  raw.M = p.M, raw.N = p.N, raw.K = K;
+  raw.type = element(p.input), raw.weight_type = element(p.weight), raw.output = element(p.output);
+  raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
+  return raw;
+}
+
+RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool aligned) {
+  RowwisePlan plan;
+  if (device.family == Family::none || !takes_one_pass(p, device)) return plan;
+  const bool some = p.M > 0 && p.N > 0, whole = p.K % kPiece == 0;
+  if (some && aligned && whole && plan_pieces(plan, rowwise_linear(p, p.K), device)) return plan;
+  if (some && p.M > kAnyRows && !(aligned && whole) &&
+      plan_pieces(plan, rowwise_linear(p, ceil_div(p.K, kPiece) * kPiece), device))
+    return plan;
+  if (p.input == ScalarType::Float && p.M > kAnyRows) return plan;
+  plan.algorithm = RowwiseAlgorithm::any;
+  plan.K = p.K;
+  return plan;
+}
+
+std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
+  const auto kernel = [&]() -> std::string {
+    switch (plan.algorithm) {
+      case RowwiseAlgorithm::decode: return "rowwise_decode" + describe(plan.decode);
+      case RowwiseAlgorithm::wgmma: return "rowwise_wgmma" + describe(plan.wgmma);
+      case RowwiseAlgorithm::weight_only_wgmma: return "weight_only_wgmma" + describe(plan.weight_only);
+      case RowwiseAlgorithm::mma: return "rowwise_mma" + describe(plan.mma);
+      default: return "rowwise_any";
+    }
+  };
+  if (plan.algorithm == RowwiseAlgorithm::generic) return describe(Plan());
+  return "cuda: " + kernel() + (plan.K > p.K ? ", K filled up to " + std::to_string(plan.K) : "");
+}
+
+}  // namespace aoext::cuda

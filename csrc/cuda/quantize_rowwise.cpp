@@ -1,0 +1,29 @@
+#include "cuda/quantize_rowwise.h"
+
+#include "common/checks.h"
+#include "common/dispatcher.h"
+#include "cuda/kernels/quantize_rowwise.h"
+#include "cuda/plan.h"
+#include "generic/generic.h"
+
+namespace aoext::cuda {
+
+std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
+  const QuantizeProblem p = check_quantize_rowwise(input, dtype);
+  if (!takes_one_pass(p.K, device_of(input))) return generic::quantize_rowwise(input, dtype);
+  const Launch launch(input);
+  const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
+  const Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
+  if (p.M == 0) return {values, scales};
+  const Tensor x = aten::contiguous(input);
+  QuantizeRowwise raw{};
+  raw.x = x.const_data_ptr(), raw.values = values.mutable_data_ptr();
+  raw.scales = static_cast<float*>(scales.mutable_data_ptr());
+  raw.M = p.M, raw.K = p.K, raw.type = element(p.input), raw.output = element(p.output);
+  check(launch_quantize_rowwise(raw, launch.stream()), "quantize_rowwise");
+  return {values, scales};
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
+
+}  // namespace aoext::cuda

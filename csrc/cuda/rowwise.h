@@ -1,0 +1,11 @@
+// Products with 8-bit weights [N, K] that have one scale a row, on CUDA.
+#pragma once
+
+#include "generic/rowwise.h"
+
+namespace aoext::cuda {
+
+// Null where no kernel of this folder serves.
+OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& operands);
+
+}  // namespace aoext::cuda
