@@ -25,7 +25,7 @@
 #include "cuda/kernels/int4.h"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
-#include "cuda/kernels/tiles.cuh"
+#include "cuda/kernels/mma_tiles.cuh"
 
 namespace aoext::cuda::int4_mma {
 

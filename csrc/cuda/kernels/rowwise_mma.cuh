@@ -21,9 +21,9 @@
 #include <type_traits>
 
 #include "cuda/kernels/eight_bit.cuh"
+#include "cuda/kernels/mma_tiles.cuh"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/rowwise.cuh"
-#include "cuda/kernels/tiles.cuh"
 
 namespace aoext::cuda::rowwise_mma {
 
@@ -31,7 +31,7 @@ namespace aoext::cuda::rowwise_mma {
 template <Element x, Element w, bool float8 = false>
 struct Kind {
   static constexpr Element kX = x, kW = w;
-  static constexpr bool kInt8 = x == Element::int8, kDirect = kInt8 || float8;
+  static constexpr bool kInt8 = x == Element::int8, kFloat8 = float8, kDirect = kInt8 || kFloat8;
   static constexpr bool kWideX = x == Element::bf16 || x == Element::fp16;
   static constexpr int kSizeX = kWideX ? 2 : 1;
   static constexpr int kDepth = kDirect ? 32 : 16;  // k of an mma
@@ -76,27 +76,29 @@ struct Problem {
   RowwiseLinear p;
   int tiles_m;         // of block_m tokens
   int tiles_n;         // of block_n channels
-  int steps;           // of block_k in a split
+  int steps;           // stages of a split
   bool vector_y;       // y can be stored by 16 bytes
   void* partials;      // [tiles, splits, block_n · block_m] in the order of the accumulators
   unsigned* counters;  // [tiles], zero
 };
 
-// Warps of a block along N and M, what a warp computes, depth of a stage along K, stages of 8-bit and of 16-bit x, blocks of a
-// multiprocessor.
-template <int warps_n, int warps_m, int warp_n, int warp_m, int block_k, int stages, int wide_stages, int blocks>
+// Warps of a block along N, M and K, what a warp computes, depth of its part of a stage along K, stages.
+template <int warps_n, int warps_m, int warps_k, int warp_n, int warp_m, int block_k, int stages>
 struct Tile {
-  static constexpr int kWarpsN = warps_n, kWarpsM = warps_m, kWarpN = warp_n, kWarpM = warp_m, kBlockK = block_k;
-  static constexpr int kThreads = 32 * kWarpsN * kWarpsM, kBlocks = blocks;
+  static constexpr int kWarpsN = warps_n, kWarpsM = warps_m, kWarpsK = warps_k, kWarpN = warp_n, kWarpM = warp_m;
+  static constexpr int kBlockK = block_k, kStageK = kWarpsK * kBlockK, kStages = stages;
+  static constexpr int kThreads = 32 * kWarpsN * kWarpsM * kWarpsK, kBlocks = kThreads == 128 ? 2 : 1;  // of a multiprocessor
   static constexpr int kBlockN = kWarpsN * kWarpN, kBlockM = kWarpsM * kWarpM;
   static constexpr int kChannels = kWarpN / 8;                          // of a lane
   static constexpr int kRowTiles = kWarpN / 16, kColumns = kWarpM / 8;  // mma tiles of a warp
+  static_assert(kRowTiles % 2 == 0 && kColumns % 4 == 0 && kColumns % kWarpsK == 0);
+
+  // Bytes of shared memory: a stage has a slice for each of the warps along K, weights first.
   static constexpr int kWeightBytes = kBlockN * kBlockK;
   template <class Kind>
-  static constexpr int kStages = Kind::kWideX ? wide_stages : stages;
+  static constexpr int kSliceBytes = kWeightBytes + kBlockM * kBlockK * Kind::kSizeX;
   template <class Kind>
-  static constexpr int kStageBytes = kWeightBytes + kBlockM * kBlockK * Kind::kSizeX;
-  static_assert(kRowTiles % 2 == 0 && kColumns % 4 == 0);
+  static constexpr int kStageBytes = kWarpsK * kSliceBytes<Kind>;
 };
 
 // By what the number of a 16-byte chunk in a row of shared memory is changed (exclusive or), so that what is read at once lies in
@@ -149,17 +151,20 @@ struct Loader {
 
   // No branches, so that the copies can be issued between mma.
   __device__ __forceinline__ void copy(int stage) {
-    const uint32_t offset = stage * T::template kStageBytes<Kind>;
-    const int n = left_weight > 0 ? rows_n : 0, m = left_x > 0 ? rows_m : 0;
 #pragma unroll
-    for (int i = 0; i < T::kBlockN / kRowsW; ++i)
-      copy16(to_weight + offset + i * T::kThreads * 16, weight + uint64_t{bytes_weight} * channel(i * kRowsW),
-             channel(i * kRowsW) < n);
+    for (int slice = 0; slice < T::kWarpsK; ++slice) {
+      const uint32_t offset = stage * T::template kStageBytes<Kind> + slice * T::template kSliceBytes<Kind>;
+      const int n = left_weight > slice * T::kBlockK ? rows_n : 0, m = left_x > slice * T::kBlockK ? rows_m : 0;
 #pragma unroll
-    for (int i = 0; i < T::kBlockM / kRowsX; ++i)
-      copy16(to_x + offset + i * T::kThreads * 16, x + uint64_t{bytes_x} * (i * kRowsX), i * kRowsX < m);
-    weight += T::kBlockK, left_weight -= T::kBlockK;
-    x += kRowBytesX, left_x -= T::kBlockK;
+      for (int i = 0; i < T::kBlockN / kRowsW; ++i)
+        copy16(to_weight + offset + i * T::kThreads * 16,
+               weight + slice * T::kBlockK + uint64_t{bytes_weight} * channel(i * kRowsW), channel(i * kRowsW) < n);
+#pragma unroll
+      for (int i = 0; i < T::kBlockM / kRowsX; ++i)
+        copy16(to_x + offset + i * T::kThreads * 16, x + slice * kRowBytesX + uint64_t{bytes_x} * (i * kRowsX), i * kRowsX < m);
+    }
+    weight += T::kStageK, left_weight -= T::kStageK;
+    x += T::kStageK * Kind::kSizeX, left_x -= T::kStageK;
   }
 };
 
@@ -277,21 +282,74 @@ __device__ __forceinline__ void store_channels(const RowwiseLinear& p, int64_t i
   }
 }
 
+// Adds up what a block's warps along K have, in the order of k; each of them keeps its share of the columns.
+template <class T, class Sum, int kOwn>
+__device__ __forceinline__ void add_slices(const Sum (&sum)[T::kRowTiles][T::kColumns][4], Sum (&own)[T::kRowTiles][kOwn][4],
+                                           uint8_t* memory, int lane, int place, int slice) {
+  using Four = std::conditional_t<std::is_same_v<Sum, int>, int4, float4>;
+  const auto at = [&](int slice, int r, int j) {
+    const int warp = slice * T::kWarpsN * T::kWarpsM + place;
+    return reinterpret_cast<Four*>(memory) + ((warp * T::kRowTiles + r) * T::kColumns + j) * 32 + lane;
+  };
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < T::kRowTiles; ++r)
+#pragma unroll
+    for (int j = 0; j < T::kColumns; ++j) *at(slice, r, j) = {sum[r][j][0], sum[r][j][1], sum[r][j][2], sum[r][j][3]};
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < T::kRowTiles; ++r)
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      Four v = *at(0, r, slice * kOwn + j);
+#pragma unroll
+      for (int i = 1; i < T::kWarpsK; ++i) {
+        const Four next = *at(i, r, slice * kOwn + j);
+        v.x += next.x, v.y += next.y, v.z += next.z, v.w += next.w;
+      }
+      own[r][j][0] = v.x, own[r][j][1] = v.y, own[r][j][2] = v.z, own[r][j][3] = v.w;
+    }
+}
+
+// A warp's results: lane (g, t) has channels g · kChannels + [0, kChannels) of tokens 8 j + 2 t and 8 j + 2 t + 1.
+template <class T, class Sum, int kColumns>
+__device__ __forceinline__ void store(const Problem& a, const Sum (&sum)[T::kRowTiles][kColumns][4], int lane, int64_t n0,
+                                      int64_t m0) {
+  constexpr int kChannels = T::kChannels;
+  const int64_t n = n0 + lane / 4 * kChannels;
+  const int count = static_cast<int>(min(int64_t{kChannels}, a.p.N - n));
+  if (count <= 0) return;
+  Channel channels[kChannels];
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) channels[i] = i < count ? load_channel(a.p, n + i) : Channel{};
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int64_t m = m0 + 8 * j + lane % 4 * 2 + e;
+      if (m >= a.p.M) continue;
+      Sum of_token[kChannels];
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) of_token[c] = sum[c / 2][j][e + c % 2 * 2];
+      store_channels(a.p, m * a.p.N + n, of_token, load_row_scale(a.p, m), channels, count, a.vector_y);
+    }
+}
+
 template <class Kind, class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(const __grid_constant__ Problem a) {
-  constexpr int kRowTiles = T::kRowTiles, kColumns = T::kColumns, kChannels = T::kChannels;
-  constexpr int kStages = T::template kStages<Kind>, kStage = T::template kStageBytes<Kind>;
+  constexpr int kRowTiles = T::kRowTiles, kColumns = T::kColumns, kStages = T::kStages, kStage = T::template kStageBytes<Kind>;
   using Source = Operands<Kind, T>;
+  using Sum = typename Kind::Sum;
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
-  const int thread = threadIdx.x;
-  const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
-  const int warp_n = warp % T::kWarpsN * T::kWarpN, warp_m = warp / T::kWarpsN * T::kWarpM;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int place = warp % (T::kWarpsN * T::kWarpsM), slice = warp / (T::kWarpsN * T::kWarpsM);
+  const int warp_n = place % T::kWarpsN * T::kWarpN, warp_m = place / T::kWarpsN * T::kWarpM;
   int64_t n0, m0;
   tile_origin<T>(static_cast<int>(blockIdx.x), a.tiles_n, a.tiles_m, n0, m0);
-  const int k_begin = static_cast<int>(blockIdx.y) * a.steps * T::kBlockK;
-  const int k_end = min(static_cast<int>(a.p.K), k_begin + a.steps * T::kBlockK);
-  const int steps = (k_end - k_begin + T::kBlockK - 1) / T::kBlockK;
+  const int k_begin = static_cast<int>(blockIdx.y) * a.steps * T::kStageK;
+  const int k_end = min(static_cast<int>(a.p.K), k_begin + a.steps * T::kStageK);
+  const int steps = (k_end - k_begin + T::kStageK - 1) / T::kStageK;
 
   Loader<Kind, T> loader(a.p, shared, thread, n0, m0, k_begin, k_end);
 #pragma unroll
@@ -300,8 +358,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(co
     commit_copies();
   }
 
-  typename Kind::Sum sum[kRowTiles][kColumns][4] = {};
-  Source source(shared, lane, warp_n, warp_m);
+  Sum sum[kRowTiles][kColumns][4] = {};
+  Source source(shared + slice * T::template kSliceBytes<Kind>, lane, warp_n, warp_m);
   wait_copies<kStages - 1>();
   __syncthreads();
   source.read_weights(0, 0);
@@ -338,26 +396,15 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(co
   }
   wait_copies<0>();
 
-  if (gridDim.y > 1 && !gather_sums<T::kThreads>(sum, static_cast<typename Kind::Sum*>(a.partials), a.counters)) return;
-
-  // Lane (g, t) has channels g · kChannels + [0, kChannels) of tokens 8 j + 2 t and 8 j + 2 t + 1.
-  const int64_t n = n0 + warp_n + g * kChannels;
-  const int count = static_cast<int>(min(int64_t{kChannels}, a.p.N - n));
-  if (count <= 0) return;
-  Channel channels[kChannels];
-#pragma unroll
-  for (int i = 0; i < kChannels; ++i) channels[i] = i < count ? load_channel(a.p, n + i) : Channel{};
-#pragma unroll
-  for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int64_t m = m0 + warp_m + 8 * j + 2 * t + e;
-      if (m >= a.p.M) continue;
-      typename Kind::Sum of_token[kChannels];
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c) of_token[c] = sum[c / 2][j][e + c % 2 * 2];
-      store_channels(a.p, m * a.p.N + n, of_token, load_row_scale(a.p, m), channels, count, a.vector_y);
-    }
+  if constexpr (T::kWarpsK > 1) {
+    constexpr int kOwn = kColumns / T::kWarpsK;
+    Sum own[kRowTiles][kOwn][4];
+    add_slices<T>(sum, own, memory, lane, place, slice);
+    store<T>(a, own, lane, n0 + warp_n, m0 + warp_m + slice * kOwn * 8);
+  } else {
+    if (gridDim.y > 1 && !gather_sums<T::kThreads>(sum, static_cast<Sum*>(a.partials), a.counters)) return;
+    store<T>(a, sum, lane, n0 + warp_n, m0 + warp_m);
+  }
 }
 
 }  // namespace aoext::cuda::rowwise_mma
