@@ -25,6 +25,7 @@
 #include "cuda/kernels/int4.h"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/mma_tiles.cuh"
 
 namespace aoext::cuda::int4_mma {
 
@@ -39,20 +40,6 @@ __device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return d;
 }
 
-template <class X>
-__device__ __forceinline__ uint32_t pack2(float low, float high) {
-  uint32_t d;
-  if constexpr (std::is_same_v<X, __half>)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-
-// The 128-byte hint makes L2 fetch the whole line, of which a stage may take 32 bytes and the next ones the rest.
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
 // Without the hint: scales are reused by other blocks and lines of them are not all this block's.
 __device__ __forceinline__ void copy16_if(bool issued, uint32_t to, const void* from, bool valid) {
   asm volatile(
@@ -60,23 +47,6 @@ __device__ __forceinline__ void copy16_if(bool issued, uint32_t to, const void* 
       "@p cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to),
       "l"(from), "r"(valid ? 16 : 0), "r"(int{issued})
       : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// Bytes / 4 neighbouring words of shared memory by one read.
-template <int kWords>
-__device__ __forceinline__ void read_shared(uint32_t (&v)[kWords], uint32_t from) {
-  static_assert(kWords == 1 || kWords == 2 || kWords == 4);
-  if constexpr (kWords == 4)
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(from));
-  else if constexpr (kWords == 2)
-    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(from));
-  else
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(from));
 }
 
 // q of nibbles 2i and 2i + 1 of a word as a pair, exact: a nibble in the low mantissa bits of 128 (bf16) or 1024 (fp16)
@@ -264,8 +234,6 @@ struct Loader {
   }
 };
 
-__device__ __forceinline__ void add(float (&to)[4], const float4& v) { to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w; }
-
 // A power of two that brings the weights of channel n in [k, end) near 1: fp16 has not the range of fp32 scales.
 __device__ inline float fp16_factor(const Int4Linear& p, int64_t n, int64_t k, int64_t end) {
   float largest = 0;
@@ -274,16 +242,6 @@ __device__ inline float fp16_factor(const Int4Linear& p, int64_t n, int64_t k, i
                                    fabsf(static_cast<const float*>(p.zero_point)[g * p.N + n])));
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
   return largest == 0 ? 1.0f : __uint_as_float(static_cast<uint32_t>(127 - max(-120, min(exponent, 120))) << 23);
-}
-
-// Blocks that run together cover 8 tiles of tokens and their share of channels, so that L2 holds what they read.
-template <class T>
-__device__ __forceinline__ void tile_origin(const Problem& a, int64_t tile, int64_t& n0, int64_t& m0) {
-  constexpr int kTogether = 8;
-  const int64_t band = tile / (kTogether * a.tiles_n), rest = tile - band * kTogether * a.tiles_n;
-  const int height = static_cast<int>(min(int64_t{kTogether}, a.tiles_m - band * kTogether));
-  n0 = rest / height * T::kBlockN;
-  m0 = (band * kTogether + rest % height) * T::kBlockM;
 }
 
 template <class X, class S, class T>
@@ -297,7 +255,7 @@ __global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_c
   const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   const int warp_n = warp % T::kWarpsN * T::kWarpN, warp_m = warp / T::kWarpsN * T::kWarpM;
   int64_t n0, m0;
-  tile_origin<T>(a, blockIdx.x, n0, m0);
+  tile_origin<T>(int64_t{blockIdx.x}, a.tiles_n, a.tiles_m, n0, m0);
   const int k_begin = static_cast<int>(blockIdx.y) * a.steps * T::kBlockK;
   const int k_end = min(static_cast<int>(a.p.K), k_begin + a.steps * T::kBlockK);
   const int steps = (k_end - k_begin + T::kBlockK - 1) / T::kBlockK;
@@ -405,37 +363,7 @@ __global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_c
     }
   }
 
-  if (gridDim.y > 1) {
-    // The last block of a tile to arrive adds the partial sums of all, in the order of k.
-    float4* const partial = reinterpret_cast<float4*>(a.partials) +
-                            static_cast<int64_t>(blockIdx.x) * gridDim.y * (T::kBlockN * T::kBlockM / 4) + thread;
-    const auto at = [&](unsigned split, int r, int j) {
-      return partial + split * (T::kBlockN * T::kBlockM / 4) + (r * kColumns + j) * T::kThreads;
-    };
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j)
-        __stcg(at(blockIdx.y, r, j), make_float4(sum[r][j][0], sum[r][j][1], sum[r][j][2], sum[r][j][3]));
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) is_last = atomicAdd(a.counters + blockIdx.x, 1u) == gridDim.y - 1;
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[r][j][e] = 0;
-    for (unsigned split = 0; split < gridDim.y; ++split)
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) add(sum[r][j], __ldcg(at(split, r, j)));
-  }
+  if (gridDim.y > 1 && !gather_sums<T::kThreads>(sum, a.partials, a.counters)) return;
 
   // Lane (g, t) has channels g · kChannels + [0, kChannels) of tokens 8 j + 2 t and 8 j + 2 t + 1.
   const int64_t n = n0 + warp_n + g * kChannels;

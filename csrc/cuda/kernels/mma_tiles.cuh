@@ -1,0 +1,95 @@
+// What kernels by mma.sync share that walk K through stages of shared memory: copies into them, the order of tiles, sums over
+// blocks that split K.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/kernels/ptx.cuh"
+
+namespace aoext::cuda {
+
+template <class X>
+__device__ __forceinline__ uint32_t pack2(float low, float high) {
+  uint32_t d;
+  if constexpr (std::is_same_v<X, __half>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+// The 128-byte hint makes L2 fetch the whole line, of which a stage may take 32 bytes and the next ones the rest.
+__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Bytes / 4 neighbouring words of shared memory by one read.
+template <int kWords>
+__device__ __forceinline__ void read_shared(uint32_t (&v)[kWords], uint32_t from) {
+  static_assert(kWords == 1 || kWords == 2 || kWords == 4);
+  if constexpr (kWords == 4)
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(from));
+  else if constexpr (kWords == 2)
+    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(from));
+  else
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(from));
+}
+
+// Origin of a tile of T::kBlockN channels and T::kBlockM tokens. Blocks that run together cover 8 tiles of tokens and their share
+// of channels, so that L2 holds what they read.
+template <class T, class Count>
+__device__ __forceinline__ void tile_origin(Count tile, Count tiles_n, int tiles_m, int64_t& n0, int64_t& m0) {
+  constexpr int kTogether = 8;
+  const Count band = tile / (kTogether * tiles_n), rest = tile - band * kTogether * tiles_n;
+  const int height = static_cast<int>(min(Count{kTogether}, tiles_m - band * kTogether));
+  n0 = static_cast<int64_t>(rest / height) * T::kBlockN;
+  m0 = static_cast<int64_t>(band * kTogether + rest % height) * T::kBlockM;
+}
+
+// Where gridDim.y blocks split K: the last block of a tile to arrive adds the partial sums of all, in the order of k; others get
+// false. Partials are [tiles, splits] of a block's sums in the order of its threads, counters [tiles], zero at first.
+template <int kThreads, class Sum, int kRowTiles, int kColumns>
+__device__ __forceinline__ bool gather_sums(Sum (&sum)[kRowTiles][kColumns][4], Sum* partials, unsigned* counters) {
+  using Four = std::conditional_t<std::is_same_v<Sum, int>, int4, float4>;
+  constexpr int kBlock = kThreads * kRowTiles * kColumns;
+  const int thread = threadIdx.x;
+  Four* const partial = reinterpret_cast<Four*>(partials) + static_cast<int64_t>(blockIdx.x) * gridDim.y * kBlock + thread;
+  const auto at = [&](unsigned split, int r, int j) { return partial + split * kBlock + (r * kColumns + j) * kThreads; };
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) __stcg(at(blockIdx.y, r, j), Four{sum[r][j][0], sum[r][j][1], sum[r][j][2], sum[r][j][3]});
+  __shared__ bool is_last;
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) is_last = atomicAdd(counters + blockIdx.x, 1u) == gridDim.y - 1;
+  __syncthreads();
+  if (!is_last) return false;
+  __threadfence();
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[r][j][e] = 0;
+  for (unsigned split = 0; split < gridDim.y; ++split)
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const Four v = __ldcg(at(split, r, j));
+        sum[r][j][0] += v.x, sum[r][j][1] += v.y, sum[r][j][2] += v.z, sum[r][j][3] += v.w;
+      }
+  return true;
+}
+
+}  // namespace aoext::cuda

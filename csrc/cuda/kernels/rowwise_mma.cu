@@ -1,0 +1,172 @@
+// Tiles of rowwise_mma, the choice among them and their launch.
+#include <algorithm>
+#include <limits>
+
+#include "cuda/kernels/int4.h"
+#include "cuda/kernels/rowwise_mma.cuh"
+#include "cuda/kernels/rowwise_mma.h"
+
+namespace aoext::cuda {
+namespace rowwise_mma {
+namespace {
+
+template <class Kind, class Narrow, class Wide>
+using ByX = std::conditional_t<Kind::kWideX, Wide, Narrow>;
+
+// For few rows a block has 32 channels and its warps share K, so that there are blocks enough without partial sums in memory;
+// the more rows, the larger the tile, which is what L2 is read less for. Two blocks fit a multiprocessor of 164 KB, one the 99 KB
+// of sm_86 and sm_89; of the first and the last tile one fits either. Sums of float8's own mma take twice their registers, hence
+// eight smaller warps.
+// clang-format off
+//                                               warps N, M, K  warp N, M  block_k  stages      KB of shared memory
+template <class Kind>
+using Tile32x32 = ByX<Kind,                 Tile<1, 1, 4,       32, 32,    128,     3>,      // 96
+                                            Tile<1, 1, 4,       32, 32,    64,      3>>;     // 72
+using Tile128x32 =                          Tile<4, 1, 1,       32, 32,    128,     3>;      // 60, 72
+using DeepTile128x64 =                      Tile<2, 2, 1,       64, 32,    128,     3>;      // 72
+using Tile128x64 =                          Tile<2, 2, 1,       64, 32,    64,      4>;      // 48, 64
+template <class Kind>
+using Tile128x128 = ByX<Kind,               Tile<2, 2, 1,       64, 64,    64,      4>,      // 64
+                                            Tile<2, 2, 1,       64, 64,    64,      3>>;     // 72
+using Float8Tile128x128 =                   Tile<2, 4, 1,       64, 32,    64,      4>;      // 64
+using Tile256x128 =                         Tile<4, 2, 1,       64, 64,    64,      4>;      // 96
+// clang-format on
+
+// With M rows and K split over blocks, the time in µs on an H200 (132 multiprocessors) is about
+//   us · (64-deep steps of a block + 2) · max(blocks of a multiprocessor, filled)
+//     + 4 + 0.25 per MB of partial sums written and read, if K is split,
+// or what reading the weights takes, if that is more. The numbers were fitted to 7 shapes, M = 17 to 4096, where the tile and
+// split by this formula are on average 1% off the fastest that were measured, at most 20%. Other GPUs have other numbers, but
+// the choice needs only their ratios.
+struct Cost {
+  Element x;  // int8, e4m3 for every float8, bf16 for 16 bits
+  int block_n, block_m;
+  double us, filled;
+};
+constexpr Cost kCosts[] = {
+    {Element::int8, 32, 32, 0.0475, 1.47},  {Element::int8, 128, 32, 0.162, 1.54},  {Element::int8, 128, 64, 0.253, 1.12},
+    {Element::int8, 128, 128, 0.463, 1.09}, {Element::int8, 256, 128, 0.881, 1.00}, {Element::e4m3, 32, 32, 0.0765, 1.13},
+    {Element::e4m3, 128, 32, 0.225, 1.33},  {Element::e4m3, 128, 64, 0.359, 1.27},  {Element::e4m3, 128, 128, 0.630, 1.14},
+    {Element::bf16, 32, 32, 0.0790, 1.47},  {Element::bf16, 128, 32, 0.215, 1.42},  {Element::bf16, 128, 64, 0.393, 1.10},
+    {Element::bf16, 128, 128, 0.656, 1.10},
+};
+constexpr double kSplitCost = 4, kCostPerMB = 0.25;
+constexpr int kMaxSplits = 16, kMinK = 256;
+
+constexpr int64_t kMost = int64_t{1} << 30;  // of M, N and K: what a block counts in ints
+constexpr int64_t kMostInt8 = 131071;        // k whose sum fits an int
+
+bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+int64_t tiles(const RowwiseLinear& p, const RowwiseMmaConfig& c) { return ceil_div(p.N, c.block_n) * ceil_div(p.M, c.block_m); }
+
+size_t partials_bytes(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  return static_cast<size_t>(tiles(p, c)) * c.splits * c.block_n * c.block_m * sizeof(float);
+}
+
+template <class Kind, class T>
+cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
+  if (c.splits > 1 && T::kWarpsK > 1) return cudaErrorInvalidValue;
+  constexpr int kBytes = T::kStages * T::template kStageBytes<Kind>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(rowwise_mma_kernel<Kind, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  Problem a{};
+  a.p = p;
+  a.tiles_n = static_cast<int>(ceil_div(p.N, T::kBlockN));
+  a.tiles_m = static_cast<int>(ceil_div(p.M, T::kBlockM));
+  a.steps = static_cast<int>(ceil_div(p.K, int64_t{T::kStageK} * c.splits));
+  a.vector_y = p.N % 8 == 0 && is_aligned(p.y);
+  const dim3 grid(static_cast<unsigned>(tiles(p, c)), static_cast<unsigned>(ceil_div(p.K, int64_t{a.steps} * T::kStageK)));
+  if (grid.y > 1) {
+    a.partials = workspace;
+    a.counters = reinterpret_cast<unsigned*>(static_cast<char*>(workspace) + partials_bytes(p, c));
+    const cudaError_t cleared = cudaMemsetAsync(a.counters, 0, grid.x * sizeof(unsigned), stream);
+    if (cleared != cudaSuccess) return cleared;
+  }
+  rowwise_mma_kernel<Kind, T><<<grid, T::kThreads, kBytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+template <class Kind>
+cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
+  const auto is = [&](int block_n, int block_m) { return c.block_n == block_n && c.block_m == block_m; };
+  if (is(32, 32)) return launch<Kind, Tile32x32<Kind>>(p, c, workspace, stream);
+  if (is(128, 32)) return launch<Kind, Tile128x32>(p, c, workspace, stream);
+  if (is(128, 64))
+    return launch<Kind, std::conditional_t<Kind::kWideX || Kind::kFloat8, Tile128x64, DeepTile128x64>>(p, c, workspace, stream);
+  if (is(128, 128))
+    return launch<Kind, std::conditional_t<Kind::kFloat8, Float8Tile128x128, Tile128x128<Kind>>>(p, c, workspace, stream);
+  if constexpr (Kind::kInt8)
+    if (is(256, 128)) return launch<Kind, Tile256x128>(p, c, workspace, stream);
+  return cudaErrorInvalidValue;
+}
+
+template <Element x>
+cudaError_t launch_weight_only(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
+  switch (p.weight_type) {
+    case Element::int8: return launch<Kind<x, Element::int8>>(p, c, workspace, stream);
+    case Element::e4m3: return launch<Kind<x, Element::e4m3>>(p, c, workspace, stream);
+    default: return launch<Kind<x, Element::e5m2>>(p, c, workspace, stream);
+  }
+}
+
+template <Element w>
+cudaError_t launch_float8(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
+  return c.float8 ? launch<Kind<w, w, true>>(p, c, workspace, stream) : launch<Kind<w, w>>(p, c, workspace, stream);
+}
+
+}  // namespace
+}  // namespace rowwise_mma
+
+bool rowwise_mma_takes(const RowwiseLinear& p) {
+  using namespace rowwise_mma;
+  const bool wide = p.type == Element::bf16 || p.type == Element::fp16, int8 = p.type == Element::int8;
+  if (!is_8bit(p.weight_type) || !(wide || p.type == p.weight_type)) return false;
+  const bool writes = p.output == Element::bf16 || p.output == Element::fp16 || (p.output == Element::fp32 && !wide) ||
+                      (p.output == Element::int32 && int8);
+  return writes && p.K % 16 == 0 && std::max({p.M, p.N, p.K}) <= kMost && (!int8 || p.K <= kMostInt8) &&
+         tiles(p, {32, 32, 1, 0}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight);
+}
+
+RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, int sms, bool float8_units) {
+  using namespace rowwise_mma;
+  RowwiseMmaConfig best{};
+  double least = std::numeric_limits<double>::infinity();
+  const bool int8 = p.type == Element::int8, wide = !is_8bit(p.type);
+  const int float8 = float8_units && !int8 && !wide && p.output != Element::fp32;
+  const Element x = int8 ? Element::int8 : wide ? Element::bf16 : Element::e4m3;
+  for (const Cost& cost : kCosts) {
+    if (cost.x != x) continue;
+    const int64_t unsplit = tiles(p, {cost.block_n, cost.block_m, 1, 0});
+    const bool splits_k = cost.block_n > 32 && unsplit <= 2 * sms;
+    const int64_t most = splits_k ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
+    for (int splits = 1; splits <= most; ++splits) {
+      const RowwiseMmaConfig c{cost.block_n, cost.block_m, splits, float8};
+      double us = cost.us * (ceil_div(p.K, 64 * splits) + 2) * std::max<double>(ceil_div(unsplit * splits, sms), cost.filled);
+      if (splits > 1) us += kSplitCost + kCostPerMB * 2e-6 * static_cast<double>(partials_bytes(p, c));
+      if (us < least) least = us, best = c;
+    }
+  }
+  return best;
+}
+
+size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  using namespace rowwise_mma;
+  return c.splits == 1 ? 0 : partials_bytes(p, c) + tiles(p, c) * sizeof(unsigned);
+}
+
+cudaError_t launch_rowwise_mma(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
+  using namespace rowwise_mma;
+  if (c.splits < 1 || c.splits > kMaxSplits || (c.float8 && p.output == Element::fp32)) return cudaErrorInvalidValue;
+  switch (p.type) {
+    case Element::int8: return launch<Kind<Element::int8, Element::int8>>(p, c, workspace, stream);
+    case Element::e4m3: return launch_float8<Element::e4m3>(p, c, workspace, stream);
+    case Element::e5m2: return launch_float8<Element::e5m2>(p, c, workspace, stream);
+    case Element::bf16: return launch_weight_only<Element::bf16>(p, c, workspace, stream);
+    case Element::fp16: return launch_weight_only<Element::fp16>(p, c, workspace, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace aoext::cuda
