@@ -16,7 +16,8 @@ template <class X>
 struct Operands {
   using Value = float;
   using Sum = float;
-  using Raw = uint8_t;
+  using RawX = X;
+  using RawW = uint8_t;
   static constexpr int kRun = 2, kTokens = 8, kChannels = 4;
 
   const Int4Linear& p;
@@ -25,18 +26,21 @@ struct Operands {
 
   __device__ __forceinline__ explicit Operands(const Int4Linear& p) : p(p), M(p.M), N(p.N), length(static_cast<uint32_t>(p.K)) {}
 
-  __device__ __forceinline__ float input(int64_t m, uint32_t k) const {
-    return to_float(static_cast<const X*>(p.x)[m * p.K + k]);
+  __device__ __forceinline__ X raw_x(int64_t m, uint32_t k) const { return static_cast<const X*>(p.x)[m * p.K + k]; }
+  __device__ __forceinline__ float value(X raw) const { return to_float(raw); }
+  __device__ __forceinline__ void xs(int64_t m, uint32_t k, float (&v)[2]) const {
+    v[0] = to_float(raw_x(m, k)), v[1] = to_float(raw_x(m, k + 1));
   }
-  __device__ __forceinline__ void inputs(int64_t m, uint32_t k, float (&v)[2]) const {
-    v[0] = input(m, k), v[1] = input(m, k + 1);
-  }
-  __device__ __forceinline__ uint8_t raw(int64_t n, uint32_t k) const { return p.weight[n * (p.K / 2) + k / 2]; }
-  __device__ __forceinline__ void unpack(uint8_t raw, int64_t n, uint32_t k, float (&w)[2]) const {
+  __device__ __forceinline__ uint8_t raw_w(int64_t n, uint32_t k) const { return p.weight[n * (p.K / 2) + k / 2]; }
+  __device__ __forceinline__ void ws(const uint8_t (&raw)[kChannels], int64_t n, uint32_t k, float (&w)[kChannels][2]) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int64_t i = static_cast<int64_t>((k + j) / static_cast<uint32_t>(p.group_size)) * p.N + n;
-      w[j] = fmaf(nibble(raw, j), load_float(p.scale, i, p.scale_type), load_float(p.zero_point, i, p.scale_type));
+      const int64_t group = static_cast<int64_t>((k + j) / static_cast<uint32_t>(p.group_size)) * N;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const int64_t i = group + min(n + c, N - 1);
+        w[c][j] = fmaf(nibble(raw[c], j), load_float(p.scale, i, p.scale_type), load_float(p.zero_point, i, p.scale_type));
+      }
     }
   }
   static __device__ __forceinline__ float add(float sum, float x, float w) { return fmaf(x, w, sum); }
@@ -52,8 +56,7 @@ struct Operands {
     uint32_t end = 0;  // of the group's k
     float scale = 0, zero = 0;
 
-    __device__ __forceinline__ void run(uint32_t k, float (&w)[2]) {
-      const uint8_t byte = o.raw(n, k);
+    __device__ __forceinline__ void ws(uint8_t raw, uint32_t k, float (&w)[2]) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if (k + j >= end) {
@@ -62,14 +65,14 @@ struct Operands {
           scale = load_float(o.p.scale, group * o.p.N + n, o.p.scale_type);
           zero = load_float(o.p.zero_point, group * o.p.N + n, o.p.scale_type);
         }
-        w[j] = fmaf(nibble(byte, j), scale, zero);
+        w[j] = fmaf(nibble(raw, j), scale, zero);
       }
     }
   };
 };
 
 template <class X>
-__global__ void __launch_bounds__(kTileThreads) int4_any_tile(const __grid_constant__ Int4Linear p) {
+__global__ void __launch_bounds__(kTileThreads, 2) int4_any_tile(const __grid_constant__ Int4Linear p) {
   product_any::walk_tile(Operands<X>(p));
 }
 

@@ -1,7 +1,7 @@
 // How products of any size are walked: y[m, n] = sum over i of x[m, i] · w[n, i], for what faster kernels do not take.
 //
 // `walk_tile`: a block of 256 threads computes 64 × 64 outputs, 4 × 4 a thread, from tiles of 64 × 32 of x and w in shared
-// memory. Threads keep the next tile in registers while they multiply.
+// memory. Threads keep the next tile in registers, as it is stored, while they multiply.
 // `walk_rows`: for few tokens or few channels. The 8 warps of a block share out the values of a few rows of w, neighbouring
 // lanes neighbouring runs, for a few tokens; the next runs are on their way while these are multiplied. Partial sums meet in a
 // fixed order, in registers and then in shared memory.
@@ -12,11 +12,12 @@
 //   M, N, length                   rows of x, rows of w, values in each
 //   kRun                           neighbouring values of w that are read at once, from a multiple of kRun on
 //   kTokens, kChannels             rows of x and of w that a block of walk_rows takes
-//   input(m, i)                    one value of x
-//   inputs(m, i, v)                a run of x; what lies past the row's end is 0, as in every run
-//   raw(n, i) -> Raw               a run of w as it is stored
-//   unpack(raw, n, i, w)           its values
-//   Channel{operands, n}.run(i, w) both, for who reads on in one row
+//   raw_x(m, i) -> RawX            a value of x as it is stored
+//   value(raw_x)
+//   xs(m, i, v)                    a run of x; what lies past the row's end is 0, as in every run
+//   raw_w(n, i) -> RawW            a run of w as it is stored
+//   ws(raw_w, n, i, w)             the runs of kChannels rows from n on; from N on anything will do
+//   Channel{operands, n}           a row of w: .ws(raw_w, i, w)
 //   add(sum, x, w)                 sum + x · w
 //   store(m, n, sum)
 #pragma once
@@ -37,33 +38,33 @@ inline int64_t tile_blocks(int64_t M, int64_t N) { return ceil_div(M, kTile) * c
 template <class Operands>
 __device__ __forceinline__ void walk_tile(const Operands& o) {
   using Value = typename Operands::Value;
+  struct alignas(16) Four {
+    Value v[4];
+  };
   // One value of padding a step, in units of four: rows stay aligned for 16-byte reads.
   __shared__ __align__(16) Value xs[kTileLength][kTile + 4], ws[kTileLength][kTile + 4];
-  constexpr int kPerThread = kTile * kTileLength / kTileThreads, kRun = Operands::kRun;
+  constexpr int kPerThread = kTile * kTileLength / kTileThreads, kStep = kTileThreads / kTileLength, kRun = Operands::kRun;
   const int thread = threadIdx.x;
-  const int64_t tiles_n = (o.N + kTile - 1) / kTile;
-  const int64_t m0 = blockIdx.x / tiles_n * kTile, n0 = blockIdx.x % tiles_n * kTile;
+  const uint32_t tiles_n = static_cast<uint32_t>((o.N + kTile - 1) / kTile);
+  const int64_t m0 = static_cast<int64_t>(blockIdx.x / tiles_n) * kTile, n0 = static_cast<int64_t>(blockIdx.x % tiles_n) * kTile;
 
   // A warp reads 32 neighbouring values of one token, and 8 of each of 32 neighbouring channels.
   const int x_i = thread % kTileLength, x_m = thread / kTileLength;
   const int w_n = thread % kTile, w_i = thread / kTile * kPerThread;
   typename Operands::Channel channel{o, n0 + w_n};
-  Value next_x[kPerThread], next_w[kPerThread / kRun][kRun];
+  const auto w_valid = [&](uint32_t i) { return i < o.length && n0 + w_n < o.N; };
+  typename Operands::RawX next_x[kPerThread];
+  typename Operands::RawW next_w[kPerThread / kRun];
   const auto load = [&](uint32_t i0) {
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
-      const int64_t m = m0 + x_m + j * (kTileThreads / kTileLength);
-      next_x[j] = i0 + x_i < o.length && m < o.M ? o.input(m, i0 + x_i) : Value{};
+      const int64_t m = m0 + x_m + j * kStep;
+      next_x[j] = i0 + x_i < o.length && m < o.M ? o.raw_x(m, i0 + x_i) : typename Operands::RawX{};
     }
 #pragma unroll
     for (int j = 0; j < kPerThread / kRun; ++j) {
       const uint32_t i = i0 + w_i + j * kRun;
-      if (i < o.length && n0 + w_n < o.N) {
-        channel.run(i, next_w[j]);
-      } else {
-#pragma unroll
-        for (int r = 0; r < kRun; ++r) next_w[j][r] = Value{};
-      }
+      next_w[j] = w_valid(i) ? o.raw_w(n0 + w_n, i) : typename Operands::RawW{};
     }
   };
 
@@ -73,17 +74,19 @@ __device__ __forceinline__ void walk_tile(const Operands& o) {
   for (uint32_t i0 = 0; i0 < o.length; i0 += kTileLength) {
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kPerThread; ++j) {
-      xs[x_i][x_m + j * (kTileThreads / kTileLength)] = next_x[j];
-      ws[w_i + j][w_n] = next_w[j / kRun][j % kRun];
+    for (int j = 0; j < kPerThread; ++j) xs[x_i][x_m + j * kStep] = o.value(next_x[j]);
+#pragma unroll
+    for (int j = 0; j < kPerThread / kRun; ++j) {
+      Value w[kRun] = {};
+      const uint32_t i = i0 + w_i + j * kRun;
+      if (w_valid(i)) channel.ws(next_w[j], i, w);
+#pragma unroll
+      for (int r = 0; r < kRun; ++r) ws[w_i + j * kRun + r][w_n] = w[r];
     }
     __syncthreads();
     if (i0 + kTileLength < o.length) load(i0 + kTileLength);
 #pragma unroll 8
     for (int i = 0; i < kTileLength; ++i) {
-      struct alignas(16) Four {
-        Value v[4];
-      };
       const Four a = *reinterpret_cast<const Four*>(&xs[i][ty]), b = *reinterpret_cast<const Four*>(&ws[i][tx]);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
@@ -122,38 +125,36 @@ template <class Operands>
 __device__ __forceinline__ void walk_rows(const Operands& o) {
   using Value = typename Operands::Value;
   using Sum = typename Operands::Sum;
-  using Raw = typename Operands::Raw;
-  constexpr int kRun = Operands::kRun, kTokens = Operands::kTokens, kChannels = Operands::kChannels, kSums = kTokens * kChannels;
+  constexpr int kRun = Operands::kRun, kTokens = Operands::kTokens, kChannels = Operands::kChannels;
   constexpr int kAtOnce = 4;  // tokens
+  constexpr int kSums = kTokens * kChannels;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // Blocks that share what is read more often are neighbours.
-  const int64_t tiles_m = (o.M + kTokens - 1) / kTokens, tiles_n = (o.N + kChannels - 1) / kChannels;
-  const bool m_first = tiles_m < tiles_n;
-  const int64_t m0 = (m_first ? blockIdx.x % tiles_m : blockIdx.x / tiles_n) * kTokens;
-  const int64_t n0 = (m_first ? blockIdx.x / tiles_m : blockIdx.x % tiles_n) * kChannels;
-  const int channels = static_cast<int>(min(int64_t{kChannels}, o.N - n0));
+  // Blocks that share what there is more of are neighbours.
+  const uint32_t tiles_m = static_cast<uint32_t>((o.M + kTokens - 1) / kTokens);
+  const uint32_t tiles_n = static_cast<uint32_t>((o.N + kChannels - 1) / kChannels);
+  const uint32_t inner = min(tiles_m, tiles_n), outer_tile = blockIdx.x / inner, inner_tile = blockIdx.x - outer_tile * inner;
+  const int64_t m0 = static_cast<int64_t>(tiles_m < tiles_n ? inner_tile : outer_tile) * kTokens;
+  const int64_t n0 = static_cast<int64_t>(tiles_m < tiles_n ? outer_tile : inner_tile) * kChannels;
   const int tokens = static_cast<int>(min(int64_t{kTokens}, o.M - m0));
 
+  // Past the last token and channel the last ones serve again: loads need no branches, sums are not stored.
   Sum sum[kSums] = {};
-  Raw next[kChannels] = {};
+  typename Operands::RawW next[kChannels] = {};
   const auto load = [&](uint32_t i) {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c)
-      if (c < channels) next[c] = o.raw(n0 + c, i);
+    for (int c = 0; c < kChannels; ++c) next[c] = o.raw_w(min(n0 + c, o.N - 1), i);
   };
   if (threadIdx.x * kRun < o.length) load(threadIdx.x * kRun);
   for (uint32_t i = threadIdx.x * kRun; i < o.length; i += kRowsThreads * kRun) {
-    Value w[kChannels][kRun] = {};
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c)
-      if (c < channels) o.unpack(next[c], n0 + c, i, w[c]);
+    Value w[kChannels][kRun];
+    o.ws(next, n0, i, w);
     if (i + kRowsThreads * kRun < o.length) load(i + kRowsThreads * kRun);
 #pragma unroll
     for (int m = 0; m < kTokens; m += kAtOnce)
       if (m < tokens) {
         Value v[kAtOnce][kRun];
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) o.inputs(min(m0 + m + j, o.M - 1), i, v[j]);
+        for (int j = 0; j < kAtOnce; ++j) o.xs(min(m0 + m + j, o.M - 1), i, v[j]);
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
 #pragma unroll
@@ -172,12 +173,13 @@ __device__ __forceinline__ void walk_rows(const Operands& o) {
 #pragma unroll
   for (int i = 0; i < kSums / 32; ++i) partial[warp][lane * (kSums / 32) + i] = sum[i];
   __syncthreads();
-  const int m = threadIdx.x / kChannels, c = threadIdx.x % kChannels;
-  if (m >= tokens || c >= channels) return;
+  const int m = threadIdx.x / kChannels;
+  const int64_t n = n0 + threadIdx.x % kChannels;
+  if (m >= tokens || n >= o.N) return;
   Sum total = 0;
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) total += partial[i][threadIdx.x];
-  o.store(m0 + m, n0 + c, total);
+  o.store(m0 + m, n, total);
 }
 
 template <class Problem>

@@ -4,9 +4,9 @@
 //   value = x / scale              in float32, rounded to int8, e4m3 or e5m2, and 0 where scale is NaN
 //
 // Bound by memory: 2 K or 4 K bytes of a row in, K out. A row belongs to a team of threads, a warp or a whole block. A thread
-// keeps up to 4 pieces of 16 bytes of it in registers, so that a team of 1024 reads 64 KB once; what is longer is read again,
-// from its end back to its start, from L2. Neighbouring threads read and write neighbouring pieces. Where all rows fit on a GPU
-// at once, teams are larger and threads keep fewer pieces: it is latency then that counts.
+// keeps 4 pieces of 16 bytes of it in registers, or 8 of a row that would take more than 512 threads otherwise, so that a team
+// of 1024 reads 128 KB once; what is longer is read again, from its end back to its start, from L2. Neighbouring threads read
+// and write neighbouring pieces. Teams are no larger than that asks for: smaller ones meet sooner, and more run at once.
 //
 // The bits are those of every other device (DESIGN.md).
 #include "cuda/kernels/quantize_rowwise.h"
@@ -24,10 +24,6 @@ namespace {
 
 constexpr int kWarp = 32, kMaxTeam = 1024, kWarpTeams = 4;  // the last: rows of a block, where a team is a warp
 constexpr uint32_t kInfinity = 0x7f800000;
-
-// Pieces that a thread keeps, of kCount elements each.
-template <int kCount>
-constexpr int kKept = kCount == 1 ? 8 : 4;
 
 template <int kWords>
 struct alignas(4 * kWords) Words {
@@ -174,9 +170,9 @@ __device__ __forceinline__ void store(uint8_t* values, const Piece<T, kCount>& p
     *reinterpret_cast<Words<kCount / 4>*>(values) = codes;
 }
 
-// A team is a row of the block's threads: the whole block, or a warp where the block has several. K is a multiple of kCount, x
-// and values start at boundaries of as many elements.
-template <class T, int kCount, Element kOutput>
+// A team is a row of the block's threads: the whole block, or a warp where the block has several. A piece is kCount elements; K
+// is a multiple of that, x and values start at boundaries of as many. A thread keeps kKept of them.
+template <class T, int kCount, int kKept, Element kOutput>
 __global__ void __launch_bounds__(kMaxTeam) quantize_rowwise_kernel(const __grid_constant__ QuantizeRowwise p) {
   wait_for_last_kernel();
   start_next_kernel();
@@ -186,20 +182,20 @@ __global__ void __launch_bounds__(kMaxTeam) quantize_rowwise_kernel(const __grid
   uint8_t* const values = static_cast<uint8_t*>(p.values) + m * p.K;
   const uint32_t count = static_cast<uint32_t>(p.K / kCount), team = blockDim.x;
 
-  Piece<T, kCount> kept[kKept<kCount>];
+  Piece<T, kCount> kept[kKept];
   const auto load = [&](uint32_t base) {
 #pragma unroll
-    for (int i = 0; i < kKept<kCount>; ++i) {
+    for (int i = 0; i < kKept; ++i) {
       const uint32_t at = base + i * team + threadIdx.x;
       kept[i] = at < count ? load_piece<T, kCount>(x, at) : Piece<T, kCount>{};
     }
   };
   uint32_t absmax = 0, base = 0;
-  for (;; base += kKept<kCount> * team) {
+  for (;; base += kKept * team) {
     load(base);
 #pragma unroll
-    for (int i = 0; i < kKept<kCount>; ++i) absmax = absmax_of<T>(kept[i], absmax);
-    if (count - base <= kKept<kCount> * team) break;
+    for (int i = 0; i < kKept; ++i) absmax = absmax_of<T>(kept[i], absmax);
+    if (count - base <= kKept * team) break;
   }
   absmax = __reduce_max_sync(0xffffffff, absmax);
   if (team > kWarp) {
@@ -216,35 +212,26 @@ __global__ void __launch_bounds__(kMaxTeam) quantize_rowwise_kernel(const __grid
   if (threadIdx.x == 0) p.scales[m] = finite ? scale : __uint_as_float(0x7fc00000);
   while (true) {
 #pragma unroll
-    for (int i = 0; i < kKept<kCount>; ++i) {
+    for (int i = 0; i < kKept; ++i) {
       const uint32_t at = base + i * team + threadIdx.x;
       if (at < count)
         store<T, kCount, kOutput>(values + static_cast<int64_t>(at) * kCount, kept[i], quotient, finite ? 0xffffffff : 0);
     }
     if (base == 0) break;
-    base -= kKept<kCount> * team;
+    base -= kKept * team;
     load(base);
   }
 }
 
-// Threads of a team: as few pieces each as lets all rows run at once, on half of an H200.
-unsigned team_threads(int64_t M, int64_t pieces, int most_kept) {
-  constexpr int64_t kAtOnce = 1 << 17;
-  int64_t team = 0;
-  for (int kept = 1; kept <= most_kept; kept *= 2) {
-    team = ceil_div(ceil_div(pieces, kept), kWarp) * kWarp;
-    if (team <= kMaxTeam && M * team <= kAtOnce) break;
-  }
-  return static_cast<unsigned>(std::min<int64_t>(team, kMaxTeam));
-}
-
-template <class T, int kCount, Element kOutput>
+template <class T, int kCount, int kKept, Element kOutput>
 cudaError_t launch(const QuantizeRowwise& p, cudaStream_t stream) {
-  const unsigned team = team_threads(p.M, p.K / kCount, kKept<kCount>), teams = team == kWarp ? kWarpTeams : 1;
+  const int64_t threads = ceil_div(p.K, kWarp * kCount * kKept) * kWarp;
+  const auto team = static_cast<unsigned>(std::min<int64_t>(threads, kMaxTeam));
+  const unsigned teams = team == kWarp ? kWarpTeams : 1;
   const int64_t blocks = ceil_div(p.M, teams);
   if (blocks > std::numeric_limits<int>::max()) return cudaErrorInvalidConfiguration;
   const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(team, teams), 0, stream, 1, Overlap::after_ours};
-  return launch(quantize_rowwise_kernel<T, kCount, kOutput>, grid, p);
+  return launch(quantize_rowwise_kernel<T, kCount, kKept, kOutput>, grid, p);
 }
 
 template <class T, Element kOutput>
@@ -252,7 +239,9 @@ cudaError_t launch_to(const QuantizeRowwise& p, cudaStream_t stream) {
   constexpr int kCount = 16 / sizeof(T);
   const bool wide =
       p.K % kCount == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && reinterpret_cast<uintptr_t>(p.values) % kCount == 0;
-  return wide ? launch<T, kCount, kOutput>(p, stream) : launch<T, 1, kOutput>(p, stream);
+  if (!wide) return launch<T, 1, 16, kOutput>(p, stream);
+  // Large teams of 4 pieces a thread are one to a multiprocessor: nothing is read while they store.
+  return p.K <= kMaxTeam / 2 * 4 * kCount ? launch<T, kCount, 4, kOutput>(p, stream) : launch<T, kCount, 8, kOutput>(p, stream);
 }
 
 template <class T>

@@ -12,24 +12,22 @@ namespace {
 using product_any::kRowsThreads;
 using product_any::kTileThreads;
 
-constexpr int kFewTokens = 16;
+constexpr int kFewTokens = 48;
 
-template <Element kType>
-using TypeOf =
-    std::conditional_t<kType == Element::bf16, __nv_bfloat16, std::conditional_t<kType == Element::fp16, __half, float>>;
-
-// Four neighbouring bytes of a row, of which `left` are in it; the others are 0.
-__device__ __forceinline__ uint32_t load_bytes(const uint8_t* row, uint32_t k, uint32_t left, bool aligned) {
-  if (aligned) return *reinterpret_cast<const uint32_t*>(row + k);
+// Four neighbouring bytes of a row of K, from a multiple of four on; past its end they are 0. kAligned: rows start and end at
+// multiples of four.
+template <bool kAligned>
+__device__ __forceinline__ uint32_t load_bytes(const void* rows, int64_t row, uint32_t k, int64_t K) {
+  const uint8_t* const p = static_cast<const uint8_t*>(rows) + row * K + k;
+  if constexpr (kAligned) return *reinterpret_cast<const uint32_t*>(p);
   uint32_t word = 0;
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
-    if (j < left) word |= uint32_t{row[k + j]} << 8 * j;
+  for (int j = 0; j < 4; ++j) word |= (k + j < K ? uint32_t{p[j]} : 0) << 8 * j;
   return word;
 }
 
 template <Element W>
-__device__ __forceinline__ void unpack_floats(uint32_t word, float (&v)[4]) {
+__device__ __forceinline__ void unpack(uint32_t word, float (&v)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float2 pair = __half22float2(eight_bit::half_pair(eight_bit::half_pair_of<W>(word, i)));
@@ -37,35 +35,29 @@ __device__ __forceinline__ void unpack_floats(uint32_t word, float (&v)[4]) {
   }
 }
 
-__device__ __forceinline__ void unpack_floats(uint32_t word, Element type, float (&v)[4]) {
+template <Element W, int kCount>
+__device__ __forceinline__ void unpack(const uint32_t (&words)[kCount], float (&v)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) unpack<W>(words[i], v[i]);
+}
+
+template <int kCount>
+__device__ __forceinline__ void unpack(Element type, const uint32_t (&words)[kCount], float (&v)[kCount][4]) {
   switch (type) {
-    case Element::int8: return unpack_floats<Element::int8>(word, v);
-    case Element::e4m3: return unpack_floats<Element::e4m3>(word, v);
-    default: return unpack_floats<Element::e5m2>(word, v);
+    case Element::int8: return unpack<Element::int8>(words, v);
+    case Element::e4m3: return unpack<Element::e4m3>(words, v);
+    default: return unpack<Element::e5m2>(words, v);
   }
 }
 
-struct Operands {
+struct Problem {
   const RowwiseLinear& p;
   int64_t M, N;
-  bool x_aligned, w_aligned;  // whether runs of four start at multiples of their size, and end in their row
-
-  __device__ __forceinline__ Operands(const RowwiseLinear& p, int x_size)
-      : p(p),
-        M(p.M),
-        N(p.N),
-        x_aligned(p.K % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % (4 * x_size) == 0),
-        w_aligned(p.K % 4 == 0 && reinterpret_cast<uintptr_t>(p.weight) % 4 == 0) {}
-
-  using Raw = uint32_t;
+  uint32_t length;
   static constexpr int kTokens = 4, kChannels = 8;
 
-  __device__ __forceinline__ uint32_t x_bytes(int64_t m, uint32_t k) const {
-    return load_bytes(static_cast<const uint8_t*>(p.x) + m * p.K, k, static_cast<uint32_t>(p.K) - k, x_aligned);
-  }
-  __device__ __forceinline__ uint32_t w_bytes(int64_t n, uint32_t k) const {
-    return load_bytes(static_cast<const uint8_t*>(p.weight) + n * p.K, k, static_cast<uint32_t>(p.K) - k, w_aligned);
-  }
+  __device__ __forceinline__ Problem(const RowwiseLinear& p, int64_t length)
+      : p(p), M(p.M), N(p.N), length(static_cast<uint32_t>(length)) {}
 
   template <class Sum>
   __device__ __forceinline__ void store(int64_t m, int64_t n, Sum sum) const {
@@ -73,88 +65,98 @@ struct Operands {
   }
 };
 
-// A value is four int8.
-struct Int8Operands : Operands {
+// int8 by int8: a value is four of them.
+template <bool kAligned>
+struct Int8Operands : Problem {
   using Value = int;
   using Sum = int;
+  using RawX = uint32_t;
+  using RawW = uint32_t;
   static constexpr int kRun = 1;
-  uint32_t length;
 
-  __device__ __forceinline__ explicit Int8Operands(const RowwiseLinear& p)
-      : Operands(p, 1), length(static_cast<uint32_t>((p.K + 3) / 4)) {}
+  __device__ __forceinline__ explicit Int8Operands(const RowwiseLinear& p) : Problem(p, (p.K + 3) / 4) {}
 
-  __device__ __forceinline__ int input(int64_t m, uint32_t i) const { return static_cast<int>(x_bytes(m, 4 * i)); }
-  __device__ __forceinline__ void inputs(int64_t m, uint32_t i, int (&v)[1]) const { v[0] = input(m, i); }
-  __device__ __forceinline__ uint32_t raw(int64_t n, uint32_t i) const { return w_bytes(n, 4 * i); }
-  __device__ __forceinline__ void unpack(uint32_t raw, int64_t, uint32_t, int (&w)[1]) const { w[0] = static_cast<int>(raw); }
+  __device__ __forceinline__ uint32_t raw_x(int64_t m, uint32_t i) const { return load_bytes<kAligned>(p.x, m, 4 * i, p.K); }
+  __device__ __forceinline__ int value(uint32_t raw) const { return static_cast<int>(raw); }
+  __device__ __forceinline__ void xs(int64_t m, uint32_t i, int (&v)[1]) const { v[0] = value(raw_x(m, i)); }
+  __device__ __forceinline__ uint32_t raw_w(int64_t n, uint32_t i) const { return load_bytes<kAligned>(p.weight, n, 4 * i, p.K); }
+  __device__ __forceinline__ void ws(const uint32_t (&raw)[kChannels], int64_t, uint32_t, int (&w)[kChannels][1]) const {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) w[c][0] = value(raw[c]);
+  }
   static __device__ __forceinline__ int add(int sum, int x, int w) { return __dp4a(x, w, sum); }
 
   struct Channel {
     const Int8Operands& o;
     int64_t n;
-    __device__ __forceinline__ void run(uint32_t i, int (&w)[1]) const { o.unpack(o.raw(n, i), n, i, w); }
+    __device__ __forceinline__ void ws(uint32_t raw, uint32_t, int (&w)[1]) const { w[0] = o.value(raw); }
   };
 };
 
-// X: of x; float8 as the weight is, or wider.
-template <Element X>
-struct FloatOperands : Operands {
+// X: of x, which is float8 as the weight is, or wider than that.
+template <Element X, bool kAligned>
+struct FloatOperands : Problem {
   using Value = float;
   using Sum = float;
+  using RawX = std::conditional_t<
+      X == Element::fp32, float,
+      std::conditional_t<X == Element::bf16, __nv_bfloat16, std::conditional_t<X == Element::fp16, __half, uint8_t>>>;
+  using RawW = uint32_t;
   static constexpr int kRun = 4;
-  uint32_t length;
+  static constexpr bool kXIs8Bit = sizeof(RawX) == 1;
 
-  __device__ __forceinline__ explicit FloatOperands(const RowwiseLinear& p)
-      : Operands(p, sizeof(T)), length(static_cast<uint32_t>(p.K)) {}
+  __device__ __forceinline__ explicit FloatOperands(const RowwiseLinear& p) : Problem(p, p.K) {}
 
-  using T = std::conditional_t<X == Element::e4m3 || X == Element::e5m2, uint8_t, TypeOf<X>>;
-
-  __device__ __forceinline__ float input(int64_t m, uint32_t k) const {
-    const T x = static_cast<const T*>(p.x)[m * p.K + k];
-    if constexpr (sizeof(T) > 1) {
-      return to_float(x);
-    } else {
+  __device__ __forceinline__ RawX raw_x(int64_t m, uint32_t k) const { return static_cast<const RawX*>(p.x)[m * p.K + k]; }
+  __device__ __forceinline__ float value(RawX raw) const {
+    if constexpr (kXIs8Bit) {
       float v[4];
-      unpack_floats<X>(x, v);
+      unpack<X>(raw, v);
       return v[0];
-    }
-  }
-  __device__ __forceinline__ void inputs(int64_t m, uint32_t k, float (&v)[4]) const {
-    if constexpr (sizeof(T) > 1) {
-      struct alignas(4 * sizeof(T)) Four {
-        T x[4];
-      };
-      const T* const x = static_cast<const T*>(p.x) + m * p.K + k;
-      if (x_aligned) {
-        const Four four = *reinterpret_cast<const Four*>(x);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = to_float(four.x[j]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = k + j < length ? to_float(x[j]) : 0.0f;
-      }
     } else {
-      unpack_floats<X>(x_bytes(m, k), v);
+      return to_float(raw);
     }
   }
-  __device__ __forceinline__ uint32_t raw(int64_t n, uint32_t k) const { return w_bytes(n, k); }
-  __device__ __forceinline__ void unpack(uint32_t raw, int64_t, uint32_t, float (&w)[4]) const {
-    if constexpr (sizeof(T) > 1)
-      unpack_floats(raw, p.weight_type, w);
+  __device__ __forceinline__ void xs(int64_t m, uint32_t k, float (&v)[4]) const {
+    if constexpr (kXIs8Bit) {
+      unpack<X>(load_bytes<kAligned>(p.x, m, k, p.K), v);
+    } else if constexpr (kAligned) {
+      struct alignas(4 * sizeof(RawX)) Four {
+        RawX x[4];
+      };
+      const Four four = *reinterpret_cast<const Four*>(static_cast<const RawX*>(p.x) + m * p.K + k);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v[j] = to_float(four.x[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v[j] = k + j < length ? to_float(raw_x(m, k + j)) : 0.0f;
+    }
+  }
+  __device__ __forceinline__ uint32_t raw_w(int64_t n, uint32_t k) const { return load_bytes<kAligned>(p.weight, n, k, p.K); }
+  template <int kCount>
+  __device__ __forceinline__ void ws(const uint32_t (&raw)[kCount], int64_t, uint32_t, float (&w)[kCount][4]) const {
+    if constexpr (kXIs8Bit)
+      unpack<X>(raw, w);
     else
-      unpack_floats<X>(raw, w);
+      unpack(p.weight_type, raw, w);
   }
   static __device__ __forceinline__ float add(float sum, float x, float w) { return fmaf(x, w, sum); }
 
   struct Channel {
     const FloatOperands& o;
     int64_t n;
-    __device__ __forceinline__ void run(uint32_t k, float (&w)[4]) const { o.unpack(o.raw(n, k), n, k, w); }
+    __device__ __forceinline__ void ws(uint32_t raw, uint32_t k, float (&w)[4]) const {
+      const uint32_t one[1] = {raw};
+      float run[1][4];
+      o.ws(one, n, k, run);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) w[r] = run[0][r];
+    }
   };
 };
 
 template <class Operands>
-__global__ void __launch_bounds__(kTileThreads) rowwise_any_tile(const __grid_constant__ RowwiseLinear p) {
+__global__ void __launch_bounds__(kTileThreads, 2) rowwise_any_tile(const __grid_constant__ RowwiseLinear p) {
   product_any::walk_tile(Operands(p));
 }
 
@@ -170,17 +172,24 @@ cudaError_t launch(const RowwiseLinear& p, cudaStream_t stream) {
   return product_any::launch(rowwise_any_tile<Operands>, product_any::tile_blocks(p.M, p.N), kTileThreads, p, stream);
 }
 
+template <bool kAligned>
+cudaError_t launch_aligned(const RowwiseLinear& p, cudaStream_t stream) {
+  switch (p.type) {
+    case Element::int8: return launch<Int8Operands<kAligned>>(p, stream);
+    case Element::e4m3: return launch<FloatOperands<Element::e4m3, kAligned>>(p, stream);
+    case Element::e5m2: return launch<FloatOperands<Element::e5m2, kAligned>>(p, stream);
+    case Element::bf16: return launch<FloatOperands<Element::bf16, kAligned>>(p, stream);
+    case Element::fp16: return launch<FloatOperands<Element::fp16, kAligned>>(p, stream);
+    default: return launch<FloatOperands<Element::fp32, kAligned>>(p, stream);
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_rowwise_any(const RowwiseLinear& p, cudaStream_t stream) {
-  switch (p.type) {
-    case Element::int8: return launch<Int8Operands>(p, stream);
-    case Element::e4m3: return launch<FloatOperands<Element::e4m3>>(p, stream);
-    case Element::e5m2: return launch<FloatOperands<Element::e5m2>>(p, stream);
-    case Element::bf16: return launch<FloatOperands<Element::bf16>>(p, stream);
-    case Element::fp16: return launch<FloatOperands<Element::fp16>>(p, stream);
-    default: return launch<FloatOperands<Element::fp32>>(p, stream);
-  }
+  const bool aligned =
+      p.K % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && reinterpret_cast<uintptr_t>(p.weight) % 4 == 0;
+  return aligned ? launch_aligned<true>(p, stream) : launch_aligned<false>(p, stream);
 }
 
 }  // namespace aoext::cuda
