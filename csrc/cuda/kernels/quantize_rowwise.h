@@ -1,0 +1,24 @@
+// Dynamic quantisation, a scale a row.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/element.h"
+
+namespace aoext::cuda {
+
+// scale = max |x| / limit, values = x / scale, both in float32 with IEEE division: raw device memory, contiguous, not empty.
+struct QuantizeRowwise {
+  const void* x;  // [M, K] of `type`: bf16, fp16 or fp32
+  void* values;   // [M, K] of `output`: int8, e4m3 or e5m2
+  float* scales;  // [M]
+  int64_t M, K;
+  Element type, output;
+};
+
+// K is below 2³¹.
+cudaError_t launch_quantize_rowwise(const QuantizeRowwise& p, cudaStream_t stream);
+
+}  // namespace aoext::cuda
