@@ -1,26 +1,13 @@
-// The instructions that int4_decode.cuh is written in: loads, number formats, cluster barriers.
+// The number formats that int4_decode.cuh is written in.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/kernels/few_rows.cuh"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
 
 namespace aoext::cuda::int4_decode {
-
-__device__ __forceinline__ uint4 load_stream(const uint8_t* p) {  // read once: must not push x out of L1
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
-// x goes to shared memory by the other kind of load, which is waited for apart from weights in flight. Not inside: zeros.
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool inside) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t d, uint32_t magic) { return d == 1 ? n : __umulhi(n, magic); }
 
@@ -170,33 +157,6 @@ __device__ __forceinline__ void spread(uint4& v, int t) {  // from 16 consecutiv
     const uint32_t p = __shfl_xor_sync(~0u, high ? v.x : v.z, 2), q = __shfl_xor_sync(~0u, high ? v.y : v.w, 2);
     v = high ? uint4{p, q, v.z, v.w} : uint4{v.x, v.y, p, q};
   }
-}
-
-// Blocks of a cluster: a float to the same address in another block, which counts its bytes on a barrier there.
-__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg .pred p;\n"
-      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-      "@!p bra again;\n}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_arrive_initialised() {  // after cluster_wait the others know what barrier_init wrote
-  barrier_init_fence();
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void store_remote(uint32_t address, uint32_t barrier, int rank, float v) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg .b32 a, b;\n mapa.shared::cluster.u32 a, %0, %2;\n mapa.shared::cluster.u32 b, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [a], %3, [b];\n}" ::"r"(address),
-      "r"(barrier), "r"(rank), "f"(v)
-      : "memory");
-#endif
 }
 
 }  // namespace aoext::cuda::int4_decode

@@ -15,6 +15,24 @@ __device__ __forceinline__ Channel load_channel(const RowwiseLinear& p, int64_t 
   return {p.scale ? load_float(p.scale, n, p.scale_type) : 1.0f, p.bias ? load_float(p.bias, n, p.bias_type) : 0.0f};
 }
 
+// The same in two steps, for a load that has long to go: the bits in memory, of which nothing is made yet.
+struct RawChannel {
+  uint32_t scale, bias;
+};
+
+__device__ __forceinline__ uint32_t load_bits(const void* p, int64_t i, Element type) {
+  if (!p) return 0;
+  return type == Element::fp32 ? static_cast<const uint32_t*>(p)[i] : static_cast<const uint16_t*>(p)[i];
+}
+
+__device__ __forceinline__ RawChannel fetch_channel(const RowwiseLinear& p, int64_t n) {
+  return {load_bits(p.scale, n, p.scale_type), load_bits(p.bias, n, p.bias_type)};
+}
+
+__device__ __forceinline__ Channel channel_of(const RowwiseLinear& p, const RawChannel& raw) {
+  return {p.scale ? load_float(&raw.scale, 0, p.scale_type) : 1.0f, p.bias ? load_float(&raw.bias, 0, p.bias_type) : 0.0f};
+}
+
 __device__ __forceinline__ float load_row_scale(const RowwiseLinear& p, int64_t m) { return p.row_scale ? p.row_scale[m] : 1.0f; }
 
 // The multiplications come first and are no part of an fma, as in csrc/generic.

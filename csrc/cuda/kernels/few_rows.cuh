@@ -1,0 +1,170 @@
+// What kernels for few rows of x share: loads of weights past the caches, copies of x to shared memory, and the meeting of sums
+// over parts of K.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/ptx.cuh"
+
+namespace aoext::cuda {
+
+__device__ __forceinline__ uint4 load_stream(const uint8_t* p) {  // read once: must not push x out of L1
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// x goes to shared memory by the other kind of load, which is waited for apart from weights in flight. Not inside: zeros.
+__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void stream16(uint32_t to, const void* from, bool inside) {  // likewise what is read once
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Groups>
+__device__ __forceinline__ void copies_wait_but() {  // for all but the last groups committed
+  asm volatile("cp.async.wait_group %0;" ::"n"(Groups) : "memory");
+}
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Blocks of a cluster: a float to the same address in another block, which counts its bytes on a barrier there.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;\n}" ::"r"(barrier),
+      "r"(phase)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive_initialised() {  // after cluster_wait the others know what barrier_init wrote
+  barrier_init_fence();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void store_remote(uint32_t address, uint32_t barrier, int rank, float v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .b32 a, b;\n mapa.shared::cluster.u32 a, %0, %2;\n mapa.shared::cluster.u32 b, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [a], %3, [b];\n}" ::"r"(address),
+      "r"(barrier), "r"(rank), "f"(v)
+      : "memory");
+#endif
+}
+
+// Sums of tiles of 16 rows n: those of slices of k, which the warps of a block have, meet in shared memory, those of parts of K,
+// which the blocks of a cluster have, in the shared memory of the one that owns the item; an item is 16 rows n of one m, of which
+// a half warp takes care. A block of a cluster sends what the others own, and collects what it owns a turn later, when the
+// others' part has long come. Two buffers do: before a block writes one again, it has waited for what the others sent after they
+// had read it. Everything is added in a fixed order.
+template <class Sum>
+struct Meeting {
+  static_assert(sizeof(Sum) == 4);
+  static constexpr int kTileN = 16;
+  static constexpr int kStride = 20;  // between rows m of a partial sum: 16, and 4 that keep its stores free of bank conflicts
+
+  Sum* partial;          // in shared memory: [tile][slice][m][kStride], and what comes from the cluster, [block][item][16]
+  uint32_t barriers;     // in shared memory, of 8 bytes, one for a buffer
+  int M;
+  uint32_t m_magic;      // ceil(2^20 / M)
+  int tiles, slices;     // of a block
+  int buffer_stride;     // from the first buffer's partial sums to the second's, 0 where there is one turn
+  int rank, cluster, cluster_log2;
+  int warp, warps, lane;
+
+  // Sums of a buffer, as many as a host asks for.
+  static constexpr size_t sums(int tiles, int slices, int M, int cluster) {
+    return size_t(tiles) * slices * M * kStride + (cluster > 1 ? size_t(cluster) * owned(tiles * M, cluster) * kTileN : 0);
+  }
+  static constexpr int owned(int items, int cluster) { return (items + cluster - 1) / cluster; }
+
+  __device__ __forceinline__ int items() const { return tiles * M; }
+  __device__ __forceinline__ int half() const { return warp * 2 + (lane >> 4); }
+  __device__ __forceinline__ int owner() const { return half() & (cluster - 1); }
+  __device__ __forceinline__ int owned() const { return (items() + cluster - 1) >> cluster_log2; }
+  __device__ __forceinline__ Sum* sums_of(int turn) const { return partial + (turn & 1) * buffer_stride; }
+  __device__ __forceinline__ Sum* slots_of(int turn) const {
+    const int sums = tiles * slices * M * kStride;
+    return partial + (buffer_stride ? 2 * sums + (turn & 1) * cluster * owned() * kTileN : sums);
+  }
+
+  __device__ __forceinline__ void start() const {
+    if (cluster == 1) return;
+    if (warp == 0 && lane == 0) barrier_init(barriers, 1), barrier_init(barriers + 8, 1);
+    __syncwarp();
+    cluster_arrive_initialised();
+  }
+
+  // Of a warp's tile in C's order, whose rows g and g + 8 are rows 2g and 2g + 1 of the tile.
+  template <int Octets>
+  __device__ __forceinline__ void put(int turn, int tile, int slice, const Sum (&y)[Octets][4]) const {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int o = 0; o < Octets; ++o)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int m = o * 8 + 2 * t + c;
+        Sum* to = sums_of(turn) + ((tile * slices + slice) * M + m) * kStride + 2 * g;
+        if (m < M) to[0] = y[o][c], to[1] = y[o][2 + c];
+      }
+  }
+
+  __device__ __forceinline__ Sum slices_sum(int turn, int tile, int m) const {
+    const Sum* from = sums_of(turn) + (tile * slices * M + m) * kStride + (lane & 15);
+    Sum v = 0;
+#pragma unroll 4
+    for (int s = 0; s < slices; ++s) v += from[s * M * kStride];
+    return v;
+  }
+
+  // body(turn, tile, m, sum) for all items of this block, each lane with the sum of row n = lane % 16 of the tile.
+  template <class Body>
+  __device__ __forceinline__ void collect(int turn, Body&& body) const {
+    if (cluster > 1) barrier_wait_cluster(barriers + (turn & 1) * 8, turn >> 1 & 1);
+#pragma unroll 1
+    for (int item = half(); item < items() && owner() == rank; item += warps * 2) {
+      const int tile = item * m_magic >> 20, m = item - tile * M;
+      const Sum v = slices_sum(turn, tile, m);
+      Sum total = 0;
+      const Sum* slots = slots_of(turn) + (item >> cluster_log2) * kTileN + (lane & 15);
+#pragma unroll 1
+      for (int c = 0; c < cluster; ++c) total += c == rank ? v : slots[c * owned() * kTileN];
+      body(turn, tile, m, total);
+    }
+  }
+
+  // After put, for every turn in order: has `body` called for this turn's items, or the last one's in a cluster.
+  template <class Body>
+  __device__ __forceinline__ void meet(int turn, Body&& body) const {
+    if (cluster > 1 && turn > 0) collect(turn - 1, body);
+    __syncthreads();
+    if (cluster == 1) {
+      collect(turn, body);
+      return;
+    }
+    if (turn == 0) cluster_wait();  // the others have started
+    const uint32_t barrier = barriers + (turn & 1) * 8;
+    if (warp == 0 && lane == 0)
+      barrier_expect(barrier, (cluster - 1) * ((items() - rank + cluster - 1) >> cluster_log2) * kTileN * 4);
+#pragma unroll 1
+    for (int item = half(); item < items() && owner() != rank; item += warps * 2) {
+      const int tile = item * m_magic >> 20, m = item - tile * M;
+      Sum* to = slots_of(turn) + (rank * owned() + (item >> cluster_log2)) * kTileN + (lane & 15);
+      const Sum v = slices_sum(turn, tile, m);
+      store_remote(shared_address(to), barrier, owner(), reinterpret_cast<const float&>(v));
+    }
+    __syncwarp();
+  }
+
+  template <class Body>
+  __device__ __forceinline__ void end(int turns, Body&& body) const {
+    if (cluster > 1) collect(turns - 1, body);
+  }
+};
+
+}  // namespace aoext::cuda

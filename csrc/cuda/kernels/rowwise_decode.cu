@@ -1,0 +1,117 @@
+// Instances of rowwise_decode.cuh, their launcher, and the choice among them.
+#include "cuda/kernels/rowwise_decode.h"
+
+#include <algorithm>
+
+#include "cuda/kernels/launch.h"
+#include "cuda/kernels/rowwise_decode.cuh"
+#include "cuda/kernels/segments.h"
+
+namespace aoext::cuda {
+namespace {
+
+using rowwise_decode::kTileN;
+using rowwise_decode::kUnitK;
+using rowwise_decode::kThreads;
+using rowwise_decode::Walk;
+using Kernel = void (*)(Walk);
+
+template <class T, Element W, bool X8, int Octets>
+Kernel kernel_of(const RowwiseDecodeConfig& c) {
+  using rowwise_decode::rowwise_decode_kernel;
+  if (c.depth == 2) return rowwise_decode_kernel<T, W, X8, Octets, 2>;
+  if (c.depth == 4) return rowwise_decode_kernel<T, W, X8, Octets, 4>;
+  return nullptr;
+}
+
+template <class T, Element W, bool X8>
+Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  return p.M <= 8 ? kernel_of<T, W, X8, 1>(c) : kernel_of<T, W, X8, 2>(c);
+}
+
+template <class T>
+Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  if (p.weight_type == Element::int8) return kernel_of<T, Element::int8, false>(p, c);
+  if (p.weight_type == Element::e4m3) return kernel_of<T, Element::e4m3, false>(p, c);
+  return kernel_of<T, Element::e5m2, false>(p, c);
+}
+
+Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  switch (p.type) {
+    case Element::int8: return kernel_of<int8_t, Element::int8, true>(p, c);
+    case Element::e4m3: return kernel_of<__half, Element::e4m3, true>(p, c);
+    case Element::e5m2: return kernel_of<__half, Element::e5m2, true>(p, c);
+    case Element::fp16: return kernel_of<__half>(p, c);
+    default: return kernel_of<__nv_bfloat16>(p, c);
+  }
+}
+
+struct Launch {
+  Walk walk;
+  int turns;
+  size_t shared;  // bytes
+};
+
+// The walk of a config, and the memory it takes; false if it does not fit.
+bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) {
+  const auto shared_limit = static_cast<size_t>(c.shared_memory);
+  Walk& w = out.walk;
+  const int warps = c.tiles * c.slices, M = static_cast<int>(p.M);
+  // A half warp either sends or collects, and every block collects something.
+  if (warps < 1 || warps * 32 > kThreads || warps * 2 % c.cluster || c.tiles * M < c.cluster) return false;
+  w.linear = p, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
+  w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * c.tiles));
+  w.units = static_cast<int>(ceil_div(p.K, kUnitK));
+  w.part_units = static_cast<int>(ceil_div(w.units, c.cluster));
+  w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
+  w.ahead = c.ahead / 16 * 16;
+  out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
+  const int buffers = out.turns > 1 ? 2 : 1;
+  w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<int>::sums(c.tiles, c.slices, M, 1)) : 0;
+  const size_t fixed = size_t(warps) * c.depth * kTileN * kUnitK + 16 + (M > 8 ? 16 : 8) * sizeof(float) +
+                       2 * c.tiles * kTileN * sizeof(Channel) +
+                       Meeting<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
+  const size_t per_unit = size_t(M) * kUnitK * (is_8bit(p.type) ? 1 : 2);
+  if (fixed + per_unit * c.slices > shared_limit) return false;
+  const int room = static_cast<int>((shared_limit - fixed) / per_unit);
+  if (w.part_units <= room) {
+    w.chunks = 1, w.chunk_units = w.part_units;
+  } else {
+    w.chunks = static_cast<int>(ceil_div(w.part_units, room / c.slices * c.slices));
+    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), c.slices) * c.slices);
+    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
+  }
+  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, c.slices));
+  out.shared = fixed + per_unit * w.chunk_units;
+  return true;
+}
+
+}  // namespace
+
+bool rowwise_decode_takes(const RowwiseLinear& p) {
+  const bool types = is_8bit(p.weight_type) && (p.type == p.weight_type || p.type == Element::bf16 || p.type == Element::fp16);
+  const bool aligned = ((reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.weight)) & 15) == 0;
+  return types && aligned && p.M <= 16 && p.K % 16 == 0 && p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
+}
+
+RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper) {
+  constexpr int kMostBlocks = 65535;
+  RowwiseDecodeConfig c{4, 4, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 4 * kTileN), kMostBlocks)), shared_memory, 1024, hopper};
+  return c;
+}
+
+cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream) {
+  if (!rowwise_decode_takes(p)) return cudaErrorInvalidValue;
+  const Kernel kernel = kernel_of(p, c);
+  Launch l;
+  if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
+  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
+  if (error != cudaSuccess) return error;
+  const dim3 blocks(c.cluster, std::min(c.blocks, l.walk.tile_groups)), threads(32, c.slices, c.tiles);
+  return launch(kernel,
+                Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster),
+                     c.overlaps ? Overlap::after_ours : Overlap::never},
+                l.walk);
+}
+
+}  // namespace aoext::cuda

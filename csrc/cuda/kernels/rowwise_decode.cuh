@@ -1,0 +1,248 @@
+// rowwise.h's product for few rows m, limited by reading the weight.
+//
+// Walk. A unit is 16 rows n by 128 k: 2 KB of weights, one warp, four 16-byte copies a lane. Lane (g = lane / 4, t = lane % 4)
+// copies bytes 16t..16t+15 of both halves of rows 2g and 2g + 1, which are rows g and g + 8 of mma's A operand; that permutes k
+// within a unit, for x as well. A warp takes one such tile of rows and a slice of their k through a ring of its own in shared
+// memory, where every lane reads what it copied itself, so that nobody waits for anybody: 96 to 192 KB a multiprocessor are on
+// their way all the time, more than registers would hold. Slices meet in shared memory; the k of a block is a part of K where
+// blocks of a cluster share it (few_rows.cuh).
+//
+// int8 by int8 is multiplied as such. Everything else is in fp16 or bf16, which hold every 8-bit number: weights, and an 8-bit x,
+// become such in registers. A unit's sum starts at zero and is added in float32, so that no long sum is subject to the tensor
+// cores' truncation.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/kernels/eight_bit.cuh"
+#include "cuda/kernels/few_rows.cuh"
+#include "cuda/kernels/rowwise.cuh"
+
+namespace aoext::cuda::rowwise_decode {
+
+constexpr int kUnitK = 128;     // k of a unit
+constexpr int kTileN = 16;      // rows n of a tile
+constexpr int kThreads = 512;   // that a block may have, of 128 registers
+
+// What a launch needs; every division a kernel does is by a constant of these.
+struct Walk {
+  RowwiseLinear linear;
+  int M;
+  uint32_t m_magic;   // ceil(2^20 / M)
+  int tile_groups;    // ceil(N / rows of a block): the blocks' work along n
+  int units;          // ceil(K / 128)
+  int part_units;     // of a block's part of K
+  int chunk_units;    // of x in shared memory at a time
+  int chunks;         // of a part
+  int warp_steps;     // of a warp in a chunk, a unit each
+  int ahead;          // bytes of each row that L2 is asked for while the last kernel ends
+  int buffer_stride;  // words to the second buffer of partial sums, 0 where a block does one group of tiles
+  int cluster_log2;
+};
+
+// T: what mma multiplies, int8_t, __half or __nv_bfloat16. W: the weight's type, and x's where it has 8 bits. Octets: of rows m.
+// Depth: units that a warp has on the way.
+template <class T, Element W, bool X8, int Octets, int Depth>
+__global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __grid_constant__ Walk p) {
+  constexpr bool kInteger = std::is_same_v<T, int8_t>;
+  using Sum = std::conditional_t<kInteger, int, float>;
+  constexpr int kRowX = kUnitK * (X8 ? 1 : 2);  // bytes of x of a unit and m
+  constexpr int kUnitBytes = kTileN * kUnitK;
+  extern __shared__ __align__(128) uint8_t smem[];
+  const int lane = threadIdx.x, slice = threadIdx.y, tile = threadIdx.z, g = lane >> 2, t = lane & 3;
+  const int slices = blockDim.y, tiles = blockDim.z, warps = slices * tiles, warp = tile * slices + slice;
+  const int rank = blockIdx.x, cluster = gridDim.x;
+  const int part_begin = rank * p.part_units, part_end = min(part_begin + p.part_units, p.units);
+  const RowwiseLinear& linear = p.linear;
+  const int K = static_cast<int>(linear.K);
+
+  // Shared memory: x [chunk unit][m] of kRowX, the warps' rings, two barriers, row scales, two tables of a group's channels,
+  // partial sums.
+  const uint32_t xs = shared_address(smem);
+  const uint32_t ring = xs + p.chunk_units * p.M * kRowX + warp * Depth * kUnitBytes + lane * 16;
+  uint8_t* const beyond = smem + p.chunk_units * p.M * kRowX + warps * Depth * kUnitBytes;
+  float* const row_scales = reinterpret_cast<float*>(beyond + 16);
+  Channel* const channels = reinterpret_cast<Channel*>(row_scales + Octets * 8);
+  const int table = tiles * kTileN;  // channels of a group, fewer than threads
+  const Meeting<Sum> meeting{reinterpret_cast<Sum*>(channels + 2 * table), shared_address(beyond), p.M, p.m_magic, tiles, slices,
+                             p.buffer_stride, rank, cluster, p.cluster_log2, warp, warps, lane};
+
+  // -- Weights: a cursor that runs a ring ahead of the sums. Rows past the last are read as that, and not written; k past K are
+  // zeros.
+  struct {
+    int group, chunk, step, unit, end;
+    const uint8_t* weight;  // of the lane's row 2g
+    uint32_t to_next;       // bytes to its row 2g + 1
+  } at;
+  const auto aim = [&](int group) {
+    const int last = static_cast<int>(linear.N) - 1, row = min((group * tiles + tile) * kTileN + 2 * g, last);
+    at.weight = static_cast<const uint8_t*>(linear.weight) + row * linear.K + t * 16;
+    at.to_next = row < last ? K : 0;
+  };
+  const auto aim_chunk = [&](int chunk) {
+    const int begin = part_begin + chunk * p.chunk_units;
+    at.unit = begin + slice;
+    at.end = min(begin + p.chunk_units, part_end);
+  };
+  const auto fetch = [&](int slot) {
+    if (at.group < p.tile_groups && at.unit < at.end) {
+      const uint32_t to = ring + slot * kUnitBytes;
+      const int k = at.unit * kUnitK;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const bool inside = k + h * 64 + t * 16 < K;
+        const uint8_t* from = at.weight + (inside ? k + h * 64 : 0);
+        stream16(to + h * 1024, from, inside);
+        stream16(to + h * 1024 + 512, from + at.to_next, inside);
+      }
+    }
+    copies_commit();
+    at.unit += slices;
+    if (++at.step == p.warp_steps) {
+      at.step = 0;
+      if (++at.chunk == p.chunks) {
+        at.chunk = 0, at.group += gridDim.y;
+        aim(at.group);
+      }
+      aim_chunk(at.chunk);
+    }
+  };
+
+  // -- x: a chunk of units to shared memory. Four lanes take a (unit, m) at a time. The lanes of neighbouring m read other
+  // halves of 128 bytes, which is why these change places.
+  const auto place = [&](int m, int piece) {  // of 16 bytes of a row
+    return (piece ^ (m & 1) * (X8 ? 4 : 1)) * 16;
+  };
+  const auto copy_x = [&](int begin, int end) {
+    const int count = (end - begin) * p.M;
+#pragma unroll 1
+    for (int item = warp * 8 + g; item < count; item += warps * 8) {
+      const int unit = item * p.m_magic >> 20, m = item - unit * p.M;
+      const auto* from = static_cast<const uint8_t*>(linear.x) + (m * linear.K + (begin + unit) * kUnitK) * (X8 ? 1 : 2);
+#pragma unroll
+      for (int i = 0; i < kRowX / 64; ++i) {
+        const int piece = i * 4 + t;
+        const bool inside = (begin + unit) * kUnitK + piece * (X8 ? 16 : 8) < K;
+        copy16(xs + item * kRowX + place(m, piece), inside ? from + piece * 16 : from, inside);
+      }
+    }
+  };
+
+  // -- y: this warp's rows n
+  Sum y[Octets][4];
+  uint32_t column[Octets];  // this lane's m as a column of B
+#pragma unroll
+  for (int o = 0; o < Octets; ++o) {
+    const int m = min(o * 8 + g, p.M - 1);
+    column[o] = xs + m * kRowX + place(m, X8 ? t : 2 * t);
+  }
+  constexpr int kChains = kInteger || Octets > 1 ? 2 : 4;  // sums that do not wait for each other
+  const auto compute = [&](int slot, int unit) {           // unit: of the chunk
+    const uint32_t from = ring + slot * kUnitBytes, x = unit * p.M * kRowX;
+    Sum acc[kChains][Octets][4] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint4 v = load_shared_16(from + h * 1024), w = load_shared_16(from + h * 1024 + 512);  // rows 2g and 2g + 1
+      if constexpr (kInteger) {
+#pragma unroll
+        for (int o = 0; o < Octets; ++o) {
+          const uint4 b = load_shared_16((column[o] + x) ^ h * 64);
+          mma(acc[h][o], {v.x, w.x, v.y, w.y}, b.x, b.y);
+          mma(acc[h][o], {v.z, w.z, v.w, w.w}, b.z, b.w);
+        }
+      } else {
+        uint4 b[Octets][2];  // of 16 k: eight and eight
+#pragma unroll
+        for (int o = 0; o < Octets; ++o) {
+          if constexpr (X8) {
+            const uint4 q = load_shared_16((column[o] + x) ^ h * 64);
+            const uint2 b0 = widened<T, W>(q.x), b1 = widened<T, W>(q.y), b2 = widened<T, W>(q.z), b3 = widened<T, W>(q.w);
+            b[o][0] = {b0.x, b0.y, b1.x, b1.y}, b[o][1] = {b2.x, b2.y, b3.x, b3.y};
+          } else {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) b[o][j] = load_shared_16(((column[o] + x) ^ j * 16) + h * 128);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint2 a0 = widened<T, W>(j ? v.z : v.x), a1 = widened<T, W>(j ? w.z : w.x);
+          const uint2 a2 = widened<T, W>(j ? v.w : v.y), a3 = widened<T, W>(j ? w.w : w.y);
+#pragma unroll
+          for (int o = 0; o < Octets; ++o) mma<T>(acc[(2 * h + j) % kChains][o], {a0.x, a1.x, a0.y, a1.y}, b[o][j].x, b[o][j].y);
+#pragma unroll
+          for (int o = 0; o < Octets; ++o) mma<T>(acc[(2 * h + j) % kChains][o], {a2.x, a3.x, a2.y, a3.y}, b[o][j].z, b[o][j].w);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Octets * 4; ++i) {
+      Sum sum = acc[0][i / 4][i % 4] + acc[1][i / 4][i % 4];
+      if constexpr (kChains > 2) sum += acc[2][i / 4][i % 4] + acc[3][i / 4][i % 4];
+      y[i / 4][i % 4] += sum;
+    }
+  };
+
+  // -- Outputs. A thread fetches a channel's scale and bias as a turn begins and puts them where all can read them as it ends.
+  const int thread = warp * 32 + lane;
+  const auto store = [&](int turn, int in_block, int m, Sum sum) {
+    const int in_group = in_block * kTileN + (lane & 15);
+    const int64_t n = static_cast<int64_t>(blockIdx.y + turn * gridDim.y) * table + in_group;
+    if (n < linear.N) store_output(linear, m, n, sum, row_scales[m], channels[(turn & 1) * table + in_group]);
+  };
+
+  // -- The walk
+  at.group = blockIdx.y, at.chunk = 0, at.step = 0;
+  aim(at.group);
+  aim_chunk(0);
+  if (p.ahead) {
+    const int64_t row = static_cast<int64_t>(at.group * tiles + tile) * kTileN + lane;
+    const int from = part_begin * kUnitK, bytes = min(min(part_end * kUnitK, K) - from, p.ahead);
+    if (slice == 0 && lane < kTileN && row < linear.N && bytes > 0)
+      prefetch_bulk(static_cast<const uint8_t*>(linear.weight) + row * linear.K + from, bytes);
+  }
+  wait_for_last_kernel();
+  start_next_kernel();
+  copy_x(part_begin, min(part_begin + p.chunk_units, part_end));
+  copies_commit();
+#pragma unroll 1
+  for (int d = 0; d < Depth; ++d) fetch(d);
+  meeting.start();
+  if (thread < p.M) row_scales[thread] = load_row_scale(linear, thread);
+  int turn = 0, slot = 0;
+  for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y, ++turn) {
+    RawChannel channel{};
+    const int64_t n = static_cast<int64_t>(group) * table + thread;
+    if (thread < table && n < linear.N) channel = fetch_channel(linear, n);
+#pragma unroll
+    for (int i = 0; i < Octets * 4; ++i) y[i / 4][i % 4] = 0;
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      const int begin = part_begin + chunk * p.chunk_units, end = min(begin + p.chunk_units, part_end);
+      if (turn == 0 || p.chunks > 1) {
+        if (chunk + turn > 0) {
+          __syncthreads();
+          copy_x(begin, end);
+          copies_wait();
+        } else {
+          copies_wait_but<Depth>();
+        }
+        __syncthreads();
+      }
+#pragma unroll 1
+      for (int unit = slice, i = 0; i < p.warp_steps; ++i, unit += slices) {
+        copies_wait_but<Depth - 1>();
+        if (begin + unit < end) compute(slot, unit);
+        fetch(slot);
+        slot = slot + 1 == Depth ? 0 : slot + 1;
+      }
+    }
+    if (thread < table) channels[(turn & 1) * table + thread] = channel_of(linear, channel);
+    meeting.put(turn, tile, slice, y);
+    meeting.meet(turn, store);
+  }
+  meeting.end(turn, store);
+}
+
+}  // namespace aoext::cuda::rowwise_decode

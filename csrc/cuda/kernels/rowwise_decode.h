@@ -1,0 +1,31 @@
+// Products with 8-bit weights for few rows of x: what rowwise_decode.cuh computes. Deterministic; needs no workspace; may be
+// captured in a graph.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/kernels/rowwise.h"
+
+namespace aoext::cuda {
+
+// M <= 16, K % 16 == 0, K <= 2^27, N <= 2^30, x and weight at 16-byte alignment; x of the weight's type, bf16 or fp16.
+bool rowwise_decode_takes(const RowwiseLinear& p);
+
+// How a launch is cut. A block has tiles * slices warps; a warp takes 16 rows n and a slice of their k.
+struct RowwiseDecodeConfig {
+  int depth;  // units of 2 KB that a warp has on the way
+  int tiles, slices;
+  int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
+  int blocks;         // along n; each takes groups of tiles until none is left
+  int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
+  int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
+  int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
+};
+
+// What measured best (H200), scaled to the multiprocessors of another device.
+RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper);
+
+// cudaErrorInvalidValue for a config that does not fit the problem or the device.
+cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream);
+
+}  // namespace aoext::cuda
