@@ -31,6 +31,22 @@ __device__ __forceinline__ X rounded(float v) {
     return __float2bfloat16_rn(v);
 }
 
+// The same bits as another type.
+template <class To, class From>
+__device__ __forceinline__ To bits(From v) {
+  static_assert(sizeof(To) == sizeof(From));
+  return *reinterpret_cast<To*>(&v);
+}
+
+// Two numbers as neighbours of X, bf16 or fp16, the first in the lower half.
+template <class X>
+__device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
+  if constexpr (std::is_same_v<X, __half>)
+    return bits<uint32_t>(__floats2half2_rn(low, high));
+  else
+    return bits<uint32_t>(__floats2bfloat162_rn(low, high));
+}
+
 __device__ __forceinline__ float load_float(const void* p, int64_t i, Element type) {
   return type == Element::fp32   ? static_cast<const float*>(p)[i]
          : type == Element::fp16 ? to_float(static_cast<const __half*>(p)[i])

@@ -1,6 +1,7 @@
 // The device's side of segments.h.
 #pragma once
 
+#include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/segments.h"
 #include "cuda/kernels/sm90a/ptx.cuh"
 
@@ -70,8 +71,8 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
 // first stages comes to it last, waits a little for the others, and spares itself the memory; should they take longer it leaves
 // its sums as they do, so that nobody depends on who else runs. All `threads` of a block's that hold sums call it, with a barrier
 // of theirs.
-template <int kSums>
-__device__ inline bool meet(float (&sums)[kSums], const Segments& s, Rest& rest, const Segment& segment, int thread, int threads,
+template <class Sum, int kSums>
+__device__ inline bool meet(Sum (&sums)[kSums], const Segments& s, Rest& rest, const Segment& segment, int thread, int threads,
                             int barrier) {
   constexpr int kPieces = kSums / 4, kPolls = 16;
   const int tile = segment.tile - s.whole_tiles, begin = tile * s.stages;
@@ -89,7 +90,8 @@ __device__ inline bool meet(float (&sums)[kSums], const Segments& s, Rest& rest,
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const float4 v = __ldcg(from + i * threads);
-      sums[4 * i] += v.x, sums[4 * i + 1] += v.y, sums[4 * i + 2] += v.z, sums[4 * i + 3] += v.w;
+      sums[4 * i] += bits<Sum>(v.x), sums[4 * i + 1] += bits<Sum>(v.y);
+      sums[4 * i + 2] += bits<Sum>(v.z), sums[4 * i + 3] += bits<Sum>(v.w);
     }
   };
 
@@ -109,7 +111,8 @@ __device__ inline bool meet(float (&sums)[kSums], const Segments& s, Rest& rest,
     float4* const to = left_by(blockIdx.x);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i)
-      __stcg(to + i * threads, float4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
+      __stcg(to + i * threads, float4{bits<float>(sums[4 * i]), bits<float>(sums[4 * i + 1]), bits<float>(sums[4 * i + 2]),
+                                      bits<float>(sums[4 * i + 3])});
     __threadfence();
     sync_threads_of(barrier, threads);
     if (thread == 0) {
@@ -119,7 +122,7 @@ __device__ inline bool meet(float (&sums)[kSums], const Segments& s, Rest& rest,
     sync_threads_of(barrier, threads);
     if (!rest.complete) return false;
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] = -0.f;  // which changes nothing that is added
+    for (int i = 0; i < kSums; ++i) sums[i] = static_cast<Sum>(-0.f);  // which changes nothing that is added
   }
   __threadfence();
   for (unsigned i = own; i <= others; ++i) add(first + i);

@@ -1,0 +1,224 @@
+// Tiles of y as Hopper's matrix engine leaves them: rows of w are rows of the instruction, tokens (rows of x) its columns, so
+// that y comes transposed. What kernels with such tiles share: where a tile lies, rings of stages, and the way from sums to y.
+//
+// Sums are float, or int where x and w are int8. What makes outputs of them is a kernel's own:
+//
+//   struct Epilogue {
+//     using Sum = ...; using Output = ...;     // Output: bf16, fp16, float or int
+//     static constexpr bool kWholeVectors;     // N is a multiple of 16 bytes of outputs
+//     Output* y; int M, N;
+//     auto channel(int n) const;               // what the outputs of a row of w share; n may lie beyond N
+//     auto token(int m) const;                 // what those of a token share; m may lie beyond M
+//     auto operator()(Sum, token, channel) const;  // float, or int where y is
+//   };
+#pragma once
+
+#include "cuda/kernels/numbers.cuh"
+#include "cuda/kernels/sm90a/ptx.cuh"
+#include "cuda/kernels/sm90a/segments.cuh"
+
+namespace aoext::cuda::wgmma {
+
+constexpr int kRows = 128;  // of w in a tile as a rule; a warpgroup multiplies 64
+constexpr int kPair = 256;  // threads of the two
+constexpr int kPairWarps = kPair / 32;
+constexpr int kRaster = 32;  // tiles along N that run side by side, so that L2 serves x and w
+
+// ---- Tiles and rings ----
+
+struct Tiles {
+  int along_rows, along_tokens;
+};
+
+// Where a block works: the same for all its threads.
+struct Tile {
+  int row, token;  // first of w and of x
+};
+
+__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int rows = kRows) {
+  const int area = kRaster * tiles.along_tokens;
+  const int strip = index / area;
+  const int in_strip = index % area;
+  const int height = min(kRaster, tiles.along_rows - strip * kRaster);
+  return {(strip * kRaster + in_strip % height) * rows, in_strip / height * tokens};
+}
+
+// A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,
+// since narrow tiles are short of registers.
+template <int kStages>
+class Ring {
+ public:
+  __device__ explicit Ring(int first = 0) : place_(first) {}
+
+  __device__ int slot() const { return kCounts ? place_ % kStages : place_; }
+  __device__ uint32_t parity() const { return kCounts ? place_ / kStages & 1 : parity_; }
+
+  __device__ void advance(int places = 1) {
+    place_ += places;
+    if (!kCounts && place_ >= kStages) place_ -= kStages, parity_ ^= 1;
+  }
+
+ private:
+  static constexpr bool kCounts = (kStages & (kStages - 1)) == 0;
+  unsigned place_;
+  uint32_t parity_ = 0;
+};
+
+// ---- From sums to y ----
+
+// A thread that multiplies. It holds sums of rows row, row + 8 by tokens 8 j + 2 quad, 8 j + 2 quad + 1.
+struct Thread {
+  int way, group;  // which pair of warpgroups, which of the tile's warpgroups
+  int lane, quad;  // quad: place among four
+  int warp_row;    // first of the warp's 16 rows in the tile
+  __device__ int row() const { return warp_row + lane / 4; }
+};
+
+// Bytes of a token's sums in shared memory, padded against bank conflicts.
+__host__ __device__ constexpr int sum_pitch(int rows) { return (rows + 4) * 4; }
+constexpr int kSumPitch = sum_pitch(kRows);
+
+// Shared memory that tiles pass on their way to y, some tokens at a time.
+template <class Output, int kTokens, int kGroups = 2>
+struct Staging {
+  static constexpr int kMost = 64 / int(sizeof(Output));
+  static constexpr int kChunk = kTokens < kMost ? kTokens : kMost;  // tokens at a time
+  static constexpr int kPitch = 64 * int(sizeof(Output)) + 16;      // bytes of a warpgroup's rows of a token, padded likewise
+  static constexpr int kBufferBytes = kChunk * kPitch;              // one of two of a warpgroup
+  static constexpr int kBytes = 2 * kGroups * kBufferBytes;
+  static_assert(kChunk % 16 == 0 && (kGroups != 2 || kChunk * kSumPitch <= kBytes));
+};
+
+// Where a thread has its sum j in memory of tokens of kSumPitch bytes, from that of its first on.
+__device__ constexpr int sum_offset(int j, int pitch = kSumPitch) { return (j / 4 * 8 + j % 2) * pitch + j / 2 % 2 * 32; }
+
+// The second pair's sums to the first, through the staging memory.
+template <class Output, int kTokens, class Sum>
+__device__ inline void add_pairs(Sum (&sums)[kTokens / 2], const Thread& me, uint32_t staging) {
+  constexpr int kChunk = Staging<Output, kTokens>::kChunk;
+  const uint32_t mine = staging + 2 * me.quad * kSumPitch + me.row() * 4;
+  sync_threads_of(1, 2 * kPair);  // the first pair may still be writing the last tile from there
+#pragma unroll
+  for (int c = 0; c < kTokens / kChunk; ++c) {
+#pragma unroll
+    for (int j = 0; j < kChunk / 2; ++j)
+      if (me.way == 1) store_shared(mine + sum_offset(j), bits<float>(sums[c * kChunk / 2 + j]));
+    sync_threads_of(1, 2 * kPair);
+#pragma unroll
+    for (int j = 0; j < kChunk / 2; ++j)
+      if (me.way == 0) sums[c * kChunk / 2 + j] += bits<Sum>(load_shared(mine + sum_offset(j)));
+    sync_threads_of(1, 2 * kPair);
+  }
+}
+
+// Outputs of a row of y from column n on, n < N: at once, or where the row's end or its alignment forbids that, one by one.
+template <bool kWholeVectors, class Output, class Vector>
+__device__ inline void store_outputs(Output* row, int n, int N, const Vector& outputs) {
+  constexpr int kCount = sizeof(Vector) / sizeof(Output);
+  if (kWholeVectors || N % kCount == 0) {
+    *reinterpret_cast<Vector*>(row + n) = outputs;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (n + i < N) row[n + i] = reinterpret_cast<const Output*>(&outputs)[i];
+  }
+}
+
+// A warpgroup's 64 rows: transposed through the staging memory, so that a row of y leaves in pieces of 64 outputs.
+template <int kTokens, class Epilogue, class Sum>
+__device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue, const Tile& tile,
+                                  uint32_t staging) {
+  using Output = typename Epilogue::Output;
+  using S = Staging<Output, kTokens>;
+  constexpr int kVector = 16 / int(sizeof(Output)), kLanes = 64 / kVector;  // that store a row
+  const int thread = threadIdx.x % 128, row = me.warp_row % 64;
+  const int n = tile.row + me.group * 64;  // first of this warpgroup
+  const auto upper = epilogue.channel(n + row + me.lane / 4), lower = epilogue.channel(n + row + me.lane / 4 + 8);
+#pragma unroll
+  for (int c = 0; c < kTokens / S::kChunk; ++c) {
+    const uint32_t buffer = staging + (me.group * 2 + c % 2) * S::kBufferBytes;
+#pragma unroll
+    for (int j = 0; j < S::kChunk / 16; ++j) {
+      const Sum* d = sums + (c * S::kChunk + 16 * j) / 2;
+      const int m = tile.token + c * S::kChunk + 16 * j + 2 * me.quad;
+      const auto first = epilogue.token(m), second = epilogue.token(m + 1), third = epilogue.token(m + 8),
+                 fourth = epilogue.token(m + 9);
+      const auto output = [&](int i) {
+        return epilogue(d[i], i < 4 ? (i % 2 == 0 ? first : second) : (i % 2 == 0 ? third : fourth), i % 4 < 2 ? upper : lower);
+      };
+      if constexpr (sizeof(Output) == 2) {
+        const uint32_t corners[4] = {rounded_pair<Output>(output(0), output(1)), rounded_pair<Output>(output(2), output(3)),
+                                     rounded_pair<Output>(output(4), output(5)), rounded_pair<Output>(output(6), output(7))};
+        const int token = 16 * j + me.lane / 16 * 8 + me.lane % 8;
+        store_transposed(buffer + token * S::kPitch + (row + me.lane / 8 % 2 * 8) * 2, corners);
+      } else {
+        const uint32_t at = buffer + (16 * j + 2 * me.quad) * S::kPitch + (row + me.lane / 4) * 4;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) store_shared(at + (i / 4 * 8 + i % 2) * S::kPitch + i / 2 % 2 * 32, bits<float>(output(i)));
+      }
+    }
+    sync_threads_of(2 + me.group, 128);
+#pragma unroll
+    for (int j = 0; j < S::kChunk * kLanes / 128; ++j) {
+      const int token = 128 / kLanes * j + thread / kLanes, column = n + thread % kLanes * kVector;
+      const int64_t m = tile.token + c * S::kChunk + token;
+      if (m < epilogue.M && column < epilogue.N)
+        store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, column, epilogue.N,
+                                               load_shared_16(buffer + token * S::kPitch + thread % kLanes * 16));
+    }
+  }
+  sync_threads_of(2 + me.group, 128);  // the buffers may be written again
+}
+
+// The blocks of a cluster leave their sums over their rings, and each adds up its share of the tokens, so many loads of a thread
+// at once.
+template <int kTokens, int kThreads, int kCluster = 2, int kTileRows = kRows, class Epilogue, class Sum>
+__device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
+                                          const Tile& tile, uint32_t shared) {
+  using Output = typename Epilogue::Output;
+  constexpr int kPitch = sum_pitch(kTileRows), kQuads = kTileRows / 4;
+  constexpr int kOwned = kTokens / kCluster * kQuads;  // items of four rows
+  constexpr int kMine = (kOwned + kThreads - 1) / kThreads, kMost = 16 / kCluster, kItems = kMine < kMost ? kMine : kMost;
+  sync_threads_of(1, kThreads);
+  const uint32_t mine = shared + 2 * me.quad * kPitch + me.row() * 4;
+#pragma unroll
+  for (int j = 0; j < kTokens / 2; ++j)
+    if (me.way == 0) store_shared(mine + sum_offset(j, kPitch), bits<float>(sums[j]));
+  cluster_sync();
+  const int first = blockIdx.x % kCluster * (kTokens / kCluster);
+#pragma unroll 1
+  for (int begin = threadIdx.x; begin < kOwned; begin += kItems * kThreads) {
+    float4 parts[kItems][kCluster];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = min(begin + i * kThreads, kOwned - 1);
+      const uint32_t at = shared + (first + item / kQuads) * kPitch + item % kQuads * 16;
+#pragma unroll
+      for (int block = 0; block < kCluster; ++block) parts[i][block] = load_remote(remote_address(at, block));
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = begin + i * kThreads, n = tile.row + item % kQuads * 4;
+      const int64_t m = tile.token + first + item / kQuads;
+      if (item >= kOwned || m >= epilogue.M || n >= epilogue.N) continue;
+      const auto token = epilogue.token(m);
+      const auto output = [&](float float4::* lane, int j) {
+        Sum sum = bits<Sum>(parts[i][0].*lane);
+#pragma unroll
+        for (int block = 1; block < kCluster; ++block) sum += bits<Sum>(parts[i][block].*lane);
+        return epilogue(sum, token, epilogue.channel(n + j));
+      };
+      const auto store = [&](const auto& outputs) {
+        store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, n, epilogue.N, outputs);
+      };
+      if constexpr (sizeof(Output) == 2)
+        store(uint2{rounded_pair<Output>(output(&float4::x, 0), output(&float4::y, 1)),
+                    rounded_pair<Output>(output(&float4::z, 2), output(&float4::w, 3))});
+      else
+        store(float4{bits<float>(output(&float4::x, 0)), bits<float>(output(&float4::y, 1)),
+                     bits<float>(output(&float4::z, 2)), bits<float>(output(&float4::w, 3))});
+    }
+  }
+}
+
+}  // namespace aoext::cuda::wgmma
