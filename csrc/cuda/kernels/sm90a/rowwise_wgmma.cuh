@@ -1,0 +1,249 @@
+// 8-bit products on Hopper: y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale[M] · scale[N] + bias[N], x and w both int8, e4m3 or e5m2.
+//
+// What it computes with. wgmma takes both operands from shared memory as the copy engine brought them. w is the left one: a
+// warpgroup multiplies 64 rows by up to 256 rows of x, so y comes transposed, and few rows of x still fill the instruction.
+//
+// How it walks memory. A block takes 64, 128 or 256 rows of w by kTokens rows of x: a warpgroup for 64 rows, and one thread that
+// copies stages of 128 k, a 128-byte line of each row. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix
+// engine; with few rows of x some 160 KiB of w are on their way to a multiprocessor. Where tiles do not come out even over the
+// blocks, the last of them are shared along K (segments.h).
+//
+// What it adds up in. int8: int32, exact. float8: the engine keeps about 14 bits of a sum, cut off and not rounded, so after
+// some stages a float32 in other registers takes it over, of one warpgroup while the others multiply.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/kernels/rowwise.cuh"
+#include "cuda/kernels/sm90a/tiles.cuh"
+#include "cuda/kernels/sm90a/wgmma.cuh"
+
+namespace aoext::cuda::wgmma {
+
+constexpr int kStageBytes = 128;  // of K, a line of w and of x: as many elements
+
+struct RowwiseArguments {
+  RowwiseLinear p;
+  Tiles tiles;
+  Segments segments;  // what lies outside K in the last stage is zero
+  int promote;
+};
+
+// ---- Shared memory ----
+
+template <class Output, int kTileRows, int kTokens, int kStages>
+struct RowwiseLayout {
+  static constexpr int kGroups = kTileRows / 64;  // warpgroups that multiply
+  static constexpr int kWBytes = kTileRows * kStageBytes, kXBytes = kTokens * kStageBytes;
+  static constexpr int kStage = kWBytes + kXBytes;  // w, then x
+  static constexpr int kOut = kStages * kStage;
+  static constexpr int kOutBytes = Staging<Output, kTokens, kGroups>::kBytes;
+  static constexpr int kChannels = kOut + kOutBytes;
+  static constexpr int kRowScales = kChannels + kTileRows * int(sizeof(Channel));  // a copy for each warpgroup
+  static constexpr int kBarriers = kRowScales + kGroups * kTokens * 4;
+  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;  // the copy engine's alignment
+  // A tile that the blocks of a cluster add up lies over the ring.
+  static_assert(kStages == 0 || kTokens * sum_pitch(kTileRows) <= kOut);
+};
+
+// ---- From sums to y ----
+
+// Scales and bias come from shared memory, where they arrive while the tile is multiplied.
+template <class S, class O>
+struct RowwiseEpilogue {
+  using Sum = S;
+  using Output = O;
+  static constexpr bool kWholeVectors = false;
+  Output* y;
+  int M, N;
+  bool raw;  // y is the sum
+  Tile tile;
+  uint32_t channels, row_scales;
+
+  __device__ Channel channel(int n) const {
+    const float2 c = load_shared_pair(channels + (n - tile.row) * int(sizeof(Channel)));
+    return {c.x, c.y};
+  }
+  __device__ float token(int m) const { return load_shared(row_scales + (m - tile.token) * 4); }
+  __device__ float operator()(Sum sum, float row_scale, const Channel& c) const {
+    if constexpr (std::is_same_v<Sum, int> && std::is_same_v<Output, float>)
+      if (raw) return bits<float>(sum);
+    return scaled(sum, row_scale, c);
+  }
+};
+
+// What a thread brings of them: loaded before the products, stored behind them.
+template <int kTokens>
+struct Scales {
+  static constexpr int kRowScales = (kTokens + 127) / 128;
+  Channel channel;
+  float row_scales[kRowScales];
+
+  __device__ void load(const RowwiseLinear& p, const Tile& tile, int group, int thread) {
+    const int n = tile.row + group * 64 + thread;
+    channel = thread < 64 && n < p.N ? load_channel(p, n) : Channel{};
+#pragma unroll
+    for (int i = 0; i < kRowScales; ++i) {
+      const int at = thread + i * 128;
+      row_scales[i] = at < kTokens && tile.token + at < p.M ? load_row_scale(p, tile.token + at) : 0;
+    }
+  }
+
+  __device__ void store(uint32_t channels, uint32_t my_row_scales, int group, int thread) const {
+    if (thread < 64)
+      store_shared_pair(channels + (group * 64 + thread) * int(sizeof(Channel)), {channel.scale, channel.bias});
+#pragma unroll
+    for (int i = 0; i < kRowScales; ++i)
+      if (thread + i * 128 < kTokens) store_shared(my_row_scales + (thread + i * 128) * 4, row_scales[i]);
+  }
+};
+
+// ---- The kernel ----
+
+// Rows of 128 bytes as the copy engine swizzles them, eight to a tile of 1024.
+__device__ inline uint64_t swizzled_descriptor(uint32_t address) {
+  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | (address & 0x3ffff) >> 4;
+}
+
+// Registers of a thread that copies and of one that multiplies: as many as a multiprocessor has, in whole warpgroups. Blocks of one
+// warpgroup share it with another, and have enough.
+template <int kGroups>
+struct RowwiseRegisters {
+  static constexpr int kCopy = kGroups == 2 ? 40 : 24, kMultiply = kGroups == 2 ? 232 : 112;
+  __device__ static void for_copies() { release_registers<kCopy>(); }
+  __device__ static void for_products() { claim_registers<kMultiply>(); }
+};
+
+template <>
+struct RowwiseRegisters<1> {
+  __device__ static void for_copies() {}
+  __device__ static void for_products() {}
+};
+
+constexpr int rowwise_threads(int rows) { return rows * 2 + (rows == 64 ? 32 : 128); }
+
+template <Element kType, class Output, int kTileRows, int kTokens, int kStages, int kBlocks>
+__global__ void __launch_bounds__(rowwise_threads(kTileRows), kBlocks)
+    rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                  const __grid_constant__ RowwiseArguments a) {
+  using L = RowwiseLayout<Output, kTileRows, kTokens, kStages>;
+  using Sum = WgmmaSum<kType>;
+  constexpr int kThreads = kTileRows * 2;  // that multiply
+  const Segments& s = a.segments;
+  extern __shared__ char unaligned[];
+  __shared__ Rest rest;
+  const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
+  const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(full + 8 * i, 1);
+      barrier_init(empty + 8 * i, kThreads / 32);
+    }
+    barrier_init_fence();
+    rest.find(s);
+  }
+  __syncthreads();
+
+  // Where counters are cleared, that kernel has waited for what came before, and only meet() depends on it.
+  const bool waits = s.ranges == 0;
+  Ring<kStages> ring;
+  if (warp >= kThreads / 32) {
+    RowwiseRegisters<L::kGroups>::for_copies();
+    if (threadIdx.x == kThreads) {
+      prefetch_map(&x_map), prefetch_map(&w_map);
+      const Segment first = int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
+      const int row = tile_of(a.tiles, first.tile, kTokens, kTileRows).row;
+      for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kStages); ++stage)
+        prefetch_tile(&w_map, stage * kStageBytes, row);
+      if (waits) wait_for_last_kernel(), start_next_kernel();
+      each_segment(s, rest, [&](const Segment& segment) {
+        const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
+        const int end = (segment.first_stage + segment.stages) * kStageBytes;
+#pragma unroll 1
+        for (int k = segment.first_stage * kStageBytes; k < end; k += kStageBytes) {
+          const uint32_t arrived = full + 8 * ring.slot(), to = shared + ring.slot() * L::kStage;
+          barrier_wait(empty + 8 * ring.slot(), ring.parity() ^ 1);
+          barrier_expect(arrived, L::kStage);
+          copy_tile(to, &w_map, arrived, k, tile.row);
+          copy_tile(to + L::kWBytes, &x_map, arrived, k, tile.token);
+          ring.advance();
+        }
+      });
+      if (!waits) wait_for_last_kernel(), start_next_kernel();
+    }
+    __syncwarp();
+    if (s.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
+  } else {
+    RowwiseRegisters<L::kGroups>::for_products();
+    if (waits) wait_for_last_kernel();
+    const int thread = threadIdx.x % 128;
+    const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
+    const uint32_t row_scales = shared + L::kRowScales + me.group * kTokens * 4;
+    Sum sums[kTokens / 2];
+
+    const auto free = [&](int slot) {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(empty + 8 * slot);
+    };
+    // d is the product of so many stages.
+    const auto multiply = [&](Sum(&d)[kTokens / 2], int stages) {
+      int previous = 0;
+#pragma unroll 1
+      for (int i = 0; i < stages; ++i) {
+        barrier_wait(full + 8 * ring.slot(), ring.parity());
+        const uint32_t at = shared + ring.slot() * L::kStage;
+        const uint64_t w = swizzled_descriptor(at + me.group * 64 * kStageBytes), x = swizzled_descriptor(at + L::kWBytes);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < kStageBytes / 32; ++k)
+          Wgmma<kTokens>::multiply(std::integral_constant<Element, kType>(), d, w + 2 * k, x + 2 * k, i > 0 || k > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (i > 0) free(previous);
+        previous = ring.slot();
+        ring.advance();
+      }
+      wgmma_wait<0>();
+      free(previous);
+    };
+
+    each_segment(s, rest, [&](const Segment& segment) {
+      const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
+      Scales<kTokens> scales;
+      scales.load(a.p, tile, me.group, thread);
+      if constexpr (kType == Element::int8) {
+        multiply(sums, segment.stages);
+      } else {
+        Sum part[kTokens / 2];
+#pragma unroll
+        for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
+        int next = me.group % 2 == 0 ? a.promote : (a.promote + 1) / 2;
+#pragma unroll 1
+        for (int left = segment.stages; left > 0; left -= next, next = a.promote) {
+          next = min(next, left);
+          multiply(part, next);
+#pragma unroll
+          for (int i = 0; i < kTokens / 2; ++i) sums[i] += part[i];
+        }
+      }
+      scales.store(shared + L::kChannels, row_scales, me.group, thread);
+      sync_threads_of(2 + me.group, 128);
+
+      const RowwiseEpilogue<Sum, Output> epilogue = {static_cast<Output*>(a.p.y),      int(a.p.M), int(a.p.N),
+                                                     a.p.output == Element::int32, tile,       shared + L::kChannels,
+                                                     row_scales};
+      const bool whole = segment.stages == s.stages;
+      if (!whole && s.cluster == 2)
+        write_cluster_tile<kTokens, kThreads, 2, kTileRows>(sums, me, epilogue, tile, shared);
+      else if (!whole && s.cluster == 4)
+        write_cluster_tile<kTokens, kThreads, 4, kTileRows>(sums, me, epilogue, tile, shared);
+      else if (whole || meet(sums, s, rest, segment, threadIdx.x, kThreads, 6))
+        write_tile<kTokens>(sums, me, epilogue, tile, shared + L::kOut);
+    });
+  }
+  if (s.cluster > 1) cluster_sync();  // nobody leaves while others still read from here
+}
+
+}  // namespace aoext::cuda::wgmma
