@@ -46,4 +46,7 @@ bool takes_one_pass(int64_t K, const Device& device);  // quantize_rowwise, dequ
 
 std::string describe(const Plan& plan);
 
+// How tiles that do not come out even over the blocks are shared along K (kernels/segments.h).
+std::string describe_sharing(int cluster, int ranges);
+
 }  // namespace aoext::cuda

@@ -96,13 +96,13 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
 
 bool takes_one_pass(int64_t K, const Device& device) { return device.family != Family::none && K < kMostAnyDepth; }
 
+std::string describe_sharing(int cluster, int ranges) {
+  if (cluster > 1) return ", the rest of them over K by clusters of " + std::to_string(cluster);
+  return ranges > 0 ? ", the rest of them over K by " + std::to_string(ranges) + " blocks" : "";
+}
+
 std::string describe(const Plan& plan) {
   const auto text = [](auto v) { return std::to_string(v); };
-  const auto shared = [&](int cluster, int ranges) {
-    return cluster > 1  ? ", the rest of them over K by clusters of " + text(cluster)
-           : ranges > 0 ? ", the rest of them over K by " + text(ranges) + " blocks"
-                        : "";
-  };
   switch (plan.algorithm) {
     case Algorithm::generic: return "generic: ATen operators";
     case Algorithm::any: return "cuda: int4_any";
@@ -111,9 +111,10 @@ std::string describe(const Plan& plan) {
              " warps and " + text(plan.decode.cluster) + " blocks";
     case Algorithm::batch:
       return "cuda: int4_batch, tiles of " + text(kBatchRows / plan.batch.slices) + " by " + text(plan.batch.tokens) +
-             ", K over " + text(plan.batch.slices) + " warpgroups" + shared(plan.batch.cluster, 0);
+             ", K over " + text(plan.batch.slices) + " warpgroups" + describe_sharing(plan.batch.cluster, 0);
     case Algorithm::wgmma:
-      return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) + shared(plan.wgmma.cluster, plan.wgmma.ranges);
+      return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
+             describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
     case Algorithm::mma:
       return "cuda: int4_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
              text(plan.mma.splits) + " blocks";

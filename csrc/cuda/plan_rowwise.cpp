@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include "cuda/kernels/int4.h"
 #include "cuda/plan.h"
 
 namespace aoext::cuda {
@@ -67,7 +68,7 @@ RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K) {
 
 RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool aligned) {
   RowwisePlan plan;
-  if (device.family == Family::none || !takes_one_pass(p, device)) return plan;
+  if (!takes_one_pass(p.K, device)) return plan;
   const bool some = p.M > 0 && p.N > 0, whole = p.K % kPiece == 0;
   if (some && aligned && whole && plan_pieces(plan, rowwise_linear(p, p.K), device)) return plan;
   if (some && p.M > kAnyRows && !(aligned && whole) &&
@@ -80,12 +81,21 @@ RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool alig
 }
 
 std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
+  const auto text = [](auto v) { return std::to_string(v); };
   const auto kernel = [&]() -> std::string {
     switch (plan.algorithm) {
-      case RowwiseAlgorithm::decode: return "rowwise_decode" + describe(plan.decode);
-      case RowwiseAlgorithm::wgmma: return "rowwise_wgmma" + describe(plan.wgmma);
-      case RowwiseAlgorithm::weight_only_wgmma: return "weight_only_wgmma" + describe(plan.weight_only);
-      case RowwiseAlgorithm::mma: return "rowwise_mma" + describe(plan.mma);
+      case RowwiseAlgorithm::decode:
+        return "rowwise_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
+               " warps and " + text(plan.decode.cluster) + " blocks";
+      case RowwiseAlgorithm::wgmma:
+        return "rowwise_wgmma, tiles of " + text(plan.wgmma.rows) + " by " + text(plan.wgmma.tokens) +
+               describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
+      case RowwiseAlgorithm::weight_only_wgmma:
+        return "weight_only_wgmma, tiles of 128 by " + text(plan.weight_only.tokens) +
+               describe_sharing(plan.weight_only.cluster, plan.weight_only.ranges);
+      case RowwiseAlgorithm::mma:
+        return "rowwise_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
+               text(plan.mma.splits) + " blocks";
       default: return "rowwise_any";
     }
   };

@@ -26,7 +26,7 @@ struct RowwisePlan {
   int64_t K = 0;  // of the operands; beyond the problem's where both are copied to longer rows, filled up with zeros, first
   RowwiseDecodeConfig decode = {};
   RowwiseWgmmaConfig wgmma = {};
-  WeightOnlyWgmmaConfig weight_only = {};
+  WgmmaConfig weight_only = {};
   RowwiseMmaConfig mma = {};
 };
 
