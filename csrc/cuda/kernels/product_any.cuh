@@ -126,7 +126,7 @@ __device__ __forceinline__ void walk_rows(const Operands& o) {
   using Value = typename Operands::Value;
   using Sum = typename Operands::Sum;
   constexpr int kRun = Operands::kRun, kTokens = Operands::kTokens, kChannels = Operands::kChannels;
-  constexpr int kAtOnce = 4;  // tokens
+  constexpr int kAtOnce = 2;  // tokens
   constexpr int kSums = kTokens * kChannels;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // Blocks that share what there is more of are neighbours.

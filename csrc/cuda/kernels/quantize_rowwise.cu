@@ -88,10 +88,9 @@ __device__ __forceinline__ float row_scale(float absmax) {
 
 // x / scale as IEEE rounds it, wherever that is above 2^-100: x times a power of two, then by a number in [1, 2).
 //
-// The power is exact for such x, subnormal ones too. With the divisor's reciprocal to nearest, a quotient corrected once is
-// within 2^-22 ulp of the true one before it is rounded: of all 24-bit numerators and divisors those that come so near to the
-// middle of two floats are some 23 million, and all of them round as they should. Zeros keep their sign: the remainder is
-// taken as q b - t, which is +0 where it is 0.
+// The power is exact for such x, subnormal ones too. With the divisor's reciprocal to nearest, one correction is enough: all
+// numerators and divisors whose quotient comes near the middle of two floats were tried (tools/division_cases.cpp). Zeros keep
+// their sign: the remainder is taken as q b - t, which is +0 where it is 0.
 struct Division {
   float power, divisor, reciprocal;
 

@@ -1,5 +1,6 @@
 // y = (sum x · w) · row_scale · scale + bias for what faster kernels do not take: any K, any alignment, x of any type. int8 by
-// int8 goes four at a time into int32, everything else through float32 fma. The walks are those of product_any.cuh.
+// int8 goes four at a time into int32, everything else through float32 fma. The walks are those of product_any.cuh, over runs of
+// four elements: words of w.
 #include "cuda/kernels/rowwise_any.h"
 
 #include "cuda/kernels/eight_bit.cuh"
@@ -12,7 +13,7 @@ namespace {
 using product_any::kRowsThreads;
 using product_any::kTileThreads;
 
-constexpr int kFewTokens = 48;
+constexpr int kFewTokens = 48;  // up to so many, reading w again costs less than tiles do
 
 // Four neighbouring bytes of a row of K, from a multiple of four on; past its end they are 0. kAligned: rows start and end at
 // multiples of four.
@@ -50,11 +51,12 @@ __device__ __forceinline__ void unpack(Element type, const uint32_t (&words)[kCo
   }
 }
 
+template <bool kAligned>
 struct Problem {
   const RowwiseLinear& p;
   int64_t M, N;
   uint32_t length;
-  static constexpr int kTokens = 4, kChannels = 8;
+  static constexpr int kTokens = kAligned ? 8 : 4, kChannels = 8;  // as many as registers hold
 
   __device__ __forceinline__ Problem(const RowwiseLinear& p, int64_t length)
       : p(p), M(p.M), N(p.N), length(static_cast<uint32_t>(length)) {}
@@ -67,14 +69,16 @@ struct Problem {
 
 // int8 by int8: a value is four of them.
 template <bool kAligned>
-struct Int8Operands : Problem {
+struct Int8Operands : Problem<kAligned> {
+  using Problem<kAligned>::p;
+  using Problem<kAligned>::kChannels;
   using Value = int;
   using Sum = int;
   using RawX = uint32_t;
   using RawW = uint32_t;
   static constexpr int kRun = 1;
 
-  __device__ __forceinline__ explicit Int8Operands(const RowwiseLinear& p) : Problem(p, (p.K + 3) / 4) {}
+  __device__ __forceinline__ explicit Int8Operands(const RowwiseLinear& p) : Problem<kAligned>(p, (p.K + 3) / 4) {}
 
   __device__ __forceinline__ uint32_t raw_x(int64_t m, uint32_t i) const { return load_bytes<kAligned>(p.x, m, 4 * i, p.K); }
   __device__ __forceinline__ int value(uint32_t raw) const { return static_cast<int>(raw); }
@@ -95,7 +99,9 @@ struct Int8Operands : Problem {
 
 // X: of x, which is float8 as the weight is, or wider than that.
 template <Element X, bool kAligned>
-struct FloatOperands : Problem {
+struct FloatOperands : Problem<kAligned> {
+  using Problem<kAligned>::p;
+  using Problem<kAligned>::length;
   using Value = float;
   using Sum = float;
   using RawX = std::conditional_t<
@@ -105,7 +111,7 @@ struct FloatOperands : Problem {
   static constexpr int kRun = 4;
   static constexpr bool kXIs8Bit = sizeof(RawX) == 1;
 
-  __device__ __forceinline__ explicit FloatOperands(const RowwiseLinear& p) : Problem(p, p.K) {}
+  __device__ __forceinline__ explicit FloatOperands(const RowwiseLinear& p) : Problem<kAligned>(p, p.K) {}
 
   __device__ __forceinline__ RawX raw_x(int64_t m, uint32_t k) const { return static_cast<const RawX*>(p.x)[m * p.K + k]; }
   __device__ __forceinline__ float value(RawX raw) const {
