@@ -23,9 +23,9 @@
 #include <type_traits>
 
 #include "cuda/kernels/int4.h"
+#include "cuda/kernels/mma_tiles.cuh"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
-#include "cuda/kernels/mma_tiles.cuh"
 
 namespace aoext::cuda::int4_mma {
 

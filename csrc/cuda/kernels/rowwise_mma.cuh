@@ -1,8 +1,8 @@
 // y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale · scale + bias by mma.sync, w 8 bits wide.
 //
 // Weights are the A operand (16 channels × k), x is B (k × 8 tokens), so an accumulator is a piece of yᵀ. A block computes
-// block_n channels × block_m tokens and walks K by block_k, kStages deep by cp.async, both operands in shared memory as they are
-// in global memory. An mma takes
+// block_n channels × block_m tokens and walks K in stages, kStages deep by cp.async, both operands in shared memory as they are
+// in global memory. Its warps share the outputs or, where a block has few, each stage's K. An mma takes
 //   32 k  of int8, and of float8 where the tensor cores know it: both operands come by ldmatrix;
 //   16 k  of bf16 or fp16, to which 8-bit numbers turn in registers. ldmatrix moves pairs of bytes: lane (g = lane / 4,
 //         t = lane % 4) gets k 4t … 4t + 3 of row g in a word, which widens to what it holds of that row for one mma, as the
@@ -11,8 +11,8 @@
 //
 // Weights are one mma's k ahead of the tensor cores in a second set of registers, x is reloaded into the registers just read. The
 // last mma of a stage need registers only, so its shared memory is refilled there, and kStages buffers hold kStages stages.
-// With 64 × 64 outputs a warp, 32 mma cost 8 ldmatrix of int8; of float8 made fp16 4 and 48 instructions to convert; of
-// 16-bit x and int8 2, 8 other reads and 64 to convert.
+// With 64 × 64 outputs a warp, 32 mma come with 8 ldmatrix of int8; with 4 and 48 instructions to convert of float8 made fp16;
+// with 2, 8 reads of x and 64 instructions to convert of int8 and bf16.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -68,6 +68,8 @@ __device__ __forceinline__ void mma_float8(float (&d)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
 #pragma unroll
   for (int i = 0; i < 4; ++i) d[i] += s[i];
+#else
+  __trap();
 #endif
 }
 
@@ -217,7 +219,7 @@ struct Operands {
   __device__ __forceinline__ void read_x(int j, int step, uint32_t offset) {
     const uint32_t from = (from_x ^ step * Kind::kDepth * Kind::kSizeX) + offset + j * 8 * kRowBytesX;
     if constexpr (Kind::kWideX)
-      asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x[2 * j]), "=r"(x[2 * j + 1]) : "r"(from));
+      read_shared(reinterpret_cast<uint32_t (&)[2]>(x[2 * j]), from);
     else
       read_matrices(x + j * kWordsX, from);
   }

@@ -9,16 +9,17 @@
 
 namespace aoext::cuda {
 
-// Output tile of a block, over how many blocks K is split, and whether float8 goes to the tensor cores as it is.
+// Output tile of a block, over how many blocks K is split, and whether the tensor cores are given float8 as it is.
 struct RowwiseMmaConfig {
   int block_n, block_m, splits, float8;
 };
 
-// K is a multiple of 16, up to 2^30, or 131071 where the sums are int32; x and weight start at 16-byte boundaries. x is of
-// the weight's type, or bf16 or fp16.
+// Either x is of the weight's type, and y is bf16, fp16, fp32 or, of int8, int32; or x and y are bf16 or fp16. K is a multiple of
+// 16; M, N and K are 2^30 at most, K of int8 131071, lest the sum overflow; x and weight start at 16-byte boundaries.
 bool rowwise_mma_takes(const RowwiseLinear& p);
 
-// `float8_units`: whether mma.sync multiplies float8 faster than fp16, as on compute capability 8.9 and 12; it does not on 9.0.
+// `float8_units`: whether the GPU's mma.sync has float8 (compute capability 8.9; on 9.0 it becomes fp16 there too, so nothing is
+// won). What they add up is too short for a float32 y, which always goes through fp16.
 RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, int sms, bool float8_units = false);
 
 // In bytes; 0 for one split.
