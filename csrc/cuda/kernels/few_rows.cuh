@@ -68,12 +68,12 @@ struct Meeting {
   static constexpr int kTileN = 16;
   static constexpr int kStride = 20;  // between rows m of a partial sum: 16, and 4 that keep its stores free of bank conflicts
 
-  Sum* partial;          // in shared memory: [tile][slice][m][kStride], and what comes from the cluster, [block][item][16]
-  uint32_t barriers;     // in shared memory, of 8 bytes, one for a buffer
+  Sum* partial;       // in shared memory: [tile][slice][m][kStride], and what comes from the cluster, [block][item][16]
+  uint32_t barriers;  // in shared memory, of 8 bytes, one for a buffer
   int M;
-  uint32_t m_magic;      // ceil(2^20 / M)
-  int tiles, slices;     // of a block
-  int buffer_stride;     // from the first buffer's partial sums to the second's, 0 where there is one turn
+  uint32_t m_magic;   // ceil(2^20 / M)
+  int tiles, slices;  // of a block
+  int buffer_stride;  // from the first buffer's partial sums to the second's, 0 where there is one turn
   int rank, cluster, cluster_log2;
   int warp, warps, lane;
 

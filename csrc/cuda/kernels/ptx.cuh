@@ -38,10 +38,6 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   return v;
 }
 
-__device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
 // (v & kMask) ^ kXor in one instruction, which takes one immediate alone.
 template <uint32_t kMask, uint32_t kXor>
 __device__ __forceinline__ uint32_t and_xor(uint32_t v) {

@@ -2,6 +2,7 @@
 #include "cuda/kernels/rowwise_decode.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_decode.cuh"
@@ -10,9 +11,9 @@
 namespace aoext::cuda {
 namespace {
 
+using rowwise_decode::kThreads;
 using rowwise_decode::kTileN;
 using rowwise_decode::kUnitK;
-using rowwise_decode::kThreads;
 using rowwise_decode::Walk;
 using Kernel = void (*)(Walk);
 
@@ -46,6 +47,9 @@ Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
   }
 }
 
+// Of one m, in a unit.
+size_t unit_x_bytes(const RowwiseLinear& p) { return kUnitK * (is_8bit(p.type) ? 1 : 2); }
+
 struct Launch {
   Walk walk;
   int turns;
@@ -57,8 +61,11 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
   const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, M = static_cast<int>(p.M);
+  const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
   // A half warp either sends or collects, and every block collects something.
-  if (warps < 1 || warps * 32 > kThreads || warps * 2 % c.cluster || c.tiles * M < c.cluster) return false;
+  if (!cluster || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
+      c.tiles * M < c.cluster)
+    return false;
   w.linear = p, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * c.tiles));
   w.units = static_cast<int>(ceil_div(p.K, kUnitK));
@@ -71,7 +78,7 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
   const size_t fixed = size_t(warps) * c.depth * kTileN * kUnitK + 16 + (M > 8 ? 16 : 8) * sizeof(float) +
                        2 * c.tiles * kTileN * sizeof(Channel) +
                        Meeting<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
-  const size_t per_unit = size_t(M) * kUnitK * (is_8bit(p.type) ? 1 : 2);
+  const size_t per_unit = M * unit_x_bytes(p);
   if (fixed + per_unit * c.slices > shared_limit) return false;
   const int room = static_cast<int>((shared_limit - fixed) / per_unit);
   if (w.part_units <= room) {
@@ -86,6 +93,30 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
   return true;
 }
 
+// Microseconds of a cut, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by arithmetic and by
+// latency, and what stands before and behind them: x on its way, the first ring filling and the last one emptying, sums that
+// meet. Several blocks on a multiprocessor hide that from each other, and from the kernels before and after. The constants are a
+// fit to cuts measured on an H200, M = 1 and 16, int8 and e4m3, eight N x K.
+double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Launch& l, int sms, int resident) {
+  const Walk& w = l.walk;
+  const bool wide = p.M > 8, integer = p.type == Element::int8;
+  const auto fourth = [](double a, double b) { return std::pow(std::pow(a, 4) + std::pow(b, 4), 0.25); };
+  const double warps = resident * c.tiles * c.slices, filled = std::min(c.depth, w.warp_steps);
+  const double read = static_cast<double>(p.N) * p.K / 4.66e6 * (0.961 + 0.107 / c.slices);
+  const double work = warps * (integer ? (wide ? 0.0419 : 0.0362) : (wide ? 0.0536 : 0.0425));
+  const double latency = (integer ? 0.648 : 0.713) / c.depth + (wide ? 0.205 : 0);
+  const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * fourth(work, latency);
+  const double x = 1e-3 * resident * w.part_units * static_cast<double>(p.M * unit_x_bytes(p));
+  const double x_again = w.chunks > 1 ? 0.00998 * x * (l.turns - 1.0 / w.chunks) + 1.05 * (w.chunks - 1) * l.turns : 0;
+  const double met = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) * (0.254 + 0.015 * c.slices);
+  // Less on the way than any of those cuts has, or more multiprocessors idle: not known, and hardly better.
+  const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.tiles * static_cast<double>(l.turns) * sms * resident);
+  const double few = std::max({1.0, 32 / (warps * c.depth), 0.9 / busy});
+  return few * (0.66 + fourth(read, rounds)) + 0.0154 * x / w.chunks + x_again + 0.0247 * warps * filled +
+         (integer ? 0.125 : 0.303) * filled + met + (resident == 1 ? 0.637 : 0) + (c.cluster > 1 ? 1.17 : 0) +
+         (c.cluster > 2 ? 0.88 : 0);
+}
+
 }  // namespace
 
 bool rowwise_decode_takes(const RowwiseLinear& p) {
@@ -95,9 +126,27 @@ bool rowwise_decode_takes(const RowwiseLinear& p) {
 }
 
 RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper) {
-  constexpr int kMostBlocks = 65535;
-  RowwiseDecodeConfig c{4, 4, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 4 * kTileN), kMostBlocks)), shared_memory, 1024, hopper};
-  return c;
+  constexpr int kAhead = 1024, kMostBlocks = 65535;
+  const int sm_warps = p.M > 8 ? 16 : 21;  // that have registers
+  RowwiseDecodeConfig best{}, c{2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
+  double best_time = 1e30;
+  for (c.depth = 2; c.depth <= 4; c.depth += 2)
+    for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
+      for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
+        for (c.slices = 1; c.tiles * c.slices <= 16; ++c.slices)
+          for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
+            // Clusters of more than two leave some multiprocessors of a GPC idle.
+            const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+            if (slots < 1) continue;
+            const int64_t groups = ceil_div(p.N, kTileN * c.tiles);
+            c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
+            Launch l;
+            if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
+            const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
+            const double time = model_time(p, c, l, sms, at_once);
+            if (time < best_time) best_time = time, best = c;
+          }
+  return best;
 }
 
 cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream) {

@@ -3,8 +3,8 @@
 // Walk. A unit is 16 rows n by 128 k: 2 KB of weights, one warp, four 16-byte copies a lane. Lane (g = lane / 4, t = lane % 4)
 // copies bytes 16t..16t+15 of both halves of rows 2g and 2g + 1, which are rows g and g + 8 of mma's A operand; that permutes k
 // within a unit, for x as well. A warp takes one such tile of rows and a slice of their k through a ring of its own in shared
-// memory, where every lane reads what it copied itself, so that nobody waits for anybody: 96 to 192 KB a multiprocessor are on
-// their way all the time, more than registers would hold. Slices meet in shared memory; the k of a block is a part of K where
+// memory, where every lane reads what it copied itself, so that nobody waits for anybody: 64 to 160 KB a multiprocessor are on
+// their way all the time, which registers could not hold. Slices meet in shared memory; the k of a block is a part of K where
 // blocks of a cluster share it (few_rows.cuh).
 //
 // int8 by int8 is multiplied as such. Everything else is in fp16 or bf16, which hold every 8-bit number: weights, and an 8-bit x,
@@ -23,9 +23,9 @@
 
 namespace aoext::cuda::rowwise_decode {
 
-constexpr int kUnitK = 128;     // k of a unit
-constexpr int kTileN = 16;      // rows n of a tile
-constexpr int kThreads = 512;   // that a block may have, of 128 registers
+constexpr int kUnitK = 128;    // k of a unit
+constexpr int kTileN = 16;     // rows n of a tile
+constexpr int kThreads = 512;  // that a block may have, of 128 registers
 
 // What a launch needs; every division a kernel does is by a constant of these.
 struct Walk {
@@ -67,8 +67,19 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
   float* const row_scales = reinterpret_cast<float*>(beyond + 16);
   Channel* const channels = reinterpret_cast<Channel*>(row_scales + Octets * 8);
   const int table = tiles * kTileN;  // channels of a group, fewer than threads
-  const Meeting<Sum> meeting{reinterpret_cast<Sum*>(channels + 2 * table), shared_address(beyond), p.M, p.m_magic, tiles, slices,
-                             p.buffer_stride, rank, cluster, p.cluster_log2, warp, warps, lane};
+  const Meeting<Sum> meeting{reinterpret_cast<Sum*>(channels + 2 * table),
+                             shared_address(beyond),
+                             p.M,
+                             p.m_magic,
+                             tiles,
+                             slices,
+                             p.buffer_stride,
+                             rank,
+                             cluster,
+                             p.cluster_log2,
+                             warp,
+                             warps,
+                             lane};
 
   // -- Weights: a cursor that runs a ring ahead of the sums. Rows past the last are read as that, and not written; k past K are
   // zeros.
@@ -139,8 +150,9 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
     const int m = min(o * 8 + g, p.M - 1);
     column[o] = xs + m * kRowX + place(m, X8 ? t : 2 * t);
   }
-  constexpr int kChains = kInteger || Octets > 1 ? 2 : 4;  // sums that do not wait for each other
-  const auto compute = [&](int slot, int unit) {           // unit: of the chunk
+  // Sums that do not wait for each other, as many as registers allow.
+  constexpr int kChains = Octets == 1 && !kInteger ? 4 : X8 ? 2 : 1;
+  const auto compute = [&](int slot, int unit) {  // unit: of the chunk
     const uint32_t from = ring + slot * kUnitBytes, x = unit * p.M * kRowX;
     Sum acc[kChains][Octets][4] = {};
 #pragma unroll
@@ -179,7 +191,8 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
     }
 #pragma unroll
     for (int i = 0; i < Octets * 4; ++i) {
-      Sum sum = acc[0][i / 4][i % 4] + acc[1][i / 4][i % 4];
+      Sum sum = acc[0][i / 4][i % 4];
+      if constexpr (kChains > 1) sum += acc[1][i / 4][i % 4];
       if constexpr (kChains > 2) sum += acc[2][i / 4][i % 4] + acc[3][i / 4][i % 4];
       y[i / 4][i % 4] += sum;
     }
