@@ -12,7 +12,7 @@ struct RowwiseWgmmaConfig {
   int cluster;       // blocks that share a tile of those that do not come out even (segments.h): 1, 2 or 4
   int ranges;        // or all blocks that share all of these, or 0
   int blocks;        // in all, which run at once
-  int promote;
+  int batch, first, ahead, hint;
 };
 
 // Whether the kernel computes this problem: x and weight of one 8-bit type, 16-byte aligned, rows of a multiple of 16 bytes;

@@ -39,7 +39,7 @@ cudaError_t launch(const RowwiseLinear& p, const Config& config, void* workspace
   a.p = p;
   a.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, config);
-  a.promote = config.promote;
+  a.batch = config.batch, a.first = config.first, a.ahead = config.ahead, a.hint = config.hint;
   if ((config.cluster != 1 && config.cluster != 2 && config.cluster != 4) || !shares_fit(a.segments, config.blocks))
     return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));
@@ -49,7 +49,9 @@ cudaError_t launch(const RowwiseLinear& p, const Config& config, void* workspace
                      {wgmma::kStageBytes, box});
   };
   const TensorMap x = map(p.x, p.M, kTokens), w = map(p.weight, p.N, kRows);
-  if (!x.valid || !w.valid) return cudaErrorNotSupported;
+  const TensorMap lines(CU_TENSOR_MAP_DATA_TYPE_UINT32, p.weight, CU_TENSOR_MAP_SWIZZLE_NONE, {p.K / 4, p.N}, {p.K},
+                        {128, kRows});
+  if (!x.valid || !w.valid || !lines.valid) return cudaErrorNotSupported;
 
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   if (error != cudaSuccess) return error;
@@ -62,7 +64,7 @@ cudaError_t launch(const RowwiseLinear& p, const Config& config, void* workspace
     if (cleared != cudaSuccess) return cleared;
     grid.overlap = Overlap::always;
   }
-  return launch(kernel, grid, x.map, w.map, a);
+  return launch(kernel, grid, x.map, w.map, lines.map, a);
 }
 
 template <Element kType, class Output>
@@ -72,13 +74,9 @@ cudaError_t launch_tile(const RowwiseLinear& p, const Config& c, void* workspace
   if (is(64, 64)) return launch<kType, Output, 64, 64>(p, c, workspace, stream);
   if (is(128, 32)) return launch<kType, Output, 128, 32>(p, c, workspace, stream);
   if (is(128, 64)) return launch<kType, Output, 128, 64>(p, c, workspace, stream);
-  if (is(256, 64)) return launch<kType, Output, 256, 64>(p, c, workspace, stream);
+  if (is(64, 128)) return launch<kType, Output, 64, 128>(p, c, workspace, stream);
   if (is(128, 128)) return launch<kType, Output, 128, 128>(p, c, workspace, stream);
-  if (is(128, 192)) return launch<kType, Output, 128, 192>(p, c, workspace, stream);
-  if constexpr (kType == Element::int8) {
-    if (is(256, 128)) return launch<kType, Output, 256, 128>(p, c, workspace, stream);
-    if (is(128, 256)) return launch<kType, Output, 128, 256>(p, c, workspace, stream);
-  }
+  if (is(128, 256)) return launch<kType, Output, 128, 256>(p, c, workspace, stream);
   return cudaErrorInvalidValue;
 }
 
@@ -94,7 +92,7 @@ cudaError_t launch_output(const RowwiseLinear& p, const Config& c, void* workspa
 
 RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   const int64_t tiles = ceil_div(p.N, 128) * ceil_div(p.M, 64);
-  return {128, 64, 1, 0, int(even_blocks(tiles, 1, sms)), 4};
+  return {128, 64, 1, 0, int(even_blocks(tiles, 1, sms)), 1, 8, 0, 0};
 }
 
 size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const Config& c) {

@@ -26,7 +26,7 @@ struct RowwiseArguments {
   RowwiseLinear p;
   Tiles tiles;
   Segments segments;  // what lies outside K in the last stage is zero
-  int promote;
+  int batch, first, ahead, hint;
 };
 
 // ---- Shared memory ----
@@ -100,6 +100,29 @@ struct Scales {
 
 // ---- The kernel ----
 
+// Issues d (+)= a stage's product, or that of some of its steps of 32 k.
+template <Element kType, int kFirst, int kEnd, class Sum, int kSums>
+__device__ inline void multiply(Sum (&d)[kSums], uint64_t w, uint64_t x, bool add) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = kFirst; step < kEnd; ++step)
+    Wgmma<2 * kSums>::multiply(std::integral_constant<Element, kType>(), d, w + 2 * step, x + 2 * step, add || step > kFirst);
+  wgmma_commit();
+}
+
+// Sums that a product has left: what reads them stays behind the wait for it.
+template <int kCount>
+__device__ inline void settle(float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+template <int kCount>
+__device__ inline void settle(int (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(sums[i])::"memory");
+}
+
 // Rows of 128 bytes as the copy engine swizzles them, eight to a tile of 1024.
 __device__ inline uint64_t swizzled_descriptor(uint32_t address) {
   return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | (address & 0x3ffff) >> 4;
@@ -125,7 +148,7 @@ constexpr int rowwise_threads(int rows) { return rows * 2 + (rows == 64 ? 32 : 1
 template <Element kType, class Output, int kTileRows, int kTokens, int kStages, int kBlocks>
 __global__ void __launch_bounds__(rowwise_threads(kTileRows), kBlocks)
     rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                  const __grid_constant__ RowwiseArguments a) {
+                  const __grid_constant__ CUtensorMap lines_map, const __grid_constant__ RowwiseArguments a) {
   using L = RowwiseLayout<Output, kTileRows, kTokens, kStages>;
   using Sum = WgmmaSum<kType>;
   constexpr int kThreads = kTileRows * 2;  // that multiply
@@ -154,21 +177,39 @@ __global__ void __launch_bounds__(rowwise_threads(kTileRows), kBlocks)
     if (threadIdx.x == kThreads) {
       prefetch_map(&x_map), prefetch_map(&w_map);
       const Segment first = int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
+      prefetch_map(&lines_map);
+      const int batch = min(a.batch, kStages / 2);
       const int row = tile_of(a.tiles, first.tile, kTokens, kTileRows).row;
-      for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kStages); ++stage)
-        prefetch_tile(&w_map, stage * kStageBytes, row);
+      for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, a.first); stage += 4)
+        prefetch_tile(&lines_map, stage * 32, row);
       if (waits) wait_for_last_kernel(), start_next_kernel();
       each_segment(s, rest, [&](const Segment& segment) {
         const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
-        const int end = (segment.first_stage + segment.stages) * kStageBytes;
+        const int end = segment.first_stage + segment.stages;
+        int line = segment.first_stage;
 #pragma unroll 1
-        for (int k = segment.first_stage * kStageBytes; k < end; k += kStageBytes) {
-          const uint32_t arrived = full + 8 * ring.slot(), to = shared + ring.slot() * L::kStage;
-          barrier_wait(empty + 8 * ring.slot(), ring.parity() ^ 1);
-          barrier_expect(arrived, L::kStage);
-          copy_tile(to, &w_map, arrived, k, tile.row);
-          copy_tile(to + L::kWBytes, &x_map, arrived, k, tile.token);
-          ring.advance();
+        for (int stage = segment.first_stage; stage < end; stage += batch) {
+          if (a.ahead)
+            for (; line < min(end, stage + a.ahead); line += 4) prefetch_tile(&lines_map, line * 32, tile.row);
+          const int count = min(batch, end - stage);
+          Ring<kStages> r = ring;
+          for (int i = 0; i < count; ++i) {
+            barrier_wait(empty + 8 * r.slot(), r.parity() ^ 1);
+            barrier_expect(full + 8 * r.slot(), L::kStage);
+            r.advance();
+          }
+          r = ring;
+          for (int i = 0; i < count; ++i) {
+            if (a.hint)
+              copy_tile(shared + r.slot() * L::kStage, &w_map, full + 8 * r.slot(), (stage + i) * kStageBytes, tile.row, kEvictFirst);
+            else
+              copy_tile(shared + r.slot() * L::kStage, &w_map, full + 8 * r.slot(), (stage + i) * kStageBytes, tile.row);
+            r.advance();
+          }
+          for (int i = 0; i < count; ++i) {
+            copy_tile(shared + ring.slot() * L::kStage + L::kWBytes, &x_map, full + 8 * ring.slot(), (stage + i) * kStageBytes, tile.token);
+            ring.advance();
+          }
         }
       });
       if (!waits) wait_for_last_kernel(), start_next_kernel();
@@ -187,45 +228,79 @@ __global__ void __launch_bounds__(rowwise_threads(kTileRows), kBlocks)
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + 8 * slot);
     };
-    // d is the product of so many stages.
-    const auto multiply = [&](Sum(&d)[kTokens / 2], int stages) {
-      int previous = 0;
-#pragma unroll 1
-      for (int i = 0; i < stages; ++i) {
-        barrier_wait(full + 8 * ring.slot(), ring.parity());
-        const uint32_t at = shared + ring.slot() * L::kStage;
-        const uint64_t w = swizzled_descriptor(at + me.group * 64 * kStageBytes), x = swizzled_descriptor(at + L::kWBytes);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < kStageBytes / 32; ++k)
-          Wgmma<kTokens>::multiply(std::integral_constant<Element, kType>(), d, w + 2 * k, x + 2 * k, i > 0 || k > 0);
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (i > 0) free(previous);
-        previous = ring.slot();
-        ring.advance();
-      }
-      wgmma_wait<0>();
-      free(previous);
+    // Of the present stage: this warpgroup's rows of w, and x from a token on.
+    const auto w_at = [&] { return swizzled_descriptor(shared + ring.slot() * L::kStage + me.group * 64 * kStageBytes); };
+    const auto x_at = [&](int token) {
+      return swizzled_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + token * kStageBytes);
     };
+    const auto arrived = [&] { barrier_wait(full + 8 * ring.slot(), ring.parity()); };
+    constexpr int kSteps = kStageBytes / 32, kPiece = kTokens <= 128 ? kSteps / 2 : kSteps;
 
     each_segment(s, rest, [&](const Segment& segment) {
       const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
       Scales<kTokens> scales;
       scales.load(a.p, tile, me.group, thread);
       if constexpr (kType == Element::int8) {
-        multiply(sums, segment.stages);
-      } else {
-        Sum part[kTokens / 2];
-#pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
-        int next = me.group % 2 == 0 ? a.promote : (a.promote + 1) / 2;
+        int previous = 0;
 #pragma unroll 1
-        for (int left = segment.stages; left > 0; left -= next, next = a.promote) {
-          next = min(next, left);
-          multiply(part, next);
+        for (int i = 0; i < segment.stages; ++i) {
+          arrived();
+          multiply<kType, 0, kSteps>(sums, w_at(), x_at(0), i > 0);
+          wgmma_wait<1>();
+          if (i > 0) free(previous);
+          previous = ring.slot();
+          ring.advance();
+        }
+        wgmma_wait<0>();
+        settle(sums);
+        free(previous);
+      } else if constexpr (kTokens * kTileRows <= 128 * 128 && !(kTokens == 128 && kTileRows == 64)) {
+        // While the second half of a stage runs, the first is added; while the second is, another warpgroup multiplies.
+        Sum parts[2][kTokens / 2];
+        const auto add = [&](Sum(&part)[kTokens / 2]) {
+          settle(part);
 #pragma unroll
           for (int i = 0; i < kTokens / 2; ++i) sums[i] += part[i];
+        };
+#pragma unroll
+        for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
+#pragma unroll 1
+        for (int i = 0; i < segment.stages; ++i) {
+          arrived();
+          multiply<kType, 0, kPiece>(parts[0], w_at(), x_at(0), false);
+          multiply<kType, kPiece, kSteps>(parts[1], w_at(), x_at(0), false);
+          wgmma_wait<1>();
+          add(parts[0]);
+          wgmma_wait<0>();
+          free(ring.slot());
+          ring.advance();
+          add(parts[1]);
+        }
+      } else {
+        // There are registers for the product of half the tokens.
+        constexpr int kHalf = kTokens / 2;
+        Sum part[kHalf / 2];
+#pragma unroll
+        for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
+#pragma unroll 1
+        for (int i = 0; i < segment.stages; ++i) {
+          arrived();
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int piece = 0; piece < kSteps / kPiece; ++piece) {
+              if (piece == 0)
+                multiply<kType, 0, kPiece>(part, w_at(), x_at(half * kHalf), false);
+              else
+                multiply<kType, kSteps - kPiece, kSteps>(part, w_at(), x_at(half * kHalf), false);
+              wgmma_wait<0>();
+              if (half == 1 && piece + 1 == kSteps / kPiece) free(ring.slot());
+              settle(part);
+#pragma unroll
+              for (int j = 0; j < kHalf / 2; ++j) sums[half * kHalf / 2 + j] += part[j];
+            }
+          }
+          ring.advance();
         }
       }
       scales.store(shared + L::kChannels, row_scales, me.group, thread);
