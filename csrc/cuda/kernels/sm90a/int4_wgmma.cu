@@ -20,26 +20,24 @@ size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * wgmma::kRows * 
 
 // Four warpgroups where their sums fit into registers; three stages of w, four where there is room, and as many steps of
 // x as fit beside them.
-template <class S, int kTokens>
+template <class T, class S, int kTokens>
 struct Rings {
   static constexpr int kWays = kTokens <= 64 ? 2 : 1;
   static constexpr int kW = kTokens <= 64 ? 4 : 3;
-  static constexpr int kSpace = kSharedMemory - wgmma::Layout<S, kTokens, 0, kW>::kBytes;
-  static constexpr int kX = std::min(8, kSpace / (wgmma::Layout<S, kTokens, 0, kW>::kXBytes + 16));
+  static constexpr int kSpace = kSharedMemory - wgmma::Layout<T, S, kTokens, 0, kW>::kBytes;
+  static constexpr int kX = std::min(8, kSpace / (wgmma::Layout<T, S, kTokens, 0, kW>::kXBytes + 16));
 };
 
 template <class T, class S, int kTokens, bool kGroup32>
 cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
-  using R = Rings<S, kTokens>;
-  using L = wgmma::Layout<S, kTokens, R::kX, R::kW>;
+  using R = Rings<T, S, kTokens>;
+  using L = wgmma::Layout<T, S, kTokens, R::kX, R::kW>;
   const auto kernel = wgmma::int4_wgmma<T, S, kTokens, kGroup32, R::kX, R::kW, R::kWays>;
 
-  wgmma::Arguments a{};
-  a.y = p.y, a.bias = p.bias, a.bias_type = p.bias_type;
-  a.M = static_cast<int>(p.M), a.N = static_cast<int>(p.N);
+  wgmma::Arguments<T> a{};
+  a.epilogue = {static_cast<T*>(p.y), p.bias, p.bias_type, static_cast<int>(p.M), static_cast<int>(p.N)};
   a.group_size = static_cast<int>(p.group_size);
-  a.row_tiles = static_cast<int>(ceil_div(p.N, wgmma::kRows));
-  a.token_tiles = static_cast<int>(ceil_div(p.M, kTokens));
+  a.tiles = {static_cast<int>(ceil_div(p.N, wgmma::kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, config);
   if (config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));

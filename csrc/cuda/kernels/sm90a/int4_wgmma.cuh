@@ -17,9 +17,7 @@
 #pragma once
 
 #include "cuda/kernels/int4.h"
-#include "cuda/kernels/numbers.cuh"
-#include "cuda/kernels/sm90a/ptx.cuh"
-#include "cuda/kernels/sm90a/segments.cuh"
+#include "cuda/kernels/sm90a/tiles.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
 
 namespace aoext::cuda::wgmma {
@@ -28,25 +26,37 @@ constexpr int kStep = 64;               // of K: a 128-byte line of x
 constexpr int kStage = 256;             // of K: a 128-byte line of w
 constexpr int kSteps = kStage / kStep;  // in a stage
 constexpr int kChunks = kStage / 32;    // in a stage: 32 k are 16 bytes of w and two products
-constexpr int kRows = 128;              // of w
 constexpr int kMostGroups = 8;          // in a stage: groups of 32
-constexpr int kPair = 256;              // threads of the two warpgroups that multiply one step
-constexpr int kPairWarps = kPair / 32;
-constexpr int kRaster = 32;  // tiles along N that run side by side, so that L2 serves x and w
 
-struct Arguments {
-  void* y;
+// What ends a sum: the bias.
+template <class T>
+struct Biased {
+  using Sum = float;
+  using Output = T;
+  static constexpr bool kWholeVectors = true;
+  struct Nothing {};
+
+  T* y;
   const void* bias;
   Element bias_type;
   int M, N;
+
+  __device__ float channel(int n) const { return bias == nullptr || n >= N ? 0 : load_float(bias, n, bias_type); }
+  __device__ Nothing token(int) const { return {}; }
+  __device__ float operator()(float sum, Nothing, float bias) const { return sum + bias; }
+};
+
+template <class T>
+struct Arguments {
+  Biased<T> epilogue;
   int group_size;
-  int row_tiles, token_tiles;
+  Tiles tiles;
   Segments segments;  // what lies outside K in the last stage is zero
 };
 
 // ---- Shared memory ----
 
-template <class S, int kTokens, int kXStages, int kWStages>
+template <class T, class S, int kTokens, int kXStages, int kWStages>
 struct Layout {
   static constexpr int kXBytes = kTokens * kStep * 2;
   static constexpr int kWBytes = kRows * kStage / 2;
@@ -55,17 +65,9 @@ struct Layout {
   static constexpr int kW = kX + kXStages * kXBytes;
   static constexpr int kScale = kW + kWStages * kWBytes;
   static constexpr int kZero = kScale + kWStages * kScaleBytes;
-  static constexpr int kRing = kZero + kWStages * kScaleBytes;
-  // An output tile of one warpgroup on its way to y: rows of 64 outputs, padded against bank conflicts.
-  static constexpr int kChunk = kTokens < 32 ? kTokens : 32;
-  static constexpr int kPitch = 64 * 2 + 16;
-  static constexpr int kOut = kRing;
-  static constexpr int kOutBytes = kChunk * kPitch;  // one of two buffers of one warpgroup
-  static constexpr int kBarriers = kOut + 4 * kOutBytes;
+  static constexpr int kOut = kZero + kWStages * kScaleBytes;
+  static constexpr int kBarriers = kOut + Staging<T, kTokens>::kBytes;
   static constexpr int kBytes = kBarriers + 2 * 8 * (kXStages + kWStages) + 1024;  // the copy engine's alignment
-  // What one pair of warpgroups hands to the other passes through there too.
-  static constexpr int kSumPitch = (kRows + 4) * 4;
-  static_assert(kChunk * kSumPitch <= 4 * kOutBytes);
   // A tile that the blocks of a cluster add up lies over the ring.
   static_assert(kXStages == 0 || kTokens * kSumPitch <= kBarriers);
 };
@@ -81,7 +83,6 @@ struct Format<__nv_bfloat16> {
   static constexpr uint32_t kMagic = 0x43084308;  // 128, of which a nibble makes 128 + 8 + q
   static constexpr float kOffset = 136;
   __device__ static Pair both(float v) { return __float2bfloat162_rn(v); }
-  __device__ static Pair pair(float low, float high) { return __floats2bfloat162_rn(low, high); }
   __device__ static float2 floats(Pair v) { return __bfloat1622float2(v); }
 };
 
@@ -91,15 +92,8 @@ struct Format<__half> {
   static constexpr uint32_t kMagic = 0x64086408;  // 1024 + 8 + q
   static constexpr float kOffset = 1032;
   __device__ static Pair both(float v) { return __float2half2_rn(v); }
-  __device__ static Pair pair(float low, float high) { return __floats2half2_rn(low, high); }
   __device__ static float2 floats(Pair v) { return __half22float2(v); }
 };
-
-template <class To, class From>
-__device__ inline To bits(From v) {
-  static_assert(sizeof(To) == sizeof(From));
-  return *reinterpret_cast<To*>(&v);
-}
 
 // Scale and zero of a row: pairs of x's type, or float32.
 template <class T, class S>
@@ -132,7 +126,7 @@ struct Affine<T, float> {
   __device__ uint32_t operator()(uint32_t biased) const {
     using F = Format<T>;
     const float2 q = F::floats(bits<typename F::Pair>(biased));
-    return bits<uint32_t>(F::pair(fmaf(q.x - F::kOffset, scale, zero), fmaf(q.y - F::kOffset, scale, zero)));
+    return rounded_pair<T>(fmaf(q.x - F::kOffset, scale, zero), fmaf(q.y - F::kOffset, scale, zero));
   }
 };
 
@@ -146,60 +140,20 @@ __device__ inline uint32_t dequantise(uint32_t byte, const A& affine) {
   return affine(and_xor<0x000F000F, Format<T>::kMagic>(byte * 0x1001));
 }
 
-// ---- Tiles and rings ----
-
-// Where a block works: the same for all its threads.
-struct Tile {
-  int row, token;  // first of w and of x
-};
-
-__device__ inline Tile tile_of(const Arguments& p, int index, int tokens) {
-  const int area = kRaster * p.token_tiles;
-  const int strip = index / area;
-  const int in_strip = index % area;
-  const int height = min(kRaster, p.row_tiles - strip * kRaster);
-  return {(strip * kRaster + in_strip % height) * kRows, in_strip / height * tokens};
-}
-
-__device__ inline float load_bias(const Arguments& p, int n) {
-  return p.bias == nullptr || n >= p.N ? 0 : load_float(p.bias, n, p.bias_type);
-}
-
-// A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,
-// since narrow tiles are short of registers.
-template <int kStages>
-class Ring {
- public:
-  __device__ explicit Ring(int first = 0) : place_(first) {}
-
-  __device__ int slot() const { return kCounts ? place_ % kStages : place_; }
-  __device__ uint32_t parity() const { return kCounts ? place_ / kStages & 1 : parity_; }
-
-  __device__ void advance(int places = 1) {
-    place_ += places;
-    if (!kCounts && place_ >= kStages) place_ -= kStages, parity_ ^= 1;
-  }
-
- private:
-  static constexpr bool kCounts = (kStages & (kStages - 1)) == 0;
-  unsigned place_;
-  uint32_t parity_ = 0;
-};
-
 // ---- Copying: one thread for w, one for x. What they do per copy is what limits narrow tiles, so nothing that can be
 // done once a tile belongs in the inner loops. ----
 
 // Asks L2 for the first weights while the last kernel ends.
-template <int kTokens, int kWStages>
+template <int kTokens, int kWStages, class Arguments>
 __device__ inline void prefetch_weights(const Arguments& p, const Rest& rest, const CUtensorMap& w_map) {
   const Segment first =
       int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages} : rest.segments[0];
-  const int row = tile_of(p, first.tile, kTokens).row;
+  const int row = tile_of(p.tiles, first.tile, kTokens).row;
   for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kWStages); ++stage)
     prefetch_tile(&w_map, stage * (kStage / 2), row);
 }
 
-template <class L, class S, int kTokens, int kWStages>
+template <class L, class S, int kTokens, int kWStages, class Arguments>
 __device__ inline void copy_weights(const Arguments& p, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                     const CUtensorMap& w_map, const CUtensorMap& scale_map, const CUtensorMap& zero_map) {
   prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
@@ -208,7 +162,7 @@ __device__ inline void copy_weights(const Arguments& p, const Rest& rest, uint32
   const uint32_t bytes = L::kWBytes + 2 * groups * kRows * sizeof(S);
   Ring<kWStages> w;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    const int row = tile_of(p, segment.tile, kTokens).row;
+    const int row = tile_of(p.tiles, segment.tile, kTokens).row;
     int k = segment.first_stage * (kStage / 2), scale_row = segment.first_stage / stages * groups,
         in_group = segment.first_stage % stages;
 #pragma unroll 1
@@ -225,13 +179,13 @@ __device__ inline void copy_weights(const Arguments& p, const Rest& rest, uint32
   });
 }
 
-template <class L, int kTokens, int kXStages>
+template <class L, int kTokens, int kXStages, class Arguments>
 __device__ inline void copy_input(const Arguments& p, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                   const CUtensorMap& x_map) {
   prefetch_map(&x_map);
   Ring<kXStages> x;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    const int token = tile_of(p, segment.tile, kTokens).token, end = (segment.first_stage + segment.stages) * kStage;
+    const int token = tile_of(p.tiles, segment.tile, kTokens).token, end = (segment.first_stage + segment.stages) * kStage;
 #pragma unroll 1
     for (int k = segment.first_stage * kStage; k < end; k += kStep) {
       barrier_wait(empty + 8 * x.slot(), x.parity() ^ 1);
@@ -240,104 +194,6 @@ __device__ inline void copy_input(const Arguments& p, const Rest& rest, uint32_t
       x.advance();
     }
   });
-}
-
-// ---- From sums to y ----
-
-// A thread that multiplies. It holds sums of rows row, row + 8 by tokens 8 j + 2 quad, 8 j + 2 quad + 1.
-struct Thread {
-  int way, group;  // which pair of warpgroups, which of the two
-  int lane, quad;  // quad: place among four
-  int warp_row;    // first of the warp's 16 rows in the tile
-  __device__ int row() const { return warp_row + lane / 4; }
-};
-
-// The second pair's sums to the first, through shared memory, a few tokens at a time.
-template <class L, int kTokens>
-__device__ inline void add_pairs(float (&sums)[kTokens / 2], const Thread& me, uint32_t shared) {
-  const uint32_t mine = shared + L::kOut + 2 * me.quad * L::kSumPitch + me.row() * 4;
-  sync_threads_of(1, 2 * kPair);  // the first pair may still be writing the last tile from there
-#pragma unroll
-  for (int c = 0; c < kTokens / L::kChunk; ++c) {
-#pragma unroll
-    for (int j = 0; j < L::kChunk / 2; ++j)
-      if (me.way == 1) store_shared(mine + (j / 4 * 8 + j % 2) * L::kSumPitch + j / 2 % 2 * 32, sums[c * L::kChunk / 2 + j]);
-    sync_threads_of(1, 2 * kPair);
-#pragma unroll
-    for (int j = 0; j < L::kChunk / 2; ++j)
-      if (me.way == 0) sums[c * L::kChunk / 2 + j] += load_shared(mine + (j / 4 * 8 + j % 2) * L::kSumPitch + j / 2 % 2 * 32);
-    sync_threads_of(1, 2 * kPair);
-  }
-}
-
-// A warpgroup's 64 rows: transposed through shared memory, so that a row of y leaves in pieces of 128 bytes.
-template <class T, class L, int kTokens>
-__device__ inline void write_tile(const float (&sums)[kTokens / 2], const Thread& me, const Arguments& p, const Tile& tile,
-                                  uint32_t shared) {
-  using F = Format<T>;
-  const int thread = threadIdx.x % 128, row = me.warp_row % 64;
-  const int n = tile.row + me.group * 64;  // first of this warpgroup
-  const float upper = load_bias(p, n + row + me.lane / 4), lower = load_bias(p, n + row + me.lane / 4 + 8);
-#pragma unroll
-  for (int c = 0; c < kTokens / L::kChunk; ++c) {
-    const uint32_t buffer = shared + L::kOut + (me.group * 2 + c % 2) * L::kOutBytes;
-#pragma unroll
-    for (int j = 0; j < L::kChunk / 16; ++j) {
-      const float* d = sums + (c * L::kChunk + 16 * j) / 2;
-      const uint32_t corners[4] = {
-          bits<uint32_t>(F::pair(d[0] + upper, d[1] + upper)), bits<uint32_t>(F::pair(d[2] + lower, d[3] + lower)),
-          bits<uint32_t>(F::pair(d[4] + upper, d[5] + upper)), bits<uint32_t>(F::pair(d[6] + lower, d[7] + lower))};
-      const int token = 16 * j + me.lane / 16 * 8 + me.lane % 8;
-      store_transposed(buffer + token * L::kPitch + (row + me.lane / 8 % 2 * 8) * 2, corners);
-    }
-    sync_threads_of(2 + me.group, 128);
-#pragma unroll
-    for (int j = 0; j < L::kChunk / 16; ++j) {
-      const int token = 16 * j + thread / 8, column = n + thread % 8 * 8;
-      const int64_t m = tile.token + c * L::kChunk + token;
-      if (m < p.M && column < p.N)
-        *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + m * p.N + column) =
-            load_shared_16(buffer + token * L::kPitch + thread % 8 * 16);
-    }
-  }
-  sync_threads_of(2 + me.group, 128);  // the buffers may be written again
-}
-
-// Both blocks of a cluster leave their sums over their rings, and each adds up its half of the tokens, so many loads of a thread
-// at once.
-template <class T, class L, int kTokens, int kThreads>
-__device__ inline void write_cluster_tile(const float (&sums)[kTokens / 2], const Thread& me, const Arguments& p,
-                                          const Tile& tile, uint32_t shared) {
-  constexpr int kOwned = kTokens / 2 * (kRows / 4);  // items of four rows
-  constexpr int kMine = (kOwned + kThreads - 1) / kThreads, kItems = kMine < 8 ? kMine : 8;
-  sync_threads_of(1, kThreads);
-  const uint32_t mine = shared + 2 * me.quad * L::kSumPitch + me.row() * 4;
-#pragma unroll
-  for (int j = 0; j < kTokens / 2; ++j)
-    if (me.way == 0) store_shared(mine + (j / 4 * 8 + j % 2) * L::kSumPitch + j / 2 % 2 * 32, sums[j]);
-  cluster_sync();
-  const int first = blockIdx.x % 2 * (kTokens / 2);
-#pragma unroll 1
-  for (int begin = threadIdx.x; begin < kOwned; begin += kItems * kThreads) {
-    float4 parts[kItems][2];
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int item = min(begin + i * kThreads, kOwned - 1);
-      const uint32_t at = shared + (first + item / (kRows / 4)) * L::kSumPitch + item % (kRows / 4) * 16;
-#pragma unroll
-      for (int block = 0; block < 2; ++block) parts[i][block] = load_remote(remote_address(at, block));
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int item = begin + i * kThreads, n = tile.row + item % (kRows / 4) * 4;
-      const int64_t m = tile.token + first + item / (kRows / 4);
-      if (item >= kOwned || m >= p.M || n >= p.N) continue;
-      const float4 &a = parts[i][0], &b = parts[i][1];
-      const uint2 result = {bits<uint32_t>(Format<T>::pair(a.x + b.x + load_bias(p, n), a.y + b.y + load_bias(p, n + 1))),
-                            bits<uint32_t>(Format<T>::pair(a.z + b.z + load_bias(p, n + 2), a.w + b.w + load_bias(p, n + 3)))};
-      *reinterpret_cast<uint2*>(static_cast<T*>(p.y) + m * p.N + n) = result;
-    }
-  }
 }
 
 // ---- The kernel ----
@@ -361,8 +217,9 @@ constexpr int threads(int ways) { return ways * kPair + 128; }  // registers go 
 template <class T, class S, int kTokens, bool kGroup32, int kXStages, int kWStages, int kWays>
 __global__ void __launch_bounds__(threads(kWays), 1)
     int4_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-               const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap zero_map, const Arguments p) {
-  using L = Layout<S, kTokens, kXStages, kWStages>;
+               const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap zero_map,
+               const Arguments<T> p) {
+  using L = Layout<T, S, kTokens, kXStages, kWStages>;
   extern __shared__ char unaligned[];
   __shared__ Rest rest;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
@@ -490,13 +347,13 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       wgmma_wait<0>();
       free_x(previous);
 
-      if constexpr (kWays == 2) add_pairs<L, kTokens>(sums, me, shared);
-      const Tile tile = tile_of(p, segment.tile, kTokens);
+      if constexpr (kWays == 2) add_pairs<T, kTokens>(sums, me, shared + L::kOut);
+      const Tile tile = tile_of(p.tiles, segment.tile, kTokens);
       const bool whole = segment.stages == p.segments.stages;
       if (!whole && p.segments.cluster > 1)
-        write_cluster_tile<T, L, kTokens, kWays * kPair>(sums, me, p, tile, shared);
+        write_cluster_tile<kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
       else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kPair, 4)))
-        write_tile<T, L, kTokens>(sums, me, p, tile, shared);
+        write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut);
     });
   }
   if (p.segments.cluster > 1) cluster_sync();  // nobody leaves while others still read from here
