@@ -36,8 +36,8 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
                : "memory");
 }
 
-// Memory that is read once gives way to other in L2.
-constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+// Policies of L2 (what createpolicy makes): memory that is read once gives way to other.
+constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000;
 
 __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, uint64_t policy) {
   asm volatile(
