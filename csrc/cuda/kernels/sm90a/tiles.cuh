@@ -19,7 +19,7 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kRows = 128;  // of w in a tile as a rule; a warpgroup multiplies 64
+constexpr int kRows = 128;  // of w in a tile, of which each of two warpgroups multiplies 64
 constexpr int kPair = 256;  // threads of the two
 constexpr int kPairWarps = kPair / 32;
 constexpr int kRaster = 32;  // tiles along N that run side by side, so that L2 serves x and w
@@ -35,12 +35,12 @@ struct Tile {
   int row, token;  // first of w and of x
 };
 
-__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int rows = kRows) {
+__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens) {
   const int area = kRaster * tiles.along_tokens;
   const int strip = index / area;
   const int in_strip = index % area;
   const int height = min(kRaster, tiles.along_rows - strip * kRaster);
-  return {(strip * kRaster + in_strip % height) * rows, in_strip / height * tokens};
+  return {(strip * kRaster + in_strip % height) * kRows, in_strip / height * tokens};
 }
 
 // A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,
@@ -68,29 +68,27 @@ class Ring {
 
 // A thread that multiplies. It holds sums of rows row, row + 8 by tokens 8 j + 2 quad, 8 j + 2 quad + 1.
 struct Thread {
-  int way, group;  // which pair of warpgroups, which of the tile's warpgroups
+  int way, group;  // which pair of warpgroups, which of the two
   int lane, quad;  // quad: place among four
   int warp_row;    // first of the warp's 16 rows in the tile
   __device__ int row() const { return warp_row + lane / 4; }
 };
 
-// Bytes of a token's sums in shared memory, padded against bank conflicts.
-__host__ __device__ constexpr int sum_pitch(int rows) { return (rows + 4) * 4; }
-constexpr int kSumPitch = sum_pitch(kRows);
+constexpr int kSumPitch = (kRows + 4) * 4;  // bytes of a token's sums in shared memory, padded against bank conflicts
 
 // Shared memory that tiles pass on their way to y, some tokens at a time.
-template <class Output, int kTokens, int kGroups = 2>
+template <class Output, int kTokens>
 struct Staging {
   static constexpr int kMost = 64 / int(sizeof(Output));
   static constexpr int kChunk = kTokens < kMost ? kTokens : kMost;  // tokens at a time
   static constexpr int kPitch = 64 * int(sizeof(Output)) + 16;      // bytes of a warpgroup's rows of a token, padded likewise
   static constexpr int kBufferBytes = kChunk * kPitch;              // one of two of a warpgroup
-  static constexpr int kBytes = 2 * kGroups * kBufferBytes;
-  static_assert(kChunk % 16 == 0 && (kGroups != 2 || kChunk * kSumPitch <= kBytes));
+  static constexpr int kBytes = 4 * kBufferBytes;
+  static_assert(kChunk % 16 == 0 && kChunk * kSumPitch <= kBytes);
 };
 
 // Where a thread has its sum j in memory of tokens of kSumPitch bytes, from that of its first on.
-__device__ constexpr int sum_offset(int j, int pitch = kSumPitch) { return (j / 4 * 8 + j % 2) * pitch + j / 2 % 2 * 32; }
+__device__ constexpr int sum_offset(int j) { return (j / 4 * 8 + j % 2) * kSumPitch + j / 2 % 2 * 32; }
 
 // The second pair's sums to the first, through the staging memory.
 template <class Output, int kTokens, class Sum>
@@ -170,53 +168,50 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
   sync_threads_of(2 + me.group, 128);  // the buffers may be written again
 }
 
-// The blocks of a cluster leave their sums over their rings, and each adds up its share of the tokens, so many loads of a thread
+// Both blocks of a cluster leave their sums over their rings, and each adds up its half of the tokens, so many loads of a thread
 // at once.
-template <int kTokens, int kThreads, int kCluster = 2, int kTileRows = kRows, class Epilogue, class Sum>
+template <int kTokens, int kThreads, class Epilogue, class Sum>
 __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
                                           const Tile& tile, uint32_t shared) {
   using Output = typename Epilogue::Output;
-  constexpr int kPitch = sum_pitch(kTileRows), kQuads = kTileRows / 4;
-  constexpr int kOwned = kTokens / kCluster * kQuads;  // items of four rows
-  constexpr int kMine = (kOwned + kThreads - 1) / kThreads, kMost = 16 / kCluster, kItems = kMine < kMost ? kMine : kMost;
+  constexpr int kOwned = kTokens / 2 * (kRows / 4);  // items of four rows
+  constexpr int kMine = (kOwned + kThreads - 1) / kThreads, kItems = kMine < 8 ? kMine : 8;
   sync_threads_of(1, kThreads);
-  const uint32_t mine = shared + 2 * me.quad * kPitch + me.row() * 4;
+  const uint32_t mine = shared + 2 * me.quad * kSumPitch + me.row() * 4;
 #pragma unroll
   for (int j = 0; j < kTokens / 2; ++j)
-    if (me.way == 0) store_shared(mine + sum_offset(j, kPitch), bits<float>(sums[j]));
+    if (me.way == 0) store_shared(mine + sum_offset(j), bits<float>(sums[j]));
   cluster_sync();
-  const int first = blockIdx.x % kCluster * (kTokens / kCluster);
+  const int first = blockIdx.x % 2 * (kTokens / 2);
 #pragma unroll 1
   for (int begin = threadIdx.x; begin < kOwned; begin += kItems * kThreads) {
-    float4 parts[kItems][kCluster];
+    float4 parts[kItems][2];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int item = min(begin + i * kThreads, kOwned - 1);
-      const uint32_t at = shared + (first + item / kQuads) * kPitch + item % kQuads * 16;
+      const uint32_t at = shared + (first + item / (kRows / 4)) * kSumPitch + item % (kRows / 4) * 16;
 #pragma unroll
-      for (int block = 0; block < kCluster; ++block) parts[i][block] = load_remote(remote_address(at, block));
+      for (int block = 0; block < 2; ++block) parts[i][block] = load_remote(remote_address(at, block));
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int item = begin + i * kThreads, n = tile.row + item % kQuads * 4;
-      const int64_t m = tile.token + first + item / kQuads;
+      const int item = begin + i * kThreads, n = tile.row + item % (kRows / 4) * 4;
+      const int64_t m = tile.token + first + item / (kRows / 4);
       if (item >= kOwned || m >= epilogue.M || n >= epilogue.N) continue;
+      const float4 &a = parts[i][0], &b = parts[i][1];
       const auto token = epilogue.token(m);
-      const auto output = [&](float float4::* lane, int j) {
-        Sum sum = bits<Sum>(parts[i][0].*lane);
-#pragma unroll
-        for (int block = 1; block < kCluster; ++block) sum += bits<Sum>(parts[i][block].*lane);
-        return epilogue(sum, token, epilogue.channel(n + j));
+      const auto output = [&](float v, float w, int j) {
+        return epilogue(bits<Sum>(v) + bits<Sum>(w), token, epilogue.channel(n + j));
       };
       const auto store = [&](const auto& outputs) {
         store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, n, epilogue.N, outputs);
       };
       if constexpr (sizeof(Output) == 2)
-        store(uint2{rounded_pair<Output>(output(&float4::x, 0), output(&float4::y, 1)),
-                    rounded_pair<Output>(output(&float4::z, 2), output(&float4::w, 3))});
+        store(uint2{rounded_pair<Output>(output(a.x, b.x, 0), output(a.y, b.y, 1)),
+                    rounded_pair<Output>(output(a.z, b.z, 2), output(a.w, b.w, 3))});
       else
-        store(float4{bits<float>(output(&float4::x, 0)), bits<float>(output(&float4::y, 1)),
-                     bits<float>(output(&float4::z, 2)), bits<float>(output(&float4::w, 3))});
+        store(float4{bits<float>(output(a.x, b.x, 0)), bits<float>(output(a.y, b.y, 1)), bits<float>(output(a.z, b.z, 2)),
+                     bits<float>(output(a.w, b.w, 3))});
     }
   }
 }
