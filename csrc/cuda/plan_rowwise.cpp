@@ -88,7 +88,7 @@ std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
         return "rowwise_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
                " warps and " + text(plan.decode.cluster) + " blocks";
       case RowwiseAlgorithm::wgmma:
-        return "rowwise_wgmma, tiles of " + text(plan.wgmma.rows) + " by " + text(plan.wgmma.tokens) +
+        return "rowwise_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
                describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
       case RowwiseAlgorithm::weight_only_wgmma:
         return "weight_only_wgmma, tiles of 128 by " + text(plan.weight_only.tokens) +
