@@ -1,168 +1,102 @@
-// Products of a warpgroup: d[64, kTokens] (+)= a[64, 16] · b[kTokens, 16]ᵀ, a in registers, b in shared memory.
+// Products of a warpgroup: d[64, kTokens] (+)= a[64, k] · b[kTokens, k]ᵀ, b in shared memory; 16 k of bf16 or fp16 with a in
+// registers, 32 of 8 bits with a in shared memory.
 //
 // The instruction wants every register by name, hence one specialisation for each width (PTX ISA, wgmma.mma_async).
-// clang-format off
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "cuda/kernels/element.h"
 
 namespace aoext::cuda {
 
 template <int kTokens>
 struct Wgmma;
 
-// `b` is the descriptor of a matrix in shared memory; d is overwritten where `add` is 0.
-#define AOEXT_WGMMA(T, TYPE, N, REGISTERS, A0, A1, A2, A3, B, ADD, ...)                                     \
+// What the instruction adds up in.
+template <Element kType>
+using WgmmaSum = std::conditional_t<kType == Element::int8, int, float>;
+
+// clang-format off
+#define AOEXT_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define AOEXT_NAMES_16 AOEXT_NAMES_8 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
+#define AOEXT_NAMES_32 AOEXT_NAMES_16 ", " "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define AOEXT_NAMES_48 AOEXT_NAMES_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define AOEXT_NAMES_64 AOEXT_NAMES_48 ", " "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define AOEXT_NAMES_96 AOEXT_NAMES_64 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define AOEXT_NAMES_128 AOEXT_NAMES_96 ", " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// "+f" or "+r" and each of so many sums from d[i] on.
+#define AOEXT_SUMS_8(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
+#define AOEXT_SUMS_16(C, i) AOEXT_SUMS_8(C, i), AOEXT_SUMS_8(C, i + 8)
+#define AOEXT_SUMS_32(C, i) AOEXT_SUMS_16(C, i), AOEXT_SUMS_16(C, i + 16)
+#define AOEXT_SUMS_48(C, i) AOEXT_SUMS_32(C, i), AOEXT_SUMS_16(C, i + 32)
+#define AOEXT_SUMS_64(C, i) AOEXT_SUMS_32(C, i), AOEXT_SUMS_32(C, i + 32)
+#define AOEXT_SUMS_96(C, i) AOEXT_SUMS_64(C, i), AOEXT_SUMS_32(C, i + 64)
+#define AOEXT_SUMS_128(C, i) AOEXT_SUMS_64(C, i), AOEXT_SUMS_64(C, i + 64)
+
+// `b`, and `a` where it is no registers, are descriptors of matrices in shared memory; d is overwritten where `add` is 0.
+#define AOEXT_WGMMA_16(T, TYPE, N, SUMS, A0, A1, A2, A3, B, ADD)                                                \
   __device__ static void multiply(T, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {          \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                             \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, "           \
-                 "{" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                     \
-                 : __VA_ARGS__                                                                               \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" AOEXT_NAMES_##SUMS "}, "  \
+                 "{" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                      \
+                 : AOEXT_SUMS_##SUMS("+f", 0)                                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                               \
+  }
+#define AOEXT_WGMMA_8(T, TYPES, C, SIGNS, N, SUMS, A, B, ADD)                                                       \
+  __device__ static void multiply(std::integral_constant<Element, Element::T>, WgmmaSum<Element::T> (&d)[N / 2],   \
+                                  uint64_t a, uint64_t b, int add) {                                               \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32." TYPES " {" AOEXT_NAMES_##SUMS "}, "                 \
+                 A ", " B ", p" SIGNS ";\n}"                                                                       \
+                 : AOEXT_SUMS_##SUMS(C, 0)                                                                         \
+                 : "l"(a), "l"(b), "r"(add));                                                                      \
   }
 
-template <>
-struct Wgmma<16> {
-#define AOEXT_REGISTERS "%0, %1, %2, %3, %4, %5, %6, %7"
-#define AOEXT_OUTPUTS \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-  AOEXT_WGMMA(__nv_bfloat16, "bf16", 16, AOEXT_REGISTERS, "%8", "%9", "%10", "%11", "%12", "%13", AOEXT_OUTPUTS)
-  AOEXT_WGMMA(__half, "f16", 16, AOEXT_REGISTERS, "%8", "%9", "%10", "%11", "%12", "%13", AOEXT_OUTPUTS)
-#undef AOEXT_REGISTERS
-#undef AOEXT_OUTPUTS
-};
+// Of one width: how many sums a thread has, and the names of what follows them.
+#define AOEXT_WGMMA(N, SUMS, I0, I1, I2, I3, I4, I5)                               \
+  template <>                                                                      \
+  struct Wgmma<N> {                                                                \
+    AOEXT_WGMMA_16(__nv_bfloat16, "bf16", N, SUMS, I0, I1, I2, I3, I4, I5)         \
+    AOEXT_WGMMA_16(__half, "f16", N, SUMS, I0, I1, I2, I3, I4, I5)                 \
+    AOEXT_WGMMA_8(int8, "s32.s8.s8", "+r", "", N, SUMS, I0, I1, I2)                \
+    AOEXT_WGMMA_8(e4m3, "f32.e4m3.e4m3", "+f", ", 1, 1", N, SUMS, I0, I1, I2)      \
+    AOEXT_WGMMA_8(e5m2, "f32.e5m2.e5m2", "+f", ", 1, 1", N, SUMS, I0, I1, I2)      \
+  };
 
-template <>
-struct Wgmma<32> {
-#define AOEXT_REGISTERS \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define AOEXT_OUTPUTS \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),  \
-  "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-  AOEXT_WGMMA(__nv_bfloat16, "bf16", 32, AOEXT_REGISTERS, "%16", "%17", "%18", "%19", "%20", "%21", AOEXT_OUTPUTS)
-  AOEXT_WGMMA(__half, "f16", 32, AOEXT_REGISTERS, "%16", "%17", "%18", "%19", "%20", "%21", AOEXT_OUTPUTS)
-#undef AOEXT_REGISTERS
-#undef AOEXT_OUTPUTS
-};
+AOEXT_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
+AOEXT_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
+AOEXT_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+AOEXT_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
+AOEXT_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+AOEXT_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
+AOEXT_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 
-template <>
-struct Wgmma<64> {
-#define AOEXT_REGISTERS \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31"
-#define AOEXT_OUTPUTS \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),  \
-  "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
-  "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),  \
-  "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-  AOEXT_WGMMA(__nv_bfloat16, "bf16", 64, AOEXT_REGISTERS, "%32", "%33", "%34", "%35", "%36", "%37", AOEXT_OUTPUTS)
-  AOEXT_WGMMA(__half, "f16", 64, AOEXT_REGISTERS, "%32", "%33", "%34", "%35", "%36", "%37", AOEXT_OUTPUTS)
-#undef AOEXT_REGISTERS
-#undef AOEXT_OUTPUTS
-};
-
-template <>
-struct Wgmma<96> {
-#define AOEXT_REGISTERS \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
-  "%46, %47"
-#define AOEXT_OUTPUTS \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),  \
-  "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
-  "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),  \
-  "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),  \
-  "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),  \
-  "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-  AOEXT_WGMMA(__nv_bfloat16, "bf16", 96, AOEXT_REGISTERS, "%48", "%49", "%50", "%51", "%52", "%53", AOEXT_OUTPUTS)
-  AOEXT_WGMMA(__half, "f16", 96, AOEXT_REGISTERS, "%48", "%49", "%50", "%51", "%52", "%53", AOEXT_OUTPUTS)
-#undef AOEXT_REGISTERS
-#undef AOEXT_OUTPUTS
-};
-
-template <>
-struct Wgmma<128> {
-#define AOEXT_REGISTERS \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
-  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define AOEXT_OUTPUTS \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),  \
-  "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
-  "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),  \
-  "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),  \
-  "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),  \
-  "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),  \
-  "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),  \
-  "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-  AOEXT_WGMMA(__nv_bfloat16, "bf16", 128, AOEXT_REGISTERS, "%64", "%65", "%66", "%67", "%68", "%69", AOEXT_OUTPUTS)
-  AOEXT_WGMMA(__half, "f16", 128, AOEXT_REGISTERS, "%64", "%65", "%66", "%67", "%68", "%69", AOEXT_OUTPUTS)
-#undef AOEXT_REGISTERS
-#undef AOEXT_OUTPUTS
-};
-
-template <>
-struct Wgmma<192> {
-#define AOEXT_REGISTERS \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
-  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, " \
-  "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
-  "%90, %91, %92, %93, %94, %95"
-#define AOEXT_OUTPUTS \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),  \
-  "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
-  "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),  \
-  "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),  \
-  "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),  \
-  "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),  \
-  "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),  \
-  "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]),  \
-  "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]),  \
-  "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]),  \
-  "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]),  \
-  "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-  AOEXT_WGMMA(__nv_bfloat16, "bf16", 192, AOEXT_REGISTERS, "%96", "%97", "%98", "%99", "%100", "%101", AOEXT_OUTPUTS)
-  AOEXT_WGMMA(__half, "f16", 192, AOEXT_REGISTERS, "%96", "%97", "%98", "%99", "%100", "%101", AOEXT_OUTPUTS)
-#undef AOEXT_REGISTERS
-#undef AOEXT_OUTPUTS
-};
-
-template <>
-struct Wgmma<256> {
-#define AOEXT_REGISTERS \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
-  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, " \
-  "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
-  "%90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, " \
-  "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define AOEXT_OUTPUTS \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),  \
-  "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
-  "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),  \
-  "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),  \
-  "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),  \
-  "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),  \
-  "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),  \
-  "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]),  \
-  "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]),  \
-  "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]),  \
-  "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]),  \
-  "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]),  \
-  "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]),  \
-  "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]),  \
-  "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]),  \
-  "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-  AOEXT_WGMMA(__nv_bfloat16, "bf16", 256, AOEXT_REGISTERS, "%128", "%129", "%130", "%131", "%132", "%133", AOEXT_OUTPUTS)
-  AOEXT_WGMMA(__half, "f16", 256, AOEXT_REGISTERS, "%128", "%129", "%130", "%131", "%132", "%133", AOEXT_OUTPUTS)
-#undef AOEXT_REGISTERS
-#undef AOEXT_OUTPUTS
-};
-
+#undef AOEXT_NAMES_8
+#undef AOEXT_SUMS_8
+#undef AOEXT_NAMES_16
+#undef AOEXT_SUMS_16
+#undef AOEXT_NAMES_32
+#undef AOEXT_SUMS_32
+#undef AOEXT_NAMES_48
+#undef AOEXT_SUMS_48
+#undef AOEXT_NAMES_64
+#undef AOEXT_SUMS_64
+#undef AOEXT_NAMES_96
+#undef AOEXT_SUMS_96
+#undef AOEXT_NAMES_128
+#undef AOEXT_SUMS_128
+#undef AOEXT_WGMMA_16
+#undef AOEXT_WGMMA_8
 #undef AOEXT_WGMMA
 
 }  // namespace aoext::cuda
