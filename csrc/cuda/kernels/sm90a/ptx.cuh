@@ -36,6 +36,17 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
                : "memory");
 }
 
+// Policies of L2 (what createpolicy makes): memory that is read once gives way to other.
+constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000;
+
+__device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], "
+      "%5;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy)
+      : "memory");
+}
+
 // To L2 alone: nothing is read yet.
 __device__ inline void prefetch_tile(const CUtensorMap* map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
