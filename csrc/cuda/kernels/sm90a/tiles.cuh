@@ -168,50 +168,56 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
   sync_threads_of(2 + me.group, 128);  // the buffers may be written again
 }
 
-// Both blocks of a cluster leave their sums over their rings, and each adds up its half of the tokens, so many loads of a thread
-// at once.
+// The blocks of a cluster, 2 or 4, leave their sums over their rings, and each adds up its part of the tokens, so many loads of a
+// thread at once.
 template <int kTokens, int kThreads, class Epilogue, class Sum>
 __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
-                                          const Tile& tile, uint32_t shared) {
+                                          const Tile& tile, uint32_t shared, int cluster) {
   using Output = typename Epilogue::Output;
-  constexpr int kOwned = kTokens / 2 * (kRows / 4);  // items of four rows
-  constexpr int kMine = (kOwned + kThreads - 1) / kThreads, kItems = kMine < 8 ? kMine : 8;
+  constexpr int kMostOwned = kTokens / 2 * (kRows / 4);  // items of four rows
+  constexpr int kMine = (kMostOwned + kThreads - 1) / kThreads, kItems = kMine < 8 ? kMine : 8;
   sync_threads_of(1, kThreads);
   const uint32_t mine = shared + 2 * me.quad * kSumPitch + me.row() * 4;
 #pragma unroll
   for (int j = 0; j < kTokens / 2; ++j)
     if (me.way == 0) store_shared(mine + sum_offset(j), bits<float>(sums[j]));
   cluster_sync();
-  const int first = blockIdx.x % 2 * (kTokens / 2);
+  const int tokens = kTokens / cluster, owned = tokens * (kRows / 4), first = int(blockIdx.x) % cluster * tokens;
 #pragma unroll 1
-  for (int begin = threadIdx.x; begin < kOwned; begin += kItems * kThreads) {
-    float4 parts[kItems][2];
+  for (int begin = threadIdx.x; begin < owned; begin += kItems * kThreads) {
+    Sum totals[kItems][4];
+#pragma unroll 1
+    for (int block = 0; block < cluster; block += 2) {
+      float4 parts[kItems][2];
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int item = min(begin + i * kThreads, kOwned - 1);
-      const uint32_t at = shared + (first + item / (kRows / 4)) * kSumPitch + item % (kRows / 4) * 16;
+      for (int i = 0; i < kItems; ++i) {
+        const int item = min(begin + i * kThreads, owned - 1);
+        const uint32_t at = shared + (first + item / (kRows / 4)) * kSumPitch + item % (kRows / 4) * 16;
+        parts[i][0] = load_remote(remote_address(at, block)), parts[i][1] = load_remote(remote_address(at, block + 1));
+      }
 #pragma unroll
-      for (int block = 0; block < 2; ++block) parts[i][block] = load_remote(remote_address(at, block));
+      for (int i = 0; i < kItems; ++i) {
+        const float4 &a = parts[i][0], &b = parts[i][1];
+        const float from[4][2] = {{a.x, b.x}, {a.y, b.y}, {a.z, b.z}, {a.w, b.w}};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          totals[i][j] = (block == 0 ? bits<Sum>(from[j][0]) : totals[i][j] + bits<Sum>(from[j][0])) + bits<Sum>(from[j][1]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int item = begin + i * kThreads, n = tile.row + item % (kRows / 4) * 4;
       const int64_t m = tile.token + first + item / (kRows / 4);
-      if (item >= kOwned || m >= epilogue.M || n >= epilogue.N) continue;
-      const float4 &a = parts[i][0], &b = parts[i][1];
+      if (item >= owned || m >= epilogue.M || n >= epilogue.N) continue;
       const auto token = epilogue.token(m);
-      const auto output = [&](float v, float w, int j) {
-        return epilogue(bits<Sum>(v) + bits<Sum>(w), token, epilogue.channel(n + j));
-      };
+      const auto output = [&](int j) { return epilogue(totals[i][j], token, epilogue.channel(n + j)); };
       const auto store = [&](const auto& outputs) {
         store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, n, epilogue.N, outputs);
       };
       if constexpr (sizeof(Output) == 2)
-        store(uint2{rounded_pair<Output>(output(a.x, b.x, 0), output(a.y, b.y, 1)),
-                    rounded_pair<Output>(output(a.z, b.z, 2), output(a.w, b.w, 3))});
+        store(uint2{rounded_pair<Output>(output(0), output(1)), rounded_pair<Output>(output(2), output(3))});
       else
-        store(float4{bits<float>(output(a.x, b.x, 0)), bits<float>(output(a.y, b.y, 1)), bits<float>(output(a.z, b.z, 2)),
-                     bits<float>(output(a.w, b.w, 3))});
+        store(float4{bits<float>(output(0)), bits<float>(output(1)), bits<float>(output(2)), bits<float>(output(3))});
     }
   }
 }

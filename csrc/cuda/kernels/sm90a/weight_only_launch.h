@@ -48,7 +48,8 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   Arguments<Weights, Epilogue> a{weights, epilogue};
   a.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, Weights::kStage, config);
-  if (config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
+  const bool clusters = config.cluster == 1 || config.cluster == 2 || config.cluster == 4;
+  if (!clusters || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));
 
   const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, kTokens});

@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       const Tile tile = tile_of(p.tiles, segment.tile, kTokens);
       const bool whole = segment.stages == p.segments.stages;
       if (!whole && p.segments.cluster > 1)
-        write_cluster_tile<kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
+        write_cluster_tile<kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared, p.segments.cluster);
       else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kPair, 4)))
         write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut);
     });
