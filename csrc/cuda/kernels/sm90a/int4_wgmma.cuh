@@ -77,6 +77,8 @@ struct Int4Weights {
   static constexpr int kZeros = kMostGroups * kRows * int(sizeof(S));  // where they begin, after the scales
   static constexpr int kExtraBytes = 2 * kZeros;
   static constexpr int kNarrowStages = 4, kWideStages = 3;
+  static constexpr int kMostCluster = 2;
+  static constexpr bool kAhead = true;
 
   struct Maps {
     CUtensorMap lines, scale, zero;
@@ -117,10 +119,9 @@ struct Int4Weights {
   class Reader {
    public:
     __device__ Reader(const Int4Weights& w, uint32_t lines, uint32_t extra, const Thread& me)
-        : row_(kept(row_address(lines, me, 16) + me.quad)),
-          scale_(extra + me.row() * int(sizeof(S))),
-          way_(me.way),
-          group_shift_(w.group_size < kStage ? 26 - __clz(w.group_size) : 3) {}
+        : row_(kept(row_address(lines, me, 16) + me.quad)), scale_(extra + me.row() * int(sizeof(S))), way_(me.way) {
+      group_shift_ = w.group_size < kStage ? 26 - __clz(w.group_size) : 3;
+    }
 
     // Rows g and g + 8 of the warp's 16.
     __device__ void load(int slot, int c) {
