@@ -60,13 +60,19 @@ __device__ __forceinline__ uint32_t bf16_pair_of(uint32_t word, int i) {
 
 }  // namespace eight_bit
 
-// The four numbers of a word as two pairs of T, bf16 or fp16, in their order.
+// Numbers 2i and 2i + 1 of a word as a pair of T, bf16 or fp16.
+template <class T, Element W>
+__device__ __forceinline__ uint32_t widened_pair(uint32_t word, int i) {
+  if constexpr (std::is_same_v<T, __half>)
+    return eight_bit::half_pair_of<W>(word, i);
+  else
+    return eight_bit::bf16_pair_of<W>(word, i);
+}
+
+// All four, in their order.
 template <class T, Element W>
 __device__ __forceinline__ uint2 widened(uint32_t word) {
-  if constexpr (std::is_same_v<T, __half>)
-    return {eight_bit::half_pair_of<W>(word, 0), eight_bit::half_pair_of<W>(word, 1)};
-  else
-    return {eight_bit::bf16_pair_of<W>(word, 0), eight_bit::bf16_pair_of<W>(word, 1)};
+  return {widened_pair<T, W>(word, 0), widened_pair<T, W>(word, 1)};
 }
 
 }  // namespace aoext::cuda

@@ -1,0 +1,90 @@
+// 8-bit numbers as weights of weight_only_wgmma.cuh: they become x's type exactly, and y = sum · scale + bias, a scale a row of
+// w.
+#pragma once
+
+#include "cuda/kernels/eight_bit.cuh"
+#include "cuda/kernels/rowwise.cuh"
+#include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
+
+namespace aoext::cuda::wgmma {
+
+template <class T, Element kType>
+struct EightBitWeights {
+  static constexpr int kStage = kLine;  // of K
+  static constexpr int kExtraBytes = 0;
+  static constexpr int kNarrowStages = 8, kWideStages = 4;
+  static constexpr int kMostCluster = 3;
+  static constexpr bool kAhead = false;
+
+  struct Maps {
+    CUtensorMap lines;
+  };
+
+  class Copies {
+   public:
+    __device__ Copies(const EightBitWeights&, const Maps& maps) : maps_(maps) { prefetch_map(&maps.lines); }
+
+    __device__ uint32_t bytes() const { return kLinesBytes; }
+    __device__ void start(int row, int stage) { row_ = row, k_ = stage * kStage; }
+
+    __device__ void copy(uint32_t lines, uint32_t, uint32_t arrived) {
+      copy_tile(lines, &maps_.lines, arrived, k_, row_);
+      k_ += kStage;
+    }
+
+   private:
+    const Maps& maps_;
+    int row_, k_;
+  };
+
+  // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment, two bytes each of its 16. The four read eight
+  // neighbours. A chunk has 32 bytes.
+  template <int kWays>
+  class Reader {
+   public:
+    __device__ Reader(const EightBitWeights&, uint32_t lines, uint32_t, const Thread& me)
+        : row_(kept(row_address(lines, me, 32) + 2 * me.quad)) {}
+
+    // Rows g and g + 8 of the warp's 16.
+    __device__ void load(int slot, int c) {
+      const uint32_t at = (row_ + slot * kLinesBytes) ^ (own_chunk<kWays>(c) << 5);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t from = (at ^ (i / 2 << 4)) + i % 2 * 8;
+        upper_[i] = load_shared_half(from);
+        lower_[i] = load_shared_half(from + 8 * kLine);
+      }
+    }
+
+    __device__ void unpack(uint32_t (&f)[2][4]) const {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        f[i / 2][i % 2 * 2] = widened_pair<T, kType>(upper_[i], 0);
+        f[i / 2][i % 2 * 2 + 1] = widened_pair<T, kType>(lower_[i], 0);
+      }
+    }
+
+   private:
+    uint32_t row_;
+    uint32_t upper_[4], lower_[4];
+  };
+};
+
+// What ends a sum: the scale of its row of w, and the bias.
+template <class T>
+struct ScaledRows {
+  using Sum = float;
+  using Output = T;
+  static constexpr bool kWholeVectors = false;
+  struct Nothing {};
+
+  T* y;
+  int M, N;
+  RowwiseLinear problem;
+
+  __device__ Channel channel(int n) const { return n < N ? load_channel(problem, n) : Channel{}; }
+  __device__ Nothing token(int) const { return {}; }
+  __device__ float operator()(float sum, Nothing, const Channel& c) const { return scaled(sum, 1.0f, c); }
+};
+
+}  // namespace aoext::cuda::wgmma

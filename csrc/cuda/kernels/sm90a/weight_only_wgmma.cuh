@@ -1,0 +1,292 @@
+// Weight-only products for many rows on Hopper: y[M, N] = x[M, K] · w[N, K]ᵀ, x in bf16 or fp16, weights narrower.
+//
+// What it computes with. w is the left operand of wgmma, from registers: a warpgroup unpacks 64 rows by 64 k, rounds
+// once to x's type, and multiplies by up to 256 rows of x, which lie in shared memory as the copy engine brought them. So
+// y comes transposed, and narrow tiles (few rows of x) still fill the 64 rows of the instruction.
+//
+// How it walks memory. A block takes 128 rows of w by kTokens rows of x: two warpgroups (four for narrow tiles, see
+// below) multiply, two threads of another copy. Weights come in stages of a 128-byte line a row, x in steps of 64 k. For 128 by
+// 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the matrix engine; L2 keeps up with that
+// (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out even over the blocks, the last of them
+// are shared along K (segments.h).
+//
+// How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
+// sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
+// it never waits for the product it has just issued. That is latency more than work, so for narrow tiles, whose sums leave
+// registers for it, two pairs of warpgroups take turns at the steps (kWays) and add their sums at the end.
+//
+// What differs between formats of weights is a policy's:
+//
+//   struct Weights {                           // what a kernel's arguments hold of it
+//     static constexpr int kStage;             // of K in a stage: a line of 128 bytes a row
+//     static constexpr int kExtraBytes;        // that a stage has beside its lines
+//     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
+//     static constexpr int kMostCluster;       // 2 or 3
+//     static constexpr bool kAhead;            // a chunk is loaded while the one before the last is multiplied, not the last
+//     struct Maps { CUtensorMap lines; ... };
+//     class Copies {                           // of the thread that copies
+//       Copies(const Weights&, const Maps&);
+//       uint32_t bytes() const;                // of a stage
+//       void start(int row, int stage);
+//       void copy(uint32_t lines, uint32_t extra, uint32_t arrived);  // a stage, then goes to the next
+//     };
+//     template <int kWays> class Reader {      // of a thread that multiplies
+//       Reader(const Weights&, uint32_t lines, uint32_t extra, const Thread&);  // where the ring begins
+//       void load(int slot, int c);            // bytes of the thread's chunk c of a stage, 32 k
+//       void unpack(uint32_t (&fragments)[2][4]) const;
+//     };
+//   };
+#pragma once
+
+#include "cuda/kernels/sm90a/tiles.cuh"
+#include "cuda/kernels/sm90a/wgmma.cuh"
+
+namespace aoext::cuda::wgmma {
+
+constexpr int kStep = 64;                   // of K: a 128-byte line of x
+constexpr int kLine = 128;                  // bytes of a row of w in a stage
+constexpr int kLinesBytes = kRows * kLine;  // of all rows
+
+template <class Weights, class Epilogue>
+struct Arguments {
+  Weights weights;
+  Epilogue epilogue;
+  Tiles tiles;
+  Segments segments;  // what lies outside K in the last stage is zero
+};
+
+// ---- Shared memory ----
+
+template <class Weights, class Output, int kTokens, int kXStages, int kWStages>
+struct Layout {
+  static constexpr int kXBytes = kTokens * kStep * 2;
+  static constexpr int kX = 0;
+  static constexpr int kLines = kX + kXStages * kXBytes;
+  static constexpr int kExtra = kLines + kWStages * kLinesBytes;
+  static constexpr int kOut = kExtra + kWStages * Weights::kExtraBytes;
+  static constexpr int kBarriers = kOut + Staging<Output, kTokens>::kBytes;
+  static constexpr int kBytes = kBarriers + 2 * 8 * (kXStages + kWStages) + 1024;  // the copy engine's alignment
+  // A tile that the blocks of a cluster add up lies over the ring.
+  static_assert(kXStages == 0 || kTokens * kSumPitch <= kBarriers);
+};
+
+// ---- Reading weights ----
+
+// A value that the compiler can't compute again, so that it stays in a register: reading the thread's number takes long.
+__device__ inline uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x); }
+
+// Describes x to the instruction: rows of 128 bytes, eight to a swizzled tile of 1024. Addresses and distances are in units of 16
+// bytes.
+__device__ inline uint64_t x_descriptor(uint32_t lower) { return uint64_t(1 << 30 | 1024 >> 4) << 32 | lower; }
+
+// A pair of warpgroups takes every kWays-th step of two chunks: its chunk c in a stage is chunk own_chunk(c) + 2 · way.
+template <int kWays>
+__device__ constexpr int own_chunk(int c) {
+  return c / 2 * 2 * kWays + c % 2;
+}
+
+// Where a thread's row begins in a stage of lines: chunks have `bytes`. The copy engine's swizzle: 16 bytes c of row r lie at
+// place c ^ r % 8.
+__device__ inline uint32_t row_address(uint32_t lines, const Thread& me, int bytes) {
+  return lines + me.row() * kLine + (((me.lane / 4) << 4) ^ (2 * me.way * bytes));
+}
+
+// ---- Copying: one thread for w, one for x. What they do per copy is what limits narrow tiles, so nothing that can be
+// done once a tile belongs in the inner loops. ----
+
+// Asks L2 for the first weights while the last kernel ends.
+template <int kTokens, int kWStages, class Weights, class Epilogue>
+__device__ inline void prefetch_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, const CUtensorMap& lines) {
+  const Segment first =
+      int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages} : rest.segments[0];
+  const int row = tile_of(p.tiles, first.tile, kTokens).row;
+  for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kWStages); ++stage)
+    prefetch_tile(&lines, stage * kLine, row);
+}
+
+template <class L, int kTokens, int kWStages, class Weights, class Epilogue>
+__device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
+                                    uint32_t empty, const typename Weights::Maps& maps) {
+  typename Weights::Copies copies(p.weights, maps);
+  Ring<kWStages> w;
+  each_segment(p.segments, rest, [&](const Segment& segment) {
+    copies.start(tile_of(p.tiles, segment.tile, kTokens).row, segment.first_stage);
+#pragma unroll 1
+    for (int stage = 0; stage < segment.stages; ++stage) {
+      const uint32_t arrived = full + 8 * w.slot();
+      barrier_wait(empty + 8 * w.slot(), w.parity() ^ 1);
+      barrier_expect(arrived, copies.bytes());
+      copies.copy(shared + L::kLines + w.slot() * kLinesBytes, shared + L::kExtra + w.slot() * Weights::kExtraBytes, arrived);
+      w.advance();
+    }
+  });
+}
+
+template <class L, int kTokens, int kXStages, class Weights, class Epilogue>
+__device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
+                                  uint32_t empty, const CUtensorMap& x_map) {
+  constexpr int kStage = Weights::kStage;
+  prefetch_map(&x_map);
+  Ring<kXStages> x;
+  each_segment(p.segments, rest, [&](const Segment& segment) {
+    const int token = tile_of(p.tiles, segment.tile, kTokens).token, end = (segment.first_stage + segment.stages) * kStage;
+#pragma unroll 1
+    for (int k = segment.first_stage * kStage; k < end; k += kStep) {
+      barrier_wait(empty + 8 * x.slot(), x.parity() ^ 1);
+      barrier_expect(full + 8 * x.slot(), L::kXBytes);
+      copy_tile(shared + L::kX + x.slot() * L::kXBytes, &x_map, full + 8 * x.slot(), k, token);
+      x.advance();
+    }
+  });
+}
+
+// ---- The kernel ----
+
+// Registers of a thread that copies and of one that multiplies, of the 65,536 that a multiprocessor has.
+template <int kWays>
+struct Registers;
+
+template <>
+struct Registers<1> {
+  static constexpr int kCopy = 40, kMultiply = 232;
+};
+
+template <>
+struct Registers<2> {
+  static constexpr int kCopy = 32, kMultiply = 112;
+};
+
+constexpr int threads(int ways) { return ways * kPair + 128; }  // registers go to whole warpgroups
+
+template <class T, class Weights, class Epilogue, int kTokens, int kXStages, int kWStages, int kWays>
+__global__ void __launch_bounds__(threads(kWays), 1)
+    weight_only(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ typename Weights::Maps maps,
+                const Arguments<Weights, Epilogue> p) {
+  using Output = typename Epilogue::Output;
+  using L = Layout<Weights, Output, kTokens, kXStages, kWStages>;
+  extern __shared__ char unaligned[];
+  __shared__ Rest rest;
+  const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
+  const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * kXStages;
+  const uint32_t w_full = x_empty + 8 * kXStages, w_empty = w_full + 8 * kWStages;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kXStages; ++i) {
+      barrier_init(x_full + 8 * i, 1);
+      barrier_init(x_empty + 8 * i, kPairWarps);
+    }
+    for (int i = 0; i < kWStages; ++i) {
+      barrier_init(w_full + 8 * i, 1);
+      barrier_init(w_empty + 8 * i, kWays * kPairWarps);
+    }
+    barrier_init_fence();
+    rest.find(p.segments);
+  }
+  __syncthreads();
+
+  if (warp >= kWays * kPairWarps) {
+    release_registers<Registers<kWays>::kCopy>();
+    // Where counters are cleared, that kernel has waited for what came before, and only meet() depends on it.
+    const bool waits = p.segments.ranges == 0;
+    if (threadIdx.x == kWays * kPair) {
+      prefetch_weights<kTokens, kWStages>(p, rest, maps.lines);
+      if (waits) wait_for_last_kernel();
+      copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
+    } else if (threadIdx.x == kWays * kPair + 32) {
+      if (waits) wait_for_last_kernel(), start_next_kernel();
+      copy_input<L, kTokens, kXStages>(p, rest, shared, x_full, x_empty, x_map);
+      if (!waits) wait_for_last_kernel(), start_next_kernel();
+    }
+    __syncwarp();
+    if (p.segments.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
+  } else {
+    claim_registers<Registers<kWays>::kMultiply>();
+    const Thread me = {warp / kPairWarps, warp / 4 % 2, lane, lane % 4, warp % kPairWarps * 16};
+    typename Weights::template Reader<kWays> weights(p.weights, shared + L::kLines, shared + L::kExtra, me);
+    float sums[kTokens / 2];
+    constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a pair of warpgroups in a stage
+    uint32_t fragments[2][2][4];
+    Ring<kXStages> x(me.way);
+    const uint32_t x_lines = kept(1 << 16 | (shared + L::kX) >> 4);
+    Ring<kWStages> w;
+
+    const bool leads = (Weights::kAhead ? lane : kept(lane)) == 0;
+    const auto free_weights = [&] {
+      __syncwarp();
+      if (leads) barrier_arrive(w_empty + 8 * w.slot());
+    };
+    const auto free_x = [&](int slot) {
+      __syncwarp();
+      if (leads) barrier_arrive(x_empty + 8 * slot);
+    };
+    const auto await_weights = [&] { barrier_wait(w_full + 8 * w.slot(), w.parity()); };
+    const auto await_x = [&] { barrier_wait(x_full + 8 * x.slot(), x.parity()); };
+    const auto multiply = [&](int c) {
+      const uint32_t b = x_lines + x.slot() * (L::kXBytes >> 4) + c % 2 * 4;
+      wgmma_fence();
+      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], x_descriptor(b), true);
+      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][1], x_descriptor(b + 2), true);
+      wgmma_commit();
+    };
+
+    each_segment(p.segments, rest, [&](const Segment& segment) {
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
+      await_weights();
+      weights.load(w.slot(), 0);
+      if (!Weights::kAhead) await_x();
+      weights.unpack(fragments[0]);
+      if (Weights::kAhead) weights.load(w.slot(), 1);
+      int previous = 0;  // slot of x
+#pragma unroll 1
+      for (int stage = 0; stage < segment.stages; ++stage) {
+        const bool last = stage == segment.stages - 1;
+#pragma unroll
+        for (int c = 0; c < kOwn; ++c) {
+          if (Weights::kAhead && c % 2 == 0) await_x();
+          multiply(c);
+          const int used = x.slot();
+          if (c % 2 == 1) x.advance(kWays);
+          if constexpr (!Weights::kAhead) {
+            // What the next chunk needs arrives in the shadow of this one's product.
+            if (c == kOwn - 1) w.advance();
+            if (c < kOwn - 1 || !last) {
+              if (c == kOwn - 1) await_weights();
+              weights.load(w.slot(), (c + 1) % kOwn);
+              if (c % 2 == 1) await_x();
+            }
+          }
+          wgmma_wait<1>();  // all chunks but this one: their fragments may be written
+          if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
+          previous = used;
+          if (Weights::kAhead || c < kOwn - 1 || !last) weights.unpack(fragments[(c + 1) % 2]);
+          if (c == kOwn - 2) free_weights();
+          if constexpr (Weights::kAhead) {
+            if (c == kOwn - 2) {
+              w.advance();
+              if (!last) await_weights();
+            }
+            if (c < kOwn - 2 || !last) weights.load(w.slot(), (c + 2) % kOwn);
+          }
+        }
+      }
+      wgmma_wait<0>();
+      free_x(previous);
+
+      if constexpr (kWays == 2) add_pairs<Output, kTokens>(sums, me, shared + L::kOut);
+      const Tile tile = tile_of(p.tiles, segment.tile, kTokens);
+      const bool whole = segment.stages == p.segments.stages;
+      if (!whole && Weights::kMostCluster > 2 && p.segments.cluster > 2)
+        write_cluster_tile<Weights::kMostCluster, kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
+      else if (!whole && p.segments.cluster > 1)
+        write_cluster_tile<2, kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
+      else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kPair, 4)))
+        write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut);
+    });
+  }
+  if (p.segments.cluster > 1) cluster_sync();  // nobody leaves while others still read from here
+}
+
+}  // namespace aoext::cuda::wgmma
