@@ -10,9 +10,11 @@ namespace aoext::cuda::wgmma {
 
 template <class T, Element kType>
 struct EightBitWeights {
-  static constexpr int kStage = 128;  // of K
+  static constexpr int kStage = kLine;  // of K
   static constexpr int kExtraBytes = 0;
   static constexpr int kNarrowStages = 8, kWideStages = 4;
+  static constexpr int kMostCluster = 3;
+  static constexpr bool kAhead = false;
 
   struct Maps {
     CUtensorMap lines;
@@ -23,11 +25,11 @@ struct EightBitWeights {
     __device__ Copies(const EightBitWeights&, const Maps& maps) : maps_(maps) { prefetch_map(&maps.lines); }
 
     __device__ uint32_t bytes() const { return kLinesBytes; }
-    __device__ void start(int row, int stage) { row_ = row, k_ = stage * kLine; }
+    __device__ void start(int row, int stage) { row_ = row, k_ = stage * kStage; }
 
     __device__ void copy(uint32_t lines, uint32_t, uint32_t arrived) {
       copy_tile(lines, &maps_.lines, arrived, k_, row_);
-      k_ += kLine;
+      k_ += kStage;
     }
 
    private:

@@ -77,6 +77,8 @@ struct Int4Weights {
   static constexpr int kZeros = kMostGroups * kRows * int(sizeof(S));  // where they begin, after the scales
   static constexpr int kExtraBytes = 2 * kZeros;
   static constexpr int kNarrowStages = 4, kWideStages = 3;
+  static constexpr int kMostCluster = 2;
+  static constexpr bool kAhead = true;
 
   struct Maps {
     CUtensorMap lines, scale, zero;

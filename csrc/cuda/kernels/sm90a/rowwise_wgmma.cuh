@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           static_cast<Output*>(a.p.y), int(a.p.M), int(a.p.N), a.p.output == Element::int32, tile, channels, row_scales};
       const bool whole = segment.stages == s.stages;
       if (!whole && s.cluster > 1)
-        write_cluster_tile<kTokens, kPair>(sums, me, epilogue, tile, shared);
+        write_cluster_tile<2, kTokens, kPair>(sums, me, epilogue, tile, shared);
       else if (whole || meet(sums, s, rest, segment, threadIdx.x, kPair, 4))
         write_tile<kTokens>(sums, me, epilogue, tile, shared + L::kStaging);
     });

@@ -168,50 +168,54 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
   sync_threads_of(2 + me.group, 128);  // the buffers may be written again
 }
 
-// Both blocks of a cluster leave their sums over their rings, and each adds up its half of the tokens, so many loads of a thread
-// at once.
-template <int kTokens, int kThreads, class Epilogue, class Sum>
+// The blocks of a cluster leave their sums over their rings, and each adds up its part of the tokens: a warp takes a token, a
+// lane four rows, and 16 loads at once.
+template <int kCluster, int kTokens, int kThreads, class Epilogue, class Sum>
 __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
                                           const Tile& tile, uint32_t shared) {
   using Output = typename Epilogue::Output;
-  constexpr int kOwned = kTokens / 2 * (kRows / 4);  // items of four rows
-  constexpr int kMine = (kOwned + kThreads - 1) / kThreads, kItems = kMine < 8 ? kMine : 8;
+  constexpr int kWarps = kThreads / 32, kMine = (kTokens + kCluster * kWarps - 1) / (kCluster * kWarps), kMost = 16 / kCluster;
+  constexpr int kItems = kMine < kMost ? kMine : kMost;
+  static_assert(kRows == 4 * 32);
   sync_threads_of(1, kThreads);
   const uint32_t mine = shared + 2 * me.quad * kSumPitch + me.row() * 4;
 #pragma unroll
   for (int j = 0; j < kTokens / 2; ++j)
     if (me.way == 0) store_shared(mine + sum_offset(j), bits<float>(sums[j]));
   cluster_sync();
-  const int first = blockIdx.x % 2 * (kTokens / 2);
+  const int rank = int(blockIdx.x) % kCluster, end = kTokens * (rank + 1) / kCluster, n = tile.row + me.lane * 4;
+  const decltype(epilogue.channel(n)) channels[4] = {epilogue.channel(n), epilogue.channel(n + 1), epilogue.channel(n + 2),
+                                                     epilogue.channel(n + 3)};
 #pragma unroll 1
-  for (int begin = threadIdx.x; begin < kOwned; begin += kItems * kThreads) {
-    float4 parts[kItems][2];
+  for (int first = kTokens * rank / kCluster + int(threadIdx.x) / 32; first < end; first += kItems * kWarps) {
+    float4 parts[kItems][kCluster];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int item = min(begin + i * kThreads, kOwned - 1);
-      const uint32_t at = shared + (first + item / (kRows / 4)) * kSumPitch + item % (kRows / 4) * 16;
+      const uint32_t at = shared + min(first + i * kWarps, end - 1) * kSumPitch + me.lane * 16;
 #pragma unroll
-      for (int block = 0; block < 2; ++block) parts[i][block] = load_remote(remote_address(at, block));
+      for (int block = 0; block < kCluster; ++block) parts[i][block] = load_remote(remote_address(at, block));
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int item = begin + i * kThreads, n = tile.row + item % (kRows / 4) * 4;
-      const int64_t m = tile.token + first + item / (kRows / 4);
-      if (item >= kOwned || m >= epilogue.M || n >= epilogue.N) continue;
-      const float4 &a = parts[i][0], &b = parts[i][1];
+      const int64_t m = tile.token + first + i * kWarps;
+      if (first + i * kWarps >= end || m >= epilogue.M || n >= epilogue.N) continue;
+      Sum totals[4];
+#pragma unroll
+      for (int block = 0; block < kCluster; ++block) {
+        const float4& v = parts[i][block];
+        const Sum part[4] = {bits<Sum>(v.x), bits<Sum>(v.y), bits<Sum>(v.z), bits<Sum>(v.w)};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) totals[j] = block == 0 ? part[j] : totals[j] + part[j];
+      }
       const auto token = epilogue.token(m);
-      const auto output = [&](float v, float w, int j) {
-        return epilogue(bits<Sum>(v) + bits<Sum>(w), token, epilogue.channel(n + j));
-      };
+      const auto output = [&](int j) { return epilogue(totals[j], token, channels[j]); };
       const auto store = [&](const auto& outputs) {
         store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, n, epilogue.N, outputs);
       };
       if constexpr (sizeof(Output) == 2)
-        store(uint2{rounded_pair<Output>(output(a.x, b.x, 0), output(a.y, b.y, 1)),
-                    rounded_pair<Output>(output(a.z, b.z, 2), output(a.w, b.w, 3))});
+        store(uint2{rounded_pair<Output>(output(0), output(1)), rounded_pair<Output>(output(2), output(3))});
       else
-        store(float4{bits<float>(output(a.x, b.x, 0)), bits<float>(output(a.y, b.y, 1)), bits<float>(output(a.z, b.z, 2)),
-                     bits<float>(output(a.w, b.w, 3))});
+        store(float4{bits<float>(output(0)), bits<float>(output(1)), bits<float>(output(2)), bits<float>(output(3))});
     }
   }
 }

@@ -48,7 +48,7 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   Arguments<Weights, Epilogue> a{weights, epilogue};
   a.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, Weights::kStage, config);
-  if (config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
+  if (config.cluster > Weights::kMostCluster || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));
 
   const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, kTokens});
@@ -96,10 +96,11 @@ struct Model {
   double steps[6];  // of tiles of kTokenCounts
   double tile, cluster;
   double meeting, part;  // of ranges; for each row of x of a part that another block adds
+  double risk;           // of ranges: blocks are at so many places of K that x and w come out of L2 less often
+  int most_cluster;      // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
 };
 
 constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
-constexpr double kRisk = 1.05;     // of ranges: blocks are at so many places of K that x and w come out of L2 less often
 constexpr int64_t kMostParts = 8;  // of a tile
 
 template <class Problem>
@@ -118,7 +119,7 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
       double time = ceil_div(s.whole_tiles, blocks) * time_of(stages);
       if (ranges > 0) {
         const double meeting = model.meeting + model.part * tokens * (ceil_div(ranges, rest) - 1);
-        time = kRisk * (time + time_of(ceil_div(rest * stages, ranges)) + meeting);
+        time = model.risk * (time + time_of(ceil_div(rest * stages, ranges)) + meeting);
       } else if (rest_tiles(s) > 0) {
         time += time_of(ceil_div(stages, cluster)) + model.cluster;
       }
@@ -128,6 +129,7 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
     };
     consider(1, 0, even_blocks(tiles, 1, sms));
     consider(2, 0, even_blocks(tiles, 2, sms));
+    if (model.most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
     if (rest == 0) continue;
     for (int64_t parts = 2; parts <= kMostParts && parts * rest <= sms; ++parts) consider(1, parts * rest, sms);
     if (kMostParts * rest > sms) consider(1, sms, sms);

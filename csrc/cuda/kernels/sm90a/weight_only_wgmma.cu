@@ -29,7 +29,8 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace
   }
 }
 
-constexpr wgmma::Model kModel{{0.261, 0.336, 0.405, 0.450, 0.562, 0.681}, 1.67, 2.5, 6.5, 0.0107};
+// Fitted to times of bf16 by int8: 3% off, at most 23%.
+constexpr wgmma::Model kModel{{0.354, 0.395, 0.451, 0.510, 0.625, 0.705}, 1.18, 6.25, 11.7, 0.0086, 1.0, 3};
 
 }  // namespace
 

@@ -21,6 +21,8 @@
 //     static constexpr int kStage;             // of K in a stage: a line of 128 bytes a row
 //     static constexpr int kExtraBytes;        // that a stage has beside its lines
 //     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
+//     static constexpr int kMostCluster;       // 2 or 3
+//     static constexpr bool kAhead;            // a chunk is loaded while the one before the last is multiplied, not the last
 //     struct Maps { CUtensorMap lines; ... };
 //     class Copies {                           // of the thread that copies
 //       Copies(const Weights&, const Maps&);
@@ -43,7 +45,7 @@ namespace aoext::cuda::wgmma {
 
 constexpr int kStep = 64;                   // of K: a 128-byte line of x
 constexpr int kLine = 128;                  // bytes of a row of w in a stage
-constexpr int kLinesBytes = kRows * kLine;  // of a stage
+constexpr int kLinesBytes = kRows * kLine;  // of all rows
 
 template <class Weights, class Epilogue>
 struct Arguments {
@@ -72,6 +74,10 @@ struct Layout {
 
 // A value that the compiler can't compute again, so that it stays in a register: reading the thread's number takes long.
 __device__ inline uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x); }
+
+// Describes x to the instruction: rows of 128 bytes, eight to a swizzled tile of 1024. Addresses and distances are in units of 16
+// bytes.
+__device__ inline uint64_t x_descriptor(uint32_t lower) { return uint64_t(1 << 30 | 1024 >> 4) << 32 | lower; }
 
 // A pair of warpgroups takes every kWays-th step of two chunks: its chunk c in a stage is chunk own_chunk(c) + 2 · way.
 template <int kWays>
@@ -203,52 +209,67 @@ __global__ void __launch_bounds__(threads(kWays), 1)
     constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a pair of warpgroups in a stage
     uint32_t fragments[2][2][4];
     Ring<kXStages> x(me.way);
+    const uint32_t x_lines = kept(1 << 16 | (shared + L::kX) >> 4);
     Ring<kWStages> w;
 
+    const bool leads = (Weights::kAhead ? lane : kept(lane)) == 0;
     const auto free_weights = [&] {
       __syncwarp();
-      if (lane == 0) barrier_arrive(w_empty + 8 * w.slot());
+      if (leads) barrier_arrive(w_empty + 8 * w.slot());
     };
     const auto free_x = [&](int slot) {
       __syncwarp();
-      if (lane == 0) barrier_arrive(x_empty + 8 * slot);
+      if (leads) barrier_arrive(x_empty + 8 * slot);
+    };
+    const auto await_weights = [&] { barrier_wait(w_full + 8 * w.slot(), w.parity()); };
+    const auto await_x = [&] { barrier_wait(x_full + 8 * x.slot(), x.parity()); };
+    const auto multiply = [&](int c) {
+      const uint32_t b = x_lines + x.slot() * (L::kXBytes >> 4) + c % 2 * 4;
+      wgmma_fence();
+      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], x_descriptor(b), true);
+      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][1], x_descriptor(b + 2), true);
+      wgmma_commit();
     };
 
     each_segment(p.segments, rest, [&](const Segment& segment) {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
-      barrier_wait(w_full + 8 * w.slot(), w.parity());
+      await_weights();
       weights.load(w.slot(), 0);
+      if (!Weights::kAhead) await_x();
       weights.unpack(fragments[0]);
-      weights.load(w.slot(), 1);
+      if (Weights::kAhead) weights.load(w.slot(), 1);
       int previous = 0;  // slot of x
 #pragma unroll 1
       for (int stage = 0; stage < segment.stages; ++stage) {
         const bool last = stage == segment.stages - 1;
 #pragma unroll
         for (int c = 0; c < kOwn; ++c) {
-          if (c % 2 == 0) barrier_wait(x_full + 8 * x.slot(), x.parity());
-          // Rows of 128 bytes, eight to a swizzled tile of 1024.
-          const uint64_t b = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 |
-                             (shared + L::kX + x.slot() * L::kXBytes + c % 2 * 64) >> 4;
-          wgmma_fence();
-          Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], b, true);
-          Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][1], b + 2, true);
-          wgmma_commit();
+          if (Weights::kAhead && c % 2 == 0) await_x();
+          multiply(c);
+          const int used = x.slot();
+          if (c % 2 == 1) x.advance(kWays);
+          if constexpr (!Weights::kAhead) {
+            // What the next chunk needs arrives in the shadow of this one's product.
+            if (c == kOwn - 1) w.advance();
+            if (c < kOwn - 1 || !last) {
+              if (c == kOwn - 1) await_weights();
+              weights.load(w.slot(), (c + 1) % kOwn);
+              if (c % 2 == 1) await_x();
+            }
+          }
           wgmma_wait<1>();  // all chunks but this one: their fragments may be written
-          if (c % 2 == 0) {
-            if (c > 0 || stage > 0) free_x(previous);
-          } else {
-            previous = x.slot();
-            x.advance(kWays);
+          if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
+          previous = used;
+          if (Weights::kAhead || c < kOwn - 1 || !last) weights.unpack(fragments[(c + 1) % 2]);
+          if (c == kOwn - 2) free_weights();
+          if constexpr (Weights::kAhead) {
+            if (c == kOwn - 2) {
+              w.advance();
+              if (!last) await_weights();
+            }
+            if (c < kOwn - 2 || !last) weights.load(w.slot(), (c + 2) % kOwn);
           }
-          weights.unpack(fragments[(c + 1) % 2]);
-          if (c == kOwn - 2) {
-            free_weights();
-            w.advance();
-            if (!last) barrier_wait(w_full + 8 * w.slot(), w.parity());
-          }
-          if (c < kOwn - 2 || !last) weights.load(w.slot(), (c + 2) % kOwn);
         }
       }
       wgmma_wait<0>();
@@ -257,8 +278,10 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       if constexpr (kWays == 2) add_pairs<Output, kTokens>(sums, me, shared + L::kOut);
       const Tile tile = tile_of(p.tiles, segment.tile, kTokens);
       const bool whole = segment.stages == p.segments.stages;
-      if (!whole && p.segments.cluster > 1)
-        write_cluster_tile<kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
+      if (!whole && Weights::kMostCluster > 2 && p.segments.cluster > 2)
+        write_cluster_tile<Weights::kMostCluster, kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
+      else if (!whole && p.segments.cluster > 1)
+        write_cluster_tile<2, kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
       else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kPair, 4)))
         write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut);
     });
