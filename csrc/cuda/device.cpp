@@ -45,8 +45,10 @@ const Device& device_of(const Tensor& t) {
   Device device{};
   device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, index);
   device.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
-  device.family =
-      family_of(10 * attribute(cudaDevAttrComputeCapabilityMajor, index) + attribute(cudaDevAttrComputeCapabilityMinor, index));
+  const int capability =
+      10 * attribute(cudaDevAttrComputeCapabilityMajor, index) + attribute(cudaDevAttrComputeCapabilityMinor, index);
+  device.float8_units = capability == 89;
+  device.family = family_of(capability);
   return devices.emplace(index, device).first->second;
 }
 

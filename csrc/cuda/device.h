@@ -14,6 +14,7 @@ enum class Family { none, sm80, sm90 };  // whose kernels a device runs: from co
 struct Device {
   int multiprocessors;
   int shared_memory;  // bytes, of a block that asks for all it may have
+  bool float8_units;  // mma.sync multiplies float8 faster than fp16
   Family family;      // AOEXT_CUDA_FAMILY=sm80 has newer devices run the kernels of older ones
 };
 

@@ -11,8 +11,9 @@ namespace aoext::cuda {
 
 namespace {
 
-constexpr int64_t kPiece = 16;    // bytes that fast kernels read at once: K is a multiple of it
-constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over copying its operands for a fast one
+constexpr int64_t kPiece = 16;      // bytes that fast kernels read at once: K is a multiple of it
+constexpr int64_t kAnyRows = 16;    // up to which a kernel for any size wins over copying its operands for a fast one
+constexpr int64_t kDecodeRows = 8;  // up to which decode wins over wgmma
 
 // Choosing takes longer than a launch, so every choice is made once.
 RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {
@@ -34,13 +35,26 @@ RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device
   return chosen.emplace(key, choose_rowwise_decode(raw, device.multiprocessors, device.shared_memory, hopper)).first->second;
 }
 
+// Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: those that fill the GPU and
+// fit at once, or many of them. It must also know the problem.
+bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const Device& device) {
+  constexpr int64_t kTile = 128, kManyRows = 512;
+  const int64_t tiles = ceil_div(raw.M, kTile) * ceil_div(raw.N, kTile), sms = device.multiprocessors;
+  const bool knows = raw.type == Element::e4m3 && raw.output == Element::bf16 && raw.N % kPiece == 0 &&
+                     (!p.has_bias || p.bias == ScalarType::BFloat16);
+  return knows && 5 * tiles >= 3 * sms && (tiles <= sms || raw.M >= kManyRows);
+}
+
 // Of the kernels whose rows are whole pieces; false where none serves.
-bool plan_pieces(RowwisePlan& plan, const RowwiseLinear& raw, const Device& device) {
-  const bool hopper = device.family == Family::sm90;
-  if (rowwise_decode_takes(raw)) {
+bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Device& device) {
+  const RowwiseLinear raw = rowwise_linear(p, K);
+  const bool hopper = device.family == Family::sm90, engine = hopper && rowwise_wgmma_takes(raw);
+  if (rowwise_decode_takes(raw) && !(engine && raw.M > kDecodeRows)) {
     plan.algorithm = RowwiseAlgorithm::decode;
     plan.decode = decode_config(raw, device);
-  } else if (hopper && rowwise_wgmma_takes(raw)) {
+  } else if (engine && prefers_scaled_mm(p, raw, device)) {
+    plan.algorithm = RowwiseAlgorithm::scaled_mm;
+  } else if (engine) {
     plan.algorithm = RowwiseAlgorithm::wgmma;
     plan.wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
   } else if (hopper && weight_only_wgmma_takes(raw)) {
@@ -48,11 +62,11 @@ bool plan_pieces(RowwisePlan& plan, const RowwiseLinear& raw, const Device& devi
     plan.weight_only = choose_weight_only_wgmma(raw, device.multiprocessors);
   } else if (rowwise_mma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::mma;
-    plan.mma = choose_rowwise_mma(raw, device.multiprocessors);
+    plan.mma = choose_rowwise_mma(raw, device.multiprocessors, device.float8_units);
   } else {
     return false;
   }
-  plan.K = raw.K;
+  plan.K = K;
   return true;
 }
 
@@ -70,10 +84,8 @@ RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool alig
   RowwisePlan plan;
   if (!takes_one_pass(p.K, device)) return plan;
   const bool some = p.M > 0 && p.N > 0, whole = p.K % kPiece == 0;
-  if (some && aligned && whole && plan_pieces(plan, rowwise_linear(p, p.K), device)) return plan;
-  if (some && p.M > kAnyRows && !(aligned && whole) &&
-      plan_pieces(plan, rowwise_linear(p, ceil_div(p.K, kPiece) * kPiece), device))
-    return plan;
+  if (some && aligned && whole && plan_pieces(plan, p, p.K, device)) return plan;
+  if (some && p.M > kAnyRows && !(aligned && whole) && plan_pieces(plan, p, ceil_div(p.K, kPiece) * kPiece, device)) return plan;
   if (p.input == ScalarType::Float && p.M > kAnyRows) return plan;
   plan.algorithm = RowwiseAlgorithm::any;
   plan.K = p.K;
@@ -90,6 +102,7 @@ std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
       case RowwiseAlgorithm::wgmma:
         return "rowwise_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
                describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
+      case RowwiseAlgorithm::scaled_mm: return "aten::_scaled_mm";
       case RowwiseAlgorithm::weight_only_wgmma:
         return "weight_only_wgmma, tiles of 128 by " + text(plan.weight_only.tokens) +
                describe_sharing(plan.weight_only.cluster, plan.weight_only.ranges);

@@ -16,20 +16,28 @@ Tensor filled_up(const Tensor& t, int64_t rows, int64_t K) {
   return longer;
 }
 
+Tensor scaled_mm(const LinearProblem& p, const Tensor& x, const Tensor& weight, const generic::RowwiseOperands& operands,
+                 const OptionalTensor& bias) {
+  const Tensor rows = aten::reshape(aten::contiguous(*operands.input_scale), {p.M, 1});
+  const Tensor y = call("aten::_scaled_mm", "", aten::reshape(x, {p.M, weight.size(1)}), aten::transpose(weight), rows,
+                        aten::transpose(*operands.weight_scale), bias, OptionalTensor(), std::optional(p.output), false);
+  return aten::reshape(y, output_sizes(operands.input, p.N));
+}
+
 }  // namespace
 
 OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& operands) {
   const RowwisePlan plan = plan_rowwise(p, device_of(operands.input), are_aligned({&operands.weight}));
   if (plan.algorithm == RowwiseAlgorithm::generic) return std::nullopt;
   const Launch launch(operands.input);
-  const Tensor y = aten::empty(output_sizes(operands.input, p.N), p.output, operands.input);
-  if (p.M == 0 || p.N == 0) return y;
-
   const bool copies = plan.K > p.K || (plan.algorithm != RowwiseAlgorithm::any && !are_aligned({&operands.weight}));
   const Tensor x = copies ? filled_up(operands.input, p.M, plan.K) : aligned(operands.input);
   const Tensor weight = copies ? filled_up(operands.weight, p.N, plan.K) : operands.weight;
   const auto dense = [](const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); };
   const OptionalTensor row_scale = dense(operands.input_scale), bias = dense(operands.bias ? &*operands.bias : nullptr);
+  if (plan.algorithm == RowwiseAlgorithm::scaled_mm) return scaled_mm(p, x, weight, operands, bias);
+  const Tensor y = aten::empty(output_sizes(operands.input, p.N), p.output, operands.input);
+  if (p.M == 0 || p.N == 0) return y;
 
   RowwiseLinear raw = rowwise_linear(p, plan.K);
   raw.x = x.const_data_ptr(), raw.weight = weight.const_data_ptr();

@@ -38,10 +38,11 @@ __device__ __forceinline__ uint32_t half_pair_of(uint32_t word, int i) {
     asm("{.reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low;\n}" : "=r"(pair) : "r"(word >> 16 * i));
     return pair;
 #else
-    // Its bits in fp16's places make a number 2^-8 times as large, 480 where it is NaN.
+    // Its bits in fp16's places make a number 2^-8 times as large, or 1.875 where it is NaN, which alone becomes infinite here.
     const uint32_t high = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
-    const __half2 v = __hmul2(half_pair((high & 0x80008000u) | (high & 0x7f007f00u) >> 1), half_pair(0x5c005c00u));
-    return bits(v) | (__heq2_mask(__habs2(v), half_pair(0x5f805f80u)) & 0x7fff7fffu);
+    const __half2 small = half_pair((high & 0x80008000u) | (high & 0x7f007f00u) >> 1);
+    const __half2 infinite_or_not = __hmul2(small, half_pair(0x78807880u));  // 36864
+    return bits(__hfma2(infinite_or_not, half_pair(0), __hmul2(small, half_pair(0x5c005c00u))));
 #endif
   }
 }

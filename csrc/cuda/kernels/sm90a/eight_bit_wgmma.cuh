@@ -14,8 +14,6 @@ struct EightBitWeights {
   static constexpr int kExtraBytes = 0;
   static constexpr int kNarrowStages = 8, kWideStages = 4;
   static constexpr int kMostCluster = 3;
-  // Bytes that are there become numbers between the two instructions of a product, where ptxas puts it, and hold up the second.
-  static constexpr bool kAhead = false;
 
   struct Maps {
     CUtensorMap lines;

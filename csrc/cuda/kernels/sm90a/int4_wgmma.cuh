@@ -78,7 +78,6 @@ struct Int4Weights {
   static constexpr int kExtraBytes = 2 * kZeros;
   static constexpr int kNarrowStages = 4, kWideStages = 3;
   static constexpr int kMostCluster = 2;
-  static constexpr bool kAhead = true;
 
   struct Maps {
     CUtensorMap lines, scale, zero;

@@ -21,7 +21,6 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kLine = 128;          // bytes of a row in a stage, as many k
 constexpr int kSteps = kLine / 32;  // an instruction takes 32 k
 constexpr int kEarly = 4;           // stages of w that L2 is asked for while the last kernel ends
 
@@ -101,11 +100,6 @@ struct Scales {
 };
 
 // ---- Products ----
-
-// Rows of 128 bytes as the copy engine swizzles them, eight to a tile of 1024.
-__device__ inline uint64_t swizzled_descriptor(uint32_t address) {
-  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | (address & 0x3ffff) >> 4;
-}
 
 // Issues d (+)= the product of a stage, or of some of its steps.
 template <Element kType, int kFirst, int kEnd, class Sum, int kSums>
@@ -220,8 +214,10 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       if (lane == 0) barrier_arrive(empty + 8 * slot);
     };
     // Of the present stage: this warpgroup's rows of w, and x from a token on.
-    const auto w = [&] { return swizzled_descriptor(shared + ring.slot() * L::kStage + me.group * 64 * kLine); };
-    const auto x = [&](int token) { return swizzled_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + token * kLine); };
+    const auto w = [&] { return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + me.group * 64 * kLine)); };
+    const auto x = [&](int token) {
+      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + token * kLine));
+    };
 
     each_segment(s, rest, [&](const Segment& segment) {
       const Tile tile = tile_of(a.tiles, segment.tile, kTokens);

@@ -22,6 +22,7 @@ namespace aoext::cuda::wgmma {
 constexpr int kRows = 128;  // of w in a tile, of which each of two warpgroups multiplies 64
 constexpr int kPair = 256;  // threads of the two
 constexpr int kPairWarps = kPair / 32;
+constexpr int kLine = 128;   // bytes of a row in shared memory, as the copy engine swizzles them
 constexpr int kRaster = 32;  // tiles along N that run side by side, so that L2 serves x and w
 
 // ---- Tiles and rings ----
@@ -63,6 +64,11 @@ class Ring {
   unsigned place_;
   uint32_t parity_ = 0;
 };
+
+// Describes rows of kLine bytes to wgmma, eight to a swizzled tile of 1024: its lower word, and all of it. Addresses and
+// distances are in units of 16 bytes, so that further k are added to the lower word; of an address 18 bits count.
+__device__ inline uint32_t lines_descriptor(uint32_t address) { return 1 << 16 | (address & 0x3ffff) >> 4; }
+__device__ inline uint64_t matrix_of_lines(uint32_t descriptor) { return uint64_t(1 << 30 | 1024 >> 4) << 32 | descriptor; }
 
 // ---- From sums to y ----
 

@@ -13,7 +13,9 @@
 // How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
 // sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
 // it never waits for the product it has just issued. That is latency more than work, so for narrow tiles, whose sums leave
-// registers for it, two pairs of warpgroups take turns at the steps (kWays) and add their sums at the end.
+// registers for it, two pairs of warpgroups take turns at the steps (kWays) and add their sums at the end. A chunk's bytes are
+// loaded once the product before it runs: were they there sooner, ptxas would unpack them between the two instructions of that
+// product, and hold up the second.
 //
 // What differs between formats of weights is a policy's:
 //
@@ -22,7 +24,6 @@
 //     static constexpr int kExtraBytes;        // that a stage has beside its lines
 //     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
 //     static constexpr int kMostCluster;       // 2 or 3
-//     static constexpr bool kAhead;            // a chunk is loaded while the one before the last is multiplied, not the last
 //     struct Maps { CUtensorMap lines; ... };
 //     class Copies {                           // of the thread that copies
 //       Copies(const Weights&, const Maps&);
@@ -43,8 +44,7 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kStep = 64;                   // of K: a 128-byte line of x
-constexpr int kLine = 128;                  // bytes of a row of w in a stage
+constexpr int kStep = 64;                   // of K: a line of x
 constexpr int kLinesBytes = kRows * kLine;  // of all rows
 
 template <class Weights, class Epilogue>
@@ -74,10 +74,6 @@ struct Layout {
 
 // A value that the compiler can't compute again, so that it stays in a register: reading the thread's number takes long.
 __device__ inline uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x); }
-
-// Describes x to the instruction: rows of 128 bytes, eight to a swizzled tile of 1024. Addresses and distances are in units of 16
-// bytes.
-__device__ inline uint64_t x_descriptor(uint32_t lower) { return uint64_t(1 << 30 | 1024 >> 4) << 32 | lower; }
 
 // A pair of warpgroups takes every kWays-th step of two chunks: its chunk c in a stage is chunk own_chunk(c) + 2 · way.
 template <int kWays>
@@ -209,10 +205,10 @@ __global__ void __launch_bounds__(threads(kWays), 1)
     constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a pair of warpgroups in a stage
     uint32_t fragments[2][2][4];
     Ring<kXStages> x(me.way);
-    const uint32_t x_lines = kept(1 << 16 | (shared + L::kX) >> 4);
+    const uint32_t x_lines = kept(lines_descriptor(shared + L::kX));
     Ring<kWStages> w;
 
-    const bool leads = (Weights::kAhead ? lane : kept(lane)) == 0;
+    const bool leads = kept(lane) == 0;
     const auto free_weights = [&] {
       __syncwarp();
       if (leads) barrier_arrive(w_empty + 8 * w.slot());
@@ -226,8 +222,8 @@ __global__ void __launch_bounds__(threads(kWays), 1)
     const auto multiply = [&](int c) {
       const uint32_t b = x_lines + x.slot() * (L::kXBytes >> 4) + c % 2 * 4;
       wgmma_fence();
-      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], x_descriptor(b), true);
-      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][1], x_descriptor(b + 2), true);
+      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], matrix_of_lines(b), true);
+      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][1], matrix_of_lines(b + 2), true);
       wgmma_commit();
     };
 
@@ -236,40 +232,29 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
       await_weights();
       weights.load(w.slot(), 0);
-      if (!Weights::kAhead) await_x();
+      await_x();
       weights.unpack(fragments[0]);
-      if (Weights::kAhead) weights.load(w.slot(), 1);
       int previous = 0;  // slot of x
 #pragma unroll 1
       for (int stage = 0; stage < segment.stages; ++stage) {
         const bool last = stage == segment.stages - 1;
 #pragma unroll
         for (int c = 0; c < kOwn; ++c) {
-          if (Weights::kAhead && c % 2 == 0) await_x();
+          const bool more = c < kOwn - 1 || !last;
           multiply(c);
           const int used = x.slot();
           if (c % 2 == 1) x.advance(kWays);
-          if constexpr (!Weights::kAhead) {
-            // What the next chunk needs arrives in the shadow of this one's product.
-            if (c == kOwn - 1) w.advance();
-            if (c < kOwn - 1 || !last) {
-              if (c == kOwn - 1) await_weights();
-              weights.load(w.slot(), (c + 1) % kOwn);
-              if (c % 2 == 1) await_x();
-            }
+          if (c == kOwn - 1) w.advance();
+          if (more) {
+            if (c == kOwn - 1) await_weights();
+            weights.load(w.slot(), (c + 1) % kOwn);
+            if (c % 2 == 1) await_x();
           }
           wgmma_wait<1>();  // all chunks but this one: their fragments may be written
           if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
           previous = used;
-          if (Weights::kAhead || c < kOwn - 1 || !last) weights.unpack(fragments[(c + 1) % 2]);
+          if (more) weights.unpack(fragments[(c + 1) % 2]);
           if (c == kOwn - 2) free_weights();
-          if constexpr (Weights::kAhead) {
-            if (c == kOwn - 2) {
-              w.advance();
-              if (!last) await_weights();
-            }
-            if (c < kOwn - 2 || !last) weights.load(w.slot(), (c + 2) % kOwn);
-          }
         }
       }
       wgmma_wait<0>();
