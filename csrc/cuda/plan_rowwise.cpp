@@ -38,11 +38,11 @@ RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device
 // Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: those that fill the GPU and
 // fit at once, or many of them. It must also know the problem.
 bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const Device& device) {
-  constexpr int64_t kTile = 128, kManyRows = 512;
+  constexpr int64_t kTile = 128, kFewRows = 64, kManyRows = 512;
   const int64_t tiles = ceil_div(raw.M, kTile) * ceil_div(raw.N, kTile), sms = device.multiprocessors;
   const bool knows = raw.type == Element::e4m3 && raw.output == Element::bf16 && raw.N % kPiece == 0 &&
                      (!p.has_bias || p.bias == ScalarType::BFloat16);
-  return knows && 5 * tiles >= 3 * sms && (tiles <= sms || raw.M >= kManyRows);
+  return knows && raw.M > kFewRows && 5 * tiles >= 3 * sms && (tiles <= sms || raw.M >= kManyRows);
 }
 
 // Of the kernels whose rows are whole pieces; false where none serves.
