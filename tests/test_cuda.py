@@ -485,6 +485,20 @@ def test_a_captured_graph_replays_with_new_inputs(product, M, generator):
         assert torch.equal(again, expected)
 
 
+def assert_replays_alike(
+    run: Callable[[Tensor], Tensor], M: int, width: int, generator: torch.Generator
+) -> None:
+    x = torch.randn(M, width, generator=generator).to("cuda", BF16)
+    run(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(x)
+    for _ in range(20):
+        x.copy_(torch.randn(M, width, generator=generator))
+        graph.replay()
+        assert torch.equal(y, run(x))
+
+
 @needs_own_kernels
 @pytest.mark.parametrize("width", [2048, 5120])  # on an H200 tiles come out even, or some are shared
 @pytest.mark.parametrize("M", [1, 8, 16, 40, 64, 128, 300])
@@ -505,15 +519,7 @@ def test_layers_of_a_graph_wait_for_each_other(M, width, generator):
                 x = x / x.abs().amax()
         return x
 
-    x = torch.randn(M, width, generator=generator).to("cuda", BF16)
-    run(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = run(x)
-    for _ in range(20):
-        x.copy_(torch.randn(M, width, generator=generator))
-        graph.replay()
-        assert torch.equal(y, run(x))
+    assert_replays_alike(run, M, width, generator)
 
 
 @needs_own_kernels
@@ -531,15 +537,7 @@ def test_dynamic_layers_of_a_graph_wait_for_each_other(M, dtype, generator):
             x = torch.ops.ao.scaled_linear_rowwise(x, w, scale)
         return x
 
-    x = torch.randn(M, width, generator=generator).to("cuda", BF16)
-    run(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = run(x)
-    for _ in range(20):
-        x.copy_(torch.randn(M, width, generator=generator))
-        graph.replay()
-        assert torch.equal(y, run(x))
+    assert_replays_alike(run, M, width, generator)
 
 
 CONFIGS = {

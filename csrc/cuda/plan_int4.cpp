@@ -1,9 +1,8 @@
 // Weight-only int4.
 #include <algorithm>
 #include <array>
-#include <map>
-#include <mutex>
 
+#include "cuda/choose_once.h"
 #include "cuda/plan.h"
 
 namespace aoext::cuda {
@@ -43,11 +42,8 @@ constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of decode, which counts bytes of scales, and of its rows of w, in 32 bits.
 constexpr int64_t kMostDecodeColumns = int64_t{1} << 29, kMostDecodeDepth = int64_t{1} << 25;
 
-// Choosing takes longer than a launch, so every choice is made once.
 DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
   using Key = std::array<int64_t, 8>;
-  static std::mutex mutex;
-  static std::map<Key, DecodeConfig> chosen;
   const bool hopper = device.family == Family::sm90;
   const Key key = {raw.M,
                    raw.N,
@@ -57,10 +53,7 @@ DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
                    static_cast<int64_t>(raw.scale_type),
                    2 * device.multiprocessors + hopper,
                    device.shared_memory};
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = chosen.find(key);
-  if (found != chosen.end()) return found->second;
-  return chosen.emplace(key, choose_int4_decode(raw, device.multiprocessors, device.shared_memory, hopper)).first->second;
+  return choose_once(key, [&] { return choose_int4_decode(raw, device.multiprocessors, device.shared_memory, hopper); });
 }
 
 }  // namespace

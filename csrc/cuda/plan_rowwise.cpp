@@ -1,9 +1,8 @@
 #include "cuda/plan_rowwise.h"
 
 #include <array>
-#include <map>
-#include <mutex>
 
+#include "cuda/choose_once.h"
 #include "cuda/kernels/int4.h"
 #include "cuda/plan.h"
 
@@ -15,11 +14,8 @@ constexpr int64_t kPiece = 16;      // bytes that fast kernels read at once: K i
 constexpr int64_t kAnyRows = 16;    // up to which a kernel for any size wins over copying its operands for a fast one
 constexpr int64_t kDecodeRows = 8;  // up to which decode wins over wgmma
 
-// Choosing takes longer than a launch, so every choice is made once.
 RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {
   using Key = std::array<int64_t, 8>;
-  static std::mutex mutex;
-  static std::map<Key, RowwiseDecodeConfig> chosen;
   const bool hopper = device.family == Family::sm90;
   const Key key = {raw.M,
                    raw.N,
@@ -29,10 +25,7 @@ RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device
                    static_cast<int64_t>(raw.output),
                    2 * device.multiprocessors + hopper,
                    device.shared_memory};
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = chosen.find(key);
-  if (found != chosen.end()) return found->second;
-  return chosen.emplace(key, choose_rowwise_decode(raw, device.multiprocessors, device.shared_memory, hopper)).first->second;
+  return choose_once(key, [&] { return choose_rowwise_decode(raw, device.multiprocessors, device.shared_memory, hopper); });
 }
 
 // Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: those that fill the GPU and
@@ -59,7 +52,7 @@ bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Dev
     plan.wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
   } else if (hopper && weight_only_wgmma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
-    plan.weight_only = choose_weight_only_wgmma(raw, device.multiprocessors);
+    plan.wgmma = choose_weight_only_wgmma(raw, device.multiprocessors);
   } else if (rowwise_mma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::mma;
     plan.mma = choose_rowwise_mma(raw, device.multiprocessors, device.float8_units);
@@ -104,8 +97,8 @@ std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
                describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
       case RowwiseAlgorithm::scaled_mm: return "aten::_scaled_mm";
       case RowwiseAlgorithm::weight_only_wgmma:
-        return "weight_only_wgmma, tiles of 128 by " + text(plan.weight_only.tokens) +
-               describe_sharing(plan.weight_only.cluster, plan.weight_only.ranges);
+        return "weight_only_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
+               describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
       case RowwiseAlgorithm::mma:
         return "rowwise_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
                text(plan.mma.splits) + " blocks";

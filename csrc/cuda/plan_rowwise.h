@@ -26,8 +26,7 @@ struct RowwisePlan {
   RowwiseAlgorithm algorithm = RowwiseAlgorithm::generic;
   int64_t K = 0;  // of the operands; beyond the problem's where both are copied to longer rows, filled up with zeros, first
   RowwiseDecodeConfig decode = {};
-  RowwiseWgmmaConfig wgmma = {};
-  WgmmaConfig weight_only = {};
+  WgmmaConfig wgmma = {};  // of either
   RowwiseMmaConfig mma = {};
 };
 

@@ -55,8 +55,8 @@ OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& o
       break;
     }
     case RowwiseAlgorithm::weight_only_wgmma: {
-      const OptionalTensor space = workspace(weight_only_wgmma_workspace(raw, plan.weight_only), y);
-      check(launch_weight_only_wgmma(raw, plan.weight_only, data_of(space), stream), "weight_only_wgmma");
+      const OptionalTensor space = workspace(weight_only_wgmma_workspace(raw, plan.wgmma), y);
+      check(launch_weight_only_wgmma(raw, plan.wgmma, data_of(space), stream), "weight_only_wgmma");
       break;
     }
     case RowwiseAlgorithm::mma: {

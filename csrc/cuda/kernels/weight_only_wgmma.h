@@ -5,15 +5,9 @@
 #include <cstddef>
 
 #include "cuda/kernels/rowwise.h"
+#include "cuda/kernels/wgmma_config.h"
 
 namespace aoext::cuda {
-
-struct WgmmaConfig {
-  int tokens;   // rows of x in a tile: 32, 64, 96, 128, 192 or 256
-  int cluster;  // blocks that share a tile of those that do not come out even (segments.h): 1 or 2, of 8-bit weights 3 too
-  int ranges;   // or all blocks that share all of these, or 0
-  int blocks;   // in all, which run at once
-};
 
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of x, weight and y.
 bool weight_only_wgmma_takes(const RowwiseLinear& p);

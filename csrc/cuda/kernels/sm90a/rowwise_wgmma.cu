@@ -2,23 +2,21 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/sm90a/launch_segments.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
 
 namespace aoext::cuda {
 namespace {
 
-using Config = RowwiseWgmmaConfig;
-
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
 
-Segments segments(const RowwiseLinear& p, const Config& c) {
+Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
   const int64_t tiles = ceil_div(p.N, wgmma::kRows) * ceil_div(p.M, c.tokens);
   return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
 }
 
-size_t tile_bytes(const Config& c) { return sizeof(float) * wgmma::kRows * c.tokens; }
+size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * wgmma::kRows * c.tokens; }
 
 // As many stages as fit.
 template <class Output, int kTokens>
@@ -36,7 +34,7 @@ int copy_tokens(int64_t M, int tokens) {
 }
 
 template <Element kType, class Output, int kTokens>
-cudaError_t launch(const RowwiseLinear& p, const Config& config, void* workspace, cudaStream_t stream) {
+cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   constexpr int kStages = stages<Output, kTokens>();
   using L = wgmma::RowwiseLayout<Output, kTokens, kStages>;
   const auto kernel = wgmma::rowwise_wgmma<kType, Output, kTokens, kStages>;
@@ -59,15 +57,9 @@ cudaError_t launch(const RowwiseLinear& p, const Config& config, void* workspace
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   if (error != cudaSuccess) return error;
 
-  Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
-            static_cast<unsigned>(config.cluster), Overlap::after_ours};
-  if (config.ranges > 0) {
-    const Grid one{1, 128, 0, stream, 1, Overlap::after_ours};
-    const cudaError_t cleared = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
-    if (cleared != cudaSuccess) return cleared;
-    grid.overlap = Overlap::always;
-  }
-  return launch(kernel, grid, x.map, w.map, a);
+  const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
+                  static_cast<unsigned>(config.cluster), Overlap::after_ours};
+  return launch_segments(kernel, grid, a.segments, x.map, w.map, a);
 }
 
 // Tiles of 256 rows of x leave float8 sums of 128 k to the engine, too many for fp16.
@@ -76,7 +68,7 @@ constexpr bool has_tile(Element type, Element output, int tokens) {
 }
 
 template <Element kType, Element kOutput>
-cudaError_t launch_tile(const RowwiseLinear& p, const Config& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
   switch (c.tokens) {
@@ -90,7 +82,7 @@ cudaError_t launch_tile(const RowwiseLinear& p, const Config& c, void* workspace
 }
 
 template <Element kType>
-cudaError_t launch_output(const RowwiseLinear& p, const Config& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   if (p.output == Element::bf16) return launch_tile<kType, Element::bf16>(p, c, workspace, stream);
   if (p.output == Element::fp16) return launch_tile<kType, Element::fp16>(p, c, workspace, stream);
   if constexpr (kType == Element::int8)  // fp32, or int32 in its place
@@ -118,10 +110,10 @@ constexpr int64_t kMostParts = 4;                // of a tile
 
 }  // namespace
 
-RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
+WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   const int64_t stages = ceil_div(p.K, wgmma::kLine);
   const double reading = static_cast<double>(p.N) * p.K / kMemory;
-  Config best{};
+  WgmmaConfig best{};
   double least = 0;
   for (const Cost& cost : kCosts) {
     if (!has_tile(p.type, p.output, cost.tokens) || (cost.tokens == 32 && p.M > 32)) continue;  // w would be read twice
@@ -132,7 +124,7 @@ RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
       return parts * std::max(step, blocks * (wgmma::kRows + cost.tokens) * wgmma::kLine / kCaches) + kTile;
     };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const Config config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
+      const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
       const Segments s = segments(p, config);
       if (!shares_fit(s, config.blocks)) return;
       double multiplying = s.whole_tiles / blocks * round(blocks, stages);
@@ -156,7 +148,7 @@ RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   return best;
 }
 
-size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const Config& c) {
+size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) {
   const Segments s = segments(p, c);
   return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
@@ -170,7 +162,7 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          aligned(p.x) && aligned(p.weight) && aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const Config& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   switch (p.weight_type) {
     case Element::int8: return launch_output<Element::int8>(p, c, workspace, stream);
     case Element::e4m3: return launch_output<Element::e4m3>(p, c, workspace, stream);

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/sm90a/launch_segments.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
 #include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
 #include "cuda/kernels/weight_only_wgmma.h"
@@ -57,15 +57,9 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   if (error != cudaSuccess) return error;
 
-  Grid grid{static_cast<unsigned>(config.blocks),  threads(R::kWays),  L::kBytes, stream,
-            static_cast<unsigned>(config.cluster), Overlap::after_ours};
-  if (config.ranges > 0) {
-    const Grid one{1, 128, 0, stream, 1, Overlap::after_ours};
-    const cudaError_t cleared = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
-    if (cleared != cudaSuccess) return cleared;
-    grid.overlap = Overlap::always;
-  }
-  return launch(kernel, grid, x.map, maps, a);
+  const Grid grid{static_cast<unsigned>(config.blocks),  threads(R::kWays),  L::kBytes, stream,
+                  static_cast<unsigned>(config.cluster), Overlap::after_ours};
+  return launch_segments(kernel, grid, a.segments, x.map, maps, a);
 }
 
 // Rows of w, a line of a stage each.
