@@ -1,5 +1,4 @@
-// What kernels for few rows of x share: loads of weights past the caches, copies of x to shared memory, and the meeting of sums
-// over parts of K.
+// What kernels for few rows of x share: the meeting of sums over parts of K.
 #pragma once
 
 #include <cstdint>
@@ -7,28 +6,6 @@
 #include "cuda/kernels/ptx.cuh"
 
 namespace aoext::cuda {
-
-__device__ __forceinline__ uint4 load_stream(const uint8_t* p) {  // read once: must not push x out of L1
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
-// x goes to shared memory by the other kind of load, which is waited for apart from weights in flight. Not inside: zeros.
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool inside) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void stream16(uint32_t to, const void* from, bool inside) {  // likewise what is read once
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Groups>
-__device__ __forceinline__ void copies_wait_but() {  // for all but the last groups committed
-  asm volatile("cp.async.wait_group %0;" ::"n"(Groups) : "memory");
-}
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Blocks of a cluster: a float to the same address in another block, which counts its bytes on a barrier there.
 __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase) {

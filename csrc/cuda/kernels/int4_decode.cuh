@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
   };
 
   // -- x: a chunk of units to shared memory. A lane group g takes a (unit, m) at a time: copies it to where X' will be, and
-  // once it is there (each lane reads what it copied) makes X' of it in place.
+  // once it is there (each lane reads what it copied) makes X' of it in place. Copies are waited for apart from weights in
+  // flight.
   const auto each_x = [&](int begin, int end, auto&& body) {
     const int count = (end - begin + Units - 1) / Units * Units * p.M;
     for (int i = warp * 8; i < count; i += warps * 8) {
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int k = word_k<Sub>(t, j);
-        if (mine) copy16(to + j * Rows * 64, from + k, k0 + k < static_cast<int>(p.K));
+        if (mine) copy16_cached(to + j * Rows * 64, from + k, k0 + k < static_cast<int>(p.K));
       }
     });
   };
@@ -343,7 +344,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
           __syncthreads();
           copy_x(begin, end);
         }
-        copies_wait();
+        wait_all_copies();
         each_x(begin, end, stage_x);
         __syncthreads();
       }

@@ -94,7 +94,7 @@ struct Scales {
     const uint32_t q = exact_pair<Q>(word, word >> 4, pair, bias);
     if constexpr (kFloat) {
       const float s = __uint_as_float(scale[channel]), z = __uint_as_float(zero[channel]);
-      return pack2<X>(fmaf(__uint_as_float(q << 16), s, z), fmaf(__uint_as_float(q & 0xffff0000), s, z));
+      return rounded_pair<X>(fmaf(__uint_as_float(q << 16), s, z), fmaf(__uint_as_float(q & 0xffff0000), s, z));
     } else {
       const uint32_t both = channel % 2 ? 0x3232 : 0x1010;
       return fma2<X>(q, __byte_perm(scale[channel / 2], 0, both), __byte_perm(zero[channel / 2], 0, both));
@@ -380,7 +380,8 @@ __global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_c
       if (m >= a.p.M) continue;
       uint32_t y[kChannels / 2];
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) y[r] = pack2<X>(sum[r][j][e] + added[2 * r], sum[r][j][e + 2] + added[2 * r + 1]);
+      for (int r = 0; r < kRowTiles; ++r)
+        y[r] = rounded_pair<X>(sum[r][j][e] + added[2 * r], sum[r][j][e + 2] + added[2 * r + 1]);
       uint16_t* const to = static_cast<uint16_t*>(a.p.y) + m * a.p.N + n;
       if (a.vector_y) {
         if constexpr (kChannels == 8)

@@ -1,9 +1,6 @@
-// What kernels by mma.sync share that walk K through stages of shared memory: copies into them, the order of tiles, sums over
-// blocks that split K.
+// What kernels by mma.sync share that walk K through stages of shared memory: reads of them, the order of tiles, sums over blocks
+// that split K.
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -11,26 +8,6 @@
 #include "cuda/kernels/ptx.cuh"
 
 namespace aoext::cuda {
-
-template <class X>
-__device__ __forceinline__ uint32_t pack2(float low, float high) {
-  uint32_t d;
-  if constexpr (std::is_same_v<X, __half>)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-
-// The 128-byte hint makes L2 fetch the whole line, of which a stage may take 32 bytes and the next ones the rest.
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // Bytes / 4 neighbouring words of shared memory by one read.
 template <int kWords>

@@ -38,6 +38,25 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   return v;
 }
 
+// ---- Copies of 16 bytes to shared memory, which a thread waits for in groups; zeros where they are not inside ----
+
+// Past L1. The hint makes L2 fetch the whole line of 128 bytes, of which others may take the rest.
+__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+// By way of L1.
+__device__ __forceinline__ void copy16_cached(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {  // for all but the last groups committed
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ void wait_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// ---- Others ----
+
 // (v & kMask) ^ kXor in one instruction, which takes one immediate alone.
 template <uint32_t kMask, uint32_t kXor>
 __device__ __forceinline__ uint32_t and_xor(uint32_t v) {

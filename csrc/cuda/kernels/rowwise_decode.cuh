@@ -106,11 +106,11 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
       for (int h = 0; h < 2; ++h) {
         const bool inside = k + h * 64 + t * 16 < K;
         const uint8_t* from = at.weight + (inside ? k + h * 64 : 0);
-        stream16(to + h * 1024, from, inside);
-        stream16(to + h * 1024 + 512, from + at.to_next, inside);
+        copy16(to + h * 1024, from, inside);
+        copy16(to + h * 1024 + 512, from + at.to_next, inside);
       }
     }
-    copies_commit();
+    commit_copies();
     at.unit += slices;
     if (++at.step == p.warp_steps) {
       at.step = 0;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
       for (int i = 0; i < kRowX / 64; ++i) {
         const int piece = i * 4 + t;
         const bool inside = (begin + unit) * kUnitK + piece * (X8 ? 16 : 8) < K;
-        copy16(xs + item * kRowX + place(m, piece), inside ? from + piece * 16 : from, inside);
+        copy16_cached(xs + item * kRowX + place(m, piece), inside ? from + piece * 16 : from, inside);
       }
     }
   };
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
   wait_for_last_kernel();
   start_next_kernel();
   copy_x(part_begin, min(part_begin + p.chunk_units, part_end));
-  copies_commit();
+  commit_copies();
 #pragma unroll 1
   for (int d = 0; d < Depth; ++d) fetch(d);
   meeting.start();
@@ -237,15 +237,15 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
         if (chunk + turn > 0) {
           __syncthreads();
           copy_x(begin, end);
-          copies_wait();
+          wait_all_copies();
         } else {
-          copies_wait_but<Depth>();
+          wait_copies<Depth>();
         }
         __syncthreads();
       }
 #pragma unroll 1
       for (int unit = slice, i = 0; i < p.warp_steps; ++i, unit += slices) {
-        copies_wait_but<Depth - 1>();
+        wait_copies<Depth - 1>();
         if (begin + unit < end) compute(slot, unit);
         fetch(slot);
         slot = slot + 1 == Depth ? 0 : slot + 1;

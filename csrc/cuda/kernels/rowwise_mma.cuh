@@ -47,12 +47,6 @@ __device__ __forceinline__ void read_matrices(uint32_t* v, uint32_t address) {
                : "r"(address));
 }
 
-__device__ __forceinline__ void mma_int8(int (&d)[4], const uint32_t (&a)[4], const uint32_t* b) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 // These units keep about 14 bits of a sum, so what they add up is 32 products.
 template <Element W>
 __device__ __forceinline__ void mma_float8(float (&d)[4], const uint32_t (&a)[4], const uint32_t* b) {
@@ -231,7 +225,7 @@ struct Operands {
     for (int r = 0; r < kRowTiles; ++r) {
       const uint32_t (&w)[4] = weights[step % 2][r];
       if constexpr (Kind::kInt8)
-        mma_int8(sum[r][j], w, x + 2 * j);
+        mma(sum[r][j], w, x[2 * j], x[2 * j + 1]);
       else if constexpr (Kind::kDirect)
         mma_float8<Kind::kW>(sum[r][j], w, x + 2 * j);
       else if constexpr (Kind::kWideX)
@@ -268,7 +262,7 @@ __device__ __forceinline__ void store_channels(const RowwiseLinear& p, int64_t i
 #pragma unroll
     for (int c = 0; c < kChannels; c += 2) {
       const float low = __uint_as_float(y[c]), high = __uint_as_float(y[c + 1]);
-      pair[c / 2] = p.output == Element::fp16 ? pack2<__half>(low, high) : pack2<__nv_bfloat16>(low, high);
+      pair[c / 2] = p.output == Element::fp16 ? rounded_pair<__half>(low, high) : rounded_pair<__nv_bfloat16>(low, high);
     }
     uint16_t* const to = static_cast<uint16_t*>(p.y) + i;
     if (vector) {
