@@ -1,0 +1,130 @@
+// The CUDA kernels by name and configuration, past the plan: what time_cuts.py calls.
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/kernels/int4_batch.h"
+#include "cuda/kernels/int4_decode.h"
+#include "cuda/kernels/int4_mma.h"
+#include "cuda/kernels/int4_wgmma.h"
+#include "cuda/kernels/rowwise_decode.h"
+#include "cuda/kernels/rowwise_mma.h"
+#include "cuda/kernels/rowwise_wgmma.h"
+#include "cuda/kernels/weight_only_wgmma.h"
+
+using namespace aoext::cuda;
+
+namespace {
+
+struct Gpu {
+  int multiprocessors, shared_memory, hopper;
+};
+
+// A problem is an Int4Linear or a RowwiseLinear; configurations travel as the ints that they are made of.
+struct Kernel {
+  const char* name;
+  int (*choose)(const void* problem, const Gpu& gpu, int* config);  // how many ints it wrote, 0 where the kernel does not serve
+  size_t (*workspace)(const void* problem, const int* config);      // bytes
+  cudaError_t (*launch)(const void* problem, const int* config, void* workspace, cudaStream_t stream);
+};
+
+template <class T>
+const T& as(const void* data) {
+  return *static_cast<const T*>(data);
+}
+
+template <class Config>
+int to_ints(const Config& config, int* ints) {
+  static_assert(sizeof(Config) % sizeof(int) == 0);
+  constexpr int kCount = sizeof(Config) / sizeof(int);
+  std::copy_n(reinterpret_cast<const int*>(&config), kCount, ints);
+  return kCount;
+}
+
+size_t no_workspace(const void*, const int*) { return 0; }
+
+// Of kernels that have one: their functions differ in their names and configurations alone.
+template <class Problem, class Config, bool (*kTakes)(const Problem&), Config (*kChoose)(const Problem&, int),
+          size_t (*kWorkspace)(const Problem&, const Config&),
+          cudaError_t (*kLaunch)(const Problem&, const Config&, void*, cudaStream_t)>
+Kernel tiled(const char* name) {
+  return {name,
+          [](const void* p, const Gpu& gpu, int* config) {
+            return kTakes(as<Problem>(p)) ? to_ints(kChoose(as<Problem>(p), gpu.multiprocessors), config) : 0;
+          },
+          [](const void* p, const int* config) { return kWorkspace(as<Problem>(p), as<Config>(config)); },
+          [](const void* p, const int* config, void* workspace, cudaStream_t stream) {
+            return kLaunch(as<Problem>(p), as<Config>(config), workspace, stream);
+          }};
+}
+
+RowwiseMmaConfig choose_mma(const RowwiseLinear& p, int multiprocessors) { return choose_rowwise_mma(p, multiprocessors); }
+
+const Kernel kKernels[] = {
+    {"int4_decode",
+     [](const void* p, const Gpu& gpu, int* config) {
+       const auto& problem = as<Int4Linear>(p);
+       return serves_int4_mma(problem) && problem.M <= 16
+                  ? to_ints(choose_int4_decode(problem, gpu.multiprocessors, gpu.shared_memory, gpu.hopper), config)
+                  : 0;
+     },
+     no_workspace,
+     [](const void* p, const int* config, void*, cudaStream_t stream) {
+       return launch_int4_decode(as<Int4Linear>(p), as<DecodeConfig>(config), stream);
+     }},
+    tiled<Int4Linear, MmaConfig, serves_int4_mma, choose_int4_mma, int4_mma_workspace, launch_int4_mma>("int4_mma"),
+    {"rowwise_decode",
+     [](const void* p, const Gpu& gpu, int* config) {
+       const auto& problem = as<RowwiseLinear>(p);
+       return rowwise_decode_takes(problem)
+                  ? to_ints(choose_rowwise_decode(problem, gpu.multiprocessors, gpu.shared_memory, gpu.hopper), config)
+                  : 0;
+     },
+     no_workspace,
+     [](const void* p, const int* config, void*, cudaStream_t stream) {
+       return launch_rowwise_decode(as<RowwiseLinear>(p), as<RowwiseDecodeConfig>(config), stream);
+     }},
+    tiled<RowwiseLinear, RowwiseMmaConfig, rowwise_mma_takes, choose_mma, rowwise_mma_workspace, launch_rowwise_mma>(
+        "rowwise_mma"),
+#ifdef WITH_HOPPER
+    {"int4_batch",
+     [](const void* p, const Gpu& gpu, int* config) {
+       const auto& problem = as<Int4Linear>(p);
+       return serves_int4_mma(problem) && int4_batch_takes(problem)
+                  ? to_ints(choose_int4_batch(problem, gpu.multiprocessors, gpu.shared_memory), config)
+                  : 0;
+     },
+     [](const void* p, const int* config) { return int4_batch_workspace(as<Int4Linear>(p), as<BatchConfig>(config)); },
+     [](const void* p, const int* config, void* workspace, cudaStream_t stream) {
+       return launch_int4_batch(as<Int4Linear>(p), as<BatchConfig>(config), workspace, stream);
+     }},
+    tiled<Int4Linear, WgmmaConfig, int4_wgmma_takes, choose_int4_wgmma, int4_wgmma_workspace, launch_int4_wgmma>("int4_wgmma"),
+    tiled<RowwiseLinear, WgmmaConfig, rowwise_wgmma_takes, choose_rowwise_wgmma, rowwise_wgmma_workspace, launch_rowwise_wgmma>(
+        "rowwise_wgmma"),
+    tiled<RowwiseLinear, WgmmaConfig, weight_only_wgmma_takes, choose_weight_only_wgmma, weight_only_wgmma_workspace,
+          launch_weight_only_wgmma>("weight_only_wgmma"),
+#endif
+};
+
+}  // namespace
+
+extern "C" {
+
+// The number of a kernel, -1 where this GPU has it not.
+int find_kernel(const char* name) {
+  const auto found = std::find_if(std::begin(kKernels), std::end(kKernels),
+                                  [&](const Kernel& kernel) { return std::strcmp(kernel.name, name) == 0; });
+  return found == std::end(kKernels) ? -1 : static_cast<int>(found - std::begin(kKernels));
+}
+
+int choose(int kernel, const void* problem, const Gpu* gpu, int* config) {
+  return kKernels[kernel].choose(problem, *gpu, config);
+}
+
+size_t workspace_bytes(int kernel, const void* problem, const int* config) { return kKernels[kernel].workspace(problem, config); }
+
+// A cudaError_t.
+int launch(int kernel, const void* problem, const int* config, void* workspace, void* stream) {
+  return kKernels[kernel].launch(problem, config, workspace, static_cast<cudaStream_t>(stream));
+}
+
+}  // extern "C"
