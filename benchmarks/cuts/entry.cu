@@ -1,6 +1,7 @@
 // The CUDA kernels by name and configuration, past the plan: what time_cuts.py calls.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
@@ -13,11 +14,11 @@
 
 using namespace aoext::cuda;
 
-namespace {
-
 struct Gpu {
   int multiprocessors, shared_memory, hopper;
 };
+
+namespace {
 
 // A problem is an Int4Linear or a RowwiseLinear; configurations travel as the ints that they are made of.
 struct Kernel {
