@@ -586,6 +586,23 @@ def test_operands_on_two_devices_are_refused(generator):
         torch.ops.ao.bf16i4bf16_rowwise(x.to("cuda:0"), *(t.to("cuda:1") for t in weight))
 
 
+# ---- PyTorch's own product ------------------------------------------------------------------------------
+
+
+@needs_own_kernels
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_many_rows_of_e4m3(with_bias, generator):
+    """On compute capability 9.0 aten::_scaled_mm multiplies them, where it knows the problem."""
+    problem = Problem(600, 2048, 512, 512, BF16, BF16, leading=(3, 200))
+    call = EIGHT_BIT["scaled_mm_rowwise, e4m3"](problem, generator)
+    args, expected = on_cuda(call), call.reference
+    if not with_bias:
+        expected = expected - args.pop().cpu().double()
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert "_scaled_mm" in aoext.explain(call.operator, *args)
+    assert_close(torch.ops.ao.scaled_mm_rowwise(*args, **call.kwargs), expected)
+
+
 # ---- older architectures --------------------------------------------------------------------------------
 
 EXPLAINED = """

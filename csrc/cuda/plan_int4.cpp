@@ -27,8 +27,7 @@ Int4Linear int4_linear(const LinearProblem& p) {
 }
 
 bool are_aligned(std::initializer_list<const Tensor*> tensors) {
-  return std::all_of(tensors.begin(), tensors.end(),
-                     [](const Tensor* t) { return reinterpret_cast<uintptr_t>(t->const_data_ptr()) % 16 == 0; });
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* t) { return is_aligned(t->const_data_ptr()); });
 }
 
 namespace {

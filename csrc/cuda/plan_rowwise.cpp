@@ -3,7 +3,7 @@
 #include <array>
 
 #include "cuda/choose_once.h"
-#include "cuda/kernels/int4.h"
+#include "cuda/kernels/sizes.h"
 #include "cuda/plan.h"
 
 namespace aoext::cuda {
@@ -76,9 +76,10 @@ RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K) {
 RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool aligned) {
   RowwisePlan plan;
   if (!takes_one_pass(p.K, device)) return plan;
-  const bool some = p.M > 0 && p.N > 0, whole = p.K % kPiece == 0;
-  if (some && aligned && whole && plan_pieces(plan, p, p.K, device)) return plan;
-  if (some && p.M > kAnyRows && !(aligned && whole) && plan_pieces(plan, p, ceil_div(p.K, kPiece) * kPiece, device)) return plan;
+  const bool some = p.M > 0 && p.N > 0, regular = aligned && p.K % kPiece == 0;
+  plan.copies = !regular;
+  if (some && (regular || p.M > kAnyRows) && plan_pieces(plan, p, ceil_div(p.K, kPiece) * kPiece, device)) return plan;
+  plan.copies = false;
   if (p.input == ScalarType::Float && p.M > kAnyRows) return plan;
   plan.algorithm = RowwiseAlgorithm::any;
   plan.K = p.K;

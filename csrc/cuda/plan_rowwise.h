@@ -24,7 +24,8 @@ enum class RowwiseAlgorithm {
 
 struct RowwisePlan {
   RowwiseAlgorithm algorithm = RowwiseAlgorithm::generic;
-  int64_t K = 0;  // of the operands; beyond the problem's where both are copied to longer rows, filled up with zeros, first
+  bool copies = false;  // both operands go first to rows that start at multiples of 16 bytes and end in zeros
+  int64_t K = 0;        // of the operands then, or the problem's
   RowwiseDecodeConfig decode = {};
   WgmmaConfig wgmma = {};  // of either
   RowwiseMmaConfig mma = {};

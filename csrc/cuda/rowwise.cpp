@@ -30,9 +30,8 @@ OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& o
   const RowwisePlan plan = plan_rowwise(p, device_of(operands.input), are_aligned({&operands.weight}));
   if (plan.algorithm == RowwiseAlgorithm::generic) return std::nullopt;
   const Launch launch(operands.input);
-  const bool copies = plan.K > p.K || (plan.algorithm != RowwiseAlgorithm::any && !are_aligned({&operands.weight}));
-  const Tensor x = copies ? filled_up(operands.input, p.M, plan.K) : aligned(operands.input);
-  const Tensor weight = copies ? filled_up(operands.weight, p.N, plan.K) : operands.weight;
+  const Tensor x = plan.copies ? filled_up(operands.input, p.M, plan.K) : aligned(operands.input);
+  const Tensor weight = plan.copies ? filled_up(operands.weight, p.N, plan.K) : operands.weight;
   const auto dense = [](const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); };
   const OptionalTensor row_scale = dense(operands.input_scale), bias = dense(operands.bias ? &*operands.bias : nullptr);
   if (plan.algorithm == RowwiseAlgorithm::scaled_mm) return scaled_mm(p, x, weight, operands, bias);

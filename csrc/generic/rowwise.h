@@ -16,31 +16,24 @@ struct RowwiseOperands {
 using RowwiseKernel = OptionalTensor(const LinearProblem& p, const RowwiseOperands& operands);
 using QuantizeKernel = std::tuple<Tensor, Tensor>(const Tensor& input, ScalarType dtype);
 
-template <RowwiseKernel kKernel>
-Tensor bf16i8bf16_rowwise_by(const Tensor& input, const Tensor& weight, const Tensor& scale) {
-  const OptionalTensor y = kKernel(check_bf16i8bf16_rowwise(input, weight, scale), {input, weight, nullptr, &scale, {}});
-  return y ? *y : bf16i8bf16_rowwise(input, weight, scale);
+// Operators with and without a bias at their end.
+template <RowwiseKernel kKernel, auto kCheck, auto kGeneric, class... Bias>
+Tensor weight_only_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const Bias&... bias) {
+  const LinearProblem p = kCheck(input, weight, scale, bias...);
+  const OptionalTensor y = kKernel(p, {input, weight, nullptr, &scale, OptionalTensor(bias...)});
+  return y ? *y : kGeneric(input, weight, scale, bias...);
 }
 
 template <RowwiseKernel kKernel>
-Tensor bf16i8bf16_rowwise_bias_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
-  const LinearProblem p = check_bf16i8bf16_rowwise_bias(input, weight, scale, bias);
-  const OptionalTensor y = kKernel(p, {input, weight, nullptr, &scale, bias});
-  return y ? *y : bf16i8bf16_rowwise_bias(input, weight, scale, bias);
-}
-
+constexpr auto bf16i8bf16_rowwise_by = &weight_only_by<kKernel, check_bf16i8bf16_rowwise, bf16i8bf16_rowwise>;
 template <RowwiseKernel kKernel>
-Tensor bf16f8bf16_rowwise_by(const Tensor& input, const Tensor& weight, const Tensor& scale) {
-  const OptionalTensor y = kKernel(check_bf16f8bf16_rowwise(input, weight, scale), {input, weight, nullptr, &scale, {}});
-  return y ? *y : bf16f8bf16_rowwise(input, weight, scale);
-}
-
+constexpr auto bf16i8bf16_rowwise_bias_by =
+    &weight_only_by<kKernel, check_bf16i8bf16_rowwise_bias, bf16i8bf16_rowwise_bias, Tensor>;
 template <RowwiseKernel kKernel>
-Tensor bf16f8bf16_rowwise_bias_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
-  const LinearProblem p = check_bf16f8bf16_rowwise_bias(input, weight, scale, bias);
-  const OptionalTensor y = kKernel(p, {input, weight, nullptr, &scale, bias});
-  return y ? *y : bf16f8bf16_rowwise_bias(input, weight, scale, bias);
-}
+constexpr auto bf16f8bf16_rowwise_by = &weight_only_by<kKernel, check_bf16f8bf16_rowwise, bf16f8bf16_rowwise>;
+template <RowwiseKernel kKernel>
+constexpr auto bf16f8bf16_rowwise_bias_by =
+    &weight_only_by<kKernel, check_bf16f8bf16_rowwise_bias, bf16f8bf16_rowwise_bias, Tensor>;
 
 template <RowwiseKernel kKernel>
 Tensor int8_mm_by(const Tensor& input, const Tensor& weight) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/numbers.cuh"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace {
@@ -67,8 +68,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_int4_any(const __grid_con
 template <class Y, class S>
 cudaError_t launch(const DequantizeInt4& p, cudaStream_t stream) {
   constexpr int64_t kVector = 16 / sizeof(Y);
-  const bool wide = p.K % kVector == 0 && p.group_size % kVector == 0 &&
-                    reinterpret_cast<uintptr_t>(p.weight) % (kVector / 2) == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+  const bool wide = p.K % kVector == 0 && p.group_size % kVector == 0 && is_aligned(p.weight, kVector / 2) && is_aligned(p.out);
   const int64_t items = p.K / (wide ? kVector : 2), rows = wide ? kRows : 1;
   unsigned width = 1;
   while (width < kThreads && width < items) width *= 2;

@@ -6,10 +6,9 @@
 #include <cstdint>
 
 #include "cuda/kernels/element.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // y[M, N] = x[M, K] · w[N, K]ᵀ + bias[N] with w = q · scale + zero_point; see docs/operators.md for the layout.
 struct Int4Linear {

@@ -35,8 +35,6 @@ using Tile128 = Tile<4, 1,      32, 128,   64,      3>;     // 64
 
 constexpr int64_t kMaxK = int64_t{1} << 25;  // the strides of a thread fit 32 bits
 
-bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 // f(Tile{}) of the configuration's tile.
 template <class F>
 auto with_tile(const MmaConfig& c, const F& f) {
@@ -85,8 +83,7 @@ cudaError_t launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cud
 
 bool serves_int4_mma(const Int4Linear& p) {
   return (p.type == Element::bf16 || p.type == Element::fp16) && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
-         p.K % 32 == 0 && p.group_size % 32 == 0 && p.K <= int4_mma::kMaxK && int4_mma::is_aligned(p.x) &&
-         int4_mma::is_aligned(p.weight);
+         p.K % 32 == 0 && p.group_size % 32 == 0 && p.K <= int4_mma::kMaxK && is_aligned(p.x) && is_aligned(p.weight);
 }
 
 MmaConfig choose_int4_mma(const Int4Linear& p, int sms) {

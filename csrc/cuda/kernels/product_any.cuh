@@ -27,7 +27,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "cuda/kernels/int4.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda::product_any {
 

@@ -14,10 +14,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/kernels/int4.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace {
@@ -236,8 +236,7 @@ cudaError_t launch(const QuantizeRowwise& p, cudaStream_t stream) {
 template <class T, Element kOutput>
 cudaError_t launch_to(const QuantizeRowwise& p, cudaStream_t stream) {
   constexpr int kCount = 16 / sizeof(T);
-  const bool wide =
-      p.K % kCount == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && reinterpret_cast<uintptr_t>(p.values) % kCount == 0;
+  const bool wide = p.K % kCount == 0 && is_aligned(p.x) && is_aligned(p.values, kCount);
   if (!wide) return launch<T, 1, 16, kOutput>(p, stream);
   // Large teams of 4 pieces a thread are one to a multiprocessor: nothing is read while they store.
   return p.K <= kMaxTeam / 2 * 4 * kCount ? launch<T, kCount, 4, kOutput>(p, stream) : launch<T, kCount, 8, kOutput>(p, stream);

@@ -6,6 +6,7 @@
 #include "cuda/kernels/eight_bit.cuh"
 #include "cuda/kernels/product_any.cuh"
 #include "cuda/kernels/rowwise.cuh"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace {
@@ -193,8 +194,7 @@ cudaError_t launch_aligned(const RowwiseLinear& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_rowwise_any(const RowwiseLinear& p, cudaStream_t stream) {
-  const bool aligned =
-      p.K % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && reinterpret_cast<uintptr_t>(p.weight) % 4 == 0;
+  const bool aligned = p.K % 4 == 0 && is_aligned(p.x) && is_aligned(p.weight, 4);
   return aligned ? launch_aligned<true>(p, stream) : launch_aligned<false>(p, stream);
 }
 

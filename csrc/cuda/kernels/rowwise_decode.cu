@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_decode.cuh"
-#include "cuda/kernels/segments.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace {
@@ -121,8 +121,8 @@ double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const La
 
 bool rowwise_decode_takes(const RowwiseLinear& p) {
   const bool types = is_8bit(p.weight_type) && (p.type == p.weight_type || p.type == Element::bf16 || p.type == Element::fp16);
-  const bool aligned = ((reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.weight)) & 15) == 0;
-  return types && aligned && p.M <= 16 && p.K % 16 == 0 && p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
+  return types && is_aligned(p.x) && is_aligned(p.weight) && p.M <= 16 && p.K % 16 == 0 && p.K <= int64_t{1} << 27 &&
+         p.N <= int64_t{1} << 30;
 }
 
 RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper) {

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/kernels/int4.h"
 #include "cuda/kernels/rowwise_mma.cuh"
 #include "cuda/kernels/rowwise_mma.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace rowwise_mma {
@@ -55,8 +55,6 @@ constexpr int kMaxSplits = 16, kMinK = 256;
 
 constexpr int64_t kMost = int64_t{1} << 30;  // of M, N and K: what a block counts in ints
 constexpr int64_t kMostInt8 = 131071;        // k whose sum fits an int
-
-bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 int64_t tiles(const RowwiseLinear& p, const RowwiseMmaConfig& c) { return ceil_div(p.N, c.block_n) * ceil_div(p.M, c.block_m); }
 

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/kernels/int4.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 

@@ -53,7 +53,7 @@ class Ceilings:
         return self.read_seconds[a] + (size - a) / (b - a) * (self.read_seconds[b] - self.read_seconds[a])
 
     def floor(self, size: int, flop: int, flop8: int = 0) -> float:
-        """Seconds that a call that moves so many bytes and computes so much in bfloat16 and in 8 bits."""
+        """Seconds a call needs that moves so many bytes and computes so much, in bfloat16 and in 8 bits."""
         seconds8 = flop8 / self.gemm8_gflop_per_s / 1e9 if self.gemm8_gflop_per_s else 0.0
         return max(self.reading(size), flop / self.gemm_gflop_per_s / 1e9, seconds8)
 

@@ -155,11 +155,10 @@ size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) {
 
 bool rowwise_wgmma_takes(const RowwiseLinear& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 256;  // tiles end below 2^31
-  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   const bool half = p.output == Element::bf16 || p.output == Element::fp16;
   const bool word = p.output == Element::fp32 || p.output == Element::int32;
   return is_8bit(p.type) && p.type == p.weight_type && (half || (word && p.type == Element::int8)) && p.K % 16 == 0 &&
-         aligned(p.x) && aligned(p.weight) && aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
+         is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {

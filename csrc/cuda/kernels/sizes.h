@@ -1,0 +1,13 @@
+// What the host's side of kernels counts and compares with.
+#pragma once
+
+#include <cstdint>
+
+namespace aoext::cuda {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Whether an address is a multiple of so many bytes.
+inline bool is_aligned(const void* p, int bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+}  // namespace aoext::cuda
