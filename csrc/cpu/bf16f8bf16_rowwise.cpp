@@ -1,5 +1,6 @@
 // Weight-only float8: the scale of a row multiplies the sums of its values.
 #include "cpu/linear.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -16,9 +17,7 @@ Tensor bf16f8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) {
-  m.impl("bf16f8bf16_rowwise", TORCH_BOX(&bf16f8bf16_rowwise));
-  m.impl("bf16f8bf16_rowwise_bias", TORCH_BOX(&bf16f8bf16_rowwise_bias));
-}
+AOEXT_REGISTER(CPU, bf16f8bf16_rowwise, &bf16f8bf16_rowwise)
+AOEXT_REGISTER(CPU, bf16f8bf16_rowwise_bias, &bf16f8bf16_rowwise_bias)
 
 }  // namespace aoext::cpu

@@ -1,5 +1,6 @@
 // Weight-only int4: few input rows meet the nibbles themselves; for more, nibbles become rows in cache that are then multiplied.
 #include "cpu/linear.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -38,9 +39,7 @@ Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) {
-  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise));
-  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&bf16i4bf16_rowwise_bias));
-}
+AOEXT_REGISTER(CPU, bf16i4bf16_rowwise, &bf16i4bf16_rowwise)
+AOEXT_REGISTER(CPU, bf16i4bf16_rowwise_bias, &bf16i4bf16_rowwise_bias)
 
 }  // namespace aoext::cpu

@@ -1,6 +1,7 @@
 // Rows of int4 to the tinygemm layout, eight rows at a time.
 #include "cpu/int4pack.h"
 #include "cpu/linear.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -29,6 +30,6 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("convert_weight_to_int4pack", TORCH_BOX(&convert_weight_to_int4pack)); }
+AOEXT_REGISTER(CPU, convert_weight_to_int4pack, &convert_weight_to_int4pack)
 
 }  // namespace aoext::cpu

@@ -1,5 +1,6 @@
 // int4 to high precision, a tile of rows at a time.
 #include "cpu/linear.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -25,6 +26,6 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
+AOEXT_REGISTER(CPU, dequantize_int4, &dequantize_int4)
 
 }  // namespace aoext::cpu

@@ -1,5 +1,6 @@
 // Exact int8 product: own dot products for few rows, ATen's products for many.
 #include "cpu/int8_product.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -21,6 +22,6 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("int8_mm", TORCH_BOX(&int8_mm)); }
+AOEXT_REGISTER(CPU, int8_mm, &int8_mm)
 
 }  // namespace aoext::cpu

@@ -3,6 +3,7 @@
 
 #include "common/formats.h"
 #include "cpu/linear.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 
@@ -27,6 +28,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   return {values, scales};
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
+AOEXT_REGISTER(CPU, quantize_rowwise, &quantize_rowwise)
 
 }  // namespace aoext::cpu

@@ -1,6 +1,7 @@
 // Dynamic quantisation of the input, then the scaled product: the two kernels in one call.
 #include "cpu/quantize_rowwise.h"
 #include "cpu/scaled_mm_rowwise.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -13,6 +14,6 @@ Tensor scaled_linear_rowwise(const Tensor& input, const Tensor& weight, const Te
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("scaled_linear_rowwise", TORCH_BOX(&scaled_linear_rowwise)); }
+AOEXT_REGISTER(CPU, scaled_linear_rowwise, &scaled_linear_rowwise)
 
 }  // namespace aoext::cpu

@@ -2,6 +2,7 @@
 #include "cpu/scaled_mm_rowwise.h"
 
 #include "cpu/int8_product.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -36,6 +37,6 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("scaled_mm_rowwise", TORCH_BOX(&scaled_mm_rowwise)); }
+AOEXT_REGISTER(CPU, scaled_mm_rowwise, &scaled_mm_rowwise)
 
 }  // namespace aoext::cpu

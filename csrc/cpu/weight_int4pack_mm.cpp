@@ -1,6 +1,7 @@
 // Weight-only int4 from the tinygemm layout: words become float32 rows in cache, which are then multiplied.
 #include "cpu/int4pack.h"
 #include "cpu/linear.h"
+#include "generic/register.h"
 
 namespace aoext::cpu {
 namespace {
@@ -12,6 +13,6 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("weight_int4pack_mm", TORCH_BOX(&weight_int4pack_mm)); }
+AOEXT_REGISTER(CPU, weight_int4pack_mm, &weight_int4pack_mm)
 
 }  // namespace aoext::cpu

@@ -1,11 +1,10 @@
 // Weight-only float8 on CUDA.
 #include "cuda/rowwise.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) {
-  m.impl("bf16f8bf16_rowwise", TORCH_BOX(generic::bf16f8bf16_rowwise_by<rowwise>));
-  m.impl("bf16f8bf16_rowwise_bias", TORCH_BOX(generic::bf16f8bf16_rowwise_bias_by<rowwise>));
-}
+AOEXT_REGISTER(CUDA, bf16f8bf16_rowwise, generic::bf16f8bf16_rowwise_by<rowwise>)
+AOEXT_REGISTER(CUDA, bf16f8bf16_rowwise_bias, generic::bf16f8bf16_rowwise_bias_by<rowwise>)
 
 }  // namespace aoext::cuda

@@ -4,6 +4,7 @@
 #include "cuda/operands.h"
 #include "cuda/plan.h"
 #include "generic/int4_rowwise.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 namespace {
@@ -56,9 +57,7 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) {
-  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&generic::int4_rowwise<linear>));
-  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&generic::int4_rowwise_bias<linear>));
-}
+AOEXT_REGISTER(CUDA, bf16i4bf16_rowwise, &generic::int4_rowwise<linear>)
+AOEXT_REGISTER(CUDA, bf16i4bf16_rowwise_bias, &generic::int4_rowwise_bias<linear>)
 
 }  // namespace aoext::cuda

@@ -2,7 +2,7 @@
 #include "cuda/device.h"
 #include "cuda/kernels/tinygemm.h"
 #include "cuda/operands.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 namespace {
@@ -22,6 +22,6 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("convert_weight_to_int4pack", TORCH_BOX(&convert_weight_to_int4pack)); }
+AOEXT_REGISTER(CUDA, convert_weight_to_int4pack, &convert_weight_to_int4pack)
 
 }  // namespace aoext::cuda

@@ -3,7 +3,7 @@
 
 #include "common/dispatcher.h"
 #include "cuda/plan.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 namespace {
@@ -25,6 +25,6 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
+AOEXT_REGISTER(CUDA, dequantize_int4, &dequantize_int4)
 
 }  // namespace aoext::cuda

@@ -1,8 +1,9 @@
 // The exact int8 product on CUDA.
 #include "cuda/rowwise.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("int8_mm", TORCH_BOX(&generic::int8_mm_by<rowwise>)); }
+AOEXT_REGISTER(CUDA, int8_mm, &generic::int8_mm_by<rowwise>)
 
 }  // namespace aoext::cuda

@@ -4,7 +4,7 @@
 #include "common/dispatcher.h"
 #include "cuda/kernels/quantize_rowwise.h"
 #include "cuda/plan.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 
@@ -24,6 +24,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   return {values, scales};
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
+AOEXT_REGISTER(CUDA, quantize_rowwise, &quantize_rowwise)
 
 }  // namespace aoext::cuda

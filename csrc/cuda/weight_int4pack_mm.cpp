@@ -1,7 +1,7 @@
 // Weight-only int4 from the tinygemm layout.
 #include "cuda/operands.h"
 #include "cuda/plan_tinygemm.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 
 namespace aoext::cuda {
 namespace {
@@ -42,6 +42,6 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("weight_int4pack_mm", TORCH_BOX(&weight_int4pack_mm)); }
+AOEXT_REGISTER(CUDA, weight_int4pack_mm, &weight_int4pack_mm)
 
 }  // namespace aoext::cuda

@@ -1,6 +1,7 @@
 // Weight-only int4 on an XPU.
 #include "common/dispatcher.h"
 #include "generic/int4_rowwise.h"
+#include "generic/register.h"
 #include "sycl/int4_correction.h"
 #include "sycl/linear_any.h"
 #include "sycl/plan.h"
@@ -84,9 +85,7 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) {
-  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&generic::int4_rowwise<linear>));
-  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&generic::int4_rowwise_bias<linear>));
-}
+AOEXT_REGISTER(XPU, bf16i4bf16_rowwise, &generic::int4_rowwise<linear>)
+AOEXT_REGISTER(XPU, bf16i4bf16_rowwise_bias, &generic::int4_rowwise_bias<linear>)
 
 }  // namespace aoext::xpu

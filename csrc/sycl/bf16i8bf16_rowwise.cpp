@@ -1,11 +1,10 @@
 // Weight-only int8 on an XPU.
+#include "generic/register.h"
 #include "sycl/rowwise.h"
 
 namespace aoext::xpu {
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) {
-  m.impl("bf16i8bf16_rowwise", TORCH_BOX(generic::bf16i8bf16_rowwise_by<rowwise>));
-  m.impl("bf16i8bf16_rowwise_bias", TORCH_BOX(generic::bf16i8bf16_rowwise_bias_by<rowwise>));
-}
+AOEXT_REGISTER(XPU, bf16i8bf16_rowwise, generic::bf16i8bf16_rowwise_by<rowwise>)
+AOEXT_REGISTER(XPU, bf16i8bf16_rowwise_bias, generic::bf16i8bf16_rowwise_bias_by<rowwise>)
 
 }  // namespace aoext::xpu

@@ -4,7 +4,7 @@
 
 #include "common/checks.h"
 #include "common/dispatcher.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 #include "sycl/plan.h"
 #include "sycl/queue.h"
 
@@ -35,6 +35,6 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
+AOEXT_REGISTER(XPU, dequantize_int4, &dequantize_int4)
 
 }  // namespace aoext::xpu

@@ -1,8 +1,9 @@
 // The exact int8 product on an XPU.
+#include "generic/register.h"
 #include "sycl/rowwise.h"
 
 namespace aoext::xpu {
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) { m.impl("int8_mm", TORCH_BOX(&generic::int8_mm_by<rowwise>)); }
+AOEXT_REGISTER(XPU, int8_mm, &generic::int8_mm_by<rowwise>)
 
 }  // namespace aoext::xpu

@@ -5,7 +5,7 @@
 
 #include "common/checks.h"
 #include "common/dispatcher.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 #include "sycl/plan.h"
 #include "sycl/queue.h"
 
@@ -42,6 +42,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   return {values, scales};
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
+AOEXT_REGISTER(XPU, quantize_rowwise, &quantize_rowwise)
 
 }  // namespace aoext::xpu

@@ -1,0 +1,22 @@
+// A device's own kernel in place of the generic one: for PyTorch's dispatcher, and for who calls it directly (aoti/).
+#pragma once
+
+#include "generic/generic.h"
+
+namespace aoext {
+
+enum class Key { CPU, CUDA, XPU };  // the dispatch keys of the devices that have kernels of their own
+
+// The kernel of an operator for each key; the operator goes by its generic kernel, as in kernel_of<&generic::int8_mm>. The
+// library fills this in while it is loaded. A device that a build leaves out keeps the generic kernel.
+template <auto* kGeneric>
+inline decltype(kGeneric) kernel_of[] = {kGeneric, kGeneric, kGeneric};
+
+}  // namespace aoext
+
+// AOEXT_REGISTER(CPU, int8_mm, &function) in a namespace of aoext: `function` is what ao::int8_mm runs on a CPU.
+#define AOEXT_REGISTER(key, op, ...)                                                     \
+  STABLE_TORCH_LIBRARY_IMPL(ao, key, m) {                                                \
+    m.impl(#op, TORCH_BOX((__VA_ARGS__)));                                               \
+    ::aoext::kernel_of<&generic::op>[static_cast<int>(::aoext::Key::key)] = __VA_ARGS__; \
+  }
