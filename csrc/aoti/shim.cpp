@@ -1,23 +1,16 @@
 #include "aoti/shim.h"
 
-#include <dlfcn.h>
-
-#include <iostream>
-
 #include "common/dispatcher.h"
 
 namespace aoext::aoti {
 
 AOTITorchError fail(const char* message) noexcept {
   try {
-    // PyTorch keeps the message of what fails in it, and up to 2.12 prints it: so something fails in it, with our message.
+    // PyTorch keeps the message of what fails in it (up to 2.12 it prints it): so something does, with this message.
     const Tensor no = torch::stable::full({}, 0, ScalarType::Bool);
     StableIValue stack[] = {torch::stable::detail::from(no), torch::stable::detail::from(std::string(message))};
     torch_call_dispatcher("aten::_assert_async", "msg", stack, TORCH_ABI_VERSION);
-    // From 2.13 on who calls may ask for it; AOTInductor's run time does not, and names the function alone that failed.
-    static const bool is_kept = dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace") != nullptr;
-    if (is_kept) std::cerr << "Error: " << message << '\n';
-  } catch (...) {
+  } catch (...) {  // no memory for it: the code alone must do
   }
   return AOTI_TORCH_FAILURE;
 }
