@@ -14,6 +14,7 @@ __version__: str = _version("aoext")
 _load_library(__path__)
 
 from aoext import ops  # noqa: E402
+from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -35,7 +36,9 @@ __all__ = [
     "Int8DynamicActivationInt8WeightConfig",
     "Int8Tensor",
     "Int8WeightOnlyConfig",
+    "aoti_options",
     "explain",
+    "library_path",
     "load_model",
     "ops",
     "quantize_",

@@ -1,8 +1,8 @@
-"""Models compiled ahead of time by AOTInductor: the options with which its code calls aoext's kernels directly.
+"""Models compiled ahead of time by AOTInductor: options with which its code calls aoext's kernels directly.
 
-Left to itself the code that AOTInductor generates calls an operator that it does not know through a proxy, which
-looks the operator up in PyTorch's dispatcher and boxes every argument. libaoext.so has a C function for each
-operator and device instead, `aoti_torch_{cpu,cuda,xpu}_<operator>`: csrc/aoti.
+Left to itself the code that AOTInductor generates calls an operator that it does not know through a proxy,
+which looks the operator up in PyTorch's dispatcher and boxes every argument. libaoext.so has a C function for
+each operator and device instead, `aoti_torch_{cpu,cuda,xpu}_<operator>`: csrc/aoti.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def library_path() -> Path:
 def aoti_options() -> dict[str, Any]:
     """Inductor's options for packages that call aoext's kernels directly, on CPU, CUDA and XPU alike.
 
-    The package then needs libaoext.so where it runs, loaded before it: by `import aoext`, or by dlopen in C++.
-    They go together with other options in one dict.
+    The package then needs libaoext.so where it runs, loaded before it: by `import aoext`, or by dlopen in
+    C++. They go together with other options in one dict.
 
     >>> torch._inductor.aoti_compile_and_package(
     ...     torch.export.export(model, inputs), inductor_configs=aoext.aoti_options()

@@ -1,0 +1,199 @@
+"""The C functions by which compiled code calls the operators, called as that does; nothing is compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import resource
+import subprocess
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C import _aoti
+
+import aoext
+from formats import bits
+from reference import ALL_CALLS, EIGHT_BIT, Problem, randn
+
+LIBRARY = ctypes.CDLL(str(aoext.library_path()))
+TORCH = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+PROBLEM = Problem(5, 24, 64, 32)
+OPERATORS = aoext.ops.operators()
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+def tensor(handle: ctypes.c_void_p) -> Tensor:
+    """The tensor of a handle, which is used up."""
+    # The function for one of them leaks it.
+    return _aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule(handle, None, None)])[0]
+
+
+@contextmanager
+def handles(tensors: list[Tensor]) -> Iterator[list[ctypes.c_void_p]]:
+    """A handle to each tensor, as long as this lasts."""
+    made = [ctypes.c_void_p(_pointer(c, None)) for c in _aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)]
+    yield made
+    for handle in made:
+        tensor(handle)
+
+
+def dtype_number(dtype: torch.dtype) -> int:
+    name = str(dtype).removeprefix("torch.")
+    return getattr(TORCH, f"aoti_torch_dtype_{name}")()
+
+
+def call(device: str, operator: str, *values: Any) -> tuple[int, list[Tensor]]:
+    """The code that the shim returns for an operator's arguments in schema's order, and its results."""
+    schema = getattr(torch.ops.ao, operator).default._schema
+    with handles([v for v in values if isinstance(v, Tensor)]) as given:
+        left = iter(given)
+        arguments: list[Any] = []
+        for value, argument in zip(values, schema.arguments, strict=True):
+            optional = isinstance(argument.real_type, torch.OptionalType)
+            if value is None:
+                arguments.append(None)
+                continue
+            if isinstance(value, Tensor):
+                c = next(left)
+            elif isinstance(value, torch.dtype):
+                c = ctypes.c_int32(dtype_number(value))
+            else:
+                c = ctypes.c_int64(value)
+            arguments.append(ctypes.byref(c) if optional else c)
+        results = [ctypes.c_void_p() for _ in schema.returns]
+        code = getattr(LIBRARY, f"aoti_torch_{device}_{operator}")(*arguments, *map(ctypes.byref, results))
+    return code, [tensor(r) for r in results if r.value]
+
+
+def arguments(operator: str, device: torch.device, generator: torch.Generator) -> list[list[Any]]:
+    """Calls of an operator, all of its arguments in schema's order: with what may be None, and without."""
+    if operator == "quantize_rowwise":
+        return [[randn(generator, 3, 64).to(device), dtype] for dtype in EIGHT_BIT]
+    call = ALL_CALLS[operator](PROBLEM, generator)
+    names = [a.name for a in getattr(torch.ops.ao, operator).default._schema.arguments]
+    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    values = [given.get(name) for name in names]
+    values = [v.to(device) if isinstance(v, Tensor) else v for v in values]
+    without = [
+        None if name in ("bias", "dtype", "out_dtype") else v for name, v in zip(names, values, strict=True)
+    ]
+    if operator.endswith("_bias"):
+        return [values]
+    return [values, without]
+
+
+def by_dispatcher(operator: str, values: list[Any]) -> list[Tensor]:
+    schema = getattr(torch.ops.ao, operator).default._schema
+    kwargs = {a.name: v for a, v in zip(schema.arguments, values, strict=True) if a.kwarg_only}
+    result = getattr(torch.ops.ao, operator)(*values[: len(values) - len(kwargs)], **kwargs)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_shim_gives_the_bits_that_the_dispatcher_gives(operator, device, generator):
+    for values in arguments(operator, device, generator):
+        code, results = call(device.type, operator, *values)
+        expected = by_dispatcher(operator, values)
+        assert code == 0
+        assert len(results) == len(expected)
+        for result, other in zip(results, expected, strict=True):
+            assert result.device == other.device
+            assert result.dtype is other.dtype
+            assert torch.equal(bits(result), bits(other))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_shim_of_another_device_refuses_and_gives_nothing(operator, device, generator, capfd):
+    for other in {"cpu", "cuda", "xpu"} - {device.type}:
+        code, results = call(other, operator, *arguments(operator, device, generator)[0])
+        assert code == 1
+        assert results == []
+        expected = rf"ao::{operator}: its first tensor must be on {other}, .*, got {device.type}"
+        assert re.search(expected, failure(capfd))
+
+
+def failure(capfd: pytest.CaptureFixture) -> str:
+    """What PyTorch tells of the last failure: from 2.13 on to who asks, before on stderr."""
+    try:
+        what = TORCH.torch_exception_get_what_without_backtrace
+    except AttributeError:
+        return capfd.readouterr().err
+    what.restype = ctypes.c_char_p
+    return what().decode()
+
+
+def test_a_refused_call_gives_a_code_and_leaves_the_operators_text(device, generator, capfd):
+    x, weight = (
+        randn(generator, 3, 64).bfloat16().to(device),
+        torch.zeros(8, 7, dtype=torch.int8, device=device),
+    )
+    scale = torch.ones(8, 1, device=device)
+    code, results = call(device.type, "bf16i8bf16_rowwise", x, weight, scale)
+    assert (code, results) == (1, [])
+    text = failure(capfd)
+    with pytest.raises(RuntimeError, match=r"^ao::bf16i8bf16_rowwise: weight must be") as error:
+        torch.ops.ao.bf16i8bf16_rowwise(x, weight, scale)
+    assert str(error.value).splitlines()[0] in text
+
+
+def test_no_tensor_where_one_is_needed_is_a_failure_and_no_crash(capfd):
+    result = ctypes.c_void_p()
+    assert LIBRARY.aoti_torch_cpu_int8_mm(None, None, ctypes.byref(result)) == 1
+    assert not result.value
+    assert "given no tensor where it needs one" in failure(capfd)
+
+
+def test_inputs_live_no_longer_for_a_call_that_worked_or_failed(generator):
+    numpy = pytest.importorskip("numpy")
+    for columns, expected in ((32, 0), (31, 1)):
+        memory = numpy.zeros((3, 32), dtype=numpy.int8)
+        alive = weakref.ref(memory)
+        x = torch.from_numpy(memory)
+        code, _ = call("cpu", "int8_mm", x, torch.zeros(4, columns, dtype=torch.int8))
+        assert code == expected
+        del x, memory
+        gc.collect()
+        assert alive() is None
+
+
+def test_results_are_the_callers_to_free(generator):
+    megabytes = 64
+    x = randn(generator, 1024, megabytes * 1024)
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    assert call("cpu", "quantize_rowwise", x, torch.int8)[0] == 0
+    before = peak()
+    for _ in range(20):
+        call("cpu", "quantize_rowwise", x, torch.int8)
+    assert peak() - before < 5 * megabytes, "20 results of 64 MB each were not all freed"
+
+
+def exported(library: Path) -> set[str]:
+    command = ["nm", "-D", "--defined-only", str(library)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line.split()[-1] for line in lines}
+
+
+def test_the_library_exports_a_shim_of_every_operator_and_device_and_nothing_else():
+    devices = ("cpu", "cuda", "xpu")
+    shims = {f"aoti_torch_{device}_{operator}" for device in devices for operator in OPERATORS}
+    assert exported(aoext.library_path()) == shims
+
+
+def test_no_shim_has_the_name_of_one_of_torchs():
+    ours = exported(aoext.library_path())
+    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_*.so"):
+        assert not ours & exported(library), library
