@@ -3,8 +3,7 @@
 namespace aoext::int4pack {
 
 bool is_weight(int64_t dim, const int64_t* sizes, int64_t K) {
-  return dim == 4 && is_inner_k_tiles(inner_k_tiles_of(sizes)) && sizes[2] == 32 &&
-         sizes[1] * 16 * inner_k_tiles_of(sizes) == K;
+  return dim == 4 && is_inner_k_tiles(inner_k_tiles_of(sizes)) && sizes[2] == 32 && sizes[1] * 16 * inner_k_tiles_of(sizes) == K;
 }
 
 std::string weight_must_be(int64_t K) {

@@ -8,10 +8,10 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr int64_t kRows = 64;              // of x in a block: at least as many as the operator's plan gives to `dot`
-constexpr int64_t kTile = 32;              // of w for a thread at a time
+constexpr int64_t kRows = 64;                 // of x in a block: at least as many as the operator's plan gives to `dot`
+constexpr int64_t kTile = 32;                 // of w for a thread at a time
 constexpr int64_t kGrain = int64_t{1} << 15;  // weights that pay for a thread
-constexpr int64_t kBytes = 2;              // of a bfloat16
+constexpr int64_t kBytes = 2;                 // of a bfloat16
 
 void multiply_block(int64_t M, const char* x, const Int4PackWeight& weight, char* y, const ParallelFor& parallel_for) {
   const int64_t N = weight.N, K = weight.K, ld = (K + kPad - 1) / kPad * kPad;

@@ -34,10 +34,16 @@ void require(bool condition, const char* argument, const std::string& must, cons
   if (!condition) throw Failed(Failure::bad_argument, std::string(argument) + " must be " + must + ", got " + got);
 }
 
+int64_t elements(const View& t) {
+  int64_t count = 1;
+  for (int64_t d = 0; d < t.dim; ++d) count *= t.sizes[d];
+  return count;
+}
+
 bool is_contiguous(const View& t) {
+  if (elements(t) == 0) return true;
   int64_t expected = 1;
   for (int64_t d = t.dim - 1; d >= 0; --d) {
-    if (t.sizes[d] == 0) return true;
     if (t.sizes[d] != 1 && t.strides[d] != expected) return false;
     expected *= t.sizes[d];
   }
@@ -50,9 +56,7 @@ void memory(const char* argument, const View& t, const View& self, int64_t eleme
           std::string("on the device of self, ") + name(self.device) + ":" + std::to_string(self.device_index),
           std::string(name(t.device)) + ":" + std::to_string(t.device_index));
   require(is_contiguous(t), argument, "contiguous", describe(t) + " with strides " + list(t.strides, t.dim));
-  int64_t elements = 1;
-  for (int64_t d = 0; d < t.dim; ++d) elements *= t.sizes[d];
-  require(elements == 0 || t.data != nullptr, argument, "a tensor with memory", "a null pointer");
+  require(elements(t) == 0 || t.data != nullptr, argument, "a tensor with memory", "a null pointer");
   require(reinterpret_cast<uintptr_t>(t.data) % element_size == 0, argument,
           "at a multiple of " + std::to_string(element_size) + " bytes", "memory between two elements");
 }

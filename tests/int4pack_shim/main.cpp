@@ -31,7 +31,7 @@ AOEXT_DEFINE(AOEXT_TEST_DEVICE)
 // Where nothing but this program and the library under test uses it: on a CPU.
 namespace {
 
-long heap_alive = 0, heap_budget = -1;
+long heap_alive = 0;
 
 #if AOEXT_DEVICE_IS(cpu)
 void* heap(size_t bytes) {
@@ -133,9 +133,9 @@ std::vector<uint16_t> fetch(const Tensor& y, const Problem& p) {
 void product(const Problem& p, const Arguments& arguments, const std::vector<uint16_t>& wanted, bool same_bits,
              const std::string& how) {
   Tensor* result = nullptr;
-  const Error error = AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(const_cast<Tensor*>(&arguments.self.tensor),
-                                                      const_cast<Tensor*>(&arguments.mat2.tensor), p.group_size,
-                                                      const_cast<Tensor*>(&arguments.pairs.tensor), &result);
+  const Error error =
+      AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(const_cast<Tensor*>(&arguments.self.tensor), const_cast<Tensor*>(&arguments.mat2.tensor),
+                                      p.group_size, const_cast<Tensor*>(&arguments.pairs.tensor), &result);
   expect(error.failure == Failure::none, p.text() + how + ": " + last_message);
   if (error.failure != Failure::none) return;
   expect(result->sizes == std::vector<int64_t>{p.M, p.N} && result->dtype == DType::bfloat16, p.text() + ": its result");
@@ -176,74 +176,205 @@ void products(const char* path) {
     product(p, Arguments(p, x, weight, pairs, false), wanted, same_bits, ", by three threads");
     Traits::threads = 1;
   }
-  std::printf("products: %lld, of the same bits: %lld, failed: %d\n", static_cast<long long>(count),
-              static_cast<long long>(same), failed);
+  std::printf("products: %lld, of the same bits: %lld, failed: %d\n", static_cast<long long>(count), static_cast<long long>(same),
+              failed);
 }
 
 // ---- failures -------------------------------------------------------------------------------------------
 
-// A call whose arguments may be spoilt one by one.
+// A call whose arguments may be spoilt one by one. Handles stay null where a case nulls them.
 struct Call {
   Tensor self, mat2, pairs;
-  Tensor *self_handle = &self, *mat2_handle = &mat2, *pairs_handle = &pairs;
   int64_t group_size;
-  bool has_result = true;
+  bool has_self = true, has_mat2 = true, has_pairs = true, has_result = true;
 };
 
-struct Case {
-  std::function<void(Call&)> spoil;
-  Failure failure;
-  const char* message;  // after the symbol's name
-};
+const std::string kSymbol = "aoti_torch_" AOEXT_TEXT(AOEXT_TEST_DEVICE) "__weight_int4pack_mm: ";
 
-const char* const kSymbol = "aoti_torch_" AOEXT_TEXT(AOEXT_TEST_DEVICE) "__weight_int4pack_mm: ";
-
-void run(Call call, Failure failure, const std::string& message) {
-  Tensor* const untouched = reinterpret_cast<Tensor*>(16);
+// Runs it, and wants this failure in these words, the result untouched and nothing allocated.
+void fails(Call call, Failure failure, const std::string& message) {
+  Tensor* const untouched = &call.self;
   Tensor* result = untouched;
   const int before = alive;
-  const Error error = AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(call.self_handle, call.mat2_handle, call.group_size, call.pairs_handle,
-                                                      call.has_result ? &result : nullptr);
-  expect(error.failure == failure && last_message == kSymbol + message, "wanted \"" + message + "\", got \"" + last_message + "\"");
+  last_message.clear();
+  const Error error =
+      AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(call.has_self ? &call.self : nullptr, call.has_mat2 ? &call.mat2 : nullptr, call.group_size,
+                                      call.has_pairs ? &call.pairs : nullptr, call.has_result ? &result : nullptr);
+  expect(error.failure == failure && last_message == kSymbol + message,
+         "wanted \"" + message + "\", got \"" + last_message + "\"");
   expect(result == untouched, message + ": the result was written");
   expect(alive == before, message + ": something was not given back");
 }
 
-void failures() {
-  // All zeros: of a failure no number is looked at.
-  const Problem p{3, 40, 128, 64, 8};
-  const std::vector<char> zeros(std::max({p.x_bytes(), p.weight_bytes(), p.pairs_bytes()}));
-  const Arguments good(p, zeros, zeros, zeros, false);
-  const auto fresh = [&] { return Call{good.self.tensor, good.mat2.tensor, good.pairs.tensor}; };
-  const auto reshape = [](Tensor& t, std::vector<int64_t> sizes) { t.sizes = sizes, t.strides = dense_strides(sizes); };
-  const DeviceType elsewhere = kDevice == DeviceType::cpu ? DeviceType::cuda : DeviceType::cpu;
+void reshape(Tensor& t, std::vector<int64_t> sizes) { t.sizes = sizes, t.strides = dense_strides(sizes); }
+
+void bad_arguments(const Call& good) {
   const std::string here = AOEXT_TEXT(AOEXT_TEST_DEVICE), there = kDevice == DeviceType::cpu ? "cuda" : "cpu";
-  const std::string weight = "mat2 must be int32 [N/8, K/(16 * inner_k_tiles), 32, inner_k_tiles/2] with inner_k_tiles 2, 4 or 8 "
-                             "for an input with K = 128, got ";
+  const DeviceType elsewhere = kDevice == DeviceType::cpu ? DeviceType::cuda : DeviceType::cpu;
+  const std::string mat2 =
+      "mat2 must be int32 [N/8, K/(16 * inner_k_tiles), 32, inner_k_tiles/2] with inner_k_tiles 2, 4 or 8 "
+      "for an input with K = 128, got ";
   const std::string pairs = "qScaleAndZeros must be bfloat16 [K/group_size, N, 2] = [2, 40, 2], got ";
   const std::string group = "qGroupSize must be 32, 64, 128 or 256 and divide K = 128, got ";
   const auto bad = [&](const std::string& message, const std::function<void(Call&)>& spoil,
                        Failure failure = Failure::bad_argument) {
-    Call call = fresh();
-    call.group_size = p.group_size;
-    call.self_handle = &call.self, call.mat2_handle = &call.mat2, call.pairs_handle = &call.pairs;
+    Call call = good;
     spoil(call);
-    // Handles point into the call that is spoilt.
-    Tensor* const untouched = reinterpret_cast<Tensor*>(16);
-    Tensor* result = untouched;
-    const Error error = AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(call.self_handle, call.mat2_handle, call.group_size,
-                                                        call.pairs_handle, call.has_result ? &result : nullptr);
-    expect(error.failure == failure && last_message == kSymbol + message,
-           "wanted \"" + message + "\", got \"" + last_message + "\"");
-    expect(result == untouched, message + ": the result was written");
-    expect(alive == 0, message + ": something was not given back");
+    fails(call, failure, message);
   };
-  (void)run;
+  const auto null = [&](const std::string& argument, bool Call::* present) {
+    bad(argument + " must not be null", [&](Call& c) { c.*present = false; }, Failure::null_argument);
+  };
+  null("self", &Call::has_self);
+  null("mat2", &Call::has_mat2);
+  null("qScaleAndZeros", &Call::has_pairs);
+  null("ret0", &Call::has_result);
 
-  bad("self must not be null", [](Call& c) { c.self_handle = nullptr; }, Failure::null_argument);
-  bad("mat2 must not be null", [](Call& c) { c.mat2_handle = nullptr; }, Failure::null_argument);
-  bad("qScaleAndZeros must not be null", [](Call& c) { c.pairs_handle = nullptr; }, Failure::null_argument);
-  bad("ret0 must not be null", [](Call& c) { c.has_result = false; }, Failure::null_argument);
+  for (const auto& [argument, tensor] :
+       {std::pair("self", &Call::self), std::pair("mat2", &Call::mat2), std::pair("qScaleAndZeros", &Call::pairs)}) {
+    const std::string name = argument;
+    Tensor Call::* const member = tensor;
+    bad(name + " cannot be read as a tensor", [&](Call& c) { (c.*member).strides.pop_back(); });
+    bad(name + " must be a tensor with memory, got a null pointer", [&](Call& c) { (c.*member).data = nullptr; });
+    const std::string size = name == "mat2" ? "4" : "2";
+    bad(name + " must be at a multiple of " + size + " bytes, got memory between two elements",
+        [&](Call& c) { (c.*member).data = static_cast<char*>((c.*member).data) + 1; });
+    if (name == "self") continue;
+    bad(name + " must be on the device of self, " + here + ":0, got " + there + ":0",
+        [&](Call& c) { (c.*member).device = elsewhere; });
+    bad(name + " must be on the device of self, " + here + ":0, got " + here + ":1",
+        [&](Call& c) { (c.*member).device_index = 1; });
+  }
+
+  bad("self must be on " + here + ", got " + there, [&](Call& c) { c.self.device = elsewhere; });
+  bad("self must be on " + here + ", got another device", [&](Call& c) { c.self.device = DeviceType::other; });
+  bad("self must be bfloat16 [M, K], got int32 [3, 128]", [&](Call& c) { c.self.dtype = DType::int32; });
+  bad("self must be bfloat16 [M, K], got another dtype [3, 128]", [&](Call& c) { c.self.dtype = DType::other; });
+  bad("self must be bfloat16 [M, K], got bfloat16 [1, 3, 128]", [&](Call& c) { reshape(c.self, {1, 3, 128}); });
+  bad("self must be bfloat16 [M, K], got bfloat16 [128]", [&](Call& c) { reshape(c.self, {128}); });
+  bad("self must be bfloat16 [M, K], got bfloat16 []", [&](Call& c) { reshape(c.self, {}); });
+  bad("self must be bfloat16 [M, K], got bfloat16 of 5 dimensions", [&](Call& c) { reshape(c.self, {1, 1, 1, 3, 128}); });
+  bad("self must be bfloat16 [M, K], got bfloat16 [-3, 128]", [&](Call& c) { c.self.sizes[0] = -3; });
+  bad("self must be [M, K] with K > 0, got bfloat16 [3, 0]", [&](Call& c) { reshape(c.self, {3, 0}); });
+  bad("self must be contiguous, got bfloat16 [3, 128] with strides [1, 3]", [&](Call& c) { c.self.strides = {1, 3}; });
+  bad("self must be contiguous, got bfloat16 [3, 128] with strides [256, 1]", [&](Call& c) { c.self.strides = {256, 1}; });
+  bad("self must be contiguous, got bfloat16 [3, 128] with strides [0, 1]", [&](Call& c) { c.self.strides = {0, 1}; });
+
+  bad(mat2 + "bfloat16 [5, 1, 32, 4]", [&](Call& c) { c.mat2.dtype = DType::bfloat16; });
+  bad(mat2 + "int32 [5, 128]", [&](Call& c) { reshape(c.mat2, {5, 128}); });
+  bad(mat2 + "int32 [5, 1, 32, 3]", [&](Call& c) { reshape(c.mat2, {5, 1, 32, 3}); });
+  bad(mat2 + "int32 [5, 1, 16, 4]", [&](Call& c) { reshape(c.mat2, {5, 1, 16, 4}); });
+  bad(mat2 + "int32 [5, 2, 32, 4]", [&](Call& c) { reshape(c.mat2, {5, 2, 32, 4}); });
+  bad(mat2 + "int32 [5, 1, 32, 8]", [&](Call& c) { reshape(c.mat2, {5, 1, 32, 8}); });
+  bad(mat2 + "int32 of 5 dimensions", [&](Call& c) { reshape(c.mat2, {1, 5, 1, 32, 4}); });
+  bad("mat2 must be contiguous, got int32 [5, 1, 32, 4] with strides [128, 128, 1, 32]",
+      [&](Call& c) { c.mat2.strides = {128, 128, 1, 32}; });
+
+  for (const int64_t size : {int64_t{0}, int64_t{-32}, int64_t{16}, int64_t{48}, int64_t{256}, int64_t{512}, INT64_MIN})
+    bad(group + std::to_string(size), [&](Call& c) { c.group_size = size; });
+  bad("qScaleAndZeros must be bfloat16 [K/group_size, N, 2] = [1, 40, 2], got bfloat16 [2, 40, 2]",
+      [&](Call& c) { c.group_size = 128; });
+  bad(pairs + "int32 [2, 40, 2]", [&](Call& c) { c.pairs.dtype = DType::int32; });
+  bad(pairs + "bfloat16 [2, 80]", [&](Call& c) { reshape(c.pairs, {2, 80}); });
+  bad(pairs + "bfloat16 [4, 40, 2]", [&](Call& c) { reshape(c.pairs, {4, 40, 2}); });
+  bad(pairs + "bfloat16 [2, 39, 2]", [&](Call& c) { reshape(c.pairs, {2, 39, 2}); });
+  bad(pairs + "bfloat16 [2, 40, 1]", [&](Call& c) { reshape(c.pairs, {2, 40, 1}); });
+  bad("qScaleAndZeros must be contiguous, got bfloat16 [2, 40, 2] with strides [80, 1, 40]",
+      [&](Call& c) { c.pairs.strides = {80, 1, 40}; });
+}
+
+bool succeeds(Call call, const std::string& what) {
+  Tensor* result = nullptr;
+  const Error error = AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(&call.self, &call.mat2, call.group_size, &call.pairs, &result);
+  expect(error.failure == Failure::none, what + ": " + last_message);
+  if (error.failure == Failure::none) Traits::release(result);
+  return error.failure == Failure::none;
+}
+
+// Strides of dimensions with one element, or of tensors without any, say nothing.
+void strides_that_do_not_matter(const Call& good) {
+  Call call = good;
+  reshape(call.self, {1, 128});
+  call.self.strides = {7, 1}, call.mat2.strides[1] = 5;
+  succeeds(call, "strides of a dimension with one element");
+  call = good;
+  reshape(call.self, {0, 128});
+  call.self.strides = {1, 9}, call.self.data = nullptr;
+  succeeds(call, "an empty tensor without memory");
+}
+
+// The first 0, 1, 2 … allocations succeed, and then none, until all that a call needs do.
+void failing_allocations(const Call& good, const std::string& what) {
+  int points = 0;
+  for (;; ++points) {
+    budget = points;
+    Tensor call_self = good.self, call_mat2 = good.mat2, call_pairs = good.pairs;
+    Tensor* result = nullptr;
+    const Error error = AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(&call_self, &call_mat2, good.group_size, &call_pairs, &result);
+    budget = -1;
+    if (error.failure == Failure::none) {
+      Traits::release(result);
+      break;
+    }
+    const std::string wanted = kSymbol + (points == 0 ? "no memory for the result" : "no memory for working");
+    expect(error.failure == Failure::out_of_memory && last_message == wanted, what + ": " + last_message);
+    expect(result == nullptr && alive == 0, what + ": a failed allocation leaves something");
+    if (points > 100) break;
+  }
+  expect(points > 0 && points < 100, what + ": allocations that can fail");
+  std::printf("%s: %d allocations of the traits\n", what.c_str(), points);
+
+#if AOEXT_DEVICE_IS(cpu)
+  last_message.reserve(1024);  // so that keeping a message needs no memory
+  for (points = 0; points < 1000; ++points) {
+    Tensor call_self = good.self, call_mat2 = good.mat2, call_pairs = good.pairs;
+    Tensor* result = nullptr;
+    const long before = heap_alive;
+    heap_budget = points;
+    const Error error = AOEXT_SYMBOL(AOEXT_TEST_DEVICE)(&call_self, &call_mat2, good.group_size, &call_pairs, &result);
+    heap_budget = -1;
+    if (error.failure == Failure::none) {
+      Traits::release(result);
+      const bool clean = heap_alive == before;  // told before words for it take memory
+      expect(clean, what + ": the heap after a call");
+      break;
+    }
+    const bool clean = result == nullptr && alive == 0 && heap_alive == before;
+    expect(clean, what + ": a full heap leaves something");
+    expect(error.failure == Failure::out_of_memory, what + ": " + last_message);
+  }
+  expect(points > 0 && points < 1000, what + ": allocations of the heap that can fail");
+  std::printf("%s: %d allocations of the heap\n", what.c_str(), points);
+#endif
+}
+
+void failures() {
+  // Zeros: of a failure no number is looked at.
+  for (const int64_t M : {3, 40, 200}) {
+    const Problem p{M, 40, 128, 64, 8};
+    const std::vector<char> zeros(std::max({p.x_bytes(), p.weight_bytes(), p.pairs_bytes()}));
+    for (const bool shifted : {false, true}) {
+      const Arguments owned(p, zeros, zeros, zeros, shifted);
+      const Call good{owned.self.tensor, owned.mat2.tensor, owned.pairs.tensor, p.group_size};
+      if (!succeeds(good, p.text())) continue;
+      if (M == 3 && !shifted) bad_arguments(good), strides_that_do_not_matter(good);
+      failing_allocations(good, p.text() + (shifted ? ", shifted in memory" : ""));
+    }
+  }
+  std::printf("failed: %d\n", failed);
 }
 
 }  // namespace
+
+int main(int count, char** arguments) {
+  const std::string what = count > 1 ? arguments[1] : "";
+  if (what == "products" && count == 3) {
+    products(arguments[2]);
+  } else if (what == "failures" && count == 2) {
+    failures();
+  } else {
+    std::printf("usage: %s products FILE | failures\n", arguments[0]);
+    return 2;
+  }
+  return failed == 0 ? 0 : 1;
+}

@@ -23,6 +23,14 @@ struct Tensor {
 // What the traits allocated and was not given back, and how many more allocations succeed: all of them where negative.
 inline int alive = 0, budget = -1;
 
+// The same of the C++ heap (main.cpp); what the traits do in a call that is to fail must not.
+inline long heap_budget = -1;
+struct OwnHeap {
+  const long saved = heap_budget;
+  OwnHeap() { heap_budget = -1; }
+  ~OwnHeap() { heap_budget = saved; }
+};
+
 inline bool may_allocate() {
   if (budget == 0) return false;
   if (budget > 0) --budget;
@@ -48,6 +56,7 @@ struct Traits {
   static constexpr Error kSuccess{aoext::int4pack::Failure::none};
 
   static Error fail(aoext::int4pack::Failure failure, const char* message) {
+    const OwnHeap unlimited;
     last_message = message;
     return {failure};
   }
@@ -63,6 +72,7 @@ struct Traits {
   }
 
   static Handle empty(int64_t M, int64_t N, const aoext::int4pack::View& like) {
+    const OwnHeap unlimited;
     if (!may_allocate()) return nullptr;
     const std::vector<int64_t> sizes{M, N};
     const size_t bytes = static_cast<size_t>(M * N * 2);

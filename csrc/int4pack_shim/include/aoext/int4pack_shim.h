@@ -161,11 +161,11 @@ typename Traits::Error weight_int4pack_mm(const char* symbol, typename Traits::H
 #define AOEXT_INT4PACK_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define AOEXT_INT4PACK_SHIM(Traits, device)                                                                                 \
-  extern "C" AOEXT_INT4PACK_EXPORT Traits::Error aoti_torch_##device##__weight_int4pack_mm(                                 \
-      Traits::Handle self, Traits::Handle mat2, int64_t qGroupSize, Traits::Handle qScaleAndZeros, Traits::Handle* ret0) {  \
-    return aoext::int4pack::weight_int4pack_mm<Traits, aoext::int4pack::DeviceType::device>(                                \
-        "aoti_torch_" #device "__weight_int4pack_mm", self, mat2, qGroupSize, qScaleAndZeros, ret0);                        \
+#define AOEXT_INT4PACK_SHIM(Traits, device)                                                                                \
+  extern "C" AOEXT_INT4PACK_EXPORT Traits::Error aoti_torch_##device##__weight_int4pack_mm(                                \
+      Traits::Handle self, Traits::Handle mat2, int64_t qGroupSize, Traits::Handle qScaleAndZeros, Traits::Handle* ret0) { \
+    return aoext::int4pack::weight_int4pack_mm<Traits, aoext::int4pack::DeviceType::device>(                               \
+        "aoti_torch_" #device "__weight_int4pack_mm", self, mat2, qGroupSize, qScaleAndZeros, ret0);                       \
   }
 #define AOEXT_INT4PACK_SHIM_CPU(Traits) AOEXT_INT4PACK_SHIM(Traits, cpu)
 #define AOEXT_INT4PACK_SHIM_CUDA(Traits) AOEXT_INT4PACK_SHIM(Traits, cuda)
