@@ -6,7 +6,15 @@
 add_library(aoext_int4pack_shim STATIC csrc/int4pack_shim/check.cpp csrc/int4pack_shim/cpu.cpp ${AOEXT_INT4PACK_OBJECTS})
 target_link_libraries(aoext_int4pack_shim PRIVATE aoext_options)
 target_include_directories(aoext_int4pack_shim PRIVATE csrc)
-set_target_properties(aoext_int4pack_shim PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_include_directories(aoext_int4pack_shim SYSTEM PRIVATE ${AOEXT_TORCH_INCLUDE})  # names of dtypes: no symbol of torch's
+if(AOEXT_WITH_CUDA)
+  target_sources(aoext_int4pack_shim PRIVATE csrc/int4pack_shim/cuda.cpp)
+  target_include_directories(aoext_int4pack_shim SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+endif()
+if(AOEXT_WITH_SYCL)
+  target_sources(aoext_int4pack_shim PRIVATE csrc/int4pack_shim/xpu.cpp ${AOEXT_INT4PACK_IMAGES})
+  target_link_libraries(aoext_int4pack_shim PRIVATE aoext_sycl_runtime)
+endif()
 add_dependencies(aoext aoext_int4pack_shim)  # whoever builds the one library has the other beside it
 install(TARGETS aoext_int4pack_shim ARCHIVE DESTINATION aoext/lib)
 install(FILES csrc/int4pack_shim/include/aoext/int4pack_shim.h DESTINATION aoext/include/aoext)

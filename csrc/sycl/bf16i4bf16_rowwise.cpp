@@ -3,6 +3,7 @@
 #include "generic/int4_rowwise.h"
 #include "sycl/int4_correction.h"
 #include "sycl/linear_any.h"
+#include "sycl/operands.h"
 #include "sycl/plan.h"
 #include "sycl/product.h"
 #include "sycl/queue.h"

@@ -29,11 +29,11 @@ AOEXT_DEFINE(AOEXT_TEST_DEVICE)
 // ---- the C++ heap, which can fail too -------------------------------------------------------------------
 //
 // Where nothing but this program and the library under test uses it: on a CPU.
+#if AOEXT_DEVICE_IS(cpu)
 namespace {
 
 long heap_alive = 0;
 
-#if AOEXT_DEVICE_IS(cpu)
 void* heap(size_t bytes) {
   if (heap_budget == 0) throw std::bad_alloc();
   if (heap_budget > 0) --heap_budget;
@@ -46,11 +46,9 @@ void unheap(void* data) {
   if (data != nullptr && Traits::threads == 1) --heap_alive;
   std::free(data);
 }
-#endif
 
 }  // namespace
 
-#if AOEXT_DEVICE_IS(cpu)
 void* operator new(size_t bytes) { return heap(bytes); }
 void operator delete(void* data) noexcept { unheap(data); }
 void operator delete(void* data, size_t) noexcept { unheap(data); }

@@ -14,7 +14,8 @@
 //   static constexpr Error kSuccess
 //   static Error fail(Failure, const char* message)         the error to return; may log the message, which does not outlive it
 //   static bool view(Handle, View*)                         what a tensor is; false where it cannot be told
-//   static Handle empty(int64_t M, int64_t N, const View& like)   a contiguous bfloat16 tensor on like's device, or null
+//   static Handle empty(int64_t M, int64_t N, const View& like)   a contiguous bfloat16 tensor on like's device, on a GPU at a
+//                                                           multiple of 16 bytes; or null
 //   static void release(Handle)                             gives back what empty() made
 //
 // and for a CPU one more, which the base class Serial has, too:
