@@ -16,13 +16,33 @@ function(aoext_cuda_kernels name architectures)
   target_sources(aoext PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
-# PTX for compute_90 is what newer GPUs compile for themselves; code for 90a runs on compute capability 9.0 alone.
-file(GLOB kernels CONFIGURE_DEPENDS csrc/cuda/kernels/*.cu)
-aoext_cuda_kernels(aoext_cuda "80-real;89-real;90" ${kernels})
-file(GLOB kernels CONFIGURE_DEPENDS csrc/cuda/kernels/sm90a/*.cu)
-aoext_cuda_kernels(aoext_cuda_sm90a "90a-real" ${kernels})
+# PTX for compute_90 is what newer GPUs compile for themselves; code for 90a runs on compute capability 9.0 alone. The kernels
+# of weight_int4pack_mm stand apart, with the host code that plans and launches them: they go into a second library, too
+# (cmake/int4pack_shim.cmake).
+function(aoext_cuda_folder name architectures folder)
+  file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.cu)
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/ OUTPUT_VARIABLE int4pack)
+  list(TRANSFORM int4pack APPEND .cu)
+  list(REMOVE_ITEM kernels ${int4pack})
+  aoext_cuda_kernels(${name} "${architectures}" ${kernels})
+  aoext_cuda_kernels(${name}_int4pack "${architectures}" ${int4pack})
+endfunction()
+aoext_cuda_folder(aoext_cuda "80-real;89-real;90" csrc/cuda/kernels
+  int4_any int4_decode int4_mma launch tinygemm_convert tinygemm_mm)
+aoext_cuda_folder(aoext_cuda_sm90a "90a-real" csrc/cuda/kernels/sm90a int4_batch int4_wgmma)
 
+set(shared_parts int4_product int4pack_product plan_int4 plan_tinygemm properties)
+list(TRANSFORM shared_parts PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/)
+list(TRANSFORM shared_parts APPEND .cpp)
 file(GLOB sources CONFIGURE_DEPENDS csrc/cuda/*.cpp)
-target_sources(aoext PRIVATE ${sources})
+list(REMOVE_ITEM sources ${shared_parts})
+add_library(aoext_cuda_host_int4pack OBJECT ${shared_parts})
+target_include_directories(aoext_cuda_host_int4pack PRIVATE csrc)
+target_include_directories(aoext_cuda_host_int4pack SYSTEM PRIVATE ${AOEXT_TORCH_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(aoext_cuda_host_int4pack PRIVATE aoext_options)
+list(APPEND AOEXT_INT4PACK_OBJECTS $<TARGET_OBJECTS:aoext_cuda_host_int4pack>
+  $<TARGET_OBJECTS:aoext_cuda_int4pack> $<TARGET_OBJECTS:aoext_cuda_sm90a_int4pack>)
+
+target_sources(aoext PRIVATE ${sources} $<TARGET_OBJECTS:aoext_cuda_host_int4pack>)
 target_include_directories(aoext SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(aoext PRIVATE CUDA::cudart_static)

@@ -13,7 +13,7 @@ import torch
 import aoext
 import reference
 from conftest import SEED, XPU_SIM, on_the_device_alone
-from reference import CALLS, Problem, assert_close, randn
+from reference import ALL_CALLS, CALLS, Problem, assert_close, randn
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 
@@ -30,7 +30,7 @@ def call_of(operator: str, generator: torch.Generator, M: int = 3, **options) ->
     if operator == "quantize_rowwise":
         x = randn(generator, M, 256, dtype=BF16)
         return reference.Call(operator, (x, torch.int8), {}, x)
-    return CALLS[operator](Problem(M, 96, 256, 128, BF16, BF16, **options), generator)
+    return ALL_CALLS[operator](Problem(M, 96, 256, 128, BF16, BF16, **options), generator)
 
 
 def in_a_process(code: str, **environment: str) -> str:
@@ -52,13 +52,13 @@ def in_a_process(code: str, **environment: str) -> str:
 
 
 def test_every_operator_has_a_kernel_for_xpu():
-    own = set(aoext.ops.operators()) - set(reference.TINYGEMM_CALLS)  # the generic kernels serve these
+    own = set(aoext.ops.operators()) - {"convert_weight_to_int4pack"}  # the generic kernel serves it
     for operator in [*own, "_explain", "_warmup"]:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", "XPU"), operator
 
 
 @pytest.mark.parametrize("M", [1, 5, 80])
-@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+@pytest.mark.parametrize("operator", [*CALLS, "weight_int4pack_mm", "quantize_rowwise"])
 def test_no_operator_computes_by_aten(operator, M, generator):
     call = call_of(operator, generator, M)
     args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
@@ -68,7 +68,7 @@ def test_no_operator_computes_by_aten(operator, M, generator):
 
 
 @needs_simulator
-@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+@pytest.mark.parametrize("operator", [*CALLS, "weight_int4pack_mm", "quantize_rowwise"])
 def test_no_operator_waits_for_the_device(operator, generator):
     call = call_of(operator, generator)
     args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
@@ -107,7 +107,7 @@ def test_operands_may_start_anywhere(operator, offset, M, generator):
 
 
 @needs_simulator
-@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+@pytest.mark.parametrize("operator", [*CALLS, "weight_int4pack_mm", "quantize_rowwise"])
 def test_work_goes_to_the_current_stream(operator, generator):
     """The operands arrive late on a side stream: a kernel on any other queue would read them too early."""
     call = call_of(operator, generator)
@@ -162,7 +162,7 @@ def test_threads_may_call_at_once(generator):
 
 
 @pytest.mark.parametrize("M", [1, 9, 100])
-@pytest.mark.parametrize("operator", [*CALLS, "quantize_rowwise"])
+@pytest.mark.parametrize("operator", [*CALLS, "weight_int4pack_mm", "quantize_rowwise"])
 def test_the_same_call_gives_the_same_bits(operator, M, generator):
     call = call_of(operator, generator, M)
     args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]

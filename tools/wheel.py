@@ -155,14 +155,20 @@ def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
         sys.exit(f"wheel: its version must end in +{variant}, got {version}")
     with zipfile.ZipFile(wheel) as archive:
         library = scratch / archive.extract("aoext/lib/libaoext.so", scratch)
+        shim = scratch / archive.extract("aoext/lib/libaoext_int4pack_shim.a", scratch)
+        archive.extract("aoext/include/aoext/int4pack_shim.h", scratch)
         grafted = [n for n in archive.namelist() if ".libs/" in n]
     if grafted:
         sys.exit(f"wheel: libraries of others must stay out of it, got {grafted}")
     audit = run(Path(sys.executable).parent / "torch-abi-audit", "--check", "torch", "--verbose", library)
     if f"Min torch:   {OLDEST_TORCH}" not in audit:
         sys.exit(f"wheel: the library must run on torch {OLDEST_TORCH}, got\n{audit}")
-    if str(ROOT).encode() in library.read_bytes():
-        sys.exit("wheel: the library names the folder that it was built in")
+    for built in (library, shim):
+        if str(ROOT).encode() in built.read_bytes():
+            sys.exit(f"wheel: {built.name} names the folder that it was built in")
+    strangers = re.findall(r".*(?:torch|aoti|c10).*", run("nm", "-u", "-C", shim))
+    if strangers:
+        sys.exit(f"wheel: {shim.name} must not need torch, got {strangers}")
     check_search_path(library, VARIANTS[variant])
     if VARIANTS[variant].devices["AOEXT_CUDA"] == "ON":
         check_machine_code(library)

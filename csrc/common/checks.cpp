@@ -5,6 +5,7 @@
 
 #include "common/describe.h"
 #include "common/formats.h"
+#include "common/int4pack.h"
 
 namespace aoext {
 namespace {
@@ -113,36 +114,28 @@ class Checker {
   }
 
   // Sets N and inner_k_tiles from a weight in the tinygemm layout.
-  void int4pack(Int4PackProblem& p, const Tensor& weight) const {
+  void packed_weight(Int4PackProblem& p, const Tensor& weight) const {
     operand("weight", weight);
-    const int64_t inner = weight.dim() == 4 ? 2 * weight.size(3) : 0;
-    require(dtype_of(weight) == ScalarType::Int && is_inner_k_tiles(inner) && weight.size(2) == 32 &&
-                weight.size(1) * inner * 16 == p.K,
-            "weight",
-            text("int32 [N/8, K/(16 * inner_k_tiles), 32, inner_k_tiles/2] with inner_k_tiles ", kInnerKTiles,
-                 " for an input with K = ", p.K),
-            weight);
+    const int64_t* const sizes = weight.sizes().data();
+    require(dtype_of(weight) == ScalarType::Int && int4pack::is_weight(weight.dim(), sizes, p.K), "weight",
+            int4pack::weight_must_be(p.K), weight);
     contiguous("weight", weight);
-    p.N = 8 * weight.size(0);
+    p.N = int4pack::rows_of(sizes);
     p.weight = ScalarType::Int;
-    p.inner_k_tiles = inner;
+    p.inner_k_tiles = int4pack::inner_k_tiles_of(sizes);
   }
 
   void scale_and_zero(Int4PackProblem& p, int64_t group_size, const Tensor& t) const {
-    const bool listed = group_size == 32 || group_size == 64 || group_size == 128 || group_size == 256;
-    if (!listed || p.K % group_size != 0)
-      fail("group_size", text("32, 64, 128 or 256 and divide K = ", p.K), std::to_string(group_size));
+    if (!int4pack::is_group_size(group_size, p.K))
+      fail("group_size", int4pack::group_size_must_be(p.K), std::to_string(group_size));
     operand("scale_and_zero", t);
-    require(dtype_of(t) == ScalarType::BFloat16 && t.dim() == 3 && t.size(0) == p.K / group_size && t.size(1) == p.N &&
-                t.size(2) == 2,
-            "scale_and_zero", text("bfloat16 [K/group_size, N, 2] = [", p.K / group_size, ", ", p.N, ", 2]"), t);
+    const int64_t groups = p.K / group_size;
+    require(dtype_of(t) == ScalarType::BFloat16 && int4pack::is_scale_and_zero(t.dim(), t.sizes().data(), groups, p.N),
+            "scale_and_zero", int4pack::scale_and_zero_must_be(groups, p.N), t);
     contiguous("scale_and_zero", t);
     p.scale = ScalarType::BFloat16;
     p.group_size = group_size;
   }
-
-  static constexpr const char* kInnerKTiles = "2, 4 or 8";
-  static bool is_inner_k_tiles(int64_t n) { return n == 2 || n == 4 || n == 8; }
 
   void bias(LinearProblem& p, const Tensor& bias) const {
     operand("bias", bias);
@@ -285,8 +278,8 @@ LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, c
 
 Int4PackProblem check_convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
   const Checker check("convert_weight_to_int4pack", "weight", weight);
-  if (!Checker::is_inner_k_tiles(inner_k_tiles))
-    check.fail("inner_k_tiles", Checker::kInnerKTiles, std::to_string(inner_k_tiles));
+  if (!int4pack::is_inner_k_tiles(inner_k_tiles))
+    check.fail("inner_k_tiles", int4pack::kInnerKTiles, std::to_string(inner_k_tiles));
   check.require(dtype_of(weight) == ScalarType::Byte && weight.dim() == 2 && weight.size(0) % 8 == 0 && weight.size(1) > 0 &&
                     weight.size(1) % (8 * inner_k_tiles) == 0,
                 "weight",
@@ -307,7 +300,7 @@ Int4PackProblem check_weight_int4pack_mm(const Tensor& input, const Tensor& weig
   check.require(dtype_of(input) == ScalarType::BFloat16 && input.dim() == 2, "input", "bfloat16 [M, K]", input);
   Int4PackProblem p{};
   static_cast<LinearProblem&>(p) = check.input(true, "bfloat16");
-  check.int4pack(p, weight);
+  check.packed_weight(p, weight);
   check.scale_and_zero(p, group_size, scale_and_zero);
   return p;
 }

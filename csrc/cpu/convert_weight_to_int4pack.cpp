@@ -9,7 +9,7 @@ namespace {
 Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
   const Int4PackProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
   const Tensor packed = aten::empty(int4pack_sizes(p), ScalarType::Int, weight);
-  const Int4PackShape shape(p);
+  const Int4PackShape shape(p.K, inner_k_tiles);
   const uint8_t* const in = static_cast<const uint8_t*>(weight.const_data_ptr());
   uint32_t* const out = static_cast<uint32_t*>(packed.mutable_data_ptr());
   torch::stable::parallel_for(0, p.N / 8, grain(8, p.K), [&](int64_t begin, int64_t end) {

@@ -1,18 +1,21 @@
-// Weights in the tinygemm layout, as the linear drivers and the packer see them.
+// Weights in the tinygemm layout, as products and the packer see them.
 //
 // A block is 32 k of one row: packed, four words, one for each t = 0..3, `word_stride` apart; as rows, 16 bytes.
 // Word t holds k = 8p + 2t in nibble p of its low half and k = 8p + 2t + 1 in nibble p of its high half, p = 0..3,
 // which are byte 4p + t of the row.
 #pragma once
 
-#include "cpu/weights.h"
+#include <cstdint>
+#include <vector>
+
+#include "cpu/isa.h"
 
 namespace aoext::cpu {
 
 struct Int4PackShape {
   int64_t K, blocks;  // blocks: side by side in a lane, inner_k_tiles / 2
 
-  explicit Int4PackShape(const Int4PackProblem& p) : K(p.K), blocks(p.inner_k_tiles / 2) {}
+  Int4PackShape(int64_t K_, int64_t inner_k_tiles) : K(K_), blocks(inner_k_tiles / 2) {}
 
   // Where the word of (row, block of 32 k, t) lies.
   int64_t word(int64_t row, int64_t block, int64_t t) const {
@@ -54,19 +57,12 @@ void unpack_lanes(const uint32_t* words, uint32_t* out) {
   }
 }
 
+// A weight as cpu/linear.h asks for it (cpu/weights.h).
 struct Int4PackWeight {
   const uint32_t* words;
   const char* scale_and_zero;  // bfloat16 [K/group_size, N, 2]
   Int4PackShape shape;
   int64_t N, K, group_size;
-
-  Int4PackWeight(const Int4PackProblem& p, const Tensor& weight, const Tensor& scale_and_zero_)
-      : words(static_cast<const uint32_t*>(weight.const_data_ptr())),
-        scale_and_zero(static_cast<const char*>(scale_and_zero_.const_data_ptr())),
-        shape(p),
-        N(p.N),
-        K(p.K),
-        group_size(p.group_size) {}
 
   class Tile {
    public:

@@ -57,17 +57,4 @@ const Kernels& kernels() {
   return chosen;
 }
 
-Element element(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return Element::bf16;
-    case ScalarType::Half: return Element::f16;
-    case ScalarType::Float: return Element::f32;
-    case ScalarType::Char: return Element::i8;
-    case ScalarType::Float8_e4m3fn: return Element::e4m3;
-    case ScalarType::Float8_e5m2: return Element::e5m2;
-    case ScalarType::Int: return Element::i32;
-    default: throw std::runtime_error("aoext: no CPU element for this dtype");
-  }
-}
-
 }  // namespace aoext::cpu

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "common/torch_api.h"
 #include "cpu/kernels/kernels.h"
 
 namespace aoext::cpu {
@@ -16,7 +15,5 @@ const Kernels& kernels();
 std::string usable_instruction_sets();
 
 inline bool has_avx512() { return &kernels() == &kernels_avx512(); }
-
-Element element(ScalarType dtype);
 
 }  // namespace aoext::cpu

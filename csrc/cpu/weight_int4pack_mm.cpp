@@ -1,5 +1,5 @@
 // Weight-only int4 from the tinygemm layout: words become float32 rows in cache, which are then multiplied.
-#include "cpu/int4pack.h"
+#include "cpu/int4pack_dot.h"
 #include "cpu/linear.h"
 #include "generic/register.h"
 
@@ -8,7 +8,19 @@ namespace {
 
 Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size, const Tensor& scale_and_zero) {
   const Int4PackProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
-  return linear(p, plan_weight_only(p), input, Int4PackWeight(p, weight, scale_and_zero), nullptr, std::nullopt);
+  const Plan plan = plan_weight_only(p);
+  const Int4PackWeight w{static_cast<const uint32_t*>(weight.const_data_ptr()),
+                         static_cast<const char*>(scale_and_zero.const_data_ptr()),
+                         Int4PackShape(p.K, p.inner_k_tiles),
+                         p.N,
+                         p.K,
+                         group_size};
+  if (plan.algorithm != Algorithm::dot) return linear(p, plan, input, w, nullptr, std::nullopt);
+  const Tensor x = aten::contiguous(input), y = aten::empty({p.M, p.N}, p.output, input);
+  if (p.M == 0 || p.N == 0) return y;
+  int4pack_dot(p.M, x.const_data_ptr(), w, y.mutable_data_ptr(),
+               [](int64_t n, int64_t grain, const Range& f) { torch::stable::parallel_for(0, n, grain, f); });
+  return y;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/checks.h"
+#include "cpu/element.h"
 #include "cpu/isa.h"
 
 namespace aoext::cpu {

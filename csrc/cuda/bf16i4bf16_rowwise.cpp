@@ -1,8 +1,7 @@
 // Weight-only int4 on CUDA.
 #include "common/dispatcher.h"
-#include "cuda/kernels/int4_any.h"
+#include "cuda/int4_product.h"
 #include "cuda/operands.h"
-#include "cuda/plan.h"
 #include "generic/int4_rowwise.h"
 #include "generic/register.h"
 
@@ -33,25 +32,8 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   raw.bias = data_of(dense_bias);
   raw.y = y.mutable_data_ptr();
 
-  switch (plan.algorithm) {
-    case Algorithm::decode: check(launch_int4_decode(raw, plan.decode, launch.stream()), "int4_decode"); break;
-    case Algorithm::batch: {
-      const OptionalTensor space = workspace(int4_batch_workspace(raw, plan.batch), y);
-      check(launch_int4_batch(raw, plan.batch, data_of(space), launch.stream()), "int4_batch");
-      break;
-    }
-    case Algorithm::mma: {
-      const OptionalTensor space = workspace(int4_mma_workspace(raw, plan.mma), y);
-      check(launch_int4_mma(raw, plan.mma, data_of(space), launch.stream()), "int4_mma");
-      break;
-    }
-    case Algorithm::wgmma: {
-      const OptionalTensor space = workspace(int4_wgmma_workspace(raw, plan.wgmma), y);
-      check(launch_int4_wgmma(raw, plan.wgmma, data_of(space), launch.stream()), "int4_wgmma");
-      break;
-    }
-    default: check(launch_int4_any(raw, launch.stream()), "int4_any");
-  }
+  const OptionalTensor space = workspace(int4_workspace(raw, plan), y);
+  check(launch_int4(raw, plan, data_of(space), launch.stream()), "bf16i4bf16_rowwise");
   return y;
 }
 

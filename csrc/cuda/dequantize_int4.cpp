@@ -2,6 +2,7 @@
 #include "cuda/kernels/dequantize_int4.h"
 
 #include "common/dispatcher.h"
+#include "cuda/device.h"
 #include "cuda/plan.h"
 #include "generic/register.h"
 

@@ -1,25 +1,14 @@
 // The CUDA device of a tensor, and PyTorch's current stream there.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <torch/csrc/stable/accelerator.h>
 
 #include "common/torch_api.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
-enum class Family { none, sm80, sm90 };  // whose kernels a device runs: from compute capability 8.0, exactly 9.0
-
-struct Device {
-  int multiprocessors;
-  int shared_memory;  // bytes, of a block that asks for all it may have
-  bool float8_units;  // mma.sync multiplies float8 faster than fp16
-  Family family;      // AOEXT_CUDA_FAMILY=sm80 has newer devices run the kernels of older ones
-};
-
-// Asked once per device.
-const Device& device_of(const Tensor& t);
+inline const Device& device_of(const Tensor& t) { return device_of(t.get_device_index()); }
 
 // Makes the device of a tensor the current one for as long as it lives, and knows the current stream there.
 class Launch {
@@ -32,8 +21,5 @@ class Launch {
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;
 };
-
-// RuntimeError that names what was tried.
-void check(cudaError_t error, const char* what);
 
 }  // namespace aoext::cuda

@@ -1,6 +1,7 @@
 // aoext.explain on CUDA.
 #include "common/explain.h"
 
+#include "cuda/operands.h"
 #include "cuda/plan.h"
 #include "cuda/plan_rowwise.h"
 #include "cuda/plan_tinygemm.h"
@@ -11,7 +12,10 @@ namespace {
 std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
   LinearProblem p = check_by_name(op, tensors);
   const Device& device = device_of(tensors[0]);
-  if (op == "weight_int4pack_mm") return explain_weight_int4pack_mm(tensors);
+  if (op == "weight_int4pack_mm") {
+    const int64_t group_size = p.K / tensors[2].size(0);
+    return describe(plan_tinygemm(check_weight_int4pack_mm(tensors[0], tensors[1], group_size, tensors[2]), device));
+  }
   if (op == "convert_weight_to_int4pack" || op == "dequantize_int4" || op == "quantize_rowwise")
     return takes_one_pass(p.K, device) ? "cuda: " + op + ", one pass" : describe(Plan());
   if (op.rfind("bf16i4bf16_rowwise", 0) == 0)

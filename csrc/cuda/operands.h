@@ -1,9 +1,19 @@
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
+
+#include "common/checks.h"
 #include "common/dispatcher.h"
-#include "cuda/plan.h"
+#include "cuda/device.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
+
+// Whether all these tensors start at multiples of 16 bytes.
+inline bool are_aligned(std::initializer_list<const Tensor*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* t) { return is_aligned(t->const_data_ptr()); });
+}
 
 // The tensor itself, contiguous and at a multiple of 16 bytes, or a copy that is: views may start anywhere.
 inline Tensor aligned(const Tensor& t) {

@@ -1,15 +1,14 @@
 // Which kernel a problem gets on a CUDA device: the only place where shapes choose code.
 #pragma once
 
-#include <initializer_list>
 #include <string>
 
-#include "common/checks.h"
-#include "cuda/device.h"
+#include "common/problem.h"
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/int4_wgmma.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -35,9 +34,6 @@ Element element(ScalarType dtype);
 
 // The problem as kernels see it, without its pointers.
 Int4Linear int4_linear(const LinearProblem& p);
-
-// Whether all these tensors start at multiples of 16 bytes.
-bool are_aligned(std::initializer_list<const Tensor*> tensors);
 
 // bf16i4bf16_rowwise: `aligned` says so of the weight, its scales and zeros.
 Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);

@@ -1,5 +1,4 @@
 // Weight-only int4.
-#include <algorithm>
 #include <array>
 
 #include "cuda/choose_once.h"
@@ -24,10 +23,6 @@ Int4Linear int4_linear(const LinearProblem& p) {
   raw.M = p.M, raw.N = p.N, raw.K = p.K, raw.group_size = p.group_size;
   raw.type = element(p.output), raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
   return raw;
-}
-
-bool are_aligned(std::initializer_list<const Tensor*> tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* t) { return is_aligned(t->const_data_ptr()); });
 }
 
 namespace {

@@ -1,5 +1,7 @@
 #include "cuda/plan_tinygemm.h"
 
+#include "cuda/plan.h"
+
 namespace aoext::cuda {
 namespace {
 
@@ -16,10 +18,9 @@ TinygemmLinear tinygemm_linear(const Int4PackProblem& p) {
   return linear;
 }
 
-TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Tensor& input) {
-  const Device& device = device_of(input);
+TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Device& device) {
   TinygemmPlan plan;
-  if (device.family == Family::none) return plan;
+  if (!takes_one_pass(p.K, device)) return plan;
   if (p.M > kDirectRows) {
     plan.algorithm = TinygemmAlgorithm::unpack;
     return plan;
@@ -28,11 +29,6 @@ TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Tensor& input) {
   plan.config = tinygemm_config(tinygemm_linear(p), device.multiprocessors, device.shared_memory);
   plan.config.overlaps = device.family == Family::sm90;
   return plan;
-}
-
-std::string explain_weight_int4pack_mm(const std::vector<Tensor>& tensors) {
-  const int64_t group_size = tensors[0].size(1) / tensors[2].size(0);
-  return describe(plan_tinygemm(check_weight_int4pack_mm(tensors[0], tensors[1], group_size, tensors[2]), tensors[0]));
 }
 
 std::string describe(const TinygemmPlan& plan) {

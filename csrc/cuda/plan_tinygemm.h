@@ -2,18 +2,17 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
-#include "common/checks.h"
-#include "cuda/device.h"
+#include "common/problem.h"
 #include "cuda/kernels/tinygemm.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
 enum class TinygemmAlgorithm {
   direct,   // few rows of x: from the packed layout (kernels/tinygemm_mm.cuh)
   unpack,   // more: the plain layout in a workspace, and bf16i4bf16_rowwise's kernels for it
-  generic,  // ATen operators, below compute capability 8.0
+  generic,  // ATen operators, below compute capability 8.0 and from K = 2^31 on
 };
 
 struct TinygemmPlan {
@@ -24,11 +23,8 @@ struct TinygemmPlan {
 // The problem as kernels see it, without its pointers.
 TinygemmLinear tinygemm_linear(const Int4PackProblem& p);
 
-TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Tensor& input);
+TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Device& device);
 
 std::string describe(const TinygemmPlan& plan);
-
-// What aoext.explain says of weight_int4pack_mm for its tensors (input, weight, scale_and_zero), checked already.
-std::string explain_weight_int4pack_mm(const std::vector<Tensor>& tensors);
 
 }  // namespace aoext::cuda

@@ -2,6 +2,7 @@
 
 #include "common/checks.h"
 #include "common/dispatcher.h"
+#include "cuda/device.h"
 #include "cuda/kernels/quantize_rowwise.h"
 #include "cuda/plan.h"
 #include "generic/register.h"

@@ -4,6 +4,7 @@
 #include "generic/register.h"
 #include "sycl/int4_correction.h"
 #include "sycl/linear_any.h"
+#include "sycl/operands.h"
 #include "sycl/plan.h"
 #include "sycl/product.h"
 #include "sycl/queue.h"

@@ -5,6 +5,7 @@
 #include "common/checks.h"
 #include "common/dispatcher.h"
 #include "generic/register.h"
+#include "sycl/operands.h"
 #include "sycl/plan.h"
 #include "sycl/queue.h"
 

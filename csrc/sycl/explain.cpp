@@ -1,6 +1,7 @@
 // aoext.explain and aoext.warmup on an XPU.
 #include "common/explain.h"
 
+#include "sycl/int4pack_product.h"
 #include "sycl/plan.h"
 #include "sycl/queue.h"
 #include "sycl/self_check.h"
@@ -10,8 +11,13 @@ namespace {
 
 std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
   LinearProblem p = check_by_name(op, tensors);
-  if (op == "convert_weight_to_int4pack" || op == "weight_int4pack_mm") return "generic: ATen operators";
   sycl::queue& queue = current_queue(tensors[0]);
+  if (op == "weight_int4pack_mm" && p.K < kMaxAnyDepth && serves(queue, kInt4PackImage)) {
+    Int4PackLinear linear{};
+    linear.M = p.M, linear.N = p.N, linear.K = p.K;
+    return describe(plan_int4pack(linear, queue));
+  }
+  if (op == "convert_weight_to_int4pack" || op == "weight_int4pack_mm") return describe(Plan(), queue);
   if (op == "quantize_rowwise" || op == "dequantize_int4")
     return serves(queue, op + ".lanes") ? "xpu: " + op + ", one pass" : describe(Plan(), queue);
   if (op == "scaled_linear_rowwise") p.input = p.weight;  // once it is quantised

@@ -5,6 +5,7 @@
 #include "common/dispatcher.h"
 #include "sycl/kernels/shape.h"
 #include "sycl/launch.h"
+#include "sycl/operands.h"
 
 namespace aoext::xpu {
 namespace {

@@ -82,16 +82,4 @@ void raise_sycl_error(const KernelName& name, const std::exception& error) {
   throw std::runtime_error("aoext: kernel " + name.name + " of " + name.image + " failed: " + error.what());
 }
 
-Element element(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return kBf16;
-    case ScalarType::Half: return kFp16;
-    case ScalarType::Float: return kFp32;
-    case ScalarType::Char: return kInt8;
-    case ScalarType::Float8_e4m3fn: return kE4m3;
-    case ScalarType::Float8_e5m2: return kE5m2;
-    default: return kInt32;
-  }
-}
-
 }  // namespace aoext::xpu

@@ -1,14 +1,10 @@
-// Runs a kernel of an embedded image on a queue.
+// Runs a kernel of an embedded image on a queue. It knows nothing of torch.
 #pragma once
 
-#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include <sycl/sycl.hpp>
-
-#include "common/torch_api.h"
-#include "sycl/kernels/element.h"
 
 namespace aoext::xpu {
 
@@ -41,12 +37,6 @@ void launch(sycl::queue& queue, const KernelName& name, const sycl::nd_range<2>&
     raise_sycl_error(name, error);
   }
 }
-
-Element element(ScalarType dtype);
-
-inline const void* data_of(const std::optional<Tensor>& t) { return t ? t->const_data_ptr() : nullptr; }
-
-inline bool is_aligned(const Tensor& t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0; }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -4,6 +4,7 @@
 
 #include "sycl/kernels/shape.h"
 #include "sycl/launch.h"
+#include "sycl/operands.h"
 
 namespace aoext::xpu {
 namespace {

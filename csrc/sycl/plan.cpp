@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sycl/device.h"
+#include "sycl/operands.h"
 #include "sycl/product.h"
 #include "sycl/self_check.h"
 

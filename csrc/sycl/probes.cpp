@@ -185,6 +185,22 @@ void add_dequantize(std::vector<Probe>& probes, Draw& draw) {
   }
 }
 
+void add_int4pack(std::vector<Probe>& probes, Draw& draw) {
+  for (const int64_t inner_k_tiles : {2, 4, 8}) {
+    constexpr int64_t N = 40, K = 640, group_size = 64;
+    const Tensor bytes = draw.bytes({N, K / 2});
+    const Tensor weight = call("aten::view", "", call("aten::view", "dtype", bytes, ScalarType::Int),
+                               std::vector<int64_t>{N / 8, K / (16 * inner_k_tiles), 32, inner_k_tiles / 2});
+    const Tensor scales = aten::stack_last(draw.positive({K / group_size, N}, ScalarType::BFloat16),
+                                           draw.normal({K / group_size, N}, ScalarType::BFloat16));
+    for (const int64_t M : {1, 3, 9}) {
+      const Tensor x = draw.normal({M, K}, ScalarType::BFloat16);
+      probes.push_back({"weight_int4pack_mm with M = " + std::to_string(M) + ", inner_k_tiles = " + std::to_string(inner_k_tiles),
+                        [=] { return call("ao::weight_int4pack_mm", "", x, weight, group_size, scales); }});
+    }
+  }
+}
+
 std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   Draw draw(queue);
   std::vector<Probe> probes;
@@ -207,6 +223,7 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   if (family == "linear_any.lanes") add_any(probes, draw);
   if (family == "quantize_rowwise.lanes") add_quantize(probes, draw);
   if (family == "dequantize_int4.lanes") add_dequantize(probes, draw);
+  if (family == "int4pack_mm.lanes") add_int4pack(probes, draw);
   return probes;
 }
 

@@ -2,6 +2,7 @@
 
 #include "common/dispatcher.h"
 #include "sycl/linear_any.h"
+#include "sycl/operands.h"
 #include "sycl/plan.h"
 #include "sycl/product.h"
 #include "sycl/queue.h"

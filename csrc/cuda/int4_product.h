@@ -1,0 +1,15 @@
+// Launches what a plan for bf16i4bf16_rowwise chose. It knows nothing of torch.
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/plan.h"
+
+namespace aoext::cuda {
+
+size_t int4_workspace(const Int4Linear& linear, const Plan& plan);  // bytes
+
+// `workspace` may be null where int4_workspace is 0. Not for Algorithm::generic.
+cudaError_t launch_int4(const Int4Linear& linear, const Plan& plan, void* workspace, cudaStream_t stream);
+
+}  // namespace aoext::cuda
