@@ -9,21 +9,20 @@
 namespace aoext::cuda {
 namespace {
 
-constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
+// Of a multiprocessor that has so many blocks at once, for one of them, less what each costs.
+constexpr int shared_memory(int blocks) { return 228 * 1024 / blocks - 1024 - int(sizeof(Rest)); }
 
-Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
-  const int64_t tiles = ceil_div(p.N, wgmma::kRows) * ceil_div(p.M, c.tokens);
-  return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
+wgmma::Tiles tiles_of(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
+  const int blocks = c.pairs ? 2 : 1;
+  return {static_cast<int>(ceil_div(p.N, blocks * c.rows)) * blocks, static_cast<int>(ceil_div(p.M, c.tokens))};
 }
 
-size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * wgmma::kRows * c.tokens; }
-
-// As many stages as fit.
-template <class Output, int kTokens>
-constexpr int stages() {
-  using Empty = wgmma::RowwiseLayout<Output, kTokens, 0>;
-  return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16);
+Segments segments(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
+  const wgmma::Tiles tiles = tiles_of(p, c);
+  return share_tiles(int64_t{tiles.along_rows} * tiles.along_tokens, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
 }
+
+size_t tile_bytes(const RowwiseWgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
 
 // Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.
 int copy_tokens(int64_t M, int tokens) {
@@ -33,56 +32,67 @@ int copy_tokens(int64_t M, int tokens) {
   return rows;
 }
 
-template <Element kType, class Output, int kTokens>
-cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
-  constexpr int kStages = stages<Output, kTokens>();
-  using L = wgmma::RowwiseLayout<Output, kTokens, kStages>;
-  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kTokens, kStages>;
+template <Element kType, class Output, int kRows, int kTokens>
+cudaError_t launch(const RowwiseLinear& p, const RowwiseWgmmaConfig& config, void* workspace, cudaStream_t stream) {
+  using L = wgmma::RowwiseLayout<Output, kRows, kTokens>;
+  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kRows, kTokens>;
 
   wgmma::RowwiseArguments a{};
   a.p = p;
-  a.tiles = {static_cast<int>(ceil_div(p.N, wgmma::kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
+  a.tiles = tiles_of(p, config);
   a.segments = segments(p, config);
+  a.ring = L::ring(shared_memory(config.at_once));
+  a.pairs = config.pairs;
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
-  if (config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
+  const bool fits = config.at_once <= wgmma::kMostBlocks<L::kGroupTokens> && config.cluster <= 2 && a.ring >= L::kLeast &&
+                    shares_fit(a.segments, config.blocks);
+  if (!fits || (a.pairs && (config.cluster > 1 || config.ranges > 0 || config.blocks % 2 != 0))) return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));
 
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
   };
-  const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, wgmma::kRows);
+  const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, kRows);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
+  const int bytes = L::bytes(a.ring);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
 
-  const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
-                  static_cast<unsigned>(config.cluster), Overlap::after_ours};
+  const Grid grid{static_cast<unsigned>(config.blocks),
+                  wgmma::kRowwiseThreads,
+                  static_cast<size_t>(bytes),
+                  stream,
+                  static_cast<unsigned>(a.pairs ? 2 : config.cluster),
+                  Overlap::after_ours};
   return launch_segments(kernel, grid, a.segments, x.map, w.map, a);
 }
 
 // Tiles of 256 rows of x leave float8 sums of 128 k to the engine, too many for fp16.
-constexpr bool has_tile(Element type, Element output, int tokens) {
-  return tokens < 256 || type == Element::int8 || output == Element::bf16;
+constexpr bool has_tile(Element type, Element output, int rows, int tokens) {
+  return tokens < 256 || (rows == wgmma::kRows && (type == Element::int8 || output == Element::bf16));
 }
 
 template <Element kType, Element kOutput>
-cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_tile(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
-  switch (c.tokens) {
-    case 32: return launch<kType, Output, 32>(p, c, workspace, stream);
-    case 64: return launch<kType, Output, 64>(p, c, workspace, stream);
-    case 128: return launch<kType, Output, 128>(p, c, workspace, stream);
-    case 256:
-      if constexpr (has_tile(kType, kOutput, 256)) return launch<kType, Output, 256>(p, c, workspace, stream);
+  switch (c.rows * 1000 + c.tokens) {
+    case 64'032: return launch<kType, Output, 64, 32>(p, c, workspace, stream);
+    case 64'064: return launch<kType, Output, 64, 64>(p, c, workspace, stream);
+    case 64'128: return launch<kType, Output, 64, 128>(p, c, workspace, stream);
+    case 128'032: return launch<kType, Output, 128, 32>(p, c, workspace, stream);
+    case 128'064: return launch<kType, Output, 128, 64>(p, c, workspace, stream);
+    case 128'128: return launch<kType, Output, 128, 128>(p, c, workspace, stream);
+    case 128'256:
+      if constexpr (has_tile(kType, kOutput, 128, 256)) return launch<kType, Output, 128, 256>(p, c, workspace, stream);
   }
   return cudaErrorInvalidValue;
 }
 
 template <Element kType>
-cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_output(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
   if (p.output == Element::bf16) return launch_tile<kType, Element::bf16>(p, c, workspace, stream);
   if (p.output == Element::fp16) return launch_tile<kType, Element::fp16>(p, c, workspace, stream);
   if constexpr (kType == Element::int8)  // fp32, or int32 in its place
@@ -110,13 +120,13 @@ constexpr int64_t kMostParts = 4;                  // of a tile
 
 }  // namespace
 
-WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
+RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   const int64_t stages = ceil_div(p.K, wgmma::kLine);
   const double reading = static_cast<double>(p.N) * p.K / kMemory;
-  WgmmaConfig best{};
+  RowwiseWgmmaConfig best{};
   double least = 0;
   for (const Cost& cost : kCosts) {
-    if (!has_tile(p.type, p.output, cost.tokens) || (cost.tokens == 32 && p.M > 32)) continue;  // w would be read twice
+    if (!has_tile(p.type, p.output, 128, cost.tokens) || (cost.tokens == 32 && p.M > 32)) continue;  // w would be read twice
     const int64_t tiles = ceil_div(p.N, wgmma::kRows) * ceil_div(p.M, cost.tokens), rest = tiles % sms;
     const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
     // So many blocks at once, each with so many stages.
@@ -124,7 +134,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
       return parts * std::max(step, blocks * (wgmma::kRows + cost.tokens) * wgmma::kLine / kCaches) + kTile;
     };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
+      const RowwiseWgmmaConfig config{128, cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), 1, 0};
       const Segments s = segments(p, config);
       if (!shares_fit(s, config.blocks)) return;
       double multiplying = s.whole_tiles / blocks * round(blocks, stages);
@@ -148,7 +158,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   return best;
 }
 
-size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) {
+size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
   const Segments s = segments(p, c);
   return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
@@ -161,7 +171,7 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
   switch (p.weight_type) {
     case Element::int8: return launch_output<Element::int8>(p, c, workspace, stream);
     case Element::e4m3: return launch_output<Element::e4m3>(p, c, workspace, stream);
