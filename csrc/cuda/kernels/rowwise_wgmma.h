@@ -17,9 +17,7 @@ struct RowwiseWgmmaConfig {
   int tokens;   // rows of x in a tile: 32, 64, 128 or, beside 128 of w, 256
   int cluster;  // blocks that share a tile of those that do not come out even (segments.h): 1 or 2
   int ranges;   // or blocks that share all of these, or 0
-  int blocks;   // in all
-  int at_once;  // that a multiprocessor has: 1, or 2 of tiles of 4096 outputs and fewer
-  int pairs;    // whether neighbouring blocks copy x for each other; tiles are shared in no other way then
+  int blocks;   // in all, which run at once
 };
 
 RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms);

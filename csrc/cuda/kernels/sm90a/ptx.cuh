@@ -47,15 +47,6 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
       : "memory");
 }
 
-// To the same place in each block of a cluster that a bit of `blocks` stands for, on its barrier.
-__device__ inline void copy_tile_to(uint16_t blocks, uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], "
-      "%5;" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
-      : "memory");
-}
-
 // To L2 alone: nothing is read yet.
 __device__ inline void prefetch_tile(const CUtensorMap* map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
@@ -81,10 +72,6 @@ __device__ inline uint32_t remote_address(uint32_t address, uint32_t block) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
   return remote;
-}
-
-__device__ inline void barrier_arrive_remote(uint32_t barrier) {  // remote_address's
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ inline float4 load_remote(uint32_t address) {

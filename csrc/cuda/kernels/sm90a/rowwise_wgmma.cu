@@ -9,20 +9,21 @@
 namespace aoext::cuda {
 namespace {
 
-// Of a multiprocessor that has so many blocks at once, for one of them, less what each costs.
-constexpr int shared_memory(int blocks) { return 228 * 1024 / blocks - 1024 - int(sizeof(Rest)); }
-
-wgmma::Tiles tiles_of(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
-  const int blocks = c.pairs ? 2 : 1;
-  return {static_cast<int>(ceil_div(p.N, blocks * c.rows)) * blocks, static_cast<int>(ceil_div(p.M, c.tokens))};
-}
+constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
 
 Segments segments(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
-  const wgmma::Tiles tiles = tiles_of(p, c);
-  return share_tiles(int64_t{tiles.along_rows} * tiles.along_tokens, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
+  const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
+  return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
 }
 
 size_t tile_bytes(const RowwiseWgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
+
+// As many stages as fit.
+template <class Output, int kRows, int kTokens>
+constexpr int stages() {
+  using Empty = wgmma::RowwiseLayout<Output, kRows, kTokens, 0>;
+  return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16);
+}
 
 // Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.
 int copy_tokens(int64_t M, int tokens) {
@@ -34,20 +35,17 @@ int copy_tokens(int64_t M, int tokens) {
 
 template <Element kType, class Output, int kRows, int kTokens>
 cudaError_t launch(const RowwiseLinear& p, const RowwiseWgmmaConfig& config, void* workspace, cudaStream_t stream) {
-  using L = wgmma::RowwiseLayout<Output, kRows, kTokens>;
-  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kRows, kTokens>;
+  constexpr int kStages = stages<Output, kRows, kTokens>();
+  using L = wgmma::RowwiseLayout<Output, kRows, kTokens, kStages>;
+  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kRows, kTokens, kStages>;
 
   wgmma::RowwiseArguments a{};
   a.p = p;
-  a.tiles = tiles_of(p, config);
+  a.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, config);
-  a.ring = L::ring(shared_memory(config.at_once));
-  a.pairs = config.pairs;
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
-  const bool fits = config.at_once <= wgmma::kMostBlocks<L::kGroupTokens> && config.cluster <= 2 && a.ring >= L::kLeast &&
-                    shares_fit(a.segments, config.blocks);
-  if (!fits || (a.pairs && (config.cluster > 1 || config.ranges > 0 || config.blocks % 2 != 0))) return cudaErrorInvalidValue;
+  if (config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));
 
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
@@ -56,16 +54,11 @@ cudaError_t launch(const RowwiseLinear& p, const RowwiseWgmmaConfig& config, voi
   const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, kRows);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
-  const int bytes = L::bytes(a.ring);
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   if (error != cudaSuccess) return error;
 
-  const Grid grid{static_cast<unsigned>(config.blocks),
-                  wgmma::kRowwiseThreads,
-                  static_cast<size_t>(bytes),
-                  stream,
-                  static_cast<unsigned>(a.pairs ? 2 : config.cluster),
-                  Overlap::after_ours};
+  const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
+                  static_cast<unsigned>(config.cluster), Overlap::after_ours};
   return launch_segments(kernel, grid, a.segments, x.map, w.map, a);
 }
 
@@ -134,7 +127,7 @@ RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
       return parts * std::max(step, blocks * (wgmma::kRows + cost.tokens) * wgmma::kLine / kCaches) + kTile;
     };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const RowwiseWgmmaConfig config{128, cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), 1, 0};
+      const RowwiseWgmmaConfig config{128, cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
       const Segments s = segments(p, config);
       if (!shares_fit(s, config.blocks)) return;
       double multiplying = s.whole_tiles / blocks * round(blocks, stages);

@@ -3,12 +3,11 @@
 // What it computes with. wgmma takes both operands from shared memory as the copy engine brought them. w is the left one: a
 // warpgroup multiplies 64 rows by up to 256 rows of x, so y comes transposed, and few rows of x still fill the instruction.
 //
-// How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x: two warpgroups multiply, each 64 rows, or half of
-// the tokens of the same 64, and a thread of a third one copies stages of 128 k, a 128-byte line of each row. For 128 by 256 a
-// stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB of w and more are on their way to a
-// multiprocessor, to one block or to two small ones, whose beginnings and ends hide behind each other. Where tiles do not come
-// out even over the blocks, the last of them are shared along K (segments.h). Two blocks may form a pair, neighbours along N,
-// that reads x from L2 once: they take turns in copying a stage of x to both.
+// How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x, and a thread copies stages of 128 k, a 128-byte
+// line of each row. Two warpgroups multiply: each has 64 rows, or they take turns with the stages of the same 64 and share out
+// the tokens at the end. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB
+// of w and more are on their way to a multiprocessor. Where tiles do not come out even over the blocks, the last of them are
+// shared along K (segments.h).
 //
 // What it adds up in. int8: int32, exact. float8: the engine keeps 14 bits of a sum and cuts off the rest, so every 64 or 128 k
 // float32 in other registers takes it over. Of random positive numbers a row is off by 2e-4 after 64 k, 7e-4 after 128, 2e-3
@@ -30,36 +29,29 @@ struct RowwiseArguments {
   RowwiseLinear p;
   Tiles tiles;
   Segments segments;  // what lies outside K in the last stage is zero
-  int ring;           // stages that a block has on the way
-  bool pairs;         // neighbouring blocks copy x for both
   int copy_tokens;    // rows of x that are copied at once
   uint64_t w_policy;  // of L2
 };
 
 // ---- Shared memory ----
 
-template <class Output, int kTileRows, int kTokens>
+template <class Output, int kTileRows, int kTokens, int kStages>
 struct RowwiseLayout {
   static_assert(kTileRows == kRows || kTileRows == kRows / 2);
-  static constexpr int kGroupTokens = kTokens * kTileRows / kRows;  // of a warpgroup
+  static constexpr int kMine = kTokens * kTileRows / kRows;  // tokens of a warpgroup as a tile leaves
   static constexpr int kWBytes = kTileRows * kLine, kXBytes = kTokens * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
-  // Behind the ring of stages: a warpgroup has channels and row scales of its own.
-  using S = Staging<Output, kGroupTokens>;
-  static constexpr int kChannels = 2 * S::kBuffers * S::kBufferBytes;
-  static constexpr int kRowScales = kChannels + kRows * int(sizeof(Channel));
+  static constexpr int kStaging = kStages * kStage;
+  using S = Staging<Output, kMine>;
+  static constexpr int kStagingBytes = 2 * S::kBuffers * S::kBufferBytes;
+  static constexpr int kChannels = kStaging + kStagingBytes;
+  static constexpr int kRowScales = kChannels + kRows * int(sizeof(Channel));  // a copy for each warpgroup, as of low tiles' channels
   static constexpr int kBarriers = kRowScales + 2 * kTokens * int(sizeof(float));
-  static constexpr int kAlignment = 1024;  // the copy engine's
-
-  static constexpr int bytes(int ring) { return kAlignment + ring * (kStage + 2 * 8) + kBarriers; }
-  // So many stages that fit in this memory. A tile that the blocks of a cluster add up must fit into them.
-  static constexpr int ring(int memory) { return (memory - bytes(0)) / (kStage + 2 * 8); }
-  static constexpr int kLeast = (kGroupTokens * kSumPitch + kStage - 1) / kStage;
+  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;  // the copy engine's alignment
+  static_assert(kTileRows == kRows || kMine * 64 * 4 <= kStagingBytes);  // what a warpgroup gives the other
+  // A tile that the blocks of a cluster add up lies over the ring.
+  static_assert(kStages == 0 || kMine * kSumPitch <= kStaging);
 };
-
-// Blocks that a multiprocessor has registers for, two where sums are few.
-template <int kGroupTokens>
-constexpr int kMostBlocks = kGroupTokens <= 32 ? 2 : 1;
 
 // ---- From sums to y ----
 
@@ -143,27 +135,40 @@ __device__ inline void add(float* sums, const float (&part)[kCount]) {
   for (int i = 0; i < kCount; ++i) sums[i] += part[i];
 }
 
+// Two warpgroups' sums of the same tile to one half of its tokens each, through memory where a thread of a warpgroup has a word in
+// each 512 bytes.
+template <int kTokens, class Sum>
+__device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTokens / 4], int group, uint32_t memory) {
+  constexpr int kMine = kTokens / 4;
+  const auto give = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) store_shared(memory + i * 512, bits<float>(sums[first + i]));
+  };
+  const auto take = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) mine[i] = sums[first + i] + bits<Sum>(load_shared(memory + i * 512));
+  };
+  sync_threads_of(1, kPair);  // the last tile may still be on its way to y from there
+  if (group == 1) give(0);
+  sync_threads_of(1, kPair);
+  if (group == 0) take(0);
+  sync_threads_of(1, kPair);
+  if (group == 0) give(kMine);
+  sync_threads_of(1, kPair);
+  if (group == 1) take(kMine);
+  sync_threads_of(1, kPair);
+}
+
 // ---- The kernel ----
 
 constexpr int kRowwiseThreads = kPair + 128;                  // registers go to whole warpgroups
-constexpr int kCopyRegisters = 32;                            // of a thread
-template <int kBlocks>
-constexpr int kMultiplyRegisters = kBlocks == 1 ? 232 : 104;
-
-// A place in a block's ring, and the parity of its present round.
-struct Place {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ void advance(int ring) {
-    if (++slot == ring) slot = 0, parity ^= 1;
-  }
-};
+constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;  // of a thread
 
 // One thread: stages of w and x into the ring.
-template <class L, int kTileRows, int kTokens>
+template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
 __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                    const CUtensorMap& x_map, const CUtensorMap& w_map) {
-  Place at;
+  Ring<kStages> ring;
   each_segment(a.segments, rest, [&](const Segment& segment) {
     const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
     // Copies that lie beyond M are left out, since the engine is slow to fill in what a tensor does not have (192 rows took
@@ -173,50 +178,44 @@ __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, 
     const int end = (segment.first_stage + segment.stages) * kLine;
 #pragma unroll 1
     for (int k = segment.first_stage * kLine; k < end; k += kLine) {
-      const uint32_t arrived = full + 8 * at.slot, to = shared + at.slot * L::kStage;
-      barrier_wait(empty + 8 * at.slot, at.parity ^ 1);
-      barrier_expect(arrived, L::kWBytes + tokens * kLine);
-      copy_tile(to, &w_map, arrived, k, tile.row, a.w_policy);
-      at.advance(a.ring);
-      if (a.pairs && (k / kLine + int(blockIdx.x)) % 2 != 0) continue;  // the other's turn
-#pragma unroll 1
-      for (int token = 0; token < tokens; token += a.copy_tokens) {
-        const uint32_t x = to + L::kWBytes + token * kLine;
-        if (a.pairs)
-          copy_tile_to(3, x, &x_map, arrived, k, tile.token + token);
-        else
-          copy_tile(x, &x_map, arrived, k, tile.token + token);
+      const uint32_t arrived = full + 8 * ring.slot(), to = shared + ring.slot() * L::kStage;
+      barrier_wait(empty + 8 * ring.slot(), ring.parity() ^ 1);
+      if (kW) {
+        barrier_expect(arrived, L::kWBytes + tokens * kLine);
+        copy_tile(to, &w_map, arrived, k, tile.row, a.w_policy);
       }
+#pragma unroll 1
+      for (int token = 0; kX && token < tokens; token += a.copy_tokens)
+        copy_tile(to + L::kWBytes + token * kLine, &x_map, arrived, k, tile.token + token);
+      ring.advance();
     }
   });
 }
 
-template <Element kType, class Output, int kTileRows, int kTokens>
-__global__ void __launch_bounds__(kRowwiseThreads, kMostBlocks<RowwiseLayout<Output, kTileRows, kTokens>::kGroupTokens>)
+template <Element kType, class Output, int kTileRows, int kTokens, int kStages>
+__global__ void __launch_bounds__(kRowwiseThreads, 1)
     rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                   const __grid_constant__ RowwiseArguments a) {
-  using L = RowwiseLayout<Output, kTileRows, kTokens>;
-  constexpr int kMine = L::kGroupTokens;
+  using L = RowwiseLayout<Output, kTileRows, kTokens, kStages>;
+  constexpr bool kHigh = kTileRows == kRows;  // the warpgroups' rows lie above each other; else they take turns with stages
+  constexpr int kMine = L::kMine, kTurns = kHigh ? 1 : 2;
   using Sum = WgmmaSum<kType>;
   const Segments& s = a.segments;
   extern __shared__ char unaligned[];
   __shared__ Rest rest;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
-  const uint32_t behind = shared + a.ring * L::kStage, full = behind + L::kBarriers, empty = full + 8 * a.ring;
+  const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < a.ring; ++i) {
+    for (int i = 0; i < kStages; ++i) {
       barrier_init(full + 8 * i, 1);
-      barrier_init(empty + 8 * i, a.pairs ? 2 * kPairWarps : kPairWarps);
+      barrier_init(empty + 8 * i, kPairWarps / kTurns);
     }
     barrier_init_fence();
     rest.find(s);
   }
-  if (a.pairs)
-    cluster_sync();
-  else
-    __syncthreads();
+  __syncthreads();
 
   // Where counters are cleared, that kernel has waited for what came before, and only meet() depends on it.
   const bool waits = s.ranges == 0;
@@ -228,102 +227,158 @@ __global__ void __launch_bounds__(kRowwiseThreads, kMostBlocks<RowwiseLayout<Out
       const int row = tile_of(a.tiles, first.tile, kTokens, kTileRows).row;
       for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
       if (waits) wait_for_last_kernel(), start_next_kernel();
-      copy_stages<L, kTileRows, kTokens>(a, rest, shared, full, empty, x_map, w_map);
+#ifdef TWO_COPY
+      copy_stages<L, kTileRows, kTokens, kStages, true, false>(a, rest, shared, full, empty, x_map, w_map);
+#else
+      copy_stages<L, kTileRows, kTokens, kStages, true, true>(a, rest, shared, full, empty, x_map, w_map);
+#endif
       if (!waits) wait_for_last_kernel(), start_next_kernel();
     }
+#ifdef TWO_COPY
+    if (threadIdx.x == kPair + 32) {
+      if (waits) wait_for_last_kernel();
+      copy_stages<L, kTileRows, kTokens, kStages, false, true>(a, rest, shared, full, empty, x_map, w_map);
+    }
+#endif
     __syncwarp();
     if (s.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
   } else {
-    claim_registers<kMultiplyRegisters<kMostBlocks<kMine>>>();
+    claim_registers<kMultiplyRegisters>();
     if (waits) wait_for_last_kernel();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
-    constexpr bool kHigh = kTileRows == kRows;  // the warpgroups' rows lie above each other
-    const uint32_t channels = behind + L::kChannels + me.group * 64 * int(sizeof(Channel)),
-                   row_scales = behind + L::kRowScales + me.group * kTokens * int(sizeof(float));
-    const uint32_t my_w = shared + (kHigh ? me.group * 64 * kLine : 0),
-                   my_x = shared + L::kWBytes + (kHigh ? 0 : me.group * kMine * kLine);
-    const uint32_t empty_there = a.pairs ? remote_address(empty, blockIdx.x % 2 ^ 1) : 0;
-    Place at;
-    Sum sums[kMine / 2];
+    const uint32_t channels = shared + L::kChannels + me.group * 64 * int(sizeof(Channel)),
+                   row_scales = shared + L::kRowScales + me.group * kTokens * int(sizeof(float));
+    Ring<kStages> ring(kHigh ? 0 : me.group);
+    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
+    Sum sums[kTokens / 2];
 
-    const auto wait = [&] { barrier_wait(full + 8 * at.slot, at.parity); };
+    const auto wait = [&] { barrier_wait(full + 8 * ring.slot(), ring.parity()); };
     const auto free = [&](int slot) {
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + 8 * slot);
-      if (a.pairs && lane == 0) barrier_arrive_remote(empty_there + 8 * slot);
     };
-    // Of the present stage: this warpgroup's rows of w, and x from one of its tokens on.
-    const auto w = [&] { return matrix_of_lines(lines_descriptor(my_w + at.slot * L::kStage)); };
-    const auto x = [&](int token) { return matrix_of_lines(lines_descriptor(my_x + at.slot * L::kStage + token * kLine)); };
+    // Of the present stage: this warpgroup's rows of w, and x from a token on.
+    const auto w = [&] {
+      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + (kHigh ? me.group * 64 * kLine : 0)));
+    };
+    const auto x = [&](int token) {
+      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + token * kLine));
+    };
 
     each_segment(s, rest, [&](const Segment& segment) {
       const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
       Scales<kTokens> scales;
       scales.load(a.p, tile, me.group, thread);
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
       if constexpr (kType == Element::int8) {
-        int previous = 0;  // slot
+        int previous = -1;  // slot
 #pragma unroll 1
-        for (int i = 0; i < segment.stages; ++i) {
+        for (; next < segment.stages; next += kTurns) {
           wait();
-          multiply<kType, 0, kSteps>(sums, w(), x(0), i > 0);
+          multiply<kType, 0, kSteps>(sums, w(), x(0), true);
           wgmma_wait<1>();
-          if (i > 0) free(previous);
-          previous = at.slot;
-          at.advance(a.ring);
+          if (previous >= 0) free(previous);
+          previous = ring.slot();
+          ring.advance(kTurns);
         }
         wgmma_wait<0>();
         settle(sums);
-        free(previous);
+        if (previous >= 0) free(previous);
       } else {
-        // Two products of a stage, by halves of its k, or of its tokens where registers are for half of them alone.
-        constexpr bool kNarrow = kMine <= 128;
-        constexpr int kPart = kNarrow ? kMine / 2 : kMine / 4;
-#pragma unroll
-        for (int i = 0; i < kMine / 2; ++i) sums[i] = 0;
+        constexpr int kParts = std::is_same_v<Output, __nv_bfloat16> ? 1 : 2;  // of a stage's k
 #pragma unroll 1
-        for (int i = 0; i < segment.stages; ++i) {
+        for (; next < segment.stages; next += kTurns) {
           wait();
-          if constexpr (kNarrow) {
-            Sum first[kPart], second[kPart];
-            multiply<kType, 0, kSteps / 2>(first, w(), x(0), false);
-            multiply<kType, kSteps / 2, kSteps>(second, w(), x(0), false);
-            wgmma_wait<1>();
-            settle(first);
-            add(sums, first);
+#if VARIANT == 1
+          if constexpr (kHigh && kTokens <= 128) {
+            if constexpr (kParts == 1) {
+              Sum first[kTokens / 4], second[kTokens / 4];
+              multiply<kType, 0, kSteps>(first, w(), x(0), false);
+              multiply<kType, 0, kSteps>(second, w(), x(kTokens / 2), false);
+              wgmma_wait<1>();
+              settle(first);
+              add(sums, first);
+              wgmma_wait<0>();
+              free(ring.slot());
+              settle(second);
+              add(sums + kTokens / 4, second);
+            } else {
+              Sum first[kTokens / 2], second[kTokens / 2];
+              multiply<kType, 0, kSteps / 2>(first, w(), x(0), false);
+              multiply<kType, kSteps / 2, kSteps>(second, w(), x(0), false);
+              wgmma_wait<1>();
+              settle(first);
+              add(sums, first);
+              wgmma_wait<0>();
+              free(ring.slot());
+              settle(second);
+              add(sums, second);
+            }
+          } else
+#endif
+#if VARIANT == 2
+          if constexpr (kHigh && kTokens <= 128) {
+              Sum first[kTokens / 2], second[kTokens / 2];
+              multiply<kType, 0, kSteps / 2>(first, w(), x(0), false);
+              multiply<kType, kSteps / 2, kSteps>(second, w(), x(0), false);
+              wgmma_wait<1>();
+              settle(first);
+              add(sums, first);
+              wgmma_wait<0>();
+              free(ring.slot());
+              settle(second);
+              add(sums, second);
+          } else
+#endif
+          {
+          constexpr int kPieces = kTokens <= 128 ? 1 : 2;  // of its tokens, that registers are for
+          constexpr int kPart = kTokens / 2 / kPieces;
+          Sum part[kPart];
+#pragma unroll
+          for (int piece = 0; piece < kPieces; ++piece) {
+            multiply<kType, 0, kSteps / kParts>(part, w(), x(piece * kTokens / kPieces), false);
             wgmma_wait<0>();
-            free(at.slot);
-            settle(second);
-            add(sums, second);
-          } else {
-            Sum part[kPart];
-            multiply<kType, 0, kSteps>(part, w(), x(0), false);
-            wgmma_wait<0>();
+            if (kParts == 1 && piece + 1 == kPieces) free(ring.slot());
             settle(part);
-            add(sums, part);
-            multiply<kType, 0, kSteps>(part, w(), x(kMine / 2), false);
-            wgmma_wait<0>();
-            free(at.slot);
-            settle(part);
-            add(sums + kPart, part);
+            add(sums + piece * kPart, part);
+            if constexpr (kParts == 2) {
+              multiply<kType, kSteps / 2, kSteps>(part, w(), x(piece * kTokens / kPieces), false);
+              wgmma_wait<0>();
+              if (piece + 1 == kPieces) free(ring.slot());
+              settle(part);
+              add(sums + piece * kPart, part);
+            }
           }
-          at.advance(a.ring);
+          }
+          ring.advance(kTurns);
         }
       }
+      next -= segment.stages;
       scales.store(channels, row_scales, thread);
       sync_threads_of(2 + me.group, 128);
 
       const RowwiseEpilogue<Sum, Output> epilogue = {
           static_cast<Output*>(a.p.y), int(a.p.M), int(a.p.N), a.p.output == Element::int32, tile,
-          kHigh ? behind + L::kChannels : channels, row_scales};
-      const bool whole = segment.stages == s.stages;
-      if (!whole && s.cluster > 1)
-        write_cluster_tile<2, kMine, kPair>(sums, me, epilogue, tile, shared);
-      else if (whole || meet(sums, s, rest, segment, threadIdx.x, kPair, 4))
-        write_tile<kMine>(sums, me, epilogue, tile, behind);
+          kHigh ? shared + L::kChannels : channels, row_scales};
+      const auto finish = [&](auto& mine) {
+        const bool whole = segment.stages == s.stages;
+        if (!whole && s.cluster > 1)
+          write_cluster_tile<2, kMine, kPair>(mine, me, epilogue, tile, shared);
+        else if (whole || meet(mine, s, rest, segment, threadIdx.x, kPair, 4))
+          write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging);
+      };
+      if constexpr (kHigh) {
+        finish(sums);
+      } else {
+        Sum mine[kMine / 2];
+        share_out<kTokens>(sums, mine, me.group, shared + L::kStaging + thread * 4);
+        finish(mine);
+      }
     });
   }
-  if (s.cluster > 1 || a.pairs) cluster_sync();  // nobody leaves while others still read from here, or copy to here
+  if (s.cluster > 1) cluster_sync();  // nobody leaves while others still read from here
 }
 
 }  // namespace aoext::cuda::wgmma
