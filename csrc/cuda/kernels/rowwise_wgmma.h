@@ -22,7 +22,6 @@ struct RowwiseWgmmaConfig {
 
 RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms);
 size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const RowwiseWgmmaConfig& config);  // bytes
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const RowwiseWgmmaConfig& config, void* workspace,
-                                 cudaStream_t stream);
+cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const RowwiseWgmmaConfig& config, void* workspace, cudaStream_t stream);
 
 }  // namespace aoext::cuda

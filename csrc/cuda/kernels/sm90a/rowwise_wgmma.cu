@@ -94,22 +94,25 @@ cudaError_t launch_output(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, v
 }
 
 // ---- The choice: a model of the time, in microseconds on an H200. Rounds of tiles, each of them stages that take what the
-// engine takes or what the caches need to deliver them to all blocks; beside it, reading w once. Fitted to measured
-// configurations of the shapes of Llama 3 8B and 70B, M = 32 to 512: 9% off, and what it takes is 1% from the fastest, at most
-// 15%. ----
+// engine and the copies take, or what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of
+// neighbouring multiprocessors alike, so that a round which fills the second of some pairs takes as long as one that fills all.
+// Fitted to 1268 measured configurations of the shapes of Llama 3 8B and 70B, M = 8 to 512: 7% off, and what it takes is 0.6%
+// from the fastest up to 128 rows, at most 5%. ----
 
 struct Cost {
-  int tokens;
+  int rows, tokens;
   double int8, float8;  // a stage
 };
 
-constexpr Cost kCosts[] = {{32, 0.233, 0.220}, {64, 0.256, 0.262}, {128, 0.334, 0.446}, {256, 0.661, 0.779}};
-constexpr double kCaches = 11.05e6, kMemory = 4.2e6;  // bytes a microsecond
-constexpr double kTile = 1.79, kCluster = 3.13;
-constexpr double kMeeting = 5.33, kPart = 0.0052;  // of ranges; for each row of x of a part that another block adds
-constexpr double kRisk = 1.06;                     // of ranges: blocks are at so many places of K that they share less of L2
-constexpr double kBoth = 0.167;                    // of the shorter of reading and multiplying does not hide behind the other
-constexpr int64_t kMostParts = 4;                  // of a tile
+constexpr Cost kCosts[] = {{64, 32, 0.160, 0.163},  {64, 64, 0.180, 0.179},   {64, 128, 0.194, 0.232}, {128, 32, 0.202, 0.196},
+                           {128, 64, 0.282, 0.287}, {128, 128, 0.334, 0.420}, {128, 256, 0.661, 0.779}};
+constexpr double kCaches = 16.7e6, kMemory = 6.22e6;  // bytes a microsecond
+constexpr double kTile = 0.93, kOutput = 4.2e-5, kCluster = 2.4;
+constexpr double kMeeting = 5.26, kPart = 1.31e-4;  // of ranges; for each output of a part that another block adds
+constexpr double kRisk = 1.06;                      // of ranges: blocks are at so many places of K that they share less of L2
+constexpr double kBoth = 0.372;                     // of the shorter of reading and multiplying does not hide behind the other
+constexpr int64_t kMostParts = 4;                   // of a tile
+constexpr int64_t kLowRows = 256;                   // of x up to which low tiles were measured
 
 }  // namespace
 
@@ -119,22 +122,27 @@ RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   RowwiseWgmmaConfig best{};
   double least = 0;
   for (const Cost& cost : kCosts) {
-    if (!has_tile(p.type, p.output, 128, cost.tokens) || (cost.tokens == 32 && p.M > 32)) continue;  // w would be read twice
-    const int64_t tiles = ceil_div(p.N, wgmma::kRows) * ceil_div(p.M, cost.tokens), rest = tiles % sms;
+    if (!has_tile(p.type, p.output, cost.rows, cost.tokens)) continue;
+    if ((cost.tokens == 32 && p.M > 32) || (cost.rows < wgmma::kRows && p.M > kLowRows)) continue;  // w would be read twice
+    const int64_t beside = ceil_div(p.M, cost.tokens);                                              // tiles of the same rows of w
+    const int64_t tiles = ceil_div(p.N, cost.rows) * beside, rest = tiles % sms;
     const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
+    const double outputs = static_cast<double>(cost.rows) * cost.tokens;
+    const double w_bytes = cost.rows * wgmma::kLine, x_bytes = std::min<int64_t>(cost.tokens, p.M) * wgmma::kLine;
     // So many blocks at once, each with so many stages.
     const auto round = [&](int64_t blocks, int64_t parts) {
-      return parts * std::max(step, blocks * (wgmma::kRows + cost.tokens) * wgmma::kLine / kCaches) + kTile;
+      const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
+      const double memory = w_bytes / beside * in_pair * pairs / kMemory, caches = blocks * (w_bytes + x_bytes) / kCaches;
+      return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
     };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const RowwiseWgmmaConfig config{128, cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
+      const RowwiseWgmmaConfig config{cost.rows, cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
       const Segments s = segments(p, config);
       if (!shares_fit(s, config.blocks)) return;
       double multiplying = s.whole_tiles / blocks * round(blocks, stages);
       if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
       if (ranges > 0)
-        multiplying +=
-            round(ranges, ceil_div(rest * stages, ranges)) + kMeeting + kPart * cost.tokens * (ceil_div(ranges, rest) - 1);
+        multiplying += round(ranges, ceil_div(rest * stages, ranges)) + kMeeting + kPart * outputs * (ceil_div(ranges, rest) - 1);
       else if (rest_tiles(s) > 0)
         multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
       const double time = (std::max(multiplying, reading) + kBoth * std::min(multiplying, reading)) * (ranges > 0 ? kRisk : 1);

@@ -3,11 +3,12 @@
 // What it computes with. wgmma takes both operands from shared memory as the copy engine brought them. w is the left one: a
 // warpgroup multiplies 64 rows by up to 256 rows of x, so y comes transposed, and few rows of x still fill the instruction.
 //
-// How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x, and a thread copies stages of 128 k, a 128-byte
-// line of each row. Two warpgroups multiply: each has 64 rows, or they take turns with the stages of the same 64 and share out
-// the tokens at the end. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB
-// of w and more are on their way to a multiprocessor. Where tiles do not come out even over the blocks, the last of them are
-// shared along K (segments.h).
+// How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x, in stages of 128 k, a 128-byte line of each row.
+// Two warpgroups multiply: of high tiles each has 64 rows; of low ones they take turns with the stages and share out the tokens
+// at the end. A thread of a third one copies, or one w and another x where stages are small, since to ask for a copy takes
+// 0.1 µs. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB of w and more
+// are on their way to a multiprocessor. Where tiles do not come out even over the blocks, the last of them are shared along K
+// (segments.h).
 //
 // What it adds up in. int8: int32, exact. float8: the engine keeps 14 bits of a sum and cuts off the rest, so every 64 or 128 k
 // float32 in other registers takes it over. Of random positive numbers a row is off by 2e-4 after 64 k, 7e-4 after 128, 2e-3
@@ -38,16 +39,16 @@ struct RowwiseArguments {
 template <class Output, int kTileRows, int kTokens, int kStages>
 struct RowwiseLayout {
   static_assert(kTileRows == kRows || kTileRows == kRows / 2);
-  static constexpr int kMine = kTokens * kTileRows / kRows;  // tokens of a warpgroup as a tile leaves
+  static constexpr int kMine = kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
   static constexpr int kWBytes = kTileRows * kLine, kXBytes = kTokens * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
   static constexpr int kStaging = kStages * kStage;
   using S = Staging<Output, kMine>;
   static constexpr int kStagingBytes = 2 * S::kBuffers * S::kBufferBytes;
-  static constexpr int kChannels = kStaging + kStagingBytes;
-  static constexpr int kRowScales = kChannels + kRows * int(sizeof(Channel));  // a copy for each warpgroup, as of low tiles' channels
+  static constexpr int kChannels = kStaging + kStagingBytes;                   // of low tiles a copy for each warpgroup
+  static constexpr int kRowScales = kChannels + kRows * int(sizeof(Channel));  // a copy for each warpgroup
   static constexpr int kBarriers = kRowScales + 2 * kTokens * int(sizeof(float));
-  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;  // the copy engine's alignment
+  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;      // the copy engine's alignment
   static_assert(kTileRows == kRows || kMine * 64 * 4 <= kStagingBytes);  // what a warpgroup gives the other
   // A tile that the blocks of a cluster add up lies over the ring.
   static_assert(kStages == 0 || kMine * kSumPitch <= kStaging);
@@ -135,8 +136,8 @@ __device__ inline void add(float* sums, const float (&part)[kCount]) {
   for (int i = 0; i < kCount; ++i) sums[i] += part[i];
 }
 
-// Two warpgroups' sums of the same tile to one half of its tokens each, through memory where a thread of a warpgroup has a word in
-// each 512 bytes.
+// Two warpgroups' sums of the same tile to one half of its tokens each, through memory where a thread of a warpgroup has a word
+// in each 512 bytes.
 template <int kTokens, class Sum>
 __device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTokens / 4], int group, uint32_t memory) {
   constexpr int kMine = kTokens / 4;
@@ -164,7 +165,7 @@ __device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTo
 constexpr int kRowwiseThreads = kPair + 128;                  // registers go to whole warpgroups
 constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;  // of a thread
 
-// One thread: stages of w and x into the ring.
+// One thread: stages of w, of x, or of both into the ring.
 template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
 __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                    const CUtensorMap& x_map, const CUtensorMap& w_map) {
@@ -221,25 +222,23 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   const bool waits = s.ranges == 0;
   if (warp >= kPairWarps) {
     release_registers<kCopyRegisters>();
+    const auto copy = [&](auto of_w, auto of_x) {
+      copy_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(a, rest, shared, full, empty, x_map, w_map);
+    };
+    constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
       const Segment first = int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
       const int row = tile_of(a.tiles, first.tile, kTokens, kTileRows).row;
       for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
       if (waits) wait_for_last_kernel(), start_next_kernel();
-#ifdef TWO_COPY
-      copy_stages<L, kTileRows, kTokens, kStages, true, false>(a, rest, shared, full, empty, x_map, w_map);
-#else
-      copy_stages<L, kTileRows, kTokens, kStages, true, true>(a, rest, shared, full, empty, x_map, w_map);
-#endif
+      copy(kYes, std::bool_constant<kHigh>());
       if (!waits) wait_for_last_kernel(), start_next_kernel();
     }
-#ifdef TWO_COPY
-    if (threadIdx.x == kPair + 32) {
+    if (!kHigh && threadIdx.x == kPair + 32) {
       if (waits) wait_for_last_kernel();
-      copy_stages<L, kTileRows, kTokens, kStages, false, true>(a, rest, shared, full, empty, x_map, w_map);
+      copy(std::false_type(), kYes);
     }
-#endif
     __syncwarp();
     if (s.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
   } else {
@@ -287,70 +286,27 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         settle(sums);
         if (previous >= 0) free(previous);
       } else {
-        constexpr int kParts = std::is_same_v<Output, __nv_bfloat16> ? 1 : 2;  // of a stage's k
+        constexpr int kAtOnce = std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // left to the engine's sums
+        constexpr int kPieces = kTokens <= 128 ? 1 : 2;  // of a stage's tokens, that registers are for
+        constexpr int kPart = kTokens / 2 / kPieces;
 #pragma unroll 1
         for (; next < segment.stages; next += kTurns) {
           wait();
-#if VARIANT == 1
-          if constexpr (kHigh && kTokens <= 128) {
-            if constexpr (kParts == 1) {
-              Sum first[kTokens / 4], second[kTokens / 4];
-              multiply<kType, 0, kSteps>(first, w(), x(0), false);
-              multiply<kType, 0, kSteps>(second, w(), x(kTokens / 2), false);
-              wgmma_wait<1>();
-              settle(first);
-              add(sums, first);
-              wgmma_wait<0>();
-              free(ring.slot());
-              settle(second);
-              add(sums + kTokens / 4, second);
-            } else {
-              Sum first[kTokens / 2], second[kTokens / 2];
-              multiply<kType, 0, kSteps / 2>(first, w(), x(0), false);
-              multiply<kType, kSteps / 2, kSteps>(second, w(), x(0), false);
-              wgmma_wait<1>();
-              settle(first);
-              add(sums, first);
-              wgmma_wait<0>();
-              free(ring.slot());
-              settle(second);
-              add(sums, second);
-            }
-          } else
-#endif
-#if VARIANT == 2
-          if constexpr (kHigh && kTokens <= 128) {
-              Sum first[kTokens / 2], second[kTokens / 2];
-              multiply<kType, 0, kSteps / 2>(first, w(), x(0), false);
-              multiply<kType, kSteps / 2, kSteps>(second, w(), x(0), false);
-              wgmma_wait<1>();
-              settle(first);
-              add(sums, first);
-              wgmma_wait<0>();
-              free(ring.slot());
-              settle(second);
-              add(sums, second);
-          } else
-#endif
-          {
-          constexpr int kPieces = kTokens <= 128 ? 1 : 2;  // of its tokens, that registers are for
-          constexpr int kPart = kTokens / 2 / kPieces;
           Sum part[kPart];
 #pragma unroll
           for (int piece = 0; piece < kPieces; ++piece) {
-            multiply<kType, 0, kSteps / kParts>(part, w(), x(piece * kTokens / kPieces), false);
-            wgmma_wait<0>();
-            if (kParts == 1 && piece + 1 == kPieces) free(ring.slot());
-            settle(part);
-            add(sums + piece * kPart, part);
-            if constexpr (kParts == 2) {
-              multiply<kType, kSteps / 2, kSteps>(part, w(), x(piece * kTokens / kPieces), false);
+            const auto take = [&](bool last) {
               wgmma_wait<0>();
-              if (piece + 1 == kPieces) free(ring.slot());
+              if (last) free(ring.slot());
               settle(part);
               add(sums + piece * kPart, part);
+            };
+            multiply<kType, 0, kAtOnce>(part, w(), x(piece * 2 * kPart), false);
+            take(piece + 1 == kPieces && kAtOnce == kSteps);
+            if constexpr (kAtOnce < kSteps) {
+              multiply<kType, kAtOnce, kSteps>(part, w(), x(piece * 2 * kPart), false);
+              take(piece + 1 == kPieces);
             }
-          }
           }
           ring.advance(kTurns);
         }
@@ -359,9 +315,13 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       scales.store(channels, row_scales, thread);
       sync_threads_of(2 + me.group, 128);
 
-      const RowwiseEpilogue<Sum, Output> epilogue = {
-          static_cast<Output*>(a.p.y), int(a.p.M), int(a.p.N), a.p.output == Element::int32, tile,
-          kHigh ? shared + L::kChannels : channels, row_scales};
+      const RowwiseEpilogue<Sum, Output> epilogue = {static_cast<Output*>(a.p.y),
+                                                     int(a.p.M),
+                                                     int(a.p.N),
+                                                     a.p.output == Element::int32,
+                                                     tile,
+                                                     kHigh ? shared + L::kChannels : channels,
+                                                     row_scales};
       const auto finish = [&](auto& mine) {
         const bool whole = segment.stages == s.stages;
         if (!whole && s.cluster > 1)

@@ -178,8 +178,8 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
   sync_threads_of(2 + me.group, 128);  // the buffers may be written again
 }
 
-// The blocks of a cluster leave their sums over their rings, and each adds up its part of a warpgroup's kTokens: a warp takes one,
-// a lane four rows, and 16 loads at once.
+// The blocks of a cluster leave their sums over their rings, and each adds up its part of a warpgroup's kTokens: a warp takes
+// one, a lane four rows, and 16 loads at once.
 template <int kCluster, int kTokens, int kThreads, class Epilogue, class Sum>
 __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
                                           const Tile& tile, uint32_t shared) {
