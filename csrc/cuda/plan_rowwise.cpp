@@ -10,9 +10,14 @@ namespace aoext::cuda {
 
 namespace {
 
-constexpr int64_t kPiece = 16;      // bytes that fast kernels read at once: K is a multiple of it
-constexpr int64_t kAnyRows = 16;    // up to which a kernel for any size wins over copying its operands for a fast one
-constexpr int64_t kDecodeRows = 8;  // up to which decode wins over wgmma
+constexpr int64_t kPiece = 16;    // bytes that fast kernels read at once: K is a multiple of it
+constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over copying its operands for a fast one
+
+// Rows of x up to which decode wins over wgmma. Each of its blocks brings all of x, which long rows of few channels do not hide.
+int64_t decode_rows(const RowwiseLinear& p) {
+  constexpr int64_t kLongRow = 8192;
+  return p.K >= kLongRow && p.K >= p.N ? 2 : 8;
+}
 
 RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {
   using Key = std::array<int64_t, 8>;
@@ -42,14 +47,14 @@ bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const D
 bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Device& device) {
   const RowwiseLinear raw = rowwise_linear(p, K);
   const bool hopper = device.family == Family::sm90, engine = hopper && rowwise_wgmma_takes(raw);
-  if (rowwise_decode_takes(raw) && !(engine && raw.M > kDecodeRows)) {
+  if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) {
     plan.algorithm = RowwiseAlgorithm::decode;
     plan.decode = decode_config(raw, device);
   } else if (engine && prefers_scaled_mm(p, raw, device)) {
     plan.algorithm = RowwiseAlgorithm::scaled_mm;
   } else if (engine) {
     plan.algorithm = RowwiseAlgorithm::wgmma;
-    plan.wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
+    plan.rowwise_wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
   } else if (hopper && weight_only_wgmma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
     plan.wgmma = choose_weight_only_wgmma(raw, device.multiprocessors);
@@ -94,8 +99,8 @@ std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
         return "rowwise_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
                " warps and " + text(plan.decode.cluster) + " blocks";
       case RowwiseAlgorithm::wgmma:
-        return "rowwise_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
-               describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
+        return "rowwise_wgmma, tiles of " + text(plan.rowwise_wgmma.rows) + " by " + text(plan.rowwise_wgmma.tokens) +
+               describe_sharing(plan.rowwise_wgmma.cluster, plan.rowwise_wgmma.ranges);
       case RowwiseAlgorithm::scaled_mm: return "aten::_scaled_mm";
       case RowwiseAlgorithm::weight_only_wgmma:
         return "weight_only_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +

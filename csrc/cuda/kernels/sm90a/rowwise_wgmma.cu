@@ -11,17 +11,17 @@ namespace {
 
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
 
-Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
-  const int64_t tiles = ceil_div(p.N, wgmma::kRows) * ceil_div(p.M, c.tokens);
+Segments segments(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
+  const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
   return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
 }
 
-size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * wgmma::kRows * c.tokens; }
+size_t tile_bytes(const RowwiseWgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
 
 // As many stages as fit.
-template <class Output, int kTokens>
+template <class Output, int kRows, int kTokens>
 constexpr int stages() {
-  using Empty = wgmma::RowwiseLayout<Output, kTokens, 0>;
+  using Empty = wgmma::RowwiseLayout<Output, kRows, kTokens, 0>;
   return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16);
 }
 
@@ -33,15 +33,15 @@ int copy_tokens(int64_t M, int tokens) {
   return rows;
 }
 
-template <Element kType, class Output, int kTokens>
-cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
-  constexpr int kStages = stages<Output, kTokens>();
-  using L = wgmma::RowwiseLayout<Output, kTokens, kStages>;
-  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kTokens, kStages>;
+template <Element kType, class Output, int kRows, int kTokens>
+cudaError_t launch(const RowwiseLinear& p, const RowwiseWgmmaConfig& config, void* workspace, cudaStream_t stream) {
+  constexpr int kStages = stages<Output, kRows, kTokens>();
+  using L = wgmma::RowwiseLayout<Output, kRows, kTokens, kStages>;
+  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kRows, kTokens, kStages>;
 
   wgmma::RowwiseArguments a{};
   a.p = p;
-  a.tiles = {static_cast<int>(ceil_div(p.N, wgmma::kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
+  a.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
@@ -51,7 +51,7 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
   };
-  const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, wgmma::kRows);
+  const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, kRows);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
@@ -63,26 +63,29 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
 }
 
 // Tiles of 256 rows of x leave float8 sums of 128 k to the engine, too many for fp16.
-constexpr bool has_tile(Element type, Element output, int tokens) {
-  return tokens < 256 || type == Element::int8 || output == Element::bf16;
+constexpr bool has_tile(Element type, Element output, int rows, int tokens) {
+  return tokens < 256 || (rows == wgmma::kRows && (type == Element::int8 || output == Element::bf16));
 }
 
 template <Element kType, Element kOutput>
-cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_tile(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
-  switch (c.tokens) {
-    case 32: return launch<kType, Output, 32>(p, c, workspace, stream);
-    case 64: return launch<kType, Output, 64>(p, c, workspace, stream);
-    case 128: return launch<kType, Output, 128>(p, c, workspace, stream);
-    case 256:
-      if constexpr (has_tile(kType, kOutput, 256)) return launch<kType, Output, 256>(p, c, workspace, stream);
+  switch (c.rows * 1000 + c.tokens) {
+    case 64'032: return launch<kType, Output, 64, 32>(p, c, workspace, stream);
+    case 64'064: return launch<kType, Output, 64, 64>(p, c, workspace, stream);
+    case 64'128: return launch<kType, Output, 64, 128>(p, c, workspace, stream);
+    case 128'032: return launch<kType, Output, 128, 32>(p, c, workspace, stream);
+    case 128'064: return launch<kType, Output, 128, 64>(p, c, workspace, stream);
+    case 128'128: return launch<kType, Output, 128, 128>(p, c, workspace, stream);
+    case 128'256:
+      if constexpr (has_tile(kType, kOutput, 128, 256)) return launch<kType, Output, 128, 256>(p, c, workspace, stream);
   }
   return cudaErrorInvalidValue;
 }
 
 template <Element kType>
-cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_output(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
   if (p.output == Element::bf16) return launch_tile<kType, Element::bf16>(p, c, workspace, stream);
   if (p.output == Element::fp16) return launch_tile<kType, Element::fp16>(p, c, workspace, stream);
   if constexpr (kType == Element::int8)  // fp32, or int32 in its place
@@ -91,47 +94,55 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* wo
 }
 
 // ---- The choice: a model of the time, in microseconds on an H200. Rounds of tiles, each of them stages that take what the
-// engine takes or what the caches need to deliver them to all blocks; beside it, reading w once. Fitted to measured
-// configurations of the shapes of Llama 3 8B and 70B, M = 32 to 512: 9% off, and what it takes is 1% from the fastest, at most
-// 15%. ----
+// engine and the copies take, or what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of
+// neighbouring multiprocessors alike, so that a round which fills the second of some pairs takes as long as one that fills all.
+// Fitted to 1268 measured configurations of the shapes of Llama 3 8B and 70B, M = 8 to 512: 7% off, and what it takes is 0.5%
+// from the fastest up to 128 rows, at most 6%. ----
 
 struct Cost {
-  int tokens;
+  int rows, tokens;
   double int8, float8;  // a stage
 };
 
-constexpr Cost kCosts[] = {{32, 0.233, 0.220}, {64, 0.256, 0.262}, {128, 0.334, 0.446}, {256, 0.661, 0.779}};
-constexpr double kCaches = 11.05e6, kMemory = 4.2e6;  // bytes a microsecond
-constexpr double kTile = 1.79, kCluster = 3.13;
-constexpr double kMeeting = 5.33, kPart = 0.0052;  // of ranges; for each row of x of a part that another block adds
-constexpr double kRisk = 1.06;                     // of ranges: blocks are at so many places of K that they share less of L2
-constexpr double kBoth = 0.167;                    // of the shorter of reading and multiplying does not hide behind the other
-constexpr int64_t kMostParts = 4;                  // of a tile
+constexpr Cost kCosts[] = {{64, 32, 0.160, 0.163},  {64, 64, 0.180, 0.179},   {64, 128, 0.194, 0.232}, {128, 32, 0.202, 0.196},
+                           {128, 64, 0.282, 0.287}, {128, 128, 0.365, 0.420}, {128, 256, 0.630, 0.779}};
+constexpr double kCaches = 16.7e6, kMemory = 6.22e6;  // bytes a microsecond
+constexpr double kTile = 0.93, kOutput = 4.2e-5, kCluster = 2.4;
+constexpr double kMeeting = 5.26, kPart = 1.31e-4;  // of ranges; for each output of a part that another block adds
+constexpr double kRisk = 1.06;                      // of ranges: blocks are at so many places of K that they share less of L2
+constexpr double kBoth = 0.372;                     // of the shorter of reading and multiplying does not hide behind the other
+constexpr int64_t kMostParts = 4;                   // of a tile
+constexpr int64_t kLowRows = 256;                   // of x up to which low tiles were measured
 
 }  // namespace
 
-WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
+RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   const int64_t stages = ceil_div(p.K, wgmma::kLine);
   const double reading = static_cast<double>(p.N) * p.K / kMemory;
-  WgmmaConfig best{};
+  RowwiseWgmmaConfig best{};
   double least = 0;
   for (const Cost& cost : kCosts) {
-    if (!has_tile(p.type, p.output, cost.tokens) || (cost.tokens == 32 && p.M > 32)) continue;  // w would be read twice
-    const int64_t tiles = ceil_div(p.N, wgmma::kRows) * ceil_div(p.M, cost.tokens), rest = tiles % sms;
+    const bool low = cost.rows < wgmma::kRows, w_again = cost.tokens == 32 && p.M > 32;
+    if (!has_tile(p.type, p.output, cost.rows, cost.tokens) || w_again || (low && p.M > kLowRows)) continue;
+    const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
+    const int64_t tiles = ceil_div(p.N, cost.rows) * beside, rest = tiles % sms;
     const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
+    const double outputs = static_cast<double>(cost.rows) * cost.tokens;
+    const double w_bytes = cost.rows * wgmma::kLine, x_bytes = std::min<int64_t>(cost.tokens, p.M) * wgmma::kLine;
     // So many blocks at once, each with so many stages.
     const auto round = [&](int64_t blocks, int64_t parts) {
-      return parts * std::max(step, blocks * (wgmma::kRows + cost.tokens) * wgmma::kLine / kCaches) + kTile;
+      const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
+      const double memory = w_bytes / beside * in_pair * pairs / kMemory, caches = blocks * (w_bytes + x_bytes) / kCaches;
+      return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
     };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
+      const RowwiseWgmmaConfig config{cost.rows, cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
       const Segments s = segments(p, config);
       if (!shares_fit(s, config.blocks)) return;
       double multiplying = s.whole_tiles / blocks * round(blocks, stages);
       if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
       if (ranges > 0)
-        multiplying +=
-            round(ranges, ceil_div(rest * stages, ranges)) + kMeeting + kPart * cost.tokens * (ceil_div(ranges, rest) - 1);
+        multiplying += round(ranges, ceil_div(rest * stages, ranges)) + kMeeting + kPart * outputs * (ceil_div(ranges, rest) - 1);
       else if (rest_tiles(s) > 0)
         multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
       const double time = (std::max(multiplying, reading) + kBoth * std::min(multiplying, reading)) * (ranges > 0 ? kRisk : 1);
@@ -148,7 +159,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   return best;
 }
 
-size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) {
+size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
   const Segments s = segments(p, c);
   return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
@@ -161,7 +172,7 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
   switch (p.weight_type) {
     case Element::int8: return launch_output<Element::int8>(p, c, workspace, stream);
     case Element::e4m3: return launch_output<Element::e4m3>(p, c, workspace, stream);

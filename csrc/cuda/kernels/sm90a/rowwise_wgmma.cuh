@@ -3,10 +3,12 @@
 // What it computes with. wgmma takes both operands from shared memory as the copy engine brought them. w is the left one: a
 // warpgroup multiplies 64 rows by up to 256 rows of x, so y comes transposed, and few rows of x still fill the instruction.
 //
-// How it walks memory. A block takes 128 rows of w by kTokens rows of x: two warpgroups multiply, a thread of a third one copies
-// stages of 128 k, a 128-byte line of each row. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with
-// few rows of x 128 KiB of w and more are on their way to a multiprocessor. Where tiles do not come out even over the blocks, the
-// last of them are shared along K (segments.h).
+// How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x, in stages of 128 k, a 128-byte line of each row.
+// Two warpgroups multiply: of high tiles each has 64 rows; of low ones they take turns with the stages and share out the tokens
+// at the end. A thread of a third one copies, or one w and another x where stages are small, since to ask for a copy takes
+// 0.1 µs. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB of w and more
+// are on their way to a multiprocessor. Where tiles do not come out even over the blocks, the last of them are shared along K
+// (segments.h).
 //
 // What it adds up in. int8: int32, exact. float8: the engine keeps 14 bits of a sum and cuts off the rest, so every 64 or 128 k
 // float32 in other registers takes it over. Of random positive numbers a row is off by 2e-4 after 64 k, 7e-4 after 128, 2e-3
@@ -34,17 +36,22 @@ struct RowwiseArguments {
 
 // ---- Shared memory ----
 
-template <class Output, int kTokens, int kStages>
+template <class Output, int kTileRows, int kTokens, int kStages>
 struct RowwiseLayout {
-  static constexpr int kWBytes = kRows * kLine, kXBytes = kTokens * kLine;
+  static_assert(kTileRows == kRows || kTileRows == kRows / 2);
+  static constexpr int kMine = kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
+  static constexpr int kWBytes = kTileRows * kLine, kXBytes = kTokens * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
   static constexpr int kStaging = kStages * kStage;
-  static constexpr int kChannels = kStaging + Staging<Output, kTokens>::kBytes;
+  using S = Staging<Output, kMine>;
+  static constexpr int kStagingBytes = 2 * S::kBuffers * S::kBufferBytes;
+  static constexpr int kChannels = kStaging + kStagingBytes;                   // of low tiles a copy for each warpgroup
   static constexpr int kRowScales = kChannels + kRows * int(sizeof(Channel));  // a copy for each warpgroup
   static constexpr int kBarriers = kRowScales + 2 * kTokens * int(sizeof(float));
-  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;  // the copy engine's alignment
+  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;      // the copy engine's alignment
+  static_assert(kTileRows == kRows || kMine * 64 * 4 <= kStagingBytes);  // what a warpgroup gives the other
   // A tile that the blocks of a cluster add up lies over the ring.
-  static_assert(kStages == 0 || kTokens * kSumPitch <= kStaging);
+  static_assert(kStages == 0 || kMine * kSumPitch <= kStaging);
 };
 
 // ---- From sums to y ----
@@ -58,7 +65,7 @@ struct RowwiseEpilogue {
   int M, N;
   bool as_is;  // y is the sum
   Tile tile;
-  uint32_t channels, row_scales;  // in shared memory, of the tile
+  uint32_t channels, row_scales;  // in shared memory, of the tile, as this warpgroup has them
 
   __device__ Channel channel(int n) const {
     const float2 c = load_shared_pair(channels + (n - tile.row) * int(sizeof(Channel)));
@@ -80,7 +87,7 @@ struct Scales {
   float row_scales[kRowScales];
 
   __device__ void load(const RowwiseLinear& p, const Tile& tile, int group, int thread) {
-    const int n = tile.row + group * 64 + thread;
+    const int n = tile.row + group * tile.group_rows + thread;
     channel = thread < 64 && n < p.N ? load_channel(p, n) : Channel{};
 #pragma unroll
     for (int i = 0; i < kRowScales; ++i) {
@@ -89,8 +96,8 @@ struct Scales {
     }
   }
 
-  __device__ void store(uint32_t channels, uint32_t my_row_scales, int group, int thread) const {
-    if (thread < 64) store_shared_pair(channels + (group * 64 + thread) * int(sizeof(Channel)), {channel.scale, channel.bias});
+  __device__ void store(uint32_t my_channels, uint32_t my_row_scales, int thread) const {
+    if (thread < 64) store_shared_pair(my_channels + thread * int(sizeof(Channel)), {channel.scale, channel.bias});
 #pragma unroll
     for (int i = 0; i < kRowScales; ++i) {
       const int token = thread + i * 128;
@@ -129,18 +136,42 @@ __device__ inline void add(float* sums, const float (&part)[kCount]) {
   for (int i = 0; i < kCount; ++i) sums[i] += part[i];
 }
 
+// Two warpgroups' sums of the same tile to one half of its tokens each, through memory where a thread of a warpgroup has a word
+// in each 512 bytes.
+template <int kTokens, class Sum>
+__device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTokens / 4], int group, uint32_t memory) {
+  constexpr int kMine = kTokens / 4;
+  const auto give = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) store_shared(memory + i * 512, bits<float>(sums[first + i]));
+  };
+  const auto take = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) mine[i] = sums[first + i] + bits<Sum>(load_shared(memory + i * 512));
+  };
+  sync_threads_of(1, kPair);  // the last tile may still be on its way to y from there
+  if (group == 1) give(0);
+  sync_threads_of(1, kPair);
+  if (group == 0) take(0);
+  sync_threads_of(1, kPair);
+  if (group == 0) give(kMine);
+  sync_threads_of(1, kPair);
+  if (group == 1) take(kMine);
+  sync_threads_of(1, kPair);
+}
+
 // ---- The kernel ----
 
 constexpr int kRowwiseThreads = kPair + 128;                  // registers go to whole warpgroups
 constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;  // of a thread
 
-// One thread: stages of w and x into the ring.
-template <class L, int kTokens, int kStages>
+// One thread: stages of w, of x, or of both into the ring.
+template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
 __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                    const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
   each_segment(a.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.tiles, segment.tile, kTokens);
+    const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
     // Copies that lie beyond M are left out, since the engine is slow to fill in what a tensor does not have (192 rows took
     // longer than 256). Those rows keep what they had, and their outputs go nowhere.
     const int rows = min(kTokens, int(a.p.M) - tile.token);
@@ -150,21 +181,25 @@ __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, 
     for (int k = segment.first_stage * kLine; k < end; k += kLine) {
       const uint32_t arrived = full + 8 * ring.slot(), to = shared + ring.slot() * L::kStage;
       barrier_wait(empty + 8 * ring.slot(), ring.parity() ^ 1);
-      barrier_expect(arrived, L::kWBytes + tokens * kLine);
-      copy_tile(to, &w_map, arrived, k, tile.row, a.w_policy);
+      if (kW) {
+        barrier_expect(arrived, L::kWBytes + tokens * kLine);
+        copy_tile(to, &w_map, arrived, k, tile.row, a.w_policy);
+      }
 #pragma unroll 1
-      for (int token = 0; token < tokens; token += a.copy_tokens)
+      for (int token = 0; kX && token < tokens; token += a.copy_tokens)
         copy_tile(to + L::kWBytes + token * kLine, &x_map, arrived, k, tile.token + token);
       ring.advance();
     }
   });
 }
 
-template <Element kType, class Output, int kTokens, int kStages>
+template <Element kType, class Output, int kTileRows, int kTokens, int kStages>
 __global__ void __launch_bounds__(kRowwiseThreads, 1)
     rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                   const __grid_constant__ RowwiseArguments a) {
-  using L = RowwiseLayout<Output, kTokens, kStages>;
+  using L = RowwiseLayout<Output, kTileRows, kTokens, kStages>;
+  constexpr bool kHigh = kTileRows == kRows;  // the warpgroups' rows lie above each other; else they take turns with stages
+  constexpr int kMine = L::kMine, kTurns = kHigh ? 1 : 2;
   using Sum = WgmmaSum<kType>;
   const Segments& s = a.segments;
   extern __shared__ char unaligned[];
@@ -176,7 +211,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full + 8 * i, 1);
-      barrier_init(empty + 8 * i, kPairWarps);
+      barrier_init(empty + 8 * i, kPairWarps / kTurns);
     }
     barrier_init_fence();
     rest.find(s);
@@ -187,14 +222,22 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   const bool waits = s.ranges == 0;
   if (warp >= kPairWarps) {
     release_registers<kCopyRegisters>();
+    const auto copy = [&](auto of_w, auto of_x) {
+      copy_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(a, rest, shared, full, empty, x_map, w_map);
+    };
+    constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
       const Segment first = int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
-      const int row = tile_of(a.tiles, first.tile, kTokens).row;
+      const int row = tile_of(a.tiles, first.tile, kTokens, kTileRows).row;
       for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
       if (waits) wait_for_last_kernel(), start_next_kernel();
-      copy_stages<L, kTokens, kStages>(a, rest, shared, full, empty, x_map, w_map);
+      copy(kYes, std::bool_constant<kHigh>());
       if (!waits) wait_for_last_kernel(), start_next_kernel();
+    }
+    if (!kHigh && threadIdx.x == kPair + 32) {
+      if (waits) wait_for_last_kernel();
+      copy(std::false_type(), kYes);
     }
     __syncwarp();
     if (s.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
@@ -203,9 +246,10 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     if (waits) wait_for_last_kernel();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
-    const uint32_t channels = shared + L::kChannels,
+    const uint32_t channels = shared + L::kChannels + me.group * 64 * int(sizeof(Channel)),
                    row_scales = shared + L::kRowScales + me.group * kTokens * int(sizeof(float));
-    Ring<kStages> ring;
+    Ring<kStages> ring(kHigh ? 0 : me.group);
+    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
     Sum sums[kTokens / 2];
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.slot(), ring.parity()); };
@@ -214,74 +258,84 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       if (lane == 0) barrier_arrive(empty + 8 * slot);
     };
     // Of the present stage: this warpgroup's rows of w, and x from a token on.
-    const auto w = [&] { return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + me.group * 64 * kLine)); };
+    const auto w = [&] {
+      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + (kHigh ? me.group * 64 * kLine : 0)));
+    };
     const auto x = [&](int token) {
       return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + token * kLine));
     };
 
     each_segment(s, rest, [&](const Segment& segment) {
-      const Tile tile = tile_of(a.tiles, segment.tile, kTokens);
+      const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
       Scales<kTokens> scales;
       scales.load(a.p, tile, me.group, thread);
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
       if constexpr (kType == Element::int8) {
-        int previous = 0;  // slot
+        int previous = -1;  // slot
 #pragma unroll 1
-        for (int i = 0; i < segment.stages; ++i) {
+        for (; next < segment.stages; next += kTurns) {
           wait();
-          multiply<kType, 0, kSteps>(sums, w(), x(0), i > 0);
+          multiply<kType, 0, kSteps>(sums, w(), x(0), true);
           wgmma_wait<1>();
-          if (i > 0) free(previous);
+          if (previous >= 0) free(previous);
           previous = ring.slot();
-          ring.advance();
+          ring.advance(kTurns);
         }
         wgmma_wait<0>();
         settle(sums);
-        free(previous);
+        if (previous >= 0) free(previous);
       } else {
-        // Two products of a stage, by halves of its k, or of its tokens where registers are for half of them alone.
-        constexpr bool kNarrow = kTokens <= 128;
-        constexpr int kPart = kNarrow ? kTokens / 2 : kTokens / 4;
-#pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
+        constexpr int kAtOnce = std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // left to the engine's sums
+        constexpr int kPieces = kTokens <= 128 ? 1 : 2;  // of a stage's tokens, that registers are for
+        constexpr int kPart = kTokens / 2 / kPieces;
 #pragma unroll 1
-        for (int i = 0; i < segment.stages; ++i) {
+        for (; next < segment.stages; next += kTurns) {
           wait();
-          if constexpr (kNarrow) {
-            Sum first[kPart], second[kPart];
-            multiply<kType, 0, kSteps / 2>(first, w(), x(0), false);
-            multiply<kType, kSteps / 2, kSteps>(second, w(), x(0), false);
-            wgmma_wait<1>();
-            settle(first);
-            add(sums, first);
-            wgmma_wait<0>();
-            free(ring.slot());
-            settle(second);
-            add(sums, second);
-          } else {
-            Sum part[kPart];
-            multiply<kType, 0, kSteps>(part, w(), x(0), false);
-            wgmma_wait<0>();
-            settle(part);
-            add(sums, part);
-            multiply<kType, 0, kSteps>(part, w(), x(kTokens / 2), false);
-            wgmma_wait<0>();
-            free(ring.slot());
-            settle(part);
-            add(sums + kPart, part);
+          Sum part[kPart];
+#pragma unroll
+          for (int piece = 0; piece < kPieces; ++piece) {
+            const auto take = [&](bool last) {
+              wgmma_wait<0>();
+              if (last) free(ring.slot());
+              settle(part);
+              add(sums + piece * kPart, part);
+            };
+            multiply<kType, 0, kAtOnce>(part, w(), x(piece * 2 * kPart), false);
+            take(piece + 1 == kPieces && kAtOnce == kSteps);
+            if constexpr (kAtOnce < kSteps) {
+              multiply<kType, kAtOnce, kSteps>(part, w(), x(piece * 2 * kPart), false);
+              take(piece + 1 == kPieces);
+            }
           }
-          ring.advance();
+          ring.advance(kTurns);
         }
       }
-      scales.store(channels, row_scales, me.group, thread);
+      next -= segment.stages;
+      scales.store(channels, row_scales, thread);
       sync_threads_of(2 + me.group, 128);
 
-      const RowwiseEpilogue<Sum, Output> epilogue = {
-          static_cast<Output*>(a.p.y), int(a.p.M), int(a.p.N), a.p.output == Element::int32, tile, channels, row_scales};
-      const bool whole = segment.stages == s.stages;
-      if (!whole && s.cluster > 1)
-        write_cluster_tile<2, kTokens, kPair>(sums, me, epilogue, tile, shared);
-      else if (whole || meet(sums, s, rest, segment, threadIdx.x, kPair, 4))
-        write_tile<kTokens>(sums, me, epilogue, tile, shared + L::kStaging);
+      const RowwiseEpilogue<Sum, Output> epilogue = {static_cast<Output*>(a.p.y),
+                                                     int(a.p.M),
+                                                     int(a.p.N),
+                                                     a.p.output == Element::int32,
+                                                     tile,
+                                                     kHigh ? shared + L::kChannels : channels,
+                                                     row_scales};
+      const auto finish = [&](auto& mine) {
+        const bool whole = segment.stages == s.stages;
+        if (!whole && s.cluster > 1)
+          write_cluster_tile<2, kMine, kPair>(mine, me, epilogue, tile, shared);
+        else if (whole || meet(mine, s, rest, segment, threadIdx.x, kPair, 4))
+          write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging);
+      };
+      if constexpr (kHigh) {
+        finish(sums);
+      } else {
+        Sum mine[kMine / 2];
+        share_out<kTokens>(sums, mine, me.group, shared + L::kStaging + thread * 4);
+        finish(mine);
+      }
     });
   }
   if (s.cluster > 1) cluster_sync();  // nobody leaves while others still read from here

@@ -34,14 +34,17 @@ struct Tiles {
 // Where a block works: the same for all its threads.
 struct Tile {
   int row, token;  // first of w and of x
+  // From the first warpgroup's 64 rows of w and its tokens to the second's: below them, or beside them.
+  int group_rows = 64, group_tokens = 0;
 };
 
-__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens) {
+__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int rows = kRows) {
   const int area = kRaster * tiles.along_tokens;
   const int strip = index / area;
   const int in_strip = index % area;
   const int height = min(kRaster, tiles.along_rows - strip * kRaster);
-  return {(strip * kRaster + in_strip % height) * kRows, in_strip / height * tokens};
+  const int row = (strip * kRaster + in_strip % height) * rows, token = in_strip / height * tokens;
+  return rows == kRows ? Tile{row, token} : Tile{row, token, 0, tokens / 2};
 }
 
 // A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,
@@ -88,7 +91,8 @@ struct Staging {
   static constexpr int kMost = 64 / int(sizeof(Output));
   static constexpr int kChunk = kTokens < kMost ? kTokens : kMost;  // tokens at a time
   static constexpr int kPitch = 64 * int(sizeof(Output)) + 16;      // bytes of a warpgroup's rows of a token, padded likewise
-  static constexpr int kBufferBytes = kChunk * kPitch;              // one of two of a warpgroup
+  static constexpr int kBufferBytes = kChunk * kPitch;              // one of a warpgroup's
+  static constexpr int kBuffers = kTokens > kChunk ? 2 : 1;         // that a warpgroup takes turns with
   static constexpr int kBytes = 4 * kBufferBytes;
   static_assert(kChunk % 16 == 0 && kChunk * kSumPitch <= kBytes);
 };
@@ -128,7 +132,7 @@ __device__ inline void store_outputs(Output* row, int n, int N, const Vector& ou
   }
 }
 
-// A warpgroup's 64 rows: transposed through the staging memory, so that a row of y leaves in pieces of 64 outputs.
+// A warpgroup's 64 rows by kTokens: transposed through the staging memory, so that a row of y leaves in pieces of 64 outputs.
 template <int kTokens, class Epilogue, class Sum>
 __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue, const Tile& tile,
                                   uint32_t staging) {
@@ -136,15 +140,15 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
   using S = Staging<Output, kTokens>;
   constexpr int kVector = 16 / int(sizeof(Output)), kLanes = 64 / kVector;  // that store a row
   const int thread = threadIdx.x % 128, row = me.warp_row % 64;
-  const int n = tile.row + me.group * 64;  // first of this warpgroup
+  const int n = tile.row + me.group * tile.group_rows, token = tile.token + me.group * tile.group_tokens;  // its first
   const auto upper = epilogue.channel(n + row + me.lane / 4), lower = epilogue.channel(n + row + me.lane / 4 + 8);
 #pragma unroll
   for (int c = 0; c < kTokens / S::kChunk; ++c) {
-    const uint32_t buffer = staging + (me.group * 2 + c % 2) * S::kBufferBytes;
+    const uint32_t buffer = staging + (me.group * S::kBuffers + c % S::kBuffers) * S::kBufferBytes;
 #pragma unroll
     for (int j = 0; j < S::kChunk / 16; ++j) {
       const Sum* d = sums + (c * S::kChunk + 16 * j) / 2;
-      const int m = tile.token + c * S::kChunk + 16 * j + 2 * me.quad;
+      const int m = token + c * S::kChunk + 16 * j + 2 * me.quad;
       const auto first = epilogue.token(m), second = epilogue.token(m + 1), third = epilogue.token(m + 8),
                  fourth = epilogue.token(m + 9);
       const auto output = [&](int i) {
@@ -153,8 +157,8 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
       if constexpr (sizeof(Output) == 2) {
         const uint32_t corners[4] = {rounded_pair<Output>(output(0), output(1)), rounded_pair<Output>(output(2), output(3)),
                                      rounded_pair<Output>(output(4), output(5)), rounded_pair<Output>(output(6), output(7))};
-        const int token = 16 * j + me.lane / 16 * 8 + me.lane % 8;
-        store_transposed(buffer + token * S::kPitch + (row + me.lane / 8 % 2 * 8) * 2, corners);
+        const int to = 16 * j + me.lane / 16 * 8 + me.lane % 8;
+        store_transposed(buffer + to * S::kPitch + (row + me.lane / 8 % 2 * 8) * 2, corners);
       } else {
         const uint32_t at = buffer + (16 * j + 2 * me.quad) * S::kPitch + (row + me.lane / 4) * 4;
 #pragma unroll
@@ -164,18 +168,18 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
     sync_threads_of(2 + me.group, 128);
 #pragma unroll
     for (int j = 0; j < S::kChunk * kLanes / 128; ++j) {
-      const int token = 128 / kLanes * j + thread / kLanes, column = n + thread % kLanes * kVector;
-      const int64_t m = tile.token + c * S::kChunk + token;
+      const int from = 128 / kLanes * j + thread / kLanes, column = n + thread % kLanes * kVector;
+      const int64_t m = token + c * S::kChunk + from;
       if (m < epilogue.M && column < epilogue.N)
         store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, column, epilogue.N,
-                                               load_shared_16(buffer + token * S::kPitch + thread % kLanes * 16));
+                                               load_shared_16(buffer + from * S::kPitch + thread % kLanes * 16));
     }
   }
   sync_threads_of(2 + me.group, 128);  // the buffers may be written again
 }
 
-// The blocks of a cluster leave their sums over their rings, and each adds up its part of the tokens: a warp takes a token, a
-// lane four rows, and 16 loads at once.
+// The blocks of a cluster leave their sums over their rings, and each adds up its part of a warpgroup's kTokens: a warp takes
+// one, a lane four rows, and 16 loads at once.
 template <int kCluster, int kTokens, int kThreads, class Epilogue, class Sum>
 __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
                                           const Tile& tile, uint32_t shared) {
@@ -189,7 +193,9 @@ __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const 
   for (int j = 0; j < kTokens / 2; ++j)
     if (me.way == 0) store_shared(mine + sum_offset(j), bits<float>(sums[j]));
   cluster_sync();
-  const int rank = int(blockIdx.x) % kCluster, end = kTokens * (rank + 1) / kCluster, n = tile.row + me.lane * 4;
+  const int rank = int(blockIdx.x) % kCluster, end = kTokens * (rank + 1) / kCluster;
+  const int n = tile.row + me.lane / 16 * tile.group_rows + me.lane % 16 * 4;
+  const int token = tile.token + me.lane / 16 * tile.group_tokens;
   const decltype(epilogue.channel(n)) channels[4] = {epilogue.channel(n), epilogue.channel(n + 1), epilogue.channel(n + 2),
                                                      epilogue.channel(n + 3)};
 #pragma unroll 1
@@ -203,7 +209,7 @@ __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const 
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int64_t m = tile.token + first + i * kWarps;
+      const int64_t m = token + first + i * kWarps;
       if (first + i * kWarps >= end || m >= epilogue.M || n >= epilogue.N) continue;
       Sum totals[4];
 #pragma unroll
@@ -213,8 +219,8 @@ __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const 
 #pragma unroll
         for (int j = 0; j < 4; ++j) totals[j] = block == 0 ? part[j] : totals[j] + part[j];
       }
-      const auto token = epilogue.token(m);
-      const auto output = [&](int j) { return epilogue(totals[j], token, channels[j]); };
+      const auto of_token = epilogue.token(m);
+      const auto output = [&](int j) { return epilogue(totals[j], of_token, channels[j]); };
       const auto store = [&](const auto& outputs) {
         store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, n, epilogue.N, outputs);
       };
