@@ -93,13 +93,9 @@ std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
       case RowwiseAlgorithm::decode:
         return "rowwise_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
                " warps and " + text(plan.decode.cluster) + " blocks";
-      case RowwiseAlgorithm::wgmma:
-        return "rowwise_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
-               describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
+      case RowwiseAlgorithm::wgmma: return "rowwise_wgmma, " + describe(plan.wgmma);
       case RowwiseAlgorithm::scaled_mm: return "aten::_scaled_mm";
-      case RowwiseAlgorithm::weight_only_wgmma:
-        return "weight_only_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
-               describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
+      case RowwiseAlgorithm::weight_only_wgmma: return "weight_only_wgmma, " + describe(plan.wgmma);
       case RowwiseAlgorithm::mma:
         return "rowwise_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
                text(plan.mma.splits) + " blocks";
