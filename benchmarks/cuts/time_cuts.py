@@ -207,7 +207,7 @@ class Candidates:
         yield from self._wgmma(128, (32, 64, 128, 256), (1, 2))
 
     def weight_only_wgmma(self) -> Iterator[Config]:
-        yield from self._wgmma(128, (32, 64, 96, 128, 192, 256), (1, 2, 3))
+        yield from self._wgmma(128, (32, 96, 128, 192, 256), (1, 2, 3))
         yield from self._wgmma(64, (32, 64, 128), (1, 2, 3))
 
     def _wgmma(

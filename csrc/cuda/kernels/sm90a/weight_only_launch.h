@@ -39,8 +39,8 @@ size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
   return arranged_bytes(p, c) + partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
 
-// Four warpgroups where their sums fit into registers; of w as many stages as its format wants, and as many steps of x as fit
-// beside them.
+// Warpgroups of 64 rows of w take turns along K; those of 128 rows where the sums of four fit into registers. Of w as many stages
+// as its format wants, and as many steps of x as fit beside them.
 template <class Weights, class Output, int kTokens>
 struct Rings {
   static constexpr int kWays = kTokens <= 64 || Weights::kTileRows == 64 ? 2 : 1;

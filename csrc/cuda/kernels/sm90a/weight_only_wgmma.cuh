@@ -4,11 +4,11 @@
 // once to x's type, and multiplies by up to 256 rows of x, which lie in shared memory as the copy engine brought them. So
 // y comes transposed, and narrow tiles (few rows of x) still fill the 64 rows of the instruction.
 //
-// How it walks memory. A block takes 128 rows of w by kTokens rows of x: two warpgroups (four for narrow tiles, see
-// below) multiply, two threads of another copy. Weights come in stages of a 128-byte line a row, x in steps of 64 k. For 128 by
-// 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the matrix engine; L2 keeps up with that
-// (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out even over the blocks, the last of them
-// are shared along K (segments.h).
+// How it walks memory. A block takes 128 rows of w, or 64, by kTokens rows of x: two warpgroups (four for narrow tiles of 128
+// rows, see below) multiply, two threads of another copy. Weights come in stages of a 128-byte line a row, x in steps of 64 k.
+// For 128 by 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the matrix engine; L2 keeps up
+// with that (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out even over the blocks, the
+// last of them are shared along K (segments.h).
 //
 // How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
 // sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
@@ -17,13 +17,22 @@
 // loaded once the product before it runs: were they there sooner, ptxas would unpack them between the two instructions of that
 // product, and hold up the second.
 //
+// Short products. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all of them; but then
+// there are too few tiles of 128 rows for all multiprocessors, and more than two blocks of a cluster do not all run at once.
+// Tiles of 64 rows are twice as many, and their two warpgroups take turns at the steps: 4096 by 4096 by 128 rows of x becomes 64
+// tiles by clusters of two, with half the unpacking of tiles of 128 by 64.
+//
 // What differs between formats of weights is a policy's:
 //
 //   struct Weights {                           // what a kernel's arguments hold of it
+//     static constexpr int kTileRows;          // of w in a tile: 128 or 64
+//     static constexpr int kLinesBytes;        // of a stage's lines
 //     static constexpr int kStage;             // of K in a stage: a line of 128 bytes a row
 //     static constexpr int kExtraBytes;        // that a stage has beside its lines
 //     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
 //     static constexpr int kMostCluster;       // 2 or 3
+//     static constexpr bool kArranged;         // x comes in another order of K ("The order of x" below), which this says:
+//     static uint32_t arranged(const uint32_t (&pairs)[16], int product, int half, int lane);
 //     struct Maps { CUtensorMap lines; ... };
 //     class Copies {                           // of the thread that copies
 //       Copies(const Weights&, const Maps&);
@@ -148,8 +157,10 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
 
 // ---- The order of x ----
 
-// Lane t of four reads k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment from a line in its own order, so that of a word of narrow
-// weights it needs but a piece. A first kernel brings every 32 k into the order in which a lane has whole words.
+// Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment, so that of a word of narrow weights it needs but a piece,
+// by a load of its own. For many tiles a first kernel brings every 32 k of x into the order in which a lane has whole words: in
+// place of pairs 2t, 2t + 1 (half 0) and 2t + 8, 2t + 9 (half 1) of product 0 and 1, Weights::arranged() of the 16 pairs. That
+// takes 3 µs and more, and saves a fifth of each step of 128 by 128.
 constexpr int kArrangedK = 32;
 constexpr int kArrangeThreads = 512;  // at most
 
@@ -198,9 +209,8 @@ struct Registers<512> {
 
 // Threads that multiply: a warpgroup for 64 rows of each way.
 __host__ __device__ constexpr int multiplying(int ways, int rows) { return ways * 2 * rows; }
-__host__ __device__ constexpr int threads(int ways, int rows) {
-  return multiplying(ways, rows) + 128;
-}  // registers go to whole warpgroups
+// And who copies: registers go to whole warpgroups.
+__host__ __device__ constexpr int threads(int ways, int rows) { return multiplying(ways, rows) + 128; }
 
 template <class T, class Weights, class Epilogue, int kTokens, int kXStages, int kWStages, int kWays>
 __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
