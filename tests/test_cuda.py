@@ -192,6 +192,27 @@ def test_tiles_that_do_not_come_out_even(M, N, K, generator):
 
 
 @needs_own_kernels
+@pytest.mark.parametrize("group_size", [32, 128])
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP32)], ids=str)
+@pytest.mark.parametrize(("N", "K"), [(14344, 4096), (10240, 8192), (8192, 16384)])
+def test_many_tiles_of_128_rows_of_x(N, K, dtypes, group_size, generator):
+    """On an H200 x is arranged first; whole tiles, those shared by all blocks, and by clusters."""
+    weight = torch.randint(-128, 128, (N, K // 2), generator=generator, dtype=torch.int8)
+    scale, zero_point = (torch.rand(2, K // group_size, N, generator=generator) - 0.5).to(dtypes[1])
+    operands = [t.to("cuda") for t in (weight, scale, zero_point)]
+    x = torch.randn(100, K, generator=generator).to("cuda", dtypes[0])
+    if torch.cuda.get_device_properties(0).multi_processor_count == 132:
+        assert "x arranged first" in aoext.explain("bf16i4bf16_rowwise", x, *operands)
+    result = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
+    assert_close(result, exact(x, operands).cpu())
+    x[1] = torch.nan
+    others = torch.arange(100, device="cuda") != 1
+    poisoned = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
+    assert poisoned[1].isnan().all()
+    assert torch.equal(poisoned[others], result[others])
+
+
+@needs_own_kernels
 @pytest.mark.parametrize(("N", "K"), [(40, 1152), (1001, 4112), (4104, 1024), (256, 12288), (8448, 640)])
 @pytest.mark.parametrize("M", [2, 9, 16, 17, 40, 64, 100, 128, 300])
 @pytest.mark.parametrize("product", EIGHT_BIT)

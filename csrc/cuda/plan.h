@@ -41,6 +41,7 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);
 bool takes_one_pass(int64_t K, const Device& device);  // quantize_rowwise, dequantize_int4, packing
 
 std::string describe(const Plan& plan);
+std::string describe(const WgmmaConfig& config);
 
 // How tiles that do not come out even over the blocks are shared along K (kernels/segments.h).
 std::string describe_sharing(int cluster, int ranges);

@@ -31,7 +31,10 @@ namespace {
 constexpr int64_t kRoundedColumns = 32;
 constexpr int64_t kDecodeRows = 16;      // up to which decode wins over mma and wgmma
 constexpr int64_t kDecodeBatchRows = 8;  // and over batch
-constexpr int64_t kAnyRows = 16;         // up to which a kernel for any size wins over dequantising for cuBLAS
+// Batch lays x out first, which short products feel. From so many rows on, where two blocks share each tile of so many rows of w
+// and all run at once, wgmma wins up to so large a K.
+constexpr int64_t kShortRows = 33, kShortTile = 64, kShortDepth = 8192;
+constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of decode, which counts bytes of scales, and of its rows of w, in 32 bits.
 constexpr int64_t kMostDecodeColumns = int64_t{1} << 29, kMostDecodeDepth = int64_t{1} << 25;
@@ -50,6 +53,11 @@ DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
   return choose_once(key, [&] { return choose_int4_decode(raw, device.multiprocessors, device.shared_memory, hopper); });
 }
 
+bool is_short(const Int4Linear& raw, const Device& device) {
+  return raw.M >= kShortRows && raw.N >= kRoundedColumns && raw.K <= kShortDepth &&
+         2 * ceil_div(raw.N, kShortTile) <= device.multiprocessors && int4_wgmma_takes(raw);
+}
+
 }  // namespace
 
 Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
@@ -65,7 +73,7 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   if (regular && decodes) {
     plan.algorithm = Algorithm::decode;
     plan.decode = decode_config(raw, device);
-  } else if (regular && batches) {
+  } else if (regular && batches && !is_short(raw, device)) {
     plan.algorithm = Algorithm::batch;
     plan.batch = choose_int4_batch(raw, device.multiprocessors, device.shared_memory);
   } else if (regular && p.N >= kRoundedColumns && hopper && int4_wgmma_takes(raw)) {
@@ -88,6 +96,10 @@ std::string describe_sharing(int cluster, int ranges) {
   return ranges > 0 ? ", the rest of them over K by " + std::to_string(ranges) + " blocks" : "";
 }
 
+std::string describe(const WgmmaConfig& c) {
+  return "tiles of " + std::to_string(c.rows) + " by " + std::to_string(c.tokens) + describe_sharing(c.cluster, c.ranges);
+}
+
 std::string describe(const Plan& plan) {
   const auto text = [](auto v) { return std::to_string(v); };
   switch (plan.algorithm) {
@@ -99,9 +111,7 @@ std::string describe(const Plan& plan) {
     case Algorithm::batch:
       return "cuda: int4_batch, tiles of " + text(kBatchRows / plan.batch.slices) + " by " + text(plan.batch.tokens) +
              ", K over " + text(plan.batch.slices) + " warpgroups" + describe_sharing(plan.batch.cluster, 0);
-    case Algorithm::wgmma:
-      return "cuda: int4_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +
-             describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
+    case Algorithm::wgmma: return "cuda: int4_wgmma, " + describe(plan.wgmma) + (plan.wgmma.arranged ? ", x arranged first" : "");
     case Algorithm::mma:
       return "cuda: int4_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
              text(plan.mma.splits) + " blocks";

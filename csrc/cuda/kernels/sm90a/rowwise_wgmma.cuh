@@ -266,7 +266,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     };
 
     each_segment(s, rest, [&](const Segment& segment) {
-      const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
+      Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
+      if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
       Scales<kTokens> scales;
       scales.load(a.p, tile, me.group, thread);
 #pragma unroll

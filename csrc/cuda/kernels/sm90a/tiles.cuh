@@ -38,13 +38,12 @@ struct Tile {
   int group_rows = 64, group_tokens = 0;
 };
 
-__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int rows = kRows) {
+__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int rows) {
   const int area = kRaster * tiles.along_tokens;
   const int strip = index / area;
   const int in_strip = index % area;
   const int height = min(kRaster, tiles.along_rows - strip * kRaster);
-  const int row = (strip * kRaster + in_strip % height) * rows, token = in_strip / height * tokens;
-  return rows == kRows ? Tile{row, token} : Tile{row, token, 0, tokens / 2};
+  return {(strip * kRaster + in_strip % height) * rows, in_strip / height * tokens};
 }
 
 // A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,
@@ -83,7 +82,9 @@ struct Thread {
   __device__ int row() const { return warp_row + lane / 4; }
 };
 
-constexpr int kSumPitch = (kRows + 4) * 4;  // bytes of a token's sums in shared memory, padded against bank conflicts
+// Bytes of a token's sums of so many rows in shared memory, padded against bank conflicts.
+__host__ __device__ constexpr int sum_pitch(int rows) { return (rows + 4) * 4; }
+constexpr int kSumPitch = sum_pitch(kRows);
 
 // Shared memory that tiles pass on their way to y, some tokens at a time.
 template <class Output, int kTokens>
@@ -97,25 +98,40 @@ struct Staging {
   static_assert(kChunk % 16 == 0 && kChunk * kSumPitch <= kBytes);
 };
 
-// Where a thread has its sum j in memory of tokens of kSumPitch bytes, from that of its first on.
-__device__ constexpr int sum_offset(int j) { return (j / 4 * 8 + j % 2) * kSumPitch + j / 2 % 2 * 32; }
+// Where a thread has its sum j in memory of tokens of sum_pitch() bytes, from that of its first on.
+template <int kTileRows = kRows>
+__device__ constexpr int sum_offset(int j) {
+  return (j / 4 * 8 + j % 2) * sum_pitch(kTileRows) + j / 2 % 2 * 32;
+}
 
-// The second pair's sums to the first, through the staging memory.
-template <class Output, int kTokens, class Sum>
-__device__ inline void add_pairs(Sum (&sums)[kTokens / 2], const Thread& me, uint32_t staging) {
-  constexpr int kChunk = Staging<Output, kTokens>::kChunk;
-  const uint32_t mine = staging + 2 * me.quad * kSumPitch + me.row() * 4;
-  sync_threads_of(1, 2 * kPair);  // the first pair may still be writing the last tile from there
+// Memory in which ways hand their sums to the first, some tokens at a time.
+template <int kWays, int kTileRows, int kTokens>
+struct Handing {
+  static constexpr int kChunk = kTokens < 64 ? kTokens : kTokens % 64 == 0 ? 64 : 32;
+  static constexpr int kWayBytes = kChunk * sum_pitch(kTileRows);
+  static constexpr int kBytes = (kWays - 1) * kWayBytes;
+};
+
+// The sums of all ways to the first, in their order.
+template <int kWays, int kTileRows, int kTokens, class Sum>
+__device__ inline void add_ways(Sum (&sums)[kTokens / 2], const Thread& me, uint32_t memory) {
+  using H = Handing<kWays, kTileRows, kTokens>;
+  constexpr int kThreads = kWays * 2 * kTileRows;
+  const uint32_t mine = memory + 2 * me.quad * sum_pitch(kTileRows) + me.row() * 4;
 #pragma unroll
-  for (int c = 0; c < kTokens / kChunk; ++c) {
+  for (int c = 0; c < kTokens / H::kChunk; ++c) {
+    sync_threads_of(1, kThreads);  // the first may still be reading, or writing the last tile
 #pragma unroll
-    for (int j = 0; j < kChunk / 2; ++j)
-      if (me.way == 1) store_shared(mine + sum_offset(j), bits<float>(sums[c * kChunk / 2 + j]));
-    sync_threads_of(1, 2 * kPair);
+    for (int j = 0; j < H::kChunk / 2; ++j)
+      if (me.way > 0)
+        store_shared(mine + (me.way - 1) * H::kWayBytes + sum_offset<kTileRows>(j), bits<float>(sums[c * H::kChunk / 2 + j]));
+    sync_threads_of(1, kThreads);
 #pragma unroll
-    for (int j = 0; j < kChunk / 2; ++j)
-      if (me.way == 0) sums[c * kChunk / 2 + j] += bits<Sum>(load_shared(mine + sum_offset(j)));
-    sync_threads_of(1, 2 * kPair);
+    for (int way = 1; way < kWays; ++way)
+#pragma unroll
+      for (int j = 0; j < H::kChunk / 2; ++j)
+        if (me.way == 0)
+          sums[c * H::kChunk / 2 + j] += bits<Sum>(load_shared(mine + (way - 1) * H::kWayBytes + sum_offset<kTileRows>(j)));
   }
 }
 
@@ -179,38 +195,38 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
 }
 
 // The blocks of a cluster leave their sums over their rings, and each adds up its part of a warpgroup's kTokens: a warp takes
-// one, a lane four rows, and 16 loads at once.
-template <int kCluster, int kTokens, int kThreads, class Epilogue, class Sum>
+// one, or two where a block has 64 rows of sums, a lane four rows, and 16 loads at once.
+template <int kCluster, int kTokens, int kThreads, int kTileRows = kRows, class Epilogue, class Sum>
 __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
                                           const Tile& tile, uint32_t shared) {
   using Output = typename Epilogue::Output;
-  constexpr int kWarps = kThreads / 32, kMine = (kTokens + kCluster * kWarps - 1) / (kCluster * kWarps), kMost = 16 / kCluster;
-  constexpr int kItems = kMine < kMost ? kMine : kMost;
-  static_assert(kRows == 4 * 32);
+  constexpr int kLanes = kTileRows / 4, kTurn = kThreads / kLanes;  // of a token, tokens at once
+  constexpr int kMine = (kTokens + kCluster * kTurn - 1) / (kCluster * kTurn), kMost = 16 / kCluster;
+  constexpr int kItems = kMine < kMost ? kMine : kMost, kPitch = sum_pitch(kTileRows);
   sync_threads_of(1, kThreads);
-  const uint32_t mine = shared + 2 * me.quad * kSumPitch + me.row() * 4;
+  const uint32_t mine = shared + 2 * me.quad * kPitch + me.row() * 4;
 #pragma unroll
   for (int j = 0; j < kTokens / 2; ++j)
-    if (me.way == 0) store_shared(mine + sum_offset(j), bits<float>(sums[j]));
+    if (me.way == 0) store_shared(mine + sum_offset<kTileRows>(j), bits<float>(sums[j]));
   cluster_sync();
   const int rank = int(blockIdx.x) % kCluster, end = kTokens * (rank + 1) / kCluster;
-  const int n = tile.row + me.lane / 16 * tile.group_rows + me.lane % 16 * 4;
-  const int token = tile.token + me.lane / 16 * tile.group_tokens;
+  const int lane = me.lane % kLanes, group = lane / 16;
+  const int n = tile.row + group * tile.group_rows + lane % 16 * 4, token = tile.token + group * tile.group_tokens;
   const decltype(epilogue.channel(n)) channels[4] = {epilogue.channel(n), epilogue.channel(n + 1), epilogue.channel(n + 2),
                                                      epilogue.channel(n + 3)};
 #pragma unroll 1
-  for (int first = kTokens * rank / kCluster + int(threadIdx.x) / 32; first < end; first += kItems * kWarps) {
+  for (int first = kTokens * rank / kCluster + int(threadIdx.x) / kLanes; first < end; first += kItems * kTurn) {
     float4 parts[kItems][kCluster];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const uint32_t at = shared + min(first + i * kWarps, end - 1) * kSumPitch + me.lane * 16;
+      const uint32_t at = shared + min(first + i * kTurn, end - 1) * kPitch + lane * 16;
 #pragma unroll
       for (int block = 0; block < kCluster; ++block) parts[i][block] = load_remote(remote_address(at, block));
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int64_t m = token + first + i * kWarps;
-      if (first + i * kWarps >= end || m >= epilogue.M || n >= epilogue.N) continue;
+      const int64_t m = token + first + i * kTurn;
+      if (first + i * kTurn >= end || m >= epilogue.M || n >= epilogue.N) continue;
       Sum totals[4];
 #pragma unroll
       for (int block = 0; block < kCluster; ++block) {

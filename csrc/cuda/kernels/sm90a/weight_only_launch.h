@@ -15,25 +15,37 @@ constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multipro
 
 template <class Problem>
 Segments segments(const Problem& p, int stage, const WgmmaConfig& c) {
-  const int64_t tiles = ceil_div(p.N, kRows) * ceil_div(p.M, c.tokens);
+  const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
   return share_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.ranges);
 }
 
-inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * kRows * c.tokens; }
+inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
+
+// Of an arranged x, which begins the workspace: of a row of it in elements, of all in bytes.
+template <class Problem>
+int64_t arranged_depth(const Problem& p) {
+  return ceil_div(p.K, kArrangedK) * kArrangedK;
+}
+
+template <class Problem>
+size_t arranged_bytes(const Problem& p, const WgmmaConfig& c) {
+  constexpr int64_t kAlignment = 256;
+  return c.arranged ? ceil_div(p.M * arranged_depth(p) * 2, kAlignment) * kAlignment : 0;
+}
 
 template <class Problem>
 size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
   const Segments s = segments(p, stage, c);
-  return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
+  return arranged_bytes(p, c) + partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
 
-// Four warpgroups where their sums fit into registers; of w as many stages as its format wants, and as many steps of x as fit
-// beside them.
+// Warpgroups of 64 rows of w take turns along K; those of 128 rows where the sums of four fit into registers. Of w as many stages
+// as its format wants, and as many steps of x as fit beside them.
 template <class Weights, class Output, int kTokens>
 struct Rings {
-  static constexpr int kWays = kTokens <= 64 ? 2 : 1;
-  static constexpr int kW = kTokens <= 64 ? Weights::kNarrowStages : Weights::kWideStages;
-  using Empty = Layout<Weights, Output, kTokens, 0, kW>;
+  static constexpr int kWays = kTokens <= 64 || Weights::kTileRows == 64 ? 2 : 1;
+  static constexpr int kW = kTokens * Weights::kTileRows <= 64 * kRows ? Weights::kNarrowStages : Weights::kWideStages;
+  using Empty = Layout<Weights, Output, kTokens, 0, kW, kWays>;
   static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 16));
 };
 
@@ -42,80 +54,108 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
                                const Epilogue& epilogue, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   using Output = typename Epilogue::Output;
   using R = Rings<Weights, Output, kTokens>;
-  using L = Layout<Weights, Output, kTokens, R::kX, R::kW>;
+  using L = Layout<Weights, Output, kTokens, R::kX, R::kW, R::kWays>;
   const auto kernel = weight_only<T, Weights, Epilogue, kTokens, R::kX, R::kW, R::kWays>;
 
   Arguments<Weights, Epilogue> a{weights, epilogue};
-  a.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
+  a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kTileRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, Weights::kStage, config);
   if (config.cluster > Weights::kMostCluster || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
-  place(a.segments, workspace, tile_bytes(config));
+  place(a.segments, static_cast<char*>(workspace) + arranged_bytes(p, config), tile_bytes(config));
 
-  const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, kTokens});
+  constexpr bool kArranged = Weights::kArranged;
+  const int64_t depth = kArranged ? arranged_depth(p) : p.K;
+  const TensorMap x(map_type(p.type), kArranged ? workspace : p.x, CU_TENSOR_MAP_SWIZZLE_128B, {depth, p.M}, {depth * 2},
+                    {kStep, kTokens});
   if (!x.valid) return cudaErrorNotSupported;
 
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   if (error != cudaSuccess) return error;
 
-  const Grid grid{static_cast<unsigned>(config.blocks),  threads(R::kWays),  L::kBytes, stream,
-                  static_cast<unsigned>(config.cluster), Overlap::after_ours};
-  return launch_segments(kernel, grid, a.segments, x.map, maps, a);
+  Grid grid{static_cast<unsigned>(config.blocks),
+            threads(R::kWays, Weights::kTileRows),
+            L::kBytes,
+            stream,
+            static_cast<unsigned>(config.cluster),
+            Overlap::after_ours};
+  if constexpr (kArranged) {
+    const auto arranging = static_cast<unsigned>(std::min<int64_t>(ceil_div(depth / kArrangedK, 32) * 32, kArrangeThreads));
+    const Grid rows{static_cast<unsigned>(p.M), arranging, 0, stream, 1, Overlap::after_ours};
+    error = launch(arrange_input<Weights>, rows, static_cast<const uint4*>(p.x), static_cast<uint4*>(workspace),
+                   static_cast<int>(p.K), a.segments.counters, a.segments.ranges > 0 ? rest_tiles(a.segments) : 0);
+    if (error != cudaSuccess) return error;
+    grid.overlap = Overlap::always;
+    return launch(kernel, grid, x.map, maps, a);
+  } else {
+    return launch_segments(kernel, grid, a.segments, x.map, maps, a);
+  }
 }
 
 // Rows of w, a line of a stage each.
 template <class Problem>
-TensorMap lines_map(const Problem& p, int64_t row_bytes) {
-  return {CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {row_bytes, p.N}, {row_bytes}, {kLine, kRows}};
+TensorMap lines_map(const Problem& p, int64_t row_bytes, int rows) {
+  return {CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {row_bytes, p.N}, {row_bytes}, {kLine, rows}};
 }
 
-// Calls `run` with the number of tokens of a configuration's tiles as a constant.
-template <class Run>
-cudaError_t with_tokens(const WgmmaConfig& c, Run&& run) {
-  switch (c.tokens) {
-    case 32: return run(std::integral_constant<int, 32>());
-    case 64: return run(std::integral_constant<int, 64>());
-    case 96: return run(std::integral_constant<int, 96>());
-    case 128: return run(std::integral_constant<int, 128>());
-    case 192: return run(std::integral_constant<int, 192>());
-    case 256: return run(std::integral_constant<int, 256>());
-    default: return cudaErrorInvalidValue;
-  }
+// Tiles that a format has kernels for: rows of w by rows of x, beside an arranged x or not.
+template <int kRowsOfW, int kTokensOfX, bool kInOrder = false>
+struct TileShape {
+  static constexpr int kTileRows = kRowsOfW, kTokens = kTokensOfX;
+  static constexpr bool kArranged = kInOrder;
+  static bool is_of(const WgmmaConfig& c) { return c.rows == kTileRows && c.tokens == kTokens && (c.arranged != 0) == kArranged; }
+};
+
+template <class... Shapes>
+struct TileShapes {};
+
+// Calls `run` with the one that a configuration names.
+template <class... Shapes, class Run>
+cudaError_t with_tile(TileShapes<Shapes...>, const WgmmaConfig& c, Run&& run) {
+  cudaError_t error = cudaErrorInvalidValue;
+  ((Shapes::is_of(c) && (error = run(Shapes()), true)) || ...);
+  return error;
 }
 
 // ---- The choice ----
 
+constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
+constexpr int64_t kMostParts = 8;  // of a tile
+
+// What tiles of one kind cost.
+struct TileCost {
+  double steps[6];  // of tiles of kTokenCounts, 0 where there are none
+  double tile, cluster;
+};
+
 // A model of the time, in microseconds on an H200: rounds of tiles, each of them steps of 64 k, and what blocks pay that share
 // one.
 struct Model {
-  double steps[6];  // of tiles of kTokenCounts
-  double tile, cluster;
-  double meeting, part;  // of ranges; for each row of x of a part that another block adds
-  double risk;           // of ranges: blocks are at so many places of K that x and w come out of L2 less often
-  int most_cluster;      // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
+  TileCost rows_128, rows_64;
+  TileCost arranged;           // of 128 rows beside an arranged x
+  double arranging, per_mega;  // that takes; for each million of numbers of x
+  double meeting, part;        // of ranges; for each row of x of a part of 128 rows that another block adds
+  double risk;                 // of ranges: blocks are at so many places of K that x and w come out of L2 less often
+  int most_cluster;            // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
 };
-
-constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
-constexpr int64_t kMostParts = 8;  // of a tile
 
 template <class Problem>
 WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
   const int64_t stages = ceil_div(p.K, stage);
   WgmmaConfig best{};
   double least = 0;
-  for (int i = 0; i < 6; ++i) {
-    const int tokens = kTokenCounts[i];
-    const int64_t tiles = ceil_div(p.N, kRows) * ceil_div(p.M, tokens), rest = tiles % sms;
-    const auto time_of = [&](int64_t parts) { return parts * (stage / kStep) * model.steps[i] + model.tile; };
+  const auto consider_tiles = [&](int rows, int tokens, double step, const TileCost& cost, int arranged, double before) {
+    const int64_t tiles = ceil_div(p.N, rows) * ceil_div(p.M, tokens), rest = tiles % sms;
+    const auto time_of = [&](int64_t parts) { return parts * (stage / kStep) * step + cost.tile; };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
+      const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows, arranged};
       const Segments s = segments(p, stage, config);
       if (!shares_fit(s, config.blocks)) return;
-      double time = ceil_div(s.whole_tiles, blocks) * time_of(stages);
+      double time = before + ceil_div(s.whole_tiles, blocks) * time_of(stages);
       if (ranges > 0) {
-        const double meeting = model.meeting + model.part * tokens * (ceil_div(ranges, rest) - 1);
+        const double meeting = model.meeting + model.part * tokens * rows / kRows * (ceil_div(ranges, rest) - 1);
         time = model.risk * (time + time_of(ceil_div(rest * stages, ranges)) + meeting);
       } else if (rest_tiles(s) > 0) {
-        time += time_of(ceil_div(stages, cluster)) + model.cluster;
+        time += time_of(ceil_div(stages, cluster)) + cost.cluster;
       }
       if (best.tokens != 0 && time >= least) return;
       least = time;
@@ -124,10 +164,17 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
     consider(1, 0, even_blocks(tiles, 1, sms));
     consider(2, 0, even_blocks(tiles, 2, sms));
     if (model.most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
-    if (rest == 0) continue;
+    if (rest == 0) return;
     for (int64_t parts = 2; parts <= kMostParts && parts * rest <= sms; ++parts) consider(1, parts * rest, sms);
     if (kMostParts * rest > sms) consider(1, sms, sms);
-  }
+  };
+  const auto consider_kind = [&](int rows, const TileCost& cost, int arranged, double before) {
+    for (int i = 0; i < 6; ++i)
+      if (cost.steps[i] > 0) consider_tiles(rows, kTokenCounts[i], cost.steps[i], cost, arranged, before);
+  };
+  consider_kind(kRows, model.rows_128, 0, 0);
+  consider_kind(kRows / 2, model.rows_64, 0, 0);
+  consider_kind(kRows, model.arranged, 1, model.arranging + model.per_mega * 1e-6 * p.M * p.K);
   return best;
 }
 

@@ -4,11 +4,11 @@
 // once to x's type, and multiplies by up to 256 rows of x, which lie in shared memory as the copy engine brought them. So
 // y comes transposed, and narrow tiles (few rows of x) still fill the 64 rows of the instruction.
 //
-// How it walks memory. A block takes 128 rows of w by kTokens rows of x: two warpgroups (four for narrow tiles, see
-// below) multiply, two threads of another copy. Weights come in stages of a 128-byte line a row, x in steps of 64 k. For 128 by
-// 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the matrix engine; L2 keeps up with that
-// (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out even over the blocks, the last of them
-// are shared along K (segments.h).
+// How it walks memory. A block takes 128 rows of w, or 64, by kTokens rows of x: two warpgroups (four for narrow tiles of 128
+// rows, see below) multiply, two threads of another copy. Weights come in stages of a 128-byte line a row, x in steps of 64 k.
+// For 128 by 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the matrix engine; L2 keeps up
+// with that (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out even over the blocks, the
+// last of them are shared along K (segments.h).
 //
 // How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
 // sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
@@ -17,13 +17,22 @@
 // loaded once the product before it runs: were they there sooner, ptxas would unpack them between the two instructions of that
 // product, and hold up the second.
 //
+// Short products. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all of them; but then
+// there are too few tiles of 128 rows for all multiprocessors, and more than two blocks of a cluster do not all run at once.
+// Tiles of 64 rows are twice as many, and their two warpgroups take turns at the steps: 4096 by 4096 by 128 rows of x becomes 64
+// tiles by clusters of two, with half the unpacking of tiles of 128 by 64.
+//
 // What differs between formats of weights is a policy's:
 //
 //   struct Weights {                           // what a kernel's arguments hold of it
+//     static constexpr int kTileRows;          // of w in a tile: 128 or 64
+//     static constexpr int kLinesBytes;        // of a stage's lines
 //     static constexpr int kStage;             // of K in a stage: a line of 128 bytes a row
 //     static constexpr int kExtraBytes;        // that a stage has beside its lines
 //     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
 //     static constexpr int kMostCluster;       // 2 or 3
+//     static constexpr bool kArranged;         // x comes in another order of K ("The order of x" below), which this says:
+//     static uint32_t arranged(const uint32_t (&pairs)[16], int product, int half, int lane);
 //     struct Maps { CUtensorMap lines; ... };
 //     class Copies {                           // of the thread that copies
 //       Copies(const Weights&, const Maps&);
@@ -44,8 +53,7 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kStep = 64;                   // of K: a line of x
-constexpr int kLinesBytes = kRows * kLine;  // of all rows
+constexpr int kStep = 64;  // of K: a line of x
 
 template <class Weights, class Epilogue>
 struct Arguments {
@@ -57,17 +65,18 @@ struct Arguments {
 
 // ---- Shared memory ----
 
-template <class Weights, class Output, int kTokens, int kXStages, int kWStages>
+template <class Weights, class Output, int kTokens, int kXStages, int kWStages, int kWays>
 struct Layout {
   static constexpr int kXBytes = kTokens * kStep * 2;
   static constexpr int kX = 0;
   static constexpr int kLines = kX + kXStages * kXBytes;
-  static constexpr int kExtra = kLines + kWStages * kLinesBytes;
+  static constexpr int kExtra = kLines + kWStages * Weights::kLinesBytes;
   static constexpr int kOut = kExtra + kWStages * Weights::kExtraBytes;
-  static constexpr int kBarriers = kOut + Staging<Output, kTokens>::kBytes;
+  static constexpr int kHanding = kOut + Staging<Output, kTokens>::kBytes;
+  static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
   static constexpr int kBytes = kBarriers + 2 * 8 * (kXStages + kWStages) + 1024;  // the copy engine's alignment
   // A tile that the blocks of a cluster add up lies over the ring.
-  static_assert(kXStages == 0 || kTokens * kSumPitch <= kBarriers);
+  static_assert(kXStages == 0 || kTokens * sum_pitch(Weights::kTileRows) <= kBarriers);
 };
 
 // ---- Reading weights ----
@@ -95,7 +104,7 @@ template <int kTokens, int kWStages, class Weights, class Epilogue>
 __device__ inline void prefetch_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, const CUtensorMap& lines) {
   const Segment first =
       int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages} : rest.segments[0];
-  const int row = tile_of(p.tiles, first.tile, kTokens).row;
+  const int row = tile_of(p.tiles, first.tile, kTokens, Weights::kTileRows).row;
   for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kWStages); ++stage)
     prefetch_tile(&lines, stage * kLine, row);
 }
@@ -106,13 +115,14 @@ __device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const
   typename Weights::Copies copies(p.weights, maps);
   Ring<kWStages> w;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    copies.start(tile_of(p.tiles, segment.tile, kTokens).row, segment.first_stage);
+    copies.start(tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).row, segment.first_stage);
 #pragma unroll 1
     for (int stage = 0; stage < segment.stages; ++stage) {
       const uint32_t arrived = full + 8 * w.slot();
       barrier_wait(empty + 8 * w.slot(), w.parity() ^ 1);
       barrier_expect(arrived, copies.bytes());
-      copies.copy(shared + L::kLines + w.slot() * kLinesBytes, shared + L::kExtra + w.slot() * Weights::kExtraBytes, arrived);
+      copies.copy(shared + L::kLines + w.slot() * Weights::kLinesBytes, shared + L::kExtra + w.slot() * Weights::kExtraBytes,
+                  arrived);
       w.advance();
     }
   });
@@ -125,7 +135,8 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
   prefetch_map(&x_map);
   Ring<kXStages> x;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    const int token = tile_of(p.tiles, segment.tile, kTokens).token, end = (segment.first_stage + segment.stages) * kStage;
+    const int token = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).token,
+              end = (segment.first_stage + segment.stages) * kStage;
 #pragma unroll 1
     for (int k = segment.first_stage * kStage; k < end; k += kStep) {
       barrier_wait(empty + 8 * x.slot(), x.parity() ^ 1);
@@ -136,30 +147,70 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
   });
 }
 
+// ---- The order of x ----
+
+// Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment, so that of a word of narrow weights it needs but a piece,
+// by a load of its own. For many tiles a first kernel brings every 32 k of x into the order in which a lane has whole words: in
+// place of pairs 2t, 2t + 1 (half 0) and 2t + 8, 2t + 9 (half 1) of product 0 and 1, Weights::arranged() of the 16 pairs. That
+// takes 3 µs and more, and saves a fifth of each step of 128 by 128.
+constexpr int kArrangedK = 32;
+constexpr int kArrangeThreads = 512;  // at most
+
+// A block for a row of x, a thread for 32 k at a time; those beyond K become zero. It clears counters (segments.h) besides.
+template <class Weights>
+__global__ void __launch_bounds__(kArrangeThreads)
+    arrange_input(const uint4* x, uint4* arranged, int K, unsigned* counters, int count) {
+  constexpr int kPieces = kArrangedK / 8;  // of 16 bytes
+  wait_for_last_kernel();
+  start_next_kernel();
+  const int pieces = K / 8, chunks = (K + kArrangedK - 1) / kArrangedK;
+  const uint4* const from = x + int64_t(blockIdx.x) * pieces;
+  uint4* const to = arranged + int64_t(blockIdx.x) * chunks * kPieces;
+  for (int chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
+    uint32_t pairs[4 * kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint4 v = chunk * kPieces + i < pieces ? from[chunk * kPieces + i] : uint4{};
+      pairs[4 * i] = v.x, pairs[4 * i + 1] = v.y, pairs[4 * i + 2] = v.z, pairs[4 * i + 3] = v.w;
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const auto lane = [&](int t) { return Weights::arranged(pairs, i / 2, i % 2, t); };
+      to[chunk * kPieces + i] = {lane(0), lane(1), lane(2), lane(3)};
+    }
+  }
+  if (blockIdx.x == 0)
+    for (int i = threadIdx.x; i < count; i += blockDim.x) counters[i] = 0;
+}
+
 // ---- The kernel ----
 
-// Registers of a thread that copies and of one that multiplies, of the 65,536 that a multiprocessor has.
-template <int kWays>
+// Registers of a thread that copies and of one that multiplies, of the 65,536 that a multiprocessor has, by how many multiply.
+template <int kMultiplying>
 struct Registers;
 
 template <>
-struct Registers<1> {
+struct Registers<256> {
   static constexpr int kCopy = 40, kMultiply = 232;
 };
 
 template <>
-struct Registers<2> {
+struct Registers<512> {
   static constexpr int kCopy = 32, kMultiply = 112;
 };
 
-constexpr int threads(int ways) { return ways * kPair + 128; }  // registers go to whole warpgroups
+// Threads that multiply: a warpgroup for 64 rows of each way.
+__host__ __device__ constexpr int multiplying(int ways, int rows) { return ways * 2 * rows; }
+// And who copies: registers go to whole warpgroups.
+__host__ __device__ constexpr int threads(int ways, int rows) { return multiplying(ways, rows) + 128; }
 
 template <class T, class Weights, class Epilogue, int kTokens, int kXStages, int kWStages, int kWays>
-__global__ void __launch_bounds__(threads(kWays), 1)
+__global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     weight_only(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ typename Weights::Maps maps,
                 const Arguments<Weights, Epilogue> p) {
   using Output = typename Epilogue::Output;
-  using L = Layout<Weights, Output, kTokens, kXStages, kWStages>;
+  using L = Layout<Weights, Output, kTokens, kXStages, kWStages, kWays>;
+  constexpr int kTileRows = Weights::kTileRows, kMath = multiplying(kWays, kTileRows), kWayWarps = kTileRows / 16;
   extern __shared__ char unaligned[];
   __shared__ Rest rest;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
@@ -171,35 +222,35 @@ __global__ void __launch_bounds__(threads(kWays), 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kXStages; ++i) {
       barrier_init(x_full + 8 * i, 1);
-      barrier_init(x_empty + 8 * i, kPairWarps);
+      barrier_init(x_empty + 8 * i, kWayWarps);
     }
     for (int i = 0; i < kWStages; ++i) {
       barrier_init(w_full + 8 * i, 1);
-      barrier_init(w_empty + 8 * i, kWays * kPairWarps);
+      barrier_init(w_empty + 8 * i, kMath / 32);
     }
     barrier_init_fence();
     rest.find(p.segments);
   }
   __syncthreads();
 
-  if (warp >= kWays * kPairWarps) {
-    release_registers<Registers<kWays>::kCopy>();
-    // Where counters are cleared, that kernel has waited for what came before, and only meet() depends on it.
+  if (warp >= kMath / 32) {
+    release_registers<Registers<kMath>::kCopy>();
+    // A kernel that arranges x or clears counters has waited for what came before it: then only x, and meet(), depend on it.
     const bool waits = p.segments.ranges == 0;
-    if (threadIdx.x == kWays * kPair) {
+    if (threadIdx.x == kMath) {
       prefetch_weights<kTokens, kWStages>(p, rest, maps.lines);
-      if (waits) wait_for_last_kernel();
+      if (waits && !Weights::kArranged) wait_for_last_kernel();
       copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
-    } else if (threadIdx.x == kWays * kPair + 32) {
-      if (waits) wait_for_last_kernel(), start_next_kernel();
+    } else if (threadIdx.x == kMath + 32) {
+      if (waits || Weights::kArranged) wait_for_last_kernel(), start_next_kernel();
       copy_input<L, kTokens, kXStages>(p, rest, shared, x_full, x_empty, x_map);
-      if (!waits) wait_for_last_kernel(), start_next_kernel();
+      if (!waits && !Weights::kArranged) wait_for_last_kernel(), start_next_kernel();
     }
     __syncwarp();
     if (p.segments.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
   } else {
-    claim_registers<Registers<kWays>::kMultiply>();
-    const Thread me = {warp / kPairWarps, warp / 4 % 2, lane, lane % 4, warp % kPairWarps * 16};
+    claim_registers<Registers<kMath>::kMultiply>();
+    const Thread me = {warp / kWayWarps, warp % kWayWarps / 4, lane, lane % 4, warp % kWayWarps * 16};
     typename Weights::template Reader<kWays> weights(p.weights, shared + L::kLines, shared + L::kExtra, me);
     float sums[kTokens / 2];
     constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a pair of warpgroups in a stage
@@ -260,14 +311,14 @@ __global__ void __launch_bounds__(threads(kWays), 1)
       wgmma_wait<0>();
       free_x(previous);
 
-      if constexpr (kWays == 2) add_pairs<Output, kTokens>(sums, me, shared + L::kOut);
-      const Tile tile = tile_of(p.tiles, segment.tile, kTokens);
+      if constexpr (kWays > 1) add_ways<kWays, kTileRows, kTokens>(sums, me, shared + L::kHanding);
+      const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
       const bool whole = segment.stages == p.segments.stages;
       if (!whole && Weights::kMostCluster > 2 && p.segments.cluster > 2)
-        write_cluster_tile<Weights::kMostCluster, kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
+        write_cluster_tile<Weights::kMostCluster, kTokens, kMath, kTileRows>(sums, me, p.epilogue, tile, shared);
       else if (!whole && p.segments.cluster > 1)
-        write_cluster_tile<2, kTokens, kWays * kPair>(sums, me, p.epilogue, tile, shared);
-      else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kPair, 4)))
+        write_cluster_tile<2, kTokens, kMath, kTileRows>(sums, me, p.epilogue, tile, shared);
+      else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kMath / kWays, 4)))
         write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut);
     });
   }
