@@ -10,12 +10,12 @@
 namespace aoext::cuda {
 namespace {
 
-using int4_decode::kStepUnits;
 using int4_decode::kThreads;
 using int4_decode::kTileN;
 using int4_decode::kUnitBytes;
 using int4_decode::kUnitK;
 using int4_decode::Walk;
+using int4_decode::Way;
 using Kernel = void (*)(Walk);
 
 // The bytes of scales that can be copied at once, 16 or 4; 0 where their alignment is less.
@@ -28,29 +28,36 @@ int scale_bytes(const Int4Linear& p) {
 // The k that share a scale, as far as there are kernels for them: 32 serves any group.
 int sub_of(const Int4Linear& p) { return p.group_size % kUnitK == 0 && scale_bytes(p) ? kUnitK : 32; }
 
-template <Element X, Element S, int Sub, int Rows, bool Ringed>
+template <Element X, Element S, int Sub, int Rows, Way Steps>
 Kernel kernel_of(const DecodeConfig& c) {
   using int4_decode::int4_decode_kernel;
-  if (c.warp_tiles == 1) return int4_decode_kernel<X, S, Sub, Rows, Ringed, 1>;
-  if (c.warp_tiles == 2) return int4_decode_kernel<X, S, Sub, Rows, Ringed, 2>;
+  const int shape = c.warp_tiles * 10 + c.units;
+  if (shape == 12) return int4_decode_kernel<X, S, Sub, Rows, Steps, 1, 2>;
+  if constexpr (Steps != Way::registers || Rows == 16)
+    if (shape == 21) return int4_decode_kernel<X, S, Sub, Rows, Steps, 2, 1>;
+  if constexpr (Steps == Way::registers && Rows < 16)
+    if (shape == 22) return int4_decode_kernel<X, S, Sub, Rows, Steps, 2, 2>;
   return nullptr;
 }
 
-template <Element X, Element S, int Sub, bool Ringed>
+template <Element X, Element S, int Sub, Way Steps>
 Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
   if constexpr (Sub < kUnitK)
-    if (p.M <= 2) return kernel_of<X, S, Sub, 2, Ringed>(c);
-  return p.M <= 8 ? kernel_of<X, S, Sub, 8, Ringed>(c) : kernel_of<X, S, Sub, 16, Ringed>(c);
+    if (p.M <= 2) return kernel_of<X, S, Sub, 2, Steps>(c);
+  return p.M <= 8 ? kernel_of<X, S, Sub, 8, Steps>(c) : kernel_of<X, S, Sub, 16, Steps>(c);
+}
+
+template <Element X, Element S>
+Kernel kernel_of_scale(const Int4Linear& p, const DecodeConfig& c) {
+  if (sub_of(p) < kUnitK) return kernel_of<X, S, 32, Way::ring>(p, c);
+  return c.depth == 1 ? kernel_of<X, S, kUnitK, Way::registers>(p, c) : kernel_of<X, S, kUnitK, Way::ring>(p, c);
 }
 
 template <Element X>
 Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
-  const bool unit = sub_of(p) == kUnitK;
-  if (p.scale_type == Element::fp32)
-    return unit ? kernel_of<X, Element::fp32, kUnitK, true>(p, c) : kernel_of<X, Element::fp32, 32, true>(p, c);
+  if (p.scale_type == Element::fp32) return kernel_of_scale<X, Element::fp32>(p, c);
   if (p.scale_type != X) return nullptr;
-  if (!scale_bytes(p)) return kernel_of<X, X, 32, false>(p, c);
-  return unit ? kernel_of<X, X, kUnitK, true>(p, c) : kernel_of<X, X, 32, true>(p, c);
+  return scale_bytes(p) ? kernel_of_scale<X, X>(p, c) : kernel_of<X, X, 32, Way::loose>(p, c);
 }
 
 Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
@@ -69,9 +76,9 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
-  const int units = kStepUnits / c.warp_tiles;  // of k, that a step takes
+  const bool registers = c.depth == 1;
   const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
-  const bool depth = c.depth == 2 || c.depth == 3 || c.depth == 4 || c.depth == 6;
+  const bool depth = (registers && sub == kUnitK) || c.depth == 2 || c.depth == 3 || c.depth == 4 || c.depth == 6;
   // A half warp either sends or collects, and every block collects something.
   if (!cluster || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
       tiles * M < c.cluster)
@@ -83,18 +90,19 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   w.scale_groups = static_cast<int>(p.K / p.group_size), w.scale_bytes = scale_bytes(p);
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
   w.units = static_cast<int>(ceil_div(p.K, kUnitK));
-  w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), units) * units);
-  w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
+  w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), c.units) * c.units);
+  w.depth = registers ? 2 : c.depth, w.ahead = c.ahead / 16 * 16;
   w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
   w.bias_type = static_cast<int>(p.bias_type);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
   w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<float>::sums(tiles, c.slices, M, 1)) : 0;
-  const int scales = w.scale_bytes ? int4_decode::step_scale_bytes(sub, p.scale_type == Element::fp32 ? 4 : 2) : 0;
-  const size_t fixed = size_t(warps) * c.depth * (kStepUnits * kUnitBytes + scales) + int4_decode::kFixedBytes +
+  const Way way = !w.scale_bytes ? Way::loose : registers ? Way::registers : Way::ring;
+  const int step_bytes = int4_decode::step_bytes(way, c.warp_tiles * c.units, sub, p.scale_type == Element::fp32 ? 4 : 2);
+  const size_t fixed = size_t(warps) * w.depth * step_bytes + int4_decode::kFixedBytes +
                        Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
   const size_t per_unit = int4_decode::unit_x_bytes(M) + int4_decode::unit_sum_bytes(M, sub) + int4_decode::unit_back_bytes(M);
-  const int step = c.slices * units;
+  const int step = c.slices * c.units;
   if (fixed + per_unit * step > shared_limit) return false;
   const int room = static_cast<int>((shared_limit - fixed) / per_unit);
   if (w.part_units <= room) {
@@ -119,33 +127,41 @@ double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, i
   return few * std::max(read, rounds) + x + 0.4 * l.turns + (c.cluster > 1 ? 0.5 : 0) + (c.cluster > 2 ? 0.5 : 0);
 }
 
+// body(config, its launch, blocks of it that a multiprocessor has at once) for all cuts that may be worth it.
+template <class Body>
+void each_cut(const Int4Linear& p, int sms, int shared_memory, bool hopper, Body&& body) {
+  constexpr int kAhead = 1024, kMostBlocks = 65535;
+  constexpr int kSmWarps = 16;  // that have registers
+  DecodeConfig c{1, 2, 1, 1, 1, 1, 1, shared_memory, kAhead, hopper};
+  for (c.warp_tiles = 1; c.warp_tiles <= 2; ++c.warp_tiles)
+    for (c.units = 1; c.units <= 2; ++c.units)
+      for (c.depth = 1; c.depth <= 3; ++c.depth) {
+        if (!kernel_of(p, c)) continue;
+        for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
+          for (c.tiles = 1; c.tiles <= kSmWarps; ++c.tiles)
+            for (c.slices = 1; c.tiles * c.slices <= kSmWarps; ++c.slices)
+              for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= kSmWarps; ++resident) {
+                // Clusters of more than two leave some multiprocessors of a GPC idle.
+                const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+                if (slots < 1) continue;
+                const int64_t groups = ceil_div(p.N, kTileN * c.tiles * c.warp_tiles);
+                c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
+                Launch l;
+                if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
+                body(c, l, std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms))));
+              }
+      }
+}
+
 }  // namespace
 
 DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
-  constexpr int kAhead = 1024, kMostBlocks = 65535;
-  const int sm_warps = 16;  // that have registers
-  DecodeConfig best{2, 2, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)),
-                    shared_memory, kAhead, hopper};
-  DecodeConfig c = best;
+  DecodeConfig best{};
   double best_time = 1e30;
-  for (c.warp_tiles = 1; c.warp_tiles <= 2; ++c.warp_tiles)
-    for (int depth : {2, 3, 4, 6})
-      for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
-        for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
-          for (c.slices = 1; c.tiles * c.slices <= kThreads / 32; ++c.slices)
-            for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
-              // Clusters of more than two leave some multiprocessors of a GPC idle.
-              const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
-              if (slots < 1) continue;
-              const int64_t groups = ceil_div(p.N, kTileN * c.tiles * c.warp_tiles);
-              c.depth = depth;
-              c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
-              Launch l;
-              if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
-              const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
-              const double time = model_time(p, c, l, sms, at_once);
-              if (time < best_time) best_time = time, best = c;
-            }
+  each_cut(p, sms, shared_memory, hopper, [&](const DecodeConfig& c, const Launch& l, int resident) {
+    const double time = model_time(p, c, l, sms, resident);
+    if (time < best_time) best_time = time, best = c;
+  });
   return best;
 }
 

@@ -35,7 +35,6 @@ namespace aoext::cuda::int4_decode {
 constexpr int kUnitK = 128;             // k of a unit
 constexpr int kTileN = 16;              // rows n of a tile
 constexpr int kUnitBytes = kTileN * 64;
-constexpr int kStepUnits = 2;           // of a step, in tiles times k
 constexpr int kThreads = 512;           // that a block may have, of 128 registers
 
 // What a launch needs beyond the problem; every division a kernel does is by a constant of these.
@@ -64,7 +63,18 @@ struct Walk {
   int bias_type;  // Element
 };
 
-__host__ __device__ constexpr int step_scale_bytes(int sub, int scale_bytes) { return kStepUnits * (kUnitK / sub) * 2 * kTileN * scale_bytes; }
+// How a warp's steps come to it.
+enum class Way {
+  ring,       // weights and scales through shared memory
+  loose,      // weights likewise; scales, whose alignment is not enough, are read when they are needed
+  registers,  // scales through shared memory, weights straight to registers, a step ahead
+};
+
+// Of a step of so many units: weights, scales and zero points in shared memory.
+__host__ __device__ constexpr int step_bytes(Way way, int units, int sub, int scale_bytes) {
+  return (way == Way::registers ? 0 : units * kUnitBytes) +
+         (way == Way::loose ? 0 : units * (kUnitK / sub) * 2 * kTileN * scale_bytes);
+}
 // Of a unit of x in shared memory: X', sums of its subs, 2^-e; an even number of m has room.
 __host__ __device__ constexpr int unit_x_bytes(int M) { return M * kUnitK * 2; }
 __host__ __device__ constexpr int unit_sum_bytes(int M, int sub) { return (M + 1) / 2 * 2 * (kUnitK / sub) * 8; }
@@ -74,17 +84,19 @@ constexpr int kFixedBytes = 32;  // 16 zeros, two barriers
 // X: type of x and y. S: of scales. Sub: k that share a scale, 128 / Sub of them in a unit. Rows: 8 or 16, as many of x as there
 // may be; 2 where a lane keeps a quarter to itself. Ringed: scales go through the ring; else their alignment is not enough, and
 // they are read when they are needed. Tiles: of a warp.
-template <Element X, Element S, int Sub, int Rows, bool Ringed, int Tiles>
+template <Element X, Element S, int Sub, int Rows, Way Steps, int Tiles, int Units>
 __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_constant__ Walk p) {
   using Num = Number<X>;
   using Pair = ScalePair<S>;
   constexpr bool kQuarters = Rows == 2;
   static_assert(!kQuarters || Sub == 32);
   constexpr bool kSpread = Sub < kUnitK && !kQuarters;  // words of a sub over the four lanes
-  constexpr int kSubs = kUnitK / Sub, kLaneSubs = kQuarters ? 1 : kSubs, kOctets = (Rows + 7) / 8, kUnits = kStepUnits / Tiles;
+  constexpr int kSubs = kUnitK / Sub, kLaneSubs = kQuarters ? 1 : kSubs, kOctets = (Rows + 7) / 8, kStepUnits = Tiles * Units;
   constexpr int kHalf = kTileN * Pair::kBytes;  // scales of a tile and sub, or their zero points
-  constexpr int kWeightBytes = kStepUnits * kUnitBytes;
-  constexpr int kStepBytes = kWeightBytes + (Ringed ? step_scale_bytes(Sub, Pair::kBytes) : 0);
+  constexpr bool kRegisters = Steps == Way::registers, kLoose = Steps == Way::loose;
+  static_assert(!kRegisters || !kSpread);
+  constexpr int kWeightBytes = kRegisters ? 0 : kStepUnits * kUnitBytes;
+  constexpr int kStepBytes = step_bytes(Steps, kStepUnits, Sub, Pair::kBytes);
   // Sums that do not wait for each other.
   constexpr int kChains = Tiles == 1 && kOctets == 1 && kLaneSubs == 1 ? 2 : 1;
   extern __shared__ __align__(128) uint8_t smem[];
@@ -92,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
   const int slices = blockDim.y, tiles = blockDim.z * Tiles, warps = blockDim.y * blockDim.z, warp = threadIdx.z * slices + slice;
   const int rank = blockIdx.x, cluster = gridDim.x;
   const int part_begin = rank * p.part_units, part_end = min(part_begin + p.part_units, p.units);
-  const int stride = slices * kUnits;  // units between a warp's steps
+  const int stride = slices * Units;  // units between a warp's steps
 
   // Shared memory: X' [chunk unit][word][m][t] of 16 B, the warps' rings, zeros, two barriers, {-8 sum X', sum x}
   // [chunk unit][sub][m], 2^-e [chunk unit][m], partial sums.
@@ -132,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
   };
   const auto aim_chunk = [&](int chunk) {
     const int begin = part_begin + chunk * p.chunk_units;
-    at.unit = begin + slice * kUnits;
+    at.unit = begin + slice * Units;
     at.end = min(begin + p.chunk_units, part_end);
   };
   const auto group_of = [&](int unit, int sub) { return divide(unit * kSubs + sub, p.sub_per_group, p.group_magic); };
@@ -152,18 +164,23 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
   };
   // A lane's piece of 16 bytes lies where reading word j of all lanes meets all banks.
   const int swizzle = kSpread ? g >> 1 & 3 : 0;
+  uint4 next[kRegisters ? Units : 1][2 * Tiles];
   const auto fetch = [&](int slot) {
     if (at.group < p.tile_groups && at.unit < at.end) {
       const uint32_t to = ring + slot * kStepBytes, piece = to + g * 64 + (t ^ swizzle) * 16;
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
+      for (int u = 0; u < Units; ++u) {
         const int byte = (at.unit + u) * (kUnitK / 2);
         const bool inside = byte + t * 16 < row_bytes;
         const uint8_t* from = at.weight + (inside ? byte : 0);
 #pragma unroll
-        for (int i = 0; i < 2 * Tiles; ++i) copy16(piece + (u * 2 * Tiles + i) * 512, from + at.row[i], inside);
+        for (int i = 0; i < 2 * Tiles; ++i)
+          if constexpr (kRegisters)
+            next[u][i] = load_stream(from + at.row[i]);
+          else
+            copy16(piece + (u * 2 * Tiles + i) * 512, from + at.row[i], inside);
       }
-      if constexpr (Ringed) {
+      if constexpr (!kLoose) {
         if (p.scale_bytes == 16)
           copy_scales(to + kWeightBytes, std::integral_constant<int, 16>{});
         else
@@ -242,11 +259,11 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
 
   // Scales and zero points of a step that do not come through the ring.
   struct Loose {
-    Pair scale[Ringed ? 1 : kUnits * kLaneSubs * Tiles], zero[Ringed ? 1 : kUnits * kLaneSubs * Tiles];
+    Pair scale[kLoose ? Units * kLaneSubs * Tiles : 1], zero[kLoose ? Units * kLaneSubs * Tiles : 1];
   };
   const auto read_loose = [&](Loose& loose, int group, int unit) {
 #pragma unroll
-    for (int i = 0; i < kUnits * kLaneSubs * Tiles; ++i) {
+    for (int i = 0; i < Units * kLaneSubs * Tiles; ++i) {
       const int n = min(first_row(group) + i % Tiles * kTileN + 2 * g, static_cast<int>(p.N) - 1), us = i / Tiles;
       const int64_t row = min(group_of(unit, kQuarters ? us * kSubs + t : us), static_cast<uint32_t>(p.scale_groups - 1));
       loose.scale[i].read(p.scale, row * p.N + n, n + 1 < p.N);
@@ -256,9 +273,10 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
 
   const uint32_t piece_at = ring + g * 64 + (kSpread ? swizzle * 16 + t * 4 : t * 16);
   const uint32_t scale_at = ring + kWeightBytes + (kQuarters ? t * Tiles * 2 * kHalf : 0) + g * 2 * Pair::kBytes;
-  const auto compute = [&](int slot, int first, const Loose& loose) {  // first: unit in the chunk
+  const auto compute = [&](int slot, int first, const uint4(&now)[kRegisters ? Units : 1][2 * Tiles],
+                           const Loose& loose) {  // first: unit in the chunk
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
+    for (int u = 0; u < Units; ++u) {
       uint32_t w[2 * Tiles][4];
 #pragma unroll
       for (int i = 0; i < 2 * Tiles; ++i) {
@@ -267,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
 #pragma unroll
           for (int j = 0; j < 4; ++j) w[i][j] = load_shared_word((from ^ j * 16) + (u * 2 * Tiles + i) * 512);
         } else {
-          const uint4 v = load_shared_16(from + (u * 2 * Tiles + i) * 512);
+          const uint4 v = kRegisters ? now[kRegisters ? u : 0][i] : load_shared_16(from + (u * 2 * Tiles + i) * 512);
           w[i][0] = v.x, w[i][1] = v.y, w[i][2] = v.z, w[i][3] = v.w;
         }
       }
@@ -303,8 +321,8 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
 #pragma unroll
         for (int i = 0; i < Tiles; ++i) {
           const int item = (u * kLaneSubs + s) * Tiles + i;
-          Pair scale = loose.scale[Ringed ? 0 : item], zero = loose.zero[Ringed ? 0 : item];
-          if constexpr (Ringed) {
+          Pair scale = loose.scale[kLoose ? item : 0], zero = loose.zero[kLoose ? item : 0];
+          if constexpr (!kLoose) {
             const uint32_t from = scale_at + slot * kStepBytes + ((u * kSubs + s) * Tiles + i) * 2 * kHalf;
             scale.read_shared(from), zero.read_shared(from + kHalf);
           }
@@ -359,29 +377,39 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
       const int begin = part_begin + chunk * p.chunk_units, end = min(begin + p.chunk_units, part_end);
       if (turn == 0 || p.chunks > 1) {
         if (chunk + turn > 0) __syncthreads();
-        const int count = (end - begin + kUnits - 1) / kUnits * kUnits * p.M;
+        const int count = (end - begin + Units - 1) / Units * Units * p.M;
         int i = warp * 8;
         do {
           uint4 v[4];
           const Item one = item_of(i, count);
           load_x(one, begin, v);
 #pragma unroll 1
-          for (; fetched < p.depth; ++fetched) fetch(fetched);
+          for (; fetched < (kRegisters ? 1 : p.depth); ++fetched) fetch(fetched);
           if (i < count) stage_x(one, v);
           i += warps * 8;
         } while (i < count);
         __syncthreads();
       }
 #pragma unroll 1
-      for (int unit = slice * kUnits, i = 0; i < p.warp_steps; ++i, unit += stride) {
+      for (int unit = slice * Units, i = 0; i < p.warp_steps; ++i, unit += stride) {
+        const int after = slot + 1 == p.depth ? 0 : slot + 1;
         Loose loose;
-        if (!Ringed && begin + unit < end) read_loose(loose, group, begin + unit);
+        if constexpr (kLoose)
+          if (begin + unit < end) read_loose(loose, group, begin + unit);
+        uint4 now[kRegisters ? Units : 1][2 * Tiles];
+        if constexpr (kRegisters) {  // waits for them, and only then are more on their way
+#pragma unroll
+          for (int u = 0; u < Units; ++u)
+#pragma unroll
+            for (int w = 0; w < 2 * Tiles; ++w) now[u][w] = next[u][w];
+          fetch(after);
+        }
         wait_for_step(p.depth);
         __syncwarp();
-        if (begin + unit < end) compute(slot, unit, loose);
+        if (begin + unit < end) compute(slot, unit, now, loose);
         __syncwarp();
-        fetch(slot);
-        slot = slot + 1 == p.depth ? 0 : slot + 1;
+        if constexpr (!kRegisters) fetch(slot);
+        slot = after;
       }
     }
     if constexpr (kQuarters) {

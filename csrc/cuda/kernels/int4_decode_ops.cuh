@@ -8,6 +8,14 @@
 
 namespace aoext::cuda::int4_decode {
 
+__device__ __forceinline__ uint4 load_stream(const uint8_t* p) {  // read once: must not push x out of L1
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
 __device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t d, uint32_t magic) { return d == 1 ? n : __umulhi(n, magic); }
 
 __device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }  // -127 < e; 128 gives Inf
