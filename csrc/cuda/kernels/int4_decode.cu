@@ -10,7 +10,6 @@
 namespace aoext::cuda {
 namespace {
 
-using int4_decode::kThreads;
 using int4_decode::kTileN;
 using int4_decode::kUnitBytes;
 using int4_decode::kUnitK;
@@ -28,14 +27,22 @@ int scale_bytes(const Int4Linear& p) {
 // The k that share a scale, as far as there are kernels for them: 32 serves any group.
 int sub_of(const Int4Linear& p) { return p.group_size % kUnitK == 0 && scale_bytes(p) ? kUnitK : 32; }
 
+// How steps come to a warp. Groups of 128 could do either way: a ring reads ahead further, and costs shared memory twice the
+// bytes of weights, which it has not to spare where each of many rows m reads x from there.
+Way way_of(const Int4Linear& p) {
+  constexpr int kRingRows = 4;
+  if (scale_bytes(p) == 0) return Way::loose;
+  return sub_of(p) == kUnitK && p.M > kRingRows ? Way::registers : Way::ring;
+}
+
 template <Element X, Element S, int Sub, int Rows, Way Steps>
 Kernel kernel_of(const DecodeConfig& c) {
   using int4_decode::int4_decode_kernel;
   const int shape = c.warp_tiles * 10 + c.units;
   if (shape == 12) return int4_decode_kernel<X, S, Sub, Rows, Steps, 1, 2>;
-  if constexpr (Steps != Way::registers || Rows == 16)
+  if constexpr (Steps == Way::ring || (Steps == Way::registers && Rows == 16))
     if (shape == 21) return int4_decode_kernel<X, S, Sub, Rows, Steps, 2, 1>;
-  if constexpr (Steps == Way::registers && Rows < 16)
+  if constexpr (Steps == Way::registers && Rows == 8)
     if (shape == 22) return int4_decode_kernel<X, S, Sub, Rows, Steps, 2, 2>;
   return nullptr;
 }
@@ -50,7 +57,7 @@ Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
 template <Element X, Element S>
 Kernel kernel_of_scale(const Int4Linear& p, const DecodeConfig& c) {
   if (sub_of(p) < kUnitK) return kernel_of<X, S, 32, Way::ring>(p, c);
-  return c.depth == 1 ? kernel_of<X, S, kUnitK, Way::registers>(p, c) : kernel_of<X, S, kUnitK, Way::ring>(p, c);
+  return way_of(p) == Way::ring ? kernel_of<X, S, kUnitK, 8, Way::ring>(c) : kernel_of<X, S, kUnitK, Way::registers>(p, c);
 }
 
 template <Element X>
@@ -71,16 +78,20 @@ struct Launch {
   size_t shared;  // bytes
 };
 
+// Of a block, and of a multiprocessor, which has registers for so many.
+int most_warps(const Int4Linear& p, const DecodeConfig& c) {
+  return int4_decode::most_threads(way_of(p), p.M <= 8 ? 8 : 16, c.warp_tiles) / 32;
+}
+
 // The walk of a config, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
-  const bool registers = c.depth == 1;
   const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
-  const bool depth = (registers && sub == kUnitK) || c.depth == 2 || c.depth == 3 || c.depth == 4 || c.depth == 6;
+  const bool depth = way_of(p) == Way::registers ? c.depth == 1 : c.depth == 2 || c.depth == 3;
   // A half warp either sends or collects, and every block collects something.
-  if (!cluster || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
+  if (!cluster || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > most_warps(p, c) || warps * 2 % c.cluster ||
       tiles * M < c.cluster)
     return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
@@ -91,14 +102,13 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
   w.units = static_cast<int>(ceil_div(p.K, kUnitK));
   w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), c.units) * c.units);
-  w.depth = registers ? 2 : c.depth, w.ahead = c.ahead / 16 * 16;
+  w.depth = std::max(c.depth, 2), w.ahead = c.ahead / 16 * 16;
   w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
   w.bias_type = static_cast<int>(p.bias_type);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
   w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<float>::sums(tiles, c.slices, M, 1)) : 0;
-  const Way way = !w.scale_bytes ? Way::loose : registers ? Way::registers : Way::ring;
-  const int step_bytes = int4_decode::step_bytes(way, c.warp_tiles * c.units, sub, p.scale_type == Element::fp32 ? 4 : 2);
+  const int step_bytes = int4_decode::step_bytes(way_of(p), c.warp_tiles * c.units, sub, p.scale_type == Element::fp32 ? 4 : 2);
   const size_t fixed = size_t(warps) * w.depth * step_bytes + int4_decode::kFixedBytes +
                        Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
   const size_t per_unit = int4_decode::unit_x_bytes(M) + int4_decode::unit_sum_bytes(M, sub) + int4_decode::unit_back_bytes(M);
@@ -117,30 +127,59 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   return true;
 }
 
+// What differs between kernels: µs for a µs of reading, for a KB of a warp's weights and more per m, and for those of the first
+// steps, on their way; and µs that a warp needs for a KB, however alone it is.
+struct Costs {
+  double read, work, work_m, fill, alone;
+};
+
+Costs costs_of(const Int4Linear& p) {
+  if (sub_of(p) < kUnitK) {
+    if (p.M <= 2) return {1.02092, 0.01418, 0.00179, 0.0118, 0.14042};
+    return p.M <= 8 ? Costs{1.13931, 0.01454, 0.00191, 0.01118, 0.28191} : Costs{1.92358, 0.04515, 0.00005, 0.00847, 0};
+  }
+  if (way_of(p) == Way::ring) return {1.0554, 0.00861, 0.00334, 0.00725, 0.26989};
+  return p.M <= 8 ? Costs{1.14676, 0.00691, 0.00138, 0.01427, 0.22478} : Costs{1.61607, 0.0216, 0.00088, 0, 0};
+}
+
+// Microseconds of a cut, by a model: reading the weight, by pieces of rows, or the steps of a multiprocessor's warps; x on its
+// way and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet, once a turn. Several
+// blocks on a multiprocessor hide that from each other. The constants are a fit to cuts measured on an H200, M = 1 to 16, groups
+// of 32 and 128, eight N x K.
 double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, int sms, int resident) {
   const Walk& w = l.walk;
-  const double warps = resident * c.tiles * c.slices;
-  const double read = static_cast<double>(p.N) * p.K / 2 * (1 + 8.0 / std::min<int64_t>(p.group_size, 128)) / 4.5e6;
-  const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * std::max(warps * 0.06, 0.8 / c.depth);
-  const double x = 0.008 * p.M * resident * w.part_units * (w.chunks > 1 ? l.turns : 1);
-  const double few = std::max(1.0, 32 / (warps * c.depth));
-  return few * std::max(read, rounds) + x + 0.4 * l.turns + (c.cluster > 1 ? 0.5 : 0) + (c.cluster > 2 ? 0.5 : 0);
+  const Costs cost = costs_of(p);
+  const double m = w.M, kb = c.warp_tiles * c.units, warps = resident * c.tiles * c.slices, turns = l.turns;
+  // The quarter of a multiprocessor with the most of a block's warps has so many times four.
+  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
+  const double work = busiest * kb * (cost.work + cost.work_m * m / c.warp_tiles);
+  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, cost.alone * kb);
+  const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * sms * resident);
+  const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK));
+  const double read = bytes / 4.66e6 * (cost.read + 0.1732 / (c.slices * c.units)) * (0.52 + 0.48 / std::min(busy, 1.0));
+  const double x = m * resident * w.part_units / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
+  const double met = 0.00215 * m * warps * c.warp_tiles + (c.cluster > 1 ? 0.477 : 0) +
+                     0.494 * static_cast<double>(ceil_div(c.warp_tiles * w.M, 2 * c.slices));
+  const double few = std::max(1.0, 12 / warps);  // fewer than any of those cuts has: not known, and hardly better
+  return 1.587 + few * std::pow(std::pow(read, 4) + std::pow(steps, 4), 0.25) + 0.00743 * x + again * (0.00661 * x + 1.169) +
+         turns * met + cost.fill * warps * kb * std::min(c.depth, w.warp_steps) + (resident == 1 ? 0.611 : 0) +
+         (c.cluster > 2 ? 0.184 : 0);
 }
 
 // body(config, its launch, blocks of it that a multiprocessor has at once) for all cuts that may be worth it.
 template <class Body>
 void each_cut(const Int4Linear& p, int sms, int shared_memory, bool hopper, Body&& body) {
   constexpr int kAhead = 1024, kMostBlocks = 65535;
-  constexpr int kSmWarps = 16;  // that have registers
   DecodeConfig c{1, 2, 1, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   for (c.warp_tiles = 1; c.warp_tiles <= 2; ++c.warp_tiles)
     for (c.units = 1; c.units <= 2; ++c.units)
       for (c.depth = 1; c.depth <= 3; ++c.depth) {
         if (!kernel_of(p, c)) continue;
+        const int most = most_warps(p, c);
         for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
-          for (c.tiles = 1; c.tiles <= kSmWarps; ++c.tiles)
-            for (c.slices = 1; c.tiles * c.slices <= kSmWarps; ++c.slices)
-              for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= kSmWarps; ++resident) {
+          for (c.tiles = 1; c.tiles <= most; ++c.tiles)
+            for (c.slices = 1; c.tiles * c.slices <= most; ++c.slices)
+              for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= most; ++resident) {
                 // Clusters of more than two leave some multiprocessors of a GPC idle.
                 const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
                 if (slots < 1) continue;

@@ -1,12 +1,13 @@
 // y[m, n] = sum_k x[m, k] (q[n, k] s[k/g, n] + z[k/g, n]) + bias[n] for few rows m: weight-only int4, limited by reading q.
 //
-// Walk. A unit is 16 rows n by 128 k: 1 KB of nibbles. A warp takes one tile of 16 rows, or two, and a slice of their k, through
-// a ring of its own in shared memory: a step is 2 KB, two units of one tile or one of two, with their scales and zero points, and
-// several steps are on their way all the time, 64 to 128 KB a multiprocessor, which registers could not hold. Lane (g = lane / 4,
-// t = lane % 4) copies bytes 16t..16t+15 of a unit's rows 2g and 2g + 1, which are rows g and g + 8 of mma's A operand, so that
-// the scales of its two rows are neighbours. No warp waits for another one there. Slices meet in shared memory; the k of a block
-// is a part of K where blocks of a cluster share it (few_rows.cuh). x waits in shared memory in the order in which mma wants it.
-// Sums run in a fixed order: mma, groups, slices, cluster.
+// Walk. A unit is 16 rows n by 128 k: 1 KB of nibbles. A warp takes one tile of 16 rows, or two, and a slice of their k, in steps
+// of 2 or 4 KB. Up to 4 rows m, and in groups of fewer than 128 k, weights, scales and zero points come through a ring of the
+// warp's own in shared memory, in which two or three steps are on their way all the time, 64 to 96 KB a multiprocessor. With more
+// rows reading x keeps shared memory busy, and weights come straight to registers while the step before is computed. No warp
+// waits for another one there. Lane (g = lane / 4, t = lane % 4) copies bytes 16t..16t+15 of a unit's rows 2g and 2g + 1, which
+// are rows g and g + 8 of mma's A operand, so that the scales of its two rows are neighbours. Slices meet in shared memory; the k
+// of a block is a part of K where blocks of a cluster share it (few_rows.cuh). x waits in shared memory in the order in which mma
+// wants it. Sums run in a fixed order: mma, groups, slices, cluster.
 //
 // Nibbles to bf16 in five operations for eight. u = q + 8 in the low bits of a bf16 is the subnormal number u 2^-133, and four
 // bits higher 16 u 2^-133 (the step of subnormal numbers goes on through the first binade); the tensor cores take both exactly
@@ -32,10 +33,9 @@
 
 namespace aoext::cuda::int4_decode {
 
-constexpr int kUnitK = 128;             // k of a unit
-constexpr int kTileN = 16;              // rows n of a tile
+constexpr int kUnitK = 128;  // k of a unit
+constexpr int kTileN = 16;   // rows n of a tile
 constexpr int kUnitBytes = kTileN * 64;
-constexpr int kThreads = 512;           // that a block may have, of 128 registers
 
 // What a launch needs beyond the problem; every division a kernel does is by a constant of these.
 struct Walk {
@@ -56,7 +56,7 @@ struct Walk {
   int chunk_units;       // of x in shared memory at a time
   int chunks;            // of a part
   int warp_steps;        // of a warp in a chunk
-  int depth;             // steps that a warp has on the way: 2, 3, 4 or 6
+  int depth;             // steps that have room in shared memory: 2 or 3
   int ahead;             // bytes of each row that L2 is asked for while the last kernel ends
   int buffer_stride;     // words to the second buffer of partial sums, 0 where a block does one group of tiles
   int cluster_log2;
@@ -69,6 +69,9 @@ enum class Way {
   loose,      // weights likewise; scales, whose alignment is not enough, are read when they are needed
   registers,  // scales through shared memory, weights straight to registers, a step ahead
 };
+
+// Threads that a block may have. 512 leave a thread 128 registers, 640 leave it 96.
+constexpr int most_threads(Way way, int rows, int tiles) { return way == Way::registers && rows == 8 && tiles == 1 ? 640 : 512; }
 
 // Of a step of so many units: weights, scales and zero points in shared memory.
 __host__ __device__ constexpr int step_bytes(Way way, int units, int sub, int scale_bytes) {
@@ -85,7 +88,7 @@ constexpr int kFixedBytes = 32;  // 16 zeros, two barriers
 // may be; 2 where a lane keeps a quarter to itself. Ringed: scales go through the ring; else their alignment is not enough, and
 // they are read when they are needed. Tiles: of a warp.
 template <Element X, Element S, int Sub, int Rows, Way Steps, int Tiles, int Units>
-__global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_constant__ Walk p) {
+__global__ void __launch_bounds__(most_threads(Steps, Rows, Tiles), 1) int4_decode_kernel(const __grid_constant__ Walk p) {
   using Num = Number<X>;
   using Pair = ScalePair<S>;
   constexpr bool kQuarters = Rows == 2;
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
   // [unit][sub][tile][scale, zero point][row]
   const auto copy_scales = [&](uint32_t to, auto bytes) {
     constexpr int kBytes = decltype(bytes)::value, kPieces = kHalf / kBytes, kAll = kStepUnits * kSubs * 2 * kPieces;
-#pragma unroll (kBytes == 16 ? 4 : 1)
+#pragma unroll(kBytes == 16 ? 4 : 1)
     for (int i = 0; i < kAll; i += 32) {
       const int piece = i + lane, item = piece / (2 * kPieces), in_warp = item % Tiles;
       const int n = first_row(at.group) + in_warp * kTileN + piece % kPieces * (kBytes / Pair::kBytes);
@@ -208,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
     const int item = min(i + g, count - 1), unit = item * p.m_magic >> 20;
     return Item{unit, item - unit * p.M, i + g < count};
   };
-  const auto load_x = [&](const Item& item, int begin, uint4 (&v)[4]) {
+  const auto load_x = [&](const Item& item, int begin, uint4(&v)[4]) {
     const int k0 = (begin + item.unit) * kUnitK;
     const auto* from = static_cast<const uint16_t*>(p.x) + (item.m * p.K + k0);
 #pragma unroll
@@ -217,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
       v[j] = item.mine && k0 + k < static_cast<int>(p.K) ? *reinterpret_cast<const uint4*>(from + k) : uint4{0, 0, 0, 0};
     }
   };
-  const auto stage_x = [&](const Item& item, const uint4 (&v)[4]) {
+  const auto stage_x = [&](const Item& item, const uint4(&v)[4]) {
     const int exponent = top_exponent<Num>(v);
     const bool finite = exponent != 2 * Num::kExponentBias + 1;
     // (an |x| of 2^121 or more, whose 2^-e no float holds, counts as infinite)
@@ -404,7 +407,10 @@ __global__ void __launch_bounds__(kThreads, 1) int4_decode_kernel(const __grid_c
             for (int w = 0; w < 2 * Tiles; ++w) now[u][w] = next[u][w];
           fetch(after);
         }
-        wait_for_step(p.depth);
+        if (p.depth == 2)
+          wait_copies<1>();
+        else
+          wait_copies<2>();
         __syncwarp();
         if (begin + unit < end) compute(slot, unit, now, loose);
         __syncwarp();

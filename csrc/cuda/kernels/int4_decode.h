@@ -11,7 +11,7 @@ namespace aoext::cuda {
 // How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 rows n and a slice of their k.
 struct DecodeConfig {
   int warp_tiles, units;  // of a step: so many tiles by units of 128 k
-  int depth;              // steps that a warp has on the way: 1, in registers, or 2, 3, 4 or 6 in shared memory
+  int depth;              // steps that a warp has on the way: 2 or 3 in a ring, or 1 in registers
   int tiles, slices;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left

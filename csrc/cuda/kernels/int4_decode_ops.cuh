@@ -20,18 +20,6 @@ __device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t d, uint32_t magi
 
 __device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }  // -127 < e; 128 gives Inf
 
-// Until the oldest of so many steps is there.
-__device__ __forceinline__ void wait_for_step(int depth) {
-  if (depth == 2)
-    wait_copies<1>();
-  else if (depth == 3)
-    wait_copies<2>();
-  else if (depth == 4)
-    wait_copies<3>();
-  else
-    wait_copies<5>();
-}
-
 template <Element>
 struct Number;
 
