@@ -234,21 +234,20 @@ class Candidates:
                 yield (tokens, slices, cluster, blocks, self.gpu.shared_memory)
 
     def int4_decode(self) -> Iterator[Config]:
-        rows = 2 if self.M <= 2 else 8 if self.M <= 8 else 16
-        cuts = ((1, 8), (1, 16), (2, 4), (2, 8), (4, 2), (4, 4), (5, 4), (8, 2), (16, 1))
-        for warp_tiles, units in ((2, 1), (1, 2), (2, 2)):
-            for tiles, slices in cuts:
-                for cluster, blocks in self._turns(16 * warp_tiles * tiles):
-                    cut = (tiles, slices, cluster, blocks)
-                    yield (rows, warp_tiles, units, *cut, self.gpu.shared_memory, self.gpu.hopper)
+        for warp_tiles in (1, 2):
+            yield from ((warp_tiles, *ring) for ring in self._rings(16 * warp_tiles, (2, 3, 4, 6)))
 
     def rowwise_decode(self) -> Iterator[Config]:
-        for depth in (2, 4):
+        yield from self._rings(16, (2, 4))
+
+    def _rings(self, rows: int, depths: tuple[int, ...]) -> Iterator[Config]:
+        """Cuts for warps that take so many rows of w each through a ring of so many steps."""
+        for depth in depths:
             for tiles in (1, 2, 3, 4, 5, 8):
                 for slices in (1, 2, 3, 4, 5, 6, 8, 16):
                     if not 4 <= tiles * slices <= 16:
                         continue
-                    for cluster, blocks in self._turns(16 * tiles):
+                    for cluster, blocks in self._turns(rows * tiles):
                         cut = (tiles, slices, cluster, blocks)
                         yield (depth, *cut, self.gpu.shared_memory, 1024, self.gpu.hopper)
 

@@ -13,7 +13,7 @@
 namespace aoext::cuda {
 
 enum class Algorithm {
-  decode,   // few rows of x: weights from memory straight to registers (kernels/int4_decode.cuh)
+  decode,   // few rows of x: a ring of weights in shared memory for each warp (kernels/int4_decode.cuh)
   batch,    // up to 64, on compute capability 9.0 (kernels/sm90a/int4_batch.cuh)
   wgmma,    // more, there (kernels/sm90a/int4_wgmma.cuh)
   mma,      // more, anywhere (kernels/int4_mma.cuh)

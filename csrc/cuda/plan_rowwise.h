@@ -13,7 +13,7 @@
 namespace aoext::cuda {
 
 enum class RowwiseAlgorithm {
-  decode,             // few rows of x: weights from memory straight to registers (kernels/rowwise_decode.cuh)
+  decode,             // few rows of x: a ring of weights in shared memory for each warp (kernels/rowwise_decode.cuh)
   wgmma,              // more, both operands of 8 bits, on compute capability 9.0 (kernels/sm90a/rowwise_wgmma.cuh)
   weight_only_wgmma,  // more, x of 16 bits, there (kernels/sm90a/weight_only_wgmma.cuh)
   scaled_mm,          // many, e4m3 to bf16, there: PyTorch's own kernel

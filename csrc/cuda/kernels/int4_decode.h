@@ -10,13 +10,13 @@ namespace aoext::cuda {
 
 // How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 rows n and a slice of their k.
 struct DecodeConfig {
-  int rows;        // of x that have room in shared memory: 2, 8 or 16, M or more
-  int warp_tiles;  // 1 or 2
-  int units;       // of 128 k that a warp loads at a time
+  int warp_tiles, units;  // of a step: so many tiles by units of 128 k
+  int depth;              // steps that a warp has on the way: 2 or 3 in a ring, or 1 in registers
   int tiles, slices;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
+  int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
 };
 

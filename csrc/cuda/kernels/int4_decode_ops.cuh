@@ -1,9 +1,8 @@
-// The loads and number formats that int4_decode.cuh is written in.
+// The number formats that int4_decode.cuh is written in.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/kernels/few_rows.cuh"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
 
@@ -65,33 +64,30 @@ __device__ __forceinline__ uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c)
   return *reinterpret_cast<uint32_t*>(&r);
 }
 
-// Scales of two neighbouring rows. Paired: they can be read at once.
+// Scales of two neighbouring rows.
 template <Element S>
 struct ScalePair {
-  static constexpr int kBytes = 2;
+  static constexpr int kBytes = 2;  // of one
   uint32_t bits;
-  template <bool Paired>
-  __device__ __forceinline__ void load(const uint8_t* p, int to_next) {
-    if constexpr (Paired) {
-      asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bits) : "l"(p));
-    } else {
-      const auto* q = reinterpret_cast<const uint16_t*>(p);
-      bits = __ldg(q) | static_cast<uint32_t>(__ldg(q + to_next)) << 16;
-    }
+  __device__ __forceinline__ void read_shared(uint32_t address) { bits = load_shared_word(address); }
+  __device__ __forceinline__ void read(const void* p, int64_t i, int to_next) {  // at any alignment
+    const auto* q = static_cast<const uint16_t*>(p) + i;
+    bits = q[0] | static_cast<uint32_t>(q[to_next]) << 16;
   }
-  __device__ __forceinline__ ScalePair from(int lane) const { return {__shfl_sync(~0u, bits, lane)}; }
   __device__ __forceinline__ float2 get() const { return Number<S>::unpack(bits); }
 };
 template <>
 struct ScalePair<Element::fp32> {
   static constexpr int kBytes = 4;
   float a, b;
-  template <bool>
-  __device__ __forceinline__ void load(const uint8_t* p, int to_next) {
-    const auto* q = reinterpret_cast<const float*>(p);
-    a = __ldg(q), b = __ldg(q + to_next);
+  __device__ __forceinline__ void read_shared(uint32_t address) {
+    const float2 v = load_shared_pair(address);
+    a = v.x, b = v.y;
   }
-  __device__ __forceinline__ ScalePair from(int lane) const { return {__shfl_sync(~0u, a, lane), __shfl_sync(~0u, b, lane)}; }
+  __device__ __forceinline__ void read(const void* p, int64_t i, int to_next) {
+    const auto* q = static_cast<const float*>(p) + i;
+    a = q[0], b = q[to_next];
+  }
   __device__ __forceinline__ float2 get() const { return {a, b}; }
 };
 
@@ -110,23 +106,31 @@ __device__ __forceinline__ int top_exponent(const uint4 (&v)[4]) {
   return static_cast<int>(max(top & 0xffffu, top >> 16)) >> N::kMantissa;
 }
 
-// Eight k of x to X' in the order of a word's nibbles, the even and then the odd ones, and their sum times 2^(kOne + shift) to
-// the sums of all lanes' columns.
+// Eight k of x to X' in the order of a word's nibbles, the even and then the odd ones.
+template <typename N>
+__device__ __forceinline__ uint4 arranged(const uint4& v, uint32_t even, uint32_t odd) {
+  const uint4 b = {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.x, v.z, 0x7632),
+                   __byte_perm(v.y, v.w, 0x7632)};
+  if constexpr (N::kNormal) return b;
+  return {multiply<N>(b.x, even), multiply<N>(b.y, even), multiply<N>(b.z, odd), multiply<N>(b.w, odd)};
+}
+
+// And their sum, times 2^kOne, to the sums of all lanes' columns.
 template <typename N>
 __device__ __forceinline__ uint4 arranged(const uint4& v, uint32_t even, uint32_t odd, float (&sum)[4]) {
   constexpr uint32_t one = static_cast<uint32_t>((N::kOne + N::kExponentBias) << N::kMantissa) * 0x10001u;
-  constexpr uint32_t sixteen = static_cast<uint32_t>((N::kOne + 4 + N::kExponentBias) << N::kMantissa) * 0x10001u;
-  uint32_t b0 = __byte_perm(v.x, v.z, 0x5410), b1 = __byte_perm(v.y, v.w, 0x5410);
-  uint32_t b2 = __byte_perm(v.x, v.z, 0x7632), b3 = __byte_perm(v.y, v.w, 0x7632);
-  if constexpr (N::kNormal) {
-    mma<typename N::type>(sum, {one, one, one, one}, b0, b1);
-    mma<typename N::type>(sum, {one, one, one, one}, b2, b3);
-  } else {
-    b0 = multiply<N>(b0, even), b1 = multiply<N>(b1, even), b2 = multiply<N>(b2, odd), b3 = multiply<N>(b3, odd);
-    mma<typename N::type>(sum, {one, one, one, one}, b0, b1);
-    mma<typename N::type>(sum, {sixteen, sixteen, sixteen, sixteen}, b2, b3);
-  }
-  return {b0, b1, b2, b3};
+  constexpr uint32_t of_odd = N::kNormal ? one : one + (4u << N::kMantissa) * 0x10001u;  // sixteen
+  const uint4 b = arranged<N>(v, even, odd);
+  mma<typename N::type>(sum, {one, one, one, one}, b.x, b.y);
+  mma<typename N::type>(sum, {of_odd, of_odd, of_odd, of_odd}, b.z, b.w);
+  return b;
+}
+
+// The sum of a lane's eight k.
+template <typename N>
+__device__ __forceinline__ float lane_sum(const uint4& v) {
+  const float2 a = N::unpack(v.x), b = N::unpack(v.y), c = N::unpack(v.z), d = N::unpack(v.w);
+  return ((a.x + a.y) + (b.x + b.y)) + ((c.x + c.y) + (d.x + d.y));
 }
 
 // Operands of two rows' words: the even k, then the odd ones.

@@ -139,18 +139,6 @@ __device__ inline float load_shared(uint32_t address) {
   return v;
 }
 
-__device__ inline uint32_t load_shared_word(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-  return v;
-}
-
-__device__ inline float2 load_shared_pair(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
-
 __device__ inline void store_shared_pair(uint32_t address, float2 v) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }
