@@ -13,7 +13,7 @@ __version__: str = _version("aoext")
 
 _load_library(__path__)
 
-from aoext import ops  # noqa: E402
+from aoext import inductor, ops  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -26,6 +26,8 @@ from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
 
+inductor.install()  # once Inductor is loaded, and not before
+
 __all__ = [
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8Tensor",
@@ -36,6 +38,7 @@ __all__ = [
     "Int8Tensor",
     "Int8WeightOnlyConfig",
     "explain",
+    "inductor",
     "load_model",
     "ops",
     "quantize_",
