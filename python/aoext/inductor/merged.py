@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
 from aoext.inductor import graph as fx
@@ -63,7 +64,8 @@ def _joined(graph: Graph, nodes: list[Node], dimension: int) -> Node:
     """A new constant of the graph, in place of those of `nodes`."""
     module = graph.owning_module
     constants = [constant_of(node) for node in nodes]
-    joined = torch.cat([constant.detach() for constant in constants if constant is not None], dimension)
+    with unset_fake_temporarily():
+        joined = torch.cat([constant.detach() for constant in constants if constant is not None], dimension)
     name = f"_aoext_merged_{sum(1 for known_name in vars(module)['_buffers'] if '_aoext_merged' in known_name)}"
     module.register_buffer(name, joined)
     node = graph.get_attr(name)
