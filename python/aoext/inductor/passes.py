@@ -13,7 +13,7 @@ from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 import aoext
-from aoext.inductor import bias, merged, scaled, shared, weight_only
+from aoext.inductor import autotune, bias, merged, scaled, shared, weight_only
 from aoext.inductor.options import Options, current
 
 GraphPass = Callable[[Graph], None]
@@ -52,6 +52,7 @@ class AoextPass(custom_graph_pass.CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         options = current()
+        autotune.register_if_wanted()
         if not options.enabled or not _has_work(graph):
             return
         for name in self.names:
