@@ -13,7 +13,7 @@ from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 import aoext
-from aoext.inductor import autotune, bias, merged, scaled, shared, weight_only
+from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only
 from aoext.inductor.options import Options, current
 
 GraphPass = Callable[[Graph], None]
@@ -25,13 +25,14 @@ rewrites: dict[str, int] = {}
 
 # Order counts: a product is fused before its bias is, and shared before its quantisation is.
 BEFORE_FREEZING = ("weight_only", "scaled_products", "bias")
-AFTER_PARTITION = (*BEFORE_FREEZING, "merge_linears", "share_quantization")
+AFTER_PARTITION = (*BEFORE_FREEZING, "merge_linears", "share_quantization", "fuse_quantization")
 PASSES: dict[str, Callable[[Graph], int]] = {
     "weight_only": weight_only.fuse,
     "scaled_products": scaled.fuse,
     "bias": bias.fuse,
     "merge_linears": merged.merge,
     "share_quantization": shared.share,
+    "fuse_quantization": generated.generate,
 }
 
 
@@ -70,7 +71,7 @@ def _has_work(graph: Graph) -> bool:
     return any(node.op == "call_function" and node.target in HEADS for node in graph.nodes)
 
 
-HEADS = weight_only.PRODUCTS.keys() | scaled.PRODUCTS | bias.WITH_BIAS.keys() | shared.SPLIT.keys()
+HEADS = weight_only.PRODUCTS.keys() | scaled.PRODUCTS | bias.WITH_BIAS.keys() | shared.SPLIT.keys() | {torch.ops.ao.quantize_rowwise.default}
 
 
 class _Chain(_InferenceAware or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]

@@ -34,13 +34,13 @@ def share(graph: Graph) -> int:
     count = 0
     for (x, dtype), linears in groups.items():
         if len(linears) > 1:
-            _split(graph, x, dtype, linears)
+            split(graph, x, dtype, linears)
             count += len(linears)
     return count
 
 
-def _split(graph: Graph, x: Node, dtype: torch.dtype, linears: list[Node]) -> None:
-    """Nodes come in the graph's order, so what stands before the first of them serves all."""
+def split(graph: Graph, x: Node, dtype: torch.dtype, linears: list[Node]) -> None:
+    """Quantise x once for `linears`, which stand in the graph's order: what is before the first serves all."""
     with graph.inserting_before(linears[0]):
         quantized = fx.call(graph, ao.quantize_rowwise.default, x, dtype)
         q, scale = (_item(graph, quantized, i) for i in range(2))

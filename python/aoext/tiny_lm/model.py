@@ -113,7 +113,8 @@ class Attention(nn.Module):
             key, value = cache.append(self.layer, key, value)
         # One new position sees all of the cache; several come only at the start, where the usual
         # mask is right.
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=x.shape[1] > 1)
+        several = bool(x.shape[1] > 1)  # a bool, where torch.compile or torch.export hands in a symbol
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=several)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
