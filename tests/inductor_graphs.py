@@ -1,4 +1,4 @@
-"""Inductor's own graph of a function, after all of its passes and without generating code: for tests of our passes."""
+"""Inductor's own graph of a function, after all of its passes and without code: for tests of our passes."""
 
 from __future__ import annotations
 

@@ -219,6 +219,11 @@ def test_the_weight_stays_plain_where_something_else_needs_it(case, generator):
         assert torch.equal(a, b)
 
 
+def read_before_it_is_scaled(x, w, s):
+    y = F.linear(x, w.to(BF16))
+    return y * s.to(BF16).reshape(-1) + y
+
+
 KEPT_8_BIT = {
     "no scale": lambda x, w, s: F.linear(x, w.to(BF16)),
     "a scale along K": lambda x, w, s: F.linear(x, w.to(BF16) * s.new_ones(1, K).to(BF16)),
@@ -228,9 +233,9 @@ KEPT_8_BIT = {
     "a slice": lambda x, w, s: F.linear(x[:, :32], (w[:, :32].to(BF16) * s.to(BF16))),
     "unsigned": lambda x, w, s: F.linear(x, w.view(torch.uint8).to(BF16) * s.to(BF16)),
     "scaled by rows of the input": lambda x, w, s: F.linear(x, w.to(BF16)) * x[:, :1],
-    "read before it is scaled": lambda x, w, s: (lambda y: y * s.to(BF16).reshape(-1) + y)(F.linear(x, w.to(BF16))),
+    "read before it is scaled": read_before_it_is_scaled,
     "int8 product alone": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()),
-    "int8 product with one scale": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()).to(FP32) * s.reshape(-1),
+    "int8 product with one scale": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()).to(FP32) * s.t(),
 }
 
 

@@ -1,9 +1,10 @@
 """With max_autotune, Inductor times the weight-only operators against dequantisation and a plain product.
 
-The operator stays unless the other way is faster by a margin that is not noise, so the outcome is never slower than
-the plan alone. Only products whose sizes are numbers are timed: what is best for one number of rows need not be for
-another, and one graph serves them all where they are dynamic. Needs register_custom_op_autotuning, of torch 2.13;
-without it nothing is timed, and the operators' own plans choose as always.
+The operator stays unless the other way is faster by a margin that is not noise, so the outcome is never
+slower than the plan alone. Only products whose sizes are numbers are timed: what is best for one number of
+rows need not be for another, and one graph serves them all where they are dynamic. Needs
+register_custom_op_autotuning, of torch 2.13; without it nothing is timed, and the operators' own plans
+choose as always.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A bias that is added to the result of an operator goes into the operator, where it costs no pass over the result.
+"""A bias that is added to the result of an operator goes into the operator.
 
-Fires for a bias [N] that is all that reads the product (a reshape may stand between) and does not widen its dtype.
-Activations after the bias stay where they are: no device has a kernel with one, and Inductor fuses them with what
-follows.
+Fires for a bias [N] that is all that reads the product (a reshape may stand between) and does not widen its
+dtype. Activations after the bias stay where they are: no device has a kernel with one, and Inductor fuses
+them with what follows.
 """
 
 from __future__ import annotations

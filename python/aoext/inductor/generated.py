@@ -1,11 +1,13 @@
 """quantize_rowwise as code of Inductor's, which it fuses with the norm or activation before it.
 
-The bits are the contract's: IEEE division, ties to even, saturation, rows with NaN or Inf. What Inductor fuses keeps
-its bfloat16 results in float32, so the value is rounded here by integer arithmetic, as if it had been stored.
+The bits are the contract's: IEEE division, ties to even, saturation, rows with NaN or Inf. What Inductor
+fuses keeps its bfloat16 results in float32, so the value is rounded here by integer arithmetic, as if it
+had been stored.
 
-Fires where it was measured to pay: on CPUs, for few elements (below about two thousand, one call less counts more than
-Inductor's slower loop; 512 rows of 4096 took 1.3 to 3 times as long), so for sizes that are numbers. Not on GPUs, where
-Inductor divides inexactly, and not for float16, whose subnormals that rounding does not know.
+Fires where it was measured to pay: on CPUs, for few elements (below about two thousand, one call less
+counts more than Inductor's slower loop; 512 rows of 4096 took 1.3 to 3 times as long), so for sizes that
+are numbers. Not on GPUs, where Inductor divides inexactly, and not for float16, whose subnormals that
+rounding does not know.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def _inline(graph: Graph, old: Node, x: Node, dtype: torch.dtype) -> None:
 
     fake = known(x)
     with fake.fake_mode:  # type: ignore[attr-defined]
-        traced = make_fx(lambda t: quantize_rowwise(t, dtype), decomposition_table=select_decomp_table())(fake)
+        traced = make_fx(lambda t: quantize_rowwise(t, dtype), select_decomp_table())(fake)
     copies: dict[Node, Node] = {}
     results: Any = ()
     with graph.inserting_before(old):

@@ -1,7 +1,8 @@
 """Reading and rewriting graphs of aten operators: what all passes share.
 
 Graphs are functional where our passes run: a node's value never changes, and what is written into inputs is
-written by copies at the end. A node carries a fake tensor of its value, from which shapes and dtypes are read.
+written by copies at the end. A node carries a fake tensor of its value, from which shapes and dtypes are
+read.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""int4 linears with one input (q, k and v; gate and up) become one call on their weights, one below the other.
+"""int4 linears with one input (q, k and v; gate and up) become one call on joined weights.
 
-On request only (Options.merge_linears): the merged weights are new memory, beside those of the model unless Inductor is
-told to drop them (freezing_discard_parameters). Fires where qdata, scales, zero points and biases are constants
-of the graph that nothing else reads, as Inductor's option `freezing` makes them; their groups must be of one size.
+On request only (Options.merge_linears): the merged weights are new memory, beside those of the model unless
+Inductor is told to drop them (freezing_discard_parameters). Fires where qdata, scales, zero points and
+biases are constants of the graph that nothing else reads, as Inductor's option `freezing` makes them; their
+groups must be of one size.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -30,10 +31,8 @@ def merge(graph: Graph) -> int:
     groups: dict[Any, list[Node]] = defaultdict(list)
     for target in (ao.bf16i4bf16_rowwise.default, ao.bf16i4bf16_rowwise_bias.default):
         for node in graph.find_nodes(op="call_function", target=target):
-            constants = [constant_of(argument) for argument in node.args[1:]]
-            alone = all(fx.only_user(argument) is node for argument in node.args[1:])
-            if alone and all(constant is not None for constant in constants):
-                alike = tuple((c.dtype, c.device, c.shape[0] if d else None) for c, d in _with_dimensions(constants))
+            alike = _form(node)
+            if alike is not None:
                 groups[target, node.args[0], alike].append(node)
     merged = [linears for linears in groups.values() if len(linears) > 1]
     for linears in merged:
@@ -41,8 +40,16 @@ def merge(graph: Graph) -> int:
     return sum(map(len, merged))
 
 
-def _with_dimensions(constants: Sequence[Any]) -> list[tuple[torch.Tensor, int]]:
-    return list(zip(constants, DIMENSIONS, strict=False))
+def _form(linear: Node) -> tuple[Any, ...] | None:
+    """What linears must have in common; None where something is no constant, or read elsewhere."""
+    form = []
+    for argument, dimension in zip(linear.args[1:], DIMENSIONS, strict=False):
+        constant = constant_of(argument)
+        if constant is None or not isinstance(argument, Node) or fx.only_user(argument) is not linear:
+            return None
+        other = None if constant.dim() == 1 else constant.shape[1 - dimension]
+        form.append((constant.dtype, constant.device, other))
+    return tuple(form)
 
 
 def _merge(graph: Graph, linears: list[Node]) -> None:
@@ -63,10 +70,11 @@ def _merge(graph: Graph, linears: list[Node]) -> None:
 def _joined(graph: Graph, nodes: list[Node], dimension: int) -> Node:
     """A new constant of the graph, in place of those of `nodes`."""
     module = graph.owning_module
+    assert module is not None
     constants = [constant_of(node) for node in nodes]
     with unset_fake_temporarily():
         joined = torch.cat([constant.detach() for constant in constants if constant is not None], dimension)
-    name = f"_aoext_merged_{sum(1 for known_name in vars(module)['_buffers'] if '_aoext_merged' in known_name)}"
+    name = next(name for i in count() if not hasattr(module, name := f"_aoext_merged_{i}"))
     module.register_buffer(name, joined)
     node = graph.get_attr(name)
     fake_mode = known(nodes[0]).fake_mode  # type: ignore[attr-defined]

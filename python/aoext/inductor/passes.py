@@ -71,10 +71,19 @@ def _has_work(graph: Graph) -> bool:
     return any(node.op == "call_function" and node.target in HEADS for node in graph.nodes)
 
 
-HEADS = weight_only.PRODUCTS.keys() | scaled.PRODUCTS | bias.WITH_BIAS.keys() | shared.SPLIT.keys() | {torch.ops.ao.quantize_rowwise.default}
+HEADS = (
+    weight_only.PRODUCTS.keys()
+    | scaled.PRODUCTS
+    | bias.WITH_BIAS.keys()
+    | shared.SPLIT.keys()
+    | {torch.ops.ao.quantize_rowwise.default}
+)
 
 
-class _Chain(_InferenceAware or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
+_Base: Any = _InferenceAware or custom_graph_pass.CustomGraphPass
+
+
+class _Chain(_Base):
     """Other people's passes in their order, then ours."""
 
     def __init__(self, theirs: Sequence[GraphPass], ours: AoextPass) -> None:
@@ -83,7 +92,7 @@ class _Chain(_InferenceAware or custom_graph_pass.CustomGraphPass):  # type: ign
     def __call__(self, graph: Graph, is_inference: bool | None = None) -> None:
         for each in self.passes:
             if _InferenceAware is not None and isinstance(each, _InferenceAware) and is_inference is not None:
-                each(graph, is_inference)  # type: ignore[call-arg]
+                each(graph, is_inference)
             else:
                 each(graph)
 
@@ -103,7 +112,7 @@ def chain(theirs: Any, ours: AoextPass) -> Any:
     return theirs if ours in several else _Chain(several, ours)
 
 
-# Products are also fused before Inductor folds constants (its option `freezing`), which would undo quantisation.
+# Products are also fused before Inductor folds constants (its option `freezing`), which makes weights plain.
 SLOTS = {
     "joint_custom_post_pass": AoextPass(BEFORE_FREEZING),
     "post_grad_custom_pre_pass": AoextPass(AFTER_PARTITION),

@@ -3,8 +3,8 @@
     aten._int_mm(x, wᵀ) · x_scale · w_scaleᵀ (+ bias)          as torchao's dynamic int8 tensors compute
     aten._scaled_mm(x, wᵀ, x_scale [M, 1], w_scale [1, N], …)  as torchao's dynamic float8 tensors compute
 
-Scales, bias and conversions may come in any order, with a reshape among them; roundings between them go, as the
-operator rounds once. How activations are quantised before is left as it is: those formulas differ from
+Scales, bias and conversions may come in any order, with a reshape among them; roundings between them go, as
+the operator rounds once. How activations are quantised before is left as it is: those formulas differ from
 quantize_rowwise in their last bits.
 """
 
@@ -166,6 +166,7 @@ def _fuse_scaled_mm(graph: Graph, product: Node) -> bool:
         return False
     column = row_scale(w_scale, [(1, rows)])
     with graph.inserting_before(product):
+        assert isinstance(x, Node)
         result = _scaled_mm(graph, x, weight, x_scale, column, bias, dtype)
     fx.replace(product, result)
     return True

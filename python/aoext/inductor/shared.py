@@ -1,10 +1,11 @@
 """Linears that quantise one activation alike (q, k and v; gate and up) quantise it once.
 
     scaled_linear_rowwise(x, w₁, s₁), scaled_linear_rowwise(x, w₂, s₂), …
-      ->  q, s = quantize_rowwise(x, dtype);  scaled_mm_rowwise(q, w₁, s, s₁), scaled_mm_rowwise(q, w₂, s, s₂), …
+      ->  q, s = quantize_rowwise(x, dtype)
+          scaled_mm_rowwise(q, w₁, s, s₁), scaled_mm_rowwise(q, w₂, s, s₂), …
 
-The contract makes both the same, bit for bit. A linear that is alone stays in one piece, for which a device may have
-one kernel.
+The contract makes both the same, bit for bit. A linear that is alone stays in one piece, for which a device
+may have one kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def share(graph: Graph) -> int:
 
 
 def split(graph: Graph, x: Node, dtype: torch.dtype, linears: list[Node]) -> None:
-    """Quantise x once for `linears`, which stand in the graph's order: what is before the first serves all."""
+    """Quantise x once for `linears`, which come in the graph's order, so before the first of them."""
     with graph.inserting_before(linears[0]):
         quantized = fx.call(graph, ao.quantize_rowwise.default, x, dtype)
         q, scale = (_item(graph, quantized, i) for i in range(2))

@@ -3,17 +3,20 @@
     x · (dequantize_int4(q, s, z))ᵀ            -> bf16i4bf16_rowwise
     x · (q.to(dtype) · s)ᵀ, (x · q.to(dtype)ᵀ) · sᵀ    -> bf16i8bf16_rowwise, bf16f8bf16_rowwise
 
-and their _bias variants, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The 8-bit forms are
-what torchao's weight-only tensors and PyTorch's dequantize_per_channel come down to. Roundings in between may go,
-as the operators round once; conversions to a wider type, after which rounded weights would be exact, may not.
+and their _bias variants, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The
+8-bit forms are what torchao's weight-only tensors and PyTorch's dequantize_per_channel come down to.
+Roundings in between may go, as the operators round once; conversions to a wider type, after which rounded
+weights would be exact, may not.
 
-A chain stays where something else reads any part of it: the plain weight would be made all the same. It also stays
-where the weight is stored [K, N], has zero points that are not known to be 0, or lies elsewhere than the input.
+A chain stays where something else reads any part of it: the plain weight would be made all the same. It
+also stays where the weight is stored [K, N], has zero points that are not known to be 0, or lies elsewhere
+than the input.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace as changed
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import Any
 
 import torch
@@ -68,8 +71,9 @@ def fuse(graph: Graph) -> int:
 
 def _fuse_product(graph: Graph, product: Node, input_at: int, weight_at: int) -> bool:
     x, plain = product.args[input_at], product.args[weight_at]
-    expanded = is_call(product, aten.bmm.default)
-    weight = _read(_without_batch(plain) if expanded else plain, transposed=not is_call(product, aten.linear.default))
+    if is_call(product, aten.bmm.default):
+        plain = _without_batch(plain)
+    weight = _read(plain, transposed=not is_call(product, aten.linear.default))
     if weight is None or not _fits(x, weight):
         return False
     bias, summand = None, None
@@ -124,7 +128,7 @@ def is_bias(node: Any, rows: int) -> bool:
 
 
 def _read(node: Any, transposed: bool) -> Weight | None:
-    """The weight that `node` is, [N, K] or transposed [K, N]; None if there is no chain, or others read it."""
+    """The weight [N, K], or transposed, that a chain ends in at `node`; None if others read it."""
     if not isinstance(node, Node) or node.op != "call_function" or fx.only_user(node) is None:
         return None
     if fx.is_transposition(node):
@@ -138,11 +142,12 @@ def _read(node: Any, transposed: bool) -> Weight | None:
         if source.dtype is torch.int8 or source.dtype in FLOAT8_DTYPES:
             qdata = _stored(node.args[0], transposed)
             return None if qdata is None or node.args[1] not in FLOAT_DTYPES else Weight(qdata)
-        return _read(node.args[0], transposed) if fx.narrows(source.dtype, node.args[1]) else None
+        return _read(node.args[0], transposed) if fx.narrows(source.dtype, known(node).dtype) else None
     if is_call(node, aten.mul.Tensor):
         return _read_scaled(node, transposed)
     if is_call(node, ao.dequantize_int4.default):
-        return None if transposed else Weight(*node.args[:3])
+        fields: Any = node.args[:3]
+        return None if transposed else Weight(*fields)
     if is_call(node, *_per_channel()):
         return _read_per_channel(node, transposed)
     return None
@@ -193,7 +198,7 @@ def _per_channel() -> list[Any]:
 
 
 def _read_per_channel(node: Node, transposed: bool) -> Weight | None:
-    """dequantize_per_channel(q, scales, zero_points, axis, …), dequantize_per_tensor(q, scale, zero_point, …)."""
+    """dequantize_per_channel(q, scales, zero_points, axis, …) or _per_tensor(q, scale, zero_point, …)."""
     by_channel = "per_channel" in str(node.target)
     qdata, scale, zero_point = node.args[:3]
     if value(qdata) is None or known(qdata).dtype is not torch.int8 or not _is_zero(zero_point):

@@ -112,9 +112,9 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.append(self.layer, key, value)
         # One new position sees all of the cache; several come only at the start, where the usual
-        # mask is right.
-        several = bool(x.shape[1] > 1)  # a bool, where torch.compile or torch.export hands in a symbol
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=several)
+        # mask is right. Without a cache it always is, so that export need not ask how many there are.
+        causal = cache is None or x.shape[1] > 1
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
