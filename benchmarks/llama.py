@@ -5,7 +5,8 @@
 Weights are random and made layer by layer, so that no more memory is needed than the quantised model and
 one layer take. On CUDA whole steps run as replays of one CUDA graph; what stands between the linear layers
 (norms, rotary embedding, attention, SwiGLU, sampling) is PyTorch's own and the same for both, so it narrows
-the gap between them. --compile fuses it by torch.compile before the capture.
+the gap between them. --compile fuses it by torch.compile before the capture, --no-passes without aoext's own
+passes; --split gives q, k, v, gate and up linears of their own, as most checkpoints have them.
 """
 
 from __future__ import annotations
@@ -59,17 +60,29 @@ class Config:
         return self.hidden // self.heads
 
 
-class Block(nn.Module):
-    """One layer: attention and a gated MLP, with q, k and v fused, and gate and up."""
+class Linears(nn.Module):
+    """Linears of one input, their results side by side: what one linear of all their rows gives."""
 
-    def __init__(self, c: Config, **where: Any) -> None:
+    def __init__(self, inputs: int, outputs: list[int], **where: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(inputs, n, bias=False, **where) for n in outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+class Block(nn.Module):
+    """One layer: attention and a gated MLP, with q, k and v fused, and gate and up, or `split`."""
+
+    def __init__(self, c: Config, split: bool = False, **where: Any) -> None:
         super().__init__()
         self.c = c
         self.attention_norm = nn.RMSNorm(c.hidden, eps=1e-5, **where)
-        self.qkv = nn.Linear(c.hidden, (c.heads + 2 * c.kv_heads) * c.head_dim, bias=False, **where)
+        heads = [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim]
+        self.qkv = Linears(c.hidden, heads if split else [sum(heads)], **where)
         self.out = nn.Linear(c.hidden, c.hidden, bias=False, **where)
         self.mlp_norm = nn.RMSNorm(c.hidden, eps=1e-5, **where)
-        self.gate_up = nn.Linear(c.hidden, 2 * c.ffn, bias=False, **where)
+        self.gate_up = Linears(c.hidden, [c.ffn, c.ffn] if split else [2 * c.ffn], **where)
         self.down = nn.Linear(c.ffn, c.hidden, bias=False, **where)
 
     def forward(
@@ -97,7 +110,12 @@ class Decoder(nn.Module):
     """A decoder with random weights; `quantise` is applied to each layer as soon as it is made."""
 
     def __init__(
-        self, c: Config, device: torch.device, dtype: torch.dtype, quantise: Callable[[nn.Module, bool], None]
+        self,
+        c: Config,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantise: Callable[[nn.Module, bool], None],
+        split: bool = False,
     ) -> None:
         super().__init__()
         self.c = c
@@ -111,7 +129,7 @@ class Decoder(nn.Module):
             return layer
 
         self.embedding = nn.Embedding(c.vocab, c.hidden, **where)
-        self.blocks = nn.ModuleList(made(Block(c, **where), False) for _ in range(c.layers))
+        self.blocks = nn.ModuleList(made(Block(c, split, **where), False) for _ in range(c.layers))
         self.norm = nn.RMSNorm(c.hidden, eps=1e-5, **where)
         self.head = made(nn.Linear(c.hidden, c.vocab, bias=False, **where), True)
         frequencies = ROPE_BASE ** (-torch.arange(0, c.head_dim, 2, device=device) / c.head_dim)
@@ -155,6 +173,7 @@ class Measured:
     ours: float | None  # the share of the GPU's busy time that goes to our kernels; None if not known
     busy: float | None  # the GPU's busy time as a share of `seconds`
     kernels: dict[str, float]  # those that take most of the busy time, with their shares
+    launches: float | None = None  # kernels that one call starts on the GPU
 
     @property
     def tokens_per_s(self) -> float:
@@ -171,8 +190,8 @@ class Scheme:
     prefill: Measured | None = None
 
 
-def profile(run: Callable[[], Any]) -> dict[str, float]:
-    """Seconds that the GPU spends in each kernel, by name; empty where there is nothing to see."""
+def profile(run: Callable[[], Any]) -> tuple[dict[str, float], int]:
+    """Seconds that the GPU spends in each kernel, by name, and how many ran; empty where none is seen."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
@@ -180,29 +199,32 @@ def profile(run: Callable[[], Any]) -> dict[str, float]:
         run()
         torch.cuda.synchronize()
     times: dict[str, float] = {}
+    launches = 0
     for event in found.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times[event.name] = times.get(event.name, 0.0) + event.time_range.elapsed_us() / 1e6
-    return times
+            launches += 1
+    return times, launches
 
 
 def measure(device: Device, call: Callable[[], Any], tokens: int, seconds: float) -> Measured:
     """The typical time of a call that gives so many tokens; on CUDA from replays of a graph of it."""
     call()  # compiles
     timing = interleaved({"": Candidate(lambda: call)}, device, seconds)[""]
-    ours, busy, kernels = None, None, {}
+    ours, busy, kernels, launches = None, None, {}, None
     if device.device.type == "cuda":
         counted: list[float] = []
         # The first replay of a burst is no sample, but it is profiled.
-        found = profile(lambda: counted.extend(timing.clock.samples()))
+        found, events = profile(lambda: counted.extend(timing.clock.samples()))
         total = sum(found.values())
         if total and counted:
             replays = (len(counted) + 1) * timing.clock.calls
             ours = sum(seconds for name, seconds in found.items() if OURS in name) / total
             busy = total / replays / timing.seconds
+            launches = events / replays
             most = sorted(found, key=found.__getitem__, reverse=True)[:LISTED]
             kernels = {name: found[name] / total for name in most}
-    return Measured(timing.seconds, tokens, timing.clock.way, ours, busy, kernels)
+    return Measured(timing.seconds, tokens, timing.clock.way, ours, busy, kernels, launches)
 
 
 def decode(model: Decoder, device: Device, batch: int, context: int, seconds: float, fused: bool) -> Measured:
@@ -264,6 +286,7 @@ def run(
             device.device,
             torch.bfloat16,
             quantiser(name, options["group_size"], options["quantise_head"]),
+            options["split"],
         )
         scheme = Scheme(name, model.weight_bytes())
         for batch in batches:
@@ -287,6 +310,7 @@ def table(results: list[Scheme], prompt: int) -> Table:
     for batch in results[0].decode:
         view.add_column(f"batch {batch}\ntokens/s", justify="right")
         view.add_column("\nours", justify="right")
+        view.add_column("\nkernels", justify="right")
     if prompt:
         view.add_column(f"prefill of {prompt}\nms", justify="right")
         view.add_column("\ntokens/s", justify="right")
@@ -296,6 +320,7 @@ def table(results: list[Scheme], prompt: int) -> Table:
         cells = [scheme.name, f"{scheme.weight_bytes / 1e9:.2f}"]
         for batch, measured in scheme.decode.items():
             cells += [_against(measured, first.decode[batch], scheme is first), _share(measured)]
+            cells.append("–" if measured.launches is None else f"{measured.launches:.0f}")
         if scheme.prefill and first.prefill:
             against = _against(scheme.prefill, first.prefill, scheme is first)
             cells += [f"{scheme.prefill.seconds * 1e3:.2f}", against, _share(scheme.prefill)]
@@ -368,6 +393,10 @@ def _sizes(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--group-size", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--quantise-head", is_flag=True, help="The last layer, over the vocabulary, too.")
 @click.option("--compile", is_flag=True, help="Fuse what stands between the linear layers.")
+@click.option(
+    "--passes/--no-passes", default=True, help="With --compile: aoext's own passes."
+)
+@click.option("--split", is_flag=True, help="q, k, v, gate and up each in a linear of its own.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "json_path", type=JSON_FILE, default="out/llama.json", show_default=True)
@@ -386,9 +415,11 @@ def main(
         raise click.UsageError("heads must divide hidden into even sizes, and kv-heads must divide heads")
     out, where = console(), environment(device)
     out.print(summary_line(where))
-    between = "compiled" if options["compile"] else "PyTorch's eager kernels, the same for all"
+    passes = "with" if options["passes"] else "without"
+    compiled = f"compiled {passes} aoext's passes"
+    between = compiled if options["compile"] else "PyTorch's eager kernels, the same for all"
     out.print(f"{config}\nbetween the linear layers: {between}; a cache of {context} positions")
-    with torch.inference_mode():
+    with torch.inference_mode(), aoext.inductor.patch(enabled=options["passes"]):
         results = run(schemes, device, config, batches, context, prompt, options)
     out.print(table(results, prompt))
     clocks = {m.clock for scheme in results for m in scheme.decode.values()}

@@ -13,7 +13,7 @@ __version__: str = _version("aoext")
 
 _load_library(__path__)
 
-from aoext import ops  # noqa: E402
+from aoext import inductor, ops  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
@@ -27,6 +27,8 @@ from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
 
+inductor.install()  # once Inductor is loaded, and not before
+
 __all__ = [
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8Tensor",
@@ -38,6 +40,7 @@ __all__ = [
     "Int8WeightOnlyConfig",
     "aoti_options",
     "explain",
+    "inductor",
     "library_path",
     "load_model",
     "ops",

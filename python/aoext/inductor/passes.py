@@ -1,0 +1,119 @@
+"""The passes as Inductor sees them: one object for each slot, with a key for its cache of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import custom_graph_pass
+from torch.fx import Graph
+
+import aoext
+from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only
+from aoext.inductor.options import Options, current
+
+GraphPass = Callable[[Graph], None]
+# Passes that ask whether the graph is for inference, where torch has such passes.
+_InferenceAware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+
+# How often each pass has rewritten something in this process, for tests and the curious.
+rewrites: dict[str, int] = {}
+
+# Order counts: a product is fused before its bias is, and shared before its quantisation is.
+BEFORE_FREEZING = ("weight_only", "scaled_products", "bias")
+AFTER_PARTITION = (*BEFORE_FREEZING, "merge_linears", "share_quantization", "fuse_quantization")
+PASSES: dict[str, Callable[[Graph], int]] = {
+    "weight_only": weight_only.fuse,
+    "scaled_products": scaled.fuse,
+    "bias": bias.fuse,
+    "merge_linears": merged.merge,
+    "share_quantization": shared.share,
+    "fuse_quantization": generated.generate,
+}
+
+
+@cache
+def _sources() -> str:
+    """A hash of this package: other code is another pass."""
+    digest = sha256(aoext.__version__.encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+class AoextPass(custom_graph_pass.CustomGraphPass):
+    """Those of our passes that run in one of Inductor's slots, as the current options say."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def __call__(self, graph: Graph) -> None:
+        options = current()
+        autotune.register_if_wanted()
+        if not options.enabled or not _has_work(graph):
+            return
+        for name in self.names:
+            if getattr(options, name):
+                rewrites[name] = rewrites.get(name, 0) + PASSES[name](graph)
+        graph.eliminate_dead_code()
+        graph.lint()
+
+    def uuid(self) -> tuple[str, tuple[str, ...], Options]:
+        return _sources(), self.names, current()
+
+
+def _has_work(graph: Graph) -> bool:
+    """Whether there is a product at all; most graphs of other people's code have none of these."""
+    return any(node.op == "call_function" and node.target in HEADS for node in graph.nodes)
+
+
+HEADS = (
+    weight_only.PRODUCTS.keys()
+    | scaled.PRODUCTS
+    | bias.WITH_BIAS.keys()
+    | shared.SPLIT.keys()
+    | {torch.ops.ao.quantize_rowwise.default}
+)
+
+
+_Base: Any = _InferenceAware or custom_graph_pass.CustomGraphPass
+
+
+class _Chain(_Base):
+    """Other people's passes in their order, then ours."""
+
+    def __init__(self, theirs: Sequence[GraphPass], ours: AoextPass) -> None:
+        self.passes: tuple[GraphPass, ...] = (*theirs, ours)
+
+    def __call__(self, graph: Graph, is_inference: bool | None = None) -> None:
+        for each in self.passes:
+            if _InferenceAware is not None and isinstance(each, _InferenceAware) and is_inference is not None:
+                each(graph, is_inference)
+            else:
+                each(graph)
+
+    def uuid(self) -> tuple[Any, ...] | None:
+        """None, with which Inductor caches nothing, where one of them has no key."""
+        keys = tuple(getattr(each, "uuid", lambda: None)() for each in self.passes)
+        return keys if all(keys) else None
+
+
+def chain(theirs: Any, ours: AoextPass) -> Any:
+    """What a slot holds where others put `theirs` into it: None, a pass, or several."""
+    if not current().enabled:
+        return theirs
+    if not theirs:
+        return ours
+    several = tuple(theirs) if isinstance(theirs, (list, tuple)) else (theirs,)
+    return theirs if ours in several else _Chain(several, ours)
+
+
+# Products are also fused before Inductor folds constants (its option `freezing`), which makes weights plain.
+SLOTS = {
+    "joint_custom_post_pass": AoextPass(BEFORE_FREEZING),
+    "post_grad_custom_pre_pass": AoextPass(AFTER_PARTITION),
+}

@@ -1,0 +1,61 @@
+"""Linears that quantise one activation alike (q, k and v; gate and up) quantise it once.
+
+    scaled_linear_rowwise(x, w₁, s₁), scaled_linear_rowwise(x, w₂, s₂), …
+      ->  q, s = quantize_rowwise(x, dtype)
+          scaled_mm_rowwise(q, w₁, s, s₁), scaled_mm_rowwise(q, w₂, s, s₂), …
+
+The contract makes both the same, bit for bit. A linear that is alone stays in one piece, for which a device
+may have one kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from aoext.inductor import graph as fx
+from aoext.inductor.graph import known
+
+ao = torch.ops.ao
+
+SPLIT: dict[Any, Any] = {ao.scaled_linear_rowwise.default: ao.scaled_mm_rowwise.default}
+
+
+def share(graph: Graph) -> int:
+    """Rewrite all such groups of a graph; how many linears share now."""
+    groups: dict[tuple[Node, torch.dtype], list[Node]] = defaultdict(list)
+    for target in SPLIT:
+        for node in graph.find_nodes(op="call_function", target=target):
+            x, weight = node.args[:2]
+            groups[x, known(weight).dtype].append(node)
+    count = 0
+    for (x, dtype), linears in groups.items():
+        if len(linears) > 1:
+            split(graph, x, dtype, linears)
+            count += len(linears)
+    return count
+
+
+def split(graph: Graph, x: Node, dtype: torch.dtype, linears: list[Node]) -> None:
+    """Quantise x once for `linears`, which come in the graph's order, so before the first of them."""
+    with graph.inserting_before(linears[0]):
+        quantized = fx.call(graph, ao.quantize_rowwise.default, x, dtype)
+        q, scale = (_item(graph, quantized, i) for i in range(2))
+    for linear in linears:
+        weight, weight_scale = linear.args[1:3]
+        bias = fx.argument(linear, 3, "bias")
+        with graph.inserting_before(linear):
+            product = fx.call(
+                graph, SPLIT[linear.target], q, weight, scale, weight_scale, bias, out_dtype=known(x).dtype
+            )
+        fx.replace(linear, product)
+
+
+def _item(graph: Graph, pair: Node, index: int) -> Node:
+    node = graph.call_function(operator.getitem, (pair, index))
+    node.meta["val"] = pair.meta["val"][index]
+    return node

@@ -1,0 +1,434 @@
+"""What aoext.inductor does to Inductor's graphs, operator by operator, and where it keeps its hands off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import aoext
+from aoext.tiny_lm import TinyLM, TinyLMConfig
+from inductor_graphs import Holds, both_ways, compiled, only
+from reference import assert_close, int4_float64, randn, rowwise_values
+
+ao, aten, prims = torch.ops.ao, torch.ops.aten, torch.ops.prims
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+N, K, GROUP = 24, 64, 32
+INT8 = aoext.Int8DynamicActivationInt8WeightConfig()
+INT4 = aoext.Int4WeightOnlyConfig(group_size=GROUP)
+
+
+def int4_fields(g, dtype=BF16, rows=N):
+    weight = torch.randint(-128, 128, (rows, K // 2), generator=g, dtype=torch.int8)
+    scale = (torch.rand(K // GROUP, rows, generator=g) + 0.1).to(dtype)
+    return {"w": weight, "s": scale, "z": randn(g, K // GROUP, rows, dtype=dtype)}
+
+
+def eight_bit_fields(g, kind=torch.int8):
+    w, s = rowwise_values((N,), K, kind, g)
+    return {"w": w, "s": s}
+
+
+def residual(x):
+    return x.reshape(-1, K)[:, :N].float().to(x.dtype)
+
+
+# Products with a dequantised int4 weight, each with the operator that it becomes.
+INT4_FORMS = {
+    "linear": (lambda x, d, b: F.linear(x, d), ""),
+    "linear with bias": (lambda x, d, b: F.linear(x, d, b), "_bias"),
+    "matmul": (lambda x, d, b: x @ d.t(), ""),
+    "permuted": (lambda x, d, b: x @ d.permute(1, 0).contiguous(), ""),
+    "expanded bmm": (lambda x, d, b: torch.bmm(x, d.t().expand(x.shape[0], -1, -1)), ""),
+    "addmm with a bias": (lambda x, d, b: torch.addmm(b, x.reshape(-1, K), d.t()), "_bias"),
+    "addmm with a matrix": (lambda x, d, b: torch.addmm(residual(x), x.reshape(-1, K), d.t()), ""),
+    "bias added later": (lambda x, d, b: F.linear(x, d) + b, "_bias"),
+    "bias added first": (lambda x, d, b: b + F.linear(x, d), "_bias"),
+    "and an activation": (lambda x, d, b: F.silu(F.linear(x, d, b)), "_bias"),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "dynamic"), [(form, form in ("linear", "addmm with a matrix")) for form in INT4_FORMS]
+)
+def test_a_product_with_a_dequantised_int4_weight_becomes_one_operator(form, dynamic, generator):
+    function, suffix = INT4_FORMS[form]
+    fields, b = int4_fields(generator), randn(generator, N, dtype=BF16)
+    model = Holds(lambda x, w, s, z, b: function(x, ao.dequantize_int4(w, s, z), b), **fields, b=b)
+    x = randn(generator, 2, 5, K, dtype=BF16)
+    result, graphs, _, plain = both_ways(model, x, dynamic=dynamic)
+    assert plain.of_ours() == {"dequantize_int4": 1}
+    assert graphs.of_ours() == {f"bf16i4bf16_rowwise{suffix}": 1}
+    assert not {"aten.mm", "aten.addmm", "aten.bmm"} & graphs.calls.keys()
+    exact = function(x.double(), int4_float64(*fields.values()), b.double())
+    torch.testing.assert_close(result.double(), exact, rtol=2e-2, atol=2e-2 * exact.abs().max().item())
+
+
+def test_a_float32_weight_that_is_rounded_on_the_way_is_fused_too(generator):
+    model = Holds(
+        lambda x, w, s, z: F.linear(x, ao.dequantize_int4(w, s, z, dtype=FP32).to(BF16)),
+        **int4_fields(generator),
+    )
+    call, graphs = compiled(model)
+    call(randn(generator, 3, K, dtype=BF16))
+    assert graphs.of_ours() == {"bf16i4bf16_rowwise": 1}
+
+
+# As torchao's weight-only tensors compute: scales before the product, or after it.
+def scaled_before(x, w, s):
+    return F.linear(x, (w.to(FP32) * s).to(x.dtype))
+
+
+def scaled_before_in_x_dtype(x, w, s):
+    return F.linear(x, w.to(x.dtype) * s.to(x.dtype))
+
+
+def scaled_after(x, w, s):
+    return torch.mm(x.reshape(-1, K), w.to(x.dtype).t()) * s.to(x.dtype).reshape(-1)
+
+
+@pytest.mark.parametrize("form", [scaled_before, scaled_before_in_x_dtype, scaled_after])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "with_bias"),
+    [
+        (torch.int8, BF16, True),
+        (torch.int8, FP32, False),
+        (torch.float8_e4m3fn, BF16, False),
+        (torch.float8_e5m2, FP16, True),
+    ],
+    ids=str,
+)
+def test_8_bit_weights_with_scales_become_one_operator(kind, form, dtype, with_bias, generator):
+    fields, b = eight_bit_fields(generator, kind), randn(generator, N, dtype=dtype)
+    model = Holds(lambda x, w, s, b: form(x, w, s) + b if with_bias else form(x, w, s), **fields, b=b)
+    x = randn(generator, 7, K, dtype=dtype)
+    call, graphs = compiled(model)
+    result = call(x)
+    name = f"bf16{'i8' if kind is torch.int8 else 'f8'}bf16_rowwise{'_bias' if with_bias else ''}"
+    assert graphs.of_ours() == {name: 1}
+    exact = x.double() @ (fields["w"].double() * fields["s"].double()).t()
+    exact = exact + b.double() if with_bias else exact
+    if form is scaled_before:
+        assert_close(result, exact)
+    else:  # scales may be rounded to x's dtype first, as the function says
+        torch.testing.assert_close(result.double(), exact, rtol=2e-2, atol=2e-2 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_a_scale_for_the_whole_weight_serves_every_row(freezing, generator):
+    w = eight_bit_fields(generator)["w"]
+    scale = torch.rand(1, 1, generator=generator) + 0.5
+    model = Holds(lambda x, w, s: F.linear(x, (w.to(FP32) * s).to(BF16)), w=w, s=scale)
+    x = randn(generator, 3, K, dtype=BF16)
+    call, graphs = compiled(model, freezing=freezing)
+    result = call(x)
+    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+    assert_close(result, x.double() @ (w.double() * scale.double()).t())
+
+
+def test_dequantize_per_channel_and_per_tensor_become_one_operator(generator):
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401  (defines the operators)
+
+    q = torch.ops.quantized_decomposed
+    fields = {**eight_bit_fields(generator), "z": torch.zeros(N, dtype=torch.int64)}
+    b = randn(generator, N)
+    x = randn(generator, 3, K)
+
+    def per_channel(x, w, s, z, b):
+        scale = s.reshape(-1)
+        return F.linear(x, q.dequantize_per_channel(w, scale, z, 0, -128, 127, torch.int8), b)
+
+    def without_zeros(x, w, s, z, b):
+        scale = s.reshape(-1)
+        return F.linear(x, q.dequantize_per_channel(w, scale, torch.zeros_like(z), 0, -128, 127, torch.int8))
+
+    def per_tensor(x, w, s, z, b):
+        return F.linear(x, q.dequantize_per_tensor(w, 0.25, 0, -128, 127, torch.int8))
+
+    exact = x.double() @ (fields["w"].double() * fields["s"].double()).t()
+    call, graphs = compiled(Holds(without_zeros, **fields, b=b))
+    assert_close(call(x), exact)
+    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+    call, graphs = compiled(Holds(per_tensor, **fields, b=b))
+    assert_close(call(x), x.double() @ fields["w"].double().t() * 0.25)
+    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+    # Zero points that come as inputs may change from call to call.
+    call, graphs = compiled(Holds(per_channel, **fields, b=b))
+    torch.testing.assert_close(call(x).double(), exact + b.double(), rtol=1e-4, atol=1e-4)
+    assert graphs.of_ours() == {}
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_int8_products_with_their_scales_become_scaled_mm_rowwise(with_bias, dynamic, generator):
+    """The order and the conversions of torchao's dynamic int8 tensors, for an input [2, T, K]."""
+    fields, b = eight_bit_fields(generator), randn(generator, N, dtype=BF16)
+
+    def function(x, x_scale, w, s, b):
+        y = torch._int_mm(x.reshape(-1, K), w.t()).to(FP32) * x_scale.reshape(-1, 1)
+        y = (y.to(BF16) * s.reshape(-1)).reshape(2, -1, N)
+        return (y + b if with_bias else y).to(BF16)
+
+    x, x_scale = rowwise_values((2, 11), K, torch.int8, generator)
+    call, graphs = compiled(Holds(function, **fields, b=b), dynamic=dynamic)
+    result = call(x, x_scale)
+    assert graphs.of_ours() == {"scaled_mm_rowwise": 1}
+    assert not {"aten._int_mm", "aten.mul.Tensor", "aten.add.Tensor"} & graphs.calls.keys()
+    exact = (x.double() * x_scale.double()) @ (fields["w"].double() * fields["s"].double()).t()
+    assert_close(result, exact + b.double() if with_bias else exact)
+    if dynamic:
+        call(*rowwise_values((2, 5), K, torch.int8, generator))
+        assert len(graphs) == 1
+
+
+def test_float8_products_with_row_scales_become_scaled_mm_rowwise(generator):
+    kind = torch.float8_e4m3fn
+    (w, s), (x, x_scale) = (rowwise_values((rows,), K, kind, generator) for rows in (32, 7))
+
+    def function(x, x_scale, w, s):
+        return torch._scaled_mm(x, w.t(), x_scale, s.t(), out_dtype=BF16, use_fast_accum=True)
+
+    call, graphs = compiled(Holds(function, w=w, s=s))
+    result = call(x, x_scale)
+    assert graphs.of_ours() == {"scaled_mm_rowwise": 1}
+    assert_close(result, (x.double() * x_scale.double()) @ (w.double() * s.double()).t())
+
+
+# Functions of an input and a plain weight that have to keep it.
+KEPT = {
+    "the weight is returned": lambda x, d: (F.linear(x, d), d),
+    "the weight is read elsewhere": lambda x, d: F.linear(x, d) * d.amax(),
+    "two products": lambda x, d: F.linear(x, d) + F.linear(-x, d),
+    "not transposed": lambda x, d: x[:, :N] @ d,
+    "a rounded weight in float32": lambda x, d: F.linear(x.float(), d.float()),
+    "a weight that is changed": lambda x, d: F.linear(x, d * 2),
+    "a part of the weight": lambda x, d: F.linear(x, d[:8]),
+    "alpha": lambda x, d: torch.addmm(x[:, :N], x, d.t(), alpha=0.5),
+    "the weight is the input": lambda x, d: d @ x.t(),
+    "a vector": lambda x, d: torch.mv(d, x[0]),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_the_weight_stays_plain_where_something_else_needs_it(case, generator):
+    model = Holds(lambda x, w, s, z: KEPT[case](x, ao.dequantize_int4(w, s, z)), **int4_fields(generator))
+    result, graphs, expected, plain = both_ways(model, randn(generator, 6, K, dtype=BF16))
+    assert graphs.of_ours() == plain.of_ours() == {"dequantize_int4": 1}
+    for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (result, expected)), strict=True):
+        assert torch.equal(a, b)
+
+
+def read_before_it_is_scaled(x, w, s):
+    y = F.linear(x, w.to(BF16))
+    return y * s.to(BF16).reshape(-1) + y
+
+
+KEPT_8_BIT = {
+    "no scale": lambda x, w, s: F.linear(x, w.to(BF16)),
+    "a scale along K": lambda x, w, s: F.linear(x, w.to(BF16) * s.new_ones(1, K).to(BF16)),
+    "a scale for each element": lambda x, w, s: F.linear(x, w.to(BF16) * s.expand(N, K).to(BF16)),
+    "stored [K, N]": lambda x, w, s: x[:, :N] @ (w.to(BF16) * s.to(BF16)),
+    "zero points": lambda x, w, s: F.linear(x, (w.to(BF16) - 3) * s.to(BF16)),
+    "a slice": lambda x, w, s: F.linear(x[:, :32], (w[:, :32].to(BF16) * s.to(BF16))),
+    "unsigned": lambda x, w, s: F.linear(x, w.view(torch.uint8).to(BF16) * s.to(BF16)),
+    "scaled by rows of the input": lambda x, w, s: F.linear(x, w.to(BF16)) * x[:, :1],
+    "read before it is scaled": read_before_it_is_scaled,
+    "int8 product alone": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()),
+    "int8 product with one scale": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()).to(FP32) * s.t(),
+}
+
+
+@pytest.mark.parametrize("case", KEPT_8_BIT)
+def test_8_bit_chains_that_mean_something_else_stay(case, generator):
+    model = Holds(KEPT_8_BIT[case], **eight_bit_fields(generator))
+    result, graphs, expected, _ = both_ways(model, randn(generator, 18, K, dtype=BF16))
+    assert graphs.of_ours() == {}
+    assert torch.equal(result, expected)
+
+
+def test_a_weight_on_another_device_stays(generator):
+    fields = eight_bit_fields(generator)
+    model = Holds(lambda x, w, s: F.linear(x, (w.to(FP32) * s).to(BF16).to("meta")), **fields)
+    call, graphs = compiled(model)
+    call(torch.empty(3, K, dtype=BF16, device="meta"))
+    assert graphs.of_ours() == {}
+
+
+def test_weights_that_are_written_give_what_eager_gives(generator):
+    def function(x, w, s, z):
+        before = F.linear(x, ao.dequantize_int4(w, s, z))
+        w.copy_(w + 1)
+        return before, F.linear(x, ao.dequantize_int4(w, s, z))
+
+    fields = int4_fields(generator, FP32)
+    x = randn(generator, 3, K)
+    ours, theirs = (Holds(function, **{k: v.clone() for k, v in fields.items()}) for _ in range(2))
+    call, graphs = compiled(ours)
+    for result, expected in zip(call(x), theirs(x), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    assert graphs.of_ours() == {"bf16i4bf16_rowwise": 2}
+    assert torch.equal(ours.w, theirs.w)
+
+
+def test_gradients_stay_where_scales_and_inputs_want_them(generator):
+    fields = eight_bit_fields(generator)
+    x = randn(generator, 3, K).requires_grad_()
+    scale = nn.Parameter(fields["s"])
+
+    def function(x, scale):
+        return F.linear(x, fields["w"].to(FP32) * scale).square().sum()
+
+    function(x, scale).backward()
+    expected = x.grad.clone(), scale.grad.clone()
+    x.grad = scale.grad = None
+    call, _ = compiled(function, grad=True)
+    call(x, scale).backward()
+    for result, gradient in zip((x.grad, scale.grad), expected, strict=True):
+        torch.testing.assert_close(result, gradient, rtol=1e-4, atol=1e-4)
+
+
+# Sums that are no bias of the product.
+NO_BIAS = {
+    "a matrix": lambda y, b: y + b.expand(6, N),
+    "a wider bias": lambda y, b: y + b.float(),
+    "one number for each row": lambda y, b: y + b[:6, None],
+    "a scaled bias": lambda y, b: torch.add(y, b, alpha=2),
+    "the product is read elsewhere": lambda y, b: (y + b) * y,
+    "a difference": lambda y, b: y - b,
+}
+
+
+@pytest.mark.parametrize("case", NO_BIAS)
+def test_what_is_no_bias_stays_outside(case, generator):
+    fields, b = eight_bit_fields(generator), randn(generator, N, dtype=BF16)
+    model = Holds(lambda x, w, s, b: NO_BIAS[case](ao.scaled_linear_rowwise(x, w, s), b), **fields, b=b)
+    result, graphs, expected, _ = both_ways(model, randn(generator, 6, K, dtype=BF16))
+    (node,) = graphs.nodes(ao.scaled_linear_rowwise.default)
+    assert len(node.args) == 3
+    assert torch.equal(result, expected)
+
+
+def tiny_lm(generator, dtype=BF16):
+    model = TinyLM(TinyLMConfig(dim=128, hidden=256, layers=1, heads=2, context=32))
+    return model.to(dtype).eval(), torch.randint(256, (2, 9), generator=generator)
+
+
+def llama(generator, dtype=BF16):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=96,
+        use_cache=False,
+        tie_word_embeddings=False,
+    )
+    model = transformers.LlamaForCausalLM(config).to(dtype).eval()
+    return model, torch.randint(96, (2, 9), generator=generator)
+
+
+MODELS = {"tiny_lm": (tiny_lm, 0), "llama": (llama, 1)}  # and how many heads are nn.Linear
+
+
+def logits(output):
+    return output if isinstance(output, torch.Tensor) else output.logits
+
+
+@pytest.fixture(params=MODELS)
+def model(request, generator):
+    make, heads = MODELS[request.param]
+    return *make(generator), heads
+
+
+def test_linears_of_one_activation_share_its_quantisation(model, generator):
+    model, tokens, heads = model
+    aoext.quantize_(model, INT8)
+    result, graphs, expected, plain = both_ways(model, tokens)
+    assert plain.of_ours() == {"scaled_linear_rowwise": 7 + heads}
+    assert graphs.of_ours() == {
+        "quantize_rowwise": 2,  # q, k, v; gate, up
+        "scaled_mm_rowwise": 5,
+        "scaled_linear_rowwise": 2 + heads,  # out, down; the head
+    }
+    assert torch.equal(logits(result), logits(expected))
+
+
+def test_int4_linears_of_one_activation_are_merged_on_request(model, generator):
+    model, tokens, heads = model
+    aoext.quantize_(model, INT4)
+    _, graphs, expected, plain = both_ways(model, tokens, freezing=True)
+    assert graphs.of_ours() == plain.of_ours() == {"bf16i4bf16_rowwise": 7 + heads}
+    with aoext.inductor.patch(merge_linears=True):
+        call, graphs = compiled(model, freezing=True)
+        result = call(tokens)
+        assert graphs.of_ours() == {"bf16i4bf16_rowwise": 4 + heads}
+        torch.testing.assert_close(logits(result), logits(expected), rtol=2e-2, atol=2e-2)
+        call, graphs = compiled(model)  # weights that may change are not merged
+        call(tokens)
+        assert graphs.of_ours() == {"bf16i4bf16_rowwise": 7 + heads}
+
+
+def test_linears_that_differ_are_neither_shared_nor_merged(generator):
+    def function(x, y):
+        return a(x), b(y), c(x)
+
+    a, b, c = (nn.Linear(K, N, dtype=BF16) for _ in range(3))
+    aoext.quantize_(a, INT8)
+    aoext.quantize_(b, INT8)
+    aoext.quantize_(c, aoext.Float8DynamicActivationFloat8WeightConfig())
+    call, graphs = compiled(function)
+    call(randn(generator, 3, K, dtype=BF16), randn(generator, 3, K, dtype=BF16))
+    assert graphs.of_ours() == {"scaled_linear_rowwise": 3}
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(K, N, dtype=BF16, bias=i < 2) for i in range(3))
+            for layer, group in ((self.a, 32), (self.b, 64), (self.c, 32)):
+                aoext.quantize_(layer, aoext.Int4WeightOnlyConfig(group_size=group))
+
+        def forward(self, x):
+            return self.a(x), self.b(x), self.c(x)
+
+    with aoext.inductor.patch(merge_linears=True):
+        call, graphs = compiled(Two(), freezing=True)
+        call(randn(generator, 3, K, dtype=BF16))
+    assert sum(graphs.of_ours().values()) == 3
+
+
+def test_every_pass_has_its_switch(generator):
+    def function(x, w, s, z, b):
+        return F.linear(x, ao.dequantize_int4(w, s, z)) + b
+
+    model = Holds(function, **int4_fields(generator), b=randn(generator, N, dtype=BF16))
+    x = randn(generator, 3, K, dtype=BF16)
+    for options, expected in (
+        ({}, {"dequantize_int4": 1}),
+        ({"weight_only": True}, {"bf16i4bf16_rowwise": 1}),
+        ({"weight_only": True, "bias": True}, {"bf16i4bf16_rowwise_bias": 1}),
+    ):
+        with only(**options):
+            call, graphs = compiled(model)
+            call(x)
+        assert graphs.of_ours() == expected
+
+
+def test_torchao_models_meet_our_operators(generator):
+    quantization = pytest.importorskip("torchao.quantization")
+    x = randn(generator, 2, 5, K, dtype=BF16)
+    for config, expected in (
+        (quantization.Int8WeightOnlyConfig(), "bf16i8bf16_rowwise_bias"),
+        (quantization.Float8WeightOnlyConfig(), "bf16f8bf16_rowwise_bias"),
+        (quantization.Int8DynamicActivationInt8WeightConfig(), "scaled_mm_rowwise"),
+    ):
+        layer = nn.Sequential(nn.Linear(K, N, dtype=BF16))
+        quantization.quantize_(layer, config)
+        call, graphs = compiled(layer)
+        result = call(x)
+        assert graphs.of_ours() == {expected: 1}
+        (node,) = graphs.nodes(getattr(ao, expected).default)
+        assert all(argument is not None for argument in node.args)  # the bias is in
+        torch.testing.assert_close(result, layer(x), rtol=3e-2, atol=3e-2)
