@@ -99,8 +99,8 @@ const Kernel kKernels[] = {
        return launch_int4_batch(as<Int4Linear>(p), as<BatchConfig>(config), workspace, stream);
      }},
     tiled<Int4Linear, WgmmaConfig, int4_wgmma_takes, choose_int4_wgmma, int4_wgmma_workspace, launch_int4_wgmma>("int4_wgmma"),
-    tiled<RowwiseLinear, RowwiseWgmmaConfig, rowwise_wgmma_takes, choose_rowwise_wgmma, rowwise_wgmma_workspace,
-          launch_rowwise_wgmma>("rowwise_wgmma"),
+    tiled<RowwiseLinear, WgmmaConfig, rowwise_wgmma_takes, choose_rowwise_wgmma, rowwise_wgmma_workspace, launch_rowwise_wgmma>(
+        "rowwise_wgmma"),
     tiled<RowwiseLinear, WgmmaConfig, weight_only_wgmma_takes, choose_weight_only_wgmma, weight_only_wgmma_workspace,
           launch_weight_only_wgmma>("weight_only_wgmma"),
 #endif

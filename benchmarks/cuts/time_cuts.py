@@ -199,27 +199,25 @@ class Candidates:
             yield from ((*tile, splits, 0) for splits in (1, 2, 3, 4, 6, 8, 12))
 
     def int4_wgmma(self) -> Iterator[Config]:
-        yield from self._wgmma((32, 64, 96, 128, 192, 256), (1, 2))
+        yield from self._wgmma(128, (32, 64, 96, 128, 192, 256), (1, 2))
 
     def rowwise_wgmma(self) -> Iterator[Config]:
-        for rows, tokens in ((64, (32, 64, 128)), (128, (32, 64, 128, 256))):
-            yield from ((rows, *config) for config in self._wgmma(tokens, (1, 2), rows))
+        yield from self._wgmma(64, (32, 64, 128), (1, 2))
+        yield from self._wgmma(128, (32, 64, 128, 256), (1, 2))
 
     def weight_only_wgmma(self) -> Iterator[Config]:
-        yield from self._wgmma((32, 64, 96, 128, 192, 256), (1, 2, 3))
+        yield from self._wgmma(128, (32, 64, 96, 128, 192, 256), (1, 2, 3))
 
-    def _wgmma(
-        self, tile_tokens: tuple[int, ...], clusters: tuple[int, ...], rows: int = 128
-    ) -> Iterator[Config]:
+    def _wgmma(self, rows: int, tile_tokens: tuple[int, ...], clusters: tuple[int, ...]) -> Iterator[Config]:
         sms = self.gpu.multiprocessors
         for tokens in tile_tokens:
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / tokens)
             for cluster, blocks in self._shares(tiles, clusters):
-                yield (tokens, cluster, 0, blocks)
+                yield (tokens, cluster, 0, blocks, rows)
             rest = tiles % sms
             for ranges in {sms, 2 * rest, 3 * rest, 4 * rest}:
-                yield (tokens, 1, ranges, sms)
-            yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)))
+                yield (tokens, 1, ranges, sms, rows)
+            yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)), rows)
 
     def int4_batch(self) -> Iterator[Config]:
         tokens = next(t for t in (16, 32, 64) if t >= self.M)

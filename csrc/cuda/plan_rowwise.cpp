@@ -54,7 +54,7 @@ bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Dev
     plan.algorithm = RowwiseAlgorithm::scaled_mm;
   } else if (engine) {
     plan.algorithm = RowwiseAlgorithm::wgmma;
-    plan.rowwise_wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
+    plan.wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
   } else if (hopper && weight_only_wgmma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
     plan.wgmma = choose_weight_only_wgmma(raw, device.multiprocessors);
@@ -99,8 +99,8 @@ std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
         return "rowwise_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
                " warps and " + text(plan.decode.cluster) + " blocks";
       case RowwiseAlgorithm::wgmma:
-        return "rowwise_wgmma, tiles of " + text(plan.rowwise_wgmma.rows) + " by " + text(plan.rowwise_wgmma.tokens) +
-               describe_sharing(plan.rowwise_wgmma.cluster, plan.rowwise_wgmma.ranges);
+        return "rowwise_wgmma, tiles of " + text(plan.wgmma.rows) + " by " + text(plan.wgmma.tokens) +
+               describe_sharing(plan.wgmma.cluster, plan.wgmma.ranges);
       case RowwiseAlgorithm::scaled_mm: return "aten::_scaled_mm";
       case RowwiseAlgorithm::weight_only_wgmma:
         return "weight_only_wgmma, tiles of 128 by " + text(plan.wgmma.tokens) +

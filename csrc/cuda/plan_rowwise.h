@@ -27,8 +27,7 @@ struct RowwisePlan {
   bool copies = false;  // both operands go first to rows that start at multiples of 16 bytes and end in zeros
   int64_t K = 0;        // of the operands then, or the problem's
   RowwiseDecodeConfig decode = {};
-  RowwiseWgmmaConfig rowwise_wgmma = {};
-  WgmmaConfig wgmma = {};  // of weight_only_wgmma
+  WgmmaConfig wgmma = {};  // of either
   RowwiseMmaConfig mma = {};
 };
 

@@ -49,8 +49,8 @@ OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& o
   switch (plan.algorithm) {
     case RowwiseAlgorithm::decode: check(launch_rowwise_decode(raw, plan.decode, stream), "rowwise_decode"); break;
     case RowwiseAlgorithm::wgmma: {
-      const OptionalTensor space = workspace(rowwise_wgmma_workspace(raw, plan.rowwise_wgmma), y);
-      check(launch_rowwise_wgmma(raw, plan.rowwise_wgmma, data_of(space), stream), "rowwise_wgmma");
+      const OptionalTensor space = workspace(rowwise_wgmma_workspace(raw, plan.wgmma), y);
+      check(launch_rowwise_wgmma(raw, plan.wgmma, data_of(space), stream), "rowwise_wgmma");
       break;
     }
     case RowwiseAlgorithm::weight_only_wgmma: {

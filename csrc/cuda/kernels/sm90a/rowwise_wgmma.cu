@@ -11,12 +11,12 @@ namespace {
 
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
 
-Segments segments(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
+Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
   const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
   return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
 }
 
-size_t tile_bytes(const RowwiseWgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
+size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
 
 // As many stages as fit.
 template <class Output, int kRows, int kTokens>
@@ -34,7 +34,7 @@ int copy_tokens(int64_t M, int tokens) {
 }
 
 template <Element kType, class Output, int kRows, int kTokens>
-cudaError_t launch(const RowwiseLinear& p, const RowwiseWgmmaConfig& config, void* workspace, cudaStream_t stream) {
+cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   constexpr int kStages = stages<Output, kRows, kTokens>();
   using L = wgmma::RowwiseLayout<Output, kRows, kTokens, kStages>;
   const auto kernel = wgmma::rowwise_wgmma<kType, Output, kRows, kTokens, kStages>;
@@ -68,7 +68,7 @@ constexpr bool has_tile(Element type, Element output, int rows, int tokens) {
 }
 
 template <Element kType, Element kOutput>
-cudaError_t launch_tile(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
   switch (c.rows * 1000 + c.tokens) {
@@ -85,7 +85,7 @@ cudaError_t launch_tile(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, voi
 }
 
 template <Element kType>
-cudaError_t launch_output(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   if (p.output == Element::bf16) return launch_tile<kType, Element::bf16>(p, c, workspace, stream);
   if (p.output == Element::fp16) return launch_tile<kType, Element::fp16>(p, c, workspace, stream);
   if constexpr (kType == Element::int8)  // fp32, or int32 in its place
@@ -116,10 +116,10 @@ constexpr int64_t kLowRows = 256;                   // of x up to which low tile
 
 }  // namespace
 
-RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
+WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   const int64_t stages = ceil_div(p.K, wgmma::kLine);
   const double reading = static_cast<double>(p.N) * p.K / kMemory;
-  RowwiseWgmmaConfig best{};
+  WgmmaConfig best{};
   double least = 0;
   for (const Cost& cost : kCosts) {
     const bool low = cost.rows < wgmma::kRows, w_again = cost.tokens == 32 && p.M > 32;
@@ -136,7 +136,7 @@ RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
       return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
     };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const RowwiseWgmmaConfig config{cost.rows, cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks)};
+      const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), cost.rows};
       const Segments s = segments(p, config);
       if (!shares_fit(s, config.blocks)) return;
       double multiplying = s.whole_tiles / blocks * round(blocks, stages);
@@ -159,7 +159,7 @@ RowwiseWgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   return best;
 }
 
-size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
+size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) {
   const Segments s = segments(p, c);
   return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
@@ -172,7 +172,7 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   switch (p.weight_type) {
     case Element::int8: return launch_output<Element::int8>(p, c, workspace, stream);
     case Element::e4m3: return launch_output<Element::e4m3>(p, c, workspace, stream);
