@@ -33,6 +33,7 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   raw.y = y.mutable_data_ptr();
 
   switch (plan.algorithm) {
+    case Algorithm::ring: check(launch_int4_ring(raw, plan.ring, launch.stream()), "int4_ring"); break;
     case Algorithm::decode: check(launch_int4_decode(raw, plan.decode, launch.stream()), "int4_decode"); break;
     case Algorithm::batch: {
       const OptionalTensor space = workspace(int4_batch_workspace(raw, plan.batch), y);
