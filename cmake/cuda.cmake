@@ -28,7 +28,7 @@ function(aoext_cuda_folder name architectures folder)
   aoext_cuda_kernels(${name}_int4pack "${architectures}" ${int4pack})
 endfunction()
 aoext_cuda_folder(aoext_cuda "80-real;89-real;90" csrc/cuda/kernels
-  int4_any int4_decode int4_mma launch tinygemm_convert tinygemm_mm)
+  int4_any int4_decode int4_mma int4_ring launch tinygemm_convert tinygemm_mm)
 aoext_cuda_folder(aoext_cuda_sm90a "90a-real" csrc/cuda/kernels/sm90a int4_batch int4_wgmma)
 
 set(shared_parts int4_product int4pack_product plan_int4 plan_tinygemm properties)

@@ -15,6 +15,7 @@ size_t int4_workspace(const Int4Linear& linear, const Plan& plan) {
 
 cudaError_t launch_int4(const Int4Linear& linear, const Plan& plan, void* workspace, cudaStream_t stream) {
   switch (plan.algorithm) {
+    case Algorithm::ring: return launch_int4_ring(linear, plan.ring, stream);
     case Algorithm::decode: return launch_int4_decode(linear, plan.decode, stream);
     case Algorithm::batch: return launch_int4_batch(linear, plan.batch, workspace, stream);
     case Algorithm::mma: return launch_int4_mma(linear, plan.mma, workspace, stream);

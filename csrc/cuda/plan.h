@@ -7,13 +7,15 @@
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
 #include "cuda/kernels/int4_mma.h"
+#include "cuda/kernels/int4_ring.h"
 #include "cuda/kernels/int4_wgmma.h"
 #include "cuda/properties.h"
 
 namespace aoext::cuda {
 
 enum class Algorithm {
-  decode,   // few rows of x: a ring of weights in shared memory for each warp (kernels/int4_decode.cuh)
+  ring,     // one or two rows of x, or groups of 32: a ring of weights in shared memory for each warp (kernels/int4_ring.cuh)
+  decode,   // few rows: weights from memory straight to registers (kernels/int4_decode.cuh)
   batch,    // up to 64, on compute capability 9.0 (kernels/sm90a/int4_batch.cuh)
   wgmma,    // more, there (kernels/sm90a/int4_wgmma.cuh)
   mma,      // more, anywhere (kernels/int4_mma.cuh)
@@ -24,6 +26,7 @@ enum class Algorithm {
 struct Plan {
   Algorithm algorithm = Algorithm::generic;
   ScalarType scale = ScalarType::BFloat16;  // what scales and zeros are converted to first, where they are of another type
+  RingConfig ring = {};
   DecodeConfig decode = {};
   BatchConfig batch = {};
   WgmmaConfig wgmma = {};

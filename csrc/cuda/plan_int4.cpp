@@ -29,17 +29,20 @@ namespace {
 
 // Fewer output columns than this, and rounding each dequantised weight to the input's type may show in a row of y.
 constexpr int64_t kRoundedColumns = 32;
-constexpr int64_t kDecodeRows = 16;      // up to which decode wins over mma and wgmma
+constexpr int64_t kRingRows = 2;         // up to which ring wins over decode, which does not serve all that ring does
+constexpr int64_t kDecodeRows = 16;      // up to which the two win over mma and wgmma
 constexpr int64_t kDecodeBatchRows = 8;  // and over batch
 // Batch lays x out first, which short products feel. From so many rows on, where two blocks share each tile of so many rows of w
 // and all run at once, wgmma wins up to so large a K.
 constexpr int64_t kShortRows = 33, kShortTile = 64, kShortDepth = 8192;
 constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
-// Of decode, which counts bytes of scales, and of its rows of w, in 32 bits.
+// Of both, which count bytes of scales, and of their rows of w, in 32 bits.
 constexpr int64_t kMostDecodeColumns = int64_t{1} << 29, kMostDecodeDepth = int64_t{1} << 25;
 
-DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
+// The configuration of a kernel for few rows, chosen once.
+template <class Config, Config (*kChoose)(const Int4Linear&, int, int, bool)>
+Config few_rows_config(const Int4Linear& raw, const Device& device) {
   using Key = std::array<int64_t, 8>;
   const bool hopper = device.family == Family::sm90;
   const Key key = {raw.M,
@@ -50,7 +53,7 @@ DecodeConfig decode_config(const Int4Linear& raw, const Device& device) {
                    static_cast<int64_t>(raw.scale_type),
                    2 * device.multiprocessors + hopper,
                    device.shared_memory};
-  return choose_once(key, [&] { return choose_int4_decode(raw, device.multiprocessors, device.shared_memory, hopper); });
+  return choose_once(key, [&] { return kChoose(raw, device.multiprocessors, device.shared_memory, hopper); });
 }
 
 bool is_short(const Int4Linear& raw, const Device& device) {
@@ -70,9 +73,12 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
   const bool hopper = device.family == Family::sm90, batches = hopper && int4_batch_takes(raw);
   const bool decodes = p.M <= (batches ? kDecodeBatchRows : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
-  if (regular && decodes) {
+  if (regular && decodes && (p.M <= kRingRows || !int4_decode_takes(raw))) {
+    plan.algorithm = Algorithm::ring;
+    plan.ring = few_rows_config<RingConfig, choose_int4_ring>(raw, device);
+  } else if (regular && decodes) {
     plan.algorithm = Algorithm::decode;
-    plan.decode = decode_config(raw, device);
+    plan.decode = few_rows_config<DecodeConfig, choose_int4_decode>(raw, device);
   } else if (regular && batches && !is_short(raw, device)) {
     plan.algorithm = Algorithm::batch;
     plan.batch = choose_int4_batch(raw, device.multiprocessors, device.shared_memory);
@@ -100,14 +106,25 @@ std::string describe(const WgmmaConfig& c) {
   return "tiles of " + std::to_string(c.rows) + " by " + std::to_string(c.tokens) + describe_sharing(c.cluster, c.ranges);
 }
 
+namespace {
+
+template <class Config>
+std::string describe_slices(const Config& c) {
+  return ", K over " + std::to_string(c.slices) + " warps and " + std::to_string(c.cluster) + " blocks";
+}
+
+}  // namespace
+
 std::string describe(const Plan& plan) {
   const auto text = [](auto v) { return std::to_string(v); };
   switch (plan.algorithm) {
     case Algorithm::generic: return "generic: ATen operators";
     case Algorithm::any: return "cuda: int4_any";
+    case Algorithm::ring:
+      return "cuda: int4_ring, tiles of " + text(plan.ring.tiles * plan.ring.warp_tiles * 16) + describe_slices(plan.ring);
     case Algorithm::decode:
-      return "cuda: int4_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
-             " warps and " + text(plan.decode.cluster) + " blocks";
+      return "cuda: int4_decode, tiles of " + text(plan.decode.tiles * plan.decode.warp_tiles * 16) +
+             describe_slices(plan.decode);
     case Algorithm::batch:
       return "cuda: int4_batch, tiles of " + text(kBatchRows / plan.batch.slices) + " by " + text(plan.batch.tokens) +
              ", K over " + text(plan.batch.slices) + " warpgroups" + describe_sharing(plan.batch.cluster, 0);

@@ -45,7 +45,12 @@ struct Meeting {
   static constexpr int kTileN = 16;
   static constexpr int kStride = 20;  // between rows m of a partial sum: 16, and 4 that keep its stores free of bank conflicts
 
-  Sum* partial;       // in shared memory: [tile][slice][m][kStride], and what comes from the cluster, [block][item][16]
+  struct alignas(8) Pair {
+    Sum first, second;
+  };
+
+  Sum* partial;       // in shared memory, at 8-byte alignment: [tile][slice][m][kStride], and what comes from the cluster,
+                      // [block][item][16]
   uint32_t barriers;  // in shared memory, of 8 bytes, one for a buffer
   int M;
   uint32_t m_magic;   // ceil(2^20 / M)
@@ -87,7 +92,7 @@ struct Meeting {
       for (int c = 0; c < 2; ++c) {
         const int m = o * 8 + 2 * t + c;
         Sum* to = sums_of(turn) + ((tile * slices + slice) * M + m) * kStride + 2 * g;
-        if (m < M) to[0] = y[o][c], to[1] = y[o][2 + c];
+        if (m < M) *reinterpret_cast<Pair*>(to) = {y[o][c], y[o][2 + c]};
       }
   }
 

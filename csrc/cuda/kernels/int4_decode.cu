@@ -11,65 +11,41 @@ namespace aoext::cuda {
 namespace {
 
 using int4_decode::kTileN;
-using int4_decode::kUnitBytes;
 using int4_decode::kUnitK;
 using int4_decode::Walk;
-using int4_decode::Way;
 using Kernel = void (*)(Walk);
 
-// The bytes of scales that can be copied at once, 16 or 4; 0 where their alignment is less.
-int scale_bytes(const Int4Linear& p) {
-  const auto row = static_cast<uintptr_t>(p.N * (p.scale_type == Element::fp32 ? 4 : 2));
-  const auto all = reinterpret_cast<uintptr_t>(p.scale) | reinterpret_cast<uintptr_t>(p.zero_point) | row;
-  return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 0;
-}
+// Threads that a block may have. 512 leave a thread 128 registers, 640 leave it 96.
+constexpr int threads_of(int rows, int warp_tiles, int units) { return rows == 8 && warp_tiles == 1 && units == 2 ? 640 : 512; }
 
-// The k that share a scale, as far as there are kernels for them: 32 serves any group.
-int sub_of(const Int4Linear& p) { return p.group_size % kUnitK == 0 && scale_bytes(p) ? kUnitK : 32; }
+// The k that share a scale, as far as there are kernels for them.
+int sub_of(const Int4Linear& p) { return p.group_size % kUnitK == 0 ? kUnitK : 64; }
 
-// How steps come to a warp. Groups of 128 could do either way: a ring reads ahead further, and costs shared memory twice the
-// bytes of weights, which it has not to spare where each of many rows m reads x from there.
-Way way_of(const Int4Linear& p) {
-  constexpr int kRingRows = 4;
-  if (scale_bytes(p) == 0) return Way::loose;
-  return sub_of(p) == kUnitK && p.M > kRingRows ? Way::registers : Way::ring;
-}
+// Has kernels of all shapes (warp_tiles, units); any other problem has (2, 1) alone.
+bool common(const Int4Linear& p) { return sub_of(p) == kUnitK && p.scale_type == p.type; }
 
-template <Element X, Element S, int Sub, int Rows, Way Steps>
-Kernel kernel_of(const DecodeConfig& c) {
+template <Element X, int Rows>
+Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
   using int4_decode::int4_decode_kernel;
+  constexpr int kThreads = threads_of(Rows, 2, 1);
   const int shape = c.warp_tiles * 10 + c.units;
-  if (shape == 12) return int4_decode_kernel<X, S, Sub, Rows, Steps, 1, 2>;
-  if constexpr (Steps == Way::ring || (Steps == Way::registers && Rows == 16))
-    if (shape == 21) return int4_decode_kernel<X, S, Sub, Rows, Steps, 2, 1>;
-  if constexpr (Steps == Way::registers && Rows == 8)
-    if (shape == 22) return int4_decode_kernel<X, S, Sub, Rows, Steps, 2, 2>;
+  if (common(p)) {
+    if (shape == 12) return int4_decode_kernel<X, X, 128, Rows, 1, 2, threads_of(Rows, 1, 2)>;
+    if constexpr (Rows < 16)
+      if (shape == 22) return int4_decode_kernel<X, X, 128, Rows, 2, 2, kThreads>;
+    if (shape == 21) return int4_decode_kernel<X, X, 128, Rows, 2, 1, kThreads>;
+  }
+  if (shape != 21) return nullptr;
+  if (p.scale_type == Element::fp32) return int4_decode_kernel<X, Element::fp32, 128, Rows, 2, 1, kThreads>;
+  return int4_decode_kernel<X, X, 64, Rows, 2, 1, kThreads>;
+}
+
+Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
+  if (p.M > c.rows) return nullptr;
+  const bool half = p.type == Element::fp16;
+  if (c.rows == 8) return half ? kernel_of<Element::fp16, 8>(p, c) : kernel_of<Element::bf16, 8>(p, c);
+  if (c.rows == 16) return half ? kernel_of<Element::fp16, 16>(p, c) : kernel_of<Element::bf16, 16>(p, c);
   return nullptr;
-}
-
-template <Element X, Element S, int Sub, Way Steps>
-Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
-  if constexpr (Sub < kUnitK)
-    if (p.M <= 2) return kernel_of<X, S, Sub, 2, Steps>(c);
-  return p.M <= 8 ? kernel_of<X, S, Sub, 8, Steps>(c) : kernel_of<X, S, Sub, 16, Steps>(c);
-}
-
-template <Element X, Element S>
-Kernel kernel_of_scale(const Int4Linear& p, const DecodeConfig& c) {
-  if (sub_of(p) < kUnitK) return kernel_of<X, S, 32, Way::ring>(p, c);
-  return way_of(p) == Way::ring ? kernel_of<X, S, kUnitK, 8, Way::ring>(c) : kernel_of<X, S, kUnitK, Way::registers>(p, c);
-}
-
-template <Element X>
-Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
-  if (p.scale_type == Element::fp32) return kernel_of_scale<X, Element::fp32>(p, c);
-  if (p.scale_type != X) return nullptr;
-  return scale_bytes(p) ? kernel_of_scale<X, X>(p, c) : kernel_of<X, X, 32, Way::loose>(p, c);
-}
-
-Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
-  if (p.M > 16 || p.type == Element::fp32) return nullptr;
-  return p.type == Element::fp16 ? kernel_of<Element::fp16>(p, c) : kernel_of<Element::bf16>(p, c);
 }
 
 struct Launch {
@@ -78,40 +54,27 @@ struct Launch {
   size_t shared;  // bytes
 };
 
-// Of a block, and of a multiprocessor, which has registers for so many.
-int most_warps(const Int4Linear& p, const DecodeConfig& c) {
-  return int4_decode::most_threads(way_of(p), p.M <= 8 ? 8 : 16, c.warp_tiles) / 32;
-}
-
 // The walk of a config, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
-  const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
-  const bool depth = way_of(p) == Way::registers ? c.depth == 1 : c.depth == 2 || c.depth == 3;
   // A half warp either sends or collects, and every block collects something.
-  if (!cluster || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > most_warps(p, c) || warps * 2 % c.cluster ||
-      tiles * M < c.cluster)
-    return false;
+  if (warps * 32 > threads_of(c.rows, c.warp_tiles, c.units) || warps * 2 % c.cluster || tiles * M < c.cluster) return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
   w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.sub_per_group = static_cast<int>(p.group_size / sub);
   w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
-  w.scale_groups = static_cast<int>(p.K / p.group_size), w.scale_bytes = scale_bytes(p);
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
   w.units = static_cast<int>(ceil_div(p.K, kUnitK));
   w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), c.units) * c.units);
-  w.depth = std::max(c.depth, 2), w.ahead = c.ahead / 16 * 16;
   w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
-  w.bias_type = static_cast<int>(p.bias_type);
+  w.bias_type = static_cast<int>(p.bias_type), w.scale_groups = static_cast<int>(p.K / p.group_size);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
   w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<float>::sums(tiles, c.slices, M, 1)) : 0;
-  const int step_bytes = int4_decode::step_bytes(way_of(p), c.warp_tiles * c.units, sub, p.scale_type == Element::fp32 ? 4 : 2);
-  const size_t fixed = size_t(warps) * w.depth * step_bytes + int4_decode::kFixedBytes +
-                       Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
-  const size_t per_unit = int4_decode::unit_x_bytes(M) + int4_decode::unit_sum_bytes(M, sub) + int4_decode::unit_back_bytes(M);
+  const size_t fixed = 16 + Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
+  const size_t per_unit = size_t(c.rows) * (kUnitK * 2 + kUnitK / sub * 8);
   const int step = c.slices * c.units;
   if (fixed + per_unit * step > shared_limit) return false;
   const int room = static_cast<int>((shared_limit - fixed) / per_unit);
@@ -127,87 +90,80 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   return true;
 }
 
-// What differs between kernels: µs for a µs of reading, for a KB of a warp's weights and more per m, and for those of the first
-// steps, on their way; and µs that a warp needs for a KB, however alone it is.
-struct Costs {
-  double read, work, work_m, fill, alone;
-};
+constexpr double kSmallGroups = 1.4;
 
-Costs costs_of(const Int4Linear& p) {
-  if (sub_of(p) < kUnitK) {
-    if (p.M <= 2) return {1.02092, 0.01418, 0.00179, 0.0118, 0.14042};
-    return p.M <= 8 ? Costs{1.13931, 0.01454, 0.00191, 0.01118, 0.28191} : Costs{1.92358, 0.04515, 0.00005, 0.00847, 0};
-  }
-  if (way_of(p) == Way::ring) return {1.0554, 0.00861, 0.00334, 0.00725, 0.26989};
-  return p.M <= 8 ? Costs{1.14676, 0.00691, 0.00138, 0.01427, 0.22478} : Costs{1.61607, 0.0216, 0.00088, 0, 0};
-}
-
-// Microseconds of a cut, by a model: reading the weight, by pieces of rows, or the steps of a multiprocessor's warps; x on its
-// way and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet, once a turn. Several
-// blocks on a multiprocessor hide that from each other. The constants are a fit to cuts measured on an H200, M = 1 to 16, groups
-// of 32 and 128, eight N x K.
-double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, int sms, int resident) {
-  const Walk& w = l.walk;
-  const Costs cost = costs_of(p);
-  const double m = w.M, kb = c.warp_tiles * c.units, warps = resident * c.tiles * c.slices, turns = l.turns;
-  // The quarter of a multiprocessor with the most of a block's warps has so many times four.
-  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
-  const double work = busiest * kb * (cost.work + cost.work_m * m / c.warp_tiles);
-  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, cost.alone * kb);
-  const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * sms * resident);
-  const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK));
-  const double read = bytes / 4.66e6 * (cost.read + 0.1732 / (c.slices * c.units)) * (0.52 + 0.48 / std::min(busy, 1.0));
-  const double x = m * resident * w.part_units / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
-  const double met = 0.00215 * m * warps * c.warp_tiles + (c.cluster > 1 ? 0.477 : 0) +
-                     0.494 * static_cast<double>(ceil_div(c.warp_tiles * w.M, 2 * c.slices));
-  const double few = std::max(1.0, 12 / warps);  // fewer than any of those cuts has: not known, and hardly better
-  return 1.587 + few * std::pow(std::pow(read, 4) + std::pow(steps, 4), 0.25) + 0.00743 * x + again * (0.00661 * x + 1.169) +
-         turns * met + cost.fill * warps * kb * std::min(c.depth, w.warp_steps) + (resident == 1 ? 0.611 : 0) +
-         (c.cluster > 2 ? 0.184 : 0);
-}
-
-// body(config, its launch, blocks of it that a multiprocessor has at once) for all cuts that may be worth it.
-template <class Body>
-void each_cut(const Int4Linear& p, int sms, int shared_memory, bool hopper, Body&& body) {
-  constexpr int kAhead = 1024, kMostBlocks = 65535;
-  DecodeConfig c{1, 2, 1, 1, 1, 1, 1, shared_memory, kAhead, hopper};
-  for (c.warp_tiles = 1; c.warp_tiles <= 2; ++c.warp_tiles)
-    for (c.units = 1; c.units <= 2; ++c.units)
-      for (c.depth = 1; c.depth <= 3; ++c.depth) {
-        if (!kernel_of(p, c)) continue;
-        const int most = most_warps(p, c);
-        for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
-          for (c.tiles = 1; c.tiles <= most; ++c.tiles)
-            for (c.slices = 1; c.tiles * c.slices <= most; ++c.slices)
-              for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= most; ++resident) {
-                // Clusters of more than two leave some multiprocessors of a GPC idle.
-                const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
-                if (slots < 1) continue;
-                const int64_t groups = ceil_div(p.N, kTileN * c.tiles * c.warp_tiles);
-                c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
-                Launch l;
-                if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
-                body(c, l, std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms))));
-              }
-      }
+// Microseconds of a cut, by a model of the busiest multiprocessor: its warps load, wait and compute in rounds, which latency and
+// bandwidth limit, from nine rows on arithmetic; x is staged once, or in each turn where it does not fit at once; partial sums
+// meet once a turn. The constants are a fit to cuts measured on an H200, M = 1 to 16 and eight N x K, group 128; smaller groups
+// take so much longer.
+double model_time(const DecodeConfig& c, const Walk& w, int turns, int resident, bool small_groups) {
+  const bool wide = c.rows > 8;
+  const double kb = c.warp_tiles * c.units, warps = resident * c.tiles * c.slices, m = w.M;
+  const double longer = small_groups ? kSmallGroups : 1;
+  const double latency = longer * (wide ? 0.573 + 0.361 * kb : 0.141 + 0.241 * kb);
+  const double work = longer * warps * kb * (wide ? (0.0482 + 0.00036 * m) * (c.warp_tiles > 1 ? 0.883 : 1.0) : 0.0259);
+  const double round = wide ? std::max(work, latency) : std::sqrt(work * work + latency * latency);
+  const double staged = m * resident * w.part_units * (w.chunks > 1 ? turns : 1), met = m * warps * c.warp_tiles * turns;
+  const double again = (w.chunks - 1.0) * turns, pair = c.cluster > 1, more = c.cluster > 2 ? turns : 0;
+  const double rounds = static_cast<double>(turns) * w.chunks * w.warp_steps * round;
+  if (wide) return 2.63 + rounds + 0.00886 * staged + 0.73 * again + 0.553 * turns + 0.00363 * met + 0.40 * pair + 0.556 * more;
+  return 2.29 + rounds + 0.01095 * staged + 1.55 * again + 0.426 * turns + 0.00943 * met + 0.51 * pair + 0.405 * more;
 }
 
 }  // namespace
 
+bool int4_decode_takes(const Int4Linear& p) {
+  const bool types = (p.type == Element::bf16 || p.type == Element::fp16) &&
+                     (p.scale_type == p.type || (p.scale_type == Element::fp32 && p.group_size % kUnitK == 0));
+  return types && p.M <= 16 && p.N % 2 == 0 && p.group_size % 64 == 0 && is_aligned(p.x) && is_aligned(p.weight) &&
+         is_aligned(p.scale, 4) && is_aligned(p.zero_point, 4);
+}
+
 DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
-  DecodeConfig best{};
+  constexpr int kMostBlocks = 65535;
+  const int rows = p.M <= 8 ? 8 : 16;
+  const bool small_groups = sub_of(p) < kUnitK;
+  // As far as was ever better.
+  const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : rows == 8 ? 4 : 8;
+  const int fewest_slices = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
+  DecodeConfig best{rows,          2,     1, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)),
+                    shared_memory, hopper};
   double best_time = 1e30;
-  each_cut(p, sms, shared_memory, hopper, [&](const DecodeConfig& c, const Launch& l, int resident) {
-    const double time = model_time(p, c, l, sms, resident);
-    if (time < best_time) best_time = time, best = c;
-  });
+  constexpr struct {
+    int warp_tiles, units;
+  } shapes[] = {{2, 1}, {1, 2}, {2, 2}};
+  for (const auto& shape : shapes) {
+    DecodeConfig c{rows, shape.warp_tiles, shape.units, 1, 1, 1, 1, shared_memory, hopper};
+    if (!kernel_of(p, c)) continue;
+    const int threads = threads_of(rows, c.warp_tiles, c.units), sm_warps = threads == 640 ? 21 : 16;
+    for (c.cluster = 1; c.cluster <= most_blocks_sharing; c.cluster *= 2)
+      for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
+        for (c.slices = fewest_slices; c.tiles * c.slices <= threads / 32; ++c.slices) {
+          const int warps = c.tiles * c.slices;
+          if (warps < 8) continue;
+          c.blocks = kMostBlocks;
+          Launch l;
+          if (!lay_out(p, c, l)) continue;
+          // What is resident at once; clusters of more than two leave some multiprocessors of a GPC idle.
+          int resident = std::clamp(
+              std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)), 1, most_blocks);
+          const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+          if (slots < 1) continue;
+          const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
+          c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
+          if (turns > 1 && !lay_out(p, c, l)) continue;
+          resident = std::min(resident, static_cast<int>(ceil_div(static_cast<int64_t>(c.blocks) * c.cluster, sms)));
+          const double time = model_time(c, l.walk, l.turns, resident, small_groups);
+          if (time < best_time) best_time = time, best = c;
+        }
+  }
   return best;
 }
 
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream) {
   const Kernel kernel = kernel_of(p, c);
   Launch l;
-  if (!kernel || p.K % 32 || p.group_size % 32 || !lay_out(p, c, l)) return cudaErrorInvalidValue;
+  if (!int4_decode_takes(p) || !kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
   if (error != cudaSuccess) return error;
   const dim3 blocks(c.cluster, std::min(c.blocks, l.walk.tile_groups)), threads(32, c.slices, c.tiles);

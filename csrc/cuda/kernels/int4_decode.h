@@ -1,5 +1,5 @@
-// Weight-only int4 for few rows of x: what int4_decode.cuh computes, for K % 32 == 0, group_size % 32 == 0, x and weight 16-byte
-// aligned, M <= 16. Deterministic; needs no workspace; may be captured in a graph.
+// Weight-only int4 for few rows of x: what int4_decode.cuh computes. Deterministic; needs no workspace; may be captured in a
+// graph.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,15 +8,18 @@
 
 namespace aoext::cuda {
 
+// M <= 16, N even, group_size a multiple of 64 (of 128 with float32 scales), x and weight at 16-byte alignment, scales at 4.
+bool int4_decode_takes(const Int4Linear& p);
+
 // How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 rows n and a slice of their k.
 struct DecodeConfig {
-  int warp_tiles, units;  // of a step: so many tiles by units of 128 k
-  int depth;              // steps that a warp has on the way: 2 or 3 in a ring, or 1 in registers
+  int rows;        // of x that have room in shared memory: 8 or 16, M or more
+  int warp_tiles;  // 1 or 2
+  int units;       // of 128 k that a warp loads at a time
   int tiles, slices;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
-  int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
 };
 

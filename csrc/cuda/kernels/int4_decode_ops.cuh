@@ -1,4 +1,4 @@
-// The number formats that int4_decode.cuh is written in.
+// The loads and number formats that int4_decode.cuh, int4_ring.cuh and int4_batch.cuh are written in.
 #pragma once
 
 #include <cstdint>
@@ -69,17 +69,24 @@ template <Element S>
 struct ScalePair {
   static constexpr int kBytes = 2;  // of one
   uint32_t bits;
+  __device__ __forceinline__ void load(const uint8_t* p) { asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bits) : "l"(p)); }
+  // What a copy brought to shared memory, or what lies at any alignment.
   __device__ __forceinline__ void read_shared(uint32_t address) { bits = load_shared_word(address); }
-  __device__ __forceinline__ void read(const void* p, int64_t i, int to_next) {  // at any alignment
+  __device__ __forceinline__ void read(const void* p, int64_t i, int to_next) {
     const auto* q = static_cast<const uint16_t*>(p) + i;
     bits = q[0] | static_cast<uint32_t>(q[to_next]) << 16;
   }
+  __device__ __forceinline__ ScalePair from(int lane) const { return {__shfl_sync(~0u, bits, lane)}; }
   __device__ __forceinline__ float2 get() const { return Number<S>::unpack(bits); }
 };
 template <>
 struct ScalePair<Element::fp32> {
   static constexpr int kBytes = 4;
   float a, b;
+  __device__ __forceinline__ void load(const uint8_t* p) {
+    const auto* q = reinterpret_cast<const float*>(p);
+    a = __ldg(q), b = __ldg(q + 1);
+  }
   __device__ __forceinline__ void read_shared(uint32_t address) {
     const float2 v = load_shared_pair(address);
     a = v.x, b = v.y;
@@ -88,6 +95,7 @@ struct ScalePair<Element::fp32> {
     const auto* q = static_cast<const float*>(p) + i;
     a = q[0], b = q[to_next];
   }
+  __device__ __forceinline__ ScalePair from(int lane) const { return {__shfl_sync(~0u, a, lane), __shfl_sync(~0u, b, lane)}; }
   __device__ __forceinline__ float2 get() const { return {a, b}; }
 };
 

@@ -1,0 +1,197 @@
+// Instances of int4_ring.cuh, their launcher, and the choice among them.
+#include "cuda/kernels/int4_ring.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/kernels/int4_ring.cuh"
+#include "cuda/kernels/launch.h"
+
+namespace aoext::cuda {
+namespace {
+
+using int4_ring::kStepUnits;
+using int4_ring::kTileN;
+using int4_ring::kUnitK;
+using int4_ring::Walk;
+using Kernel = void (*)(Walk);
+
+constexpr int kMostWarps = int4_ring::kThreads / 32;  // of a block, and of a multiprocessor, which has registers for so many
+
+// The bytes of scales that can be copied at once, 16 or 4; 0 where their alignment is less.
+int scale_bytes(const Int4Linear& p) {
+  const auto row = static_cast<uintptr_t>(p.N * (p.scale_type == Element::fp32 ? 4 : 2));
+  const auto all = reinterpret_cast<uintptr_t>(p.scale) | reinterpret_cast<uintptr_t>(p.zero_point) | row;
+  return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 0;
+}
+
+// The k that share a scale, as far as there are kernels for them: 32 serves any group.
+int sub_of(const Int4Linear& p) {
+  constexpr int kUnitRows = 8;
+  return p.group_size % kUnitK == 0 && p.M <= kUnitRows && scale_bytes(p) ? kUnitK : 32;
+}
+
+template <Element X, Element S, int Sub, int Rows, bool Ringed>
+Kernel kernel_of(const RingConfig& c) {
+  using int4_ring::int4_ring_kernel;
+  if (c.warp_tiles == 1) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 1>;
+  if (c.warp_tiles == 2) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 2>;
+  return nullptr;
+}
+
+template <Element X, Element S, int Sub, bool Ringed>
+Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
+  if constexpr (Sub < kUnitK)
+    if (p.M <= 2) return kernel_of<X, S, Sub, 2, Ringed>(c);
+  return p.M <= 8 ? kernel_of<X, S, Sub, 8, Ringed>(c) : kernel_of<X, S, Sub, 16, Ringed>(c);
+}
+
+template <Element X>
+Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
+  const bool unit = sub_of(p) == kUnitK;
+  if (p.scale_type == Element::fp32)
+    return unit ? kernel_of<X, Element::fp32, kUnitK, 8, true>(c) : kernel_of<X, Element::fp32, 32, true>(p, c);
+  if (!scale_bytes(p)) return kernel_of<X, X, 32, false>(p, c);
+  return unit ? kernel_of<X, X, kUnitK, 8, true>(c) : kernel_of<X, X, 32, true>(p, c);
+}
+
+Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
+  return p.type == Element::fp16 ? kernel_of<Element::fp16>(p, c) : kernel_of<Element::bf16>(p, c);
+}
+
+struct Launch {
+  Walk walk;
+  int turns;
+  size_t shared;  // bytes
+};
+
+// The walk of a config, and the memory it takes; false if it does not fit.
+bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
+  const auto shared_limit = static_cast<size_t>(c.shared_memory);
+  Walk& w = out.walk;
+  const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
+  const int units = kStepUnits / c.warp_tiles;  // of k, that a step takes
+  const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
+  const bool depth = c.depth == 2 || c.depth == 3;
+  // A half warp either sends or collects, and every block collects something.
+  if (!cluster || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps || warps * 2 % c.cluster ||
+      tiles * M < c.cluster)
+    return false;
+  w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
+  w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
+  w.sub_per_group = static_cast<int>(p.group_size / sub);
+  w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
+  w.scale_groups = static_cast<int>(p.K / p.group_size), w.scale_bytes = scale_bytes(p);
+  w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
+  w.units = static_cast<int>(ceil_div(p.K, kUnitK));
+  w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), units) * units);
+  w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
+  w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
+  w.bias_type = static_cast<int>(p.bias_type);
+  out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
+  const int buffers = out.turns > 1 ? 2 : 1;
+  w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<float>::sums(tiles, c.slices, M, 1)) : 0;
+  const int step_bytes = int4_ring::step_bytes(w.scale_bytes > 0, sub, p.scale_type == Element::fp32 ? 4 : 2);
+  const size_t fixed = size_t(warps) * w.depth * step_bytes + int4_ring::kFixedBytes +
+                       Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
+  const size_t per_unit = int4_ring::unit_x_bytes(M) + int4_ring::unit_sum_bytes(M, sub) + int4_ring::unit_back_bytes(M);
+  const int step = c.slices * units;
+  if (fixed + per_unit * step > shared_limit) return false;
+  const int room = static_cast<int>((shared_limit - fixed) / per_unit);
+  if (w.part_units <= room) {
+    w.chunks = 1, w.chunk_units = w.part_units;
+  } else {
+    w.chunks = static_cast<int>(ceil_div(w.part_units, room / step * step));
+    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), step) * step);
+    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
+  }
+  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, step));
+  out.shared = fixed + per_unit * w.chunk_units;
+  return true;
+}
+
+// What differs between kernels: µs for a µs of reading, for a KB of a warp's weights and more per m, and for those of the first
+// steps, on their way; and µs that a warp needs for a KB, however alone it is.
+struct Costs {
+  double read, work, work_m, fill, alone;
+};
+
+Costs costs_of(const Int4Linear& p) {
+  if (sub_of(p) == kUnitK) return {1.075, 0.0035, 0.0071, 0.0072, 0.286};
+  if (p.M <= 2) return {1.053, 0.0103, 0.0024, 0.0097, 0.221};
+  return p.M <= 8 ? Costs{1.140, 0.0134, 0.0020, 0.0110, 0.329} : Costs{1.830, 0.0274, 0.0007, 0.0141, 0.470};
+}
+
+// Microseconds of a cut, by a model: reading the weight, by pieces of rows, or the steps of a multiprocessor's warps; x on its
+// way and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet, once a turn. Several
+// blocks on a multiprocessor hide that from each other. The constants are a fit to cuts measured on an H200, M = 1 to 16, groups
+// of 32, 64, 128 and 256, eight N x K.
+double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, int sms, int resident) {
+  const Walk& w = l.walk;
+  const Costs cost = costs_of(p);
+  constexpr double kStepKb = kStepUnits;
+  const double m = w.M, turns = l.turns, warps = resident * c.tiles * c.slices;
+  const double units = kStepKb / c.warp_tiles;
+  // The quarter of a multiprocessor with the most of a block's warps has so many times four.
+  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
+  const double work = busiest * kStepKb * (cost.work + cost.work_m * m / c.warp_tiles);
+  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, cost.alone * kStepKb);
+  const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * sms * resident);
+  const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK));
+  const double read = bytes / 4.66e6 * (cost.read + 0.168 / (c.slices * units)) * (0.565 + 0.435 / std::min(busy, 1.0));
+  const double x = m * resident * w.part_units / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
+  const double met = 0.00244 * m * warps * c.warp_tiles + (c.cluster > 1 ? 0.533 : 0) +
+                     0.426 * static_cast<double>(ceil_div(c.warp_tiles * w.M, 2 * c.slices));
+  const double few = std::max(1.0, 12 / warps);  // fewer than any of those cuts has: not known, and hardly better
+  return 1.606 + few * std::pow(std::pow(read, 4) + std::pow(steps, 4), 0.25) + 0.0075 * x + again * (0.00502 * x + 1.593) +
+         turns * met + cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) + (resident == 1 ? 0.418 : 0) +
+         (c.cluster > 2 ? 0.168 : 0);
+}
+
+}  // namespace
+
+bool int4_ring_takes(const Int4Linear& p) {
+  return (p.type == Element::bf16 || p.type == Element::fp16) && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
+         p.M <= 16 && p.K % 32 == 0 && p.group_size % 32 == 0 && is_aligned(p.x) && is_aligned(p.weight);
+}
+
+RingConfig choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
+  constexpr int kAhead = 1024, kMostBlocks = 65535, kMostSlices = 8;
+  RingConfig best{}, c{1, 2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
+  double best_time = 1e30;
+  for (c.warp_tiles = 1; c.warp_tiles <= 2; ++c.warp_tiles)
+    for (c.depth = 2; c.depth <= 3; ++c.depth)
+      for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
+        for (int tiles : {1, 2, 3, 4, 5, 6, 8, 16})  // others took longer than the model says
+          for (c.slices = 1; c.slices <= kMostSlices; ++c.slices)
+            for (int resident = 1; resident <= 3 && resident * tiles * c.slices <= kMostWarps; ++resident) {
+              // Clusters of more than two leave some multiprocessors of a GPC idle.
+              const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+              if (slots < 1) continue;
+              c.tiles = tiles;
+              const int64_t groups = ceil_div(p.N, kTileN * tiles * c.warp_tiles);
+              c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
+              Launch l;
+              if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
+              const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
+              const double time = model_time(p, c, l, sms, at_once);
+              if (time < best_time) best_time = time, best = c;
+            }
+  return best;
+}
+
+cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream) {
+  if (!int4_ring_takes(p)) return cudaErrorInvalidValue;
+  const Kernel kernel = kernel_of(p, c);
+  Launch l;
+  if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
+  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
+  if (error != cudaSuccess) return error;
+  const dim3 blocks(c.cluster, std::min(c.blocks, l.walk.tile_groups)), threads(32, c.slices, c.tiles);
+  return launch(kernel,
+                Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster),
+                     c.overlaps ? Overlap::after_ours : Overlap::never},
+                l.walk);
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,31 @@
+// Weight-only int4 for few rows of x: what int4_ring.cuh computes. Deterministic; needs no workspace; may be captured in a graph.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/kernels/int4.h"
+
+namespace aoext::cuda {
+
+// M <= 16, K and group_size multiples of 32, x and weight at 16-byte alignment.
+bool int4_ring_takes(const Int4Linear& p);
+
+// How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 rows n and a slice of their k.
+struct RingConfig {
+  int warp_tiles;  // 1 or 2
+  int depth;       // steps of 2 KB that a warp has on the way: 2 or 3
+  int tiles, slices;
+  int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
+  int blocks;         // along n; each takes groups of tiles until none is left
+  int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
+  int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
+  int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
+};
+
+// What measured best (H200), scaled to the multiprocessors of another device.
+RingConfig choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper);
+
+// cudaErrorInvalidValue for a config that does not fit the problem or the device.
+cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream);
+
+}  // namespace aoext::cuda
