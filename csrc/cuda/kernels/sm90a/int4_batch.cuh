@@ -297,8 +297,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       sync_math();  // the first slice has read what was there
       if (slice > 0) {
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i)
-          store_shared_pair(from_slices + (((slice - 1) * kPairs + i) * threads + thread) * 8, pair_of(i));
+        for (int i = 0; i < kPairs; ++i) {
+          const float2 pair = pair_of(i);
+          store_shared(from_slices + (((slice - 1) * kPairs + i) * threads + thread) * 8, pair.x, pair.y);
+        }
       }
       sync_math();
       if (slice == 0) {

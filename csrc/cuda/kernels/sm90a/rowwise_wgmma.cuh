@@ -97,7 +97,7 @@ struct Scales {
   }
 
   __device__ void store(uint32_t my_channels, uint32_t my_row_scales, int thread) const {
-    if (thread < 64) store_shared_pair(my_channels + thread * int(sizeof(Channel)), {channel.scale, channel.bias});
+    if (thread < 64) store_shared(my_channels + thread * int(sizeof(Channel)), channel.scale, channel.bias);
 #pragma unroll
     for (int i = 0; i < kRowScales; ++i) {
       const int token = thread + i * 128;
