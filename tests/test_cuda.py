@@ -156,6 +156,30 @@ def test_no_call_waits_for_the_device(product, M, generator):
 # ---- values ---------------------------------------------------------------------------------------------
 
 
+@needs_own_kernels
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP16), (BF16, FP32), (FP16, FP32)], ids=str)
+@pytest.mark.parametrize("group_size", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("N", [520, 100, 77])  # rows of scales begin at multiples of 16, 4 and 2 bytes
+@pytest.mark.parametrize("M", [1, 2, 3, 5, 8, 13])
+def test_few_rows(M, N, group_size, dtypes, generator):
+    call = ALL_CALLS["bf16i4bf16_rowwise_bias"](Problem(M, N, 2304, group_size, *dtypes), generator)
+    args = on_cuda(call)
+    result = operator_of(call.operator)(*args)
+    assert_close(result, call.reference)
+    for _ in range(2):
+        assert torch.equal(operator_of(call.operator)(*args), result)
+
+
+@needs_own_kernels
+@pytest.mark.parametrize("M", [1, 2, 3, 8])
+@pytest.mark.parametrize(("N", "group_size"), [(256, 32), (256, 64), (256, 128), (257, 128)])
+def test_few_rows_get_a_kernel_for_few(M, N, group_size, generator):
+    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, N, 512, group_size), generator)
+    plan = aoext.explain(call.operator, *on_cuda(call))
+    registers = M > 2 and N % 2 == 0 and group_size >= 64
+    assert ("int4_decode" if registers else "int4_ring") in plan
+
+
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP16), (BF16, FP32), (FP16, FP32)], ids=str)
 @pytest.mark.parametrize("group_size", [32, 64, 128, 256, 384])
 @pytest.mark.parametrize("N", [40, 1000, 4104])

@@ -6,6 +6,7 @@
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
 #include "cuda/kernels/int4_mma.h"
+#include "cuda/kernels/int4_ring.h"
 #include "cuda/kernels/int4_wgmma.h"
 #include "cuda/kernels/rowwise_decode.h"
 #include "cuda/kernels/rowwise_mma.h"
@@ -58,32 +59,30 @@ Kernel tiled(const char* name) {
           }};
 }
 
+// Of kernels for few rows, which have none.
+template <class Problem, class Config, bool (*kTakes)(const Problem&), Config (*kChoose)(const Problem&, int, int, bool),
+          cudaError_t (*kLaunch)(const Problem&, const Config&, cudaStream_t)>
+Kernel few_rows(const char* name) {
+  return {name,
+          [](const void* p, const Gpu& gpu, int* config) {
+            return kTakes(as<Problem>(p))
+                       ? to_ints(kChoose(as<Problem>(p), gpu.multiprocessors, gpu.shared_memory, gpu.hopper), config)
+                       : 0;
+          },
+          no_workspace,
+          [](const void* p, const int* config, void*, cudaStream_t stream) {
+            return kLaunch(as<Problem>(p), as<Config>(config), stream);
+          }};
+}
+
 RowwiseMmaConfig choose_mma(const RowwiseLinear& p, int multiprocessors) { return choose_rowwise_mma(p, multiprocessors); }
 
 const Kernel kKernels[] = {
-    {"int4_decode",
-     [](const void* p, const Gpu& gpu, int* config) {
-       const auto& problem = as<Int4Linear>(p);
-       return serves_int4_mma(problem) && problem.M <= 16
-                  ? to_ints(choose_int4_decode(problem, gpu.multiprocessors, gpu.shared_memory, gpu.hopper), config)
-                  : 0;
-     },
-     no_workspace,
-     [](const void* p, const int* config, void*, cudaStream_t stream) {
-       return launch_int4_decode(as<Int4Linear>(p), as<DecodeConfig>(config), stream);
-     }},
+    few_rows<Int4Linear, RingConfig, int4_ring_takes, choose_int4_ring, launch_int4_ring>("int4_ring"),
+    few_rows<Int4Linear, DecodeConfig, int4_decode_takes, choose_int4_decode, launch_int4_decode>("int4_decode"),
     tiled<Int4Linear, MmaConfig, serves_int4_mma, choose_int4_mma, int4_mma_workspace, launch_int4_mma>("int4_mma"),
-    {"rowwise_decode",
-     [](const void* p, const Gpu& gpu, int* config) {
-       const auto& problem = as<RowwiseLinear>(p);
-       return rowwise_decode_takes(problem)
-                  ? to_ints(choose_rowwise_decode(problem, gpu.multiprocessors, gpu.shared_memory, gpu.hopper), config)
-                  : 0;
-     },
-     no_workspace,
-     [](const void* p, const int* config, void*, cudaStream_t stream) {
-       return launch_rowwise_decode(as<RowwiseLinear>(p), as<RowwiseDecodeConfig>(config), stream);
-     }},
+    few_rows<RowwiseLinear, RowwiseDecodeConfig, rowwise_decode_takes, choose_rowwise_decode, launch_rowwise_decode>(
+        "rowwise_decode"),
     tiled<RowwiseLinear, RowwiseMmaConfig, rowwise_mma_takes, choose_mma, rowwise_mma_workspace, launch_rowwise_mma>(
         "rowwise_mma"),
 #ifdef WITH_HOPPER

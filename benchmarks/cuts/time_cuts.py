@@ -32,7 +32,14 @@ from aoext.cli.report import console
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("launch.cu", "int4_decode.cu", "int4_mma.cu", "rowwise_decode.cu", "rowwise_mma.cu")
+SOURCES = (
+    "launch.cu",
+    "int4_ring.cu",
+    "int4_decode.cu",
+    "int4_mma.cu",
+    "rowwise_decode.cu",
+    "rowwise_mma.cu",
+)
 HOPPER_SOURCES = ("int4_batch.cu", "int4_wgmma.cu", "rowwise_wgmma.cu", "weight_only_wgmma.cu")
 BF16, INT8, E4M3 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 ELEMENTS = {BF16: 0, torch.float16: 1, torch.float32: 2, INT8: 3, E4M3: 4}  # csrc/cuda/kernels/element.h
@@ -173,7 +180,7 @@ def random_point(format: str, M: int, shape: Shape, group_size: int) -> Point:
 
 # Formats of weights, and of x where that is not bfloat16, and the kernels that they have.
 FORMATS = {
-    "int4": ("int4_decode", "int4_mma", "int4_batch", "int4_wgmma"),
+    "int4": ("int4_ring", "int4_mma", "int4_decode", "int4_batch", "int4_wgmma"),
     "int8": ("rowwise_decode", "rowwise_mma", "rowwise_wgmma"),
     "float8": ("rowwise_decode", "rowwise_mma", "rowwise_wgmma"),
     "int8-weight-only": ("rowwise_decode", "rowwise_mma", "weight_only_wgmma"),
@@ -233,9 +240,18 @@ class Candidates:
             for cluster, blocks in self._shares(tiles, (1, 2, 4)):
                 yield (tokens, slices, cluster, blocks, self.gpu.shared_memory)
 
-    def int4_decode(self) -> Iterator[Config]:
+    def int4_ring(self) -> Iterator[Config]:
         for warp_tiles in (1, 2):
-            yield from ((warp_tiles, *ring) for ring in self._rings(16 * warp_tiles, (2, 3, 4, 6)))
+            yield from ((warp_tiles, *ring) for ring in self._rings(16 * warp_tiles, (2, 3)))
+
+    def int4_decode(self) -> Iterator[Config]:
+        rows = 8 if self.M <= 8 else 16
+        cuts = ((1, 8), (1, 16), (2, 4), (2, 8), (4, 2), (4, 4), (5, 4), (8, 2), (16, 1))
+        for warp_tiles, units in ((2, 1), (1, 2), (2, 2)):
+            for tiles, slices in cuts:
+                for cluster, blocks in self._turns(16 * warp_tiles * tiles):
+                    cut = (tiles, slices, cluster, blocks)
+                    yield (rows, warp_tiles, units, *cut, self.gpu.shared_memory, self.gpu.hopper)
 
     def rowwise_decode(self) -> Iterator[Config]:
         yield from self._rings(16, (2, 4))

@@ -35,7 +35,8 @@ template <Element X, Element S, int Sub, int Rows, bool Ringed>
 Kernel kernel_of(const RingConfig& c) {
   using int4_ring::int4_ring_kernel;
   if (c.warp_tiles == 1) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 1>;
-  if (c.warp_tiles == 2) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 2>;
+  if constexpr (Rows < 16 || (Ringed && S == X))  // others spill
+    if (c.warp_tiles == 2) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 2>;
   return nullptr;
 }
 
@@ -159,7 +160,7 @@ RingConfig choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, boo
   constexpr int kAhead = 1024, kMostBlocks = 65535, kMostSlices = 8;
   RingConfig best{}, c{1, 2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   double best_time = 1e30;
-  for (c.warp_tiles = 1; c.warp_tiles <= 2; ++c.warp_tiles)
+  for (c.warp_tiles = 1; c.warp_tiles <= 2 && kernel_of(p, c); ++c.warp_tiles)
     for (c.depth = 2; c.depth <= 3; ++c.depth)
       for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
         for (int tiles : {1, 2, 3, 4, 5, 6, 8, 16})  // others took longer than the model says
