@@ -2,8 +2,9 @@
 
     python benchmarks/compiled.py
 
-One token ("decode", without a cache) and a prompt ("prefill"), each with what it calls: operators that PyTorch
-dispatches where it is eager, kernels that Inductor's code starts where it is compiled. All three are timed in turn.
+One token ("decode", without a cache) and a prompt ("prefill"), each with what it calls: operators that
+PyTorch dispatches where it is eager, kernels that Inductor's code starts where it is compiled. All three are
+timed in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ SCHEMES = {
     "float8": aoext.Float8DynamicActivationFloat8WeightConfig(),
 }
 # Calls in Inductor's code: operators, and the loops that it wrote itself.
-CALL = re.compile(r"^\s+(?:\w+ = )?(?:torch\.ops\.\w+\.\w+\.\w+\(|extern_kernels\.|cpp_fused\w*\(|aoti_torch)", re.M)
+CALL = re.compile(
+    r"^\s+(?:\w+ = )?(?:torch\.ops\.\w+\.\w+\.\w+\(|extern_kernels\.|cpp_fused\w*\(|aoti_torch)", re.M
+)
 
 
 class Counting(TorchDispatchMode):
@@ -64,15 +67,27 @@ def compiled(model: nn.Module, tokens: Tensor, **options: Any) -> tuple[Callable
 
 @click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
 @click.option("--device", type=DeviceType(), default="cpu", show_default=True)
+@click.option("--scheme", "schemes", type=click.Choice(list(SCHEMES)), multiple=True, default=tuple(SCHEMES))
 @click.option("--prompt", type=click.IntRange(min=2), default=128, show_default=True)
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
-def main(device: Device, prompt: int, seconds: float) -> None:
+def main(device: Device, schemes: tuple[str, ...], prompt: int, seconds: float) -> None:
     out = console()
     out.print(summary_line(environment(device)))
     view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("", "", "eager µs", "calls", "compiled µs", "calls", "with passes µs", "calls", "faster by"):
+    for heading in (
+        "",
+        "",
+        "eager µs",
+        "calls",
+        "compiled µs",
+        "calls",
+        "with passes µs",
+        "calls",
+        "faster by",
+    ):
         view.add_column(heading, justify="right")
-    for name, config in SCHEMES.items():
+    for name in schemes:
+        config = SCHEMES[name]
         model = load_tiny_lm(device=device.device)
         aoext.quantize_(model, config)
         for what, length in (("decode", 1), ("prefill", prompt)):
