@@ -393,9 +393,7 @@ def _sizes(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--group-size", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--quantise-head", is_flag=True, help="The last layer, over the vocabulary, too.")
 @click.option("--compile", is_flag=True, help="Fuse what stands between the linear layers.")
-@click.option(
-    "--passes/--no-passes", default=True, help="With --compile: aoext's own passes."
-)
+@click.option("--passes/--no-passes", default=True, help="With --compile: aoext's own passes.")
 @click.option("--split", is_flag=True, help="q, k, v, gate and up each in a linear of its own.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
