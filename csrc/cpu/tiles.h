@@ -5,8 +5,10 @@
 // others. Sums wait in [rows of x, kTile] between the blocks of a row.
 #pragma once
 
+#include <cstdlib>
 #include <cstring>
-#include <type_traits>
+#include <memory>
+#include <new>
 
 #include "common/dispatcher.h"
 #include "cpu/weights.h"
@@ -20,7 +22,24 @@ inline int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 // Threads start to pay at about this many weights each.
 inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int64_t{1} << 15) / (rows * K)); }
 
-// Rows of x as operands.
+// Memory at the start of a cache line, so that no vector of operands crosses one; not initialised.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(std::aligned_alloc(kLine, (bytes + kLine - 1) / kLine * kLine))) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  char* operator+(int64_t bytes) const { return data_.get() + bytes; }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> data_;
+};
+
+// Rows of x as operands, in blocks [most, depth] along K: what meets a block of weights lies together, and rows do not fall into
+// one set of the caches, as they would a power of two apart.
 class TileInput {
  public:
   TileInput(const Tiles& tiles, const LinearProblem& p, const Tensor& input)
@@ -30,20 +49,25 @@ class TileInput {
         element_(element(p.input)),
         K_(p.K),
         element_size_(static_cast<int64_t>(rows_.element_size())),
-        most_(std::clamp<int64_t>(kInputBytes / (padded(p.K) * tiles.operand_bytes) / kTile * kTile, kTile, p.M)),
-        operands_(most_ * stride() * tiles.operand_bytes),
+        row_bytes_((p.K + tiles.depth - 1) / tiles.depth * tiles.depth * tiles.operand_bytes),
+        most_(std::min(p.M, std::max<int64_t>(kTile, kInputBytes / row_bytes_))),
+        operands_(most_ * row_bytes_),
         start_(most_) {}
 
-  int64_t most() const { return most_; }              // rows at once
-  int64_t stride() const { return padded(K_); }       // operands from row to row
-  const char* row_from(int64_t k) const { return operands_.data() + k * tiles_.operand_bytes; }
+  int64_t most() const { return most_; }  // rows at once
+  const char* block(int64_t k) const { return operands_ + k * most_ * tiles_.operand_bytes; }
   int32_t start(int64_t m) const { return start_[m]; }
 
   void load(int64_t first, int64_t count) {
     torch::stable::parallel_for(0, count, grain(1, K_), [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; ++m)
-        start_[m] = tiles_.inputs(element_, source_ + (first + m) * K_ * element_size_, K_,
-                                  &operands_[m * stride() * tiles_.operand_bytes]);
+      for (int64_t m = begin; m < end; ++m) {
+        uint32_t start = 0;
+        for (int64_t k = 0; k < K_; k += tiles_.depth)
+          start += static_cast<uint32_t>(tiles_.inputs(element_, source_ + ((first + m) * K_ + k) * element_size_,
+                                                       std::min(tiles_.depth, K_ - k),
+                                                       operands_ + (k * most_ + m * tiles_.depth) * tiles_.operand_bytes));
+        start_[m] = static_cast<int32_t>(start);
+      }
     });
   }
 
@@ -52,8 +76,8 @@ class TileInput {
   Tensor rows_;
   const char* source_;
   Element element_;
-  int64_t K_, element_size_, most_;
-  std::vector<char> operands_;
+  int64_t K_, element_size_, row_bytes_, most_;
+  Scratch operands_;
   std::vector<int32_t> start_;
 };
 
@@ -66,8 +90,8 @@ void tile_product(const Tiles& tiles, const LinearProblem& p, const Tensor& inpu
     x.load(row, M);
     torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
       typename Weight::Tile tile(weight);
-      std::vector<char> block(kBlockRows * tiles.depth * tiles.operand_bytes);
-      const auto block_row = [&](int64_t i) { return &block[i * tiles.depth * tiles.operand_bytes]; };
+      const Scratch block(kBlockRows * tiles.depth * tiles.operand_bytes);
+      const auto block_row = [&](int64_t i) { return block + i * tiles.depth * tiles.operand_bytes; };
       std::vector<Sum> sums(M * kTile);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
@@ -83,7 +107,7 @@ void tile_product(const Tiles& tiles, const LinearProblem& p, const Tensor& inpu
             for (int64_t r = 0; r < rows; ++r) tile.ahead(i + r, next, length);
             const int64_t full = (rows + kTileRows - 1) / kTileRows * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);
-            tiles.multiply(block.data(), static_cast<int>(full), x.row_from(k), x.stride(), M, padded(depth), &sums[i]);
+            tiles.multiply(block + 0, static_cast<int>(full), x.block(k), M, padded(depth), &sums[i]);
           }
         }
         for (int64_t m = 0; m < M; ++m) store(row + m, first, count, &sums[m * kTile], tile.row_scales());

@@ -51,10 +51,10 @@ void arrange_int4(const float* x, int64_t K, int64_t group_size, float* out, flo
   }
 }
 
-// N rows of w at once, and where sums would be few, each vector of words in two of them.
+// N rows of w at once; where they have few sums, the nibbles of a word alternate between two of each.
 template <int M, int N>
 inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, int64_t K, float (*acc)[kTile]) {
-  constexpr int kWays = M * N < 4 ? 2 : 1;
+  constexpr int kWays = M * N <= 4 ? 2 : 1;
   const int64_t bytes = K / 2, groups = K / w.group_size;
   const int64_t step = w.group_size < kUnit ? kUnit : w.group_size;  // of k, between scalings
   const int64_t step_groups = step / w.group_size;
@@ -62,38 +62,36 @@ inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, in
   while (step_groups > 1 && (8 << shift) < w.group_size) ++shift;
   F32 sums[M][N] = {};
   for (int64_t begin = 0, g = 0; begin < K; begin += step, g += step_groups) {
-    F32 part[M][N][kWays] = {};
-    const auto add = [&](int64_t k, const U32(&words)[N]) {
+    F32 part[N][M][kWays] = {};
+    const auto add = [&](int64_t k, int n, U32 words) {
+#pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
-        F32 q[N];
-        for (int n = 0; n < N; ++n) q[n] = nibble(words[n], i);
-        for (int m = 0; m < M; ++m) {
-          const F32 xk = load<F32>(x + m * x_stride + k + i * kFloats);
-          for (int n = 0; n < N; ++n) part[m][n][i % kWays] += xk * q[n];
-        }
+        const F32 q = nibble(words, i);
+        for (int m = 0; m < M; ++m) part[n][m][i % kWays] += load<F32>(x + m * x_stride + k + i * kFloats) * q;
       }
     };
     const int64_t end = begin + step < K ? begin + step : K;
     int64_t k = begin;
     for (; k + kUnit <= end; k += kUnit) {
-      U32 words[N];
+#pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         const uint8_t* const from = w.packed + n * bytes + k / 2;
-        words[n] = load<U32>(from);
         __builtin_prefetch(from + N * bytes);  // the next rows: each is too short for the hardware to run ahead
+        add(k, n, load<U32>(from));
       }
-      add(k, words);
     }
     if (k < end) {
-      U32 words[N] = {};
-      for (int n = 0; n < N; ++n) memcpy(&words[n], w.packed + n * bytes + k / 2, static_cast<size_t>(end - k) / 2);
-      add(k, words);
+      for (int n = 0; n < N; ++n) {
+        U32 words = {};
+        memcpy(&words, w.packed + n * bytes + k / 2, static_cast<size_t>(end - k) / 2);
+        add(k, n, words);
+      }
     }
     for (int n = 0; n < N; ++n) {
       const float* const from = w.scale + g * kTile + n;
       const F32 s = step_groups > 1 ? spread(from, shift, groups - g) : broadcast(*from);
       for (int m = 0; m < M; ++m)
-        for (int way = 0; way < kWays; ++way) sums[m][n] += s * part[m][n][way];
+        for (int way = 0; way < kWays; ++way) sums[m][n] += s * part[n][m][way];
     }
   }
   for (int m = 0; m < M; ++m)

@@ -42,8 +42,8 @@ struct Tiles {
   void (*weights_int4)(const Int4Row& row, int64_t begin, int64_t n, void* out);  // elements [begin, begin + n)
 
   // acc[m][n] += Σ x[m][k] · w[n][k], k < K <= depth (padded), in rows of kTile sums: float, or int32 where products are int8's.
-  // Rows of w are `depth` operands apart; N is a multiple of kTileRows.
-  void (*multiply)(const void* w, int N, const void* x, int64_t x_stride, int64_t M, int64_t K, void* acc);
+  // Rows of w and of x are `depth` operands apart; N is a multiple of kTileRows.
+  void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
 };
 
 struct Kernels {

@@ -9,16 +9,10 @@
 //   f32       float                 fma                     4–16    4 with AVX-512, 3 with 16 registers
 //   bf16      bfloat16, AVX-512     vdpbf16ps               32      4
 //   i8        AVX-512: int8         vpdpbusd                64      4
-//             AVX2: int16           vpmaddwd and vpaddd     16      3
+//             AVX2: int16           vpmaddwd and vpaddd     16      2, as a product needs a register
 //             portable: float       exact, as depth · 2¹⁴ fits 24 bits
 namespace aoext::cpu {
 namespace {
-
-#ifdef AOEXT_AVX512
-constexpr int kTileInputs = 4;
-#else
-constexpr int kTileInputs = 3;
-#endif
 
 // The sums over the lanes of four vectors, added to four numbers.
 static_assert(kTileRows == 4, "four sums are added up at once");
@@ -65,6 +59,7 @@ inline void add_sums(const V (&v)[4], T* acc) {
 // ---- products ------------------------------------------------------------------------------------------
 
 struct ProductF32 {
+  static constexpr int kInputs = kFloats >= 16 ? 4 : 3;
   using Operand = float;
   using Vector = F32;
   using Sums = F32;
@@ -76,6 +71,7 @@ struct ProductF32 {
 
 // Subnormal operands count as zero, and a pair of products is rounded on the way, both far below bfloat16's own rounding.
 struct ProductBf16 {
+  static constexpr int kInputs = 4;
   using Operand = uint16_t;
   using Vector = __m512bh;
   using Sums = F32;
@@ -86,6 +82,7 @@ struct ProductBf16 {
 // vpdpbusd multiplies unsigned by signed: w is w + 128 here, and sums start with −128 · Σx. They wrap modulo 2³² on the way and
 // are right at the end, as the result fits.
 struct ProductI8 {
+  static constexpr int kInputs = 4;
   using Operand = int8_t;
   using Vector = __m512i;
   using Sums = I32;
@@ -109,6 +106,7 @@ struct ProductI8 {
 
 // Widened to 16 bits, where a pair's sum cannot overflow.
 struct ProductI8 {
+  static constexpr int kInputs = 2;
   using Operand = int16_t;
   using Vector = __m256i;
   using Sums = I32;
@@ -147,18 +145,17 @@ inline void add_sums(const F32 (&v)[4], int32_t* acc) {
 
 // ---- a tile, a block -----------------------------------------------------------------------------------
 
-template <class P, int C>
-inline void tile(const typename P::Operand* w, const typename P::Operand* x, int64_t x_stride, int64_t depth, int64_t K,
-                 typename P::Sum* acc) {
+template <class P, int C, int64_t kDepth>
+inline void tile(const typename P::Operand* w, const typename P::Operand* x, int64_t K, typename P::Sum* acc) {
   using Vector = typename P::Vector;
   constexpr int64_t kStep = sizeof(Vector) / sizeof(typename P::Operand);
   static_assert(kPad % kStep == 0, "padded rows are whole vectors");
   typename P::Sums sums[C][kTileRows] = {};
   for (int64_t k = 0; k < K; k += kStep) {
     Vector xk[C];
-    for (int m = 0; m < C; ++m) xk[m] = load<Vector>(x + m * x_stride + k);
+    for (int m = 0; m < C; ++m) xk[m] = load<Vector>(x + m * kDepth + k);
     for (int n = 0; n < kTileRows; ++n) {
-      const Vector wk = load<Vector>(w + n * depth + k);
+      const Vector wk = load<Vector>(w + n * kDepth + k);
       for (int m = 0; m < C; ++m) sums[m][n] = P::multiply_add(sums[m][n], wk, xk[m]);
     }
   }
@@ -166,13 +163,13 @@ inline void tile(const typename P::Operand* w, const typename P::Operand* x, int
 }
 
 template <class P, int64_t kDepth>
-void multiply(const void* w, int N, const void* x, int64_t x_stride, int64_t M, int64_t K, void* acc) {
+void multiply(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) {
   using Operand = typename P::Operand;
   const Operand *const rows = static_cast<const Operand*>(w), *const inputs = static_cast<const Operand*>(x);
   typename P::Sum* const sums = static_cast<typename P::Sum*>(acc);
-  each_rows<kTileInputs>(M, [&](auto count, int64_t m) {
+  each_rows<P::kInputs>(M, [&](auto count, int64_t m) {
     for (int n = 0; n < N; n += kTileRows)
-      tile<P, decltype(count)::count>(rows + n * kDepth, inputs + m * x_stride, x_stride, kDepth, K, sums + m * kTile + n);
+      tile<P, decltype(count)::count, kDepth>(rows + n * kDepth, inputs + m * kDepth, K, sums + m * kTile + n);
   });
 }
 
