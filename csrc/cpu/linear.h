@@ -1,4 +1,4 @@
-// The ways in which a CPU multiplies by a quantised weight: Algorithm::nibbles, values, tiles and panel.
+// The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, nibbles, values, tiles and panel.
 #pragma once
 
 #include <algorithm>
@@ -80,6 +80,23 @@ inline void multiply_nibbles(const LinearProblem& p, const Tensor& input, const 
   multiply_few(p, weight, output, [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
     kernels().dot_int4(x.data(), ld, group_sums.data(), p.M, tile.int4(0), count, p.K, sums);
   });
+}
+
+// Algorithm::planes; false where x does not allow it.
+inline bool multiply_planes(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const Output& output) {
+  const Planes& planes = *kernels().planes;
+  const int64_t ld = 2 * ((p.K + kInt4Pad - 1) / kInt4Pad * kInt4Pad), groups = p.K / p.group_size;
+  const std::vector<float> rows = float_rows(p, input, p.K);
+  std::vector<int8_t> x(p.M * ld);
+  std::vector<float> scales(p.M * groups), fixed_sums(p.M * groups), group_sums(p.M * groups);
+  for (int64_t m = 0; m < p.M; ++m)
+    if (!planes.arrange(&rows[m * p.K], p.K, p.group_size, &x[m * ld], &scales[m * groups], &fixed_sums[m * groups],
+                        &group_sums[m * groups]))
+      return false;
+  multiply_few(p, weight, output, [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+    planes.dot(x.data(), ld, scales.data(), fixed_sums.data(), group_sums.data(), p.M, tile.int4(0), count, p.K, sums);
+  });
+  return true;
 }
 
 // Algorithm::values.
@@ -169,7 +186,8 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
     multiply_values(p, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
-    multiply_nibbles(p, input, weight, output);
+    if (plan.algorithm != Algorithm::planes || !multiply_planes(p, input, weight, output))
+      multiply_nibbles(p, input, weight, output);
   }
   return y;
 }

@@ -12,15 +12,15 @@ constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
 // Input rows up to which an algorithm is the fastest; benchmarks/README.md has the measurements.
 struct Most {
-  int64_t nibbles, int8_values, float8_values;  // beyond: tiles
+  int64_t planes, nibbles, int8_values, float8_values;  // beyond: tiles
   int64_t bfloat16, int8;                       // tiles; beyond: panels
 };
 
 Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
-  if (&kernels() == &kernels_avx512()) return {4, 4, 4, 64, 64};
-  if (&kernels() == &kernels_avx2()) return {2, 2, 2, kAlways, kAlways};
-  return {2, 0, 0, kAlways, kAlways};
+  if (&kernels() == &kernels_avx512()) return {4, 4, 4, 4, 64, 64};
+  if (&kernels() == &kernels_avx2()) return {4, 2, 2, 2, kAlways, kAlways};
+  return {0, 2, 0, 0, kAlways, kAlways};
 }
 
 Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
@@ -46,9 +46,15 @@ Plan plan_products(const LinearProblem& p) {
 Plan plan_weight_only(const LinearProblem& p) { return plan_products(p); }
 
 Plan plan_int4(const LinearProblem& p) {
+  const bool whole = p.group_size % kInt4Pad == 0;
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
-  const bool regular = p.group_size % kInt4Pad == 0 || (p.group_size >= 8 && p.group_size < kInt4Pad && power_of_two);
-  return regular && p.M <= most().nibbles ? Plan{Algorithm::nibbles, ScalarType::Float} : plan_products(p);
+  const bool fixed_point_is_exact_enough = p.output != ScalarType::Float;
+  if (kernels().planes != nullptr && (whole || p.group_size == 32 || p.group_size == 64) && fixed_point_is_exact_enough &&
+      p.M <= most().planes)
+    return {Algorithm::planes, ScalarType::Char};
+  if ((whole || (p.group_size >= 8 && p.group_size < kInt4Pad && power_of_two)) && p.M <= most().nibbles)
+    return {Algorithm::nibbles, ScalarType::Float};
+  return plan_products(p);
 }
 
 Plan plan_rowwise(const LinearProblem& p) {
@@ -68,6 +74,7 @@ std::string describe(const Plan& plan) {
                         : plan.compute == ScalarType::BFloat16 ? "bfloat16"
                                                                : "int8";
   std::string text = std::string("cpu/") + kernels().name + ": ";
+  if (plan.algorithm == Algorithm::planes) return text + "planes of nibbles, " + compute;
   if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
   if (plan.algorithm == Algorithm::values) return text + "values, " + compute;
   if (plan.algorithm == Algorithm::tiles) return text + "tiles, " + compute;

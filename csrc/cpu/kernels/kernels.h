@@ -46,6 +46,18 @@ struct Tiles {
   void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
 };
 
+// int4 by a row of x in 16-bit fixed point. Groups are of 32, 64 or a multiple of kInt4Pad elements.
+struct Planes {
+  // A row of x for dot, 2 bytes an element, padded with zeros (by the caller) to kInt4Pad elements; the scale of each group, the
+  // sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
+  bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
+                  float* group_sums);
+
+  // As dot_int4, for M rows that `arrange` wrote, x_stride bytes apart.
+  void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums, int64_t M,
+              const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]);
+};
+
 struct Kernels {
   const char* name;
 
@@ -70,6 +82,8 @@ struct Kernels {
   // elements, or of a multiple of kInt4Pad.
   void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N,
                    int64_t K, float (*acc)[kTile]);
+
+  const Planes* planes;  // null where no instruction multiplies bytes
 
   // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; the last two may be null.
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
