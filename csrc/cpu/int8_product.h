@@ -16,8 +16,7 @@ void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input,
     const Tensor x = aten::narrow(rows, 0, m, std::min(plan.input_rows, p.M - m));
     for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
       const int64_t count = std::min(plan.panel_rows, p.N - first);
-      const Tensor product =
-          call("aten::_int_mm", "", x, aten::transpose(aten::narrow(weight_tensor, 0, first, count)));
+      const Tensor product = call("aten::_int_mm", "", x, aten::transpose(aten::narrow(weight_tensor, 0, first, count)));
       const int32_t* const sums = static_cast<const int32_t*>(product.const_data_ptr());
       torch::stable::parallel_for(0, x.size(0), grain(1, count), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)

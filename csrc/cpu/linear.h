@@ -55,9 +55,11 @@ inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input
   return x;
 }
 
-// Few rows of x: `product` multiplies a tile of weights, of so many rows, by all of them.
+// Few rows of x: `product` multiplies a tile of weights, of so many rows, by all of them. Its sums are those of rows 0, 1, …, or
+// of the rows that `order` names.
 template <class Weight, class Product>
-void multiply_few(const LinearProblem& p, const Weight& weight, const Output& output, const Product& product) {
+void multiply_few(const LinearProblem& p, const Weight& weight, const Output& output, const Product& product,
+                  const std::vector<int64_t>& order = {}) {
   torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
     typename Weight::Tile tile(weight);
     std::vector<float> sums(p.M * kTile);
@@ -65,38 +67,42 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
       const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
       tile.move(first, count);
       product(tile, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
-      for (int64_t m = 0; m < p.M; ++m) output.store(m, first, count, &sums[m * kTile], tile.row_scales());
+      for (int64_t m = 0; m < p.M; ++m)
+        output.store(order.empty() ? m : order[m], first, count, &sums[m * kTile], tile.row_scales());
     }
   });
 }
 
-// Algorithm::nibbles.
-inline void multiply_nibbles(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const Output& output) {
+// Algorithm::nibbles, and planes for those rows of x that allow it: each row by itself, so that none changes another's result.
+inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor& input, const Int4Weight& weight,
+                          const Output& output) {
   const int64_t ld = (p.K + kInt4Pad - 1) / kInt4Pad * kInt4Pad, groups = p.K / p.group_size;
+  const Planes* const planes = plan.algorithm == Algorithm::planes ? kernels().planes : nullptr;
   const std::vector<float> rows = float_rows(p, input, p.K);
-  std::vector<float> x(p.M * ld), group_sums(p.M * groups);
-  for (int64_t m = 0; m < p.M; ++m)
-    kernels().arrange_int4(&rows[m * p.K], p.K, p.group_size, &x[m * ld], &group_sums[m * groups]);
-  multiply_few(p, weight, output, [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
-    kernels().dot_int4(x.data(), ld, group_sums.data(), p.M, tile.int4(0), count, p.K, sums);
-  });
-}
-
-// Algorithm::planes; false where x does not allow it.
-inline bool multiply_planes(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const Output& output) {
-  const Planes& planes = *kernels().planes;
-  const int64_t ld = 2 * ((p.K + kInt4Pad - 1) / kInt4Pad * kInt4Pad), groups = p.K / p.group_size;
-  const std::vector<float> rows = float_rows(p, input, p.K);
-  std::vector<int8_t> x(p.M * ld);
+  std::vector<int64_t> order, others;
+  std::vector<int8_t> fixed(planes != nullptr ? 2 * p.M * ld : 0);
   std::vector<float> scales(p.M * groups), fixed_sums(p.M * groups), group_sums(p.M * groups);
-  for (int64_t m = 0; m < p.M; ++m)
-    if (!planes.arrange(&rows[m * p.K], p.K, p.group_size, &x[m * ld], &scales[m * groups], &fixed_sums[m * groups],
-                        &group_sums[m * groups]))
-      return false;
-  multiply_few(p, weight, output, [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
-    planes.dot(x.data(), ld, scales.data(), fixed_sums.data(), group_sums.data(), p.M, tile.int4(0), count, p.K, sums);
-  });
-  return true;
+  for (int64_t m = 0; m < p.M; ++m) {
+    const int64_t i = static_cast<int64_t>(order.size()), g = i * groups;
+    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, &fixed[2 * i * ld], &scales[g],
+                                                              &fixed_sums[g], &group_sums[g]);
+    (allowed ? order : others).push_back(m);
+  }
+  const int64_t in_planes = static_cast<int64_t>(order.size()), rest = static_cast<int64_t>(others.size());
+  std::vector<float> x(rest * ld);
+  for (int64_t i = 0; i < rest; ++i)
+    kernels().arrange_int4(&rows[others[i] * p.K], p.K, p.group_size, &x[i * ld], &group_sums[(in_planes + i) * groups]);
+  order.insert(order.end(), others.begin(), others.end());
+  multiply_few(
+      p, weight, output,
+      [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+        if (in_planes > 0)
+          planes->dot(fixed.data(), 2 * ld, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count,
+                      p.K, sums);
+        if (rest > 0)
+          kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
+      },
+      order);
 }
 
 // Algorithm::values.
@@ -118,8 +124,8 @@ void multiply_tiles(const LinearProblem& p, const Plan& plan, const Tensor& inpu
                       });
 }
 
-// Rows [first, first + count) of x that a panel multiplies, [count, columns] in bfloat16. ATen rounds a bfloat16 product before we
-// see it; so that it is the only rounding, everything that the epilogue would do goes into the panel: row scales multiply the
+// Rows [first, first + count) of x that a panel multiplies, [count, columns] in bfloat16. ATen rounds a bfloat16 product before
+// we see it; so that it is the only rounding, everything that the epilogue would do goes into the panel: row scales multiply the
 // weights, and the bias is three more columns (its parts of 8 bits each) against ones.
 constexpr int64_t kBiasColumns = 32;  // of which three are used: rows stay aligned
 constexpr int kBiasParts = 3;
@@ -186,8 +192,7 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
     multiply_values(p, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
-    if (plan.algorithm != Algorithm::planes || !multiply_planes(p, input, weight, output))
-      multiply_nibbles(p, input, weight, output);
+    multiply_int4(p, plan, input, weight, output);
   }
   return y;
 }

@@ -13,7 +13,7 @@ constexpr int64_t kPanelBytes = int64_t{4} << 20;
 // Input rows up to which an algorithm is the fastest; benchmarks/README.md has the measurements.
 struct Most {
   int64_t planes, nibbles, int8_values, float8_values;  // beyond: tiles
-  int64_t bfloat16, int8;                       // tiles; beyond: panels
+  int64_t bfloat16, int8;                               // tiles; beyond: panels
 };
 
 Most most() {

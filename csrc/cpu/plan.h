@@ -8,7 +8,7 @@
 namespace aoext::cpu {
 
 enum class Algorithm {
-  planes,   // int4, few input rows in 16-bit fixed point: integer products; falls back to nibbles where a group of x is too wide
+  planes,   // int4, few input rows in 16-bit fixed point: integer products; nibbles for rows of too wide a range
   nibbles,  // int4, few input rows: the weight's words themselves, read once
   values,   // the same of 8-bit weights
   tiles,    // blocks of weights unpacked in cache, multiplied at once by all input rows

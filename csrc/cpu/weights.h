@@ -1,8 +1,8 @@
 // Weights as the linear drivers ask for them.
 //
-// A Tile is a thread's view of up to kTile consecutive rows. `operands` unpacks a piece of row i for tiles of products, whose sums
-// row_scales()[i] multiplies; `bf16_row` writes all of it, scales applied. int4 applies its group scales on the way and has row
-// scales of 1.
+// A Tile is a thread's view of up to kTile consecutive rows. `operands` unpacks a piece of row i for tiles of products, whose
+// sums row_scales()[i] multiplies; `bf16_row` writes all of it, scales applied. int4 applies its group scales on the way and has
+// row scales of 1.
 #pragma once
 
 #include <algorithm>
@@ -44,11 +44,7 @@ struct Int4Weight {
   class Tile {
    public:
     explicit Tile(const Int4Weight& w)
-        : w_(w),
-          groups_(w.K / w.group_size),
-          scale_(groups_ * kTile),
-          zero_point_(groups_ * kTile),
-          ones_(kTile, 1.0f) {}
+        : w_(w), groups_(w.K / w.group_size), scale_(groups_ * kTile), zero_point_(groups_ * kTile), ones_(kTile, 1.0f) {}
 
     void move(int64_t first, int64_t count) {
       first_ = first;
@@ -56,9 +52,7 @@ struct Int4Weight {
       stage(w_.zero_point, count, zero_point_.data());
     }
 
-    Int4Row int4(int64_t i) const {
-      return {w_.packed + (first_ + i) * (w_.K / 2), &scale_[i], &zero_point_[i], w_.group_size};
-    }
+    Int4Row int4(int64_t i) const { return {w_.packed + (first_ + i) * (w_.K / 2), &scale_[i], &zero_point_[i], w_.group_size}; }
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
       tiles.weights_int4(int4(i), begin, n, out);
     }
@@ -70,8 +64,7 @@ struct Int4Weight {
     void stage(const char* data, int64_t count, float* out) const {
       const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2;
       const Element from = element(w_.scale_dtype);
-      for (int64_t g = 0; g < groups_; ++g)
-        kernels().to_float(from, data + (g * w_.N + first_) * size, out + g * kTile, count);
+      for (int64_t g = 0; g < groups_; ++g) kernels().to_float(from, data + (g * w_.N + first_) * size, out + g * kTile, count);
     }
 
     const Int4Weight& w_;

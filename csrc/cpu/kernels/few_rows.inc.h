@@ -45,9 +45,7 @@ struct Steps {
   Steps(int64_t group_size, int64_t unit) : groups(group_size < unit ? unit / group_size : 1) {
     while (groups > 1 && (8 << shift) < group_size) ++shift;
   }
-  F32 scale(const float* from, int64_t left) const {
-    return groups > 1 ? spread(from, shift, left) : broadcast(*from);
-  }
+  F32 scale(const float* from, int64_t left) const { return groups > 1 ? spread(from, shift, left) : broadcast(*from); }
 };
 
 void arrange_int4(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums) {
@@ -124,7 +122,7 @@ inline void each_rows_of_int4(const Int4Row& first, int64_t N, int64_t K, float 
   int64_t n = 0;
   const auto take = [&](auto rows) {
     body(rows, Int4Row{first.packed + n * (K / 2), first.scale + n, first.zero_point + n, first.group_size},
-         reinterpret_cast<float(*)[kTile]>(&acc[0][n]));
+         reinterpret_cast<float (*)[kTile]>(&acc[0][n]));
     n += decltype(rows)::count;
   };
   while (N - n >= kRows) take(Rows<kRows>());
@@ -348,7 +346,7 @@ template <Element kType>
 void dot_rows_values(const float* x, int64_t x_stride, int64_t M, const char* w, int64_t N, int64_t K, float (*acc)[kTile]) {
   each_rows<kFewRows>(M, [&](auto rows, int64_t m) {
     constexpr int kCount = decltype(rows)::count;
-    const auto out = [&](int64_t n) { return reinterpret_cast<float(*)[kTile]>(&acc[m][n]); };
+    const auto out = [&](int64_t n) { return reinterpret_cast<float (*)[kTile]>(&acc[m][n]); };
     int64_t n = 0;
     for (; n + kTileRows <= N; n += kTileRows)
       dot_tile_values<kType, kCount, kTileRows>(x + m * x_stride, x_stride, w + n * K, K, out(n));

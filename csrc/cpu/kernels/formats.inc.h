@@ -213,8 +213,10 @@ inline void dequantize_int4_as(const Int4Row& row, int64_t begin, int64_t n, T* 
   for (int64_t i = 0; i < n; ++i) {
     const int nibble = i % 2 == 0 ? packed[i / 2] & 15 : packed[i / 2] >> 4;
     const float value = static_cast<float>(sign_extend(nibble)) * row.scale[g * kTile] + row.zero_point[g * kTile];
-    if constexpr (sizeof(T) == 4) out[i] = value;
-    else out[i] = float_to_bf16(value);
+    if constexpr (sizeof(T) == 4)
+      out[i] = value;
+    else
+      out[i] = float_to_bf16(value);
     if (--left == 0) {
       ++g;
       left = row.group_size;

@@ -54,8 +54,8 @@ struct Planes {
                   float* group_sums);
 
   // As dot_int4, for M rows that `arrange` wrote, x_stride bytes apart.
-  void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums, int64_t M,
-              const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]);
+  void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
+              int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]);
 };
 
 struct Kernels {

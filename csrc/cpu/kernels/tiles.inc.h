@@ -38,7 +38,8 @@ inline void add_sums(const V (&v)[4], T* acc) {
   for (int i = 0; i < 4; ++i) {
 #ifdef AOEXT_AVX512
     using Half = typename Parts<T>::Half;
-    const Half half = (Half)_mm512_maskz_extracti64x4_epi64(0xf, (__m512i)v[i], 0) + (Half)_mm512_maskz_extracti64x4_epi64(0xf, (__m512i)v[i], 1);
+    const Half half = (Half)_mm512_maskz_extracti64x4_epi64(0xf, (__m512i)v[i], 0) +
+                      (Half)_mm512_maskz_extracti64x4_epi64(0xf, (__m512i)v[i], 1);
     q[i] = (Quad)_mm256_castsi256_si128((__m256i)half) + (Quad)_mm256_extracti128_si256((__m256i)half, 1);
 #elif defined(AOEXT_AVX2)
     q[i] = (Quad)_mm256_castsi256_si128((__m256i)v[i]) + (Quad)_mm256_extracti128_si256((__m256i)v[i], 1);
@@ -183,8 +184,10 @@ inline void fill_up(Operand* out, int64_t n) {
 
 template <Element kTo, class Operand>
 int32_t operands(Element from, const void* source, int64_t n, void* out) {
-  if constexpr (kTo == Element::bf16) to_bf16(from, source, out, n);
-  else to_float(from, source, static_cast<float*>(out), n);
+  if constexpr (kTo == Element::bf16)
+    to_bf16(from, source, out, n);
+  else
+    to_float(from, source, static_cast<float*>(out), n);
   fill_up(static_cast<Operand*>(out), n);
   return 0;
 }
@@ -211,11 +214,13 @@ int32_t weights_i8(Element, const void* source, int64_t n, void* out) {
 constexpr int64_t kDepthF32 = AOEXT_DEPTH, kDepthI8 = AOEXT_DEPTH * 4 / static_cast<int64_t>(sizeof(ProductI8::Operand));
 static_assert(sizeof(ProductI8::Operand) < 4 || kDepthI8 <= 1024, "sums of int8 in floats are exact");
 
-constexpr Tiles kTilesF32{
-    sizeof(float), kDepthF32, operands<Element::f32, float>, operands<Element::f32, float>, operands_of_int4<Element::f32, float>,
-    multiply<ProductF32, kDepthF32>};
-constexpr Tiles kTilesI8{
-    sizeof(ProductI8::Operand), kDepthI8, inputs_i8, weights_i8, nullptr, multiply<ProductI8, kDepthI8>};
+constexpr Tiles kTilesF32{sizeof(float),
+                          kDepthF32,
+                          operands<Element::f32, float>,
+                          operands<Element::f32, float>,
+                          operands_of_int4<Element::f32, float>,
+                          multiply<ProductF32, kDepthF32>};
+constexpr Tiles kTilesI8{sizeof(ProductI8::Operand), kDepthI8, inputs_i8, weights_i8, nullptr, multiply<ProductI8, kDepthI8>};
 #ifdef AOEXT_AVX512
 constexpr int64_t kDepthBf16 = AOEXT_DEPTH * 2;
 constexpr Tiles kTilesBf16{sizeof(uint16_t),
