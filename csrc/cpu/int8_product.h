@@ -10,6 +10,22 @@ namespace aoext::cpu {
 template <class Store>
 void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input, const RowwiseWeight& weight,
                   const Tensor& weight_tensor, const Store& store) {
+  if (plan.algorithm == Algorithm::values) {
+    const Tensor rows = aten::contiguous(input);
+    const int8_t* const x = static_cast<const int8_t*>(rows.const_data_ptr());
+    torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+      RowwiseWeight::Tile tile(weight);
+      std::vector<int32_t> sums(p.M * kTile);
+      for (int64_t first = begin * kTile; first < std::min(end * kTile, p.N); first += kTile) {
+        const int64_t count = std::min<int64_t>(kTile, p.N - first);
+        tile.move(first, count);
+        kernels().dot_i8(x, p.M, reinterpret_cast<const int8_t*>(tile.values(0)), count, p.K,
+                         reinterpret_cast<int32_t (*)[kTile]>(sums.data()));
+        for (int64_t m = 0; m < p.M; ++m) store(m, first, count, &sums[m * kTile], tile.row_scales());
+      }
+    });
+    return;
+  }
   if (plan.algorithm == Algorithm::tiles) return tile_product<int32_t>(*kernels().i8, p, input, weight, store);
   const Tensor rows = aten::reshape(input, {p.M, p.K});
   for (int64_t m = 0; m < p.M; m += plan.input_rows) {

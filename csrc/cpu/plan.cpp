@@ -13,14 +13,15 @@ constexpr int64_t kPanelBytes = int64_t{4} << 20;
 // Input rows up to which an algorithm is the fastest; benchmarks/README.md has the measurements.
 struct Most {
   int64_t planes, nibbles, int8_values, float8_values;  // beyond: tiles
+  int64_t dot_int8;                                     // int8 by int8 likewise
   int64_t bfloat16, int8;                               // tiles; beyond: panels
 };
 
 Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
-  if (&kernels() == &kernels_avx512()) return {4, 4, 4, 4, 64, 64};
-  if (&kernels() == &kernels_avx2()) return {4, 2, 2, 2, kAlways, kAlways};
-  return {0, 2, 0, 0, kAlways, kAlways};
+  if (&kernels() == &kernels_avx512()) return {4, 4, 4, 4, 4, 64, 64};
+  if (&kernels() == &kernels_avx2()) return {4, 2, 2, 2, 8, kAlways, kAlways};
+  return {0, 2, 0, 0, 0, kAlways, kAlways};
 }
 
 Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
@@ -64,6 +65,7 @@ Plan plan_rowwise(const LinearProblem& p) {
 
 Plan plan_scaled(const LinearProblem& p) {
   if (p.weight != ScalarType::Char) return plan_rowwise(p);
+  if (kernels().dot_i8 != nullptr && p.M <= most().dot_int8) return {Algorithm::values, ScalarType::Char};
   // ATen's _int_mm is a plain loop without VNNI, and wrong for K = 1 (torch 2.13: it takes the weight's
   // transpose, whose strides are then ambiguous, for a row-major matrix).
   return p.M <= most().int8 || p.K == 1 ? tiles(ScalarType::Char) : panel(ScalarType::Char, p);

@@ -102,9 +102,10 @@ void tile_product(const Tiles& tiles, const LinearProblem& p, const Tensor& inpu
           for (int64_t i = 0; i < count; i += kBlockRows) {
             const int64_t rows = std::min<int64_t>(kBlockRows, count - i);
             for (int64_t r = 0; r < rows; ++r) tile.operands(tiles, i + r, k, depth, block_row(r));
-            // The next block of these rows is on its way while this one is multiplied.
-            const int64_t next = k + depth, length = std::min(tiles.depth, p.K - next);
-            for (int64_t r = 0; r < rows; ++r) tile.ahead(i + r, next, length);
+            // The next block of these rows, or the first one of the next tile's, is on its way while this one is multiplied.
+            const int64_t next = k + depth < p.K ? k + depth : 0, ahead = next > 0 ? i : kTile + i;
+            const int64_t ready = first + ahead + rows <= p.N ? rows : 0;
+            for (int64_t r = 0; r < ready; ++r) tile.ahead(ahead + r, next, std::min(tiles.depth, p.K - next));
             const int64_t full = (rows + kTileRows - 1) / kTileRows * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);
             tiles.multiply(block + 0, static_cast<int>(full), x.block(k), M, padded(depth), &sums[i]);

@@ -85,6 +85,9 @@ struct Kernels {
 
   const Planes* planes;  // null where no instruction multiplies bytes
 
+  // The same of int8 by int8, exact, all rows K elements one after another; null where tiles are as good.
+  void (*dot_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]);
+
   // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; the last two may be null.
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
