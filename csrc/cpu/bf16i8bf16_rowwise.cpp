@@ -6,12 +6,12 @@ namespace {
 
 Tensor bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
   const LinearProblem p = check_bf16i8bf16_rowwise(input, weight, scale);
-  return linear(p, plan_rowwise(p), input, RowwiseWeight(p, weight, scale), nullptr, std::nullopt);
+  return linear(p, plan_rowwise(p), input, RowwiseWeight(p, weight, floats(scale)), nullptr, std::nullopt);
 }
 
 Tensor bf16i8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
   const LinearProblem p = check_bf16i8bf16_rowwise_bias(input, weight, scale, bias);
-  return linear(p, plan_rowwise(p), input, RowwiseWeight(p, weight, scale), nullptr, bias);
+  return linear(p, plan_rowwise(p), input, RowwiseWeight(p, weight, floats(scale)), nullptr, bias);
 }
 
 }  // namespace

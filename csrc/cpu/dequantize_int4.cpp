@@ -11,12 +11,19 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const int64_t row_bytes = p.K * static_cast<int64_t>(out.element_size());
   torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-    std::vector<float> row(p.K);
+    Int4Weight::Tile tile(w);
+    std::vector<float> floats(p.output == ScalarType::Half ? p.K : 0);
     for (int64_t first = begin * kTile; first < std::min(end * kTile, p.N); first += kTile) {
-      const Int4Weight::Tile tile(w, first, std::min(kTile, p.N - first));
-      for (int64_t i = 0; i < std::min(kTile, p.N - first); ++i) {
-        tile.row(i, row.data());
-        kernels().from_float(element(p.output), row.data(), data + (first + i) * row_bytes, p.K);
+      const int64_t count = std::min<int64_t>(kTile, p.N - first);
+      tile.move(first, count);
+      for (int64_t i = 0; i < count; ++i) {
+        char* const row = data + (first + i) * row_bytes;
+        if (p.output == ScalarType::Half) {
+          kernels().dequantize_int4(tile.int4(i), 0, p.K, Element::f32, floats.data());
+          kernels().from_float(Element::f16, floats.data(), row, p.K);
+        } else {
+          kernels().dequantize_int4(tile.int4(i), 0, p.K, element(p.output), row);
+        }
       }
     }
   });

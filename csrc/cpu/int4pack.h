@@ -66,40 +66,48 @@ struct Int4PackWeight {
 
   class Tile {
    public:
-    Tile(const Int4PackWeight& w, int64_t first, int64_t count)
+    explicit Tile(const Int4PackWeight& w)
         : w_(w),
-          first_(first),
           groups_(w.K / w.group_size),
-          scale_(count * groups_),
-          zero_(count * groups_),
-          ones_(count, 1.0f),
-          plain_(w.K / 8) {
-      std::vector<float> line(2 * count);
+          line_(2 * kTile),
+          scale_(groups_ * kTile),
+          zero_(groups_ * kTile),
+          ones_(kTile, 1.0f),
+          plain_(w.K / 8) {}
+
+    void move(int64_t first, int64_t count) {
+      first_ = first;
       for (int64_t g = 0; g < groups_; ++g) {
-        kernels().to_float(Element::bf16, w.scale_and_zero + (g * w.N + first) * 4, line.data(), 2 * count);
+        kernels().to_float(Element::bf16, w_.scale_and_zero + (g * w_.N + first) * 4, line_.data(), 2 * count);
         for (int64_t i = 0; i < count; ++i) {
-          scale_[i * groups_ + g] = line[2 * i];
-          zero_[i * groups_ + g] = line[2 * i + 1];
+          scale_[g * kTile + i] = line_[2 * i];
+          zero_[g * kTile + i] = line_[2 * i + 1];
         }
       }
     }
 
-    // By way of a row of plain int4.
-    void row(int64_t i, float* out) const {
-      const int64_t lanes = 4 * w_.shape.blocks, step = 8 * lanes;  // words of a row, and from one lot of them to the next
-      const auto unpack = lanes == 16 ? unpack_lanes<4> : lanes == 8 ? unpack_lanes<2> : unpack_lanes<1>;
-      const uint32_t* const words = w_.words + w_.shape.word(first_ + i, 0, 0);
-      for (int64_t lot = 0; lot < w_.K / (8 * lanes); ++lot) unpack(words + lot * step, &plain_[lot * lanes]);
-      kernels().dequantize_int4(reinterpret_cast<const uint8_t*>(plain_.data()), &scale_[i * groups_], &zero_[i * groups_],
-                                w_.group_size, w_.K, out);
+    // By way of plain int4.
+    void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) {
+      tiles.weights_int4(plain(i, begin, n), begin, n, out);
     }
+    void ahead(int64_t, int64_t, int64_t) const {}  // rows lie in pieces
+    void bf16_row(int64_t i, void* out) { kernels().dequantize_int4(plain(i, 0, w_.K), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
 
    private:
+    // Row i, of which at least the elements [begin, begin + n) are unpacked: lots of all blocks that lie side by side.
+    Int4Row plain(int64_t i, int64_t begin, int64_t n) {
+      const int64_t lanes = 4 * w_.shape.blocks, step = 8 * lanes;  // words of a row, and from one lot of them to the next
+      const auto unpack = lanes == 16 ? unpack_lanes<4> : lanes == 8 ? unpack_lanes<2> : unpack_lanes<1>;
+      const uint32_t* const words = w_.words + w_.shape.word(first_ + i, 0, 0);
+      for (int64_t lot = begin / step; lot * step < begin + n; ++lot) unpack(words + lot * step, &plain_[lot * lanes]);
+      return {reinterpret_cast<const uint8_t*>(plain_.data()), &scale_[i], &zero_[i], w_.group_size};
+    }
+
     const Int4PackWeight& w_;
-    int64_t first_, groups_;
-    std::vector<float> scale_, zero_, ones_;
-    mutable std::vector<uint32_t> plain_;  // of the row in hand; a tile belongs to one thread
+    int64_t first_ = 0, groups_;
+    std::vector<float> line_, scale_, zero_, ones_;
+    std::vector<uint32_t> plain_;  // of the row in hand
   };
 };
 

@@ -1,53 +1,29 @@
-// int8 × int8 → int32 sums, from the weight as it lies.
+// int8 × int8 → int32 sums, exact.
 #pragma once
 
-#include "cpu/linear.h"
-#include "generic/generic.h"
+#include "cpu/plan.h"
+#include "cpu/tiles.h"
 
 namespace aoext::cpu {
 
-// Algorithm::panel: ATen's product of x [M, K] and rows w of the weight, exact in either dtype.
-inline Tensor int8_panel(const Plan& plan, const Tensor& x, const Tensor& w) {
-  if (plan.compute == ScalarType::Float) return generic::int8_mm(x, w);
-  return call("aten::_int_mm", "", x, aten::transpose(w));
-}
-
-// Algorithm::dot.
-//
-// Calls store(m, first, count, acc) with the int32 sums of columns [first, first + count) of row m, from
-// several threads; first is a multiple of kTile and count at most kTile.
+// Calls store(m, first, count, sums, row_scales) as tile_product does, or for Algorithm::panel with columns of any number.
 template <class Store>
-void int8_dot(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Store& store) {
-  constexpr int64_t kBlock = 256;  // input rows at a time: their sums stay in cache
-  const Tensor rows = aten::contiguous(input);
-  const int8_t* x = static_cast<const int8_t*>(rows.const_data_ptr());
-  const int64_t ld = padded(p.K);
-  std::vector<int8_t> copy;
-  if (ld != p.K) {
-    copy.resize(p.M * ld);
-    for (int64_t m = 0; m < p.M; ++m) std::copy(x + m * p.K, x + (m + 1) * p.K, &copy[m * ld]);
-    x = copy.data();
-  }
-  const int8_t* w = static_cast<const int8_t*>(weight.const_data_ptr());
-  torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-    std::vector<int32_t> acc(std::min(p.M, kBlock) * kTile);
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t first = t * kTile, count = std::min(kTile, p.N - first);
-      for (int64_t block = 0; block < p.M; block += kBlock) {
-        const int64_t block_rows = std::min(kBlock, p.M - block);
-        for (int64_t i = 0; i < count; i += kTileRows) {
-          const int n = static_cast<int>(std::min<int64_t>(kTileRows, count - i));
-          for (int64_t m = 0; m < block_rows; m += kTileRows) {
-            const int tokens = static_cast<int>(std::min<int64_t>(kTileRows, block_rows - m));
-            int32_t sums[kTileRows][kTileRows] = {};
-            kernels().dot_i8(x + (block + m) * ld, ld, tokens, w + (first + i) * p.K, p.K, n, p.K, sums);
-            for (int j = 0; j < tokens; ++j) std::copy(sums[j], sums[j] + n, &acc[(m + j) * kTile + i]);
-          }
-        }
-        for (int64_t m = 0; m < block_rows; ++m) store(block + m, first, count, &acc[m * kTile]);
-      }
+void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input, const RowwiseWeight& weight,
+                  const Tensor& weight_tensor, const Store& store) {
+  if (plan.algorithm == Algorithm::tiles) return tile_product<int32_t>(*kernels().i8, p, input, weight, store);
+  const Tensor rows = aten::reshape(input, {p.M, p.K});
+  for (int64_t m = 0; m < p.M; m += plan.input_rows) {
+    const Tensor x = aten::narrow(rows, 0, m, std::min(plan.input_rows, p.M - m));
+    for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
+      const int64_t count = std::min(plan.panel_rows, p.N - first);
+      const Tensor product = call("aten::_int_mm", "", x, aten::transpose(aten::narrow(weight_tensor, 0, first, count)));
+      const int32_t* const sums = static_cast<const int32_t*>(product.const_data_ptr());
+      torch::stable::parallel_for(0, x.size(0), grain(1, count), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          store(m + i, first, count, sums + i * count, weight.scales.empty() ? nullptr : &weight.scales[first]);
+      });
     }
-  });
+  }
 }
 
 }  // namespace aoext::cpu

@@ -1,4 +1,4 @@
-// The ways in which a CPU multiplies by a quantised weight: Algorithm::values, dot and panel.
+// The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, nibbles, values, tiles and panel.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,9 @@
 
 #include "common/dispatcher.h"
 #include "cpu/plan.h"
-#include "cpu/weights.h"
+#include "cpu/tiles.h"
 
 namespace aoext::cpu {
-
-constexpr int64_t kTile = 32;  // weight rows a thread takes at a time: a 64-byte line of 16-bit scales
-
-inline int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
-
-// Threads start to pay at about this many weights each.
-inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int64_t{1} << 15) / (rows * K)); }
 
 // Where results go: y[m, n] = (acc · input_scales[m]) · row_scale[n] + bias[n], rounded once.
 struct Output {
@@ -36,12 +29,12 @@ struct Output {
     if (bias_) bias = floats(aten::contiguous(*bias_));
   }
 
-  // Columns [first, first + count) of all rows, from a product that is finished.
-  void copy(const Tensor& product, int64_t first) const {
+  // Columns from `first` on of rows from `row` on, from a product that is finished.
+  void copy(const Tensor& product, int64_t row, int64_t first) const {
     const int64_t bytes = product.size(1) * element_size;
     const char* const source = static_cast<const char*>(product.const_data_ptr());
     torch::stable::parallel_for(0, product.size(0), grain(1, product.size(1)), [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; ++m) std::memcpy(data + (m * N + first) * element_size, source + m * bytes, bytes);
+      for (int64_t m = begin; m < end; ++m) std::memcpy(data + ((row + m) * N + first) * element_size, source + m * bytes, bytes);
     });
   }
 
@@ -62,129 +55,126 @@ inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input
   return x;
 }
 
-// Multiplies and stores all of y: `product` multiplies kTileRows rows of w, from row i of a tile on, by all rows of x, with so
-// many floats of scratch memory.
+// Few rows of x: `product` multiplies a tile of weights, of so many rows, by all of them. Its sums are those of rows 0, 1, …, or
+// of the rows that `order` names.
 template <class Weight, class Product>
-void multiply_tiles(const LinearProblem& p, const Weight& weight, const Output& output, int64_t scratch, Product&& product) {
+void multiply_few(const LinearProblem& p, const Weight& weight, const Output& output, const Product& product,
+                  const std::vector<int64_t>& order = {}) {
   torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-    std::vector<float> w(scratch), acc(p.M * kTile), sums(p.M * kTileRows);
-    const auto tile_sums = reinterpret_cast<float (*)[kTileRows]>(sums.data());
+    typename Weight::Tile tile(weight);
+    std::vector<float> sums(p.M * kTile);
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t first = t * kTile, count = std::min(kTile, p.N - first);
-      const typename Weight::Tile tile(weight, first, count);
-      for (int64_t i = 0; i < count; i += kTileRows) {
-        const int rows = static_cast<int>(std::min<int64_t>(kTileRows, count - i));
-        std::fill(sums.begin(), sums.end(), 0.0f);
-        product(tile, i, rows, w.data(), tile_sums);
-        for (int64_t m = 0; m < p.M; ++m) std::copy(tile_sums[m], tile_sums[m] + kTileRows, &acc[m * kTile + i]);
-      }
-      for (int64_t m = 0; m < p.M; ++m) output.store(m, first, count, &acc[m * kTile], tile.row_scales());
+      const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
+      tile.move(first, count);
+      product(tile, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
+      for (int64_t m = 0; m < p.M; ++m)
+        output.store(order.empty() ? m : order[m], first, count, &sums[m * kTile], tile.row_scales());
     }
   });
 }
 
-template <class Weight>
-void dot(const LinearProblem& p, const Tensor& input, const Weight& weight, const Output& output) {
-  using Tile = typename Weight::Tile;
-  const int64_t ld = padded(p.K);
-  const std::vector<float> x = float_rows(p, input, ld);
-  multiply_tiles(p, weight, output, kTileRows * ld,
-                 [&](const Tile& tile, int64_t i, int rows, float* scratch, float (*sums)[kTileRows]) {
-                   for (int r = 0; r < rows; ++r) tile.row(i + r, scratch + r * ld);
-                   kernels().dot_f32(x.data(), ld, static_cast<int>(p.M), scratch, ld, ld, sums);
-                 });
-}
-
-inline void dot_values(const LinearProblem& p, const Tensor& input, const RowwiseWeight& weight, const Output& output) {
-  const int64_t ld = padded(p.K);
-  const std::vector<float> x = float_rows(p, input, ld);
-  multiply_tiles(
-      p, weight, output, 0, [&](const RowwiseWeight::Tile& tile, int64_t i, int rows, float*, float (*sums)[kTileRows]) {
-        kernels().dot_values(x.data(), ld, static_cast<int>(p.M), weight.value_element, tile.values(i), rows, p.K, sums);
-      });
-}
-
-// Stores a product [M, count] of ATen's as columns [first, first + count).
-inline void store_product(const Tensor& product, int64_t first, const float* row_scales, const Output& output) {
-  const int64_t M = product.size(0), count = product.size(1), bytes = count * static_cast<int64_t>(product.element_size());
-  const char* data = static_cast<const char*>(product.const_data_ptr());
-  const Element from = element(product.scalar_type());
-  torch::stable::parallel_for(0, M, grain(1, count), [&](int64_t begin, int64_t end) {
-    std::vector<float> acc(count);
-    for (int64_t m = begin; m < end; ++m) {
-      kernels().to_float(from, data + m * bytes, acc.data(), count);
-      output.store(m, first, count, acc.data(), row_scales);
-    }
-  });
-}
-
-// Rows that panels multiply, [M, columns] in plan.compute. ATen rounds a bfloat16 product before we see it;
-// so that it is the only rounding, everything that the epilogue would do goes into the panel: row scales
-// multiply the weights, and the bias is three more columns (its parts of 8 bits each) against ones.
-struct PanelInput {
-  static constexpr int64_t kBiasColumns = 32;  // of which three are used: rows stay aligned
-  static constexpr int kBiasParts = 3;
-
-  Tensor x;
-  int64_t columns;
-
-  PanelInput(const LinearProblem& p, const Plan& plan, const Tensor& input) {
-    x = aten::to(aten::reshape(input, {p.M, p.K}), plan.compute);
-    columns = p.K;
-    if (plan.compute != ScalarType::BFloat16 || !p.has_bias) return;
-    columns += kBiasColumns;
-    const Tensor wide = aten::empty({p.M, columns}, plan.compute, input);
-    aten::copy_(aten::narrow(wide, 1, 0, p.K), x);
-    aten::copy_(aten::narrow(wide, 1, p.K, kBiasColumns), aten::scalar_like(1, plan.compute, input));
-    x = wide;
+// Algorithm::nibbles, and planes for those rows of x that allow it: each row by itself, so that none changes another's result.
+inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor& input, const Int4Weight& weight,
+                          const Output& output) {
+  const int64_t ld = (p.K + kInt4Pad - 1) / kInt4Pad * kInt4Pad, groups = p.K / p.group_size;
+  const Planes* const planes = plan.algorithm == Algorithm::planes ? kernels().planes : nullptr;
+  const std::vector<float> rows = float_rows(p, input, p.K);
+  std::vector<int64_t> order, others;
+  std::vector<int8_t> fixed(planes != nullptr ? 2 * p.M * ld : 0);
+  std::vector<float> scales(p.M * groups), fixed_sums(p.M * groups), group_sums(p.M * groups);
+  for (int64_t m = 0; m < p.M; ++m) {
+    const int64_t i = static_cast<int64_t>(order.size()), g = i * groups;
+    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, &fixed[2 * i * ld], &scales[g],
+                                                              &fixed_sums[g], &group_sums[g]);
+    (allowed ? order : others).push_back(m);
   }
-};
+  const int64_t in_planes = static_cast<int64_t>(order.size()), rest = static_cast<int64_t>(others.size());
+  std::vector<float> x(rest * ld);
+  for (int64_t i = 0; i < rest; ++i)
+    kernels().arrange_int4(&rows[others[i] * p.K], p.K, p.group_size, &x[i * ld], &group_sums[(in_planes + i) * groups]);
+  order.insert(order.end(), others.begin(), others.end());
+  multiply_few(
+      p, weight, output,
+      [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+        if (in_planes > 0)
+          planes->dot(fixed.data(), 2 * ld, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count,
+                      p.K, sums);
+        if (rest > 0)
+          kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
+      },
+      order);
+}
+
+// Algorithm::values.
+inline void multiply_values(const LinearProblem& p, const Tensor& input, const RowwiseWeight& weight, const Output& output) {
+  const int64_t ld = padded(p.K);
+  const std::vector<float> x = float_rows(p, input, ld);
+  multiply_few(p, weight, output, [&](const RowwiseWeight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+    kernels().dot_values(x.data(), ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);
+  });
+}
+
+// Algorithm::tiles, of floats.
+template <class Weight>
+void multiply_tiles(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
+  const Tiles& tiles = plan.compute == ScalarType::BFloat16 ? *kernels().bf16 : *kernels().f32;
+  tile_product<float>(tiles, p, input, weight,
+                      [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
+                        output.store(m, first, count, sums, row_scales);
+                      });
+}
+
+// Rows [first, first + count) of x that a panel multiplies, [count, columns] in bfloat16. ATen rounds a bfloat16 product before
+// we see it; so that it is the only rounding, everything that the epilogue would do goes into the panel: row scales multiply the
+// weights, and the bias is three more columns (its parts of 8 bits each) against ones.
+constexpr int64_t kBiasColumns = 32;  // of which three are used: rows stay aligned
+constexpr int kBiasParts = 3;
+
+inline Tensor panel_input(const LinearProblem& p, const Tensor& rows, int64_t first, int64_t count) {
+  const Tensor x = aten::narrow(rows, 0, first, count);
+  if (!p.has_bias) return x;
+  const Tensor wide = aten::empty({count, p.K + kBiasColumns}, ScalarType::BFloat16, rows);
+  aten::copy_(aten::narrow(wide, 1, 0, p.K), x);
+  aten::copy_(aten::narrow(wide, 1, p.K, kBiasColumns), aten::scalar_like(1, ScalarType::BFloat16, rows));
+  return wide;
+}
 
 inline void store_bias_parts(float bias, char* out) {
-  float parts[PanelInput::kBiasColumns] = {};
-  for (int i = 0; i < PanelInput::kBiasParts; ++i) {
+  float parts[kBiasColumns] = {};
+  for (int i = 0; i < kBiasParts; ++i) {
     uint16_t rounded;
     kernels().from_float(Element::bf16, &bias, &rounded, 1);
     kernels().to_float(Element::bf16, &rounded, &parts[i], 1);
     if (!std::isfinite(parts[i])) break;  // Inf − Inf would make it NaN
     bias -= parts[i];
   }
-  kernels().from_float(Element::bf16, parts, out, PanelInput::kBiasColumns);
+  kernels().from_float(Element::bf16, parts, out, kBiasColumns);
 }
 
+// Algorithm::panel: for bfloat16.
 template <class Weight>
-void panel(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
-  const PanelInput in(p, plan, input);
-  const bool folded = plan.compute == ScalarType::BFloat16;
-  const Tensor buffer = aten::empty({plan.panel_rows, in.columns}, plan.compute, input);
+void multiply_panels(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
+  const Tensor rows = aten::reshape(input, {p.M, p.K});
+  const int64_t columns = p.K + (p.has_bias ? kBiasColumns : 0), row_bytes = 2 * columns;
+  const Tensor buffer = aten::empty({plan.panel_rows, columns}, ScalarType::BFloat16, input);
   char* const out = static_cast<char*>(buffer.mutable_data_ptr());
-  const int64_t size = static_cast<int64_t>(buffer.element_size());
-  for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
-    const int64_t count = std::min(plan.panel_rows, p.N - first);
-    std::vector<float> row_scales(count, 1.0f);
-    torch::stable::parallel_for(0, (count + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-      std::vector<float> row(p.K);
-      for (int64_t i = begin * kTile; i < std::min(end * kTile, count); i += kTile) {
-        const int64_t rows = std::min(kTile, count - i);
-        const typename Weight::Tile tile(weight, first + i, rows);
-        for (int64_t r = 0; r < rows; ++r) {
-          char* const packed = out + (i + r) * in.columns * size;
-          tile.row(r, row.data());
-          if (folded) {
-            kernels().scale_row(Element::bf16, row.data(), tile.row_scales()[r], nullptr, nullptr, packed, p.K);
-            if (p.has_bias) store_bias_parts(output.bias[first + i + r], packed + p.K * size);
-          } else {
-            kernels().from_float(element(plan.compute), row.data(), packed, p.K);
-            row_scales[i + r] = tile.row_scales()[r];
+  for (int64_t m = 0; m < p.M; m += plan.input_rows) {
+    const Tensor x = panel_input(p, rows, m, std::min(plan.input_rows, p.M - m));
+    for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
+      const int64_t count = std::min(plan.panel_rows, p.N - first);
+      torch::stable::parallel_for(0, (count + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+        typename Weight::Tile tile(weight);
+        for (int64_t i = begin * kTile; i < std::min(end * kTile, count); i += kTile) {
+          const int64_t in_tile = std::min<int64_t>(kTile, count - i);
+          tile.move(first + i, in_tile);
+          for (int64_t r = 0; r < in_tile; ++r) {
+            char* const row = out + (i + r) * row_bytes;
+            tile.bf16_row(r, row);
+            if (p.has_bias) store_bias_parts(output.bias[first + i + r], row + p.K * 2);
           }
         }
-      }
-    });
-    const Tensor product = aten::mm(in.x, aten::transpose(aten::narrow(buffer, 0, 0, count)));
-    if (folded) {
-      output.copy(product, first);
-    } else {
-      store_product(product, first, row_scales.data(), output);
+      });
+      output.copy(aten::mm(x, aten::transpose(aten::narrow(buffer, 0, 0, count))), m, first);
     }
   }
 }
@@ -195,16 +185,14 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, input_scale, bias);
-  if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
-    if (plan.algorithm == Algorithm::values) {
-      dot_values(p, input, weight, output);
-      return y;
-    }
-  }
-  if (plan.algorithm == Algorithm::dot) {
-    dot(p, input, weight, output);
-  } else {
-    panel(p, plan, input, weight, output);
+  if (plan.algorithm == Algorithm::tiles) {
+    multiply_tiles(p, plan, input, weight, output);
+  } else if (plan.algorithm == Algorithm::panel) {
+    multiply_panels(p, plan, input, weight, output);
+  } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
+    multiply_values(p, input, weight, output);
+  } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
+    multiply_int4(p, plan, input, weight, output);
   }
   return y;
 }

@@ -7,58 +7,66 @@
 namespace aoext::cpu {
 namespace {
 
+// A panel of weights, and the copy or product of x's rows that goes with it, take at most so much.
 constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
-// Input rows up to which `dot` wins over panels of each dtype, and `nibbles` and `values` of int8 and float8 over `dot`;
-// benchmarks/README.md has the measurements.
-struct DotRows {
-  int64_t bfloat16, float32, int8, nibbles, int8_values, float8_values;
+// Input rows up to which an algorithm is the fastest; benchmarks/README.md has the measurements.
+struct Most {
+  int64_t planes, nibbles, int8_values, float8_values;  // beyond: tiles
+  int64_t bfloat16, int8;                               // tiles; beyond: panels
 };
 
-DotRows dot_rows() {
-  if (&kernels() == &kernels_avx512()) return {20, 64, 8, 4, 16, 12};
-  if (&kernels() == &kernels_avx2()) return {0, 32, 64, 4, 4, 2};
-  return {0, 16, 2, 2, 0, 0};
+Most most() {
+  constexpr int64_t kAlways = int64_t{1} << 62;
+  if (&kernels() == &kernels_avx512()) return {4, 4, 4, 4, 64, 64};
+  if (&kernels() == &kernels_avx2()) return {4, 2, 2, 2, kAlways, kAlways};
+  return {0, 2, 0, 0, kAlways, kAlways};
 }
 
-Plan make_plan(Algorithm algorithm, ScalarType compute, const LinearProblem& p) {
-  const int64_t bytes = compute == ScalarType::Float ? 4 : compute == ScalarType::BFloat16 ? 2 : 1;
+Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
+
+Plan panel(ScalarType compute, const LinearProblem& p) {
+  const int64_t bytes = compute == ScalarType::BFloat16 ? 2 : 1;
   const int64_t rows = std::max<int64_t>(64, kPanelBytes / (bytes * p.K) / 64 * 64);
-  return {algorithm, compute, std::min(rows, std::max<int64_t>(p.N, 1))};
+  const int64_t panel_rows = std::min(rows, std::max<int64_t>(p.N, 1));
+  // What grows with the rows of x: their copy beside a bias, and the product.
+  const int64_t input_row = std::max(p.has_bias ? bytes * p.K : 0, 4 * panel_rows);
+  return {Algorithm::panel, compute, panel_rows, std::max<int64_t>(64, kPanelBytes / input_row)};
 }
 
-bool takes_values(const LinearProblem& p) {
-  return p.M <= (p.weight == ScalarType::Char ? dot_rows().int8_values : dot_rows().float8_values);
+// bfloat16 where an instruction multiplies it and the operands are bfloat16's, whatever their width.
+Plan plan_products(const LinearProblem& p) {
+  if (kernels().bf16 == nullptr || p.input == ScalarType::Half || p.input == ScalarType::Float) return tiles(ScalarType::Float);
+  const bool rounds_once = p.output == ScalarType::BFloat16 && p.input == ScalarType::BFloat16;
+  return p.M <= most().bfloat16 || !rounds_once ? tiles(ScalarType::BFloat16) : panel(ScalarType::BFloat16, p);
 }
 
 }  // namespace
 
-Plan plan_weight_only(const LinearProblem& p) {
-  // ATen multiplies bfloat16 faster than float32 only where the CPU does.
-  const bool bf16 = p.input == ScalarType::BFloat16 && has_avx512();
-  if (p.M <= (bf16 ? dot_rows().bfloat16 : dot_rows().float32)) return make_plan(Algorithm::dot, ScalarType::Float, p);
-  return make_plan(Algorithm::panel, bf16 ? ScalarType::BFloat16 : ScalarType::Float, p);
-}
+Plan plan_weight_only(const LinearProblem& p) { return plan_products(p); }
 
 Plan plan_int4(const LinearProblem& p) {
+  const bool whole = p.group_size % kInt4Pad == 0;
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
-  const bool regular = p.group_size % kInt4Pad == 0 || (p.group_size >= 8 && p.group_size < kInt4Pad && power_of_two);
-  return regular && p.M <= dot_rows().nibbles ? Plan{Algorithm::nibbles, ScalarType::Float, 0} : plan_weight_only(p);
+  const bool fixed_point_is_exact_enough = p.output != ScalarType::Float;
+  if (kernels().planes != nullptr && (whole || p.group_size == 32 || p.group_size == 64) && fixed_point_is_exact_enough &&
+      p.M <= most().planes)
+    return {Algorithm::planes, ScalarType::Char};
+  if ((whole || (p.group_size >= 8 && p.group_size < kInt4Pad && power_of_two)) && p.M <= most().nibbles)
+    return {Algorithm::nibbles, ScalarType::Float};
+  return plan_products(p);
 }
 
 Plan plan_rowwise(const LinearProblem& p) {
-  return takes_values(p) ? Plan{Algorithm::values, ScalarType::Float, 0} : plan_weight_only(p);
+  const int64_t values = p.weight == ScalarType::Char ? most().int8_values : most().float8_values;
+  return p.M <= values ? Plan{Algorithm::values, ScalarType::Float} : plan_products(p);
 }
 
 Plan plan_scaled(const LinearProblem& p) {
-  if (p.weight != ScalarType::Char) {
-    if (takes_values(p)) return {Algorithm::values, ScalarType::Float, 0};
-    return make_plan(p.M <= dot_rows().float32 ? Algorithm::dot : Algorithm::panel, ScalarType::Float, p);
-  }
-  if (p.M <= dot_rows().int8) return make_plan(Algorithm::dot, ScalarType::Char, p);
+  if (p.weight != ScalarType::Char) return plan_rowwise(p);
   // ATen's _int_mm is a plain loop without VNNI, and wrong for K = 1 (torch 2.13: it takes the weight's
   // transpose, whose strides are then ambiguous, for a row-major matrix).
-  return make_plan(Algorithm::panel, has_avx512() && p.K > 1 ? ScalarType::Char : ScalarType::Float, p);
+  return p.M <= most().int8 || p.K == 1 ? tiles(ScalarType::Char) : panel(ScalarType::Char, p);
 }
 
 std::string describe(const Plan& plan) {
@@ -66,9 +74,10 @@ std::string describe(const Plan& plan) {
                         : plan.compute == ScalarType::BFloat16 ? "bfloat16"
                                                                : "int8";
   std::string text = std::string("cpu/") + kernels().name + ": ";
+  if (plan.algorithm == Algorithm::planes) return text + "planes of nibbles, " + compute;
   if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
   if (plan.algorithm == Algorithm::values) return text + "values, " + compute;
-  if (plan.algorithm == Algorithm::dot) return text + "dot, " + compute;
+  if (plan.algorithm == Algorithm::tiles) return text + "tiles, " + compute;
   return text + "panel of " + std::to_string(plan.panel_rows) + " rows, " + compute;
 }
 

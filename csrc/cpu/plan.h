@@ -8,16 +8,18 @@
 namespace aoext::cpu {
 
 enum class Algorithm {
+  planes,   // int4, few input rows in 16-bit fixed point: integer products; nibbles for rows of too wide a range
   nibbles,  // int4, few input rows: the weight's words themselves, read once
   values,   // the same of 8-bit weights
-  dot,      // weight rows unpacked in cache, multiplied at once: reads the weight once, few input rows
-  panel,    // weight rows unpacked in cache-sized panels for ATen's matrix product: many input rows
+  tiles,    // blocks of weights unpacked in cache, multiplied at once by all input rows
+  panel,    // weight rows unpacked in panels for ATen's matrix product; int8 as it lies
 };
 
 struct Plan {
   Algorithm algorithm;
-  ScalarType compute;  // what the product multiplies: Float, BFloat16 or Char
-  int64_t panel_rows;  // weight rows in a panel
+  ScalarType compute;      // what the product multiplies: Float, BFloat16 or Char
+  int64_t panel_rows = 0;  // weight rows in a panel
+  int64_t input_rows = 0;  // and rows of x that meet it at once
 };
 
 Plan plan_weight_only(const LinearProblem& p);

@@ -1,9 +1,11 @@
-// Weights as rows of float32 and a scale a row: what the linear drivers ask of a weight format.
+// Weights as the linear drivers ask for them.
 //
-// A Tile covers some consecutive rows; row(i, out) writes row i's K values, row_scales()[i] multiplies its
-// sums. int4 applies its group scales in row() and has row scales of 1.
+// A Tile is a thread's view of up to kTile consecutive rows. `operands` unpacks a piece of row i for tiles of products, whose
+// sums row_scales()[i] multiplies; `bf16_row` writes all of it, scales applied. int4 applies its group scales on the way and has
+// row scales of 1.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "common/checks.h"
@@ -17,6 +19,11 @@ inline std::vector<float> floats(const Tensor& t) {
   std::vector<float> out(t.numel());
   kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
   return out;
+}
+
+inline void prefetch(const void* begin, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(begin) + i);
 }
 
 struct Int4Weight {
@@ -34,41 +41,35 @@ struct Int4Weight {
         K(p.K),
         group_size(p.group_size) {}
 
-  // Scales lie [K/group_size, N]: a tile reads a cache line of them per group and turns them to rows.
+  // Scales lie [K/group_size, N]: a tile stages its columns, a cache line of them per group, as floats [K/group_size, kTile].
   class Tile {
    public:
-    Tile(const Int4Weight& w, int64_t first, int64_t count)
-        : w_(w),
-          first_(first),
-          groups_(w.K / w.group_size),
-          scale_(transposed(w.scale, count)),
-          zero_point_(transposed(w.zero_point, count)),
-          ones_(count, 1.0f) {}
+    explicit Tile(const Int4Weight& w)
+        : w_(w), groups_(w.K / w.group_size), scale_(groups_ * kTile), zero_point_(groups_ * kTile), ones_(kTile, 1.0f) {}
 
-    void row(int64_t i, float* out) const {
-      kernels().dequantize_int4(w_.packed + (first_ + i) * (w_.K / 2), &scale_[i * groups_], &zero_point_[i * groups_],
-                                w_.group_size, w_.K, out);
+    void move(int64_t first, int64_t count) {
+      first_ = first;
+      stage(w_.scale, count, scale_.data());
+      stage(w_.zero_point, count, zero_point_.data());
     }
+
+    Int4Row int4(int64_t i) const { return {w_.packed + (first_ + i) * (w_.K / 2), &scale_[i], &zero_point_[i], w_.group_size}; }
+    void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
+      tiles.weights_int4(int4(i), begin, n, out);
+    }
+    void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(int4(i).packed + begin / 2, n / 2); }
+    void bf16_row(int64_t i, void* out) const { kernels().dequantize_int4(int4(i), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
 
-    // Rows from i on, as kernels().dot_int4 takes them.
-    Int4Rows rows(int64_t i) const {
-      return {w_.packed + (first_ + i) * (w_.K / 2), &scale_[i * groups_], &zero_point_[i * groups_], w_.K, w_.group_size};
-    }
-
    private:
-    std::vector<float> transposed(const char* data, int64_t count) const {
+    void stage(const char* data, int64_t count, float* out) const {
       const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2;
-      std::vector<float> line(count), out(count * groups_);
-      for (int64_t g = 0; g < groups_; ++g) {
-        kernels().to_float(element(w_.scale_dtype), data + (g * w_.N + first_) * size, line.data(), count);
-        for (int64_t i = 0; i < count; ++i) out[i * groups_ + g] = line[i];
-      }
-      return out;
+      const Element from = element(w_.scale_dtype);
+      for (int64_t g = 0; g < groups_; ++g) kernels().to_float(from, data + (g * w_.N + first_) * size, out + g * kTile, count);
     }
 
     const Int4Weight& w_;
-    int64_t first_, groups_;
+    int64_t first_ = 0, groups_;
     std::vector<float> scale_, zero_point_, ones_;
   };
 };
@@ -76,25 +77,36 @@ struct Int4Weight {
 struct RowwiseWeight {
   const char* values;
   Element value_element;
-  std::vector<float> scales;
+  std::vector<float> scales;  // empty where nobody asks for them
   int64_t K;
 
-  RowwiseWeight(const LinearProblem& p, const Tensor& weight, const Tensor& scale)
+  RowwiseWeight(const LinearProblem& p, const Tensor& weight, std::vector<float> scales_)
       : values(static_cast<const char*>(weight.const_data_ptr())),
         value_element(element(p.weight)),
-        scales(floats(scale)),
+        scales(std::move(scales_)),
         K(p.K) {}
 
   class Tile {
    public:
-    Tile(const RowwiseWeight& w, int64_t first, int64_t /*count*/) : w_(w), first_(first) {}
-    void row(int64_t i, float* out) const { kernels().to_float(w_.value_element, values(i), out, w_.K); }
-    const float* row_scales() const { return w_.scales.data() + first_; }
+    explicit Tile(const RowwiseWeight& w) : w_(w) {}
+    void move(int64_t first, int64_t /*count*/) { first_ = first; }
+
     const char* values(int64_t i) const { return w_.values + (first_ + i) * w_.K; }
+    void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
+      tiles.weights(w_.value_element, values(i) + begin, n, out);
+    }
+    void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(values(i) + begin, n); }
+    void bf16_row(int64_t i, void* out) {
+      row_.resize(w_.K);
+      kernels().to_float(w_.value_element, values(i), row_.data(), w_.K);
+      kernels().scale_row(Element::bf16, row_.data(), row_scales()[i], nullptr, nullptr, out, w_.K);
+    }
+    const float* row_scales() const { return w_.scales.data() + first_; }
 
    private:
     const RowwiseWeight& w_;
-    int64_t first_;
+    int64_t first_ = 0;
+    std::vector<float> row_;
   };
 };
 

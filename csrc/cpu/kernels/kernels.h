@@ -12,21 +12,50 @@ namespace aoext::cpu {
 // Elements in memory that kernels read or write.
 enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32 };
 
-// Weight rows of a tile of dot products.
+// Weight rows that a thread takes at a time, a 64-byte line of 16-bit scales, and of those that a block and a tile of products
+// have.
+constexpr int kTile = 32;
+constexpr int kBlockRows = 16;
 constexpr int kTileRows = 4;
 
-// Float scratch rows are padded with zeros to a multiple of this many elements, int8 ones of that many bytes.
+// Rows that kernels multiply are padded with zeros to a multiple of this many elements.
 constexpr int64_t kPad = 64;
 
 // Arranged rows of x for int4 are padded with zeros to a multiple of this many elements.
 constexpr int64_t kInt4Pad = 128;
 
-// Rows of int4 weights: K/2 bytes, K/group_size scales and as many zero points each. Groups are of 2ⁿ·8 elements, or of a
-// multiple of kInt4Pad.
-struct Int4Rows {
+// A row of int4 weights: element k is q(k) · scale[k / group_size · kTile] + zero_point[k / group_size · kTile].
+struct Int4Row {
   const uint8_t* packed;
   const float *scale, *zero_point;
-  int64_t K, group_size;
+  int64_t group_size;
+};
+
+// Products of one kind: an operand is what an instruction multiplies.
+struct Tiles {
+  int64_t operand_bytes;
+  int64_t depth;  // of a block of weights along K, a multiple of kPad
+
+  // n elements as operands, padded; `inputs` returns what their sums start with, int32 bits where products are int8's.
+  int32_t (*inputs)(Element from, const void* source, int64_t n, void* out);
+  int32_t (*weights)(Element from, const void* source, int64_t n, void* out);
+  void (*weights_int4)(const Int4Row& row, int64_t begin, int64_t n, void* out);  // elements [begin, begin + n)
+
+  // acc[m][n] += Σ x[m][k] · w[n][k], k < K <= depth (padded), in rows of kTile sums: float, or int32 where products are int8's.
+  // Rows of w and of x are `depth` operands apart; N is a multiple of kTileRows.
+  void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
+};
+
+// int4 by a row of x in 16-bit fixed point. Groups are of 32, 64 or a multiple of kInt4Pad elements.
+struct Planes {
+  // A row of x for dot, 2 bytes an element, padded with zeros (by the caller) to kInt4Pad elements; the scale of each group, the
+  // sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
+  bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
+                  float* group_sums);
+
+  // As dot_int4, for M rows that `arrange` wrote, x_stride bytes apart.
+  void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
+              int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]);
 };
 
 struct Kernels {
@@ -35,27 +64,26 @@ struct Kernels {
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
-  // out[k] = q(k) · scale[k / group_size] + zero_point[k / group_size] for k in [0, K); `packed` K/2 bytes.
-  void (*dequantize_int4)(const uint8_t* packed, const float* scale, const float* zero_point, int64_t group_size, int64_t K,
-                          float* out);
+  // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
+  void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 
-  // acc[m][n] += Σ x[m][k] · w[n][k] over k in [0, K), K a multiple of kPad; n < kTileRows.
-  void (*dot_f32)(const float* x, int64_t x_stride, int M, const float* w, int64_t w_stride, int64_t K, float (*acc)[kTileRows]);
+  // Null where no instruction multiplies bfloat16.
+  const Tiles *f32, *bf16, *i8;
 
-  // The same on N <= kTileRows rows of K elements of another type, one after another; x rows are padded with zeros to kPad.
-  void (*dot_values)(const float* x, int64_t x_stride, int M, Element type, const void* w, int N, int64_t K,
-                     float (*acc)[kTileRows]);
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows of x and N <= kTile rows of K 8-bit values, one after another; rows of x are
+  // floats, padded.
+  void (*dot_values)(const float* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
+                     float (*acc)[kTile]);
 
   // A row of x in the order of dot_int4, and the sums of its groups.
   void (*arrange_int4)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);
 
-  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that arrange_int4 wrote and N <= kTileRows rows of w.
-  void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int M, const Int4Rows& w, int N,
-                   float (*acc)[kTileRows]);
+  // The same for M rows that arrange_int4 wrote and N <= kTile rows of int4, of which `first` is the first. Groups are of 2ⁿ·8
+  // elements, or of a multiple of kInt4Pad.
+  void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N,
+                   int64_t K, float (*acc)[kTile]);
 
-  // acc[m][n] += Σ x[m][k] · w[n][k] on int8, exact, for M and N <= kTileRows rows, any K; x rows are padded with zeros to kPad.
-  void (*dot_i8)(const int8_t* x, int64_t x_stride, int M, const int8_t* w, int64_t w_stride, int N, int64_t K,
-                 int32_t (*acc)[kTileRows]);
+  const Planes* planes;  // null where no instruction multiplies bytes
 
   // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; the last two may be null.
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,

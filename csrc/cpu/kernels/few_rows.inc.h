@@ -1,0 +1,366 @@
+// Products by few rows of x, from the weight's bytes themselves: they become floats in registers and are read once, in the order
+// in which they lie.
+namespace aoext::cpu {
+namespace {
+
+// Rows of x at once: what the registers hold beside the weights.
+constexpr int kFewRows = kFloats >= 16 ? 4 : 2;
+
+// ---- int4 by nibbles -----------------------------------------------------------------------------------
+//
+// A vector of words is 8 · kFloats weights: nibble i of all words at a time becomes floats and meets x, which lies in that
+// order. Sums of a group are scaled once: w·x = Σ scale · (Σ q x) + zero_point · Σ x. For one row of x a vector of words costs
+// 8 shifts, 8 conversions (AVX2: and 8 shifts more) and 8 multiply-adds.
+
+constexpr int64_t kUnit = 8 * kFloats;
+static_assert(kInt4Pad % kUnit == 0, "arranged rows are whole vectors");
+
+#ifdef AOEXT_AVX512
+// Lane i of the table is q where the low four bits of an index are i. (GCC 12 warns of the intrinsic without a mask.)
+inline F32 nibble(U32 words, int i) {
+  const F32 table = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+  return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)table);
+}
+#else
+inline F32 nibble(U32 words, int i) { return __builtin_convertvector((I32)(words << (28 - 4 * i)) >> 28, F32); }
+#endif
+
+// Lane i has the scale of the group that word i belongs to: groups of 8 << shift weights, kTile floats from one to the next, of
+// which `count` are left.
+inline F32 spread(const float* scale, int shift, int64_t count) {
+  F32 v = {};
+  I32 lanes;
+  for (int i = 0; i < kFloats; ++i) lanes[i] = i;
+  lanes >>= shift;
+  const int groups = kFloats >> shift;
+  for (int g = 0; g < groups && g < count; ++g) v = lanes == g ? broadcast(scale[g * kTile]) : v;
+  return v;
+}
+
+// How scales apply: between steps of a group, or of a vector of words where that has several groups.
+struct Steps {
+  int64_t groups;  // of a step
+  int shift = 0;   // words of a group, where a step has several: 2 to this power
+
+  Steps(int64_t group_size, int64_t unit) : groups(group_size < unit ? unit / group_size : 1) {
+    while (groups > 1 && (8 << shift) < group_size) ++shift;
+  }
+  F32 scale(const float* from, int64_t left) const { return groups > 1 ? spread(from, shift, left) : broadcast(*from); }
+};
+
+void arrange_int4(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums) {
+  for (int64_t begin = 0; begin < K; begin += kUnit)
+    for (int i = 0; i < 8; ++i)
+      for (int lane = 0; lane < kFloats; ++lane) {
+        const int64_t k = begin + 8 * lane + i;
+        out[begin + i * kFloats + lane] = k < K ? x[k] : 0;
+      }
+  for (int64_t g = 0; g < K / group_size; ++g) {
+    float s = 0;
+    for (int64_t k = g * group_size; k < (g + 1) * group_size; ++k) s += x[k];
+    group_sums[g] = s;
+  }
+}
+
+// N rows of w at once; where they have few sums, the nibbles of a word alternate between two of each.
+template <int M, int N>
+inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, int64_t K, float (*acc)[kTile]) {
+  constexpr int kWays = M * N <= 4 ? 2 : 1;
+  const int64_t bytes = K / 2, groups = K / w.group_size;
+  const Steps steps(w.group_size, kUnit);
+  const int64_t step = w.group_size < kUnit ? kUnit : w.group_size;
+  F32 sums[M][N] = {};
+  for (int64_t begin = 0, g = 0; begin < K; begin += step, g += steps.groups) {
+    F32 part[N][M][kWays] = {};
+    const auto add = [&](int64_t k, int n, U32 words) {
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        const F32 q = nibble(words, i);
+        for (int m = 0; m < M; ++m) part[n][m][i % kWays] += load<F32>(x + m * x_stride + k + i * kFloats) * q;
+      }
+    };
+    const int64_t end = begin + step < K ? begin + step : K;
+    int64_t k = begin;
+    for (; k + kUnit <= end; k += kUnit) {
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        const uint8_t* const from = w.packed + n * bytes + k / 2;
+        __builtin_prefetch(from + N * bytes);  // the next rows: each is too short for the hardware to run ahead
+        add(k, n, load<U32>(from));
+      }
+    }
+    if (k < end) {
+      for (int n = 0; n < N; ++n) {
+        U32 words = {};
+        memcpy(&words, w.packed + n * bytes + k / 2, static_cast<size_t>(end - k) / 2);
+        add(k, n, words);
+      }
+    }
+    for (int n = 0; n < N; ++n) {
+      const F32 s = steps.scale(w.scale + g * kTile + n, groups - g);
+      for (int m = 0; m < M; ++m)
+        for (int way = 0; way < kWays; ++way) sums[m][n] += s * part[n][m][way];
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
+}
+
+// acc[n] = Σ factor(g) · terms[g][n] over the groups.
+template <class Factor>
+inline void add_of_groups(const float* terms, int64_t groups, const Factor& factor, float* acc) {
+  F32 sums[kTile / kFloats];
+  memcpy(sums, acc, sizeof sums);
+  for (int64_t g = 0; g < groups; ++g)
+    for (int i = 0; i < kTile / kFloats; ++i) sums[i] += load<F32>(terms + g * kTile + i * kFloats) * factor(g);
+  memcpy(acc, sums, sizeof sums);
+}
+
+// body(count, kRows, row, acc) for kRows rows of w at a time, then one by one.
+template <int kRows, class Body>
+inline void each_rows_of_int4(const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile], const Body& body) {
+  int64_t n = 0;
+  const auto take = [&](auto rows) {
+    body(rows, Int4Row{first.packed + n * (K / 2), first.scale + n, first.zero_point + n, first.group_size},
+         reinterpret_cast<float (*)[kTile]>(&acc[0][n]));
+    n += decltype(rows)::count;
+  };
+  while (N - n >= kRows) take(Rows<kRows>());
+  while (n < N) take(Rows<1>());
+}
+
+void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N, int64_t K,
+              float (*acc)[kTile]) {
+  const int64_t groups = K / first.group_size;
+  for (int64_t m = 0; m < M; ++m) {
+    memset(acc[m], 0, sizeof acc[m]);
+    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+  }
+  each_rows<kFewRows>(M, [&](auto count, int64_t m) {
+    constexpr int kCount = decltype(count)::count;
+    constexpr int kRows = kCount == 1 || (kCount == 2 && kFloats >= 16) ? 4 : 2;  // as many sums as registers hold twice
+    each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
+      dot_tile_int4<kCount, decltype(rows)::count>(x + m * x_stride, x_stride, w, K, out);
+    });
+  });
+}
+
+// ---- int4 by planes ------------------------------------------------------------------------------------
+//
+// Integers in place of floats, where x allows it: a group of x becomes 16-bit fixed point, x = scale · (256 h + l), h and l of
+// int8, and the nibbles, 0..15 once their sign bit is flipped, meet h and l as bytes, two to four products a lane. Sums of 128
+// elements are exact; w·x = Σ scale · (Σ u h · 256 + Σ u l − 8 Σ (256 h + l)) + zero_point · Σ x. 64 weights (AVX2) take 6
+// instructions to unpack and 8 for a row of x, where floats take 32.
+
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+
+constexpr int64_t kPlaneBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
+constexpr int64_t kPlaneUnit = 2 * kPlaneBytes;
+constexpr int kFixedMost = 32512;  // 127 · 256: h stays below 128
+
+// How far the largest of a group may be above the mean: its step is then below 2⁻¹¹ of the mean, and what rounding adds, 2⁻¹³ on
+// average, far below the rounding of a bfloat16 or half result. One outlier in a group fails this.
+constexpr float kWidest = 16;
+
+bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
+                    float* group_sums) {
+  for (int64_t g = 0; g < K / group_size; ++g) {
+    const float* const from = x + g * group_size;
+    F32 sums = {}, absolute = {};
+    U32 most = {};
+    for (int64_t i = 0; i < group_size; i += kFloats) {
+      const F32 v = load<F32>(from + i);
+      const U32 magnitude = (U32)v & kMagnitude;
+      sums += v;
+      absolute += (F32)magnitude;
+      most = magnitude > most ? magnitude : most;
+    }
+    uint32_t largest = 0;
+    for (int i = 0; i < kFloats; ++i) largest = most[i] > largest ? most[i] : largest;
+    const float highest = from_bits(largest);
+    if (!(highest * static_cast<float>(group_size) <= kWidest * sum<float>(absolute))) return false;
+    // Below this the step would be subnormal.
+    const bool nothing = highest < 1e-30f;
+    if (nothing && highest > 0) return false;
+    const float inverse = nothing ? 0 : static_cast<float>(kFixedMost) / highest;
+    int32_t fixed_sum = 0;
+    for (int64_t i = 0; i < group_size; ++i) {
+      constexpr float kRounder = 12582912.0f;  // 1.5 · 2²³: its ulp is 1
+      const int32_t fixed = static_cast<int32_t>(bits(from[i] * inverse + kRounder) - bits(kRounder));
+      const int32_t high = (fixed + 128) >> 8;
+      const int64_t k = g * group_size + i, in_unit = k % kPlaneUnit;
+      int8_t* const to = out + 2 * (k - in_unit) + in_unit % 2 * kPlaneBytes + in_unit / 2;
+      to[0] = static_cast<int8_t>(high);
+      to[kPlaneUnit] = static_cast<int8_t>(fixed - 256 * high);
+      fixed_sum += fixed;
+    }
+    scales[g] = highest / static_cast<float>(kFixedMost);
+    fixed_sums[g] = scales[g] * static_cast<float>(fixed_sum);
+    group_sums[g] = sum<float>(sums);
+  }
+  return true;
+}
+
+// Sums of one step of up to 128 elements: part += 256 Σ u h + Σ u l.
+struct PlaneSums {
+#ifdef AOEXT_AVX512
+  I32 high = {}, low = {};
+  void add(U32 u, const int8_t* h, const int8_t* l) {
+    high = (I32)_mm512_dpbusd_epi32((__m512i)high, (__m512i)u, load<__m512i>(h));
+    low = (I32)_mm512_dpbusd_epi32((__m512i)low, (__m512i)u, load<__m512i>(l));
+  }
+  I32 total() const { return high * 256 + low; }
+#else
+  __m256i high = _mm256_setzero_si256(), low = high;  // 16 bits: at most four pairs of 15 · 128
+  void add(U32 u, const int8_t* h, const int8_t* l) {
+    high = _mm256_add_epi16(high, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(h)));
+    low = _mm256_add_epi16(low, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(l)));
+  }
+  I32 total() const {
+    return (I32)_mm256_madd_epi16(high, _mm256_set1_epi16(256)) + (I32)_mm256_madd_epi16(low, _mm256_set1_epi16(1));
+  }
+#endif
+};
+
+// Lanes of kGroups groups, of which `count` are left, each with its scale.
+template <int kGroups>
+inline F32 spread(const float* scale, int64_t stride, int64_t count) {
+  F32 v = broadcast(*scale);
+  for (int g = 1; g < kGroups; ++g) {
+    I32 lanes;
+    for (int i = 0; i < kFloats; ++i) lanes[i] = i / (kFloats / kGroups) >= g ? -1 : 0;
+    v = lanes ? broadcast(scale[(g < count ? g : 0) * stride]) : v;
+  }
+  return v;
+}
+
+// Steps of kGroups groups, or of kInt4Pad elements of one.
+template <int M, int N, int kGroups>
+inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, int64_t K,
+                            float (*acc)[kTile]) {
+  const int64_t bytes = K / 2, groups = K / w.group_size;
+  const int64_t step = w.group_size < kInt4Pad ? kPlaneUnit : kInt4Pad;
+  F32 sums[M][N] = {};
+  for (int64_t begin = 0; begin < K; begin += step) {
+    const int64_t g = begin / w.group_size, end = begin + step < K ? begin + step : K;
+    F32 x_scale[M];
+    for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, groups - g);
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      PlaneSums part[M];
+      const auto add = [&](int64_t k, U32 words) {
+        words ^= 0x88888888u;
+        const U32 even = words & 0x0f0f0f0fu, odd = words >> 4 & 0x0f0f0f0fu;
+        for (int m = 0; m < M; ++m) {
+          const int8_t* const planes = x + m * x_stride + 2 * k;
+          part[m].add(even, planes, planes + kPlaneUnit);
+          part[m].add(odd, planes + kPlaneBytes, planes + kPlaneUnit + kPlaneBytes);
+        }
+      };
+      const uint8_t* const row = w.packed + n * bytes;
+      int64_t k = begin;
+      for (; k + kPlaneUnit <= end; k += kPlaneUnit) {
+        __builtin_prefetch(row + k / 2 + N * bytes);
+        add(k, load<U32>(row + k / 2));
+      }
+      if (k < end) {
+        U32 words = {};
+        for (int64_t i = 0; i < (end - k) / 8; ++i) words[i] = load<uint32_t>(row + k / 2 + 4 * i);
+        add(k, words);
+      }
+      const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, groups - g);
+      for (int m = 0; m < M; ++m) sums[m][n] += s * x_scale[m] * __builtin_convertvector(part[m].total(), F32);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
+}
+
+template <int kGroups>
+inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, const Int4Row& first, int64_t N,
+                            int64_t K, float (*acc)[kTile]) {
+  each_rows<kFewRows>(M, [&](auto count, int64_t m) {
+    constexpr int kCount = decltype(count)::count;
+    each_rows_of_int4<4>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
+      dot_tile_planes<kCount, decltype(rows)::count, kGroups>(x + m * x_stride, x_stride, x_scales + m * (K / w.group_size), w, K,
+                                                              out);
+    });
+  });
+}
+
+void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
+                int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+  const int64_t groups = K / first.group_size;
+  for (int64_t m = 0; m < M; ++m) {
+    memset(acc[m], 0, sizeof acc[m]);
+    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+    add_of_groups(first.scale, groups, [&](int64_t g) { return -8 * fixed_sums[m * groups + g]; }, acc[m]);
+  }
+  const int64_t in_unit = kPlaneUnit / first.group_size;
+  if (in_unit >= 4) return dot_rows_planes<4>(x, x_stride, x_scales, M, first, N, K, acc);
+  if (in_unit == 2) return dot_rows_planes<2>(x, x_stride, x_scales, M, first, N, K, acc);
+  dot_rows_planes<1>(x, x_stride, x_scales, M, first, N, K, acc);
+}
+
+constexpr Planes kPlanesHere{arrange_planes, dot_planes};
+constexpr const Planes* kPlanes = &kPlanesHere;
+
+#else
+
+constexpr const Planes* kPlanes = nullptr;
+
+#endif
+
+// ---- 8-bit values --------------------------------------------------------------------------------------
+//
+// Values become floats and meet x, which lies as it is.
+
+template <Element kType, int M, int N>
+inline void dot_tile_values(const float* x, int64_t x_stride, const char* w, int64_t K, float (*acc)[kTile]) {
+  F32 sums[M][N] = {};
+  const auto add = [&](int64_t k, const char* from, int64_t stride) {
+    F32 wk[N];
+    for (int n = 0; n < N; ++n) wk[n] = floats_at<kType>(from + n * stride);
+    for (int m = 0; m < M; ++m) {
+      const F32 xk = load<F32>(x + m * x_stride + k);
+      for (int n = 0; n < N; ++n) sums[m][n] += xk * wk[n];
+    }
+  };
+  constexpr int64_t kLine = 64;
+  int64_t k = 0;
+  for (; k + kLine <= K; k += kLine) {
+    for (int n = 0; n < N; ++n) __builtin_prefetch(w + (N + n) * K + k);  // the next rows, as dot_tile_int4 does
+    for (int64_t i = 0; i < kLine; i += kFloats) add(k + i, w + k + i, K);
+  }
+  for (; k < K; k += kFloats) {
+    char rest[N][kFloats] = {};
+    const int64_t count = K - k < kFloats ? K - k : kFloats;
+    for (int n = 0; n < N; ++n) memcpy(rest[n], w + n * K + k, static_cast<size_t>(count));
+    add(k, rest[0], kFloats);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) acc[m][n] = sum<float>(sums[m][n]);
+}
+
+template <Element kType>
+void dot_rows_values(const float* x, int64_t x_stride, int64_t M, const char* w, int64_t N, int64_t K, float (*acc)[kTile]) {
+  each_rows<kFewRows>(M, [&](auto rows, int64_t m) {
+    constexpr int kCount = decltype(rows)::count;
+    const auto out = [&](int64_t n) { return reinterpret_cast<float (*)[kTile]>(&acc[m][n]); };
+    int64_t n = 0;
+    for (; n + kTileRows <= N; n += kTileRows)
+      dot_tile_values<kType, kCount, kTileRows>(x + m * x_stride, x_stride, w + n * K, K, out(n));
+    for (; n < N; ++n) dot_tile_values<kType, kCount, 1>(x + m * x_stride, x_stride, w + n * K, K, out(n));
+  });
+}
+
+void dot_values(const float* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
+                float (*acc)[kTile]) {
+  const char* const rows = static_cast<const char*>(w);
+  if (type == Element::i8) return dot_rows_values<Element::i8>(x, x_stride, M, rows, N, K, acc);
+  if (type == Element::e4m3) return dot_rows_values<Element::e4m3>(x, x_stride, M, rows, N, K, acc);
+  dot_rows_values<Element::e5m2>(x, x_stride, M, rows, N, K, acc);
+}
+
+}  // namespace
+}  // namespace aoext::cpu

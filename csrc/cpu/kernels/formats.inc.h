@@ -1,0 +1,233 @@
+// Numbers in memory to floats and back: high precision, float8, int8, int4.
+namespace aoext::cpu {
+namespace {
+
+// ---- high precision formats ----------------------------------------------------------------------------
+
+inline float bf16_to_float(uint16_t h) { return from_bits(static_cast<uint32_t>(h) << 16); }
+
+inline uint16_t float_to_bf16(float f) {
+  const uint32_t u = bits(f);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>((u & kMagnitude) > kInfinity ? (u >> 16) | 0x40u : rounded);
+}
+
+// Subnormal halves by an exact float subtraction (0.5 + m·2⁻²⁴ − 0.5), which no flush-to-zero mode can touch.
+inline float f16_to_float(uint16_t h) {
+  const uint32_t magnitude = h & 0x7fffu, sign = (h & 0x8000u) << 16;
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t infinite = normal + (112u << 23);
+  const uint32_t subnormal = bits(from_bits(magnitude + (126u << 23)) - 0.5f);
+  return from_bits(sign | (magnitude >= 0x7c00u ? infinite : magnitude >= 0x0400u ? normal : subnormal));
+}
+
+inline uint16_t float_to_f16(float f) {
+  const uint32_t u = bits(f), magnitude = u & kMagnitude;
+  const uint32_t subnormal = bits(from_bits(magnitude) + 0.5f) - (126u << 23);  // ulp of 0.5 is 2⁻²⁴
+  const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+  const uint32_t finite = magnitude < (113u << 23) ? subnormal : normal > 0x7c00u ? 0x7c00u : normal;
+  const uint32_t h = magnitude > kInfinity ? 0x7e00u : magnitude >= (143u << 23) ? 0x7c00u : finite;
+  return static_cast<uint16_t>(h | ((u & kSign) >> 16));
+}
+
+// ---- float8 --------------------------------------------------------------------------------------------
+
+// An 8-bit float is a half (e5m2) or a half shifted by one exponent bit (e4m3: times 2⁻⁸), NaN apart.
+inline float e5m2_to_float(uint8_t b) { return f16_to_float(static_cast<uint16_t>(b << 8)); }
+
+inline float e4m3_to_float(uint8_t b) {
+  const float value = f16_to_float(static_cast<uint16_t>(((b & 0x80) << 8) | ((b & 0x7f) << 7))) * 256.0f;
+  return (b & 0x7f) == 0x7f ? from_bits(0x7fc00000u) : value;
+}
+
+// Finite |f| at most the format's largest value: what quantisation hands over. kMantissa bits are kept,
+// ties to even; below 2^kMinExponent the step is constant, which adding a float with that ulp rounds to.
+template <int kMantissa, int kMinExponent>
+inline uint8_t float_to_float8(float f) {
+  constexpr int kDrop = 23 - kMantissa;
+  const uint32_t u = bits(f), magnitude = u & kMagnitude;
+  const uint32_t anchor = static_cast<uint32_t>(127 + kMinExponent - kMantissa + 23) << 23;
+  const uint32_t subnormal = bits(from_bits(magnitude) + from_bits(anchor)) - anchor;
+  const uint32_t rounded = magnitude + ((1u << (kDrop - 1)) - 1) + ((magnitude >> kDrop) & 1u);
+  const uint32_t normal = (rounded >> kDrop) - (static_cast<uint32_t>(126 + kMinExponent) << kMantissa);
+  const uint32_t small = static_cast<uint32_t>(127 + kMinExponent) << 23;
+  return static_cast<uint8_t>((magnitude < small ? subnormal : normal) | ((u & kSign) >> 24));
+}
+
+// ---- conversions of rows -------------------------------------------------------------------------------
+
+template <class T, float (*convert)(T)>
+inline void row_to_float(const void* source, float* out, int64_t n) {
+  const T* s = static_cast<const T*>(source);
+  for (int64_t i = 0; i < n; ++i) out[i] = convert(s[i]);
+}
+
+template <class T, T (*convert)(float)>
+inline void row_from_float(const float* source, void* out, int64_t n) {
+  T* o = static_cast<T*>(out);
+  for (int64_t i = 0; i < n; ++i) o[i] = convert(source[i]);
+}
+
+inline float identity(float f) { return f; }
+inline float i8_to_float(int8_t i) { return static_cast<float>(i); }
+inline float i32_to_float(int32_t i) { return static_cast<float>(i); }
+
+// ---- 8-bit values --------------------------------------------------------------------------------------
+
+// kFloats 8-bit values.
+template <Element kType>
+inline F32 floats_at(const void* p) {
+#ifdef AOEXT_AVX512
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  if constexpr (kType == Element::i8) return (F32)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
+  const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+  if constexpr (kType == Element::e5m2) return (F32)_mm512_maskz_cvtph_ps(0xffff, high);
+  const __m256i all_ones = _mm256_set1_epi16(0x7f00);
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(high, all_ones), all_ones);
+  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  return (F32)_mm512_mask_mov_ps(_mm512_maskz_cvtph_ps(0xffff, half), nan, _mm512_set1_ps(from_bits(0x7fc00000u))) * 256.0f;
+#elif defined(AOEXT_AVX2)
+  const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  if constexpr (kType == Element::i8) return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  const __m128i high = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8);
+  if constexpr (kType == Element::e5m2) return (F32)_mm256_cvtph_ps(high);
+  const __m128i all_ones = _mm_set1_epi16(0x7f00);
+  const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(high, all_ones), all_ones);
+  const __m128i half = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
+  return (F32)_mm256_cvtph_ps(_mm_or_si128(half, nan)) * 256.0f;
+#else
+  U32 byte;
+  for (int i = 0; i < kFloats; ++i) byte[i] = static_cast<const uint8_t*>(p)[i];
+  if constexpr (kType == Element::i8) return __builtin_convertvector((I32)(byte << 24) >> 24, F32);
+  // As f16_to_float.
+  const U32 sign = (byte & 0x80) << 24, magnitude = (byte & 0x7f) << (kType == Element::e5m2 ? 21 : 20);
+  const U32 normal = magnitude + (112u << 23), subnormal = (U32)((F32)((magnitude >> 13) + (126u << 23)) - 0.5f);
+  const U32 finite = magnitude >= (1u << 23) ? normal : subnormal;
+  if constexpr (kType == Element::e5m2) return (F32)((magnitude >= (0x7c00u << 13) ? normal + (112u << 23) : finite) | sign);
+  return (F32)(((byte & 0x7f) == 0x7f ? finite | 0x7fc00000u : finite) | sign) * 256.0f;
+#endif
+}
+
+template <Element kType, class T, float (*convert)(T)>
+inline void values_to_float(const void* source, float* out, int64_t n) {
+  const T* s = static_cast<const T*>(source);
+  int64_t i = 0;
+  for (; i + kFloats <= n; i += kFloats) store(out + i, floats_at<kType>(s + i));
+  for (; i < n; ++i) out[i] = convert(s[i]);
+}
+
+void to_float(Element from, const void* source, float* out, int64_t n) {
+  switch (from) {
+    case Element::bf16: return row_to_float<uint16_t, bf16_to_float>(source, out, n);
+    case Element::f16: return row_to_float<uint16_t, f16_to_float>(source, out, n);
+    case Element::f32: return row_to_float<float, identity>(source, out, n);
+    case Element::i8: return values_to_float<Element::i8, int8_t, i8_to_float>(source, out, n);
+    case Element::e4m3: return values_to_float<Element::e4m3, uint8_t, e4m3_to_float>(source, out, n);
+    case Element::e5m2: return values_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
+    case Element::i32: return row_to_float<int32_t, i32_to_float>(source, out, n);
+  }
+}
+
+void from_float(Element to, const float* source, void* out, int64_t n) {
+  if (to == Element::bf16) return row_from_float<uint16_t, float_to_bf16>(source, out, n);
+  if (to == Element::f16) return row_from_float<uint16_t, float_to_f16>(source, out, n);
+  row_from_float<float, identity>(source, out, n);
+}
+
+// By way of floats in the first cache.
+void to_bf16(Element from, const void* source, void* out, int64_t n) {
+  uint16_t* const o = static_cast<uint16_t*>(out);
+  if (from == Element::bf16) {
+    memcpy(out, source, static_cast<size_t>(n) * 2);
+    return;
+  }
+  constexpr int64_t kChunk = 256;
+  const int64_t bytes = from == Element::f32 || from == Element::i32 ? 4 : from == Element::f16 ? 2 : 1;
+  float values[kChunk];
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t count = n - i < kChunk ? n - i : kChunk;
+    to_float(from, static_cast<const char*>(source) + i * bytes, values, count);
+    from_float(Element::bf16, values, o + i, count);
+  }
+}
+
+// ---- int4 ----------------------------------------------------------------------------------------------
+
+// A nibble's two's complement value: the XOR moves −8..7 to 0..15 in order, the subtraction moves it back.
+inline int8_t sign_extend(int nibble) { return static_cast<int8_t>((nibble ^ 8) - 8); }
+
+constexpr int64_t kNibbles = 32;  // of 16 bytes, which vectors unpack at a time
+
+// n elements of a group, whole lots of kNibbles, as q · s + z.
+inline void dequantize_group(const uint8_t* packed, int64_t n, float s, float z, float* out) {
+  for (int64_t k = 0; k < n; k += kNibbles) {
+    int8_t q[kNibbles];
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+    const __m128i bytes = load<__m128i>(packed + k / 2), low = _mm_set1_epi8(15);
+    const __m128i values = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    const __m128i even = _mm_shuffle_epi8(values, _mm_and_si128(bytes, low));
+    const __m128i odd = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(bytes, 4), low));
+    store(q, _mm_unpacklo_epi8(even, odd));
+    store(q + 16, _mm_unpackhi_epi8(even, odd));
+#else
+    for (int64_t i = 0; i < kNibbles / 2; ++i) {
+      q[2 * i] = sign_extend(packed[k / 2 + i] & 15);
+      q[2 * i + 1] = sign_extend(packed[k / 2 + i] >> 4);
+    }
+#endif
+    for (int64_t i = 0; i < kNibbles; i += kFloats) store(out + k + i, floats_at<Element::i8>(q + i) * s + z);
+  }
+}
+
+inline void dequantize_group(const uint8_t* packed, int64_t n, float s, float z, uint16_t* out) {
+#ifdef AOEXT_AVX512
+  // The group's sixteen values, twice: an index into words takes five bits, and the fifth is another nibble's.
+  const F32 values = F32{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1} * s + z;
+  const __m512i table = _mm512_maskz_broadcast_i64x4(0xff, (__m256i)_mm512_cvtneps_pbh((__m512)values));
+  for (int64_t k = 0; k < n; k += kNibbles) {
+    const __m512i bytes = _mm512_maskz_cvtepu8_epi32(0xffff, load<__m128i>(packed + k / 2));
+    const U32 words = (U32)bytes | (U32)bytes << 12;
+    store(out + k, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)words, table));
+  }
+#else
+  float values[kNibbles];
+  for (int64_t k = 0; k < n; k += kNibbles) {
+    dequantize_group(packed + k / 2, kNibbles, s, z, values);
+    row_from_float<uint16_t, float_to_bf16>(values, out + k, kNibbles);
+  }
+#endif
+}
+
+template <class T>
+inline void dequantize_int4_as(const Int4Row& row, int64_t begin, int64_t n, T* out) {
+  const uint8_t* const packed = row.packed + begin / 2;
+  int64_t g = begin / row.group_size, left = row.group_size - begin % row.group_size;  // of the group in hand
+  if (row.group_size % kNibbles == 0 && begin % kNibbles == 0) {
+    for (int64_t i = 0; i < n; ++g, left = row.group_size) {
+      const int64_t count = left < n - i ? left : n - i;
+      dequantize_group(packed + i / 2, count, row.scale[g * kTile], row.zero_point[g * kTile], out + i);
+      i += count;
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const int nibble = i % 2 == 0 ? packed[i / 2] & 15 : packed[i / 2] >> 4;
+    const float value = static_cast<float>(sign_extend(nibble)) * row.scale[g * kTile] + row.zero_point[g * kTile];
+    if constexpr (sizeof(T) == 4)
+      out[i] = value;
+    else
+      out[i] = float_to_bf16(value);
+    if (--left == 0) {
+      ++g;
+      left = row.group_size;
+    }
+  }
+}
+
+void dequantize_int4(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out) {
+  if (to == Element::bf16) return dequantize_int4_as(row, begin, n, static_cast<uint16_t*>(out));
+  dequantize_int4_as(row, begin, n, static_cast<float*>(out));
+}
+
+}  // namespace
+}  // namespace aoext::cpu
