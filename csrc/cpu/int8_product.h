@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/plan.h"
-#include "cpu/tiles.h"
+#include "cpu/tile_product.h"
 
 namespace aoext::cpu {
 

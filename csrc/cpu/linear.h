@@ -8,7 +8,7 @@
 
 #include "common/dispatcher.h"
 #include "cpu/plan.h"
-#include "cpu/tiles.h"
+#include "cpu/tile_product.h"
 
 namespace aoext::cpu {
 

@@ -3,15 +3,19 @@
 // x becomes operands once, kInputBytes of it at a time; where it fits, a weight is unpacked once. A thread takes kTile rows of
 // the weight, cuts them into blocks and sends all rows of x past each: a block stays in the first cache, x comes from the
 // others. Sums wait in [rows of x, kTile] between the blocks of a row.
+//
+// It knows nothing of torch: parallel_for(n, grain, f) is a parameter.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <vector>
 
-#include "common/dispatcher.h"
-#include "cpu/weights.h"
+#include "cpu/isa.h"
 
 namespace aoext::cpu {
 
@@ -38,19 +42,25 @@ class Scratch {
   std::unique_ptr<char, Free> data_;
 };
 
+// x [M, K], contiguous.
+struct InputRows {
+  const void* data;
+  Element element;
+  int64_t element_size, M, K;
+};
+
 // Rows of x as operands, in blocks [most, depth] along K: what meets a block of weights lies together, and rows do not fall into
 // one set of the caches, as they would a power of two apart.
 class TileInput {
  public:
-  TileInput(const Tiles& tiles, const LinearProblem& p, const Tensor& input)
+  TileInput(const Tiles& tiles, const InputRows& x)
       : tiles_(tiles),
-        rows_(aten::contiguous(input)),
-        source_(static_cast<const char*>(rows_.const_data_ptr())),
-        element_(element(p.input)),
-        K_(p.K),
-        element_size_(static_cast<int64_t>(rows_.element_size())),
-        row_bytes_((p.K + tiles.depth - 1) / tiles.depth * tiles.depth * tiles.operand_bytes),
-        most_(std::min(p.M, std::max<int64_t>(kTile, kInputBytes / row_bytes_))),
+        source_(static_cast<const char*>(x.data)),
+        element_(x.element),
+        K_(x.K),
+        element_size_(x.element_size),
+        row_bytes_((x.K + tiles.depth - 1) / tiles.depth * tiles.depth * tiles.operand_bytes),
+        most_(std::min(x.M, std::max<int64_t>(kTile, kInputBytes / row_bytes_))),
         operands_(most_ * row_bytes_),
         start_(most_) {}
 
@@ -58,8 +68,9 @@ class TileInput {
   const char* block(int64_t k) const { return operands_ + k * most_ * tiles_.operand_bytes; }
   int32_t start(int64_t m) const { return start_[m]; }
 
-  void load(int64_t first, int64_t count) {
-    torch::stable::parallel_for(0, count, grain(1, K_), [&](int64_t begin, int64_t end) {
+  template <class ParallelFor>
+  void load(int64_t first, int64_t count, const ParallelFor& parallel_for) {
+    parallel_for(count, grain(1, K_), [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; ++m) {
         uint32_t start = 0;
         for (int64_t k = 0; k < K_; k += tiles_.depth)
@@ -73,7 +84,6 @@ class TileInput {
 
  private:
   const Tiles& tiles_;
-  Tensor rows_;
   const char* source_;
   Element element_;
   int64_t K_, element_size_, row_bytes_, most_;
@@ -82,30 +92,32 @@ class TileInput {
 };
 
 // Calls store(m, first, count, sums, row_scales) with the sums of columns [first, first + count) of row m, from several threads.
-template <class Sum, class Weight, class Store>
-void tile_product(const Tiles& tiles, const LinearProblem& p, const Tensor& input, const Weight& weight, const Store& store) {
-  TileInput x(tiles, p, input);
-  for (int64_t row = 0; row < p.M; row += x.most()) {
-    const int64_t M = std::min(x.most(), p.M - row);
-    x.load(row, M);
-    torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+template <class Sum, class Weight, class ParallelFor, class Store>
+void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const Weight& weight, const ParallelFor& parallel_for,
+                  const Store& store) {
+  const int64_t K = input.K;
+  TileInput x(tiles, input);
+  for (int64_t row = 0; row < input.M; row += x.most()) {
+    const int64_t M = std::min(x.most(), input.M - row);
+    x.load(row, M, parallel_for);
+    parallel_for((N + kTile - 1) / kTile, grain(kTile, K), [&](int64_t begin, int64_t end) {
       typename Weight::Tile tile(weight);
       const Scratch block(kBlockRows * tiles.depth * tiles.operand_bytes);
       const auto block_row = [&](int64_t i) { return block + i * tiles.depth * tiles.operand_bytes; };
       std::vector<Sum> sums(M * kTile);
       for (int64_t t = begin; t < end; ++t) {
-        const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
+        const int64_t first = t * kTile, count = std::min<int64_t>(kTile, N - first);
         tile.move(first, count);
         for (int64_t m = 0; m < M; ++m) std::fill_n(&sums[m * kTile], kTile, static_cast<Sum>(x.start(m)));
-        for (int64_t k = 0; k < p.K; k += tiles.depth) {
-          const int64_t depth = std::min(tiles.depth, p.K - k);
+        for (int64_t k = 0; k < K; k += tiles.depth) {
+          const int64_t depth = std::min(tiles.depth, K - k);
           for (int64_t i = 0; i < count; i += kBlockRows) {
             const int64_t rows = std::min<int64_t>(kBlockRows, count - i);
             for (int64_t r = 0; r < rows; ++r) tile.operands(tiles, i + r, k, depth, block_row(r));
             // The next block of these rows, or the first one of the next tile's, is on its way while this one is multiplied.
-            const int64_t next = k + depth < p.K ? k + depth : 0, ahead = next > 0 ? i : kTile + i;
-            const int64_t ready = first + ahead + rows <= p.N ? rows : 0;
-            for (int64_t r = 0; r < ready; ++r) tile.ahead(ahead + r, next, std::min(tiles.depth, p.K - next));
+            const int64_t next = k + depth < K ? k + depth : 0, ahead = next > 0 ? i : kTile + i;
+            const int64_t ready = first + ahead + rows <= N ? rows : 0;
+            for (int64_t r = 0; r < ready; ++r) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
             const int64_t full = (rows + kTileRows - 1) / kTileRows * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);
             tiles.multiply(block + 0, static_cast<int>(full), x.block(k), M, padded(depth), &sums[i]);

@@ -1,7 +1,7 @@
 // The CPU's part: the operator's own walk over its own kernels, on the threads of the traits.
 #include <atomic>
 
-#include "cpu/int4pack_dot.h"
+#include "cpu/int4pack_tiles.h"
 #include "int4pack_shim/status.h"
 
 namespace aoext::int4pack::detail {
@@ -32,7 +32,9 @@ Status run_cpu(const char* symbol, const Problem& p, void* y, const Host& host) 
                                      p.N,
                                      p.K,
                                      p.group_size};
-    cpu::int4pack_dot(p.M, p.x, weight, y, [&](int64_t n, int64_t grain, const cpu::Range& f) {
+    // As the operator's plan has it up to where that hands the product to PyTorch.
+    const cpu::Tiles& tiles = cpu::kernels().bf16 != nullptr ? *cpu::kernels().bf16 : *cpu::kernels().f32;
+    cpu::int4pack_tiles(tiles, p.M, p.x, weight, y, [&](int64_t n, int64_t grain, const cpu::Range& f) {
       Part part{f};
       host.parallel_for(n, grain, {&Part::run, &part});
       if (part.out_of_memory) throw std::bad_alloc();
