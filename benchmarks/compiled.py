@@ -59,7 +59,7 @@ def eager_calls(model: nn.Module, tokens: Tensor) -> int:
 def compiled(model: nn.Module, tokens: Tensor, **options: Any) -> tuple[Callable[[Tensor], Tensor], int]:
     """The compiled model and how many kernels one call of it starts."""
     torch._dynamo.reset()
-    run = torch.compile(lambda tokens: model(tokens), fullgraph=True, dynamic=False, options=options)
+    run = torch.compile(model, fullgraph=True, dynamic=False, options=options)
     _, code = run_and_get_code(run, tokens)
     body = code[-1].split("def call(")[-1].split("def benchmark_compiled_module")[0]
     return run, len(CALL.findall(body))

@@ -91,5 +91,4 @@ def _inline(graph: Graph, old: Node, x: Node, dtype: torch.dtype) -> None:
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
     for item in list(old.users):
-        fx.replace(item, results[item.args[1]])
-    graph.erase_node(old)
+        fx.replace(item, results[item.args[1]])  # the last takes the call with it

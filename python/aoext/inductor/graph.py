@@ -159,9 +159,18 @@ def call_like(
 
 
 def replace(old: Node, new: Node) -> None:
-    """`new` takes the place of `old`, which nobody reads afterwards."""
+    """`new` takes the place of `old`, which goes, as does what only `old` read."""
     for name in ("stack_trace", "nn_module_stack"):  # the rest of its notes is about the old call's arguments
         if name in old.meta:
             new.meta[name] = old.meta[name]
     old.replace_all_uses_with(new)
-    old.graph.erase_node(old)
+    erase(old)
+
+
+def erase(node: Node) -> None:
+    """Remove a node that nobody reads, and its inputs that nobody else reads; not those of the graph."""
+    inputs = node.all_input_nodes
+    node.graph.erase_node(node)
+    for each in inputs:
+        if not each.users and each.op in ("call_function", "get_attr") and not each.is_impure():
+            erase(each)

@@ -59,7 +59,6 @@ class AoextPass(custom_graph_pass.CustomGraphPass):
         for name in self.names:
             if getattr(options, name):
                 rewrites[name] = rewrites.get(name, 0) + PASSES[name](graph)
-        graph.eliminate_dead_code()
         graph.lint()
 
     def uuid(self) -> tuple[str, tuple[str, ...], Options]:
