@@ -22,6 +22,8 @@ import aoext
 from formats import bits
 from reference import ALL_CALLS, EIGHT_BIT, Problem, randn
 
+ROOT = Path(__file__).parent.parent
+
 LIBRARY = ctypes.CDLL(str(aoext.library_path()))
 TORCH = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 PROBLEM = Problem(5, 24, 64, 32)
@@ -197,3 +199,11 @@ def test_no_shim_has_the_name_of_one_of_torchs():
     ours = exported(aoext.library_path())
     for library in (Path(torch.__file__).parent / "lib").glob("libtorch_*.so"):
         assert not ours & exported(library), library
+
+
+def test_every_own_kernel_is_registered_for_its_shim_too():
+    """What goes to the dispatcher alone leaves its shim with the generic kernel; _explain has none."""
+    sources = [file for device in ("cpu", "cuda", "sycl") for file in (ROOT / "csrc" / device).glob("*.cpp")]
+    alone = {file.name for file in sources if "STABLE_TORCH_LIBRARY_IMPL" in file.read_text()}
+    assert sources
+    assert alone == {"explain.cpp"}

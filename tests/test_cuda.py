@@ -271,6 +271,19 @@ def test_float8_keeps_its_bound_over_a_long_K(dtype, M, signs, generator):
         assert_close(result, expected.cpu())
 
 
+@needs_own_kernels
+@pytest.mark.parametrize("N", [1, 16, 31])
+@pytest.mark.parametrize("M", [9, 64, 300])
+def test_few_columns_of_float8_keep_their_bound(M, N, generator):
+    """A row of few outputs may be small beside what it was added up from: then lost bits would show."""
+    x, w = (torch.randn(rows, 4096, generator=generator).to("cuda", E4M3) for rows in (M, N))
+    w[:, 1::2] = -w[:, ::2]
+    x[:, 1::2] = (x[:, ::2].float() * 1.0625).to(E4M3)
+    scales = (torch.ones(rows, 1, device="cuda") for rows in (M, N))
+    result = torch.ops.ao.scaled_mm_rowwise(x, w, *scales)
+    assert_close(result, (x.double() @ w.double().t()).cpu())
+
+
 @pytest.mark.parametrize("M", ROWS)
 def test_rows_of_very_different_size(M, generator):
     x, weight = x_weight_of_rows(M, generator)

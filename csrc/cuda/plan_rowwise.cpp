@@ -12,6 +12,8 @@ namespace {
 
 constexpr int64_t kPiece = 16;    // bytes that fast kernels read at once: K is a multiple of it
 constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over copying its operands for a fast one
+// With fewer output columns than this, what the matrix engine cuts off sums of float8 may show in a row of y.
+constexpr int64_t kCutColumns = 32;
 
 // Rows of x up to which decode wins over wgmma. Each of its blocks brings all of x, which long rows of few channels do not hide.
 int64_t decode_rows(const RowwiseLinear& p) {
@@ -46,7 +48,8 @@ bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const D
 // Of the kernels whose rows are whole pieces; false where none serves.
 bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Device& device) {
   const RowwiseLinear raw = rowwise_linear(p, K);
-  const bool hopper = device.family == Family::sm90, engine = hopper && rowwise_wgmma_takes(raw);
+  const bool hopper = device.family == Family::sm90, exact = raw.type == Element::int8 || raw.N >= kCutColumns;
+  const bool engine = hopper && exact && rowwise_wgmma_takes(raw);
   if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) {
     plan.algorithm = RowwiseAlgorithm::decode;
     plan.decode = decode_config(raw, device);

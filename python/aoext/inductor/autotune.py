@@ -9,6 +9,7 @@ choose as always.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -71,6 +72,8 @@ def _register() -> bool:
         from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
     except ImportError:
         return False
+    if "min_speedup_threshold" not in inspect.signature(register_custom_op_autotuning).parameters:
+        return False  # before torch 2.13: noise alone would decide
 
     def choices(alternative: Callable[..., Tensor]) -> Callable[[dict[str, Tensor]], list[Any]]:
         def generate(tensors: dict[str, Tensor]) -> list[Any]:

@@ -5,7 +5,7 @@ fuses keeps its bfloat16 results in float32, so the value is rounded here by int
 had been stored.
 
 Fires where it was measured to pay: on CPUs, for few elements (below about two thousand, one call less
-counts more than Inductor's slower loop; 512 rows of 4096 took 1.3 to 3 times as long), so for sizes that
+counts more than Inductor's slower loop; 512 rows of 4096 took 1.3 to 3.8 times as long), so for sizes that
 are numbers. Not on GPUs, where Inductor divides inexactly, and not for float16, whose subnormals that
 rounding does not know.
 """
