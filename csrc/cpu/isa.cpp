@@ -52,6 +52,16 @@ std::string usable_instruction_sets() {
   return names;
 }
 
+bool has_amx() {
+#ifdef __x86_64__
+  return has_avx512() && __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8");
+#else
+  return false;
+#endif
+}
+
+const Tiles& tiles_of_bf16() { return kernels().bf16 != nullptr && !has_amx() ? *kernels().bf16 : *kernels().f32; }
+
 const Kernels& kernels() {
   static const Kernels& chosen = choose();
   return chosen;

@@ -19,7 +19,8 @@ struct Most {
 
 Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
-  if (&kernels() == &kernels_avx512()) return {4, 4, 4, 4, 8, 64, 64};
+  if (has_amx()) return {4, 4, 16, 12, 8, 16, 8};
+  if (has_avx512()) return {4, 4, 4, 4, 8, 64, 64};
   if (&kernels() == &kernels_avx2()) return {4, 2, 2, 2, 64, kAlways, kAlways};
   return {0, 2, 0, 0, 0, kAlways, kAlways};
 }
@@ -35,11 +36,12 @@ Plan panel(ScalarType compute, const LinearProblem& p) {
   return {Algorithm::panel, compute, panel_rows, std::max<int64_t>(64, kPanelBytes / input_row)};
 }
 
-// bfloat16 where an instruction multiplies it and the operands are bfloat16's, whatever their width.
+// bfloat16 where the operands are bfloat16's, whatever their width, and that pays.
 Plan plan_products(const LinearProblem& p) {
   if (kernels().bf16 == nullptr || p.input == ScalarType::Half || p.input == ScalarType::Float) return tiles(ScalarType::Float);
   const bool rounds_once = p.output == ScalarType::BFloat16 && p.input == ScalarType::BFloat16;
-  return p.M <= most().bfloat16 || !rounds_once ? tiles(ScalarType::BFloat16) : panel(ScalarType::BFloat16, p);
+  if (rounds_once && p.M > most().bfloat16) return panel(ScalarType::BFloat16, p);
+  return tiles(&tiles_of_bf16() == kernels().bf16 ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
 }  // namespace

@@ -33,8 +33,7 @@ Status run_cpu(const char* symbol, const Problem& p, void* y, const Host& host) 
                                      p.K,
                                      p.group_size};
     // As the operator's plan has it up to where that hands the product to PyTorch.
-    const cpu::Tiles& tiles = cpu::kernels().bf16 != nullptr ? *cpu::kernels().bf16 : *cpu::kernels().f32;
-    cpu::int4pack_tiles(tiles, p.M, p.x, weight, y, [&](int64_t n, int64_t grain, const cpu::Range& f) {
+    cpu::int4pack_tiles(cpu::tiles_of_bf16(), p.M, p.x, weight, y, [&](int64_t n, int64_t grain, const cpu::Range& f) {
       Part part{f};
       host.parallel_for(n, grain, {&Part::run, &part});
       if (part.out_of_memory) throw std::bad_alloc();
