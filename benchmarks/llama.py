@@ -68,7 +68,8 @@ class Linears(nn.Module):
         self.parts = nn.ModuleList(nn.Linear(inputs, n, bias=False, **where) for n in outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self.parts], dim=-1)
+        results = [part(x) for part in self.parts]
+        return torch.cat(results, dim=-1) if len(results) > 1 else results[0]
 
 
 class Block(nn.Module):
