@@ -13,6 +13,7 @@ from reference import CALLS, EIGHT_BIT, Problem
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMPILE = (ROOT / "docs" / "compile.md").read_text(encoding="utf-8")
 
 
 def weights_taken(operator: str) -> str:
@@ -58,9 +59,9 @@ def test_the_table_of_operators_is_what_is_registered():
     assert table == expected_table()
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + COMPILE, re.DOTALL))
 def test_an_example_runs(code):
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "an example", "exec"), {})
 
 
 def test_every_make_target_that_the_documents_name_exists():
