@@ -18,15 +18,30 @@ void scale_row(Element to, const float* acc, float row_scale, const float* colum
   }
 }
 
-float row_scale(const float* row, int64_t n, float quantized_max) {
-  uint32_t absmax = 0;  // bits of magnitudes order as the magnitudes do, with NaN above infinity
+// The largest magnitude of n floats of whatever format, as its bits: they order as magnitudes do, with NaN above infinity.
+template <class Bits>
+inline Bits largest(const void* row, int64_t n) {
+  constexpr Bits kMagnitudes = static_cast<Bits>(~Bits{0}) >> 1;
+  const char* const source = static_cast<const char*>(row);
+  Bits absmax = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t magnitude = bits(row[i]) & kMagnitude;
+    const Bits magnitude = load<Bits>(source + i * int64_t{sizeof(Bits)}) & kMagnitudes;
     absmax = magnitude > absmax ? magnitude : absmax;
   }
-  if (absmax >= kInfinity) return from_bits(0x7fc00000u);
+  return absmax;
+}
+
+float row_scale(Element from, const void* row, int64_t n, float quantized_max) {
+  float absmax;
+  if (from == Element::f32) {
+    absmax = from_bits(largest<uint32_t>(row, n));
+  } else {
+    const uint16_t narrow = largest<uint16_t>(row, n);
+    to_float(from, &narrow, &absmax, 1);
+  }
+  if (bits(absmax) >= kInfinity) return from_bits(0x7fc00000u);
   if (absmax == 0) return 1.0f;
-  const float scale = from_bits(absmax) / quantized_max;
+  const float scale = absmax / quantized_max;
   const float smallest_normal = from_bits(0x00800000u);
   return scale < smallest_normal ? smallest_normal : scale;
 }
@@ -55,10 +70,17 @@ struct Division {
 
 template <class T, T (*convert)(float)>
 inline void quantize(const float* row, float scale, float limit, T* out, int64_t n) {
+  constexpr int64_t kChunk = 64;
   const Division quotient(scale);
-  for (int64_t i = 0; i < n; ++i) {
-    const float q = quotient(row[i]);
-    out[i] = convert(q > limit ? limit : q < -limit ? -limit : q);
+  float clamped[kChunk];
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t count = n - i < kChunk ? n - i : kChunk;
+    for (int64_t j = 0; j < count; ++j) {
+      const float q = quotient(row[i + j]);
+      clamped[j] = q > limit ? limit : q < -limit ? -limit : q;
+    }
+    // A loop of its own: in one, GCC converts the limits apart, and blends bytes by masks of floats.
+    for (int64_t j = 0; j < count; ++j) out[i + j] = convert(clamped[j]);
   }
 }
 
