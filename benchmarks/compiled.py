@@ -18,6 +18,7 @@ import torch
 from rich import box
 from rich.table import Table
 from torch import Tensor, nn
+from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,11 +57,12 @@ def eager_calls(model: nn.Module, tokens: Tensor) -> int:
     return counting.calls
 
 
-def compiled(model: nn.Module, tokens: Tensor, **options: Any) -> tuple[Callable[[Tensor], Tensor], int]:
-    """The compiled model and how many kernels one call of it starts."""
+def compiled(model: nn.Module, tokens: Tensor, **settings: Any) -> tuple[Callable[[Tensor], Tensor], int]:
+    """The model compiled with these settings of Inductor's, and how many kernels one call of it starts."""
     torch._dynamo.reset()
-    run = torch.compile(model, fullgraph=True, dynamic=False, options=options)
-    _, code = run_and_get_code(run, tokens)
+    run = torch.compile(model, fullgraph=True, dynamic=False)
+    with config.patch(**settings):
+        _, code = run_and_get_code(run, tokens)
     body = code[-1].split("def call(")[-1].split("def benchmark_compiled_module")[0]
     return run, len(CALL.findall(body))
 
@@ -87,16 +89,16 @@ def main(device: Device, schemes: tuple[str, ...], prompt: int, seconds: float) 
     ):
         view.add_column(heading, justify="right")
     for name in schemes:
-        config = SCHEMES[name]
+        scheme = SCHEMES[name]
         model = load_tiny_lm(device=device.device)
-        aoext.quantize_(model, config)
+        aoext.quantize_(model, scheme)
         for what, length in (("decode", 1), ("prefill", prompt)):
             tokens = torch.randint(256, (1, length), device=device.device)
             with torch.no_grad():
                 row = _measure(model, tokens, device, seconds, merge=name == "int4")
             view.add_row(name, what, *row)
     out.print(view)
-    out.print("int4 with passes: its linears of one input merged, by torch's option freezing")
+    out.print("int4 with passes: its linears of one input merged, their weights frozen")
 
 
 def _measure(model: nn.Module, tokens: Tensor, device: Device, seconds: float, merge: bool) -> list[str]:

@@ -4,8 +4,8 @@ The passes work on Inductor's graphs, for every device, and are on from the mome
 in a process that has imported aoext. Nothing of Inductor is imported before; the environment variable
 AOEXT_INDUCTOR=0, `configure(enabled=False)` or `with patch(enabled=False):` turns them off::
 
-    with aoext.inductor.patch(merge_linears=True):
-        torch.compile(model, options={"freezing": True})(x)
+    with aoext.inductor.patch(share_quantization=False):
+        torch.compile(model)(x)
 
 Options count while code is compiled, which is at its first call.
 

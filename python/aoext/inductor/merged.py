@@ -2,8 +2,8 @@
 
 On request only (Options.merge_linears): the merged weights are new memory, beside those of the model unless
 Inductor is told to drop them (freezing_discard_parameters). Fires where qdata, scales, zero points and
-biases are constants of the graph that nothing else reads, as Inductor's option `freezing` makes them; their
-groups must be of one size.
+biases are constants of the graph that nothing else reads, as torch._inductor.config.freezing
+makes them; their groups must be of one size.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Options:
     share_quantization: bool = True
     # quantisation of activations becomes code of Inductor's, which fuses it with what comes before; CPU only
     fuse_quantization: bool = True
-    # int4 linears of one activation become one, where their weights are constants (torch's option `freezing`)
+    # int4 linears of one activation become one, where weights are constants (torch._inductor.config.freezing)
     merge_linears: bool = False
     # with max_autotune, the fused operator is timed against dequantisation and a plain product
     autotune: bool = True
