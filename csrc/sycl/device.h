@@ -18,6 +18,7 @@ struct Device {
   size_t local_memory;  // bytes for a work-group
   size_t work_group;    // work-items at most
   int threads;          // sub-groups that run at once, at least
+  bool exact_int8;      // oneDNN's int8 by int8: a CPU without VNNI has an instruction that saturates alone
 };
 
 // Whether this device can run an image, "<source>.<variant>".

@@ -46,8 +46,9 @@ onednn::Matmul int8_sums(const LinearProblem& p) {
 }
 
 bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
-  if ((p.input != p.weight && p.N < kProductColumns) || !runs(device_of(queue), "scale_rows.lanes") ||
-      !trusted(queue, "onednn." + type_names(p)))
+  const bool int8 = p.input == ScalarType::Char && p.weight == ScalarType::Char;
+  if ((int8 && !device_of(queue).exact_int8) || (p.input != p.weight && p.N < kProductColumns) ||
+      !runs(device_of(queue), "scale_rows.lanes") || !trusted(queue, "onednn." + type_names(p)))
     return false;
   std::vector<onednn::Matmul> products;
   if (p.output == ScalarType::Int) {
@@ -55,7 +56,7 @@ bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
   } else {
     products = {scaled_product(p, p.scale)};
     if (p.scale != ScalarType::Float) products.push_back(scaled_product(p, ScalarType::Float));
-    if (p.input == ScalarType::Char) products.push_back(int8_sums(p));  // then scale_rows
+    if (int8) products.push_back(int8_sums(p));  // then scale_rows
   }
   for (const onednn::Matmul& m : products) {
     if (!onednn_has(queue, m)) continue;
