@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/kernels/few_rows.h"
 #include "cuda/kernels/int4_decode.cuh"
-#include "cuda/kernels/launch.h"
 
 namespace aoext::cuda {
 namespace {
@@ -56,7 +56,6 @@ struct Launch {
 
 // The walk of a config, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
-  const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   // A half warp either sends or collects, and every block collects something.
@@ -68,7 +67,7 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
   w.units = static_cast<int>(ceil_div(p.K, kUnitK));
   w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), c.units) * c.units);
-  w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
+  w.cluster_log2 = log2_of_cluster(c.cluster);
   w.bias_type = static_cast<int>(p.bias_type), w.scale_groups = static_cast<int>(p.K / p.group_size);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
@@ -76,18 +75,8 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   const size_t fixed = 16 + Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
   const size_t per_unit = size_t(c.rows) * (kUnitK * 2 + kUnitK / sub * 8);
   const int step = c.slices * c.units;
-  if (fixed + per_unit * step > shared_limit) return false;
-  const int room = static_cast<int>((shared_limit - fixed) / per_unit);
-  if (w.part_units <= room) {
-    w.chunks = 1, w.chunk_units = w.part_units;
-  } else {
-    w.chunks = static_cast<int>(ceil_div(w.part_units, room / step * step));
-    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), step) * step);
-    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
-  }
-  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, step));
-  out.shared = fixed + per_unit * w.chunk_units;
-  return true;
+  out.shared = lay_out_chunks(w, fixed, per_unit, step, static_cast<size_t>(c.shared_memory));
+  return out.shared > 0;
 }
 
 constexpr double kSmallGroups = 1.4;
@@ -144,10 +133,10 @@ DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory,
           c.blocks = kMostBlocks;
           Launch l;
           if (!lay_out(p, c, l)) continue;
-          // What is resident at once; clusters of more than two leave some multiprocessors of a GPC idle.
+          // What is resident at once.
           int resident = std::clamp(
               std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)), 1, most_blocks);
-          const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+          const int slots = clusters_at_once(sms, resident, c.cluster);
           if (slots < 1) continue;
           const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
           c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
@@ -164,13 +153,7 @@ cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaS
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!int4_decode_takes(p) || !kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
-  if (error != cudaSuccess) return error;
-  const dim3 blocks(c.cluster, std::min(c.blocks, l.walk.tile_groups)), threads(32, c.slices, c.tiles);
-  return launch(kernel,
-                Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster),
-                     c.overlaps ? Overlap::after_ours : Overlap::never},
-                l.walk);
+  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
 }
 
 }  // namespace aoext::cuda

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/kernels/few_rows.h"
 #include "cuda/kernels/int4_ring.cuh"
-#include "cuda/kernels/launch.h"
 
 namespace aoext::cuda {
 namespace {
@@ -68,7 +68,6 @@ struct Launch {
 
 // The walk of a config, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
-  const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   const int units = kStepUnits / c.warp_tiles;  // of k, that a step takes
@@ -87,7 +86,7 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
   w.units = static_cast<int>(ceil_div(p.K, kUnitK));
   w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), units) * units);
   w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
-  w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
+  w.cluster_log2 = log2_of_cluster(c.cluster);
   w.bias_type = static_cast<int>(p.bias_type);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
@@ -97,18 +96,8 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
                        Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
   const size_t per_unit = int4_ring::unit_x_bytes(M) + int4_ring::unit_sum_bytes(M, sub) + int4_ring::unit_back_bytes(M);
   const int step = c.slices * units;
-  if (fixed + per_unit * step > shared_limit) return false;
-  const int room = static_cast<int>((shared_limit - fixed) / per_unit);
-  if (w.part_units <= room) {
-    w.chunks = 1, w.chunk_units = w.part_units;
-  } else {
-    w.chunks = static_cast<int>(ceil_div(w.part_units, room / step * step));
-    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), step) * step);
-    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
-  }
-  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, step));
-  out.shared = fixed + per_unit * w.chunk_units;
-  return true;
+  out.shared = lay_out_chunks(w, fixed, per_unit, step, static_cast<size_t>(c.shared_memory));
+  return out.shared > 0;
 }
 
 // What differs between kernels: µs for a µs of reading, for a KB of a warp's weights and more per m, and for those of the first
@@ -166,8 +155,7 @@ RingConfig choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, boo
         for (int tiles : {1, 2, 3, 4, 5, 6, 8, 16})  // others took longer than the model says
           for (c.slices = 1; c.slices <= kMostSlices; ++c.slices)
             for (int resident = 1; resident <= 3 && resident * tiles * c.slices <= kMostWarps; ++resident) {
-              // Clusters of more than two leave some multiprocessors of a GPC idle.
-              const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+              const int slots = clusters_at_once(sms, resident, c.cluster);
               if (slots < 1) continue;
               c.tiles = tiles;
               const int64_t groups = ceil_div(p.N, kTileN * tiles * c.warp_tiles);
@@ -186,13 +174,7 @@ cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStrea
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
-  if (error != cudaSuccess) return error;
-  const dim3 blocks(c.cluster, std::min(c.blocks, l.walk.tile_groups)), threads(32, c.slices, c.tiles);
-  return launch(kernel,
-                Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster),
-                     c.overlaps ? Overlap::after_ours : Overlap::never},
-                l.walk);
+  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
 }
 
 }  // namespace aoext::cuda

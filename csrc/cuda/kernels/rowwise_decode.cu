@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/few_rows.h"
 #include "cuda/kernels/rowwise_decode.cuh"
-#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace {
@@ -58,7 +57,6 @@ struct Launch {
 
 // The walk of a config, and the memory it takes; false if it does not fit.
 bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) {
-  const auto shared_limit = static_cast<size_t>(c.shared_memory);
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, M = static_cast<int>(p.M);
   const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
@@ -70,7 +68,7 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * c.tiles));
   w.units = static_cast<int>(ceil_div(p.K, kUnitK));
   w.part_units = static_cast<int>(ceil_div(w.units, c.cluster));
-  w.cluster_log2 = c.cluster == 8 ? 3 : c.cluster / 2;
+  w.cluster_log2 = log2_of_cluster(c.cluster);
   w.ahead = c.ahead / 16 * 16;
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
@@ -79,18 +77,8 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
                        2 * c.tiles * kTileN * sizeof(Channel) +
                        Meeting<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
   const size_t per_unit = M * unit_x_bytes(p);
-  if (fixed + per_unit * c.slices > shared_limit) return false;
-  const int room = static_cast<int>((shared_limit - fixed) / per_unit);
-  if (w.part_units <= room) {
-    w.chunks = 1, w.chunk_units = w.part_units;
-  } else {
-    w.chunks = static_cast<int>(ceil_div(w.part_units, room / c.slices * c.slices));
-    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), c.slices) * c.slices);
-    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
-  }
-  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, c.slices));
-  out.shared = fixed + per_unit * w.chunk_units;
-  return true;
+  out.shared = lay_out_chunks(w, fixed, per_unit, c.slices, static_cast<size_t>(c.shared_memory));
+  return out.shared > 0;
 }
 
 // Microseconds of a cut, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by arithmetic and by
@@ -135,8 +123,7 @@ RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int s
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
         for (c.slices = 1; c.tiles * c.slices <= 16; ++c.slices)
           for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
-            // Clusters of more than two leave some multiprocessors of a GPC idle.
-            const int slots = c.cluster > 2 ? sms * resident * 11 / 12 / c.cluster : sms * resident / c.cluster;
+            const int slots = clusters_at_once(sms, resident, c.cluster);
             if (slots < 1) continue;
             const int64_t groups = ceil_div(p.N, kTileN * c.tiles);
             c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
@@ -154,13 +141,7 @@ cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeCon
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared));
-  if (error != cudaSuccess) return error;
-  const dim3 blocks(c.cluster, std::min(c.blocks, l.walk.tile_groups)), threads(32, c.slices, c.tiles);
-  return launch(kernel,
-                Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster),
-                     c.overlaps ? Overlap::after_ours : Overlap::never},
-                l.walk);
+  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
 }
 
 }  // namespace aoext::cuda

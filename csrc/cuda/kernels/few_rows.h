@@ -1,0 +1,48 @@
+// What the launchers of kernels for few rows of x share (few_rows.cuh): how a part of K goes through shared memory, how many
+// clusters run at once, and the launch. A Walk has part_units, chunks, chunk_units, warp_steps and tile_groups; a Config has
+// blocks, cluster, slices, tiles and overlaps.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/kernels/launch.h"
+#include "cuda/kernels/sizes.h"
+
+namespace aoext::cuda {
+
+constexpr int log2_of_cluster(int cluster) { return cluster == 8 ? 3 : cluster / 2; }  // of 1, 2, 4 or 8 blocks
+
+// Clusters that run at once where `resident` blocks fit on a multiprocessor. Those of more than two leave some idle in a GPC.
+constexpr int clusters_at_once(int sms, int resident, int cluster) {
+  return cluster > 2 ? sms * resident * 11 / 12 / cluster : sms * resident / cluster;
+}
+
+// Cuts a block's part of K into chunks of which x fits into shared memory beside `fixed` bytes, whole steps of `step` units each,
+// of `per_unit` bytes. The bytes of all, 0 where not one step fits.
+template <class Walk>
+size_t lay_out_chunks(Walk& w, size_t fixed, size_t per_unit, int step, size_t limit) {
+  if (fixed + per_unit * step > limit) return 0;
+  const int room = static_cast<int>((limit - fixed) / per_unit);
+  if (w.part_units <= room) {
+    w.chunks = 1, w.chunk_units = w.part_units;
+  } else {
+    w.chunks = static_cast<int>(ceil_div(w.part_units, room / step * step));
+    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), step) * step);
+    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
+  }
+  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, step));
+  return fixed + per_unit * w.chunk_units;
+}
+
+template <class Walk, class Config>
+cudaError_t launch_few_rows(void (*kernel)(Walk), const Walk& walk, const Config& c, size_t shared, cudaStream_t stream) {
+  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (error != cudaSuccess) return error;
+  const dim3 blocks(c.cluster, std::min(c.blocks, walk.tile_groups)), threads(32, c.slices, c.tiles);
+  return launch(
+      kernel,
+      Grid{blocks, threads, shared, stream, static_cast<unsigned>(c.cluster), c.overlaps ? Overlap::after_ours : Overlap::never},
+      walk);
+}
+
+}  // namespace aoext::cuda
