@@ -1,18 +1,11 @@
-// Dynamic quantisation: a row is scanned for its scale, then, while it is in cache, becomes float32 and its values piece by
-// piece.
+// Dynamic quantisation: a row is scanned for its scale, then, while it is in cache, becomes its values.
 #include "cpu/quantize_rowwise.h"
-
-#include <algorithm>
 
 #include "common/formats.h"
 #include "cpu/linear.h"
 #include "generic/register.h"
 
 namespace aoext::cpu {
-
-namespace {
-constexpr int64_t kPiece = 512;  // of a row: 2 KB as float32
-}
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
   const QuantizeProblem p = check_quantize_rowwise(input, dtype);
@@ -25,16 +18,9 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   float* const scale = static_cast<float*>(scales.mutable_data_ptr());
   const int64_t bytes = static_cast<int64_t>(rows.element_size());
   torch::stable::parallel_for(0, p.M, grain(1, p.K), [&](int64_t begin, int64_t end) {
-    float piece[kPiece];
-    for (int64_t m = begin; m < end; ++m) {
-      const char* const row = in + m * p.K * bytes;
-      scale[m] = kernels().row_scale(element(p.input), row, p.K, quantized_max(dtype));
-      for (int64_t k = 0; k < p.K; k += kPiece) {
-        const int64_t count = std::min(kPiece, p.K - k);
-        kernels().to_float(element(p.input), row + k * bytes, piece, count);
-        kernels().quantize_row(element(dtype), piece, scale[m], out + m * p.K + k, count);
-      }
-    }
+    for (int64_t m = begin; m < end; ++m)
+      scale[m] = kernels().quantize_row(element(p.input), in + m * p.K * bytes, p.K, element(dtype), quantized_max(dtype),
+                                        out + m * p.K);
   });
   return {values, scales};
 }

@@ -40,20 +40,6 @@ inline float e4m3_to_float(uint8_t b) {
   return (b & 0x7f) == 0x7f ? from_bits(0x7fc00000u) : value;
 }
 
-// Finite |f| at most the format's largest value: what quantisation hands over. kMantissa bits are kept,
-// ties to even; below 2^kMinExponent the step is constant, which adding a float with that ulp rounds to.
-template <int kMantissa, int kMinExponent>
-inline uint8_t float_to_float8(float f) {
-  constexpr int kDrop = 23 - kMantissa;
-  const uint32_t u = bits(f), magnitude = u & kMagnitude;
-  const uint32_t anchor = static_cast<uint32_t>(127 + kMinExponent - kMantissa + 23) << 23;
-  const uint32_t subnormal = bits(from_bits(magnitude) + from_bits(anchor)) - anchor;
-  const uint32_t rounded = magnitude + ((1u << (kDrop - 1)) - 1) + ((magnitude >> kDrop) & 1u);
-  const uint32_t normal = (rounded >> kDrop) - (static_cast<uint32_t>(126 + kMinExponent) << kMantissa);
-  const uint32_t small = static_cast<uint32_t>(127 + kMinExponent) << 23;
-  return static_cast<uint8_t>((magnitude < small ? subnormal : normal) | ((u & kSign) >> 24));
-}
-
 // ---- conversions of rows -------------------------------------------------------------------------------
 
 template <class T, float (*convert)(T)>
@@ -72,12 +58,15 @@ inline float identity(float f) { return f; }
 inline float i8_to_float(int8_t i) { return static_cast<float>(i); }
 inline float i32_to_float(int32_t i) { return static_cast<float>(i); }
 
-// ---- 8-bit values --------------------------------------------------------------------------------------
+// ---- vectors -------------------------------------------------------------------------------------------
 
-// kFloats 8-bit values.
+// kFloats values.
 template <Element kType>
 inline F32 floats_at(const void* p) {
+  if constexpr (kType == Element::f32) return load<F32>(p);
 #ifdef AOEXT_AVX512
+  if constexpr (kType == Element::bf16) return (F32)((U32)_mm512_maskz_cvtepu16_epi32(0xffff, load<__m256i>(p)) << 16);
+  if constexpr (kType == Element::f16) return (F32)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(p));
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
   if constexpr (kType == Element::i8) return (F32)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
   const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
@@ -87,6 +76,8 @@ inline F32 floats_at(const void* p) {
   const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
   return (F32)_mm512_mask_mov_ps(_mm512_maskz_cvtph_ps(0xffff, half), nan, _mm512_set1_ps(from_bits(0x7fc00000u))) * 256.0f;
 #elif defined(AOEXT_AVX2)
+  if constexpr (kType == Element::bf16) return (F32)((U32)_mm256_cvtepu16_epi32(load<__m128i>(p)) << 16);
+  if constexpr (kType == Element::f16) return (F32)_mm256_cvtph_ps(load<__m128i>(p));
   const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
   if constexpr (kType == Element::i8) return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
   const __m128i high = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8);
@@ -96,6 +87,11 @@ inline F32 floats_at(const void* p) {
   const __m128i half = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
   return (F32)_mm256_cvtph_ps(_mm_or_si128(half, nan)) * 256.0f;
 #else
+  if constexpr (kType == Element::bf16 || kType == Element::f16) {
+    float values[kFloats];
+    row_to_float<uint16_t, kType == Element::bf16 ? bf16_to_float : f16_to_float>(p, values, kFloats);
+    return load<F32>(values);
+  }
   U32 byte;
   for (int i = 0; i < kFloats; ++i) byte[i] = static_cast<const uint8_t*>(p)[i];
   if constexpr (kType == Element::i8) return __builtin_convertvector((I32)(byte << 24) >> 24, F32);

@@ -92,10 +92,8 @@ struct Kernels {
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
 
-  // The scale of one row of floats as quantize_rowwise defines it, and the values of n of its elements; NaN in the scale gives
-  // zeros.
-  float (*row_scale)(Element from, const void* row, int64_t n, float quantized_max);
-  void (*quantize_row)(Element to, const float* row, float scale, void* out, int64_t n);
+  // The n values of one row of floats and their scale as quantize_rowwise defines them; a scale of NaN has zeros.
+  float (*quantize_row)(Element from, const void* row, int64_t n, Element to, float quantized_max, void* out);
 };
 
 const Kernels& kernels_avx512();

@@ -31,14 +31,7 @@ inline Bits largest(const void* row, int64_t n) {
   return absmax;
 }
 
-float row_scale(Element from, const void* row, int64_t n, float quantized_max) {
-  float absmax;
-  if (from == Element::f32) {
-    absmax = from_bits(largest<uint32_t>(row, n));
-  } else {
-    const uint16_t narrow = largest<uint16_t>(row, n);
-    to_float(from, &narrow, &absmax, 1);
-  }
+inline float scale_for(float absmax, float quantized_max) {
   if (bits(absmax) >= kInfinity) return from_bits(0x7fc00000u);
   if (absmax == 0) return 1.0f;
   const float scale = absmax / quantized_max;
@@ -46,60 +39,139 @@ float row_scale(Element from, const void* row, int64_t n, float quantized_max) {
   return scale < smallest_normal ? smallest_normal : scale;
 }
 
-// x / scale as IEEE rounds it, wherever that is above 2⁻¹⁰⁰: x times a power of two, then by a number in [1, 2), by its
-// reciprocal and one correction, which a division takes longer than. Right for all numerators and divisors
-// (tools/division_cases.cpp).
-struct Division {
-#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
-  float power, divisor, reciprocal;
-
-  explicit Division(float scale)
-      : power(from_bits((254u << 23) - (bits(scale) & kInfinity))),
-        divisor(from_bits((bits(scale) & 0x007fffffu) | 0x3f800000u)),
-        reciprocal(1.0f / divisor) {}
-  float operator()(float x) const {
-    const float t = x * power, q = t * reciprocal;
-    return __builtin_fmaf(-__builtin_fmaf(q, divisor, -t), reciprocal, q);
-  }
-#else
-  float scale;
-  explicit Division(float scale_) : scale(scale_) {}
-  float operator()(float x) const { return x / scale; }
-#endif
+// x / scale as IEEE rounds it.
+struct Ratio {
+  F32 scale;
+  explicit Ratio(float scale_) : scale(broadcast(scale_)) {}
+  F32 operator()(F32 x) const { return x / scale; }
 };
 
-template <class T, T (*convert)(float)>
-inline void quantize(const float* row, float scale, float limit, T* out, int64_t n) {
-  constexpr int64_t kChunk = 64;
-  const Division quotient(scale);
-  float clamped[kChunk];
-  for (int64_t i = 0; i < n; i += kChunk) {
-    const int64_t count = n - i < kChunk ? n - i : kChunk;
-    for (int64_t j = 0; j < count; ++j) {
-      const float q = quotient(row[i + j]);
-      clamped[j] = q > limit ? limit : q < -limit ? -limit : q;
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+// The same by the scale's reciprocal and one correction, in less time. Right for all numerators and divisors
+// (tools/division_cases.cpp) as long as nothing leaves the range of normal floats: where the scale is moderate, for all x but
+// those which every format rounds to zero.
+struct Corrected {
+  F32 scale, reciprocal;
+  explicit Corrected(float scale_) : scale(broadcast(scale_)), reciprocal(1.0f / scale) {}
+  F32 operator()(F32 x) const {
+    const F32 q = x * reciprocal;
+    return multiply_add(-multiply_add(q, scale, -x), reciprocal, q);
+  }
+  static bool serves(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
+};
+#else
+struct Corrected : Ratio {
+  using Ratio::Ratio;
+  static bool serves(float) { return false; }
+};
+#endif
+
+// Codes of numbers that a scale has brought into the format's range, give or take a rounding. What they return has further bits
+// above the code's.
+
+struct Int8 {
+  static constexpr bool kSigned = false;  // the code has its sign already
+  // Ties to even by the ulp of 1.5 · 2²³.
+  static U32 code(F32 f) { return (U32)(f + 12582912.0f); }
+};
+
+// kMantissa bits are kept, ties to even: adding a float whose ulp is the step of f's binade rounds to it and counts the steps.
+// Below 2^kMinExponent the step is constant. A binade further on is 2^kMantissa codes further.
+template <int kMantissa, int kMinExponent>
+struct Float8 {
+  static constexpr bool kSigned = true;  // codes of magnitudes
+  static U32 code(F32 f) {
+    constexpr int kDrop = 23 - kMantissa;
+    constexpr int32_t kSmall = (127 + kMinExponent) << 23;
+    const I32 exponent = (I32)((U32)f & kInfinity), binade = exponent > kSmall ? exponent : I32{} + kSmall;
+    // The code of kSmall's binade comes off by the anchor's last bits: it is even, which ties need.
+    const I32 anchor = binade + ((kDrop << 23) + (-(kSmall >> kDrop) & 0xff));
+    return (U32)((I32)((F32)((U32)f & kMagnitude) + (F32)anchor) + (binade >> kDrop));
+  }
+};
+
+// The low bytes of four vectors, where kSigned their low seven bits and the signs of x.
+template <bool kSigned>
+inline void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out) {
+  constexpr uint32_t kCode = kSigned ? 0x7f : 0xff;
+#ifdef AOEXT_AVX2
+  const auto word = [&](int i) { return (__m256i)(codes[i] & kCode); };
+  __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(word(0), word(1)), _mm256_packus_epi32(word(2), word(3)));
+  if constexpr (kSigned) {
+    const auto bits = [&](int i) { return (__m256i)x[i]; };  // saturated they keep their sign
+    const __m256i signs = _mm256_packs_epi16(_mm256_packs_epi32(bits(0), bits(1)), _mm256_packs_epi32(bits(2), bits(3)));
+    bytes = _mm256_or_si256(bytes, _mm256_and_si256(signs, _mm256_set1_epi8(-128)));
+  }
+  // Packing works on halves of vectors: these are the first halves of all four, then the second ones.
+  store(out, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+#else
+  for (int i = 0; i < 4; ++i) {
+    using Bytes = uint8_t __attribute__((vector_size(kFloats)));
+    const U32 code = codes[i] & kCode;
+    store(out + i * kFloats, __builtin_convertvector(kSigned ? code | ((U32)x[i] & kSign) >> 24 : code, Bytes));
+  }
+#endif
+}
+
+template <Element kFrom, class Format, class Quotient>
+inline void quantize(const char* row, int64_t n, float scale, char* out) {
+  constexpr int64_t kStep = 4 * kFloats, kBytes = kFrom == Element::f32 ? 4 : 2, kLine = 64;
+  const Quotient quotient(scale);
+  const auto step = [&](const char* from, char* to) {
+    F32 x[4];
+    U32 codes[4];
+    for (int i = 0; i < 4; ++i) {
+      x[i] = floats_at<kFrom>(from + i * kFloats * kBytes);
+      codes[i] = Format::code(quotient(x[i]));
     }
-    // A loop of its own: in one, GCC converts the limits apart, and blends bytes by masks of floats.
-    for (int64_t j = 0; j < count; ++j) out[i + j] = convert(clamped[j]);
+    store_codes<Format::kSigned>(codes, x, to);
+  };
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    // The next row, which is scanned when this one is done: memory works meanwhile.
+    for (int64_t line = 0; line < kStep * kBytes; line += kLine) __builtin_prefetch(row + (n + i) * kBytes + line);
+    step(row + i * kBytes, out + i);
+  }
+  if (i < n) {
+    char rest[kStep * kBytes] = {}, codes[kStep];
+    memcpy(rest, row + i * kBytes, static_cast<size_t>((n - i) * kBytes));
+    step(rest, codes);
+    memcpy(out + i, codes, static_cast<size_t>(n - i));
   }
 }
 
-// Ties to even by the ulp of 1.5 · 2²³, for |f| < 2²².
-inline int8_t float_to_i8(float f) {
-  constexpr float kRounder = 12582912.0f;
-  return static_cast<int8_t>(bits(f + kRounder) - bits(kRounder));
+template <Element kFrom, class Format>
+inline void quantize(const char* row, int64_t n, float scale, char* out) {
+  if (Corrected::serves(scale)) return quantize<kFrom, Format, Corrected>(row, n, scale, out);
+  quantize<kFrom, Format, Ratio>(row, n, scale, out);
 }
 
-void quantize_row(Element to, const float* row, float scale, void* out, int64_t n) {
+template <Element kFrom>
+inline float quantize_from(const char* row, int64_t n, Element to, float quantized_max, char* out) {
+  float absmax;
+  if constexpr (kFrom == Element::f32)
+    absmax = from_bits(largest<uint32_t>(row, n));
+  else
+    absmax = (kFrom == Element::bf16 ? bf16_to_float : f16_to_float)(largest<uint16_t>(row, n));
+  const float scale = scale_for(absmax, quantized_max);
   if (scale != scale) {
     memset(out, 0, static_cast<size_t>(n));
   } else if (to == Element::i8) {
-    quantize<int8_t, float_to_i8>(row, scale, 127.0f, static_cast<int8_t*>(out), n);
+    quantize<kFrom, Int8>(row, n, scale, out);
   } else if (to == Element::e4m3) {
-    quantize<uint8_t, float_to_float8<3, -6>>(row, scale, 448.0f, static_cast<uint8_t*>(out), n);
+    quantize<kFrom, Float8<3, -6>>(row, n, scale, out);
   } else {
-    quantize<uint8_t, float_to_float8<2, -14>>(row, scale, 57344.0f, static_cast<uint8_t*>(out), n);
+    quantize<kFrom, Float8<2, -14>>(row, n, scale, out);
   }
+  return scale;
+}
+
+float quantize_row(Element from, const void* row, int64_t n, Element to, float quantized_max, void* out) {
+  const char* const in = static_cast<const char*>(row);
+  char* const codes = static_cast<char*>(out);
+  if (from == Element::bf16) return quantize_from<Element::bf16>(in, n, to, quantized_max, codes);
+  if (from == Element::f16) return quantize_from<Element::f16>(in, n, to, quantized_max, codes);
+  return quantize_from<Element::f32>(in, n, to, quantized_max, codes);
 }
 
 }  // namespace

@@ -43,6 +43,12 @@ inline float from_bits(uint32_t u) {
 
 constexpr uint32_t kSign = 0x80000000u, kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 
+#ifdef AOEXT_AVX512
+inline F32 multiply_add(F32 a, F32 b, F32 c) { return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(AOEXT_AVX2)
+inline F32 multiply_add(F32 a, F32 b, F32 c) { return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#endif
+
 // The sum of a vector's lanes, pairwise.
 template <class T, class V>
 inline T sum(V v) {
