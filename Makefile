@@ -5,6 +5,8 @@ TORCH ?= torch==2.13.0
 VARIANT ?= cpu
 # Whether $(VENV)'s library gets kernels for NVIDIA GPUs: AUTO where nvcc is found, ON or OFF. They take minutes.
 AOEXT_CUDA ?= AUTO
+# Processes that share the tests. Each of them compiles kernels and takes a few GB.
+TEST_PROCESSES ?= 2
 LIBRARY ?= build/editable/libaoext.so
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc cmake tools -type f) CMakeLists.txt pyproject.toml VERSION
@@ -52,7 +54,7 @@ llama: install ## Decode with a Llama-3-8B-shaped model in bfloat16 and int4 on 
 	$(BIN)/python benchmarks/llama.py --device cuda
 
 test: install $(VENV)/.simulator ## Run all tests on the devices at hand and on a simulated XPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 wheel: $(VENV)/.tools ## Build dist/*.whl for VARIANT (cpu, cu130 or xpu) and check it in a clean environment
 	$(BIN)/python tools/wheel.py build $(VARIANT) --torch $(TORCH)

@@ -34,7 +34,7 @@ def _simulated_xpu() -> ModuleType | None:
 
 XPU_SIM = _simulated_xpu()  # before aoext is imported: its kernels go to the simulator's queues
 
-SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))
+SEED = int(os.environ.setdefault("AOEXT_TEST_SEED", str(torch.seed() % 2**31)))  # of all processes
 
 
 def devices() -> dict[str, bool]:

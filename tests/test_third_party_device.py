@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SEED
-
 EXAMPLE = Path(__file__).parents[1] / "examples" / "third_party_device"
 BUILD_TOOLS = ("pip", "setuptools")
 RUN_TESTS = "import {first}, {second}, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
@@ -68,6 +66,5 @@ def test_a_device_of_another_repository_works(first: str, second: str, site: Pat
             *("-s", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE / "tests"),
             PYTHONPATH=before("PYTHONPATH", site),
             PYTHONDONTWRITEBYTECODE="1",
-            AOEXT_TEST_SEED=str(SEED),
         )
     )

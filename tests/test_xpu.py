@@ -12,7 +12,7 @@ import torch
 
 import aoext
 import reference
-from conftest import SEED, XPU_SIM, on_the_device_alone
+from conftest import XPU_SIM, on_the_device_alone
 from reference import ALL_CALLS, CALLS, Problem, assert_close, randn
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -38,7 +38,7 @@ def in_a_process(code: str, **environment: str) -> str:
     prelude = "import torch, xpu_sim\nxpu_sim.install()\nimport aoext\nao = torch.ops.ao\n"
     done = subprocess.run(
         [sys.executable, "-c", prelude + code],
-        env={**os.environ, "AOEXT_TEST_SEED": str(SEED), **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=600,
@@ -252,7 +252,7 @@ def run_operator_tests(select: str, **environment: str) -> None:
             "-p",
             "no:cacheprovider",
         ],
-        env={**os.environ, "AOEXT_TEST_SEED": str(SEED), **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=900,
