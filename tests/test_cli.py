@@ -303,7 +303,7 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings that are quick to measure, and no ceilings."""
     monkeypatch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
     monkeypatch.setattr(ceilings, "CHUNK", 2 * MIB)
-    monkeypatch.setattr(ceilings, "GEMM_SIZE", 64)
+    monkeypatch.setattr(ceilings, "GEMM_SIZES", (64,))
     monkeypatch.setattr(ceilings, "SECONDS", 0.01)
 
 

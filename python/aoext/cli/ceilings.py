@@ -16,7 +16,7 @@ from aoext.cli.devices import CUDA, MIB, Device
 from aoext.cli.pool import pool_bytes
 from aoext.cli.timing import interleaved
 
-GEMM_SIZE = 2048
+GEMM_SIZES = (256, 512, 1024, 2048)
 SECONDS = 0.7  # for each kind of loop
 
 # A GPU needs larger products to fill it; short runs, before it has warmed up to its power limit.
@@ -75,15 +75,17 @@ def measure_ceilings(device: Device, seed: int) -> Ceilings:
         name: CHUNK / _fastest(device, [_bound(loop, *half) for half in halves]) / 1e9
         for name, loop in reads.items()
     }
-    n = GEMM_SIZE
-    a, b = torch.randn(2, n, n, generator=generator).to(device.device, torch.bfloat16)
-    products: dict[str, Callable[[Tensor, Tensor], Any]] = {
-        f"{n}x{n} times {n}x{n}": torch.mm,
-        f"F.linear of {n}x{n}": torch.nn.functional.linear,
-    }
-    gemm = {
-        name: 2 * n**3 / _fastest(device, [_bound(product, a, b)]) / 1e9 for name, product in products.items()
-    }
+    gemm: dict[str, float] = {}
+    for n in GEMM_SIZES:
+        a, b = torch.randn(2, n, n, generator=generator).to(device.device, torch.bfloat16)
+        products: dict[str, Callable[[Tensor, Tensor], Any]] = {
+            f"{n}x{n} times {n}x{n}": torch.mm,
+            f"F.linear of {n}x{n}": torch.nn.functional.linear,
+        }
+        seconds = {name: _fastest(device, [_bound(product, a, b)]) for name, product in products.items()}
+        gemm |= {name: 2 * n**3 / least / 1e9 for name, least in seconds.items()}
+        if max(seconds.values()) > SECONDS / 16:
+            break  # eight times as long would be enough for no more than a call or two
     read_by, gemm_by = max(read, key=read.__getitem__), max(gemm, key=gemm.__getitem__)
     return Ceilings(read[read_by], read_by, gemm[gemm_by], gemm_by)
 
