@@ -21,7 +21,7 @@ Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
   if (has_amx()) return {4, 4, 16, 12, 8, 16, 8};
   if (has_avx512()) return {4, 4, 4, 4, 8, 64, 64};
-  if (&kernels() == &kernels_avx2()) return {4, 2, 8, 2, 64, kAlways, kAlways};
+  if (&kernels() == &kernels_avx2()) return {4, 2, 8, 4, 64, kAlways, kAlways};
   return {0, 2, 0, 0, 0, kAlways, kAlways};
 }
 

@@ -60,6 +60,23 @@ inline float i32_to_float(int32_t i) { return static_cast<float>(i); }
 
 // ---- vectors -------------------------------------------------------------------------------------------
 
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+// 16 values of e4m3 as halves times 2⁻⁸, by their bits: a second copy of the sign comes before the exponent and is cleared. NaN
+// becomes ±kE4m3Nan.
+constexpr int16_t kE4m3Nan = 0x3f80;
+
+inline __m256i e4m3_halves(const void* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+}
+
+// The same with NaN kept.
+inline __m256i e4m3_halves_and_nan(const void* p) {
+  const __m256i halves = e4m3_halves(p), magnitude = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
+  return _mm256_or_si256(halves, _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(kE4m3Nan)));
+}
+#endif
+
 // kFloats values.
 template <Element kType>
 inline F32 floats_at(const void* p) {
@@ -69,23 +86,14 @@ inline F32 floats_at(const void* p) {
   if constexpr (kType == Element::f16) return (F32)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(p));
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
   if constexpr (kType == Element::i8) return (F32)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
-  const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
-  if constexpr (kType == Element::e5m2) return (F32)_mm512_maskz_cvtph_ps(0xffff, high);
-  const __m256i all_ones = _mm256_set1_epi16(0x7f00);
-  const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(high, all_ones), all_ones);
-  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return (F32)_mm512_mask_mov_ps(_mm512_maskz_cvtph_ps(0xffff, half), nan, _mm512_set1_ps(from_bits(0x7fc00000u))) * 256.0f;
+  if constexpr (kType == Element::e5m2)
+    return (F32)_mm512_maskz_cvtph_ps(0xffff, _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
 #elif defined(AOEXT_AVX2)
   if constexpr (kType == Element::bf16) return (F32)((U32)_mm256_cvtepu16_epi32(load<__m128i>(p)) << 16);
   if constexpr (kType == Element::f16) return (F32)_mm256_cvtph_ps(load<__m128i>(p));
   const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
   if constexpr (kType == Element::i8) return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-  const __m128i high = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8);
-  if constexpr (kType == Element::e5m2) return (F32)_mm256_cvtph_ps(high);
-  const __m128i all_ones = _mm_set1_epi16(0x7f00);
-  const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(high, all_ones), all_ones);
-  const __m128i half = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return (F32)_mm256_cvtph_ps(_mm_or_si128(half, nan)) * 256.0f;
+  if constexpr (kType == Element::e5m2) return (F32)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8));
 #else
   if constexpr (kType == Element::bf16 || kType == Element::f16) {
     float values[kFloats];
@@ -104,11 +112,46 @@ inline F32 floats_at(const void* p) {
 #endif
 }
 
+// 8-bit values as products take them: kVectors vectors at a time, to be multiplied by kFactor; whether NaN is kept.
+template <Element kType>
+struct Values {
+  static constexpr int kVectors = 1;
+  static constexpr float kFactor = 1;
+  static void load(const void* p, F32 (&out)[kVectors]) { out[0] = floats_at<kType>(p); }
+};
+
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+template <>
+struct Values<Element::e4m3> {
+  static constexpr int kVectors = 16 / kFloats;
+  static constexpr float kFactor = 256;
+  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves(p), out); }
+  static void widen(__m256i halves, F32 (&out)[kVectors]) {
+#ifdef AOEXT_AVX512
+    out[0] = (F32)_mm512_maskz_cvtph_ps(0xffff, halves);
+#else
+    out[0] = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    out[1] = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+#endif
+  }
+};
+#endif
+
 template <Element kType, class T, float (*convert)(T)>
 inline void values_to_float(const void* source, float* out, int64_t n) {
   const T* s = static_cast<const T*>(source);
   int64_t i = 0;
-  for (; i + kFloats <= n; i += kFloats) store(out + i, floats_at<kType>(s + i));
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+  if constexpr (kType == Element::e4m3) {
+    using V = Values<kType>;
+    F32 v[V::kVectors];
+    for (; i + 16 <= n; i += 16) {
+      V::widen(e4m3_halves_and_nan(s + i), v);
+      for (int j = 0; j < V::kVectors; ++j) store(out + i + j * kFloats, v[j] * V::kFactor);
+    }
+  } else
+#endif
+    for (; i + kFloats <= n; i += kFloats) store(out + i, floats_at<kType>(s + i));
   for (; i < n; ++i) out[i] = convert(s[i]);
 }
 
