@@ -173,13 +173,76 @@ void from_float(Element to, const float* source, void* out, int64_t n) {
   row_from_float<float, identity>(source, out, n);
 }
 
-// By way of floats in the first cache.
+#ifdef AOEXT_AVX512
+// How a float8 becomes a bfloat16 by its bits: its magnitude moves up to bfloat16's exponent, whose bias is larger by kBias;
+// subnormal magnitudes m are m · 2^kLowest, from a table; those from kSpecial on are infinite or NaN.
+template <Element kType>
+struct Float8Bits {
+  static constexpr bool kE5m2 = kType == Element::e5m2;
+  static constexpr int kShift = kE5m2 ? 5 : 4, kBias = kE5m2 ? 112 : 120, kLowest = kE5m2 ? -16 : -9;
+  static constexpr int16_t kSubnormals = kE5m2 ? 4 : 8, kSpecial = kE5m2 ? 0x7c : 0x7f;
+};
+
+template <Element kType>
+struct Float8Subnormals {
+  alignas(64) uint16_t values[32] = {};
+  constexpr Float8Subnormals() {
+    using Bits = Float8Bits<kType>;
+    for (int m = 1; m < Bits::kSubnormals; ++m) {
+      const int log2 = m >= 4 ? 2 : m >= 2 ? 1 : 0;
+      values[m] = static_cast<uint16_t>((127 + Bits::kLowest + log2) << 7 | (m << (7 - log2) & 0x7f));
+    }
+  }
+};
+
+// 32 values.
+template <Element kType>
+inline __m512i values_as_bf16(const void* p) {
+  constexpr __mmask32 kAll = ~__mmask32{0};
+  const __m256i bytes = load<__m256i>(p);
+  if constexpr (kType == Element::i8) {
+    const F32 low = floats_at<kType>(p), high = floats_at<kType>(static_cast<const char*>(p) + 16);
+    return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  } else {
+    using Bits = Float8Bits<kType>;
+    const auto all = [](int value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); };
+    const __m512i wide = _mm512_maskz_cvtepi8_epi16(kAll, bytes), magnitude = _mm512_and_si512(wide, all(0x7f));
+    const __m512i moved = _mm512_maskz_slli_epi16(kAll, magnitude, Bits::kShift);
+    const __mmask32 subnormal = _mm512_cmplt_epi16_mask(magnitude, all(Bits::kSubnormals));
+    const __mmask32 special = _mm512_cmpge_epi16_mask(magnitude, all(Bits::kSpecial));
+    const __m512i normal = _mm512_maskz_add_epi16(kAll, moved, all(Bits::kBias << 7));
+    static constexpr Float8Subnormals<kType> kSubnormals;
+    const __m512i table = load<__m512i>(kSubnormals.values);
+    const __m512i finite = _mm512_mask_permutexvar_epi16(normal, subnormal, magnitude, table);
+    const __m512i any = _mm512_mask_mov_epi16(finite, special, _mm512_or_si512(moved, all(0x7f80)));
+    return _mm512_or_si512(any, _mm512_and_si512(wide, all(0x8000)));
+  }
+}
+#endif
+
+template <Element kType>
+inline int64_t values_to_bf16([[maybe_unused]] const void* source, [[maybe_unused]] uint16_t* out, [[maybe_unused]] int64_t n) {
+  int64_t i = 0;
+#ifdef AOEXT_AVX512
+  for (; i + 32 <= n; i += 32) store(out + i, values_as_bf16<kType>(static_cast<const char*>(source) + i));
+#endif
+  return i;
+}
+
+// Values as they are where an instruction set has a way; the rest by way of floats in the first cache.
 void to_bf16(Element from, const void* source, void* out, int64_t n) {
-  uint16_t* const o = static_cast<uint16_t*>(out);
+  uint16_t* o = static_cast<uint16_t*>(out);
   if (from == Element::bf16) {
     memcpy(out, source, static_cast<size_t>(n) * 2);
     return;
   }
+  const int64_t done = from == Element::i8     ? values_to_bf16<Element::i8>(source, o, n)
+                       : from == Element::e4m3 ? values_to_bf16<Element::e4m3>(source, o, n)
+                       : from == Element::e5m2 ? values_to_bf16<Element::e5m2>(source, o, n)
+                                               : 0;
+  source = static_cast<const char*>(source) + done;  // of one byte each
+  o += done;
+  n -= done;
   constexpr int64_t kChunk = 256;
   const int64_t bytes = from == Element::f32 || from == Element::i32 ? 4 : from == Element::f16 ? 2 : 1;
   float values[kChunk];
