@@ -194,6 +194,28 @@ def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, g
     assert not torch.isfinite(dirty[1]).any()
 
 
+@pytest.mark.parametrize("eight_bit", [d for d in EIGHT_BIT if d.is_floating_point], ids=str)
+@pytest.mark.parametrize("M", [1, 3, 40, 70])
+@pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "bf16f8bf16_rowwise"])
+def test_every_float8_value_keeps_its_meaning_in_a_weight(
+    operator, M, eight_bit, device, kernel_of, generator
+):
+    """A row of the weight for each byte: NaN or an infinity gives such a column, and no other."""
+    call = CALLS[operator](Problem(M, 256, 150, 150, FP32, FP32, eight_bit), generator)
+    x, weight, *scales = call.args[:4]
+    values = torch.arange(256, dtype=torch.uint8).view(eight_bit)
+    weight[:, -1] = values
+    x[:, -1] = 1
+    result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)), **call.kwargs).cpu()
+    expected = x.double() @ weight.double().t() * scales[-1].double().t()
+    if len(scales) == 2:
+        expected *= scales[0].double()
+    finite = values.float().isfinite()
+    assert_close(result[:, finite], expected[:, finite])
+    assert not result[:, ~finite].isfinite().any()
+    assert torch.equal(result[:, ~finite].isnan(), expected[:, ~finite].isnan())
+
+
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("M", [2, 40])
 @pytest.mark.parametrize("operator", [op for op in CALLS if op.endswith("_bias") or op.startswith("scaled")])

@@ -1,5 +1,10 @@
 #include "cpu/isa.h"
 
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -22,11 +27,23 @@ bool has_avx512_features() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
          __builtin_cpu_supports("avx512bf16");
 }
+
+// Linux lets a process use AMX's registers once it has asked.
+bool has_amx_features() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return has_avx512_features() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         __builtin_cpu_supports("amx-int8") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 // Best first.
 const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
+    {kernels_amx, has_amx_features},
     {kernels_avx512, has_avx512_features},
     {kernels_avx2, has_avx2_features},
 #endif
@@ -51,16 +68,6 @@ std::string usable_instruction_sets() {
     if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.kernels().name);
   return names;
 }
-
-bool has_amx() {
-#ifdef __x86_64__
-  return has_avx512() && __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8");
-#else
-  return false;
-#endif
-}
-
-const Tiles& tiles_of_bf16() { return kernels().bf16 != nullptr && !has_amx() ? *kernels().bf16 : *kernels().f32; }
 
 const Kernels& kernels() {
   static const Kernels& chosen = choose();

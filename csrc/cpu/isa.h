@@ -16,11 +16,9 @@ std::string usable_instruction_sets();
 
 inline bool has_avx512() { return &kernels() == &kernels_avx512(); }
 
-// Whether ATen's matrix products may use AMX beside AVX-512.
-bool has_amx();
+inline bool has_amx() { return &kernels() == &kernels_amx(); }
 
-// What multiplies operands of bfloat16 the faster: CPUs with AMX take longer for AVX-512's products of bfloat16 than for
-// float32's.
-const Tiles& tiles_of_bf16();
+// What multiplies operands of bfloat16.
+inline const Tiles& tiles_of_bf16() { return kernels().bf16 != nullptr ? *kernels().bf16 : *kernels().f32; }
 
 }  // namespace aoext::cpu

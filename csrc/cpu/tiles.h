@@ -49,7 +49,7 @@ struct InputRows {
   int64_t element_size, M, K;
 };
 
-// Rows of x as operands, in blocks [most, depth] along K: what meets a block of weights lies together, and rows do not fall into
+// Rows of x as operands, in blocks [rows, depth] along K: what meets a block of weights lies together, and rows do not fall into
 // one set of the caches, as they would a power of two apart.
 class TileInput {
  public:
@@ -61,11 +61,12 @@ class TileInput {
         element_size_(x.element_size),
         row_bytes_((x.K + tiles.depth - 1) / tiles.depth * tiles.depth * tiles.operand_bytes),
         most_(std::min(x.M, std::max<int64_t>(kTile, kInputBytes / row_bytes_))),
-        operands_(most_ * row_bytes_),
+        rows_((most_ + tiles.together - 1) / tiles.together * tiles.together),
+        operands_(rows_ * row_bytes_),
         start_(most_) {}
 
   int64_t most() const { return most_; }  // rows at once
-  const char* block(int64_t k) const { return operands_ + k * most_ * tiles_.operand_bytes; }
+  const char* block(int64_t k) const { return operands_ + k * rows_ * tiles_.operand_bytes; }
   int32_t start(int64_t m) const { return start_[m]; }
 
   template <class ParallelFor>
@@ -75,18 +76,22 @@ class TileInput {
         uint32_t start = 0;
         for (int64_t k = 0; k < K_; k += tiles_.depth)
           start += static_cast<uint32_t>(tiles_.inputs(element_, source_ + ((first + m) * K_ + k) * element_size_,
-                                                       std::min(tiles_.depth, K_ - k),
-                                                       operands_ + (k * most_ + m * tiles_.depth) * tiles_.operand_bytes));
+                                                       std::min(tiles_.depth, K_ - k), row(k, m)));
         start_[m] = static_cast<int32_t>(start);
       }
     });
   }
 
  private:
+  char* row(int64_t k, int64_t m) const {
+    const int64_t place = m % tiles_.together;
+    return operands_ + (k * rows_ + (m - place) * tiles_.depth) * tiles_.operand_bytes + place * 4;
+  }
+
   const Tiles& tiles_;
   const char* source_;
   Element element_;
-  int64_t K_, element_size_, row_bytes_, most_;
+  int64_t K_, element_size_, row_bytes_, most_, rows_;
   Scratch operands_;
   std::vector<int32_t> start_;
 };
@@ -102,7 +107,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
     x.load(row, M, parallel_for);
     parallel_for((N + kTile - 1) / kTile, grain(kTile, K), [&](int64_t begin, int64_t end) {
       typename Weight::Tile tile(weight);
-      const Scratch block(kBlockRows * tiles.depth * tiles.operand_bytes);
+      const Scratch block(tiles.rows * tiles.depth * tiles.operand_bytes);
       const auto block_row = [&](int64_t i) { return block + i * tiles.depth * tiles.operand_bytes; };
       std::vector<Sum> sums(M * kTile);
       for (int64_t t = begin; t < end; ++t) {
@@ -111,8 +116,8 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
         for (int64_t m = 0; m < M; ++m) std::fill_n(&sums[m * kTile], kTile, static_cast<Sum>(x.start(m)));
         for (int64_t k = 0; k < K; k += tiles.depth) {
           const int64_t depth = std::min(tiles.depth, K - k);
-          for (int64_t i = 0; i < count; i += kBlockRows) {
-            const int64_t rows = std::min<int64_t>(kBlockRows, count - i);
+          for (int64_t i = 0; i < count; i += tiles.rows) {
+            const int64_t rows = std::min<int64_t>(tiles.rows, count - i);
             for (int64_t r = 0; r < rows; ++r) tile.operands(tiles, i + r, k, depth, block_row(r));
             // The next block of these rows, or the first one of the next tile's, is on its way while this one is multiplied.
             const int64_t next = k + depth < K ? k + depth : 0, ahead = next > 0 ? i : kTile + i;

@@ -60,6 +60,23 @@ inline float i32_to_float(int32_t i) { return static_cast<float>(i); }
 
 // ---- vectors -------------------------------------------------------------------------------------------
 
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+// 16 values of e4m3 as halves times 2⁻⁸, by their bits: a second copy of the sign comes before the exponent and is cleared. NaN
+// becomes ±kE4m3Nan.
+constexpr int16_t kE4m3Nan = 0x3f80;
+
+inline __m256i e4m3_halves(const void* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+}
+
+// The same with NaN kept.
+inline __m256i e4m3_halves_and_nan(const void* p) {
+  const __m256i halves = e4m3_halves(p), magnitude = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
+  return _mm256_or_si256(halves, _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(kE4m3Nan)));
+}
+#endif
+
 // kFloats values.
 template <Element kType>
 inline F32 floats_at(const void* p) {
@@ -69,23 +86,14 @@ inline F32 floats_at(const void* p) {
   if constexpr (kType == Element::f16) return (F32)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(p));
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
   if constexpr (kType == Element::i8) return (F32)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
-  const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
-  if constexpr (kType == Element::e5m2) return (F32)_mm512_maskz_cvtph_ps(0xffff, high);
-  const __m256i all_ones = _mm256_set1_epi16(0x7f00);
-  const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(high, all_ones), all_ones);
-  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return (F32)_mm512_mask_mov_ps(_mm512_maskz_cvtph_ps(0xffff, half), nan, _mm512_set1_ps(from_bits(0x7fc00000u))) * 256.0f;
+  if constexpr (kType == Element::e5m2)
+    return (F32)_mm512_maskz_cvtph_ps(0xffff, _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
 #elif defined(AOEXT_AVX2)
   if constexpr (kType == Element::bf16) return (F32)((U32)_mm256_cvtepu16_epi32(load<__m128i>(p)) << 16);
   if constexpr (kType == Element::f16) return (F32)_mm256_cvtph_ps(load<__m128i>(p));
   const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
   if constexpr (kType == Element::i8) return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-  const __m128i high = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8);
-  if constexpr (kType == Element::e5m2) return (F32)_mm256_cvtph_ps(high);
-  const __m128i all_ones = _mm_set1_epi16(0x7f00);
-  const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(high, all_ones), all_ones);
-  const __m128i half = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return (F32)_mm256_cvtph_ps(_mm_or_si128(half, nan)) * 256.0f;
+  if constexpr (kType == Element::e5m2) return (F32)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8));
 #else
   if constexpr (kType == Element::bf16 || kType == Element::f16) {
     float values[kFloats];
@@ -104,11 +112,46 @@ inline F32 floats_at(const void* p) {
 #endif
 }
 
+// 8-bit values as products take them: kVectors vectors at a time, to be multiplied by kFactor; whether NaN is kept.
+template <Element kType>
+struct Values {
+  static constexpr int kVectors = 1;
+  static constexpr float kFactor = 1;
+  static void load(const void* p, F32 (&out)[kVectors]) { out[0] = floats_at<kType>(p); }
+};
+
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+template <>
+struct Values<Element::e4m3> {
+  static constexpr int kVectors = 16 / kFloats;
+  static constexpr float kFactor = 256;
+  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves(p), out); }
+  static void widen(__m256i halves, F32 (&out)[kVectors]) {
+#ifdef AOEXT_AVX512
+    out[0] = (F32)_mm512_maskz_cvtph_ps(0xffff, halves);
+#else
+    out[0] = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    out[1] = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+#endif
+  }
+};
+#endif
+
 template <Element kType, class T, float (*convert)(T)>
 inline void values_to_float(const void* source, float* out, int64_t n) {
   const T* s = static_cast<const T*>(source);
   int64_t i = 0;
-  for (; i + kFloats <= n; i += kFloats) store(out + i, floats_at<kType>(s + i));
+#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+  if constexpr (kType == Element::e4m3) {
+    using V = Values<kType>;
+    F32 v[V::kVectors];
+    for (; i + 16 <= n; i += 16) {
+      V::widen(e4m3_halves_and_nan(s + i), v);
+      for (int j = 0; j < V::kVectors; ++j) store(out + i + j * kFloats, v[j] * V::kFactor);
+    }
+  } else
+#endif
+    for (; i + kFloats <= n; i += kFloats) store(out + i, floats_at<kType>(s + i));
   for (; i < n; ++i) out[i] = convert(s[i]);
 }
 
@@ -130,13 +173,76 @@ void from_float(Element to, const float* source, void* out, int64_t n) {
   row_from_float<float, identity>(source, out, n);
 }
 
-// By way of floats in the first cache.
+#ifdef AOEXT_AVX512
+// How a float8 becomes a bfloat16 by its bits: its magnitude moves up to bfloat16's exponent, whose bias is larger by kBias;
+// subnormal magnitudes m are m · 2^kLowest, from a table; those from kSpecial on are infinite or NaN.
+template <Element kType>
+struct Float8Bits {
+  static constexpr bool kE5m2 = kType == Element::e5m2;
+  static constexpr int kShift = kE5m2 ? 5 : 4, kBias = kE5m2 ? 112 : 120, kLowest = kE5m2 ? -16 : -9;
+  static constexpr int16_t kSubnormals = kE5m2 ? 4 : 8, kSpecial = kE5m2 ? 0x7c : 0x7f;
+};
+
+template <Element kType>
+struct Float8Subnormals {
+  alignas(64) uint16_t values[32] = {};
+  constexpr Float8Subnormals() {
+    using Bits = Float8Bits<kType>;
+    for (int m = 1; m < Bits::kSubnormals; ++m) {
+      const int log2 = m >= 4 ? 2 : m >= 2 ? 1 : 0;
+      values[m] = static_cast<uint16_t>((127 + Bits::kLowest + log2) << 7 | (m << (7 - log2) & 0x7f));
+    }
+  }
+};
+
+// 32 values.
+template <Element kType>
+inline __m512i values_as_bf16(const void* p) {
+  constexpr __mmask32 kAll = ~__mmask32{0};
+  const __m256i bytes = load<__m256i>(p);
+  if constexpr (kType == Element::i8) {
+    const F32 low = floats_at<kType>(p), high = floats_at<kType>(static_cast<const char*>(p) + 16);
+    return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  } else {
+    using Bits = Float8Bits<kType>;
+    const auto all = [](int value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); };
+    const __m512i wide = _mm512_maskz_cvtepi8_epi16(kAll, bytes), magnitude = _mm512_and_si512(wide, all(0x7f));
+    const __m512i moved = _mm512_maskz_slli_epi16(kAll, magnitude, Bits::kShift);
+    const __mmask32 subnormal = _mm512_cmplt_epi16_mask(magnitude, all(Bits::kSubnormals));
+    const __mmask32 special = _mm512_cmpge_epi16_mask(magnitude, all(Bits::kSpecial));
+    const __m512i normal = _mm512_maskz_add_epi16(kAll, moved, all(Bits::kBias << 7));
+    static constexpr Float8Subnormals<kType> kSubnormals;
+    const __m512i table = load<__m512i>(kSubnormals.values);
+    const __m512i finite = _mm512_mask_permutexvar_epi16(normal, subnormal, magnitude, table);
+    const __m512i any = _mm512_mask_mov_epi16(finite, special, _mm512_or_si512(moved, all(0x7f80)));
+    return _mm512_or_si512(any, _mm512_and_si512(wide, all(0x8000)));
+  }
+}
+#endif
+
+template <Element kType>
+inline int64_t values_to_bf16([[maybe_unused]] const void* source, [[maybe_unused]] uint16_t* out, [[maybe_unused]] int64_t n) {
+  int64_t i = 0;
+#ifdef AOEXT_AVX512
+  for (; i + 32 <= n; i += 32) store(out + i, values_as_bf16<kType>(static_cast<const char*>(source) + i));
+#endif
+  return i;
+}
+
+// Values as they are where an instruction set has a way; the rest by way of floats in the first cache.
 void to_bf16(Element from, const void* source, void* out, int64_t n) {
-  uint16_t* const o = static_cast<uint16_t*>(out);
+  uint16_t* o = static_cast<uint16_t*>(out);
   if (from == Element::bf16) {
     memcpy(out, source, static_cast<size_t>(n) * 2);
     return;
   }
+  const int64_t done = from == Element::i8     ? values_to_bf16<Element::i8>(source, o, n)
+                       : from == Element::e4m3 ? values_to_bf16<Element::e4m3>(source, o, n)
+                       : from == Element::e5m2 ? values_to_bf16<Element::e5m2>(source, o, n)
+                                               : 0;
+  source = static_cast<const char*>(source) + done;  // of one byte each
+  o += done;
+  n -= done;
   constexpr int64_t kChunk = 256;
   const int64_t bytes = from == Element::f32 || from == Element::i32 ? 4 : from == Element::f16 ? 2 : 1;
   float values[kChunk];

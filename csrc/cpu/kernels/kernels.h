@@ -12,10 +12,8 @@ namespace aoext::cpu {
 // Elements in memory that kernels read or write.
 enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32 };
 
-// Weight rows that a thread takes at a time, a 64-byte line of 16-bit scales, and of those that a block and a tile of products
-// have.
+// Weight rows that a thread takes at a time, a 64-byte line of 16-bit scales, and of those that a tile of products has.
 constexpr int kTile = 32;
-constexpr int kBlockRows = 16;
 constexpr int kTileRows = 4;
 
 // Rows that kernels multiply are padded with zeros to a multiple of this many elements.
@@ -34,7 +32,9 @@ struct Int4Row {
 // Products of one kind: an operand is what an instruction multiplies.
 struct Tiles {
   int64_t operand_bytes;
-  int64_t depth;  // of a block of weights along K, a multiple of kPad
+  int64_t rows;      // of a block of weights; they divide kTile
+  int64_t depth;     // of a block along K, a multiple of kPad
+  int64_t together;  // rows of x that lie interleaved, 4 bytes of each in turn
 
   // n elements as operands, padded; `inputs` returns what their sums start with, int32 bits where products are int8's.
   int32_t (*inputs)(Element from, const void* source, int64_t n, void* out);
@@ -42,7 +42,8 @@ struct Tiles {
   void (*weights_int4)(const Int4Row& row, int64_t begin, int64_t n, void* out);  // elements [begin, begin + n)
 
   // acc[m][n] += Σ x[m][k] · w[n][k], k < K <= depth (padded), in rows of kTile sums: float, or int32 where products are int8's.
-  // Rows of w and of x are `depth` operands apart; N is a multiple of kTileRows.
+  // Rows of w, and lots of rows of x that lie together, are `depth` operands a row apart. N is a multiple of kTileRows; sums
+  // between it and `rows` may change, and what stands there in w and after the last row of x may be anything.
   void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
 };
 
@@ -96,6 +97,7 @@ struct Kernels {
   float (*quantize_row)(Element from, const void* row, int64_t n, Element to, float quantized_max, void* out);
 };
 
+const Kernels& kernels_amx();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avx2();
 const Kernels& kernels_portable();

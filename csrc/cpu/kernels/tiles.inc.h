@@ -2,8 +2,8 @@
 //
 // Rows of both operands lie as they are multiplied ("operands"), so nothing is transposed. A step loads kTileRows + C vectors
 // for kTileRows · C multiply-adds, C rows of x, which leaves the loads idle half of the time; the sums of a tile are added up
-// over their lanes once a block, 17 instructions for four. Blocks of weights are kBlockRows rows of `depth` operands: 16 to 24
-// KB, which stay in the first cache while all rows of x go past.
+// over their lanes once a block, 17 instructions for four. Blocks of weights are 16 rows of `depth` operands, 16 to 24 KB, which
+// stay in the first cache while all rows of x go past. (AMX: amx.inc.h)
 //
 //   product   operands              a multiply-add          lanes   C
 //   f32       float                 fma                     4–16    4 with AVX-512, 3 with 16 registers
@@ -214,23 +214,29 @@ int32_t weights_i8(Element, const void* source, int64_t n, void* out) {
 constexpr int64_t kDepthF32 = AOEXT_DEPTH, kDepthI8 = AOEXT_DEPTH * 4 / static_cast<int64_t>(sizeof(ProductI8::Operand));
 static_assert(sizeof(ProductI8::Operand) < 4 || kDepthI8 <= 1024, "sums of int8 in floats are exact");
 
+constexpr int64_t kBlockRows = 16;
 constexpr Tiles kTilesF32{sizeof(float),
+                          kBlockRows,
                           kDepthF32,
+                          1,
                           operands<Element::f32, float>,
                           operands<Element::f32, float>,
                           operands_of_int4<Element::f32, float>,
                           multiply<ProductF32, kDepthF32>};
-constexpr Tiles kTilesI8{sizeof(ProductI8::Operand), kDepthI8, inputs_i8, weights_i8, nullptr, multiply<ProductI8, kDepthI8>};
-#ifdef AOEXT_AVX512
+constexpr Tiles kTilesI8{sizeof(ProductI8::Operand),   kBlockRows, kDepthI8, 1, inputs_i8, weights_i8, nullptr,
+                         multiply<ProductI8, kDepthI8>};
+#if defined(AOEXT_AVX512) && !defined(AOEXT_AMX)
 constexpr int64_t kDepthBf16 = AOEXT_DEPTH * 2;
 constexpr Tiles kTilesBf16{sizeof(uint16_t),
+                           kBlockRows,
                            kDepthBf16,
+                           1,
                            operands<Element::bf16, uint16_t>,
                            operands<Element::bf16, uint16_t>,
                            operands_of_int4<Element::bf16, uint16_t>,
                            multiply<ProductBf16, kDepthBf16>};
 constexpr const Tiles* kBf16 = &kTilesBf16;
-#else
+#elif !defined(AOEXT_AMX)
 constexpr const Tiles* kBf16 = nullptr;
 #endif
 
