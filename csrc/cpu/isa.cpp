@@ -28,26 +28,32 @@ bool has_avx512_features() {
          __builtin_cpu_supports("avx512bf16");
 }
 
-// Linux lets a process use AMX's registers once it has asked.
 bool has_amx_features() {
+  return has_avx512_features() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         __builtin_cpu_supports("amx-int8");
+}
+
+// Linux lets a process use AMX's registers once it has asked.
+bool may_use_amx() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return has_avx512_features() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-         __builtin_cpu_supports("amx-int8") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return has_amx_features() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif
 }
 #endif
 
-// Best first.
+// Best first. The last only for who asks for it: it has been checked with its instructions emulated, not on a CPU that has them.
 const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
-    {kernels_amx, has_amx_features},
     {kernels_avx512, has_avx512_features},
     {kernels_avx2, has_avx2_features},
 #endif
     {kernels_portable, [] { return true; }},
+#ifdef __x86_64__
+    {kernels_amx, may_use_amx},
+#endif
 };
 
 const Kernels& choose() {
@@ -68,6 +74,16 @@ std::string usable_instruction_sets() {
     if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.kernels().name);
   return names;
 }
+
+bool beside_amx() {
+#ifdef __x86_64__
+  return has_avx512() && has_amx_features();
+#else
+  return false;
+#endif
+}
+
+const Tiles& tiles_of_bf16() { return kernels().bf16 != nullptr && !beside_amx() ? *kernels().bf16 : *kernels().f32; }
 
 const Kernels& kernels() {
   static const Kernels& chosen = choose();

@@ -18,7 +18,11 @@ inline bool has_avx512() { return &kernels() == &kernels_avx512(); }
 
 inline bool has_amx() { return &kernels() == &kernels_amx(); }
 
-// What multiplies operands of bfloat16.
-inline const Tiles& tiles_of_bf16() { return kernels().bf16 != nullptr ? *kernels().bf16 : *kernels().f32; }
+// Whether ATen's matrix products may use AMX where ours use AVX-512.
+bool beside_amx();
+
+// What multiplies operands of bfloat16 the faster: CPUs with AMX take longer for AVX-512's products of bfloat16 than for
+// float32's.
+const Tiles& tiles_of_bf16();
 
 }  // namespace aoext::cpu

@@ -20,6 +20,7 @@ struct Most {
 Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
   if (has_amx()) return {4, 4, 4, 2, 8, 64, 8};
+  if (beside_amx()) return {4, 4, 16, 12, 8, 16, 8};
   if (has_avx512()) return {4, 4, 4, 4, 8, 64, 64};
   if (&kernels() == &kernels_avx2()) return {4, 2, 8, 4, 64, kAlways, kAlways};
   return {0, 2, 0, 0, 0, kAlways, kAlways};
@@ -41,7 +42,8 @@ Plan plan_products(const LinearProblem& p) {
   if (kernels().bf16 == nullptr || p.input == ScalarType::Half || p.input == ScalarType::Float) return tiles(ScalarType::Float);
   // A panel's product is rounded to bfloat16 by ATen: the scales of float8's rows would then round it again.
   const bool rounds_once = p.output == ScalarType::BFloat16 && p.input == ScalarType::BFloat16;
-  return rounds_once && p.M > most().bfloat16 ? panel(ScalarType::BFloat16, p) : tiles(ScalarType::BFloat16);
+  if (rounds_once && p.M > most().bfloat16) return panel(ScalarType::BFloat16, p);
+  return tiles(&tiles_of_bf16() == kernels().bf16 ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
 }  // namespace
