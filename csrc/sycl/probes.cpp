@@ -189,8 +189,8 @@ void add_int4pack(std::vector<Probe>& probes, Draw& draw) {
   for (const int64_t inner_k_tiles : {2, 4, 8}) {
     constexpr int64_t N = 40, K = 640, group_size = 64;
     const Tensor bytes = draw.bytes({N, K / 2});
-    const Tensor weight = call("aten::view", "", call("aten::view", "dtype", bytes, ScalarType::Int),
-                               std::vector<int64_t>{N / 8, K / (16 * inner_k_tiles), 32, inner_k_tiles / 2});
+    const Tensor words = call("aten::view", "dtype", bytes, ScalarType::Int);
+    const Tensor weight = aten::reshape(words, {N / 8, K / (16 * inner_k_tiles), 32, inner_k_tiles / 2});
     const Tensor scales = aten::stack_last(draw.positive({K / group_size, N}, ScalarType::BFloat16),
                                            draw.normal({K / group_size, N}, ScalarType::BFloat16));
     for (const int64_t M : {1, 3, 9}) {
