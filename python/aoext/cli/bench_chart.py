@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aoext.cli import charts
 from aoext.cli.bench_run import Point, sections
+from aoext.cli.report import in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +42,7 @@ def draw(points: Sequence[Point], path: Path, footer: str) -> None:
                 _panel(axes, panel)
             first = row[0][0]
             group = "" if first.group_size is None else f", group {first.group_size}"
-            label = f"{first.operator}\n{first.format}{group}, {first.threads} threads"
+            label = f"{first.operator}\n{first.format}{group}, {in_words(first.threads)}"
             axes_row[0].set_ylabel(label, fontsize=8, fontweight="bold")
         handles = {
             label: handle

@@ -12,7 +12,7 @@ from rich.text import Text
 from aoext.cli.bench_run import Point, Settings
 from aoext.cli.ceilings import Ceilings
 from aoext.cli.floor_view import Geomean, geomeans, read_table
-from aoext.cli.report import grid
+from aoext.cli.report import grid, in_words
 from aoext.cli.subjects import Subject
 from aoext.packing import dtype_name
 
@@ -39,7 +39,7 @@ def reached(ceilings: Mapping[int, Ceilings]) -> str:
 
 def _with(threads: int, all_counts: Collection[int]) -> str:
     """The number of threads, said where there are several."""
-    return f", {threads} threads" if len(all_counts) > 1 else ""
+    return f", {in_words(threads)}" if len(all_counts) > 1 else ""
 
 
 def table(

@@ -8,10 +8,11 @@ from itertools import groupby
 from statistics import geometric_mean
 
 from rich.table import Table
+from rich.text import Text
 
 from aoext.cli.bench_run import CANDIDATES, Kind, Point, sections
 from aoext.cli.ceilings import Ceilings
-from aoext.cli.report import grid
+from aoext.cli.report import grid, in_words
 
 OTHERS = ("linear", "torch")
 
@@ -95,8 +96,7 @@ def summary(threads: int, points: Sequence[Point], ceilings: Mapping[int, Ceilin
     own = [point for point in points if point.threads == threads]
     means = geomeans(own, ceilings)
     table = grid(
-        f"{threads} threads, geomean over the shapes; read floor: what no cache holds, "
-        f"at {ceilings[threads].read_gb_per_s:.1f} GB/s"
+        f"{in_words(threads)}, geomean over the shapes; reads: {ceilings[threads].read_gb_per_s:.1f} GB/s"
     )
     table.add_column("", no_wrap=True)
     table.add_column("M", no_wrap=True)
@@ -111,7 +111,7 @@ def summary(threads: int, points: Sequence[Point], ceilings: Mapping[int, Ceilin
             cells = [value(by_rows[M]) if M in by_rows else None for M in rows]
             if any(cell is not None for cell in cells):
                 unit = "×" if label.startswith("vs") else ""
-                table.add_row(name, label, *(_number(cell, unit) for cell in cells))
+                table.add_row(Text(name), label, *(_number(cell, unit) for cell in cells))
                 name = ""
     return table
 
@@ -132,7 +132,7 @@ def _inverse(value: float | None) -> float | None:
 
 
 def _number(value: float | None, unit: str = "") -> str:
-    return "–" if value is None else f"{value:.{2 if value < 10 else 1}f}{unit}"
+    return "–" if value is None else f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
 
 
 def read_table(ceilings: Ceilings) -> str:

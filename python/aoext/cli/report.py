@@ -40,11 +40,15 @@ def environment(device: Device) -> dict[str, Any]:
 def summary_line(environment: Mapping[str, Any], threads: Sequence[int] = ()) -> str:
     """The environment in one line; `threads` where they were not torch's choice."""
     device = environment["device"]
-    counts = " and ".join(map(str, threads or [device["threads"]]))
     return (
         f"aoext {environment['aoext']}, torch {environment['torch']}, {device['type']}: {device['name']}, "
-        f"{device['instruction_set']}, {counts} threads"
+        f"{device['instruction_set']}, {in_words(*(threads or [device['threads']]))}"
     )
+
+
+def in_words(*threads: int) -> str:
+    """Numbers of threads."""
+    return f"{' and '.join(map(str, threads))} thread{'' if threads == (1,) else 's'}"
 
 
 def console() -> Console:
