@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import re
@@ -17,9 +18,19 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
+from rich.table import Table
 
 import aoext.cli
-from aoext.cli import bench_defaults, ceilings, cuda_read, demo_run, floor_chart, floor_view, verify
+from aoext.cli import (
+    bench_defaults,
+    bench_view,
+    ceilings,
+    cuda_read,
+    demo_run,
+    floor_chart,
+    floor_view,
+    verify,
+)
 from aoext.cli.bench import OPERATORS
 from aoext.cli.bench_run import Point, Settings
 from aoext.cli.ceilings import Ceilings
@@ -29,6 +40,7 @@ from aoext.cli.demo_run import SCHEMES
 from aoext.cli.devices import CPU, CUDA, MIB
 from aoext.cli.peers import PEERS
 from aoext.cli.pool import Pool
+from aoext.cli.report import WIDTH
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B
 from aoext.cli.subjects import SUBJECTS, Problem
 from aoext.cli.timing import interleaved
@@ -68,6 +80,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return succeed("demo", *small, "--output-dir", folder), folder
 
 
+def figures_of(scheme: str, output: str) -> str:
+    """The line of the demo's first table that is about a scheme."""
+    return next(line for line in output.splitlines() if line.startswith(f"{scheme} "))
+
+
 def test_demo_measures_every_scheme(demo: tuple[str, Path]) -> None:
     output, folder = demo
     content = json.loads((folder / "demo.json").read_text())
@@ -93,6 +110,7 @@ def test_demo_measures_every_scheme(demo: tuple[str, Path]) -> None:
             assert scheme[f"{kind}_tokens_per_s"] == pytest.approx(speed)
             ratio = base[f"{kind}_seconds"] / scheme[f"{kind}_seconds"]
             assert scheme[f"{kind}_speedup"] == pytest.approx(ratio)
+            assert name == "bf16" or f"{ratio:.2f}×" in figures_of(name, output)
             assert 0 < ratio < math.inf
 
 
@@ -109,12 +127,21 @@ def test_demo_output_fits_a_page_when_piped(demo: tuple[str, Path]) -> None:
     assert "\x1b" not in output
 
 
+@pytest.fixture
+def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings that are quick to measure, and no ceilings."""
+    monkeypatch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
+    monkeypatch.setattr(ceilings, "CHUNK", 2 * MIB)
+    monkeypatch.setattr(ceilings, "GEMM_SIZES", (64,))
+    monkeypatch.setattr(ceilings, "SECONDS", 0.01)
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """The output, JSON and chart of a small run over every operator."""
     folder = tmp_path_factory.mktemp("bench")
     every = [part for operator in OPERATORS for part in ("--operator", operator)]
-    tiny = ("--shape", "256x128", "--shape", "64x192", "--group-size", 64, "--m", "1,9")
+    tiny = ("--shape", "256x128", "--shape", "64x192", "--group-size", "64,32", "--m", "1,9", "--generic")
     fast = ("--quick", "--seconds", 0.002, "--pool-mb", 2, "--seed", 5)
     files = ("--json", folder / "b.json", "--plot", folder / "b.png")
     output = succeed("bench", *every, *tiny, *fast, *files)
@@ -123,7 +150,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
 
 def test_bench_times_every_operator(bench: tuple[str, dict[str, Any], Path]) -> None:
     output, content, chart = bench
-    assert content["schema"] == "aoext.bench/1"
+    assert content["schema"] == "aoext.bench/2"
     assert content["settings"]["seed"] == 5
     assert "seed 5" in output
     assert_environment(content)
@@ -144,14 +171,17 @@ def test_bench_counts_bytes_and_operations(bench: tuple[str, dict[str, Any], Pat
     (point,) = (
         point
         for point in content["results"]
-        if point["operator"] == "bf16i4bf16_rowwise" and (point["M"], point["N"]) == (9, 256)
+        if point["operator"] == "bf16i4bf16_rowwise"
+        and (point["M"], point["N"], point["group_size"]) == (9, 256, 64)
     )
     M, N, K, groups = 9, 256, 128, 2
-    assert point["bytes"] == 2 * M * K + N * K // 2 + 2 * 2 * groups * N + 2 * M * N
+    weight = N * K // 2 + 2 * 2 * groups * N
+    assert point["bytes_from_memory"] == weight
+    assert point["bytes"] == 2 * M * K + weight + 2 * M * N
     assert point["flop"] == 2 * M * N * K
     rate = point["bytes"] / point["seconds"]["aoext"] / 1e9
     assert point["gb_per_s"] == pytest.approx(rate)
-    ceilings = content["ceilings"]
+    (ceilings,) = content["ceilings"]
     assert point["of_read_ceiling"] == pytest.approx(rate / ceilings["read_gb_per_s"])
     rate = point["flop"] / point["seconds"]["aoext"] / 1e9
     assert point["of_gemm_ceiling"] == pytest.approx(rate / ceilings["gemm_gflop_per_s"])
@@ -160,8 +190,10 @@ def test_bench_counts_bytes_and_operations(bench: tuple[str, dict[str, Any], Pat
 def test_bench_holds_results_against_the_floor(bench: tuple[str, dict[str, Any], Path]) -> None:
     _, content, _ = bench
     assert content["settings"]["statistic"] == "fastest"
-    ceilings = content["ceilings"]
+    (ceilings,) = content["ceilings"]
     for point in content["results"]:
+        weight = point["bytes_from_memory"] / ceilings["read_gb_per_s"] / 1e9
+        assert point["times_read_floor"] == pytest.approx(point["seconds"]["aoext"] / weight)
         read = point["bytes"] / ceilings["read_gb_per_s"] / 1e9
         # That of products in bfloat16, which 8-bit products need not obey: theirs is not measured here.
         flop = point["flop"] if point["operator"].startswith(("bf16", "weight_int4")) else 0
@@ -169,8 +201,12 @@ def test_bench_holds_results_against_the_floor(bench: tuple[str, dict[str, Any],
         assert point["floor_seconds"] == pytest.approx(floor)
         for name, seconds in point["seconds"].items():
             assert point["times_floor"][name] == pytest.approx(seconds / floor)
-    (mean,) = (m for m in content["geomean"] if (m["operator"], m["M"]) == ("bf16i4bf16_rowwise", 9))
-    own = [p for p in content["results"] if (p["operator"], p["M"]) == ("bf16i4bf16_rowwise", 9)]
+
+    def chosen(entry: dict[str, Any]) -> bool:
+        return (entry["operator"], entry["M"], entry["group_size"]) == ("bf16i4bf16_rowwise", 9, 32)
+
+    (mean,) = filter(chosen, content["geomean"])
+    own = list(filter(chosen, content["results"]))
     assert len(own) == 2
     product = math.prod(p["times_floor"]["aoext"] for p in own)
     assert mean["times_floor"]["aoext"] == pytest.approx(math.sqrt(product))
@@ -189,31 +225,127 @@ def test_reads_are_interpolated_between_measured_sizes() -> None:
     assert rate_alone.reading(10**6) == pytest.approx(1e-6)
 
 
+def known_point(M: int, N: int, K: int, **more: Any) -> Point:
+    """A point of int4 in groups of 128 with one thread, where nothing else is said."""
+    about = {
+        "operator": "bf16i4bf16_rowwise",
+        "format": "int4",
+        "group_size": 128,
+        "threads": 1,
+        "layer": "",
+        "plan": "a plan",
+        "peer": "a peer",
+        "peer_is_floor": False,
+        "bytes": 10**6,
+        "bytes_from_memory": 10**6,
+        "flop": 2 * M * N * K,
+        "floor_flop": 0,
+        "floor_flop8": 0,
+    }
+    return Point(M=M, N=N, K=K, **(about | more))
+
+
 def floor_points() -> list[Point]:
     """As measured on a GPU: 8 shapes, torch's operator missing at the last one."""
     points = []
     for shape in LLAMA_3_8B_AND_70B:
         for M in (1, 64):
             size, flop = shape.N * shape.K // 2, 2 * M * shape.N * shape.K
-            place = (M, shape.N, shape.K, 128, shape.layer)
-            point = Point("bf16i4bf16_rowwise", "int4", *place, "a plan", "a peer", size, flop, flop, 0)
+            point = known_point(M, shape.N, shape.K, bytes=size, bytes_from_memory=size, floor_flop=flop)
             point.seconds = {"aoext": 2e-5, "linear": 4e-5, "torch": 5e-5}
             points.append(point)
     del points[-1].seconds["torch"]
     return points
 
 
+def printed(table: Table) -> str:
+    """As it stands on a page."""
+    out = Console(width=WIDTH, record=True, file=io.StringIO())
+    out.print(table)
+    return out.export_text()
+
+
+def lines_below(text: str, name: str) -> dict[str, list[str]]:
+    """The cells of a summary's lines for one name, by their labels."""
+    lines = iter([line[1:] for line in text.splitlines()])  # without the space at the edge
+    first = next(line for line in lines if line.startswith(f"{name} "))
+    found = [first.removeprefix(name)]
+    for line in lines:
+        if not line.strip() or not line.startswith(" " * len(name)):
+            break
+        found.append(line)
+    labels = ("÷ read floor", "÷ a copy", "vs linear", "vs torch")
+    starts = [(next(label for label in labels if label in line), line) for line in found]
+    return {label: line.partition(label)[2].split() for label, line in starts}
+
+
+def test_summary_is_of_known_points() -> None:
+    # 10 GB/s with one thread, 20 with two; 1 MB takes 100 and 50 µs to read.
+    ceilings = {threads: Ceilings(10.0 * threads, "", 1e6, "") for threads in (1, 2)}
+    points = []
+    for threads in (1, 2):
+        for M in (1, 4, 8):
+            for group_size, factor in ((128, 1.0), (32, 2.0)):
+                for N, own in ((4096, 2e-4), (14336, 8e-4)):  # geomean 4e-4
+                    place = {"group_size": group_size, "threads": threads}
+                    point = known_point(M, N, 4096, **place)
+                    own_seconds = own * factor * M / threads
+                    point.seconds = {
+                        "aoext": own_seconds,
+                        "linear": 3 * own_seconds,
+                        "torch": own_seconds / 2,
+                    }
+                    points.append(point)
+        quantize = {"operator": "quantize_rowwise", "format": "int8", "group_size": None}
+        copy = {"peer": "a copy", "peer_is_floor": True, "flop": 0, "threads": threads}
+        point = known_point(8, 0, 4096, **quantize, **copy)
+        point.seconds = {"aoext": 1.3e-3 * threads, "torch": 1e-3}
+        points.append(point)
+
+    for threads in (1, 2):  # twice as many take half the time, and so does the floor
+        text = printed(floor_view.summary(threads, points, ceilings))
+        assert text.startswith("1 thread, " if threads == 1 else "2 threads, ")
+        assert f"{10 * threads}.0 GB/s" in text
+        for name, factor in (("group size 128", 1.0), ("group size 32", 2.0)):
+            lines = lines_below(text, f"bf16i4bf16_rowwise, {name}")
+            few = [f"{4 * factor:.2f}", f"{16 * factor:.1f}"]
+            assert lines == {
+                "÷ read floor": [*few, "–"],  # with 8 rows memory need not bind
+                "vs linear": 3 * ["3.00×"],
+                "vs torch": 3 * ["0.50×"],
+            }
+        assert lines_below(text, "quantize_rowwise [int8]") == {
+            "÷ a copy": ["–", "–", f"{1.3 * threads:.2f}"]
+        }
+        assert max(map(len, text.splitlines())) <= WIDTH
+
+    slower = bench_view.slower(points, "torch")
+    assert len(slower) == 24  # all but the copies, which are floors
+    assert "2 threads" in "".join(slower)
+
+
+def test_summary_of_all_operators_fits_a_page() -> None:
+    ceilings = {1: Ceilings(10.0, "", 1e6, "")}
+    points = []
+    for subject, M in itertools.product(SUBJECTS, bench_defaults.DEFAULTS["cpu"].rows):
+        kind = {"operator": subject.operator, "format": subject.format}
+        point = known_point(M, 64, 64, **kind, group_size=128 if subject.grouped else None)
+        point.seconds = {"aoext": 1e-3, "linear": 0.0123, "torch": 0.1234}
+        points.append(point)
+    text = printed(floor_view.summary(1, points, ceilings))
+    assert "…" not in text
+    for subject in SUBJECTS:
+        assert f"\n {subject.name}" in text
+
+
 def test_floors_are_shown_over_all_shapes(tmp_path: Path) -> None:
-    by_size = Ceilings(4600.0, "", 8e5, "", {10**6: 2e-6, 10**9: 2.2e-4})
+    by_size = {1: Ceilings(4600.0, "", 8e5, "", {10**6: 2e-6, 10**9: 2.2e-4})}
     points = floor_points()
     first, last = floor_view.geomeans(points, by_size)
     assert (first.M, last.M) == (1, 64)
     assert first.speedup == pytest.approx({"linear": 2.0, "torch": 2.5})
     assert last.least_speedup == pytest.approx({"linear": 2.0})
-    subject = next(s for s in SUBJECTS if s.operator == "bf16i4bf16_rowwise")
-    out = Console(width=118, record=True, file=io.StringIO())
-    out.print(floor_view.summary(subject, points, by_size))
-    text = out.export_text()
+    text = printed(floor_view.at_each_shape(points, by_size))
     for shape in LLAMA_3_8B_AND_70B:
         assert str(shape.N) in text
         assert f"x{shape.K}" in text
@@ -230,7 +362,7 @@ def test_default_rows_keep_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     (int4,) = (s for s in SUBJECTS if s.operator == "bf16i4bf16_rowwise")
     device = CUDA(torch.device("cuda"))  # nothing is asked of it
     settings = Settings(
-        device, [int4], own.shapes, own.rows, torch.bfloat16, 128, 0, own.seconds, 350 * 10**6, True
+        device, [int4], own.shapes, own.rows, torch.bfloat16, (128,), (1,), 0, own.seconds, 350 * 10**6, True
     )
     assert bench_defaults.estimate(settings) < 60 * own.minutes  # one operator at all M
     assert bench_defaults.within(settings, own.minutes) == settings
@@ -246,8 +378,62 @@ def test_bench_leaves_out_rows_and_says_so(tmp_path: Path) -> None:
     tiny = ("--operator", "int8_mm", "--shape", "32x32", "--seconds", 0.001, "--pool-mb", 1)
     files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
     output = succeed("bench", *tiny, *files, "--minutes", 0.001)
-    assert "left out to keep to the time: M = 4, 16, 32, 128, 512" in output
+    assert "left out to keep to the time: M = 2, 4, 8, 16, 32, 128, 512, 2048" in output
     assert {point["M"] for point in json.loads((tmp_path / "b.json").read_text())["results"]} == {1}
+
+
+@pytest.mark.usefixtures("quick_ceilings")
+def test_bench_measures_each_group_size_with_each_number_of_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    operators = ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "scaled_mm_rowwise", "quantize_rowwise")
+    chosen = [part for operator in operators for part in ("--operator", operator)]
+    tiny = ("--format", "int4", "--format", "int8", "--shape", "64x128", "--m", "1,9", "--pool-mb", 1)
+    lists = ("--threads", "2,1", "--group-size", "64,32", "--seconds", 0.001)
+    files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
+    output = succeed("bench", *chosen, *tiny, *lists, *files)
+    assert torch.get_num_threads() == before
+    content = json.loads((tmp_path / "b.json").read_text())
+    assert content["settings"]["threads"] == [2, 1]
+    assert content["settings"]["group_sizes"] == [64, 32]
+    assert [reached["threads"] for reached in content["ceilings"]] == [2, 1]
+    places = [(p["operator"], p["group_size"], p["threads"], p["M"]) for p in content["results"]]
+    groups = {"bf16i4bf16_rowwise": (64, 32)}
+    assert sorted(places, key=str) == sorted(
+        (
+            (operator, group, threads, M)
+            for operator in operators
+            for group in groups.get(operator, (None,))
+            for threads in (1, 2)
+            for M in (1, 9)
+        ),
+        key=str,
+    )
+    means = [(m["operator"], m["group_size"], m["threads"], m["M"]) for m in content["geomean"]]
+    assert sorted(means, key=str) == sorted(places, key=str)
+    for text in ("2 threads, geomean over the shapes", "1 thread, geomean over the shapes"):
+        assert output.count(text) == 1
+    assert "bf16i4bf16_rowwise, group size 32, 2 threads; F.linear in bfloat16" in output
+    assert_png(tmp_path / "b.png")
+
+    rates = {reached["threads"]: reached["read_gb_per_s"] for reached in content["ceilings"]}
+    for point in content["results"]:
+        floor = point["bytes_from_memory"] / rates[point["threads"]] / 1e9
+        assert point["times_read_floor"] == pytest.approx(point["seconds"]["aoext"] / floor)
+        if point["operator"] == "scaled_mm_rowwise":
+            assert point["peer"] == "_int_mm alone"
+            assert point["bytes_from_memory"] == 64 * 128 + 4 * 64 + 2 * 64  # weight, scales, bias
+            if "torch" not in point["missing"]:
+                assert point["errors"]["torch"] < 1e-2  # with the scales and the bias that it leaves out
+        if point["operator"] == "quantize_rowwise":
+            assert point["peer_is_floor"]
+            assert {"aoext", "torch"} <= set(point["seconds"])
+
+
+def test_cpu_defaults_are_what_the_goals_are_stated_in() -> None:
+    own = bench_defaults.defaults(CPU(torch.device("cpu")))
+    assert [(shape.N, shape.K) for shape in own.shapes] == [(4096, 4096), (14336, 4096), (4096, 14336)]
+    assert (tuple(own.group_sizes), tuple(own.threads)) == ((128, 32), (1, 2))
+    assert tuple(own.rows) == (1, 2, 4, 8, 16, 32, 128, 512, 2048)
 
 
 def test_bench_says_why_a_peer_is_missing(bench: tuple[str, dict[str, Any], Path]) -> None:
@@ -269,8 +455,9 @@ def test_bench_runs_on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     output = succeed("bench", "--device", "cuda", "--operator", "bf16i4bf16_rowwise", *tiny, *files)
     content = json.loads((tmp_path / "b.json").read_text())
     assert content["settings"]["statistic"] == "median"
-    assert list(content["ceilings"]["read_seconds"]) == ["1000000", "4000000", "16000000"]
-    assert "sum of int32" not in content["ceilings"]["read_by"]
+    (reached,) = content["ceilings"]
+    assert list(reached["read_seconds"]) == ["1000000", "4000000", "16000000"]
+    assert "sum of int32" not in reached["read_by"]
     for point in content["results"]:
         assert {"aoext", "linear", "torch"} == set(point["seconds"])
         assert set(point["clocks"].values()) == {"graph replays"}
@@ -296,15 +483,6 @@ def test_a_candidate_that_cannot_be_captured_is_timed_by_events() -> None:
 
 
 on_xpu = pytest.mark.skipif(not torch.xpu.is_available(), reason="no XPU, real or simulated")
-
-
-@pytest.fixture
-def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ceilings that are quick to measure, and no ceilings."""
-    monkeypatch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
-    monkeypatch.setattr(ceilings, "CHUNK", 2 * MIB)
-    monkeypatch.setattr(ceilings, "GEMM_SIZES", (64,))
-    monkeypatch.setattr(ceilings, "SECONDS", 0.01)
 
 
 @on_xpu
@@ -395,7 +573,10 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["bench", "--operator", "int8_mm", "--format", "int4"],
         "no operator of int8_mm has the format int4",
     ),
-    "group size that does not divide": (["bench", "--group-size", "100"], "a multiple of"),
+    "group size that does not divide": (["bench", "--group-size", "128,100"], "a multiple of"),
+    "group size of zero": (["bench", "--group-size", "128,0"], "'128,0' is not a list of positive integers"),
+    "no number of threads": (["bench", "--threads", "1,two"], "'1,two' is not a list of positive integers"),
+    "empty list of threads": (["bench", "--threads", ""], "is not a list of positive integers"),
     "no command": (["nope"], "No such command"),
 }
 

@@ -43,7 +43,7 @@ def test_report_holds_all_that_it_promises(device: torch.device, tmp_path: Path)
     assert result.exit_code == 0, result.output
     text, content = read(tmp_path / "out")
 
-    assert content["schema"] == "aoext.report/1"
+    assert content["schema"] == "aoext.report/2"
     assert content["passed"]
     assert content["problems"] == []
     assert content["environment"]["aoext"] == aoext.__version__
@@ -66,11 +66,14 @@ def test_report_holds_all_that_it_promises(device: torch.device, tmp_path: Path)
         assert all(plan.strip() for plan in choice["plans"].values())
 
     bench = content["bench"]
-    assert bench["schema"] == "aoext.bench/1"
+    assert bench["schema"] == "aoext.bench/2"
     assert bench["settings"]["seed"] == 7
     assert list(dict.fromkeys((p["operator"], p["format"]) for p in bench["results"])) == timed
+    (reached,) = bench["ceilings"]
+    read_seconds = {int(size): seconds for size, seconds in reached["read_seconds"].items()}
+    known = ceilings.Ceilings(reached["read_gb_per_s"], "", 1.0, "", read_seconds)
     for point in bench["results"]:
-        floor = point["bytes"] / bench["ceilings"]["read_gb_per_s"] / 1e9
+        floor = known.reading(point["bytes_from_memory"])
         assert point["times_read_floor"] == pytest.approx(point["seconds"]["aoext"] / floor)
         assert ("linear" in point["speedup"]) == (
             point["M"] is not None and "quantize" not in point["operator"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 from aoext.cli import bench_chart, bench_view, floor_chart, floor_view
 from aoext.cli.bench_defaults import DEFAULTS, QUICK_ROWS, defaults, estimate, within
-from aoext.cli.bench_run import Bench, Point, Settings, count_points
+from aoext.cli.bench_run import Bench, Point, Settings, count_points, sections
 from aoext.cli.ceilings import Ceilings, measure_ceilings
 from aoext.cli.devices import Device
 from aoext.cli.options import CHART_FILE, JSON_FILE, CountsType, DeviceType, ShapeType
@@ -30,7 +30,7 @@ from aoext.packing import FLOAT_DTYPES, dtype_name
 # How many slow points are listed below the tables.
 MOST_LISTED = 12
 
-ON_CUDA = DEFAULTS["cuda"]
+ON_CPU, ON_CUDA = DEFAULTS["cpu"], DEFAULTS["cuda"]
 
 DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 OPERATORS = list(dict.fromkeys(subject.operator for subject in SUBJECTS))
@@ -48,12 +48,13 @@ def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subjec
 
 
 def _check_sizes(
-    subjects: list[Subject], shapes: tuple[Shape, ...], group_size: int, dtype: torch.dtype
+    subjects: list[Subject], shapes: Sequence[Shape], group_sizes: Sequence[int], dtype: torch.dtype
 ) -> list[Subject]:
-    """The subjects that serve all shapes; an error where none does, or where a size is wrong."""
-    serving = [s for s in subjects if all(s.serves(Problem(1, n.N, n.K, group_size, dtype)) for n in shapes)]
+    """The subjects that serve all of these; an error where none does, or where a size is wrong."""
+    weights = list(itertools.product(shapes, group_sizes))
+    serving = [s for s in subjects if all(s.serves(Problem(1, n.N, n.K, g, dtype)) for n, g in weights)]
     for subject in serving or subjects:
-        for shape in shapes:
+        for shape, group_size in weights:
             if subject.grouped and (shape.K % 2 or shape.K % group_size):
                 raise click.UsageError(
                     f"{subject.operator} needs K even and a multiple of the group size {group_size}, "
@@ -61,20 +62,14 @@ def _check_sizes(
                 )
     if not serving:
         raise click.UsageError(
-            f"{', '.join(s.operator for s in subjects)}: cannot take a weight {shapes[0]} in groups of "
-            f"{group_size} with {dtype_name(dtype)}"
+            f"{_listed(s.operator for s in subjects)}: cannot take weights of {_listed(shapes)} in groups "
+            f"of {_listed(group_sizes)} with {dtype_name(dtype)}"
         )
     return serving
 
 
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 @click.command()
@@ -98,16 +93,16 @@ def _threads(count: int | None) -> Iterator[None]:
     "shapes",
     multiple=True,
     type=ShapeType(),
-    help=f"Shape of the weight; can be repeated. Default: the linear layers of Llama 3 8B; on cuda "
-    f"{ON_CUDA.shapes_are}.",
+    help=f"Shape of the weight; can be repeated. Default on cpu: {_listed(ON_CPU.shapes)}; on cuda "
+    f"{ON_CUDA.shapes_are}; else those of Llama 3 8B.",
 )
 @click.option(
     "--m",
     "rows",
     type=CountsType(),
     metavar="M,M,…",
-    help=f"Rows of the input. Default: 1,4,16,32,128,512; on cuda "
-    f"{','.join(map(str, sorted(ON_CUDA.rows)))}, or as many of them as --minutes allows.",
+    help=f"Rows of the input. Default on cpu: {_listed(ON_CPU.rows)}; on cuda "
+    f"{_listed(sorted(ON_CUDA.rows))}, or as many of them as --minutes allows; else 1, 4, 16, 32, 128, 512.",
 )
 @click.option(
     "--minutes",
@@ -122,8 +117,20 @@ def _threads(count: int | None) -> Iterator[None]:
     show_default=True,
     help="Of inputs and results in high precision.",
 )
-@click.option("--group-size", type=click.IntRange(min=1), default=128, show_default=True, help="Of int4.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads. Default: torch's choice.")
+@click.option(
+    "--group-size",
+    "group_sizes",
+    type=CountsType(),
+    metavar="G,G,…",
+    help=f"Of int4. Default on cpu: {_listed(ON_CPU.group_sizes)}, with --quick and elsewhere 128.",
+)
+@click.option(
+    "--threads",
+    type=CountsType(),
+    metavar="T,T,…",
+    help=f"Threads of the CPU. Default on cpu: {_listed(ON_CPU.threads)}, with --quick "
+    f"{ON_CPU.threads[-1]}; elsewhere torch's choice.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Of the random numbers. Default: a fresh one.")
 @click.option(
     "--seconds",
@@ -146,7 +153,12 @@ def _threads(count: int | None) -> Iterator[None]:
 @click.option(
     "--generic/--no-generic",
     default=None,
-    help="Time the generic twin too. Default: yes; no on cuda.",
+    help="Time the generic twin too. Default: no on cpu and cuda, else yes.",
+)
+@click.option(
+    "--bias/--no-bias",
+    default=None,
+    help="Give a bias to the scaled operators, which take one or none. Default: on cpu.",
 )
 @click.option("--quick", is_flag=True, help="Fewer shapes and M, less time for each: under a minute.")
 @click.option("--json", "json_path", type=JSON_FILE, default="out/bench.json", show_default=True)
@@ -159,13 +171,14 @@ def bench(
     rows: tuple[int, ...] | None,
     minutes: float | None,
     dtype: str,
-    group_size: int,
-    threads: int | None,
+    group_sizes: tuple[int, ...] | None,
+    threads: tuple[int, ...] | None,
     seed: int | None,
     seconds: float | None,
     pool_mb: int | None,
     check: bool,
     generic: bool | None,
+    bias: bool | None,
     quick: bool,
     json_path: Path,
     plot_path: Path,
@@ -176,24 +189,33 @@ def bench(
     Weights come from pools larger than the caches and candidates take turns. On a CPU or an XPU the fastest
     call counts; on cuda the median of replays of CUDA graphs, and beside it stands the floor: the time to
     read the bytes that must move, measured by size, or to multiply at the measured peak.
+
+    On a CPU all is measured for each number of threads, and a table for each ends the output: time ÷ read
+    floor, where a call should take no longer than to read its weight, and how many times as fast as F.linear
+    and torch's own operators, geomeans over the shapes. ATEN_CPU_CAPABILITY=avx2 AOEXT_CPU_ISA=avx2 in the
+    environment hold torch and aoext to AVX2.
     """
     subjects = _choose(operators, formats)
     own = defaults(device)
     shapes = shapes or (QUICK if quick else tuple(own.shapes))
-    subjects = _check_sizes(subjects, shapes, group_size, DTYPES[dtype])
-    with _threads(threads), torch.inference_mode():
+    group_sizes = group_sizes or tuple(own.group_sizes[:1] if quick else own.group_sizes)
+    threads = threads or tuple(own.threads[-1:] if quick else own.threads) or (torch.get_num_threads(),)
+    subjects = _check_sizes(subjects, shapes, group_sizes, DTYPES[dtype])
+    with torch.inference_mode():
         settings = Settings(
             device=device,
             subjects=subjects,
             shapes=shapes,
             rows=rows or (QUICK_ROWS if quick else own.rows),
             dtype=DTYPES[dtype],
-            group_size=group_size,
+            group_sizes=group_sizes,
+            threads=threads,
             seed=secrets.randbelow(2**31) if seed is None else seed,
             seconds=seconds or (own.quick_seconds if quick else own.seconds),
             pool_bytes=pool_mb * 10**6 if pool_mb else pool_bytes(device),
             check=check,
             generic=own.generic if generic is None else generic,
+            bias=own.bias if bias is None else bias,
         )
         limit = minutes or own.minutes
         if rows is None and limit:
@@ -210,26 +232,17 @@ def _run(settings: Settings, limited: bool, json_path: Path, plot_path: Path) ->
     out = console()
     where = environment(settings.device)
     total = count_points(settings)
-    out.print(summary_line(where))
+    about = summary_line(where, settings.threads)
+    out.print(about)
     out.print(
-        f"seed {settings.seed}, pools of {settings.pool_bytes / 1e6:.0f} MB, M = "
-        f"{', '.join(map(str, settings.rows))}: {total} points, roughly {estimate(settings) / 60:.1f} minutes"
+        f"seed {settings.seed}, pools of {settings.pool_bytes / 1e6:.0f} MB, M = {_listed(settings.rows)}: "
+        f"{total} points, roughly {estimate(settings) / 60:.1f} minutes"
     )
     left_out = sorted(set(defaults(settings.device).rows) - set(settings.rows))
     if limited and left_out:
-        out.print(f"left out to keep to the time: M = {', '.join(map(str, left_out))} (--minutes, --m)")
-    ceilings = measure_ceilings(settings.device, settings.seed)
-    out.print(
-        f"ceilings: {ceilings.read_gb_per_s:.1f} GB/s read ({ceilings.read_by}), "
-        f"{ceilings.gemm_gflop_per_s:,.0f} GFLOP/s in bf16 ({ceilings.gemm_by})"
-        + (
-            f", {ceilings.gemm8_gflop_per_s:,.0f} in 8 bits ({ceilings.gemm8_by})"
-            if ceilings.gemm8_gflop_per_s
-            else ""
-        )
-    )
-    if ceilings.read_seconds:
-        out.print(floor_view.read_table(ceilings))
+        out.print(f"left out to keep to the time: M = {_listed(left_out)} (--minutes, --m)")
+    ceilings = measure_ceilings(settings.device, settings.seed, settings.threads)
+    out.print(bench_view.reached(ceilings))
     points = _measure_all(settings, total, lambda s, p: _show(out, s, p, settings, ceilings))
 
     for over, label in bench_view.OTHERS.items():
@@ -238,9 +251,14 @@ def _run(settings: Settings, limited: bool, json_path: Path, plot_path: Path) ->
             out.print("\n".join(f"  {line}" for line in lines[:MOST_LISTED]))
             if len(lines) > MOST_LISTED:
                 out.print(f"  and {len(lines) - MOST_LISTED} more, by less: see the JSON")
+    by_size = floor_view.by_size(ceilings)
+    if not by_size:
+        for threads in settings.threads:
+            out.print()
+            out.print(floor_view.summary(threads, points, ceilings))
     write_json(json_path, bench_view.as_json(points, settings, ceilings, where))
-    footer = f"{summary_line(where)}. {settings.device.STATISTIC.capitalize()} of many calls"
-    if ceilings.read_seconds and any(point.flop for point in points):
+    footer = f"{about}. {settings.device.STATISTIC.capitalize()} of many calls"
+    if by_size and any(point.flop for point in points):
         floor_chart.draw(points, ceilings, plot_path, f"{footer}, lower is faster.")
     else:
         bench_chart.draw(points, plot_path, f"{footer}, higher is faster.")
@@ -271,11 +289,16 @@ def _measure_all(settings: Settings, total: int, show: Callable[[Subject, list[P
 
 
 def _show(
-    out: Console, subject: Subject, points: list[Point], settings: Settings, ceilings: Ceilings
+    out: Console,
+    subject: Subject,
+    points: list[Point],
+    settings: Settings,
+    ceilings: Mapping[int, Ceilings],
 ) -> None:
-    out.print()
-    out.print(bench_view.table(subject, points, settings, ceilings))
-    if ceilings.read_seconds and subject.is_linear:
-        out.print(floor_view.summary(subject, points, ceilings))
+    for section in sections(points):
+        out.print()
+        out.print(bench_view.table(subject, section, settings, ceilings))
+        if floor_view.by_size(ceilings) and subject.is_linear:
+            out.print(floor_view.at_each_shape(section, ceilings))
     for note in bench_view.notes(points):
         out.print(f"  {note}")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aoext.cli import charts
-from aoext.cli.bench_run import Point
+from aoext.cli.bench_run import Point, sections
+from aoext.cli.report import in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ LINES = {
     "torch": ("torch's quantised operator", "#d9822b", 1.8, "D"),
     "aoext": ("aoext", "#0b69c7", 2.6, "o"),
 }
+BASES = ("linear", "generic", "torch", "aoext")  # what is 1×: the first that was timed
 COLUMN, ROW = 2.5, 2.2  # inches of one panel
 
 # Multiples of F.linear's speed that a panel shows at least, and at most below 1.
@@ -26,8 +28,8 @@ SHOWN, FLOOR = (0.45, 2.2), 1 / 16
 
 
 def draw(points: Sequence[Point], path: Path, footer: str) -> None:
-    """Write the chart: a row of panels for each operator and format, a panel for each shape."""
-    rows = [list(group) for _, group in groupby(points, key=lambda p: (p.operator, p.format))]
+    """Write the chart: a row of panels for each kind, a panel for each shape."""
+    rows = sections(points)
     panels = [[list(group) for _, group in groupby(row, key=lambda p: (p.N, p.K))] for row in rows]
     columns = max(map(len, panels))
     width, height = max(8.5, 1.0 + COLUMN * columns), 1.6 + ROW * len(panels)
@@ -39,7 +41,9 @@ def draw(points: Sequence[Point], path: Path, footer: str) -> None:
             for axes, panel in zip(axes_row, row, strict=False):
                 _panel(axes, panel)
             first = row[0][0]
-            axes_row[0].set_ylabel(f"{first.operator}\n{first.format}", fontsize=9, fontweight="bold")
+            group = "" if first.group_size is None else f", group {first.group_size}"
+            label = f"{first.operator}\n{first.format}{group}, {in_words(first.threads)}"
+            axes_row[0].set_ylabel(label, fontsize=8, fontweight="bold")
         handles = {
             label: handle
             for axes in grid.flat
@@ -55,9 +59,13 @@ def draw(points: Sequence[Point], path: Path, footer: str) -> None:
 
 
 def relative(point: Point) -> Mapping[str, float]:
-    """Speeds of the candidates as multiples of F.linear's, or of the generic twin's without it."""
-    base = next(point.seconds[name] for name in ("linear", "generic", "aoext") if name in point.seconds)
+    """Speeds of the candidates as multiples of that of the first of BASES."""
+    base = point.seconds[_base(point)]
     return {name: base / seconds for name, seconds in point.seconds.items() if name in LINES}
+
+
+def _base(point: Point) -> str:
+    return next(name for name in BASES if name in point.seconds)
 
 
 def _panel(axes: Axes, panel: Sequence[Point]) -> None:
@@ -84,8 +92,9 @@ def _panel(axes: Axes, panel: Sequence[Point]) -> None:
     axes.tick_params(labelsize=8.5, which="both", length=0)
     first = panel[0]
     shape = f"{first.N}×{first.K}" if first.N is not None else f"K = {first.K}"
-    base = "" if "linear" in first.seconds else ", 1× is generic"
-    axes.set_title(shape + base, fontsize=9.5, pad=4, fontweight="bold")
+    base = _base(first)
+    note = "" if base == "linear" else f", 1× is {first.peer if base == 'torch' else base}"
+    axes.set_title(shape + note, fontsize=9.5, pad=4, fontweight="bold")
     axes.set_xlabel(f"M   ({first.layer})" if first.layer else "M", fontsize=8)
 
 

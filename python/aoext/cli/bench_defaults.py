@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aoext.cli.bench_run import Settings, count_candidates, count_points, shapes_of
+import torch
+
+from aoext.cli.bench_run import Settings, count_candidates, problems
 from aoext.cli.devices import Device
-from aoext.cli.shapes import LLAMA_3_8B, LLAMA_3_8B_AND_70B, Shape
+from aoext.cli.shapes import LLAMA_3_8B, LLAMA_3_8B_AND_70B, LLAMA_3_8B_IN_BRIEF, Shape
+from aoext.cli.subjects import Problem
+from aoext.cli.timing import most_spent
 
 
 @dataclass(frozen=True)
@@ -19,20 +24,44 @@ class Defaults:
     rows: Sequence[int]  # M; the first are the last to be left out
     seconds: float  # for each candidate of a point
     quick_seconds: float
+    group_sizes: Sequence[int] = (128,)  # the first with --quick
+    threads: Sequence[int] = ()  # of the CPU, the last with --quick; torch's choice if there are none
     minutes: float | None = None  # the most that all default M may take
     generic: bool = True  # whether the generic twin is timed
+    bias: bool = False  # whether operators that take one or none get one
 
     # For the estimate, in seconds: before the first point, around each candidate (capture, check), and for
-    # each byte of a pool that is filled.
+    # each byte of a pool that is filled; and how fast a thread computes where that may exceed the time for
+    # a candidate, F.linear and all others.
     begin: float = 2.0
     around: float = 0.0
     fill: float = 1 / 3e9
+    linear_flop_per_s: float = math.inf
+    flop_per_s: float = math.inf
 
 
 QUICK_ROWS = (1, 16, 128)
 
+# Without AVX-512 ATen has no bfloat16 product worth the name.
+_CPU_LINEAR = 150e9 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8e9
+
 _DEFAULTS = Defaults(LLAMA_3_8B, "the linear layers of Llama 3 8B", (1, 4, 16, 32, 128, 512), 0.3, 0.06)
 DEFAULTS = {
+    # What the goals for CPUs are stated in.
+    "cpu": Defaults(
+        LLAMA_3_8B_IN_BRIEF,
+        "three linear layers of Llama 3 8B, square, wide and long",
+        (1, 2, 4, 8, 16, 32, 128, 512, 2048),
+        seconds=0.3,
+        quick_seconds=0.06,
+        group_sizes=(128, 32),
+        threads=(1, 2),
+        generic=False,
+        bias=True,
+        begin=15.0,
+        linear_flop_per_s=_CPU_LINEAR,
+        flop_per_s=80e9,
+    ),
     "cuda": Defaults(
         LLAMA_3_8B_AND_70B,
         "the linear layers of Llama 3 8B and 70B",
@@ -56,9 +85,20 @@ def defaults(device: Device) -> Defaults:
 def estimate(settings: Settings) -> float:
     """Roughly how many seconds a run takes at most."""
     own = defaults(settings.device)
-    weights = sum(len(shapes_of(subject, settings)) for subject in settings.subjects)
-    each = count_points(settings) * (settings.seconds + own.around) + weights * settings.pool_bytes * own.fill
-    return own.begin + count_candidates(settings) * each
+    weights = [same for subject in settings.subjects for same in problems(subject, settings)]
+    fill = count_candidates(settings) * len(weights) * settings.pool_bytes * own.fill
+    every = (p for same in weights for p in same)
+    return (
+        own.begin + fill + sum(_at_most(p, threads, settings) for p in every for threads in settings.threads)
+    )
+
+
+def _at_most(p: Problem, threads: int, settings: Settings) -> float:
+    """Roughly how many seconds a point takes at most."""
+    own = defaults(settings.device)
+    rates = [own.linear_flop_per_s] + (count_candidates(settings) - 1) * [own.flop_per_s]
+    calls = [2 * p.M * p.N * p.K / rate / threads for rate in rates]
+    return sum(own.around + call + most_spent(call, settings.seconds) for call in calls)
 
 
 def within(settings: Settings, minutes: float) -> Settings:

@@ -1,32 +1,35 @@
 """The measurements of `aoext bench`.
 
-For each subject, shape and M, up to four candidates compute the same problem in turns:
+For each subject, group size, shape, M and number of CPU threads, up to four candidates compute the same
+problem in turns:
 
     aoext     the operator, with the kernel that this device would choose
     linear    F.linear in high precision, with a weight [N, K] of the input's dtype
     generic   aoext's own generic kernel, made of ATen operators
-    torch     torch's quantised operator for the same weights, where it has one (tinygemm for int4 on CUDA)
+    torch     torch's quantised operator for the same weights, where it has one (tinygemm for int4 on CUDA),
+              or what stands for it (peers.py)
 
 Every candidate walks through its own pool of weights, so that none is in a cache when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 import aoext
 from aoext.cli import verify
 from aoext.cli.ceilings import Ceilings
 from aoext.cli.clocks import Candidate
-from aoext.cli.devices import Device
+from aoext.cli.devices import Device, cpu_threads
 from aoext.cli.peers import PEERS, Peer
 from aoext.cli.pool import Pool
-from aoext.cli.shapes import Shape
-from aoext.cli.subjects import Problem, Subject, Tensors, randn
+from aoext.cli.shapes import Shape, named
+from aoext.cli.subjects import Problem, Subject, Tensors, full_name, randn
 from aoext.cli.timing import interleaved
 from aoext.cli.verify import Sample, WrongResultError
 
@@ -42,12 +45,28 @@ class Settings:
     shapes: Sequence[Shape]
     rows: Sequence[int]  # the M of each shape
     dtype: torch.dtype
-    group_size: int
+    group_sizes: Sequence[int]
+    threads: Sequence[int]  # of the CPU
     seed: int
     seconds: float  # for each candidate of a point
     pool_bytes: int
     check: bool
     generic: bool = True  # whether the generic twin is a candidate
+    bias: bool = False  # whether operators that take one or none get one
+
+
+class Kind(NamedTuple):
+    """What the points of a table have in common."""
+
+    operator: str
+    format: str
+    group_size: int | None
+    threads: int
+
+    def __str__(self) -> str:
+        """Without the threads."""
+        group = "" if self.group_size is None else f", group size {self.group_size}"
+        return f"{full_name(self.operator, self.format)}{group}"
 
 
 @dataclass
@@ -60,10 +79,13 @@ class Point:
     N: int | None
     K: int
     group_size: int | None
+    threads: int
     layer: str
     plan: str  # what aoext.explain says
     peer: str | None  # torch's operator
+    peer_is_floor: bool  # whether the peer only moves the bytes
     bytes: int  # read and written at least once by aoext's kernel
+    bytes_from_memory: int  # of what rotates: the weight with its scales, or what is quantised
     flop: int
     floor_flop: int  # those that the ceiling for products in bfloat16 binds
     floor_flop8: int  # those that the one for products of 8-bit operands does
@@ -73,13 +95,21 @@ class Point:
     missing: dict[str, str] = field(default_factory=dict)  # candidate -> why it was not timed
     errors: dict[str, float] = field(default_factory=dict)  # relative, against float64
 
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.operator, self.format, self.group_size, self.threads)
+
     def speedup(self, over: str) -> float | None:
         """How many times as fast as another candidate aoext is."""
         return self.seconds[over] / self.seconds["aoext"] if over in self.seconds else None
 
-    def floor(self, ceilings: Ceilings) -> float:
+    def floor(self, ceilings: Mapping[int, Ceilings]) -> float:
         """Seconds that no kernel can do without: to read the bytes, or to multiply."""
-        return ceilings.floor(self.bytes, self.floor_flop, self.floor_flop8)
+        return ceilings[self.threads].floor(self.bytes, self.floor_flop, self.floor_flop8)
+
+    def times_read_floor(self, ceilings: Mapping[int, Ceilings]) -> float:
+        """aoext's time over that to read what no cache holds, with as many threads."""
+        return self.seconds["aoext"] / ceilings[self.threads].reading(self.bytes_from_memory)
 
     @property
     def gb_per_s(self) -> float:
@@ -102,13 +132,35 @@ def shapes_of(subject: Subject, settings: Settings) -> Sequence[Shape]:
     return list({shape.K: Shape(shape.N, shape.K) for shape in reversed(settings.shapes)}.values())[::-1]
 
 
+def problems(subject: Subject, settings: Settings) -> list[list[Problem]]:
+    """The problems to measure for a subject, those with the same weight together."""
+    group_sizes = settings.group_sizes if subject.grouped else settings.group_sizes[:1]
+    return [
+        [
+            Problem(M, shape.N, shape.K, group_size, settings.dtype, settings.bias)
+            for M in rows_of(subject, settings)
+        ]
+        for group_size in group_sizes
+        for shape in shapes_of(subject, settings)
+    ]
+
+
+def sections(points: Iterable[Point]) -> list[list[Point]]:
+    """The points of each kind together, in the order in which the kinds first come."""
+    found: dict[Kind, list[Point]] = {}
+    for point in points:
+        found.setdefault(point.kind, []).append(point)
+    return list(found.values())
+
+
 def count_candidates(settings: Settings) -> int:
     """Of a point, at most."""
     return len(CANDIDATES) - (not settings.generic)
 
 
 def count_points(settings: Settings) -> int:
-    return sum(len(rows_of(s, settings)) * len(shapes_of(s, settings)) for s in settings.subjects)
+    count = sum(len(same) for subject in settings.subjects for same in problems(subject, settings))
+    return count * len(settings.threads)
 
 
 class Bench:
@@ -119,27 +171,30 @@ class Bench:
         self.pools = {name: Pool(settings.pool_bytes) for name in CANDIDATES}
 
     def points(self, subject: Subject) -> Iterator[Point]:
-        """Measure a subject at every shape and M; WrongResultError where a result is wrong."""
-        for shape in shapes_of(subject, self.settings):
+        """Measure all problems of a subject; WrongResultError where a result is wrong."""
+        for same in problems(subject, self.settings):
             self.settings.device.release_memory()
-            yield from _ShapeBench(subject, shape, self.settings, self.pools).points()
+            yield from _WeightBench(subject, self.settings, self.pools).points(same)
 
 
-class _ShapeBench:
-    """One subject at one shape; the weights are drawn once and used for all M."""
+class _WeightBench:
+    """One subject with one weight; it is drawn once and used for all M and numbers of threads."""
 
-    def __init__(self, subject: Subject, shape: Shape, settings: Settings, pools: dict[str, Pool]) -> None:
-        self.subject, self.shape, self.settings, self.pools = subject, shape, settings, pools
+    def __init__(self, subject: Subject, settings: Settings, pools: dict[str, Pool]) -> None:
+        self.subject, self.settings, self.pools = subject, settings, pools
         self.filled: set[str] = set()
-        # A generator for each shape: a point's numbers do not depend on what else is measured.
+        # A generator for each weight: a point's numbers do not depend on what else is measured.
         self.generator = settings.device.generator(settings.seed)
 
-    def points(self) -> Iterator[Point]:
-        for M in rows_of(self.subject, self.settings):
+    def points(self, same: Sequence[Problem]) -> Iterator[Point]:
+        """Measure problems that share the weight."""
+        for p in same:
             if self.subject.result == ("M", "K"):
                 self.filled.clear()  # what rotates is the input, another one for each M
-            settings = self.settings
-            yield self.point(Problem(M, self.shape.N, self.shape.K, settings.group_size, settings.dtype))
+            for threads in self.settings.threads:
+                with cpu_threads(threads):
+                    point = self.point(p)
+                yield point
 
     def to_device(self, tensors: Tensors) -> Tensors:
         return tuple(tensor.to(self.settings.device.device) for tensor in tensors)
@@ -174,10 +229,12 @@ class _ShapeBench:
             candidates.pop("torch", None)
             point.missing["torch"] = str(error).splitlines()[0]
         if self.settings.check:
-            self.check(verify.draw(subject, p, inputs, own.original, self.generator), candidates, point)
+            sample = verify.draw(subject, p, inputs, own.original, self.generator)
+            self.check(sample, candidates, point, lambda result: self.completed(p, inputs, result))
 
-        for candidate in candidates.values():
-            candidate.prepare()()  # warm up
+        for name, candidate in candidates.items():
+            if name not in point.errors:  # nothing has warmed it up
+                candidate.prepare()()
         timings = interleaved(candidates, self.settings.device, self.settings.seconds)
         for name, timing in timings.items():
             point.seconds[name], point.calls[name] = timing.seconds, timing.calls
@@ -198,10 +255,13 @@ class _ShapeBench:
             N=p.N if subject.depends_on_rows_of_the_weight else None,
             K=p.K,
             group_size=p.group_size if subject.grouped else None,
-            layer=self.shape.layer,
+            threads=torch.get_num_threads(),
+            layer=named(p.N, p.K).layer if subject.depends_on_rows_of_the_weight else "",
             plan=aoext.explain(subject.operator, *arguments),
             peer=peer.name if peer else None,
+            peer_is_floor=bool(peer and peer.is_floor),
             bytes=sum(tensor.nbytes for tensor in (*inputs, *rotated, *results)),
+            bytes_from_memory=sum(tensor.nbytes for tensor in rotated),
             flop=flop if subject.is_linear else 0,
             floor_flop=flop if subject.multiplies_in_high_precision else 0,
             floor_flop8=flop if subject.multiplies_in_8_bit else 0,
@@ -217,7 +277,7 @@ class _ShapeBench:
         def weights() -> Tensors:
             weight = randn(p.N, p.K, g=self.generator).to(p.dtype)
             bias = randn(p.N, g=self.generator).to(p.dtype)
-            return (weight, bias) if self.subject.operator.endswith("_bias") else (weight,)
+            return (weight, bias) if self.subject.adds_bias(p) else (weight,)
 
         x = randn(p.M, p.K, g=self.generator).to(self.settings.device.device, p.dtype)
         pool = self.pool("linear", weights)
@@ -235,10 +295,24 @@ class _ShapeBench:
         pool = self.pool("torch", lambda: peer.pack(p, own.original))
         return Candidate(lambda: _bound(peer.call, p, x, pool.next()), pool.copies)
 
-    def check(self, sample: Sample, candidates: dict[str, Candidate], point: Point) -> None:
+    def completed(self, p: Problem, x: Tensors, result: Tensor) -> Any:
+        """The result of torch's operator with what it leaves undone."""
+        peer = self.known_peer()
+        assert peer is not None
+        return peer.complete(p, x, self.pools["torch"].original, result)
+
+    def check(
+        self,
+        sample: Sample,
+        candidates: dict[str, Candidate],
+        point: Point,
+        complete_peer: Callable[[Tensor], Any],
+    ) -> None:
         """Note the errors; raise if aoext is wrong, and leave out torch's operator if it is."""
         for name in [name for name in candidates if name != "linear"]:
             result = candidates[name].prepare()()
+            if name == "torch":
+                result = complete_peer(result)
             error = sample.error(result)
             bound = verify.PEER_BOUND if name == "torch" else verify.bound(result)
             if error <= bound:

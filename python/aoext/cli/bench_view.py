@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from aoext.cli.bench_run import Point, Settings
 from aoext.cli.ceilings import Ceilings
-from aoext.cli.floor_view import geomeans
+from aoext.cli.floor_view import Geomean, geomeans, read_table
+from aoext.cli.report import grid, in_words
 from aoext.cli.subjects import Subject
 from aoext.packing import dtype_name
 
@@ -23,23 +23,36 @@ NOISE = 0.03
 OTHERS = {"linear": "linear", "generic": "generic", "torch": "torch"}
 
 
-def table(subject: Subject, points: Sequence[Point], settings: Settings, ceilings: Ceilings) -> Table:
-    """All points of a subject, a line for each."""
-    dtype = dtype_name(settings.dtype)
-    title = subject.name
-    if subject.grouped:
-        title += f", group size {settings.group_size}"
-    title += f"; F.linear in {dtype}" if subject.is_linear else f", {dtype}"
-    result = Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    headers = ["N x K", "M", "µs", *(f"vs {label}" for label in OTHERS.values())]
-    by_size = bool(ceilings.read_seconds)
+def reached(ceilings: Mapping[int, Ceilings]) -> str:
+    """A line for each number of threads, and reads by size below it where they were measured."""
+    lines = []
+    for threads, own in ceilings.items():
+        line = (
+            f"ceilings{_with(threads, ceilings)}: {own.read_gb_per_s:.1f} GB/s read ({own.read_by}), "
+            f"{own.gemm_gflop_per_s:,.0f} GFLOP/s ({own.gemm_by})"
+        )
+        if own.gemm8_gflop_per_s:
+            line += f", {own.gemm8_gflop_per_s:,.0f} in 8 bits ({own.gemm8_by})"
+        lines += [line, read_table(own)] if own.read_seconds else [line]
+    return "\n".join(lines)
+
+
+def _with(threads: int, all_counts: Collection[int]) -> str:
+    """The number of threads, said where there are several."""
+    return f", {in_words(threads)}" if len(all_counts) > 1 else ""
+
+
+def table(
+    subject: Subject, points: Sequence[Point], settings: Settings, ceilings: Mapping[int, Ceilings]
+) -> Table:
+    """Points of a subject that are of one kind, a line for each."""
+    dtype, kind = dtype_name(settings.dtype), points[0].kind
+    title = f"{kind}{_with(kind.threads, settings.threads)}"
+    title += f"; F.linear in {dtype}" if subject.is_linear else f"; {dtype}"
+    result = grid(title)
+    others = {name: label for name, label in OTHERS.items() if settings.generic or name != "generic"}
+    headers = ["N x K", "M", "µs", *(f"vs {label}" for label in others.values())]
+    by_size = bool(ceilings[kind.threads].read_seconds)
     speeds = ("floor", "÷ floor") if by_size else ("GB/s", "read", "GFLOP/s", "peak")
     for header in (*headers, *speeds):
         result.add_column(header, justify="right", no_wrap=True)
@@ -51,7 +64,7 @@ def table(subject: Subject, points: Sequence[Point], settings: Settings, ceiling
             shape if shape != before else "",
             _size(point.M),
             _microseconds(point.seconds["aoext"]),
-            *(_times(point.speedup(other)) for other in OTHERS),
+            *(_times(point.speedup(other)) for other in others),
             *(_against_floor(point, ceilings) if by_size else _of_ceilings(point, ceilings)),
             Text(point.plan.rpartition(": ")[2]),  # the device stands above all tables
         )
@@ -59,17 +72,18 @@ def table(subject: Subject, points: Sequence[Point], settings: Settings, ceiling
     return result
 
 
-def _against_floor(point: Point, ceilings: Ceilings) -> tuple[str, ...]:
+def _against_floor(point: Point, ceilings: Mapping[int, Ceilings]) -> tuple[str, ...]:
     floor = point.floor(ceilings)
     return _microseconds(floor), f"{point.seconds['aoext'] / floor:.2f}"
 
 
-def _of_ceilings(point: Point, ceilings: Ceilings) -> tuple[str, ...]:
+def _of_ceilings(point: Point, ceilings: Mapping[int, Ceilings]) -> tuple[str, ...]:
+    own = ceilings[point.threads]
     return (
         f"{point.gb_per_s:.1f}",
-        f"{point.gb_per_s / ceilings.read_gb_per_s:.0%}",
+        f"{point.gb_per_s / own.read_gb_per_s:.0%}",
         f"{point.gflop_per_s:,.0f}" if point.flop else "",
-        f"{point.gflop_per_s / ceilings.gemm_gflop_per_s:.0%}" if point.flop else "",
+        f"{point.gflop_per_s / own.gemm_gflop_per_s:.0%}" if point.flop else "",
     )
 
 
@@ -102,33 +116,41 @@ def notes(points: Iterable[Point]) -> list[str]:
     return lines + [f"not compared: {reason}" for reason in reasons]
 
 
-def slower(points: Iterable[Point], over: str) -> list[str]:
-    """The points where aoext is slower than another candidate beyond noise."""
-    found = [(speedup, point) for point in points if (speedup := point.speedup(over)) is not None]
+def slower(points: Sequence[Point], over: str) -> list[str]:
+    """The points where aoext is slower than another candidate beyond noise; no peer is that is a floor."""
+    counts = {point.threads for point in points}
+    beaten = [point for point in points if not (over == "torch" and point.peer_is_floor)]
+    found = [(speedup, point) for point in beaten if (speedup := point.speedup(over)) is not None]
     return [
-        f"{point.operator} [{point.format}] M={point.M} N={point.N} K={point.K}: {speedup:.2f}×"
+        f"{point.kind}{_with(point.threads, counts)}, M={point.M} N={point.N} K={point.K}: {speedup:.2f}×"
         for speedup, point in sorted(found, key=lambda pair: pair[0])
         if speedup < 1 - NOISE
     ]
 
 
 def as_json(
-    points: Sequence[Point], settings: Settings, ceilings: Ceilings, environment: dict[str, Any]
+    points: Sequence[Point],
+    settings: Settings,
+    ceilings: Mapping[int, Ceilings],
+    environment: dict[str, Any],
 ) -> dict[str, Any]:
     """The content of the JSON file.
 
-    schema       "aoext.bench/1"
+    schema       "aoext.bench/2"
     environment  versions, machine, device with instruction_set and threads (report.environment)
-    settings     seed, dtype, group_size, seconds (for each candidate of a point), pool_bytes, check, generic,
+    settings     seed, dtype, group_sizes, threads, seconds (for each candidate of a point), pool_bytes,
+                 check, generic, bias (whether the scaled operators got one),
                  statistic (what counts of a candidate's samples: "fastest" or "median")
-    ceilings     read_gb_per_s, gemm_gflop_per_s (bf16), gemm8_gflop_per_s (8-bit operands, null where not
-                 measured), and the loops that reached them; read_seconds: {bytes: seconds to read them,
-                 cold}, empty where only the rate was measured
+    ceilings     a list, for each number of threads: threads, read_gb_per_s, gemm_gflop_per_s (bf16 or fp32),
+                 gemm8_gflop_per_s (8-bit operands, null where not measured), and the loops that reached them;
+                 read_seconds: {bytes: seconds to read them, cold}, empty where only the rate was measured
     results      a list; each entry has
         operator, format, M, N, K, group_size, layer   null where the operator does not depend on it
+        threads      of the CPU
         plan         the kernel that ran, as aoext.explain names it
-        peer         torch's operator, null if it has none
-        bytes, flop  of one call; floor_flop those that the bf16 ceiling binds, floor_flop8
+        peer         torch's operator, null if it has none; peer_is_floor: whether that only moves the bytes
+        bytes_from_memory  of the weight with scales and zero points, or what else no cache holds
+        bytes, flop  of one call; floor_flop those that the former ceiling binds, floor_flop8
                      those that the 8-bit one does
         seconds      {"aoext", "linear", "generic", "torch"}: of one call of each that was timed
         calls        how many calls were timed, alike; clocks how
@@ -139,35 +161,43 @@ def as_json(
         floor_seconds  what no kernel can do without: max(time to read its bytes, floor_flop / ceiling,
                        floor_flop8 / ceiling)
         times_floor    {candidate: its seconds / floor_seconds}
-    geomean      over the shapes, a list: operator, format, M, times_floor and speedup by candidate,
-                 least_speedup likewise
+        times_read_floor  aoext's seconds / those to read bytes_from_memory
+    geomean      over the shapes, a list: operator, format, group_size, threads, M, times_read_floor,
+                 times_floor and speedup by candidate, least_speedup likewise
     """
     return {
-        "schema": "aoext.bench/1",
+        "schema": "aoext.bench/2",
         "environment": environment,
         "settings": {
             "seed": settings.seed,
             "dtype": dtype_name(settings.dtype),
-            "group_size": settings.group_size,
+            "group_sizes": list(settings.group_sizes),
+            "threads": list(settings.threads),
             "seconds": settings.seconds,
             "pool_bytes": settings.pool_bytes,
             "check": settings.check,
             "generic": settings.generic,
+            "bias": settings.bias,
             "statistic": settings.device.STATISTIC,
         },
-        "ceilings": asdict(ceilings),
+        "ceilings": [{"threads": threads, **asdict(own)} for threads, own in ceilings.items()],
         "results": [
             {
                 **asdict(point),
                 "speedup": {name: point.speedup(name) for name in point.seconds if name != "aoext"},
                 "gb_per_s": point.gb_per_s,
-                "of_read_ceiling": point.gb_per_s / ceilings.read_gb_per_s,
+                "of_read_ceiling": point.gb_per_s / ceilings[point.threads].read_gb_per_s,
                 "gflop_per_s": point.gflop_per_s,
-                "of_gemm_ceiling": point.gflop_per_s / ceilings.gemm_gflop_per_s,
+                "of_gemm_ceiling": point.gflop_per_s / ceilings[point.threads].gemm_gflop_per_s,
                 "floor_seconds": point.floor(ceilings),
                 "times_floor": {name: s / point.floor(ceilings) for name, s in point.seconds.items()},
+                "times_read_floor": point.times_read_floor(ceilings),
             }
             for point in points
         ],
-        "geomean": [asdict(mean) for mean in geomeans(points, ceilings)],
+        "geomean": [mean.kind._asdict() | _without_kind(mean) for mean in geomeans(points, ceilings)],
     }
+
+
+def _without_kind(mean: Geomean) -> dict[str, Any]:
+    return {name: value for name, value in asdict(mean).items() if name != "kind"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,16 +12,20 @@ import torch
 from torch import Tensor
 
 from aoext.cli.clocks import Candidate
-from aoext.cli.devices import CUDA, MIB, Device
+from aoext.cli.devices import CUDA, MIB, Device, cpu_threads
 from aoext.cli.pool import pool_bytes
-from aoext.cli.timing import interleaved
+from aoext.cli.timing import MIN_SAMPLES, MOST_OVERTIME, interleaved
+from aoext.packing import dtype_name
 
-GEMM_SIZES = (256, 512, 1024, 2048)
-SECONDS = 0.7  # for each kind of loop
+GEMM_SIZES = (512, 1024, 2048)
+SLOW = 0.05  # seconds of a call, beyond which no larger product is tried
+SECONDS = 0.3  # for each loop
 
 # A GPU needs larger products to fill it; short runs, before it has warmed up to its power limit.
 GEMM_SIZES_CUDA = (4096, 6144, 8192)
 GEMM_SECONDS_CUDA = 0.1
+
+LINE = 4096  # columns of the matrix that is read as one
 
 # Bytes that one call reads: about a large weight. A pool of them is larger than the caches.
 CHUNK = 64 * MIB
@@ -37,7 +41,7 @@ class Ceilings:
     gemm_by: str
     # Seconds by bytes, from memory that no cache holds; empty where only the rate was measured.
     read_seconds: dict[int, float] = field(default_factory=dict)
-    # Of products of 8-bit operands; None where there is no such measurement.
+    # Of products of 8-bit operands, besides those in high precision; None where there is no such measurement.
     gemm8_gflop_per_s: float | None = None
     gemm8_by: str = ""
 
@@ -58,16 +62,29 @@ class Ceilings:
         return max(self.reading(size), flop / self.gemm_gflop_per_s / 1e9, seconds8)
 
 
-def measure_ceilings(device: Device, seed: int) -> Ceilings:
-    """The fastest way to read memory, and the fastest bf16 product, out of a few plain ones."""
-    if isinstance(device, CUDA):
-        return _measure_cuda(device, seed)
+def measure_ceilings(device: Device, seed: int, threads: Sequence[int]) -> dict[int, Ceilings]:
+    """By numbers of CPU threads: the fastest way to read memory, and the fastest product."""
+    ceilings = {}
+    for count in threads:
+        with cpu_threads(count):
+            if isinstance(device, CUDA):
+                ceilings[count] = _measure_cuda(device, seed)
+            else:
+                ceilings[count] = _measure(device, seed)
+    return ceilings
+
+
+def _measure(device: Device, seed: int) -> Ceilings:
+    """The rate of the fastest of some plain loops that read, and that of the fastest product."""
     generator = device.generator(seed)
     block = torch.randn(MIB, generator=generator).to(device.device)
+    vector = block[:LINE]
     chunks = block.repeat(pool_bytes(device) // block.nbytes).split(CHUNK // 4)
     reads: dict[str, Callable[[Tensor, Tensor], Any]] = {
         "dot of float32": torch.dot,
         "sum of float32": lambda a, b: (a.sum(), b.sum()),
+        "maximum of int32": lambda a, b: (a.view(torch.int32).amax(), b.view(torch.int32).amax()),
+        "matrix of float32 by a vector": lambda a, b: (a.view(-1, LINE) @ vector, b.view(-1, LINE) @ vector),
         "copy": lambda a, b: a.copy_(b),  # one half read, one written
     }
     halves = [chunk.chunk(2) for chunk in chunks if chunk.nbytes == CHUNK]
@@ -76,16 +93,14 @@ def measure_ceilings(device: Device, seed: int) -> Ceilings:
         for name, loop in reads.items()
     }
     gemm: dict[str, float] = {}
-    for n in GEMM_SIZES:
-        a, b = torch.randn(2, n, n, generator=generator).to(device.device, torch.bfloat16)
-        products: dict[str, Callable[[Tensor, Tensor], Any]] = {
-            f"{n}x{n} times {n}x{n}": torch.mm,
-            f"F.linear of {n}x{n}": torch.nn.functional.linear,
-        }
-        seconds = {name: _fastest(device, [_bound(product, a, b)]) for name, product in products.items()}
-        gemm |= {name: 2 * n**3 / least / 1e9 for name, least in seconds.items()}
-        if max(seconds.values()) > SECONDS / 16:
-            break  # eight times as long would be enough for no more than a call or two
+    # A CPU without instructions for bfloat16 is at its best in float32.
+    for dtype in (torch.float32, torch.bfloat16):
+        for n in GEMM_SIZES:
+            a, b = torch.randn(2, n, n, generator=generator).to(device.device, dtype)
+            seconds = _fastest(device, [_bound(torch.nn.functional.linear, a, b)])
+            gemm[f"F.linear of {n}x{n} in {dtype_name(dtype)}"] = 2 * n**3 / seconds / 1e9
+            if seconds > SLOW:
+                break
     read_by, gemm_by = max(read, key=read.__getitem__), max(gemm, key=gemm.__getitem__)
     return Ceilings(read[read_by], read_by, gemm[gemm_by], gemm_by)
 
@@ -101,8 +116,8 @@ def _measure_cuda(device: CUDA, seed: int) -> Ceilings:
     for n in GEMM_SIZES_CUDA:
         a, b = (torch.randn(n, n, generator=generator, device=device.device).bfloat16() for _ in range(2))
         candidates = {
-            f"{n}x{n} times {n}x{n}": Candidate(partial(_bound, torch.mm, a, b)),
-            f"F.linear of {n}x{n}": Candidate(partial(_bound, torch.nn.functional.linear, a, b)),
+            f"{n}x{n} times {n}x{n} in bfloat16": Candidate(partial(_bound, torch.mm, a, b)),
+            f"F.linear of {n}x{n} in bfloat16": Candidate(partial(_bound, torch.nn.functional.linear, a, b)),
         }
         for name, timing in interleaved(candidates, device, GEMM_SECONDS_CUDA).items():
             products[name] = 2 * n**3 / min(timing.samples) / 1e9
@@ -144,6 +159,6 @@ def _fastest(device: Device, calls: list[Callable[[], Any]]) -> float:
     """The least time of one call; they are called in turn, the first of all to warm up."""
     calls[0]()
     times: list[float] = []
-    while len(times) < 4 or sum(times) < SECONDS:
+    while sum(times) < (SECONDS if len(times) >= MIN_SAMPLES else MOST_OVERTIME * SECONDS):
         times.append(device.seconds(calls[(len(times) + 1) % len(calls)]))
     return min(times)

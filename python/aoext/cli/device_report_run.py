@@ -73,7 +73,7 @@ class Content:
     families: dict[str, str] = field(default_factory=dict)  # of kernels -> "ok" or what was wrong
     checks: list[Check] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
-    ceilings: Ceilings | None = None
+    ceilings: dict[int, Ceilings] = field(default_factory=dict)  # by threads of the CPU
     points: list[Point] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # that no other field holds
 
@@ -152,9 +152,9 @@ def choose(subject: Subject, settings: Settings, shape: Shape) -> Choice:
     generator = torch.Generator().manual_seed(settings.seed)
 
     def arguments() -> Iterator[tuple[int, tuple[Any, ...]]]:
-        rotated = None
+        rotated, group_size = None, settings.group_sizes[0]
         for M in CHOICE_ROWS:
-            p = Problem(M, shape.N, shape.K, settings.group_size, settings.dtype)
+            p = Problem(M, shape.N, shape.K, group_size, settings.dtype)
             if rotated is None or not subject.depends_on_rows_of_the_weight:  # the input is what rotates
                 rotated = tuple(t.to(settings.device.device) for t in subject.rotated(p, generator))
             inputs = tuple(t.to(settings.device.device) for t in subject.inputs(p, generator))
@@ -169,7 +169,7 @@ def measure(content: Content, done: Callable[[Subject], None]) -> None:
     settings = content.settings
     runner = Bench(settings)
     try:
-        content.ceilings = measure_ceilings(settings.device, settings.seed)
+        content.ceilings = measure_ceilings(settings.device, settings.seed, settings.threads)
     except RuntimeError as error:
         content.failures.append(f"ceilings: {str(error).splitlines()[0]}")
         return

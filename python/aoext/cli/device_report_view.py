@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,12 +14,12 @@ from rich.text import Text
 
 from aoext.cli import bench_view
 from aoext.cli.bench_run import Point
-from aoext.cli.ceilings import Ceilings
 from aoext.cli.device_report_checks import Check
 from aoext.cli.device_report_run import Choice, Content
 from aoext.cli.report import summary_line
+from aoext.cli.subjects import full_name
 
-SCHEMA = "aoext.report/1"
+SCHEMA = "aoext.report/2"
 
 
 def show(out: Console, content: Content) -> None:
@@ -39,8 +39,8 @@ def show(out: Console, content: Content) -> None:
     for shape, choices in itertools.groupby(content.choices, key=lambda choice: (choice.N, choice.K)):
         _section(out, f"kernels chosen at N x K = {shape[0]} x {shape[1]}")
         out.print("\n".join(_choice(choice) for choice in choices))
-    if content.ceilings and content.points:
-        _show_speed(out, content, content.ceilings)
+    if content.points:
+        _show_speed(out, content)
 
 
 def _joined(values: dict[str, Any]) -> str:
@@ -68,10 +68,6 @@ def _grid(*headers: str) -> Table:
     return table
 
 
-def _name(operator: str, format: str) -> str:
-    return operator if format == "int4" else f"{operator} [{format}]"
-
-
 def _checks(checks: Sequence[Check]) -> Table:
     """A line for each operator, a column for each dtype's bound."""
     dtypes = list(dict.fromkeys(check.dtype for check in checks))
@@ -81,7 +77,7 @@ def _checks(checks: Sequence[Check]) -> Table:
         wrong = sum(not check.passed for check in own)
         verdict = Text(f"{wrong} wrong", style="red") if wrong else Text("ok", style="green")
         cells = (_worst([check for check in own if check.dtype == dtype]) for dtype in dtypes)
-        table.add_row(_name(operator, format), str(len(own)), *cells, verdict)
+        table.add_row(full_name(operator, format), str(len(own)), *cells, verdict)
     return table
 
 
@@ -105,23 +101,24 @@ def _choice(choice: Choice) -> str:
     for M, plan in choice.plans.items():
         by_plan.setdefault(plan, []).append(str(M))
     plans = (f"{', '.join(rows)}: {plan}" for plan, rows in by_plan.items())
-    return f"{_name(choice.operator, choice.format)}  M = {'; M = '.join(plans)}"
+    return f"{full_name(choice.operator, choice.format)}  M = {'; M = '.join(plans)}"
 
 
-def _show_speed(out: Console, content: Content, ceilings: Ceilings) -> None:
+def _show_speed(out: Console, content: Content) -> None:
     settings = content.settings
+    (ceilings,) = content.ceilings.values()
     _section(
         out,
         f"speed: µs, times as fast as F.linear in bf16 (×), times the read floor (/): "
-        f"{ceilings.read_gb_per_s:.1f} GB/s read, {ceilings.gemm_gflop_per_s:,.0f} GFLOP/s in bf16",
+        f"{ceilings.read_gb_per_s:.1f} GB/s read, {ceilings.gemm_gflop_per_s:,.0f} GFLOP/s",
     )
     for shape in settings.shapes:
         own = [p for p in content.points if p.K == shape.K and p.N in (shape.N, None)]
         table = _grid(f"N x K = {shape.N} x {shape.K}", *(f"M = {M}" for M in settings.rows))
         for (operator, format), group in itertools.groupby(own, key=lambda p: (p.operator, p.format)):
             points = {point.M: point for point in group}
-            cells = (_speed(points.get(M, points.get(None)), ceilings) for M in settings.rows)
-            table.add_row(_name(operator, format), *cells)
+            cells = (_speed(points.get(M, points.get(None)), content) for M in settings.rows)
+            table.add_row(full_name(operator, format), *cells)
         out.print(table)
     slower = bench_view.slower(content.points, "linear")
     out.print(f"slower than F.linear beyond noise: {len(slower)} of {len(content.points)} points")
@@ -129,23 +126,18 @@ def _show_speed(out: Console, content: Content, ceilings: Ceilings) -> None:
         out.print(line)
 
 
-def _floor(point: Point, ceilings: Ceilings) -> float:
-    """How many times as long as reading and writing its bytes once takes."""
-    return point.seconds["aoext"] * ceilings.read_gb_per_s * 1e9 / point.bytes
-
-
-def _speed(point: Point | None, ceilings: Ceilings) -> str:
+def _speed(point: Point | None, content: Content) -> str:
     if point is None:
         return "–"
     ratio = point.speedup("linear")
     times = "" if ratio is None else f"{ratio:.2f}× "
-    return f"{point.seconds['aoext'] * 1e6:,.1f} {times}/{_floor(point, ceilings):.1f}"
+    return f"{point.seconds['aoext'] * 1e6:,.1f} {times}/{point.times_read_floor(content.ceilings):.1f}"
 
 
 def as_json(content: Content) -> dict[str, Any]:
     """The content of report.json.
 
-    schema       "aoext.report/1"
+    schema       "aoext.report/2"
     passed       whether nothing is wrong; problems says what is, a line each
     environment  versions, machine and device (report.environment)
     versions     of what lies below, and the settings of its environment variables
@@ -154,8 +146,7 @@ def as_json(content: Content) -> dict[str, Any]:
     checks       a list: operator, format, case, dtype, M, N, K, error (largest of a row, null where none
                  is finite), bound, problem (empty where all is well), passed
     choices      a list: operator, format, N, K, plans ({M: what aoext.explain says})
-    bench        as `aoext bench` writes it (bench_view.as_json); null where nothing could be measured.
-                 Each result has times_read_floor besides
+    bench        as `aoext bench` writes it (bench_view.as_json); null where nothing could be measured
     """
     return {
         "schema": SCHEMA,
@@ -167,16 +158,9 @@ def as_json(content: Content) -> dict[str, Any]:
         "warmup": {"seconds": content.warmup_seconds, "families": content.families},
         "checks": [{**asdict(check), "passed": check.passed} for check in content.checks],
         "choices": [asdict(choice) for choice in content.choices],
-        "bench": _bench(content, content.ceilings) if content.ceilings else None,
+        "bench": _bench(content) if content.ceilings else None,
     }
 
 
-def _bench(content: Content, ceilings: Ceilings) -> dict[str, Any]:
-    bench = bench_view.as_json(content.points, content.settings, ceilings, content.environment)
-    with_floor(bench["results"], content.points, ceilings)
-    return bench
-
-
-def with_floor(results: list[dict[str, Any]], points: Iterable[Point], ceilings: Ceilings) -> None:
-    for result, point in zip(results, points, strict=True):
-        result["times_read_floor"] = _floor(point, ceilings)
+def _bench(content: Content) -> dict[str, Any]:
+    return bench_view.as_json(content.points, content.settings, content.ceilings, content.environment)

@@ -7,7 +7,8 @@ import platform
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ class Device(ABC):
     @abstractmethod
     def free_bytes(self) -> int:
         """Bytes of memory that can be had."""
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Let torch and aoext use so many threads of the CPU inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class CPU(Device):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +22,11 @@ COLUMNS, WIDTH, HEIGHT = 2, 5.2, 3.4  # panels in a row, inches of one
 MOST = 20.0  # times the floor; slower is not shown
 
 
-def draw(points: Sequence[Point], ceilings: Ceilings, path: Path, footer: str) -> None:
-    """Write the chart: a panel for each operator and format."""
-    means = geomeans(points, ceilings)
-    panels = [list(group) for _, group in groupby(means, key=lambda mean: (mean.operator, mean.format))]
+def draw(points: Sequence[Point], ceilings: Mapping[int, Ceilings], path: Path, footer: str) -> None:
+    """Write the chart: a panel for each kind of product."""
+    products = [point for point in points if point.flop]
+    means = geomeans(products, ceilings)
+    panels = [list(group) for _, group in groupby(means, key=lambda mean: mean.kind)]
     columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     shapes = len({(point.N, point.K) for point in points})
@@ -35,7 +36,7 @@ def draw(points: Sequence[Point], ceilings: Ceilings, path: Path, footer: str) -
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         for axes, panel in zip(grid.flat, panels, strict=False):
-            _panel(axes, panel, points, ceilings)
+            _panel(axes, panel, products, ceilings)
         legend = {
             label: handle
             for axes in grid.flat
@@ -51,14 +52,15 @@ def draw(points: Sequence[Point], ceilings: Ceilings, path: Path, footer: str) -
         )
 
 
-def _panel(axes: Axes, means: Sequence[Geomean], points: Sequence[Point], ceilings: Ceilings) -> None:
-    first = means[0]
+def _panel(
+    axes: Axes, means: Sequence[Geomean], points: Sequence[Point], ceilings: Mapping[int, Ceilings]
+) -> None:
     for name, (label, colour, line_width, marker) in DRAWN.items():
         drawn = [(i, mean.times_floor[name]) for i, mean in enumerate(means) if name in mean.times_floor]
         if drawn:
             x, y = zip(*drawn, strict=True)
             axes.plot(x, y, color=colour, lw=line_width, marker=marker, ms=line_width + 2, label=label)
-    own = [p for p in points if (p.operator, p.format) == (first.operator, first.format)]
+    own = [p for p in points if p.kind == means[0].kind]
     by_m = [[p.seconds["aoext"] / p.floor(ceilings) for p in own if mean.M == p.M] for mean in means]
     low, high = [min(values) for values in by_m], [max(values) for values in by_m]
     axes.fill_between(range(len(means)), low, high, color=LINES["aoext"][1], alpha=0.15, lw=0)
@@ -74,5 +76,5 @@ def _panel(axes: Axes, means: Sequence[Geomean], points: Sequence[Point], ceilin
     axes.grid(axis="x", visible=False)
     axes.minorticks_off()
     axes.tick_params(labelsize=8.5, which="both", length=0)
-    axes.set_title(first.operator + ("" if first.format == "int4" else f" [{first.format}]"), fontsize=10)
+    axes.set_title(str(means[0].kind), fontsize=10)
     axes.set_xlabel("M", fontsize=9)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.cli.subjects import Problem, Tensors, quantized_rows
+from aoext.cli.subjects import EIGHT_BIT_DTYPES, Problem, Tensors, quantized_rows
 from aoext.cli.tinygemm import inner_k_tiles
-from aoext.packing import unpack_int4
+from aoext.packing import dtype_name, unpack_int4
 
 aten = torch.ops.aten
 
@@ -26,6 +27,9 @@ class Peer:
     name: str
     pack: Callable[[Problem, Tensors], Tensors]
     call: Callable[[Problem, Tensors, Tensors], Tensor]  # (problem, inputs, packed)
+    # What `call` leaves undone, for the check alone: (problem, inputs, packed, result of the call).
+    complete: Callable[[Problem, Tensors, Tensors, Tensor], Any] = lambda p, x, w, result: result
+    is_floor: bool = False  # whether it only moves the bytes, so that no operator is expected to be faster
 
     def with_bias(self) -> Peer:
         """The same for weights that end with a bias."""
@@ -93,12 +97,18 @@ def _int_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
     return torch._int_mm(x[0], w[0].t())
 
 
+def _scaled(p: Problem, x: Tensors, w: Tensors, product: Tensor) -> Tensor:
+    scaled = product * x[1] * w[1].t()
+    return (scaled + w[2] if p.bias else scaled).to(p.dtype)
+
+
 def _int_mm_scaled(p: Problem, x: Tensors, w: Tensors) -> Tensor:
-    return (torch._int_mm(x[0], w[0].t()) * x[1] * w[1].t()).to(p.dtype)
+    return _scaled(p, x, w, _int_mm(p, x, w))
 
 
 def _scaled_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
-    return torch._scaled_mm(x[0], w[0].t(), scale_a=x[1], scale_b=w[1].t(), out_dtype=p.dtype)
+    bias = w[2] if p.bias else None
+    return torch._scaled_mm(x[0], w[0].t(), scale_a=x[1], scale_b=w[1].t(), bias=bias, out_dtype=p.dtype)
 
 
 def _stored(p: Problem, w: Tensors) -> Tensors:
@@ -112,9 +122,21 @@ def _dynamic(name: str, product: Callable[[Problem, Tensors, Tensors], Tensor]) 
     return Peer(f"eager quantisation, {name}", _stored, call)
 
 
+def _copy(dtype: torch.dtype) -> Peer:
+    """What reading and writing costs: the input of quantize_rowwise to memory of its own size."""
+    return Peer(
+        "a copy",
+        lambda p, w: (w[0], torch.empty_like(w[0])),
+        lambda p, x, w: w[1].copy_(w[0]),
+        complete=lambda p, x, w, copied: quantized_rows(copied, dtype),
+        is_floor=True,
+    )
+
+
 _INT4_CPU = Peer("_weight_int4pack_mm_for_cpu", _pack_int4_cpu, _int4_cpu)
 _INT4_CUDA = Peer("_weight_int4pack_mm", _pack_int4_cuda, _int4_cuda)
 _INT4_XPU = Peer(f"{_INT4_XPU_OPERATOR} + zero points", _pack_int4_xpu, _int4_xpu)
+_INT_MM_ALONE = Peer("_int_mm alone", _stored, _int_mm, complete=_scaled)
 _INT8 = Peer("_weight_int8pack_mm", lambda p, w: (w[0], w[1].flatten().to(p.dtype)), _int8_weight_only)
 
 _SCALED: dict[tuple[str, str], Peer] = {
@@ -134,6 +156,8 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
         ("bf16i8bf16_rowwise", "int8"): _INT8,
         ("bf16i8bf16_rowwise_bias", "int8"): _INT8.with_bias(),
         **_SCALED,
+        ("scaled_mm_rowwise", "int8"): _INT_MM_ALONE,
+        **{("quantize_rowwise", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT_DTYPES},
     },
     "cuda": {
         ("bf16i4bf16_rowwise", "int4"): _INT4_CUDA,

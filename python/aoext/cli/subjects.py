@@ -30,6 +30,7 @@ class Problem:
     K: int
     group_size: int
     dtype: torch.dtype
+    bias: bool = False  # whether operators that take one or none get one
 
     @property
     def tiles(self) -> int:
@@ -44,6 +45,11 @@ class Weight:
     random: Callable[[Problem, Generator], Tensors]
     # Rows of the weight in float64 [n, K], from the stored tensors and the indices of the rows.
     rows: Callable[[Tensors, Tensor], Tensor]
+
+
+def full_name(operator: str, format: str) -> str:
+    """Of an operator in a number format; int4 operators have no other."""
+    return operator if format == "int4" else f"{operator} [{format}]"
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,12 @@ class Subject:
     # The dimensions of the result, by names of the sizes of a problem.
     result: tuple[str, str] = ("M", "N")
     grouped: bool = False  # whether group_size matters
+    adds_bias: Callable[[Problem], bool] = lambda p: False  # a tensor [N], the last that rotates
     serves: Callable[[Problem], bool] = lambda p: True  # whether the operator takes such a problem at all
 
     @property
     def name(self) -> str:
-        return self.operator if self.format in ("int4", "") else f"{self.operator} [{self.format}]"
+        return full_name(self.operator, self.format)
 
     @property
     def is_linear(self) -> bool:
@@ -143,13 +150,6 @@ def _int4_rows(stored: Tensors, index: Tensor) -> Tensor:
 INT4 = Weight(_random_int4, _int4_rows)
 
 
-def _with_bias(weight: Weight) -> Weight:
-    def random(p: Problem, g: Generator) -> Tensors:
-        return (*weight.random(p, g), randn(p.N, g=g).to(p.dtype))
-
-    return Weight(random, weight.rows)
-
-
 def _float_input(p: Problem, g: Generator) -> Tensors:
     return (randn(p.M, p.K, g=g).to(p.dtype),)
 
@@ -169,17 +169,29 @@ def _linear(
     dense_input: Callable[[Tensors, Tensor], Tensor],
     inputs: Callable[[Problem, Generator], Tensors] = _float_input,
     call: Callable[[Callable[..., Any], Problem, Tensors, Tensors], Any] | None = None,
-    bias: bool = False,
+    adds_bias: Callable[[Problem], bool] = lambda p: False,
 ) -> Subject:
     """A subject that multiplies; dense_input gives rows of its input in float64."""
 
+    def random(p: Problem, g: Generator) -> Tensors:
+        bias = (randn(p.N, g=g).to(p.dtype),) if adds_bias(p) else ()
+        return *weight.random(p, g), *bias
+
     def reference(p: Problem, x: Tensors, w: Tensors, rows: Tensor, columns: Tensor) -> Tensor:
         product = dense_input(x, rows) @ weight.rows(w, columns).t()
-        return product + w[-1][columns].double() if bias else product
+        return product + w[-1][columns].double() if adds_bias(p) else product
 
     plain = lambda kernel, p, x, w: kernel(*x, *w)  # noqa: E731
-    random = (_with_bias(weight) if bias else weight).random
-    return Subject(operator, format, inputs, random, call or plain, reference, grouped=weight is INT4)
+    return Subject(
+        operator,
+        format,
+        inputs,
+        random,
+        call or plain,
+        reference,
+        grouped=weight is INT4,
+        adds_bias=adds_bias,
+    )
 
 
 def _dense(x: Tensors, rows: Tensor) -> Tensor:
@@ -193,7 +205,8 @@ def _scaled_mm(dtype: torch.dtype) -> Subject:
         _rowwise(dtype),
         lambda x, rows: x[0][rows].double() * x[1][rows].double(),
         inputs=lambda p, g: _random_rowwise(p.M, p.K, dtype, g),
-        call=lambda kernel, p, x, w: kernel(x[0], w[0], x[1], w[1], out_dtype=p.dtype),
+        call=lambda kernel, p, x, w: kernel(x[0], w[0], x[1], w[1], *w[2:], out_dtype=p.dtype),
+        adds_bias=lambda p: p.bias,
     )
 
 
@@ -202,7 +215,9 @@ def _scaled_linear(dtype: torch.dtype) -> Subject:
         q, scale = quantized_rows(x[0][rows], dtype)
         return q.double() * scale.double()
 
-    return _linear("scaled_linear_rowwise", dtype_name(dtype), _rowwise(dtype), dense)
+    return _linear(
+        "scaled_linear_rowwise", dtype_name(dtype), _rowwise(dtype), dense, adds_bias=lambda p: p.bias
+    )
 
 
 def _quantize(dtype: torch.dtype) -> Subject:
@@ -291,7 +306,8 @@ def _tinygemm_mm() -> Subject:
 
 
 def _weight_only(operator: str, format: str, weight: Weight) -> list[Subject]:
-    return [_linear(operator + suffix, format, weight, _dense, bias=bool(suffix)) for suffix in ("", "_bias")]
+    with_bias = _linear(f"{operator}_bias", format, weight, _dense, adds_bias=lambda p: True)
+    return [_linear(operator, format, weight, _dense), with_bias]
 
 
 def _all() -> list[Subject]:

@@ -47,6 +47,11 @@ class Timing:
         return len(self.samples) * self.clock.calls
 
 
+def most_spent(call: float, seconds: float) -> float:
+    """Seconds that a candidate is timed for, at most, where a call takes `call` and it has `seconds`."""
+    return max(seconds, min(MIN_SAMPLES * call, MOST_OVERTIME * seconds)) + call
+
+
 def interleaved(candidates: Mapping[str, Candidate], device: Device, seconds: float) -> dict[str, Timing]:
     """Time candidates in turns, each for up to `seconds`.
 
