@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 import aoext
 from aoext.inductor import generated
-from aoext.inductor.passes import rewrites
+from aoext.inductor.passes import rewrites, sources
 from conftest import PRELUDE, compiler_for
 from inductor_graphs import both_ways, compiled
 from reference import quantized, randn
@@ -108,6 +109,35 @@ def test_the_key_of_a_slot_covers_all_passes_and_options():
         assert config.post_grad_custom_pre_pass is None
 
 
+def test_a_slot_that_is_read_and_set_again_holds_our_passes_once():
+    ours = config.post_grad_custom_pre_pass.uuid()
+    with config.patch(post_grad_custom_pre_pass=Noted("a")):
+        slot = config.post_grad_custom_pre_pass
+        assert str(slot.uuid()).count(str(ours)) == 1
+        for again in (slot, [slot, Noted("b")]):
+            with config.patch(post_grad_custom_pre_pass=again):
+                assert str(config.post_grad_custom_pre_pass.uuid()).count(str(ours)) == 1
+
+
+def test_the_key_covers_every_source_that_decides_about_a_graph(tmp_path):
+    """An edit of a pass, of a fake kernel or of the dtypes that the passes take is another key."""
+    package = Path(aoext.__file__).parent
+    assert sources(package) in config.post_grad_custom_pre_pass.uuid()
+    copy = tmp_path / "aoext"
+    for file in package.rglob("*.py"):
+        target = copy / file.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    keys = {sources(copy)}
+    assert keys == {sources(package)}
+    for name in ("inductor/bias.py", "ops.py", "packing.py", "tensors/base.py"):
+        sources.cache_clear()
+        with (copy / name).open("a") as file:
+            file.write("# a change\n")
+        keys.add(sources(copy))
+    assert len(keys) == 5
+
+
 def test_options_that_are_none_are_refused():
     with pytest.raises(TypeError, match="an option must be one of enabled, weight_only"):
         aoext.inductor.configure(fuse=True)
@@ -125,7 +155,7 @@ def test_another_process_takes_compiled_code_from_the_cache(tmp_path):
     script = """
 import torch, aoext
 from torch._dynamo.utils import counters
-from aoext.inductor.passes import rewrites
+from aoext.inductor.passes import rewrites, sources
 torch.manual_seed(0)
 layer = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32)).eval()
 aoext.quantize_(layer, aoext.Int8DynamicActivationInt8WeightConfig())
