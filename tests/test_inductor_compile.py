@@ -185,19 +185,21 @@ def test_a_compiled_model_serves_every_batch_with_one_graph(scheme, device, gene
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_every_mode_gives_the_results_of_eager(mode, device, generator):
+def test_every_mode_gives_the_results_of_eager(mode, dynamic, device, generator):
     if compiler_for(device) != "inductor":
         pytest.skip("Inductor has no compiler for a simulated device")
     torch._dynamo.reset()
     layers = [torch.nn.Linear(64, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32)]
     model = torch.nn.Sequential(*layers).to(device, BF16).eval()
     aoext.quantize_(model, INT4 if mode == "max-autotune" else INT8)
-    x = randn(generator, 4, 64, dtype=BF16).to(device)
+    run_compiled = torch.compile(model, fullgraph=True, mode=mode, dynamic=dynamic)
     with torch.no_grad(), config.patch(force_disable_caches=True):
-        result = torch.compile(model, fullgraph=True, mode=mode)(x)
-        expected = model(x)
-    assert (result - expected).float().norm() <= 1e-2 * expected.float().norm()
+        for batch in (4, 7) if dynamic else (4,):
+            x = randn(generator, batch, 64, dtype=BF16).to(device)
+            result, expected = run_compiled(x), model(x)
+            assert (result - expected).float().norm() <= 1e-2 * expected.float().norm()
 
 
 def test_max_autotune_offers_the_plain_product_and_takes_what_wins(generator):

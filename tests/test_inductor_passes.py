@@ -309,6 +309,9 @@ KEPT_8_BIT = {
     "unsigned": lambda x, w, s: F.linear(x, w.view(torch.uint8).to(BF16) * s.to(BF16)),
     "scaled by rows of the input": lambda x, w, s: F.linear(x, w.to(BF16)) * x[:, :1],
     "read before it is scaled": read_before_it_is_scaled,
+    "one output channel, repeated": lambda x, w, s: torch.bmm(
+        x.reshape(2, 9, K), (w[:1].to(BF16) * s[:1].to(BF16)).t().expand(2, K, 5)
+    ),
     "int8 product alone": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()),
     "int8 product with one scale": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()).to(FP32) * s.t(),
 }
@@ -460,7 +463,7 @@ def test_results_of_merged_linears_that_are_returned_lie_as_those_of_eager(gener
 
         def forward(self, x):
             a, b, c = (layer(x) for layer in self.layers)
-            return a, b.view(2, -1, N).transpose(0, 1), c.relu()
+            return a, b.view(2, -1, N).transpose(0, 1), c.chunk(2)[1]
 
     model = Returned()
     aoext.quantize_(model, INT4)
@@ -472,7 +475,7 @@ def test_results_of_merged_linears_that_are_returned_lie_as_those_of_eager(gener
         assert len(re.findall(r"= torch\.ops\.ao\.\w+\.default\(", code[-1])) == 1
         for result, expected in zip(results, model(x), strict=True):
             assert result.stride() == expected.stride()
-            assert result.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+            assert result.untyped_storage().nbytes() <= 2 * 6 * N
             torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
 
 

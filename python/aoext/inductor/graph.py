@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,14 +97,13 @@ def constant_of(node: Any) -> Tensor | None:
 
 def is_returned(node: Node) -> bool:
     """Whether the graph returns a node's value, or a view of it."""
-    return any(
-        user.op == "output" or ((is_call(user, *RESHAPES) or _is_view(user.target)) and is_returned(user))
-        for user in node.users
-    )
+    return any(user.op == "output" or (_is_view(user) and is_returned(user)) for user in node.users)
 
 
-def _is_view(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target.is_view
+def _is_view(node: Node) -> bool:
+    """Whether a node's value may lie in the memory of its input; an item of several views may, too."""
+    target: Any = node.target
+    return is_call(node, *RESHAPES, operator.getitem) or getattr(target, "is_view", False)
 
 
 def is_transposition(node: Any) -> bool:

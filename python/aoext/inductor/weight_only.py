@@ -110,7 +110,8 @@ def _without_batch(node: Any) -> Any:
     source = node.args[0]
     if is_call(source, aten.unsqueeze.default) and source.args[1] == 0 and fx.only_user(source):
         source = source.args[0]
-    return source if value(source) is not None and known(source).dim() == 2 else None
+    found = value(source)
+    return source if found is not None and fx.same_shape(found.shape, known(node).shape[1:]) else None
 
 
 def _fits(x: Any, weight: Weight) -> bool:
