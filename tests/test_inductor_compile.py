@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 import aoext
 from aoext.inductor import generated
-from aoext.inductor.passes import rewrites
+from aoext.inductor.passes import rewrites, sources
 from conftest import PRELUDE, compiler_for
 from inductor_graphs import both_ways, compiled
 from reference import quantized, randn
@@ -108,6 +109,35 @@ def test_the_key_of_a_slot_covers_all_passes_and_options():
         assert config.post_grad_custom_pre_pass is None
 
 
+def test_a_slot_that_is_read_and_set_again_holds_our_passes_once():
+    ours = config.post_grad_custom_pre_pass.uuid()
+    with config.patch(post_grad_custom_pre_pass=Noted("a")):
+        slot = config.post_grad_custom_pre_pass
+        assert str(slot.uuid()).count(str(ours)) == 1
+        for again in (slot, [slot, Noted("b")]):
+            with config.patch(post_grad_custom_pre_pass=again):
+                assert str(config.post_grad_custom_pre_pass.uuid()).count(str(ours)) == 1
+
+
+def test_the_key_covers_every_source_that_decides_about_a_graph(tmp_path):
+    """An edit of a pass, of a fake kernel or of the dtypes that the passes take is another key."""
+    package = Path(aoext.__file__).parent
+    assert sources(package) in config.post_grad_custom_pre_pass.uuid()
+    copy = tmp_path / "aoext"
+    for file in package.rglob("*.py"):
+        target = copy / file.relative_to(package)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    keys = {sources(copy)}
+    assert keys == {sources(package)}
+    for name in ("inductor/bias.py", "ops.py", "packing.py", "tensors/base.py"):
+        sources.cache_clear()
+        with (copy / name).open("a") as file:
+            file.write("# a change\n")
+        keys.add(sources(copy))
+    assert len(keys) == 5
+
+
 def test_options_that_are_none_are_refused():
     with pytest.raises(TypeError, match="an option must be one of enabled, weight_only"):
         aoext.inductor.configure(fuse=True)
@@ -125,19 +155,30 @@ def test_another_process_takes_compiled_code_from_the_cache(tmp_path):
     script = """
 import torch, aoext
 from torch._dynamo.utils import counters
-from aoext.inductor.passes import rewrites
+from aoext.inductor.passes import rewrites, sources
 torch.manual_seed(0)
-layer = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32)).eval()
-aoext.quantize_(layer, aoext.Int8DynamicActivationInt8WeightConfig())
-with torch.no_grad():
-    torch.compile(layer, fullgraph=True)(torch.randn(3, 64))
-c = counters["inductor"]
-print(c["fxgraph_cache_hit"], c["fxgraph_cache_miss"], c["fxgraph_cache_bypass"])
+for scheme in (
+    aoext.Int4WeightOnlyConfig(group_size=32),
+    aoext.Int8DynamicActivationInt8WeightConfig(),
+    aoext.Float8WeightOnlyConfig(),
+):
+    layer = torch.nn.Linear(64, 32)
+    aoext.quantize_(layer, scheme)
+    with torch.no_grad():
+        torch.compile(layer, fullgraph=True)(torch.randn(3, 64).relu())
+for cache, kind in (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache")):
+    print(*(counters[cache][f"{kind}_{what}"] for what in ("hit", "miss", "bypass")))
 """
-    where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
-    assert run(script, **where).split() == ["0", "1", "0"]
-    assert run(script, **where).split() == ["1", "0", "0"]
-    assert run(script, **where, AOEXT_INDUCTOR="0").split() == ["0", "1", "0"]  # other passes, other code
+    where = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+    }
+    # Of Inductor's code, and of AOTAutograd's, whose key has the tensors' own hashes in it.
+    assert run(script, **where).splitlines() == ["0 3 0", "0 3 0"]
+    assert run(script, **where).splitlines() == ["3 0 0", "3 0 0"]
+    others = run(script, **where, AOEXT_INDUCTOR="0").splitlines()  # other passes, other code
+    assert others == ["0 3 0", "0 3 0"]
 
 
 @pytest.mark.parametrize("scheme", [INT4, INT8], ids=["int4", "int8"])
@@ -155,19 +196,21 @@ def test_a_compiled_model_serves_every_batch_with_one_graph(scheme, device, gene
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_every_mode_gives_the_results_of_eager(mode, device, generator):
+def test_every_mode_gives_the_results_of_eager(mode, dynamic, device, generator):
     if compiler_for(device) != "inductor":
         pytest.skip("Inductor has no compiler for a simulated device")
     torch._dynamo.reset()
     layers = [torch.nn.Linear(64, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32)]
     model = torch.nn.Sequential(*layers).to(device, BF16).eval()
     aoext.quantize_(model, INT4 if mode == "max-autotune" else INT8)
-    x = randn(generator, 4, 64, dtype=BF16).to(device)
+    run_compiled = torch.compile(model, fullgraph=True, mode=mode, dynamic=dynamic)
     with torch.no_grad(), config.patch(force_disable_caches=True):
-        result = torch.compile(model, fullgraph=True, mode=mode)(x)
-        expected = model(x)
-    assert (result - expected).float().norm() <= 1e-2 * expected.float().norm()
+        for batch in (4, 7) if dynamic else (4,):
+            x = randn(generator, batch, 64, dtype=BF16).to(device)
+            result, expected = run_compiled(x), model(x)
+            assert (result - expected).float().norm() <= 1e-2 * expected.float().norm()
 
 
 def test_max_autotune_offers_the_plain_product_and_takes_what_wins(generator):

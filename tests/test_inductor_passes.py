@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import aoext
+from aoext.packing import int4_row_quantize_zp, pack_int4
 from aoext.tiny_lm import TinyLM, TinyLMConfig
 from inductor_graphs import Holds, both_ways, compiled, only
 from reference import assert_close, int4_float64, randn, rowwise_values
@@ -127,6 +132,41 @@ def test_a_scale_for_the_whole_weight_serves_every_row(freezing, generator):
     assert_close(result, x.double() @ (w.double() * scale.double()).t())
 
 
+# Scales of rows, made of a tensor [2, N / 2] with their elements in another order.
+REORDERED = {
+    "before the product": lambda x, w, t: F.linear(x, w.to(x.dtype) * t.t().reshape(-1, 1).to(x.dtype)),
+    "after the product": lambda x, w, t: F.linear(x, w.to(x.dtype)) * t.t().reshape(-1).to(x.dtype),
+    "copied in between": lambda x, w, t: F.linear(x, w.to(x.dtype) * t.t().contiguous().view(-1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", REORDERED)
+def test_scales_keep_the_order_in_which_the_weight_meets_them(case, generator):
+    w, scales = eight_bit_fields(generator)["w"], torch.rand(2, N // 2, generator=generator) + 0.1
+    x = randn(generator, 5, K)
+    call, graphs = compiled(Holds(REORDERED[case], w=w, t=scales))
+    assert_close(call(x), x.double() @ (w.double() * scales.double().t().reshape(-1, 1)).t())
+    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+
+
+# PyTorch's operators of a weight that its own quantisation, PT2E, leaves in a graph.
+def per_channel(x, w, s, z):
+    q = torch.ops.quantized_decomposed
+    return F.linear(x, q.dequantize_per_channel(w, s.reshape(-1), z, 0, -128, 127, torch.int8))
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_frozen_zero_points_are_looked_at(zero, generator):
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401  (defines the operators)
+
+    fields = {**eight_bit_fields(generator), "z": torch.full((N,), zero, dtype=torch.int64)}
+    x = randn(generator, 3, K)
+    call, graphs = compiled(Holds(per_channel, **fields), freezing=True)
+    exact = x.double() @ ((fields["w"].double() - zero) * fields["s"].double()).t()
+    torch.testing.assert_close(call(x).double(), exact, rtol=1e-4, atol=1e-4)
+    assert graphs.of_ours() == ({} if zero else {"bf16i8bf16_rowwise": 1})
+
+
 def test_dequantize_per_channel_and_per_tensor_become_one_operator(generator):
     from torch.ao.quantization.fx import _decomposed  # noqa: F401  (defines the operators)
 
@@ -182,6 +222,41 @@ def test_int8_products_with_their_scales_become_scaled_mm_rowwise(with_bias, dyn
         assert len(graphs) == 1
 
 
+def test_scales_of_one_output_channel_are_told_from_those_of_rows(generator):
+    """With N = 1 a scale for each row of the input has the product's own shape."""
+
+    def function(x, x_scale, w, s):
+        return x_scale * torch._int_mm(x.reshape(-1, K), w.t()).to(FP32).reshape(2, 11, 1) * s.reshape(-1)
+
+    w, s = rowwise_values((1,), K, torch.int8, generator)
+    x, x_scale = rowwise_values((2, 11), K, torch.int8, generator)
+    call, graphs = compiled(Holds(function, w=w, s=s))
+    assert_close(call(x, x_scale), (x.double() * x_scale.double()) @ (w.double() * s.double()).t())
+    assert graphs.of_ours() == {"scaled_mm_rowwise": 1}
+
+
+# Products that PyTorch computes and scaled_mm_rowwise, or the weight-only operators, would refuse.
+def int_mm(x, w):
+    return torch._int_mm(x, w.t()).to(FP32) * x[:, :1].float() * w[:, 0].float()
+
+
+REFUSED = {
+    "more columns than an int32 holds": (int_mm, 131072, torch.int8),
+    "unsigned activations": (int_mm, K, torch.uint8),
+    "no columns": (lambda x, w: F.linear(x.to(BF16), w.to(BF16) * 2), 0, torch.int8),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_our_operators_refuse_stays(case, generator):
+    function, columns, kind = REFUSED[case]
+    x = torch.randint(0, 3, (18, columns), generator=generator).to(kind)
+    w = torch.randint(-1, 2, (8, columns), generator=generator, dtype=torch.int8)
+    result, graphs, expected, _ = both_ways(Holds(function, w=w), x)
+    assert graphs.of_ours() == {}
+    assert torch.equal(result, expected)
+
+
 def test_float8_products_with_row_scales_become_scaled_mm_rowwise(generator):
     kind = torch.float8_e4m3fn
     (w, s), (x, x_scale) = (rowwise_values((rows,), K, kind, generator) for rows in (32, 7))
@@ -234,6 +309,9 @@ KEPT_8_BIT = {
     "unsigned": lambda x, w, s: F.linear(x, w.view(torch.uint8).to(BF16) * s.to(BF16)),
     "scaled by rows of the input": lambda x, w, s: F.linear(x, w.to(BF16)) * x[:, :1],
     "read before it is scaled": read_before_it_is_scaled,
+    "one output channel, repeated": lambda x, w, s: torch.bmm(
+        x.reshape(2, 9, K), (w[:1].to(BF16) * s[:1].to(BF16)).t().expand(2, K, 5)
+    ),
     "int8 product alone": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()),
     "int8 product with one scale": lambda x, w, s: torch._int_mm(x.to(torch.int8), w.t()).to(FP32) * s.t(),
 }
@@ -314,7 +392,7 @@ def tiny_lm(generator, dtype=BF16):
     return model.to(dtype).eval(), torch.randint(256, (2, 9), generator=generator)
 
 
-def llama(generator, dtype=BF16):
+def llama(generator, dtype=BF16, biases=False):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=128,
@@ -325,8 +403,14 @@ def llama(generator, dtype=BF16):
         vocab_size=96,
         use_cache=False,
         tie_word_embeddings=False,
+        attention_bias=biases,
+        mlp_bias=biases,
     )
     model = transformers.LlamaForCausalLM(config).to(dtype).eval()
+    with torch.no_grad():
+        for name, bias in model.named_parameters():
+            if name.endswith("bias"):  # they start as zeros
+                bias.copy_(randn(generator, *bias.shape))
     return model, torch.randint(96, (2, 9), generator=generator)
 
 
@@ -369,6 +453,30 @@ def test_int4_linears_of_one_activation_are_merged_on_request(model, generator):
         call, graphs = compiled(model)  # weights that may change are not merged
         call(tokens)
         assert graphs.of_ours() == {"bf16i4bf16_rowwise": 7 + heads}
+
+
+def test_results_of_merged_linears_that_are_returned_lie_as_those_of_eager(generator):
+    class Returned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(K, N, dtype=BF16, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            a, b, c = (layer(x) for layer in self.layers)
+            return a, b.view(2, -1, N).transpose(0, 1), c.chunk(2)[1]
+
+    model = Returned()
+    aoext.quantize_(model, INT4)
+    x = randn(generator, 6, K, dtype=BF16)
+    torch._dynamo.reset()
+    with aoext.inductor.patch(merge_linears=True), torch.no_grad():
+        with inductor_config.patch(freezing=True, force_disable_caches=True):
+            results, code = run_and_get_code(torch.compile(model, fullgraph=True), x)
+        assert len(re.findall(r"= torch\.ops\.ao\.\w+\.default\(", code[-1])) == 1
+        for result, expected in zip(results, model(x), strict=True):
+            assert result.stride() == expected.stride()
+            assert result.untyped_storage().nbytes() <= 2 * 6 * N
+            torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_linears_that_differ_are_neither_shared_nor_merged(generator):
@@ -416,19 +524,118 @@ def test_every_pass_has_its_switch(generator):
         assert graphs.of_ours() == expected
 
 
-def test_torchao_models_meet_our_operators(generator):
-    quantization = pytest.importorskip("torchao.quantization")
-    x = randn(generator, 2, 5, K, dtype=BF16)
-    for config, expected in (
-        (quantization.Int8WeightOnlyConfig(), "bf16i8bf16_rowwise_bias"),
-        (quantization.Float8WeightOnlyConfig(), "bf16f8bf16_rowwise_bias"),
-        (quantization.Int8DynamicActivationInt8WeightConfig(), "scaled_mm_rowwise"),
-    ):
-        layer = nn.Sequential(nn.Linear(K, N, dtype=BF16))
-        quantization.quantize_(layer, config)
-        call, graphs = compiled(layer)
-        result = call(x)
-        assert graphs.of_ours() == {expected: 1}
-        (node,) = graphs.nodes(getattr(ao, expected).default)
-        assert all(argument is not None for argument in node.args)  # the bias is in
-        torch.testing.assert_close(result, layer(x), rtol=3e-2, atol=3e-2)
+def with_dequantised_int4(model):
+    """The model with each linear's weight dequantised at every call."""
+
+    def product(x, w, s, z, b=None):
+        return F.linear(x, ao.dequantize_int4(w, s, z), b)
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                q, scale, zero_point = int4_row_quantize_zp(child.weight.detach(), GROUP)
+                biases = {} if child.bias is None else {"b": child.bias.detach()}
+                setattr(module, name, Holds(product, w=pack_int4(q), s=scale, z=zero_point, **biases))
+    return model
+
+
+def by_torchao(name):
+    def quantised(model):
+        quantization = pytest.importorskip("torchao.quantization")
+        quantization.quantize_(model, getattr(quantization, name)())
+        return model
+
+    return quantised
+
+
+# How models come to have such chains, what a linear is before, and what after.
+CHAINS = {
+    "dequantize_int4": (with_dequantised_int4, "aten.mm", "bf16i4bf16_rowwise"),
+    "torchao int8": (by_torchao("Int8WeightOnlyConfig"), "aten.mm", "bf16i8bf16_rowwise"),
+    "torchao float8": (by_torchao("Float8WeightOnlyConfig"), "aten.mm", "bf16f8bf16_rowwise"),
+    "torchao dynamic int8": (
+        by_torchao("Int8DynamicActivationInt8WeightConfig"),
+        "aten._int_mm",
+        "scaled_mm_rowwise",
+    ),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("biases", [False, True], ids=["tiny_lm", "llama with biases"])
+def test_every_linear_of_a_model_becomes_one_operator_with_its_bias(chain, biases, generator):
+    quantised, product, operator = CHAINS[chain]
+    model, tokens = llama(generator, biases=True) if biases else tiny_lm(generator)
+    # Without Inductor's own patterns, some of which leave what only its code generator can run.
+    result, graphs, expected, plain = both_ways(quantised(model), tokens, pattern_matcher=False)
+
+    def products(graphs):
+        return sum(graphs.calls[name] for name in ("aten.mm", "aten.addmm", "aten._int_mm"))
+
+    def sums(graphs):
+        return sum(graphs.calls[name] for name in ("aten.add.Tensor", "aten.addmm"))
+
+    assert products(plain) == 8
+    assert plain.calls[product] or plain.calls["aten.addmm"]
+    assert set(plain.of_ours()) <= {"dequantize_int4"}
+    if not biases:  # its head has the plain weight of the embedding
+        assert graphs.of_ours() == {operator: 7}
+        assert products(graphs) == 1
+        assert sums(graphs) == sums(plain)
+    else:  # but for the head, which has none
+        assert products(graphs) == 0
+        assert sum(graphs.of_ours().values()) == 8
+        suffix = "" if operator == "scaled_mm_rowwise" else "_bias"
+        nodes = graphs.nodes(getattr(ao, operator + suffix).default)
+        assert sum(n.args[-1] is not None and n.args[-1].meta["val"].dim() == 1 for n in nodes) == 7
+        assert sums(graphs) == sums(plain) - 7
+    torch.testing.assert_close(logits(result), logits(expected), rtol=5e-2, atol=5e-2)
+
+
+def test_quantisation_behind_norms_and_activations_is_inductors_own_code(model, generator):
+    model, tokens, heads = model
+    aoext.quantize_(model, INT8)
+    result, graphs, expected, plain = both_ways(model, tokens[:1, :1])
+    assert plain.of_ours() == {"scaled_linear_rowwise": 7 + heads}
+    # Before q, k and v, before gate and up, before down and before the head; not behind attention.
+    assert graphs.of_ours() == {"scaled_mm_rowwise": 6 + heads, "scaled_linear_rowwise": 1}
+    assert torch.equal(logits(result), logits(expected))
+
+
+def test_weights_that_pt2e_quantised_become_one_operator_where_they_are_frozen(generator):
+    """Zero points are known to be 0 there alone."""
+    pt2e = pytest.importorskip("torchao.quantization.pt2e")
+    from torchao.quantization.pt2e import quantizer
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    class WeightOnly(quantizer.Quantizer):
+        def annotate(self, model):
+            spec = quantizer.QuantizationSpec(
+                dtype=torch.int8,
+                observer_or_fake_quant_ctr=pt2e.PerChannelMinMaxObserver,
+                quant_min=-127,
+                quant_max=127,
+                qscheme=torch.per_channel_symmetric,
+                ch_axis=0,
+            )
+            for node in model.graph.find_nodes(op="call_function", target=aten.linear.default):
+                node.meta["quantization_annotation"] = quantizer.QuantizationAnnotation(
+                    input_qspec_map={node.args[1]: spec}, _annotated=True
+                )
+            return model
+
+        def validate(self, model):
+            pass
+
+    model, tokens = tiny_lm(generator, FP32)
+    with torch.no_grad():
+        prepared = prepare_pt2e(torch.export.export(model, (tokens,)).module(), WeightOnly())
+        prepared(tokens)
+        model = convert_pt2e(prepared)
+    for freezing, expected in ((False, {}), (True, {"bf16i8bf16_rowwise": 8})):  # its head, too
+        result, graphs, plainly, plain = both_ways(model, tokens, freezing=freezing, pattern_matcher=False)
+        assert plain.calls["aten.mm"] == 8
+        assert plain.calls["quantized_decomposed.dequantize_per_channel"] == 8
+        assert graphs.of_ours() == expected
+        assert graphs.calls["aten.mm"] + sum(expected.values()) == 8
+        torch.testing.assert_close(result, plainly, rtol=1e-3, atol=1e-3)

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import known, value
-from aoext.inductor.shared import SPLIT, split
+from aoext.inductor.shared import LINEAR, split
 from aoext.packing import FLOAT8_DTYPES
 
 ao = torch.ops.ao
@@ -48,11 +48,10 @@ def quantize_rowwise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def generate(graph: Graph) -> int:
     """Rewrite quantisations behind code of Inductor's; how many there were."""
-    for target in SPLIT:
-        for node in graph.find_nodes(op="call_function", target=target):
-            x, weight = node.args[:2]
-            if _pays(x, known(weight).dtype):
-                split(graph, x, known(weight).dtype, [node])
+    for node in graph.find_nodes(op="call_function", target=LINEAR):
+        x, weight = node.args[:2]
+        if _pays(x, known(weight).dtype):
+            split(graph, x, known(weight).dtype, [node])
     count = 0
     for node in graph.find_nodes(op="call_function", target=ao.quantize_rowwise.default):
         x, dtype = node.args

@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,13 +72,38 @@ def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def static_matrix(tensor: Tensor | None) -> bool:
-    """Whether this is a contiguous matrix whose sizes are numbers, as stored weights are."""
+    """Whether this is a contiguous matrix with columns whose sizes are numbers, as stored weights are."""
     return (
         tensor is not None
         and tensor.dim() == 2
         and all(isinstance(size, int) for size in tensor.shape)
+        and tensor.shape[1] > 0
         and tensor.is_contiguous()
     )
+
+
+def is_vector(tensor: Tensor) -> bool:
+    """Whether at most one size differs from 1, so that an exchange of dimensions moves no element."""
+    return sum(not same(size, 1) for size in tensor.shape) <= 1
+
+
+def constant_of(node: Any) -> Tensor | None:
+    """The tensor of a constant of the graph, as freezing makes them."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    found = getattr(node.graph.owning_module, str(node.target), None)
+    return found if isinstance(found, Tensor) else None
+
+
+def is_returned(node: Node) -> bool:
+    """Whether the graph returns a node's value, or a view of it."""
+    return any(user.op == "output" or (_is_view(user) and is_returned(user)) for user in node.users)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node's value may lie in the memory of its input; an item of several views may, too."""
+    target: Any = node.target
+    return is_call(node, *RESHAPES, operator.getitem) or getattr(target, "is_view", False)
 
 
 def is_transposition(node: Any) -> bool:
@@ -135,8 +161,7 @@ def call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
 def column(graph: Graph, scale: Any, rows: int, like: Node) -> Node:
     """A node [rows, 1] of a scale: a number, one element, or one for each row in whatever shape."""
     if not isinstance(scale, Node):
-        device = known(like).device
-        return call_like(graph, like, aten.full.default, [rows, 1], float(scale), torch.float32, device)
+        return _full(graph, [rows, 1], float(scale), like)
     if known(scale).dtype not in FLOAT_DTYPES:
         scale = call(graph, prims.convert_element_type.default, scale, torch.float32)
     shape = known(scale).shape
@@ -148,13 +173,12 @@ def column(graph: Graph, scale: Any, rows: int, like: Node) -> Node:
     return call(graph, aten.reshape.default, scale, [rows, 1])
 
 
-def call_like(
-    graph: Graph, like: Node, target: Any, size: Any, fill: float, dtype: torch.dtype, device: Any
-) -> Node:
-    """A constructor, whose fake value comes from the mode of another node."""
-    node = graph.call_function(target, (size, fill), {"dtype": dtype, "device": device})
+def _full(graph: Graph, size: list[int], fill: float, like: Node) -> Node:
+    """A float32 tensor of one number, where `like` is."""
+    options: dict[str, Any] = {"dtype": torch.float32, "device": known(like).device}
+    node = graph.call_function(aten.full.default, (size, fill), options)
     with known(like).fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = target(size, fill, dtype=dtype, device=device)
+        node.meta["val"] = torch.full(size, fill, **options)
     return node
 
 

@@ -17,8 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
 from aoext.inductor import graph as fx
-from aoext.inductor.graph import aten, known
-from aoext.inductor.weight_only import constant_of
+from aoext.inductor.graph import aten, constant_of, known
 
 ao = torch.ops.ao
 
@@ -63,6 +62,8 @@ def _merge(graph: Graph, linears: list[Node]) -> None:
         end = begin + known(linear).shape[-1]
         with graph.inserting_before(linear):
             part = fx.call(graph, aten.slice.Tensor, product, -1, begin, end)
+            if fx.is_returned(linear):  # with the strides and in the memory that eager gives it
+                part = fx.call(graph, aten.clone.default, part, memory_format=torch.contiguous_format)
         fx.replace(linear, part)
         begin = end
 

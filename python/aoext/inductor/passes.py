@@ -37,10 +37,10 @@ PASSES: dict[str, Callable[[Graph], int]] = {
 
 
 @cache
-def _sources() -> str:
-    """A hash of this package: other code is another pass."""
+def sources(package: Path) -> str:
+    """A hash of aoext's Python: passes, fake kernels and what they read decide about a graph together."""
     digest = sha256(aoext.__version__.encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(package.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -62,7 +62,7 @@ class AoextPass(custom_graph_pass.CustomGraphPass):
         graph.lint()
 
     def uuid(self) -> tuple[str, tuple[str, ...], Options]:
-        return _sources(), self.names, current()
+        return sources(Path(aoext.__file__).parent), self.names, current()
 
 
 def _has_work(graph: Graph) -> bool:
@@ -74,8 +74,7 @@ HEADS = (
     weight_only.PRODUCTS.keys()
     | scaled.PRODUCTS
     | bias.WITH_BIAS.keys()
-    | shared.SPLIT.keys()
-    | {torch.ops.ao.quantize_rowwise.default}
+    | {shared.LINEAR, torch.ops.ao.quantize_rowwise.default}
 )
 
 
@@ -83,10 +82,10 @@ _Base: Any = _InferenceAware or custom_graph_pass.CustomGraphPass
 
 
 class _Chain(_Base):
-    """Other people's passes in their order, then ours."""
+    """Passes in their order, those of others and ours, in one slot."""
 
-    def __init__(self, theirs: Sequence[GraphPass], ours: AoextPass) -> None:
-        self.passes: tuple[GraphPass, ...] = (*theirs, ours)
+    def __init__(self, passes: tuple[GraphPass, ...]) -> None:
+        self.passes = passes
 
     def __call__(self, graph: Graph, is_inference: bool | None = None) -> None:
         for each in self.passes:
@@ -105,10 +104,11 @@ def chain(theirs: Any, ours: AoextPass) -> Any:
     """What a slot holds where others put `theirs` into it: None, a pass, or several."""
     if not current().enabled:
         return theirs
-    if not theirs:
-        return ours
-    several = tuple(theirs) if isinstance(theirs, (list, tuple)) else (theirs,)
-    return theirs if ours in several else _Chain(several, ours)
+    passes = tuple(theirs) if isinstance(theirs, (list, tuple)) else (theirs,) if theirs else ()
+    # Who reads a slot and sets it again, to add something or to restore it, brings ours along.
+    if not any(each is ours or (isinstance(each, _Chain) and ours in each.passes) for each in passes):
+        passes = (*passes, ours)
+    return passes[0] if len(passes) == 1 else _Chain(passes)
 
 
 # Products are also fused before Inductor folds constants (its option `freezing`), which makes weights plain.

@@ -10,7 +10,7 @@ quantize_rowwise in their last bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ ao = torch.ops.ao
 
 PRODUCTS = {aten._int_mm.default, aten._scaled_mm.default}
 
+# scaled_mm_rowwise refuses longer sums, as they need not fit in an int32; _int_mm wraps.
+INT8_MAX_K = torch.iinfo(torch.int32).max // 128**2
+
 
 @dataclass
 class Tail:
@@ -35,6 +38,7 @@ class Tail:
     column: Any = None
     bias: Node | None = None
     converted: bool = False  # from int32 to a float, which comes first
+    sizes: Any = None  # those of a reshape
 
     @property
     def complete(self) -> bool:
@@ -63,6 +67,8 @@ def _fuse_int_mm(graph: Graph, product: Node) -> bool:
     x, weight = product.args[0], _untransposed(product.args[1])
     if weight is None or not isinstance(x, Node):
         return False
+    if known(x).dtype is not torch.int8 or known(weight).shape[1] > INT8_MAX_K:
+        return False
     tail = _follow(product, known(weight).shape[0])
     if tail is None:
         return False
@@ -71,19 +77,10 @@ def _fuse_int_mm(graph: Graph, product: Node) -> bool:
         return False
     with graph.inserting_before(tail.last):
         result = _scaled_mm(graph, x, weight, tail.row, tail.column, tail.bias, known(tail.last).dtype)
-        shape = known(tail.last).shape
-        if len(shape) != 2:
-            result = fx.call(graph, aten.reshape.default, result, _sizes(tail.last))
+        if tail.sizes is not None:
+            result = fx.call(graph, aten.reshape.default, result, tail.sizes)
     fx.replace(tail.last, result)
     return True
-
-
-def _sizes(node: Node) -> list[Any]:
-    """Sizes of a node's value as arguments: those of the reshape that gave it."""
-    while not is_call(node, aten.reshape.default, aten.view.default):
-        node = next(n for n in node.all_input_nodes if fx.same_shape(known(n).shape, known(node).shape))
-    sizes: list[Any] = node.args[1]  # type: ignore[assignment]
-    return sizes
 
 
 def _scaled_mm(
@@ -106,7 +103,7 @@ def _follow(product: Node, rows: int) -> Tail | None:
     while (user := fx.only_user(tail.last)) is not None and _take(tail, user, rows):
         tail.last = user
         if tail.complete:
-            found = Tail(tail.last, tail.row, tail.column, tail.bias)
+            found = replace(tail)
     return found
 
 
@@ -120,7 +117,10 @@ def _take(tail: Tail, user: Node, rows: int) -> bool:
         tail.converted |= first
         return first or (tail.converted and after.dtype in FLOAT_DTYPES)
     if is_call(user, aten.reshape.default, aten.view.default):
-        return before.dim() == 2 and after.dim() > 2 and fx.same(after.shape[-1], rows)
+        if before.dim() != 2 or after.dim() <= 2 or not fx.same(after.shape[-1], rows):
+            return False
+        tail.sizes = user.args[1]
+        return True
     if not tail.converted or not fx.same_shape(before.shape, after.shape):
         return False
     others = [argument for argument in user.args if argument is not tail.last]

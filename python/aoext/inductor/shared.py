@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -22,16 +21,15 @@ from aoext.inductor.graph import known
 
 ao = torch.ops.ao
 
-SPLIT: dict[Any, Any] = {ao.scaled_linear_rowwise.default: ao.scaled_mm_rowwise.default}
+LINEAR = ao.scaled_linear_rowwise.default
 
 
 def share(graph: Graph) -> int:
     """Rewrite all such groups of a graph; how many linears share now."""
     groups: dict[tuple[Node, torch.dtype], list[Node]] = defaultdict(list)
-    for target in SPLIT:
-        for node in graph.find_nodes(op="call_function", target=target):
-            x, weight = node.args[:2]
-            groups[x, known(weight).dtype].append(node)
+    for node in graph.find_nodes(op="call_function", target=LINEAR):
+        x, weight = node.args[:2]
+        groups[x, known(weight).dtype].append(node)
     count = 0
     for (x, dtype), linears in groups.items():
         if len(linears) > 1:
@@ -49,9 +47,8 @@ def split(graph: Graph, x: Node, dtype: torch.dtype, linears: list[Node]) -> Non
         weight, weight_scale = linear.args[1:3]
         bias = fx.argument(linear, 3, "bias")
         with graph.inserting_before(linear):
-            product = fx.call(
-                graph, SPLIT[linear.target], q, weight, scale, weight_scale, bias, out_dtype=known(x).dtype
-            )
+            arguments = (q, weight, scale, weight_scale, bias)
+            product = fx.call(graph, ao.scaled_mm_rowwise.default, *arguments, out_dtype=known(x).dtype)
         fx.replace(linear, product)
 
 

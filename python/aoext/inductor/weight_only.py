@@ -20,6 +20,7 @@ from dataclasses import replace as changed
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
 from aoext.inductor import graph as fx
@@ -109,7 +110,8 @@ def _without_batch(node: Any) -> Any:
     source = node.args[0]
     if is_call(source, aten.unsqueeze.default) and source.args[1] == 0 and fx.only_user(source):
         source = source.args[0]
-    return source if value(source) is not None and known(source).dim() == 2 else None
+    found = value(source)
+    return source if found is not None and fx.same_shape(found.shape, known(node).shape[1:]) else None
 
 
 def _fits(x: Any, weight: Weight) -> bool:
@@ -180,9 +182,9 @@ def row_scale(scale: Any, shapes: list[tuple[int, ...]]) -> Any:
     one = all(fx.same(size, 1) for size in found.shape) and found.dim() <= 2
     if not one and not any(fx.same_shape(found.shape, shape) for shape in shapes):
         return None
-    # Behind transpositions and reshapes of a vector its elements stay in order.
+    # Behind reshapes, and transpositions of a vector, its elements stay in order.
     node = fx.unrounded(scale)
-    while is_call(node, *fx.RESHAPES) or fx.is_transposition(node):
+    while is_call(node, *fx.RESHAPES) or (fx.is_transposition(node) and fx.is_vector(known(node))):
         source = value(node.args[0])
         if source is None or not fx.same(source.numel(), found.numel()):
             break
@@ -220,17 +222,11 @@ def _is_zero(zero_point: Any) -> bool:
         return zero_point.args[1] == 0
     if is_call(zero_point, aten.zeros.default):
         return True
-    constant = constant_of(zero_point)
-    return constant is not None and not bool(constant.any())
-
-
-def constant_of(node: Any) -> torch.Tensor | None:
-    """The tensor of a constant of the graph, as freezing makes them."""
-    if not isinstance(node, Node) or node.op != "get_attr":
-        return None
-    module = node.graph.owning_module
-    found = getattr(module, str(node.target), None)
-    return found if isinstance(found, torch.Tensor) else None
+    constant = fx.constant_of(zero_point)
+    if constant is None:
+        return False
+    with unset_fake_temporarily():
+        return not bool(constant.any())
 
 
 def _scaled_later(product: Node, weight: Weight) -> tuple[Node, Weight] | None:
