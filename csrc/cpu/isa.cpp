@@ -44,16 +44,14 @@ bool may_use_amx() {
 }
 #endif
 
-// Best first. The last only for who asks for it: it has been checked with its instructions emulated, not on a CPU that has them.
+// Best first.
 const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
+    {kernels_amx, may_use_amx},
     {kernels_avx512, has_avx512_features},
     {kernels_avx2, has_avx2_features},
 #endif
     {kernels_portable, [] { return true; }},
-#ifdef __x86_64__
-    {kernels_amx, may_use_amx},
-#endif
 };
 
 const Kernels& choose() {
@@ -74,16 +72,6 @@ std::string usable_instruction_sets() {
     if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.kernels().name);
   return names;
 }
-
-bool beside_amx() {
-#ifdef __x86_64__
-  return has_avx512() && has_amx_features();
-#else
-  return false;
-#endif
-}
-
-const Tiles& tiles_of_bf16() { return kernels().bf16 != nullptr && !beside_amx() ? *kernels().bf16 : *kernels().f32; }
 
 const Kernels& kernels() {
   static const Kernels& chosen = choose();

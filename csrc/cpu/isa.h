@@ -14,15 +14,7 @@ const Kernels& kernels();
 // The names that AOEXT_CPU_ISA may take on this machine, best first, with commas between.
 std::string usable_instruction_sets();
 
-inline bool has_avx512() { return &kernels() == &kernels_avx512(); }
-
-inline bool has_amx() { return &kernels() == &kernels_amx(); }
-
-// Whether ATen's matrix products may use AMX where ours use AVX-512.
-bool beside_amx();
-
-// What multiplies operands of bfloat16 the faster: CPUs with AMX take longer for AVX-512's products of bfloat16 than for
-// float32's.
-const Tiles& tiles_of_bf16();
+// What multiplies int4 weights and inputs of bfloat16.
+inline const Tiles& tiles_of_int4() { return kernels().bf16_int4 != nullptr ? *kernels().bf16_int4 : *kernels().f32; }
 
 }  // namespace aoext::cpu

@@ -76,7 +76,7 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
 // Algorithm::nibbles, and planes for those rows of x that allow it: each row by itself, so that none changes another's result.
 inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor& input, const Int4Weight& weight,
                           const Output& output) {
-  const int64_t ld = (p.K + kInt4Pad - 1) / kInt4Pad * kInt4Pad, groups = p.K / p.group_size;
+  const int64_t ld = padded(p.K), groups = p.K / p.group_size;
   const Planes* const planes = plan.algorithm == Algorithm::planes ? kernels().planes : nullptr;
   const std::vector<float> rows = float_rows(p, input, p.K);
   std::vector<int64_t> order, others;
@@ -117,8 +117,9 @@ inline void multiply_values(const LinearProblem& p, const Tensor& input, const R
 // Algorithm::tiles, of floats.
 template <class Weight>
 void multiply_tiles(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
-  const Tiles& tiles = plan.compute == ScalarType::BFloat16 ? *kernels().bf16 : *kernels().f32;
-  tile_product<float>(tiles, p, input, weight,
+  constexpr bool kInt4 = !std::is_same_v<Weight, RowwiseWeight>;
+  const Tiles* const bf16 = kInt4 ? kernels().bf16_int4 : kernels().bf16;
+  tile_product<float>(plan.compute == ScalarType::BFloat16 ? *bf16 : *kernels().f32, p, input, weight,
                       [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
                         output.store(m, first, count, sums, row_scales);
                       });

@@ -19,9 +19,8 @@ struct Most {
 
 Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
-  if (has_amx()) return {4, 4, 4, 2, 8, 64, 8};
-  if (beside_amx()) return {4, 4, 16, 12, 8, 16, 8};
-  if (has_avx512()) return {4, 4, 4, 4, 8, 64, 64};
+  if (&kernels() == &kernels_amx()) return {4, 4, 4, 4, 4, kAlways, kAlways};
+  if (&kernels() == &kernels_avx512()) return {16, 4, 16, 8, 16, 64, 64};
   if (&kernels() == &kernels_avx2()) return {4, 2, 8, 4, 64, kAlways, kAlways};
   return {0, 2, 0, 0, 0, kAlways, kAlways};
 }
@@ -43,7 +42,7 @@ Plan plan_products(const LinearProblem& p) {
   // A panel's product is rounded to bfloat16 by ATen: the scales of float8's rows would then round it again.
   const bool rounds_once = p.output == ScalarType::BFloat16 && p.input == ScalarType::BFloat16;
   if (rounds_once && p.M > most().bfloat16) return panel(ScalarType::BFloat16, p);
-  return tiles(&tiles_of_bf16() == kernels().bf16 ? ScalarType::BFloat16 : ScalarType::Float);
+  return tiles(ScalarType::BFloat16);
 }
 
 }  // namespace
@@ -51,13 +50,13 @@ Plan plan_products(const LinearProblem& p) {
 Plan plan_weight_only(const LinearProblem& p) { return plan_products(p); }
 
 Plan plan_int4(const LinearProblem& p) {
-  const bool whole = p.group_size % kInt4Pad == 0;
+  const bool whole = p.group_size % kPad == 0;
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
   const bool fixed_point_is_exact_enough = p.output != ScalarType::Float;
   if (kernels().planes != nullptr && (whole || p.group_size == 32 || p.group_size == 64) && fixed_point_is_exact_enough &&
       p.M <= most().planes)
     return {Algorithm::planes, ScalarType::Char};
-  if ((whole || (p.group_size >= 8 && p.group_size < kInt4Pad && power_of_two)) && p.M <= most().nibbles)
+  if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most().nibbles)
     return {Algorithm::nibbles, ScalarType::Float};
   return plan_products(p);
 }

@@ -61,7 +61,7 @@ class TileInput {
         element_size_(x.element_size),
         row_bytes_((x.K + tiles.depth - 1) / tiles.depth * tiles.depth * tiles.operand_bytes),
         most_(std::min(x.M, std::max<int64_t>(kTile, kInputBytes / row_bytes_))),
-        rows_((most_ + tiles.together - 1) / tiles.together * tiles.together),
+        rows_(tiles.lots(most_)),
         operands_(rows_ * row_bytes_),
         start_(most_) {}
 
@@ -109,25 +109,31 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
       typename Weight::Tile tile(weight);
       const Scratch block(tiles.rows * tiles.depth * tiles.operand_bytes);
       const auto block_row = [&](int64_t i) { return block + i * tiles.depth * tiles.operand_bytes; };
-      std::vector<Sum> sums(M * kTile);
+      const int64_t rows_of_sums = tiles.lots(M);
+      const Scratch scratch(rows_of_sums * kTile * static_cast<int64_t>(sizeof(Sum)));
+      Sum* const sums = reinterpret_cast<Sum*>(scratch + 0);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t first = t * kTile, count = std::min<int64_t>(kTile, N - first);
         tile.move(first, count);
-        for (int64_t m = 0; m < M; ++m) std::fill_n(&sums[m * kTile], kTile, static_cast<Sum>(x.start(m)));
+        for (int64_t m = 0; m < rows_of_sums; ++m)
+          std::fill_n(sums + m * kTile, kTile, m < M ? static_cast<Sum>(x.start(m)) : Sum{});
         for (int64_t k = 0; k < K; k += tiles.depth) {
           const int64_t depth = std::min(tiles.depth, K - k);
           for (int64_t i = 0; i < count; i += tiles.rows) {
             const int64_t rows = std::min<int64_t>(tiles.rows, count - i);
-            for (int64_t r = 0; r < rows; ++r) tile.operands(tiles, i + r, k, depth, block_row(r));
-            // The next block of these rows, or the first one of the next tile's, is on its way while this one is multiplied.
+            // The next block of these rows, or the first one of the next tile's, is on its way while this one is unpacked.
             const int64_t next = k + depth < K ? k + depth : 0, ahead = next > 0 ? i : kTile + i;
-            const int64_t ready = first + ahead + rows <= N ? rows : 0;
-            for (int64_t r = 0; r < ready; ++r) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
+            const bool ready = first + ahead + rows <= N;
+            for (int64_t r = 0; r < rows; ++r) {
+              tile.operands(tiles, i + r, k, depth, block_row(r));
+              if (ready) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
+            }
             const int64_t full = (rows + kTileRows - 1) / kTileRows * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);
             tiles.multiply(block + 0, static_cast<int>(full), x.block(k), M, padded(depth), &sums[i]);
           }
         }
+        if (tiles.finish != nullptr) tiles.finish(M, sums);
         for (int64_t m = 0; m < M; ++m) store(row + m, first, count, &sums[m * kTile], tile.row_scales());
       }
     });

@@ -65,7 +65,13 @@ struct Int4Weight {
     void stage(const char* data, int64_t count, float* out) const {
       const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2;
       const Element from = element(w_.scale_dtype);
-      for (int64_t g = 0; g < groups_; ++g) kernels().to_float(from, data + (g * w_.N + first_) * size, out + g * kTile, count);
+      const char* const from_first = data + first_ * size;
+      for (int64_t g = 0; g < groups_; ++g) {
+        // Into the second cache: where N is a power of two, lines fall into one set of the first.
+        constexpr int64_t kAhead = 32;
+        __builtin_prefetch(from_first + std::min(g + kAhead, groups_ - 1) * w_.N * size, 0, 2);
+        kernels().to_float(from, from_first + g * w_.N * size, out + g * kTile, count);
+      }
     }
 
     const Int4Weight& w_;

@@ -1,19 +1,21 @@
-// Tiles of bfloat16 products with AMX: acc[m][n] += Σ x[m][k] · w[n][k], in float32.
+// Tiles of products with AMX: acc[m][n] += Σ x[m][k] · w[n][k], of bfloat16 in float32 or of int8 in int32.
 //
-// A tile register is 16 rows of 64 bytes; tdpbf16ps adds 16·16 sums over 32 k in 16 cycles. Rows of w are its first operand as
-// they lie. Its second wants pairs of k side by side for 16 rows of x: `inputs` writes x so, once, and nothing of w is
-// transposed. Sums come out as [n][m]; they are transposed once a block, 64 instructions beside 16 products of 16·16·32.
+// A tile register is 16 rows of 64 bytes; an instruction adds 16·16 sums over 32 k (tdpbf16ps) or 64 (tdpbssd) in 16 cycles.
+// Rows of w are its first operand as they lie. Its second wants 4 bytes of k side by side for 16 rows of x: `inputs` writes x so,
+// once, and nothing of w is transposed. Sums wait as they come out, for 16 rows of x as two tiles [n][m], and are transposed
+// once all of K has been multiplied.
 //
-// A block is 32 rows of w by 512 k, 32 KB: it stays in the first cache while x comes from the second. Two tiles of w by two of x
-// are four loads for four products, 32 cycles beside 64.
+// A block is 32 rows of w by 1 KB, 32 KB: it stays in the first cache while x comes from the second. Two tiles of w by two of x
+// are four loads for four products, 32 cycles beside 64. A product's sums are ready after 52 cycles: with one tile of x every
+// other step has sums of its own.
 //
-// Subnormal operands count as zero, far below bfloat16's own rounding.
+// Subnormal operands of bfloat16 count as zero, far below its own rounding.
 namespace aoext::cpu {
 namespace {
 
 constexpr int kTileSide = 16;  // rows of a tile register, and sums in each
-constexpr int64_t kDepthAmx = 512;
-constexpr int64_t kWordBytes = 4, kTileRowBytes = kTileSide * kWordBytes;
+constexpr int64_t kTileRowBytes = 64, kWordBytes = 4;
+constexpr int64_t kDepthBytes = 1024;  // of a block's row
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -29,97 +31,187 @@ struct alignas(64) TileConfig {
 };
 constexpr TileConfig kTileConfig;
 
-int32_t inputs_amx(Element from, const void* source, int64_t n, void* out) {
-  alignas(64) uint16_t row[kDepthAmx];
-  operands<Element::bf16, uint16_t>(from, source, n, row);
-  const int64_t words = (n + kPad - 1) / kPad * kPad / 2;
-  for (int64_t i = 0; i < words; ++i) memcpy(static_cast<char*>(out) + i * kTileRowBytes, row + 2 * i, kWordBytes);
+struct AmxBf16 {
+  using Operand = uint16_t;
+  using Sum = float;
+  using Sums = F32;
+  static constexpr bool kIntegers = false;
+};
+
+struct AmxI8 {
+  using Operand = int8_t;
+  using Sum = int32_t;
+  using Sums = I32;
+  static constexpr bool kIntegers = true;
+};
+
+template <class P>
+constexpr int64_t kDepthAmx = kDepthBytes / static_cast<int64_t>(sizeof(typename P::Operand));
+
+using Operands = decltype(Tiles::inputs);
+
+int32_t bytes_as_they_are(Element, const void* source, int64_t n, void* out) {
+  memcpy(out, source, static_cast<size_t>(n));
+  fill_up(static_cast<int8_t*>(out), n);
   return 0;
+}
+
+// What kOperands makes of a row of x, a word of it to a row of a tile.
+template <class P, Operands kOperands>
+int32_t inputs_amx(Element from, const void* source, int64_t n, void* out) {
+  alignas(64) typename P::Operand row[kDepthAmx<P>];
+  kOperands(from, source, n, row);
+  const int64_t words = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof row[0]) / kWordBytes;
+  for (int64_t i = 0; i < words; ++i)
+    memcpy(static_cast<char*>(out) + i * kTileRowBytes, reinterpret_cast<const char*>(row) + i * kWordBytes, kWordBytes);
+  return 0;
+}
+
+// The intrinsics name registers by their spelling.
+#define AOEXT_TILE_PRODUCT(sums, w, x) \
+  do {                                 \
+    if constexpr (P::kIntegers)        \
+      _tile_dpbssd(sums, w, x);        \
+    else                               \
+      _tile_dpbf16ps(sums, w, x);      \
+  } while (false)
+
+constexpr int64_t kTileSums = kTileSide * kTileSide;
+static_assert(kTile == 2 * kTileSide, "sums of 16 rows of x are two tiles");
+
+// kRows tiles of w by kInputs of x.
+template <class P, int kRows, int kInputs>
+inline void multiply_tiles(const char* w, const char* x, int64_t bytes, typename P::Sum* acc) {
+  constexpr int64_t kApart = kTileSide * kDepthBytes, kSumsApart = kTileSide * kTile;
+  _tile_loadd(0, acc, kTileRowBytes);
+  if constexpr (kInputs > 1)
+    _tile_loadd(1, acc + kSumsApart, kTileRowBytes);
+  else
+    _tile_zero(1);
+  if constexpr (kRows > 1) {
+    _tile_loadd(2, acc + kTileSums, kTileRowBytes);
+    if constexpr (kInputs > 1)
+      _tile_loadd(3, acc + kSumsApart + kTileSums, kTileRowBytes);
+    else
+      _tile_zero(3);
+  }
+  int64_t k = 0;
+  for (; kInputs == 1 && k + kTileRowBytes < bytes; k += 2 * kTileRowBytes) {
+    _tile_loadd(4, w + k, kDepthBytes);
+    _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(0, 4, 6);
+    if constexpr (kRows > 1) {
+      _tile_loadd(5, w + kApart + k, kDepthBytes);
+      AOEXT_TILE_PRODUCT(2, 5, 6);
+    }
+    _tile_loadd(4, w + k + kTileRowBytes, kDepthBytes);
+    _tile_loadd(7, x + (k + kTileRowBytes) * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(1, 4, 7);
+    if constexpr (kRows > 1) {
+      _tile_loadd(5, w + kApart + k + kTileRowBytes, kDepthBytes);
+      AOEXT_TILE_PRODUCT(3, 5, 7);
+    }
+  }
+  for (; k < bytes; k += kTileRowBytes) {
+    _tile_loadd(4, w + k, kDepthBytes);
+    _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(0, 4, 6);
+    if constexpr (kInputs > 1) {
+      _tile_loadd(7, x + kApart + k * kTileSide, kTileRowBytes);
+      AOEXT_TILE_PRODUCT(1, 4, 7);
+    }
+    if constexpr (kRows > 1) {
+      _tile_loadd(5, w + kApart + k, kDepthBytes);
+      AOEXT_TILE_PRODUCT(2, 5, 6);
+      if constexpr (kInputs > 1) AOEXT_TILE_PRODUCT(3, 5, 7);
+    }
+  }
+  _tile_stored(0, acc, kTileRowBytes);
+  if constexpr (kRows > 1) _tile_stored(2, acc + kTileSums, kTileRowBytes);
+  if constexpr (kInputs > 1) {
+    _tile_stored(1, acc + kSumsApart, kTileRowBytes);
+    if constexpr (kRows > 1) _tile_stored(3, acc + kSumsApart + kTileSums, kTileRowBytes);
+  } else {
+    typename P::Sums others[kRows][kTileSide];
+    _tile_stored(1, others[0], kTileRowBytes);
+    if constexpr (kRows > 1) _tile_stored(3, others[1], kTileRowBytes);
+    for (int r = 0; r < kRows; ++r)
+      for (int i = 0; i < kTileSide; ++i) {
+        typename P::Sum* const to = acc + r * kTileSums + i * kTileSide;
+        store(to, load<typename P::Sums>(to) + others[r][i]);
+      }
+  }
+}
+
+template <class P, int kRows>
+inline void multiply_rows(const char* w, const char* x, int64_t M, int64_t bytes, typename P::Sum* acc) {
+  for (int64_t m = 0; m < M; m += 2 * kTileSide) {
+    const char* const inputs = x + m * kDepthBytes;
+    if (M - m > kTileSide)
+      multiply_tiles<P, kRows, 2>(w, inputs, bytes, acc + m * kTile);
+    else
+      multiply_tiles<P, kRows, 1>(w, inputs, bytes, acc + m * kTile);
+  }
+}
+
+// Tile registers are set up and given back within a call: other libraries use them on the same threads.
+template <class P>
+void multiply_amx(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) {
+  const char *const rows = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
+  const int64_t bytes = K * static_cast<int64_t>(sizeof(typename P::Operand));
+  _tile_loadconfig(&kTileConfig);
+  if (N > kTileSide)
+    multiply_rows<P, 2>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+  else
+    multiply_rows<P, 1>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+  _tile_release();
 }
 
 // Rows of a tile of sums, transposed: each of four steps interleaves row i with row i + 8, which turns the index (row, column)
 // by one bit.
-inline void transpose(F32 (&rows)[kTileSide]) {
+template <class Sums>
+inline void transpose(Sums (&rows)[kTileSide]) {
   const U32 low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, high = low + 8;
   for (int step = 0; step < 4; ++step) {
-    F32 next[kTileSide];
+    Sums next[kTileSide];
     for (int i = 0; i < kTileSide / 2; ++i) {
-      next[2 * i] = (F32)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)low, (__m512)rows[i + kTileSide / 2]);
-      next[2 * i + 1] = (F32)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)high, (__m512)rows[i + kTileSide / 2]);
+      next[2 * i] = (Sums)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)low, (__m512)rows[i + kTileSide / 2]);
+      next[2 * i + 1] = (Sums)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)high, (__m512)rows[i + kTileSide / 2]);
     }
     memcpy(rows, next, sizeof next);
   }
 }
 
-// kRows tiles of w by kInputs of x; the sums of M rows of x are kept.
-template <int kRows, int kInputs>
-inline void multiply_tiles(const uint16_t* w, const uint16_t* x, int64_t M, int64_t K, float* acc) {
-  constexpr int64_t kApart = kTileSide * kDepthAmx, kRowBytes = kDepthAmx * sizeof(uint16_t);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t k = 0; k < K; k += 2 * kTileSide) {
-    _tile_loadd(4, w + k, kRowBytes);
-    _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kInputs > 1) {
-      _tile_loadd(7, x + kApart + k * kTileSide, kTileRowBytes);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (kRows > 1) {
-      _tile_loadd(5, w + kApart + k, kRowBytes);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (kInputs > 1) _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  F32 sums[2][2][kTileSide];
-  _tile_stored(0, sums[0][0], kTileRowBytes);
-  _tile_stored(1, sums[0][1], kTileRowBytes);
-  _tile_stored(2, sums[1][0], kTileRowBytes);
-  _tile_stored(3, sums[1][1], kTileRowBytes);
-  for (int i = 0; i < kInputs; ++i) {
-    for (int r = 0; r < kRows; ++r) {
-      transpose(sums[r][i]);
-      for (int64_t m = i * kTileSide; m < M && m < (i + 1) * kTileSide; ++m) {
-        float* const to = acc + m * kTile + r * kTileSide;
-        store(to, load<F32>(to) + sums[r][i][m % kTileSide]);
-      }
-    }
+template <class P>
+void finish_amx(int64_t M, void* acc) {
+  using Sums = typename P::Sums;
+  for (int64_t m = 0; m < M; m += kTileSide) {
+    Sums tiles[2][kTileSide];
+    char* const rows = static_cast<char*>(acc) + m * static_cast<int64_t>(2 * sizeof(Sums));
+    memcpy(tiles, rows, sizeof tiles);
+    transpose(tiles[0]);
+    transpose(tiles[1]);
+    for (int i = 0; i < kTileSide; ++i)
+      for (int r = 0; r < 2; ++r) store(rows + (2 * i + r) * static_cast<int64_t>(sizeof(Sums)), tiles[r][i]);
   }
 }
 
-template <int kRows>
-inline void multiply_rows(const uint16_t* w, const uint16_t* x, int64_t M, int64_t K, float* acc) {
-  for (int64_t m = 0; m < M; m += 2 * kTileSide) {
-    const uint16_t* const inputs = x + m * kDepthAmx;
-    if (M - m > kTileSide)
-      multiply_tiles<kRows, 2>(w, inputs, M - m, K, acc + m * kTile);
-    else
-      multiply_tiles<kRows, 1>(w, inputs, M - m, K, acc + m * kTile);
-  }
+template <class P, Operands kInputs>
+constexpr Tiles amx_tiles(Operands weights, decltype(Tiles::weights_int4) weights_int4) {
+  return {sizeof(typename P::Operand),
+          2 * kTileSide,
+          kDepthAmx<P>,
+          kTileSide,
+          inputs_amx<P, kInputs>,
+          weights,
+          weights_int4,
+          multiply_amx<P>,
+          finish_amx<P>};
 }
-
-// Tile registers are set up and given back within a call: other libraries use them on the same threads.
-void multiply_amx(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) {
-  const uint16_t *const rows = static_cast<const uint16_t*>(w), *const inputs = static_cast<const uint16_t*>(x);
-  _tile_loadconfig(&kTileConfig);
-  if (N > kTileSide)
-    multiply_rows<2>(rows, inputs, M, K, static_cast<float*>(acc));
-  else
-    multiply_rows<1>(rows, inputs, M, K, static_cast<float*>(acc));
-  _tile_release();
-}
-
-constexpr Tiles kTilesAmx{sizeof(uint16_t),
-                          2 * kTileSide,
-                          kDepthAmx,
-                          kTileSide,
-                          inputs_amx,
-                          operands<Element::bf16, uint16_t>,
-                          operands_of_int4<Element::bf16, uint16_t>,
-                          multiply_amx};
-constexpr const Tiles* kBf16 = &kTilesAmx;
+constexpr Tiles kAmxBf16 = amx_tiles<AmxBf16, operands<Element::bf16, uint16_t>>(operands<Element::bf16, uint16_t>, nullptr);
+constexpr Tiles kAmxBf16Int4 = amx_tiles<AmxBf16, inputs_in_fours<kDepthAmx<AmxBf16>>>(nullptr, weights_in_fours);
+constexpr Tiles kAmxI8 = amx_tiles<AmxI8, bytes_as_they_are>(bytes_as_they_are, nullptr);
+constexpr const Tiles *kBf16 = &kAmxBf16, *kBf16Int4 = &kAmxBf16Int4, *kI8 = &kAmxI8;
 
 }  // namespace
 }  // namespace aoext::cpu

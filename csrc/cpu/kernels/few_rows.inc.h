@@ -13,7 +13,7 @@ constexpr int kFewRows = kFloats >= 16 ? 4 : 2;
 // 8 shifts, 8 conversions (AVX2: and 8 shifts more) and 8 multiply-adds.
 
 constexpr int64_t kUnit = 8 * kFloats;
-static_assert(kInt4Pad % kUnit == 0, "arranged rows are whole vectors");
+static_assert(kPad % kUnit == 0, "arranged rows are whole vectors");
 
 #ifdef AOEXT_AVX512
 // Lane i of the table is q where the low four bits of an index are i. (GCC 12 warns of the intrinsic without a mask.)
@@ -234,12 +234,12 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   return v;
 }
 
-// Steps of kGroups groups, or of kInt4Pad elements of one.
+// Steps of kGroups groups, or of kPad elements of one.
 template <int M, int N, int kGroups>
 inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, int64_t K,
                             float (*acc)[kTile]) {
   const int64_t bytes = K / 2, groups = K / w.group_size;
-  const int64_t step = w.group_size < kInt4Pad ? kPlaneUnit : kInt4Pad;
+  const int64_t step = w.group_size < kPad ? kPlaneUnit : kPad;
   F32 sums[M][N] = {};
   for (int64_t begin = 0; begin < K; begin += step) {
     const int64_t g = begin / w.group_size, end = begin + step < K ? begin + step : K;

@@ -17,10 +17,7 @@ constexpr int kTile = 32;
 constexpr int kTileRows = 4;
 
 // Rows that kernels multiply are padded with zeros to a multiple of this many elements.
-constexpr int64_t kPad = 64;
-
-// Arranged rows of x for int4 are padded with zeros to a multiple of this many elements.
-constexpr int64_t kInt4Pad = 128;
+constexpr int64_t kPad = 128;
 
 // A row of int4 weights: element k is q(k) · scale[k / group_size · kTile] + zero_point[k / group_size · kTile].
 struct Int4Row {
@@ -34,7 +31,9 @@ struct Tiles {
   int64_t operand_bytes;
   int64_t rows;      // of a block of weights; they divide kTile
   int64_t depth;     // of a block along K, a multiple of kPad
-  int64_t together;  // rows of x that lie interleaved, 4 bytes of each in turn
+  int64_t together;  // rows of x that lie interleaved, 4 bytes of each in turn: a lot
+
+  int64_t lots(int64_t M) const { return (M + together - 1) / together * together; }  // whole ones
 
   // n elements as operands, padded; `inputs` returns what their sums start with, int32 bits where products are int8's.
   int32_t (*inputs)(Element from, const void* source, int64_t n, void* out);
@@ -45,11 +44,15 @@ struct Tiles {
   // Rows of w, and lots of rows of x that lie together, are `depth` operands a row apart. N is a multiple of kTileRows; sums
   // between it and `rows` may change, and what stands there in w and after the last row of x may be anything.
   void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
+
+  // Null, or what brings sums, which start as zeros and of which there are so many rows as lie together in x, into that order
+  // once all of K has been multiplied.
+  void (*finish)(int64_t M, void* acc);
 };
 
-// int4 by a row of x in 16-bit fixed point. Groups are of 32, 64 or a multiple of kInt4Pad elements.
+// int4 by a row of x in 16-bit fixed point. Groups are of 32, 64 or a multiple of kPad elements.
 struct Planes {
-  // A row of x for dot, 2 bytes an element, padded with zeros (by the caller) to kInt4Pad elements; the scale of each group, the
+  // A row of x for dot, 2 bytes an element, padded with zeros (by the caller) to kPad elements; the scale of each group, the
   // sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
   bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
                   float* group_sums);
@@ -68,8 +71,10 @@ struct Kernels {
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 
-  // Null where no instruction multiplies bfloat16.
-  const Tiles *f32, *bf16, *i8;
+  const Tiles *f32, *i8;
+
+  // Null where no instruction multiplies bfloat16. int4 has tiles of its own, whose operands lie as its nibbles unpack best.
+  const Tiles *bf16, *bf16_int4;
 
   // acc[m][n] = Σ x[m][k] · w[n][k] for M rows of x and N <= kTile rows of K 8-bit values, one after another; rows of x are
   // floats, padded.
@@ -80,7 +85,7 @@ struct Kernels {
   void (*arrange_int4)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);
 
   // The same for M rows that arrange_int4 wrote and N <= kTile rows of int4, of which `first` is the first. Groups are of 2ⁿ·8
-  // elements, or of a multiple of kInt4Pad.
+  // elements, or of a multiple of kPad.
   void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N,
                    int64_t K, float (*acc)[kTile]);
 

@@ -211,6 +211,78 @@ int32_t weights_i8(Element, const void* source, int64_t n, void* out) {
   return 0;
 }
 
+#ifdef AOEXT_AVX512
+// int4 as bfloat16. Of 128 weights, 32 words of 16 bits, shifts by 0, 4, 8 and 12 bring each nibble in turn to where it looks up
+// its group's values: 12 instructions. So they lie as k = 0, 4, …, 124, then 1, 5, …, 125 and so on, and x does too.
+constexpr int64_t kFours = 128, kNibblesOfWord = 4, kWords = kFours / kNibblesOfWord;
+static_assert(kPad % kFours == 0, "padded rows are whole lots of 128");
+
+// Padded rows.
+inline void lay_in_fours(const uint16_t* in, int64_t n, uint16_t* out) {
+  for (int64_t k = 0; k < n; k += kFours)
+    for (int64_t i = 0; i < kNibblesOfWord; ++i)
+      for (int64_t j = 0; j < kWords; ++j) out[k + i * kWords + j] = in[k + kNibblesOfWord * j + i];
+}
+
+template <int64_t kDepth>
+int32_t inputs_in_fours(Element from, const void* source, int64_t n, void* out) {
+  alignas(64) uint16_t row[kDepth];
+  operands<Element::bf16, uint16_t>(from, source, n, row);
+  lay_in_fours(row, n, static_cast<uint16_t*>(out));
+  return 0;
+}
+
+// The sixteen values of group g, by nibble.
+inline __m512 values_of_group(const Int4Row& row, int64_t g) {
+  return (__m512)(F32{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1} * row.scale[g * kTile] + row.zero_point[g * kTile]);
+}
+
+// 128 weights of kGroups groups, the first of them g and of which `groups` exist, from `words` of which `kept` have weights.
+template <int kGroups>
+inline void int4_in_fours(const Int4Row& row, int64_t g, int64_t groups, __m512i words, __mmask32 kept, uint16_t* out) {
+  static_assert(kGroups == 1 || kGroups == 2 || kGroups == 4, "a table has 64 values");
+  const auto values = [&](int64_t i) { return values_of_group(row, g + (i < groups ? i : 0)); };
+  // An index takes a bit too many where tables are of one group: they hold it twice.
+  const __m512 first = values(0);
+  const __m512i low = (__m512i)_mm512_cvtne2ps_pbh(kGroups == 1 ? first : values(1), first);
+  const __m512i high = kGroups == 4 ? (__m512i)_mm512_cvtne2ps_pbh(values(3), values(2)) : low;
+  uint16_t group_of_word[kWords];
+  for (int64_t j = 0; j < kWords; ++j) group_of_word[j] = static_cast<uint16_t>(j * kGroups / kWords << 4);
+  const __m512i group = load<__m512i>(group_of_word), nibble = _mm512_set1_epi16(15);
+  for (int i = 0; i < kNibblesOfWord; ++i) {
+    __m512i index = _mm512_maskz_srli_epi16(~__mmask32{0}, words, static_cast<unsigned>(4 * i));
+    if constexpr (kGroups > 1) index = _mm512_or_si512(_mm512_and_si512(index, nibble), group);
+    store(out + i * kWords, kGroups == 4 ? _mm512_maskz_permutex2var_epi16(kept, low, index, high)
+                                         : _mm512_maskz_permutexvar_epi16(kept, index, low));
+  }
+}
+
+void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, void* out) {
+  uint16_t* const to = static_cast<uint16_t*>(out);
+  const bool whole = row.group_size % kFours == 0;
+  for (int64_t i = 0; i < n; i += kFours) {
+    const int64_t k = begin + i, count = n - i < kFours ? n - i : kFours, g = k / row.group_size;
+    if (k % kFours == 0 && (whole || row.group_size == 64 || row.group_size == 32)) {
+      __m512i words = {};
+      memcpy(&words, row.packed + k / 2, static_cast<size_t>(count) / 2);
+      const __mmask32 kept = ~__mmask32{0} >> (kWords - count / kNibblesOfWord);
+      const int64_t groups = count / row.group_size;
+      if (whole)
+        int4_in_fours<1>(row, g, 1, words, kept, to + i);
+      else if (row.group_size == 64)
+        int4_in_fours<2>(row, g, groups, words, kept, to + i);
+      else
+        int4_in_fours<4>(row, g, groups, words, kept, to + i);
+    } else {
+      uint16_t values[kFours];
+      dequantize_int4_as(row, k, count, values);
+      fill_up(values, count);
+      lay_in_fours(values, kFours, to + i);
+    }
+  }
+}
+#endif
+
 constexpr int64_t kDepthF32 = AOEXT_DEPTH, kDepthI8 = AOEXT_DEPTH * 4 / static_cast<int64_t>(sizeof(ProductI8::Operand));
 static_assert(sizeof(ProductI8::Operand) < 4 || kDepthI8 <= 1024, "sums of int8 in floats are exact");
 
@@ -222,10 +294,13 @@ constexpr Tiles kTilesF32{sizeof(float),
                           operands<Element::f32, float>,
                           operands<Element::f32, float>,
                           operands_of_int4<Element::f32, float>,
-                          multiply<ProductF32, kDepthF32>};
-constexpr Tiles kTilesI8{sizeof(ProductI8::Operand),   kBlockRows, kDepthI8, 1, inputs_i8, weights_i8, nullptr,
-                         multiply<ProductI8, kDepthI8>};
-#if defined(AOEXT_AVX512) && !defined(AOEXT_AMX)
+                          multiply<ProductF32, kDepthF32>,
+                          nullptr};
+constexpr Tiles kTilesI8{sizeof(ProductI8::Operand),    kBlockRows, kDepthI8, 1, inputs_i8, weights_i8, nullptr,
+                         multiply<ProductI8, kDepthI8>, nullptr};
+#ifndef AOEXT_AMX
+constexpr const Tiles* kI8 = &kTilesI8;
+#ifdef AOEXT_AVX512
 constexpr int64_t kDepthBf16 = AOEXT_DEPTH * 2;
 constexpr Tiles kTilesBf16{sizeof(uint16_t),
                            kBlockRows,
@@ -233,11 +308,22 @@ constexpr Tiles kTilesBf16{sizeof(uint16_t),
                            1,
                            operands<Element::bf16, uint16_t>,
                            operands<Element::bf16, uint16_t>,
-                           operands_of_int4<Element::bf16, uint16_t>,
-                           multiply<ProductBf16, kDepthBf16>};
-constexpr const Tiles* kBf16 = &kTilesBf16;
-#elif !defined(AOEXT_AMX)
-constexpr const Tiles* kBf16 = nullptr;
+                           nullptr,
+                           multiply<ProductBf16, kDepthBf16>,
+                           nullptr};
+constexpr Tiles kTilesBf16Int4{sizeof(uint16_t),
+                               kBlockRows,
+                               kDepthBf16,
+                               1,
+                               inputs_in_fours<kDepthBf16>,
+                               nullptr,
+                               weights_in_fours,
+                               multiply<ProductBf16, kDepthBf16>,
+                               nullptr};
+constexpr const Tiles *kBf16 = &kTilesBf16, *kBf16Int4 = &kTilesBf16Int4;
+#else
+constexpr const Tiles *kBf16 = nullptr, *kBf16Int4 = nullptr;
+#endif
 #endif
 
 }  // namespace
