@@ -117,6 +117,7 @@ constexpr double kRisk = 1.06;                      // of ranges: blocks are at 
 constexpr double kBoth = 0.342;                     // of the shorter of reading and multiplying does not hide behind the other
 constexpr int64_t kMostParts = 4;                   // of a tile
 constexpr int64_t kFewRows = 256;                   // of x up to which tiles of fewer rows than 128 were measured
+constexpr int kNarrow = 128;                        // tokens likewise
 
 }  // namespace
 
@@ -131,7 +132,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     // Of as good ones the lowest: more blocks read.
     for (int rows = cost.height / 2 + 16; rows <= cost.height; rows += 16) {
-      if (rows < wgmma::kRows && p.M > kFewRows) continue;
+      if (rows < wgmma::kRows && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
       const int64_t tiles = ceil_div(p.N, rows) * beside, rest = tiles % sms;
       const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
       const double outputs = static_cast<double>(cost.height) * cost.tokens;
