@@ -252,6 +252,56 @@ def test_products_of_8_bits(product, M, N, K, generator):
 
 
 @needs_own_kernels
+@pytest.mark.parametrize("N", [2064, 6144, 10240, 28672])
+@pytest.mark.parametrize("M", [3, 16, 40, 100, 256])
+@pytest.mark.parametrize("product", ["int8_mm", "scaled_mm_rowwise, e4m3"])
+def test_tiles_of_fewer_rows(product, M, N, generator):
+    """On an H200 tiles of 48, 80 and 112 rows of w come out even over the multiprocessors."""
+    for columns in (N, N - 8):
+        call = EIGHT_BIT[product](Problem(M, columns, 512, 512, BF16, FP32), generator)
+        assert_close(call.run("cuda", operator_of(call.operator)), call.reference)
+
+
+DYNAMIC_SIZES = [(1, 33, 48), (1, 4096, 4096), (1, 40, 8192), (2, 515, 1040), (3, 72, 2064), (7, 130, 1024)]
+DYNAMIC_SIZES += [(1, 300, 14336), (8, 4096, 4096), (8, 40, 16), (16, 515, 320), (2, 257, 777), (40, 96, 64)]
+
+
+@needs_own_kernels
+@pytest.mark.parametrize("eight_bit", reference.EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("dtype", reference.HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize(("M", "N", "K"), DYNAMIC_SIZES)
+def test_a_dynamic_product_has_the_bits_of_its_two_operators(M, N, K, dtype, eight_bit, generator):
+    """In one launch or two: rows of zeros, beyond the range, tiny ones, and inputs of any strides."""
+    w, scale = torch.ops.ao.quantize_rowwise(torch.randn(N, K, generator=generator).to("cuda"), eight_bit)
+    sizes = 10.0 ** torch.randint(-6, 4, (M, 1), generator=generator)
+    rows = (torch.randn(M, 2 * K, generator=generator) * sizes).to("cuda", dtype)
+    special = [rows[:, :K].clone() for _ in range(4)]
+    special[0][0], special[1][-1, K // 2], special[2][M // 2, 0] = 0, torch.nan, -torch.inf
+    special[3][:] = torch.finfo(dtype).smallest_normal / 4
+    for x in (*special, rows[:, ::2], rows[:, 1 : K + 1], rows[:, :K].t().contiguous().t()):
+        values, row_scale = torch.ops.ao.quantize_rowwise(x, eight_bit)
+        expected = torch.ops.ao.scaled_mm_rowwise(values, w, row_scale, scale, out_dtype=dtype)
+        result = torch.ops.ao.scaled_linear_rowwise(x, w, scale)
+        assert torch.equal(result.isnan(), expected.isnan())
+        assert torch.equal(result.nan_to_num(), expected.nan_to_num())
+
+
+@needs_own_kernels
+def test_short_rows_of_x_are_quantised_by_the_product():
+    if torch.cuda.get_device_properties(0).multi_processor_count != 132:
+        pytest.skip("cuts are those of an H200")
+
+    def plan(M: int, K: int) -> str:
+        w = torch.zeros(4096, K, dtype=torch.int8, device="cuda")
+        x, scale = torch.zeros(M, K, device="cuda", dtype=BF16), torch.ones(4096, 1, device="cuda")
+        return aoext.explain("scaled_linear_rowwise", x, w, scale, None)
+
+    assert "which quantise x" in plan(1, 4096)
+    assert "which quantise x" not in plan(8, 4096)
+    assert "which quantise x" not in plan(1, 28672)
+
+
+@needs_own_kernels
 @pytest.mark.parametrize("signs", ["positive", "mixed"])
 @pytest.mark.parametrize("M", [16, 64, 256, 1024])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
@@ -276,7 +326,7 @@ def test_float8_keeps_its_bound_over_a_long_K(dtype, M, signs, generator):
 def test_few_columns_of_float8_keep_their_bound(M, N, generator):
     """A row of few outputs may be small beside what it was added up from: then lost bits would show."""
     x, w = (torch.randn(rows, 4096, generator=generator).to("cuda", E4M3) for rows in (M, N))
-    w[:, 1::2] = -w[:, ::2]
+    w[:, 1::2] = (-w[:, ::2].float()).to(E4M3)
     x[:, 1::2] = (x[:, ::2].float() * 1.0625).to(E4M3)
     scales = (torch.ones(rows, 1, device="cuda") for rows in (M, N))
     result = torch.ops.ao.scaled_mm_rowwise(x, w, *scales)

@@ -83,6 +83,7 @@ class RowwiseLinear(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weight", "row_scale", "scale", "bias", "y")),
         *((name, ctypes.c_int64) for name in ("M", "N", "K")),
         *((name, ctypes.c_int) for name in ("type", "weight_type", "scale_type", "bias_type", "output")),
+        ("quantizes", ctypes.c_bool),
     )
 
 
@@ -211,8 +212,8 @@ class Candidates:
         yield from self._wgmma(128, (128,), (1, 2), arranged=1)
 
     def rowwise_wgmma(self) -> Iterator[Config]:
-        yield from self._wgmma(64, (32, 64, 128), (1, 2))
-        yield from self._wgmma(128, (32, 64, 128, 256), (1, 2))
+        for rows in range(48, 128 + 1, 16):
+            yield from self._wgmma(rows, (32, 64, 128, 256) if rows > 64 else (32, 64, 128), (1, 2))
 
     def weight_only_wgmma(self) -> Iterator[Config]:
         yield from self._wgmma(128, (32, 96, 128, 192, 256), (1, 2, 3))

@@ -10,7 +10,7 @@ namespace aoext::cuda {
 namespace {
 
 std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
-  LinearProblem p = check_by_name(op, tensors);
+  const LinearProblem p = check_by_name(op, tensors);
   const Device& device = device_of(tensors[0]);
   if (op == "weight_int4pack_mm") {
     const int64_t group_size = p.K / tensors[2].size(0);
@@ -20,8 +20,8 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
     return takes_one_pass(p.K, device) ? "cuda: " + op + ", one pass" : describe(Plan());
   if (op.rfind("bf16i4bf16_rowwise", 0) == 0)
     return describe(plan_int4(p, device, are_aligned({&tensors[0], &tensors[1], &tensors[2], &tensors[3]})));
-  if (op == "scaled_linear_rowwise") p.input = p.weight;  // once it is quantised
-  return describe(plan_rowwise(p, device, are_aligned({&tensors[1]})), p);
+  const auto plan = op == "scaled_linear_rowwise" ? plan_scaled_linear : plan_rowwise;
+  return describe(plan(p, device, are_aligned({&tensors[1]})), p);
 }
 
 }  // namespace

@@ -15,10 +15,11 @@ constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over
 // With fewer output columns than this, what the matrix engine cuts off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
 
-// Rows of x up to which decode wins over wgmma. Each of its blocks brings all of x, which long rows of few channels do not hide.
+// Rows of x up to which decode wins over wgmma. Each of its blocks brings all of x, which a weight must be small for; long rows
+// of few channels do not hide it either.
 int64_t decode_rows(const RowwiseLinear& p) {
-  constexpr int64_t kLongRow = 8192;
-  return p.K >= kLongRow && p.K >= p.N ? 2 : 8;
+  constexpr int64_t kLongRow = 8192, kSmallWeight = int64_t{1} << 24;
+  return p.N * p.K > kSmallWeight || (p.K >= kLongRow && p.K >= p.N) ? 2 : 8;
 }
 
 RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {
@@ -33,6 +34,12 @@ RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device
                    2 * device.multiprocessors + hopper,
                    device.shared_memory};
   return choose_once(key, [&] { return choose_rowwise_decode(raw, device.multiprocessors, device.shared_memory, hopper); });
+}
+
+// Where a launch saved is worth that every block of decode quantises its part of x.
+bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Device& device) {
+  constexpr int64_t kMostValues = 16384;  // of a multiprocessor
+  return ceil_div(int64_t{c.blocks} * c.cluster, device.multiprocessors) * p.M * ceil_div(p.K, c.cluster) <= kMostValues;
 }
 
 // Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: those that fill the GPU and
@@ -94,13 +101,25 @@ RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool alig
   return plan;
 }
 
+RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned) {
+  LinearProblem product = p;
+  product.input = p.weight;
+  RowwisePlan plan = plan_rowwise(product, device, aligned);
+  // The same cut, or the bits of y would be others.
+  RowwiseLinear raw = rowwise_linear(p, p.K);
+  raw.quantizes = true;
+  plan.quantizes = plan.algorithm == RowwiseAlgorithm::decode && !plan.copies && rowwise_decode_takes(raw) &&
+                   rowwise_decode_fits(raw, plan.decode) && quantizes_itself(raw, plan.decode, device);
+  return plan;
+}
+
 std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
   const auto text = [](auto v) { return std::to_string(v); };
   const auto kernel = [&]() -> std::string {
     switch (plan.algorithm) {
       case RowwiseAlgorithm::decode:
         return "rowwise_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
-               " warps and " + text(plan.decode.cluster) + " blocks";
+               " warps and " + text(plan.decode.cluster) + " blocks" + (plan.quantizes ? ", which quantise x" : "");
       case RowwiseAlgorithm::wgmma: return "rowwise_wgmma, " + describe(plan.wgmma);
       case RowwiseAlgorithm::scaled_mm: return "aten::_scaled_mm";
       case RowwiseAlgorithm::weight_only_wgmma: return "weight_only_wgmma, " + describe(plan.wgmma);

@@ -24,8 +24,9 @@ enum class RowwiseAlgorithm {
 
 struct RowwisePlan {
   RowwiseAlgorithm algorithm = RowwiseAlgorithm::generic;
-  bool copies = false;  // both operands go first to rows that start at multiples of 16 bytes and end in zeros
-  int64_t K = 0;        // of the operands then, or the problem's
+  bool copies = false;     // both operands go first to rows that start at multiples of 16 bytes and end in zeros
+  int64_t K = 0;           // of the operands then, or the problem's
+  bool quantizes = false;  // x first, by decode itself
   RowwiseDecodeConfig decode = {};
   WgmmaConfig wgmma = {};  // of weight_only_wgmma too
   RowwiseMmaConfig mma = {};
@@ -36,6 +37,9 @@ RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K);
 
 // int8_mm, scaled_mm_rowwise, bf16i8bf16_rowwise and bf16f8bf16_rowwise. `aligned`: the weight starts at a multiple of 16 bytes.
 RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool aligned);
+
+// scaled_linear_rowwise in one launch, or the product that is left once quantize_rowwise has made x of the weight's type.
+RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned);
 
 std::string describe(const RowwisePlan& plan, const LinearProblem& p);
 

@@ -3,7 +3,6 @@
 #include "common/dispatcher.h"
 #include "cuda/kernels/rowwise_any.h"
 #include "cuda/operands.h"
-#include "cuda/plan_rowwise.h"
 
 namespace aoext::cuda {
 namespace {
@@ -29,6 +28,10 @@ Tensor scaled_mm(const LinearProblem& p, const Tensor& x, const Tensor& weight, 
 OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& operands) {
   const RowwisePlan plan = plan_rowwise(p, device_of(operands.input), are_aligned({&operands.weight}));
   if (plan.algorithm == RowwiseAlgorithm::generic) return std::nullopt;
+  return rowwise_by(plan, p, operands);
+}
+
+Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const generic::RowwiseOperands& operands) {
   const Launch launch(operands.input);
   const Tensor x = plan.copies ? filled_up(operands.input, p.M, plan.K) : aligned(operands.input);
   const Tensor weight = plan.copies ? filled_up(operands.weight, p.N, plan.K) : operands.weight;
@@ -44,6 +47,7 @@ OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& o
   raw.scale = operands.weight_scale == nullptr ? nullptr : operands.weight_scale->const_data_ptr();
   raw.bias = data_of(bias);
   raw.y = y.mutable_data_ptr();
+  raw.quantizes = plan.quantizes;
 
   const cudaStream_t stream = launch.stream();
   switch (plan.algorithm) {

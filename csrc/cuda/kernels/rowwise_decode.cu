@@ -14,40 +14,49 @@ using rowwise_decode::kThreads;
 using rowwise_decode::kTileN;
 using rowwise_decode::kUnitK;
 using rowwise_decode::Walk;
+using rowwise_decode::X;
 using Kernel = void (*)(Walk);
 
-template <class T, Element W, bool X8, int Octets>
+constexpr int64_t kMostQuantized = 8;  // rows of x
+
+template <class T, Element W, X kX, int Octets>
 Kernel kernel_of(const RowwiseDecodeConfig& c) {
   using rowwise_decode::rowwise_decode_kernel;
-  if (c.depth == 2) return rowwise_decode_kernel<T, W, X8, Octets, 2>;
-  if (c.depth == 4) return rowwise_decode_kernel<T, W, X8, Octets, 4>;
+  if (c.depth == 2) return rowwise_decode_kernel<T, W, kX, Octets, 2>;
+  if (c.depth == 4) return rowwise_decode_kernel<T, W, kX, Octets, 4>;
   return nullptr;
 }
 
-template <class T, Element W, bool X8>
+template <class T, Element W, X kX>
 Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  return p.M <= 8 ? kernel_of<T, W, X8, 1>(c) : kernel_of<T, W, X8, 2>(c);
+  return p.M <= 8 ? kernel_of<T, W, kX, 1>(c) : kernel_of<T, W, kX, 2>(c);
+}
+
+// x of 8 bits.
+template <class T, Element W>
+Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  return p.quantizes ? kernel_of<T, W, X::quantized, 1>(c) : kernel_of<T, W, X::eight>(p, c);
 }
 
 template <class T>
 Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  if (p.weight_type == Element::int8) return kernel_of<T, Element::int8, false>(p, c);
-  if (p.weight_type == Element::e4m3) return kernel_of<T, Element::e4m3, false>(p, c);
-  return kernel_of<T, Element::e5m2, false>(p, c);
+  if (p.weight_type == Element::int8) return kernel_of<T, Element::int8, X::sixteen>(p, c);
+  if (p.weight_type == Element::e4m3) return kernel_of<T, Element::e4m3, X::sixteen>(p, c);
+  return kernel_of<T, Element::e5m2, X::sixteen>(p, c);
 }
 
 Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  switch (p.type) {
-    case Element::int8: return kernel_of<int8_t, Element::int8, true>(p, c);
-    case Element::e4m3: return kernel_of<__half, Element::e4m3, true>(p, c);
-    case Element::e5m2: return kernel_of<__half, Element::e5m2, true>(p, c);
+  switch (multiplied_type(p)) {
+    case Element::int8: return kernel_of<int8_t, Element::int8>(p, c);
+    case Element::e4m3: return kernel_of<__half, Element::e4m3>(p, c);
+    case Element::e5m2: return kernel_of<__half, Element::e5m2>(p, c);
     case Element::fp16: return kernel_of<__half>(p, c);
     default: return kernel_of<__nv_bfloat16>(p, c);
   }
 }
 
 // Of one m, in a unit.
-size_t unit_x_bytes(const RowwiseLinear& p) { return kUnitK * (is_8bit(p.type) ? 1 : 2); }
+size_t unit_x_bytes(const RowwiseLinear& p) { return kUnitK * (is_8bit(multiplied_type(p)) ? 1 : 2); }
 
 struct Launch {
   Walk walk;
@@ -78,7 +87,8 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
                        Meeting<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
   const size_t per_unit = M * unit_x_bytes(p);
   out.shared = lay_out_chunks(w, fixed, per_unit, c.slices, static_cast<size_t>(c.shared_memory));
-  return out.shared > 0;
+  if (out.shared == 0) return false;
+  return !p.quantizes || (w.chunks == 1 && warps >= M);  // once, and a row by whole warps
 }
 
 // Microseconds of a cut, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by arithmetic and by
@@ -87,7 +97,7 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
 // fit to cuts measured on an H200, M = 1 and 16, int8 and e4m3, eight N x K.
 double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Launch& l, int sms, int resident) {
   const Walk& w = l.walk;
-  const bool wide = p.M > 8, integer = p.type == Element::int8;
+  const bool wide = p.M > 8, integer = multiplied_type(p) == Element::int8;
   const auto fourth = [](double a, double b) { return std::pow(std::pow(a, 4) + std::pow(b, 4), 0.25); };
   const double warps = resident * c.tiles * c.slices, filled = std::min(c.depth, w.warp_steps);
   const double read = static_cast<double>(p.N) * p.K / 4.66e6 * (0.961 + 0.107 / c.slices);
@@ -108,7 +118,9 @@ double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const La
 }  // namespace
 
 bool rowwise_decode_takes(const RowwiseLinear& p) {
-  const bool types = is_8bit(p.weight_type) && (p.type == p.weight_type || p.type == Element::bf16 || p.type == Element::fp16);
+  const bool types =
+      is_8bit(p.weight_type) && (p.quantizes ? !is_8bit(p.type) && p.M <= kMostQuantized
+                                             : p.type == p.weight_type || p.type == Element::bf16 || p.type == Element::fp16);
   return types && is_aligned(p.x) && is_aligned(p.weight) && p.M <= 16 && p.K % 16 == 0 && p.K <= int64_t{1} << 27 &&
          p.N <= int64_t{1} << 30;
 }
@@ -134,6 +146,11 @@ RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int s
             if (time < best_time) best_time = time, best = c;
           }
   return best;
+}
+
+bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  Launch l;
+  return lay_out(p, c, l);
 }
 
 cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream) {

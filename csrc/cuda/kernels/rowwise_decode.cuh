@@ -10,6 +10,10 @@
 // int8 by int8 is multiplied as such. Everything else is in fp16 or bf16, which hold every 8-bit number: weights, and an 8-bit x,
 // become such in registers. A unit's sum starts at zero and is added in float32, so that no long sum is subject to the tensor
 // cores' truncation.
+//
+// An x to be quantised is so by every block for itself, while its first weights are on their way: each row belongs to a team of
+// warps, which read it twice, the second time from L1. That is more arithmetic than one kernel before would need, 8 instructions
+// a value and block, but no launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,6 +23,7 @@
 
 #include "cuda/kernels/eight_bit.cuh"
 #include "cuda/kernels/few_rows.cuh"
+#include "cuda/kernels/quantize_rowwise.cuh"
 #include "cuda/kernels/rowwise.cuh"
 
 namespace aoext::cuda::rowwise_decode {
@@ -43,11 +48,14 @@ struct Walk {
   int cluster_log2;
 };
 
+// x as mma's operands are made of it: of 8 bits, which it has or is given here, or of 16.
+enum class X { eight, quantized, sixteen };
+
 // T: what mma multiplies, int8_t, __half or __nv_bfloat16. W: the weight's type, and x's where it has 8 bits. Octets: of rows m.
 // Depth: units that a warp has on the way.
-template <class T, Element W, bool X8, int Octets, int Depth>
+template <class T, Element W, X kX, int Octets, int Depth>
 __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __grid_constant__ Walk p) {
-  constexpr bool kInteger = std::is_same_v<T, int8_t>;
+  constexpr bool kInteger = std::is_same_v<T, int8_t>, X8 = kX != X::sixteen;
   using Sum = std::conditional_t<kInteger, int, float>;
   constexpr int kRowX = kUnitK * (X8 ? 1 : 2);  // bytes of x of a unit and m
   constexpr int kUnitBytes = kTileN * kUnitK;
@@ -141,6 +149,53 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
       }
     }
   };
+  // An x to be quantised: all of the part. There are no fewer warps than rows. A row's first vectors are asked for before the
+  // ring, behind which they would come late.
+  constexpr int kVectors = 4;  // of 16 bytes, that a thread has on the way
+  const int team = warps * p.m_magic >> 20, in_team = warp * p.m_magic >> 20, own_m = warp - in_team * p.M;
+  const int own = in_team * 32 + lane, step = team * 32;
+  const auto ask_for_row = [&](uint4(&vectors)[kVectors], int base) {
+    const int bytes = K * (linear.type == Element::fp32 ? 4 : 2), count = in_team < team ? bytes / 16 : 0;
+    const auto* row = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(linear.x) + own_m * int64_t{bytes});
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) vectors[i] = base + i * step < count ? row[base + i * step] : uint4{};
+  };
+  const auto quantize_x = [&](auto of_type, uint4(&vectors)[kVectors]) {
+    using S = decltype(of_type);
+    constexpr int kCount = 16 / sizeof(S);
+    using Vector = quantize::Words<4>;
+    auto* const absmax_of_warps = reinterpret_cast<uint32_t*>(meeting.partial) + own_m * team;  // before sums are there
+    uint32_t absmax = 0;
+#pragma unroll 1
+    for (int base = own;;) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) absmax = quantize::absmax_of<S>(bits<Vector>(vectors[i]), absmax);
+      base += kVectors * step;
+      if (base >= K / kCount) break;
+      ask_for_row(vectors, base);
+    }
+    absmax = __reduce_max_sync(0xffffffff, absmax);
+    if (lane == 0 && in_team < team) absmax_of_warps[in_team] = absmax;
+    __syncthreads();
+    if (in_team >= team) return;
+    const quantize::Row<W> quantized(__reduce_max_sync(0xffffffff, lane < team ? absmax_of_warps[lane] : 0));
+    if (own == 0) row_scales[own_m] = quantized.stored_scale();
+    const S* const row = static_cast<const S*>(linear.x) + own_m * linear.K;
+#pragma unroll 1
+    for (int at = own; at < (part_end - part_begin) * (kUnitK / 16); at += step) {
+      const int k = part_begin * kUnitK + at * 16, unit = at / (kUnitK / 16);
+      quantize::Words<4> codes{};
+#pragma unroll
+      for (int i = 0; i < 16; i += kCount)
+        if (k < K) {
+          const auto some = quantized.template codes<S, kCount>(quantize::load_piece<S, kCount>(row, (k + i) / kCount));
+#pragma unroll
+          for (int j = 0; j < kCount / 4; ++j) codes.w[i / 4 + j] = some.w[j];
+        }
+      store_shared_16(xs + (unit * p.M + own_m) * kRowX + place(own_m, at % (kUnitK / 16)),
+                      {codes.w[0], codes.w[1], codes.w[2], codes.w[3]});
+    }
+  };
 
   // -- y: this warp's rows n
   Sum y[Octets][4];
@@ -218,12 +273,24 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
   }
   wait_for_last_kernel();
   start_next_kernel();
-  copy_x(part_begin, min(part_begin + p.chunk_units, part_end));
+  uint4 vectors[kVectors];
+  if constexpr (kX == X::quantized)
+    ask_for_row(vectors, own);
+  else
+    copy_x(part_begin, min(part_begin + p.chunk_units, part_end));
   commit_copies();
 #pragma unroll 1
   for (int d = 0; d < Depth; ++d) fetch(d);
   meeting.start();
-  if (thread < p.M) row_scales[thread] = load_row_scale(linear, thread);
+  if constexpr (kX == X::quantized) {
+    switch (linear.type) {
+      case Element::bf16: quantize_x(__nv_bfloat16(), vectors); break;
+      case Element::fp16: quantize_x(__half(), vectors); break;
+      default: quantize_x(float(), vectors);
+    }
+  } else {
+    if (thread < p.M) row_scales[thread] = load_row_scale(linear, thread);
+  }
   int turn = 0, slot = 0;
   for (int group = blockIdx.y; group < p.tile_groups; group += gridDim.y, ++turn) {
     RawChannel channel{};
@@ -236,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
       if (turn == 0 || p.chunks > 1) {
         if (chunk + turn > 0) {
           __syncthreads();
-          copy_x(begin, end);
+          if (kX != X::quantized) copy_x(begin, end);
           wait_all_copies();
         } else {
           wait_copies<Depth>();

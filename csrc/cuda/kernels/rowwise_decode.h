@@ -8,7 +8,8 @@
 
 namespace aoext::cuda {
 
-// M <= 16, K % 16 == 0, K <= 2^27, N <= 2^30, x and weight at 16-byte alignment; x of the weight's type, bf16 or fp16.
+// M <= 16, K % 16 == 0, K <= 2^27, N <= 2^30, x and weight at 16-byte alignment; x of the weight's type, bf16 or fp16, or one to
+// be quantised, of M <= 8.
 bool rowwise_decode_takes(const RowwiseLinear& p);
 
 // How a launch is cut. A block has tiles * slices warps; a warp takes 16 rows n and a slice of their k.
@@ -24,6 +25,9 @@ struct RowwiseDecodeConfig {
 
 // What measured best (H200), scaled to the multiprocessors of another device.
 RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper);
+
+// Whether a config that is chosen for a product serves where x has to be quantised: all of x is in shared memory then.
+bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream);

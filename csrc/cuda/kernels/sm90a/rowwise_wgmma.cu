@@ -16,7 +16,10 @@ Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
   return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
 }
 
-size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
+// Of the kernel that multiplies tiles of so many rows.
+constexpr int height(int rows) { return rows <= wgmma::kRows / 2 ? wgmma::kRows / 2 : wgmma::kRows; }
+
+size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * height(c.rows) * c.tokens; }
 
 // As many stages as fit.
 template <class Output, int kRows, int kTokens>
@@ -41,17 +44,18 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
 
   wgmma::RowwiseArguments a{};
   a.p = p;
-  a.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
+  a.tiles = {static_cast<int>(ceil_div(p.N, config.rows)), static_cast<int>(ceil_div(p.M, kTokens))};
+  a.rows = config.rows;
   a.segments = segments(p, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
-  if (config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
+  if (config.rows % 16 != 0 || config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));
 
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
   };
-  const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, kRows);
+  const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, config.rows);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
@@ -71,7 +75,7 @@ template <Element kType, Element kOutput>
 cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
-  switch (c.rows * 1000 + c.tokens) {
+  switch (height(c.rows) * 1000 + c.tokens) {
     case 64'032: return launch<kType, Output, 64, 32>(p, c, workspace, stream);
     case 64'064: return launch<kType, Output, 64, 64>(p, c, workspace, stream);
     case 64'128: return launch<kType, Output, 64, 128>(p, c, workspace, stream);
@@ -96,23 +100,24 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* wo
 // ---- The choice: a model of the time, in microseconds on an H200. Rounds of tiles, each of them stages that take what the
 // engine and the copies take, or what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of
 // neighbouring multiprocessors alike, so that a round which fills the second of some pairs takes as long as one that fills all.
-// Fitted to 1268 measured configurations of the shapes of Llama 3 8B and 70B, M = 8 to 512: 7% off, and what it takes is 0.5%
-// from the fastest up to 128 rows, at most 6%. ----
+// Fitted to 7505 measured configurations of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6%
+// from the fastest, at most 8%. ----
 
 struct Cost {
-  int rows, tokens;
+  int height, tokens;   // of tiles of so many rows or fewer, more than half
   double int8, float8;  // a stage
 };
 
-constexpr Cost kCosts[] = {{64, 32, 0.160, 0.163},  {64, 64, 0.180, 0.179},   {64, 128, 0.194, 0.232}, {128, 32, 0.202, 0.196},
-                           {128, 64, 0.282, 0.287}, {128, 128, 0.365, 0.420}, {128, 256, 0.630, 0.779}};
-constexpr double kCaches = 16.7e6, kMemory = 6.22e6;  // bytes a microsecond
-constexpr double kTile = 0.93, kOutput = 4.2e-5, kCluster = 2.4;
+constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},  {64, 64, 0.150, 0.151},   {64, 128, 0.189, 0.205}, {128, 32, 0.214, 0.215},
+                           {128, 64, 0.223, 0.229}, {128, 128, 0.320, 0.351}, {128, 256, 0.542, 0.670}};
+constexpr double kCaches = 14.59e6, kMemory = 6.155e6;  // bytes a microsecond
+constexpr double kTile = 1.12, kOutput = 6.6e-5, kCluster = 2.02;
 constexpr double kMeeting = 5.26, kPart = 1.31e-4;  // of ranges; for each output of a part that another block adds
 constexpr double kRisk = 1.06;                      // of ranges: blocks are at so many places of K that they share less of L2
-constexpr double kBoth = 0.372;                     // of the shorter of reading and multiplying does not hide behind the other
+constexpr double kBoth = 0.342;                     // of the shorter of reading and multiplying does not hide behind the other
 constexpr int64_t kMostParts = 4;                   // of a tile
-constexpr int64_t kLowRows = 256;                   // of x up to which low tiles were measured
+constexpr int64_t kFewRows = 256;                   // of x up to which tiles of fewer rows than 128 were measured
+constexpr int kNarrow = 128;                        // tokens likewise
 
 }  // namespace
 
@@ -122,39 +127,45 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   WgmmaConfig best{};
   double least = 0;
   for (const Cost& cost : kCosts) {
-    const bool low = cost.rows < wgmma::kRows, w_again = cost.tokens == 32 && p.M > 32;
-    if (!has_tile(p.type, p.output, cost.rows, cost.tokens) || w_again || (low && p.M > kLowRows)) continue;
+    const bool w_again = cost.tokens == 32 && p.M > 32;
+    if (!has_tile(p.type, p.output, cost.height, cost.tokens) || w_again) continue;
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
-    const int64_t tiles = ceil_div(p.N, cost.rows) * beside, rest = tiles % sms;
-    const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
-    const double outputs = static_cast<double>(cost.rows) * cost.tokens;
-    const double w_bytes = cost.rows * wgmma::kLine, x_bytes = std::min<int64_t>(cost.tokens, p.M) * wgmma::kLine;
-    // So many blocks at once, each with so many stages.
-    const auto round = [&](int64_t blocks, int64_t parts) {
-      const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
-      const double memory = w_bytes / beside * in_pair * pairs / kMemory, caches = blocks * (w_bytes + x_bytes) / kCaches;
-      return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
-    };
-    const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), cost.rows};
-      const Segments s = segments(p, config);
-      if (!shares_fit(s, config.blocks)) return;
-      double multiplying = s.whole_tiles / blocks * round(blocks, stages);
-      if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
-      if (ranges > 0)
-        multiplying += round(ranges, ceil_div(rest * stages, ranges)) + kMeeting + kPart * outputs * (ceil_div(ranges, rest) - 1);
-      else if (rest_tiles(s) > 0)
-        multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
-      const double time = (std::max(multiplying, reading) + kBoth * std::min(multiplying, reading)) * (ranges > 0 ? kRisk : 1);
-      if (best.tokens != 0 && time >= least) return;
-      least = time;
-      best = config;
-    };
-    consider(1, 0, even_blocks(tiles, 1, sms));
-    consider(2, 0, even_blocks(tiles, 2, sms));
-    if (rest == 0 || tiles < sms) continue;  // a round that is not the last hides what ranges cost
-    for (int64_t parts = 2; parts <= kMostParts && parts * rest <= sms; ++parts) consider(1, parts * rest, sms);
-    if (kMostParts * rest > sms) consider(1, sms, sms);
+    // Of as good ones the lowest: more blocks read.
+    for (int rows = cost.height / 2 + 16; rows <= cost.height; rows += 16) {
+      if (rows < wgmma::kRows && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
+      const int64_t tiles = ceil_div(p.N, rows) * beside, rest = tiles % sms;
+      const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
+      const double outputs = static_cast<double>(cost.height) * cost.tokens;
+      const double w_bytes = rows * wgmma::kLine, x_bytes = std::min<int64_t>(cost.tokens, p.M) * wgmma::kLine;
+      // So many blocks at once, each with so many stages.
+      const auto round = [&](int64_t blocks, int64_t parts) {
+        const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
+        const double memory = w_bytes / beside * in_pair * pairs / kMemory, caches = blocks * (w_bytes + x_bytes) / kCaches;
+        return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
+      };
+      const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
+        const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows};
+        const Segments s = segments(p, config);
+        if (!shares_fit(s, config.blocks)) return;
+        double multiplying = s.whole_tiles / blocks * round(blocks, stages);
+        if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
+        if (ranges > 0)
+          multiplying +=
+              round(ranges, ceil_div(rest * stages, ranges)) + kMeeting + kPart * outputs * (ceil_div(ranges, rest) - 1);
+        else if (rest_tiles(s) > 0)
+          multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
+        const double time = (std::max(multiplying, reading) + kBoth * std::min(multiplying, reading)) * (ranges > 0 ? kRisk : 1);
+        if (best.tokens != 0 && time >= least) return;
+        least = time;
+        best = config;
+      };
+      consider(1, 0, even_blocks(tiles, 1, sms));
+      consider(2, 0, even_blocks(tiles, 2, sms));
+      consider(2, 0, std::min<int64_t>(2 * tiles, sms / 2 * 2));
+      if (rest == 0 || tiles < sms) continue;  // a round that is not the last hides what ranges cost
+      for (int64_t parts = 2; parts <= kMostParts && parts * rest <= sms; ++parts) consider(1, parts * rest, sms);
+      if (kMostParts * rest > sms) consider(1, sms, sms);
+    }
   }
   return best;
 }

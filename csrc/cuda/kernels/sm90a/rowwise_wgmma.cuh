@@ -4,6 +4,7 @@
 // warpgroup multiplies 64 rows by up to 256 rows of x, so y comes transposed, and few rows of x still fill the instruction.
 //
 // How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x, in stages of 128 k, a 128-byte line of each row.
+// So that tiles come out even over the blocks, they may have fewer rows, beside which the engine multiplies what memory holds.
 // Two warpgroups multiply: of high tiles each has 64 rows; of low ones they take turns with the stages and share out the tokens
 // at the end. A thread of a third one copies, or one w and another x where stages are small, since to ask for a copy takes
 // 0.1 µs. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB of w and more
@@ -30,6 +31,7 @@ struct RowwiseArguments {
   RowwiseLinear p;
   Tiles tiles;
   Segments segments;  // what lies outside K in the last stage is zero
+  int rows;           // of w in a tile, as many as the kernel is for or fewer
   int copy_tokens;    // rows of x that are copied at once
   uint64_t w_policy;  // of L2
 };
@@ -171,7 +173,7 @@ __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, 
                                    const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
   each_segment(a.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
+    const Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
     // Copies that lie beyond M are left out, since the engine is slow to fill in what a tensor does not have (192 rows took
     // longer than 256). Those rows keep what they had, and their outputs go nowhere.
     const int rows = min(kTokens, int(a.p.M) - tile.token);
@@ -182,7 +184,7 @@ __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, 
       const uint32_t arrived = full + 8 * ring.slot(), to = shared + ring.slot() * L::kStage;
       barrier_wait(empty + 8 * ring.slot(), ring.parity() ^ 1);
       if (kW) {
-        barrier_expect(arrived, L::kWBytes + tokens * kLine);
+        barrier_expect(arrived, (a.rows + tokens) * kLine);
         copy_tile(to, &w_map, arrived, k, tile.row, a.w_policy);
       }
 #pragma unroll 1
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
       const Segment first = int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
-      const int row = tile_of(a.tiles, first.tile, kTokens, kTileRows).row;
+      const int row = tile_of(a.tiles, first.tile, kTokens, a.rows).row;
       for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
       if (waits) wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
@@ -266,7 +268,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     };
 
     each_segment(s, rest, [&](const Segment& segment) {
-      Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
+      Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
+      tile.end = tile.row + a.rows;
       if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
       Scales<kTokens> scales;
       scales.load(a.p, tile, me.group, thread);

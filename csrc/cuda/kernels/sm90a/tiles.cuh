@@ -36,6 +36,7 @@ struct Tile {
   int row, token;  // first of w and of x
   // From the first warpgroup's 64 rows of w and its tokens to the second's: below them, or beside them.
   int group_rows = 64, group_tokens = 0;
+  int end = 0x7fffffff;  // the row of w behind its last one, where it has fewer than it could
 };
 
 __device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int rows) {
@@ -186,7 +187,7 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
     for (int j = 0; j < S::kChunk * kLanes / 128; ++j) {
       const int from = 128 / kLanes * j + thread / kLanes, column = n + thread % kLanes * kVector;
       const int64_t m = token + c * S::kChunk + from;
-      if (m < epilogue.M && column < epilogue.N)
+      if (m < epilogue.M && column < min(epilogue.N, tile.end))
         store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, column, epilogue.N,
                                                load_shared_16(buffer + from * S::kPitch + thread % kLanes * 16));
     }
@@ -226,7 +227,7 @@ __device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const 
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int64_t m = token + first + i * kTurn;
-      if (first + i * kTurn >= end || m >= epilogue.M || n >= epilogue.N) continue;
+      if (first + i * kTurn >= end || m >= epilogue.M || n >= min(epilogue.N, tile.end)) continue;
       Sum totals[4];
 #pragma unroll
       for (int block = 0; block < kCluster; ++block) {
