@@ -83,7 +83,7 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   w.bias_type = static_cast<int>(p.bias_type);
   w.segments =
       share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, kernels.step_units(c.slices)), c.blocks, c.cluster, 0);
-  if (!shares_fit(w.segments, c.blocks) || c.cluster > c.tokens / 4) return false;  // every block owns something
+  if (!shares_fit(w.segments, c.blocks) || c.cluster > c.tokens / 8) return false;  // every block owns something
   const int step = kernels.step_bytes(c.slices);
   const int fixed =
       1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
@@ -162,7 +162,13 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   auto error = cudaFuncSetAttribute(kernels.multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared);
   if (error != cudaSuccess) return error;
 
-  const Grid stage{static_cast<unsigned>(l.walk.units), static_cast<unsigned>(c.tokens * 4), 0, stream, 1, Overlap::after_ours};
+#ifndef STAGE_SPREAD
+#define STAGE_SPREAD 1
+#endif
+  const int stage_shared = STAGE_SPREAD ? c.shared_memory / int(ceil_div(l.walk.units, SMS_SPREAD)) - 4096 : 0;
+  error = cudaFuncSetAttribute(kernels.stage, cudaFuncAttributeMaxDynamicSharedMemorySize, stage_shared);
+  if (error != cudaSuccess) return error;
+  const Grid stage{static_cast<unsigned>(l.walk.units), static_cast<unsigned>(c.tokens * 4), static_cast<size_t>(stage_shared), stream, 1, Overlap::after_ours};
   error = launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.walk.M, p.K);
   if (error != cudaSuccess) return error;
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,

@@ -90,6 +90,12 @@ struct Meeting {
   static constexpr int kBarriers = 2 * kMostDepth * 8;
 };
 
+__device__ __forceinline__ int threadIdx_now() {  // not kept in registers
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 __device__ __forceinline__ void sync_math() { sync_threads_of(1, kMath); }
 
 // ---- The first kernel: a block for a unit, a warp for 8 rows m, lane group g for row g. ----
@@ -98,8 +104,13 @@ template <Element X, int Sub, int kTokens>
 __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
   using Num = Number<X>;
   using U = UnitX<Sub, kTokens>;
+#if EARLY
+  start_next_kernel();  // the second, which touches no memory before this one is over
+#endif
   wait_for_last_kernel();
+#if !EARLY
   start_next_kernel();
+#endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
   const bool mine = m < M;
   __shared__ int top_of_all;
@@ -177,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ Rest rest;
   const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
   Ring ring;
-  ring.base = (shared_address(unaligned) + 1023) & ~1023u;
+  ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);
   ring.bytes = L::bytes(slices), ring.depth = p.depth;
   ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
   const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
@@ -188,7 +199,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps);
     barrier_init_fence();
+  }
+  if (threadIdx.x == kMath) {
     rest.find(p.segments);
+    prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
   }
   __syncthreads();
   if (cluster > 1) cluster_arrive();  // the others may send
@@ -196,8 +210,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kMathWarps) {
     release_registers<kCopyRegisters>();
     if (threadIdx.x == kMath) {
-      prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
       const int copies = p.scale_units == 1 ? 1 : units;  // of scales: at once where every unit has rows of its own
+      const Segment early = int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages}
+                                                                     : rest.segments[0];
+      for (int i = early.first_stage * units; i < (early.first_stage + min(early.stages, PRE)) * units; i += 2)
+        prefetch_tile(&w_map, i * (kUnitK / 2), early.tile * rows);
+#if EARLY
+      wait_for_last_kernel();
+#endif
       each_step(p, rest, ring, units, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
         const int row = tile * rows;
         barrier_expect(arrived, step_x);
@@ -281,65 +301,64 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
 
-  // y of a group of tiles to memory. A lane's pairs of sums for one m go from the slices to the first one, from there to the
-  // block of the cluster that owns the m, whose same lane adds them up in the order of blocks.
-  constexpr int kPairs = 2 * kOctets;
-  const int thread = row_group * 128 + warp % 4 * 32 + lane, threads = kMath >> p.slices_log2;
-  const int owned = kPairs >> p.cluster_log2;  // pairs of a block
-  const auto pair_of = [&](int i) { return float2{y[i / 2][i % 2], y[i / 2][2 + i % 2]}; };
-  const auto owner_of = [&](int i) { return i >> (log2_of(kPairs) - p.cluster_log2); };
-  const auto slot_of = [&](int from, int to, int i) {
-    return from_blocks + (((from - (from > to)) * owned + (i & (owned - 1))) * threads + thread) * 8;
-  };
+  // y of a group of tiles to memory. A lane's sums are of octets of m, of which each block of a cluster owns a part, and each slice
+  // a part of that, or the first ones alone where octets are few. They go to the owner's slice first, from there to the same
+  // lane of the owner block.
+  const int block_log2 = log2_of(kOctets) - p.cluster_log2;  // of a block's octets
+  const int slice_log2 = max(block_log2 - p.slices_log2, 0);
+  const int threads = kMath >> p.slices_log2;
+  const auto block_of = [&](int o) { return o >> block_log2; };
+  const auto in_block = [&](int o) { return o & ((1 << block_log2) - 1); };
+  const auto slice_of = [&](int o) { return in_block(o) >> slice_log2; };
+  bool again = false;
   const auto finish = [&](const Segment& segment) {
     const bool shared = segment.stages < p.segments.stages;
+    const int thread = threadIdx_now() / 128 >> p.slices_log2 << 7 | threadIdx_now() % 128;  // among those of a slice
+    const auto slice_slot = [&](int from, int to, int o) {
+      return from_slices + (((from - (from > to)) * kOctets + o) * threads + thread) * 16;
+    };
+    const auto block_slot = [&](int from, int to, int o) {
+      return from_blocks + ((((from - (from > to)) << block_log2) + in_block(o)) * threads + thread) * 16;
+    };
     if (slices > 1) {
-      sync_math();  // the first slice has read what was there
-      if (slice > 0) {
+      if (again) sync_math();  // what was there has been read
+      again = true;
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          const float2 pair = pair_of(i);
-          store_shared(from_slices + (((slice - 1) * kPairs + i) * threads + thread) * 8, pair.x, pair.y);
-        }
-      }
+      for (int o = 0; o < kOctets; ++o)
+        if (slice_of(o) != slice) store_shared_16(slice_slot(slice, slice_of(o), o), y[o]);
       sync_math();
-      if (slice == 0) {
-        for (int s = 1; s < slices; ++s)
 #pragma unroll
-          for (int i = 0; i < kPairs; ++i) {
-            const float2 v = load_shared_pair(from_slices + (((s - 1) * kPairs + i) * threads + thread) * 8);
-            y[i / 2][i % 2] += v.x, y[i / 2][2 + i % 2] += v.y;
-          }
-      }
+      for (int o = 0; o < kOctets; ++o)
+        if (slice_of(o) == slice) {
+#pragma unroll
+          for (int other = 0; other < 3; ++other)
+            if (other < slices - 1) add_shared_16(y[o], slice_slot(other, slices, o));
+        }
     }
     if (shared) {
-      if (slice == 0) {
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i)
-          if (owner_of(i) != rank) store_remote_pair(slot_of(rank, owner_of(i), i), owner_of(i), pair_of(i));
-      }
+      for (int o = 0; o < kOctets; ++o)
+        if (slice_of(o) == slice && block_of(o) != rank) store_remote(block_slot(rank, block_of(o), o), block_of(o), y[o]);
       __syncwarp();
       cluster_sync();
     }
     const int64_t n = static_cast<int64_t>(segment.tile) * rows + tile_row + row;
-    if (slice > 0 || n >= p.N) return;
+    if (n >= p.N) return;
     const auto bias_type = static_cast<Element>(p.bias_type);
     const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
+    const int N = static_cast<int>(p.N);
+    T* const out = static_cast<T*>(p.y) + 2 * (thread & 3) * p.N + n;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int m = i / 2 * 8 + 2 * t + i % 2;
-      if (m >= p.M || (shared && owner_of(i) != rank)) continue;
-      float2 total = pair_of(i);
-      if (shared) {
-        total = {0, 0};
-        for (int r = 0; r < cluster; ++r) {
-          const float2 v = r == rank ? pair_of(i) : load_shared_pair(slot_of(r, rank, i));
-          total.x += v.x, total.y += v.y;
-        }
+    for (int o = 0; o < kOctets; ++o) {
+      if (slice_of(o) != slice || (shared && block_of(o) != rank)) continue;
+      if (shared)
+        for (int other = 0; other < cluster - 1; ++other) add_shared_16(y[o], block_slot(other, cluster, o));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        typename Num::pair pair;
+        pair.x = static_cast<T>(y[o][i] + bias.x), pair.y = static_cast<T>(y[o][2 + i] + bias.y);
+        if (2 * t + o * 8 + i < p.M) *reinterpret_cast<typename Num::pair*>(out + int64_t{o * 8 + i} * N) = pair;
       }
-      typename Num::pair out;
-      out.x = static_cast<T>(total.x + bias.x), out.y = static_cast<T>(total.y + bias.y);
-      *reinterpret_cast<typename Num::pair*>(static_cast<T*>(p.y) + m * p.N + n) = out;
     }
   };
 
