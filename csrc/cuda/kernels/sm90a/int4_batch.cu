@@ -15,6 +15,8 @@ using int4_batch::kUnitK;
 using int4_batch::log2_of;
 using int4_batch::Walk;
 
+constexpr int kReserved = 4096;  // at least what a block of the first kernel takes of shared memory unasked
+
 // Applying scales costs the more the smaller the groups, so that other kernels win with fewer rows.
 constexpr int most_rows(int64_t group_size) { return group_size == 32 ? 16 : group_size == 64 ? 32 : 64; }
 
@@ -22,7 +24,6 @@ struct Instance {
   void (*stage)(const uint16_t*, char*, int, int64_t);
   void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Walk);
   int sub, scale_bytes, unit_bytes;
-  int (*step_units)(int);
   int (*step_bytes)(int);
   int (*slices_bytes)(int);
   int (*blocks_bytes)(int, int);
@@ -37,7 +38,6 @@ Instance instance() {
           Sub,
           L::kScaleBytes,
           int4_batch::UnitX<Sub, kTokens>::kBytes,
-          L::units,
           L::bytes,
           Meet::slices,
           Meet::blocks};
@@ -82,8 +82,8 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   w.units = static_cast<int>(p.K / kUnitK);
   w.bias_type = static_cast<int>(p.bias_type);
   w.segments =
-      share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, kernels.step_units(c.slices)), c.blocks, c.cluster, 0);
-  if (!shares_fit(w.segments, c.blocks) || c.cluster > c.tokens / 8) return false;  // every block owns something
+      share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, int4_batch::kStepUnits), c.blocks, c.cluster, 0);
+  if (!shares_fit(w.segments, c.blocks) || c.cluster > 2) return false;  // every block owns something
   const int step = kernels.step_bytes(c.slices);
   const int fixed =
       1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
@@ -122,7 +122,7 @@ BatchConfig choose_int4_batch(const Int4Linear& p, int sms, int shared_memory) {
   BatchConfig best{};
   double least = 0;
   for (int slices = 1; slices <= 4; slices *= 2) {
-    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, kernels.step_units(slices));
+    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, int4_batch::kStepUnits);
     const double step = cost.step[log2_of(slices)], turn = kTurn * cost.tokens;
     for (const int cluster : {1, 2}) {
       const int64_t blocks = even_blocks(tiles, cluster, sms);
@@ -150,7 +150,7 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   if (!lay_out(p, c, kernels, l)) return cudaErrorInvalidValue;
   l.walk.x = static_cast<const char*>(workspace);
   const int64_t rows = kBatchRows / c.slices, groups = p.K / p.group_size;
-  const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? kernels.step_units(c.slices) : 1);
+  const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? int4_batch::kStepUnits : 1);
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
                     {kUnitK, rows});
   const auto scale_map = [&](const void* data) {
@@ -162,13 +162,17 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   auto error = cudaFuncSetAttribute(kernels.multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared);
   if (error != cudaSuccess) return error;
 
-#ifndef STAGE_SPREAD
-#define STAGE_SPREAD 1
-#endif
-  const int stage_shared = STAGE_SPREAD ? c.shared_memory / int(ceil_div(l.walk.units, SMS_SPREAD)) - 4096 : 0;
-  error = cudaFuncSetAttribute(kernels.stage, cudaFuncAttributeMaxDynamicSharedMemorySize, stage_shared);
+  // Shared memory that the first kernel has no use for spreads its blocks: all of them on the few multiprocessors that the last
+  // kernel leaves idle took 2 µs longer.
+  const int room = std::max<int>(c.shared_memory / ceil_div(l.walk.units, c.blocks) - kReserved, 0);
+  error = cudaFuncSetAttribute(kernels.stage, cudaFuncAttributeMaxDynamicSharedMemorySize, room);
   if (error != cudaSuccess) return error;
-  const Grid stage{static_cast<unsigned>(l.walk.units), static_cast<unsigned>(c.tokens * 4), static_cast<size_t>(stage_shared), stream, 1, Overlap::after_ours};
+  const Grid stage{static_cast<unsigned>(l.walk.units),
+                   static_cast<unsigned>(c.tokens * 4),
+                   static_cast<size_t>(room),
+                   stream,
+                   1,
+                   Overlap::after_ours};
   error = launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.walk.M, p.K);
   if (error != cudaSuccess) return error;
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,

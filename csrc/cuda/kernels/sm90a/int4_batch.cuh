@@ -34,7 +34,7 @@ constexpr int kMath = 512;   // threads that multiply
 constexpr int kMathWarps = kMath / 32;
 constexpr int kThreads = kMath + 128;                     // and some that copy: registers go to whole warpgroups
 constexpr int kCopyRegisters = 32, kMathRegisters = 112;  // of a thread
-constexpr int kMostDepth = 8;
+constexpr int kMostDepth = 12;
 
 __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
 
@@ -48,19 +48,20 @@ struct UnitX {
   static constexpr int kBytes = (kBack + 4 + 127) / 128 * 128;
 };
 
-// A step in the ring, one unit for each slice, or two for a single one: rows of 128 bytes for every two units, scales and zeros
-// [unit][sub][row], units of x.
+// A step in the ring, of two units: rows of 128 bytes, scales and zeros [unit][sub][row], units of x. Two slices have one each;
+// four take turns with steps, two at a time.
+constexpr int kStepUnits = 2;
+
 template <Element S, int Sub, int kTokens>
 struct Step {
   static constexpr int kScaleBytes = S == Element::fp32 ? 4 : 2;
-  __host__ __device__ static constexpr int units(int slices) { return slices == 1 ? 2 : slices; }
-  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * units(slices) * kUnitK / 2; }
+  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * kStepUnits * kUnitK / 2; }
   __host__ __device__ static constexpr int scales(int slices) {
-    return kBatchRows / slices * units(slices) * (kUnitK / Sub) * kScaleBytes;
+    return kBatchRows / slices * kStepUnits * (kUnitK / Sub) * kScaleBytes;
   }
   __host__ __device__ static constexpr int x(int slices) { return weights(slices) + 2 * scales(slices); }
   __host__ __device__ static constexpr int bytes(int slices) {
-    return (x(slices) + units(slices) * UnitX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
+    return (x(slices) + kStepUnits * UnitX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
   }
 };
 
@@ -90,7 +91,7 @@ struct Meeting {
   static constexpr int kBarriers = 2 * kMostDepth * 8;
 };
 
-__device__ __forceinline__ int threadIdx_now() {  // not kept in registers
+__device__ __forceinline__ int thread_now() {  // what is computed of it stays where it is needed, out of the registers of loops
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
@@ -104,13 +105,8 @@ template <Element X, int Sub, int kTokens>
 __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
   using Num = Number<X>;
   using U = UnitX<Sub, kTokens>;
-#if EARLY
-  start_next_kernel();  // the second, which touches no memory before this one is over
-#endif
+  start_next_kernel();  // the second, which reads and writes nothing before this one is over
   wait_for_last_kernel();
-#if !EARLY
-  start_next_kernel();
-#endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
   const bool mine = m < M;
   __shared__ int top_of_all;
@@ -160,13 +156,13 @@ struct Ring {
 };
 
 template <class Body>
-__device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, int units, Body&& body) {
+__device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, Body&& body) {
   int place = 0;
   uint32_t parity = 1;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    const int end = (segment.first_stage + segment.stages) * units;
+    const int end = (segment.first_stage + segment.stages) * kStepUnits;
 #pragma unroll 1
-    for (int unit = segment.first_stage * units; unit < end; unit += units) {
+    for (int unit = segment.first_stage * kStepUnits; unit < end; unit += kStepUnits) {
       barrier_wait(ring.empty + 8 * place, parity);
       body(segment.tile, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;
@@ -188,16 +184,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ Rest rest;
   const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
   Ring ring;
-  ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);
+  ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);  // so that loops don't compute it again
   ring.bytes = L::bytes(slices), ring.depth = p.depth;
   ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
   const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int rows = kBatchRows >> p.slices_log2, units = L::units(slices);  // of a step
+  const int rows = kBatchRows >> p.slices_log2;
+  const int turns = slices == 4 ? 2 : 1;  // with steps
   const int zeros = L::scales(slices), step_x = L::x(slices);
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps);
+    for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps / turns);
     barrier_init_fence();
   }
   if (threadIdx.x == kMath) {
@@ -210,20 +207,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kMathWarps) {
     release_registers<kCopyRegisters>();
     if (threadIdx.x == kMath) {
-      const int copies = p.scale_units == 1 ? 1 : units;  // of scales: at once where every unit has rows of its own
+      const int copies = p.scale_units == 1 ? 1 : kStepUnits;  // of scales: at once where every unit has rows of its own
+      // The first weights to L2 while the first kernel runs; more of them would delay what that reads.
       const Segment early = int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages}
                                                                      : rest.segments[0];
-      for (int i = early.first_stage * units; i < (early.first_stage + min(early.stages, PRE)) * units; i += 2)
-        prefetch_tile(&w_map, i * (kUnitK / 2), early.tile * rows);
-#if EARLY
+      for (int i = 0; i < turns; ++i)
+        prefetch_tile(&w_map, (early.first_stage + i) * kStepUnits * (kUnitK / 2), early.tile * rows);
       wait_for_last_kernel();
-#endif
-      each_step(p, rest, ring, units, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
+      each_step(p, rest, ring, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
         const int row = tile * rows;
         barrier_expect(arrived, step_x);
-#pragma unroll 1
-        for (int i = 0; i < units; i += 2)
-          copy_tile(to + i * rows * (kUnitK / 2), &w_map, arrived, (unit + i) * (kUnitK / 2), row);
+        copy_tile(to, &w_map, arrived, unit * (kUnitK / 2), row);
 #pragma unroll 1
         for (int i = 0; i < copies; ++i) {
           const int scale_row = copies == 1 ? unit * kSubs : (unit + i) / p.scale_units;
@@ -235,8 +229,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (threadIdx.x == kMath + 32) {
       wait_for_last_kernel();
       start_next_kernel();
-      each_step(p, rest, ring, units, [&](int, int unit, uint32_t to, uint32_t arrived) {
-        const int bytes = min(units, p.units - unit) * U::kBytes;
+      each_step(p, rest, ring, [&](int, int unit, uint32_t to, uint32_t arrived) {
+        const int bytes = min(kStepUnits, p.units - unit) * U::kBytes;
         barrier_expect(arrived, bytes);
         copy_bytes(to + step_x, p.x + int64_t(unit) * U::kBytes, arrived, bytes);
       });
@@ -248,13 +242,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   claim_registers<kMathRegisters>();
   const int g = lane >> 2, t = lane & 3;
-  const int slice = warp / 4 & (slices - 1), row_group = warp / 4 >> p.slices_log2;
+  const int slice = warp / 4 & (slices - 1), row_group = warp / 4 >> p.slices_log2, turn = slice / 2;
   const int tile_row = row_group * 64 + warp % 4 * kTileN;  // this warp's first in the block
 
   // This lane's rows n of the tile, in an order that lets lanes 0 to 7 read other banks of the ring, whose rows of 128 bytes the
   // copy engine swizzles.
-  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slices == 1 ? 0 : slice;  // unit of a step
-  const uint32_t my_weights = ((first / 2 * rows + tile_row + row) * 8 + ((first % 2 * 4 + t) ^ (row & 7))) * 16;
+  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slice % 2;  // unit of a step
+  const uint32_t my_weights = ((tile_row + row) * 8 + ((first * 4 + t) ^ (row & 7))) * 16;
   const uint32_t my_scales = L::weights(slices) + (first * kSubs * rows + tile_row + row) * L::kScaleBytes;
   const uint32_t my_x = step_x + first * U::kBytes;
   const int own_units = slices == 1 ? 2 : 1;
@@ -301,44 +295,44 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
 
-  // y of a group of tiles to memory. A lane's sums are of octets of m, of which each block of a cluster owns a part, and each slice
-  // a part of that, or the first ones alone where octets are few. They go to the owner's slice first, from there to the same
-  // lane of the owner block.
+  // y of a group of tiles to memory. A lane's sums are of octets of m, of which each block of a pair owns half, and each slice a
+  // part of that, or the first ones alone where octets are few. They go to the owner's slice first, from there to the same lane
+  // of the owner block. All of this runs once a tile: what it takes is reading its instructions, so it should have few.
   const int block_log2 = log2_of(kOctets) - p.cluster_log2;  // of a block's octets
   const int slice_log2 = max(block_log2 - p.slices_log2, 0);
-  const int threads = kMath >> p.slices_log2;
+  const int octet_bytes = (kMath >> p.slices_log2) * 16;  // of all lanes
   const auto block_of = [&](int o) { return o >> block_log2; };
   const auto in_block = [&](int o) { return o & ((1 << block_log2) - 1); };
   const auto slice_of = [&](int o) { return in_block(o) >> slice_log2; };
   bool again = false;
   const auto finish = [&](const Segment& segment) {
     const bool shared = segment.stages < p.segments.stages;
-    const int thread = threadIdx_now() / 128 >> p.slices_log2 << 7 | threadIdx_now() % 128;  // among those of a slice
-    const auto slice_slot = [&](int from, int to, int o) {
-      return from_slices + (((from - (from > to)) * kOctets + o) * threads + thread) * 16;
-    };
-    const auto block_slot = [&](int from, int to, int o) {
-      return from_blocks + ((((from - (from > to)) << block_log2) + in_block(o)) * threads + thread) * 16;
-    };
+    const int index = thread_now(), thread = index / 128 >> p.slices_log2 << 7 | index % 128;  // among those of a slice
     if (slices > 1) {
+      // A slice's octets for the next slices, in their order.
+      const uint32_t slots = from_slices + thread * 16;
+      const auto slot = [&](int distance, int o) { return slots + ((distance - 1) * kOctets + o) * octet_bytes; };
       if (again) sync_math();  // what was there has been read
       again = true;
 #pragma unroll
-      for (int o = 0; o < kOctets; ++o)
-        if (slice_of(o) != slice) store_shared_16(slice_slot(slice, slice_of(o), o), y[o]);
+      for (int o = 0; o < kOctets; ++o) {
+        const int distance = (slice_of(o) - slice) & (slices - 1);
+        if (distance != 0) store_shared_16(slot(distance, o), y[o]);
+      }
       sync_math();
 #pragma unroll
       for (int o = 0; o < kOctets; ++o)
         if (slice_of(o) == slice) {
-#pragma unroll
-          for (int other = 0; other < 3; ++other)
-            if (other < slices - 1) add_shared_16(y[o], slice_slot(other, slices, o));
+          add_shared_16(y[o], slot(1, o));
+          if (slices > 2) add_shared_16(y[o], slot(2, o)), add_shared_16(y[o], slot(3, o));
         }
     }
+    const uint32_t slots = from_blocks + thread * 16;
     if (shared) {
+      const uint32_t there = remote_address(slots, rank ^ 1);
 #pragma unroll
       for (int o = 0; o < kOctets; ++o)
-        if (slice_of(o) == slice && block_of(o) != rank) store_remote(block_slot(rank, block_of(o), o), block_of(o), y[o]);
+        if (slice_of(o) == slice && block_of(o) != rank) store_remote(there + in_block(o) * octet_bytes, y[o]);
       __syncwarp();
       cluster_sync();
     }
@@ -346,18 +340,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (n >= p.N) return;
     const auto bias_type = static_cast<Element>(p.bias_type);
     const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
-    const int N = static_cast<int>(p.N);
-    T* const out = static_cast<T*>(p.y) + 2 * (thread & 3) * p.N + n;
+    const int N = static_cast<int>(p.N), m = 2 * (thread & 3);
+    T* const out = static_cast<T*>(p.y) + m * p.N + n;
 #pragma unroll
     for (int o = 0; o < kOctets; ++o) {
       if (slice_of(o) != slice || (shared && block_of(o) != rank)) continue;
-      if (shared)
-        for (int other = 0; other < cluster - 1; ++other) add_shared_16(y[o], block_slot(other, cluster, o));
+      if (shared) add_shared_16(y[o], slots + in_block(o) * octet_bytes);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         typename Num::pair pair;
         pair.x = static_cast<T>(y[o][i] + bias.x), pair.y = static_cast<T>(y[o][2 + i] + bias.y);
-        if (2 * t + o * 8 + i < p.M) *reinterpret_cast<typename Num::pair*>(out + int64_t{o * 8 + i} * N) = pair;
+        if (m + o * 8 + i < p.M) *reinterpret_cast<typename Num::pair*>(out + int64_t{o * 8 + i} * N) = pair;
       }
     }
   };
@@ -368,18 +361,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   each_segment(p.segments, rest, [&](const Segment& segment) {
 #pragma unroll
     for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
-    const int end = (segment.first_stage + segment.stages) * units;
 #pragma unroll 1
-    for (int unit = segment.first_stage * units + first; unit < end; unit += units) {
-      const uint32_t step = ring.base + place * ring.bytes;
-      barrier_wait(ring.full + 8 * place, parity);
+    for (int i = 0; i < segment.stages; ++i) {
+      if ((i & (turns - 1)) == turn) {
+        const uint32_t step = ring.base + place * ring.bytes;
+        const int unit = (segment.first_stage + i) * kStepUnits + first;
+        barrier_wait(ring.full + 8 * place, parity);
 #pragma unroll 1
-      for (int h = 0; h < own_units; ++h)
-        if (unit + h < p.units)
-          compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
-                  step + my_x + h * U::kBytes);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(ring.empty + 8 * place);
+        for (int h = 0; h < own_units; ++h)
+          if (unit + h < p.units)
+            compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
+                    step + my_x + h * U::kBytes);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(ring.empty + 8 * place);
+      }
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
     finish(segment);

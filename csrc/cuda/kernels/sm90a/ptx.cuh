@@ -96,9 +96,8 @@ __device__ inline float4 load_remote(uint32_t address) {
   return v;
 }
 
-__device__ inline void store_remote(uint32_t address, int block, const float (&v)[4]) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote_address(address, block)), "f"(v[0]), "f"(v[1]),
-               "f"(v[2]), "f"(v[3])
+__device__ inline void store_remote(uint32_t address, const float (&v)[4]) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                : "memory");
 }
 
