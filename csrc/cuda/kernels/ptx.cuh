@@ -115,8 +115,8 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 #endif
 }
 
-// ---- Kernels that overlap, from sm_90 on (launch.h): what ran before is over; what runs next may start. In this order, since
-// who starts early relies on it that what ran before the last kernel is over too. ----
+// ---- Kernels that overlap, from sm_90 on (launch.h): what ran before is over; what runs next may start. In this order where the
+// next reads memory before it waits, since it relies on it that what ran before the last kernel is over too. ----
 
 __device__ __forceinline__ void wait_for_last_kernel() {
 #if __CUDA_ARCH__ >= 900

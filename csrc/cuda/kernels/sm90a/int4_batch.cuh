@@ -8,7 +8,7 @@
 // A first kernel lays x out as the engine wants it: for each unit of 128 k and every 16 of them a matrix of 8 x 16-byte cores, k
 // permuted to the order of the nibbles. The second starts while the first runs. A block is four warpgroups, row groups of 64
 // rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory. Where groups of rows do not come
-// out even over the blocks, clusters share the rest of them along K (segments.h).
+// out even over the blocks, pairs of blocks share the rest of them along K (segments.h).
 #pragma once
 
 #include "cuda/kernels/int4_batch.h"
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int rows = kBatchRows >> p.slices_log2;
-  const int turns = slices == 4 ? 2 : 1;  // with steps
+  const int turns = slices == 4 ? 2 : 1;  // that pairs of slices take with steps
   const int zeros = L::scales(slices), step_x = L::x(slices);
 
   if (threadIdx.x == 0) {
@@ -209,9 +209,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == kMath) {
       const int copies = p.scale_units == 1 ? 1 : kStepUnits;  // of scales: at once where every unit has rows of its own
       // The first weights to L2 while the first kernel runs; more of them would delay what that reads.
-      const Segment early = int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages}
-                                                                     : rest.segments[0];
-      for (int i = 0; i < turns; ++i)
+      const Segment early = first_segment(p.segments, rest);
+      for (int i = 0; i < min(early.stages, turns); ++i)
         prefetch_tile(&w_map, (early.first_stage + i) * kStepUnits * (kUnitK / 2), early.tile * rows);
       wait_for_last_kernel();
       each_step(p, rest, ring, [&](int tile, int unit, uint32_t to, uint32_t arrived) {

@@ -48,6 +48,10 @@ struct Rest {
   }
 };
 
+__device__ inline Segment first_segment(const Segments& s, const Rest& rest) {
+  return int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
+}
+
 // What a block works through. The body stands in one place, so that it is compiled once.
 template <class Body>
 __device__ inline void each_segment(const Segments& s, const Rest& rest, Body&& body) {
