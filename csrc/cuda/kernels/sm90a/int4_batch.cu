@@ -95,7 +95,7 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
 }  // namespace
 
 // A model of the time, in microseconds on an H200: turns of so many steps. Fitted to what benchmarks/README.md lists, for groups
-// of 128: 4% off, at most 13%.
+// of 128: 3% off, at most 13%.
 namespace {
 
 struct Cost {
