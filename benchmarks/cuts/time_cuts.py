@@ -238,7 +238,7 @@ class Candidates:
             tiles = math.ceil(self.N / (256 // slices))
             rounds = math.ceil(tiles / self.gpu.multiprocessors)
             yield (tokens, slices, 1, math.ceil(tiles / rounds), self.gpu.shared_memory)
-            for cluster, blocks in self._shares(tiles, (1, 2, 4)):
+            for cluster, blocks in self._shares(tiles, (1, 2)):
                 yield (tokens, slices, cluster, blocks, self.gpu.shared_memory)
 
     def int4_ring(self) -> Iterator[Config]:

@@ -34,7 +34,7 @@ constexpr int64_t kDecodeRows = 16;      // up to which the two win over mma and
 constexpr int64_t kDecodeBatchRows = 8;  // and over batch
 // Batch lays x out first, which short products feel. From so many rows on, where two blocks share each tile of so many rows of w
 // and all run at once, wgmma wins up to so large a K.
-constexpr int64_t kShortRows = 33, kShortTile = 64, kShortDepth = 8192;
+constexpr int64_t kShortRows = 33, kShortTile = 64, kShortDepth = 4096;
 constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of both, which count bytes of scales, and of their rows of w, in 32 bits.

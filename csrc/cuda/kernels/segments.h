@@ -15,12 +15,13 @@
 namespace aoext::cuda {
 
 struct Segments {
-  int tiles, stages;   // stages of K, that a tile has
-  int whole_tiles;     // that a block takes alone
-  int cluster;         // blocks that share one of the rest, or 1
-  int ranges;          // blocks that share all of the rest, or 0
-  float4* partials;    // of a range what it left of two tiles at most
-  unsigned* counters;  // [rest] how many have left something, zero at first
+  int tiles, stages;        // stages of K, that a tile has
+  int whole_tiles;          // that a block takes alone
+  int cluster;              // blocks that share one of the rest, or 1
+  int ranges;               // blocks that share all of the rest, or 0
+  int part_stages, longer;  // of the part of a block of either, and how many of them, the first, have one more
+  float4* partials;         // of a range what it left of two tiles at most
+  unsigned* counters;       // [rest] how many have left something, zero at first
 };
 
 inline Segments share_tiles(int64_t tiles, int64_t stages, int blocks, int cluster, int ranges) {
@@ -28,6 +29,8 @@ inline Segments share_tiles(int64_t tiles, int64_t stages, int blocks, int clust
   s.tiles = static_cast<int>(tiles), s.stages = static_cast<int>(stages);
   s.whole_tiles = cluster == 1 && ranges == 0 ? s.tiles : s.tiles / blocks * blocks;
   s.cluster = cluster, s.ranges = ranges;
+  const int64_t shared = ranges > 0 ? int64_t{s.tiles - s.whole_tiles} * s.stages : s.stages, parts = std::max(ranges, cluster);
+  s.part_stages = static_cast<int>(shared / parts), s.longer = static_cast<int>(shared % parts);
   return s;
 }
 

@@ -8,7 +8,7 @@
 // A first kernel lays x out as the engine wants it: for each unit of 128 k and every 16 of them a matrix of 8 x 16-byte cores, k
 // permuted to the order of the nibbles. The second starts while the first runs. A block is four warpgroups, row groups of 64
 // rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory. Where groups of rows do not come
-// out even over the blocks, clusters share the rest of them along K (segments.h).
+// out even over the blocks, pairs of blocks share the rest of them along K (segments.h).
 #pragma once
 
 #include "cuda/kernels/int4_batch.h"
@@ -34,7 +34,7 @@ constexpr int kMath = 512;   // threads that multiply
 constexpr int kMathWarps = kMath / 32;
 constexpr int kThreads = kMath + 128;                     // and some that copy: registers go to whole warpgroups
 constexpr int kCopyRegisters = 32, kMathRegisters = 112;  // of a thread
-constexpr int kMostDepth = 8;
+constexpr int kMostDepth = 12;
 
 __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
 
@@ -48,19 +48,20 @@ struct UnitX {
   static constexpr int kBytes = (kBack + 4 + 127) / 128 * 128;
 };
 
-// A step in the ring, one unit for each slice, or two for a single one: rows of 128 bytes for every two units, scales and zeros
-// [unit][sub][row], units of x.
+// A step in the ring, of two units: rows of 128 bytes, scales and zeros [unit][sub][row], units of x. Two slices have one each;
+// four take turns with steps, two at a time.
+constexpr int kStepUnits = 2;
+
 template <Element S, int Sub, int kTokens>
 struct Step {
   static constexpr int kScaleBytes = S == Element::fp32 ? 4 : 2;
-  __host__ __device__ static constexpr int units(int slices) { return slices == 1 ? 2 : slices; }
-  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * units(slices) * kUnitK / 2; }
+  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * kStepUnits * kUnitK / 2; }
   __host__ __device__ static constexpr int scales(int slices) {
-    return kBatchRows / slices * units(slices) * (kUnitK / Sub) * kScaleBytes;
+    return kBatchRows / slices * kStepUnits * (kUnitK / Sub) * kScaleBytes;
   }
   __host__ __device__ static constexpr int x(int slices) { return weights(slices) + 2 * scales(slices); }
   __host__ __device__ static constexpr int bytes(int slices) {
-    return (x(slices) + units(slices) * UnitX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
+    return (x(slices) + kStepUnits * UnitX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
   }
 };
 
@@ -90,6 +91,12 @@ struct Meeting {
   static constexpr int kBarriers = 2 * kMostDepth * 8;
 };
 
+__device__ __forceinline__ int thread_now() {  // what is computed of it stays where it is needed, out of the registers of loops
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 __device__ __forceinline__ void sync_math() { sync_threads_of(1, kMath); }
 
 // ---- The first kernel: a block for a unit, a warp for 8 rows m, lane group g for row g. ----
@@ -98,8 +105,8 @@ template <Element X, int Sub, int kTokens>
 __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
   using Num = Number<X>;
   using U = UnitX<Sub, kTokens>;
+  start_next_kernel();  // the second, which reads and writes nothing before this one is over
   wait_for_last_kernel();
-  start_next_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
   const bool mine = m < M;
   __shared__ int top_of_all;
@@ -149,13 +156,13 @@ struct Ring {
 };
 
 template <class Body>
-__device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, int units, Body&& body) {
+__device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, Body&& body) {
   int place = 0;
   uint32_t parity = 1;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    const int end = (segment.first_stage + segment.stages) * units;
+    const int end = (segment.first_stage + segment.stages) * kStepUnits;
 #pragma unroll 1
-    for (int unit = segment.first_stage * units; unit < end; unit += units) {
+    for (int unit = segment.first_stage * kStepUnits; unit < end; unit += kStepUnits) {
       barrier_wait(ring.empty + 8 * place, parity);
       body(segment.tile, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;
@@ -177,18 +184,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ Rest rest;
   const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
   Ring ring;
-  ring.base = (shared_address(unaligned) + 1023) & ~1023u;
+  ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);  // so that loops don't compute it again
   ring.bytes = L::bytes(slices), ring.depth = p.depth;
   ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
   const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int rows = kBatchRows >> p.slices_log2, units = L::units(slices);  // of a step
+  const int rows = kBatchRows >> p.slices_log2;
+  const int turns = slices == 4 ? 2 : 1;  // that pairs of slices take with steps
   const int zeros = L::scales(slices), step_x = L::x(slices);
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps);
+    for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps / turns);
     barrier_init_fence();
+  }
+  if (threadIdx.x == kMath) {
     rest.find(p.segments);
+    prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
   }
   __syncthreads();
   if (cluster > 1) cluster_arrive();  // the others may send
@@ -196,14 +207,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kMathWarps) {
     release_registers<kCopyRegisters>();
     if (threadIdx.x == kMath) {
-      prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
-      const int copies = p.scale_units == 1 ? 1 : units;  // of scales: at once where every unit has rows of its own
-      each_step(p, rest, ring, units, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
+      const int copies = p.scale_units == 1 ? 1 : kStepUnits;  // of scales: at once where every unit has rows of its own
+      // The first weights to L2 while the first kernel runs; more of them would delay what that reads.
+      const Segment early = first_segment(p.segments, rest);
+      for (int i = 0; i < min(early.stages, turns); ++i)
+        prefetch_tile(&w_map, (early.first_stage + i) * kStepUnits * (kUnitK / 2), early.tile * rows);
+      wait_for_last_kernel();
+      each_step(p, rest, ring, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
         const int row = tile * rows;
         barrier_expect(arrived, step_x);
-#pragma unroll 1
-        for (int i = 0; i < units; i += 2)
-          copy_tile(to + i * rows * (kUnitK / 2), &w_map, arrived, (unit + i) * (kUnitK / 2), row);
+        copy_tile(to, &w_map, arrived, unit * (kUnitK / 2), row);
 #pragma unroll 1
         for (int i = 0; i < copies; ++i) {
           const int scale_row = copies == 1 ? unit * kSubs : (unit + i) / p.scale_units;
@@ -215,8 +228,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (threadIdx.x == kMath + 32) {
       wait_for_last_kernel();
       start_next_kernel();
-      each_step(p, rest, ring, units, [&](int, int unit, uint32_t to, uint32_t arrived) {
-        const int bytes = min(units, p.units - unit) * U::kBytes;
+      each_step(p, rest, ring, [&](int, int unit, uint32_t to, uint32_t arrived) {
+        const int bytes = min(kStepUnits, p.units - unit) * U::kBytes;
         barrier_expect(arrived, bytes);
         copy_bytes(to + step_x, p.x + int64_t(unit) * U::kBytes, arrived, bytes);
       });
@@ -228,13 +241,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   claim_registers<kMathRegisters>();
   const int g = lane >> 2, t = lane & 3;
-  const int slice = warp / 4 & (slices - 1), row_group = warp / 4 >> p.slices_log2;
+  const int slice = warp / 4 & (slices - 1), row_group = warp / 4 >> p.slices_log2, turn = slice / 2;
   const int tile_row = row_group * 64 + warp % 4 * kTileN;  // this warp's first in the block
 
   // This lane's rows n of the tile, in an order that lets lanes 0 to 7 read other banks of the ring, whose rows of 128 bytes the
   // copy engine swizzles.
-  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slices == 1 ? 0 : slice;  // unit of a step
-  const uint32_t my_weights = ((first / 2 * rows + tile_row + row) * 8 + ((first % 2 * 4 + t) ^ (row & 7))) * 16;
+  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slice % 2;  // unit of a step
+  const uint32_t my_weights = ((tile_row + row) * 8 + ((first * 4 + t) ^ (row & 7))) * 16;
   const uint32_t my_scales = L::weights(slices) + (first * kSubs * rows + tile_row + row) * L::kScaleBytes;
   const uint32_t my_x = step_x + first * U::kBytes;
   const int own_units = slices == 1 ? 2 : 1;
@@ -281,65 +294,63 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
 
-  // y of a group of tiles to memory. A lane's pairs of sums for one m go from the slices to the first one, from there to the
-  // block of the cluster that owns the m, whose same lane adds them up in the order of blocks.
-  constexpr int kPairs = 2 * kOctets;
-  const int thread = row_group * 128 + warp % 4 * 32 + lane, threads = kMath >> p.slices_log2;
-  const int owned = kPairs >> p.cluster_log2;  // pairs of a block
-  const auto pair_of = [&](int i) { return float2{y[i / 2][i % 2], y[i / 2][2 + i % 2]}; };
-  const auto owner_of = [&](int i) { return i >> (log2_of(kPairs) - p.cluster_log2); };
-  const auto slot_of = [&](int from, int to, int i) {
-    return from_blocks + (((from - (from > to)) * owned + (i & (owned - 1))) * threads + thread) * 8;
-  };
+  // y of a group of tiles to memory. A lane's sums are of octets of m, of which each block of a pair owns half, and each slice a
+  // part of that, or the first ones alone where octets are few. They go to the owner's slice first, from there to the same lane
+  // of the owner block. All of this runs once a tile: what it takes is reading its instructions, so it should have few.
+  const int block_log2 = log2_of(kOctets) - p.cluster_log2;  // of a block's octets
+  const int slice_log2 = max(block_log2 - p.slices_log2, 0);
+  const int octet_bytes = (kMath >> p.slices_log2) * 16;  // of all lanes
+  const auto block_of = [&](int o) { return o >> block_log2; };
+  const auto in_block = [&](int o) { return o & ((1 << block_log2) - 1); };
+  const auto slice_of = [&](int o) { return in_block(o) >> slice_log2; };
+  bool again = false;
   const auto finish = [&](const Segment& segment) {
     const bool shared = segment.stages < p.segments.stages;
+    const int index = thread_now(), thread = index / 128 >> p.slices_log2 << 7 | index % 128;  // among those of a slice
     if (slices > 1) {
-      sync_math();  // the first slice has read what was there
-      if (slice > 0) {
+      // A slice's octets for the next slices, in their order.
+      const uint32_t slots = from_slices + thread * 16;
+      const auto slot = [&](int distance, int o) { return slots + ((distance - 1) * kOctets + o) * octet_bytes; };
+      if (again) sync_math();  // what was there has been read
+      again = true;
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          const float2 pair = pair_of(i);
-          store_shared(from_slices + (((slice - 1) * kPairs + i) * threads + thread) * 8, pair.x, pair.y);
-        }
+      for (int o = 0; o < kOctets; ++o) {
+        const int distance = (slice_of(o) - slice) & (slices - 1);
+        if (distance != 0) store_shared_16(slot(distance, o), y[o]);
       }
       sync_math();
-      if (slice == 0) {
-        for (int s = 1; s < slices; ++s)
 #pragma unroll
-          for (int i = 0; i < kPairs; ++i) {
-            const float2 v = load_shared_pair(from_slices + (((s - 1) * kPairs + i) * threads + thread) * 8);
-            y[i / 2][i % 2] += v.x, y[i / 2][2 + i % 2] += v.y;
-          }
-      }
+      for (int o = 0; o < kOctets; ++o)
+        if (slice_of(o) == slice) {
+          add_shared_16(y[o], slot(1, o));
+          if (slices > 2) add_shared_16(y[o], slot(2, o)), add_shared_16(y[o], slot(3, o));
+        }
     }
+    const uint32_t slots = from_blocks + thread * 16;
     if (shared) {
-      if (slice == 0) {
+      const uint32_t there = remote_address(slots, rank ^ 1);
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i)
-          if (owner_of(i) != rank) store_remote_pair(slot_of(rank, owner_of(i), i), owner_of(i), pair_of(i));
-      }
+      for (int o = 0; o < kOctets; ++o)
+        if (slice_of(o) == slice && block_of(o) != rank) store_remote(there + in_block(o) * octet_bytes, y[o]);
       __syncwarp();
       cluster_sync();
     }
     const int64_t n = static_cast<int64_t>(segment.tile) * rows + tile_row + row;
-    if (slice > 0 || n >= p.N) return;
+    if (n >= p.N) return;
     const auto bias_type = static_cast<Element>(p.bias_type);
     const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
+    const int N = static_cast<int>(p.N), m = 2 * (thread & 3);
+    T* const out = static_cast<T*>(p.y) + m * p.N + n;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int m = i / 2 * 8 + 2 * t + i % 2;
-      if (m >= p.M || (shared && owner_of(i) != rank)) continue;
-      float2 total = pair_of(i);
-      if (shared) {
-        total = {0, 0};
-        for (int r = 0; r < cluster; ++r) {
-          const float2 v = r == rank ? pair_of(i) : load_shared_pair(slot_of(r, rank, i));
-          total.x += v.x, total.y += v.y;
-        }
+    for (int o = 0; o < kOctets; ++o) {
+      if (slice_of(o) != slice || (shared && block_of(o) != rank)) continue;
+      if (shared) add_shared_16(y[o], slots + in_block(o) * octet_bytes);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        typename Num::pair pair;
+        pair.x = static_cast<T>(y[o][i] + bias.x), pair.y = static_cast<T>(y[o][2 + i] + bias.y);
+        if (m + o * 8 + i < p.M) *reinterpret_cast<typename Num::pair*>(out + int64_t{o * 8 + i} * N) = pair;
       }
-      typename Num::pair out;
-      out.x = static_cast<T>(total.x + bias.x), out.y = static_cast<T>(total.y + bias.y);
-      *reinterpret_cast<typename Num::pair*>(static_cast<T*>(p.y) + m * p.N + n) = out;
     }
   };
 
@@ -349,18 +360,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   each_segment(p.segments, rest, [&](const Segment& segment) {
 #pragma unroll
     for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
-    const int end = (segment.first_stage + segment.stages) * units;
 #pragma unroll 1
-    for (int unit = segment.first_stage * units + first; unit < end; unit += units) {
-      const uint32_t step = ring.base + place * ring.bytes;
-      barrier_wait(ring.full + 8 * place, parity);
+    for (int i = 0; i < segment.stages; ++i) {
+      if ((i & (turns - 1)) == turn) {
+        const uint32_t step = ring.base + place * ring.bytes;
+        const int unit = (segment.first_stage + i) * kStepUnits + first;
+        barrier_wait(ring.full + 8 * place, parity);
 #pragma unroll 1
-      for (int h = 0; h < own_units; ++h)
-        if (unit + h < p.units)
-          compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
-                  step + my_x + h * U::kBytes);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(ring.empty + 8 * place);
+        for (int h = 0; h < own_units; ++h)
+          if (unit + h < p.units)
+            compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
+                    step + my_x + h * U::kBytes);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(ring.empty + 8 * place);
+      }
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
     finish(segment);

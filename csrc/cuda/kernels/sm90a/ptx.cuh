@@ -67,6 +67,19 @@ __device__ inline void cluster_sync() {
   cluster_wait();
 }
 
+// Of blocks along x: the cluster's place among all, and the block's in it.
+__device__ inline int cluster_index() {
+  int index;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+
+__device__ inline int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(rank));
+  return rank;
+}
+
 // The same place in the shared memory of another block.
 __device__ inline uint32_t remote_address(uint32_t address, uint32_t block) {
   uint32_t remote;
@@ -83,8 +96,9 @@ __device__ inline float4 load_remote(uint32_t address) {
   return v;
 }
 
-__device__ inline void store_remote_pair(uint32_t address, int block, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote_address(address, block)), "f"(v.x), "f"(v.y) : "memory");
+__device__ inline void store_remote(uint32_t address, const float (&v)[4]) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+               : "memory");
 }
 
 // ---- Matrix products of a warpgroup (wgmma.cuh) ----
@@ -127,6 +141,20 @@ __device__ inline void store_transposed(uint32_t address, const uint32_t (&tiles
 
 __device__ inline void sync_threads_of(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ inline void store_shared_16(uint32_t address, const float (&v)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
+
+__device__ inline void add_shared_16(float (&sums)[4], uint32_t address) {
+  float v[4];
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(address)
+               : "memory");
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] += v[i];
 }
 
 __device__ inline float load_shared(uint32_t address) {

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
-      const Segment first = int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
+      const Segment first = first_segment(s, rest);
       const int row = tile_of(a.tiles, first.tile, kTokens, a.rows).row;
       for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
       if (waits) wait_for_last_kernel(), start_next_kernel();

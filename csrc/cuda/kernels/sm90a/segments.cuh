@@ -12,9 +12,14 @@ struct Segment {
   int tile, first_stage, stages;
 };
 
-// In stages of all tiles of the rest.
-__device__ inline int range_begin(const Segments& s, int range) {
-  return int(int64_t(s.tiles - s.whole_tiles) * s.stages * range / s.ranges);
+// Where a part begins: in stages of a tile, or of all tiles of the rest where ranges share them.
+__device__ inline int part_begin(const Segments& s, int part) { return part * s.part_stages + min(part, s.longer); }
+
+// The part that has a stage.
+__device__ inline int part_of(const Segments& s, int stage) {
+  const int in_longer = s.longer * (s.part_stages + 1);
+  return stage < in_longer ? unsigned(stage) / unsigned(s.part_stages + 1)
+                           : s.longer + unsigned(stage - in_longer) / unsigned(s.part_stages);
 }
 
 // A block's parts of the rest, found once for all its threads, in shared memory; what ends them has no stages.
@@ -22,24 +27,30 @@ struct Rest {
   Segment segments[3];
   bool complete;  // nobody else has anything to leave of the tile
 
-  // By one thread.
+  // By one thread, which all others wait for, so that it should not divide.
   __device__ void find(const Segments& s) {
-    const int block = blockIdx.x;
-    int at = 0, end = 0;
     if (s.cluster > 1) {
-      const int tile = block / s.cluster, rank = block % s.cluster;
-      if (tile < s.tiles - s.whole_tiles)
-        at = tile * s.stages + s.stages * rank / s.cluster, end = tile * s.stages + s.stages * (rank + 1) / s.cluster;
-    } else if (block < s.ranges) {
-      at = range_begin(s, block), end = range_begin(s, block + 1);
-    }
-    for (Segment& segment : segments) {
-      const int tile = at / s.stages, first = at % s.stages;
-      segment = {s.whole_tiles + tile, first, min(s.stages - first, end - at)};
-      at += segment.stages;
+      const int tile = cluster_index(), first = part_begin(s, cluster_rank());
+      const bool mine = tile < s.tiles - s.whole_tiles;
+      segments[0] = {s.whole_tiles + tile, first, mine ? part_begin(s, cluster_rank() + 1) - first : 0};
+      segments[1].stages = 0;
+    } else if (int(blockIdx.x) < s.ranges) {
+      const int begin = part_begin(s, blockIdx.x);
+      int tile = unsigned(begin) / unsigned(s.stages), first = begin - tile * s.stages;
+      int left = part_begin(s, blockIdx.x + 1) - begin;
+      for (Segment& segment : segments) {
+        segment = {s.whole_tiles + tile, first, min(s.stages - first, left)};
+        left -= segment.stages, ++tile, first = 0;
+      }
+    } else {
+      segments[0].stages = 0;
     }
   }
 };
+
+__device__ inline Segment first_segment(const Segments& s, const Rest& rest) {
+  return int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
+}
 
 // What a block works through. The body stands in one place, so that it is compiled once.
 template <class Body>
@@ -76,13 +87,11 @@ __device__ inline bool meet(Sum (&sums)[kSums], const Segments& s, Rest& rest, c
                             int barrier) {
   constexpr int kPieces = kSums / 4, kPolls = 16;
   const int tile = segment.tile - s.whole_tiles, begin = tile * s.stages;
-  int first = int(int64_t(begin) * s.ranges / (int64_t(s.tiles - s.whole_tiles) * s.stages));
-  while (range_begin(s, first + 1) <= begin) ++first;
-  unsigned others = 0;
-  while (range_begin(s, first + 1 + others) < begin + s.stages) ++others;
+  const int first = part_of(s, begin);
+  const unsigned others = part_of(s, begin + s.stages - 1) - first;
   unsigned* const counter = s.counters + tile;
   const auto left_by = [&](int range) {
-    const int second = tile - range_begin(s, range) / s.stages;  // of the two tiles that a range may leave something of
+    const int second = part_begin(s, range) < begin;  // of the two tiles that a range may leave something of
     return s.partials + (int64_t(range) * 2 + second) * (kPieces * threads) + thread;
   };
   const auto add = [&](int range) {

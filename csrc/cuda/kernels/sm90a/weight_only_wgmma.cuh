@@ -102,8 +102,7 @@ __device__ inline uint32_t row_address(uint32_t lines, const Thread& me, int byt
 // Asks L2 for the first weights while the last kernel ends.
 template <int kTokens, int kWStages, class Weights, class Epilogue>
 __device__ inline void prefetch_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, const CUtensorMap& lines) {
-  const Segment first =
-      int(blockIdx.x) < p.segments.whole_tiles ? Segment{int(blockIdx.x), 0, p.segments.stages} : rest.segments[0];
+  const Segment first = first_segment(p.segments, rest);
   const int row = tile_of(p.tiles, first.tile, kTokens, Weights::kTileRows).row;
   for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kWStages); ++stage)
     prefetch_tile(&lines, stage * kLine, row);
