@@ -30,7 +30,11 @@ class Image:
 
     @property
     def modules(self) -> list[Path]:
-        return sorted(self.path.glob("*.spv"))
+        """By name, numbers by their value."""
+        return sorted(
+            self.path.glob("*.spv"),
+            key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", path.stem)],
+        )
 
     @property
     def source(self) -> str:
