@@ -12,7 +12,7 @@ if(AOEXT_WITH_CUDA)
   target_include_directories(aoext_int4pack_shim SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 endif()
 if(AOEXT_WITH_SYCL)
-  target_sources(aoext_int4pack_shim PRIVATE csrc/int4pack_shim/xpu.cpp ${AOEXT_INT4PACK_IMAGES})
+  target_sources(aoext_int4pack_shim PRIVATE csrc/int4pack_shim/xpu.cpp ${AOEXT_INT4PACK_MODULES})
   target_link_libraries(aoext_int4pack_shim PRIVATE aoext_sycl_runtime)
 endif()
 add_dependencies(aoext aoext_int4pack_shim)  # whoever builds the one library has the other beside it

@@ -174,7 +174,7 @@ elif verb == "compile":
     for name in content["warns"]:
         print(f"warning: in kernel '__sycl_kernel_{name}': Stack call has been detected in this kernel")
     Path(options["-out_dir"]).mkdir(exist_ok=True)
-    shutil.copy(options["-file"], Path(options["-out_dir"]) / "image.bin")
+    shutil.copy(options["-file"], Path(options["-out_dir"]) / "module.bin")
 else:
     content, folder = json.loads(Path(options["-file"]).read_text()), Path(options["-dump"])
     folder.mkdir()
@@ -199,9 +199,17 @@ class Images:
 
     def write(self, image: str, code: dict[str, str], **others: Any) -> None:
         values = others.pop("values", {})
-        info = ze_info(dict.fromkeys(code, values))
-        content = {"code": code, "ze_info": info, "fails": {}, "warns": [], **others}
-        (self.folder / f"{image}.spv").write_text(json.dumps(content))
+        shutil.rmtree(self.folder / image, ignore_errors=True)
+        (self.folder / image).mkdir()
+        for name, text in code.items():
+            content = {
+                "code": {name: text},
+                "ze_info": ze_info({name: values}),
+                "fails": {},
+                "warns": [],
+                **others,
+            }
+            (self.folder / image / f"{name}.spv").write_text(json.dumps(content))
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "OCLOC": str(self.fake), **environment}
@@ -247,7 +255,10 @@ def test_markdown_is_a_table_of_the_same_numbers(images: Images) -> None:
         ({"values": {"private_size": 64}}, "private in memory"),
         ({"values": {"has_stack_calls": "true"}}, "stack calls"),
         ({"warns": ["int4_tile_bf16_m1_g32"]}, "stack calls"),
-        ({"fails": {"pvc": "undefined symbol"}}, "does not build for pvc: error: undefined symbol"),
+        (
+            {"fails": {"pvc": "undefined symbol"}},
+            "does not build for pvc: int4_tile_bf16_m1_g32: error: undefined symbol",
+        ),
         ({"code": {"int4_tile_bf16_m1_g32": tile(0)}}, "no DPAS"),
         ({"code": {"int4_tile_bf16_m1_g32": tile(2)}}, "do not go with the weights"),
         ({"code": {"int4_tile_bf16_m1_g32": tile(8)}}, "8 DPAS, expected 4"),
@@ -286,9 +297,9 @@ def test_images_that_the_build_no_longer_embeds_are_left_alone(images: Images) -
     images.write("old.lanes", {"old": tile(0)}, values={"spill_size": 8})
     assert images.run().returncode == 1
     rows = (
-        f'    {{"{name}", begin_image_0, end_image_0}},' for name in ("int4_tile.dpas", "int4_tile.lanes")
+        f'#include "{images.folder / name / "modules.inc"}"' for name in ("int4_tile.dpas", "int4_tile.lanes")
     )
-    (images.folder.parent / "sycl_images.cpp").write_text("\n".join(rows))
+    (images.folder.parent / "sycl_modules.cpp").write_text("\n".join(rows))
     done = images.run()
     assert done.returncode == 0, done.stderr
     assert "old" not in done.stdout
@@ -296,7 +307,7 @@ def test_images_that_the_build_no_longer_embeds_are_left_alone(images: Images) -
 
 def test_images_of_a_kind_may_be_several(images: Images) -> None:
     for kind, products in (("dpas", 4), ("lanes", 0)):
-        (images.folder / f"int4_tile.{kind}.spv").rename(images.folder / f"int4_tile.{kind}_bf16.spv")
+        (images.folder / f"int4_tile.{kind}").rename(images.folder / f"int4_tile.{kind}_bf16")
         images.write(f"int4_tile.{kind}_fp16", {"int4_tile_fp16_m1_g32": tile(products)})
     done = images.run("--update")
     assert done.returncode == 0, done.stderr

@@ -202,7 +202,7 @@ assert (result - expected).norm() <= 5e-3 * expected.norm()
 """,
         AOEXT_XPU_SELF_CHECK="all",
     )
-    assert output.count("int4_tile.lanes_bf16 give wrong results") == 1, output
+    assert output.count("int4_tile.lanes_bf16/int4_tile_bf16_m1_g128 gives wrong results") == 1, output
     assert "aoext report" in output
 
 

@@ -143,8 +143,12 @@ def test_two_major_versions_of_libsycl_do_not_meet(needed, loaded, refused):
 
 # Takes the place of tools/spirv/sycl_to_spirv.cpp: what is tested is when it is called.
 WRITER = """
+#include <filesystem>
 #include <fstream>
-int main(int, char** argv) { std::ofstream(argv[2]) << argv[1]; }
+int main(int, char** argv) {
+  std::filesystem::create_directories(argv[2]);
+  std::ofstream(std::string(argv[2]) + "/modules.inc") << "// " << argv[1];
+}
 """
 
 
@@ -164,18 +168,19 @@ def test_a_change_in_a_kernel_rebuilds_its_own_images_alone(tmp_path):
     make = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
     configure = [tools / "cmake", "-G", "Ninja", "-S", source, "-B", build, make, *options]
     subprocess.run(configure, check=True, capture_output=True, text=True)
-    every = re.findall(r'AOEXT_EMBED\(\w+, "(.*)"\)', (build / "sycl_images.cpp").read_text())
-    images = [str(Path(image).relative_to(build)) for image in every]
+    every = set(re.findall(r'#include "(.*/modules\.inc)"', (build / "sycl_modules.cpp").read_text()))
+    lists = [str(Path(modules).relative_to(build)) for modules in every]
 
     def rebuilt() -> set[str]:
-        """The kernels whose images this build made."""
+        """The images that this build made."""
         done = subprocess.run(
-            [tools / "ninja", "-v", "-j1", *images], cwd=build, capture_output=True, text=True
+            [tools / "ninja", "-v", "-j1", *lists], cwd=build, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout
-        return {Path(image).name for image in images if re.search(rf"{re.escape(image)} ", done.stdout)}
+        made = (Path(modules).parent for modules in lists)
+        return {image.name for image in made if re.search(rf"{re.escape(str(image))} ", done.stdout)}
 
-    names = {Path(image).name for image in images}
+    names = {Path(modules).parent.name for modules in lists}
     assert names
     assert rebuilt() == names
     assert rebuilt() == set()

@@ -1,22 +1,17 @@
 #include "sycl/launch.h"
 
-#include <map>
 #include <mutex>
 #include <unordered_map>
 
-#include "sycl/images.h"
+#include "sycl/modules.h"
 
 namespace aoext::xpu {
 namespace {
 
 namespace syclexp = sycl::ext::oneapi::experimental;
-using Bundle = sycl::kernel_bundle<sycl::bundle_state::executable>;
 
-// What has been built for one context and device. Contexts live as long as the process: PyTorch keeps one.
-struct Built {
-  std::map<std::string, Bundle> bundles;                  // by image
-  std::unordered_map<std::string, sycl::kernel> kernels;  // by image and name
-};
+// The kernels of one context and device, by full name. Contexts live as long as the process: PyTorch keeps one.
+using Built = std::unordered_map<std::string, sycl::kernel>;
 
 struct Key {
   sycl::context context;
@@ -30,56 +25,42 @@ struct KeyHash {
   }
 };
 
-// Calls f(what has been built for this queue) while nobody else may.
-template <class F>
-auto locked(const sycl::queue& queue, const F& f) {
-  static std::mutex mutex;
-  static std::unordered_map<Key, Built, KeyHash> all;
-  const std::lock_guard lock(mutex);
-  return f(all[Key{queue.get_context(), queue.get_device()}]);
-}
-
-const Image* find_image(const std::string& name) {
+const Module* find_module(const std::string& full_name) {
   static const auto by_name = [] {
-    std::unordered_map<std::string, const Image*> all;
-    for (const Image& image : images()) all.emplace(image.name, &image);
+    std::unordered_map<std::string, const Module*> all;
+    for (const Module& module : modules()) all.emplace(KernelName{module.image, module.kernel}.full(), &module);
     return all;
   }();
-  const auto found = by_name.find(name);
+  const auto found = by_name.find(full_name);
   return found == by_name.end() ? nullptr : found->second;
 }
 
-Bundle& bundle(Built& built, const sycl::queue& queue, const std::string& name) {
-  const auto found = built.bundles.find(name);
-  if (found != built.bundles.end()) return found->second;
-  const Image* const image = find_image(name);
-  if (image == nullptr) throw std::runtime_error("aoext: this build has no image " + name);
-  const std::vector<std::byte> spirv(reinterpret_cast<const std::byte*>(image->begin),
-                                     reinterpret_cast<const std::byte*>(image->end));
+sycl::kernel build(const sycl::queue& queue, const std::string& full_name) {
+  const Module* const module = find_module(full_name);
+  if (module == nullptr) throw std::runtime_error("aoext: this build has no kernel " + full_name);
+  const std::vector<std::byte> spirv(reinterpret_cast<const std::byte*>(module->begin),
+                                     reinterpret_cast<const std::byte*>(module->end));
   auto source = syclexp::create_kernel_bundle_from_source(queue.get_context(), syclexp::source_language::spirv, spirv);
-  return built.bundles.emplace(name, syclexp::build(source, std::vector<sycl::device>{queue.get_device()})).first->second;
+  auto bundle = syclexp::build(source, std::vector<sycl::device>{queue.get_device()});
+  return bundle.ext_oneapi_get_kernel(std::string("__sycl_kernel_") + module->kernel);
 }
 
 }  // namespace
 
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
-  return locked(queue, [&](Built& built) {
-    const std::string full = name.image + ":" + name.name;
-    const auto found = built.kernels.find(full);
-    if (found != built.kernels.end()) return found->second;
-    return built.kernels.emplace(full, bundle(built, queue, name.image).ext_oneapi_get_kernel("__sycl_kernel_" + name.name))
-        .first->second;
-  });
+  static std::mutex mutex;
+  static std::unordered_map<Key, Built, KeyHash> all;
+  const std::lock_guard lock(mutex);
+  Built& built = all[Key{queue.get_context(), queue.get_device()}];
+  const std::string full_name = name.full();
+  const auto found = built.find(full_name);
+  return found != built.end() ? found->second : built.emplace(full_name, build(queue, full_name)).first->second;
 }
 
-bool has_image(const std::string& name) { return find_image(name) != nullptr; }
-
-void build(const sycl::queue& queue, const std::string& image) {
-  locked(queue, [&](Built& built) { return &bundle(built, queue, image); });
-}
+bool has_kernel(const KernelName& name) { return find_module(name.full()) != nullptr; }
 
 void raise_sycl_error(const KernelName& name, const std::exception& error) {
-  throw std::runtime_error("aoext: kernel " + name.name + " of " + name.image + " failed: " + error.what());
+  throw std::runtime_error("aoext: kernel " + name.full() + " failed: " + error.what());
 }
 
 }  // namespace aoext::xpu

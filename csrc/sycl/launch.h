@@ -1,4 +1,4 @@
-// Runs a kernel of an embedded image on a queue. It knows nothing of torch.
+// Runs a kernel of an embedded module on a queue. It knows nothing of torch.
 #pragma once
 
 #include <stdexcept>
@@ -11,16 +11,15 @@ namespace aoext::xpu {
 struct KernelName {
   std::string image;
   std::string name;
+
+  std::string full() const { return image + "/" + name; }
 };
 
-// Builds the image on first use, once for each context and device; threads that ask meanwhile wait.
+// Has the device compile the kernel's module on first use, once for each context and device; threads that ask meanwhile wait.
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name);
 
-// Whether this build of the library has an image of that name.
-bool has_image(const std::string& name);
-
-// Builds an image without running anything.
-void build(const sycl::queue& queue, const std::string& image);
+// Whether this build of the library has it.
+bool has_kernel(const KernelName& name);
 
 [[noreturn]] void raise_sycl_error(const KernelName& name, const std::exception& error);
 

@@ -16,10 +16,11 @@ int alignment_of(std::initializer_list<const Tensor*> tensors) {
   return alignment;
 }
 
-bool serves(sycl::queue& queue, const std::string& image) {
-  const Device& device = device_of(queue);
-  return has_image(image) && runs(device, image) && trusted(queue, image);
+bool serves(sycl::queue& queue, const KernelName& kernel) {
+  return has_kernel(kernel) && runs(device_of(queue), kernel.image) && trusted(queue, kernel.full());
 }
+
+bool serves(sycl::queue& queue, const std::string& image) { return runs(device_of(queue), image) && trusted(queue, image); }
 
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns) {
   const int64_t work_groups = ceil_div(p.M, rows) * ceil_div(p.N, columns);

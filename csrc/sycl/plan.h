@@ -52,7 +52,8 @@ Plan choose(const LinearProblem& p, sycl::queue& queue, int alignment, const std
 // small beside its terms that the rounding shows.
 constexpr int64_t kProductColumns = 32;
 
-// Whether an image's kernels may run on the queue's device: it has what they need, and they are trusted there.
+// Whether a kernel, or all of an image's, may run on the queue's device: it has what they need, and they are trusted there.
+bool serves(sycl::queue& queue, const KernelName& kernel);
 bool serves(sycl::queue& queue, const std::string& image);
 int tile_rows(int64_t M, bool matrix);  // of y for a work-group: the kernels' _m<rows>
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns);

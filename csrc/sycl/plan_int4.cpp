@@ -22,13 +22,12 @@ onednn::Matmul int4_product(const LinearProblem& p, ScalarType scale) {
 }
 
 bool plan_int4_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
-  if (p.N < kProductColumns || p.M * p.K > kMaxSummed || !runs(device_of(queue), "int4_correction.lanes") ||
-      !trusted(queue, std::string("onednn.int4.") + type_name(p.input)))
-    return false;
+  if (p.N < kProductColumns || p.M * p.K > kMaxSummed || !runs(device_of(queue), "int4_correction.lanes")) return false;
   // Scales in their own type, or in float32 where the engine wants that.
   for (const ScalarType scale : {p.scale, ScalarType::Float}) {
     plan.product = int4_product(p, scale);
     if (!onednn_has(queue, plan.product)) continue;
+    if (!trusted(queue, std::string("onednn.int4.") + type_name(p.input))) return false;
     plan.algorithm = Algorithm::onednn;
     return true;
   }
@@ -36,15 +35,16 @@ bool plan_int4_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
 }
 
 bool plan_int4_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std::string& variant) {
-  const std::string image = "int4_tile." + variant + "_" + type_name(p.input);
-  const bool matrix = variant != "lanes";
-  if (p.group_size % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, image)) return false;
+  const std::string type = type_name(p.input);
+  const int rows = tile_rows(p.M, variant != "lanes");
+  const KernelName kernel{"int4_tile." + variant + "_" + type,
+                          "int4_tile_" + type + "_m" + std::to_string(rows) + (p.group_size % kBlock == 0 ? "_g128" : "_g32")};
+  if (p.group_size % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, kernel)) return false;
   plan.algorithm = Algorithm::tile;
-  plan.rows = tile_rows(p.M, matrix);
+  plan.kernel = kernel;
+  plan.rows = rows;
   plan.columns = plan.rows >= kArrangedRows ? 2 * kLanes : kLanes;
   plan.sub_groups = tile_sub_groups(p, device_of(queue), plan.rows, plan.columns);
-  plan.kernel = {image, std::string("int4_tile_") + type_name(p.input) + "_m" + std::to_string(plan.rows) +
-                            (p.group_size % kBlock == 0 ? "_g128" : "_g32")};
   return true;
 }
 

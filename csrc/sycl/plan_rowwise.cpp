@@ -13,13 +13,14 @@ namespace {
 std::string type_names(const LinearProblem& p) { return std::string(type_name(p.weight)) + "_" + type_name(p.input); }
 
 bool plan_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std::string& variant) {
-  const std::string image = "rowwise_tile." + variant + "_" + type_names(p);
-  if (p.K % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, image)) return false;
+  const int rows = tile_rows(p.M, variant != "lanes");
+  const KernelName kernel{"rowwise_tile." + variant + "_" + type_names(p), "rowwise_tile_m" + std::to_string(rows)};
+  if (p.K % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, kernel)) return false;
   plan.algorithm = Algorithm::tile;
-  plan.rows = tile_rows(p.M, variant != "lanes");
+  plan.kernel = kernel;
+  plan.rows = rows;
   plan.columns = plan.rows > 8 ? 2 * kLanes : kLanes;
   plan.sub_groups = tile_sub_groups(p, device_of(queue), plan.rows, plan.columns);
-  plan.kernel = {image, "rowwise_tile_m" + std::to_string(plan.rows)};
   return true;
 }
 
@@ -48,7 +49,7 @@ onednn::Matmul int8_sums(const LinearProblem& p) {
 bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
   const bool int8 = p.input == ScalarType::Char && p.weight == ScalarType::Char;
   if ((int8 && !device_of(queue).exact_int8) || (p.input != p.weight && p.N < kProductColumns) ||
-      !runs(device_of(queue), "scale_rows.lanes") || !trusted(queue, "onednn." + type_names(p)))
+      !runs(device_of(queue), "scale_rows.lanes"))
     return false;
   std::vector<onednn::Matmul> products;
   if (p.output == ScalarType::Int) {
@@ -60,6 +61,7 @@ bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
   }
   for (const onednn::Matmul& m : products) {
     if (!onednn_has(queue, m)) continue;
+    if (!trusted(queue, "onednn." + type_names(p))) return false;
     plan.algorithm = Algorithm::onednn;
     plan.product = m;
     return true;

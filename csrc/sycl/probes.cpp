@@ -3,12 +3,13 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 #include "common/describe.h"
 #include "common/dispatcher.h"
 #include "sycl/device.h"
-#include "sycl/images.h"
+#include "sycl/modules.h"
 #include "sycl/plan.h"
 #include "sycl/queue.h"
 
@@ -103,12 +104,16 @@ struct Probe {
   Exact exact = Exact::no;
 };
 
-void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const std::vector<int64_t>& rows) {
+// Whether the family is what serves a problem.
+using Takes = std::function<bool(const LinearProblem&)>;
+
+void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const std::vector<int64_t>& rows, const Takes& takes) {
   constexpr int64_t N = 72, K = 512;
   for (const int64_t group_size : {128, 32}) {
     const Tensor weight = draw.bytes({N, K / 2}), scale = draw.positive({K / group_size, N}, dtype);
     const Tensor zero_point = draw.normal({K / group_size, N}, dtype), bias = draw.normal({N}, dtype);
     for (const int64_t M : rows) {
+      if (!takes({M, N, K, group_size, dtype, ScalarType::Char, dtype, dtype, true, dtype})) continue;
       const Tensor x = draw.normal({M, K}, dtype);
       probes.push_back({"bf16i4bf16_rowwise_bias with M = " + std::to_string(M) + ", group_size = " + std::to_string(group_size) +
                             ", " + dtype_name(dtype),
@@ -119,7 +124,7 @@ void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const st
 
 // 8-bit weights, with a high-precision input or one of their own type.
 void add_rowwise(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type, ScalarType input_type,
-                 const std::vector<int64_t>& rows) {
+                 const std::vector<int64_t>& rows, const Takes& takes) {
   constexpr int64_t N = 72, K = 512;
   const auto eight_bit = [&](const std::vector<int64_t>& sizes) {
     return weight_type == ScalarType::Char ? draw.bytes(sizes) : draw.normal(sizes, weight_type);
@@ -128,7 +133,9 @@ void add_rowwise(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type,
   const OptionalTensor bias = draw.normal({N}, ScalarType::Float);
   const bool scaled = weight_type == input_type;
   const std::string weight_only = weight_type == ScalarType::Char ? "bf16i8bf16_rowwise_bias" : "bf16f8bf16_rowwise_bias";
+  const ScalarType output = scaled ? ScalarType::Float : input_type;
   for (const int64_t M : rows) {
+    if (!takes({M, N, K, K, input_type, weight_type, ScalarType::Float, output, true, ScalarType::Float})) continue;
     const Tensor x = scaled ? eight_bit({M, K}) : draw.normal({M, K}, input_type);
     const std::string sizes =
         std::string(" with M = ") + std::to_string(M) + ", " + dtype_name(input_type) + " by " + dtype_name(weight_type);
@@ -138,8 +145,7 @@ void add_rowwise(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type,
     }
     const Tensor input_scale = draw.positive({M, 1}, ScalarType::Float);
     probes.push_back({"scaled_mm_rowwise" + sizes, [=] {
-                        return call("ao::scaled_mm_rowwise", "", x, weight, input_scale, scale, bias,
-                                    std::optional(ScalarType::Float));
+                        return call("ao::scaled_mm_rowwise", "", x, weight, input_scale, scale, bias, std::optional(output));
                       }});
     if (weight_type == ScalarType::Char)
       probes.push_back({"int8_mm" + sizes, [=] { return call("ao::int8_mm", "", x, weight); }, Exact::yes});
@@ -204,20 +210,28 @@ void add_int4pack(std::vector<Probe>& probes, Draw& draw) {
 std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   Draw draw(queue);
   std::vector<Probe> probes;
+  const std::string group = family.substr(0, family.find('/'));  // an image, or a kind of products
   const auto is = [&](const std::string& prefix, const std::string& types) {
-    return family.rfind(prefix, 0) == 0 && family.size() > types.size() &&
-           family.compare(family.size() - types.size(), types.size(), types) == 0;
+    return group.rfind(prefix, 0) == 0 && group.size() > types.size() &&
+           group.compare(group.size() - types.size(), types.size(), types) == 0;
   };
+  const auto taken_by = [&](Plan (*plan)(const LinearProblem&, sycl::queue&, int)) {
+    return [&queue, &family, plan](const LinearProblem& p) {
+      const Force force(family);
+      return plan(p, queue, onednn::kAlignment).algorithm != Algorithm::generic;
+    };
+  };
+  const Takes int4 = taken_by(plan_int4), rowwise = taken_by(plan_rowwise);
   const std::vector<int64_t> few{1, 3, 8, 16, 40}, many{80};
   for (const ScalarType input : kHighPrecision) {
-    if (is("int4_tile.", std::string("_") + type_name(input))) add_int4(probes, draw, input, few);
-    if (is("onednn.int4.", type_name(input))) add_int4(probes, draw, input, many);
+    if (is("int4_tile.", std::string("_") + type_name(input))) add_int4(probes, draw, input, few, int4);
+    if (is("onednn.int4.", type_name(input))) add_int4(probes, draw, input, many, int4);
   }
   for (const ScalarType weight : kEightBit) {
     for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight}) {
       const std::string types = std::string(type_name(weight)) + "_" + type_name(input);
-      if (is("rowwise_tile.", "_" + types)) add_rowwise(probes, draw, weight, input, few);
-      if (is("onednn." + types, types)) add_rowwise(probes, draw, weight, input, many);
+      if (is("rowwise_tile.", "_" + types)) add_rowwise(probes, draw, weight, input, few, rowwise);
+      if (is("onednn." + types, types)) add_rowwise(probes, draw, weight, input, many, rowwise);
     }
   }
   if (family == "linear_any.lanes") add_any(probes, draw);
@@ -227,41 +241,36 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   return probes;
 }
 
-// oneDNN's kinds of products that a plan would take here for many rows.
-std::vector<std::string> product_families(sycl::queue& queue) {
-  std::vector<std::string> found;
-  const auto ask = [&](const std::string& family, ScalarType weight, ScalarType input, ScalarType output, bool int4) {
-    const Force force(family);
-    const LinearProblem p{128, 128, 512, int4 ? 128 : 512, input, weight, ScalarType::Float, output, false, input};
-    const Plan plan = int4 ? plan_int4(p, queue, onednn::kAlignment) : plan_rowwise(p, queue, onednn::kAlignment);
-    if (plan.algorithm == Algorithm::onednn) found.push_back(family);
-  };
-  for (const ScalarType input : kHighPrecision)
-    ask(std::string("onednn.int4.") + type_name(input), ScalarType::Char, input, input, true);
-  for (const ScalarType weight : kEightBit) {
-    for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight}) {
-      const ScalarType output = input == weight ? ScalarType::Float : input;
-      ask(std::string("onednn.") + type_name(weight) + "_" + type_name(input), weight, input, output, false);
-    }
-  }
-  return found;
+// oneDNN's kinds of products.
+std::vector<std::string> product_families() {
+  std::vector<std::string> all;
+  for (const ScalarType input : kHighPrecision) all.push_back(std::string("onednn.int4.") + type_name(input));
+  for (const ScalarType weight : kEightBit)
+    for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight})
+      all.push_back(std::string("onednn.") + type_name(weight) + "_" + type_name(input));
+  return all;
 }
 
 }  // namespace
 
 std::vector<std::string> families(sycl::queue& queue) {
-  std::vector<std::string> all;
-  for (const Image& image : images())
-    if (runs(device_of(queue), image.name) && !probes_of(queue, image.name).empty()) all.push_back(image.name);
-  for (const std::string& family : product_families(queue)) all.push_back(family);
-  return all;
+  std::set<std::string> names;
+  for (const Module& module : modules())
+    if (runs(device_of(queue), module.image)) names.insert({module.image, KernelName{module.image, module.kernel}.full()});
+  for (const std::string& family : product_families()) names.insert(family);
+  std::vector<std::string> found;
+  for (const std::string& family : names)
+    if (!probes_of(queue, family).empty()) found.push_back(family);
+  return found;
 }
 
 const std::string* forced_family() { return forced; }
 
 std::string probe(sycl::queue& queue, const std::string& family) {
   static const std::string generic;
-  for (const Probe& one : probes_of(queue, family)) {
+  const std::vector<Probe> probes = probes_of(queue, family);
+  if (probes.empty()) return "it has no probe";
+  for (const Probe& one : probes) {
     const auto run = [&](const std::string& name) {
       const Force force(name);
       return one.run();

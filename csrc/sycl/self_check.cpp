@@ -8,8 +8,8 @@
 #include <stdexcept>
 
 #include "sycl/device.h"
-#include "sycl/images.h"
 #include "sycl/launch.h"
+#include "sycl/modules.h"
 #include "sycl/probes.h"
 
 namespace aoext::xpu {
@@ -46,8 +46,7 @@ Verdicts& verdicts() {
 }
 
 void warn(const std::string& device, const std::string& family, const std::string& reason) {
-  const std::string text = "aoext: the kernels " + family + " give wrong results on " + device +
-                           " and are turned off: " + reason +
+  const std::string text = "aoext: " + family + " gives wrong results on " + device + " and is turned off: " + reason +
                            ". Slower kernels serve instead. Please report this with the output of `aoext report`.";
   aoti_torch_warn("trusted", "aoext", 0, text.c_str());
 }
@@ -81,13 +80,14 @@ bool trusted(sycl::queue& queue, const std::string& family) {
 std::map<std::string, std::string> check_all(sycl::queue& queue) {
   const Device& device = device_of(queue);
   std::map<std::string, std::string> results;
-  for (const Image& image : images())
-    if (runs(device, image.name)) build(queue, image.name);
+  for (const Module& module : modules())
+    if (runs(device, module.image)) kernel(queue, {module.image, module.kernel});
   for (const std::string& family : families(queue)) {
+    std::string& result = results.try_emplace(family.substr(0, family.find('/')), "ok").first->second;
     if (!is_checked_here(device)) {
-      results[family] = "not checked";
-    } else {
-      results[family] = trusted(queue, family) ? "ok" : verdicts().known[{device.name, family}];
+      result = "not checked";
+    } else if (!trusted(queue, family)) {
+      result = verdicts().known[{device.name, family}];
     }
   }
   return results;

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,14 +54,24 @@ class Result:
     error: str = ""  # why it does not build
 
 
-def build(compiler: Compiler, image: Path, target: Target) -> Result:
-    """Compile and disassemble an image."""
+def build(compiler: Compiler, modules: Iterable[Path], target: Target) -> Result:
+    """Compile and disassemble an image's modules."""
+    image = Result()
+    for module in modules:
+        result = _build_module(compiler, module, target)
+        if result.error:
+            return Result(error=f"{module.stem}: {result.error}")
+        image.kernels.update(result.kernels)
+    return image
+
+
+def _build_module(compiler: Compiler, module: Path, target: Target) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        arguments = ("-file", image.resolve(), "-spirv_input", "-device", target.name)
-        output = ("-output", "image", "-output_no_suffix", "-out_dir", folder)
+        arguments = ("-file", module.resolve(), "-spirv_input", "-device", target.name)
+        output = ("-output", "module", "-output_no_suffix", "-out_dir", folder)
         compiled = compiler.run("compile", *arguments, *output)
-        binary, dump = folder / "image.bin", folder / "dump"
+        binary, dump = folder / "module.bin", folder / "dump"
         text = compiled.stdout + compiled.stderr
         if compiled.returncode != 0 or not binary.is_file():
             lines = [line for line in text.splitlines() if "error" in line.lower()] or text.splitlines()[-1:]

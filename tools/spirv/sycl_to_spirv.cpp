@@ -1,17 +1,23 @@
-// sycl_to_spirv SOURCE OUTPUT.spv [-Dname …] [-Ifolder …]: SYCL kernels to SPIR-V, at build time.
+// sycl_to_spirv SOURCE FOLDER [-Dname …] [-Ifolder …]: SYCL kernels to SPIR-V, at build time.
+//
+// FOLDER, "<source>.<variant>", is an image. It gets a module for each kernel, <kernel>.spv, and their list, modules.inc:
+// lines AOEXT_MODULE(source, variant, kernel).
 //
 // The SYCL runtime carries a compiler for kernels in source form (libsycl-jit) and writes what it makes when
-// SYCL_DUMP_IMAGES is set. It then has the device compile the SPIR-V, which for an image with a GPU's
-// built-ins may fail or crash on the device that is at hand, so that all of it happens in a child process
-// and the image decides.
+// SYCL_DUMP_IMAGES is set. It then has the device compile the SPIR-V, which fails for modules with a GPU's built-ins or
+// properties on the device that is at hand: what has been written by then decides.
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -27,9 +33,9 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Runs in the child: prints what the compiler says and leaves the image in the current folder.
+// Runs in the child: prints what the compiler says and leaves the modules in the current folder.
 int compile(const std::string& source, std::vector<std::string> options) {
-  options.push_back("-fsycl-device-code-split=off");  // one image for all kernels
+  options.push_back("-fsycl-device-code-split=per_kernel");
   try {
     const sycl::context context{sycl::device{sycl::cpu_selector_v}};
     auto bundle = syclexp::create_kernel_bundle_from_source(context, syclexp::source_language::sycl, source);
@@ -43,22 +49,42 @@ int compile(const std::string& source, std::vector<std::string> options) {
   return 0;
 }
 
+// The name of a module's only kernel, as its source has it (SPIR-V specification, 2.3 and OpEntryPoint).
+std::string kernel_of(const std::string& module) {
+  constexpr size_t kHeader = 5;
+  constexpr uint32_t kOpEntryPoint = 15;
+  const std::string prefix = "__sycl_kernel_";
+  const auto word = [&](size_t i) {
+    uint32_t value = 0;
+    std::memcpy(&value, module.data() + i * sizeof value, sizeof value);
+    return value;
+  };
+  std::string found;
+  const size_t words = module.size() / sizeof(uint32_t);
+  for (size_t i = kHeader; i < words && word(i) >> 16 != 0; i += word(i) >> 16) {
+    if ((word(i) & 0xFFFFu) != kOpEntryPoint) continue;
+    const std::string name = module.data() + (i + 3) * sizeof(uint32_t);
+    if (!found.empty() || name.rfind(prefix, 0) != 0) throw std::runtime_error("a module has more than one kernel of ours");
+    found = name.substr(prefix.size());
+  }
+  if (found.empty()) throw std::runtime_error("a module has no kernel");
+  return found;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::cerr << "usage: sycl_to_spirv SOURCE OUTPUT.spv [-Dname ...] [-Ifolder ...]\n";
+    std::cerr << "usage: sycl_to_spirv SOURCE FOLDER [-Dname ...] [-Ifolder ...]\n";
     return 2;
   }
-  const fs::path source = fs::absolute(argv[1]), output = fs::absolute(argv[2]);
-  const fs::path scratch = output.string() + ".d";
-  fs::remove_all(scratch);
-  fs::create_directories(scratch);
-  const fs::path log = scratch / "log";
+  const fs::path source = fs::absolute(argv[1]), folder = fs::absolute(argv[2]), log = folder / "log";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
 
   const pid_t child = fork();
   if (child == 0) {
-    fs::current_path(scratch);
+    fs::current_path(folder);
     setenv("SYCL_DUMP_IMAGES", "1", 1);
     setenv("SYCL_CACHE_PERSISTENT", "0", 1);
     if (freopen(log.c_str(), "w", stderr) == nullptr) _exit(2);
@@ -66,17 +92,27 @@ int main(int argc, char** argv) {
     fflush(stderr);
     _exit(code);
   }
-  waitpid(child, nullptr, 0);
+  int status = 0;
+  waitpid(child, &status, 0);
 
-  fs::path image;
-  for (const auto& entry : fs::directory_iterator(scratch))
-    if (entry.path().extension() == ".spv") image = entry.path();
+  std::vector<fs::path> modules;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".spv") modules.push_back(entry.path());
   const std::string said = read(log);
-  if (image.empty() || said.find("warning:") != std::string::npos) {
+  const bool made = !modules.empty() && WIFEXITED(status);  // a crash may have come before the last of them
+  if (!made || said.find("warning:") != std::string::npos) {
     std::cerr << source.filename().string() << ":\n" << said;
-    if (image.empty()) return 1;
+    if (!made) return 1;
   }
-  fs::rename(image, output);
-  fs::remove_all(scratch);
-  return 0;
+  std::set<std::string> kernels;
+  for (const fs::path& module : modules) {
+    const std::string kernel = kernel_of(read(module));
+    kernels.insert(kernel);
+    fs::rename(module, folder / (kernel + ".spv"));
+  }
+  std::ofstream list(folder / "modules.inc");
+  for (const std::string& kernel : kernels)
+    list << "AOEXT_MODULE(" << folder.stem().string() << ", " << folder.extension().string().substr(1) << ", " << kernel << ")\n";
+  fs::remove(log);
+  return list.good() ? 0 : 1;
 }

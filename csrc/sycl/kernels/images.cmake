@@ -2,7 +2,7 @@
 #   dpas      GPUs whose matrix engine multiplies tiles of 8 x 16 (Xe-HPC, Xe2, Xe3)
 #   lanes     any device with sub-groups of 16
 #   emulated  the kernels of dpas with lanes in place of the matrix engine, for tests (AOEXT_XPU_PRETEND=matrix)
-# A device compiles a whole image at its first use, so what one call needs stands apart from what another does.
+# Each kernel of an image is a module of its own (cmake/sycl.cmake), so that a device compiles what is called and no more.
 option(AOEXT_SYCL_EMULATED "Embed the images that emulate the matrix engine: for tests" ON)
 
 macro(aoext_tile_images source types matrix)

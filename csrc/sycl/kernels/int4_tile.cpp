@@ -118,6 +118,7 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
           for (int c = 0; c < C; ++c) tile.multiply(products[c], a[j], b[c][t][j]);
         }
       }
+      sums = tile.row_sums(sums);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
 #pragma unroll

@@ -66,7 +66,7 @@ inline void int4pack_mm(void* y, const void* x, const void* weight, const void* 
     for (int r = 0; r < R; ++r) total[r] += part[r];
   }
 
-  auto& partial = *sycl::ext::oneapi::group_local_memory_for_overwrite<float[kMaxSubGroups * R * kLanes]>(item.get_group());
+  float* const partial = local_memory<float, kMaxSubGroups * R * kLanes>();
 #pragma unroll
   for (int r = 0; r < R; ++r) partial[(s * R + r) * kLanes + lane] = total[r];
   sycl::group_barrier(item.get_group());

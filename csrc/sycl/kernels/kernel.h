@@ -12,6 +12,15 @@ inline sycl::nd_item<2> this_item() { return sycl::ext::oneapi::this_work_item::
 
 inline sycl::sub_group this_sub_group() { return sycl::ext::oneapi::this_work_item::get_sub_group(); }
 
+// Memory that the sub-groups of a work-group share: one array for all calls in a kernel that ask for the same. It is a variable,
+// because the compiler inside the SYCL runtime crashes where it splits kernels with a group_local_memory; a static one, so
+// that no module asks for SPV_KHR_linkonce_odr.
+template <class T, int kCount>
+static inline T* local_memory() {
+  static __attribute__((opencl_local)) T values[kCount];
+  return values;
+}
+
 }  // namespace aoext::xpu
 
 // AOEXT_KERNEL(name)(arguments) { … }; the host asks for it by this name. With AOEXT_KERNEL_256 a thread of a GPU

@@ -118,7 +118,7 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
   const int s = sg.get_group_linear_id(), lane = sg.get_local_linear_id();
   const int rows = static_cast<int>(sg.get_group_linear_range()) / sub_groups, row = s / sub_groups;
   const int step = sub_groups * kLanes, first = (s - row * sub_groups) * kLanes + lane, count = K / kCount;
-  auto& partial = *sycl::ext::oneapi::group_local_memory_for_overwrite<uint32_t[kMaxTeam]>(item.get_group());
+  uint32_t* const partial = local_memory<uint32_t, kMaxTeam>();
 
   for (int64_t block = static_cast<int64_t>(item.get_group(0)) * rows; block < M;
        block += static_cast<int64_t>(item.get_group_range(0)) * rows) {

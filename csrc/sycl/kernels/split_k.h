@@ -51,7 +51,7 @@ inline void split_k(int64_t M, int64_t N, int K, const Accumulate& accumulate, c
     }
   }
 
-  auto& partial = *sycl::ext::oneapi::group_local_memory_for_overwrite<Value[kMaxSubGroups * R * kLanes]>(item.get_group());
+  Value* const partial = local_memory<Value, kMaxSubGroups * R * kLanes>();
 #pragma unroll
   for (int b = 0; b < B; ++b) {
 #pragma unroll

@@ -19,7 +19,7 @@ namespace aoext::xpu {
 using Dwords = Vector<int, 8>;  // of b
 
 template <Element kType, int R>
-struct Tile;  // Acc, A; multiply(acc, a, b); add_row_sums(acc, a): as multiply by ones
+struct Tile;  // Acc, A; multiply(acc, a, b); add_row_sums(acc, a), and at the end row_sums(acc): as multiply by ones
 
 // The values of b's dword d as floats.
 template <Element kType>
@@ -55,9 +55,10 @@ inline Vector<short, R> load_rows(const uint16_t* x, int lane) {
 #endif
 }
 
+// The same lane for all: compilers make less of a select.
 template <class T>
 inline T lane_value(T value, int lane) {
-  return sycl::select_from_group(this_sub_group(), value, lane);
+  return sycl::group_broadcast(this_sub_group(), value, lane);
 }
 
 // What a lane holds of a row of a, as a float.
@@ -91,10 +92,12 @@ struct LaneTile {
   }
 
   static void add_row_sums(Acc& acc, const A& a) {
-    for (int r = 0; r < R; ++r) {
-      const float value = a_to_float<kType>(get<R>(a, r));
-      set<R>(acc, r, get<R>(acc, r) + sycl::reduce_over_group(this_sub_group(), value, sycl::plus<float>()));
-    }
+    for (int r = 0; r < R; ++r) set<R>(acc, r, get<R>(acc, r) + a_to_float<kType>(get<R>(a, r)));  // each lane its own
+  }
+
+  static Acc row_sums(Acc acc) {
+    for (int r = 0; r < R; ++r) set<R>(acc, r, sycl::reduce_over_group(this_sub_group(), get<R>(acc, r), sycl::plus<float>()));
+    return acc;
   }
 };
 
@@ -158,6 +161,7 @@ struct Tile {
   }
 
   void add_row_sums(Acc& acc, const A& a) const { multiply(acc, a, Dwords(ones)); }
+  static Acc row_sums(const Acc& acc) { return acc; }
 };
 
 template <int R>

@@ -5,13 +5,14 @@
 
 namespace aoext::xpu {
 
-// Kernels of one source file, compiled for one kind of device: "int4_tile.dpas".
-struct Image {
-  const char* name;
+// A kernel of an image: of a source file, compiled for one kind of device ("int4_tile.dpas_bf16").
+struct Module {
+  const char* image;
+  const char* kernel;
   const char* begin;
   const char* end;
 };
 
-const std::vector<Image>& images();
+const std::vector<Module>& modules();
 
 }  // namespace aoext::xpu
