@@ -208,12 +208,24 @@ assert (result - expected).norm() <= 5e-3 * expected.norm()
 
 @needs_simulator
 def test_warming_up_names_every_family_and_all_pass_their_self_check():
+    """With no compiler of SYCL code in the process."""
     output = in_a_process(
-        "with torch.inference_mode():\n    print(aoext.warmup('xpu'))", AOEXT_XPU_SELF_CHECK="all"
+        """
+with torch.inference_mode():
+    print(aoext.warmup("xpu"))
+print("libsycl-jit" in open("/proc/self/maps").read())
+""",
+        AOEXT_XPU_SELF_CHECK="all",
     )
-    verdicts = eval(output)
+    verdicts, compiler = map(eval, output.splitlines())
     assert {"int4_tile.lanes_bf16", "quantize_rowwise.lanes"} <= verdicts.keys()
     assert set(verdicts.values()) == {"ok"}, verdicts
+    assert not compiler
+
+
+@pytest.mark.skipif(XPU_SIM is not None, reason="the test above warms up the simulated XPU")
+def test_warming_up_a_gpu_names_every_family():
+    assert {"int4_tile.lanes_bf16", "quantize_rowwise.lanes"} <= aoext.warmup("xpu").keys()
 
 
 def test_a_cpu_has_nothing_to_warm_up():
