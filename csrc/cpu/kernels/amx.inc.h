@@ -95,8 +95,8 @@ inline void multiply_tiles(const char* w, const char* x, int64_t bytes, typename
     else
       _tile_zero(3);
   }
-  int64_t k = 0;
-  for (; kInputs == 1 && k + kTileRowBytes < bytes; k += 2 * kTileRowBytes) {
+  static_assert(kPad * sizeof(typename P::Operand) % (2 * kTileRowBytes) == 0, "steps come in pairs");
+  for (int64_t k = 0; kInputs == 1 && k < bytes; k += 2 * kTileRowBytes) {
     _tile_loadd(4, w + k, kDepthBytes);
     _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
     AOEXT_TILE_PRODUCT(0, 4, 6);
@@ -112,18 +112,16 @@ inline void multiply_tiles(const char* w, const char* x, int64_t bytes, typename
       AOEXT_TILE_PRODUCT(3, 5, 7);
     }
   }
-  for (; k < bytes; k += kTileRowBytes) {
+  for (int64_t k = 0; kInputs > 1 && k < bytes; k += kTileRowBytes) {
     _tile_loadd(4, w + k, kDepthBytes);
     _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
     AOEXT_TILE_PRODUCT(0, 4, 6);
-    if constexpr (kInputs > 1) {
-      _tile_loadd(7, x + kApart + k * kTileSide, kTileRowBytes);
-      AOEXT_TILE_PRODUCT(1, 4, 7);
-    }
+    _tile_loadd(7, x + kApart + k * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(1, 4, 7);
     if constexpr (kRows > 1) {
       _tile_loadd(5, w + kApart + k, kDepthBytes);
       AOEXT_TILE_PRODUCT(2, 5, 6);
-      if constexpr (kInputs > 1) AOEXT_TILE_PRODUCT(3, 5, 7);
+      AOEXT_TILE_PRODUCT(3, 5, 7);
     }
   }
   _tile_stored(0, acc, kTileRowBytes);

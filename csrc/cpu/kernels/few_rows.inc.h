@@ -16,10 +16,9 @@ constexpr int64_t kUnit = 8 * kFloats;
 static_assert(kPad % kUnit == 0, "arranged rows are whole vectors");
 
 #ifdef AOEXT_AVX512
-// Lane i of the table is q where the low four bits of an index are i. (GCC 12 warns of the intrinsic without a mask.)
+// Only the low four bits of an index count. (GCC 12 warns of the intrinsic without a mask.)
 inline F32 nibble(U32 words, int i) {
-  const F32 table = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
-  return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)table);
+  return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)values_of_nibbles());
 }
 #else
 inline F32 nibble(U32 words, int i) { return __builtin_convertvector((I32)(words << (28 - 4 * i)) >> 28, F32); }
@@ -156,6 +155,7 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
 
 constexpr int64_t kPlaneBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
 constexpr int64_t kPlaneUnit = 2 * kPlaneBytes;
+static_assert(kPad <= 128, "a step's sums are exact");
 constexpr int kFixedMost = 32512;  // 127 · 256: h stays below 128
 
 // How far the largest of a group may be above the mean: its step is then below 2⁻¹¹ of the mean, and what rounding adds, 2⁻¹³ on

@@ -258,6 +258,11 @@ void to_bf16(Element from, const void* source, void* out, int64_t n) {
 // A nibble's two's complement value: the XOR moves −8..7 to 0..15 in order, the subtraction moves it back.
 inline int8_t sign_extend(int nibble) { return static_cast<int8_t>((nibble ^ 8) - 8); }
 
+#ifdef AOEXT_AVX512
+// What each nibble stands for.
+inline F32 values_of_nibbles() { return F32{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1}; }
+#endif
+
 constexpr int64_t kNibbles = 32;  // of 16 bytes, which vectors unpack at a time
 
 // n elements of a group, whole lots of kNibbles, as q · s + z.
@@ -284,7 +289,7 @@ inline void dequantize_group(const uint8_t* packed, int64_t n, float s, float z,
 inline void dequantize_group(const uint8_t* packed, int64_t n, float s, float z, uint16_t* out) {
 #ifdef AOEXT_AVX512
   // The group's sixteen values, twice: an index into words takes five bits, and the fifth is another nibble's.
-  const F32 values = F32{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1} * s + z;
+  const F32 values = values_of_nibbles() * s + z;
   const __m512i table = _mm512_maskz_broadcast_i64x4(0xff, (__m256i)_mm512_cvtneps_pbh((__m512)values));
   for (int64_t k = 0; k < n; k += kNibbles) {
     const __m512i bytes = _mm512_maskz_cvtepu8_epi32(0xffff, load<__m128i>(packed + k / 2));

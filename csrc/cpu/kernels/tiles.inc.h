@@ -232,16 +232,14 @@ int32_t inputs_in_fours(Element from, const void* source, int64_t n, void* out) 
   return 0;
 }
 
-// The sixteen values of group g, by nibble.
-inline __m512 values_of_group(const Int4Row& row, int64_t g) {
-  return (__m512)(F32{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1} * row.scale[g * kTile] + row.zero_point[g * kTile]);
-}
-
 // 128 weights of kGroups groups, the first of them g and of which `groups` exist, from `words` of which `kept` have weights.
 template <int kGroups>
 inline void int4_in_fours(const Int4Row& row, int64_t g, int64_t groups, __m512i words, __mmask32 kept, uint16_t* out) {
   static_assert(kGroups == 1 || kGroups == 2 || kGroups == 4, "a table has 64 values");
-  const auto values = [&](int64_t i) { return values_of_group(row, g + (i < groups ? i : 0)); };
+  const auto values = [&](int64_t i) {
+    const int64_t at = (g + (i < groups ? i : 0)) * kTile;
+    return (__m512)(values_of_nibbles() * row.scale[at] + row.zero_point[at]);
+  };
   // An index takes a bit too many where tables are of one group: they hold it twice.
   const __m512 first = values(0);
   const __m512i low = (__m512i)_mm512_cvtne2ps_pbh(kGroups == 1 ? first : values(1), first);
@@ -263,8 +261,7 @@ void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, void* out) {
   for (int64_t i = 0; i < n; i += kFours) {
     const int64_t k = begin + i, count = n - i < kFours ? n - i : kFours, g = k / row.group_size;
     if (k % kFours == 0 && (whole || row.group_size == 64 || row.group_size == 32)) {
-      __m512i words = {};
-      memcpy(&words, row.packed + k / 2, static_cast<size_t>(count) / 2);
+      const __m512i words = _mm512_maskz_loadu_epi8(~__mmask64{0} >> (kFours - count) / 2, row.packed + k / 2);
       const __mmask32 kept = ~__mmask32{0} >> (kWords - count / kNibblesOfWord);
       const int64_t groups = count / row.group_size;
       if (whole)
