@@ -6,7 +6,8 @@ Weights are random and made layer by layer, so that no more memory is needed tha
 one layer take. On CUDA whole steps run as replays of one CUDA graph; what stands between the linear layers
 (norms, rotary embedding, attention, SwiGLU, sampling) is PyTorch's own and the same for both, so it narrows
 the gap between them. --compile fuses it by torch.compile before the capture, --no-passes without aoext's own
-passes; --split gives q, k, v, gate and up linears of their own, as most checkpoints have them.
+passes; --split gives q, k, v, gate and up linears of their own, as most checkpoints have them, and --merge
+makes one again of int4's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import click
 import torch
+import torch._inductor.config
 from rich import box
 from rich.table import Table
 from torch import Tensor, nn
@@ -395,6 +397,7 @@ def _sizes(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--quantise-head", is_flag=True, help="The last layer, over the vocabulary, too.")
 @click.option("--compile", is_flag=True, help="Fuse what stands between the linear layers.")
 @click.option("--passes/--no-passes", default=True, help="With --compile: aoext's own passes.")
+@click.option("--merge", is_flag=True, help="With --compile: merge int4 linears of one input.")
 @click.option("--split", is_flag=True, help="q, k, v, gate and up each in a linear of its own.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -418,7 +421,11 @@ def main(
     compiled = f"compiled {passes} aoext's passes"
     between = compiled if options["compile"] else "PyTorch's eager kernels, the same for all"
     out.print(f"{config}\nbetween the linear layers: {between}; a cache of {context} positions")
-    with torch.inference_mode(), aoext.inductor.patch(enabled=options["passes"]):
+    with (
+        torch.inference_mode(),
+        aoext.inductor.patch(enabled=options["passes"], merge_linears=options["merge"]),
+        torch._inductor.config.patch(freezing=options["merge"]),
+    ):
         results = run(schemes, device, config, batches, context, prompt, options)
     out.print(table(results, prompt))
     clocks = {m.clock for scheme in results for m in scheme.decode.values()}

@@ -16,10 +16,13 @@ import torch
 
 import aoext
 from aoext.tiny_lm import load_tiny_lm
+from conftest import compiler_for, devices
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "aoti.md").read_text(encoding="utf-8")
 PROMPT = "def main("
+HERE = [torch.device(name) for name, here in devices().items() if here]
+DEVICES = [device.type for device in HERE if compiler_for(device) == "inductor"]
 
 Finished = subprocess.CompletedProcess
 
@@ -33,17 +36,26 @@ def run(*command: object, directory: Path) -> Finished:
     )
 
 
+@pytest.fixture(scope="session", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="session")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The directory in which the page's commands were run, one after the other, and what each printed."""
+def outputs(device: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The directory in which the page's commands were run, one after the other, and what each printed.
+
+    The page is written for the CPU, and every other device follows it with its own name.
+    """
     scripts = Path(sys.executable).parent
     if not (scripts / "cmake").exists() and shutil.which("cmake") is None:
         pytest.skip("docs/aoti.md cannot be followed without CMake")
-    directory = tmp_path_factory.mktemp("aoti")
+    directory = tmp_path_factory.mktemp(f"aoti_{device}")
     (directory / "examples").symlink_to(ROOT / "examples")
     commands = {"python": [sys.executable, "-c"], "sh": ["bash", "-euo", "pipefail", "-c"]}
     printed = []
     for language, code in re.findall(r"```(python|sh)\n(.*?)```", PAGE, re.DOTALL):
+        code = code.replace('device = "cpu"', f'device = "{device}"')
         done = run(*commands[language], code, directory=directory)
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
         printed.append(done.stdout)
@@ -66,14 +78,14 @@ def test_the_page_ends_with_a_text_that_cpp_and_python_agree_on(outputs):
     assert from_cpp.startswith(from_python.rstrip("\n"))
 
 
-def test_a_text_longer_than_the_context_goes_on_from_its_end(directory):
+def test_a_text_longer_than_the_context_goes_on_from_its_end(directory, device):
     long = "x = 1\n" * 100
     done = generate(directory, aoext.library_path(), "tiny.pt2", long, 3)
     assert done.returncode == 0, done.stderr
     model = torch._inductor.aoti_load_package(str(directory / "tiny.pt2"))
     text = long.encode()
     for _ in range(3):
-        text += bytes([model(torch.tensor([list(text[-512:])]))[0, -1].argmax()])
+        text += bytes([model(torch.tensor([list(text[-512:])], device=device))[0, -1].argmax()])
     assert done.stdout == text.decode() + "\n"
 
 

@@ -440,6 +440,22 @@ def test_linears_of_one_activation_share_its_quantisation(model, generator):
     assert torch.equal(logits(result), logits(expected))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA alone quantises x within a product")
+def test_linears_that_quantise_in_their_own_kernel_share_nothing_on_cuda(generator):
+    model = nn.ModuleList(nn.Linear(4096, N, dtype=BF16, bias=False) for _ in range(3)).cuda()
+    aoext.quantize_(model, INT8)
+    for rows, ours in (
+        (1, {"scaled_linear_rowwise": 3}),
+        (64, {"quantize_rowwise": 1, "scaled_mm_rowwise": 3}),
+    ):
+        x = randn(generator, rows, 4096, dtype=BF16).cuda()
+        call, graphs = compiled(lambda x: [linear(x) for linear in model])
+        results = call(x)
+        assert graphs.of_ours() == ours
+        for result, linear in zip(results, model, strict=True):
+            assert torch.equal(result, linear(x))
+
+
 def test_int4_linears_of_one_activation_are_merged_on_request(model, generator):
     model, tokens, heads = model
     aoext.quantize_(model, INT4)

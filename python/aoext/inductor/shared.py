@@ -4,8 +4,8 @@
       ->  q, s = quantize_rowwise(x, dtype)
           scaled_mm_rowwise(q, w₁, s, s₁), scaled_mm_rowwise(q, w₂, s, s₂), …
 
-The contract makes both the same, bit for bit. A linear that is alone stays in one piece, for which a device
-may have one kernel.
+The contract makes both the same, bit for bit. A linear that is alone stays in one piece, and so do those that
+the device's kernel quantises for on its own: sharing would be one launch more.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import operator
 from collections import defaultdict
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import known
+from aoext.info import explain
 
 ao = torch.ops.ao
 
 LINEAR = ao.scaled_linear_rowwise.default
+IN_ONE_KERNEL = "which quantise x"  # csrc/cuda/plan_rowwise.cpp
 
 
 def share(graph: Graph) -> int:
@@ -32,10 +35,21 @@ def share(graph: Graph) -> int:
         groups[x, known(weight).dtype].append(node)
     count = 0
     for (x, dtype), linears in groups.items():
-        if len(linears) > 1:
+        if len(linears) > 1 and not all(map(_takes_one_kernel, linears)):
             split(graph, x, dtype, linears)
             count += len(linears)
     return count
+
+
+def _takes_one_kernel(linear: Node) -> bool:
+    """Whether the device quantises and multiplies in one kernel; False where sizes are not known."""
+    nodes = [*linear.args[:3], fx.argument(linear, 3, "bias")]
+    tensors = [known(node) for node in nodes if node is not None]
+    if any(not isinstance(size, int) for tensor in tensors for size in tensor.shape):
+        return False
+    with unset_fake_temporarily():  # tensors that nobody reads
+        alike = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+        return IN_ONE_KERNEL in explain("scaled_linear_rowwise", *alike)
 
 
 def split(graph: Graph, x: Node, dtype: torch.dtype, linears: list[Node]) -> None:
