@@ -201,7 +201,7 @@ def exact(x: Tensor, weight: list[Tensor]) -> Tensor:
 
 @needs_own_kernels
 @pytest.mark.parametrize(("N", "K"), [(6144, 2048), (10240, 4096), (28672, 1024), (1024, 4096), (256, 12288)])
-@pytest.mark.parametrize("M", [16, 40, 64, 100, 128, 256, 600])
+@pytest.mark.parametrize("M", [16, 40, 64, 100, 128, 256, 400, 600])
 def test_tiles_that_do_not_come_out_even(M, N, K, generator):
     """On an H200 whole tiles first, the rest shared along K by clusters or by all blocks (segments.h)."""
     q = torch.randint(-8, 8, (N, K), generator=generator, dtype=torch.int8)
