@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import aoext
+from aoext.inductor import shared
 from aoext.packing import int4_row_quantize_zp, pack_int4
 from aoext.tiny_lm import TinyLM, TinyLMConfig
 from inductor_graphs import Holds, both_ways, compiled, only
@@ -454,6 +456,13 @@ def test_linears_that_quantise_in_their_own_kernel_share_nothing_on_cuda(generat
         assert graphs.of_ours() == ours
         for result, linear in zip(results, model, strict=True):
             assert torch.equal(result, linear(x))
+
+
+def test_a_plan_says_in_these_words_that_it_quantises():
+    plans = Path(__file__).parent.parent / "csrc" / "cuda" / "plan_rowwise.cpp"
+    if not plans.is_file():
+        pytest.skip("needs the project's sources")
+    assert shared.IN_ONE_KERNEL in plans.read_text(encoding="utf-8")
 
 
 def test_int4_linears_of_one_activation_are_merged_on_request(model, generator):

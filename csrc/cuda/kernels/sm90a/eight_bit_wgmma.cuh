@@ -60,12 +60,22 @@ struct EightBitWeights {
     __device__ void unpack(uint32_t (&f)[2][4]) const {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        f[i / 2][i % 2 * 2] = widened_pair<T, kType>(upper_[i], 0);
-        f[i / 2][i % 2 * 2 + 1] = widened_pair<T, kType>(lower_[i], 0);
+        f[i / 2][i % 2 * 2] = fragment(upper_[i]);
+        f[i / 2][i % 2 * 2 + 1] = fragment(lower_[i]);
       }
     }
 
    private:
+    // e5m2 becomes fp16 by a permutation of bytes alone, which ptxas moves behind the fence of the product that reads it, and so
+    // has every product waited for (C7520). A multiplication by one it leaves where it is.
+    __device__ static uint32_t fragment(uint32_t pair) {
+      const uint32_t widened = widened_pair<T, kType>(pair, 0);
+      if constexpr (std::is_same_v<T, __half> && kType == Element::e5m2)
+        return bits<uint32_t>(__hmul2(bits<__half2>(widened), __float2half2_rn(1)));
+      else
+        return widened;
+    }
+
     uint32_t row_;
     uint32_t upper_[4], lower_[4];
   };
