@@ -65,6 +65,11 @@ const char* type_name(ScalarType t) {
   }
 }
 
+std::string type_names(ScalarType weight, ScalarType input) { return std::string(type_name(weight)) + "_" + type_name(input); }
+
+std::string product_family(ScalarType input) { return std::string("onednn.int4.") + type_name(input); }
+std::string product_family(ScalarType weight, ScalarType input) { return "onednn." + type_names(weight, input); }
+
 std::string describe(const Plan& plan, sycl::queue& queue) {
   switch (plan.algorithm) {
     case Algorithm::generic: return "generic: ATen operators";

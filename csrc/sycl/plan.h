@@ -58,5 +58,10 @@ bool serves(sycl::queue& queue, const std::string& image);
 int tile_rows(int64_t M, bool matrix);  // of y for a work-group: the kernels' _m<rows>
 int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns);
 const char* type_name(ScalarType t);  // in the names of kernels, images and families
+std::string type_names(ScalarType weight, ScalarType input);
+
+// oneDNN's products by int4, and by 8-bit weights, as trusted() knows them.
+std::string product_family(ScalarType input);
+std::string product_family(ScalarType weight, ScalarType input);
 
 }  // namespace aoext::xpu

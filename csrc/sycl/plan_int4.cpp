@@ -27,7 +27,7 @@ bool plan_int4_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
   for (const ScalarType scale : {p.scale, ScalarType::Float}) {
     plan.product = int4_product(p, scale);
     if (!onednn_has(queue, plan.product)) continue;
-    if (!trusted(queue, std::string("onednn.int4.") + type_name(p.input))) return false;
+    if (!trusted(queue, product_family(p.input))) return false;
     plan.algorithm = Algorithm::onednn;
     return true;
   }

@@ -9,12 +9,10 @@
 namespace aoext::xpu {
 namespace {
 
-// Of weight and input, as images and families are named.
-std::string type_names(const LinearProblem& p) { return std::string(type_name(p.weight)) + "_" + type_name(p.input); }
-
 bool plan_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std::string& variant) {
   const int rows = tile_rows(p.M, variant != "lanes");
-  const KernelName kernel{"rowwise_tile." + variant + "_" + type_names(p), "rowwise_tile_m" + std::to_string(rows)};
+  const KernelName kernel{"rowwise_tile." + variant + "_" + type_names(p.weight, p.input),
+                          "rowwise_tile_m" + std::to_string(rows)};
   if (p.K % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, kernel)) return false;
   plan.algorithm = Algorithm::tile;
   plan.kernel = kernel;
@@ -61,7 +59,7 @@ bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
   }
   for (const onednn::Matmul& m : products) {
     if (!onednn_has(queue, m)) continue;
-    if (!trusted(queue, "onednn." + type_names(p))) return false;
+    if (!trusted(queue, product_family(p.weight, p.input))) return false;
     plan.algorithm = Algorithm::onednn;
     plan.product = m;
     return true;

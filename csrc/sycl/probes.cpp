@@ -225,13 +225,12 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   const std::vector<int64_t> few{1, 3, 8, 16, 40}, many{80};
   for (const ScalarType input : kHighPrecision) {
     if (is("int4_tile.", std::string("_") + type_name(input))) add_int4(probes, draw, input, few, int4);
-    if (is("onednn.int4.", type_name(input))) add_int4(probes, draw, input, many, int4);
+    if (family == product_family(input)) add_int4(probes, draw, input, many, int4);
   }
   for (const ScalarType weight : kEightBit) {
     for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight}) {
-      const std::string types = std::string(type_name(weight)) + "_" + type_name(input);
-      if (is("rowwise_tile.", "_" + types)) add_rowwise(probes, draw, weight, input, few, rowwise);
-      if (is("onednn." + types, types)) add_rowwise(probes, draw, weight, input, many, rowwise);
+      if (is("rowwise_tile.", "_" + type_names(weight, input))) add_rowwise(probes, draw, weight, input, few, rowwise);
+      if (family == product_family(weight, input)) add_rowwise(probes, draw, weight, input, many, rowwise);
     }
   }
   if (family == "linear_any.lanes") add_any(probes, draw);
@@ -244,10 +243,10 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
 // oneDNN's kinds of products.
 std::vector<std::string> product_families() {
   std::vector<std::string> all;
-  for (const ScalarType input : kHighPrecision) all.push_back(std::string("onednn.int4.") + type_name(input));
+  for (const ScalarType input : kHighPrecision) all.push_back(product_family(input));
   for (const ScalarType weight : kEightBit)
     for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight})
-      all.push_back(std::string("onednn.") + type_name(weight) + "_" + type_name(input));
+      all.push_back(product_family(weight, input));
   return all;
 }
 
