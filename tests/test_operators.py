@@ -39,6 +39,7 @@ SHAPES = [
     Problem(129, 515, 320, 32, FP32, FP32),
     Problem(33, 40, 640, 128, BF16, FP32, leading=(3, 1, 11)),
     Problem(1, 48, 128, 32, BF16, BF16, leading=()),
+    Problem(515, 500, 2080, 416, BF16, BF16),  # on CPUs several slabs of K, of which two share a group
 ]
 
 

@@ -16,7 +16,7 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
     std::vector<float> floats(p.output == ScalarType::Half ? p.K : 0);
     for (int64_t first = begin * kTile; first < std::min(end * kTile, p.N); first += kTile) {
       const int64_t count = std::min<int64_t>(kTile, p.N - first);
-      tile.move(first, count);
+      tile.move(first, count, 0, w.K);
       for (int64_t i = 0; i < count; ++i) {
         char* const row = data + (first + i) * row_bytes;
         if (p.output == ScalarType::Half) {

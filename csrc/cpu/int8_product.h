@@ -18,7 +18,7 @@ void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input,
       std::vector<int32_t> sums(p.M * kTile);
       for (int64_t first = begin * kTile; first < std::min(end * kTile, p.N); first += kTile) {
         const int64_t count = std::min<int64_t>(kTile, p.N - first);
-        tile.move(first, count);
+        tile.move(first, count, 0, p.K);
         kernels().dot_i8(x, p.M, reinterpret_cast<const int8_t*>(tile.values(0)), count, p.K,
                          reinterpret_cast<int32_t (*)[kTile]>(sums.data()));
         for (int64_t m = 0; m < p.M; ++m) store(m, first, count, &sums[m * kTile], tile.row_scales());
@@ -26,7 +26,10 @@ void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input,
     });
     return;
   }
-  if (plan.algorithm == Algorithm::tiles) return tile_product<int32_t>(*kernels().i8, p, input, weight, store);
+  if (plan.algorithm == Algorithm::tiles) {
+    const Tensor x = aten::contiguous(input);
+    return tile_product<int32_t>(*kernels().i8, input_rows(p, x), p.N, weight, store);
+  }
   const Tensor rows = aten::reshape(input, {p.M, p.K});
   for (int64_t m = 0; m < p.M; m += plan.input_rows) {
     const Tensor x = aten::narrow(rows, 0, m, std::min(plan.input_rows, p.M - m));

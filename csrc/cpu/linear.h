@@ -55,22 +55,34 @@ inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input
   return x;
 }
 
-// Few rows of x: `product` multiplies a tile of weights, of so many rows, by all of them. Its sums are those of rows 0, 1, …, or
-// of the rows that `order` names.
+// Few rows of x, those that `order` names, or all: `product` multiplies a tile of weights, of so many rows, by them.
 template <class Weight, class Product>
 void multiply_few(const LinearProblem& p, const Weight& weight, const Output& output, const Product& product,
                   const std::vector<int64_t>& order = {}) {
+  const int64_t M = order.empty() ? p.M : static_cast<int64_t>(order.size());
   torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
     typename Weight::Tile tile(weight);
-    std::vector<float> sums(p.M * kTile);
+    std::vector<float> sums(M * kTile);
     for (int64_t t = begin; t < end; ++t) {
       const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
-      tile.move(first, count);
+      tile.move(first, count, 0, p.K);
       product(tile, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
-      for (int64_t m = 0; m < p.M; ++m)
+      for (int64_t m = 0; m < M; ++m)
         output.store(order.empty() ? m : order[m], first, count, &sums[m * kTile], tile.row_scales());
     }
   });
+}
+
+// Algorithm::tiles, of floats. Rows of x are those that `order` names, or all.
+template <class Weight>
+void multiply_tiles(const Plan& plan, const InputRows& x, const Weight& weight, const Output& output,
+                    const std::vector<int64_t>& order = {}) {
+  constexpr bool kInt4 = !std::is_same_v<Weight, RowwiseWeight>;
+  const Tiles* const bf16 = kInt4 ? kernels().bf16_int4 : kernels().bf16;
+  tile_product<float>(plan.compute == ScalarType::BFloat16 ? *bf16 : *kernels().f32, x, output.N, weight,
+                      [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
+                        output.store(order.empty() ? m : order[m], first, count, sums, row_scales);
+                      });
 }
 
 // Algorithm::nibbles, and planes for those rows of x that allow it: each row by itself, so that none changes another's result.
@@ -88,7 +100,15 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
                                                               &fixed_sums[g], &group_sums[g]);
     (allowed ? order : others).push_back(m);
   }
-  const int64_t in_planes = static_cast<int64_t>(order.size()), rest = static_cast<int64_t>(others.size());
+  const int64_t in_planes = static_cast<int64_t>(order.size());
+  if (const Plan floats = plan_int4_floats(p); !others.empty() && floats.algorithm == Algorithm::tiles) {
+    std::vector<float> x;
+    for (const int64_t m : others) x.insert(x.end(), rows.begin() + m * p.K, rows.begin() + (m + 1) * p.K);
+    multiply_tiles(floats, {x.data(), Element::f32, sizeof(float), p.M - in_planes, p.K}, weight, output, others);
+    others.clear();
+    if (in_planes == 0) return;
+  }
+  const int64_t rest = static_cast<int64_t>(others.size());
   std::vector<float> x(rest * ld);
   for (int64_t i = 0; i < rest; ++i)
     kernels().arrange_int4(&rows[others[i] * p.K], p.K, p.group_size, &x[i * ld], &group_sums[(in_planes + i) * groups]);
@@ -112,17 +132,6 @@ inline void multiply_values(const LinearProblem& p, const Tensor& input, const R
   multiply_few(p, weight, output, [&](const RowwiseWeight::Tile& tile, int64_t count, float (*sums)[kTile]) {
     kernels().dot_values(x.data(), ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);
   });
-}
-
-// Algorithm::tiles, of floats.
-template <class Weight>
-void multiply_tiles(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
-  constexpr bool kInt4 = !std::is_same_v<Weight, RowwiseWeight>;
-  const Tiles* const bf16 = kInt4 ? kernels().bf16_int4 : kernels().bf16;
-  tile_product<float>(plan.compute == ScalarType::BFloat16 ? *bf16 : *kernels().f32, p, input, weight,
-                      [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
-                        output.store(m, first, count, sums, row_scales);
-                      });
 }
 
 // Rows [first, first + count) of x that a panel multiplies, [count, columns] in bfloat16. ATen rounds a bfloat16 product before
@@ -167,7 +176,7 @@ void multiply_panels(const LinearProblem& p, const Plan& plan, const Tensor& inp
         typename Weight::Tile tile(weight);
         for (int64_t i = begin * kTile; i < std::min(end * kTile, count); i += kTile) {
           const int64_t in_tile = std::min<int64_t>(kTile, count - i);
-          tile.move(first + i, in_tile);
+          tile.move(first + i, in_tile, 0, p.K);
           for (int64_t r = 0; r < in_tile; ++r) {
             char* const row = out + (i + r) * row_bytes;
             tile.bf16_row(r, row);
@@ -187,7 +196,8 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, input_scale, bias);
   if (plan.algorithm == Algorithm::tiles) {
-    multiply_tiles(p, plan, input, weight, output);
+    const Tensor x = aten::contiguous(input);
+    multiply_tiles(plan, input_rows(p, x), weight, output);
   } else if (plan.algorithm == Algorithm::panel) {
     multiply_panels(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {

@@ -22,7 +22,7 @@ Most most() {
 #ifdef __x86_64__
   if (&kernels() == &kernels_amx()) return {4, 4, 4, 4, 4, kAlways, kAlways};
   if (&kernels() == &kernels_avx512()) return {16, 4, 16, 8, 16, 128, 64};
-  if (&kernels() == &kernels_avx2()) return {4, 2, 8, 4, 64, kAlways, kAlways};
+  if (&kernels() == &kernels_avx2()) return {16, 2, 8, 4, 64, kAlways, kAlways};
 #endif
   return {0, 2, 0, 0, 0, kAlways, kAlways};
 }
@@ -53,11 +53,16 @@ Plan plan_weight_only(const LinearProblem& p) { return plan_products(p); }
 
 Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
-  const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
   const bool fixed_point_is_exact_enough = p.output != ScalarType::Float;
   if (kernels().planes != nullptr && (whole || p.group_size == 32 || p.group_size == 64) && fixed_point_is_exact_enough &&
       p.M <= most().planes)
     return {Algorithm::planes, ScalarType::Char};
+  return plan_int4_floats(p);
+}
+
+Plan plan_int4_floats(const LinearProblem& p) {
+  const bool whole = p.group_size % kPad == 0;
+  const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
   if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most().nibbles)
     return {Algorithm::nibbles, ScalarType::Float};
   return plan_products(p);

@@ -8,7 +8,7 @@
 namespace aoext::cpu {
 
 enum class Algorithm {
-  planes,   // int4, few input rows in 16-bit fixed point: integer products; nibbles for rows of too wide a range
+  planes,   // int4, few input rows in 16-bit fixed point: integer products; plan_int4_floats for rows of too wide a range
   nibbles,  // int4, few input rows: the weight's words themselves, read once
   values,   // the same of 8-bit weights
   tiles,    // blocks of weights unpacked in cache, multiplied at once by all input rows
@@ -23,9 +23,10 @@ struct Plan {
 };
 
 Plan plan_weight_only(const LinearProblem& p);
-Plan plan_int4(const LinearProblem& p);     // bf16i4bf16_rowwise
-Plan plan_rowwise(const LinearProblem& p);  // bf16i8bf16_rowwise, bf16f8bf16_rowwise
-Plan plan_scaled(const LinearProblem& p);   // int8_mm too
+Plan plan_int4(const LinearProblem& p);         // bf16i4bf16_rowwise
+Plan plan_int4_floats(const LinearProblem& p);  // the same without planes
+Plan plan_rowwise(const LinearProblem& p);      // bf16i8bf16_rowwise, bf16f8bf16_rowwise
+Plan plan_scaled(const LinearProblem& p);       // int8_mm too
 
 std::string describe(const Plan& plan);
 

@@ -1,8 +1,11 @@
 // Algorithm::tiles: products of blocks of weights, unpacked in cache, and blocks of x (kernels/tiles.inc.h).
 //
 // x becomes operands once, kInputBytes of it at a time; where it fits, a weight is unpacked once. A thread takes kTile rows of
-// the weight, cuts them into blocks and sends all rows of x past each: a block stays in the first cache, x comes from the
-// others. Sums wait in [rows of x, kTile] between the blocks of a row.
+// the weight, a tile, cuts them into blocks and sends all rows of x past each: a block stays in the first cache, x comes from the
+// second. Sums wait in [rows of x, kTile] between the blocks of a tile.
+//
+// Where the second cache does not hold x, it is cut into slabs along K that fit, and a slab meets a group of tiles before the
+// next one comes: x passes from the third cache once for each group, not for each tile, and the sums of the whole group wait.
 //
 // It knows nothing of torch: parallel_for(n, grain, f) is a parameter.
 #pragma once
@@ -20,8 +23,14 @@
 namespace aoext::cpu {
 
 constexpr int64_t kInputBytes = int64_t{4} << 20;
+constexpr int64_t kSlabBytes = int64_t{512} << 10;   // of x, in a second cache of 1 or 2 MB
+constexpr int64_t kGroupBytes = int64_t{512} << 10;  // of a group's sums
 
-inline int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+inline int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t padded(int64_t n) { return quotient_up(n, kPad) * kPad; }
+
+// The parts of n, at most so large, without a small rest.
+inline int64_t equal_part(int64_t n, int64_t most) { return quotient_up(n, quotient_up(n, most)); }
 
 // Threads start to pay at about this many weights each.
 inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int64_t{1} << 15) / (rows * K)); }
@@ -59,41 +68,64 @@ class TileInput {
         element_(x.element),
         K_(x.K),
         element_size_(x.element_size),
-        row_bytes_((x.K + tiles.depth - 1) / tiles.depth * tiles.depth * tiles.operand_bytes),
-        most_(std::min(x.M, std::max<int64_t>(kTile, kInputBytes / row_bytes_))),
+        row_bytes_(quotient_up(x.K, tiles.depth) * tiles.depth * tiles.operand_bytes),
+        most_(std::min(x.M, equal_part(quotient_up(x.M, kTile), std::max<int64_t>(1, kInputBytes / row_bytes_ / kTile)) * kTile)),
         rows_(tiles.lots(most_)),
         operands_(rows_ * row_bytes_),
         start_(most_) {}
 
   int64_t most() const { return most_; }  // rows at once
   const char* block(int64_t k) const { return operands_ + k * rows_ * tiles_.operand_bytes; }
-  int32_t start(int64_t m) const { return start_[m]; }
+  int32_t start(int64_t m) const { return static_cast<int32_t>(start_[m]); }
 
   template <class ParallelFor>
   void load(int64_t first, int64_t count, const ParallelFor& parallel_for) {
-    parallel_for(count, grain(1, K_), [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; ++m) {
-        uint32_t start = 0;
+    const int64_t together = tiles_.together;
+    parallel_for(quotient_up(count, together), grain(together, K_), [&](int64_t begin, int64_t end) {
+      std::fill(start_.begin() + begin * together, start_.begin() + std::min(end * together, count), 0);
+      for (int64_t lot = begin * together; lot < std::min(end * together, count); lot += together)
         for (int64_t k = 0; k < K_; k += tiles_.depth)
-          start += static_cast<uint32_t>(tiles_.inputs(element_, source_ + ((first + m) * K_ + k) * element_size_,
-                                                       std::min(tiles_.depth, K_ - k), row(k, m)));
-        start_[m] = static_cast<int32_t>(start);
-      }
+          tiles_.inputs(element_, source_ + ((first + lot) * K_ + k) * element_size_, K_ * element_size_,
+                        std::min(together, count - lot), std::min(tiles_.depth, K_ - k),
+                        operands_ + (k * rows_ + lot * tiles_.depth) * tiles_.operand_bytes, &start_[lot]);
     });
   }
 
  private:
-  char* row(int64_t k, int64_t m) const {
-    const int64_t place = m % tiles_.together;
-    return operands_ + (k * rows_ + (m - place) * tiles_.depth) * tiles_.operand_bytes + place * 4;
-  }
-
   const Tiles& tiles_;
   const char* source_;
   Element element_;
   int64_t K_, element_size_, row_bytes_, most_, rows_;
   Scratch operands_;
-  std::vector<int32_t> start_;
+  std::vector<uint32_t> start_;  // modulo 2³²
+};
+
+// A tile of w, its place in its group, and the slab of K, [begin, end), that meets it.
+struct Visit {
+  int64_t tile, place, begin, end;
+};
+
+// The order in which a thread goes through its `count` tiles.
+class Walk {
+ public:
+  Walk(const Tiles& tiles, int64_t M, int64_t K, int64_t sum_bytes) : K_(K) {
+    const int64_t rows = tiles.lots(M), blocks = quotient_up(K, tiles.depth);
+    const int64_t most = std::max<int64_t>(1, kSlabBytes / (rows * tiles.depth * tiles.operand_bytes));  // blocks
+    slab_ = equal_part(blocks, most) * tiles.depth;
+    slabs_ = quotient_up(K, slab_);
+    group_ = slabs_ == 1 ? 1 : std::max<int64_t>(1, kGroupBytes / (rows * kTile * sum_bytes));
+  }
+
+  int64_t group() const { return group_; }  // tiles
+  int64_t visits(int64_t count) const { return count * slabs_; }
+  Visit visit(int64_t i, int64_t count) const {
+    const int64_t first = i / (group_ * slabs_) * group_, tiles = std::min(group_, count - first), in_group = i - first * slabs_;
+    const int64_t place = in_group % tiles, begin = in_group / tiles * slab_;
+    return {first + place, place, begin, std::min(begin + slab_, K_)};
+  }
+
+ private:
+  int64_t K_, slabs_, slab_, group_;
 };
 
 // Calls store(m, first, count, sums, row_scales) with the sums of columns [first, first + count) of row m, from several threads.
@@ -105,24 +137,29 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
   for (int64_t row = 0; row < input.M; row += x.most()) {
     const int64_t M = std::min(x.most(), input.M - row);
     x.load(row, M, parallel_for);
-    parallel_for((N + kTile - 1) / kTile, grain(kTile, K), [&](int64_t begin, int64_t end) {
+    const Walk walk(tiles, M, K, sizeof(Sum));
+    parallel_for(quotient_up(N, kTile), grain(kTile, K), [&](int64_t begin, int64_t end) {
       typename Weight::Tile tile(weight);
       const Scratch block(tiles.rows * tiles.depth * tiles.operand_bytes);
       const auto block_row = [&](int64_t i) { return block + i * tiles.depth * tiles.operand_bytes; };
-      const int64_t rows_of_sums = tiles.lots(M);
-      const Scratch scratch(rows_of_sums * kTile * static_cast<int64_t>(sizeof(Sum)));
-      Sum* const sums = reinterpret_cast<Sum*>(scratch + 0);
-      for (int64_t t = begin; t < end; ++t) {
-        const int64_t first = t * kTile, count = std::min<int64_t>(kTile, N - first);
-        tile.move(first, count);
-        for (int64_t m = 0; m < rows_of_sums; ++m)
+      const int64_t rows_of_sums = tiles.lots(M), tile_sums = rows_of_sums * kTile;
+      const Scratch scratch(std::min(walk.group(), end - begin) * tile_sums * static_cast<int64_t>(sizeof(Sum)));
+      const int64_t visits = walk.visits(end - begin);
+      for (int64_t v = 0; v < visits; ++v) {
+        const Visit here = walk.visit(v, end - begin), then = walk.visit(std::min(v + 1, visits - 1), end - begin);
+        const int64_t first = (begin + here.tile) * kTile, count = std::min<int64_t>(kTile, N - first);
+        Sum* const sums = reinterpret_cast<Sum*>(scratch + 0) + here.place * tile_sums;
+        tile.move(first, count, here.begin, here.end);
+        const bool starts = here.begin == 0, ends = here.end == K;
+        for (int64_t m = 0; starts && m < rows_of_sums; ++m)
           std::fill_n(sums + m * kTile, kTile, m < M ? static_cast<Sum>(x.start(m)) : Sum{});
-        for (int64_t k = 0; k < K; k += tiles.depth) {
+        for (int64_t k = here.begin; k < here.end; k += tiles.depth) {
           const int64_t depth = std::min(tiles.depth, K - k);
           for (int64_t i = 0; i < count; i += tiles.rows) {
             const int64_t rows = std::min<int64_t>(tiles.rows, count - i);
-            // The next block of these rows, or the first one of the next tile's, is on its way while this one is unpacked.
-            const int64_t next = k + depth < K ? k + depth : 0, ahead = next > 0 ? i : kTile + i;
+            // The next block of these rows, or the first one of the next visit's, is on its way while this one is unpacked.
+            const bool stays = k + depth < here.end;
+            const int64_t next = stays ? k + depth : then.begin, ahead = stays ? i : (then.tile - here.tile) * kTile + i;
             const bool ready = first + ahead + rows <= N;
             for (int64_t r = 0; r < rows; ++r) {
               tile.operands(tiles, i + r, k, depth, block_row(r));
@@ -133,6 +170,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
             tiles.multiply(block + 0, static_cast<int>(full), x.block(k), M, padded(depth), &sums[i]);
           }
         }
+        if (!ends) continue;
         if (tiles.finish != nullptr) tiles.finish(M, sums);
         for (int64_t m = 0; m < M; ++m) store(row + m, first, count, &sums[m * kTile], tile.row_scales());
       }

@@ -1,8 +1,8 @@
 // Weights as the linear drivers ask for them.
 //
-// A Tile is a thread's view of up to kTile consecutive rows. `operands` unpacks a piece of row i for tiles of products, whose
-// sums row_scales()[i] multiplies; `bf16_row` writes all of it, scales applied. int4 applies its group scales on the way and has
-// row scales of 1.
+// A Tile is a thread's view of up to kTile consecutive rows, of which it will ask for elements [begin, end) until it moves on.
+// `operands` unpacks a piece of row i for tiles of products, whose sums row_scales()[i] multiplies; `ahead` fetches one, of any
+// row; `bf16_row` writes all of a row, scales applied. int4 applies its group scales on the way and has row scales of 1.
 #pragma once
 
 #include <algorithm>
@@ -47,31 +47,27 @@ struct Int4Weight {
     explicit Tile(const Int4Weight& w)
         : w_(w), groups_(w.K / w.group_size), scale_(groups_ * kTile), zero_point_(groups_ * kTile), ones_(kTile, 1.0f) {}
 
-    void move(int64_t first, int64_t count) {
+    void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
-      stage(w_.scale, count, scale_.data());
-      stage(w_.zero_point, count, zero_point_.data());
+      const int64_t group = begin / w_.group_size, groups = (end - 1) / w_.group_size + 1 - group;
+      stage(w_.scale, count, group, groups, scale_.data());
+      stage(w_.zero_point, count, group, groups, zero_point_.data());
     }
 
-    Int4Row int4(int64_t i) const { return {w_.packed + (first_ + i) * (w_.K / 2), &scale_[i], &zero_point_[i], w_.group_size}; }
+    Int4Row int4(int64_t i) const { return {packed(i), &scale_[i], &zero_point_[i], w_.group_size}; }
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
       tiles.weights_int4(int4(i), begin, n, out);
     }
-    void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(int4(i).packed + begin / 2, n / 2); }
+    void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(packed(i) + begin / 2, n / 2); }
     void bf16_row(int64_t i, void* out) const { kernels().dequantize_int4(int4(i), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
 
    private:
-    void stage(const char* data, int64_t count, float* out) const {
-      const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2;
-      const Element from = element(w_.scale_dtype);
-      const char* const from_first = data + first_ * size;
-      for (int64_t g = 0; g < groups_; ++g) {
-        // Into the second cache: where N is a power of two, lines fall into one set of the first.
-        constexpr int64_t kAhead = 32;
-        __builtin_prefetch(from_first + std::min(g + kAhead, groups_ - 1) * w_.N * size, 0, 2);
-        kernels().to_float(from, from_first + g * w_.N * size, out + g * kTile, count);
-      }
+    const uint8_t* packed(int64_t i) const { return w_.packed + (first_ + i) * (w_.K / 2); }
+    void stage(const char* data, int64_t count, int64_t group, int64_t groups, float* out) const {
+      const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2, stride = w_.N * size;
+      kernels().columns_to_float(element(w_.scale_dtype), data + group * stride + first_ * size, stride, groups, count,
+                                 out + group * kTile);
     }
 
     const Int4Weight& w_;
@@ -95,7 +91,7 @@ struct RowwiseWeight {
   class Tile {
    public:
     explicit Tile(const RowwiseWeight& w) : w_(w) {}
-    void move(int64_t first, int64_t /*count*/) { first_ = first; }
+    void move(int64_t first, int64_t /*count*/, int64_t /*begin*/, int64_t /*end*/) { first_ = first; }
 
     const char* values(int64_t i) const { return w_.values + (first_ + i) * w_.K; }
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {

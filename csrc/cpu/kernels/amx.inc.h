@@ -14,7 +14,7 @@ namespace aoext::cpu {
 namespace {
 
 constexpr int kTileSide = 16;  // rows of a tile register, and sums in each
-constexpr int64_t kTileRowBytes = 64, kWordBytes = 4;
+constexpr int64_t kTileRowBytes = 64;
 constexpr int64_t kDepthBytes = 1024;  // of a block's row
 
 struct alignas(64) TileConfig {
@@ -48,23 +48,38 @@ struct AmxI8 {
 template <class P>
 constexpr int64_t kDepthAmx = kDepthBytes / static_cast<int64_t>(sizeof(typename P::Operand));
 
-using Operands = decltype(Tiles::inputs);
-
-int32_t bytes_as_they_are(Element, const void* source, int64_t n, void* out) {
-  memcpy(out, source, static_cast<size_t>(n));
-  fill_up(static_cast<int8_t*>(out), n);
-  return 0;
+// The words of a tile register, transposed: each of four steps interleaves row i with row i + 8, which turns the index (row,
+// column) by one bit.
+template <class Words>
+inline void transpose(Words (&rows)[kTileSide]) {
+  const U32 low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, high = low + 8;
+  for (int step = 0; step < 4; ++step) {
+    Words next[kTileSide];
+    for (int i = 0; i < kTileSide / 2; ++i) {
+      next[2 * i] = (Words)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)low, (__m512)rows[i + kTileSide / 2]);
+      next[2 * i + 1] = (Words)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)high, (__m512)rows[i + kTileSide / 2]);
+    }
+    memcpy(rows, next, sizeof next);
+  }
 }
 
-// What kOperands makes of a row of x, a word of it to a row of a tile.
+void bytes_as_they_are(Element, const void* source, int64_t n, void* out) {
+  memcpy(out, source, static_cast<size_t>(n));
+  fill_up(static_cast<int8_t*>(out), n);
+}
+
+// What kOperands makes of rows of x, a word of each in turn.
 template <class P, Operands kOperands>
-int32_t inputs_amx(Element from, const void* source, int64_t n, void* out) {
-  alignas(64) typename P::Operand row[kDepthAmx<P>];
-  kOperands(from, source, n, row);
-  const int64_t words = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof row[0]) / kWordBytes;
-  for (int64_t i = 0; i < words; ++i)
-    memcpy(static_cast<char*>(out) + i * kTileRowBytes, reinterpret_cast<const char*>(row) + i * kWordBytes, kWordBytes);
-  return 0;
+void inputs_amx(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t*) {
+  alignas(64) typename P::Operand lot[kTileSide][kDepthAmx<P>];
+  for (int64_t r = 0; r < rows; ++r) kOperands(from, static_cast<const char*>(source) + r * stride, n, lot[r]);
+  const int64_t bytes = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof lot[0][0]);
+  for (int64_t k = 0; k < bytes; k += kTileRowBytes) {
+    U32 words[kTileSide];
+    for (int r = 0; r < kTileSide; ++r) words[r] = r < rows ? load<U32>(reinterpret_cast<const char*>(lot[r]) + k) : U32{};
+    transpose(words);
+    memcpy(static_cast<char*>(out) + k * kTileSide, words, sizeof words);
+  }
 }
 
 // The intrinsics name registers by their spelling.
@@ -165,21 +180,6 @@ void multiply_amx(const void* w, int N, const void* x, int64_t M, int64_t K, voi
   _tile_release();
 }
 
-// Rows of a tile of sums, transposed: each of four steps interleaves row i with row i + 8, which turns the index (row, column)
-// by one bit.
-template <class Sums>
-inline void transpose(Sums (&rows)[kTileSide]) {
-  const U32 low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, high = low + 8;
-  for (int step = 0; step < 4; ++step) {
-    Sums next[kTileSide];
-    for (int i = 0; i < kTileSide / 2; ++i) {
-      next[2 * i] = (Sums)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)low, (__m512)rows[i + kTileSide / 2]);
-      next[2 * i + 1] = (Sums)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)high, (__m512)rows[i + kTileSide / 2]);
-    }
-    memcpy(rows, next, sizeof next);
-  }
-}
-
 template <class P>
 void finish_amx(int64_t M, void* acc) {
   using Sums = typename P::Sums;
@@ -207,7 +207,7 @@ constexpr Tiles amx_tiles(Operands weights, decltype(Tiles::weights_int4) weight
           finish_amx<P>};
 }
 constexpr Tiles kAmxBf16 = amx_tiles<AmxBf16, operands<Element::bf16, uint16_t>>(operands<Element::bf16, uint16_t>, nullptr);
-constexpr Tiles kAmxBf16Int4 = amx_tiles<AmxBf16, inputs_in_fours<kDepthAmx<AmxBf16>>>(nullptr, weights_in_fours);
+constexpr Tiles kAmxBf16Int4 = amx_tiles<AmxBf16, operands_in_fours<kDepthAmx<AmxBf16>>>(nullptr, weights_in_fours);
 constexpr Tiles kAmxI8 = amx_tiles<AmxI8, bytes_as_they_are>(bytes_as_they_are, nullptr);
 constexpr const Tiles *kBf16 = &kAmxBf16, *kBf16Int4 = &kAmxBf16Int4, *kI8 = &kAmxI8;
 

@@ -156,6 +156,7 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
 constexpr int64_t kPlaneBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
 constexpr int64_t kPlaneUnit = 2 * kPlaneBytes;
 static_assert(kPad <= 128, "a step's sums are exact");
+constexpr int64_t kStretch = 32;   // divides groups and units
 constexpr int kFixedMost = 32512;  // 127 · 256: h stays below 128
 
 // How far the largest of a group may be above the mean: its step is then below 2⁻¹¹ of the mean, and what rounding adds, 2⁻¹³ on
@@ -184,15 +185,24 @@ bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, 
     if (nothing && highest > 0) return false;
     const float inverse = nothing ? 0 : static_cast<float>(kFixedMost) / highest;
     int32_t fixed_sum = 0;
-    for (int64_t i = 0; i < group_size; ++i) {
+    for (int64_t i = 0; i < group_size; i += kStretch) {
       constexpr float kRounder = 12582912.0f;  // 1.5 · 2²³: its ulp is 1
-      const int32_t fixed = static_cast<int32_t>(bits(from[i] * inverse + kRounder) - bits(kRounder));
-      const int32_t high = (fixed + 128) >> 8;
+      int8_t high[kStretch], low[kStretch];
+      for (int64_t j = 0; j < kStretch; ++j) {
+        const int32_t fixed = static_cast<int32_t>(bits(from[i + j] * inverse + kRounder) - bits(kRounder));
+        const int32_t rounded = (fixed + 128) >> 8;
+        high[j] = static_cast<int8_t>(rounded);
+        low[j] = static_cast<int8_t>(fixed - 256 * rounded);
+        fixed_sum += fixed;
+      }
       const int64_t k = g * group_size + i, in_unit = k % kPlaneUnit;
-      int8_t* const to = out + 2 * (k - in_unit) + in_unit % 2 * kPlaneBytes + in_unit / 2;
-      to[0] = static_cast<int8_t>(high);
-      to[kPlaneUnit] = static_cast<int8_t>(fixed - 256 * high);
-      fixed_sum += fixed;
+      int8_t* const to = out + 2 * (k - in_unit) + in_unit / 2;
+      for (int64_t j = 0; j < kStretch / 2; ++j) {
+        to[j] = high[2 * j];
+        to[kPlaneBytes + j] = high[2 * j + 1];
+        to[kPlaneUnit + j] = low[2 * j];
+        to[kPlaneUnit + kPlaneBytes + j] = low[2 * j + 1];
+      }
     }
     scales[g] = highest / static_cast<float>(kFixedMost);
     fixed_sums[g] = scales[g] * static_cast<float>(fixed_sum);
@@ -222,7 +232,7 @@ struct PlaneSums {
 #endif
 };
 
-// Lanes of kGroups groups, of which `count` are left, each with its scale.
+// Lanes of kGroups groups, of which `count` exist, each with its scale.
 template <int kGroups>
 inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   F32 v = broadcast(*scale);
@@ -234,56 +244,57 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   return v;
 }
 
-// Steps of kGroups groups, or of kPad elements of one.
-template <int M, int N, int kGroups>
+// Steps of kStep elements, which are of kGroups groups.
+template <int M, int N, int kGroups, int64_t kStep>
 inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, int64_t K,
                             float (*acc)[kTile]) {
   const int64_t bytes = K / 2, groups = K / w.group_size;
-  const int64_t step = w.group_size < kPad ? kPlaneUnit : kPad;
   F32 sums[M][N] = {};
-  for (int64_t begin = 0; begin < K; begin += step) {
-    const int64_t g = begin / w.group_size, end = begin + step < K ? begin + step : K;
+  // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
+  const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
     F32 x_scale[M];
-    for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, groups - g);
+    for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       PlaneSums part[M];
-      const auto add = [&](int64_t k, U32 words) {
+      const uint8_t* const row = w.packed + n * bytes + begin / 2;
+      __builtin_prefetch(row + N * bytes);  // a line, or half of one
+#pragma GCC unroll 2
+      for (int64_t k = 0; k < kStep; k += kPlaneUnit) {
+        U32 words = {};
+        if (count == kStep)
+          words = load<U32>(row + k / 2);
+        else
+          memcpy(&words, row, static_cast<size_t>(count) / 2);
         words ^= 0x88888888u;
         const U32 even = words & 0x0f0f0f0fu, odd = words >> 4 & 0x0f0f0f0fu;
         for (int m = 0; m < M; ++m) {
-          const int8_t* const planes = x + m * x_stride + 2 * k;
+          const int8_t* const planes = x + m * x_stride + 2 * (begin + k);
           part[m].add(even, planes, planes + kPlaneUnit);
           part[m].add(odd, planes + kPlaneBytes, planes + kPlaneUnit + kPlaneBytes);
         }
-      };
-      const uint8_t* const row = w.packed + n * bytes;
-      int64_t k = begin;
-      for (; k + kPlaneUnit <= end; k += kPlaneUnit) {
-        __builtin_prefetch(row + k / 2 + N * bytes);
-        add(k, load<U32>(row + k / 2));
       }
-      if (k < end) {
-        U32 words = {};
-        for (int64_t i = 0; i < (end - k) / 8; ++i) words[i] = load<uint32_t>(row + k / 2 + 4 * i);
-        add(k, words);
-      }
-      const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, groups - g);
+      const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, its_groups);
       for (int m = 0; m < M; ++m) sums[m][n] += s * x_scale[m] * __builtin_convertvector(part[m].total(), F32);
     }
-  }
+  };
+  const int64_t span = kGroups > 1 ? kStep : w.group_size;
+  int64_t begin = 0, g = 0;
+  for (; begin + span <= K; g += kGroups)
+    for (const int64_t end = begin + span; begin < end; begin += kStep) step(begin, kStep, g, kGroups);
+  if (kGroups > 1 && begin < K) step(begin, K - begin, g, groups - g);
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
 }
 
-template <int kGroups>
+template <int kGroups, int64_t kStep>
 inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, const Int4Row& first, int64_t N,
                             int64_t K, float (*acc)[kTile]) {
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
     each_rows_of_int4<4>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
-      dot_tile_planes<kCount, decltype(rows)::count, kGroups>(x + m * x_stride, x_stride, x_scales + m * (K / w.group_size), w, K,
-                                                              out);
+      dot_tile_planes<kCount, decltype(rows)::count, kGroups, kStep>(x + m * x_stride, x_stride,
+                                                                     x_scales + m * (K / w.group_size), w, K, out);
     });
   });
 }
@@ -297,9 +308,10 @@ void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const 
     add_of_groups(first.scale, groups, [&](int64_t g) { return -8 * fixed_sums[m * groups + g]; }, acc[m]);
   }
   const int64_t in_unit = kPlaneUnit / first.group_size;
-  if (in_unit >= 4) return dot_rows_planes<4>(x, x_stride, x_scales, M, first, N, K, acc);
-  if (in_unit == 2) return dot_rows_planes<2>(x, x_stride, x_scales, M, first, N, K, acc);
-  dot_rows_planes<1>(x, x_stride, x_scales, M, first, N, K, acc);
+  if (in_unit >= 4) return dot_rows_planes<4, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
+  if (in_unit == 2) return dot_rows_planes<2, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
+  if (in_unit == 1) return dot_rows_planes<1, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
+  dot_rows_planes<1, kPad>(x, x_stride, x_scales, M, first, N, K, acc);
 }
 
 constexpr Planes kPlanesHere{arrange_planes, dot_planes};

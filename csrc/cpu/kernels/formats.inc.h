@@ -167,6 +167,31 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
   }
 }
 
+// A line from memory every few instructions, and where N is a power of two all of one set of the first cache: so they are fetched
+// into the second, the next columns' while these are converted, and once more where they have been pushed out since.
+template <Element kFrom>
+inline void columns_to_float(const char* source, int64_t stride, int64_t rows, int64_t n, float* out) {
+  constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32, kLine = 64;
+  for (int64_t r = 0; r < rows; ++r) {
+    const char* const row = source + r * stride;
+    for (int64_t i = 0; i < kTile * kBytes; i += kLine) {
+      __builtin_prefetch(row + kTile * kBytes + i, 0, 2);
+      if (r + kAhead < rows) __builtin_prefetch(row + kAhead * stride + i, 0, 2);
+    }
+    if (n == kTile)
+      for (int64_t i = 0; i < kTile; i += kFloats) store(out + r * kTile + i, floats_at<kFrom>(row + i * kBytes));
+    else
+      to_float(kFrom, row, out + r * kTile, n);
+  }
+}
+
+void columns_to_float(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out) {
+  const char* const in = static_cast<const char*>(source);
+  if (from == Element::bf16) return columns_to_float<Element::bf16>(in, stride, rows, n, out);
+  if (from == Element::f16) return columns_to_float<Element::f16>(in, stride, rows, n, out);
+  columns_to_float<Element::f32>(in, stride, rows, n, out);
+}
+
 void from_float(Element to, const float* source, void* out, int64_t n) {
   if (to == Element::bf16) return row_from_float<uint16_t, float_to_bf16>(source, out, n);
   if (to == Element::f16) return row_from_float<uint16_t, float_to_f16>(source, out, n);
@@ -174,24 +199,26 @@ void from_float(Element to, const float* source, void* out, int64_t n) {
 }
 
 #ifdef AOEXT_AVX512
-// How a float8 becomes a bfloat16 by its bits: its magnitude moves up to bfloat16's exponent, whose bias is larger by kBias;
-// subnormal magnitudes m are m · 2^kLowest, from a table; those from kSpecial on are infinite or NaN.
+// How a float8 becomes a bfloat16 by its bits: its magnitude moves up to bfloat16's exponent, whose bias is larger by kBias.
+// Subnormal magnitudes m, which are m · 2^kLowest, and those from kSpecial on, infinite or NaN, come from a table: their low five
+// bits tell them apart.
 template <Element kType>
 struct Float8Bits {
   static constexpr bool kE5m2 = kType == Element::e5m2;
   static constexpr int kShift = kE5m2 ? 5 : 4, kBias = kE5m2 ? 112 : 120, kLowest = kE5m2 ? -16 : -9;
-  static constexpr int16_t kSubnormals = kE5m2 ? 4 : 8, kSpecial = kE5m2 ? 0x7c : 0x7f;
+  static constexpr int kSubnormals = kE5m2 ? 4 : 8, kSpecial = kE5m2 ? 0x7c : 0x7f;
 };
 
 template <Element kType>
-struct Float8Subnormals {
+struct Float8Table {
   alignas(64) uint16_t values[32] = {};
-  constexpr Float8Subnormals() {
+  constexpr Float8Table() {
     using Bits = Float8Bits<kType>;
     for (int m = 1; m < Bits::kSubnormals; ++m) {
       const int log2 = m >= 4 ? 2 : m >= 2 ? 1 : 0;
       values[m] = static_cast<uint16_t>((127 + Bits::kLowest + log2) << 7 | (m << (7 - log2) & 0x7f));
     }
+    for (int m = Bits::kSpecial; m < 0x80; ++m) values[m % 32] = static_cast<uint16_t>(m << Bits::kShift | 0x7f80);
   }
 };
 
@@ -199,23 +226,22 @@ struct Float8Subnormals {
 template <Element kType>
 inline __m512i values_as_bf16(const void* p) {
   constexpr __mmask32 kAll = ~__mmask32{0};
-  const __m256i bytes = load<__m256i>(p);
   if constexpr (kType == Element::i8) {
     const F32 low = floats_at<kType>(p), high = floats_at<kType>(static_cast<const char*>(p) + 16);
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
   } else {
     using Bits = Float8Bits<kType>;
-    const auto all = [](int value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); };
-    const __m512i wide = _mm512_maskz_cvtepi8_epi16(kAll, bytes), magnitude = _mm512_and_si512(wide, all(0x7f));
-    const __m512i moved = _mm512_maskz_slli_epi16(kAll, magnitude, Bits::kShift);
-    const __mmask32 subnormal = _mm512_cmplt_epi16_mask(magnitude, all(Bits::kSubnormals));
-    const __mmask32 special = _mm512_cmpge_epi16_mask(magnitude, all(Bits::kSpecial));
-    const __m512i normal = _mm512_maskz_add_epi16(kAll, moved, all(Bits::kBias << 7));
-    static constexpr Float8Subnormals<kType> kSubnormals;
-    const __m512i table = load<__m512i>(kSubnormals.values);
-    const __m512i finite = _mm512_mask_permutexvar_epi16(normal, subnormal, magnitude, table);
-    const __m512i any = _mm512_mask_mov_epi16(finite, special, _mm512_or_si512(moved, all(0x7f80)));
-    return _mm512_or_si512(any, _mm512_and_si512(wide, all(0x8000)));
+    const auto bytes = [](int value) { return _mm256_set1_epi8(static_cast<int8_t>(value)); };
+    const auto words = [](int value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); };
+    const __m256i codes = load<__m256i>(p),
+                  above = _mm256_sub_epi8(_mm256_and_si256(codes, bytes(0x7f)), bytes(Bits::kSubnormals));
+    const __mmask32 unusual = _mm256_cmpge_epu8_mask(above, bytes(Bits::kSpecial - Bits::kSubnormals));
+    const __m512i wide = _mm512_maskz_cvtepi8_epi16(kAll, codes), moved = _mm512_maskz_slli_epi16(kAll, wide, Bits::kShift);
+    const __m512i sign_and_magnitude = _mm512_and_si512(moved, words(0x8000 | 0x7f << Bits::kShift));
+    const __m512i normal = _mm512_maskz_add_epi16(kAll, sign_and_magnitude, words(Bits::kBias << 7));
+    static constexpr Float8Table<kType> kTable;
+    const __m512i any = _mm512_mask_permutexvar_epi16(normal, unusual, wide, load<__m512i>(kTable.values));
+    return _mm512_or_si512(any, _mm512_and_si512(wide, words(0x8000)));
   }
 }
 #endif

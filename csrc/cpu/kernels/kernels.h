@@ -35,9 +35,12 @@ struct Tiles {
 
   int64_t lots(int64_t M) const { return (M + together - 1) / together * together; }  // whole ones
 
-  // n elements as operands, padded; `inputs` returns what their sums start with, int32 bits where products are int8's.
-  int32_t (*inputs)(Element from, const void* source, int64_t n, void* out);
-  int32_t (*weights)(Element from, const void* source, int64_t n, void* out);
+  // n elements of each of `rows` rows of x, `stride` bytes apart, as one lot of operands, padded along K. Adds to `starts`, one a
+  // row, what sums start with, modulo 2³²: int32 bits where products are int8's.
+  void (*inputs)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t* starts);
+
+  // n elements of w as operands, padded.
+  void (*weights)(Element from, const void* source, int64_t n, void* out);
   void (*weights_int4)(const Int4Row& row, int64_t begin, int64_t n, void* out);  // elements [begin, begin + n)
 
   // acc[m][n] += Σ x[m][k] · w[n][k], k < K <= depth (padded), in rows of kTile sums: float, or int32 where products are int8's.
@@ -66,6 +69,9 @@ struct Kernels {
   const char* name;
 
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
+  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats. As many columns to the right of them are on
+  // their way afterwards.
+  void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.

@@ -93,13 +93,13 @@ struct ProductI8 {
   static void weights(const int8_t* source, int64_t n, int8_t* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int8_t>(source[i] ^ -128);
   }
-  static int32_t inputs(const int8_t* source, int64_t n, int8_t* out) {
+  static uint32_t inputs(const int8_t* source, int64_t n, int8_t* out) {
     uint32_t s = 0;
     for (int64_t i = 0; i < n; ++i) {
       out[i] = source[i];
       s += static_cast<uint32_t>(source[i]);
     }
-    return static_cast<int32_t>(0u - 128u * s);
+    return 0u - 128u * s;
   }
 };
 
@@ -117,7 +117,7 @@ struct ProductI8 {
   static void weights(const int8_t* source, int64_t n, int16_t* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = source[i];
   }
-  static int32_t inputs(const int8_t* source, int64_t n, int16_t* out) {
+  static uint32_t inputs(const int8_t* source, int64_t n, int16_t* out) {
     weights(source, n, out);
     return 0;
   }
@@ -130,7 +130,7 @@ struct ProductI8 : ProductF32 {
   static void weights(const int8_t* source, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = source[i];
   }
-  static int32_t inputs(const int8_t* source, int64_t n, float* out) {
+  static uint32_t inputs(const int8_t* source, int64_t n, float* out) {
     weights(source, n, out);
     return 0;
   }
@@ -182,14 +182,21 @@ inline void fill_up(Operand* out, int64_t n) {
   memset(static_cast<void*>(out + n), 0, static_cast<size_t>(padded - n) * sizeof(Operand));
 }
 
+using Operands = decltype(Tiles::weights);
+
 template <Element kTo, class Operand>
-int32_t operands(Element from, const void* source, int64_t n, void* out) {
+void operands(Element from, const void* source, int64_t n, void* out) {
   if constexpr (kTo == Element::bf16)
     to_bf16(from, source, out, n);
   else
     to_float(from, source, static_cast<float*>(out), n);
   fill_up(static_cast<Operand*>(out), n);
-  return 0;
+}
+
+// A row of x alone.
+template <Operands kOperands>
+void inputs(Element from, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
+  kOperands(from, source, n, out);
 }
 
 template <Element kTo, class Operand>
@@ -198,17 +205,16 @@ void operands_of_int4(const Int4Row& row, int64_t begin, int64_t n, void* out) {
   fill_up(static_cast<Operand*>(out), n);
 }
 
-int32_t inputs_i8(Element, const void* source, int64_t n, void* out) {
+void inputs_i8(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t* start) {
   using Operand = ProductI8::Operand;
   fill_up(static_cast<Operand*>(out), n);
-  return ProductI8::inputs(static_cast<const int8_t*>(source), n, static_cast<Operand*>(out));
+  *start += ProductI8::inputs(static_cast<const int8_t*>(source), n, static_cast<Operand*>(out));
 }
 
-int32_t weights_i8(Element, const void* source, int64_t n, void* out) {
+void weights_i8(Element, const void* source, int64_t n, void* out) {
   using Operand = ProductI8::Operand;
   fill_up(static_cast<Operand*>(out), n);  // meets zeros of x
   ProductI8::weights(static_cast<const int8_t*>(source), n, static_cast<Operand*>(out));
-  return 0;
 }
 
 #ifdef AOEXT_AVX512
@@ -225,11 +231,10 @@ inline void lay_in_fours(const uint16_t* in, int64_t n, uint16_t* out) {
 }
 
 template <int64_t kDepth>
-int32_t inputs_in_fours(Element from, const void* source, int64_t n, void* out) {
+void operands_in_fours(Element from, const void* source, int64_t n, void* out) {
   alignas(64) uint16_t row[kDepth];
   operands<Element::bf16, uint16_t>(from, source, n, row);
   lay_in_fours(row, n, static_cast<uint16_t*>(out));
-  return 0;
 }
 
 // 128 weights of kGroups groups, the first of them g and of which `groups` exist, from `words` of which `kept` have weights.
@@ -288,7 +293,7 @@ constexpr Tiles kTilesF32{sizeof(float),
                           kBlockRows,
                           kDepthF32,
                           1,
-                          operands<Element::f32, float>,
+                          inputs<operands<Element::f32, float>>,
                           operands<Element::f32, float>,
                           operands_of_int4<Element::f32, float>,
                           multiply<ProductF32, kDepthF32>,
@@ -303,7 +308,7 @@ constexpr Tiles kTilesBf16{sizeof(uint16_t),
                            kBlockRows,
                            kDepthBf16,
                            1,
-                           operands<Element::bf16, uint16_t>,
+                           inputs<operands<Element::bf16, uint16_t>>,
                            operands<Element::bf16, uint16_t>,
                            nullptr,
                            multiply<ProductBf16, kDepthBf16>,
@@ -312,7 +317,7 @@ constexpr Tiles kTilesBf16Int4{sizeof(uint16_t),
                                kBlockRows,
                                kDepthBf16,
                                1,
-                               inputs_in_fours<kDepthBf16>,
+                               inputs<operands_in_fours<kDepthBf16>>,
                                nullptr,
                                weights_in_fours,
                                multiply<ProductBf16, kDepthBf16>,
