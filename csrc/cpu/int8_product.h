@@ -13,7 +13,7 @@ void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input,
   if (plan.algorithm == Algorithm::values) {
     const Tensor rows = aten::contiguous(input);
     const int8_t* const x = static_cast<const int8_t*>(rows.const_data_ptr());
-    torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, ceil_div(p.N, kTile), grain(kTile, p.K), [&](int64_t begin, int64_t end) {
       RowwiseWeight::Tile tile(weight);
       std::vector<int32_t> sums(p.M * kTile);
       for (int64_t first = begin * kTile; first < std::min(end * kTile, p.N); first += kTile) {

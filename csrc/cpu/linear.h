@@ -60,7 +60,7 @@ template <class Weight, class Product>
 void multiply_few(const LinearProblem& p, const Weight& weight, const Output& output, const Product& product,
                   const std::vector<int64_t>& order = {}) {
   const int64_t M = order.empty() ? p.M : static_cast<int64_t>(order.size());
-  torch::stable::parallel_for(0, (p.N + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, ceil_div(p.N, kTile), grain(kTile, p.K), [&](int64_t begin, int64_t end) {
     typename Weight::Tile tile(weight);
     std::vector<float> sums(M * kTile);
     for (int64_t t = begin; t < end; ++t) {
@@ -172,7 +172,7 @@ void multiply_panels(const LinearProblem& p, const Plan& plan, const Tensor& inp
     const Tensor x = panel_input(p, rows, m, std::min(plan.input_rows, p.M - m));
     for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
       const int64_t count = std::min(plan.panel_rows, p.N - first);
-      torch::stable::parallel_for(0, (count + kTile - 1) / kTile, grain(kTile, p.K), [&](int64_t begin, int64_t end) {
+      torch::stable::parallel_for(0, ceil_div(count, kTile), grain(kTile, p.K), [&](int64_t begin, int64_t end) {
         typename Weight::Tile tile(weight);
         for (int64_t i = begin * kTile; i < std::min(end * kTile, count); i += kTile) {
           const int64_t in_tile = std::min<int64_t>(kTile, count - i);

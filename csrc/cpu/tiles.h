@@ -26,11 +26,11 @@ constexpr int64_t kInputBytes = int64_t{4} << 20;
 constexpr int64_t kSlabBytes = int64_t{512} << 10;   // of x, in a second cache of 1 or 2 MB
 constexpr int64_t kGroupBytes = int64_t{512} << 10;  // of a group's sums
 
-inline int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t padded(int64_t n) { return quotient_up(n, kPad) * kPad; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t padded(int64_t n) { return ceil_div(n, kPad) * kPad; }
 
 // The parts of n, at most so large, without a small rest.
-inline int64_t equal_part(int64_t n, int64_t most) { return quotient_up(n, quotient_up(n, most)); }
+inline int64_t equal_part(int64_t n, int64_t most) { return ceil_div(n, ceil_div(n, most)); }
 
 // Threads start to pay at about this many weights each.
 inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int64_t{1} << 15) / (rows * K)); }
@@ -38,7 +38,7 @@ inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int
 // Memory at the start of a cache line, so that no vector of operands crosses one; not initialised.
 class Scratch {
  public:
-  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(std::aligned_alloc(kLine, (bytes + kLine - 1) / kLine * kLine))) {
+  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(std::aligned_alloc(kLine, ceil_div(bytes, kLine) * kLine))) {
     if (data_ == nullptr) throw std::bad_alloc();
   }
   char* operator+(int64_t bytes) const { return data_.get() + bytes; }
@@ -68,8 +68,8 @@ class TileInput {
         element_(x.element),
         K_(x.K),
         element_size_(x.element_size),
-        row_bytes_(quotient_up(x.K, tiles.depth) * tiles.depth * tiles.operand_bytes),
-        most_(std::min(x.M, equal_part(quotient_up(x.M, kTile), std::max<int64_t>(1, kInputBytes / row_bytes_ / kTile)) * kTile)),
+        row_bytes_(ceil_div(x.K, tiles.depth) * tiles.depth * tiles.operand_bytes),
+        most_(std::min(x.M, equal_part(ceil_div(x.M, kTile), std::max<int64_t>(1, kInputBytes / row_bytes_ / kTile)) * kTile)),
         rows_(tiles.lots(most_)),
         operands_(rows_ * row_bytes_),
         start_(most_) {}
@@ -81,7 +81,7 @@ class TileInput {
   template <class ParallelFor>
   void load(int64_t first, int64_t count, const ParallelFor& parallel_for) {
     const int64_t together = tiles_.together;
-    parallel_for(quotient_up(count, together), grain(together, K_), [&](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(count, together), grain(together, K_), [&](int64_t begin, int64_t end) {
       std::fill(start_.begin() + begin * together, start_.begin() + std::min(end * together, count), 0);
       for (int64_t lot = begin * together; lot < std::min(end * together, count); lot += together)
         for (int64_t k = 0; k < K_; k += tiles_.depth)
@@ -109,10 +109,10 @@ struct Visit {
 class Walk {
  public:
   Walk(const Tiles& tiles, int64_t M, int64_t K, int64_t sum_bytes) : K_(K) {
-    const int64_t rows = tiles.lots(M), blocks = quotient_up(K, tiles.depth);
+    const int64_t rows = tiles.lots(M), blocks = ceil_div(K, tiles.depth);
     const int64_t most = std::max<int64_t>(1, kSlabBytes / (rows * tiles.depth * tiles.operand_bytes));  // blocks
     slab_ = equal_part(blocks, most) * tiles.depth;
-    slabs_ = quotient_up(K, slab_);
+    slabs_ = ceil_div(K, slab_);
     group_ = slabs_ == 1 ? 1 : std::max<int64_t>(1, kGroupBytes / (rows * kTile * sum_bytes));
   }
 
@@ -138,7 +138,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
     const int64_t M = std::min(x.most(), input.M - row);
     x.load(row, M, parallel_for);
     const Walk walk(tiles, M, K, sizeof(Sum));
-    parallel_for(quotient_up(N, kTile), grain(kTile, K), [&](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(N, kTile), grain(kTile, K), [&](int64_t begin, int64_t end) {
       typename Weight::Tile tile(weight);
       const Scratch block(tiles.rows * tiles.depth * tiles.operand_bytes);
       const auto block_row = [&](int64_t i) { return block + i * tiles.depth * tiles.operand_bytes; };
@@ -165,7 +165,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
               tile.operands(tiles, i + r, k, depth, block_row(r));
               if (ready) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
             }
-            const int64_t full = (rows + kTileRows - 1) / kTileRows * kTileRows;
+            const int64_t full = ceil_div(rows, kTileRows) * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);
             tiles.multiply(block + 0, static_cast<int>(full), x.block(k), M, padded(depth), &sums[i]);
           }
