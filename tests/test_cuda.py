@@ -262,6 +262,20 @@ def test_tiles_of_fewer_rows(product, M, N, generator):
         assert_close(call.run("cuda", operator_of(call.operator)), call.reference)
 
 
+@needs_own_kernels
+@pytest.mark.parametrize("N", [10240, 10001, 18952])
+@pytest.mark.parametrize("M", [65, 128, 200])
+@pytest.mark.parametrize("product", [name for name in EIGHT_BIT if not name.startswith("bf16")])
+def test_turned_tiles(product, M, N, generator):
+    """On an H200 tiles of 80 and 144 rows of w, to the right of 128 rows of x."""
+    dtypes = ((BF16, FP32), (FP16, FP16), (BF16, BF16))[(M + N) % 3]
+    call = EIGHT_BIT[product](Problem(M, N, 528, 528, *dtypes), generator)
+    args = on_cuda(call)
+    if torch.cuda.get_device_properties(0).multi_processor_count == 132:
+        assert "turned" in aoext.explain(call.operator, *args)
+    assert_close(operator_of(call.operator)(*args, **call.kwargs), call.reference)
+
+
 DYNAMIC_SIZES = [(1, 33, 48), (1, 4096, 4096), (1, 40, 8192), (2, 515, 1040), (3, 72, 2064), (7, 130, 1024)]
 DYNAMIC_SIZES += [(1, 300, 14336), (8, 4096, 4096), (8, 40, 16), (16, 515, 320), (2, 257, 777), (40, 96, 64)]
 

@@ -230,8 +230,12 @@ def test_max_autotune_offers_the_plain_product_and_takes_what_wins(generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_generated_quantisation_keeps_every_bit(dtype, generator):
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_generated_quantisation_keeps_every_bit(source, dtype, device, generator, monkeypatch):
+    if compiler_for(device) != "inductor":
+        pytest.skip("Inductor has no compiler for a simulated device")
     torch._dynamo.reset()
+    monkeypatch.setattr(generated, "_pays", lambda x, dtype: True)
     x = randn(generator, 12, 64)
     x[0] = 0
     x[1, 3], x[2, 5] = float("nan"), float("inf")
@@ -240,7 +244,9 @@ def test_generated_quantisation_keeps_every_bit(dtype, generator):
     x[5] = 3e38
     x[6], x[6, 0] = 0, 1e-44
     x[7] = torch.arange(64) / 2  # ties
-    x = x.bfloat16()
+    x[8] *= 1e-5  # below float16's smallest normal number
+    x[9] *= 7e4  # around its largest number
+    x = x.to(device, source)
 
     def through_a_norm(x, w):
         y = F.rms_norm(x * w, (64,), w)
@@ -249,16 +255,16 @@ def test_generated_quantisation_keeps_every_bit(dtype, generator):
     def plain(x):
         return ao.quantize_rowwise(x * 1.0, dtype)
 
-    w = torch.rand(64, generator=generator).bfloat16() + 0.5
+    w = (torch.rand(64, generator=generator) + 0.5).to(device, source)
     with torch.no_grad(), config.patch(force_disable_caches=True):
         rewrites.clear()
         q, scale, y = torch.compile(through_a_norm, fullgraph=True)(x, w)
         q2, scale2 = torch.compile(plain, fullgraph=True)(x)
         assert rewrites["fuse_quantization"] == 2
-    for source, values, scales in ((y, q, scale), (x, q2, scale2)):
-        expected, expected_scales = quantized(source, dtype)
-        assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
-        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+    for quantised, values, scales in ((y, q, scale), (x, q2, scale2)):
+        expected, expected_scales = quantized(quantised.cpu(), dtype)
+        assert torch.equal(values.cpu().view(torch.uint8), expected.view(torch.uint8))
+        torch.testing.assert_close(scales.cpu(), expected_scales, rtol=0, atol=0, equal_nan=True)
 
 
 def test_quantisation_is_generated_where_it_pays_alone(generator):
@@ -275,6 +281,29 @@ def test_quantisation_is_generated_where_it_pays_alone(generator):
     assert many.numel() > generated.MOST_ELEMENTS
     assert graphs_of(layer, few) == kept  # nothing before it to fuse with
     assert graphs_of(lambda x: layer(F.silu(x)), few, dynamic=True) == kept
-    half = torch.nn.Linear(64, 32, dtype=torch.float16)
-    aoext.quantize_(half, INT8)
-    assert graphs_of(lambda x: half(F.silu(x)), few.half()) == kept
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is False")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_quantisation_is_generated_behind_norms_alone_on_cuda(dynamic, generator):
+    layers = [torch.nn.Linear(64, 32, dtype=BF16).cuda() for _ in range(3)]
+    for layer in layers:
+        aoext.quantize_(layer, INT8)
+    weight = torch.rand(64, generator=generator).to("cuda", BF16)
+
+    def behind_norm(x):
+        y = F.rms_norm(x, (64,), weight)
+        return [layer(y) for layer in layers]
+
+    def behind_activation(x):
+        return layers[0](F.silu(x))
+
+    def calls(function, rows):
+        x = randn(generator, rows, 64).to("cuda", BF16)
+        with torch.no_grad():
+            return both_ways(function, x, dynamic=dynamic)[1].of_ours()
+
+    assert calls(behind_norm, 9) == {"scaled_mm_rowwise": 3}
+    assert calls(behind_activation, 9) == {"scaled_linear_rowwise": 1}
+    if not dynamic:  # the product's kernel quantises one row on its own
+        assert calls(behind_norm, 1) == {"scaled_linear_rowwise": 3}

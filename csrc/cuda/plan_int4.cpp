@@ -103,7 +103,8 @@ std::string describe_sharing(int cluster, int ranges) {
 }
 
 std::string describe(const WgmmaConfig& c) {
-  return "tiles of " + std::to_string(c.rows) + " by " + std::to_string(c.tokens) + describe_sharing(c.cluster, c.ranges);
+  return "tiles of " + std::to_string(c.rows) + " by " + std::to_string(c.tokens) + (c.turned ? ", turned" : "") +
+         describe_sharing(c.cluster, c.ranges);
 }
 
 namespace {

@@ -60,11 +60,10 @@ bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Dev
   if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) {
     plan.algorithm = RowwiseAlgorithm::decode;
     plan.decode = decode_config(raw, device);
-  } else if (engine && prefers_scaled_mm(p, raw, device)) {
-    plan.algorithm = RowwiseAlgorithm::scaled_mm;
   } else if (engine) {
-    plan.algorithm = RowwiseAlgorithm::wgmma;
     plan.wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
+    const bool even = plan.wgmma.turned;  // over the GPU, where whole tiles of 128 by 128 leave some of it idle
+    plan.algorithm = !even && prefers_scaled_mm(p, raw, device) ? RowwiseAlgorithm::scaled_mm : RowwiseAlgorithm::wgmma;
   } else if (hopper && weight_only_wgmma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
     plan.wgmma = choose_weight_only_wgmma(raw, device.multiprocessors);

@@ -1,17 +1,17 @@
 """quantize_rowwise as code of Inductor's, which it fuses with the norm or activation before it.
 
 The bits are the contract's: IEEE division, ties to even, saturation, rows with NaN or Inf. What Inductor
-fuses keeps its bfloat16 results in float32, so the value is rounded here by integer arithmetic, as if it
-had been stored.
+fuses keeps its 16-bit results in float32, so the value is rounded here as if it had been stored.
 
-Fires where it was measured to pay: on CPUs, for few elements (below about two thousand, one call less
-counts more than Inductor's slower loop; 512 rows of 4096 took 1.3 to 3.8 times as long), so for sizes that
-are numbers. Not on GPUs, where Inductor divides inexactly, and not for float16, whose subnormals that
-rounding does not know.
+Fires where it was measured to pay. On CPUs for few elements: one call less counts more than Inductor's slower
+loop below about two thousand, 512 rows of 4096 took 1.3 to 3.8 times as long. On NVIDIA GPUs behind a norm,
+whose loop over the row is there already; behind an activation Inductor reads it twice, and longer rows it
+splits over kernels.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -21,37 +21,47 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import known, value
-from aoext.inductor.shared import LINEAR, split
-from aoext.packing import FLOAT8_DTYPES
+from aoext.inductor.shared import alike, split, takes_one_kernel
+from aoext.packing import FLOAT8_DTYPES, FLOAT_DTYPES
 
-ao = torch.ops.ao
+aten, ao = torch.ops.aten, torch.ops.ao
 
-MOST_ELEMENTS = 2048
+QUANTIZED_DTYPES = (torch.int8, *FLOAT8_DTYPES)
+MOST_ELEMENTS = 2048  # on CPUs
+LONGEST_ROW = 8192  # on NVIDIA GPUs
+# What norms take of a row.
+REDUCTIONS = {aten.mean.dim, aten.var_mean.correction, aten.sum.dim_IntList, aten.linalg_vector_norm.default}
 
 
 def quantize_rowwise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The operator's contract (docs/operators.md) in operators that Inductor generates code for."""
-    values = x.float()
-    if x.dtype is torch.bfloat16:
-        bits = values.view(torch.int32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000  # to nearest, ties to even
-        values = torch.where(torch.isfinite(values), rounded.view(torch.float32), values)
-    limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
-    absmax = values.abs().amax(-1, keepdim=True)
+    """The operator's contract (docs/operators.md) in operators that Inductor generates code for.
+
+    Divisions are exact on devices that divide float32 inexactly: a quotient of two float32 lies 2^-49 or more
+    from where its rounding changes, and the product of a float64 and a reciprocal is off by 2^-52. A quotient
+    exceeds the limit by two roundings at most, which rounding to dtype takes back.
+    """
+    values = _as_stored(x).float()
+    # Magnitudes order as their bits do, with NaN above infinity.
+    absmax = values.abs().view(torch.int32).amax(-1, keepdim=True).view(torch.float32)
     finite = torch.isfinite(absmax)
-    scale = (absmax / limit).clamp(min=torch.finfo(torch.float32).tiny)
-    scale = torch.where(finite, torch.where(absmax == 0, 1.0, scale), torch.nan)
-    q = values / scale
-    q = (q.round() if dtype is torch.int8 else q).clamp(-limit, limit)
-    return torch.where(finite, q, 0.0).to(dtype), scale
+    limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
+    scale = (absmax.double() / limit).float().clamp(min=torch.finfo(torch.float32).tiny)
+    scale = torch.where(absmax == 0, 1.0, scale)
+    q = (values.double() * scale.double().reciprocal()).float()
+    q = q.round() if dtype is torch.int8 else q
+    return torch.where(finite, q, 0.0).to(dtype), torch.where(finite, scale, torch.nan)
+
+
+def _as_stored(x: Tensor) -> Tensor:
+    """x, where fused code would keep more than its 16 bits; two views alone would be none."""
+    return x if x.dtype is torch.float32 else (x.view(torch.int16) | 0).view(x.dtype)
 
 
 def generate(graph: Graph) -> int:
     """Rewrite quantisations behind code of Inductor's; how many there were."""
-    for node in graph.find_nodes(op="call_function", target=LINEAR):
-        x, weight = node.args[:2]
-        if _pays(x, known(weight).dtype):
-            split(graph, x, known(weight).dtype, [node])
+    for (x, dtype), linears in alike(graph).items():
+        if _pays(x, dtype) and not all(map(takes_one_kernel, linears)):
+            split(graph, x, dtype, linears)
     count = 0
     for node in graph.find_nodes(op="call_function", target=ao.quantize_rowwise.default):
         x, dtype = node.args
@@ -63,13 +73,36 @@ def generate(graph: Graph) -> int:
 
 def _pays(x: Any, dtype: torch.dtype) -> bool:
     found = value(x)
-    if found is None or found.device.type != "cpu" or found.dtype not in (torch.bfloat16, torch.float32):
+    if found is None or found.dtype not in FLOAT_DTYPES or dtype not in QUANTIZED_DTYPES or not _is_fused(x):
         return False
-    if dtype is not torch.int8 and dtype not in FLOAT8_DTYPES:
-        return False
-    if not all(isinstance(size, int) for size in found.shape) or not 0 < found.numel() <= MOST_ELEMENTS:
-        return False
+    fits = {"cpu": _is_small, "cuda": _is_short_behind_norm}.get(found.device.type)
+    return fits is not None and fits(x)
+
+
+def _is_fused(x: Node) -> bool:
+    """Whether Inductor computes x in a loop that others can join."""
     return fx.is_conversion(x) or torch.Tag.pointwise in getattr(x.target, "tags", ())
+
+
+def _is_small(x: Node) -> bool:
+    sizes = known(x).shape
+    return all(isinstance(size, int) for size in sizes) and 0 < known(x).numel() <= MOST_ELEMENTS
+
+
+def _is_short_behind_norm(x: Node) -> bool:
+    size = known(x).shape[-1]
+    if not isinstance(size, int) or not 0 < size <= LONGEST_ROW:
+        return False
+    seen, behind = {x}, [x]
+    while behind:
+        node = behind.pop()
+        if node.target in REDUCTIONS:
+            return True
+        if _is_fused(node) or node.target is operator.getitem or node.target in fx.RESHAPES:
+            fresh = [source for source in node.all_input_nodes if source not in seen]
+            seen.update(fresh)
+            behind += fresh
+    return False
 
 
 def _inline(graph: Graph, old: Node, x: Node, dtype: torch.dtype) -> None:

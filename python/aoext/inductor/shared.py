@@ -29,19 +29,24 @@ IN_ONE_KERNEL = "which quantise x"  # csrc/cuda/plan_rowwise.cpp
 
 def share(graph: Graph) -> int:
     """Rewrite all such groups of a graph; how many linears share now."""
-    groups: dict[tuple[Node, torch.dtype], list[Node]] = defaultdict(list)
-    for node in graph.find_nodes(op="call_function", target=LINEAR):
-        x, weight = node.args[:2]
-        groups[x, known(weight).dtype].append(node)
     count = 0
-    for (x, dtype), linears in groups.items():
-        if len(linears) > 1 and not all(map(_takes_one_kernel, linears)):
+    for (x, dtype), linears in alike(graph).items():
+        if len(linears) > 1 and not all(map(takes_one_kernel, linears)):
             split(graph, x, dtype, linears)
             count += len(linears)
     return count
 
 
-def _takes_one_kernel(linear: Node) -> bool:
+def alike(graph: Graph) -> dict[tuple[Node, torch.dtype], list[Node]]:
+    """The linears of a graph by the activation that they quantise, and what to."""
+    groups: dict[tuple[Node, torch.dtype], list[Node]] = defaultdict(list)
+    for node in graph.find_nodes(op="call_function", target=LINEAR):
+        x, weight = node.args[:2]
+        groups[x, known(weight).dtype].append(node)
+    return groups
+
+
+def takes_one_kernel(linear: Node) -> bool:
     """Whether the device quantises and multiplies in one kernel; False where sizes are not known."""
     nodes = [*linear.args[:3], fx.argument(linear, 3, "bias")]
     tensors = [known(node) for node in nodes if node is not None]

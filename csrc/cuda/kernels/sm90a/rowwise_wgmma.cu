@@ -16,10 +16,14 @@ Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
   return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
 }
 
-// Of the kernel that multiplies tiles of so many rows.
-constexpr int height(int rows) { return rows <= wgmma::kRows / 2 ? wgmma::kRows / 2 : wgmma::kRows; }
+// Rows of the kernel that multiplies such tiles, the fewest that hold them; 0 where none does.
+constexpr int height(int rows, bool turned) {
+  for (const int most : {64, 80, 128, 160})
+    if (rows <= most && wgmma::is_turned(most) == turned) return most;
+  return 0;
+}
 
-size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * height(c.rows) * c.tokens; }
+size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * height(c.rows, c.turned) * c.tokens; }
 
 // As many stages as fit.
 template <class Output, int kRows, int kTokens>
@@ -49,7 +53,9 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
   a.segments = segments(p, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
-  if (config.rows % 16 != 0 || config.cluster > 2 || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
+  if (config.rows % 16 != 0 || config.cluster > 2 || !shares_fit(a.segments, config.blocks) ||
+      (config.turned && a.segments.whole_tiles < a.segments.tiles))
+    return cudaErrorInvalidValue;
   place(a.segments, workspace, tile_bytes(config));
 
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
@@ -75,10 +81,12 @@ template <Element kType, Element kOutput>
 cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
-  switch (height(c.rows) * 1000 + c.tokens) {
+  switch (height(c.rows, c.turned) * 1000 + c.tokens) {
     case 64'032: return launch<kType, Output, 64, 32>(p, c, workspace, stream);
     case 64'064: return launch<kType, Output, 64, 64>(p, c, workspace, stream);
     case 64'128: return launch<kType, Output, 64, 128>(p, c, workspace, stream);
+    case 80'128: return launch<kType, Output, 80, 128>(p, c, workspace, stream);
+    case 160'128: return launch<kType, Output, 160, 128>(p, c, workspace, stream);
     case 128'032: return launch<kType, Output, 128, 32>(p, c, workspace, stream);
     case 128'064: return launch<kType, Output, 128, 64>(p, c, workspace, stream);
     case 128'128: return launch<kType, Output, 128, 128>(p, c, workspace, stream);
@@ -104,12 +112,13 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* wo
 // from the fastest, at most 8%. ----
 
 struct Cost {
-  int height, tokens;   // of tiles of so many rows or fewer, more than half
+  int height, tokens;   // of tiles of so many rows or fewer, more than half; turned where the height is theirs
   double int8, float8;  // a stage
 };
 
-constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},  {64, 64, 0.150, 0.151},   {64, 128, 0.189, 0.205}, {128, 32, 0.214, 0.215},
-                           {128, 64, 0.223, 0.229}, {128, 128, 0.320, 0.351}, {128, 256, 0.542, 0.670}};
+constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},   {64, 64, 0.150, 0.151},  {64, 128, 0.189, 0.205},
+                           {128, 32, 0.214, 0.215},  {128, 64, 0.223, 0.229}, {128, 128, 0.320, 0.351},
+                           {128, 256, 0.542, 0.670}, {80, 128, 0.272, 0.277}, {160, 128, 0.450, 0.520}};
 constexpr double kCaches = 14.59e6, kMemory = 6.155e6;  // bytes a microsecond
 constexpr double kTile = 1.12, kOutput = 6.6e-5, kCluster = 2.02;
 constexpr double kMeeting = 5.26, kPart = 1.31e-4;  // of ranges; for each output of a part that another block adds
@@ -129,10 +138,12 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   for (const Cost& cost : kCosts) {
     const bool w_again = cost.tokens == 32 && p.M > 32;
     if (!has_tile(p.type, p.output, cost.height, cost.tokens) || w_again) continue;
+    const bool turned = wgmma::is_turned(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     // Of as good ones the lowest: more blocks read.
-    for (int rows = cost.height / 2 + 16; rows <= cost.height; rows += 16) {
-      if (rows < wgmma::kRows && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
+    for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
+      if ((rows < wgmma::kRows || turned) && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
+      if (turned && p.M <= kNarrow / 2) continue;  // most of the left operand would be nothing
       const int64_t tiles = ceil_div(p.N, rows) * beside, rest = tiles % sms;
       const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
       const double outputs = static_cast<double>(cost.height) * cost.tokens;
@@ -144,7 +155,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
         return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
       };
       const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-        const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows};
+        const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows, 0, turned};
         const Segments s = segments(p, config);
         if (!shares_fit(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
@@ -160,6 +171,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
         best = config;
       };
       consider(1, 0, even_blocks(tiles, 1, sms));
+      if (turned) continue;
       consider(2, 0, even_blocks(tiles, 2, sms));
       consider(2, 0, std::min<int64_t>(2 * tiles, sms / 2 * 2));
       if (rest == 0 || tiles < sms) continue;  // a round that is not the last hides what ranges cost

@@ -2,6 +2,8 @@
 //
 // What it computes with. wgmma takes both operands from shared memory as the copy engine brought them. w is the left one: a
 // warpgroup multiplies 64 rows by up to 256 rows of x, so y comes transposed, and few rows of x still fill the instruction.
+// In turned tiles x is the left one, 128 rows of it, and the rows of w are its columns, of which the engine takes any multiple of
+// 8: tiles that come out even over the blocks then cost what they hold.
 //
 // How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x, in stages of 128 k, a 128-byte line of each row.
 // So that tiles come out even over the blocks, they may have fewer rows, beside which the engine multiplies what memory holds.
@@ -38,20 +40,26 @@ struct RowwiseArguments {
 
 // ---- Shared memory ----
 
+// Tiles whose rows of w are no multiple of a warpgroup's 64 are turned.
+constexpr bool is_turned(int tile_rows) { return tile_rows % 64 != 0; }
+
 template <class Output, int kTileRows, int kTokens, int kStages>
 struct RowwiseLayout {
-  static_assert(kTileRows == kRows || kTileRows == kRows / 2);
-  static constexpr int kMine = kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
+  static constexpr bool kTurned = is_turned(kTileRows);
+  static_assert(kTurned ? kTokens == kRows : kTileRows == kRows || kTileRows == kRows / 2);
+  static constexpr int kChannelsOfGroup = kTurned ? kTileRows : 64,
+                       kTokensOfGroup = kTurned ? 64 : kTokens;            // that it multiplies
+  static constexpr int kMine = kTurned ? 0 : kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
   static constexpr int kWBytes = kTileRows * kLine, kXBytes = kTokens * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
   static constexpr int kStaging = kStages * kStage;
   using S = Staging<Output, kMine>;
   static constexpr int kStagingBytes = 2 * S::kBuffers * S::kBufferBytes;
-  static constexpr int kChannels = kStaging + kStagingBytes;                   // of low tiles a copy for each warpgroup
-  static constexpr int kRowScales = kChannels + kRows * int(sizeof(Channel));  // a copy for each warpgroup
-  static constexpr int kBarriers = kRowScales + 2 * kTokens * int(sizeof(float));
-  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;      // the copy engine's alignment
-  static_assert(kTileRows == kRows || kMine * 64 * 4 <= kStagingBytes);  // what a warpgroup gives the other
+  static constexpr int kChannels = kStaging + kStagingBytes;  // of each warpgroup its own, as are row scales
+  static constexpr int kRowScales = kChannels + 2 * kChannelsOfGroup * int(sizeof(Channel));
+  static constexpr int kBarriers = kRowScales + 2 * kTokensOfGroup * int(sizeof(float));
+  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;          // the copy engine's alignment
+  static_assert(kTileRows != kRows / 2 || kMine * 64 * 4 <= kStagingBytes);  // what a warpgroup gives the other
   // A tile that the blocks of a cluster add up lies over the ring.
   static_assert(kStages == 0 || kMine * kSumPitch <= kStaging);
 };
@@ -82,41 +90,77 @@ struct RowwiseEpilogue {
 };
 
 // What a thread brings of scales and bias: loaded before the tile is multiplied, stored after it.
-template <int kTokens>
+template <class L>
 struct Scales {
-  static constexpr int kRowScales = (kTokens + 127) / 128;
-  Channel channel;
+  static constexpr int kChannels = (L::kChannelsOfGroup + 127) / 128, kRowScales = (L::kTokensOfGroup + 127) / 128;
+  Channel channels[kChannels];
   float row_scales[kRowScales];
 
   __device__ void load(const RowwiseLinear& p, const Tile& tile, int group, int thread) {
-    const int n = tile.row + group * tile.group_rows + thread;
-    channel = thread < 64 && n < p.N ? load_channel(p, n) : Channel{};
+    const int first_row = tile.row + group * tile.group_rows, first_token = tile.token + (L::kTurned ? group * 64 : 0);
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      const int row = thread + i * 128;
+      channels[i] = row < L::kChannelsOfGroup && first_row + row < p.N ? load_channel(p, first_row + row) : Channel{};
+    }
 #pragma unroll
     for (int i = 0; i < kRowScales; ++i) {
       const int token = thread + i * 128;
-      row_scales[i] = token < kTokens && tile.token + token < p.M ? load_row_scale(p, tile.token + token) : 0;
+      row_scales[i] = token < L::kTokensOfGroup && first_token + token < p.M ? load_row_scale(p, first_token + token) : 0;
     }
   }
 
   __device__ void store(uint32_t my_channels, uint32_t my_row_scales, int thread) const {
-    if (thread < 64) store_shared(my_channels + thread * int(sizeof(Channel)), channel.scale, channel.bias);
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      const int row = thread + i * 128;
+      if (row < L::kChannelsOfGroup) store_shared(my_channels + row * int(sizeof(Channel)), channels[i].scale, channels[i].bias);
+    }
 #pragma unroll
     for (int i = 0; i < kRowScales; ++i) {
       const int token = thread + i * 128;
-      if (token < kTokens) store_shared(my_row_scales + token * int(sizeof(float)), row_scales[i]);
+      if (token < L::kTokensOfGroup) store_shared(my_row_scales + token * int(sizeof(float)), row_scales[i]);
     }
   }
 };
+
+// A warpgroup's 64 tokens by kColumns rows of w, as registers hold them: a row of y in pieces of two outputs, four of which a
+// quad stores side by side.
+template <int kColumns, class Epilogue, class Sum>
+__device__ inline void write_turned_tile(const Sum (&sums)[kColumns / 2], const Thread& me, const Epilogue& epilogue,
+                                         const Tile& tile) {
+  using Output = typename Epilogue::Output;
+  const int upper = tile.token + me.row(), lower = upper + 8;
+  const auto of_upper = epilogue.token(upper), of_lower = epilogue.token(lower);
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int n = tile.row + 8 * j + 2 * me.quad;
+    if (n >= min(epilogue.N, tile.end)) break;
+    const auto first = epilogue.channel(n), second = epilogue.channel(n + 1);
+    const auto store = [&](int m, Sum a, Sum b, auto token) {
+      if (m >= epilogue.M) return;
+      const auto left = epilogue(a, token, first), right = epilogue(b, token, second);
+      Output* const row = epilogue.y + int64_t(m) * epilogue.N;
+      if constexpr (sizeof(Output) == 2)
+        store_outputs<false>(row, n, epilogue.N, rounded_pair<Output>(left, right));
+      else
+        store_outputs<false>(row, n, epilogue.N, float2{bits<float>(left), bits<float>(right)});
+    };
+    store(upper, sums[4 * j], sums[4 * j + 1], of_upper);
+    store(lower, sums[4 * j + 2], sums[4 * j + 3], of_lower);
+  }
+}
 
 // ---- Products ----
 
 // Issues d (+)= the product of a stage, or of some of its steps.
 template <Element kType, int kFirst, int kEnd, class Sum, int kSums>
-__device__ inline void multiply(Sum (&d)[kSums], uint64_t w, uint64_t x, bool add) {
+__device__ inline void multiply(Sum (&d)[kSums], uint64_t left, uint64_t right, bool add) {
   wgmma_fence();
 #pragma unroll
   for (int step = kFirst; step < kEnd; ++step)
-    Wgmma<2 * kSums>::multiply(std::integral_constant<Element, kType>(), d, w + 2 * step, x + 2 * step, add || step > kFirst);
+    Wgmma<2 * kSums>::multiply(std::integral_constant<Element, kType>(), d, left + 2 * step, right + 2 * step,
+                               add || step > kFirst);
   wgmma_commit();
 }
 
@@ -200,7 +244,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                   const __grid_constant__ RowwiseArguments a) {
   using L = RowwiseLayout<Output, kTileRows, kTokens, kStages>;
-  constexpr bool kHigh = kTileRows == kRows;  // the warpgroups' rows lie above each other; else they take turns with stages
+  constexpr bool kHigh = kTileRows != kRows / 2;  // the warpgroups' rows lie above each other; else they take turns with stages
+  constexpr int kColumns = L::kTurned ? kTileRows : kTokens;
   constexpr int kMine = L::kMine, kTurns = kHigh ? 1 : 2;
   using Sum = WgmmaSum<kType>;
   const Segments& s = a.segments;
@@ -248,39 +293,42 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     if (waits) wait_for_last_kernel();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
-    const uint32_t channels = shared + L::kChannels + me.group * 64 * int(sizeof(Channel)),
-                   row_scales = shared + L::kRowScales + me.group * kTokens * int(sizeof(float));
+    const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
+                   row_scales = shared + L::kRowScales + me.group * L::kTokensOfGroup * int(sizeof(float));
     Ring<kStages> ring(kHigh ? 0 : me.group);
     int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
-    Sum sums[kTokens / 2];
+    Sum sums[kColumns / 2];
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.slot(), ring.parity()); };
     const auto free = [&](int slot) {
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + 8 * slot);
     };
-    // Of the present stage: this warpgroup's rows of w, and x from a token on.
-    const auto w = [&] {
-      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + (kHigh ? me.group * 64 * kLine : 0)));
+    // Of the present stage: this warpgroup's rows of the left operand, and the right one's from a column on.
+    const auto left = [&] {
+      const int first = (L::kTurned ? L::kWBytes : 0) + (kHigh ? me.group * 64 * kLine : 0);
+      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));
     };
-    const auto x = [&](int token) {
-      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + token * kLine));
+    const auto right = [&](int column) {
+      const int first = (L::kTurned ? 0 : L::kWBytes) + column * kLine;
+      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));
     };
 
     each_segment(s, rest, [&](const Segment& segment) {
       Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
       tile.end = tile.row + a.rows;
       if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
-      Scales<kTokens> scales;
+      if constexpr (L::kTurned) tile.group_rows = 0;
+      Scales<L> scales;
       scales.load(a.p, tile, me.group, thread);
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
+      for (int i = 0; i < kColumns / 2; ++i) sums[i] = 0;
       if constexpr (kType == Element::int8) {
         int previous = -1;  // slot
 #pragma unroll 1
         for (; next < segment.stages; next += kTurns) {
           wait();
-          multiply<kType, 0, kSteps>(sums, w(), x(0), true);
+          multiply<kType, 0, kSteps>(sums, left(), right(0), true);
           wgmma_wait<1>();
           if (previous >= 0) free(previous);
           previous = ring.slot();
@@ -291,8 +339,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         if (previous >= 0) free(previous);
       } else {
         constexpr int kAtOnce = std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // left to the engine's sums
-        constexpr int kPieces = kTokens <= 128 ? 1 : 2;  // of a stage's tokens, that registers are for
-        constexpr int kPart = kTokens / 2 / kPieces;
+        constexpr int kPieces = kColumns <= 128 ? 1 : 2;  // of a stage's columns, that registers are for
+        constexpr int kPart = kColumns / 2 / kPieces;
 #pragma unroll 1
         for (; next < segment.stages; next += kTurns) {
           wait();
@@ -305,10 +353,10 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
               settle(part);
               add(sums + piece * kPart, part);
             };
-            multiply<kType, 0, kAtOnce>(part, w(), x(piece * 2 * kPart), false);
+            multiply<kType, 0, kAtOnce>(part, left(), right(piece * 2 * kPart), false);
             take(piece + 1 == kPieces && kAtOnce == kSteps);
             if constexpr (kAtOnce < kSteps) {
-              multiply<kType, kAtOnce, kSteps>(part, w(), x(piece * 2 * kPart), false);
+              multiply<kType, kAtOnce, kSteps>(part, left(), right(piece * 2 * kPart), false);
               take(piece + 1 == kPieces);
             }
           }
@@ -324,8 +372,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                      int(a.p.N),
                                                      a.p.output == Element::int32,
                                                      tile,
-                                                     kHigh ? shared + L::kChannels : channels,
-                                                     row_scales};
+                                                     tile.group_rows > 0 ? shared + L::kChannels : channels,
+                                                     row_scales - (L::kTurned ? me.group * 64 * int(sizeof(float)) : 0)};
       const auto finish = [&](auto& mine) {
         const bool whole = segment.stages == s.stages;
         if (!whole && s.cluster > 1)
@@ -333,7 +381,9 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         else if (whole || meet(mine, s, rest, segment, threadIdx.x, kPair, 4))
           write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging);
       };
-      if constexpr (kHigh) {
+      if constexpr (L::kTurned) {
+        write_turned_tile<kColumns>(sums, me, epilogue, tile);
+      } else if constexpr (kHigh) {
         finish(sums);
       } else {
         Sum mine[kMine / 2];

@@ -25,10 +25,12 @@ using WgmmaSum = std::conditional_t<kType == Element::int8, int, float>;
 #define AOEXT_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define AOEXT_NAMES_16 AOEXT_NAMES_8 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
 #define AOEXT_NAMES_32 AOEXT_NAMES_16 ", " "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define AOEXT_NAMES_40 AOEXT_NAMES_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39"
 #define AOEXT_NAMES_48 AOEXT_NAMES_32 ", " "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define AOEXT_NAMES_64 AOEXT_NAMES_48 ", " "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define AOEXT_NAMES_96 AOEXT_NAMES_64 ", " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+#define AOEXT_NAMES_80 AOEXT_NAMES_64 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define AOEXT_NAMES_96 AOEXT_NAMES_80 ", " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define AOEXT_NAMES_128 AOEXT_NAMES_96 ", " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
@@ -38,8 +40,10 @@ using WgmmaSum = std::conditional_t<kType == Element::int8, int, float>;
 #define AOEXT_SUMS_8(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
 #define AOEXT_SUMS_16(C, i) AOEXT_SUMS_8(C, i), AOEXT_SUMS_8(C, i + 8)
 #define AOEXT_SUMS_32(C, i) AOEXT_SUMS_16(C, i), AOEXT_SUMS_16(C, i + 16)
+#define AOEXT_SUMS_40(C, i) AOEXT_SUMS_32(C, i), AOEXT_SUMS_8(C, i + 32)
 #define AOEXT_SUMS_48(C, i) AOEXT_SUMS_32(C, i), AOEXT_SUMS_16(C, i + 32)
 #define AOEXT_SUMS_64(C, i) AOEXT_SUMS_32(C, i), AOEXT_SUMS_32(C, i + 32)
+#define AOEXT_SUMS_80(C, i) AOEXT_SUMS_64(C, i), AOEXT_SUMS_16(C, i + 64)
 #define AOEXT_SUMS_96(C, i) AOEXT_SUMS_64(C, i), AOEXT_SUMS_32(C, i + 64)
 #define AOEXT_SUMS_128(C, i) AOEXT_SUMS_64(C, i), AOEXT_SUMS_64(C, i + 64)
 
@@ -76,8 +80,10 @@ using WgmmaSum = std::conditional_t<kType == Element::int8, int, float>;
 AOEXT_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
 AOEXT_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 AOEXT_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+AOEXT_WGMMA(80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
 AOEXT_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
 AOEXT_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+AOEXT_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
 AOEXT_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
 AOEXT_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 
@@ -87,11 +93,15 @@ AOEXT_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 #undef AOEXT_SUMS_16
 #undef AOEXT_NAMES_32
 #undef AOEXT_SUMS_32
+#undef AOEXT_NAMES_40
 #undef AOEXT_NAMES_48
+#undef AOEXT_SUMS_40
 #undef AOEXT_SUMS_48
 #undef AOEXT_NAMES_64
 #undef AOEXT_SUMS_64
+#undef AOEXT_NAMES_80
 #undef AOEXT_NAMES_96
+#undef AOEXT_SUMS_80
 #undef AOEXT_SUMS_96
 #undef AOEXT_NAMES_128
 #undef AOEXT_SUMS_128
