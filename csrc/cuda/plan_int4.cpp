@@ -31,7 +31,8 @@ namespace {
 constexpr int64_t kRoundedColumns = 32;
 constexpr int64_t kRingRows = 2;         // up to which ring wins over decode, which does not serve all that ring does
 constexpr int64_t kDecodeRows = 16;      // up to which the two win over mma and wgmma
-constexpr int64_t kDecodeBatchRows = 8;  // and over batch
+constexpr int64_t kDecodeBatchRows = 8;  // and over batch, unless that comes out even over the GPU: then up to fewer rows
+constexpr int64_t kEvenRows = 7, kEvenDepth = 8192, kEvenGroup = 128;
 // Batch lays x out first, which short products feel. From so many rows on, where two blocks share each tile of so many rows of w
 // and all run at once, wgmma wins up to so large a K.
 constexpr int64_t kShortRows = 33, kShortTile = 64, kShortDepth = 4096;
@@ -61,6 +62,13 @@ bool is_short(const Int4Linear& raw, const Device& device) {
          2 * ceil_div(raw.N, kShortTile) <= device.multiprocessors && int4_wgmma_takes(raw);
 }
 
+// Whether all of batch runs at once, on all multiprocessors but a few, and K is long.
+bool is_even(const Int4Linear& raw, const BatchConfig& c, const Device& device) {
+  const int64_t blocks = ceil_div(raw.N, kBatchRows / c.slices) * c.cluster;
+  return raw.K >= kEvenDepth && raw.group_size >= kEvenGroup && c.slices > 1 && c.blocks == blocks &&
+         blocks <= device.multiprocessors && 32 * blocks >= 31 * device.multiprocessors;
+}
+
 }  // namespace
 
 Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
@@ -71,17 +79,20 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   plan.scale = p.scale == p.output ? p.scale : ScalarType::Float;
   raw.scale_type = element(plan.scale);
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
-  const bool hopper = device.family == Family::sm90, batches = hopper && int4_batch_takes(raw);
-  const bool decodes = p.M <= (batches ? kDecodeBatchRows : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
+  const bool hopper = device.family == Family::sm90, batches = hopper && regular && int4_batch_takes(raw);
+  bool decodes = p.M <= (batches ? kDecodeBatchRows : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
+  if (batches && (!decodes || p.M >= kEvenRows)) {
+    plan.batch = choose_int4_batch(raw, device.multiprocessors, device.shared_memory);
+    decodes = decodes && !is_even(raw, plan.batch, device);
+  }
   if (regular && decodes && (p.M <= kRingRows || !int4_decode_takes(raw))) {
     plan.algorithm = Algorithm::ring;
     plan.ring = few_rows_config<RingConfig, choose_int4_ring>(raw, device);
   } else if (regular && decodes) {
     plan.algorithm = Algorithm::decode;
     plan.decode = few_rows_config<DecodeConfig, choose_int4_decode>(raw, device);
-  } else if (regular && batches && !is_short(raw, device)) {
+  } else if (batches && !is_short(raw, device)) {
     plan.algorithm = Algorithm::batch;
-    plan.batch = choose_int4_batch(raw, device.multiprocessors, device.shared_memory);
   } else if (regular && p.N >= kRoundedColumns && hopper && int4_wgmma_takes(raw)) {
     plan.algorithm = Algorithm::wgmma;
     plan.wgmma = choose_int4_wgmma(raw, device.multiprocessors);
