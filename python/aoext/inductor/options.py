@@ -25,7 +25,7 @@ class Options:
     bias: bool = True
     # linears that quantise one activation alike quantise it once
     share_quantization: bool = True
-    # quantisation of activations becomes code of Inductor's, which fuses it with what comes before; CPU only
+    # quantisation of activations becomes code of Inductor's, which fuses it with what comes before
     fuse_quantization: bool = True
     # int4 linears of one activation become one, where weights are constants (torch._inductor.config.freezing)
     merge_linears: bool = False
