@@ -258,7 +258,8 @@ inline void unpack(U32 words, U32* even, U32* odd) {
 inline I32 sums_of_fours(const I32 (&rows)[4]) {
 #ifdef AOEXT_AVX512
   const auto pair = [](I32 a, I32 b) {
-    return (I32)_mm512_maskz_unpacklo_epi32(0xffff, (__m512i)a, (__m512i)b) + (I32)_mm512_maskz_unpackhi_epi32(0xffff, (__m512i)a, (__m512i)b);
+    return (I32)_mm512_maskz_unpacklo_epi32(0xffff, (__m512i)a, (__m512i)b) +
+           (I32)_mm512_maskz_unpackhi_epi32(0xffff, (__m512i)a, (__m512i)b);
   };
   const __m512i ab = (__m512i)pair(rows[0], rows[1]), cd = (__m512i)pair(rows[2], rows[3]);
   return (I32)_mm512_maskz_unpacklo_epi64(0xff, ab, cd) + (I32)_mm512_maskz_unpackhi_epi64(0xff, ab, cd);
@@ -271,9 +272,13 @@ inline I32 sums_of_fours(const I32 (&rows)[4]) {
 #endif
 }
 
-// Lane 4 i + n is the scale of row n's group i of kFloats / 4, of which `count` exist.
+// Lane 4 i + n is row n's scale of the group that lane is of: kGroups to a vector, of which `count` exist.
+template <int kGroups>
 inline F32 scales_of_fours(const float* scale, int64_t count) {
-  const auto of = [&](int64_t g) { return load<__m128>(scale + (g < count ? g : 0) * kTile); };
+  const auto of = [&](int i) {
+    const int64_t g = i * kGroups / (kFloats / 4);
+    return load<__m128>(scale + (g < count ? g : 0) * kTile);
+  };
 #ifdef AOEXT_AVX512
   __m512 v = _mm512_castps128_ps512(of(0));
   v = _mm512_maskz_insertf32x4(0xffff, v, of(1), 1);
@@ -296,7 +301,8 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   return v;
 }
 
-// Steps of kStep elements, which are of kGroups groups. Where a group is four lanes, the sums of four rows' groups fill one vector.
+// Steps of kStep elements, which are of kGroups groups. Where a group is four lanes, the sums of four rows' groups fill one
+// vector.
 template <int M, int N, int kGroups, int64_t kStep>
 inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, int64_t K,
                             float (*acc)[kTile]) {
@@ -330,7 +336,7 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
       }
     }
     if constexpr (kFours) {
-      const F32 s = scales_of_fours(w.scale + g * kTile, its_groups);
+      const F32 s = scales_of_fours<kGroups>(w.scale + g * kTile, its_groups);
       for (int m = 0; m < M; ++m) sums[m][0] += s * x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32);
     }
   };
@@ -373,7 +379,7 @@ void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const 
   dot_rows_planes<1, kPad>(x, x_stride, x_scales, M, first, N, K, acc);
 }
 
-constexpr Planes kPlanesHere{arrange_planes, dot_planes};
+constexpr Planes kPlanesHere{arrange_planes, nullptr, nullptr, dot_planes};
 constexpr const Planes* kPlanes = &kPlanesHere;
 
 #else
