@@ -226,11 +226,12 @@ struct PlaneSums {
 #else
   __m256i high = _mm256_setzero_si256(), low = high;  // 16 bits: at most four pairs of 15 · 128
   void add(U32 even, U32 odd, const int8_t* x) {
-    const auto products = [](__m256i to, U32 u, const int8_t* plane) {
-      return _mm256_add_epi16(to, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(plane)));
+    const auto add_products = [&](U32 u, const int8_t* planes) {
+      high = _mm256_add_epi16(high, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(planes)));
+      low = _mm256_add_epi16(low, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(planes + kPlaneUnit)));
     };
-    high = products(products(high, even, x), odd, x + kPlaneBytes);
-    low = products(products(low, even, x + kPlaneUnit), odd, x + kPlaneUnit + kPlaneBytes);
+    add_products(even, x);
+    add_products(odd, x + kPlaneBytes);
   }
   I32 total() const {
     return (I32)_mm256_madd_epi16(high, _mm256_set1_epi16(256)) + (I32)_mm256_madd_epi16(low, _mm256_set1_epi16(1));
@@ -313,7 +314,7 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
   const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
     F32 x_scale[M];
     for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
-    I32 totals[M][N];
+    [[maybe_unused]] I32 totals[M][N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       PlaneSums part[M];
@@ -329,10 +330,11 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
         unpack(words, &even, &odd);
         for (int m = 0; m < M; ++m) part[m].add(even, odd, x + m * x_stride + 2 * (begin + k));
       }
-      for (int m = 0; m < M; ++m) totals[m][n] = part[m].total();
-      if constexpr (!kFours) {
+      if constexpr (kFours) {
+        for (int m = 0; m < M; ++m) totals[m][n] = part[m].total();
+      } else {
         const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, its_groups);
-        for (int m = 0; m < M; ++m) sums[m][n] += s * x_scale[m] * __builtin_convertvector(totals[m][n], F32);
+        for (int m = 0; m < M; ++m) sums[m][n] += s * x_scale[m] * __builtin_convertvector(part[m].total(), F32);
       }
     }
     if constexpr (kFours) {
