@@ -89,7 +89,9 @@ void multiply_tiles(const Plan& plan, const InputRows& x, const Weight& weight, 
 inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor& input, const Int4Weight& weight,
                           const Output& output) {
   const int64_t ld = padded(p.K), groups = p.K / p.group_size;
-  const Planes* const planes = plan.algorithm == Algorithm::planes ? kernels().planes : nullptr;
+  const Planes* const planes = plan.algorithm == Algorithm::planes        ? kernels().planes
+                               : plan.algorithm == Algorithm::plane_tiles ? kernels().plane_tiles
+                                                                          : nullptr;
   const std::vector<float> rows = float_rows(p, input, p.K);
   std::vector<int64_t> order, others;
   std::vector<int8_t> fixed(planes != nullptr ? 2 * p.M * ld : 0);
@@ -113,12 +115,16 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
   for (int64_t i = 0; i < rest; ++i)
     kernels().arrange_int4(&rows[others[i] * p.K], p.K, p.group_size, &x[i * ld], &group_sums[(in_planes + i) * groups]);
   order.insert(order.end(), others.begin(), others.end());
+  const bool joins = in_planes > 0 && planes->join != nullptr;
+  const Scratch joined(joins ? planes->joined_bytes(in_planes, p.K, p.group_size) : 0);
+  if (joins) planes->join(fixed.data(), 2 * ld, scales.data(), in_planes, p.K, p.group_size, joined + 0);
+  const int8_t* const x_planes = joins ? reinterpret_cast<const int8_t*>(joined + 0) : fixed.data();
   multiply_few(
       p, weight, output,
       [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
         if (in_planes > 0)
-          planes->dot(fixed.data(), 2 * ld, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count,
-                      p.K, sums);
+          planes->dot(x_planes, 2 * ld, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count, p.K,
+                      sums);
         if (rest > 0)
           kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
       },

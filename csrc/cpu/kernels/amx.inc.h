@@ -211,5 +211,151 @@ constexpr Tiles kAmxBf16Int4 = amx_tiles<AmxBf16, operands_in_fours<kDepthAmx<Am
 constexpr Tiles kAmxI8 = amx_tiles<AmxI8, bytes_as_they_are>(bytes_as_they_are, nullptr);
 constexpr const Tiles *kBf16 = &kAmxBf16, *kBf16Int4 = &kAmxBf16Int4, *kI8 = &kAmxI8;
 
+// ---- int4 by planes ------------------------------------------------------------------------------------
+//
+// As few_rows.inc.h, with up to 8 rows of x, a lot, as the 16 columns of a tile: a column is a plane of a row of x. Where 128
+// weights, a unit, are of several groups, it is of one of these alone, zero for the others' weights, and a lot has fewer rows.
+// tdpbssd takes 64 bytes of 16 rows of w, the unit's even k's or its odd ones', each nibble as the upper half of a byte, which is
+// 16 times its value. So a row of w has 16 sums, a column each, which meet their scales of x and w. A unit of a row of w is 6
+// instructions to unpack and to store, and 5 for the sums of each lot.
+
+constexpr int64_t kTileBytes = kTileSide * kTileRowBytes;
+constexpr int64_t kUnitBytes = 2 * kTileBytes + kTileRowBytes;  // of x: even, odd, scales
+constexpr int64_t kUnits = 2;                                   // of a row of w at once
+constexpr int64_t kMostLots = 8;                                // of rows of x
+
+inline int groups_of_unit(int64_t group_size) { return group_size < kPlaneUnit ? static_cast<int>(kPlaneUnit / group_size) : 1; }
+inline int64_t rows_of_lot(int64_t group_size) { return kTileSide / 2 / groups_of_unit(group_size); }
+inline int64_t units_of(int64_t K) { return (K + kPlaneUnit - 1) / kPlaneUnit; }
+
+int64_t joined_bytes(int64_t M, int64_t K, int64_t group_size) {
+  const int64_t rows = rows_of_lot(group_size);
+  return (M + rows - 1) / rows * units_of(K) * kUnitBytes;
+}
+
+// Column (2 j + plane) · rows + r of a unit is group j of row r of a lot; lots lie one after another.
+void join_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, int64_t K, int64_t group_size, char* out) {
+  const int64_t lot = rows_of_lot(group_size), groups = K / group_size, units = units_of(K);
+  const int in_unit = groups_of_unit(group_size), words = kTileSide / in_unit;
+  memset(out, 0, static_cast<size_t>(joined_bytes(M, K, group_size)));
+  for (int64_t m = 0; m < M; ++m)
+    for (int64_t u = 0; u < units; ++u) {
+      char* const unit = out + (m / lot * units + u) * kUnitBytes;
+      const int8_t* const from = x + m * x_stride + 2 * u * kPlaneUnit;
+      for (int j = 0; j < in_unit; ++j) {
+        const int64_t g = u * kPlaneUnit / group_size + j;
+        if (g >= groups) break;
+        for (int plane = 0; plane < 2; ++plane) {
+          const int64_t column = 4 * ((2 * j + plane) * lot + m % lot);
+          for (int odd = 0; odd < 2; ++odd)
+            for (int word = j * words; word < (j + 1) * words; ++word)
+              memcpy(unit + odd * kTileBytes + word * kTileRowBytes + column,
+                     from + plane * kPlaneUnit + odd * kPlaneBytes + 4 * word, 4);
+          const float scale = x_scales[m * groups + g] * (plane == 0 ? 16.0f : 0.0625f);
+          memcpy(unit + 2 * kTileBytes + column, &scale, 4);
+        }
+      }
+    }
+}
+
+// Adds `count` units from `begin` on of N rows of w, unpacked, by one lot of x, from the first of these units on, to sums.
+template <int kGroups>
+inline void add_units(const char* w, int64_t begin, int64_t count, const char* x, const Int4Row& first, int64_t groups, int N,
+                      F32* sums) {
+  alignas(64) I32 products[kUnits][kTile];
+  for (int64_t u = 0; u < count; ++u) {
+    const char *const rows = w + u * 4 * kTileBytes, *const unit = x + u * kUnitBytes;
+    _tile_loadd(4, rows, kTileRowBytes);
+    _tile_loadd(5, rows + kTileBytes, kTileRowBytes);
+    _tile_loadd(6, rows + 2 * kTileBytes, kTileRowBytes);
+    _tile_loadd(7, rows + 3 * kTileBytes, kTileRowBytes);
+    _tile_loadd(2, unit, kTileRowBytes);
+    _tile_loadd(3, unit + kTileBytes, kTileRowBytes);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_dpbssd(0, 4, 2);
+    _tile_dpbssd(1, 6, 2);
+    _tile_dpbssd(0, 5, 3);
+    _tile_dpbssd(1, 7, 3);
+    _tile_stored(0, products[u], kTileRowBytes);
+    _tile_stored(1, products[u] + kTileSide, kTileRowBytes);
+  }
+  for (int n = 0; n < N; n += 4) {
+    F32 row_sums[4];
+    for (int i = 0; i < 4; ++i) row_sums[i] = sums[n + i];
+    for (int64_t u = 0; u < count; ++u) {
+      const F32 x_scale = load<F32>(x + u * kUnitBytes + 2 * kTileBytes);
+      const int64_t g = (begin + u) * kPlaneUnit / first.group_size;
+      const __m512 s = (__m512)scales_of_fours<kGroups>(first.scale + g * kTile + n, groups - g);
+      const auto add = [&](int i, __m512 scale) {
+        row_sums[i] += (F32)scale * (x_scale * __builtin_convertvector(products[u][n + i], F32));
+      };
+      add(0, _mm512_maskz_shuffle_ps(0xffff, s, s, 0x00));
+      add(1, _mm512_maskz_shuffle_ps(0xffff, s, s, 0x55));
+      add(2, _mm512_maskz_shuffle_ps(0xffff, s, s, 0xaa));
+      add(3, _mm512_maskz_shuffle_ps(0xffff, s, s, 0xff));
+    }
+    for (int i = 0; i < 4; ++i) sums[n + i] = row_sums[i];
+  }
+}
+
+// M rows of x, at most kMostLots lots, by up to kTile rows of w.
+template <int kGroups>
+inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+  constexpr int64_t kLot = kTileSide / 2 / kGroups;
+  const int64_t units = units_of(K), groups = K / first.group_size, lots = (M + kLot - 1) / kLot, bytes = K / 2;
+  F32 sums[kMostLots][kTile];
+  memset(sums, 0, static_cast<size_t>(lots) * sizeof sums[0]);
+  alignas(64) char rows[kUnits * 4 * kTileBytes];
+  _tile_loadconfig(&kTileConfig);
+  for (int64_t u = 0; u < units; u += kUnits) {
+    const int64_t count = units - u < kUnits ? units - u : kUnits;
+    for (int64_t n = 0; n < N; ++n) {
+      const uint8_t* const row = first.packed + n * bytes + u * kPlaneBytes;
+      // What is next of this row, or of the next tile's.
+      const uint8_t* const ahead = u + kUnits < units ? row + kUnits * kPlaneBytes : row + kTile * bytes - u * kPlaneBytes;
+      char* const to = rows + n / kTileSide * 2 * kTileBytes + n % kTileSide * kTileRowBytes;
+      for (int64_t i = 0; i < count; ++i) {
+        __builtin_prefetch(ahead + i * kPlaneBytes, 0, 2);
+        const int64_t left = bytes - (u + i) * kPlaneBytes;
+        const U32 words = left >= kPlaneBytes
+                              ? load<U32>(row + i * kPlaneBytes)
+                              : (U32)_mm512_maskz_loadu_epi8(~__mmask64{0} >> (kPlaneBytes - left), row + i * kPlaneBytes);
+        store(to + i * 4 * kTileBytes, words << 4 & 0xf0f0f0f0u);
+        store(to + i * 4 * kTileBytes + kTileBytes, words & 0xf0f0f0f0u);
+      }
+    }
+    for (int64_t lot = 0; lot < lots; ++lot)
+      add_units<kGroups>(rows, u, count, x + (lot * units + u) * kUnitBytes, first, groups, static_cast<int>(N), sums[lot]);
+  }
+  _tile_release();
+  for (int64_t m = 0; m < M; ++m)
+    for (int64_t n = 0; n < N; ++n)
+      for (int64_t column = m % kLot; column < kTileSide; column += kLot) acc[m][n] += sums[m / kLot][n][column];
+}
+
+template <int kGroups>
+inline void dot_plane_lots(const char* x, int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+  constexpr int64_t kMost = kMostLots * kTileSide / 2 / kGroups;
+  for (int64_t m = 0; m < M; m += kMost)
+    dot_plane_tiles<kGroups>(x + m / kMost * kMostLots * units_of(K) * kUnitBytes, M - m < kMost ? M - m : kMost, first, N, K,
+                             acc + m);
+}
+
+void dot_plane_tiles(const int8_t* x, int64_t, const float*, const float*, const float* group_sums, int64_t M,
+                     const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+  const int64_t groups = K / first.group_size;
+  for (int64_t m = 0; m < M; ++m) {
+    memset(acc[m], 0, sizeof acc[m]);
+    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+  }
+  const char* const joined = reinterpret_cast<const char*>(x);
+  if (groups_of_unit(first.group_size) == 2) return dot_plane_lots<2>(joined, M, first, N, K, acc);
+  dot_plane_lots<1>(joined, M, first, N, K, acc);
+}
+
+constexpr Planes kPlaneTilesHere{arrange_planes, join_planes, joined_bytes, dot_plane_tiles};
+constexpr const Planes* kPlaneTiles = &kPlaneTilesHere;
+
 }  // namespace
 }  // namespace aoext::cpu

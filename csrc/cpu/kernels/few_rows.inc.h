@@ -214,23 +214,81 @@ bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, 
 // Sums of one step of up to 128 elements: part += 256 Σ u h + Σ u l.
 struct PlaneSums {
 #ifdef AOEXT_AVX512
-  I32 high = {}, low = {};
-  void add(U32 u, const int8_t* h, const int8_t* l) {
-    high = (I32)_mm512_dpbusd_epi32((__m512i)high, (__m512i)u, load<__m512i>(h));
-    low = (I32)_mm512_dpbusd_epi32((__m512i)low, (__m512i)u, load<__m512i>(l));
+  I32 sums = {};
+  void add(U32 even, U32 odd, const int8_t* x) {
+    const auto products = [](I32 to, U32 u, const int8_t* plane) {
+      return (I32)_mm512_dpbusd_epi32((__m512i)to, (__m512i)u, load<__m512i>(plane));
+    };
+    const I32 high = products(products(I32{}, even, x), odd, x + kPlaneBytes) << 8;
+    sums += products(products(high, even, x + kPlaneUnit), odd, x + kPlaneUnit + kPlaneBytes);
   }
-  I32 total() const { return high * 256 + low; }
+  I32 total() const { return sums; }
 #else
   __m256i high = _mm256_setzero_si256(), low = high;  // 16 bits: at most four pairs of 15 · 128
-  void add(U32 u, const int8_t* h, const int8_t* l) {
-    high = _mm256_add_epi16(high, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(h)));
-    low = _mm256_add_epi16(low, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(l)));
+  void add(U32 even, U32 odd, const int8_t* x) {
+    const auto add_products = [&](U32 u, const int8_t* planes) {
+      high = _mm256_add_epi16(high, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(planes)));
+      low = _mm256_add_epi16(low, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(planes + kPlaneUnit)));
+    };
+    add_products(even, x);
+    add_products(odd, x + kPlaneBytes);
   }
   I32 total() const {
     return (I32)_mm256_madd_epi16(high, _mm256_set1_epi16(256)) + (I32)_mm256_madd_epi16(low, _mm256_set1_epi16(1));
   }
 #endif
 };
+
+// The even and the odd nibbles of words as bytes 0..15, their sign bit flipped.
+inline void unpack(U32 words, U32* even, U32* odd) {
+#ifdef AOEXT_AVX512
+  const auto nibbles = [](U32 w) {
+    constexpr int kAndXor = 0x6a;  // (a & b) ^ c
+    return (U32)_mm512_ternarylogic_epi32((__m512i)w, _mm512_set1_epi8(15), _mm512_set1_epi8(8), kAndXor);
+  };
+  *even = nibbles(words);
+  *odd = nibbles(words >> 4);
+#else
+  words ^= 0x88888888u;
+  *even = words & 0x0f0f0f0fu;
+  *odd = words >> 4 & 0x0f0f0f0fu;
+#endif
+}
+
+// Lane 4 i + n is the sum of the lanes 4 i … 4 i + 3 of rows[n].
+inline I32 sums_of_fours(const I32 (&rows)[4]) {
+#ifdef AOEXT_AVX512
+  const auto pair = [](I32 a, I32 b) {
+    return (I32)_mm512_maskz_unpacklo_epi32(0xffff, (__m512i)a, (__m512i)b) +
+           (I32)_mm512_maskz_unpackhi_epi32(0xffff, (__m512i)a, (__m512i)b);
+  };
+  const __m512i ab = (__m512i)pair(rows[0], rows[1]), cd = (__m512i)pair(rows[2], rows[3]);
+  return (I32)_mm512_maskz_unpacklo_epi64(0xff, ab, cd) + (I32)_mm512_maskz_unpackhi_epi64(0xff, ab, cd);
+#else
+  const auto pair = [](I32 a, I32 b) {
+    return (I32)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b) + (I32)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+  };
+  const __m256i ab = (__m256i)pair(rows[0], rows[1]), cd = (__m256i)pair(rows[2], rows[3]);
+  return (I32)_mm256_unpacklo_epi64(ab, cd) + (I32)_mm256_unpackhi_epi64(ab, cd);
+#endif
+}
+
+// Lane 4 i + n is row n's scale of the group that lane is of: kGroups to a vector, of which `count` exist.
+template <int kGroups>
+inline F32 scales_of_fours(const float* scale, int64_t count) {
+  const auto of = [&](int i) {
+    const int64_t g = i * kGroups / (kFloats / 4);
+    return load<__m128>(scale + (g < count ? g : 0) * kTile);
+  };
+#ifdef AOEXT_AVX512
+  __m512 v = _mm512_castps128_ps512(of(0));
+  v = _mm512_maskz_insertf32x4(0xffff, v, of(1), 1);
+  v = _mm512_maskz_insertf32x4(0xffff, v, of(2), 2);
+  return (F32)_mm512_maskz_insertf32x4(0xffff, v, of(3), 3);
+#else
+  return (F32)_mm256_insertf128_ps(_mm256_castps128_ps256(of(0)), of(1), 1);
+#endif
+}
 
 // Lanes of kGroups groups, of which `count` exist, each with its scale.
 template <int kGroups>
@@ -244,16 +302,19 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   return v;
 }
 
-// Steps of kStep elements, which are of kGroups groups.
+// Steps of kStep elements, which are of kGroups groups. Where a group is four lanes, the sums of four rows' groups fill one
+// vector.
 template <int M, int N, int kGroups, int64_t kStep>
 inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, int64_t K,
                             float (*acc)[kTile]) {
+  constexpr bool kFours = kGroups * 4 == kFloats && N == 4;
   const int64_t bytes = K / 2, groups = K / w.group_size;
-  F32 sums[M][N] = {};
+  F32 sums[M][kFours ? 1 : N] = {};
   // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
   const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
     F32 x_scale[M];
     for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
+    [[maybe_unused]] I32 totals[M][N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       PlaneSums part[M];
@@ -261,21 +322,24 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
       __builtin_prefetch(row + N * bytes);  // a line, or half of one
 #pragma GCC unroll 2
       for (int64_t k = 0; k < kStep; k += kPlaneUnit) {
-        U32 words = {};
+        U32 words = {}, even, odd;
         if (count == kStep)
           words = load<U32>(row + k / 2);
         else
           memcpy(&words, row, static_cast<size_t>(count) / 2);
-        words ^= 0x88888888u;
-        const U32 even = words & 0x0f0f0f0fu, odd = words >> 4 & 0x0f0f0f0fu;
-        for (int m = 0; m < M; ++m) {
-          const int8_t* const planes = x + m * x_stride + 2 * (begin + k);
-          part[m].add(even, planes, planes + kPlaneUnit);
-          part[m].add(odd, planes + kPlaneBytes, planes + kPlaneUnit + kPlaneBytes);
-        }
+        unpack(words, &even, &odd);
+        for (int m = 0; m < M; ++m) part[m].add(even, odd, x + m * x_stride + 2 * (begin + k));
       }
-      const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, its_groups);
-      for (int m = 0; m < M; ++m) sums[m][n] += s * x_scale[m] * __builtin_convertvector(part[m].total(), F32);
+      if constexpr (kFours) {
+        for (int m = 0; m < M; ++m) totals[m][n] = part[m].total();
+      } else {
+        const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, its_groups);
+        for (int m = 0; m < M; ++m) sums[m][n] += s * x_scale[m] * __builtin_convertvector(part[m].total(), F32);
+      }
+    }
+    if constexpr (kFours) {
+      const F32 s = scales_of_fours<kGroups>(w.scale + g * kTile, its_groups);
+      for (int m = 0; m < M; ++m) sums[m][0] += s * x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32);
     }
   };
   const int64_t span = kGroups > 1 ? kStep : w.group_size;
@@ -284,7 +348,10 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
     for (const int64_t end = begin + span; begin < end; begin += kStep) step(begin, kStep, g, kGroups);
   if (kGroups > 1 && begin < K) step(begin, K - begin, g, groups - g);
   for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
+    if constexpr (kFours)
+      for (int i = 0; i < kFloats; ++i) acc[m][i % N] += sums[m][0][i];
+    else
+      for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
 }
 
 template <int kGroups, int64_t kStep>
@@ -314,7 +381,7 @@ void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const 
   dot_rows_planes<1, kPad>(x, x_stride, x_scales, M, first, N, K, acc);
 }
 
-constexpr Planes kPlanesHere{arrange_planes, dot_planes};
+constexpr Planes kPlanesHere{arrange_planes, nullptr, nullptr, dot_planes};
 constexpr const Planes* kPlanes = &kPlanesHere;
 
 #else

@@ -60,6 +60,11 @@ struct Planes {
   bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
                   float* group_sums);
 
+  // Null, or what lays M rows that `arrange` wrote, x_stride bytes apart, together with their scales, as `dot` then takes them in
+  // place of x; and how many bytes that is.
+  void (*join)(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, int64_t K, int64_t group_size, char* out);
+  int64_t (*joined_bytes)(int64_t M, int64_t K, int64_t group_size);
+
   // As dot_int4, for M rows that `arrange` wrote, x_stride bytes apart.
   void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
               int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]);
@@ -95,7 +100,8 @@ struct Kernels {
   void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N,
                    int64_t K, float (*acc)[kTile]);
 
-  const Planes* planes;  // null where no instruction multiplies bytes
+  // Null where no instruction multiplies bytes, or none multiplies tiles of them; the latter take groups of 64 and more.
+  const Planes *planes, *plane_tiles;
 
   // The same of int8 by int8, exact, all rows K elements one after another; null where tiles are as good.
   void (*dot_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]);

@@ -301,6 +301,7 @@ constexpr Tiles kTilesF32{sizeof(float),
 constexpr Tiles kTilesI8{sizeof(ProductI8::Operand),    kBlockRows, kDepthI8, 1, inputs_i8, weights_i8, nullptr,
                          multiply<ProductI8, kDepthI8>, nullptr};
 #ifndef AOEXT_AMX
+constexpr const Planes* kPlaneTiles = nullptr;
 constexpr const Tiles* kI8 = &kTilesI8;
 #ifdef AOEXT_AVX512
 constexpr int64_t kDepthBf16 = AOEXT_DEPTH * 2;
