@@ -149,6 +149,7 @@ __device__ inline void write_turned_tile(const Sum (&sums)[kColumns / 2], const 
     store(upper, sums[4 * j], sums[4 * j + 1], of_upper);
     store(lower, sums[4 * j + 2], sums[4 * j + 3], of_lower);
   }
+  sync_threads_of(2 + me.group, 128);  // scales and bias may be written again
 }
 
 // ---- Products ----
