@@ -230,11 +230,11 @@ class Candidates:
         for tokens in tile_tokens:
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / tokens)
             for cluster, blocks in self._shares(tiles, clusters):
-                yield (tokens, cluster, 0, blocks, rows, arranged)
+                yield (tokens, cluster, 0, blocks, rows, arranged, 0)
             rest = tiles % sms
             for ranges in {sms, 2 * rest, 3 * rest, 4 * rest}:
-                yield (tokens, 1, ranges, sms, rows, arranged)
-            yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)), rows, arranged)
+                yield (tokens, 1, ranges, sms, rows, arranged, 0)
+            yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)), rows, arranged, 0)
 
     def int4_batch(self) -> Iterator[Config]:
         tokens = next(t for t in (16, 32, 64) if t >= self.M)
