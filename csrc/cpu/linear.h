@@ -1,9 +1,10 @@
-// The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, nibbles, values, tiles and panel.
+// The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, plane_tiles, nibbles, values, tiles and panel.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include "common/dispatcher.h"
@@ -115,10 +116,13 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
   for (int64_t i = 0; i < rest; ++i)
     kernels().arrange_int4(&rows[others[i] * p.K], p.K, p.group_size, &x[i * ld], &group_sums[(in_planes + i) * groups]);
   order.insert(order.end(), others.begin(), others.end());
-  const bool joins = in_planes > 0 && planes->join != nullptr;
-  const Scratch joined(joins ? planes->joined_bytes(in_planes, p.K, p.group_size) : 0);
-  if (joins) planes->join(fixed.data(), 2 * ld, scales.data(), in_planes, p.K, p.group_size, joined + 0);
-  const int8_t* const x_planes = joins ? reinterpret_cast<const int8_t*>(joined + 0) : fixed.data();
+  const int8_t* x_planes = fixed.data();
+  std::optional<Scratch> joined;
+  if (in_planes > 0 && planes->join != nullptr) {
+    joined.emplace(planes->joined_bytes(in_planes, p.K, p.group_size));
+    planes->join(fixed.data(), 2 * ld, scales.data(), in_planes, p.K, p.group_size, *joined + 0);
+    x_planes = reinterpret_cast<const int8_t*>(*joined + 0);
+  }
   multiply_few(
       p, weight, output,
       [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {

@@ -58,7 +58,7 @@ Plan plan_int4(const LinearProblem& p) {
     // Rows of x share a tile's columns with the groups of 128 weights: four groups leave too few rows to pay.
     if (p.group_size >= 64 && p.M > 2 && p.M * kPad <= most().plane_tiles * std::min(p.group_size, kPad))
       return {Algorithm::plane_tiles, ScalarType::Char};
-    if (p.M <= most().planes) return {Algorithm::planes, ScalarType::Char};
+    if (kernels().planes != nullptr && p.M <= most().planes) return {Algorithm::planes, ScalarType::Char};
   }
   return plan_int4_floats(p);
 }
