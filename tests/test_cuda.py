@@ -327,7 +327,7 @@ def test_short_rows_of_x_are_quantised_by_the_product():
 
 @needs_own_kernels
 @pytest.mark.parametrize("signs", ["positive", "mixed"])
-@pytest.mark.parametrize("M", [16, 64, 256, 1024])
+@pytest.mark.parametrize("M", [1, 16, 64, 256, 1024])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 def test_float8_keeps_its_bound_over_a_long_K(dtype, M, signs, generator):
     """Tensor cores of Hopper and Ada keep fewer bits of float8 sums than of others."""

@@ -18,6 +18,7 @@
 #include <new>
 #include <vector>
 
+#include "common/sizes.h"
 #include "cpu/isa.h"
 
 namespace aoext::cpu {
@@ -26,7 +27,6 @@ constexpr int64_t kInputBytes = int64_t{4} << 20;
 constexpr int64_t kSlabBytes = int64_t{512} << 10;   // of x, in a second cache of 1 or 2 MB
 constexpr int64_t kGroupBytes = int64_t{512} << 10;  // of a group's sums
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t padded(int64_t n) { return ceil_div(n, kPad) * kPad; }
 
 // The parts of n, at most so large, without a small rest.

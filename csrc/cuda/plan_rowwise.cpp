@@ -16,10 +16,12 @@ constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over
 constexpr int64_t kCutColumns = 32;
 
 // Rows of x up to which decode wins over wgmma. Each of its blocks brings all of x, which a weight must be small for; long rows
-// of few channels do not hide it either.
+// of few channels do not hide it either, and of a large weight not even those of one row.
 int64_t decode_rows(const RowwiseLinear& p) {
   constexpr int64_t kLongRow = 8192, kSmallWeight = int64_t{1} << 24;
-  return p.N * p.K > kSmallWeight || (p.K >= kLongRow && p.K >= p.N) ? 2 : 8;
+  const bool small = p.N * p.K <= kSmallWeight, lengthy = p.K >= kLongRow;
+  if (!small && lengthy) return 0;
+  return !small || (lengthy && p.K >= p.N) ? 2 : 8;
 }
 
 RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {

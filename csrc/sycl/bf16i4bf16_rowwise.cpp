@@ -1,5 +1,6 @@
 // Weight-only int4 on an XPU.
 #include "common/dispatcher.h"
+#include "common/sizes.h"
 #include "generic/int4_rowwise.h"
 #include "generic/register.h"
 #include "sycl/int4_correction.h"

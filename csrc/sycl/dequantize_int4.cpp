@@ -4,6 +4,7 @@
 
 #include "common/checks.h"
 #include "common/dispatcher.h"
+#include "common/sizes.h"
 #include "generic/register.h"
 #include "sycl/operands.h"
 #include "sycl/plan.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/dispatcher.h"
+#include "common/sizes.h"
 #include "sycl/kernels/shape.h"
 #include "sycl/launch.h"
 #include "sycl/operands.h"

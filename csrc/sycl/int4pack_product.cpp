@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/sizes.h"
 #include "sycl/device.h"
 #include "sycl/kernels/shape.h"
 #include "sycl/launch.h"

@@ -37,6 +37,4 @@ void launch(sycl::queue& queue, const KernelName& name, const sycl::nd_range<2>&
   }
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace aoext::xpu

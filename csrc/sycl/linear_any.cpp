@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/sizes.h"
 #include "sycl/kernels/shape.h"
 #include "sycl/launch.h"
 #include "sycl/operands.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/sizes.h"
 #include "sycl/device.h"
 #include "sycl/operands.h"
 #include "sycl/product.h"

@@ -1,6 +1,7 @@
 #include "sycl/rowwise.h"
 
 #include "common/dispatcher.h"
+#include "common/sizes.h"
 #include "sycl/linear_any.h"
 #include "sycl/operands.h"
 #include "sycl/plan.h"

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace aoext::cuda {
+#include "common/sizes.h"
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+namespace aoext::cuda {
 
 // Whether an address is a multiple of so many bytes.
 inline bool is_aligned(const void* p, int bytes = 16) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }

@@ -87,7 +87,8 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   const int step = kernels.step_bytes(c.slices);
   const int fixed =
       1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
-  w.depth = std::min(int4_batch::kMostDepth, (c.shared_memory - int(sizeof(Rest)) - fixed) / step);
+  const int turns = int4_batch::step_turns(c.slices), most = (c.shared_memory - int(sizeof(Rest)) - fixed) / step;
+  w.depth = std::min(int4_batch::kMostDepth, most) / turns * turns;  // wgmma::Ring says why
   out.shared = fixed + w.depth * step;
   return w.depth >= 2;
 }

@@ -51,6 +51,7 @@ struct UnitX {
 // A step in the ring, of two units: rows of 128 bytes, scales and zeros [unit][sub][row], units of x. Two slices have one each;
 // four take turns with steps, two at a time.
 constexpr int kStepUnits = 2;
+__host__ __device__ constexpr int step_turns(int slices) { return slices == 4 ? 2 : 1; }
 
 template <Element S, int Sub, int kTokens>
 struct Step {
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int rows = kBatchRows >> p.slices_log2;
-  const int turns = slices == 4 ? 2 : 1;  // that pairs of slices take with steps
+  const int turns = step_turns(slices);
   const int zeros = L::scales(slices), step_x = L::x(slices);
 
   if (threadIdx.x == 0) {

@@ -29,7 +29,7 @@ size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * height(c.rows, 
 template <class Output, int kRows, int kTokens>
 constexpr int stages() {
   using Empty = wgmma::RowwiseLayout<Output, kRows, kTokens, 0>;
-  return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16);
+  return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16) / Empty::kTurns * Empty::kTurns;
 }
 
 // Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.

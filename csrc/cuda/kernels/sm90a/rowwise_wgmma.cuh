@@ -46,6 +46,8 @@ constexpr bool is_turned(int tile_rows) { return tile_rows % 64 != 0; }
 template <class Output, int kTileRows, int kTokens, int kStages>
 struct RowwiseLayout {
   static constexpr bool kTurned = is_turned(kTileRows);
+  static constexpr int kTurns = kTileRows == kRows / 2 ? 2 : 1;  // that warpgroups take with stages
+  static_assert(kStages % kTurns == 0);
   static_assert(kTurned ? kTokens == kRows : kTileRows == kRows || kTileRows == kRows / 2);
   static constexpr int kChannelsOfGroup = kTurned ? kTileRows : 64,
                        kTokensOfGroup = kTurned ? 64 : kTokens;            // that it multiplies
@@ -245,9 +247,9 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                   const __grid_constant__ RowwiseArguments a) {
   using L = RowwiseLayout<Output, kTileRows, kTokens, kStages>;
-  constexpr bool kHigh = kTileRows != kRows / 2;  // the warpgroups' rows lie above each other; else they take turns with stages
+  constexpr bool kHigh = L::kTurns == 1;  // the warpgroups' rows lie above each other; else they take turns with stages
   constexpr int kColumns = L::kTurned ? kTileRows : kTokens;
-  constexpr int kMine = L::kMine, kTurns = kHigh ? 1 : 2;
+  constexpr int kMine = L::kMine, kTurns = L::kTurns;
   using Sum = WgmmaSum<kType>;
   const Segments& s = a.segments;
   extern __shared__ char unaligned[];

@@ -49,6 +49,9 @@ __device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int ro
 
 // A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,
 // since narrow tiles are short of registers.
+//
+// A parity tells a round from the next and the last one alone, so who waits at a place must have seen its last round. Warpgroups
+// that take turns with stages have, where their number divides that of the stages.
 template <int kStages>
 class Ring {
  public:

@@ -75,6 +75,7 @@ struct Layout {
   static constexpr int kHanding = kOut + Staging<Output, kTokens>::kBytes;
   static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
   static constexpr int kBytes = kBarriers + 2 * 8 * (kXStages + kWStages) + 1024;  // the copy engine's alignment
+  static_assert(kXStages % kWays == 0);
   // A tile that the blocks of a cluster add up lies over the ring.
   static_assert(kXStages == 0 || kTokens * sum_pitch(Weights::kTileRows) <= kBarriers);
 };
