@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -78,8 +79,7 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
 template <class Weight>
 void multiply_tiles(const Plan& plan, const InputRows& x, const Weight& weight, const Output& output,
                     const std::vector<int64_t>& order = {}) {
-  constexpr bool kInt4 = !std::is_same_v<Weight, RowwiseWeight>;
-  const Tiles* const bf16 = kInt4 ? kernels().bf16_int4 : kernels().bf16;
+  const Tiles* const bf16 = Weight::kInt4 ? kernels().bf16_int4 : kernels().bf16;
   tile_product<float>(plan.compute == ScalarType::BFloat16 ? *bf16 : *kernels().f32, x, output.N, weight,
                       [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
                         output.store(order.empty() ? m : order[m], first, count, sums, row_scales);
@@ -199,16 +199,33 @@ void multiply_panels(const LinearProblem& p, const Plan& plan, const Tensor& inp
   }
 }
 
+// ATen's products of panels add nothing beside the weights, and round at once.
+inline bool has_wide_zero_points(const RowwiseWeight&, int64_t) { return false; }
+
+template <class Weight>
+bool has_wide_zero_points(const Weight& weight, int64_t N) {
+  std::atomic<bool> wide = false;
+  torch::stable::parallel_for(0, ceil_div(N, kTile), grain(kTile, weight.K / weight.group_size), [&](int64_t begin, int64_t end) {
+    typename Weight::Tile tile(weight);
+    for (int64_t t = begin; t < end && !wide; ++t) {
+      tile.move(t * kTile, std::min<int64_t>(kTile, N - t * kTile), 0, weight.K);
+      if (tile.take_zero_points_out(0, weight.K).count > 0) wide = true;
+    }
+  });
+  return wide;
+}
+
 template <class Weight>
 Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Tensor* input_scale,
               const OptionalTensor& bias) {
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, input_scale, bias);
-  if (plan.algorithm == Algorithm::tiles) {
+  const bool panels = plan.algorithm == Algorithm::panel;
+  if (plan.algorithm == Algorithm::tiles || (panels && has_wide_zero_points(weight, p.N))) {
     const Tensor x = aten::contiguous(input);
     multiply_tiles(plan, input_rows(p, x), weight, output);
-  } else if (plan.algorithm == Algorithm::panel) {
+  } else if (panels) {
     multiply_panels(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
     multiply_values(p, input, weight, output);

@@ -2,7 +2,8 @@
 //
 // A Tile is a thread's view of up to kTile consecutive rows, of which it will ask for elements [begin, end) until it moves on.
 // `operands` unpacks a piece of row i for tiles of products, whose sums row_scales()[i] multiplies; `ahead` fetches one, of any
-// row; `bf16_row` writes all of a row, scales applied. int4 applies its group scales on the way and has row scales of 1.
+// row; `bf16_row` writes all of a row, scales applied. int4 applies its group scales on the way and has row scales of 1, and
+// products of narrow weights may take zero points out of them first (zero_points.h).
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "common/checks.h"
 #include "cpu/element.h"
 #include "cpu/isa.h"
+#include "cpu/zero_points.h"
 
 namespace aoext::cpu {
 
@@ -27,6 +29,7 @@ inline void prefetch(const void* begin, int64_t bytes) {
 }
 
 struct Int4Weight {
+  static constexpr bool kInt4 = true;
   const uint8_t* packed;
   const char *scale, *zero_point;
   ScalarType scale_dtype;
@@ -58,6 +61,9 @@ struct Int4Weight {
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
       tiles.weights_int4(int4(i), begin, n, out);
     }
+    ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
+      return cpu::take_zero_points_out(scale_, zero_point_, beside_, w_.group_size, begin, end);
+    }
     void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(packed(i) + begin / 2, n / 2); }
     void bf16_row(int64_t i, void* out) const { kernels().dequantize_int4(int4(i), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
@@ -72,11 +78,12 @@ struct Int4Weight {
 
     const Int4Weight& w_;
     int64_t first_ = 0, groups_;
-    std::vector<float> scale_, zero_point_, ones_;
+    std::vector<float> scale_, zero_point_, beside_, ones_;
   };
 };
 
 struct RowwiseWeight {
+  static constexpr bool kInt4 = false;
   const char* values;
   Element value_element;
   std::vector<float> scales;  // empty where nobody asks for them

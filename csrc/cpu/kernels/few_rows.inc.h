@@ -105,9 +105,9 @@ inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, in
     for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
 }
 
-// acc[n] = Σ factor(g) · terms[g][n] over the groups.
+// acc[n] += Σ factor(g) · terms[g][n] over the groups.
 template <class Factor>
-inline void add_of_groups(const float* terms, int64_t groups, const Factor& factor, float* acc) {
+inline void add_terms(const float* terms, int64_t groups, const Factor& factor, float* acc) {
   F32 sums[kTile / kFloats];
   memcpy(sums, acc, sizeof sums);
   for (int64_t g = 0; g < groups; ++g)
@@ -133,7 +133,7 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
-    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+    add_terms(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
   }
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
@@ -371,8 +371,8 @@ void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const 
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
-    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
-    add_of_groups(first.scale, groups, [&](int64_t g) { return -8 * fixed_sums[m * groups + g]; }, acc[m]);
+    add_terms(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+    add_terms(first.scale, groups, [&](int64_t g) { return -8 * fixed_sums[m * groups + g]; }, acc[m]);
   }
   const int64_t in_unit = kPlaneUnit / first.group_size;
   if (in_unit >= 4) return dot_rows_planes<4, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);

@@ -192,6 +192,24 @@ void columns_to_float(Element from, const void* source, int64_t stride, int64_t 
   columns_to_float<Element::f32>(in, stride, rows, n, out);
 }
 
+void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {
+  constexpr int64_t kChunk = 256;
+  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  for (int64_t g = 0; g < K / group_size; ++g) {
+    F32 sums = {};
+    float rest = 0;
+    for (int64_t i = 0; i < group_size; i += kChunk) {
+      const int64_t n = group_size - i < kChunk ? group_size - i : kChunk;
+      float values[kChunk];
+      to_float(from, static_cast<const char*>(row) + (g * group_size + i) * bytes, values, n);
+      int64_t j = 0;
+      for (; j + kFloats <= n; j += kFloats) sums += load<F32>(values + j);
+      for (; j < n; ++j) rest += values[j];
+    }
+    out[g * stride] = sum<float>(sums) + rest;
+  }
+}
+
 void from_float(Element to, const float* source, void* out, int64_t n) {
   if (to == Element::bf16) return row_from_float<uint16_t, float_to_bf16>(source, out, n);
   if (to == Element::f16) return row_from_float<uint16_t, float_to_f16>(source, out, n);
@@ -354,6 +372,31 @@ inline void dequantize_int4_as(const Int4Row& row, int64_t begin, int64_t n, T* 
       ++g;
       left = row.group_size;
     }
+  }
+}
+
+constexpr float kWideZeroPoint = 8;  // scales: the smallest q is −8
+
+bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t groups) {
+  F32 widest = {};
+  for (int64_t i = 0; i < groups * kTile; i += kFloats) {
+    const F32 beyond = magnitude(load<F32>(zero_point + i)) - kWideZeroPoint * magnitude(load<F32>(scale + i));
+    widest = beyond > widest ? beyond : widest;
+  }
+  bool wide = false;
+  for (int i = 0; i < kFloats; ++i) wide |= widest[i] > 0;
+  return wide;
+}
+
+// The weights' part is 16 |scale| − |zero_point|, or nothing: the closer to 8 scales, the closer to 0 is a weight that must not
+// grow.
+void split_zero_points(const float* scale, float* zero_point, int64_t groups, float* beside) {
+  for (int64_t i = 0; i < groups * kTile; i += kFloats) {
+    const F32 zero = load<F32>(zero_point + i), size = magnitude(zero), most = kWideZeroPoint * magnitude(load<F32>(scale + i));
+    const F32 left = 2 * most - size, positive = left > 0 ? left : F32{};
+    const F32 within = size > most ? (F32)((U32)positive | ((U32)zero & kSign)) : zero;
+    store(zero_point + i, within);
+    store(beside + i, size > most ? zero - within : F32{});
   }
 }
 

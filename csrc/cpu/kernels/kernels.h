@@ -48,6 +48,10 @@ struct Tiles {
   // between it and `rows` may change, and what stands there in w and after the last row of x may be anything.
   void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
 
+  // acc[m][n] += Σ x_sums[g][m] · terms[g][n], n < kTile, for sums of x over groups, x_stride rows apart and readable to the end
+  // of a lot. Null where products are int8's.
+  void (*add_of_groups)(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc);
+
   // Null, or what brings sums, which start as zeros and of which there are so many rows as lie together in x, into that order
   // once all of K has been multiplied.
   void (*finish)(int64_t M, void* acc);
@@ -81,6 +85,15 @@ struct Kernels {
 
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
+
+  // Zero points [groups, kTile] and their scales: whether one is beyond 8 scales, so that all weights of its group have its sign;
+  // and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0 and
+  // none away from it: of 16 scales and more it is nothing.
+  bool (*has_wide_zero_points)(const float* scale, const float* zero_point, int64_t groups);
+  void (*split_zero_points)(const float* scale, float* zero_point, int64_t groups, float* beside);
+
+  // Sums of a row's groups, `stride` floats apart.
+  void (*group_sums)(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride);
 
   const Tiles *f32, *i8;
 

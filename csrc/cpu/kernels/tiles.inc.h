@@ -174,6 +174,22 @@ void multiply(const void* w, int N, const void* x, int64_t M, int64_t K, void* a
   });
 }
 
+void add_of_groups(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
+  constexpr int kVectors = kTile / kFloats;
+  each_rows<kFewRows>(M, [&](auto count, int64_t m) {
+    constexpr int kCount = decltype(count)::count;
+    float* const to = static_cast<float*>(acc) + m * kTile;
+    F32 sums[kCount][kVectors];
+    memcpy(sums, to, sizeof sums);
+    for (int64_t g = 0; g < groups; ++g)
+      for (int i = 0; i < kVectors; ++i) {
+        const F32 term = load<F32>(terms + g * kTile + i * kFloats);
+        for (int r = 0; r < kCount; ++r) sums[r][i] += term * x_sums[g * x_stride + m + r];
+      }
+    memcpy(to, sums, sizeof sums);
+  });
+}
+
 // ---- operands ------------------------------------------------------------------------------------------
 
 template <class Operand>
@@ -297,9 +313,10 @@ constexpr Tiles kTilesF32{sizeof(float),
                           operands<Element::f32, float>,
                           operands_of_int4<Element::f32, float>,
                           multiply<ProductF32, kDepthF32>,
+                          add_of_groups,
                           nullptr};
 constexpr Tiles kTilesI8{sizeof(ProductI8::Operand),    kBlockRows, kDepthI8, 1, inputs_i8, weights_i8, nullptr,
-                         multiply<ProductI8, kDepthI8>, nullptr};
+                         multiply<ProductI8, kDepthI8>, nullptr,    nullptr};
 #ifndef AOEXT_AMX
 constexpr const Planes* kPlaneTiles = nullptr;
 constexpr const Tiles* kI8 = &kTilesI8;
@@ -313,6 +330,7 @@ constexpr Tiles kTilesBf16{sizeof(uint16_t),
                            operands<Element::bf16, uint16_t>,
                            nullptr,
                            multiply<ProductBf16, kDepthBf16>,
+                           nullptr,
                            nullptr};
 constexpr Tiles kTilesBf16Int4{sizeof(uint16_t),
                                kBlockRows,
@@ -322,6 +340,7 @@ constexpr Tiles kTilesBf16Int4{sizeof(uint16_t),
                                nullptr,
                                weights_in_fours,
                                multiply<ProductBf16, kDepthBf16>,
+                               add_of_groups,
                                nullptr};
 constexpr const Tiles *kBf16 = &kTilesBf16, *kBf16Int4 = &kTilesBf16Int4;
 #else
