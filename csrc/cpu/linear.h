@@ -91,16 +91,18 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
                           const Output& output) {
   const int64_t ld = padded(p.K), groups = p.K / p.group_size;
   const Planes* const planes = plan.algorithm == Algorithm::planes        ? kernels().planes
+                               : plan.algorithm == Algorithm::fine_planes ? kernels().fine_planes
                                : plan.algorithm == Algorithm::plane_tiles ? kernels().plane_tiles
                                                                           : nullptr;
+  const int64_t row_bytes = planes != nullptr ? planes->bytes * ld : 0;
   const std::vector<float> rows = float_rows(p, input, p.K);
   std::vector<int64_t> order, others;
-  std::vector<int8_t> fixed(planes != nullptr ? 2 * p.M * ld : 0);
+  std::vector<int8_t> fixed(p.M * row_bytes);
   std::vector<float> scales(p.M * groups), fixed_sums(p.M * groups), group_sums(p.M * groups);
   for (int64_t m = 0; m < p.M; ++m) {
     const int64_t i = static_cast<int64_t>(order.size()), g = i * groups;
-    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, &fixed[2 * i * ld], &scales[g],
-                                                              &fixed_sums[g], &group_sums[g]);
+    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, &fixed[i * row_bytes],
+                                                              &scales[g], &fixed_sums[g], &group_sums[g]);
     (allowed ? order : others).push_back(m);
   }
   const int64_t in_planes = static_cast<int64_t>(order.size());
@@ -120,15 +122,15 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
   std::optional<Scratch> joined;
   if (in_planes > 0 && planes->join != nullptr) {
     joined.emplace(planes->joined_bytes(in_planes, p.K, p.group_size));
-    planes->join(fixed.data(), 2 * ld, scales.data(), in_planes, p.K, p.group_size, *joined + 0);
+    planes->join(fixed.data(), row_bytes, scales.data(), in_planes, p.K, p.group_size, *joined + 0);
     x_planes = reinterpret_cast<const int8_t*>(*joined + 0);
   }
   multiply_few(
       p, weight, output,
       [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
         if (in_planes > 0)
-          planes->dot(x_planes, 2 * ld, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count, p.K,
-                      sums);
+          planes->dot(x_planes, row_bytes, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count,
+                      p.K, sums);
         if (rest > 0)
           kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
       },

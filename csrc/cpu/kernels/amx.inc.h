@@ -370,7 +370,7 @@ void dot_plane_tiles(const int8_t* x, int64_t, const float*, const float*, const
   dot_plane_lots<1>(joined, M, first, N, K, acc);
 }
 
-constexpr Planes kPlaneTilesHere{arrange_planes, join_planes, joined_bytes, dot_plane_tiles};
+constexpr Planes kPlaneTilesHere{2, arrange_planes<2>, join_planes, joined_bytes, dot_plane_tiles};
 constexpr const Planes* kPlaneTiles = &kPlaneTilesHere;
 
 }  // namespace

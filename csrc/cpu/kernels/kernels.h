@@ -57,10 +57,12 @@ struct Tiles {
   void (*finish)(int64_t M, void* acc);
 };
 
-// int4 by a row of x in 16-bit fixed point. Groups are of 32, 64 or a multiple of kPad elements.
+// int4 by a row of x in fixed point. Groups are of 32, 64 or a multiple of kPad elements.
 struct Planes {
-  // A row of x for dot, 2 bytes an element, padded with zeros (by the caller) to kPad elements; the scale of each group, the
-  // sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
+  int64_t bytes;  // of an element of x: 2 for results in bfloat16 and half, 3 for float32
+
+  // A row of x for dot, so many bytes an element, padded with zeros (by the caller) to kPad elements; the scale of each group,
+  // the sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
   bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
                   float* group_sums);
 
@@ -113,8 +115,9 @@ struct Kernels {
   void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N,
                    int64_t K, float (*acc)[kTile]);
 
-  // Null where no instruction multiplies bytes, or none multiplies tiles of them; the latter take groups of 64 and more.
-  const Planes *planes, *plane_tiles;
+  // Null where no instruction multiplies bytes, or none multiplies tiles of them; the latter take groups of 64 and more. Fine
+  // ones are for float32 results.
+  const Planes *planes, *fine_planes, *plane_tiles;
 
   // The same of int8 by int8, exact, all rows K elements one after another; null where tiles are as good.
   void (*dot_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]);
