@@ -91,6 +91,12 @@ struct Int4PackWeight {
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) {
       tiles.weights_int4(plain(i, begin, n), begin, n, out);
     }
+    ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
+      constexpr int64_t kBytes = 2 * kTile;  // of scales and zeros in turn, half of a tile's
+      const char* const at = w_.scale_and_zero + (begin / w_.group_size * w_.N + first) * 4;
+      const int64_t groups = first < w_.N ? (end - 1) / w_.group_size + 1 - begin / w_.group_size : 0;
+      return {{at, w_.N * 4, groups, kBytes}, {at + kBytes, w_.N * 4, groups, kBytes}};
+    }
     ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
       return cpu::take_zero_points_out(scale_, zero_, beside_, w_.group_size, begin, end);
     }

@@ -68,7 +68,7 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
     for (int64_t t = begin; t < end; ++t) {
       const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
       tile.move(first, count, 0, p.K);
-      product(tile, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
+      product(tile, first, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
       for (int64_t m = 0; m < M; ++m)
         output.store(order.empty() ? m : order[m], first, count, &sums[m * kTile], tile.row_scales());
     }
@@ -127,10 +127,10 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
   }
   multiply_few(
       p, weight, output,
-      [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+      [&](const Int4Weight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
         if (in_planes > 0)
-          planes->dot(x_planes, row_bytes, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count,
-                      p.K, sums);
+          planes->dot(x_planes, row_bytes, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0),
+                      tile.scales_ahead(first + kTile, 0, p.K), count, p.K, sums);
         if (rest > 0)
           kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
       },
@@ -141,7 +141,7 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
 inline void multiply_values(const LinearProblem& p, const Tensor& input, const RowwiseWeight& weight, const Output& output) {
   const int64_t ld = padded(p.K);
   const std::vector<float> x = float_rows(p, input, ld);
-  multiply_few(p, weight, output, [&](const RowwiseWeight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+  multiply_few(p, weight, output, [&](const RowwiseWeight::Tile& tile, int64_t /*first*/, int64_t count, float (*sums)[kTile]) {
     kernels().dot_values(x.data(), ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);
   });
 }

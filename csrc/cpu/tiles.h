@@ -177,6 +177,9 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
             tiles.add_of_groups(x.group_sums(weight.group_size) + beside.first * x.sums_stride(), x.sums_stride(), beside.terms,
                                 beside.count, M, sums);
         }
+        ScalesAhead scales{};
+        if constexpr (Weight::kInt4)
+          if (v + 1 < visits) scales = tile.scales_ahead((begin + then.tile) * kTile, then.begin, then.end);
         for (int64_t k = here.begin; k < here.end; k += tiles.depth) {
           const int64_t depth = std::min(tiles.depth, K - k);
           for (int64_t i = 0; i < count; i += tiles.rows) {
@@ -188,6 +191,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
             for (int64_t r = 0; r < rows; ++r) {
               tile.operands(tiles, i + r, k, depth, block_row(r));
               if (ready) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
+              fetch_group(&scales);
             }
             const int64_t full = ceil_div(rows, kTileRows) * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);

@@ -61,6 +61,12 @@ struct Int4Weight {
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
       tiles.weights_int4(int4(i), begin, n, out);
     }
+    // What move(first, …, begin, end) will read.
+    ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
+      const int64_t size = scale_bytes(), stride = w_.N * size, group = begin / w_.group_size, at = group * stride + first * size;
+      const int64_t groups = first < w_.N ? (end - 1) / w_.group_size + 1 - group : 0;
+      return {{w_.scale + at, stride, groups, kTile * size}, {w_.zero_point + at, stride, groups, kTile * size}};
+    }
     ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
       return cpu::take_zero_points_out(scale_, zero_point_, beside_, w_.group_size, begin, end);
     }
@@ -70,8 +76,9 @@ struct Int4Weight {
 
    private:
     const uint8_t* packed(int64_t i) const { return w_.packed + (first_ + i) * (w_.K / 2); }
+    int64_t scale_bytes() const { return w_.scale_dtype == ScalarType::Float ? 4 : 2; }
     void stage(const char* data, int64_t count, int64_t group, int64_t groups, float* out) const {
-      const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2, stride = w_.N * size;
+      const int64_t size = scale_bytes(), stride = w_.N * size;
       kernels().columns_to_float(element(w_.scale_dtype), data + group * stride + first_ * size, stride, groups, count,
                                  out + group * kTile);
     }

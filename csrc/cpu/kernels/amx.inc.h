@@ -317,7 +317,8 @@ inline void add_units(const char* w, int64_t begin, int64_t count, const char* x
 
 // M rows of x, at most kMostLots lots, by up to kTile rows of w.
 template <int kGroups>
-inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, ScalesAhead* ahead, int64_t N, int64_t K,
+                            float (*acc)[kTile]) {
   constexpr int64_t kLot = kTileSide / 2 / kGroups;
   const int64_t units = units_of(K), groups = K / first.group_size, lots = (M + kLot - 1) / kLot, bytes = K / 2;
   F32 sums[kMostLots][kTile];
@@ -327,6 +328,7 @@ inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, int6
   for (int64_t u = 0; u < units; u += kUnits) {
     const int64_t count = units - u < kUnits ? units - u : kUnits;
     for (int64_t n = 0; n < N; ++n) {
+      fetch_group(ahead);
       const uint8_t* const row = first.packed + n * bytes + u * kPlaneBytes;
       // What is next of this row, or of the next tile's.
       const uint8_t* const ahead = u + kUnits < units ? row + kUnits * kPlaneBytes : row + kTile * bytes - u * kPlaneBytes;
@@ -351,23 +353,24 @@ inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, int6
 }
 
 template <int kGroups>
-inline void dot_plane_lots(const char* x, int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+inline void dot_plane_lots(const char* x, int64_t M, const Int4Row& first, ScalesAhead ahead, int64_t N, int64_t K,
+                           float (*acc)[kTile]) {
   constexpr int64_t kMost = kMostLots * kTileSide / 2 / kGroups;
   for (int64_t m = 0; m < M; m += kMost)
-    dot_plane_tiles<kGroups>(x + m / kMost * kMostLots * units_of(K) * kUnitBytes, M - m < kMost ? M - m : kMost, first, N, K,
-                             acc + m);
+    dot_plane_tiles<kGroups>(x + m / kMost * kMostLots * units_of(K) * kUnitBytes, M - m < kMost ? M - m : kMost, first, &ahead,
+                             N, K, acc + m);
 }
 
 void dot_plane_tiles(const int8_t* x, int64_t, const float*, const float*, const float* group_sums, int64_t M,
-                     const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+                     const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
     add_terms(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
   }
   const char* const joined = reinterpret_cast<const char*>(x);
-  if (groups_of_unit(first.group_size) == 2) return dot_plane_lots<2>(joined, M, first, N, K, acc);
-  dot_plane_lots<1>(joined, M, first, N, K, acc);
+  if (groups_of_unit(first.group_size) == 2) return dot_plane_lots<2>(joined, M, first, ahead, N, K, acc);
+  dot_plane_lots<1>(joined, M, first, ahead, N, K, acc);
 }
 
 constexpr Planes kPlaneTilesHere{2, arrange_planes<2>, join_planes, joined_bytes, dot_plane_tiles};

@@ -328,13 +328,14 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
 // Steps of kStep elements, which are of kGroups groups. Where a group is four lanes, the sums of four rows' groups fill one
 // vector.
 template <int kPlanes, int M, int N, int kGroups, int64_t kStep>
-inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, int64_t K,
+inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, Ahead ahead, int64_t K,
                             float (*acc)[kTile]) {
   constexpr bool kFours = kGroups * 4 == kFloats && N == 4;
   const int64_t bytes = K / 2, groups = K / w.group_size;
   F32 sums[M][kFours ? 1 : N] = {};
   // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
   const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
+    fetch_group(&ahead);
     F32 x_scale[M];
     for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
     [[maybe_unused]] decltype(PlaneSums<kPlanes>().total()) totals[M][N];
@@ -378,20 +379,26 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
 }
 
 template <int kPlanes, int kGroups, int64_t kStep>
-inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, const Int4Row& first, int64_t N,
-                            int64_t K, float (*acc)[kTile]) {
+inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, const Int4Row& first,
+                            const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
+  constexpr int kRows = 4;
+  int64_t fours = 0;
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
-    each_rows_of_int4<4>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
+    each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
+      constexpr int64_t kParts = kTile / kRows / 2;
+      Ahead next{};
+      if (fours < 2 * kParts) next = part_of(fours < kParts ? ahead.scale : ahead.zero_point, fours % kParts, kParts);
+      ++fours;
       dot_tile_planes<kPlanes, kCount, decltype(rows)::count, kGroups, kStep>(x + m * x_stride, x_stride,
-                                                                              x_scales + m * (K / w.group_size), w, K, out);
+                                                                              x_scales + m * (K / w.group_size), w, next, K, out);
     });
   });
 }
 
 template <int kPlanes>
 void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
-                int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+                int64_t M, const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
@@ -399,10 +406,10 @@ void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const 
     add_terms(first.scale, groups, [&](int64_t g) { return -8 * fixed_sums[m * groups + g]; }, acc[m]);
   }
   const int64_t in_unit = kPlaneUnit / first.group_size;
-  if (in_unit >= 4) return dot_rows_planes<kPlanes, 4, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
-  if (in_unit == 2) return dot_rows_planes<kPlanes, 2, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
-  if (in_unit == 1) return dot_rows_planes<kPlanes, 1, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
-  dot_rows_planes<kPlanes, 1, kPad>(x, x_stride, x_scales, M, first, N, K, acc);
+  if (in_unit >= 4) return dot_rows_planes<kPlanes, 4, kPlaneUnit>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
+  if (in_unit == 2) return dot_rows_planes<kPlanes, 2, kPlaneUnit>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
+  if (in_unit == 1) return dot_rows_planes<kPlanes, 1, kPlaneUnit>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
+  dot_rows_planes<kPlanes, 1, kPad>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
 }
 
 constexpr Planes kPlanes16Bits{2, arrange_planes<2>, nullptr, nullptr, dot_planes<2>};

@@ -167,17 +167,15 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
   }
 }
 
-// A line from memory every few instructions, and where N is a power of two all of one set of the first cache: so they are fetched
-// into the second, the next columns' while these are converted, and once more where they have been pushed out since.
+// A line every few instructions, far from the next: those that nobody has fetched before are on their way while others are
+// converted.
 template <Element kFrom>
 inline void columns_to_float(const char* source, int64_t stride, int64_t rows, int64_t n, float* out) {
   constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32, kLine = 64;
   for (int64_t r = 0; r < rows; ++r) {
     const char* const row = source + r * stride;
-    for (int64_t i = 0; i < kTile * kBytes; i += kLine) {
-      __builtin_prefetch(row + kTile * kBytes + i, 0, 2);
+    for (int64_t i = 0; i < kTile * kBytes; i += kLine)
       if (r + kAhead < rows) __builtin_prefetch(row + kAhead * stride + i, 0, 2);
-    }
     if (n == kTile)
       for (int64_t i = 0; i < kTile; i += kFloats) store(out + r * kTile + i, floats_at<kFrom>(row + i * kBytes));
     else

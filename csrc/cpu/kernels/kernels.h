@@ -26,6 +26,34 @@ struct Int4Row {
   int64_t group_size;
 };
 
+// Scales that are next, or zero points: `groups` rows of `bytes` bytes. Each is a line or two of memory far from the others, so
+// that nothing but a program can know what to fetch, and a burst of them stops all other reading: loops over weights take one as
+// they go.
+struct Ahead {
+  const char* row;
+  int64_t stride, groups, bytes;
+};
+struct ScalesAhead {
+  Ahead scale, zero_point;
+};
+
+// One of `parts` parts.
+static inline Ahead part_of(const Ahead& ahead, int64_t i, int64_t parts) {
+  const int64_t each = (ahead.groups + parts - 1) / parts, left = ahead.groups - i * each;
+  return {ahead.row + i * each * ahead.stride, ahead.stride, left < each ? left : each, ahead.bytes};
+}
+
+// A group's, into the second cache: where a stride is a power of two, all of them are of one set of the first.
+static inline void fetch_group(Ahead* ahead) {
+  if (ahead->groups <= 0) return;
+  constexpr int64_t kLine = 64;
+  for (int64_t i = 0; i < ahead->bytes; i += kLine) __builtin_prefetch(ahead->row + i, 0, 2);
+  ahead->row += ahead->stride;
+  --ahead->groups;
+}
+
+static inline void fetch_group(ScalesAhead* ahead) { fetch_group(ahead->scale.groups > 0 ? &ahead->scale : &ahead->zero_point); }
+
 // Products of one kind: an operand is what an instruction multiplies.
 struct Tiles {
   int64_t operand_bytes;
@@ -73,15 +101,14 @@ struct Planes {
 
   // As dot_int4, for M rows that `arrange` wrote, x_stride bytes apart.
   void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
-              int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]);
+              int64_t M, const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]);
 };
 
 struct Kernels {
   const char* name;
 
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
-  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats. As many columns to the right of them are on
-  // their way afterwards.
+  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats.
   void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
