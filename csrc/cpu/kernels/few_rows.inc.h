@@ -438,17 +438,25 @@ struct SeenNan {
 // e4m3's is 127, of either sign: 254 once doubled, above all others.
 template <>
 struct SeenNan<Element::e4m3> {
-  static constexpr int64_t kBytes = 32;
-  __m256i most = _mm256_setzero_si256();
+  using Bytes = uint8_t __attribute__((vector_size(4 * kFloats)));
+  Bytes most = {};
   void see(const char* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += kBytes) {
-      const __m256i values = load<__m256i>(p + i);
-      most = _mm256_max_epu8(most, _mm256_add_epi8(values, values));
+    for (int64_t i = 0; i < bytes; i += 4 * kFloats) {
+      const Bytes values = load<Bytes>(p + i), twice = values + values;
+#ifdef AOEXT_AVX512
+      most = (Bytes)_mm512_maskz_max_epu8(~__mmask64{0}, (__m512i)most, (__m512i)twice);
+#else
+      most = (Bytes)_mm256_max_epu8((__m256i)most, (__m256i)twice);
+#endif
     }
   }
   float or_nan(float sum) const {
-    const int nan = _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(static_cast<char>(0xfe))));
-    return nan != 0 ? from_bits(0x7fc00000u) : sum;
+#ifdef AOEXT_AVX512
+    const bool nan = _mm512_cmpeq_epi8_mask((__m512i)most, _mm512_set1_epi8(static_cast<char>(0xfe))) != 0;
+#else
+    const bool nan = _mm256_movemask_epi8(_mm256_cmpeq_epi8((__m256i)most, _mm256_set1_epi8(static_cast<char>(0xfe)))) != 0;
+#endif
+    return nan ? from_bits(0x7fc00000u) : sum;
   }
 };
 #endif

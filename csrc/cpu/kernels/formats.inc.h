@@ -121,17 +121,30 @@ struct Values {
 };
 
 #if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+// 16 halves.
+inline void widen(__m256i halves, F32* out) {
+#ifdef AOEXT_AVX512
+  out[0] = (F32)_mm512_maskz_cvtph_ps(0xffff, halves);
+#else
+  out[0] = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  out[1] = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+#endif
+}
+
 template <>
 struct Values<Element::e4m3> {
-  static constexpr int kVectors = 16 / kFloats;
+  static constexpr int kVectors = 2;
   static constexpr float kFactor = 256;
-  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves(p), out); }
-  static void widen(__m256i halves, F32 (&out)[kVectors]) {
+  static void load(const void* p, F32 (&out)[kVectors]) {
 #ifdef AOEXT_AVX512
-    out[0] = (F32)_mm512_maskz_cvtph_ps(0xffff, halves);
+    // As e4m3_halves, 32 values.
+    constexpr __mmask32 kAll = ~__mmask32{0};
+    const __m512i wide = _mm512_maskz_slli_epi16(kAll, _mm512_maskz_cvtepi8_epi16(kAll, aoext::cpu::load<__m256i>(p)), 7);
+    const __m512i halves = _mm512_and_si512(wide, _mm512_set1_epi16(static_cast<int16_t>(0xbfff)));
+    widen(_mm512_castsi512_si256(halves), out);
+    widen(_mm512_maskz_extracti64x4_epi64(0xf, halves, 1), out + 1);
 #else
-    out[0] = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-    out[1] = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    widen(e4m3_halves(p), out);
 #endif
   }
 };
@@ -143,11 +156,11 @@ inline void values_to_float(const void* source, float* out, int64_t n) {
   int64_t i = 0;
 #if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
   if constexpr (kType == Element::e4m3) {
-    using V = Values<kType>;
-    F32 v[V::kVectors];
+    constexpr int kVectors = 16 / kFloats;
+    F32 v[kVectors];
     for (; i + 16 <= n; i += 16) {
-      V::widen(e4m3_halves_and_nan(s + i), v);
-      for (int j = 0; j < V::kVectors; ++j) store(out + i + j * kFloats, v[j] * V::kFactor);
+      widen(e4m3_halves_and_nan(s + i), v);
+      for (int j = 0; j < kVectors; ++j) store(out + i + j * kFloats, v[j] * Values<kType>::kFactor);
     }
   } else
 #endif
