@@ -178,8 +178,12 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
                                 beside.count, M, sums);
         }
         ScalesAhead scales{};
+        int64_t scales_a_block = 0;  // rows of scales and zero points
         if constexpr (Weight::kInt4)
-          if (v + 1 < visits) scales = tile.scales_ahead((begin + then.tile) * kTile, then.begin, then.end);
+          if (v + 1 < visits) {
+            scales = tile.scales_ahead((begin + then.tile) * kTile, then.begin, then.end);
+            scales_a_block = ceil_div(2 * tiles.depth, weight.group_size);
+          }
         for (int64_t k = here.begin; k < here.end; k += tiles.depth) {
           const int64_t depth = std::min(tiles.depth, K - k);
           for (int64_t i = 0; i < count; i += tiles.rows) {
@@ -191,7 +195,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
             for (int64_t r = 0; r < rows; ++r) {
               tile.operands(tiles, i + r, k, depth, block_row(r));
               if (ready) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
-              fetch_group(&scales);
+              if (i + r < scales_a_block) fetch_group(&scales);
             }
             const int64_t full = ceil_div(rows, kTileRows) * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);

@@ -64,7 +64,8 @@ struct Int4Weight {
     // What move(first, …, begin, end) will read.
     ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
       const int64_t size = scale_bytes(), stride = w_.N * size, group = begin / w_.group_size, at = group * stride + first * size;
-      const int64_t groups = first < w_.N ? (end - 1) / w_.group_size + 1 - group : 0;
+      const int64_t last = (end - 1) / w_.group_size + 1,
+                    groups = first < w_.N && last - group <= kGroupsAhead ? last - group : 0;
       return {{w_.scale + at, stride, groups, kTile * size}, {w_.zero_point + at, stride, groups, kTile * size}};
     }
     ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {

@@ -327,8 +327,8 @@ inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, Scal
   _tile_loadconfig(&kTileConfig);
   for (int64_t u = 0; u < units; u += kUnits) {
     const int64_t count = units - u < kUnits ? units - u : kUnits;
+    for (int i = 0; i < 2 * kUnits * kGroups; ++i) fetch_group(ahead);
     for (int64_t n = 0; n < N; ++n) {
-      fetch_group(ahead);
       const uint8_t* const row = first.packed + n * bytes + u * kPlaneBytes;
       // What is next of this row, or of the next tile's.
       const uint8_t* const ahead = u + kUnits < units ? row + kUnits * kPlaneBytes : row + kTile * bytes - u * kPlaneBytes;

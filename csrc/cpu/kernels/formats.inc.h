@@ -187,8 +187,10 @@ inline void columns_to_float(const char* source, int64_t stride, int64_t rows, i
   constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32, kLine = 64;
   for (int64_t r = 0; r < rows; ++r) {
     const char* const row = source + r * stride;
-    for (int64_t i = 0; i < kTile * kBytes; i += kLine)
+    for (int64_t i = 0; i < kTile * kBytes; i += kLine) {
+      if (rows > kGroupsAhead) __builtin_prefetch(row + kTile * kBytes + i, 0, 2);
       if (r + kAhead < rows) __builtin_prefetch(row + kAhead * stride + i, 0, 2);
+    }
     if (n == kTile)
       for (int64_t i = 0; i < kTile; i += kFloats) store(out + r * kTile + i, floats_at<kFrom>(row + i * kBytes));
     else

@@ -26,6 +26,10 @@ struct Int4Row {
   int64_t group_size;
 };
 
+// Up to so many groups a tile's scales and zero points are fetched while another tile is multiplied. Each lies in a page of its
+// own: where translations of more do not stay at hand, they are fetched while their neighbours are read, from the same pages.
+constexpr int64_t kGroupsAhead = 256;
+
 // Scales that are next, or zero points: `groups` rows of `bytes` bytes. Each is a line or two of memory far from the others, so
 // that nothing but a program can know what to fetch, and a burst of them stops all other reading: loops over weights take one as
 // they go.
@@ -108,7 +112,8 @@ struct Kernels {
   const char* name;
 
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
-  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats.
+  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats. Of more than kGroupsAhead rows as many
+  // columns to the right of them are on their way afterwards.
   void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
