@@ -276,27 +276,37 @@ inline void int4_in_fours(const Int4Row& row, int64_t g, int64_t groups, __m512i
   }
 }
 
+// Lots of 128 weights, of kGroups groups each or `lots_of_group` to one, in a loop without divisions.
+template <int kGroups>
+inline void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, int64_t lots_of_group, uint16_t* out) {
+  const uint8_t* const packed = row.packed + begin / 2;
+  int64_t g = begin / row.group_size, left = kGroups > 1 ? 1 : lots_of_group - begin / kFours % lots_of_group, i = 0;
+  for (; i + kFours <= n; i += kFours) {
+    int4_in_fours<kGroups>(row, g, kGroups, load<__m512i>(packed + i / 2), ~__mmask32{0}, out + i);
+    if (--left > 0) continue;
+    g += kGroups;
+    left = lots_of_group;
+  }
+  if (i == n) return;
+  const int64_t count = n - i;
+  const __m512i words = _mm512_maskz_loadu_epi8(~__mmask64{0} >> (kFours - count) / 2, packed + i / 2);
+  const __mmask32 kept = ~__mmask32{0} >> (kWords - count / kNibblesOfWord);
+  int4_in_fours<kGroups>(row, g, count / row.group_size, words, kept, out + i);
+}
+
 void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, void* out) {
   uint16_t* const to = static_cast<uint16_t*>(out);
-  const bool whole = row.group_size % kFours == 0;
+  if (begin % kFours == 0) {
+    if (row.group_size % kFours == 0) return weights_in_fours<1>(row, begin, n, row.group_size / kFours, to);
+    if (row.group_size == 64) return weights_in_fours<2>(row, begin, n, 1, to);
+    if (row.group_size == 32) return weights_in_fours<4>(row, begin, n, 1, to);
+  }
   for (int64_t i = 0; i < n; i += kFours) {
-    const int64_t k = begin + i, count = n - i < kFours ? n - i : kFours, g = k / row.group_size;
-    if (k % kFours == 0 && (whole || row.group_size == 64 || row.group_size == 32)) {
-      const __m512i words = _mm512_maskz_loadu_epi8(~__mmask64{0} >> (kFours - count) / 2, row.packed + k / 2);
-      const __mmask32 kept = ~__mmask32{0} >> (kWords - count / kNibblesOfWord);
-      const int64_t groups = count / row.group_size;
-      if (whole)
-        int4_in_fours<1>(row, g, 1, words, kept, to + i);
-      else if (row.group_size == 64)
-        int4_in_fours<2>(row, g, groups, words, kept, to + i);
-      else
-        int4_in_fours<4>(row, g, groups, words, kept, to + i);
-    } else {
-      uint16_t values[kFours];
-      dequantize_int4_as(row, k, count, values);
-      fill_up(values, count);
-      lay_in_fours(values, kFours, to + i);
-    }
+    const int64_t count = n - i < kFours ? n - i : kFours;
+    uint16_t values[kFours];
+    dequantize_int4_as(row, begin + i, count, values);
+    fill_up(values, count);
+    lay_in_fours(values, kFours, to + i);
   }
 }
 #endif
