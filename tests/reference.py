@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+import aoext
 from aoext.ops import ERROR_BOUND
 
 # The worst of two bfloat16 roundings: an unfused bias is added to a product that is rounded already.
@@ -278,8 +279,14 @@ ACTIVATION_CALLS = [name for name in CALLS if name.startswith("bf16") or name ==
 INPUT_CALLS = [name for name in CALLS if name != "dequantize_int4"]
 
 
-def assert_close(result: Tensor, reference: Tensor, *, unfused_bias: bool = False) -> None:
-    """Every row of the result within its dtype's bound; rows of zeros exact."""
+def zero_point_slack(operator: str, args: tuple[Any, ...], zero_over_scale: float) -> float:
+    """Bounds that such zero points may cost: CUDA's kernels for many rows round them with their weights."""
+    rounds = any(kernel in aoext.explain(operator, *args) for kernel in ("int4_wgmma", "int4_mma"))
+    return max(1, zero_over_scale / 11) if rounds else 1
+
+
+def assert_close(result: Tensor, reference: Tensor, *, unfused_bias: bool = False, slack: float = 1) -> None:
+    """Every row of the result within its dtype's bound, or `slack` times that; rows of zeros exact."""
     assert result.shape == reference.shape
     result = result.cpu()
     if reference.dtype is torch.int32:
@@ -295,7 +302,7 @@ def assert_close(result: Tensor, reference: Tensor, *, unfused_bias: bool = Fals
     tolerance = ERROR_BOUND[result.dtype]
     if unfused_bias and result.dtype is torch.bfloat16:
         tolerance = UNFUSED_BIAS_TOLERANCE
-    bound = tolerance * rows(reference).norm(dim=1)
+    bound = slack * tolerance * rows(reference).norm(dim=1)
     assert torch.isfinite(rows(result)).all(), "the result is not finite"
     worst = int((error - bound).argmax())
     assert (error <= bound).all(), f"row {worst}: error {error[worst]:.3e} > bound {bound[worst]:.3e}"

@@ -181,6 +181,30 @@ def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(
     assert_close(result, x.double() @ w.t())
 
 
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("groups", [1, 6])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("zero_over_scale", [8, 11, 16, 64])
+@pytest.mark.parametrize("M", [1, 5, 17, 65, 130])
+def test_zero_points_far_above_their_scales_keep_the_bound(
+    M, zero_over_scale, group_size, groups, dtype, device, kernel_of, generator
+):
+    """Every other row of x sums to 0 in each group: its result owes nothing to zero points, however large."""
+    N, K = 392, group_size * groups
+    weight, scale, _ = reference.int4_weight(Problem(M, N, K, group_size, dtype, dtype), generator)
+    signs = torch.randint(0, 2, scale.shape, generator=generator) * 2 - 1
+    zero = (zero_over_scale * signs * scale.float()).to(dtype)
+    x = reference.randn(generator, M, groups, group_size, dtype=dtype)
+    order = torch.randperm(group_size // 2, generator=generator)
+    x[::2, :, group_size // 2 :] = -x[::2, :, order]
+    assert (x[::2].double().sum(-1) == 0).all()
+    x = x.flatten(1)
+    args = tuple(t.to(device) for t in (x, weight, scale, zero))
+    slack = reference.zero_point_slack("bf16i4bf16_rowwise", args, zero_over_scale)
+    expected = x.double() @ reference.int4_float64(weight, scale, zero).t()
+    assert_close(kernel_of("bf16i4bf16_rowwise")(*args), expected, slack=slack)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("M", [2, 5, 24])
 @pytest.mark.parametrize("operator", ACTIVATION_CALLS)

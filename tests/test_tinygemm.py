@@ -141,6 +141,29 @@ def test_an_outlier_keeps_the_bound_of_its_row(M, device, kernel_of, generator):
         assert_close(result, x.double() @ w.t())
 
 
+@pytest.mark.parametrize("group_size", [32, 128])
+@pytest.mark.parametrize("zero_over_scale", [8, 16, 64])
+@pytest.mark.parametrize("M", [1, 5, 17, 65, 130])
+def test_zero_points_far_above_their_scales_keep_the_bound(
+    M, zero_over_scale, group_size, device, kernel_of, generator
+):
+    """Every other row of x sums to 0 in each group: its result owes nothing to zero points, however large."""
+    N, K = 384, 512
+    x, _, _, scale_and_zero = product(M, N, K, group_size, 8, generator).args
+    signs = torch.randint(0, 2, scale_and_zero.shape[:2], generator=generator) * 2 - 1
+    scale_and_zero[..., 1] = zero_over_scale * signs * scale_and_zero[..., 0]
+    by_group = x.view(M, -1, group_size)
+    order = torch.randperm(group_size // 2, generator=generator)
+    by_group[::2, :, group_size // 2 :] = -by_group[::2, :, order]
+    assert (by_group[::2].double().sum(-1) == 0).all()
+    weight = reference.tinygemm_bytes(N, K, generator)
+    packed = reference.tinygemm_pack(weight, 8).to(device)
+    args = (x.to(device), packed, group_size, scale_and_zero.to(device))
+    slack = reference.zero_point_slack("weight_int4pack_mm", args, zero_over_scale)
+    expected = x.double() @ reference.tinygemm_float64(weight, scale_and_zero).t()
+    assert_close(kernel_of("weight_int4pack_mm")(*args), expected, slack=slack)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("M", [2, 5, 24, 50])
 def test_nan_and_inf_stay_in_their_row(M, poison, device, kernel_of, generator):

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "cpu/zero_points.h"
 
 namespace aoext::cpu {
 
@@ -59,6 +59,7 @@ void unpack_lanes(const uint32_t* words, uint32_t* out) {
 
 // A weight as cpu/linear.h asks for it (cpu/weights.h).
 struct Int4PackWeight {
+  static constexpr bool kInt4 = true;
   const uint32_t* words;
   const char* scale_and_zero;  // bfloat16 [K/group_size, N, 2]
   Int4PackShape shape;
@@ -90,6 +91,15 @@ struct Int4PackWeight {
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) {
       tiles.weights_int4(plain(i, begin, n), begin, n, out);
     }
+    ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
+      constexpr int64_t kBytes = 2 * kTile;  // of scales and zeros in turn, half of a tile's
+      const char* const at = w_.scale_and_zero + (begin / w_.group_size * w_.N + first) * 4;
+      const int64_t groups = first < w_.N ? (end - 1) / w_.group_size + 1 - begin / w_.group_size : 0;
+      return {{at, w_.N * 4, groups, kBytes}, {at + kBytes, w_.N * 4, groups, kBytes}};
+    }
+    ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
+      return cpu::take_zero_points_out(scale_, zero_, beside_, w_.group_size, begin, end);
+    }
     void ahead(int64_t, int64_t, int64_t) const {}  // rows lie in pieces
     void bf16_row(int64_t i, void* out) { kernels().dequantize_int4(plain(i, 0, w_.K), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
@@ -106,7 +116,7 @@ struct Int4PackWeight {
 
     const Int4PackWeight& w_;
     int64_t first_ = 0, groups_;
-    std::vector<float> line_, scale_, zero_, ones_;
+    std::vector<float> line_, scale_, zero_, beside_, ones_;
     std::vector<uint32_t> plain_;  // of the row in hand
   };
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -67,7 +68,7 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
     for (int64_t t = begin; t < end; ++t) {
       const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
       tile.move(first, count, 0, p.K);
-      product(tile, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
+      product(tile, first, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
       for (int64_t m = 0; m < M; ++m)
         output.store(order.empty() ? m : order[m], first, count, &sums[m * kTile], tile.row_scales());
     }
@@ -78,8 +79,7 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
 template <class Weight>
 void multiply_tiles(const Plan& plan, const InputRows& x, const Weight& weight, const Output& output,
                     const std::vector<int64_t>& order = {}) {
-  constexpr bool kInt4 = !std::is_same_v<Weight, RowwiseWeight>;
-  const Tiles* const bf16 = kInt4 ? kernels().bf16_int4 : kernels().bf16;
+  const Tiles* const bf16 = Weight::kInt4 ? kernels().bf16_int4 : kernels().bf16;
   tile_product<float>(plan.compute == ScalarType::BFloat16 ? *bf16 : *kernels().f32, x, output.N, weight,
                       [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
                         output.store(order.empty() ? m : order[m], first, count, sums, row_scales);
@@ -91,16 +91,18 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
                           const Output& output) {
   const int64_t ld = padded(p.K), groups = p.K / p.group_size;
   const Planes* const planes = plan.algorithm == Algorithm::planes        ? kernels().planes
+                               : plan.algorithm == Algorithm::fine_planes ? kernels().fine_planes
                                : plan.algorithm == Algorithm::plane_tiles ? kernels().plane_tiles
                                                                           : nullptr;
+  const int64_t row_bytes = planes != nullptr ? planes->bytes * ld : 0;
   const std::vector<float> rows = float_rows(p, input, p.K);
   std::vector<int64_t> order, others;
-  std::vector<int8_t> fixed(planes != nullptr ? 2 * p.M * ld : 0);
+  std::vector<int8_t> fixed(p.M * row_bytes);
   std::vector<float> scales(p.M * groups), fixed_sums(p.M * groups), group_sums(p.M * groups);
   for (int64_t m = 0; m < p.M; ++m) {
     const int64_t i = static_cast<int64_t>(order.size()), g = i * groups;
-    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, &fixed[2 * i * ld], &scales[g],
-                                                              &fixed_sums[g], &group_sums[g]);
+    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, &fixed[i * row_bytes],
+                                                              &scales[g], &fixed_sums[g], &group_sums[g]);
     (allowed ? order : others).push_back(m);
   }
   const int64_t in_planes = static_cast<int64_t>(order.size());
@@ -120,15 +122,15 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
   std::optional<Scratch> joined;
   if (in_planes > 0 && planes->join != nullptr) {
     joined.emplace(planes->joined_bytes(in_planes, p.K, p.group_size));
-    planes->join(fixed.data(), 2 * ld, scales.data(), in_planes, p.K, p.group_size, *joined + 0);
+    planes->join(fixed.data(), row_bytes, scales.data(), in_planes, p.K, p.group_size, *joined + 0);
     x_planes = reinterpret_cast<const int8_t*>(*joined + 0);
   }
   multiply_few(
       p, weight, output,
-      [&](const Int4Weight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+      [&](const Int4Weight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
         if (in_planes > 0)
-          planes->dot(x_planes, 2 * ld, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0), count, p.K,
-                      sums);
+          planes->dot(x_planes, row_bytes, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0),
+                      tile.scales_ahead(first + kTile, 0, p.K), count, p.K, sums);
         if (rest > 0)
           kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
       },
@@ -139,7 +141,7 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
 inline void multiply_values(const LinearProblem& p, const Tensor& input, const RowwiseWeight& weight, const Output& output) {
   const int64_t ld = padded(p.K);
   const std::vector<float> x = float_rows(p, input, ld);
-  multiply_few(p, weight, output, [&](const RowwiseWeight::Tile& tile, int64_t count, float (*sums)[kTile]) {
+  multiply_few(p, weight, output, [&](const RowwiseWeight::Tile& tile, int64_t /*first*/, int64_t count, float (*sums)[kTile]) {
     kernels().dot_values(x.data(), ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);
   });
 }
@@ -199,16 +201,33 @@ void multiply_panels(const LinearProblem& p, const Plan& plan, const Tensor& inp
   }
 }
 
+// ATen's products of panels add nothing beside the weights, and round at once.
+inline bool has_wide_zero_points(const RowwiseWeight&, int64_t) { return false; }
+
+template <class Weight>
+bool has_wide_zero_points(const Weight& weight, int64_t N) {
+  std::atomic<bool> wide = false;
+  torch::stable::parallel_for(0, ceil_div(N, kTile), grain(kTile, weight.K / weight.group_size), [&](int64_t begin, int64_t end) {
+    typename Weight::Tile tile(weight);
+    for (int64_t t = begin; t < end && !wide; ++t) {
+      tile.move(t * kTile, std::min<int64_t>(kTile, N - t * kTile), 0, weight.K);
+      if (tile.take_zero_points_out(0, weight.K).count > 0) wide = true;
+    }
+  });
+  return wide;
+}
+
 template <class Weight>
 Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Tensor* input_scale,
               const OptionalTensor& bias) {
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, input_scale, bias);
-  if (plan.algorithm == Algorithm::tiles) {
+  const bool panels = plan.algorithm == Algorithm::panel;
+  if (plan.algorithm == Algorithm::tiles || (panels && has_wide_zero_points(weight, p.N))) {
     const Tensor x = aten::contiguous(input);
     multiply_tiles(plan, input_rows(p, x), weight, output);
-  } else if (plan.algorithm == Algorithm::panel) {
+  } else if (panels) {
     multiply_panels(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
     multiply_values(p, input, weight, output);

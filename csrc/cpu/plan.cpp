@@ -12,19 +12,20 @@ constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
 // Input rows up to which an algorithm is the fastest; benchmarks/README.md has the measurements.
 struct Most {
-  int64_t planes, plane_tiles, nibbles, int8_values, float8_values;  // beyond: tiles; plane_tiles by groups of 128
-  int64_t dot_int8;                                                  // int8 by int8 likewise
-  int64_t bfloat16, int8;                                            // tiles; beyond: panels
+  int64_t planes, fine_planes, plane_tiles;     // beyond: tiles; plane_tiles by groups of 128
+  int64_t nibbles, int8_values, float8_values;  // likewise
+  int64_t dot_int8;                             // int8 by int8 likewise
+  int64_t bfloat16, int8;                       // tiles; beyond: panels
 };
 
 Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
 #ifdef __x86_64__
-  if (&kernels() == &kernels_amx()) return {4, 16, 4, 4, 4, 4, kAlways, kAlways};
-  if (&kernels() == &kernels_avx512()) return {16, 0, 4, 16, 8, 16, 128, 64};
-  if (&kernels() == &kernels_avx2()) return {16, 0, 2, 8, 4, 64, kAlways, kAlways};
+  if (&kernels() == &kernels_amx()) return {4, 8, 16, 4, 4, 4, 4, kAlways, kAlways};
+  if (&kernels() == &kernels_avx512()) return {16, 8, 0, 4, 16, 8, 16, 128, 64};
+  if (&kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 64, kAlways, kAlways};
 #endif
-  return {0, 0, 2, 0, 0, 0, kAlways, kAlways};
+  return {0, 0, 0, 2, 0, 0, 0, kAlways, kAlways};
 }
 
 Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
@@ -53,12 +54,13 @@ Plan plan_weight_only(const LinearProblem& p) { return plan_products(p); }
 
 Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
-  const bool fixed_point_is_exact_enough = p.output != ScalarType::Float;
-  if ((whole || p.group_size == 32 || p.group_size == 64) && fixed_point_is_exact_enough) {
+  if ((whole || p.group_size == 32 || p.group_size == 64) && kernels().planes != nullptr) {
+    if (p.output == ScalarType::Float)
+      return p.M <= most().fine_planes ? Plan{Algorithm::fine_planes, ScalarType::Char} : plan_int4_floats(p);
     // Rows of x share a tile's columns with the groups of 128 weights: four groups leave too few rows to pay.
     if (p.group_size >= 64 && p.M > 2 && p.M * kPad <= most().plane_tiles * std::min(p.group_size, kPad))
       return {Algorithm::plane_tiles, ScalarType::Char};
-    if (kernels().planes != nullptr && p.M <= most().planes) return {Algorithm::planes, ScalarType::Char};
+    if (p.M <= most().planes) return {Algorithm::planes, ScalarType::Char};
   }
   return plan_int4_floats(p);
 }
@@ -90,6 +92,7 @@ std::string describe(const Plan& plan) {
                                                                : "int8";
   std::string text = std::string("cpu/") + kernels().name + ": ";
   if (plan.algorithm == Algorithm::planes) return text + "planes of nibbles, " + compute;
+  if (plan.algorithm == Algorithm::fine_planes) return text + "fine planes of nibbles, " + compute;
   if (plan.algorithm == Algorithm::plane_tiles) return text + "tiles of planes of nibbles, " + compute;
   if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
   if (plan.algorithm == Algorithm::values) return text + "values, " + compute;

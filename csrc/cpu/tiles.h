@@ -15,11 +15,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <optional>
 #include <vector>
 
 #include "common/sizes.h"
-#include "cpu/isa.h"
+#include "cpu/zero_points.h"
 
 namespace aoext::cpu {
 
@@ -78,9 +80,23 @@ class TileInput {
   const char* block(int64_t k) const { return operands_ + k * rows_ * tiles_.operand_bytes; }
   int32_t start(int64_t m) const { return static_cast<int32_t>(start_[m]); }
 
+  // Of the rows at hand, [K/group_size, sums_stride()]. Few weights ask for them: the first to do so computes them.
+  const float* group_sums(int64_t group_size) {
+    std::call_once(*summed_, [&] {
+      sums_.resize(K_ / group_size * rows_);
+      for (int64_t m = 0; m < count_; ++m)
+        kernels().group_sums(element_, source_ + (first_ + m) * K_ * element_size_, K_, group_size, &sums_[m], rows_);
+    });
+    return sums_.data();
+  }
+  int64_t sums_stride() const { return rows_; }
+
   template <class ParallelFor>
   void load(int64_t first, int64_t count, const ParallelFor& parallel_for) {
     const int64_t together = tiles_.together;
+    first_ = first;
+    count_ = count;
+    summed_.emplace();
     parallel_for(ceil_div(count, together), grain(together, K_), [&](int64_t begin, int64_t end) {
       std::fill(start_.begin() + begin * together, start_.begin() + std::min(end * together, count), 0);
       for (int64_t lot = begin * together; lot < std::min(end * together, count); lot += together)
@@ -95,8 +111,10 @@ class TileInput {
   const Tiles& tiles_;
   const char* source_;
   Element element_;
-  int64_t K_, element_size_, row_bytes_, most_, rows_;
+  int64_t K_, element_size_, row_bytes_, most_, rows_, first_ = 0, count_ = 0;
   Scratch operands_;
+  std::optional<std::once_flag> summed_;
+  std::vector<float> sums_;
   std::vector<uint32_t> start_;  // modulo 2³²
 };
 
@@ -153,6 +171,19 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
         const bool starts = here.begin == 0, ends = here.end == K;
         for (int64_t m = 0; starts && m < rows_of_sums; ++m)
           std::fill_n(sums + m * kTile, kTile, m < M ? static_cast<Sum>(x.start(m)) : Sum{});
+        if constexpr (Weight::kInt4) {
+          const ZeroPointsBeside beside = tile.take_zero_points_out(here.begin, here.end);
+          if (beside.count > 0)
+            tiles.add_of_groups(x.group_sums(weight.group_size) + beside.first * x.sums_stride(), x.sums_stride(), beside.terms,
+                                beside.count, M, sums);
+        }
+        ScalesAhead scales{};
+        int64_t scales_a_block = 0;  // rows of scales and zero points
+        if constexpr (Weight::kInt4)
+          if (v + 1 < visits) {
+            scales = tile.scales_ahead((begin + then.tile) * kTile, then.begin, then.end);
+            scales_a_block = ceil_div(2 * tiles.depth, weight.group_size);
+          }
         for (int64_t k = here.begin; k < here.end; k += tiles.depth) {
           const int64_t depth = std::min(tiles.depth, K - k);
           for (int64_t i = 0; i < count; i += tiles.rows) {
@@ -164,6 +195,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
             for (int64_t r = 0; r < rows; ++r) {
               tile.operands(tiles, i + r, k, depth, block_row(r));
               if (ready) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
+              if (i + r < scales_a_block) fetch_group(&scales);
             }
             const int64_t full = ceil_div(rows, kTileRows) * kTileRows;
             if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);

@@ -2,7 +2,8 @@
 //
 // A Tile is a thread's view of up to kTile consecutive rows, of which it will ask for elements [begin, end) until it moves on.
 // `operands` unpacks a piece of row i for tiles of products, whose sums row_scales()[i] multiplies; `ahead` fetches one, of any
-// row; `bf16_row` writes all of a row, scales applied. int4 applies its group scales on the way and has row scales of 1.
+// row; `bf16_row` writes all of a row, scales applied. int4 applies its group scales on the way and has row scales of 1, and
+// products of narrow weights may take zero points out of them first (zero_points.h).
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "common/checks.h"
 #include "cpu/element.h"
 #include "cpu/isa.h"
+#include "cpu/zero_points.h"
 
 namespace aoext::cpu {
 
@@ -27,6 +29,7 @@ inline void prefetch(const void* begin, int64_t bytes) {
 }
 
 struct Int4Weight {
+  static constexpr bool kInt4 = true;
   const uint8_t* packed;
   const char *scale, *zero_point;
   ScalarType scale_dtype;
@@ -58,25 +61,37 @@ struct Int4Weight {
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
       tiles.weights_int4(int4(i), begin, n, out);
     }
+    // What move(first, …, begin, end) will read.
+    ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
+      const int64_t size = scale_bytes(), stride = w_.N * size, group = begin / w_.group_size, at = group * stride + first * size;
+      const int64_t last = (end - 1) / w_.group_size + 1,
+                    groups = first < w_.N && last - group <= kGroupsAhead ? last - group : 0;
+      return {{w_.scale + at, stride, groups, kTile * size}, {w_.zero_point + at, stride, groups, kTile * size}};
+    }
+    ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
+      return cpu::take_zero_points_out(scale_, zero_point_, beside_, w_.group_size, begin, end);
+    }
     void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(packed(i) + begin / 2, n / 2); }
     void bf16_row(int64_t i, void* out) const { kernels().dequantize_int4(int4(i), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
 
    private:
     const uint8_t* packed(int64_t i) const { return w_.packed + (first_ + i) * (w_.K / 2); }
+    int64_t scale_bytes() const { return w_.scale_dtype == ScalarType::Float ? 4 : 2; }
     void stage(const char* data, int64_t count, int64_t group, int64_t groups, float* out) const {
-      const int64_t size = w_.scale_dtype == ScalarType::Float ? 4 : 2, stride = w_.N * size;
+      const int64_t size = scale_bytes(), stride = w_.N * size;
       kernels().columns_to_float(element(w_.scale_dtype), data + group * stride + first_ * size, stride, groups, count,
                                  out + group * kTile);
     }
 
     const Int4Weight& w_;
     int64_t first_ = 0, groups_;
-    std::vector<float> scale_, zero_point_, ones_;
+    std::vector<float> scale_, zero_point_, beside_, ones_;
   };
 };
 
 struct RowwiseWeight {
+  static constexpr bool kInt4 = false;
   const char* values;
   Element value_element;
   std::vector<float> scales;  // empty where nobody asks for them

@@ -180,6 +180,21 @@ void multiply_amx(const void* w, int N, const void* x, int64_t M, int64_t K, voi
   _tile_release();
 }
 
+// To sums as they come out.
+void add_of_groups_amx(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
+  for (int64_t m = 0; m < M; m += kTileSide)
+    for (int r = 0; r < 2; ++r) {
+      float* const to = static_cast<float*>(acc) + m * kTile + r * kTileSums;
+      F32 sums[kTileSide];
+      memcpy(sums, to, sizeof sums);
+      for (int64_t g = 0; g < groups; ++g) {
+        const F32 x = load<F32>(x_sums + g * x_stride + m);
+        for (int n = 0; n < kTileSide; ++n) sums[n] += x * terms[g * kTile + r * kTileSide + n];
+      }
+      memcpy(to, sums, sizeof sums);
+    }
+}
+
 template <class P>
 void finish_amx(int64_t M, void* acc) {
   using Sums = typename P::Sums;
@@ -195,7 +210,7 @@ void finish_amx(int64_t M, void* acc) {
 }
 
 template <class P, Operands kInputs>
-constexpr Tiles amx_tiles(Operands weights, decltype(Tiles::weights_int4) weights_int4) {
+constexpr Tiles amx_tiles(Operands weights, decltype(Tiles::weights_int4) weights_int4 = nullptr) {
   return {sizeof(typename P::Operand),
           2 * kTileSide,
           kDepthAmx<P>,
@@ -204,11 +219,12 @@ constexpr Tiles amx_tiles(Operands weights, decltype(Tiles::weights_int4) weight
           weights,
           weights_int4,
           multiply_amx<P>,
+          weights_int4 != nullptr ? add_of_groups_amx : nullptr,
           finish_amx<P>};
 }
-constexpr Tiles kAmxBf16 = amx_tiles<AmxBf16, operands<Element::bf16, uint16_t>>(operands<Element::bf16, uint16_t>, nullptr);
+constexpr Tiles kAmxBf16 = amx_tiles<AmxBf16, operands<Element::bf16, uint16_t>>(operands<Element::bf16, uint16_t>);
 constexpr Tiles kAmxBf16Int4 = amx_tiles<AmxBf16, operands_in_fours<kDepthAmx<AmxBf16>>>(nullptr, weights_in_fours);
-constexpr Tiles kAmxI8 = amx_tiles<AmxI8, bytes_as_they_are>(bytes_as_they_are, nullptr);
+constexpr Tiles kAmxI8 = amx_tiles<AmxI8, bytes_as_they_are>(bytes_as_they_are);
 constexpr const Tiles *kBf16 = &kAmxBf16, *kBf16Int4 = &kAmxBf16Int4, *kI8 = &kAmxI8;
 
 // ---- int4 by planes ------------------------------------------------------------------------------------
@@ -301,7 +317,8 @@ inline void add_units(const char* w, int64_t begin, int64_t count, const char* x
 
 // M rows of x, at most kMostLots lots, by up to kTile rows of w.
 template <int kGroups>
-inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, ScalesAhead* ahead, int64_t N, int64_t K,
+                            float (*acc)[kTile]) {
   constexpr int64_t kLot = kTileSide / 2 / kGroups;
   const int64_t units = units_of(K), groups = K / first.group_size, lots = (M + kLot - 1) / kLot, bytes = K / 2;
   F32 sums[kMostLots][kTile];
@@ -310,6 +327,7 @@ inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, int6
   _tile_loadconfig(&kTileConfig);
   for (int64_t u = 0; u < units; u += kUnits) {
     const int64_t count = units - u < kUnits ? units - u : kUnits;
+    for (int i = 0; i < 2 * kUnits * kGroups; ++i) fetch_group(ahead);
     for (int64_t n = 0; n < N; ++n) {
       const uint8_t* const row = first.packed + n * bytes + u * kPlaneBytes;
       // What is next of this row, or of the next tile's.
@@ -335,26 +353,27 @@ inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, int6
 }
 
 template <int kGroups>
-inline void dot_plane_lots(const char* x, int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+inline void dot_plane_lots(const char* x, int64_t M, const Int4Row& first, ScalesAhead ahead, int64_t N, int64_t K,
+                           float (*acc)[kTile]) {
   constexpr int64_t kMost = kMostLots * kTileSide / 2 / kGroups;
   for (int64_t m = 0; m < M; m += kMost)
-    dot_plane_tiles<kGroups>(x + m / kMost * kMostLots * units_of(K) * kUnitBytes, M - m < kMost ? M - m : kMost, first, N, K,
-                             acc + m);
+    dot_plane_tiles<kGroups>(x + m / kMost * kMostLots * units_of(K) * kUnitBytes, M - m < kMost ? M - m : kMost, first, &ahead,
+                             N, K, acc + m);
 }
 
 void dot_plane_tiles(const int8_t* x, int64_t, const float*, const float*, const float* group_sums, int64_t M,
-                     const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+                     const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
-    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+    add_terms(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
   }
   const char* const joined = reinterpret_cast<const char*>(x);
-  if (groups_of_unit(first.group_size) == 2) return dot_plane_lots<2>(joined, M, first, N, K, acc);
-  dot_plane_lots<1>(joined, M, first, N, K, acc);
+  if (groups_of_unit(first.group_size) == 2) return dot_plane_lots<2>(joined, M, first, ahead, N, K, acc);
+  dot_plane_lots<1>(joined, M, first, ahead, N, K, acc);
 }
 
-constexpr Planes kPlaneTilesHere{arrange_planes, join_planes, joined_bytes, dot_plane_tiles};
+constexpr Planes kPlaneTilesHere{2, arrange_planes<2>, join_planes, joined_bytes, dot_plane_tiles};
 constexpr const Planes* kPlaneTiles = &kPlaneTilesHere;
 
 }  // namespace

@@ -105,9 +105,9 @@ inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, in
     for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
 }
 
-// acc[n] = Σ factor(g) · terms[g][n] over the groups.
+// acc[n] += Σ factor(g) · terms[g][n] over the groups.
 template <class Factor>
-inline void add_of_groups(const float* terms, int64_t groups, const Factor& factor, float* acc) {
+inline void add_terms(const float* terms, int64_t groups, const Factor& factor, float* acc) {
   F32 sums[kTile / kFloats];
   memcpy(sums, acc, sizeof sums);
   for (int64_t g = 0; g < groups; ++g)
@@ -133,7 +133,7 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
-    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+    add_terms(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
   }
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
@@ -149,20 +149,25 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
 // Integers in place of floats, where x allows it: a group of x becomes 16-bit fixed point, x = scale · (256 h + l), h and l of
 // int8, and the nibbles, 0..15 once their sign bit is flipped, meet h and l as bytes, two to four products a lane. Sums of 128
 // elements are exact; w·x = Σ scale · (Σ u h · 256 + Σ u l − 8 Σ (256 h + l)) + zero_point · Σ x. 64 weights (AVX2) take 6
-// instructions to unpack and 8 for a row of x, where floats take 32.
+// instructions to unpack and 8 for a row of x, where floats take 32. For float32 results it is three planes, of 23 bits.
 
 #if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
 
 constexpr int64_t kPlaneBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
 constexpr int64_t kPlaneUnit = 2 * kPlaneBytes;
 static_assert(kPad <= 128, "a step's sums are exact");
-constexpr int64_t kStretch = 32;   // divides groups and units
-constexpr int kFixedMost = 32512;  // 127 · 256: h stays below 128
+constexpr int64_t kStretch = 32;  // divides groups and units
 
-// How far the largest of a group may be above the mean: its step is then below 2⁻¹¹ of the mean, and what rounding adds, 2⁻¹³ on
-// average, far below the rounding of a bfloat16 or half result. One outlier in a group fails this.
+// The largest value in fixed point: below 128 in its first plane, and what kRounder rounds.
+template <int kPlanes>
+constexpr int kFixedMost = kPlanes == 2 ? 127 * 256 : 63 * 65536;
+
+// How far the largest of a group may be above the mean: the step of 16 bits is then below 2⁻¹¹ of the mean, and what rounding
+// adds, 2⁻¹³ on average, far below the rounding of a bfloat16 or half result; that of 23 bits is 2⁻¹⁸. One outlier in a group
+// fails this.
 constexpr float kWidest = 16;
 
+template <int kPlanes>
 bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
                     float* group_sums) {
   for (int64_t g = 0; g < K / group_size; ++g) {
@@ -183,58 +188,75 @@ bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, 
     // Below this the step would be subnormal.
     const bool nothing = highest < 1e-30f;
     if (nothing && highest > 0) return false;
-    const float inverse = nothing ? 0 : static_cast<float>(kFixedMost) / highest;
-    int32_t fixed_sum = 0;
+    const float inverse = nothing ? 0 : static_cast<float>(kFixedMost<kPlanes>) / highest;
+    int64_t fixed_sum = 0;
     for (int64_t i = 0; i < group_size; i += kStretch) {
       constexpr float kRounder = 12582912.0f;  // 1.5 · 2²³: its ulp is 1
-      int8_t high[kStretch], low[kStretch];
+      int8_t planes[kPlanes][kStretch];
+      int32_t stretch_sum = 0;
       for (int64_t j = 0; j < kStretch; ++j) {
-        const int32_t fixed = static_cast<int32_t>(bits(from[i + j] * inverse + kRounder) - bits(kRounder));
-        const int32_t rounded = (fixed + 128) >> 8;
-        high[j] = static_cast<int8_t>(rounded);
-        low[j] = static_cast<int8_t>(fixed - 256 * rounded);
-        fixed_sum += fixed;
+        int32_t fixed = static_cast<int32_t>(bits(from[i + j] * inverse + kRounder) - bits(kRounder));
+        stretch_sum += fixed;
+        for (int plane = kPlanes - 1; plane > 0; --plane) {
+          const int32_t above = (fixed + 128) >> 8;
+          planes[plane][j] = static_cast<int8_t>(fixed - 256 * above);
+          fixed = above;
+        }
+        planes[0][j] = static_cast<int8_t>(fixed);
       }
+      fixed_sum += stretch_sum;
       const int64_t k = g * group_size + i, in_unit = k % kPlaneUnit;
-      int8_t* const to = out + 2 * (k - in_unit) + in_unit / 2;
-      for (int64_t j = 0; j < kStretch / 2; ++j) {
-        to[j] = high[2 * j];
-        to[kPlaneBytes + j] = high[2 * j + 1];
-        to[kPlaneUnit + j] = low[2 * j];
-        to[kPlaneUnit + kPlaneBytes + j] = low[2 * j + 1];
-      }
+      int8_t* const to = out + kPlanes * (k - in_unit) + in_unit / 2;
+      for (int plane = 0; plane < kPlanes; ++plane)
+        for (int64_t j = 0; j < kStretch / 2; ++j) {
+          to[plane * kPlaneUnit + j] = planes[plane][2 * j];
+          to[plane * kPlaneUnit + kPlaneBytes + j] = planes[plane][2 * j + 1];
+        }
     }
-    scales[g] = highest / static_cast<float>(kFixedMost);
+    scales[g] = highest / static_cast<float>(kFixedMost<kPlanes>);
     fixed_sums[g] = scales[g] * static_cast<float>(fixed_sum);
     group_sums[g] = sum<float>(sums);
   }
   return true;
 }
 
-// Sums of one step of up to 128 elements: part += 256 Σ u h + Σ u l.
+// Sums of one step of up to 128 elements: Σ u x in fixed point, of two planes exact, of three rounded to a float.
+template <int kPlanes>
 struct PlaneSums {
 #ifdef AOEXT_AVX512
-  I32 sums = {};
+  I32 sums = {}, last = {};  // of the first two planes, and of a third
   void add(U32 even, U32 odd, const int8_t* x) {
-    const auto products = [](I32 to, U32 u, const int8_t* plane) {
-      return (I32)_mm512_dpbusd_epi32((__m512i)to, (__m512i)u, load<__m512i>(plane));
+    const auto products = [&](I32 to, const int8_t* plane) {
+      const __m512i evens = _mm512_dpbusd_epi32((__m512i)to, (__m512i)even, load<__m512i>(plane));
+      return (I32)_mm512_dpbusd_epi32(evens, (__m512i)odd, load<__m512i>(plane + kPlaneBytes));
     };
-    const I32 high = products(products(I32{}, even, x), odd, x + kPlaneBytes) << 8;
-    sums += products(products(high, even, x + kPlaneUnit), odd, x + kPlaneUnit + kPlaneBytes);
+    sums += products(products(I32{}, x) << 8, x + kPlaneUnit);
+    if constexpr (kPlanes == 3) last = products(last, x + 2 * kPlaneUnit);
   }
-  I32 total() const { return sums; }
+  auto total() const {
+    if constexpr (kPlanes == 2)
+      return sums;
+    else
+      return __builtin_convertvector(sums, F32) * 256.0f + __builtin_convertvector(last, F32);
+  }
 #else
-  __m256i high = _mm256_setzero_si256(), low = high;  // 16 bits: at most four pairs of 15 · 128
+  __m256i sums[kPlanes] = {};  // 16 bits: at most four pairs of 15 · 128
   void add(U32 even, U32 odd, const int8_t* x) {
-    const auto add_products = [&](U32 u, const int8_t* planes) {
-      high = _mm256_add_epi16(high, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(planes)));
-      low = _mm256_add_epi16(low, _mm256_maddubs_epi16((__m256i)u, load<__m256i>(planes + kPlaneUnit)));
-    };
-    add_products(even, x);
-    add_products(odd, x + kPlaneBytes);
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const int8_t* const from = x + plane * kPlaneUnit;
+      sums[plane] = _mm256_add_epi16(sums[plane], _mm256_maddubs_epi16((__m256i)even, load<__m256i>(from)));
+      sums[plane] = _mm256_add_epi16(sums[plane], _mm256_maddubs_epi16((__m256i)odd, load<__m256i>(from + kPlaneBytes)));
+    }
   }
-  I32 total() const {
-    return (I32)_mm256_madd_epi16(high, _mm256_set1_epi16(256)) + (I32)_mm256_madd_epi16(low, _mm256_set1_epi16(1));
+  auto total() const {
+    const auto weighted = [&](int plane, int weight) {
+      return (I32)_mm256_madd_epi16(sums[plane], _mm256_set1_epi16(static_cast<int16_t>(weight)));
+    };
+    const I32 first = weighted(0, 256) + weighted(1, 1);
+    if constexpr (kPlanes == 2)
+      return first;
+    else
+      return __builtin_convertvector(first, F32) * 256.0f + __builtin_convertvector(weighted(2, 1), F32);
   }
 #endif
 };
@@ -256,20 +278,21 @@ inline void unpack(U32 words, U32* even, U32* odd) {
 }
 
 // Lane 4 i + n is the sum of the lanes 4 i … 4 i + 3 of rows[n].
-inline I32 sums_of_fours(const I32 (&rows)[4]) {
+template <class V>
+inline V sums_of_fours(const V (&rows)[4]) {
 #ifdef AOEXT_AVX512
-  const auto pair = [](I32 a, I32 b) {
-    return (I32)_mm512_maskz_unpacklo_epi32(0xffff, (__m512i)a, (__m512i)b) +
-           (I32)_mm512_maskz_unpackhi_epi32(0xffff, (__m512i)a, (__m512i)b);
+  const auto pair = [](V a, V b) {
+    return (V)_mm512_maskz_unpacklo_epi32(0xffff, (__m512i)a, (__m512i)b) +
+           (V)_mm512_maskz_unpackhi_epi32(0xffff, (__m512i)a, (__m512i)b);
   };
   const __m512i ab = (__m512i)pair(rows[0], rows[1]), cd = (__m512i)pair(rows[2], rows[3]);
-  return (I32)_mm512_maskz_unpacklo_epi64(0xff, ab, cd) + (I32)_mm512_maskz_unpackhi_epi64(0xff, ab, cd);
+  return (V)_mm512_maskz_unpacklo_epi64(0xff, ab, cd) + (V)_mm512_maskz_unpackhi_epi64(0xff, ab, cd);
 #else
-  const auto pair = [](I32 a, I32 b) {
-    return (I32)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b) + (I32)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+  const auto pair = [](V a, V b) {
+    return (V)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b) + (V)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
   };
   const __m256i ab = (__m256i)pair(rows[0], rows[1]), cd = (__m256i)pair(rows[2], rows[3]);
-  return (I32)_mm256_unpacklo_epi64(ab, cd) + (I32)_mm256_unpackhi_epi64(ab, cd);
+  return (V)_mm256_unpacklo_epi64(ab, cd) + (V)_mm256_unpackhi_epi64(ab, cd);
 #endif
 }
 
@@ -304,20 +327,21 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
 
 // Steps of kStep elements, which are of kGroups groups. Where a group is four lanes, the sums of four rows' groups fill one
 // vector.
-template <int M, int N, int kGroups, int64_t kStep>
-inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, int64_t K,
+template <int kPlanes, int M, int N, int kGroups, int64_t kStep>
+inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, Ahead ahead, int64_t K,
                             float (*acc)[kTile]) {
   constexpr bool kFours = kGroups * 4 == kFloats && N == 4;
   const int64_t bytes = K / 2, groups = K / w.group_size;
   F32 sums[M][kFours ? 1 : N] = {};
   // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
   const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
+    fetch_group(&ahead);
     F32 x_scale[M];
     for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
-    [[maybe_unused]] I32 totals[M][N];
+    [[maybe_unused]] decltype(PlaneSums<kPlanes>().total()) totals[M][N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-      PlaneSums part[M];
+      PlaneSums<kPlanes> part[M];
       const uint8_t* const row = w.packed + n * bytes + begin / 2;
       __builtin_prefetch(row + N * bytes);  // a line, or half of one
 #pragma GCC unroll 2
@@ -328,7 +352,7 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
         else
           memcpy(&words, row, static_cast<size_t>(count) / 2);
         unpack(words, &even, &odd);
-        for (int m = 0; m < M; ++m) part[m].add(even, odd, x + m * x_stride + 2 * (begin + k));
+        for (int m = 0; m < M; ++m) part[m].add(even, odd, x + m * x_stride + kPlanes * (begin + k));
       }
       if constexpr (kFours) {
         for (int m = 0; m < M; ++m) totals[m][n] = part[m].total();
@@ -354,39 +378,47 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
       for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
 }
 
-template <int kGroups, int64_t kStep>
-inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, const Int4Row& first, int64_t N,
-                            int64_t K, float (*acc)[kTile]) {
+template <int kPlanes, int kGroups, int64_t kStep>
+inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, const Int4Row& first,
+                            const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
+  constexpr int kRows = 4;
+  int64_t fours = 0;
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
-    each_rows_of_int4<4>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
-      dot_tile_planes<kCount, decltype(rows)::count, kGroups, kStep>(x + m * x_stride, x_stride,
-                                                                     x_scales + m * (K / w.group_size), w, K, out);
+    each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
+      constexpr int64_t kParts = kTile / kRows / 2;
+      Ahead next{};
+      if (fours < 2 * kParts) next = part_of(fours < kParts ? ahead.scale : ahead.zero_point, fours % kParts, kParts);
+      ++fours;
+      dot_tile_planes<kPlanes, kCount, decltype(rows)::count, kGroups, kStep>(x + m * x_stride, x_stride,
+                                                                              x_scales + m * (K / w.group_size), w, next, K, out);
     });
   });
 }
 
+template <int kPlanes>
 void dot_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
-                int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]) {
+                int64_t M, const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
-    add_of_groups(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
-    add_of_groups(first.scale, groups, [&](int64_t g) { return -8 * fixed_sums[m * groups + g]; }, acc[m]);
+    add_terms(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
+    add_terms(first.scale, groups, [&](int64_t g) { return -8 * fixed_sums[m * groups + g]; }, acc[m]);
   }
   const int64_t in_unit = kPlaneUnit / first.group_size;
-  if (in_unit >= 4) return dot_rows_planes<4, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
-  if (in_unit == 2) return dot_rows_planes<2, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
-  if (in_unit == 1) return dot_rows_planes<1, kPlaneUnit>(x, x_stride, x_scales, M, first, N, K, acc);
-  dot_rows_planes<1, kPad>(x, x_stride, x_scales, M, first, N, K, acc);
+  if (in_unit >= 4) return dot_rows_planes<kPlanes, 4, kPlaneUnit>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
+  if (in_unit == 2) return dot_rows_planes<kPlanes, 2, kPlaneUnit>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
+  if (in_unit == 1) return dot_rows_planes<kPlanes, 1, kPlaneUnit>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
+  dot_rows_planes<kPlanes, 1, kPad>(x, x_stride, x_scales, M, first, ahead, N, K, acc);
 }
 
-constexpr Planes kPlanesHere{arrange_planes, nullptr, nullptr, dot_planes};
-constexpr const Planes* kPlanes = &kPlanesHere;
+constexpr Planes kPlanes16Bits{2, arrange_planes<2>, nullptr, nullptr, dot_planes<2>};
+constexpr Planes kPlanes23Bits{3, arrange_planes<3>, nullptr, nullptr, dot_planes<3>};
+constexpr const Planes *kPlanes = &kPlanes16Bits, *kFinePlanes = &kPlanes23Bits;
 
 #else
 
-constexpr const Planes* kPlanes = nullptr;
+constexpr const Planes *kPlanes = nullptr, *kFinePlanes = nullptr;
 
 #endif
 
@@ -406,17 +438,25 @@ struct SeenNan {
 // e4m3's is 127, of either sign: 254 once doubled, above all others.
 template <>
 struct SeenNan<Element::e4m3> {
-  static constexpr int64_t kBytes = 32;
-  __m256i most = _mm256_setzero_si256();
+  using Bytes = uint8_t __attribute__((vector_size(4 * kFloats)));
+  Bytes most = {};
   void see(const char* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += kBytes) {
-      const __m256i values = load<__m256i>(p + i);
-      most = _mm256_max_epu8(most, _mm256_add_epi8(values, values));
+    for (int64_t i = 0; i < bytes; i += 4 * kFloats) {
+      const Bytes values = load<Bytes>(p + i), twice = values + values;
+#ifdef AOEXT_AVX512
+      most = (Bytes)_mm512_maskz_max_epu8(~__mmask64{0}, (__m512i)most, (__m512i)twice);
+#else
+      most = (Bytes)_mm256_max_epu8((__m256i)most, (__m256i)twice);
+#endif
     }
   }
   float or_nan(float sum) const {
-    const int nan = _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, _mm256_set1_epi8(static_cast<char>(0xfe))));
-    return nan != 0 ? from_bits(0x7fc00000u) : sum;
+#ifdef AOEXT_AVX512
+    const bool nan = _mm512_cmpeq_epi8_mask((__m512i)most, _mm512_set1_epi8(static_cast<char>(0xfe))) != 0;
+#else
+    const bool nan = _mm256_movemask_epi8(_mm256_cmpeq_epi8((__m256i)most, _mm256_set1_epi8(static_cast<char>(0xfe)))) != 0;
+#endif
+    return nan ? from_bits(0x7fc00000u) : sum;
   }
 };
 #endif

@@ -121,17 +121,30 @@ struct Values {
 };
 
 #if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
+// 16 halves.
+inline void widen(__m256i halves, F32* out) {
+#ifdef AOEXT_AVX512
+  out[0] = (F32)_mm512_maskz_cvtph_ps(0xffff, halves);
+#else
+  out[0] = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  out[1] = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+#endif
+}
+
 template <>
 struct Values<Element::e4m3> {
-  static constexpr int kVectors = 16 / kFloats;
+  static constexpr int kVectors = 2;
   static constexpr float kFactor = 256;
-  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves(p), out); }
-  static void widen(__m256i halves, F32 (&out)[kVectors]) {
+  static void load(const void* p, F32 (&out)[kVectors]) {
 #ifdef AOEXT_AVX512
-    out[0] = (F32)_mm512_maskz_cvtph_ps(0xffff, halves);
+    // As e4m3_halves, 32 values.
+    constexpr __mmask32 kAll = ~__mmask32{0};
+    const __m512i wide = _mm512_maskz_slli_epi16(kAll, _mm512_maskz_cvtepi8_epi16(kAll, aoext::cpu::load<__m256i>(p)), 7);
+    const __m512i halves = _mm512_and_si512(wide, _mm512_set1_epi16(static_cast<int16_t>(0xbfff)));
+    widen(_mm512_castsi512_si256(halves), out);
+    widen(_mm512_maskz_extracti64x4_epi64(0xf, halves, 1), out + 1);
 #else
-    out[0] = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-    out[1] = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    widen(e4m3_halves(p), out);
 #endif
   }
 };
@@ -143,11 +156,11 @@ inline void values_to_float(const void* source, float* out, int64_t n) {
   int64_t i = 0;
 #if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
   if constexpr (kType == Element::e4m3) {
-    using V = Values<kType>;
-    F32 v[V::kVectors];
+    constexpr int kVectors = 16 / kFloats;
+    F32 v[kVectors];
     for (; i + 16 <= n; i += 16) {
-      V::widen(e4m3_halves_and_nan(s + i), v);
-      for (int j = 0; j < V::kVectors; ++j) store(out + i + j * kFloats, v[j] * V::kFactor);
+      widen(e4m3_halves_and_nan(s + i), v);
+      for (int j = 0; j < kVectors; ++j) store(out + i + j * kFloats, v[j] * Values<kType>::kFactor);
     }
   } else
 #endif
@@ -167,15 +180,15 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
   }
 }
 
-// A line from memory every few instructions, and where N is a power of two all of one set of the first cache: so they are fetched
-// into the second, the next columns' while these are converted, and once more where they have been pushed out since.
+// A line every few instructions, far from the next: those that nobody has fetched before are on their way while others are
+// converted.
 template <Element kFrom>
 inline void columns_to_float(const char* source, int64_t stride, int64_t rows, int64_t n, float* out) {
   constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32, kLine = 64;
   for (int64_t r = 0; r < rows; ++r) {
     const char* const row = source + r * stride;
     for (int64_t i = 0; i < kTile * kBytes; i += kLine) {
-      __builtin_prefetch(row + kTile * kBytes + i, 0, 2);
+      if (rows > kGroupsAhead) __builtin_prefetch(row + kTile * kBytes + i, 0, 2);
       if (r + kAhead < rows) __builtin_prefetch(row + kAhead * stride + i, 0, 2);
     }
     if (n == kTile)
@@ -190,6 +203,24 @@ void columns_to_float(Element from, const void* source, int64_t stride, int64_t 
   if (from == Element::bf16) return columns_to_float<Element::bf16>(in, stride, rows, n, out);
   if (from == Element::f16) return columns_to_float<Element::f16>(in, stride, rows, n, out);
   columns_to_float<Element::f32>(in, stride, rows, n, out);
+}
+
+void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {
+  constexpr int64_t kChunk = 256;
+  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  for (int64_t g = 0; g < K / group_size; ++g) {
+    F32 sums = {};
+    float rest = 0;
+    for (int64_t i = 0; i < group_size; i += kChunk) {
+      const int64_t n = group_size - i < kChunk ? group_size - i : kChunk;
+      float values[kChunk];
+      to_float(from, static_cast<const char*>(row) + (g * group_size + i) * bytes, values, n);
+      int64_t j = 0;
+      for (; j + kFloats <= n; j += kFloats) sums += load<F32>(values + j);
+      for (; j < n; ++j) rest += values[j];
+    }
+    out[g * stride] = sum<float>(sums) + rest;
+  }
 }
 
 void from_float(Element to, const float* source, void* out, int64_t n) {
@@ -354,6 +385,31 @@ inline void dequantize_int4_as(const Int4Row& row, int64_t begin, int64_t n, T* 
       ++g;
       left = row.group_size;
     }
+  }
+}
+
+constexpr float kWideZeroPoint = 8;  // scales: the smallest q is −8
+
+bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t groups) {
+  F32 widest = {};
+  for (int64_t i = 0; i < groups * kTile; i += kFloats) {
+    const F32 beyond = magnitude(load<F32>(zero_point + i)) - kWideZeroPoint * magnitude(load<F32>(scale + i));
+    widest = beyond > widest ? beyond : widest;
+  }
+  bool wide = false;
+  for (int i = 0; i < kFloats; ++i) wide |= widest[i] > 0;
+  return wide;
+}
+
+// The weights' part is 16 |scale| − |zero_point|, or nothing: the closer to 8 scales, the closer to 0 is a weight that must not
+// grow.
+void split_zero_points(const float* scale, float* zero_point, int64_t groups, float* beside) {
+  for (int64_t i = 0; i < groups * kTile; i += kFloats) {
+    const F32 zero = load<F32>(zero_point + i), size = magnitude(zero), most = kWideZeroPoint * magnitude(load<F32>(scale + i));
+    const F32 left = 2 * most - size, positive = left > 0 ? left : F32{};
+    const F32 within = size > most ? (F32)((U32)positive | ((U32)zero & kSign)) : zero;
+    store(zero_point + i, within);
+    store(beside + i, size > most ? zero - within : F32{});
   }
 }
 

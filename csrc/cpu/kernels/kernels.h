@@ -26,6 +26,38 @@ struct Int4Row {
   int64_t group_size;
 };
 
+// Up to so many groups a tile's scales and zero points are fetched while another tile is multiplied. Each lies in a page of its
+// own: where translations of more do not stay at hand, they are fetched while their neighbours are read, from the same pages.
+constexpr int64_t kGroupsAhead = 256;
+
+// Scales that are next, or zero points: `groups` rows of `bytes` bytes. Each is a line or two of memory far from the others, so
+// that nothing but a program can know what to fetch, and a burst of them stops all other reading: loops over weights take one as
+// they go.
+struct Ahead {
+  const char* row;
+  int64_t stride, groups, bytes;
+};
+struct ScalesAhead {
+  Ahead scale, zero_point;
+};
+
+// One of `parts` parts.
+static inline Ahead part_of(const Ahead& ahead, int64_t i, int64_t parts) {
+  const int64_t each = (ahead.groups + parts - 1) / parts, left = ahead.groups - i * each;
+  return {ahead.row + i * each * ahead.stride, ahead.stride, left < each ? left : each, ahead.bytes};
+}
+
+// A group's, into the second cache: where a stride is a power of two, all of them are of one set of the first.
+static inline void fetch_group(Ahead* ahead) {
+  if (ahead->groups <= 0) return;
+  constexpr int64_t kLine = 64;
+  for (int64_t i = 0; i < ahead->bytes; i += kLine) __builtin_prefetch(ahead->row + i, 0, 2);
+  ahead->row += ahead->stride;
+  --ahead->groups;
+}
+
+static inline void fetch_group(ScalesAhead* ahead) { fetch_group(ahead->scale.groups > 0 ? &ahead->scale : &ahead->zero_point); }
+
 // Products of one kind: an operand is what an instruction multiplies.
 struct Tiles {
   int64_t operand_bytes;
@@ -48,15 +80,21 @@ struct Tiles {
   // between it and `rows` may change, and what stands there in w and after the last row of x may be anything.
   void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
 
+  // acc[m][n] += Σ x_sums[g][m] · terms[g][n], n < kTile, for sums of x over groups, x_stride rows apart and readable to the end
+  // of a lot. Null where products are int8's.
+  void (*add_of_groups)(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc);
+
   // Null, or what brings sums, which start as zeros and of which there are so many rows as lie together in x, into that order
   // once all of K has been multiplied.
   void (*finish)(int64_t M, void* acc);
 };
 
-// int4 by a row of x in 16-bit fixed point. Groups are of 32, 64 or a multiple of kPad elements.
+// int4 by a row of x in fixed point. Groups are of 32, 64 or a multiple of kPad elements.
 struct Planes {
-  // A row of x for dot, 2 bytes an element, padded with zeros (by the caller) to kPad elements; the scale of each group, the
-  // sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
+  int64_t bytes;  // of an element of x: 2 for results in bfloat16 and half, 3 for float32
+
+  // A row of x for dot, so many bytes an element, padded with zeros (by the caller) to kPad elements; the scale of each group,
+  // the sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
   bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
                   float* group_sums);
 
@@ -67,20 +105,29 @@ struct Planes {
 
   // As dot_int4, for M rows that `arrange` wrote, x_stride bytes apart.
   void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
-              int64_t M, const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile]);
+              int64_t M, const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]);
 };
 
 struct Kernels {
   const char* name;
 
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
-  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats. As many columns to the right of them are on
-  // their way afterwards.
+  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats. Of more than kGroupsAhead rows as many
+  // columns to the right of them are on their way afterwards.
   void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
+
+  // Zero points [groups, kTile] and their scales: whether one is beyond 8 scales, so that all weights of its group have its sign;
+  // and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0 and
+  // none away from it: of 16 scales and more it is nothing.
+  bool (*has_wide_zero_points)(const float* scale, const float* zero_point, int64_t groups);
+  void (*split_zero_points)(const float* scale, float* zero_point, int64_t groups, float* beside);
+
+  // Sums of a row's groups, `stride` floats apart.
+  void (*group_sums)(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride);
 
   const Tiles *f32, *i8;
 
@@ -100,8 +147,9 @@ struct Kernels {
   void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N,
                    int64_t K, float (*acc)[kTile]);
 
-  // Null where no instruction multiplies bytes, or none multiplies tiles of them; the latter take groups of 64 and more.
-  const Planes *planes, *plane_tiles;
+  // Null where no instruction multiplies bytes, or none multiplies tiles of them; the latter take groups of 64 and more. Fine
+  // ones are for float32 results.
+  const Planes *planes, *fine_planes, *plane_tiles;
 
   // The same of int8 by int8, exact, all rows K elements one after another; null where tiles are as good.
   void (*dot_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]);

@@ -174,6 +174,22 @@ void multiply(const void* w, int N, const void* x, int64_t M, int64_t K, void* a
   });
 }
 
+void add_of_groups(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
+  constexpr int kVectors = kTile / kFloats;
+  each_rows<kFewRows>(M, [&](auto count, int64_t m) {
+    constexpr int kCount = decltype(count)::count;
+    float* const to = static_cast<float*>(acc) + m * kTile;
+    F32 sums[kCount][kVectors];
+    memcpy(sums, to, sizeof sums);
+    for (int64_t g = 0; g < groups; ++g)
+      for (int i = 0; i < kVectors; ++i) {
+        const F32 term = load<F32>(terms + g * kTile + i * kFloats);
+        for (int r = 0; r < kCount; ++r) sums[r][i] += term * x_sums[g * x_stride + m + r];
+      }
+    memcpy(to, sums, sizeof sums);
+  });
+}
+
 // ---- operands ------------------------------------------------------------------------------------------
 
 template <class Operand>
@@ -255,32 +271,44 @@ inline void int4_in_fours(const Int4Row& row, int64_t g, int64_t groups, __m512i
   for (int i = 0; i < kNibblesOfWord; ++i) {
     __m512i index = _mm512_maskz_srli_epi16(~__mmask32{0}, words, static_cast<unsigned>(4 * i));
     if constexpr (kGroups > 1) index = _mm512_or_si512(_mm512_and_si512(index, nibble), group);
-    store(out + i * kWords, kGroups == 4 ? _mm512_maskz_permutex2var_epi16(kept, low, index, high)
-                                         : _mm512_maskz_permutexvar_epi16(kept, index, low));
+    __m512i values_of_words = _mm512_maskz_permutexvar_epi16(kept, index, low);
+    // The second half of the words looks up again: two look-ups in one table each take less than one in two.
+    if constexpr (kGroups == 4) values_of_words = _mm512_mask_permutexvar_epi16(values_of_words, kept & 0xffff0000u, index, high);
+    store(out + i * kWords, values_of_words);
   }
+}
+
+// Lots of 128 weights, of kGroups groups each or `lots_of_group` to one, in a loop without divisions.
+template <int kGroups>
+inline void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, int64_t lots_of_group, uint16_t* out) {
+  const uint8_t* const packed = row.packed + begin / 2;
+  int64_t g = begin / row.group_size, left = kGroups > 1 ? 1 : lots_of_group - begin / kFours % lots_of_group, i = 0;
+  for (; i + kFours <= n; i += kFours) {
+    int4_in_fours<kGroups>(row, g, kGroups, load<__m512i>(packed + i / 2), ~__mmask32{0}, out + i);
+    if (--left > 0) continue;
+    g += kGroups;
+    left = lots_of_group;
+  }
+  if (i == n) return;
+  const int64_t count = n - i;
+  const __m512i words = _mm512_maskz_loadu_epi8(~__mmask64{0} >> (kFours - count) / 2, packed + i / 2);
+  const __mmask32 kept = ~__mmask32{0} >> (kWords - count / kNibblesOfWord);
+  int4_in_fours<kGroups>(row, g, count / row.group_size, words, kept, out + i);
 }
 
 void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, void* out) {
   uint16_t* const to = static_cast<uint16_t*>(out);
-  const bool whole = row.group_size % kFours == 0;
+  if (begin % kFours == 0) {
+    if (row.group_size % kFours == 0) return weights_in_fours<1>(row, begin, n, row.group_size / kFours, to);
+    if (row.group_size == 64) return weights_in_fours<2>(row, begin, n, 1, to);
+    if (row.group_size == 32) return weights_in_fours<4>(row, begin, n, 1, to);
+  }
   for (int64_t i = 0; i < n; i += kFours) {
-    const int64_t k = begin + i, count = n - i < kFours ? n - i : kFours, g = k / row.group_size;
-    if (k % kFours == 0 && (whole || row.group_size == 64 || row.group_size == 32)) {
-      const __m512i words = _mm512_maskz_loadu_epi8(~__mmask64{0} >> (kFours - count) / 2, row.packed + k / 2);
-      const __mmask32 kept = ~__mmask32{0} >> (kWords - count / kNibblesOfWord);
-      const int64_t groups = count / row.group_size;
-      if (whole)
-        int4_in_fours<1>(row, g, 1, words, kept, to + i);
-      else if (row.group_size == 64)
-        int4_in_fours<2>(row, g, groups, words, kept, to + i);
-      else
-        int4_in_fours<4>(row, g, groups, words, kept, to + i);
-    } else {
-      uint16_t values[kFours];
-      dequantize_int4_as(row, k, count, values);
-      fill_up(values, count);
-      lay_in_fours(values, kFours, to + i);
-    }
+    const int64_t count = n - i < kFours ? n - i : kFours;
+    uint16_t values[kFours];
+    dequantize_int4_as(row, begin + i, count, values);
+    fill_up(values, count);
+    lay_in_fours(values, kFours, to + i);
   }
 }
 #endif
@@ -297,9 +325,10 @@ constexpr Tiles kTilesF32{sizeof(float),
                           operands<Element::f32, float>,
                           operands_of_int4<Element::f32, float>,
                           multiply<ProductF32, kDepthF32>,
+                          add_of_groups,
                           nullptr};
 constexpr Tiles kTilesI8{sizeof(ProductI8::Operand),    kBlockRows, kDepthI8, 1, inputs_i8, weights_i8, nullptr,
-                         multiply<ProductI8, kDepthI8>, nullptr};
+                         multiply<ProductI8, kDepthI8>, nullptr,    nullptr};
 #ifndef AOEXT_AMX
 constexpr const Planes* kPlaneTiles = nullptr;
 constexpr const Tiles* kI8 = &kTilesI8;
@@ -313,6 +342,7 @@ constexpr Tiles kTilesBf16{sizeof(uint16_t),
                            operands<Element::bf16, uint16_t>,
                            nullptr,
                            multiply<ProductBf16, kDepthBf16>,
+                           nullptr,
                            nullptr};
 constexpr Tiles kTilesBf16Int4{sizeof(uint16_t),
                                kBlockRows,
@@ -322,6 +352,7 @@ constexpr Tiles kTilesBf16Int4{sizeof(uint16_t),
                                nullptr,
                                weights_in_fours,
                                multiply<ProductBf16, kDepthBf16>,
+                               add_of_groups,
                                nullptr};
 constexpr const Tiles *kBf16 = &kTilesBf16, *kBf16Int4 = &kTilesBf16Int4;
 #else

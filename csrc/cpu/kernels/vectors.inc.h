@@ -43,6 +43,8 @@ inline float from_bits(uint32_t u) {
 
 constexpr uint32_t kSign = 0x80000000u, kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 
+inline F32 magnitude(F32 v) { return (F32)((U32)v & kMagnitude); }
+
 #ifdef AOEXT_AVX512
 inline F32 multiply_add(F32 a, F32 b, F32 c) { return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 #elif defined(AOEXT_AVX2)
