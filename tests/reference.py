@@ -279,10 +279,13 @@ ACTIVATION_CALLS = [name for name in CALLS if name.startswith("bf16") or name ==
 INPUT_CALLS = [name for name in CALLS if name != "dequantize_int4"]
 
 
-def zero_point_slack(operator: str, args: tuple[Any, ...], zero_over_scale: float) -> float:
+def zero_point_slack(x: Tensor, N: int, group_size: int, zero_over_scale: float) -> float:
     """Bounds that such zero points may cost: CUDA's kernels for many rows round them with their weights."""
-    plan = aoext.explain(operator, *args)
-    rounds = any(words in plan for words in ("int4_wgmma", "int4_mma", "as bf16i4bf16_rowwise"))
+    K = x.shape[1]
+    weight = torch.empty(N, K // 2, dtype=torch.int8, device=x.device)
+    groups = torch.empty(K // group_size, N, dtype=x.dtype, device=x.device)
+    plan = aoext.explain("bf16i4bf16_rowwise", x, weight, groups, groups)
+    rounds = any(kernel in plan for kernel in ("int4_wgmma", "int4_mma"))
     return max(1, zero_over_scale / 8) if rounds else 1
 
 

@@ -1,4 +1,5 @@
-// The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, plane_tiles, nibbles, values, tiles and panel.
+// The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, fine_planes, plane_tiles, nibbles,
+// values, tiles and panel.
 #pragma once
 
 #include <algorithm>
@@ -201,19 +202,20 @@ void multiply_panels(const LinearProblem& p, const Plan& plan, const Tensor& inp
   }
 }
 
-// ATen's products of panels add nothing beside the weights, and round at once.
-inline bool has_wide_zero_points(const RowwiseWeight&, int64_t) { return false; }
-
+// Whether weights keep to tiles: ATen's products of panels add nothing beside them, and round at once.
 template <class Weight>
 bool has_wide_zero_points(const Weight& weight, int64_t N) {
   std::atomic<bool> wide = false;
-  torch::stable::parallel_for(0, ceil_div(N, kTile), grain(kTile, weight.K / weight.group_size), [&](int64_t begin, int64_t end) {
-    typename Weight::Tile tile(weight);
-    for (int64_t t = begin; t < end && !wide; ++t) {
-      tile.move(t * kTile, std::min<int64_t>(kTile, N - t * kTile), 0, weight.K);
-      if (tile.take_zero_points_out(0, weight.K).count > 0) wide = true;
-    }
-  });
+  if constexpr (Weight::kInt4) {
+    const int64_t tiles = ceil_div(N, kTile), at_least = grain(kTile, weight.K / weight.group_size);
+    torch::stable::parallel_for(0, tiles, at_least, [&](int64_t begin, int64_t end) {
+      typename Weight::Tile tile(weight);
+      for (int64_t t = begin; t < end && !wide; ++t) {
+        tile.move(t * kTile, std::min<int64_t>(kTile, N - t * kTile), 0, weight.K);
+        if (tile.take_zero_points_out(0, weight.K).count > 0) wide = true;
+      }
+    });
+  }
   return wide;
 }
 

@@ -19,9 +19,8 @@ constexpr int64_t kCutColumns = 32;
 // of few channels do not hide it either, and of a large weight not even those of one row.
 int64_t decode_rows(const RowwiseLinear& p) {
   constexpr int64_t kLongRow = 8192, kSmallWeight = int64_t{1} << 24;
-  const bool small = p.N * p.K <= kSmallWeight, lengthy = p.K >= kLongRow;
-  if (!small && lengthy) return 0;
-  return !small || (lengthy && p.K >= p.N) ? 2 : 8;
+  if (p.N * p.K > kSmallWeight) return p.K >= kLongRow ? 0 : 2;
+  return p.K >= kLongRow && p.K >= p.N ? 2 : 8;
 }
 
 RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {
