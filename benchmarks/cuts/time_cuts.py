@@ -214,7 +214,7 @@ class Candidates:
     def rowwise_wgmma(self) -> Iterator[Config]:
         for rows in range(48, 128 + 1, 16):
             yield from self._wgmma(rows, (32, 64, 128, 256) if rows > 64 else (32, 64, 128), (1, 2))
-        for rows in range(48, 160 + 1, 16):
+        for rows in range(48, 192 + 1, 16):
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / 128)
             blocks = math.ceil(tiles / math.ceil(tiles / self.gpu.multiprocessors))
             yield (128, 1, 0, blocks, rows, 0, 1)

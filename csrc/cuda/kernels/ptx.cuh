@@ -94,12 +94,40 @@ __device__ __forceinline__ uint32_t and_xor(uint32_t v) {
   return result;
 }
 
-// ---- Barriers in shared memory, from sm_90 on: a phase ends when all arrivals and all announced bytes are in. ----
+// ---- Barriers in shared memory: a phase ends when all arrivals and, from sm_90 on, all announced bytes are in. ----
+
+// Of a warp, after __syncwarp(): its first lane speaks for all. compute-sanitizer's racecheck follows an arrival only for the
+// thread that makes it; built with AOEXT_RACECHECK every lane arrives.
+#ifdef AOEXT_RACECHECK
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+__device__ __forceinline__ bool arrives(int lane) { return lane < kArrivals; }
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+
+// Waits for the phase of this parity to end.
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#define AOEXT_WAIT "try_wait"
+#else
+#define AOEXT_WAIT "test_wait"
 #endif
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again: mbarrier." AOEXT_WAIT
+      ".parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#undef AOEXT_WAIT
 }
 
 // Makes initialised barriers known to the copy engine and to the cluster.

@@ -34,43 +34,15 @@ __host__ __device__ constexpr int row_bytes(int chunks) { return (chunks * kChun
 
 // Shared memory, in this order. A slot is one of the 128 · MT results of a row tile: [MT][4 registers][32 lanes].
 struct Shared {
-  uint64_t* full;   // [buffers] mbarriers: every warp has written its part
-  uint64_t* empty;  // [buffers] mbarriers: every slot has been read
-  char* x;          // [M] rows of row_bytes(phase_chunks)
-  float* sums;      // [phase_chunks · Sub][tokens]: Σ x of a group's part of a chunk
-  float* part;      // [buffers][warps][slots]: each warp's part of a row tile
-  float* tile;      // [row tiles of the block][slots], where there are several phases
+  uint32_t full;   // [buffers] barriers: every warp has written its part
+  uint32_t empty;  // [buffers] barriers: every slot has been read
+  char* x;         // [M] rows of row_bytes(phase_chunks)
+  float* sums;     // [phase_chunks · Sub][tokens]: Σ x of a group's part of a chunk
+  float* part;     // [buffers][warps][slots]: each warp's part of a row tile
+  float* tile;     // [row tiles of the block][slots], where there are several phases
 };
 
 constexpr int kBarrierBytes = 64;
-
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-// Arrivals of a warp: its first lane speaks for all. compute-sanitizer's racecheck follows an arrival only for the
-// thread that makes it; built with AOEXT_RACECHECK every lane arrives.
-#ifdef AOEXT_RACECHECK
-constexpr int kArrivals = 32;
-#else
-constexpr int kArrivals = 1;
-#endif
-
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier, int lane) {
-  __syncwarp();
-  if (lane < kArrivals)
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
-  uint32_t done;
-  do {
-    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-  } while (!done);
-}
 
 // Values p of a word as two bfloat16, 128 + u each: u fills the low bits of 128's mantissa.
 __device__ __forceinline__ uint32_t values(uint32_t word, int p) {
@@ -169,7 +141,7 @@ template <int MT>
 __device__ __forceinline__ void hand_in(float (&total)[MT][4], const Shared& shared, const Shape& s, const Turn& at, int warp,
                                         int warps, int lane) {
   constexpr int kSlots = 128 * MT;
-  barrier_wait(shared.empty + at.buffer, at.parity ^ 1);
+  barrier_wait(shared.empty + 8 * at.buffer, at.parity ^ 1);
   float* part = shared.part + (at.buffer * warps + warp) * kSlots + lane;
 #pragma unroll
   for (int m = 0; m < MT; ++m) {
@@ -179,7 +151,8 @@ __device__ __forceinline__ void hand_in(float (&total)[MT][4], const Shared& sha
       total[m][c] = 0;
     }
   }
-  barrier_arrive(shared.full + at.buffer, lane);
+  __syncwarp();
+  if (arrives(lane)) barrier_arrive(shared.full + 8 * at.buffer);
 }
 
 // Adds the parts of a row tile and writes its results, or keeps them for the next phase: in every phase a row of
@@ -191,12 +164,13 @@ __device__ __forceinline__ void add_parts(const Shared& shared, const Shape& s, 
   const bool first_phase = at.begin == 0, last_phase = at.begin + at.count >= s.chunks;
   for (int row = at.first_row; row < 4 * MT; row += warps) {
     if (!has_tokens(row, M)) continue;
-    barrier_wait(shared.full + at.buffer, at.parity);
+    barrier_wait(shared.full + 8 * at.buffer, at.parity);
     const float* part = shared.part + at.buffer * warps * kSlots + row * 32 + lane;
     float y = 0;
 #pragma unroll 8
     for (int w = 0; w < warps; ++w) y += part[w * kSlots];
-    barrier_arrive(shared.empty + at.buffer, lane);
+    __syncwarp();
+    if (arrives(lane)) barrier_arrive(shared.empty + 8 * at.buffer);
     float* kept = shared.tile + at.index * kSlots + row * 32 + lane;
     if (!first_phase) y += *kept;
     if (!last_phase) {
@@ -216,8 +190,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const int M = static_cast<int>(s.p.M), bytes = row_bytes(s.phase_chunks);
   Shared shared;
-  shared.full = reinterpret_cast<uint64_t*>(memory);
-  shared.empty = shared.full + kBuffers;
+  shared.full = shared_address(memory);
+  shared.empty = shared.full + 8 * kBuffers;
   shared.x = memory + kBarrierBytes;
   shared.sums = reinterpret_cast<float*>(shared.x + M * bytes);
   shared.part = shared.sums + s.phase_chunks * Sub * 8 * MT;
@@ -226,8 +200,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
     int rows = 0;
     for (int r = 0; r < 4 * MT; ++r) rows += has_tokens(r, M);
     for (int b = 0; b < kBuffers; ++b) {
-      barrier_init(shared.full + b, kArrivals * warps);
-      barrier_init(shared.empty + b, kArrivals * rows);
+      barrier_init(shared.full + 8 * b, kArrivals * warps);
+      barrier_init(shared.empty + 8 * b, kArrivals * rows);
     }
   }
   int row[MT];  // columns past M repeat the last token; their results are dropped

@@ -10,7 +10,7 @@ struct WgmmaConfig {
   int blocks;      // in all, which run at once
   int rows = 128;  // of w in a tile: 128 or 64; of two operands of 8 bits any multiple of 16 up to there
   int arranged = 0;  // 1: beside an x that a first kernel has brought into another order of K, of int4 alone
-  int turned = 0;    // 1: rows of x are the left operand, of two operands of 8 bits alone; rows up to 160 then
+  int turned = 0;    // 1: rows of x are the left operand, of two operands of 8 bits alone; rows up to 192 then
 };
 
 }  // namespace aoext::cuda

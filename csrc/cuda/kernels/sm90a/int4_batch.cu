@@ -23,7 +23,7 @@ constexpr int most_rows(int64_t group_size) { return group_size == 32 ? 16 : gro
 struct Instance {
   void (*stage)(const uint16_t*, char*, int, int64_t);
   void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Walk);
-  int sub, scale_bytes, unit_bytes;
+  int sub, scale_bytes, pair_bytes;
   int (*step_bytes)(int);
   int (*slices_bytes)(int);
   int (*blocks_bytes)(int, int);
@@ -37,7 +37,7 @@ Instance instance() {
           int4_batch::int4_batch_kernel<X, S, Sub, kTokens>,
           Sub,
           L::kScaleBytes,
-          int4_batch::UnitX<Sub, kTokens>::kBytes,
+          int4_batch::PairX<Sub, kTokens>::kBytes,
           L::bytes,
           Meet::slices,
           Meet::blocks};
@@ -82,7 +82,7 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   w.units = static_cast<int>(p.K / kUnitK);
   w.bias_type = static_cast<int>(p.bias_type);
   w.segments =
-      share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, int4_batch::kStepUnits), c.blocks, c.cluster, 0);
+      share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, int4_batch::kPairUnits), c.blocks, c.cluster, 0);
   if (!shares_fit(w.segments, c.blocks) || c.cluster > 2) return false;  // every block owns something
   const int step = kernels.step_bytes(c.slices);
   const int fixed =
@@ -124,7 +124,7 @@ BatchConfig choose_int4_batch(const Int4Linear& p, int sms, int shared_memory) {
   BatchConfig best{};
   double least = 0;
   for (int slices = 1; slices <= 4; slices *= 2) {
-    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, int4_batch::kStepUnits);
+    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, int4_batch::kPairUnits);
     const double step = cost.step[log2_of(slices)], turn = kTurn + kTurnRow * cost.tokens;
     for (const int cluster : {1, 2}) {
       const auto config = [&](int64_t blocks) {
@@ -146,7 +146,7 @@ BatchConfig choose_int4_batch(const Int4Linear& p, int sms, int shared_memory) {
 }
 
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
-  return static_cast<size_t>(p.K / kUnitK) * instance(p, c.tokens).unit_bytes;
+  return static_cast<size_t>(ceil_div(p.K / kUnitK, int4_batch::kPairUnits)) * instance(p, c.tokens).pair_bytes;
 }
 
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
@@ -156,7 +156,7 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   if (!lay_out(p, c, kernels, l)) return cudaErrorInvalidValue;
   l.walk.x = static_cast<const char*>(workspace);
   const int64_t rows = kBatchRows / c.slices, groups = p.K / p.group_size;
-  const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? int4_batch::kStepUnits : 1);
+  const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? int4_batch::kPairUnits : 1);
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
                     {kUnitK, rows});
   const auto scale_map = [&](const void* data) {

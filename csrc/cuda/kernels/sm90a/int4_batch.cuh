@@ -38,37 +38,45 @@ constexpr int kMostDepth = 12;
 
 __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
 
-// A unit of x as the first kernel leaves it: X' [k16][half][m][16 B], sum x [sub][m], 2^-e.
+// Two units of x as the first kernel leaves them, each X' [k16][half][m][16 B], sums of x [sub][m], 2^-e.
+//
+// Zeros times sums of x take two multiply-adds for each sum of a lane, and as many loads for each pair of them. For 64 rows of x
+// it is a product of bfloat16 like the others, to whose operand sums come as three numbers and a zero, behind both units:
+// [m][unit]. With fewer rows that takes longer, and sums are float32.
+constexpr int kPairUnits = 2;
 template <int Sub, int kTokens>
-struct UnitX {
+struct PairX {
+  static constexpr bool kMultipliesSums = kTokens == 64;
   static constexpr int kSubs = kUnitK / Sub;
   static constexpr int kSlice = kTokens * 32;  // 16 k
   static constexpr int kSums = kTokens * kUnitK * 2;
-  static constexpr int kBack = kSums + kSubs * kTokens * 4;
-  static constexpr int kBytes = (kBack + 4 + 127) / 128 * 128;
+  static constexpr int kBack = kSums + (kMultipliesSums ? 0 : kSubs * kTokens * 4);
+  static constexpr int kUnit = (kBack + 4 + 127) / 128 * 128;
+  static constexpr int kNumbers = kPairUnits * kUnit;  // of sums
+  static constexpr int kBytes = kNumbers + (kMultipliesSums ? kTokens * 16 : 0);
+  static_assert(!kMultipliesSums || kSubs == 1);
 };
 
-// A step in the ring, of two units: rows of 128 bytes, scales and zeros [unit][sub][row], units of x. Two slices have one each;
+// A step in the ring, of two units: rows of 128 bytes, scales and zeros [unit][sub][row], x. Two slices have a unit each;
 // four take turns with steps, two at a time.
-constexpr int kStepUnits = 2;
 __host__ __device__ constexpr int step_turns(int slices) { return slices == 4 ? 2 : 1; }
 
 template <Element S, int Sub, int kTokens>
 struct Step {
   static constexpr int kScaleBytes = S == Element::fp32 ? 4 : 2;
-  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * kStepUnits * kUnitK / 2; }
+  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * kPairUnits * kUnitK / 2; }
   __host__ __device__ static constexpr int scales(int slices) {
-    return kBatchRows / slices * kStepUnits * (kUnitK / Sub) * kScaleBytes;
+    return kBatchRows / slices * kPairUnits * (kUnitK / Sub) * kScaleBytes;
   }
   __host__ __device__ static constexpr int x(int slices) { return weights(slices) + 2 * scales(slices); }
   __host__ __device__ static constexpr int bytes(int slices) {
-    return (x(slices) + kStepUnits * UnitX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
+    return (x(slices) + PairX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
   }
 };
 
 struct Walk {
   int64_t N;
-  const char* x;  // units of UnitX
+  const char* x;  // pairs of units, PairX
   const void* bias;
   void* y;
   int M;
@@ -100,12 +108,72 @@ __device__ __forceinline__ int thread_now() {  // what is computed of it stays w
 
 __device__ __forceinline__ void sync_math() { sync_threads_of(1, kMath); }
 
+// ---- Scales and zeros, and the numbers of bfloat16 that sums of x and zeros are sums of ----
+
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) { return bits<uint32_t>(__floats2bfloat162_rn(low, high)); }
+
+// What the nearest of them lacks.
+__device__ __forceinline__ float bf16_rest(float v) { return v - __bfloat162float(__float2bfloat16_rn(v)); }
+
+// Three of them, all that float32 holds, and a zero; of what is not finite, itself.
+__device__ __forceinline__ uint2 sum_numbers(float v) {
+  const float second = isfinite(v) ? bf16_rest(v) : 0;
+  return {bf16_pair(v, second), bf16_pair(bf16_rest(second), 0)};
+}
+
+// Of a lane's two rows n.
+template <Element X, Element S>
+class Affine {
+ public:
+  __device__ Affine(uint32_t scale, uint32_t zero) : scale_(load(scale)), zero_(load(zero)) {}
+
+  __device__ float2 scale() const { return unpack(scale_); }
+  // Less the 8 scales that nibbles are over.
+  __device__ float2 zero() const {
+    const float2 a = scale(), z = unpack(zero_);
+    return kOver ? float2{fmaf(-8.f, a.x, z.x), fmaf(-8.f, a.y, z.y)} : z;
+  }
+  // The same as two numbers, each of them twice: of the upper row and the lower one, then their second ones.
+  __device__ void zero_numbers(uint32_t (&numbers)[4], uint32_t mask) const {
+    uint32_t first, second;
+    if constexpr (kOver && S == Element::bf16) {
+      first = zero_;
+      second = bits<uint32_t>(__hmul2(bits<__nv_bfloat162>(scale_), __float2bfloat162_rn(-8)));
+    } else {
+      const float2 z = zero();
+      first = bf16_pair(z.x, z.y), second = bf16_pair(bf16_rest(z.x), bf16_rest(z.y));
+    }
+    first &= mask, second &= mask;
+    numbers[0] = __byte_perm(first, 0, 0x1010), numbers[1] = __byte_perm(first, 0, 0x3232);
+    numbers[2] = __byte_perm(second, 0, 0x1010), numbers[3] = __byte_perm(second, 0, 0x3232);
+  }
+
+ private:
+  static constexpr bool kOver = !Number<X>::kNormal, kFloats = S == Element::fp32;
+  using Pair = std::conditional_t<kFloats, float2, uint32_t>;
+
+  __device__ static Pair load(uint32_t address) {
+    if constexpr (kFloats)
+      return load_shared_pair(address);
+    else
+      return load_shared_word(address);
+  }
+  __device__ static float2 unpack(const Pair& v) {
+    if constexpr (kFloats)
+      return v;
+    else
+      return Number<S>::unpack(v);
+  }
+
+  Pair scale_, zero_;
+};
+
 // ---- The first kernel: a block for a unit, a warp for 8 rows m, lane group g for row g. ----
 
 template <Element X, int Sub, int kTokens>
 __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
   using Num = Number<X>;
-  using U = UnitX<Sub, kTokens>;
+  using P = PairX<Sub, kTokens>;
   start_next_kernel();  // the second, which reads and writes nothing before this one is over
   wait_for_last_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
@@ -127,26 +195,34 @@ __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, c
     shift = min(Num::kTop + Num::kExponentBias - top_of_all, Num::kMaxShift);
   }
   const uint32_t even = power_pair<Num>(shift), odd = power_pair<Num>(shift - 4);
-  char* const unit = out + int64_t(blockIdx.x) * U::kBytes;
+  const int in_pair = blockIdx.x % kPairUnits;
+  char* const pair = out + int64_t(blockIdx.x / kPairUnits) * P::kBytes;
+  char* const unit = pair + in_pair * P::kUnit;
   float sum[4][4] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint4 b = arranged<Num>(v[j], even, odd, sum[j]);
-    auto* const to = reinterpret_cast<uint32_t*>(unit + 2 * j * U::kSlice + m * 16 + t * 4);
-    constexpr int kHalf = U::kSlice / 8;  // words
+    auto* const to = reinterpret_cast<uint32_t*>(unit + 2 * j * P::kSlice + m * 16 + t * 4);
+    constexpr int kHalf = P::kSlice / 8;  // words
     to[0] = b.x, to[kHalf] = b.y, to[2 * kHalf] = b.z, to[3 * kHalf] = b.w;
   }
   if (t == g >> 1) {  // this lane's C holds column g
     const float down = Num::kNormal ? 1.f : pow2(-Num::kOne - shift);
 #pragma unroll
-    for (int s = 0; s < U::kSubs; ++s) {
+    for (int s = 0; s < P::kSubs; ++s) {
       float total = 0;
 #pragma unroll
-      for (int j = s * 4 / U::kSubs; j < (s + 1) * 4 / U::kSubs; ++j) total += g & 1 ? sum[j][1] : sum[j][0];
-      reinterpret_cast<float*>(unit + U::kSums)[s * kTokens + m] = total * down;
+      for (int j = s * 4 / P::kSubs; j < (s + 1) * 4 / P::kSubs; ++j) total += g & 1 ? sum[j][1] : sum[j][0];
+      if constexpr (P::kMultipliesSums) {
+        uint2* const sums = reinterpret_cast<uint2*>(pair + P::kNumbers) + m * kPairUnits;
+        sums[in_pair] = sum_numbers(total * down);
+        if (in_pair == 0 && blockIdx.x + 1 == gridDim.x) sums[1] = uint2{};  // which is multiplied by zeros
+      } else {
+        reinterpret_cast<float*>(unit + P::kSums)[s * kTokens + m] = total * down;
+      }
     }
   }
-  if (threadIdx.x == 0) *reinterpret_cast<float*>(unit + U::kBack) = Num::kNormal ? 1.f : pow2(-Num::kUlp - shift);
+  if (threadIdx.x == 0) *reinterpret_cast<float*>(unit + P::kBack) = Num::kNormal ? 1.f : pow2(-Num::kUlp - shift);
 }
 
 // ---- The second: copying. One thread for weights and scales, one for x. ----
@@ -161,9 +237,9 @@ __device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ri
   int place = 0;
   uint32_t parity = 1;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    const int end = (segment.first_stage + segment.stages) * kStepUnits;
+    const int end = (segment.first_stage + segment.stages) * kPairUnits;
 #pragma unroll 1
-    for (int unit = segment.first_stage * kStepUnits; unit < end; unit += kStepUnits) {
+    for (int unit = segment.first_stage * kPairUnits; unit < end; unit += kPairUnits) {
       barrier_wait(ring.empty + 8 * place, parity);
       body(segment.tile, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;
@@ -178,9 +254,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Num = Number<X>;
   using T = typename Num::type;
   using L = Step<S, Sub, kTokens>;
-  using U = UnitX<Sub, kTokens>;
+  using P = PairX<Sub, kTokens>;
   using Meet = Meeting<kTokens>;
-  constexpr int kSubs = U::kSubs, kOctets = kTokens / 8;
+  constexpr int kSubs = P::kSubs, kOctets = kTokens / 8;
   extern __shared__ uint8_t unaligned[];
   __shared__ Rest rest;
   const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
@@ -195,7 +271,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int zeros = L::scales(slices), step_x = L::x(slices);
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < p.depth; ++i) barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps / turns);
+    for (int i = 0; i < p.depth; ++i)
+      barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps / turns * kArrivals);
     barrier_init_fence();
   }
   if (threadIdx.x == kMath) {
@@ -208,11 +285,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kMathWarps) {
     release_registers<kCopyRegisters>();
     if (threadIdx.x == kMath) {
-      const int copies = p.scale_units == 1 ? 1 : kStepUnits;  // of scales: at once where every unit has rows of its own
+      const int copies = p.scale_units == 1 ? 1 : kPairUnits;  // of scales: at once where every unit has rows of its own
       // The first weights to L2 while the first kernel runs; more of them would delay what that reads.
       const Segment early = first_segment(p.segments, rest);
       for (int i = 0; i < min(early.stages, turns); ++i)
-        prefetch_tile(&w_map, (early.first_stage + i) * kStepUnits * (kUnitK / 2), early.tile * rows);
+        prefetch_tile(&w_map, (early.first_stage + i) * kPairUnits * (kUnitK / 2), early.tile * rows);
       wait_for_last_kernel();
       each_step(p, rest, ring, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
         const int row = tile * rows;
@@ -230,9 +307,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       wait_for_last_kernel();
       start_next_kernel();
       each_step(p, rest, ring, [&](int, int unit, uint32_t to, uint32_t arrived) {
-        const int bytes = min(kStepUnits, p.units - unit) * U::kBytes;
-        barrier_expect(arrived, bytes);
-        copy_bytes(to + step_x, p.x + int64_t(unit) * U::kBytes, arrived, bytes);
+        barrier_expect(arrived, P::kBytes);
+        copy_bytes(to + step_x, p.x + int64_t(unit / kPairUnits) * P::kBytes, arrived, P::kBytes);
       });
     }
     __syncwarp();
@@ -250,23 +326,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slice % 2;  // unit of a step
   const uint32_t my_weights = ((tile_row + row) * 8 + ((first * 4 + t) ^ (row & 7))) * 16;
   const uint32_t my_scales = L::weights(slices) + (first * kSubs * rows + tile_row + row) * L::kScaleBytes;
-  const uint32_t my_x = step_x + first * U::kBytes;
+  const uint32_t my_x = step_x + first * P::kUnit;
+  const uint32_t mine = t / 2 == first ? ~0u : 0;  // lanes that have zeros of this slice's first unit
   const int own_units = slices == 1 ? 2 : 1;
-  const auto load_scales = [&](uint32_t address) {  // of the two rows
-    if constexpr (S == Element::fp32)
-      return load_shared_pair(address);
-    else
-      return Number<S>::unpack(load_shared_word(address));
-  };
-
   float y[kOctets][4];
-  const auto compute = [&](uint32_t weights, uint32_t scales, uint32_t x_unit) {
+  const auto compute = [&](uint32_t weights, uint32_t scales, uint32_t x_unit, uint32_t x_numbers, uint32_t mine) {
     uint4 upper = load_shared_16(weights), lower = load_shared_16(weights ^ (128 + 16));  // 1024-byte aligned steps
     spread<Sub>(upper, t), spread<Sub>(lower, t);
     const uint32_t w[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
     // Cores of 8 m by 16 bytes: the other half of 16 k is half a slice away, the next 8 m 128 bytes.
-    const uint64_t x = matrix_descriptor(x_unit, U::kSlice / 2, 128);
-    const float back = __uint_as_float(load_shared_word(x_unit + U::kBack));
+    const uint64_t x = matrix_descriptor(x_unit, P::kSlice / 2, 128);
+    const float back = __uint_as_float(load_shared_word(x_unit + P::kBack));
     float acc[kTokens / 2];
     uint32_t even[2][4], odd[2][4];
 #pragma unroll
@@ -275,22 +345,37 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = s * 4 / kSubs; j < (s + 1) * 4 / kSubs; ++j) {
         operands<Num>(w[0][j], w[1][j], even[j % 2], odd[j % 2]);
         wgmma_fence();
-        Wgmma<kTokens>::multiply(T(), acc, even[j % 2], x + (2 * j * U::kSlice >> 4), j > s * 4 / kSubs);
-        Wgmma<kTokens>::multiply(T(), acc, odd[j % 2], x + ((2 * j + 1) * U::kSlice >> 4), true);
+        Wgmma<kTokens>::multiply(T(), acc, even[j % 2], x + (2 * j * P::kSlice >> 4), j > s * 4 / kSubs);
+        Wgmma<kTokens>::multiply(T(), acc, odd[j % 2], x + ((2 * j + 1) * P::kSlice >> 4), true);
         wgmma_commit();
         if (j + 1 < (s + 1) * 4 / kSubs) wgmma_wait<1>();
       }
-      float2 a = load_scales(scales + s * rows * L::kScaleBytes);
-      float2 z = load_scales(scales + s * rows * L::kScaleBytes + zeros);
-      if constexpr (!Num::kNormal) z.x = fmaf(-8.f, a.x, z.x), z.y = fmaf(-8.f, a.y, z.y), a.x *= back, a.y *= back;
-      wgmma_wait<0>();
+      const uint32_t of_sub = scales + s * rows * L::kScaleBytes;
+      const Affine<X, S> affine(of_sub, of_sub + zeros);
+      float2 a = affine.scale();
+      if constexpr (!Num::kNormal) a.x *= back, a.y *= back;
+      if constexpr (P::kMultipliesSums) {
+        // 16 k that are the same 8 twice, of which this unit has those of two lanes.
+        uint32_t z[4];
+        affine.zero_numbers(z, mine);
+        auto& sums = reinterpret_cast<float (&)[kTokens / 2]>(y);
+        wgmma_fence();
+        Wgmma<kTokens>::multiply(__nv_bfloat16(), sums, z, matrix_descriptor(x_numbers, 0, 128), true);
+        wgmma_commit();
+        wgmma_wait<0>();
 #pragma unroll
-      for (int o = 0; o < kOctets; ++o) {
-        const float2 sum = load_shared_pair(x_unit + U::kSums + 2 * t * 4 + (s * kTokens + o * 8) * 4);  // of m, of m + 1
-        y[o][0] = fmaf(z.x, sum.x, fmaf(a.x, acc[o * 4], y[o][0]));
-        y[o][1] = fmaf(z.x, sum.y, fmaf(a.x, acc[o * 4 + 1], y[o][1]));
-        y[o][2] = fmaf(z.y, sum.x, fmaf(a.y, acc[o * 4 + 2], y[o][2]));
-        y[o][3] = fmaf(z.y, sum.y, fmaf(a.y, acc[o * 4 + 3], y[o][3]));
+        for (int i = 0; i < kTokens / 2; ++i) sums[i] = fmaf(i & 2 ? a.y : a.x, acc[i], sums[i]);
+      } else {
+        const float2 z = affine.zero();
+        wgmma_wait<0>();
+#pragma unroll
+        for (int o = 0; o < kOctets; ++o) {
+          const float2 sum = load_shared_pair(x_unit + P::kSums + 2 * t * 4 + (s * kTokens + o * 8) * 4);  // of m, of m + 1
+          y[o][0] = fmaf(z.x, sum.x, fmaf(a.x, acc[o * 4], y[o][0]));
+          y[o][1] = fmaf(z.x, sum.y, fmaf(a.x, acc[o * 4 + 1], y[o][1]));
+          y[o][2] = fmaf(z.y, sum.x, fmaf(a.y, acc[o * 4 + 2], y[o][2]));
+          y[o][3] = fmaf(z.y, sum.y, fmaf(a.y, acc[o * 4 + 3], y[o][3]));
+        }
       }
     }
   };
@@ -365,15 +450,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < segment.stages; ++i) {
       if ((i & (turns - 1)) == turn) {
         const uint32_t step = ring.base + place * ring.bytes;
-        const int unit = (segment.first_stage + i) * kStepUnits + first;
+        const int unit = (segment.first_stage + i) * kPairUnits + first;
         barrier_wait(ring.full + 8 * place, parity);
 #pragma unroll 1
         for (int h = 0; h < own_units; ++h)
           if (unit + h < p.units)
             compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
-                    step + my_x + h * U::kBytes);
+                    step + my_x + h * P::kUnit, step + step_x + P::kNumbers, h == 0 ? mine : ~mine);
         __syncwarp();
-        if (lane == 0) barrier_arrive(ring.empty + 8 * place);
+        if (arrives(lane)) barrier_arrive(ring.empty + 8 * place);
       }
       if (++place == ring.depth) place = 0, parity ^= 1;
     }

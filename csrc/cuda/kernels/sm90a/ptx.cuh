@@ -9,22 +9,6 @@
 
 namespace aoext::cuda {
 
-// ---- Barriers, beyond ptx.cuh ----
-
-__device__ inline void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Waits for the phase of this parity to end.
-__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 // ---- Bulk tensor copies: coordinates in elements, innermost first; what lies outside the tensor arrives as zero. ----
 
 __device__ inline void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

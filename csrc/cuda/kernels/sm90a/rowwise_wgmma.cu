@@ -18,7 +18,7 @@ Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
 
 // Rows of the kernel that multiplies such tiles, the fewest that hold them; 0 where none does.
 constexpr int height(int rows, bool turned) {
-  for (const int most : {64, 80, 128, 160})
+  for (const int most : {64, 80, 96, 128, 160, 192})
     if (rows <= most && wgmma::is_turned(most) == turned) return most;
   return 0;
 }
@@ -86,7 +86,9 @@ cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* work
     case 64'064: return launch<kType, Output, 64, 64>(p, c, workspace, stream);
     case 64'128: return launch<kType, Output, 64, 128>(p, c, workspace, stream);
     case 80'128: return launch<kType, Output, 80, 128>(p, c, workspace, stream);
+    case 96'128: return launch<kType, Output, 96, 128>(p, c, workspace, stream);
     case 160'128: return launch<kType, Output, 160, 128>(p, c, workspace, stream);
+    case 192'128: return launch<kType, Output, 192, 128>(p, c, workspace, stream);
     case 128'032: return launch<kType, Output, 128, 32>(p, c, workspace, stream);
     case 128'064: return launch<kType, Output, 128, 64>(p, c, workspace, stream);
     case 128'128: return launch<kType, Output, 128, 128>(p, c, workspace, stream);
@@ -116,9 +118,9 @@ struct Cost {
   double int8, float8;  // a stage
 };
 
-constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},   {64, 64, 0.150, 0.151},  {64, 128, 0.189, 0.205},
-                           {128, 32, 0.214, 0.215},  {128, 64, 0.223, 0.229}, {128, 128, 0.320, 0.351},
-                           {128, 256, 0.542, 0.670}, {80, 128, 0.272, 0.277}, {160, 128, 0.450, 0.520}};
+constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},  {64, 64, 0.150, 0.151},   {64, 128, 0.189, 0.205},  {128, 32, 0.214, 0.215},
+                           {128, 64, 0.223, 0.229}, {128, 128, 0.335, 0.375}, {128, 256, 0.542, 0.670}, {80, 128, 0.250, 0.285},
+                           {96, 128, 0.285, 0.340}, {160, 128, 0.430, 0.510}, {192, 128, 0.515, 0.600}};
 constexpr double kCaches = 14.59e6, kMemory = 6.155e6;  // bytes a microsecond
 constexpr double kTile = 1.12, kOutput = 6.6e-5, kCluster = 2.02;
 constexpr double kMeeting = 5.26, kPart = 1.31e-4;  // of ranges; for each output of a part that another block adds
@@ -126,6 +128,7 @@ constexpr double kRisk = 1.06;                      // of ranges: blocks are at 
 constexpr double kBoth = 0.342;                     // of the shorter of reading and multiplying does not hide behind the other
 constexpr int64_t kMostParts = 4;                   // of a tile
 constexpr int64_t kFewRows = 256;                   // of x up to which tiles of fewer rows than 128 were measured
+constexpr int64_t kTurnedRows = 512;                // and turned ones
 constexpr int kNarrow = 128;                        // tokens likewise
 
 }  // namespace
@@ -136,14 +139,14 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
   WgmmaConfig best{};
   double least = 0;
   for (const Cost& cost : kCosts) {
-    const bool w_again = cost.tokens == 32 && p.M > 32;
-    if (!has_tile(p.type, p.output, cost.height, cost.tokens) || w_again) continue;
     const bool turned = wgmma::is_turned(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
+    const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
+    if (!has_tile(p.type, p.output, cost.height, cost.tokens) || w_again) continue;
     // Of as good ones the lowest: more blocks read.
     for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
-      if ((rows < wgmma::kRows || turned) && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
-      if (turned && p.M <= kNarrow / 2) continue;  // most of the left operand would be nothing
+      if (rows < wgmma::kRows && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
+      if (turned && (p.M > kTurnedRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
       const int64_t tiles = ceil_div(p.N, rows) * beside, rest = tiles % sms;
       const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
       const double outputs = static_cast<double>(cost.height) * cost.tokens;

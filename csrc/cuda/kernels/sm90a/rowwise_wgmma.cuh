@@ -40,8 +40,8 @@ struct RowwiseArguments {
 
 // ---- Shared memory ----
 
-// Tiles whose rows of w are no multiple of a warpgroup's 64 are turned.
-constexpr bool is_turned(int tile_rows) { return tile_rows % 64 != 0; }
+// Tiles whose rows of w are not those of one warpgroup or of two are turned.
+constexpr bool is_turned(int tile_rows) { return tile_rows != kRows && tile_rows != kRows / 2; }
 
 template <class Output, int kTileRows, int kTokens, int kStages>
 struct RowwiseLayout {
@@ -126,30 +126,56 @@ struct Scales {
   }
 };
 
-// A warpgroup's 64 tokens by kColumns rows of w, as registers hold them: a row of y in pieces of two outputs, four of which a
-// quad stores side by side.
+// A square of words over a quad: word i of lane q becomes word q of lane i.
+__device__ inline void transpose_quad(uint32_t (&v)[4], int quad) {
+  const auto swap = [&](uint32_t& a, uint32_t& b, int distance) {
+    const bool high = (quad & distance) != 0;
+    const uint32_t got = __shfl_xor_sync(~0u, high ? a : b, distance);
+    (high ? a : b) = got;
+  };
+  swap(v[0], v[1], 1), swap(v[2], v[3], 1);
+  swap(v[0], v[2], 2), swap(v[1], v[3], 2);
+}
+
+// A warpgroup's 64 tokens by kColumns rows of w. Registers hold pieces of two outputs of a row of y, a quad eight of them: for
+// four octets of columns its lanes exchange those of 16 bits, so that each stores 16 bytes and a quad 64 side by side.
 template <int kColumns, class Epilogue, class Sum>
 __device__ inline void write_turned_tile(const Sum (&sums)[kColumns / 2], const Thread& me, const Epilogue& epilogue,
                                          const Tile& tile) {
   using Output = typename Epilogue::Output;
-  const int upper = tile.token + me.row(), lower = upper + 8;
-  const auto of_upper = epilogue.token(upper), of_lower = epilogue.token(lower);
+  constexpr int kOctets = kColumns / 8, kAtOnce = 4;
+  const int upper = tile.token + me.row(), end = min(epilogue.N, tile.end);
+  const decltype(epilogue.token(upper)) tokens[2] = {epilogue.token(upper), epilogue.token(upper + 8)};
+  const auto store = [&](int half, int n, const auto& outputs) {
+    const int m = upper + 8 * half;
+    if (m < epilogue.M && n < end) store_outputs<false>(epilogue.y + int64_t(m) * epilogue.N, n, epilogue.N, outputs);
+  };
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    const int n = tile.row + 8 * j + 2 * me.quad;
-    if (n >= min(epilogue.N, tile.end)) break;
-    const auto first = epilogue.channel(n), second = epilogue.channel(n + 1);
-    const auto store = [&](int m, Sum a, Sum b, auto token) {
-      if (m >= epilogue.M) return;
-      const auto left = epilogue(a, token, first), right = epilogue(b, token, second);
-      Output* const row = epilogue.y + int64_t(m) * epilogue.N;
-      if constexpr (sizeof(Output) == 2)
-        store_outputs<false>(row, n, epilogue.N, rounded_pair<Output>(left, right));
-      else
-        store_outputs<false>(row, n, epilogue.N, float2{bits<float>(left), bits<float>(right)});
-    };
-    store(upper, sums[4 * j], sums[4 * j + 1], of_upper);
-    store(lower, sums[4 * j + 2], sums[4 * j + 3], of_lower);
+  for (int first = 0; first < kOctets; first += kAtOnce) {
+    uint32_t pieces[2][kAtOnce] = {};
+#pragma unroll
+    for (int octet = first; octet < min(first + kAtOnce, kOctets); ++octet) {
+      const int n = tile.row + 8 * octet + 2 * me.quad;
+      const auto left = epilogue.channel(n), right = epilogue.channel(n + 1);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = 4 * octet + 2 * half;
+        const float a = epilogue(sums[i], tokens[half], left), b = epilogue(sums[i + 1], tokens[half], right);
+        if constexpr (sizeof(Output) == 2)
+          pieces[half][octet - first] = rounded_pair<Output>(a, b);
+        else
+          store(half, n, float2{a, b});
+      }
+    }
+    if constexpr (sizeof(Output) == 2) {
+      const int octet = first + me.quad;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t (&v)[kAtOnce] = pieces[half];
+        transpose_quad(v, me.quad);
+        if (octet < kOctets) store(half, tile.row + 8 * octet, uint4{v[0], v[1], v[2], v[3]});
+      }
+    }
   }
   sync_threads_of(2 + me.group, 128);  // scales and bias may be written again
 }
@@ -228,8 +254,8 @@ __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, 
     const int end = (segment.first_stage + segment.stages) * kLine;
 #pragma unroll 1
     for (int k = segment.first_stage * kLine; k < end; k += kLine) {
-      const uint32_t arrived = full + 8 * ring.slot(), to = shared + ring.slot() * L::kStage;
-      barrier_wait(empty + 8 * ring.slot(), ring.parity() ^ 1);
+      const uint32_t arrived = full + 8 * ring.full(), to = shared + ring.slot() * L::kStage;
+      barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
         barrier_expect(arrived, (a.rows + tokens) * kLine);
         copy_tile(to, &w_map, arrived, k, tile.row, a.w_policy);
@@ -261,7 +287,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full + 8 * i, 1);
-      barrier_init(empty + 8 * i, kPairWarps / kTurns);
+      barrier_init(empty + 8 * i, kPairWarps / kTurns * kArrivals);
     }
     barrier_init_fence();
     rest.find(s);
@@ -302,10 +328,10 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
     Sum sums[kColumns / 2];
 
-    const auto wait = [&] { barrier_wait(full + 8 * ring.slot(), ring.parity()); };
+    const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
     const auto free = [&](int slot) {
       __syncwarp();
-      if (lane == 0) barrier_arrive(empty + 8 * slot);
+      if (arrives(lane)) barrier_arrive(empty + 8 * slot);
     };
     // Of the present stage: this warpgroup's rows of the left operand, and the right one's from a column on.
     const auto left = [&] {
@@ -342,7 +368,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         if (previous >= 0) free(previous);
       } else {
         constexpr int kAtOnce = std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // left to the engine's sums
-        constexpr int kPieces = kColumns <= 128 ? 1 : 2;  // of a stage's columns, that registers are for
+        constexpr int kPieces = kColumns <= 192 ? 1 : 2;  // of a stage's columns, that registers are for
         constexpr int kPart = kColumns / 2 / kPieces;
 #pragma unroll 1
         for (; next < segment.stages; next += kTurns) {

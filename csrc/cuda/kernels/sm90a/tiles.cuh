@@ -13,6 +13,8 @@
 //   };
 #pragma once
 
+#include <numeric>
+
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
 #include "cuda/kernels/sm90a/segments.cuh"
@@ -47,27 +49,35 @@ __device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int ro
   return {(strip * kRaster + in_strip % height) * rows, in_strip / height * tokens};
 }
 
-// A place in a ring of stages, and the parity of its present round: one counter where the stages are a power of two,
-// since narrow tiles are short of registers.
+// A stage in a ring, and the parities of its present round: one counter where the barriers are a power of two, since narrow tiles
+// are short of registers.
 //
-// A parity tells a round from the next and the last one alone, so who waits at a place must have seen its last round. Warpgroups
-// that take turns with stages have, where their number divides that of the stages.
-template <int kStages>
+// Of the two barriers of a stage, the one that tells that it is empty belongs to its place in memory. A parity tells a round from
+// the next and the last one alone, so who waits must have seen the last round. Where warpgroups take turns with stages, and their
+// number does not divide that of the stages, one comes to a place every kTurns-th round; so each of them has barriers of its own
+// that tell that a place is full.
+template <int kStages, int kTurns = 1>
 class Ring {
  public:
-  __device__ explicit Ring(int first = 0) : place_(first) {}
+  static constexpr int kFullBarriers = std::lcm(kStages, kTurns);
 
-  __device__ int slot() const { return kCounts ? place_ % kStages : place_; }
-  __device__ uint32_t parity() const { return kCounts ? place_ / kStages & 1 : parity_; }
+  __device__ explicit Ring(int first = 0) : stage_(first) {}
 
-  __device__ void advance(int places = 1) {
-    place_ += places;
-    if (!kCounts && place_ >= kStages) place_ -= kStages, parity_ ^= 1;
+  __device__ int slot() const { return kFullBarriers == kStages ? full() : full() % kStages; }  // place, and its "empty"
+  __device__ int full() const { return kCounts ? stage_ % kFullBarriers : stage_; }
+  __device__ uint32_t full_parity() const { return kCounts ? stage_ / kFullBarriers & 1 : parity_; }
+  __device__ uint32_t empty_parity() const {
+    return kFullBarriers == kStages ? full_parity() : full_parity() * (kFullBarriers / kStages) + full() / kStages & 1;
+  }
+
+  __device__ void advance(int stages = 1) {
+    stage_ += stages;
+    if (!kCounts && stage_ >= kFullBarriers) stage_ -= kFullBarriers, parity_ ^= 1;
   }
 
  private:
-  static constexpr bool kCounts = (kStages & (kStages - 1)) == 0;
-  unsigned place_;
+  static constexpr bool kCounts = (kFullBarriers & (kFullBarriers - 1)) == 0;
+  unsigned stage_;
   uint32_t parity_ = 0;
 };
 

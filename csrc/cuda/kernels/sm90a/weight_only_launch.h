@@ -46,7 +46,7 @@ struct Rings {
   static constexpr int kWays = kTokens <= 64 || Weights::kTileRows == 64 ? 2 : 1;
   static constexpr int kW = kTokens * Weights::kTileRows <= 64 * kRows ? Weights::kNarrowStages : Weights::kWideStages;
   using Empty = Layout<Weights, Output, kTokens, 0, kW, kWays>;
-  static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 16)) / kWays * kWays;
+  static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 8 + kWays * 8));
 };
 
 template <class T, int kTokens, class Weights, class Epilogue, class Problem>

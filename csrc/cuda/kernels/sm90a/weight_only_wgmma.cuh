@@ -74,8 +74,9 @@ struct Layout {
   static constexpr int kOut = kExtra + kWStages * Weights::kExtraBytes;
   static constexpr int kHanding = kOut + Staging<Output, kTokens>::kBytes;
   static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
-  static constexpr int kBytes = kBarriers + 2 * 8 * (kXStages + kWStages) + 1024;  // the copy engine's alignment
-  static_assert(kXStages % kWays == 0);
+  using XRing = Ring<kXStages, kWays>;
+  static constexpr int kBarrierBytes = 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
+  static constexpr int kBytes = kBarriers + kBarrierBytes + 1024;  // the copy engine's alignment
   // A tile that the blocks of a cluster add up lies over the ring.
   static_assert(kXStages == 0 || kTokens * sum_pitch(Weights::kTileRows) <= kBarriers);
 };
@@ -119,7 +120,7 @@ __device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const
 #pragma unroll 1
     for (int stage = 0; stage < segment.stages; ++stage) {
       const uint32_t arrived = full + 8 * w.slot();
-      barrier_wait(empty + 8 * w.slot(), w.parity() ^ 1);
+      barrier_wait(empty + 8 * w.slot(), w.empty_parity() ^ 1);
       barrier_expect(arrived, copies.bytes());
       copies.copy(shared + L::kLines + w.slot() * Weights::kLinesBytes, shared + L::kExtra + w.slot() * Weights::kExtraBytes,
                   arrived);
@@ -128,20 +129,20 @@ __device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const
   });
 }
 
-template <class L, int kTokens, int kXStages, class Weights, class Epilogue>
+template <class L, int kTokens, class Weights, class Epilogue>
 __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
                                   uint32_t empty, const CUtensorMap& x_map) {
   constexpr int kStage = Weights::kStage;
   prefetch_map(&x_map);
-  Ring<kXStages> x;
+  typename L::XRing x;
   each_segment(p.segments, rest, [&](const Segment& segment) {
     const int token = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).token,
               end = (segment.first_stage + segment.stages) * kStage;
 #pragma unroll 1
     for (int k = segment.first_stage * kStage; k < end; k += kStep) {
-      barrier_wait(empty + 8 * x.slot(), x.parity() ^ 1);
-      barrier_expect(full + 8 * x.slot(), L::kXBytes);
-      copy_tile(shared + L::kX + x.slot() * L::kXBytes, &x_map, full + 8 * x.slot(), k, token);
+      barrier_wait(empty + 8 * x.slot(), x.empty_parity() ^ 1);
+      barrier_expect(full + 8 * x.full(), L::kXBytes);
+      copy_tile(shared + L::kX + x.slot() * L::kXBytes, &x_map, full + 8 * x.full(), k, token);
       x.advance();
     }
   });
@@ -210,23 +211,22 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
                 const Arguments<Weights, Epilogue> p) {
   using Output = typename Epilogue::Output;
   using L = Layout<Weights, Output, kTokens, kXStages, kWStages, kWays>;
+  using XRing = typename L::XRing;
   constexpr int kTileRows = Weights::kTileRows, kMath = multiplying(kWays, kTileRows), kWayWarps = kTileRows / 16;
   extern __shared__ char unaligned[];
   __shared__ Rest rest;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
-  const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * kXStages;
+  const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * XRing::kFullBarriers;
   const uint32_t w_full = x_empty + 8 * kXStages, w_empty = w_full + 8 * kWStages;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kXStages; ++i) {
-      barrier_init(x_full + 8 * i, 1);
-      barrier_init(x_empty + 8 * i, kWayWarps);
-    }
+    for (int i = 0; i < XRing::kFullBarriers; ++i) barrier_init(x_full + 8 * i, 1);
+    for (int i = 0; i < kXStages; ++i) barrier_init(x_empty + 8 * i, kWayWarps * kArrivals);
     for (int i = 0; i < kWStages; ++i) {
       barrier_init(w_full + 8 * i, 1);
-      barrier_init(w_empty + 8 * i, kMath / 32);
+      barrier_init(w_empty + 8 * i, kMath / 32 * kArrivals);
     }
     barrier_init_fence();
     rest.find(p.segments);
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
     } else if (threadIdx.x == kMath + 32) {
       if (waits || Weights::kArranged) wait_for_last_kernel(), start_next_kernel();
-      copy_input<L, kTokens, kXStages>(p, rest, shared, x_full, x_empty, x_map);
+      copy_input<L, kTokens>(p, rest, shared, x_full, x_empty, x_map);
       if (!waits && !Weights::kArranged) wait_for_last_kernel(), start_next_kernel();
     }
     __syncwarp();
@@ -255,21 +255,21 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     float sums[kTokens / 2];
     constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a pair of warpgroups in a stage
     uint32_t fragments[2][2][4];
-    Ring<kXStages> x(me.way);
+    XRing x(me.way);
     const uint32_t x_lines = kept(lines_descriptor(shared + L::kX));
     Ring<kWStages> w;
 
-    const bool leads = kept(lane) == 0;
+    const bool speaks = arrives(kept(lane));
     const auto free_weights = [&] {
       __syncwarp();
-      if (leads) barrier_arrive(w_empty + 8 * w.slot());
+      if (speaks) barrier_arrive(w_empty + 8 * w.slot());
     };
     const auto free_x = [&](int slot) {
       __syncwarp();
-      if (leads) barrier_arrive(x_empty + 8 * slot);
+      if (speaks) barrier_arrive(x_empty + 8 * slot);
     };
-    const auto await_weights = [&] { barrier_wait(w_full + 8 * w.slot(), w.parity()); };
-    const auto await_x = [&] { barrier_wait(x_full + 8 * x.slot(), x.parity()); };
+    const auto await_weights = [&] { barrier_wait(w_full + 8 * w.full(), w.full_parity()); };
+    const auto await_x = [&] { barrier_wait(x_full + 8 * x.full(), x.full_parity()); };
     const auto multiply = [&](int c) {
       const uint32_t b = x_lines + x.slot() * (L::kXBytes >> 4) + c % 2 * 4;
       wgmma_fence();
