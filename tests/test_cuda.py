@@ -272,13 +272,16 @@ def test_tiles_of_fewer_rows(product, M, N, generator):
         assert_close(call.run("cuda", operator_of(call.operator)), call.reference)
 
 
+TURNED = [(65, 10240), (128, 10240), (200, 10240), (65, 10001), (200, 10001), (128, 18952), (200, 18952)]
+TURNED += [(256, 6144), (512, 6144), (200, 6139), (500, 6139)]
+
+
 @needs_own_kernels
-@pytest.mark.parametrize("N", [10240, 10001, 18952])
-@pytest.mark.parametrize("M", [65, 128, 200])
+@pytest.mark.parametrize("dtypes", [(BF16, FP32), (FP16, FP16)])
+@pytest.mark.parametrize(("M", "N"), TURNED)
 @pytest.mark.parametrize("product", [name for name in EIGHT_BIT if not name.startswith("bf16")])
-def test_turned_tiles(product, M, N, generator):
-    """On an H200 tiles of 80 and 144 rows of w, to the right of 128 rows of x."""
-    dtypes = ((BF16, FP32), (FP16, FP16), (BF16, BF16))[(M + N) % 3]
+def test_turned_tiles(product, M, N, dtypes, generator):
+    """On an H200 tiles of 80, 96, 144, 160 and 192 rows of w, to the right of 128 rows of x."""
     call = EIGHT_BIT[product](Problem(M, N, 528, 528, *dtypes), generator)
     args = on_cuda(call)
     if is_measured():

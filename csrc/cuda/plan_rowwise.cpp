@@ -43,8 +43,8 @@ bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cons
   return ceil_div(int64_t{c.blocks} * c.cluster, device.multiprocessors) * p.M * ceil_div(p.K, c.cluster) <= kMostValues;
 }
 
-// Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: where these fit at once and fill
-// most of the GPU, or are many and fill it in every round. It must also know the problem.
+// Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: where these fit at once and
+// fill most of the GPU, or are many and fill it in every round. It must also know the problem.
 bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const Device& device) {
   constexpr int64_t kTile = 128, kFewRows = 64, kManyRows = 512;
   const int64_t tiles = ceil_div(raw.M, kTile) * ceil_div(raw.N, kTile), sms = device.multiprocessors;

@@ -2,7 +2,8 @@
 
 A graph holds one call for each copy of the weights, or whole rounds of them until it takes a while, so that
 no call finds its weight in the L2 cache. Graphs are replayed in bursts with events between: the first replay
-of a burst covers the host's delay in sending the next ones and is not a sample.
+of a burst covers the host's delay in sending the next ones and is not a sample. Between bursts the GPU rests,
+so that its power does not hold it back: what came before would count otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -24,6 +26,7 @@ MOST_CALLS = 2048
 # Samples of a burst, fewer where they take long.
 BURST = 4
 BURST_SECONDS = 40e-3
+REST_SECONDS = 5e-3
 
 
 class _BurstClock(Clock):
@@ -43,6 +46,7 @@ class _BurstClock(Clock):
     def samples(self) -> Sequence[float]:
         burst = max(1, min(BURST, int(BURST_SECONDS / self._expected)))
         events = [torch.cuda.Event(enable_timing=True) for _ in range(burst + 1)]
+        time.sleep(REST_SECONDS)
         with torch.cuda.stream(self.stream):
             self.run()
             for event in events[:-1]:

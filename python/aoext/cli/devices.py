@@ -30,7 +30,6 @@ class Device(ABC):
     SMALLEST_POOL = 256 * MIB
 
     STATISTIC = "fastest"  # what `typical` takes of some samples
-    REST = 0.0  # seconds of idling before candidates are timed
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -136,7 +135,6 @@ class CUDA(GPU):
     SMALLEST_POOL = 320 * MIB
 
     STATISTIC = "median"
-    REST = 0.05  # after long products a GPU is held back by its power, and so is what comes next
 
     def clock(self, candidate: Candidate) -> Clock:
         return clock_for(candidate, self.device)

@@ -7,7 +7,6 @@ speeds, other work) over all candidates alike.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -61,7 +60,6 @@ def interleaved(candidates: Mapping[str, Candidate], device: Device, seconds: fl
     slow ones do not hold them up.
     """
     timings = {name: Timing(device, device.clock(candidate)) for name, candidate in candidates.items()}
-    time.sleep(device.REST)
     while True:
         waiting = [timing for timing in timings.values() if timing.wants_more(seconds)]
         alone = len(waiting) == 1 and len(timings) > 1 and len(waiting[0].samples) >= MIN_SAMPLES
