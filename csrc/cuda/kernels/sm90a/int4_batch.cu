@@ -18,7 +18,7 @@ using int4_batch::Walk;
 constexpr int kReserved = 4096;  // at least what a block of the first kernel takes of shared memory unasked
 
 // Applying scales costs the more the smaller the groups, so that other kernels win with fewer rows.
-constexpr int most_rows(int64_t group_size) { return group_size == 32 ? 16 : group_size == 64 ? 32 : 64; }
+constexpr int most_rows(int64_t group_size) { return group_size < kUnitK ? 32 : 64; }
 
 struct Instance {
   void (*stage)(const uint16_t*, char*, int, int64_t);
@@ -45,10 +45,10 @@ Instance instance() {
 
 template <Element X, Element S, int kTokens>
 Instance instance(const Int4Linear& p) {
-  if constexpr (kTokens <= most_rows(32))
+  if constexpr (kTokens <= most_rows(32)) {
     if (p.group_size == 32) return instance<X, S, 32, kTokens>();
-  if constexpr (kTokens <= most_rows(64))
     if (p.group_size == 64) return instance<X, S, 64, kTokens>();
+  }
   return instance<X, S, 128, kTokens>();
 }
 
@@ -104,7 +104,7 @@ struct Cost {
   double step[3];  // of 1, 2 and 4 slices
 };
 
-constexpr Cost kCosts[] = {{16, {1.14, 0.63, 0.344}}, {32, {1.36, 0.75, 0.412}}, {64, {1.96, 1.08, 0.564}}};
+constexpr Cost kCosts[] = {{16, {1.14, 0.63, 0.344}}, {32, {1.36, 0.75, 0.412}}, {64, {1.87, 1.05, 0.553}}};
 constexpr double kTurn = 0.24, kTurnRow = 0.0138;        // of a turn, and for each row of x
 constexpr double kCluster = 1.04, kClusterRow = 0.0052;  // of two blocks that meet, likewise
 

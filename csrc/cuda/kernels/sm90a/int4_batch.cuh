@@ -40,21 +40,22 @@ __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v 
 
 // Two units of x as the first kernel leaves them, each X' [k16][half][m][16 B], sums of x [sub][m], 2^-e.
 //
-// Zeros times sums of x take two multiply-adds for each sum of a lane, and as many loads for each pair of them. For 64 rows of x
-// it is a product of bfloat16 like the others, to whose operand sums come as three numbers and a zero, behind both units:
-// [m][unit]. With fewer rows that takes longer, and sums are float32.
+// Zeros times sums of x take two multiply-adds for each sum of a lane, and as many loads for each pair of them. For 64 rows of x,
+// or several groups in a unit, they are a product of bfloat16 like the others. To it 16 bytes of numbers come for each m, behind
+// both units: three for a sum and a zero, [m][unit] or [unit][m][sub], or two where a unit has four sums.
 constexpr int kPairUnits = 2;
 template <int Sub, int kTokens>
 struct PairX {
-  static constexpr bool kMultipliesSums = kTokens == 64;
   static constexpr int kSubs = kUnitK / Sub;
+  static constexpr bool kMultipliesSums = kTokens == 64 || kSubs > 1;
   static constexpr int kSlice = kTokens * 32;  // 16 k
   static constexpr int kSums = kTokens * kUnitK * 2;
   static constexpr int kBack = kSums + (kMultipliesSums ? 0 : kSubs * kTokens * 4);
   static constexpr int kUnit = (kBack + 4 + 127) / 128 * 128;
-  static constexpr int kNumbers = kPairUnits * kUnit;  // of sums
-  static constexpr int kBytes = kNumbers + (kMultipliesSums ? kTokens * 16 : 0);
-  static_assert(!kMultipliesSums || kSubs == 1);
+  static constexpr int kNumbers = kPairUnits * kUnit;                 // of sums
+  static constexpr int kUnitNumbers = kSubs == 1 ? 0 : kTokens * 16;  // from one unit's to the next
+  static constexpr int kSumNumbers = kSubs == 4 ? 4 : 8;              // bytes of a sum's
+  static constexpr int kBytes = kNumbers + (kMultipliesSums ? kTokens * 16 + kUnitNumbers : 0);
 };
 
 // A step in the ring, of two units: rows of 128 bytes, scales and zeros [unit][sub][row], x. Two slices have a unit each;
@@ -214,9 +215,14 @@ __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, c
 #pragma unroll
       for (int j = s * 4 / P::kSubs; j < (s + 1) * 4 / P::kSubs; ++j) total += g & 1 ? sum[j][1] : sum[j][0];
       if constexpr (P::kMultipliesSums) {
-        uint2* const sums = reinterpret_cast<uint2*>(pair + P::kNumbers) + m * kPairUnits;
-        sums[in_pair] = sum_numbers(total * down);
-        if (in_pair == 0 && blockIdx.x + 1 == gridDim.x) sums[1] = uint2{};  // which is multiplied by zeros
+        char* const numbers = pair + P::kNumbers + in_pair * P::kUnitNumbers + m * 16;
+        const uint2 v = sum_numbers(total * down);
+        if constexpr (P::kSubs == 4)
+          *reinterpret_cast<uint32_t*>(numbers + s * P::kSumNumbers) = v.x;
+        else
+          *reinterpret_cast<uint2*>(numbers + (P::kSubs == 1 ? in_pair : s) * P::kSumNumbers) = v;
+        const bool alone = P::kSubs == 1 && in_pair == 0 && blockIdx.x + 1 == gridDim.x;
+        if (alone) *reinterpret_cast<uint2*>(numbers + P::kSumNumbers) = uint2{};  // which are multiplied by zeros
       } else {
         reinterpret_cast<float*>(unit + P::kSums)[s * kTokens + m] = total * down;
       }
@@ -326,10 +332,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slice % 2;  // unit of a step
   const uint32_t my_weights = ((tile_row + row) * 8 + ((first * 4 + t) ^ (row & 7))) * 16;
   const uint32_t my_scales = L::weights(slices) + (first * kSubs * rows + tile_row + row) * L::kScaleBytes;
-  const uint32_t my_x = step_x + first * P::kUnit;
+  const uint32_t my_x = step_x + first * P::kUnit, my_numbers = step_x + P::kNumbers + first * P::kUnitNumbers;
   const uint32_t mine = t / 2 == first ? ~0u : 0;  // lanes that have zeros of this slice's first unit
   const int own_units = slices == 1 ? 2 : 1;
   float y[kOctets][4];
+  auto& sums = reinterpret_cast<float (&)[kTokens / 2]>(y);
   const auto compute = [&](uint32_t weights, uint32_t scales, uint32_t x_unit, uint32_t x_numbers, uint32_t mine) {
     uint4 upper = load_shared_16(weights), lower = load_shared_16(weights ^ (128 + 16));  // 1024-byte aligned steps
     spread<Sub>(upper, t), spread<Sub>(lower, t);
@@ -337,6 +344,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     // Cores of 8 m by 16 bytes: the other half of 16 k is half a slice away, the next 8 m 128 bytes.
     const uint64_t x = matrix_descriptor(x_unit, P::kSlice / 2, 128);
     const float back = __uint_as_float(load_shared_word(x_unit + P::kBack));
+    // Of 16 k that are the same 8 twice a unit, or a group of it, has those of one lane or two.
+    const auto multiply_sums = [&] {
+      const uint32_t of_lane = scales + t * kSubs / 4 * rows * L::kScaleBytes;
+      uint32_t z[4];
+      Affine<X, S>(of_lane, of_lane + zeros).zero_numbers(z, kSubs == 1 ? mine : ~0u);
+      wgmma_fence();
+      Wgmma<kTokens>::multiply(__nv_bfloat16(), sums, z, matrix_descriptor(x_numbers, 0, 128), true);
+      wgmma_commit();
+    };
+    if constexpr (kSubs > 1) multiply_sums();
     float acc[kTokens / 2];
     uint32_t even[2][4], odd[2][4];
 #pragma unroll
@@ -355,13 +372,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       float2 a = affine.scale();
       if constexpr (!Num::kNormal) a.x *= back, a.y *= back;
       if constexpr (P::kMultipliesSums) {
-        // 16 k that are the same 8 twice, of which this unit has those of two lanes.
-        uint32_t z[4];
-        affine.zero_numbers(z, mine);
-        auto& sums = reinterpret_cast<float (&)[kTokens / 2]>(y);
-        wgmma_fence();
-        Wgmma<kTokens>::multiply(__nv_bfloat16(), sums, z, matrix_descriptor(x_numbers, 0, 128), true);
-        wgmma_commit();
+        if constexpr (kSubs == 1) multiply_sums();
         wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) sums[i] = fmaf(i & 2 ? a.y : a.x, acc[i], sums[i]);
@@ -456,7 +467,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int h = 0; h < own_units; ++h)
           if (unit + h < p.units)
             compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
-                    step + my_x + h * P::kUnit, step + step_x + P::kNumbers, h == 0 ? mine : ~mine);
+                    step + my_x + h * P::kUnit, step + my_numbers + h * P::kUnitNumbers, h == 0 ? mine : ~mine);
         __syncwarp();
         if (arrives(lane)) barrier_arrive(ring.empty + 8 * place);
       }
