@@ -58,7 +58,8 @@ inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input
   return x;
 }
 
-// Few rows of x, those that `order` names, or all: `product` multiplies a tile of weights, of so many rows, by them.
+// Few rows of x, those that `order` names, or all: `product` brings the tile to `count` rows of weights from `first` on and
+// multiplies them.
 template <class Weight, class Product>
 void multiply_few(const LinearProblem& p, const Weight& weight, const Output& output, const Product& product,
                   const std::vector<int64_t>& order = {}) {
@@ -68,7 +69,6 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
     std::vector<float> sums(M * kTile);
     for (int64_t t = begin; t < end; ++t) {
       const int64_t first = t * kTile, count = std::min<int64_t>(kTile, p.N - first);
-      tile.move(first, count, 0, p.K);
       product(tile, first, count, reinterpret_cast<float (*)[kTile]>(sums.data()));
       for (int64_t m = 0; m < M; ++m)
         output.store(order.empty() ? m : order[m], first, count, &sums[m * kTile], tile.row_scales());
@@ -98,12 +98,14 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
   const int64_t row_bytes = planes != nullptr ? planes->bytes * ld : 0;
   const std::vector<float> rows = float_rows(p, input, p.K);
   std::vector<int64_t> order, others;
-  std::vector<int8_t> fixed(p.M * row_bytes);
+  const Scratch fixed(p.M * row_bytes);
+  std::memset(fixed + 0, 0, p.M * row_bytes);
   std::vector<float> scales(p.M * groups), fixed_sums(p.M * groups), group_sums(p.M * groups);
+  const auto fixed_row = [&](int64_t i) { return reinterpret_cast<int8_t*>(fixed + i * row_bytes); };
   for (int64_t m = 0; m < p.M; ++m) {
     const int64_t i = static_cast<int64_t>(order.size()), g = i * groups;
-    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, &fixed[i * row_bytes],
-                                                              &scales[g], &fixed_sums[g], &group_sums[g]);
+    const bool allowed = planes != nullptr && planes->arrange(&rows[m * p.K], p.K, p.group_size, fixed_row(i), &scales[g],
+                                                              &fixed_sums[g], &group_sums[g]);
     (allowed ? order : others).push_back(m);
   }
   const int64_t in_planes = static_cast<int64_t>(order.size());
@@ -119,19 +121,24 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
   for (int64_t i = 0; i < rest; ++i)
     kernels().arrange_int4(&rows[others[i] * p.K], p.K, p.group_size, &x[i * ld], &group_sums[(in_planes + i) * groups]);
   order.insert(order.end(), others.begin(), others.end());
-  const int8_t* x_planes = fixed.data();
+  const int8_t* x_planes = fixed_row(0);
   std::optional<Scratch> joined;
   if (in_planes > 0 && planes->join != nullptr) {
     joined.emplace(planes->joined_bytes(in_planes, p.K, p.group_size));
-    planes->join(fixed.data(), row_bytes, scales.data(), in_planes, p.K, p.group_size, *joined + 0);
+    planes->join(x_planes, row_bytes, scales.data(), in_planes, p.K, p.group_size, *joined + 0);
     x_planes = reinterpret_cast<const int8_t*>(*joined + 0);
   }
+  const GroupsOfX of_x{scales.data(), fixed_sums.data(), group_sums.data()};
   multiply_few(
       p, weight, output,
-      [&](const Int4Weight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
-        if (in_planes > 0)
-          planes->dot(x_planes, row_bytes, scales.data(), fixed_sums.data(), group_sums.data(), in_planes, tile.int4(0),
-                      tile.scales_ahead(first + kTile, 0, p.K), count, p.K, sums);
+      [&](Int4Weight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
+        if (in_planes > 0 && planes->dot != nullptr)
+          planes->dot(x_planes, row_bytes, of_x, in_planes, tile.as_it_lies(first, count), count, p.K, sums);
+        const bool staged = in_planes > 0 && planes->dot == nullptr;
+        if (staged || rest > 0) tile.move(first, count, 0, p.K);
+        if (staged)
+          planes->dot_staged(x_planes, row_bytes, of_x, in_planes, tile.int4(0), tile.scales_ahead(first + kTile, 0, p.K), count,
+                             p.K, sums);
         if (rest > 0)
           kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
       },
@@ -142,7 +149,8 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
 inline void multiply_values(const LinearProblem& p, const Tensor& input, const RowwiseWeight& weight, const Output& output) {
   const int64_t ld = padded(p.K);
   const std::vector<float> x = float_rows(p, input, ld);
-  multiply_few(p, weight, output, [&](const RowwiseWeight::Tile& tile, int64_t /*first*/, int64_t count, float (*sums)[kTile]) {
+  multiply_few(p, weight, output, [&](RowwiseWeight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
+    tile.move(first, count, 0, p.K);
     kernels().dot_values(x.data(), ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);
   });
 }

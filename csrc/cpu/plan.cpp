@@ -21,7 +21,7 @@ struct Most {
 Most most() {
   constexpr int64_t kAlways = int64_t{1} << 62;
 #ifdef __x86_64__
-  if (&kernels() == &kernels_amx()) return {4, 8, 16, 4, 4, 4, 4, kAlways, kAlways};
+  if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4, kAlways, kAlways};
   if (&kernels() == &kernels_avx512()) return {16, 8, 0, 4, 16, 8, 16, 128, 64};
   if (&kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 64, kAlways, kAlways};
 #endif

@@ -40,13 +40,12 @@ inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int
 // Memory at the start of a cache line, so that no vector of operands crosses one; not initialised.
 class Scratch {
  public:
-  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(std::aligned_alloc(kLine, ceil_div(bytes, kLine) * kLine))) {
+  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(std::aligned_alloc(kLine, (bytes / kLine + 1) * kLine))) {
     if (data_ == nullptr) throw std::bad_alloc();
   }
   char* operator+(int64_t bytes) const { return data_.get() + bytes; }
 
  private:
-  static constexpr int64_t kLine = 64;
   struct Free {
     void operator()(char* p) const { std::free(p); }
   };

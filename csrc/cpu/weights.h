@@ -24,7 +24,6 @@ inline std::vector<float> floats(const Tensor& t) {
 }
 
 inline void prefetch(const void* begin, int64_t bytes) {
-  constexpr int64_t kLine = 64;
   for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(begin) + i);
 }
 
@@ -47,16 +46,33 @@ struct Int4Weight {
   // Scales lie [K/group_size, N]: a tile stages its columns, a cache line of them per group, as floats [K/group_size, kTile].
   class Tile {
    public:
-    explicit Tile(const Int4Weight& w)
-        : w_(w), groups_(w.K / w.group_size), scale_(groups_ * kTile), zero_point_(groups_ * kTile), ones_(kTile, 1.0f) {}
+    explicit Tile(const Int4Weight& w) : w_(w), groups_(w.K / w.group_size), ones_(kTile, 1.0f) {}
 
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
+      scale_.resize(groups_ * kTile);
+      zero_point_.resize(groups_ * kTile);
       const int64_t group = begin / w_.group_size, groups = (end - 1) / w_.group_size + 1 - group;
       stage(w_.scale, count, group, groups, scale_.data());
       stage(w_.zero_point, count, group, groups, zero_point_.data());
     }
 
+    // Rows from `first` on, whose scales stay where they are if that holds a whole tile's.
+    Int4Tile as_it_lies(int64_t first, int64_t count) {
+      if (count < kTile) {
+        move(first, count, 0, w_.K);
+        return {packed(0),
+                reinterpret_cast<const char*>(scale_.data()),
+                reinterpret_cast<const char*>(zero_point_.data()),
+                Element::f32,
+                sizeof(float),
+                kTile * sizeof(float),
+                w_.group_size};
+      }
+      first_ = first;
+      const int64_t size = scale_bytes(), at = first * size;
+      return {packed(0), w_.scale + at, w_.zero_point + at, element(w_.scale_dtype), size, w_.N * size, w_.group_size};
+    }
     Int4Row int4(int64_t i) const { return {packed(i), &scale_[i], &zero_point_[i], w_.group_size}; }
     void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
       tiles.weights_int4(int4(i), begin, n, out);

@@ -274,10 +274,20 @@ void join_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64
     }
 }
 
-// Adds `count` units from `begin` on of N rows of w, unpacked, by one lot of x, from the first of these units on, to sums.
+// Lane 4 i + n is row n's scale of the group that lane is of: kGroups to a vector, kTile floats from one to the next.
 template <int kGroups>
-inline void add_units(const char* w, int64_t begin, int64_t count, const char* x, const Int4Row& first, int64_t groups, int N,
-                      F32* sums) {
+inline F32 scales_of_fours(const float* scale) {
+  const auto of = [&](int i) { return load<__m128>(scale + i * kGroups / 4 * kTile); };
+  __m512 v = _mm512_castps128_ps512(of(0));
+  v = _mm512_maskz_insertf32x4(0xffff, v, of(1), 1);
+  v = _mm512_maskz_insertf32x4(0xffff, v, of(2), 2);
+  return (F32)_mm512_maskz_insertf32x4(0xffff, v, of(3), 3);
+}
+
+// Adds `count` units of N rows of w, unpacked, by one lot of x, from the first of these units on, to sums. Scales of w are those
+// of the units' groups.
+template <int kGroups>
+inline void add_units(const char* w, int64_t count, const char* x, const float (*scales)[kTile], int N, F32* sums) {
   alignas(64) I32 products[kUnits][kTile];
   for (int64_t u = 0; u < count; ++u) {
     const char *const rows = w + u * 4 * kTileBytes, *const unit = x + u * kUnitBytes;
@@ -301,8 +311,7 @@ inline void add_units(const char* w, int64_t begin, int64_t count, const char* x
     for (int i = 0; i < 4; ++i) row_sums[i] = sums[n + i];
     for (int64_t u = 0; u < count; ++u) {
       const F32 x_scale = load<F32>(x + u * kUnitBytes + 2 * kTileBytes);
-      const int64_t g = (begin + u) * kPlaneUnit / first.group_size;
-      const __m512 s = (__m512)scales_of_fours<kGroups>(first.scale + g * kTile + n, groups - g);
+      const __m512 s = (__m512)scales_of_fours<kGroups>(&scales[u * kGroups][n]);
       const auto add = [&](int i, __m512 scale) {
         row_sums[i] += (F32)scale * (x_scale * __builtin_convertvector(products[u][n + i], F32));
       };
@@ -315,21 +324,62 @@ inline void add_units(const char* w, int64_t begin, int64_t count, const char* x
   }
 }
 
+// Scales and zero points of group g as floats; the next tile's are fetched, from the same pages.
+inline void stage_group(const Int4Tile& w, int64_t g, float* scales, float* zero_points) {
+  const char *const scale = w.scale + g * w.stride, *const zero_point = w.zero_point + g * w.stride;
+  const int64_t line = kTile * w.element_bytes;
+  for (int64_t i = 0; i < line; i += kLine) {
+    __builtin_prefetch(scale + line + i, 0, 2);
+    __builtin_prefetch(zero_point + line + i, 0, 2);
+  }
+  for (int n = 0; n < kTile; n += kFloats) {
+    store(scales + n, floats_at(w.element, scale + n * w.element_bytes));
+    store(zero_points + n, floats_at(w.element, zero_point + n * w.element_bytes));
+  }
+}
+
+// acc[m][n] += zero_point[n] · Σ of row m's group.
+inline void add_zero_points(const float* zero_points, const float* x_sums, int64_t stride, int64_t M, float (*acc)[kTile]) {
+  F32 zero_point[kTile / kFloats];
+  memcpy(zero_point, zero_points, sizeof zero_point);
+  for (int64_t m = 0; m < M; ++m)
+    for (int i = 0; i < kTile / kFloats; ++i) {
+      float* const to = acc[m] + i * kFloats;
+      store(to, load<F32>(to) + zero_point[i] * x_sums[m * stride]);
+    }
+}
+
 // M rows of x, at most kMostLots lots, by up to kTile rows of w.
 template <int kGroups>
-inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, ScalesAhead* ahead, int64_t N, int64_t K,
+inline void dot_plane_tiles(const char* x, const float* x_sums, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
                             float (*acc)[kTile]) {
   constexpr int64_t kLot = kTileSide / 2 / kGroups;
-  const int64_t units = units_of(K), groups = K / first.group_size, lots = (M + kLot - 1) / kLot, bytes = K / 2;
+  const int64_t units = units_of(K), groups = K / w.group_size, lots = (M + kLot - 1) / kLot, bytes = K / 2;
   F32 sums[kMostLots][kTile];
   memset(sums, 0, static_cast<size_t>(lots) * sizeof sums[0]);
   alignas(64) char rows[kUnits * 4 * kTileBytes];
   _tile_loadconfig(&kTileConfig);
+  const int64_t parts = w.group_size * kGroups / kPlaneUnit;  // of a group
+  int64_t g = 0, part = 0;                                    // the next
   for (int64_t u = 0; u < units; u += kUnits) {
     const int64_t count = units - u < kUnits ? units - u : kUnits;
-    for (int i = 0; i < 2 * kUnits * kGroups; ++i) fetch_group(ahead);
+    // A unit's part of a group; what does not exist has scales of zero.
+    constexpr int64_t kParts = kUnits * kGroups;
+    alignas(64) float scales[kParts][kTile], zero_points[kParts][kTile];
+    for (int64_t i = 0; i < kParts; ++i) {
+      if (g == groups) {
+        memset(scales[i], 0, sizeof scales[i]);
+        continue;
+      }
+      stage_group(w, g, scales[i], zero_points[i]);
+      if (part == 0) add_zero_points(zero_points[i], x_sums + g, groups, M, acc);
+      if (++part == parts) {
+        part = 0;
+        ++g;
+      }
+    }
     for (int64_t n = 0; n < N; ++n) {
-      const uint8_t* const row = first.packed + n * bytes + u * kPlaneBytes;
+      const uint8_t* const row = w.packed + n * bytes + u * kPlaneBytes;
       // What is next of this row, or of the next tile's.
       const uint8_t* const ahead = u + kUnits < units ? row + kUnits * kPlaneBytes : row + kTile * bytes - u * kPlaneBytes;
       char* const to = rows + n / kTileSide * 2 * kTileBytes + n % kTileSide * kTileRowBytes;
@@ -344,7 +394,7 @@ inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, Scal
       }
     }
     for (int64_t lot = 0; lot < lots; ++lot)
-      add_units<kGroups>(rows, u, count, x + (lot * units + u) * kUnitBytes, first, groups, static_cast<int>(N), sums[lot]);
+      add_units<kGroups>(rows, count, x + (lot * units + u) * kUnitBytes, scales, static_cast<int>(N), sums[lot]);
   }
   _tile_release();
   for (int64_t m = 0; m < M; ++m)
@@ -353,27 +403,23 @@ inline void dot_plane_tiles(const char* x, int64_t M, const Int4Row& first, Scal
 }
 
 template <int kGroups>
-inline void dot_plane_lots(const char* x, int64_t M, const Int4Row& first, ScalesAhead ahead, int64_t N, int64_t K,
+inline void dot_plane_lots(const char* x, const float* x_sums, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
                            float (*acc)[kTile]) {
   constexpr int64_t kMost = kMostLots * kTileSide / 2 / kGroups;
+  memset(acc, 0, static_cast<size_t>(M) * sizeof acc[0]);
   for (int64_t m = 0; m < M; m += kMost)
-    dot_plane_tiles<kGroups>(x + m / kMost * kMostLots * units_of(K) * kUnitBytes, M - m < kMost ? M - m : kMost, first, &ahead,
-                             N, K, acc + m);
+    dot_plane_tiles<kGroups>(x + m / kMost * kMostLots * units_of(K) * kUnitBytes, x_sums + m * (K / w.group_size),
+                             M - m < kMost ? M - m : kMost, w, N, K, acc + m);
 }
 
-void dot_plane_tiles(const int8_t* x, int64_t, const float*, const float*, const float* group_sums, int64_t M,
-                     const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
-  const int64_t groups = K / first.group_size;
-  for (int64_t m = 0; m < M; ++m) {
-    memset(acc[m], 0, sizeof acc[m]);
-    add_terms(first.zero_point, groups, [&](int64_t g) { return group_sums[m * groups + g]; }, acc[m]);
-  }
+void dot_plane_tiles(const int8_t* x, int64_t, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
+                     float (*acc)[kTile]) {
   const char* const joined = reinterpret_cast<const char*>(x);
-  if (groups_of_unit(first.group_size) == 2) return dot_plane_lots<2>(joined, M, first, ahead, N, K, acc);
-  dot_plane_lots<1>(joined, M, first, ahead, N, K, acc);
+  if (groups_of_unit(w.group_size) == 2) return dot_plane_lots<2>(joined, of_x.sums, M, w, N, K, acc);
+  dot_plane_lots<1>(joined, of_x.sums, M, w, N, K, acc);
 }
 
-constexpr Planes kPlaneTilesHere{2, arrange_planes<2>, join_planes, joined_bytes, dot_plane_tiles};
+constexpr Planes kPlaneTilesHere{2, arrange_planes<2>, join_planes, joined_bytes, dot_plane_tiles, nullptr};
 constexpr const Planes* kPlaneTiles = &kPlaneTilesHere;
 
 }  // namespace

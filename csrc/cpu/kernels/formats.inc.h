@@ -112,6 +112,13 @@ inline F32 floats_at(const void* p) {
 #endif
 }
 
+// The same of a type that is known late.
+inline F32 floats_at(Element type, const char* p) {
+  if (type == Element::bf16) return floats_at<Element::bf16>(p);
+  if (type == Element::f16) return floats_at<Element::f16>(p);
+  return floats_at<Element::f32>(p);
+}
+
 // 8-bit values as products take them: kVectors vectors at a time, to be multiplied by kFactor; whether NaN is kept.
 template <Element kType>
 struct Values {
@@ -184,7 +191,7 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
 // converted.
 template <Element kFrom>
 inline void columns_to_float(const char* source, int64_t stride, int64_t rows, int64_t n, float* out) {
-  constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32, kLine = 64;
+  constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32;
   for (int64_t r = 0; r < rows; ++r) {
     const char* const row = source + r * stride;
     for (int64_t i = 0; i < kTile * kBytes; i += kLine) {

@@ -19,11 +19,28 @@ constexpr int kTileRows = 4;
 // Rows that kernels multiply are padded with zeros to a multiple of this many elements.
 constexpr int64_t kPad = 128;
 
+constexpr int64_t kLine = 64;  // of a cache
+
 // A row of int4 weights: element k is q(k) · scale[k / group_size · kTile] + zero_point[k / group_size · kTile].
 struct Int4Row {
   const uint8_t* packed;
   const float *scale, *zero_point;
   int64_t group_size;
+};
+
+// Up to kTile rows of int4 weights and their scales and zero points as they lie, `stride` bytes from one group's to the next's:
+// of as many rows as whole vectors take.
+struct Int4Tile {
+  const uint8_t* packed;
+  const char *scale, *zero_point;
+  Element element;  // theirs
+  int64_t element_bytes, stride, group_size;
+};
+
+// Of the groups of rows of x in fixed point, one row's after another's: their scales, the sums of what the signs of nibbles add
+// to products, and those of x.
+struct GroupsOfX {
+  const float *scales, *fixed_sums, *sums;
 };
 
 // Up to so many groups a tile's scales and zero points are fetched while another tile is multiplied. Each lies in a page of its
@@ -50,7 +67,6 @@ static inline Ahead part_of(const Ahead& ahead, int64_t i, int64_t parts) {
 // A group's, into the second cache: where a stride is a power of two, all of them are of one set of the first.
 static inline void fetch_group(Ahead* ahead) {
   if (ahead->groups <= 0) return;
-  constexpr int64_t kLine = 64;
   for (int64_t i = 0; i < ahead->bytes; i += kLine) __builtin_prefetch(ahead->row + i, 0, 2);
   ahead->row += ahead->stride;
   --ahead->groups;
@@ -93,8 +109,8 @@ struct Tiles {
 struct Planes {
   int64_t bytes;  // of an element of x: 2 for results in bfloat16 and half, 3 for float32
 
-  // A row of x for dot, so many bytes an element, padded with zeros (by the caller) to kPad elements; the scale of each group,
-  // the sum of its fixed-point values and that of its values. False where a group's range is too wide, or not finite.
+  // A row of x for dot, so many bytes an element, padded with zeros (by the caller) to kPad elements, and what GroupsOfX has of
+  // it. False where a group's range is too wide, or not finite.
   bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
                   float* group_sums);
 
@@ -103,9 +119,14 @@ struct Planes {
   void (*join)(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, int64_t K, int64_t group_size, char* out);
   int64_t (*joined_bytes)(int64_t M, int64_t K, int64_t group_size);
 
-  // As dot_int4, for M rows that `arrange` wrote, x_stride bytes apart.
-  void (*dot)(const int8_t* x, int64_t x_stride, const float* x_scales, const float* fixed_sums, const float* group_sums,
-              int64_t M, const Int4Row& first, const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]);
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that `arrange` wrote, x_stride bytes apart, and N <= kTile rows of w. Fetches what
+  // lies after them.
+  void (*dot)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
+              float (*acc)[kTile]);
+
+  // Null, or the same in its place for scales as dot_int4 takes them, and those that are next.
+  void (*dot_staged)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Row& first,
+                     const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]);
 };
 
 struct Kernels {

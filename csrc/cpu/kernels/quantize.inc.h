@@ -115,7 +115,7 @@ inline void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out) {
 
 template <Element kFrom, class Format, class Quotient>
 inline void quantize(const char* row, int64_t n, float scale, char* out) {
-  constexpr int64_t kStep = 4 * kFloats, kBytes = kFrom == Element::f32 ? 4 : 2, kLine = 64;
+  constexpr int64_t kStep = 4 * kFloats, kBytes = kFrom == Element::f32 ? 4 : 2;
   const Quotient quotient(scale);
   const auto step = [&](const char* from, char* to) {
     F32 x[4];
