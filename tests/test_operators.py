@@ -81,6 +81,16 @@ def test_int4_groups_of_every_size(M, group_size, groups, dtype, device, kernel_
     assert_close(call.run(device, kernel_of(call.operator)), call.reference)
 
 
+@pytest.mark.parametrize("group_size", [32, 128])
+@pytest.mark.parametrize("N", [5, 24])
+@pytest.mark.parametrize("M", [9, 33, 130])
+def test_int4_rows_of_few_outputs_keep_the_bound(M, N, group_size, device, kernel_of, generator):
+    """Among many rows of so few outputs some nearly cancel: weights rounded to bfloat16 would show."""
+    for _ in range(20):
+        call = CALLS["bf16i4bf16_rowwise"](Problem(M, N, 128, group_size, BF16, BF16), generator)
+        assert_close(call.run(device, kernel_of(call.operator)), call.reference)
+
+
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("M", [1, 5, 40])

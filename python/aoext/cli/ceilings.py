@@ -21,7 +21,7 @@ GEMM_SIZES = (512, 1024, 2048)
 SLOW = 0.05  # seconds of a call, beyond which no larger product is tried
 SECONDS = 0.3  # for each loop
 
-# A GPU needs larger products to fill it; bursts between rests, which its power does not hold back (cuda_clock.py).
+# A GPU needs larger products to fill it; in bursts between rests its power does not hold them back.
 GEMM_SIZES_CUDA = (4096, 6144, 8192)
 GEMM_SECONDS_CUDA = 0.1
 
