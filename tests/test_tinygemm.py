@@ -119,6 +119,16 @@ def test_result_is_within_the_bound_of_float64(M, N, K, group_size, inner, devic
     assert_close(call.run(device, kernel_of("weight_int4pack_mm")), call.reference)
 
 
+@pytest.mark.parametrize("group_size", [32, 128])
+@pytest.mark.parametrize("N", [8, 24])
+@pytest.mark.parametrize("M", [9, 33, 130])
+def test_rows_of_few_outputs_keep_the_bound(M, N, group_size, device, kernel_of, generator):
+    """As in test_operators.py."""
+    for _ in range(20):
+        call = product(M, N, 128, group_size, 4, generator)
+        assert_close(call.run(device, kernel_of("weight_int4pack_mm")), call.reference)
+
+
 @pytest.mark.parametrize("M", [1, 3, 12, 40])
 def test_an_outlier_keeps_the_bound_of_its_row(M, device, kernel_of, generator):
     """One activation 1000 times its group: first it meets random weights, then weights of zero."""

@@ -11,7 +11,7 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
   const LinearProblem p = check_by_name(op, tensors);
   if (op == "quantize_rowwise" || op == "dequantize_int4" || op == "convert_weight_to_int4pack")
     return std::string("cpu/") + kernels().name + ": row by row";
-  if (op == "weight_int4pack_mm") return describe(plan_weight_only(p));
+  if (op == "weight_int4pack_mm") return describe(plan_int4pack(p));
   const bool scaled = op == "int8_mm" || op == "scaled_mm_rowwise" || op == "scaled_linear_rowwise";
   if (op.rfind("bf16i4bf16_rowwise", 0) == 0) return describe(plan_int4(p));
   return describe(scaled ? plan_scaled(p) : plan_rowwise(p));

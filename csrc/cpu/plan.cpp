@@ -10,9 +10,6 @@ namespace {
 // A panel of weights, and the copy or product of x's rows that goes with it, take at most so much.
 constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
-// With fewer output columns, weights of int4 that are rounded to bfloat16, zero point included, may show in a row of y.
-constexpr int64_t kRoundedColumns = 64;
-
 // Input rows up to which an algorithm is the fastest; benchmarks/README.md has the measurements.
 struct Most {
   int64_t planes, fine_planes, plane_tiles;     // beyond: tiles; plane_tiles by groups of 128
@@ -53,7 +50,7 @@ Plan plan_products(const LinearProblem& p) {
 
 }  // namespace
 
-Plan plan_weight_only(const LinearProblem& p) { return plan_products(p); }
+Plan plan_int4pack(const LinearProblem& p) { return p.N < kRoundedColumns ? tiles(ScalarType::Float) : plan_products(p); }
 
 Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
@@ -73,7 +70,7 @@ Plan plan_int4_floats(const LinearProblem& p) {
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
   if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most().nibbles)
     return {Algorithm::nibbles, ScalarType::Float};
-  return p.N < kRoundedColumns ? tiles(ScalarType::Float) : plan_products(p);
+  return plan_int4pack(p);
 }
 
 Plan plan_rowwise(const LinearProblem& p) {

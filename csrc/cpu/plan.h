@@ -24,9 +24,9 @@ struct Plan {
   int64_t input_rows = 0;  // and rows of x that meet it at once
 };
 
-Plan plan_weight_only(const LinearProblem& p);
 Plan plan_int4(const LinearProblem& p);         // bf16i4bf16_rowwise
 Plan plan_int4_floats(const LinearProblem& p);  // the same without planes
+Plan plan_int4pack(const LinearProblem& p);     // weight_int4pack_mm, and many rows of the former
 Plan plan_rowwise(const LinearProblem& p);      // bf16i8bf16_rowwise, bf16f8bf16_rowwise
 Plan plan_scaled(const LinearProblem& p);       // int8_mm too
 

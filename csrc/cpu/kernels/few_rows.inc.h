@@ -359,31 +359,31 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
       }
     }
   };
-  // What `multiply` left, with the scales of groups from `first` on, of which there are `count`; whether they start here.
-  const auto add = [&](const Totals(&fours)[M][kFours], int band, int64_t first, int64_t count, bool starts)
-                       __attribute__((always_inline)) {
-                         F32 scale[kGroups] = {}, zero_point[kGroups] = {};
-                         for (int j = 0; j < kGroups && j < count; ++j) {
-                           const int64_t from = (first + j) * w.stride + band * kFloats * w.element_bytes;
-                           scale[j] = floats_at(w.element, w.scale + from);
-                           if (starts) zero_point[j] = floats_at(w.element, w.zero_point + from);
-                         }
-                         for (int m = 0; m < M; ++m) {
-                           Totals of_groups[kGroups];
-                           groups_of_rows<kGroups>(fours[m], of_groups);
-                           F32 total = sums[m][band];
-                           for (int j = 0; j < kGroups && j < count; ++j) {
-                             const int64_t i = m * groups + first + j;
-                             F32 product = __builtin_convertvector(of_groups[j], F32) * of_x.scales[i];
-                             if (starts) {
-                               product += of_x.fixed_sums[i];
-                               total += zero_point[j] * of_x.sums[i];
-                             }
-                             total += scale[j] * product;
-                           }
-                           sums[m][band] = total;
-                         }
-                       };
+  // What `multiply` left, with the scales of `count` groups from `first` on.
+  bool starts = true;  // whether they start here
+  const auto add = [&](const Totals(&fours)[M][kFours], int band, int64_t first, int64_t count) __attribute__((always_inline)) {
+    F32 scale[kGroups] = {}, zero_point[kGroups] = {};
+    for (int j = 0; j < kGroups && j < count; ++j) {
+      const int64_t from = (first + j) * w.stride + band * kFloats * w.element_bytes;
+      scale[j] = floats_at(w.element, w.scale + from);
+      if (starts) zero_point[j] = floats_at(w.element, w.zero_point + from);
+    }
+    for (int m = 0; m < M; ++m) {
+      Totals of_groups[kGroups];
+      groups_of_rows<kGroups>(fours[m], of_groups);
+      F32 total = sums[m][band];
+      for (int j = 0; j < kGroups && j < count; ++j) {
+        const int64_t i = m * groups + first + j;
+        F32 product = __builtin_convertvector(of_groups[j], F32) * of_x.scales[i];
+        if (starts) {
+          product += of_x.fixed_sums[i];
+          total += zero_point[j] * of_x.sums[i];
+        }
+        total += scale[j] * product;
+      }
+      sums[m][band] = total;
+    }
+  };
   constexpr bool kWithin = kGroups * kParts > 1;  // whether groups are shorter than a line
   alignas(kLine) uint8_t rest[kTile][kLine];
   for (int64_t begin = 0, g = 0, of_group = 0; begin < K; begin += kPad) {
@@ -394,7 +394,7 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
         row[n] = static_cast<uint8_t*>(memcpy(rest[n], row[n] + at, static_cast<size_t>(bytes - at)));
       at = 0;
     }
-    const bool starts = kWithin || of_group == 0;
+    starts = kWithin || of_group == 0;
     const int64_t end = groups - g < kGroups * kParts ? groups : g + kGroups * kParts;
     for (int64_t i = g; fetch && starts && i < end; ++i) {
       const int64_t left = groups - i, from = left > ahead ? (i + ahead) * w.stride : (ahead - left) * w.stride + line;
@@ -410,9 +410,9 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
         Totals fours[M][kFours];
         multiply(begin + part * kPart, at + part * kPart / 2, band * kFloats, fours);
         if (end - first >= kGroups)
-          add(fours, band, first, kGroups, starts);
+          add(fours, band, first, kGroups);
         else
-          add(fours, band, first, end - first, starts);
+          add(fours, band, first, end - first);
       }
     of_group += kPad;
     if (of_group < w.group_size) continue;
