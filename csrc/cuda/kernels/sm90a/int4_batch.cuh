@@ -335,6 +335,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t my_x = step_x + first * P::kUnit, my_numbers = step_x + P::kNumbers + first * P::kUnitNumbers;
   const uint32_t mine = t / 2 == first ? ~0u : 0;  // lanes that have zeros of this slice's first unit
   const int own_units = slices == 1 ? 2 : 1;
+
   float y[kOctets][4];
   auto& sums = reinterpret_cast<float (&)[kTokens / 2]>(y);
   const auto compute = [&](uint32_t weights, uint32_t scales, uint32_t x_unit, uint32_t x_numbers, uint32_t mine) {
