@@ -277,7 +277,7 @@ TURNED += [(256, 6144), (512, 6144), (200, 6139), (500, 6139)]
 
 
 @needs_own_kernels
-@pytest.mark.parametrize("dtypes", [(BF16, FP32), (FP16, FP16)])
+@pytest.mark.parametrize("dtypes", [(BF16, FP32), (FP16, FP16), (BF16, BF16)])
 @pytest.mark.parametrize(("M", "N"), TURNED)
 @pytest.mark.parametrize("product", [name for name in EIGHT_BIT if not name.startswith("bf16")])
 def test_turned_tiles(product, M, N, dtypes, generator):

@@ -409,7 +409,7 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
         const int64_t first = g + part * kGroups;
         Totals fours[M][kFours];
         multiply(begin + part * kPart, at + part * kPart / 2, band * kFloats, fours);
-        if (end - first >= kGroups)
+        if (end - first >= kGroups)  // as all but the last: a constant
           add(fours, band, first, kGroups);
         else
           add(fours, band, first, end - first);

@@ -94,6 +94,21 @@ __device__ __forceinline__ uint32_t and_xor(uint32_t v) {
   return result;
 }
 
+// v[i] of lane t of a quad becomes v[t] of lane i.
+__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int t) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = t & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const uint32_t sent = upper ? v[i] : v[i + step];
+      const uint32_t got = __shfl_xor_sync(0xffffffff, sent, step);
+      (upper ? v[i] : v[i + step]) = got;
+    }
+  }
+}
+
 // ---- Barriers in shared memory: a phase ends when all arrivals and, from sm_90 on, all announced bytes are in. ----
 
 // Of a warp, after __syncwarp(): its first lane speaks for all. compute-sanitizer's racecheck follows an arrival only for the

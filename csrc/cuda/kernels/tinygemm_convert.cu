@@ -4,6 +4,7 @@
 // the 16 bytes of row g that hold k = 32t .. 32t + 31, so both sides move in segments of 64 bytes or more. A
 // word of the layout takes bytes p·4 + t of that quarter, p = 0..3, for all t: each lane makes the words of its
 // quarter for all four t, and the quad transposes them.
+#include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/tinygemm.h"
 #include "cuda/kernels/tinygemm_layout.cuh"
 
@@ -11,21 +12,6 @@ namespace aoext::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-// v[i] of lane t of a quad becomes v[t] of lane i.
-__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int t) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = t & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const uint32_t sent = upper ? v[i] : v[i + step];
-      const uint32_t got = __shfl_xor_sync(0xffffffff, sent, step);
-      (upper ? v[i] : v[i + step]) = got;
-    }
-  }
-}
 
 // The low four bits of every byte, in the low 16 bits; and back.
 __device__ __forceinline__ uint32_t gather_nibbles(uint32_t v) {

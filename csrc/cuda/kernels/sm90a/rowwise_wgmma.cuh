@@ -126,17 +126,6 @@ struct Scales {
   }
 };
 
-// A square of words over a quad: word i of lane q becomes word q of lane i.
-__device__ inline void transpose_quad(uint32_t (&v)[4], int quad) {
-  const auto swap = [&](uint32_t& a, uint32_t& b, int distance) {
-    const bool high = (quad & distance) != 0;
-    const uint32_t got = __shfl_xor_sync(~0u, high ? a : b, distance);
-    (high ? a : b) = got;
-  };
-  swap(v[0], v[1], 1), swap(v[2], v[3], 1);
-  swap(v[0], v[2], 2), swap(v[1], v[3], 2);
-}
-
 // A warpgroup's 64 tokens by kColumns rows of w. Registers hold pieces of two outputs of a row of y, a quad eight of them: for
 // four octets of columns its lanes exchange those of 16 bits, so that each stores 16 bytes and a quad 64 side by side.
 template <int kColumns, class Epilogue, class Sum>

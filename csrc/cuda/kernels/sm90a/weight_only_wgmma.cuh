@@ -119,7 +119,7 @@ __device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const
     copies.start(tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).row, segment.first_stage);
 #pragma unroll 1
     for (int stage = 0; stage < segment.stages; ++stage) {
-      const uint32_t arrived = full + 8 * w.slot();
+      const uint32_t arrived = full + 8 * w.full();
       barrier_wait(empty + 8 * w.slot(), w.empty_parity() ^ 1);
       barrier_expect(arrived, copies.bytes());
       copies.copy(shared + L::kLines + w.slot() * Weights::kLinesBytes, shared + L::kExtra + w.slot() * Weights::kExtraBytes,
