@@ -8,22 +8,6 @@
 namespace aoext::cuda {
 
 // Blocks of a cluster: a float to the same address in another block, which counts its bytes on a barrier there.
-__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg .pred p;\n"
-      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-      "@!p bra again;\n}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_arrive_initialised() {  // after cluster_wait the others know what barrier_init wrote
-  barrier_init_fence();
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
 __device__ __forceinline__ void store_remote(uint32_t address, uint32_t barrier, int rank, float v) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(

@@ -145,6 +145,19 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #undef AOEXT_WAIT
 }
 
+// Whether it has ended, without waiting: what is asked early costs no time where the answer is used.
+__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Makes initialised barriers known to the copy engine and to the cluster.
 __device__ __forceinline__ void barrier_init_fence() {
 #if __CUDA_ARCH__ >= 900
@@ -189,9 +202,30 @@ __device__ __forceinline__ void prefetch_bulk(const void* p, int bytes) {
 
 // ---- Clusters, from sm_90 on ----
 
+// Whoever waits, with every thread of his block, finds the others' blocks running and what barrier_init wrote there. It orders
+// nothing else: what does so for a cluster waits until all that a block has written is there for the whole GPU, 0.6 µs.
+__device__ __forceinline__ void cluster_arrive_initialised() {
+  barrier_init_fence();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// barrier_wait for what other blocks have stored.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 #endif
 }
 

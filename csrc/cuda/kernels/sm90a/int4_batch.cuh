@@ -98,7 +98,8 @@ struct Meeting {
   __host__ __device__ static constexpr int blocks(int slices, int cluster) {
     return (cluster - 1) * (kTokens / 4 / cluster) * (kMath / slices) * 8;
   }
-  static constexpr int kBarriers = 2 * kMostDepth * 8;
+  static constexpr int kFromCluster = 2 * kMostDepth * 8;  // behind those of the ring, what counts the other block's sums
+  static constexpr int kBarriers = kFromCluster + 16;
 };
 
 __device__ __forceinline__ int thread_now() {  // what is computed of it stays where it is needed, out of the registers of loops
@@ -270,15 +271,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);  // so that loops don't compute it again
   ring.bytes = L::bytes(slices), ring.depth = p.depth;
   ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
+  const uint32_t from_cluster = ring.full + Meet::kFromCluster;
   const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
   const int rows = kBatchRows >> p.slices_log2;
   const int turns = step_turns(slices);
   const int zeros = L::scales(slices), step_x = L::x(slices);
+  const int octet_bytes = (kMath >> p.slices_log2) * 16;  // sums of all lanes of a slice
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.depth; ++i)
       barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps / turns * kArrivals);
+    barrier_init(from_cluster, 1);
+    barrier_expect(from_cluster, (kOctets >> p.cluster_log2) * octet_bytes);
     barrier_init_fence();
   }
   if (threadIdx.x == kMath) {
@@ -286,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
   }
   __syncthreads();
-  if (cluster > 1) cluster_arrive();  // the others may send
+  if (cluster > 1) cluster_arrive_initialised();  // the other may send
 
   if (warp >= kMathWarps) {
     release_registers<kCopyRegisters>();
@@ -397,7 +402,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   // of the owner block. All of this runs once a tile: what it takes is reading its instructions, so it should have few.
   const int block_log2 = log2_of(kOctets) - p.cluster_log2;  // of a block's octets
   const int slice_log2 = max(block_log2 - p.slices_log2, 0);
-  const int octet_bytes = (kMath >> p.slices_log2) * 16;  // of all lanes
   const auto block_of = [&](int o) { return o >> block_log2; };
   const auto in_block = [&](int o) { return o & ((1 << block_log2) - 1); };
   const auto slice_of = [&](int o) { return in_block(o) >> slice_log2; };
@@ -426,12 +430,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     const uint32_t slots = from_blocks + thread * 16;
     if (shared) {
-      const uint32_t there = remote_address(slots, rank ^ 1);
+      const uint32_t there = remote_address(slots, rank ^ 1), counts = remote_address(from_cluster, rank ^ 1);
 #pragma unroll
       for (int o = 0; o < kOctets; ++o)
-        if (slice_of(o) == slice && block_of(o) != rank) store_remote(there + in_block(o) * octet_bytes, y[o]);
-      __syncwarp();
-      cluster_sync();
+        if (slice_of(o) == slice && block_of(o) != rank) store_remote(there + in_block(o) * octet_bytes, counts, y[o]);
+      barrier_wait_cluster(from_cluster, 0);
     }
     const int64_t n = static_cast<int64_t>(segment.tile) * rows + tile_row + row;
     if (n >= p.N) return;
@@ -452,7 +455,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
 
-  if (cluster > 1) cluster_wait();  // the others have started
+  if (cluster > 1) cluster_wait();  // the other has started
   int place = 0;
   uint32_t parity = 0;
   each_segment(p.segments, rest, [&](const Segment& segment) {

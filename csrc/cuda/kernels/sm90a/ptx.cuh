@@ -44,13 +44,6 @@ __device__ inline void copy_bytes(uint32_t destination, const void* source, uint
 
 // ---- Clusters ----
 
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-
-__device__ inline void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
-}
-
 // Of blocks along x: the cluster's place among all, and the block's in it.
 __device__ inline int cluster_index() {
   int index;
@@ -71,19 +64,23 @@ __device__ inline uint32_t remote_address(uint32_t address, uint32_t block) {
   return remote;
 }
 
-__device__ inline float4 load_remote(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
+// Tells another block that reads are over. (What a thread wrote is not ordered by it: see cluster_arrive_initialised.)
+__device__ inline void barrier_arrive_remote(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ inline void store_remote(uint32_t address, const float (&v)[4]) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+// To another block, where a barrier counts the bytes.
+__device__ inline void store_remote(uint32_t address, uint32_t barrier, const float (&v)[4]) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+               "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
                : "memory");
 }
+
+// ---- Warps ----
+
+// This thread's, as the compiler knows to be the same for all of its lanes: what depends on it is computed once for the warp, and
+// descriptors of matrices, which are, need no way back from lanes.
+__device__ inline int warp_index() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }
 
 // ---- Matrix products of a warpgroup (wgmma.cuh) ----
 

@@ -60,10 +60,11 @@ struct RowwiseLayout {
   static constexpr int kChannels = kStaging + kStagingBytes;  // of each warpgroup its own, as are row scales
   static constexpr int kRowScales = kChannels + 2 * kChannelsOfGroup * int(sizeof(Channel));
   static constexpr int kBarriers = kRowScales + 2 * kTokensOfGroup * int(sizeof(float));
-  static constexpr int kBytes = kBarriers + 2 * 8 * kStages + 1024;          // the copy engine's alignment
-  static_assert(kTileRows != kRows / 2 || kMine * 64 * 4 <= kStagingBytes);  // what a warpgroup gives the other
-  // A tile that the blocks of a cluster add up lies over the ring.
-  static_assert(kStages == 0 || kMine * kSumPitch <= kStaging);
+  static constexpr int kClusterBarriers = kBarriers + 2 * 8 * kStages;
+  static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the copy engine's alignment
+  static_assert(kTileRows != kRows / 2 || kMine * 64 * 4 <= kStagingBytes);      // what a warpgroup gives the other
+  // What the blocks of a cluster send lies over the ring; those of turned tiles send nothing.
+  static_assert(kStages == 0 || ClusterShares < Output, kTurned ? 32 : kMine, 2 > ::bytes(kPair) <= kStaging);
 };
 
 // ---- From sums to y ----
@@ -271,17 +272,19 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   __shared__ Rest rest;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(full + 8 * i, 1);
       barrier_init(empty + 8 * i, kPairWarps / kTurns * kArrivals);
     }
+    if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
     barrier_init_fence();
     rest.find(s);
   }
   __syncthreads();
+  if (s.cluster > 1) cluster_arrive_initialised();
 
   // Where counters are cleared, that kernel has waited for what came before, and only meet() depends on it.
   const bool waits = s.ranges == 0;
@@ -305,10 +308,11 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       copy(std::false_type(), kYes);
     }
     __syncwarp();
-    if (s.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
+    if (s.cluster > 1) cluster_wait();
   } else {
     claim_registers<kMultiplyRegisters>();
     if (waits) wait_for_last_kernel();
+    if (s.cluster > 1) cluster_wait();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
     const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
@@ -316,10 +320,10 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     Ring<kStages> ring(kHigh ? 0 : me.group);
     int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
     Sum sums[kColumns / 2];
+    bool here = false;  // this warpgroup's next stage, as far as it has asked
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
-    const auto free = [&](int slot) {
-      __syncwarp();
+    const auto free = [&](int slot) {  // after wgmma_wait, for which a warp meets
       if (arrives(lane)) barrier_arrive(empty + 8 * slot);
     };
     // Of the present stage: this warpgroup's rows of the left operand, and the right one's from a column on.
@@ -361,13 +365,15 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         constexpr int kPart = kColumns / 2 / kPieces;
 #pragma unroll 1
         for (; next < segment.stages; next += kTurns) {
-          wait();
+          if (!here) wait();
+          const int slot = ring.slot();
           Sum part[kPart];
 #pragma unroll
           for (int piece = 0; piece < kPieces; ++piece) {
             const auto take = [&](bool last) {
+              if (last) ring.advance(kTurns), here = barrier_test(full + 8 * ring.full(), ring.full_parity());
               wgmma_wait<0>();
-              if (last) free(ring.slot());
+              if (last) free(slot);
               settle(part);
               add(sums + piece * kPart, part);
             };
@@ -378,7 +384,6 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
               take(piece + 1 == kPieces);
             }
           }
-          ring.advance(kTurns);
         }
       }
       next -= segment.stages;
@@ -394,10 +399,12 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                      row_scales - (L::kTurned ? me.group * 64 * int(sizeof(float)) : 0)};
       const auto finish = [&](auto& mine) {
         const bool whole = segment.stages == s.stages;
+        unsigned chunks = ~0u;  // that are complete
         if (!whole && s.cluster > 1)
-          write_cluster_tile<2, kMine, kPair>(mine, me, epilogue, tile, shared);
-        else if (whole || meet(mine, s, rest, segment, threadIdx.x, kPair, 4))
-          write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging);
+          chunks = meet_cluster<2, Output, kMine>(mine, kPair, 4, shared + L::kClusterBarriers, shared);
+        else if (!whole && !meet(mine, s, rest, segment, threadIdx.x, kPair, 4))
+          return;
+        write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
       };
       if constexpr (L::kTurned) {
         write_turned_tile<kColumns>(sums, me, epilogue, tile);
@@ -410,7 +417,6 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       }
     });
   }
-  if (s.cluster > 1) cluster_sync();  // nobody leaves while others still read from here
 }
 
 }  // namespace aoext::cuda::wgmma

@@ -98,7 +98,6 @@ struct Thread {
 
 // Bytes of a token's sums of so many rows in shared memory, padded against bank conflicts.
 __host__ __device__ constexpr int sum_pitch(int rows) { return (rows + 4) * 4; }
-constexpr int kSumPitch = sum_pitch(kRows);
 
 // Shared memory that tiles pass on their way to y, some tokens at a time.
 template <class Output, int kTokens>
@@ -109,7 +108,7 @@ struct Staging {
   static constexpr int kBufferBytes = kChunk * kPitch;              // one of a warpgroup's
   static constexpr int kBuffers = kTokens > kChunk ? 2 : 1;         // that a warpgroup takes turns with
   static constexpr int kBytes = 4 * kBufferBytes;
-  static_assert(kChunk % 16 == 0 && kChunk * kSumPitch <= kBytes);
+  static_assert(kChunk % 16 == 0);
 };
 
 // Where a thread has its sum j in memory of tokens of sum_pitch() bytes, from that of its first on.
@@ -162,19 +161,102 @@ __device__ inline void store_outputs(Output* row, int n, int N, const Vector& ou
   }
 }
 
-// A warpgroup's 64 rows by kTokens: transposed through the staging memory, so that a row of y leaves in pieces of 64 outputs.
+// The blocks of a cluster that share a tile along K: each finishes every kCluster-th chunk of tokens, to which the others send
+// their sums.
+template <class Output, int kTokens, int kCluster>
+struct ClusterShares {
+  static constexpr int kChunk = Staging<Output, kTokens>::kChunk, kChunks = kTokens / kChunk;
+  static constexpr int kMost = (kChunks + kCluster - 1) / kCluster;  // that a block finishes
+  static constexpr int kVectors = kChunk / 8;                        // of four sums that a thread has of a chunk
+
+  // What a block receives, from `threads` in each of the others.
+  static constexpr int bytes(int threads) { return (kCluster - 1) * kMost * kVectors * 16 * threads; }
+  __device__ static int chunks(int rank) { return (kChunks - rank + kCluster - 1) / kCluster; }
+};
+
+// Barriers of a block for its cluster: that the others are done with the memory where they receive, that their sums are here.
+constexpr int kClusterBarrierBytes = 16;
+__device__ inline void init_cluster_barriers(uint32_t barriers, int cluster) {
+  barrier_init(barriers, cluster - 1), barrier_init(barriers + 8, 1);
+}
+
+// Once a launch, after cluster_wait(), by `threads` of each block with sums: adds the others' to those of this block's chunks, in
+// the order of K, and says which these are. `memory` is that of the ring, which the tile is done with.
+template <int kCluster, class Output, int kTokens, class Sum>
+__device__ inline unsigned meet_cluster(Sum (&sums)[kTokens / 2], int threads, int barrier, uint32_t barriers, uint32_t memory) {
+  using C = ClusterShares<Output, kTokens, kCluster>;
+  const int rank = int(blockIdx.x) % kCluster, vector_bytes = threads * 16;
+  const uint32_t ready = barriers, arrived = barriers + 8;
+  // Of a chunk what one of the others has, from the first of them on.
+  const auto received = [&](int other, int chunk) {
+    return memory + (other * C::kMost + chunk / kCluster) * C::kVectors * vector_bytes + threadIdx.x * 16;
+  };
+  sync_threads_of(barrier, threads);
+  if (threadIdx.x == 0) {
+    barrier_expect(arrived, (kCluster - 1) * C::chunks(rank) * C::kVectors * vector_bytes);
+#pragma unroll
+    for (int block = 0; block < kCluster; ++block)
+      if (block != rank) barrier_arrive_remote(remote_address(ready, block));
+  }
+  barrier_wait_cluster(ready, 0);
+#pragma unroll
+  for (int c = 0; c < C::kChunks; ++c) {
+    const int owner = c % kCluster;
+    if (owner == rank) continue;
+    const uint32_t to = remote_address(received(rank - (rank > owner), c), owner), counts = remote_address(arrived, owner);
+#pragma unroll
+    for (int v = 0; v < C::kVectors; ++v) {
+      const Sum* const d = sums + c * C::kChunk / 2 + 4 * v;
+      store_remote(to + v * vector_bytes, counts, {bits<float>(d[0]), bits<float>(d[1]), bits<float>(d[2]), bits<float>(d[3])});
+    }
+  }
+  barrier_wait_cluster(arrived, 0);
+  unsigned mine = 0;
+#pragma unroll
+  for (int c = 0; c < C::kChunks; ++c) {
+    if (c % kCluster != rank) continue;
+    mine |= 1u << c;
+#pragma unroll
+    for (int v = 0; v < C::kVectors; ++v) {
+      Sum others[kCluster - 1][4];
+#pragma unroll
+      for (int other = 0; other < kCluster - 1; ++other) {
+        const uint4 four = load_shared_16(received(other, c) + v * vector_bytes);
+        others[other][0] = bits<Sum>(four.x), others[other][1] = bits<Sum>(four.y);
+        others[other][2] = bits<Sum>(four.z), others[other][3] = bits<Sum>(four.w);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        Sum& sum = sums[c * C::kChunk / 2 + 4 * v + i];
+        const auto part = [&](int block) {
+          return block == rank ? sum : others[block > rank ? block - 1 : block < kCluster - 1 ? block : 0][i];
+        };
+        Sum total = part(0);
+#pragma unroll
+        for (int block = 1; block < kCluster; ++block) total += part(block);
+        sum = total;
+      }
+    }
+  }
+  return mine;
+}
+
+// A warpgroup's 64 rows by kTokens, of which chunks c whose bit of `chunks` is set: transposed through the staging memory, so
+// that a row of y leaves in pieces of 64 outputs.
 template <int kTokens, class Epilogue, class Sum>
 __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue, const Tile& tile,
-                                  uint32_t staging) {
+                                  uint32_t staging, unsigned chunks = ~0u) {
   using Output = typename Epilogue::Output;
   using S = Staging<Output, kTokens>;
   constexpr int kVector = 16 / int(sizeof(Output)), kLanes = 64 / kVector;  // that store a row
   const int thread = threadIdx.x % 128, row = me.warp_row % 64;
   const int n = tile.row + me.group * tile.group_rows, token = tile.token + me.group * tile.group_tokens;  // its first
   const auto upper = epilogue.channel(n + row + me.lane / 4), lower = epilogue.channel(n + row + me.lane / 4 + 8);
+  int turn = 0;
 #pragma unroll
   for (int c = 0; c < kTokens / S::kChunk; ++c) {
-    const uint32_t buffer = staging + (me.group * S::kBuffers + c % S::kBuffers) * S::kBufferBytes;
+    if ((chunks >> c & 1) == 0) continue;
+    const uint32_t buffer = staging + (me.group * S::kBuffers + turn++ % S::kBuffers) * S::kBufferBytes;
 #pragma unroll
     for (int j = 0; j < S::kChunk / 16; ++j) {
       const Sum* d = sums + (c * S::kChunk + 16 * j) / 2;
@@ -206,60 +288,6 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
     }
   }
   sync_threads_of(2 + me.group, 128);  // the buffers may be written again
-}
-
-// The blocks of a cluster leave their sums over their rings, and each adds up its part of a warpgroup's kTokens: a warp takes
-// one, or two where a block has 64 rows of sums, a lane four rows, and 16 loads at once.
-template <int kCluster, int kTokens, int kThreads, int kTileRows = kRows, class Epilogue, class Sum>
-__device__ inline void write_cluster_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue,
-                                          const Tile& tile, uint32_t shared) {
-  using Output = typename Epilogue::Output;
-  constexpr int kLanes = kTileRows / 4, kTurn = kThreads / kLanes;  // of a token, tokens at once
-  constexpr int kMine = (kTokens + kCluster * kTurn - 1) / (kCluster * kTurn), kMost = 16 / kCluster;
-  constexpr int kItems = kMine < kMost ? kMine : kMost, kPitch = sum_pitch(kTileRows);
-  sync_threads_of(1, kThreads);
-  const uint32_t mine = shared + 2 * me.quad * kPitch + me.row() * 4;
-#pragma unroll
-  for (int j = 0; j < kTokens / 2; ++j)
-    if (me.way == 0) store_shared(mine + sum_offset<kTileRows>(j), bits<float>(sums[j]));
-  cluster_sync();
-  const int rank = int(blockIdx.x) % kCluster, end = kTokens * (rank + 1) / kCluster;
-  const int lane = me.lane % kLanes, group = lane / 16;
-  const int n = tile.row + group * tile.group_rows + lane % 16 * 4, token = tile.token + group * tile.group_tokens;
-  const decltype(epilogue.channel(n)) channels[4] = {epilogue.channel(n), epilogue.channel(n + 1), epilogue.channel(n + 2),
-                                                     epilogue.channel(n + 3)};
-#pragma unroll 1
-  for (int first = kTokens * rank / kCluster + int(threadIdx.x) / kLanes; first < end; first += kItems * kTurn) {
-    float4 parts[kItems][kCluster];
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const uint32_t at = shared + min(first + i * kTurn, end - 1) * kPitch + lane * 16;
-#pragma unroll
-      for (int block = 0; block < kCluster; ++block) parts[i][block] = load_remote(remote_address(at, block));
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int64_t m = token + first + i * kTurn;
-      if (first + i * kTurn >= end || m >= epilogue.M || n >= min(epilogue.N, tile.end)) continue;
-      Sum totals[4];
-#pragma unroll
-      for (int block = 0; block < kCluster; ++block) {
-        const float4& v = parts[i][block];
-        const Sum part[4] = {bits<Sum>(v.x), bits<Sum>(v.y), bits<Sum>(v.z), bits<Sum>(v.w)};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) totals[j] = block == 0 ? part[j] : totals[j] + part[j];
-      }
-      const auto of_token = epilogue.token(m);
-      const auto output = [&](int j) { return epilogue(totals[j], of_token, channels[j]); };
-      const auto store = [&](const auto& outputs) {
-        store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, n, epilogue.N, outputs);
-      };
-      if constexpr (sizeof(Output) == 2)
-        store(uint2{rounded_pair<Output>(output(0), output(1)), rounded_pair<Output>(output(2), output(3))});
-      else
-        store(float4{bits<float>(output(0)), bits<float>(output(1)), bits<float>(output(2)), bits<float>(output(3))});
-    }
-  }
 }
 
 }  // namespace aoext::cuda::wgmma

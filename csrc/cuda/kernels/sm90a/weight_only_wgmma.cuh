@@ -13,9 +13,9 @@
 // How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
 // sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
 // it never waits for the product it has just issued. That is latency more than work, so for narrow tiles, whose sums leave
-// registers for it, two pairs of warpgroups take turns at the steps (kWays) and add their sums at the end. A chunk's bytes are
-// loaded once the product before it runs: were they there sooner, ptxas would unpack them between the two instructions of that
-// product, and hold up the second.
+// registers for it, two pairs of warpgroups take turns at the steps (kWays) and add their sums at the end. An instruction of the
+// product whose left operand is in registers holds up its warp until the one before has begun, so a chunk's bytes are asked for
+// before the product of the chunk before it, and whether the next x is here before the unpacking, not after.
 //
 // Short products. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all of them; but then
 // there are too few tiles of 128 rows for all multiprocessors, and more than two blocks of a cluster do not all run at once.
@@ -75,10 +75,12 @@ struct Layout {
   static constexpr int kHanding = kOut + Staging<Output, kTokens>::kBytes;
   static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
   using XRing = Ring<kXStages, kWays>;
-  static constexpr int kBarrierBytes = 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
-  static constexpr int kBytes = kBarriers + kBarrierBytes + 1024;  // the copy engine's alignment
-  // A tile that the blocks of a cluster add up lies over the ring.
-  static_assert(kXStages == 0 || kTokens * sum_pitch(Weights::kTileRows) <= kBarriers);
+  static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
+  static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the copy engine's alignment
+  // What the blocks of a cluster send lies over the rings.
+  static constexpr int kThreads = 2 * Weights::kTileRows;  // that have sums
+  static_assert(kXStages == 0 || ClusterShares<Output, kTokens, 2>::bytes(kThreads) <= kOut);
+  static_assert(kXStages == 0 || ClusterShares<Output, kTokens, Weights::kMostCluster>::bytes(kThreads) <= kOut);
 };
 
 // ---- Reading weights ----
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
   const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * XRing::kFullBarriers;
   const uint32_t w_full = x_empty + 8 * kXStages, w_empty = w_full + 8 * kWStages;
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = warp_index(), lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < XRing::kFullBarriers; ++i) barrier_init(x_full + 8 * i, 1);
@@ -228,10 +230,12 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       barrier_init(w_full + 8 * i, 1);
       barrier_init(w_empty + 8 * i, kMath / 32 * kArrivals);
     }
+    if (p.segments.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, p.segments.cluster);
     barrier_init_fence();
     rest.find(p.segments);
   }
   __syncthreads();
+  if (p.segments.cluster > 1) cluster_arrive_initialised();
 
   if (warp >= kMath / 32) {
     release_registers<Registers<kMath>::kCopy>();
@@ -247,7 +251,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       if (!waits && !Weights::kArranged) wait_for_last_kernel(), start_next_kernel();
     }
     __syncwarp();
-    if (p.segments.cluster > 1 && rest.segments[0].stages > 0) cluster_sync();  // with those who add up
+    if (p.segments.cluster > 1) cluster_wait();
   } else {
     claim_registers<Registers<kMath>::kMultiply>();
     const Thread me = {warp / kWayWarps, warp % kWayWarps / 4, lane, lane % 4, warp % kWayWarps * 16};
@@ -258,18 +262,19 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     XRing x(me.way);
     const uint32_t x_lines = kept(lines_descriptor(shared + L::kX));
     Ring<kWStages> w;
+    if (p.segments.cluster > 1) cluster_wait();
 
     const bool speaks = arrives(kept(lane));
     const auto free_weights = [&] {
       __syncwarp();
       if (speaks) barrier_arrive(w_empty + 8 * w.slot());
     };
-    const auto free_x = [&](int slot) {
-      __syncwarp();
+    const auto free_x = [&](int slot) {  // after wgmma_wait, for which a warp meets
       if (speaks) barrier_arrive(x_empty + 8 * slot);
     };
     const auto await_weights = [&] { barrier_wait(w_full + 8 * w.full(), w.full_parity()); };
     const auto await_x = [&] { barrier_wait(x_full + 8 * x.full(), x.full_parity()); };
+    const auto x_is_here = [&] { return barrier_test(x_full + 8 * x.full(), x.full_parity()); };
     const auto multiply = [&](int c) {
       const uint32_t b = x_lines + x.slot() * (L::kXBytes >> 4) + c % 2 * 4;
       wgmma_fence();
@@ -291,20 +296,21 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
         const bool last = stage == segment.stages - 1;
 #pragma unroll
         for (int c = 0; c < kOwn; ++c) {
-          const bool more = c < kOwn - 1 || !last;
-          multiply(c);
-          const int used = x.slot();
-          if (c % 2 == 1) x.advance(kWays);
+          const bool more = c < kOwn - 1 || !last, next_x = more && c % 2 == 1;
           if (c == kOwn - 1) w.advance();
           if (more) {
             if (c == kOwn - 1) await_weights();
             weights.load(w.slot(), (c + 1) % kOwn);
-            if (c % 2 == 1) await_x();
           }
+          multiply(c);
+          const int used = x.slot();
+          if (c % 2 == 1) x.advance(kWays);
+          const bool here = !next_x || x_is_here();
           wgmma_wait<1>();  // all chunks but this one: their fragments may be written
           if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
           previous = used;
           if (more) weights.unpack(fragments[(c + 1) % 2]);
+          if (!here) await_x();
           if (c == kOwn - 2) free_weights();
         }
       }
@@ -314,15 +320,20 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       if constexpr (kWays > 1) add_ways<kWays, kTileRows, kTokens>(sums, me, shared + L::kHanding);
       const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
       const bool whole = segment.stages == p.segments.stages;
+      if (me.way > 0) return;
+      const auto with_cluster = [&](auto cluster) {
+        return meet_cluster<cluster, Output, kTokens>(sums, L::kThreads, 4, shared + L::kClusterBarriers, shared);
+      };
+      unsigned chunks = ~0u;  // that are complete
       if (!whole && Weights::kMostCluster > 2 && p.segments.cluster > 2)
-        write_cluster_tile<Weights::kMostCluster, kTokens, kMath, kTileRows>(sums, me, p.epilogue, tile, shared);
+        chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
       else if (!whole && p.segments.cluster > 1)
-        write_cluster_tile<2, kTokens, kMath, kTileRows>(sums, me, p.epilogue, tile, shared);
-      else if (me.way == 0 && (whole || meet(sums, p.segments, rest, segment, threadIdx.x, kMath / kWays, 4)))
-        write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut);
+        chunks = with_cluster(std::integral_constant<int, 2>());
+      else if (!whole && !meet(sums, p.segments, rest, segment, threadIdx.x, L::kThreads, 4))
+        return;
+      write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut, chunks);
     });
   }
-  if (p.segments.cluster > 1) cluster_sync();  // nobody leaves while others still read from here
 }
 
 }  // namespace aoext::cuda::wgmma
