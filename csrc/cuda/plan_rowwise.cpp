@@ -44,14 +44,14 @@ bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cons
 }
 
 // Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: where these fit at once and
-// fill most of the GPU, or are many and fill it in every round. It must also know the problem.
+// fill most of the GPU, or are very many and fill it in every round. It must also know the problem.
 bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const Device& device) {
-  constexpr int64_t kTile = 128, kFewRows = 64, kManyRows = 512;
+  constexpr int64_t kTile = 128, kFewRows = 64, kManyTiles = 4096;
   const int64_t tiles = ceil_div(raw.M, kTile) * ceil_div(raw.N, kTile), sms = device.multiprocessors;
   const int64_t rounds = ceil_div(tiles, sms);
   const bool knows = raw.type == Element::e4m3 && raw.output == Element::bf16 && raw.N % kPiece == 0 &&
                      (!p.has_bias || p.bias == ScalarType::BFloat16);
-  const bool fill = rounds == 1 ? 5 * tiles >= 3 * sms : raw.M >= kManyRows && 10 * tiles >= 9 * rounds * sms;
+  const bool fill = rounds == 1 ? 5 * tiles >= 3 * sms : tiles >= kManyTiles && 10 * tiles >= 9 * rounds * sms;
   return knows && raw.M > kFewRows && fill;
 }
 

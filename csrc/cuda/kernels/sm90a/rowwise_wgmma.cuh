@@ -237,10 +237,7 @@ __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, 
   Ring<kStages> ring;
   each_segment(a.segments, rest, [&](const Segment& segment) {
     const Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
-    // Copies that lie beyond M are left out, since the engine is slow to fill in what a tensor does not have (192 rows took
-    // longer than 256). Those rows keep what they had, and their outputs go nowhere.
-    const int rows = min(kTokens, int(a.p.M) - tile.token);
-    const int tokens = (rows + a.copy_tokens - 1) / a.copy_tokens * a.copy_tokens;
+    const int tokens = copied_tokens(a.p.M, tile, kTokens, a.copy_tokens);
     const int end = (segment.first_stage + segment.stages) * kLine;
 #pragma unroll 1
     for (int k = segment.first_stage * kLine; k < end; k += kLine) {
@@ -320,7 +317,6 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     Ring<kStages> ring(kHigh ? 0 : me.group);
     int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
     Sum sums[kColumns / 2];
-    bool here = false;  // this warpgroup's next stage, as far as it has asked
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
     const auto free = [&](int slot) {  // after wgmma_wait, for which a warp meets
@@ -363,15 +359,18 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         constexpr int kAtOnce = std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // left to the engine's sums
         constexpr int kPieces = kColumns <= 192 ? 1 : 2;  // of a stage's columns, that registers are for
         constexpr int kPart = kColumns / 2 / kPieces;
+        if (next < segment.stages) wait();
 #pragma unroll 1
         for (; next < segment.stages; next += kTurns) {
-          if (!here) wait();
+          const bool more = next + kTurns < segment.stages;
           const int slot = ring.slot();
+          bool here = true;  // the next stage: asked for while the last products run
           Sum part[kPart];
 #pragma unroll
           for (int piece = 0; piece < kPieces; ++piece) {
             const auto take = [&](bool last) {
-              if (last) ring.advance(kTurns), here = barrier_test(full + 8 * ring.full(), ring.full_parity());
+              if (last) ring.advance(kTurns);
+              if (last && more) here = barrier_test(full + 8 * ring.full(), ring.full_parity());
               wgmma_wait<0>();
               if (last) free(slot);
               settle(part);
@@ -384,6 +383,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
               take(piece + 1 == kPieces);
             }
           }
+          if (!here) wait();
         }
       }
       next -= segment.stages;

@@ -78,6 +78,13 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
   return v;
 }
 
+// Counts one more, behind all that this thread knows of, and says how many there were.
+__device__ __forceinline__ unsigned count_one(unsigned* p) {
+  unsigned v;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
 // Brings the sums of a tile together that ranges share: true for the one block that has them all then. Whoever has the tile's
 // first stages comes to it last, waits a little for the others, and spares itself the memory; should they take longer it leaves
 // its sums as they do, so that nobody depends on who else runs. All `threads` of a block's that hold sums call it, with a barrier
@@ -122,18 +129,16 @@ __device__ inline bool meet(Sum (&sums)[kSums], const Segments& s, Rest& rest, c
     for (int i = 0; i < kPieces; ++i)
       __stcg(to + i * threads, float4{bits<float>(sums[4 * i]), bits<float>(sums[4 * i + 1]), bits<float>(sums[4 * i + 2]),
                                       bits<float>(sums[4 * i + 3])});
-    __threadfence();
     sync_threads_of(barrier, threads);
     if (thread == 0) {
       wait_for_last_kernel();
-      rest.complete = atomicAdd(counter, 1u) == others;
+      rest.complete = count_one(counter) == others;
     }
     sync_threads_of(barrier, threads);
     if (!rest.complete) return false;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = static_cast<Sum>(-0.f);  // which changes nothing that is added
   }
-  __threadfence();
   for (unsigned i = own; i <= others; ++i) add(first + i);
   return true;
 }

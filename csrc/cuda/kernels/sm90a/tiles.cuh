@@ -49,6 +49,13 @@ __device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int ro
   return {(strip * kRaster + in_strip % height) * rows, in_strip / height * tokens};
 }
 
+// Of a tile's, how many are copied. Copies that lie beyond M are left out, since the engine is slow to fill in what a tensor does
+// not have (192 rows took longer than 256). Those rows keep what they had, and their outputs go nowhere.
+__device__ inline int copied_tokens(int64_t M, const Tile& tile, int tokens, int at_once) {
+  const int rows = min(tokens, int(M) - tile.token);
+  return (rows + at_once - 1) / at_once * at_once;
+}
+
 // A stage in a ring, and the parities of its present round: one counter where the barriers are a power of two, since narrow tiles
 // are short of registers.
 //

@@ -11,6 +11,8 @@
 
 namespace aoext::cuda::wgmma {
 
+constexpr int kFewTokens = 96;  // up to which a tile is copied in pieces, and those beyond M not; with more they cost more
+
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
 
 template <class Problem>
@@ -60,13 +62,14 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   Arguments<Weights, Epilogue> a{weights, epilogue};
   a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kTileRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, Weights::kStage, config);
+  a.copy_tokens = p.M > kFewTokens || p.M % kTokens == 0 ? kTokens : 32;
   if (config.cluster > Weights::kMostCluster || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
   place(a.segments, static_cast<char*>(workspace) + arranged_bytes(p, config), tile_bytes(config));
 
   constexpr bool kArranged = Weights::kArranged;
   const int64_t depth = kArranged ? arranged_depth(p) : p.K;
   const TensorMap x(map_type(p.type), kArranged ? workspace : p.x, CU_TENSOR_MAP_SWIZZLE_128B, {depth, p.M}, {depth * 2},
-                    {kStep, kTokens});
+                    {kStep, a.copy_tokens});
   if (!x.valid) return cudaErrorNotSupported;
 
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);

@@ -61,6 +61,7 @@ struct Arguments {
   Epilogue epilogue;
   Tiles tiles;
   Segments segments;  // what lies outside K in the last stage is zero
+  int copy_tokens;    // rows of x that are copied at once
 };
 
 // ---- Shared memory ----
@@ -138,13 +139,17 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
   prefetch_map(&x_map);
   typename L::XRing x;
   each_segment(p.segments, rest, [&](const Segment& segment) {
-    const int token = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).token,
-              end = (segment.first_stage + segment.stages) * kStage;
+    const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
+    const int tokens = copied_tokens(p.epilogue.M, tile, kTokens, p.copy_tokens);
+    const int end = (segment.first_stage + segment.stages) * kStage;
 #pragma unroll 1
     for (int k = segment.first_stage * kStage; k < end; k += kStep) {
+      const uint32_t arrived = full + 8 * x.full(), to = shared + L::kX + x.slot() * L::kXBytes;
       barrier_wait(empty + 8 * x.slot(), x.empty_parity() ^ 1);
-      barrier_expect(full + 8 * x.full(), L::kXBytes);
-      copy_tile(shared + L::kX + x.slot() * L::kXBytes, &x_map, full + 8 * x.full(), k, token);
+      barrier_expect(arrived, tokens * kLine);
+#pragma unroll 1
+      for (int token = 0; token < tokens; token += p.copy_tokens)
+        copy_tile(to + token * kLine, &x_map, arrived, k, tile.token + token);
       x.advance();
     }
   });
