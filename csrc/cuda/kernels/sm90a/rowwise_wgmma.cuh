@@ -62,7 +62,6 @@ struct RowwiseLayout {
   static constexpr int kBarriers = kRowScales + 2 * kTokensOfGroup * int(sizeof(float));
   static constexpr int kClusterBarriers = kBarriers + 2 * 8 * kStages;
   static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the copy engine's alignment
-  static_assert(kTileRows != kRows / 2 || kMine * 64 * 4 <= kStagingBytes);      // what a warpgroup gives the other
   // What the blocks of a cluster send lies over the ring; those of turned tiles send nothing.
   static_assert(kStages == 0 || ClusterShares < Output, kTurned ? 32 : kMine, 2 > ::bytes(kPair) <= kStaging);
 };
@@ -199,30 +198,6 @@ template <int kCount>
 __device__ inline void add(float* sums, const float (&part)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sums[i] += part[i];
-}
-
-// Two warpgroups' sums of the same tile to one half of its tokens each, through memory where a thread of a warpgroup has a word
-// in each 512 bytes.
-template <int kTokens, class Sum>
-__device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTokens / 4], int group, uint32_t memory) {
-  constexpr int kMine = kTokens / 4;
-  const auto give = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) store_shared(memory + i * 512, bits<float>(sums[first + i]));
-  };
-  const auto take = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) mine[i] = sums[first + i] + bits<Sum>(load_shared(memory + i * 512));
-  };
-  sync_threads_of(1, kPair);  // the last tile may still be on its way to y from there
-  if (group == 1) give(0);
-  sync_threads_of(1, kPair);
-  if (group == 0) take(0);
-  sync_threads_of(1, kPair);
-  if (group == 0) give(kMine);
-  sync_threads_of(1, kPair);
-  if (group == 1) take(kMine);
-  sync_threads_of(1, kPair);
 }
 
 // ---- The kernel ----
@@ -412,7 +387,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         finish(sums);
       } else {
         Sum mine[kMine / 2];
-        share_out<kTokens>(sums, mine, me.group, shared + L::kStaging + thread * 4);
+        share_out<kTokens, L::kStagingBytes>(sums, mine, me.group, shared + L::kStaging);
         finish(mine);
       }
     });

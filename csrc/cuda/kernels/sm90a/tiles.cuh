@@ -155,6 +155,37 @@ __device__ inline void add_ways(Sum (&sums)[kTokens / 2], const Thread& me, uint
   }
 }
 
+// Two warpgroups' sums of the same tile to one half of its tokens each, through kBytes of memory, which both may have used
+// before.
+template <int kTokens, int kBytes, class Sum>
+__device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTokens / 4], int group, uint32_t memory) {
+  constexpr int kMine = kTokens / 4, kVectors = kMine / 4, kVectorBytes = 128 * 16, kFit = kBytes / (2 * kVectorBytes);
+  constexpr int kAtOnce = kFit >= kVectors ? kVectors : kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  static_assert(kVectors % kAtOnce == 0 && kAtOnce <= kFit);
+  const uint32_t to = memory + group * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
+  const uint32_t from = memory + (group ^ 1) * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
+#pragma unroll
+  for (int first = 0; first < kVectors; first += kAtOnce) {
+    sync_threads_of(1, kPair);
+#pragma unroll
+    for (int v = 0; v < kAtOnce; ++v) {
+      const Sum* const d = sums + (first + v) * 4;
+      const auto given = [&](int i) { return bits<float>(group == 0 ? d[kMine + i] : d[i]); };
+      store_shared_16(to + v * kVectorBytes, {given(0), given(1), given(2), given(3)});
+    }
+    sync_threads_of(1, kPair);
+#pragma unroll
+    for (int v = 0; v < kAtOnce; ++v) {
+      const Sum* const d = sums + (first + v) * 4;
+      const uint4 taken = load_shared_16(from + v * kVectorBytes);
+      const Sum others[4] = {bits<Sum>(taken.x), bits<Sum>(taken.y), bits<Sum>(taken.z), bits<Sum>(taken.w)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mine[(first + v) * 4 + i] = (group == 0 ? d[i] : d[kMine + i]) + others[i];
+    }
+  }
+  sync_threads_of(1, kPair);  // the memory may be written again
+}
+
 // Outputs of a row of y from column n on, n < N: at once, or where the row's end or its alignment forbids that, one by one.
 template <bool kWholeVectors, class Output, class Vector>
 __device__ inline void store_outputs(Output* row, int n, int N, const Vector& outputs) {

@@ -73,15 +73,18 @@ struct Layout {
   static constexpr int kLines = kX + kXStages * kXBytes;
   static constexpr int kExtra = kLines + kWStages * Weights::kLinesBytes;
   static constexpr int kOut = kExtra + kWStages * Weights::kExtraBytes;
-  static constexpr int kHanding = kOut + Staging<Output, kTokens>::kBytes;
+  // Two ways of a warpgroup each share out their sums, by all memory from kOut to kBarriers; others hand theirs to the first.
+  static constexpr bool kShares = kWays == 2 && Weights::kTileRows == 64;
+  static constexpr int kThreads = kShares ? kPair : 2 * Weights::kTileRows;  // that have sums then, each warpgroup of so many
+  static constexpr int kMine = kShares ? kTokens / 2 : kTokens;              // tokens
+  static constexpr int kHanding = kOut + Staging<Output, kMine>::kBytes;
   static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
   using XRing = Ring<kXStages, kWays>;
   static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
   static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the copy engine's alignment
   // What the blocks of a cluster send lies over the rings.
-  static constexpr int kThreads = 2 * Weights::kTileRows;  // that have sums
-  static_assert(kXStages == 0 || ClusterShares<Output, kTokens, 2>::bytes(kThreads) <= kOut);
-  static_assert(kXStages == 0 || ClusterShares<Output, kTokens, Weights::kMostCluster>::bytes(kThreads) <= kOut);
+  static_assert(kXStages == 0 || ClusterShares<Output, kMine, 2>::bytes(kThreads) <= kOut);
+  static_assert(kXStages == 0 || ClusterShares<Output, kMine, Weights::kMostCluster>::bytes(kThreads) <= kOut);
 };
 
 // ---- Reading weights ----
@@ -322,21 +325,31 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       wgmma_wait<0>();
       free_x(previous);
 
-      if constexpr (kWays > 1) add_ways<kWays, kTileRows, kTokens>(sums, me, shared + L::kHanding);
-      const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
+      Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
       const bool whole = segment.stages == p.segments.stages;
-      if (me.way > 0) return;
-      const auto with_cluster = [&](auto cluster) {
-        return meet_cluster<cluster, Output, kTokens>(sums, L::kThreads, 4, shared + L::kClusterBarriers, shared);
+      const auto finish = [&](auto& mine, const Thread& who) {
+        const auto with_cluster = [&](auto cluster) {
+          return meet_cluster<cluster, Output, L::kMine>(mine, L::kThreads, 4, shared + L::kClusterBarriers, shared);
+        };
+        unsigned chunks = ~0u;  // that are complete
+        if (!whole && Weights::kMostCluster > 2 && p.segments.cluster > 2)
+          chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
+        else if (!whole && p.segments.cluster > 1)
+          chunks = with_cluster(std::integral_constant<int, 2>());
+        else if (!whole && !meet(mine, p.segments, rest, segment, threadIdx.x, L::kThreads, 4))
+          return;
+        write_tile<L::kMine>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
       };
-      unsigned chunks = ~0u;  // that are complete
-      if (!whole && Weights::kMostCluster > 2 && p.segments.cluster > 2)
-        chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
-      else if (!whole && p.segments.cluster > 1)
-        chunks = with_cluster(std::integral_constant<int, 2>());
-      else if (!whole && !meet(sums, p.segments, rest, segment, threadIdx.x, L::kThreads, 4))
-        return;
-      write_tile<kTokens>(sums, me, p.epilogue, tile, shared + L::kOut, chunks);
+      if constexpr (L::kShares) {
+        float mine[L::kMine / 2];
+        share_out<kTokens, L::kBarriers - L::kOut>(sums, mine, me.way, shared + L::kOut);
+        Thread half = me;
+        half.group = me.way, tile.group_rows = 0, tile.group_tokens = L::kMine;
+        finish(mine, half);
+      } else {
+        if constexpr (kWays > 1) add_ways<kWays, kTileRows, kTokens>(sums, me, shared + L::kHanding);
+        if (me.way == 0) finish(sums, me);
+      }
     });
   }
 }
