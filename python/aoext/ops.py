@@ -8,6 +8,7 @@ backward pass through them. (A refusal in Python would be a step on the hot path
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,11 @@ ERROR_BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, t
 
 
 def operators() -> list[str]:
-    """The names of all public operators in the namespace ao."""
-    names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("ao::")}
-    return sorted(name for name in names if not name.startswith("_"))
+    """The names of aoext's public operators; torchao has some of its own in the namespace ao."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if re.match("ao::(?!_)", name)]
+    return sorted(
+        {name.split("::")[1] for name in names if "csrc/schema.cpp" in torch._C._dispatch_dump(name)}
+    )
 
 
 def _check_device(operator: str, **tensors: Tensor | None) -> None:

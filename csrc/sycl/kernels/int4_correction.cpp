@@ -1,6 +1,7 @@
 // What a product of integer zero points leaves of int4's float zero points.
 //
-// w = q · s + z is (q − p) · s + r, with the integer p next to −z / s and the rest r = z + p · s.
+// w = q · s + z is (q − p) · s + r, with the integer p next to −z / s and the rest r = z + p · s. p goes to 8 either way: (q − p)
+// · s may be rounded to 16 bits, which would show where x sums to nothing, and what r adds is float32's.
 //   int4_prepare   p, r and a float32 copy of s, for each element of [K/G, N]
 //   group_sums     Σ x over each group of G along k: float32 [M, K/G], by which r is to be multiplied
 #include "kernel.h"
@@ -22,7 +23,7 @@ AOEXT_KERNEL(int4_prepare)
   if (i >= count) return;
   const float s = load_float(scale, i, type), z = load_float(zero_point, i, type);
   const float ratio = -z / s;  // to a few ulp: r makes up for whichever p
-  const float p = s != 0 && finite(s) && finite(z) && finite(ratio) ? sycl::rint(sycl::clamp(ratio, -128.0f, 127.0f)) : 0.0f;
+  const float p = s != 0 && finite(s) && finite(z) && finite(ratio) ? sycl::rint(sycl::clamp(ratio, -8.0f, 8.0f)) : 0.0f;
   integers[i] = static_cast<int8_t>(p);
   rest[i] = p == 0 ? z : sycl::fma(p, s, z);
   if (scale32 != nullptr) scale32[i] = s;

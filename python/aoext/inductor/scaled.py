@@ -1,6 +1,7 @@
 """Products of two 8-bit operands with the scales after them become scaled_mm_rowwise.
 
     aten._int_mm(x, wᵀ) · x_scale · w_scaleᵀ (+ bias)          as torchao's dynamic int8 tensors compute
+    aten._int_mm(x + 128, wᵀ) − 128 · Σ w, then likewise       as they do on CPUs with VNNI and no AMX
     aten._scaled_mm(x, wᵀ, x_scale [M, 1], w_scale [1, N], …)  as torchao's dynamic float8 tensors compute
 
 Scales, bias and conversions may come in any order, with a reshape among them; roundings between them go, as
@@ -63,10 +64,41 @@ def _untransposed(node: Any) -> Node | None:
     return weight if fx.static_matrix(value(weight)) else None
 
 
+def _signed(x: Any) -> Node | None:
+    """The int8 numbers that x, uint8, has plus 128."""
+    shifted: Any = x.args[0] if fx.is_conversion(x) and known(x).dtype is torch.uint8 else None
+    if not is_call(shifted, aten.add.Tensor) or shifted.args[1] != 128 or shifted.kwargs:
+        return None
+    source = shifted.args[0]
+    signed = source.args[0] if fx.is_conversion(source) and known(source).dtype is torch.int32 else None
+    return signed if isinstance(signed, Node) and known(signed).dtype is torch.int8 else None
+
+
+def _is_shift(node: Any, transposed: Any) -> bool:
+    """Whether a node is 128 times the sums of each column of the second factor, as int32."""
+    if not is_call(node, aten.mul.Tensor) or node.args[1] != 128:
+        return False
+    sums = node.args[0]
+    return (
+        is_call(sums, aten.sum.dim_IntList)
+        and sums.args[0] is transposed
+        and [dim % 2 for dim in sums.args[1]] == [0]
+        and known(sums).dtype is torch.int32
+        and known(sums).dim() == 2
+    )
+
+
 def _fuse_int_mm(graph: Graph, product: Node) -> bool:
     x, weight = product.args[0], _untransposed(product.args[1])
     if weight is None or not isinstance(x, Node):
         return False
+    if known(x).dtype is torch.uint8:
+        signed, unshifted = _signed(x), fx.only_user(product)
+        if signed is None or unshifted is None or not is_call(unshifted, aten.sub.Tensor) or unshifted.kwargs:
+            return False
+        if unshifted.args[0] is not product or not _is_shift(unshifted.args[1], product.args[1]):
+            return False
+        x, product = signed, unshifted
     if known(x).dtype is not torch.int8 or known(weight).shape[1] > INT8_MAX_K:
         return False
     tail = _follow(product, known(weight).shape[0])
