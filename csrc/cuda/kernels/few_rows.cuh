@@ -7,17 +7,6 @@
 
 namespace aoext::cuda {
 
-// Blocks of a cluster: a float to the same address in another block, which counts its bytes on a barrier there.
-__device__ __forceinline__ void store_remote(uint32_t address, uint32_t barrier, int rank, float v) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg .b32 a, b;\n mapa.shared::cluster.u32 a, %0, %2;\n mapa.shared::cluster.u32 b, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [a], %3, [b];\n}" ::"r"(address),
-      "r"(barrier), "r"(rank), "f"(v)
-      : "memory");
-#endif
-}
-
 // Sums of tiles of 16 rows n: those of slices of k, which the warps of a block have, meet in shared memory, those of parts of K,
 // which the blocks of a cluster have, in the shared memory of the one that owns the item; an item is 16 rows n of one m, of which
 // a half warp takes care. A block of a cluster sends what the others own, and collects what it owns a turn later, when the
@@ -122,7 +111,8 @@ struct Meeting {
       const int tile = item * m_magic >> 20, m = item - tile * M;
       Sum* to = slots_of(turn) + (rank * owned() + (item >> cluster_log2)) * kTileN + (lane & 15);
       const Sum v = slices_sum(turn, tile, m);
-      store_remote(shared_address(to), barrier, owner(), reinterpret_cast<const float&>(v));
+      store_remote(remote_address(shared_address(to), owner()), remote_address(barrier, owner()),
+                   reinterpret_cast<const float&>(v));
     }
     __syncwarp();
   }

@@ -229,4 +229,22 @@ __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t 
 #endif
 }
 
+// The same place in the shared memory of another block.
+__device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t block) {
+  uint32_t remote = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+#endif
+  return remote;
+}
+
+// To another block, where a barrier counts the bytes.
+__device__ __forceinline__ void store_remote(uint32_t address, uint32_t barrier, float v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(v),
+               "r"(barrier)
+               : "memory");
+#endif
+}
+
 }  // namespace aoext::cuda

@@ -57,19 +57,12 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// The same place in the shared memory of another block.
-__device__ inline uint32_t remote_address(uint32_t address, uint32_t block) {
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
-  return remote;
-}
-
 // Tells another block that reads are over. (What a thread wrote is not ordered by it: see cluster_arrive_initialised.)
 __device__ inline void barrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// To another block, where a barrier counts the bytes.
+// Four of ptx.cuh's at once.
 __device__ inline void store_remote(uint32_t address, uint32_t barrier, const float (&v)[4]) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
                "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)

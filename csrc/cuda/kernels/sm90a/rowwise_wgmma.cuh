@@ -63,7 +63,8 @@ struct RowwiseLayout {
   static constexpr int kClusterBarriers = kBarriers + 2 * 8 * kStages;
   static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the copy engine's alignment
   // What the blocks of a cluster send lies over the ring; those of turned tiles send nothing.
-  static_assert(kStages == 0 || ClusterShares < Output, kTurned ? 32 : kMine, 2 > ::bytes(kPair) <= kStaging);
+  using Shares = ClusterShares<Output, (kTurned ? 32 : kMine), 2>;
+  static_assert(kStages == 0 || Shares::bytes(kPair) <= kStaging);
 };
 
 // ---- From sums to y ----

@@ -11,8 +11,6 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kFewTokens = 96;  // up to which a tile is copied in pieces, and those beyond M not; with more they cost more
-
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
 
 template <class Problem>
@@ -20,6 +18,10 @@ Segments segments(const Problem& p, int stage, const WgmmaConfig& c) {
   const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
   return share_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.ranges);
 }
+
+// Rows of x that are copied at once: all of a tile, unless there are so few that leaving those beyond M out gains more than
+// pieces cost.
+inline int copy_tokens(int64_t M, int tokens) { return M > 96 || M % tokens == 0 ? tokens : 32; }
 
 inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
 
@@ -62,7 +64,7 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   Arguments<Weights, Epilogue> a{weights, epilogue};
   a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kTileRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.segments = segments(p, Weights::kStage, config);
-  a.copy_tokens = p.M > kFewTokens || p.M % kTokens == 0 ? kTokens : 32;
+  a.copy_tokens = copy_tokens(p.M, kTokens);
   if (config.cluster > Weights::kMostCluster || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
   place(a.segments, static_cast<char*>(workspace) + arranged_bytes(p, config), tile_bytes(config));
 
