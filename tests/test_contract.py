@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -141,7 +139,7 @@ def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator)
     few = CALLS["bf16i4bf16_rowwise"](Problem(1, 40, 64, 32), generator).args
     many = CALLS["bf16i4bf16_rowwise"](Problem(500, 40, 64, 32), generator).args
     assert "nibbles" in aoext.explain("bf16i4bf16_rowwise", *few)
-    assert re.search("tiles|panel", aoext.explain("bf16i4bf16_rowwise", *many))
+    assert "tiles" in aoext.explain("bf16i4bf16_rowwise", *many)
     for operator in CALLS:
         assert aoext.explain(operator, *CALLS[operator](PROBLEM, generator).args).startswith("cpu/")
     with pytest.raises(ValueError, match="operator must be one of"):

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu/zero_points.h"
+#include "cpu/tiles.h"
 
 namespace aoext::cpu {
 
@@ -74,7 +74,7 @@ struct Int4PackWeight {
           scale_(groups_ * kTile),
           zero_(groups_ * kTile),
           ones_(kTile, 1.0f),
-          plain_(w.K / 8) {}
+          plain_(kTile * w.K / 8) {}
 
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
@@ -87,9 +87,13 @@ struct Int4PackWeight {
       }
     }
 
-    // By way of plain int4.
-    void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) {
-      tiles.weights_int4(plain(i, begin, n), begin, n, out);
+    // By way of plain int4. Rows lie in pieces, and are not fetched ahead.
+    void block(const Tiles& tiles, const Piece& p, const Fetch&, void* out) {
+      for (int64_t r = 0; r < p.count; ++r) unpack(p.i + r, p.begin, p.n, &plain_[r * w_.K / 8]);
+      tiles.weights_int4(int4(p.i), {p.count, w_.K / 2, nullptr, 0, 0}, p.begin, p.n, out);
+    }
+    Int4Row int4(int64_t i) const {
+      return {reinterpret_cast<const uint8_t*>(plain_.data()), &scale_[i], &zero_[i], w_.group_size};
     }
     ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
       constexpr int64_t kBytes = 2 * kTile;  // of scales and zeros in turn, half of a tile's
@@ -97,27 +101,24 @@ struct Int4PackWeight {
       const int64_t groups = first < w_.N ? (end - 1) / w_.group_size + 1 - begin / w_.group_size : 0;
       return {{at, w_.N * 4, groups, kBytes}, {at + kBytes, w_.N * 4, groups, kBytes}};
     }
-    ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
-      return cpu::take_zero_points_out(scale_, zero_, beside_, w_.group_size, begin, end);
+    ZeroPointsBeside beside(const Tiles& tiles, int64_t begin, int64_t end) {
+      return zero_points_beside(tiles, scale_, zero_, beside_, w_.group_size, begin, end);
     }
-    void ahead(int64_t, int64_t, int64_t) const {}  // rows lie in pieces
-    void bf16_row(int64_t i, void* out) { kernels().dequantize_int4(plain(i, 0, w_.K), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
 
    private:
-    // Row i, of which at least the elements [begin, begin + n) are unpacked: lots of all blocks that lie side by side.
-    Int4Row plain(int64_t i, int64_t begin, int64_t n) {
+    // At least the elements [begin, begin + n) of row i: lots of all blocks that lie side by side.
+    void unpack(int64_t i, int64_t begin, int64_t n, uint32_t* out) const {
       const int64_t lanes = 4 * w_.shape.blocks, step = 8 * lanes;  // words of a row, and from one lot of them to the next
-      const auto unpack = lanes == 16 ? unpack_lanes<4> : lanes == 8 ? unpack_lanes<2> : unpack_lanes<1>;
+      const auto unpack_lot = lanes == 16 ? unpack_lanes<4> : lanes == 8 ? unpack_lanes<2> : unpack_lanes<1>;
       const uint32_t* const words = w_.words + w_.shape.word(first_ + i, 0, 0);
-      for (int64_t lot = begin / step; lot * step < begin + n; ++lot) unpack(words + lot * step, &plain_[lot * lanes]);
-      return {reinterpret_cast<const uint8_t*>(plain_.data()), &scale_[i], &zero_[i], w_.group_size};
+      for (int64_t lot = begin / step; lot * step < begin + n; ++lot) unpack_lot(words + lot * step, out + lot * lanes);
     }
 
     const Int4PackWeight& w_;
     int64_t first_ = 0, groups_;
     std::vector<float> line_, scale_, zero_, beside_, ones_;
-    std::vector<uint32_t> plain_;  // of the row in hand
+    std::vector<uint32_t> plain_;  // of the block in hand
   };
 };
 

@@ -10,7 +10,7 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   int32_t* const out = static_cast<int32_t*>(y.mutable_data_ptr());
-  int8_product(p, plan_scaled(p), input, RowwiseWeight(p, weight, {}), weight,
+  int8_product(p, plan_scaled(p), input, RowwiseWeight(p, weight, {}),
                [&](int64_t m, int64_t first, int64_t count, const int32_t* sums, const float*) {
                  std::copy(sums, sums + count, out + m * p.N + first);
                });

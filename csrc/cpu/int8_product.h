@@ -6,10 +6,10 @@
 
 namespace aoext::cpu {
 
-// Calls store(m, first, count, sums, row_scales) as tile_product does, or for Algorithm::panel with columns of any number.
+// Calls store(m, first, count, sums, row_scales) as tile_product does.
 template <class Store>
 void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input, const RowwiseWeight& weight,
-                  const Tensor& weight_tensor, const Store& store) {
+                  const Store& store) {
   if (plan.algorithm == Algorithm::values) {
     const Tensor rows = aten::contiguous(input);
     const int8_t* const x = static_cast<const int8_t*>(rows.const_data_ptr());
@@ -26,23 +26,8 @@ void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input,
     });
     return;
   }
-  if (plan.algorithm == Algorithm::tiles) {
-    const Tensor x = aten::contiguous(input);
-    return tile_product<int32_t>(*kernels().i8, input_rows(p, x), p.N, weight, store);
-  }
-  const Tensor rows = aten::reshape(input, {p.M, p.K});
-  for (int64_t m = 0; m < p.M; m += plan.input_rows) {
-    const Tensor x = aten::narrow(rows, 0, m, std::min(plan.input_rows, p.M - m));
-    for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
-      const int64_t count = std::min(plan.panel_rows, p.N - first);
-      const Tensor product = call("aten::_int_mm", "", x, aten::transpose(aten::narrow(weight_tensor, 0, first, count)));
-      const int32_t* const sums = static_cast<const int32_t*>(product.const_data_ptr());
-      torch::stable::parallel_for(0, x.size(0), grain(1, count), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          store(m + i, first, count, sums + i * count, weight.scales.empty() ? nullptr : &weight.scales[first]);
-      });
-    }
-  }
+  const Tensor x = aten::contiguous(input);
+  tile_product<int32_t>(*kernels().i8, input_rows(p, x), p.N, weight, store);
 }
 
 }  // namespace aoext::cpu

@@ -1,5 +1,5 @@
 // The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, fine_planes, plane_tiles, nibbles,
-// values, tiles and panel.
+// values and tiles.
 #pragma once
 
 #include <algorithm>
@@ -30,15 +30,6 @@ struct Output {
         N(p.N) {
     if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
     if (bias_) bias = floats(aten::contiguous(*bias_));
-  }
-
-  // Columns from `first` on of rows from `row` on, from a product that is finished.
-  void copy(const Tensor& product, int64_t row, int64_t first) const {
-    const int64_t bytes = product.size(1) * element_size;
-    const char* const source = static_cast<const char*>(product.const_data_ptr());
-    torch::stable::parallel_for(0, product.size(0), grain(1, product.size(1)), [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; ++m) std::memcpy(data + ((row + m) * N + first) * element_size, source + m * bytes, bytes);
-    });
   }
 
   // Columns [first, first + count) of row m.
@@ -155,90 +146,15 @@ inline void multiply_values(const LinearProblem& p, const Tensor& input, const R
   });
 }
 
-// Rows [first, first + count) of x that a panel multiplies, [count, columns] in bfloat16. ATen rounds a bfloat16 product before
-// we see it; so that it is the only rounding, everything that the epilogue would do goes into the panel: row scales multiply the
-// weights, and the bias is three more columns (its parts of 8 bits each) against ones.
-constexpr int64_t kBiasColumns = 32;  // of which three are used: rows stay aligned
-constexpr int kBiasParts = 3;
-
-inline Tensor panel_input(const LinearProblem& p, const Tensor& rows, int64_t first, int64_t count) {
-  const Tensor x = aten::narrow(rows, 0, first, count);
-  if (!p.has_bias) return x;
-  const Tensor wide = aten::empty({count, p.K + kBiasColumns}, ScalarType::BFloat16, rows);
-  aten::copy_(aten::narrow(wide, 1, 0, p.K), x);
-  aten::copy_(aten::narrow(wide, 1, p.K, kBiasColumns), aten::scalar_like(1, ScalarType::BFloat16, rows));
-  return wide;
-}
-
-inline void store_bias_parts(float bias, char* out) {
-  float parts[kBiasColumns] = {};
-  for (int i = 0; i < kBiasParts; ++i) {
-    uint16_t rounded;
-    kernels().from_float(Element::bf16, &bias, &rounded, 1);
-    kernels().to_float(Element::bf16, &rounded, &parts[i], 1);
-    if (!std::isfinite(parts[i])) break;  // Inf − Inf would make it NaN
-    bias -= parts[i];
-  }
-  kernels().from_float(Element::bf16, parts, out, kBiasColumns);
-}
-
-// Algorithm::panel: for bfloat16.
-template <class Weight>
-void multiply_panels(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Output& output) {
-  const Tensor rows = aten::reshape(input, {p.M, p.K});
-  const int64_t columns = p.K + (p.has_bias ? kBiasColumns : 0), row_bytes = 2 * columns;
-  const Tensor buffer = aten::empty({plan.panel_rows, columns}, ScalarType::BFloat16, input);
-  char* const out = static_cast<char*>(buffer.mutable_data_ptr());
-  for (int64_t m = 0; m < p.M; m += plan.input_rows) {
-    const Tensor x = panel_input(p, rows, m, std::min(plan.input_rows, p.M - m));
-    for (int64_t first = 0; first < p.N; first += plan.panel_rows) {
-      const int64_t count = std::min(plan.panel_rows, p.N - first);
-      torch::stable::parallel_for(0, ceil_div(count, kTile), grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-        typename Weight::Tile tile(weight);
-        for (int64_t i = begin * kTile; i < std::min(end * kTile, count); i += kTile) {
-          const int64_t in_tile = std::min<int64_t>(kTile, count - i);
-          tile.move(first + i, in_tile, 0, p.K);
-          for (int64_t r = 0; r < in_tile; ++r) {
-            char* const row = out + (i + r) * row_bytes;
-            tile.bf16_row(r, row);
-            if (p.has_bias) store_bias_parts(output.bias[first + i + r], row + p.K * 2);
-          }
-        }
-      });
-      output.copy(aten::mm(x, aten::transpose(aten::narrow(buffer, 0, 0, count))), m, first);
-    }
-  }
-}
-
-// Whether weights keep to tiles: ATen's products of panels add nothing beside them, and round at once.
-template <class Weight>
-bool has_wide_zero_points(const Weight& weight, int64_t N) {
-  std::atomic<bool> wide = false;
-  if constexpr (Weight::kInt4) {
-    const int64_t tiles = ceil_div(N, kTile), at_least = grain(kTile, weight.K / weight.group_size);
-    torch::stable::parallel_for(0, tiles, at_least, [&](int64_t begin, int64_t end) {
-      typename Weight::Tile tile(weight);
-      for (int64_t t = begin; t < end && !wide; ++t) {
-        tile.move(t * kTile, std::min<int64_t>(kTile, N - t * kTile), 0, weight.K);
-        if (tile.take_zero_points_out(0, weight.K).count > 0) wide = true;
-      }
-    });
-  }
-  return wide;
-}
-
 template <class Weight>
 Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Tensor* input_scale,
               const OptionalTensor& bias) {
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, input_scale, bias);
-  const bool panels = plan.algorithm == Algorithm::panel;
-  if (plan.algorithm == Algorithm::tiles || (panels && has_wide_zero_points(weight, p.N))) {
+  if (plan.algorithm == Algorithm::tiles) {
     const Tensor x = aten::contiguous(input);
     multiply_tiles(plan, input_rows(p, x), weight, output);
-  } else if (panels) {
-    multiply_panels(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
     multiply_values(p, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {

@@ -1,56 +1,39 @@
 #include "cpu/plan.h"
 
-#include <algorithm>
-
 #include "cpu/isa.h"
 
 namespace aoext::cpu {
 namespace {
-
-// A panel of weights, and the copy or product of x's rows that goes with it, take at most so much.
-constexpr int64_t kPanelBytes = int64_t{4} << 20;
 
 // Input rows up to which an algorithm is the fastest; benchmarks/README.md has the measurements.
 struct Most {
   int64_t planes, fine_planes, plane_tiles;     // beyond: tiles; plane_tiles by groups of 128
   int64_t nibbles, int8_values, float8_values;  // likewise
   int64_t dot_int8;                             // int8 by int8 likewise
-  int64_t bfloat16, int8;                       // tiles; beyond: panels
 };
 
 Most most() {
-  constexpr int64_t kAlways = int64_t{1} << 62;
 #ifdef __x86_64__
-  if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4, kAlways, kAlways};
-  if (&kernels() == &kernels_avx512()) return {16, 8, 0, 4, 16, 8, 16, 128, 64};
-  if (&kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 64, kAlways, kAlways};
+  if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4};
+  if (&kernels() == &kernels_avx512()) return {8, 8, 0, 4, 4, 2, 1};
+  if (&kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 64};
 #endif
-  return {0, 0, 0, 2, 0, 0, 0, kAlways, kAlways};
+  return {0, 0, 0, 2, 0, 0, 0};
 }
 
 Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
 
-Plan panel(ScalarType compute, const LinearProblem& p) {
-  const int64_t bytes = compute == ScalarType::BFloat16 ? 2 : 1;
-  const int64_t rows = std::max<int64_t>(64, kPanelBytes / (bytes * p.K) / 64 * 64);
-  const int64_t panel_rows = std::min(rows, std::max<int64_t>(p.N, 1));
-  // What grows with the rows of x: their copy beside a bias, and the product.
-  const int64_t input_row = std::max(p.has_bias ? bytes * p.K : 0, 4 * panel_rows);
-  return {Algorithm::panel, compute, panel_rows, std::max<int64_t>(64, kPanelBytes / input_row)};
-}
-
 // bfloat16 where the operands are bfloat16's, whatever their width, and that pays.
 Plan plan_products(const LinearProblem& p) {
-  if (kernels().bf16 == nullptr || p.input == ScalarType::Half || p.input == ScalarType::Float) return tiles(ScalarType::Float);
-  // A panel's product is rounded to bfloat16 by ATen: the scales of float8's rows would then round it again.
-  const bool rounds_once = p.output == ScalarType::BFloat16 && p.input == ScalarType::BFloat16;
-  if (rounds_once && p.M > most().bfloat16) return panel(ScalarType::BFloat16, p);
-  return tiles(ScalarType::BFloat16);
+  const bool wide = p.input == ScalarType::Half || p.input == ScalarType::Float;
+  return tiles(kernels().bf16 == nullptr || wide ? ScalarType::Float : ScalarType::BFloat16);
 }
 
 }  // namespace
 
-Plan plan_int4pack(const LinearProblem& p) { return p.N < kRoundedColumns ? tiles(ScalarType::Float) : plan_products(p); }
+Plan plan_int4pack(const LinearProblem& p) {
+  return &tiles_of_int4(p.N, p.group_size) == kernels().f32 ? tiles(ScalarType::Float) : plan_products(p);
+}
 
 Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
@@ -81,9 +64,7 @@ Plan plan_rowwise(const LinearProblem& p) {
 Plan plan_scaled(const LinearProblem& p) {
   if (p.weight != ScalarType::Char) return plan_rowwise(p);
   if (kernels().dot_i8 != nullptr && p.M <= most().dot_int8) return {Algorithm::values, ScalarType::Char};
-  // ATen's _int_mm is a plain loop without VNNI, and wrong for K = 1 (torch 2.13: it takes the weight's
-  // transpose, whose strides are then ambiguous, for a row-major matrix).
-  return p.M <= most().int8 || p.K == 1 ? tiles(ScalarType::Char) : panel(ScalarType::Char, p);
+  return tiles(ScalarType::Char);
 }
 
 std::string describe(const Plan& plan) {
@@ -96,8 +77,7 @@ std::string describe(const Plan& plan) {
   if (plan.algorithm == Algorithm::plane_tiles) return text + "tiles of planes of nibbles, " + compute;
   if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
   if (plan.algorithm == Algorithm::values) return text + "values, " + compute;
-  if (plan.algorithm == Algorithm::tiles) return text + "tiles, " + compute;
-  return text + "panel of " + std::to_string(plan.panel_rows) + " rows, " + compute;
+  return text + "tiles, " + compute;
 }
 
 }  // namespace aoext::cpu

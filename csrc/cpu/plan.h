@@ -14,14 +14,11 @@ enum class Algorithm {
   nibbles,      // int4, few input rows: the weight's words themselves, read once
   values,       // the same of 8-bit weights
   tiles,        // blocks of weights unpacked in cache, multiplied at once by all input rows
-  panel,        // weight rows unpacked in panels for ATen's matrix product; int8 as it lies
 };
 
 struct Plan {
   Algorithm algorithm;
-  ScalarType compute;      // what the product multiplies: Float, BFloat16 or Char
-  int64_t panel_rows = 0;  // weight rows in a panel
-  int64_t input_rows = 0;  // and rows of x that meet it at once
+  ScalarType compute;  // what the product multiplies: Float, BFloat16 or Char
 };
 
 Plan plan_int4(const LinearProblem& p);         // bf16i4bf16_rowwise

@@ -16,15 +16,11 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, &input_scale, bias);
-  int8_product(p, plan, input, rows, weight,
-               [&](int64_t m, int64_t first, int64_t count, const int32_t* sums, const float* row_scales) {
-                 float piece[kTile];
-                 for (int64_t i = 0; i < count; i += kTile) {
-                   const int64_t n = std::min<int64_t>(kTile, count - i);
-                   kernels().to_float(Element::i32, sums + i, piece, n);
-                   output.store(m, first + i, n, piece, row_scales + i);
-                 }
-               });
+  int8_product(p, plan, input, rows, [&](int64_t m, int64_t first, int64_t count, const int32_t* sums, const float* row_scales) {
+    float values[kTile];
+    kernels().to_float(Element::i32, sums, values, count);
+    output.store(m, first, count, values, row_scales);
+  });
   return y;
 }
 

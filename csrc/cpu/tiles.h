@@ -79,23 +79,25 @@ class TileInput {
   const char* block(int64_t k) const { return operands_ + k * rows_ * tiles_.operand_bytes; }
   int32_t start(int64_t m) const { return static_cast<int32_t>(start_[m]); }
 
-  // Of the rows at hand, [K/group_size, sums_stride()]. Few weights ask for them: the first to do so computes them.
+  // Of the rows at hand, [K/group_size, sums_stride()]. Where `load` did not bring them few weights ask for them: the first to do
+  // so computes them.
   const float* group_sums(int64_t group_size) {
     std::call_once(*summed_, [&] {
       sums_.resize(K_ / group_size * rows_);
-      for (int64_t m = 0; m < count_; ++m)
-        kernels().group_sums(element_, source_ + (first_ + m) * K_ * element_size_, K_, group_size, &sums_[m], rows_);
+      sum_groups(group_size, 0, count_);
     });
     return sums_.data();
   }
   int64_t sums_stride() const { return rows_; }
 
+  // With the sums of groups of so many, or of none.
   template <class ParallelFor>
-  void load(int64_t first, int64_t count, const ParallelFor& parallel_for) {
+  void load(int64_t first, int64_t count, int64_t group_size, const ParallelFor& parallel_for) {
     const int64_t together = tiles_.together;
     first_ = first;
     count_ = count;
     summed_.emplace();
+    if (group_size > 0) std::call_once(*summed_, [&] { sums_.resize(K_ / group_size * rows_); });
     parallel_for(ceil_div(count, together), grain(together, K_), [&](int64_t begin, int64_t end) {
       std::fill(start_.begin() + begin * together, start_.begin() + std::min(end * together, count), 0);
       for (int64_t lot = begin * together; lot < std::min(end * together, count); lot += together)
@@ -103,10 +105,16 @@ class TileInput {
           tiles_.inputs(element_, source_ + ((first + lot) * K_ + k) * element_size_, K_ * element_size_,
                         std::min(together, count - lot), std::min(tiles_.depth, K_ - k),
                         operands_ + (k * rows_ + lot * tiles_.depth) * tiles_.operand_bytes, &start_[lot]);
+      if (group_size > 0) sum_groups(group_size, begin * together, std::min(end * together, count));
     });
   }
 
  private:
+  void sum_groups(int64_t group_size, int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m)
+      kernels().group_sums(element_, source_ + (first_ + m) * K_ * element_size_, K_, group_size, &sums_[m], rows_);
+  }
+
   const Tiles& tiles_;
   const char* source_;
   Element element_;
@@ -115,6 +123,16 @@ class TileInput {
   std::optional<std::once_flag> summed_;
   std::vector<float> sums_;
   std::vector<uint32_t> start_;  // modulo 2³²
+};
+
+// Elements [begin, begin + n) of `count` rows of w, from row i of a tile on.
+struct Piece {
+  int64_t i, count, begin, n;
+};
+
+// What is fetched meanwhile: as many times n elements, `stride` apart, from `begin` on, counted from the tile's first.
+struct Fetch {
+  int64_t begin, stride, n;
 };
 
 // A tile of w, its place in its group, and the slab of K, [begin, end), that meets it.
@@ -145,20 +163,21 @@ class Walk {
   int64_t K_, slabs_, slab_, group_;
 };
 
-// Calls store(m, first, count, sums, row_scales) with the sums of columns [first, first + count) of row m, from several threads.
+// The same for rows of x that `tiles` takes.
 template <class Sum, class Weight, class ParallelFor, class Store>
-void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const Weight& weight, const ParallelFor& parallel_for,
-                  const Store& store) {
+void product_of_tiles(const Tiles& tiles, const InputRows& input, int64_t N, const Weight& weight,
+                      const ParallelFor& parallel_for, const Store& store) {
   const int64_t K = input.K;
   TileInput x(tiles, input);
   for (int64_t row = 0; row < input.M; row += x.most()) {
     const int64_t M = std::min(x.most(), input.M - row);
-    x.load(row, M, parallel_for);
+    int64_t summed = 0;
+    if constexpr (Weight::kInt4) summed = tiles.offset != 0 ? weight.group_size : 0;
+    x.load(row, M, summed, parallel_for);
     const Walk walk(tiles, M, K, sizeof(Sum));
     parallel_for(ceil_div(N, kTile), grain(kTile, K), [&](int64_t begin, int64_t end) {
       typename Weight::Tile tile(weight);
       const Scratch block(tiles.rows * tiles.depth * tiles.operand_bytes);
-      const auto block_row = [&](int64_t i) { return block + i * tiles.depth * tiles.operand_bytes; };
       const int64_t rows_of_sums = tiles.lots(M), tile_sums = rows_of_sums * kTile;
       const Scratch scratch(std::min(walk.group(), end - begin) * tile_sums * static_cast<int64_t>(sizeof(Sum)));
       const int64_t visits = walk.visits(end - begin);
@@ -171,7 +190,7 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
         for (int64_t m = 0; starts && m < rows_of_sums; ++m)
           std::fill_n(sums + m * kTile, kTile, m < M ? static_cast<Sum>(x.start(m)) : Sum{});
         if constexpr (Weight::kInt4) {
-          const ZeroPointsBeside beside = tile.take_zero_points_out(here.begin, here.end);
+          const ZeroPointsBeside beside = tile.beside(tiles, here.begin, here.end);
           if (beside.count > 0)
             tiles.add_of_groups(x.group_sums(weight.group_size) + beside.first * x.sums_stride(), x.sums_stride(), beside.terms,
                                 beside.count, M, sums);
@@ -183,22 +202,31 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
             scales = tile.scales_ahead((begin + then.tile) * kTile, then.begin, then.end);
             scales_a_block = ceil_div(2 * tiles.depth, weight.group_size);
           }
+        // The next block of these rows, or the first one of the next visit's. Or a part of the next tile, all of which is fetched
+        // so while this one is multiplied: rows that lie some pages apart are read at half the pace, and fall into few sets of
+        // the first cache.
+        const auto fetched = [&](const Piece& p, int64_t first_row) -> Fetch {
+          const int64_t further = (then.tile - here.tile) * kTile, after = p.begin + p.n;
+          const bool stays = after < here.end, in_order = tiles.in_order && here.end - here.begin == K;
+          const int64_t row = in_order || !stays ? further + p.i : p.i;
+          if (first_row + row + p.count > N) return {};
+          if (in_order) return {row * K + p.begin * p.count, p.n, further > 0 ? p.n : 0};
+          const int64_t next = stays ? after : then.begin;
+          return {row * K + next, K, std::min(tiles.depth, K - next)};
+        };
         for (int64_t k = here.begin; k < here.end; k += tiles.depth) {
           const int64_t depth = std::min(tiles.depth, K - k);
           for (int64_t i = 0; i < count; i += tiles.rows) {
-            const int64_t rows = std::min<int64_t>(tiles.rows, count - i);
-            // The next block of these rows, or the first one of the next visit's, is on its way while this one is unpacked.
-            const bool stays = k + depth < here.end;
-            const int64_t next = stays ? k + depth : then.begin, ahead = stays ? i : (then.tile - here.tile) * kTile + i;
-            const bool ready = first + ahead + rows <= N;
-            for (int64_t r = 0; r < rows; ++r) {
-              tile.operands(tiles, i + r, k, depth, block_row(r));
-              if (ready) tile.ahead(ahead + r, next, std::min(tiles.depth, K - next));
-              if (i + r < scales_a_block) fetch_group(&scales);
-            }
-            const int64_t full = ceil_div(rows, kTileRows) * kTileRows;
-            if (full > rows) std::memset(block_row(rows), 0, (full - rows) * tiles.depth * tiles.operand_bytes);
-            tiles.multiply(block + 0, static_cast<int>(full), x.block(k), M, padded(depth), &sums[i]);
+            const Piece piece{i, std::min<int64_t>(tiles.rows, count - i), k, depth};
+            tile.block(tiles, piece, fetched(piece, first), block + 0);
+            for (int64_t r = i; r < std::min(i + piece.count, scales_a_block); ++r) fetch_group(&scales);
+            if constexpr (Weight::kInt4)
+              if (tiles.multiply_int4 != nullptr) {
+                tiles.multiply_int4(block + 0, x.block(k), M, tile.int4(i), k, depth, &sums[i]);
+                continue;
+              }
+            const int64_t whole_rows = ceil_div(piece.count, kTileRows) * kTileRows;
+            tiles.multiply(block + 0, static_cast<int>(whole_rows), x.block(k), M, padded(depth), &sums[i]);
           }
         }
         if (!ends) continue;
@@ -206,6 +234,25 @@ void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const W
         for (int64_t m = 0; m < M; ++m) store(row + m, first, count, &sums[m * kTile], tile.row_scales());
       }
     });
+  }
+}
+
+// Calls store(m, first, count, sums, row_scales) with the sums of columns [first, first + count) of row m, from several threads.
+// Rows that `tiles` does not take, which are rare, meet those of floats.
+template <class Sum, class Weight, class ParallelFor, class Store>
+void tile_product(const Tiles& tiles, const InputRows& input, int64_t N, const Weight& weight, const ParallelFor& parallel_for,
+                  const Store& store) {
+  if (tiles.takes == nullptr) return product_of_tiles<Sum>(tiles, input, N, weight, parallel_for, store);
+  const auto row = [&](int64_t m) { return static_cast<const char*>(input.data) + m * input.K * input.element_size; };
+  const auto takes = [&](int64_t m) { return tiles.takes(input.element, row(m), input.K); };
+  for (int64_t first = 0, end = 0; first < input.M; first = end) {
+    const bool taken = takes(first);
+    for (end = first + 1; end < input.M && takes(end) == taken;) ++end;
+    const InputRows alike{row(first), input.element, input.element_size, end - first, input.K};
+    product_of_tiles<Sum>(taken ? tiles : *kernels().f32, alike, N, weight, parallel_for,
+                          [&](int64_t m, int64_t column, int64_t count, const Sum* sums, const float* row_scales) {
+                            store(first + m, column, count, sums, row_scales);
+                          });
   }
 }
 

@@ -8,17 +8,15 @@ namespace {
 
 Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size, const Tensor& scale_and_zero) {
   const Int4PackProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
-  const Plan plan = plan_int4pack(p);
   const Int4PackWeight w{static_cast<const uint32_t*>(weight.const_data_ptr()),
                          static_cast<const char*>(scale_and_zero.const_data_ptr()),
                          Int4PackShape(p.K, p.inner_k_tiles),
                          p.N,
                          p.K,
                          group_size};
-  if (plan.algorithm != Algorithm::tiles) return linear(p, plan, input, w, nullptr, std::nullopt);
   const Tensor x = aten::contiguous(input), y = aten::empty({p.M, p.N}, p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  int4pack_tiles(tiles_of_int4(p.N), p.M, x.const_data_ptr(), w, y.mutable_data_ptr(),
+  int4pack_tiles(tiles_of_int4(p.N, group_size), p.M, x.const_data_ptr(), w, y.mutable_data_ptr(),
                  [](int64_t n, int64_t grain, const Range& f) { torch::stable::parallel_for(0, n, grain, f); });
   return y;
 }

@@ -1,9 +1,9 @@
 // Weights as the linear drivers ask for them.
 //
 // A Tile is a thread's view of up to kTile consecutive rows, of which it will ask for elements [begin, end) until it moves on.
-// `operands` unpacks a piece of row i for tiles of products, whose sums row_scales()[i] multiplies; `ahead` fetches one, of any
-// row; `bf16_row` writes all of a row, scales applied. int4 applies its group scales on the way and has row scales of 1, and
-// products of narrow weights may take zero points out of them first (zero_points.h).
+// `block` unpacks pieces of rows for tiles of products, whose sums row_scales() multiply, while the pieces that are next are
+// fetched. int4 applies the scales of its groups on the way and has row scales of 1, and what products take out of weights comes
+// beside them (zero_points.h).
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "common/checks.h"
 #include "cpu/element.h"
 #include "cpu/isa.h"
-#include "cpu/zero_points.h"
+#include "cpu/tiles.h"
 
 namespace aoext::cpu {
 
@@ -21,10 +21,6 @@ inline std::vector<float> floats(const Tensor& t) {
   std::vector<float> out(t.numel());
   kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
   return out;
-}
-
-inline void prefetch(const void* begin, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(begin) + i);
 }
 
 struct Int4Weight {
@@ -74,8 +70,9 @@ struct Int4Weight {
       return {packed(0), w_.scale + at, w_.zero_point + at, element(w_.scale_dtype), size, w_.N * size, w_.group_size};
     }
     Int4Row int4(int64_t i) const { return {packed(i), &scale_[i], &zero_point_[i], w_.group_size}; }
-    void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
-      tiles.weights_int4(int4(i), begin, n, out);
+    void block(const Tiles& tiles, const Piece& p, const Fetch& next, void* out) const {
+      const char* const fetched = reinterpret_cast<const char*>(packed(0) + next.begin / 2);
+      tiles.weights_int4(int4(p.i), {p.count, w_.K / 2, fetched, next.stride / 2, next.n / 2}, p.begin, p.n, out);
     }
     // What move(first, …, begin, end) will read.
     ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
@@ -84,11 +81,9 @@ struct Int4Weight {
                     groups = first < w_.N && last - group <= kGroupsAhead ? last - group : 0;
       return {{w_.scale + at, stride, groups, kTile * size}, {w_.zero_point + at, stride, groups, kTile * size}};
     }
-    ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
-      return cpu::take_zero_points_out(scale_, zero_point_, beside_, w_.group_size, begin, end);
+    ZeroPointsBeside beside(const Tiles& tiles, int64_t begin, int64_t end) {
+      return zero_points_beside(tiles, scale_, zero_point_, beside_, w_.group_size, begin, end);
     }
-    void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(packed(i) + begin / 2, n / 2); }
-    void bf16_row(int64_t i, void* out) const { kernels().dequantize_int4(int4(i), 0, w_.K, Element::bf16, out); }
     const float* row_scales() const { return ones_.data(); }
 
    private:
@@ -125,21 +120,15 @@ struct RowwiseWeight {
     void move(int64_t first, int64_t /*count*/, int64_t /*begin*/, int64_t /*end*/) { first_ = first; }
 
     const char* values(int64_t i) const { return w_.values + (first_ + i) * w_.K; }
-    void operands(const Tiles& tiles, int64_t i, int64_t begin, int64_t n, void* out) const {
-      tiles.weights(w_.value_element, values(i) + begin, n, out);
-    }
-    void ahead(int64_t i, int64_t begin, int64_t n) const { prefetch(values(i) + begin, n); }
-    void bf16_row(int64_t i, void* out) {
-      row_.resize(w_.K);
-      kernels().to_float(w_.value_element, values(i), row_.data(), w_.K);
-      kernels().scale_row(Element::bf16, row_.data(), row_scales()[i], nullptr, nullptr, out, w_.K);
+    void block(const Tiles& tiles, const Piece& p, const Fetch& next, void* out) const {
+      const BlockRows rows{p.count, w_.K, values(0) + next.begin, next.stride, next.n};
+      tiles.weights(w_.value_element, values(p.i) + p.begin, rows, p.n, out);
     }
     const float* row_scales() const { return w_.scales.data() + first_; }
 
    private:
     const RowwiseWeight& w_;
     int64_t first_ = 0;
-    std::vector<float> row_;
   };
 };
 

@@ -32,12 +32,12 @@ Status run_cpu(const char* symbol, const Problem& p, void* y, const Host& host) 
                                      p.N,
                                      p.K,
                                      p.group_size};
-    // As the operator's plan has it up to where that hands the product to PyTorch.
-    cpu::int4pack_tiles(cpu::tiles_of_int4(p.N), p.M, p.x, weight, y, [&](int64_t n, int64_t grain, const cpu::Range& f) {
-      Part part{f};
-      host.parallel_for(n, grain, {&Part::run, &part});
-      if (part.out_of_memory) throw std::bad_alloc();
-    });
+    cpu::int4pack_tiles(cpu::tiles_of_int4(p.N, p.group_size), p.M, p.x, weight, y,
+                        [&](int64_t n, int64_t grain, const cpu::Range& f) {
+                          Part part{f};
+                          host.parallel_for(n, grain, {&Part::run, &part});
+                          if (part.out_of_memory) throw std::bad_alloc();
+                        });
   });
 }
 

@@ -62,7 +62,7 @@ def explain(operator: str, *arguments: Tensor | torch.dtype | None) -> str:
     operator's RuntimeError for arguments that it would refuse.
 
     >>> aoext.explain("int8_mm", x, w)  # doctest: +SKIP
-    'cpu/avx512: dot, int8'
+    'cpu/avx512: values, int8'
     """
     if operator not in operators():
         raise ValueError(f"explain: operator must be one of {', '.join(operators())}, got {operator!r}")

@@ -1,4 +1,4 @@
-// AVX-512 F, BW, DQ, VL, VNNI and BF16.
+// AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16.
 #define AOEXT_KERNELS kernels_avx512
 #define AOEXT_AVX512
 #define AOEXT_NAME "avx512"

@@ -677,7 +677,7 @@ inline int64_t dot_tile_i8(const int8_t* x, int64_t x_stride, const int8_t* w, i
   int64_t k = 0;
   I32 sums[M][N] = {};
 #ifdef AOEXT_AVX512
-  // As ProductI8 of tiles.inc.h, w + 128 by x; the sums of 128 · x come off at the end.
+  // As LanesI8 of lanes.inc.h, w + 128 by x; the sums of 128 · x come off at the end.
   const __m512i flip = _mm512_set1_epi8(-128);
   I32 x_sums[M] = {};
   for (; k + 64 <= K; k += 64) {

@@ -74,6 +74,14 @@ static inline void fetch_group(Ahead* ahead) {
 
 static inline void fetch_group(ScalesAhead* ahead) { fetch_group(ahead->scale.groups > 0 ? &ahead->scale : &ahead->zero_point); }
 
+// How rows of w lie that become a block: so many, `stride` bytes apart. What is next, as many pieces of `next_bytes` bytes and
+// `next_stride` apart, is fetched meanwhile.
+struct BlockRows {
+  int64_t count, stride;
+  const char* next;
+  int64_t next_stride, next_bytes;
+};
+
 // Products of one kind: an operand is what an instruction multiplies.
 struct Tiles {
   int64_t operand_bytes;
@@ -87,13 +95,13 @@ struct Tiles {
   // row, what sums start with, modulo 2³²: int32 bits where products are int8's.
   void (*inputs)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t* starts);
 
-  // n elements of w as operands, padded.
-  void (*weights)(Element from, const void* source, int64_t n, void* out);
-  void (*weights_int4)(const Int4Row& row, int64_t begin, int64_t n, void* out);  // elements [begin, begin + n)
+  // A block: n elements of each row of w as operands, padded.
+  void (*weights)(Element from, const void* source, const BlockRows& rows, int64_t n, void* out);
+  void (*weights_int4)(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out);  // from `begin` on
 
   // acc[m][n] += Σ x[m][k] · w[n][k], k < K <= depth (padded), in rows of kTile sums: float, or int32 where products are int8's.
-  // Rows of w, and lots of rows of x that lie together, are `depth` operands a row apart. N is a multiple of kTileRows; sums
-  // between it and `rows` may change, and what stands there in w and after the last row of x may be anything.
+  // Lots of rows of x that lie together are `depth` operands a row apart. N is a multiple of kTileRows; sums between it and
+  // `rows` may change, and what stands there in w and after the last row of x may be anything.
   void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
 
   // acc[m][n] += Σ x_sums[g][m] · terms[g][n], n < kTile, for sums of x over groups, x_stride rows apart and readable to the end
@@ -103,6 +111,17 @@ struct Tiles {
   // Null, or what brings sums, which start as zeros and of which there are so many rows as lie together in x, into that order
   // once all of K has been multiplied.
   void (*finish)(int64_t M, void* acc);
+
+  // Whether the tile that is next is fetched, in the order in which it lies, or this one's next block.
+  bool in_order = false;
+
+  // What weights_int4 adds to each q, where it leaves scales and zero points out of its operands: 0 where it doesn't. Then
+  // multiply_int4 takes the place of `multiply`, for n elements from `begin` on of rows of which `first` is the first, and
+  // add_of_groups adds zero_point − offset · scale. They can't take rows of x for which `takes` is false.
+  float offset = 0;
+  void (*multiply_int4)(const void* w, const void* x, int64_t M, const Int4Row& first, int64_t begin, int64_t n,
+                        void* acc) = nullptr;
+  bool (*takes)(Element from, const void* row, int64_t K) = nullptr;
 };
 
 // int4 by a row of x in fixed point. Groups are of 32, 64 or a multiple of kPad elements.

@@ -14,6 +14,8 @@
 #include "cpu/kernels/tiles.inc.h"
 #ifdef AOEXT_AMX
 #include "cpu/kernels/amx.inc.h"
+#elif defined(AOEXT_AVX512)
+#include "cpu/kernels/lanes.inc.h"
 #endif
 
 namespace aoext::cpu {

@@ -1,0 +1,340 @@
+// Tiles of products with AVX-512 alone: acc[m][n] += Σ x[m][k] · w[n][k], of bfloat16 in float32 or of int8 in int32.
+//
+// A lane is a row of w: a vector has a word, 4 bytes of k, of each of 16 rows, and meets the same word of a row of x in all
+// lanes, so that sums are vectors of y and nothing is added up over lanes. A block is 32 rows of w by 512 bytes, 16 KB, which
+// stay in the first cache while x comes from the second, its rows as they lie. A step, a word of k, is 2 vectors of w and a word
+// of each of up to 6 rows of x: 2 + 6 loads for 12 products. Each sum has two parts, of the even and of the odd words: 24
+// products under way, whatever the rows of x, and results that do not depend on how many these are.
+//
+// Rows of w lie along K, so `weights` transposes words, 64 shuffles for 16 rows by 64 bytes, as they come from memory: of int4 a
+// word is 8 weights, which then become 4 words of bfloat16 by a shift and a bit operation each: 16 + (q ^ 8), exact, which the
+// sums of x undo. So no weight is rounded; a group's sums meet its scale in float32. 8-bit weights become bfloat16, also exact,
+// by tables of 128 bytes, and meet their scales when all is done.
+//
+// Subnormal operands of bfloat16 count as zero, far below its own rounding.
+namespace aoext::cpu {
+namespace {
+
+constexpr int64_t kWordBytes = 4, kDepthBytes = 512;
+constexpr int kBands = kTile / kFloats;
+constexpr int64_t kStepBytes = kBands * kLine;  // of a block: a word of each row
+constexpr __mmask64 kAllBytes = ~__mmask64{0};
+
+struct LanesBf16 {
+  using Operand = uint16_t;
+  using Sums = F32;
+  static Sums multiply_add(Sums sums, __m512i w, __m512i x) {
+    return (F32)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)x);
+  }
+};
+
+// vpdpbusd multiplies unsigned by signed: w is w + 128 here, and sums start with −128 · Σx. They wrap modulo 2³² on the way and
+// are right at the end, as the result fits.
+struct LanesI8 {
+  using Operand = int8_t;
+  using Sums = I32;
+  static Sums multiply_add(Sums sums, __m512i w, __m512i x) { return (I32)_mm512_dpbusd_epi32((__m512i)sums, w, x); }
+};
+
+template <class P>
+constexpr int64_t kDepthOf = kDepthBytes / static_cast<int64_t>(sizeof(typename P::Operand));
+
+// ---- products ------------------------------------------------------------------------------------------
+
+constexpr int kMostInputs = 5, kParts = 2;
+
+// Words [begin, end), an even number of them, of R rows of x.
+template <class P, int R>
+inline void add_words(const char* w, const char* x, int64_t begin, int64_t end, typename P::Sums (&sums)[R][kBands]) {
+  typename P::Sums parts[kParts][R][kBands] = {};
+  for (int64_t word = begin; word < end; word += kParts)
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+      __m512i wk[kBands];
+      for (int band = 0; band < kBands; ++band) wk[band] = load<__m512i>(w + (word + part) * kStepBytes + band * kLine);
+#pragma GCC unroll 5
+      for (int m = 0; m < R; ++m) {
+        int32_t xk;
+        memcpy(&xk, x + m * kDepthBytes + (word + part) * kWordBytes, sizeof xk);
+        const __m512i all = _mm512_set1_epi32(xk);
+        for (int band = 0; band < kBands; ++band) parts[part][m][band] = P::multiply_add(parts[part][m][band], wk[band], all);
+      }
+    }
+  for (int m = 0; m < R; ++m)
+    for (int band = 0; band < kBands; ++band) sums[m][band] = parts[0][m][band] + parts[1][m][band];
+}
+
+// M rows of x in parts as even as can be: body(Rows<count>, first).
+template <class Body>
+inline void each_inputs(int64_t M, const Body& body) {
+  const int64_t visits = (M + kMostInputs - 1) / kMostInputs;
+  int64_t m = 0;
+  for (int64_t visit = 0; visit < visits; ++visit) {
+    const int64_t count = M * (visit + 1) / visits - m;
+    switch (count) {
+      case 1: body(Rows<1>(), m); break;
+      case 2: body(Rows<2>(), m); break;
+      case 3: body(Rows<3>(), m); break;
+      case 4: body(Rows<4>(), m); break;
+      default: body(Rows<5>(), m); break;
+    }
+    m += count;
+  }
+}
+
+template <class P>
+void multiply_lanes(const void* w, int, const void* x, int64_t M, int64_t K, void* acc) {
+  const char *const block = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
+  const int64_t words = K * static_cast<int64_t>(sizeof(typename P::Operand)) / kWordBytes;
+  each_inputs(M, [&](auto count, int64_t m) {
+    constexpr int kCount = decltype(count)::count;
+    using Sums = typename P::Sums;
+    Sums sums[kCount][kBands];
+    add_words<P, kCount>(block, inputs + m * kDepthBytes, 0, words, sums);
+    for (int r = 0; r < kCount; ++r)
+      for (int band = 0; band < kBands; ++band) {
+        char* const to = static_cast<char*>(acc) + ((m + r) * kBands + band) * kLine;
+        store(to, load<Sums>(to) + sums[r][band]);
+      }
+  });
+}
+
+// ---- blocks --------------------------------------------------------------------------------------------
+
+// 64 bytes of each of 16 rows as 16 vectors of a word of each: two steps within lanes of 128 bits, two of these lanes.
+inline void load_words(const char* const (&rows)[kFloats], int64_t at, U32 (&words)[kFloats]) {
+  __m512i fours[kFloats], eights[kFloats];
+#pragma GCC unroll 4
+  for (int i = 0; i < kFloats; i += 4) {
+    const auto row = [&](int r) { return load<__m512i>(rows[i + r] + at); };
+    const __m512i a = row(0), b = row(1), c = row(2), d = row(3);
+    const __m512i low[] = {_mm512_maskz_unpacklo_epi32(0xffff, a, b), _mm512_maskz_unpacklo_epi32(0xffff, c, d)};
+    const __m512i high[] = {_mm512_maskz_unpackhi_epi32(0xffff, a, b), _mm512_maskz_unpackhi_epi32(0xffff, c, d)};
+    fours[i] = _mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]);
+    fours[i + 1] = _mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]);
+    fours[i + 2] = _mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]);
+    fours[i + 3] = _mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]);
+  }
+  const auto even = [](__m512i a, __m512i b) { return _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0x88); };
+  const auto odd = [](__m512i a, __m512i b) { return _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0xdd); };
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const int from = i / 4 * 8 + i % 4;
+    eights[from] = even(fours[from], fours[from + 4]);
+    eights[from + 4] = odd(fours[from], fours[from + 4]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    words[i] = (U32)even(eights[i], eights[i + 8]);
+    words[i + 8] = (U32)odd(eights[i], eights[i + 8]);
+  }
+}
+
+// A block of the words of n bytes of each row, each of which unpack(words, to) makes kWords of, kStepBytes apart; zeros follow up
+// to a multiple of kMultiple, and the last row stands for those that don't exist. What is next is fetched a line at a time.
+template <int kWords, int64_t kMultiple, class Unpack>
+inline void each_words(const void* source, const BlockRows& block, int64_t n, void* out, const Unpack& unpack) {
+  static_assert(kMultiple % kLine == 0);
+  for (int band = 0; band < kBands; ++band) {
+    const char *rows[kFloats], *next[kFloats];
+    for (int i = 0; i < kFloats; ++i) {
+      const int64_t row = band * kFloats + i < block.count ? band * kFloats + i : block.count - 1;
+      rows[i] = static_cast<const char*>(source) + row * block.stride;
+      next[i] = block.next + row * block.next_stride;
+    }
+    char* to = static_cast<char*>(out) + band * kLine;
+    for (int64_t at = 0; at < n || at % kMultiple != 0; at += kLine) {
+      alignas(kLine) char rest[kFloats][kLine];
+      if (n - at < kLine) {
+        memset(rest, 0, sizeof rest);
+        for (int i = 0; i < kFloats; ++i)
+          rows[i] = static_cast<const char*>(n > at ? memcpy(rest[i], rows[i] + at, static_cast<size_t>(n - at)) : rest[i]) - at;
+      }
+      U32 words[kFloats];
+      load_words(rows, at, words);
+#pragma GCC unroll 16
+      for (int i = 0; i < kFloats; ++i) {
+        unpack(words[i], to);
+        to += kWords * kStepBytes;
+        if (at < block.next_bytes) __builtin_prefetch(next[i] + at);
+      }
+    }
+  }
+}
+
+// Magnitudes of 8-bit values as bfloat16, which all of them are exactly: an int8's is a number of units as a float8's subnormals
+// are.
+template <Element kType>
+constexpr uint16_t magnitude_as_bf16(int m) {
+  int log2 = 0;
+  while (m >> (log2 + 1) != 0) ++log2;
+  const auto units = [&](int lowest) { return m == 0 ? 0 : (127 + lowest + log2) << 7 | (m << (7 - log2) & 0x7f); };
+  if constexpr (kType == Element::i8) {
+    return static_cast<uint16_t>(units(0));
+  } else {
+    using Bits = Float8Bits<kType>;
+    if (m < Bits::kSubnormals) return static_cast<uint16_t>(units(Bits::kLowest));
+    if (m >= Bits::kSpecial) return static_cast<uint16_t>(m << Bits::kShift | 0x7f80);
+    return static_cast<uint16_t>((m << Bits::kShift) + (Bits::kBias << 7));
+  }
+}
+
+template <Element kType>
+struct Magnitudes {
+  alignas(64) uint8_t low[128] = {}, high[128] = {};
+  constexpr Magnitudes() {
+    for (int m = 0; m < 128; ++m) {
+      low[m] = static_cast<uint8_t>(magnitude_as_bf16<kType>(m));
+      high[m] = static_cast<uint8_t>(magnitude_as_bf16<kType>(m) >> 8);
+    }
+  }
+};
+
+// Words of four 8-bit values as two of two.
+template <Element kType>
+inline void halve(U32 words, __m512i (&out)[2]) {
+  static constexpr Magnitudes<kType> kMagnitudes;
+  const auto look_up = [](const uint8_t (&table)[128], __m512i index) {  // seven bits of it count
+    return _mm512_maskz_permutex2var_epi8(kAllBytes, load<__m512i>(table), index, load<__m512i>(table + 64));
+  };
+  // In each lane of 128 bits the first halves of its words, then the second ones: what unpacking pairs makes vectors of.
+  const __m512i halves =
+      _mm512_maskz_broadcast_i32x4(0xffff, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m512i values = _mm512_maskz_shuffle_epi8(kAllBytes, (__m512i)words, halves);
+  const __m512i index = kType == Element::i8 ? _mm512_maskz_abs_epi8(kAllBytes, values) : values;
+  constexpr int kOrAnd = 0xf8;  // a | (b & c)
+  __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high, index), values, _mm512_set1_epi8(-128), kOrAnd);
+  if constexpr (kType == Element::i8) {  // −128 has no magnitude in seven bits
+    constexpr int kHighest = 0xc3;
+    const __mmask64 lowest = _mm512_cmpeq_epi8_mask(values, _mm512_set1_epi8(-128));
+    high = _mm512_mask_mov_epi8(high, lowest, _mm512_set1_epi8(static_cast<char>(kHighest)));
+  }
+  const __m512i low = look_up(kMagnitudes.low, index);
+  out[0] = _mm512_maskz_unpacklo_epi8(kAllBytes, low, high);
+  out[1] = _mm512_maskz_unpackhi_epi8(kAllBytes, low, high);
+}
+
+template <Element kType>
+inline void weights_in_lanes(const void* source, const BlockRows& rows, int64_t n, void* out) {
+  each_words<2, kPad>(source, rows, n, out, [](U32 words, char* to) {
+    __m512i halves[2];
+    halve<kType>(words, halves);
+    store(to, halves[0]);
+    store(to + kStepBytes, halves[1]);
+  });
+}
+
+void weights_in_lanes(Element from, const void* source, const BlockRows& rows, int64_t n, void* out) {
+  if (from == Element::i8) return weights_in_lanes<Element::i8>(source, rows, n, out);
+  if (from == Element::e4m3) return weights_in_lanes<Element::e4m3>(source, rows, n, out);
+  weights_in_lanes<Element::e5m2>(source, rows, n, out);
+}
+
+void bytes_in_lanes(Element, const void* source, const BlockRows& rows, int64_t n, void* out) {
+  each_words<1, kPad>(source, rows, n, out, [](U32 words, char* to) { store(to, words ^ 0x80808080u); });
+}
+
+void bytes_by_lanes(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t* start) {
+  memcpy(out, source, static_cast<size_t>(n));
+  fill_up(static_cast<int8_t*>(out), n);
+  uint32_t sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<uint32_t>(static_cast<const int8_t*>(source)[i]);
+  *start -= 128 * sum;
+}
+
+// ---- int4 ----------------------------------------------------------------------------------------------
+
+// Word i of four has weights i and i + 4 of eight, and so has x.
+constexpr int64_t kEight = 8;
+constexpr float kOffset = 16 + 8;
+
+void int4_in_lanes(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  each_words<4, kLine>(first.packed + begin / 2, rows, n / 2, out, [](U32 words, char* to) {
+    // Nibbles come to lie on the upper four bits of the mantissa of 16.
+    constexpr int kAndXor = 0x6a;  // (a & b) ^ c
+    const U32 moved[] = {words << 3, words >> 1, words >> 5, words >> 9};
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      store(to + i * kStepBytes,
+            _mm512_ternarylogic_epi32((__m512i)moved[i], _mm512_set1_epi32(0x00780078), _mm512_set1_epi32(0x41c041c0), kAndXor));
+  });
+}
+
+template <int64_t kDepth>
+void operands_in_eights(Element from, const void* source, int64_t n, void* out) {
+  alignas(64) uint16_t row[kDepth];
+  operands<Element::bf16, uint16_t>(from, source, n, row);
+  uint16_t order[2 * kFloats];
+  for (int i = 0; i < 2 * kFloats; ++i) order[i] = static_cast<uint16_t>(i / kEight * kEight + i % 2 * 4 + i % kEight / 2);
+  for (int64_t k = 0; k < n; k += 2 * kFloats)
+    store(static_cast<uint16_t*>(out) + k,
+          _mm512_maskz_permutexvar_epi16(~__mmask32{0}, load<__m512i>(order), load<__m512i>(row + k)));
+}
+
+void multiply_int4_lanes(const void* w, const void* x, int64_t M, const Int4Row& first, int64_t begin, int64_t n, void* acc) {
+  const char *const block = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
+  constexpr int64_t kInWord = kWordBytes / sizeof(uint16_t);
+  const int64_t words = n / kInWord, of_group = first.group_size / kInWord;
+  const int64_t group = begin / first.group_size, left = of_group - begin % first.group_size / kInWord;
+  each_inputs(M, [&](auto count, int64_t m) {
+    constexpr int kCount = decltype(count)::count;
+    F32 sums[kCount][kBands];
+    char* const to = static_cast<char*>(acc) + m * kBands * kLine;
+    for (int r = 0; r < kCount; ++r)
+      for (int band = 0; band < kBands; ++band) sums[r][band] = load<F32>(to + (r * kBands + band) * kLine);
+    const float* scales = first.scale + group * kTile;
+    for (int64_t word = 0, end = left; word < words; word = end, end += of_group, scales += kTile) {
+      if (end > words) end = words;
+      F32 part[kCount][kBands];
+      add_words<LanesBf16, kCount>(block, inputs + m * kDepthBytes, word, end, part);
+      for (int band = 0; band < kBands; ++band) {
+        const F32 scale = load<F32>(scales + band * kFloats);
+        for (int r = 0; r < kCount; ++r) sums[r][band] += scale * part[r][band];
+      }
+    }
+    for (int r = 0; r < kCount; ++r)
+      for (int band = 0; band < kBands; ++band) store(to + (r * kBands + band) * kLine, sums[r][band]);
+  });
+}
+
+// Not rows whose sums of x by 31, or of x alone, might leave float32's range where those by weights do not.
+bool lanes_take(Element, const void* row, int64_t K) {
+  constexpr uint32_t kExponent = 0x7fff, kMost = (127 + 100) << 7;  // 2¹⁰⁰
+  const uint16_t* const x = static_cast<const uint16_t*>(row);
+  uint16_t most = 0;
+  for (int64_t k = 0; k < K; ++k) {
+    const uint16_t magnitude = x[k] & kExponent;
+    most = magnitude > most ? magnitude : most;
+  }
+  return most < kMost;
+}
+
+// ---- tables --------------------------------------------------------------------------------------------
+
+constexpr bool kInOrder = true;
+constexpr Tiles kLanesBf16{
+    sizeof(uint16_t), kTile,   kDepthOf<LanesBf16>,       1,       inputs<operands<Element::bf16, uint16_t>>,
+    weights_in_lanes, nullptr, multiply_lanes<LanesBf16>, nullptr, nullptr,
+    kInOrder};
+constexpr Tiles kLanesBf16Int4{sizeof(uint16_t),
+                               kTile,
+                               kDepthOf<LanesBf16>,
+                               1,
+                               inputs<operands_in_eights<kDepthOf<LanesBf16>>>,
+                               nullptr,
+                               int4_in_lanes,
+                               nullptr,
+                               add_of_groups,
+                               nullptr,
+                               kInOrder,
+                               kOffset,
+                               multiply_int4_lanes,
+                               lanes_take};
+constexpr Tiles kLanesI8{sizeof(int8_t),          kTile,   kDepthOf<LanesI8>, 1,       bytes_by_lanes, bytes_in_lanes, nullptr,
+                         multiply_lanes<LanesI8>, nullptr, nullptr,           kInOrder};
+constexpr const Tiles *kBf16 = &kLanesBf16, *kBf16Int4 = &kLanesBf16Int4, *kI8 = &kLanesI8;
+
+constexpr const Planes* kPlaneTiles = nullptr;
+
+}  // namespace
+}  // namespace aoext::cpu
