@@ -222,7 +222,8 @@ void product_of_tiles(const Tiles& tiles, const InputRows& input, int64_t N, con
             for (int64_t r = i; r < std::min(i + piece.count, scales_a_block); ++r) fetch_group(&scales);
             if constexpr (Weight::kInt4)
               if (tiles.multiply_int4 != nullptr) {
-                tiles.multiply_int4(block + 0, x.block(k), M, tile.int4(i), k, depth, &sums[i]);
+                tiles.multiply_int4(block + 0, x.block(k), x.group_sums(weight.group_size), x.sums_stride(), M, tile.int4(i), k,
+                                    depth, &sums[i]);
                 continue;
               }
             const int64_t whole_rows = ceil_div(piece.count, kTileRows) * kTileRows;

@@ -116,11 +116,11 @@ struct Tiles {
   bool in_order = false;
 
   // What weights_int4 adds to each q, where it leaves scales and zero points out of its operands: 0 where it doesn't. Then
-  // multiply_int4 takes the place of `multiply`, for n elements from `begin` on of rows of which `first` is the first, and
-  // add_of_groups adds zero_point − offset · scale. They can't take rows of x for which `takes` is false.
+  // multiply_int4 takes the place of `multiply` and add_of_groups, for n elements from `begin` on of rows of which `first` is the
+  // first, whose zero points are zero_point − offset · scale. They can't take rows of x for which `takes` is false.
   float offset = 0;
-  void (*multiply_int4)(const void* w, const void* x, int64_t M, const Int4Row& first, int64_t begin, int64_t n,
-                        void* acc) = nullptr;
+  void (*multiply_int4)(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
+                        int64_t begin, int64_t n, void* acc) = nullptr;
   bool (*takes)(Element from, const void* row, int64_t K) = nullptr;
 };
 

@@ -64,13 +64,12 @@ inline void add_words(const char* w, const char* x, int64_t begin, int64_t end, 
     for (int band = 0; band < kBands; ++band) sums[m][band] = parts[0][m][band] + parts[1][m][band];
 }
 
-// M rows of x in parts as even as can be: body(Rows<count>, first).
+// M rows of x, the last ones in parts as even as can be: body(Rows<count>, first).
 template <class Body>
 inline void each_inputs(int64_t M, const Body& body) {
-  const int64_t visits = (M + kMostInputs - 1) / kMostInputs;
   int64_t m = 0;
-  for (int64_t visit = 0; visit < visits; ++visit) {
-    const int64_t count = M * (visit + 1) / visits - m;
+  for (; M - m >= 2 * kMostInputs; m += kMostInputs) body(Rows<kMostInputs>(), m);
+  const auto take = [&](int64_t count) {
     switch (count) {
       case 1: body(Rows<1>(), m); break;
       case 2: body(Rows<2>(), m); break;
@@ -79,14 +78,16 @@ inline void each_inputs(int64_t M, const Body& body) {
       default: body(Rows<5>(), m); break;
     }
     m += count;
-  }
+  };
+  if (M - m > kMostInputs) take((M - m + 1) / 2);
+  take(M - m);
 }
 
 template <class P>
 void multiply_lanes(const void* w, int, const void* x, int64_t M, int64_t K, void* acc) {
   const char *const block = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
   const int64_t words = K * static_cast<int64_t>(sizeof(typename P::Operand)) / kWordBytes;
-  each_inputs(M, [&](auto count, int64_t m) {
+  each_inputs(M, [&](auto count, int64_t m) __attribute__((always_inline)) {
     constexpr int kCount = decltype(count)::count;
     using Sums = typename P::Sums;
     Sums sums[kCount][kBands];
@@ -271,25 +272,32 @@ void operands_in_eights(Element from, const void* source, int64_t n, void* out) 
           _mm512_maskz_permutexvar_epi16(~__mmask32{0}, load<__m512i>(order), load<__m512i>(row + k)));
 }
 
-void multiply_int4_lanes(const void* w, const void* x, int64_t M, const Int4Row& first, int64_t begin, int64_t n, void* acc) {
+void multiply_int4_lanes(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
+                         int64_t begin, int64_t n, void* acc) {
   const char *const block = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
   constexpr int64_t kInWord = kWordBytes / sizeof(uint16_t);
   const int64_t words = n / kInWord, of_group = first.group_size / kInWord;
-  const int64_t group = begin / first.group_size, left = of_group - begin % first.group_size / kInWord;
-  each_inputs(M, [&](auto count, int64_t m) {
+  const int64_t begun = begin % first.group_size / kInWord, before = begin / first.group_size;
+  each_inputs(M, [&](auto count, int64_t m) __attribute__((always_inline)) {
     constexpr int kCount = decltype(count)::count;
     F32 sums[kCount][kBands];
     char* const to = static_cast<char*>(acc) + m * kBands * kLine;
     for (int r = 0; r < kCount; ++r)
       for (int band = 0; band < kBands; ++band) sums[r][band] = load<F32>(to + (r * kBands + band) * kLine);
-    const float* scales = first.scale + group * kTile;
-    for (int64_t word = 0, end = left; word < words; word = end, end += of_group, scales += kTile) {
+    int64_t group = before;
+    for (int64_t word = 0, end = of_group - begun; word < words; word = end, end += of_group, ++group) {
       if (end > words) end = words;
       F32 part[kCount][kBands];
       add_words<LanesBf16, kCount>(block, inputs + m * kDepthBytes, word, end, part);
+      const bool starts = word > 0 || begun == 0;
+      const float* const of_x = x_sums + group * x_stride + m;
       for (int band = 0; band < kBands; ++band) {
-        const F32 scale = load<F32>(scales + band * kFloats);
-        for (int r = 0; r < kCount; ++r) sums[r][band] += scale * part[r][band];
+        const int64_t at = group * kTile + band * kFloats;
+        const F32 scale = load<F32>(first.scale + at), zero_point = load<F32>(first.zero_point + at);
+        for (int r = 0; r < kCount; ++r) {
+          sums[r][band] += scale * part[r][band];
+          if (starts) sums[r][band] += zero_point * of_x[r];
+        }
       }
     }
     for (int r = 0; r < kCount; ++r)
@@ -324,7 +332,7 @@ constexpr Tiles kLanesBf16Int4{sizeof(uint16_t),
                                nullptr,
                                int4_in_lanes,
                                nullptr,
-                               add_of_groups,
+                               nullptr,
                                nullptr,
                                kInOrder,
                                kOffset,
