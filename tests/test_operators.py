@@ -229,6 +229,19 @@ def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, g
     assert not torch.isfinite(dirty[1]).any()
 
 
+@pytest.mark.parametrize("M", [5, 24, 70])
+@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
+def test_a_row_of_huge_numbers_changes_no_other(operator, M, device, kernel_of, generator):
+    call = CALLS[operator](Problem(M, 70, 256, 32), generator)
+    clean = call.run(device, kernel_of(operator)).cpu()
+    x = call.args[0].clone()
+    x[1] *= 2.0**101
+    huge = kernel_of(operator)(*(a.to(device) for a in (x, *call.args[1:]))).cpu()
+    others = torch.arange(M) != 1
+    assert torch.equal(huge[others], clean[others])
+    assert_close(huge[1:2], call.reference[1:2] * 2.0**101)
+
+
 @pytest.mark.parametrize("eight_bit", [d for d in EIGHT_BIT if d.is_floating_point], ids=str)
 @pytest.mark.parametrize("M", [1, 3, 40, 70])
 @pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "bf16f8bf16_rowwise"])

@@ -12,10 +12,13 @@ struct Most {
   int64_t dot_int8;                             // int8 by int8 likewise
 };
 
-Most most() {
+// Inputs whose tiles are of float32 on any CPU.
+bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.input == ScalarType::Float; }
+
+Most most(const LinearProblem& p) {
 #ifdef __x86_64__
   if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4};
-  if (&kernels() == &kernels_avx512()) return {8, 8, 0, 4, 4, 2, 1};
+  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 16, 8, 1} : Most{8, 8, 0, 4, 4, 2, 1};
   if (&kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 64};
 #endif
   return {0, 0, 0, 2, 0, 0, 0};
@@ -25,8 +28,7 @@ Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
 
 // bfloat16 where the operands are bfloat16's, whatever their width, and that pays.
 Plan plan_products(const LinearProblem& p) {
-  const bool wide = p.input == ScalarType::Half || p.input == ScalarType::Float;
-  return tiles(kernels().bf16 == nullptr || wide ? ScalarType::Float : ScalarType::BFloat16);
+  return tiles(kernels().bf16 == nullptr || is_wide(p) ? ScalarType::Float : ScalarType::BFloat16);
 }
 
 }  // namespace
@@ -39,11 +41,11 @@ Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
   if ((whole || p.group_size == 32 || p.group_size == 64) && kernels().planes != nullptr) {
     if (p.output == ScalarType::Float)
-      return p.M <= most().fine_planes ? Plan{Algorithm::fine_planes, ScalarType::Char} : plan_int4_floats(p);
+      return p.M <= most(p).fine_planes ? Plan{Algorithm::fine_planes, ScalarType::Char} : plan_int4_floats(p);
     // Rows of x share a tile's columns with the groups of 128 weights: four groups leave too few rows to pay.
-    if (p.group_size >= 64 && p.M > 2 && p.M * kPad <= most().plane_tiles * std::min(p.group_size, kPad))
+    if (p.group_size >= 64 && p.M > 2 && p.M * kPad <= most(p).plane_tiles * std::min(p.group_size, kPad))
       return {Algorithm::plane_tiles, ScalarType::Char};
-    if (p.M <= most().planes) return {Algorithm::planes, ScalarType::Char};
+    if (p.M <= most(p).planes) return {Algorithm::planes, ScalarType::Char};
   }
   return plan_int4_floats(p);
 }
@@ -51,19 +53,19 @@ Plan plan_int4(const LinearProblem& p) {
 Plan plan_int4_floats(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
-  if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most().nibbles)
+  if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most(p).nibbles)
     return {Algorithm::nibbles, ScalarType::Float};
   return plan_int4pack(p);
 }
 
 Plan plan_rowwise(const LinearProblem& p) {
-  const int64_t values = p.weight == ScalarType::Char ? most().int8_values : most().float8_values;
+  const int64_t values = p.weight == ScalarType::Char ? most(p).int8_values : most(p).float8_values;
   return p.M <= values ? Plan{Algorithm::values, ScalarType::Float} : plan_products(p);
 }
 
 Plan plan_scaled(const LinearProblem& p) {
   if (p.weight != ScalarType::Char) return plan_rowwise(p);
-  if (kernels().dot_i8 != nullptr && p.M <= most().dot_int8) return {Algorithm::values, ScalarType::Char};
+  if (kernels().dot_i8 != nullptr && p.M <= most(p).dot_int8) return {Algorithm::values, ScalarType::Char};
   return tiles(ScalarType::Char);
 }
 

@@ -3,8 +3,8 @@
 // A lane is a row of w: a vector has a word, 4 bytes of k, of each of 16 rows, and meets the same word of a row of x in all
 // lanes, so that sums are vectors of y and nothing is added up over lanes. A block is 32 rows of w by 512 bytes, 16 KB, which
 // stay in the first cache while x comes from the second, its rows as they lie. A step, a word of k, is 2 vectors of w and a word
-// of each of up to 6 rows of x: 2 + 6 loads for 12 products. Each sum has two parts, of the even and of the odd words: 24
-// products under way, whatever the rows of x, and results that do not depend on how many these are.
+// of each of up to 5 rows of x: 7 loads for 10 products. Each sum has two parts, of the even and of the odd words, so that twice
+// as many are under way; results do not depend on how many rows of x there are.
 //
 // Rows of w lie along K, so `weights` transposes words, 64 shuffles for 16 rows by 64 bytes, as they come from memory: of int4 a
 // word is 8 weights, which then become 4 words of bfloat16 by a shift and a bit operation each: 16 + (q ^ 8), exact, which the
@@ -235,7 +235,7 @@ void bytes_in_lanes(Element, const void* source, const BlockRows& rows, int64_t 
   each_words<1, kPad>(source, rows, n, out, [](U32 words, char* to) { store(to, words ^ 0x80808080u); });
 }
 
-void bytes_by_lanes(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t* start) {
+void inputs_i8(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t* start) {
   memcpy(out, source, static_cast<size_t>(n));
   fill_up(static_cast<int8_t*>(out), n);
   uint32_t sum = 0;
@@ -338,7 +338,7 @@ constexpr Tiles kLanesBf16Int4{sizeof(uint16_t),
                                kOffset,
                                multiply_int4_lanes,
                                lanes_take};
-constexpr Tiles kLanesI8{sizeof(int8_t),          kTile,   kDepthOf<LanesI8>, 1,       bytes_by_lanes, bytes_in_lanes, nullptr,
+constexpr Tiles kLanesI8{sizeof(int8_t),          kTile,   kDepthOf<LanesI8>, 1,       inputs_i8, bytes_in_lanes, nullptr,
                          multiply_lanes<LanesI8>, nullptr, nullptr,           kInOrder};
 constexpr const Tiles *kBf16 = &kLanesBf16, *kBf16Int4 = &kLanesBf16Int4, *kI8 = &kLanesI8;
 
