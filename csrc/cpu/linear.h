@@ -3,8 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <cstring>
 #include <optional>
 #include <type_traits>

@@ -292,7 +292,8 @@ void finish_amx(int64_t M, void* acc) {
 }
 
 template <class P, Operands kInputs>
-constexpr Tiles amx_tiles(decltype(Tiles::weights) weights, decltype(Tiles::weights_int4) weights_int4 = nullptr) {
+constexpr Tiles amx_tiles(decltype(Tiles::weights) weights, decltype(Tiles::weights_int4) weights_int4 = nullptr,
+                          decltype(Tiles::add_of_groups) add_of_groups = nullptr) {
   return {sizeof(typename P::Operand),
           2 * kTileSide,
           kDepthAmx<P>,
@@ -301,13 +302,13 @@ constexpr Tiles amx_tiles(decltype(Tiles::weights) weights, decltype(Tiles::weig
           weights,
           weights_int4,
           multiply_amx<P>,
-          weights_int4 != nullptr ? add_of_groups_amx : nullptr,
+          add_of_groups,
           finish_amx<P>};
 }
 constexpr Tiles kAmxBf16 = amx_tiles<AmxBf16, operands<Element::bf16, uint16_t>>(
     weights<uint16_t, kDepthAmx<AmxBf16>, operands<Element::bf16, uint16_t>>);
 constexpr Tiles kAmxBf16Int4 = amx_tiles<AmxBf16, operands_in_fours<kDepthAmx<AmxBf16>>>(
-    nullptr, weights_int4<uint16_t, kDepthAmx<AmxBf16>, weights_in_fours>);
+    nullptr, weights_int4<uint16_t, kDepthAmx<AmxBf16>, weights_in_fours>, add_of_groups_amx);
 constexpr Tiles kAmxI8 = amx_tiles<AmxI8, bytes_as_they_are>(weights<int8_t, kDepthAmx<AmxI8>, bytes_as_they_are>);
 constexpr const Tiles *kBf16 = &kAmxBf16, *kBf16Int4 = &kAmxBf16Int4, *kI8 = &kAmxI8;
 
