@@ -98,8 +98,15 @@ const Kernel kKernels[] = {
        return launch_int4_batch(as<Int4Linear>(p), as<BatchConfig>(config), workspace, stream);
      }},
     tiled<Int4Linear, WgmmaConfig, int4_wgmma_takes, choose_int4_wgmma, int4_wgmma_workspace, launch_int4_wgmma>("int4_wgmma"),
-    tiled<RowwiseLinear, WgmmaConfig, rowwise_wgmma_takes, choose_rowwise_wgmma, rowwise_wgmma_workspace, launch_rowwise_wgmma>(
-        "rowwise_wgmma"),
+    {"rowwise_wgmma",
+     [](const void* p, const Gpu& gpu, int* config) {
+       const auto& problem = as<RowwiseLinear>(p);
+       return rowwise_wgmma_takes(problem) ? to_ints(choose_rowwise_wgmma(problem, gpu.multiprocessors), config) : 0;
+     },
+     no_workspace,
+     [](const void* p, const int* config, void*, cudaStream_t stream) {
+       return launch_rowwise_wgmma(as<RowwiseLinear>(p), as<WgmmaConfig>(config), stream);
+     }},
     tiled<RowwiseLinear, WgmmaConfig, weight_only_wgmma_takes, choose_weight_only_wgmma, weight_only_wgmma_workspace,
           launch_weight_only_wgmma>("weight_only_wgmma"),
 #endif

@@ -213,7 +213,8 @@ class Candidates:
 
     def rowwise_wgmma(self) -> Iterator[Config]:
         for rows in range(48, 128 + 1, 16):
-            yield from self._wgmma(rows, (32, 64, 128, 256) if rows > 64 else (32, 64, 128), (1, 2))
+            tokens = (32, 64, 128, 256) if rows > 64 else (32, 64, 128)
+            yield from self._wgmma(rows, tokens, (1, 2), ranges=False)
         for rows in range(48, 192 + 1, 16):
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / 128)
             blocks = math.ceil(tiles / math.ceil(tiles / self.gpu.multiprocessors))
@@ -224,16 +225,20 @@ class Candidates:
         yield from self._wgmma(64, (32, 64, 128), (1, 2, 3))
 
     def _wgmma(
-        self, rows: int, tile_tokens: tuple[int, ...], clusters: tuple[int, ...], arranged: int = 0
+        self,
+        rows: int,
+        tile_tokens: tuple[int, ...],
+        clusters: tuple[int, ...],
+        arranged: int = 0,
+        ranges: bool = True,
     ) -> Iterator[Config]:
         sms = self.gpu.multiprocessors
         for tokens in tile_tokens:
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / tokens)
             for cluster, blocks in self._shares(tiles, clusters):
                 yield (tokens, cluster, 0, blocks, rows, arranged, 0)
-            rest = tiles % sms
-            for ranges in {sms, 2 * rest, 3 * rest, 4 * rest}:
-                yield (tokens, 1, ranges, sms, rows, arranged, 0)
+            for shared, blocks in self._ranges(tiles) if ranges else ():
+                yield (tokens, 1, shared, blocks, rows, arranged, 0)
             yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)), rows, arranged, 0)
 
     def int4_batch(self) -> Iterator[Config]:
@@ -287,6 +292,17 @@ class Candidates:
             for idle in (0, 4, 8, 12, 16) if cluster > 1 else (0,):
                 blocks = (self.gpu.multiprocessors - idle) // cluster * cluster
                 yield (cluster, min(blocks, tiles * cluster))
+
+    def _ranges(self, tiles: int) -> Iterator[tuple[int, int]]:
+        """Ranges that may share what is left of so many tiles, and blocks in all."""
+        sms = self.gpu.multiprocessors
+        if tiles < sms:
+            most = sms - tiles
+            yield from (
+                (ranges, tiles + ranges) for ranges in {most, most * 7 // 8, most * 3 // 4, most // 2}
+            )
+        else:
+            yield from ((ranges, sms) for ranges in range(sms - 4, sms * 2 // 3, -4))
 
 
 class Cuts:

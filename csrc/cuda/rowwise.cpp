@@ -52,11 +52,7 @@ Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const generic
   const cudaStream_t stream = launch.stream();
   switch (plan.algorithm) {
     case RowwiseAlgorithm::decode: check(launch_rowwise_decode(raw, plan.decode, stream), "rowwise_decode"); break;
-    case RowwiseAlgorithm::wgmma: {
-      const OptionalTensor space = workspace(rowwise_wgmma_workspace(raw, plan.wgmma), y);
-      check(launch_rowwise_wgmma(raw, plan.wgmma, data_of(space), stream), "rowwise_wgmma");
-      break;
-    }
+    case RowwiseAlgorithm::wgmma: check(launch_rowwise_wgmma(raw, plan.wgmma, stream), "rowwise_wgmma"); break;
     case RowwiseAlgorithm::weight_only_wgmma: {
       const OptionalTensor space = workspace(weight_only_wgmma_workspace(raw, plan.wgmma), y);
       check(launch_weight_only_wgmma(raw, plan.wgmma, data_of(space), stream), "weight_only_wgmma");

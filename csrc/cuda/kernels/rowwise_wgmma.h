@@ -13,7 +13,6 @@ namespace aoext::cuda {
 bool rowwise_wgmma_takes(const RowwiseLinear& p);
 
 WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms);
-size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& config);  // bytes
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream);
+cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream_t stream);
 
 }  // namespace aoext::cuda

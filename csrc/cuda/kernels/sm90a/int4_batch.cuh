@@ -243,7 +243,7 @@ template <class Body>
 __device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, Body&& body) {
   int place = 0;
   uint32_t parity = 1;
-  each_segment(p.segments, rest, [&](const Segment& segment) {
+  each_segment<false>(p.segments, rest, [&](const Segment& segment) {
     const int end = (segment.first_stage + segment.stages) * kPairUnits;
 #pragma unroll 1
     for (int unit = segment.first_stage * kPairUnits; unit < end; unit += kPairUnits) {
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (cluster > 1) cluster_wait();  // the other has started
   int place = 0;
   uint32_t parity = 0;
-  each_segment(p.segments, rest, [&](const Segment& segment) {
+  each_segment<false>(p.segments, rest, [&](const Segment& segment) {
 #pragma unroll
     for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
 #pragma unroll 1

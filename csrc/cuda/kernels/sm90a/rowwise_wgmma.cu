@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/sm90a/launch_segments.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
 
@@ -13,7 +13,7 @@ constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multipro
 
 Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
   const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
-  return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, c.ranges);
+  return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, 0);
 }
 
 // Rows of the kernel that multiplies such tiles, the fewest that hold them; 0 where none does.
@@ -22,8 +22,6 @@ constexpr int height(int rows, bool turned) {
     if (rows <= most && wgmma::is_turned(most) == turned) return most;
   return 0;
 }
-
-size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * height(c.rows, c.turned) * c.tokens; }
 
 // As many stages as fit.
 template <class Output, int kRows, int kTokens>
@@ -41,7 +39,7 @@ int copy_tokens(int64_t M, int tokens) {
 }
 
 template <Element kType, class Output, int kRows, int kTokens>
-cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
+cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream_t stream) {
   constexpr int kStages = stages<Output, kRows, kTokens>();
   using L = wgmma::RowwiseLayout<Output, kRows, kTokens, kStages>;
   const auto kernel = wgmma::rowwise_wgmma<kType, Output, kRows, kTokens, kStages>;
@@ -53,10 +51,9 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
   a.segments = segments(p, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
-  if (config.rows % 16 != 0 || config.cluster > 2 || !shares_fit(a.segments, config.blocks) ||
+  if (config.rows % 16 != 0 || config.ranges != 0 || config.cluster > 2 || !shares_fit(a.segments, config.blocks) ||
       (config.turned && a.segments.whole_tiles < a.segments.tiles))
     return cudaErrorInvalidValue;
-  place(a.segments, workspace, tile_bytes(config));
 
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
@@ -69,7 +66,7 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
 
   const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
                   static_cast<unsigned>(config.cluster), Overlap::after_ours};
-  return launch_segments(kernel, grid, a.segments, x.map, w.map, a);
+  return launch(kernel, grid, x.map, w.map, a);
 }
 
 // Tiles of 256 rows of x are not for float8 to fp16, whose sums the engine keeps for 64 k alone.
@@ -78,32 +75,32 @@ constexpr bool has_tile(Element type, Element output, int rows, int tokens) {
 }
 
 template <Element kType, Element kOutput>
-cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
   switch (height(c.rows, c.turned) * 1000 + c.tokens) {
-    case 64'032: return launch<kType, Output, 64, 32>(p, c, workspace, stream);
-    case 64'064: return launch<kType, Output, 64, 64>(p, c, workspace, stream);
-    case 64'128: return launch<kType, Output, 64, 128>(p, c, workspace, stream);
-    case 80'128: return launch<kType, Output, 80, 128>(p, c, workspace, stream);
-    case 96'128: return launch<kType, Output, 96, 128>(p, c, workspace, stream);
-    case 160'128: return launch<kType, Output, 160, 128>(p, c, workspace, stream);
-    case 192'128: return launch<kType, Output, 192, 128>(p, c, workspace, stream);
-    case 128'032: return launch<kType, Output, 128, 32>(p, c, workspace, stream);
-    case 128'064: return launch<kType, Output, 128, 64>(p, c, workspace, stream);
-    case 128'128: return launch<kType, Output, 128, 128>(p, c, workspace, stream);
+    case 64'032: return launch<kType, Output, 64, 32>(p, c, stream);
+    case 64'064: return launch<kType, Output, 64, 64>(p, c, stream);
+    case 64'128: return launch<kType, Output, 64, 128>(p, c, stream);
+    case 80'128: return launch<kType, Output, 80, 128>(p, c, stream);
+    case 96'128: return launch<kType, Output, 96, 128>(p, c, stream);
+    case 160'128: return launch<kType, Output, 160, 128>(p, c, stream);
+    case 192'128: return launch<kType, Output, 192, 128>(p, c, stream);
+    case 128'032: return launch<kType, Output, 128, 32>(p, c, stream);
+    case 128'064: return launch<kType, Output, 128, 64>(p, c, stream);
+    case 128'128: return launch<kType, Output, 128, 128>(p, c, stream);
     case 128'256:
-      if constexpr (has_tile(kType, kOutput, 128, 256)) return launch<kType, Output, 128, 256>(p, c, workspace, stream);
+      if constexpr (has_tile(kType, kOutput, 128, 256)) return launch<kType, Output, 128, 256>(p, c, stream);
   }
   return cudaErrorInvalidValue;
 }
 
 template <Element kType>
-cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  if (p.output == Element::bf16) return launch_tile<kType, Element::bf16>(p, c, workspace, stream);
-  if (p.output == Element::fp16) return launch_tile<kType, Element::fp16>(p, c, workspace, stream);
+cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
+  if (p.output == Element::bf16) return launch_tile<kType, Element::bf16>(p, c, stream);
+  if (p.output == Element::fp16) return launch_tile<kType, Element::fp16>(p, c, stream);
   if constexpr (kType == Element::int8)  // fp32, or int32 in its place
-    return launch_tile<kType, Element::fp32>(p, c, workspace, stream);
+    return launch_tile<kType, Element::fp32>(p, c, stream);
   return cudaErrorInvalidValue;
 }
 
@@ -124,13 +121,10 @@ constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},  {64, 64, 0.150, 0.151},   {6
                            {96, 128, 0.285, 0.340}, {160, 128, 0.430, 0.485}, {192, 128, 0.515, 0.600}};
 constexpr double kCaches = 14.59e6, kMemory = 6.155e6;  // bytes a microsecond
 constexpr double kTile = 1.12, kOutput = 6.6e-5, kCluster = 2.02;
-constexpr double kMeeting = 5.26, kPart = 1.31e-4;  // of ranges; for each output of a part that another block adds
-constexpr double kRisk = 1.06;                      // of ranges: blocks are at so many places of K that they share less of L2
-constexpr double kBoth = 0.342;                     // of the shorter of reading and multiplying does not hide behind the other
-constexpr int64_t kMostParts = 4;                   // of a tile
-constexpr int64_t kFewRows = 256;                   // of x up to which tiles of fewer rows than 128 were measured
-constexpr int64_t kTurnedRows = 512;                // and turned ones
-constexpr int kNarrow = 128;                        // tokens likewise
+constexpr double kBoth = 0.342;       // of the shorter of reading and multiplying does not hide behind the other
+constexpr int64_t kFewRows = 256;     // of x up to which tiles of fewer rows than 128 were measured
+constexpr int64_t kTurnedRows = 512;  // and turned ones
+constexpr int kNarrow = 128;          // tokens likewise
 
 }  // namespace
 
@@ -148,7 +142,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
     for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
       if (rows < wgmma::kRows && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
       if (turned && (p.M > kTurnedRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
-      const int64_t tiles = ceil_div(p.N, rows) * beside, rest = tiles % sms;
+      const int64_t tiles = ceil_div(p.N, rows) * beside;
       const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
       const double outputs = static_cast<double>(cost.height) * cost.tokens;
       const double w_bytes = rows * wgmma::kLine, x_bytes = std::min<int64_t>(cost.tokens, p.M) * wgmma::kLine;
@@ -158,37 +152,25 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
         const double memory = w_bytes / beside * in_pair * pairs / kMemory, caches = blocks * (w_bytes + x_bytes) / kCaches;
         return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
       };
-      const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-        const WgmmaConfig config{cost.tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows, 0, turned};
+      const auto consider = [&](int cluster, int64_t blocks) {
+        const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, 0, turned};
         const Segments s = segments(p, config);
         if (!shares_fit(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
         if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
-        if (ranges > 0)
-          multiplying +=
-              round(ranges, ceil_div(rest * stages, ranges)) + kMeeting + kPart * outputs * (ceil_div(ranges, rest) - 1);
-        else if (rest_tiles(s) > 0)
-          multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
-        const double time = (std::max(multiplying, reading) + kBoth * std::min(multiplying, reading)) * (ranges > 0 ? kRisk : 1);
+        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
+        const double time = std::max(multiplying, reading) + kBoth * std::min(multiplying, reading);
         if (best.tokens != 0 && time >= least) return;
         least = time;
         best = config;
       };
-      consider(1, 0, even_blocks(tiles, 1, sms));
+      consider(1, even_blocks(tiles, 1, sms));
       if (turned) continue;
-      consider(2, 0, even_blocks(tiles, 2, sms));
-      consider(2, 0, std::min<int64_t>(2 * tiles, sms / 2 * 2));
-      if (rest == 0 || tiles < sms) continue;  // a round that is not the last hides what ranges cost
-      for (int64_t parts = 2; parts <= kMostParts && parts * rest <= sms; ++parts) consider(1, parts * rest, sms);
-      if (kMostParts * rest > sms) consider(1, sms, sms);
+      consider(2, even_blocks(tiles, 2, sms));
+      consider(2, std::min<int64_t>(2 * tiles, sms / 2 * 2));
     }
   }
   return best;
-}
-
-size_t rowwise_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) {
-  const Segments s = segments(p, c);
-  return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
 
 bool rowwise_wgmma_takes(const RowwiseLinear& p) {
@@ -199,11 +181,11 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
   switch (p.weight_type) {
-    case Element::int8: return launch_output<Element::int8>(p, c, workspace, stream);
-    case Element::e4m3: return launch_output<Element::e4m3>(p, c, workspace, stream);
-    case Element::e5m2: return launch_output<Element::e5m2>(p, c, workspace, stream);
+    case Element::int8: return launch_output<Element::int8>(p, c, stream);
+    case Element::e4m3: return launch_output<Element::e4m3>(p, c, stream);
+    case Element::e5m2: return launch_output<Element::e5m2>(p, c, stream);
     default: return cudaErrorInvalidValue;
   }
 }

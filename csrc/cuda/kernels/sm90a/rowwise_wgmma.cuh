@@ -211,7 +211,7 @@ template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
 __device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
                                    const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
-  each_segment(a.segments, rest, [&](const Segment& segment) {
+  each_segment<false>(a.segments, rest, [&](const Segment& segment) {
     const Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
     const int tokens = copied_tokens(a.p.M, tile, kTokens, a.copy_tokens);
     const int end = (segment.first_stage + segment.stages) * kLine;
@@ -259,8 +259,6 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
 
-  // Where counters are cleared, that kernel has waited for what came before, and only meet() depends on it.
-  const bool waits = s.ranges == 0;
   if (warp >= kPairWarps) {
     release_registers<kCopyRegisters>();
     const auto copy = [&](auto of_w, auto of_x) {
@@ -272,19 +270,17 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       const Segment first = first_segment(s, rest);
       const int row = tile_of(a.tiles, first.tile, kTokens, a.rows).row;
       for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
-      if (waits) wait_for_last_kernel(), start_next_kernel();
+      wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
-      if (!waits) wait_for_last_kernel(), start_next_kernel();
-    }
-    if (!kHigh && threadIdx.x == kPair + 32) {
-      if (waits) wait_for_last_kernel();
+    } else if (!kHigh && threadIdx.x == kPair + 32) {
+      wait_for_last_kernel();
       copy(std::false_type(), kYes);
     }
     __syncwarp();
     if (s.cluster > 1) cluster_wait();
   } else {
     claim_registers<kMultiplyRegisters>();
-    if (waits) wait_for_last_kernel();
+    wait_for_last_kernel();
     if (s.cluster > 1) cluster_wait();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
@@ -308,7 +304,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));
     };
 
-    each_segment(s, rest, [&](const Segment& segment) {
+    each_segment<false>(s, rest, [&](const Segment& segment) {
       Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
       tile.end = tile.row + a.rows;
       if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
@@ -374,12 +370,9 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                      tile.group_rows > 0 ? shared + L::kChannels : channels,
                                                      row_scales - (L::kTurned ? me.group * 64 * int(sizeof(float)) : 0)};
       const auto finish = [&](auto& mine) {
-        const bool whole = segment.stages == s.stages;
         unsigned chunks = ~0u;  // that are complete
-        if (!whole && s.cluster > 1)
+        if (segment.stages < s.stages)
           chunks = meet_cluster<2, Output, kMine>(mine, kPair, 4, shared + L::kClusterBarriers, shared);
-        else if (!whole && !meet(mine, s, rest, segment, threadIdx.x, kPair, 4))
-          return;
         write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
       };
       if constexpr (L::kTurned) {

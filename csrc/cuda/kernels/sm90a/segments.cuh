@@ -12,63 +12,81 @@ struct Segment {
   int tile, first_stage, stages;
 };
 
-// Where a part begins: in stages of a tile, or of all tiles of the rest where ranges share them.
-__device__ inline int part_begin(const Segments& s, int part) { return part * s.part_stages + min(part, s.longer); }
-
-// The part that has a stage.
-__device__ inline int part_of(const Segments& s, int stage) {
-  const int in_longer = s.longer * (s.part_stages + 1);
-  return stage < in_longer ? unsigned(stage) / unsigned(s.part_stages + 1)
-                           : s.longer + unsigned(stage - in_longer) / unsigned(s.part_stages);
-}
-
-// A block's parts of the rest, found once for all its threads, in shared memory; what ends them has no stages.
+// What a block works through, found once for all its threads, in shared memory: its range, whole tiles, and of others a part.
 struct Rest {
-  Segment segments[3];
-  bool complete;  // nobody else has anything to leave of the tile
+  Segment first;  // of its range
+  int left;       // stages of it in the tiles behind
+  int next;       // the first of all other tiles
+  Segment last;   // the first that it shares in a cluster, or owns: of others it has as many stages
+  int turn;       // from one to the next of these
 
-  // By one thread, which all others wait for, so that it should not divide.
+  // By one thread, which all others wait for, so that it should not divide more than it must.
   __device__ void find(const Segments& s) {
+    const int block = blockIdx.x;
+    first.stages = left = 0, last.tile = turn = s.tiles;
     if (s.cluster > 1) {
-      const int tile = cluster_index(), first = part_begin(s, cluster_rank());
-      const bool mine = tile < s.tiles - s.whole_tiles;
-      segments[0] = {s.whole_tiles + tile, first, mine ? part_begin(s, cluster_rank() + 1) - first : 0};
-      segments[1].stages = 0;
-    } else if (int(blockIdx.x) < s.ranges) {
-      const int begin = part_begin(s, blockIdx.x);
-      int tile = unsigned(begin) / unsigned(s.stages), first = begin - tile * s.stages;
-      int left = part_begin(s, blockIdx.x + 1) - begin;
-      for (Segment& segment : segments) {
-        segment = {s.whole_tiles + tile, first, min(s.stages - first, left)};
-        left -= segment.stages, ++tile, first = 0;
-      }
-    } else {
-      segments[0].stages = 0;
+      const int begin = part_begin(s, cluster_rank());
+      last = {s.whole_tiles + cluster_index(), begin, part_begin(s, cluster_rank() + 1) - begin};
+    } else if (block < s.ranges) {
+      const int begin = part_begin(s, block), stages = part_begin(s, block + 1) - begin;
+      const int tile = unsigned(begin) / unsigned(s.shared_stages), in_tile = begin - tile * s.shared_stages;
+      first = {s.whole_tiles + tile, in_tile, min(s.shared_stages - in_tile, stages)};
+      left = stages - first.stages;
+    } else if (s.ranges > 0) {
+      last = {s.whole_tiles + block - s.ranges, s.shared_stages, s.stages - s.shared_stages};
+      turn = s.owners;
     }
+    next = block < s.whole_tiles ? block : last.tile;
   }
 };
 
-__device__ inline Segment first_segment(const Segments& s, const Rest& rest) {
-  return int(blockIdx.x) < s.whole_tiles ? Segment{int(blockIdx.x), 0, s.stages} : rest.segments[0];
+__device__ inline Segment part_of_tile(const Segments& s, const Rest& rest, int tile) {
+  return tile < s.whole_tiles ? Segment{tile, 0, s.stages} : Segment{tile, rest.last.first_stage, rest.last.stages};
 }
 
-// What a block works through. The body stands in one place, so that it is compiled once.
-template <class Body>
+// The tile is beyond all where a block has nothing to do.
+__device__ inline Segment first_segment(const Segments& s, const Rest& rest) {
+  return rest.first.stages > 0 ? rest.first : part_of_tile(s, rest, rest.next);
+}
+
+// What a block works through. An owner's segments may have no stages. The body stands in one place, so that it is compiled once.
+template <bool kRanges = true, class Body>
 __device__ inline void each_segment(const Segments& s, const Rest& rest, Body&& body) {
-  const Segment* next = rest.segments;
+  Segment range = kRanges ? rest.first : Segment{};
+  int left = rest.left, tile = rest.next;
 #pragma unroll 1
-  for (int tile = blockIdx.x;; tile += gridDim.x) {
-    const Segment segment = tile < s.whole_tiles ? Segment{tile, 0, s.stages} : *next++;
-    if (segment.stages == 0) return;
+  for (;;) {
+    Segment segment = range;
+    if (!kRanges || range.stages == 0) {
+      if (tile >= s.tiles) return;
+      segment = part_of_tile(s, rest, tile);
+      const bool whole = tile < s.whole_tiles;
+      tile += whole ? int(gridDim.x) : rest.turn;
+      if (whole && tile >= s.whole_tiles) tile = rest.last.tile;
+    }
     body(segment);
+    if constexpr (kRanges) {
+      if (range.stages > 0) {
+        range = {range.tile + 1, 0, min(s.shared_stages, left)};
+        left -= range.stages;
+      }
+    }
   }
+}
+
+// Whether a segment is of a range, whose sums are left to others; and whether it is an owner's, who brings a tile together.
+__device__ inline bool is_left(const Segments& s, const Segment& segment) {
+  return s.ranges > 0 && segment.tile >= s.whole_tiles && segment.first_stage < s.shared_stages;
+}
+__device__ inline bool is_owned(const Segments& s, const Segment& segment) {
+  return s.ranges > 0 && segment.tile >= s.whole_tiles && segment.first_stage == s.shared_stages;
 }
 
 // Sets a launch's counters to zero while the kernel that needs them starts. (A template, so that only who calls it has it.)
 template <class Counter>
 __global__ void clear_counters(Counter* counters, int count) {
-  wait_for_last_kernel();
   start_next_kernel();
+  wait_for_last_kernel();
   for (int i = threadIdx.x; i < count; i += blockDim.x) counters[i] = 0;
 }
 
@@ -78,69 +96,74 @@ __device__ __forceinline__ unsigned load_acquired(const unsigned* p) {
   return v;
 }
 
-// Counts one more, behind all that this thread knows of, and says how many there were.
-__device__ __forceinline__ unsigned count_one(unsigned* p) {
-  unsigned v;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory");
-  return v;
+// Counts one more, behind all that this thread knows of.
+__device__ __forceinline__ void count_one(unsigned* p) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
-// Brings the sums of a tile together that ranges share: true for the one block that has them all then. Whoever has the tile's
-// first stages comes to it last, waits a little for the others, and spares itself the memory; should they take longer it leaves
-// its sums as they do, so that nobody depends on who else runs. All `threads` of a block's that hold sums call it, with a barrier
-// of theirs.
-template <class Sum, int kSums>
-__device__ inline bool meet(Sum (&sums)[kSums], const Segments& s, Rest& rest, const Segment& segment, int thread, int threads,
-                            int barrier) {
-  constexpr int kPieces = kSums / 4, kPolls = 16;
-  const int tile = segment.tile - s.whole_tiles, begin = tile * s.stages;
-  const int first = part_of(s, begin);
-  const unsigned others = part_of(s, begin + s.stages - 1) - first;
-  unsigned* const counter = s.counters + tile;
-  const auto left_by = [&](int range) {
-    const int second = part_begin(s, range) < begin;  // of the two tiles that a range may leave something of
-    return s.partials + (int64_t(range) * 2 + second) * (kPieces * threads) + thread;
-  };
-  const auto add = [&](int range) {
-    const float4* const from = left_by(range);
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const float4 v = __ldcg(from + i * threads);
-      sums[4 * i] += bits<Sum>(v.x), sums[4 * i + 1] += bits<Sum>(v.y);
-      sums[4 * i + 2] += bits<Sum>(v.z), sums[4 * i + 3] += bits<Sum>(v.w);
-    }
-  };
+// What ranges left of a tile, as one of kThreads that have sums of it each.
+template <class Sum, int kSums, int kThreads>
+class Partials {
+ public:
+  __device__ Partials(const Segments& s, int tile) : s_(s), tile_(tile - s.whole_tiles) {}
 
-  bool own = false;  // the sums of the tile's first stages are here, and not in memory
-  if (segment.first_stage == 0) {
-    sync_threads_of(barrier, threads);  // who reads `complete` has read it
-    if (thread == 0) {
-      wait_for_last_kernel();  // clear_counters
-      unsigned came = 0;
-      for (int i = 0; i < kPolls && came != others; ++i) came = load_acquired(counter);
-      rest.complete = came == others;
-    }
-    sync_threads_of(barrier, threads);
-    own = rest.complete;
-  }
-  if (!own) {
+  // Leaves this block's. All threads call it, and count_leaving's warp is told.
+  __device__ void leave(const Sum (&sums)[kSums], int barrier) const {
     float4* const to = left_by(blockIdx.x);
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i)
-      __stcg(to + i * threads, float4{bits<float>(sums[4 * i]), bits<float>(sums[4 * i + 1]), bits<float>(sums[4 * i + 2]),
-                                      bits<float>(sums[4 * i + 3])});
-    sync_threads_of(barrier, threads);
-    if (thread == 0) {
-      wait_for_last_kernel();
-      rest.complete = count_one(counter) == others;
-    }
-    sync_threads_of(barrier, threads);
-    if (!rest.complete) return false;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] = static_cast<Sum>(-0.f);  // which changes nothing that is added
+    for (int i = 0; i < kSums / 4; ++i)
+      __stcg(to + i * kThreads, float4{bits<float>(sums[4 * i]), bits<float>(sums[4 * i + 1]), bits<float>(sums[4 * i + 2]),
+                                       bits<float>(sums[4 * i + 3])});
+    sync_threads_of(barrier, kThreads + 32);
   }
-  for (unsigned i = own; i <= others; ++i) add(first + i);
-  return true;
+
+  // Adds what all of them left, as soon as they have. All threads call it, with a barrier of theirs.
+  __device__ void add(Sum (&sums)[kSums], int barrier) const {
+    const int begin = tile_ * s_.shared_stages;
+    const int first = part_of(s_, begin), end = part_of(s_, begin + s_.shared_stages - 1) + 1;
+    if (threadIdx.x == 0)
+      while (load_acquired(s_.counters + tile_) != unsigned(end - first)) {
+      }
+    sync_threads_of(barrier, kThreads);
+    constexpr int kAtOnce = kSums <= 64 ? 2 : 1;  // whose sums registers have room for: memory is far
+#pragma unroll 1
+    for (int range = first; range < end; range += kAtOnce) {
+      float4 v[kAtOnce][kSums / 4];
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r)
+#pragma unroll
+        for (int i = 0; i < kSums / 4; ++i) v[r][i] = range + r < end ? __ldcg(left_by(range + r) + i * kThreads) : float4{};
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r)
+#pragma unroll
+        for (int i = 0; i < kSums / 4; ++i) {
+          sums[4 * i] += bits<Sum>(v[r][i].x), sums[4 * i + 1] += bits<Sum>(v[r][i].y);
+          sums[4 * i + 2] += bits<Sum>(v[r][i].z), sums[4 * i + 3] += bits<Sum>(v[r][i].w);
+        }
+    }
+  }
+
+ private:
+  const Segments& s_;
+  int tile_;  // of the rest
+
+  // From a range to the next, and from a tile to the next, one of them or both are others.
+  __device__ float4* left_by(int range) const {
+    return s_.partials + int64_t(range + tile_) * (kSums / 4 * kThreads) + threadIdx.x;
+  }
+};
+
+// By a warp that does nothing else, since that waits until memory has what was left: counts each tile that the block's threads
+// leave something of.
+template <int kThreads>
+__device__ inline void count_leaving(const Segments& s, const Rest& rest, int barrier) {
+  wait_for_last_kernel();  // clear_counters
+  unsigned* counter = s.counters + (rest.first.tile - s.whole_tiles);
+  for (int stages = rest.first.stages, left = rest.left; stages > 0; stages = min(s.shared_stages, left), left -= stages) {
+    sync_threads_of(barrier, kThreads + 32);
+    if (threadIdx.x % 32 == 0) count_one(counter);
+    ++counter;
+  }
 }
 
 }  // namespace aoext::cuda

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/sm90a/launch_segments.h"
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
 #include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
 #include "cuda/kernels/weight_only_wgmma.h"
@@ -90,10 +90,13 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
                    static_cast<int>(p.K), a.segments.counters, a.segments.ranges > 0 ? rest_tiles(a.segments) : 0);
     if (error != cudaSuccess) return error;
     grid.overlap = Overlap::always;
-    return launch(kernel, grid, x.map, maps, a);
-  } else {
-    return launch_segments(kernel, grid, a.segments, x.map, maps, a);
+  } else if (a.segments.ranges > 0) {
+    const Grid one{1, 128, 0, stream, 1, Overlap::after_ours};
+    error = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
+    if (error != cudaSuccess) return error;
+    grid.overlap = Overlap::always;
   }
+  return launch(kernel, grid, x.map, maps, a);
 }
 
 // Rows of w, a line of a stage each.
@@ -124,7 +127,6 @@ cudaError_t with_tile(TileShapes<Shapes...>, const WgmmaConfig& c, Run&& run) {
 // ---- The choice ----
 
 constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
-constexpr int64_t kMostParts = 8;  // of a tile
 
 // What tiles of one kind cost.
 struct TileCost {
@@ -138,10 +140,26 @@ struct Model {
   TileCost rows_128, rows_64;
   TileCost arranged;           // of 128 rows beside an arranged x
   double arranging, per_mega;  // that takes; for each million of numbers of x
-  double meeting, part;        // of ranges; for each row of x of a part of 128 rows that another block adds
-  double risk;                 // of ranges: blocks are at so many places of K that x and w come out of L2 less often
-  int most_cluster;            // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
+  // Of ranges: counters that are cleared before, an owner that waits; leaving the sums of a tile of 128 by 256, and adding them.
+  double clearing, waiting, leaving, adding;
+  double slower;     // are steps then
+  int most_cluster;  // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
 };
+
+// What ranges take, of so many microseconds a stage; `tile`: what a tile takes beside its stages; `size`: its, of 128 by 256.
+inline double time_of_ranges(const Segments& s, int blocks, double stage, double tile, double size, const Model& m) {
+  const int rest = rest_tiles(s), longest = s.part_stages + (s.longer > 0);
+  const bool even = s.longer == 0 && (s.shared_stages % longest == 0 || longest % s.shared_stages == 0);
+  const auto touched = [&](int stages, int by) { return even ? ceil_div(stages, by) : (stages + by - 2) / by + 1; };
+  const double range = longest * stage + touched(longest, s.shared_stages) * m.leaving * size;
+  const double adding = m.waiting + touched(s.shared_stages, s.part_stages) * m.adding * size;
+  double time = tile + adding;
+  if (s.whole_tiles > 0)  // the ends of owners, or of the others
+    time = s.whole_tiles / blocks * (s.stages * stage + tile) + std::max(range, ceil_div(rest, s.owners) * adding);
+  else
+    time += std::max(range, (s.stages - s.shared_stages) * stage);
+  return m.clearing + m.slower * time;
+}
 
 template <class Problem>
 WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
@@ -155,13 +173,12 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
       const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows, arranged};
       const Segments s = segments(p, stage, config);
       if (!shares_fit(s, config.blocks)) return;
-      double time = before + ceil_div(s.whole_tiles, blocks) * time_of(stages);
-      if (ranges > 0) {
-        const double meeting = model.meeting + model.part * tokens * rows / kRows * (ceil_div(ranges, rest) - 1);
-        time = model.risk * (time + time_of(ceil_div(rest * stages, ranges)) + meeting);
-      } else if (rest_tiles(s) > 0) {
-        time += time_of(ceil_div(stages, cluster)) + cost.cluster;
-      }
+      double time = before;
+      if (ranges > 0)
+        time += time_of_ranges(s, config.blocks, stage / kStep * step, cost.tile, rows * tokens / (128. * 256), model);
+      else
+        time += ceil_div(s.whole_tiles, blocks) * time_of(stages);
+      if (cluster > 1 && rest_tiles(s) > 0) time += time_of(ceil_div(stages, cluster)) + cost.cluster;
       if (best.tokens != 0 && time >= least) return;
       least = time;
       best = config;
@@ -170,8 +187,12 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
     consider(2, 0, even_blocks(tiles, 2, sms));
     if (model.most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
     if (rest == 0) return;
-    for (int64_t parts = 2; parts <= kMostParts && parts * rest <= sms; ++parts) consider(1, parts * rest, sms);
-    if (kMostParts * rest > sms) consider(1, sms, sms);
+    if (tiles < sms) return consider(1, sms - tiles, sms);
+    // The fewest ranges that are so long, since who has none owns fewer tiles then; and some for each tile.
+    constexpr int kLengths = 3;
+    const int64_t shared = rest * stages, shortest = ceil_div(shared, sms - 1);
+    for (int64_t longest = shortest; longest < shortest + kLengths; ++longest) consider(1, ceil_div(shared, longest), sms);
+    consider(1, (sms - 1) / rest * rest, sms);
   };
   const auto consider_kind = [&](int rows, const TileCost& cost, int arranged, double before) {
     for (int i = 0; i < 6; ++i)

@@ -247,16 +247,15 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
 
   if (warp >= kMath / 32) {
     release_registers<Registers<kMath>::kCopy>();
-    // A kernel that arranges x or clears counters has waited for what came before it: then only x, and meet(), depend on it.
-    const bool waits = p.segments.ranges == 0;
     if (threadIdx.x == kMath) {
       prefetch_weights<kTokens, kWStages>(p, rest, maps.lines);
-      if (waits && !Weights::kArranged) wait_for_last_kernel();
+      if (!Weights::kArranged) wait_for_last_kernel();  // a kernel that arranges x has waited for what came before it
       copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
     } else if (threadIdx.x == kMath + 32) {
-      if (waits || Weights::kArranged) wait_for_last_kernel(), start_next_kernel();
+      wait_for_last_kernel(), start_next_kernel();
       copy_input<L, kTokens>(p, rest, shared, x_full, x_empty, x_map);
-      if (!waits && !Weights::kArranged) wait_for_last_kernel(), start_next_kernel();
+    } else if (warp == kMath / 32 + 2) {
+      count_leaving<L::kThreads>(p.segments, rest, 5);
     }
     __syncwarp();
     if (p.segments.cluster > 1) cluster_wait();
@@ -294,55 +293,59 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     each_segment(p.segments, rest, [&](const Segment& segment) {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
-      await_weights();
-      weights.load(w.slot(), 0);
-      await_x();
-      weights.unpack(fragments[0]);
-      int previous = 0;  // slot of x
+      if (segment.stages > 0) {
+        await_weights();
+        weights.load(w.slot(), 0);
+        await_x();
+        weights.unpack(fragments[0]);
+        int previous = 0;  // slot of x
 #pragma unroll 1
-      for (int stage = 0; stage < segment.stages; ++stage) {
-        const bool last = stage == segment.stages - 1;
+        for (int stage = 0; stage < segment.stages; ++stage) {
+          const bool last = stage == segment.stages - 1;
 #pragma unroll
-        for (int c = 0; c < kOwn; ++c) {
-          const bool more = c < kOwn - 1 || !last, next_x = more && c % 2 == 1;
-          if (c == kOwn - 1) w.advance();
-          if (more) {
-            if (c == kOwn - 1) await_weights();
-            weights.load(w.slot(), (c + 1) % kOwn);
+          for (int c = 0; c < kOwn; ++c) {
+            const bool more = c < kOwn - 1 || !last, next_x = more && c % 2 == 1;
+            if (c == kOwn - 1) w.advance();
+            if (more) {
+              if (c == kOwn - 1) await_weights();
+              weights.load(w.slot(), (c + 1) % kOwn);
+            }
+            multiply(c);
+            const int used = x.slot();
+            if (c % 2 == 1) x.advance(kWays);
+            const bool here = !next_x || x_is_here();
+            wgmma_wait<1>();  // all chunks but this one: their fragments may be written
+            if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
+            previous = used;
+            if (more) weights.unpack(fragments[(c + 1) % 2]);
+            if (!here) await_x();
+            if (c == kOwn - 2) free_weights();
           }
-          multiply(c);
-          const int used = x.slot();
-          if (c % 2 == 1) x.advance(kWays);
-          const bool here = !next_x || x_is_here();
-          wgmma_wait<1>();  // all chunks but this one: their fragments may be written
-          if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
-          previous = used;
-          if (more) weights.unpack(fragments[(c + 1) % 2]);
-          if (!here) await_x();
-          if (c == kOwn - 2) free_weights();
         }
+        wgmma_wait<0>();
+        free_x(previous);
       }
-      wgmma_wait<0>();
-      free_x(previous);
 
-      Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
-      const bool whole = segment.stages == p.segments.stages;
+      Tile tile = tile_of(p.tiles, segment.tile, kTokens, kTileRows);
       const auto finish = [&](auto& mine, const Thread& who) {
+        const Partials<float, L::kMine / 2, L::kThreads> partials(p.segments, segment.tile);
+        if (is_left(p.segments, segment)) return partials.leave(mine, 5);
+        const bool meets = p.segments.cluster > 1 && segment.stages < p.segments.stages;
         const auto with_cluster = [&](auto cluster) {
           return meet_cluster<cluster, Output, L::kMine>(mine, L::kThreads, 4, shared + L::kClusterBarriers, shared);
         };
         unsigned chunks = ~0u;  // that are complete
-        if (!whole && Weights::kMostCluster > 2 && p.segments.cluster > 2)
+        if (meets && Weights::kMostCluster > 2 && p.segments.cluster > 2)
           chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
-        else if (!whole && p.segments.cluster > 1)
+        else if (meets)
           chunks = with_cluster(std::integral_constant<int, 2>());
-        else if (!whole && !meet(mine, p.segments, rest, segment, threadIdx.x, L::kThreads, 4))
-          return;
+        else if (is_owned(p.segments, segment))
+          partials.add(mine, 4);
         write_tile<L::kMine>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
       };
       if constexpr (L::kShares) {
-        float mine[L::kMine / 2];
-        share_out<kTokens, L::kBarriers - L::kOut>(sums, mine, me.way, shared + L::kOut);
+        float mine[L::kMine / 2] = {};
+        if (segment.stages > 0) share_out<kTokens, L::kBarriers - L::kOut>(sums, mine, me.way, shared + L::kOut);
         Thread half = me;
         half.group = me.way, tile.group_rows = 0, tile.group_tokens = L::kMine;
         finish(mine, half);
