@@ -213,7 +213,7 @@ def exact(x: Tensor, weight: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize(("N", "K"), [(6144, 2048), (10240, 4096), (28672, 1024), (1024, 4096), (256, 12288)])
 @pytest.mark.parametrize("M", [16, 40, 64, 100, 128, 256, 400, 600])
 def test_tiles_that_do_not_come_out_even(M, N, K, generator):
-    """On an H200 whole tiles first, the rest shared along K by clusters or by all blocks (segments.h)."""
+    """On an H200 whole tiles, and the rest shared along K by clusters or by all blocks (segments.h)."""
     q = torch.randint(-8, 8, (N, K), generator=generator, dtype=torch.int8)
     scale, zero_point = torch.rand(2, K // 128, N, generator=generator).to(BF16)
     weight = [t.to("cuda") for t in (packing.pack_int4(q), scale, zero_point)]
@@ -227,15 +227,22 @@ def test_tiles_that_do_not_come_out_even(M, N, K, generator):
 @needs_own_kernels
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP32)], ids=str)
-@pytest.mark.parametrize(("N", "K"), [(28680, 2048), (26632, 4096), (33800, 2048)])
-def test_many_tiles_of_128_rows_of_x(N, K, dtypes, group_size, generator):
-    """On an H200 x is arranged first; whole tiles, those shared by all blocks, and by clusters."""
+@pytest.mark.parametrize(
+    ("N", "K", "plan"),
+    [
+        (28680, 2048, "tiles of 128 by 128"),
+        (26632, 4096, "tiles of 128 by 128, the rest of them over K by 112 blocks"),
+        (33800, 2048, "tiles of 192 by 128, the rest of them over K by clusters of 2"),
+    ],
+)
+def test_many_tiles_of_128_rows_of_x(N, K, plan, dtypes, group_size, generator):
+    """On an H200 whole tiles, and beside them such as ranges of all blocks share, and clusters."""
     weight = torch.randint(-128, 128, (N, K // 2), generator=generator, dtype=torch.int8)
     scale, zero_point = (torch.rand(2, K // group_size, N, generator=generator) - 0.5).to(dtypes[1])
     operands = [t.to("cuda") for t in (weight, scale, zero_point)]
     x = torch.randn(100, K, generator=generator).to("cuda", dtypes[0])
     if is_measured():
-        assert "x arranged first" in aoext.explain("bf16i4bf16_rowwise", x, *operands)
+        assert aoext.explain("bf16i4bf16_rowwise", x, *operands).endswith(plan)
     result = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
     assert_close(result, exact(x, operands).cpu())
     x[1] = torch.nan

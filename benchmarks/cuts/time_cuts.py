@@ -207,9 +207,9 @@ class Candidates:
             yield from ((*tile, splits, 0) for splits in (1, 2, 3, 4, 6, 8, 12))
 
     def int4_wgmma(self) -> Iterator[Config]:
+        yield from self._wgmma(192, (96, 128), (1, 2))
         yield from self._wgmma(128, (32, 64, 96, 128, 192, 256), (1, 2))
         yield from self._wgmma(64, (32, 64, 128, 256), (1, 2))
-        yield from self._wgmma(128, (128,), (1, 2), arranged=1)
 
     def rowwise_wgmma(self) -> Iterator[Config]:
         for rows in range(48, 128 + 1, 16):
@@ -218,9 +218,10 @@ class Candidates:
         for rows in range(48, 192 + 1, 16):
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / 128)
             blocks = math.ceil(tiles / math.ceil(tiles / self.gpu.multiprocessors))
-            yield (128, 1, 0, blocks, rows, 0, 1)
+            yield (128, 1, 0, blocks, rows, 1)
 
     def weight_only_wgmma(self) -> Iterator[Config]:
+        yield from self._wgmma(192, (64, 96, 128), (1, 2, 3))
         yield from self._wgmma(128, (32, 96, 128, 192, 256), (1, 2, 3))
         yield from self._wgmma(64, (32, 64, 128), (1, 2, 3))
 
@@ -229,17 +230,16 @@ class Candidates:
         rows: int,
         tile_tokens: tuple[int, ...],
         clusters: tuple[int, ...],
-        arranged: int = 0,
         ranges: bool = True,
     ) -> Iterator[Config]:
         sms = self.gpu.multiprocessors
         for tokens in tile_tokens:
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / tokens)
             for cluster, blocks in self._shares(tiles, clusters):
-                yield (tokens, cluster, 0, blocks, rows, arranged, 0)
+                yield (tokens, cluster, 0, blocks, rows, 0)
             for shared, blocks in self._ranges(tiles) if ranges else ():
-                yield (tokens, 1, shared, blocks, rows, arranged, 0)
-            yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)), rows, arranged, 0)
+                yield (tokens, 1, shared, blocks, rows, 0)
+            yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)), rows, 0)
 
     def int4_batch(self) -> Iterator[Config]:
         tokens = next(t for t in (16, 32, 64) if t >= self.M)

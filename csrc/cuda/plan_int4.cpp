@@ -140,7 +140,7 @@ std::string describe(const Plan& plan) {
     case Algorithm::batch:
       return "cuda: int4_batch, tiles of " + text(kBatchRows / plan.batch.slices) + " by " + text(plan.batch.tokens) +
              ", K over " + text(plan.batch.slices) + " warpgroups" + describe_sharing(plan.batch.cluster, 0);
-    case Algorithm::wgmma: return "cuda: int4_wgmma, " + describe(plan.wgmma) + (plan.wgmma.arranged ? ", x arranged first" : "");
+    case Algorithm::wgmma: return "cuda: int4_wgmma, " + describe(plan.wgmma);
     case Algorithm::mma:
       return "cuda: int4_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
              text(plan.mma.splits) + " blocks";

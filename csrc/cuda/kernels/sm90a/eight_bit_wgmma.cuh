@@ -11,7 +11,6 @@ namespace aoext::cuda::wgmma {
 template <class T, Element kType, class Shape>
 struct EightBitWeights {
   static constexpr int kTileRows = Shape::kTileRows, kLinesBytes = kTileRows * kLine;
-  static constexpr bool kArranged = false;
   static constexpr int kStage = kLine;  // of K
   static constexpr int kExtraBytes = 0;
   static constexpr int kNarrowStages = 8, kWideStages = 4;

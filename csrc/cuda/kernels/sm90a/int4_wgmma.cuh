@@ -73,7 +73,6 @@ __device__ inline uint32_t dequantise(uint32_t byte, const A& affine) {
 template <class T, class S, bool kGroup32, class Shape>
 struct Int4Weights {
   static constexpr int kTileRows = Shape::kTileRows, kLinesBytes = kTileRows * kLine;
-  static constexpr bool kArranged = Shape::kArranged;
   static constexpr int kStage = 256;                                       // of K
   static constexpr int kMostGroups = 8;                                    // in a stage: groups of 32
   static constexpr int kZeros = kMostGroups * kTileRows * int(sizeof(S));  // where they begin, after the scales
@@ -114,35 +113,23 @@ struct Int4Weights {
     int row_, k_, scale_row_, in_group_;
   };
 
-  // Where a lane's words are read whole, its pairs are nibbles j and j + 4 of a word, j of four in the order of fragments.
-  __device__ static uint32_t arranged(const uint32_t (&pairs)[16], int product, int half, int lane) {
-    const int j = 4 * lane + product;
-    return __byte_perm(pairs[j], pairs[j + 2], half == 0 ? 0x5410 : 0x7632);
-  }
-
   // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment: bytes t and t + 4 of its 8. The four read them from one
-  // word of shared memory. Beside an arranged x lane t has word t instead. A chunk has 16 bytes.
+  // word of shared memory. A chunk has 16 bytes.
   template <int kWays>
   class Reader {
    public:
     __device__ Reader(const Int4Weights& w, uint32_t lines, uint32_t extra, const Thread& me)
-        : row_(kept(row_address(lines, me, 16) + (kArranged ? 4 : 1) * me.quad)),
-          scale_(extra + me.row() * int(sizeof(S))),
-          way_(me.way) {
+        : row_(kept(row_address(lines, me, 16) + me.quad)), scale_(extra + me.row() * int(sizeof(S))), way_(me.way) {
       group_shift_ = w.group_size < kStage ? 26 - __clz(w.group_size) : 3;
     }
 
     // Rows g and g + 8 of the warp's 16.
     __device__ void load(int slot, int c) {
       const uint32_t at = (row_ + slot * kLinesBytes) ^ (own_chunk<kWays>(c) << 4);
-      if constexpr (kArranged) {
-        upper_[0] = load_shared_word(at), lower_[0] = load_shared_word(at + 8 * kLine);
-      } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          upper_[i] = load_shared_byte(at + 4 * i);
-          lower_[i] = load_shared_byte(at + 4 * i + 8 * kLine);
-        }
+      for (int i = 0; i < 4; ++i) {
+        upper_[i] = load_shared_byte(at + 4 * i);
+        lower_[i] = load_shared_byte(at + 4 * i + 8 * kLine);
       }
       if (kGroup32 || c % 2 == 0) {
         const uint32_t from =
@@ -156,21 +143,15 @@ struct Int4Weights {
     __device__ void unpack(uint32_t (&f)[2][4]) const {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (kArranged) {
-          f[i / 2][i % 2 * 2] = upper_affine_(and_xor<0x000F000F, Format<T>::kMagic>(upper_[0] >> 4 * i));
-          f[i / 2][i % 2 * 2 + 1] = lower_affine_(and_xor<0x000F000F, Format<T>::kMagic>(lower_[0] >> 4 * i));
-        } else {
-          f[i / 2][i % 2 * 2] = dequantise<T>(upper_[i], upper_affine_);
-          f[i / 2][i % 2 * 2 + 1] = dequantise<T>(lower_[i], lower_affine_);
-        }
+        f[i / 2][i % 2 * 2] = dequantise<T>(upper_[i], upper_affine_);
+        f[i / 2][i % 2 * 2 + 1] = dequantise<T>(lower_[i], lower_affine_);
       }
     }
 
    private:
     uint32_t row_, scale_;
     int way_, group_shift_;  // chunks of 32 k to groups of a stage
-    static constexpr int kPieces = kArranged ? 1 : 4;
-    uint32_t upper_[kPieces], lower_[kPieces];
+    uint32_t upper_[4], lower_[4];
     Affine<T, S> upper_affine_, lower_affine_;
   };
 };

@@ -153,7 +153,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
         return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
       };
       const auto consider = [&](int cluster, int64_t blocks) {
-        const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, 0, turned};
+        const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, turned};
         const Segments s = segments(p, config);
         if (!shares_fit(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);

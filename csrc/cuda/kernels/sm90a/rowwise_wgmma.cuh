@@ -167,7 +167,7 @@ __device__ inline void write_turned_tile(const Sum (&sums)[kColumns / 2], const 
       }
     }
   }
-  sync_threads_of(2 + me.group, 128);  // scales and bias may be written again
+  sync_threads_of(kGroupBarrier + me.group, 128);  // scales and bias may be written again
 }
 
 // ---- Products ----
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       }
       next -= segment.stages;
       scales.store(channels, row_scales, thread);
-      sync_threads_of(2 + me.group, 128);
+      sync_threads_of(kGroupBarrier + me.group, 128);
 
       const RowwiseEpilogue<Sum, Output> epilogue = {static_cast<Output*>(a.p.y),
                                                      int(a.p.M),
@@ -371,8 +371,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                      row_scales - (L::kTurned ? me.group * 64 * int(sizeof(float)) : 0)};
       const auto finish = [&](auto& mine) {
         unsigned chunks = ~0u;  // that are complete
-        if (segment.stages < s.stages)
-          chunks = meet_cluster<2, Output, kMine>(mine, kPair, 4, shared + L::kClusterBarriers, shared);
+        if (segment.stages < s.stages) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
         write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
       };
       if constexpr (L::kTurned) {

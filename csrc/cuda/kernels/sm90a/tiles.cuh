@@ -24,6 +24,9 @@ namespace aoext::cuda::wgmma {
 constexpr int kRows = 128;  // of w in a tile, of which each of two warpgroups multiplies 64
 constexpr int kPair = 256;  // threads of the two
 constexpr int kPairWarps = kPair / 32;
+// Barriers of threads: of all that multiply, as they bring their sums together; of a warpgroup, one each; of all with sums of a
+// tile, as blocks meet; of these and who tells that they are left.
+constexpr int kWaysBarrier = 1, kGroupBarrier = 2, kMeetBarrier = 5, kLeaveBarrier = 6;
 constexpr int kLine = 128;   // bytes of a row in shared memory, as the copy engine swizzles them
 constexpr int kRaster = 32;  // tiles along N that run side by side, so that L2 serves x and w
 
@@ -107,14 +110,14 @@ struct Thread {
 __host__ __device__ constexpr int sum_pitch(int rows) { return (rows + 4) * 4; }
 
 // Shared memory that tiles pass on their way to y, some tokens at a time.
-template <class Output, int kTokens>
+template <class Output, int kTokens, int kGroups = 2>
 struct Staging {
   static constexpr int kMost = 64 / int(sizeof(Output));
   static constexpr int kChunk = kTokens < kMost ? kTokens : kMost;  // tokens at a time
   static constexpr int kPitch = 64 * int(sizeof(Output)) + 16;      // bytes of a warpgroup's rows of a token, padded likewise
   static constexpr int kBufferBytes = kChunk * kPitch;              // one of a warpgroup's
   static constexpr int kBuffers = kTokens > kChunk ? 2 : 1;         // that a warpgroup takes turns with
-  static constexpr int kBytes = 4 * kBufferBytes;
+  static constexpr int kBytes = kGroups * 2 * kBufferBytes;
   static_assert(kChunk % 16 == 0);
 };
 
@@ -140,12 +143,12 @@ __device__ inline void add_ways(Sum (&sums)[kTokens / 2], const Thread& me, uint
   const uint32_t mine = memory + 2 * me.quad * sum_pitch(kTileRows) + me.row() * 4;
 #pragma unroll
   for (int c = 0; c < kTokens / H::kChunk; ++c) {
-    sync_threads_of(1, kThreads);  // the first may still be reading, or writing the last tile
+    sync_threads_of(kWaysBarrier, kThreads);  // the first may still be reading, or writing the last tile
 #pragma unroll
     for (int j = 0; j < H::kChunk / 2; ++j)
       if (me.way > 0)
         store_shared(mine + (me.way - 1) * H::kWayBytes + sum_offset<kTileRows>(j), bits<float>(sums[c * H::kChunk / 2 + j]));
-    sync_threads_of(1, kThreads);
+    sync_threads_of(kWaysBarrier, kThreads);
 #pragma unroll
     for (int way = 1; way < kWays; ++way)
 #pragma unroll
@@ -166,14 +169,14 @@ __device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTo
   const uint32_t from = memory + (group ^ 1) * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
 #pragma unroll
   for (int first = 0; first < kVectors; first += kAtOnce) {
-    sync_threads_of(1, kPair);
+    sync_threads_of(kWaysBarrier, kPair);
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
       const Sum* const d = sums + (first + v) * 4;
       const auto given = [&](int i) { return bits<float>(group == 0 ? d[kMine + i] : d[i]); };
       store_shared_16(to + v * kVectorBytes, {given(0), given(1), given(2), given(3)});
     }
-    sync_threads_of(1, kPair);
+    sync_threads_of(kWaysBarrier, kPair);
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
       const Sum* const d = sums + (first + v) * 4;
@@ -183,7 +186,7 @@ __device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTo
       for (int i = 0; i < 4; ++i) mine[(first + v) * 4 + i] = (group == 0 ? d[i] : d[kMine + i]) + others[i];
     }
   }
-  sync_threads_of(1, kPair);  // the memory may be written again
+  sync_threads_of(kWaysBarrier, kPair);  // the memory may be written again
 }
 
 // Outputs of a row of y from column n on, n < N: at once, or where the row's end or its alignment forbids that, one by one.
@@ -218,10 +221,10 @@ __device__ inline void init_cluster_barriers(uint32_t barriers, int cluster) {
   barrier_init(barriers, cluster - 1), barrier_init(barriers + 8, 1);
 }
 
-// Once a launch, after cluster_wait(), by `threads` of each block with sums: adds the others' to those of this block's chunks, in
-// the order of K, and says which these are. `memory` is that of the ring, which the tile is done with.
+// Once a launch, after cluster_wait(), by `threads` of each block, which have sums: adds the others' to those of this block's
+// chunks, in the order of K, and says which these are. `memory` is that of the ring, which the tile is done with.
 template <int kCluster, class Output, int kTokens, class Sum>
-__device__ inline unsigned meet_cluster(Sum (&sums)[kTokens / 2], int threads, int barrier, uint32_t barriers, uint32_t memory) {
+__device__ inline unsigned meet_cluster(Sum (&sums)[kTokens / 2], int threads, uint32_t barriers, uint32_t memory) {
   using C = ClusterShares<Output, kTokens, kCluster>;
   const int rank = int(blockIdx.x) % kCluster, vector_bytes = threads * 16;
   const uint32_t ready = barriers, arrived = barriers + 8;
@@ -229,7 +232,7 @@ __device__ inline unsigned meet_cluster(Sum (&sums)[kTokens / 2], int threads, i
   const auto received = [&](int other, int chunk) {
     return memory + (other * C::kMost + chunk / kCluster) * C::kVectors * vector_bytes + threadIdx.x * 16;
   };
-  sync_threads_of(barrier, threads);
+  sync_threads_of(kMeetBarrier, threads);
   if (threadIdx.x == 0) {
     barrier_expect(arrived, (kCluster - 1) * C::chunks(rank) * C::kVectors * vector_bytes);
 #pragma unroll
@@ -315,7 +318,7 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
         for (int i = 0; i < 8; ++i) store_shared(at + (i / 4 * 8 + i % 2) * S::kPitch + i / 2 % 2 * 32, bits<float>(output(i)));
       }
     }
-    sync_threads_of(2 + me.group, 128);
+    sync_threads_of(kGroupBarrier + me.group, 128);
 #pragma unroll
     for (int j = 0; j < S::kChunk * kLanes / 128; ++j) {
       const int from = 128 / kLanes * j + thread / kLanes, column = n + thread % kLanes * kVector;
@@ -325,7 +328,7 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
                                                load_shared_16(buffer + from * S::kPitch + thread % kLanes * 16));
     }
   }
-  sync_threads_of(2 + me.group, 128);  // the buffers may be written again
+  sync_threads_of(kGroupBarrier + me.group, 128);  // the buffers may be written again
 }
 
 }  // namespace aoext::cuda::wgmma

@@ -25,29 +25,17 @@ inline int copy_tokens(int64_t M, int tokens) { return M > 96 || M % tokens == 0
 
 inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
 
-// Of an arranged x, which begins the workspace: of a row of it in elements, of all in bytes.
-template <class Problem>
-int64_t arranged_depth(const Problem& p) {
-  return ceil_div(p.K, kArrangedK) * kArrangedK;
-}
-
-template <class Problem>
-size_t arranged_bytes(const Problem& p, const WgmmaConfig& c) {
-  constexpr int64_t kAlignment = 256;
-  return c.arranged ? ceil_div(p.M * arranged_depth(p) * 2, kAlignment) * kAlignment : 0;
-}
-
 template <class Problem>
 size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
   const Segments s = segments(p, stage, c);
-  return arranged_bytes(p, c) + partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
+  return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
 
 // Warpgroups of 64 rows of w take turns along K; those of 128 rows where the sums of four fit into registers. Of w as many stages
 // as its format wants, and as many steps of x as fit beside them.
 template <class Weights, class Output, int kTokens>
 struct Rings {
-  static constexpr int kWays = kTokens <= 64 || Weights::kTileRows == 64 ? 2 : 1;
+  static constexpr int kWays = Weights::kTileRows == 64 || (Weights::kTileRows == kRows && kTokens <= 64) ? 2 : 1;
   static constexpr int kW = kTokens * Weights::kTileRows <= 64 * kRows ? Weights::kNarrowStages : Weights::kWideStages;
   using Empty = Layout<Weights, Output, kTokens, 0, kW, kWays>;
   static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 8 + kWays * 8));
@@ -66,12 +54,9 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   a.segments = segments(p, Weights::kStage, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
   if (config.cluster > Weights::kMostCluster || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
-  place(a.segments, static_cast<char*>(workspace) + arranged_bytes(p, config), tile_bytes(config));
+  place(a.segments, workspace, tile_bytes(config));
 
-  constexpr bool kArranged = Weights::kArranged;
-  const int64_t depth = kArranged ? arranged_depth(p) : p.K;
-  const TensorMap x(map_type(p.type), kArranged ? workspace : p.x, CU_TENSOR_MAP_SWIZZLE_128B, {depth, p.M}, {depth * 2},
-                    {kStep, a.copy_tokens});
+  const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, a.copy_tokens});
   if (!x.valid) return cudaErrorNotSupported;
 
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
@@ -83,14 +68,7 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
             stream,
             static_cast<unsigned>(config.cluster),
             Overlap::after_ours};
-  if constexpr (kArranged) {
-    const auto arranging = static_cast<unsigned>(std::min<int64_t>(ceil_div(depth / kArrangedK, 32) * 32, kArrangeThreads));
-    const Grid rows{static_cast<unsigned>(p.M), arranging, 0, stream, 1, Overlap::after_ours};
-    error = launch(arrange_input<Weights>, rows, static_cast<const uint4*>(p.x), static_cast<uint4*>(workspace),
-                   static_cast<int>(p.K), a.segments.counters, a.segments.ranges > 0 ? rest_tiles(a.segments) : 0);
-    if (error != cudaSuccess) return error;
-    grid.overlap = Overlap::always;
-  } else if (a.segments.ranges > 0) {
+  if (a.segments.ranges > 0) {
     const Grid one{1, 128, 0, stream, 1, Overlap::after_ours};
     error = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
     if (error != cudaSuccess) return error;
@@ -105,12 +83,11 @@ TensorMap lines_map(const Problem& p, int64_t row_bytes, int rows) {
   return {CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {row_bytes, p.N}, {row_bytes}, {kLine, rows}};
 }
 
-// Tiles that a format has kernels for: rows of w by rows of x, beside an arranged x or not.
-template <int kRowsOfW, int kTokensOfX, bool kInOrder = false>
+// Tiles that a format has kernels for: rows of w by rows of x.
+template <int kRowsOfW, int kTokensOfX>
 struct TileShape {
   static constexpr int kTileRows = kRowsOfW, kTokens = kTokensOfX;
-  static constexpr bool kArranged = kInOrder;
-  static bool is_of(const WgmmaConfig& c) { return c.rows == kTileRows && c.tokens == kTokens && (c.arranged != 0) == kArranged; }
+  static bool is_of(const WgmmaConfig& c) { return c.rows == kTileRows && c.tokens == kTokens; }
 };
 
 template <class... Shapes>
@@ -137,11 +114,10 @@ struct TileCost {
 // A model of the time, in microseconds on an H200: rounds of tiles, each of them steps of 64 k, and what blocks pay that share
 // one.
 struct Model {
-  TileCost rows_128, rows_64;
-  TileCost arranged;           // of 128 rows beside an arranged x
-  double arranging, per_mega;  // that takes; for each million of numbers of x
-  // Of ranges: counters that are cleared before, an owner that waits; leaving the sums of a tile of 128 by 256, and adding them.
-  double clearing, waiting, leaving, adding;
+  TileCost rows_192, rows_128, rows_64;
+  // Of ranges: counters that are cleared before, an owner that waits; leaving the sums of a tile of 128 by 256, and adding what
+  // one range left of it, at the end or beside whole tiles.
+  double clearing, waiting, leaving, adding, adding_beside;
   double slower;     // are steps then
   int most_cluster;  // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
 };
@@ -152,10 +128,11 @@ inline double time_of_ranges(const Segments& s, int blocks, double stage, double
   const bool even = s.longer == 0 && (s.shared_stages % longest == 0 || longest % s.shared_stages == 0);
   const auto touched = [&](int stages, int by) { return even ? ceil_div(stages, by) : (stages + by - 2) / by + 1; };
   const double range = longest * stage + touched(longest, s.shared_stages) * m.leaving * size;
-  const double adding = m.waiting + touched(s.shared_stages, s.part_stages) * m.adding * size;
-  double time = tile + adding;
+  const double parts = touched(s.shared_stages, s.part_stages) * size;
+  double time = tile + m.waiting + parts * m.adding;
   if (s.whole_tiles > 0)  // the ends of owners, or of the others
-    time = s.whole_tiles / blocks * (s.stages * stage + tile) + std::max(range, ceil_div(rest, s.owners) * adding);
+    time += s.whole_tiles / blocks * (s.stages * stage + tile) +
+            std::max(range, ceil_div(rest, s.owners) * (m.waiting + parts * m.adding_beside));
   else
     time += std::max(range, (s.stages - s.shared_stages) * stage);
   return m.clearing + m.slower * time;
@@ -166,14 +143,14 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
   const int64_t stages = ceil_div(p.K, stage);
   WgmmaConfig best{};
   double least = 0;
-  const auto consider_tiles = [&](int rows, int tokens, double step, const TileCost& cost, int arranged, double before) {
+  const auto consider_tiles = [&](int rows, int tokens, double step, const TileCost& cost) {
     const int64_t tiles = ceil_div(p.N, rows) * ceil_div(p.M, tokens), rest = tiles % sms;
     const auto time_of = [&](int64_t parts) { return parts * (stage / kStep) * step + cost.tile; };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows, arranged};
+      const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows};
       const Segments s = segments(p, stage, config);
       if (!shares_fit(s, config.blocks)) return;
-      double time = before;
+      double time = 0;
       if (ranges > 0)
         time += time_of_ranges(s, config.blocks, stage / kStep * step, cost.tile, rows * tokens / (128. * 256), model);
       else
@@ -194,13 +171,13 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
     for (int64_t longest = shortest; longest < shortest + kLengths; ++longest) consider(1, ceil_div(shared, longest), sms);
     consider(1, (sms - 1) / rest * rest, sms);
   };
-  const auto consider_kind = [&](int rows, const TileCost& cost, int arranged, double before) {
+  const auto consider_kind = [&](int rows, const TileCost& cost) {
     for (int i = 0; i < 6; ++i)
-      if (cost.steps[i] > 0) consider_tiles(rows, kTokenCounts[i], cost.steps[i], cost, arranged, before);
+      if (cost.steps[i] > 0) consider_tiles(rows, kTokenCounts[i], cost.steps[i], cost);
   };
-  consider_kind(kRows, model.rows_128, 0, 0);
-  consider_kind(kRows / 2, model.rows_64, 0, 0);
-  consider_kind(kRows, model.arranged, 1, model.arranging + model.per_mega * 1e-6 * p.M * p.K);
+  consider_kind(kRows * 3 / 2, model.rows_192);
+  consider_kind(kRows, model.rows_128);
+  consider_kind(kRows / 2, model.rows_64);
   return best;
 }
 

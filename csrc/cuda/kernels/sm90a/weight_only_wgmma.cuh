@@ -25,14 +25,12 @@
 // What differs between formats of weights is a policy's:
 //
 //   struct Weights {                           // what a kernel's arguments hold of it
-//     static constexpr int kTileRows;          // of w in a tile: 128 or 64
+//     static constexpr int kTileRows;          // of w in a tile: 192, 128 or 64
 //     static constexpr int kLinesBytes;        // of a stage's lines
 //     static constexpr int kStage;             // of K in a stage: a line of 128 bytes a row
 //     static constexpr int kExtraBytes;        // that a stage has beside its lines
 //     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
 //     static constexpr int kMostCluster;       // 2 or 3
-//     static constexpr bool kArranged;         // x comes in another order of K ("The order of x" below), which this says:
-//     static uint32_t arranged(const uint32_t (&pairs)[16], int product, int half, int lane);
 //     struct Maps { CUtensorMap lines; ... };
 //     class Copies {                           // of the thread that copies
 //       Copies(const Weights&, const Maps&);
@@ -77,7 +75,7 @@ struct Layout {
   static constexpr bool kShares = kWays == 2 && Weights::kTileRows == 64;
   static constexpr int kThreads = kShares ? kPair : 2 * Weights::kTileRows;  // that have sums then, each warpgroup of so many
   static constexpr int kMine = kShares ? kTokens / 2 : kTokens;              // tokens
-  static constexpr int kHanding = kOut + Staging<Output, kMine>::kBytes;
+  static constexpr int kHanding = kOut + Staging<Output, kMine, Weights::kTileRows / 64>::kBytes;
   static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
   using XRing = Ring<kXStages, kWays>;
   static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
@@ -158,42 +156,6 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
   });
 }
 
-// ---- The order of x ----
-
-// Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment, so that of a word of narrow weights it needs but a piece,
-// by a load of its own. For many tiles a first kernel brings every 32 k of x into the order in which a lane has whole words: in
-// place of pairs 2t, 2t + 1 (half 0) and 2t + 8, 2t + 9 (half 1) of product 0 and 1, Weights::arranged() of the 16 pairs. That
-// takes 3 µs and more, and saves a fifth of each step of 128 by 128.
-constexpr int kArrangedK = 32;
-constexpr int kArrangeThreads = 512;  // at most
-
-// A block for a row of x, a thread for 32 k at a time; those beyond K become zero. It clears counters (segments.h) besides.
-template <class Weights>
-__global__ void __launch_bounds__(kArrangeThreads)
-    arrange_input(const uint4* x, uint4* arranged, int K, unsigned* counters, int count) {
-  constexpr int kPieces = kArrangedK / 8;  // of 16 bytes
-  wait_for_last_kernel();
-  start_next_kernel();
-  const int pieces = K / 8, chunks = (K + kArrangedK - 1) / kArrangedK;
-  const uint4* const from = x + int64_t(blockIdx.x) * pieces;
-  uint4* const to = arranged + int64_t(blockIdx.x) * chunks * kPieces;
-  for (int chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
-    uint32_t pairs[4 * kPieces];
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const uint4 v = chunk * kPieces + i < pieces ? from[chunk * kPieces + i] : uint4{};
-      pairs[4 * i] = v.x, pairs[4 * i + 1] = v.y, pairs[4 * i + 2] = v.z, pairs[4 * i + 3] = v.w;
-    }
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const auto lane = [&](int t) { return Weights::arranged(pairs, i / 2, i % 2, t); };
-      to[chunk * kPieces + i] = {lane(0), lane(1), lane(2), lane(3)};
-    }
-  }
-  if (blockIdx.x == 0)
-    for (int i = threadIdx.x; i < count; i += blockDim.x) counters[i] = 0;
-}
-
 // ---- The kernel ----
 
 // Registers of a thread that copies and of one that multiplies, of the 65,536 that a multiprocessor has, by how many multiply.
@@ -203,6 +165,11 @@ struct Registers;
 template <>
 struct Registers<256> {
   static constexpr int kCopy = 40, kMultiply = 232;
+};
+
+template <>
+struct Registers<384> {
+  static constexpr int kCopy = 24, kMultiply = 160;
 };
 
 template <>
@@ -249,13 +216,13 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     release_registers<Registers<kMath>::kCopy>();
     if (threadIdx.x == kMath) {
       prefetch_weights<kTokens, kWStages>(p, rest, maps.lines);
-      if (!Weights::kArranged) wait_for_last_kernel();  // a kernel that arranges x has waited for what came before it
+      wait_for_last_kernel();
       copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
     } else if (threadIdx.x == kMath + 32) {
       wait_for_last_kernel(), start_next_kernel();
       copy_input<L, kTokens>(p, rest, shared, x_full, x_empty, x_map);
     } else if (warp == kMath / 32 + 2) {
-      count_leaving<L::kThreads>(p.segments, rest, 5);
+      count_leaving<L::kThreads>(p.segments, rest, kLeaveBarrier);
     }
     __syncwarp();
     if (p.segments.cluster > 1) cluster_wait();
@@ -329,10 +296,10 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       Tile tile = tile_of(p.tiles, segment.tile, kTokens, kTileRows);
       const auto finish = [&](auto& mine, const Thread& who) {
         const Partials<float, L::kMine / 2, L::kThreads> partials(p.segments, segment.tile);
-        if (is_left(p.segments, segment)) return partials.leave(mine, 5);
+        if (is_left(p.segments, segment)) return partials.leave(mine, kLeaveBarrier);
         const bool meets = p.segments.cluster > 1 && segment.stages < p.segments.stages;
         const auto with_cluster = [&](auto cluster) {
-          return meet_cluster<cluster, Output, L::kMine>(mine, L::kThreads, 4, shared + L::kClusterBarriers, shared);
+          return meet_cluster<cluster, Output, L::kMine>(mine, L::kThreads, shared + L::kClusterBarriers, shared);
         };
         unsigned chunks = ~0u;  // that are complete
         if (meets && Weights::kMostCluster > 2 && p.segments.cluster > 2)
@@ -340,7 +307,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
         else if (meets)
           chunks = with_cluster(std::integral_constant<int, 2>());
         else if (is_owned(p.segments, segment))
-          partials.add(mine, 4);
+          partials.add(mine, kMeetBarrier);
         write_tile<L::kMine>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
       };
       if constexpr (L::kShares) {
