@@ -107,14 +107,17 @@ class Partials {
  public:
   __device__ Partials(const Segments& s, int tile) : s_(s), tile_(tile - s.whole_tiles) {}
 
-  // Leaves this block's. All threads call it, and count_leaving's warp is told.
-  __device__ void leave(const Sum (&sums)[kSums], int barrier) const {
+  // Leaves this block's. All threads call it.
+  __device__ void leave(const Sum (&sums)[kSums], const Rest& rest, uint32_t barriers) const {
     float4* const to = left_by(blockIdx.x);
 #pragma unroll
     for (int i = 0; i < kSums / 4; ++i)
       __stcg(to + i * kThreads, float4{bits<float>(sums[4 * i]), bits<float>(sums[4 * i + 1]), bits<float>(sums[4 * i + 2]),
                                        bits<float>(sums[4 * i + 3])});
-    sync_threads_of(barrier, kThreads + 32);
+    const int turn = tile_ + s_.whole_tiles - rest.first.tile;
+    if (turn > 0) barrier_wait(barriers + 8, (turn - 1) & 1);  // a parity tells a turn from the next alone
+    __syncwarp();
+    if (arrives(threadIdx.x % 32)) barrier_arrive(barriers);
   }
 
   // Adds what all of them left, as soon as they have. All threads call it, with a barrier of theirs.
@@ -153,16 +156,23 @@ class Partials {
   }
 };
 
-// By a warp that does nothing else, since that waits until memory has what was left: counts each tile that the block's threads
-// leave something of.
-template <int kThreads>
-__device__ inline void count_leaving(const Segments& s, const Rest& rest, int barrier) {
+// Barriers of a block for what it leaves: that all of so many warps have, and that this is known.
+constexpr int kLeavingBarrierBytes = 16;
+__device__ inline void init_leaving_barriers(uint32_t barriers, int warps) {
+  barrier_init(barriers, warps * kArrivals), barrier_init(barriers + 8, 1);
+}
+
+// By a thread that does nothing else, since it waits until memory has what was left: counts each tile that the block leaves
+// something of.
+__device__ inline void count_leaving(const Segments& s, const Rest& rest, uint32_t barriers) {
   wait_for_last_kernel();  // clear_counters
   unsigned* counter = s.counters + (rest.first.tile - s.whole_tiles);
+  int parity = 0;
   for (int stages = rest.first.stages, left = rest.left; stages > 0; stages = min(s.shared_stages, left), left -= stages) {
-    sync_threads_of(barrier, kThreads + 32);
-    if (threadIdx.x % 32 == 0) count_one(counter);
-    ++counter;
+    barrier_wait(barriers, parity);
+    barrier_arrive(barriers + 8);
+    count_one(counter);
+    ++counter, parity ^= 1;
   }
 }
 

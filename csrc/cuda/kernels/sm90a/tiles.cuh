@@ -25,8 +25,8 @@ constexpr int kRows = 128;  // of w in a tile, of which each of two warpgroups m
 constexpr int kPair = 256;  // threads of the two
 constexpr int kPairWarps = kPair / 32;
 // Barriers of threads: of all that multiply, as they bring their sums together; of a warpgroup, one each; of all with sums of a
-// tile, as blocks meet; of these and who tells that they are left.
-constexpr int kWaysBarrier = 1, kGroupBarrier = 2, kMeetBarrier = 5, kLeaveBarrier = 6;
+// tile, as blocks meet.
+constexpr int kWaysBarrier = 1, kGroupBarrier = 2, kMeetBarrier = 5;
 constexpr int kLine = 128;   // bytes of a row in shared memory, as the copy engine swizzles them
 constexpr int kRaster = 32;  // tiles along N that run side by side, so that L2 serves x and w
 

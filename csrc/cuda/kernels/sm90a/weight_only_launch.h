@@ -104,6 +104,7 @@ cudaError_t with_tile(TileShapes<Shapes...>, const WgmmaConfig& c, Run&& run) {
 // ---- The choice ----
 
 constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
+constexpr int64_t kMostTurns = 2;  // of whole tiles, beside which ranges are worth it
 
 // What tiles of one kind cost.
 struct TileCost {
@@ -163,7 +164,7 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
     consider(1, 0, even_blocks(tiles, 1, sms));
     consider(2, 0, even_blocks(tiles, 2, sms));
     if (model.most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
-    if (rest == 0) return;
+    if (rest == 0 || tiles / sms > kMostTurns) return;
     if (tiles < sms) return consider(1, sms - tiles, sms);
     // The fewest ranges that are so long, since who has none owns fewer tiles then; and some for each tile.
     constexpr int kLengths = 3;

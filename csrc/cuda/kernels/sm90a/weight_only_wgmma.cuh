@@ -79,7 +79,8 @@ struct Layout {
   static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
   using XRing = Ring<kXStages, kWays>;
   static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
-  static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the copy engine's alignment
+  static constexpr int kLeavingBarriers = kClusterBarriers + kClusterBarrierBytes;
+  static constexpr int kBytes = kLeavingBarriers + kLeavingBarrierBytes + 1024;  // the copy engine's alignment
   // What the blocks of a cluster send lies over the rings.
   static_assert(kXStages == 0 || ClusterShares<Output, kMine, 2>::bytes(kThreads) <= kOut);
   static_assert(kXStages == 0 || ClusterShares<Output, kMine, Weights::kMostCluster>::bytes(kThreads) <= kOut);
@@ -206,6 +207,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       barrier_init(w_empty + 8 * i, kMath / 32 * kArrivals);
     }
     if (p.segments.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, p.segments.cluster);
+    init_leaving_barriers(shared + L::kLeavingBarriers, L::kThreads / 32);
     barrier_init_fence();
     rest.find(p.segments);
   }
@@ -221,8 +223,8 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     } else if (threadIdx.x == kMath + 32) {
       wait_for_last_kernel(), start_next_kernel();
       copy_input<L, kTokens>(p, rest, shared, x_full, x_empty, x_map);
-    } else if (warp == kMath / 32 + 2) {
-      count_leaving<L::kThreads>(p.segments, rest, kLeaveBarrier);
+    } else if (threadIdx.x == kMath + 64) {
+      count_leaving(p.segments, rest, shared + L::kLeavingBarriers);
     }
     __syncwarp();
     if (p.segments.cluster > 1) cluster_wait();
@@ -296,7 +298,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       Tile tile = tile_of(p.tiles, segment.tile, kTokens, kTileRows);
       const auto finish = [&](auto& mine, const Thread& who) {
         const Partials<float, L::kMine / 2, L::kThreads> partials(p.segments, segment.tile);
-        if (is_left(p.segments, segment)) return partials.leave(mine, kLeaveBarrier);
+        if (is_left(p.segments, segment)) return partials.leave(mine, rest, shared + L::kLeavingBarriers);
         const bool meets = p.segments.cluster > 1 && segment.stages < p.segments.stages;
         const auto with_cluster = [&](auto cluster) {
           return meet_cluster<cluster, Output, L::kMine>(mine, L::kThreads, shared + L::kClusterBarriers, shared);
