@@ -23,10 +23,10 @@ struct Rest {
   // By one thread, which all others wait for, so that it should not divide more than it must.
   __device__ void find(const Segments& s) {
     const int block = blockIdx.x;
-    first.stages = left = 0, last.tile = turn = s.tiles;
+    first.stages = left = 0, last = {s.tiles, 0, 0}, turn = s.tiles;
     if (s.cluster > 1) {
-      const int begin = part_begin(s, cluster_rank());
-      last = {s.whole_tiles + cluster_index(), begin, part_begin(s, cluster_rank() + 1) - begin};
+      const int begin = part_begin(s, cluster_rank()), tile = s.whole_tiles + cluster_index();
+      if (tile < s.tiles) last = {tile, begin, part_begin(s, cluster_rank() + 1) - begin};
     } else if (block < s.ranges) {
       const int begin = part_begin(s, block), stages = part_begin(s, block + 1) - begin;
       const int tile = unsigned(begin) / unsigned(s.shared_stages), in_tile = begin - tile * s.shared_stages;
@@ -44,7 +44,7 @@ __device__ inline Segment part_of_tile(const Segments& s, const Rest& rest, int 
   return tile < s.whole_tiles ? Segment{tile, 0, s.stages} : Segment{tile, rest.last.first_stage, rest.last.stages};
 }
 
-// The tile is beyond all where a block has nothing to do.
+// It has no stages where a block has nothing to do.
 __device__ inline Segment first_segment(const Segments& s, const Rest& rest) {
   return rest.first.stages > 0 ? rest.first : part_of_tile(s, rest, rest.next);
 }
@@ -120,7 +120,7 @@ class Partials {
     if (arrives(threadIdx.x % 32)) barrier_arrive(barriers);
   }
 
-  // Adds what all of them left, as soon as they have. All threads call it, with a barrier of theirs.
+  // Adds what all ranges left, as soon as they have. All threads call it, with a barrier of theirs.
   __device__ void add(Sum (&sums)[kSums], int barrier) const {
     const int begin = tile_ * s_.shared_stages;
     const int first = part_of(s_, begin), end = part_of(s_, begin + s_.shared_stages - 1) + 1;
