@@ -4,18 +4,19 @@
 // once to x's type, and multiplies by up to 256 rows of x, which lie in shared memory as the copy engine brought them. So
 // y comes transposed, and narrow tiles (few rows of x) still fill the 64 rows of the instruction.
 //
-// How it walks memory. A block takes 128 rows of w, or 64, by kTokens rows of x: two warpgroups (four for narrow tiles of 128
-// rows, see below) multiply, two threads of another copy. Weights come in stages of a 128-byte line a row, x in steps of 64 k.
-// For 128 by 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the matrix engine; L2 keeps up
-// with that (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out even over the blocks, the
-// last of them are shared along K (segments.h).
+// How it walks memory. A block takes 192 rows of w, 128 or 64 by kTokens rows of x: a warpgroup for every 64 rows (two where
+// tiles are narrow or have 64, see below) multiplies, two threads of another copy. Weights come in stages of a 128-byte line a
+// row, x in steps of 64 k. For 128 by 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the
+// matrix engine; L2 keeps up with that (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out
+// even over the blocks, the last of them are shared along K (segments.h).
 //
 // How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
 // sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
 // it never waits for the product it has just issued. That is latency more than work, so for narrow tiles, whose sums leave
 // registers for it, two pairs of warpgroups take turns at the steps (kWays) and add their sums at the end. An instruction of the
 // product whose left operand is in registers holds up its warp until the one before has begun, so a chunk's bytes are asked for
-// before the product of the chunk before it, and whether the next x is here before the unpacking, not after.
+// before the product of the chunk before it, and whether the next x is here before the unpacking, not after. Three warpgroups,
+// of tiles of 192 rows, hide more from each other than two.
 //
 // Short products. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all of them; but then
 // there are too few tiles of 128 rows for all multiprocessors, and more than two blocks of a cluster do not all run at once.
