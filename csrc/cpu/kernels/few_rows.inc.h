@@ -671,26 +671,41 @@ void dot_values(const float* x, int64_t x_stride, int64_t M, Element type, const
 
 #if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
 
+// Rows of w at a time. Where hardly more than reading is to be done, one, so that they are read as they lie.
+#ifdef AOEXT_AVX512
+constexpr int kRowsOfI8 = 1;
+#else
+constexpr int kRowsOfI8 = kTileRows;
+#endif
+
 // Exact, from bytes as they lie, where a tile's block would be written and read for few products. Returns how much of K it did.
 template <int M, int N>
 inline int64_t dot_tile_i8(const int8_t* x, int64_t x_stride, const int8_t* w, int64_t K, int32_t (*acc)[kTile]) {
   int64_t k = 0;
   I32 sums[M][N] = {};
 #ifdef AOEXT_AVX512
+  constexpr int kChains = M * N < 4 ? 4 / (M * N) : 1;  // of sums, so that no product waits for the one before it
+  I32 chains[kChains][M][N] = {};
   // As LanesI8 of lanes.inc.h, w + 128 by x; the sums of 128 · x come off at the end.
   const __m512i flip = _mm512_set1_epi8(-128);
   I32 x_sums[M] = {};
-  for (; k + 64 <= K; k += 64) {
+  const auto add = [&](int64_t at, I32(&to)[M][N]) {
     __m512i wk[N];
-    for (int n = 0; n < N; ++n) wk[n] = _mm512_xor_si512(load<__m512i>(w + n * K + k), flip);
+    for (int n = 0; n < N; ++n) wk[n] = _mm512_xor_si512(load<__m512i>(w + n * K + at), flip);
     for (int m = 0; m < M; ++m) {
-      const __m512i xk = load<__m512i>(x + m * x_stride + k);
+      const __m512i xk = load<__m512i>(x + m * x_stride + at);
       x_sums[m] = (I32)_mm512_dpbusd_epi32((__m512i)x_sums[m], flip, xk);
-      for (int n = 0; n < N; ++n) sums[m][n] = (I32)_mm512_dpbusd_epi32((__m512i)sums[m][n], wk[n], xk);
+      for (int n = 0; n < N; ++n) to[m][n] = (I32)_mm512_dpbusd_epi32((__m512i)to[m][n], wk[n], xk);
     }
-  }
+  };
+  for (; k + 64 * kChains <= K; k += 64 * kChains)
+    for (int c = 0; c < kChains; ++c) add(k + 64 * c, chains[c]);
+  for (; k + 64 <= K; k += 64) add(k, chains[0]);
   for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n) sums[m][n] -= x_sums[m];
+    for (int n = 0; n < N; ++n) {
+      for (int c = 0; c < kChains; ++c) sums[m][n] += chains[c][m][n];
+      sums[m][n] -= x_sums[m];
+    }
 #else
   const auto widen = [](const int8_t* p) { return _mm256_cvtepi8_epi16(load<__m128i>(p)); };
   for (; k + 16 <= K; k += 16) {
@@ -719,7 +734,7 @@ void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, i
           for (int64_t k = done; k < K; ++k) out[m][i] += x[(first + m) * K + k] * w[(n + i) * K + k];
     };
     int64_t n = 0;
-    for (; n + kTileRows <= N; n += kTileRows) take(Rows<kTileRows>(), n);
+    for (; n + kRowsOfI8 <= N; n += kRowsOfI8) take(Rows<kRowsOfI8>(), n);
     for (; n < N; ++n) take(Rows<1>(), n);
   });
 }
