@@ -171,8 +171,7 @@ __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
 #endif
 }
 
-// ---- Kernels that overlap, from sm_90 on (launch.h): what ran before is over; what runs next may start. In this order where
-// what runs next reads before it waits (sm90a/segments.cuh): it relies on it that what ran before this kernel is over. ----
+// ---- Kernels that overlap, from sm_90 on (launch.h): what ran before is over; what runs next may start, and waits in turn. ----
 
 __device__ __forceinline__ void wait_for_last_kernel() {
 #if __CUDA_ARCH__ >= 900
