@@ -90,14 +90,22 @@ struct TileShape {
   static bool is_of(const WgmmaConfig& c) { return c.rows == kTileRows && c.tokens == kTokens; }
 };
 
-template <class... Shapes>
+template <int kRowsOfW, int... kTokensOfX>
+struct TilesOf {
+  // Whether one of them is what a configuration names, which `run` is called with.
+  template <class Run>
+  static bool run(const WgmmaConfig& c, Run&& run) {
+    return ((TileShape<kRowsOfW, kTokensOfX>::is_of(c) && (run(TileShape<kRowsOfW, kTokensOfX>()), true)) || ...);
+  }
+};
+
+template <class... Tiles>
 struct TileShapes {};
 
-// Calls `run` with the one that a configuration names.
-template <class... Shapes, class Run>
-cudaError_t with_tile(TileShapes<Shapes...>, const WgmmaConfig& c, Run&& run) {
+template <class... Tiles, class Run>
+cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
   cudaError_t error = cudaErrorInvalidValue;
-  ((Shapes::is_of(c) && (error = run(Shapes()), true)) || ...);
+  (Tiles::run(c, [&](auto shape) { error = run(shape); }) || ...);
   return error;
 }
 
@@ -151,11 +159,9 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
       const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows};
       const Segments s = segments(p, stage, config);
       if (!shares_fit(s, config.blocks)) return;
-      double time = 0;
-      if (ranges > 0)
-        time += time_of_ranges(s, config.blocks, stage / kStep * step, cost.tile, rows * tokens / (128. * 256), model);
-      else
-        time += ceil_div(s.whole_tiles, blocks) * time_of(stages);
+      const double size = rows * tokens / (128. * 256);
+      double time = ranges > 0 ? time_of_ranges(s, config.blocks, stage / kStep * step, cost.tile, size, model)
+                               : ceil_div(s.whole_tiles, blocks) * time_of(stages);
       if (cluster > 1 && rest_tiles(s) > 0) time += time_of(ceil_div(stages, cluster)) + cost.cluster;
       if (best.tokens != 0 && time >= least) return;
       least = time;

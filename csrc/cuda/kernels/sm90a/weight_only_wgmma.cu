@@ -8,16 +8,8 @@ namespace {
 
 constexpr int kStage = 128;  // of K, whatever the type
 
-template <int kTokens>
-using Rows128 = wgmma::TileShape<128, kTokens>;
-template <int kTokens>
-using Rows64 = wgmma::TileShape<64, kTokens>;
-
-template <int kTokens>
-using Rows192 = wgmma::TileShape<192, kTokens>;
-
-constexpr wgmma::TileShapes<Rows192<64>, Rows192<96>, Rows192<128>, Rows128<32>, Rows128<96>, Rows128<128>, Rows128<192>,
-                            Rows128<256>, Rows64<32>, Rows64<64>, Rows64<128>>
+constexpr wgmma::TileShapes<wgmma::TilesOf<192, 64, 96, 128>, wgmma::TilesOf<128, 32, 96, 128, 192, 256>,
+                            wgmma::TilesOf<64, 32, 64, 128>>
     kShapes;
 
 template <class T, Element kType>
