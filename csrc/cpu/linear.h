@@ -135,12 +135,20 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
 }
 
 // Algorithm::values.
-inline void multiply_values(const LinearProblem& p, const Tensor& input, const RowwiseWeight& weight, const Output& output) {
-  const int64_t ld = padded(p.K);
-  const std::vector<float> x = float_rows(p, input, ld);
+inline void multiply_values(const LinearProblem& p, const Plan& plan, const Tensor& input, const RowwiseWeight& weight,
+                            const Output& output) {
+  const Values8& values = plan.compute == ScalarType::BFloat16 ? *kernels().values_bf16 : *kernels().values_f32;
+  const int64_t ld = padded(p.K), bytes = p.M * ld * values.operand_bytes;
+  const Scratch x(bytes);
+  std::memset(x + 0, 0, bytes);
+  const Tensor rows = aten::contiguous(input);
+  const int64_t row_bytes = p.K * static_cast<int64_t>(rows.element_size());
+  for (int64_t m = 0; m < p.M; ++m)
+    values.input(element(p.input), static_cast<const char*>(rows.const_data_ptr()) + m * row_bytes, p.K,
+                 x + m * ld * values.operand_bytes);
   multiply_few(p, weight, output, [&](RowwiseWeight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
     tile.move(first, count, 0, p.K);
-    kernels().dot_values(x.data(), ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);
+    values.dot(x + 0, ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);
   });
 }
 
@@ -154,7 +162,7 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
     const Tensor x = aten::contiguous(input);
     multiply_tiles(plan, input_rows(p, x), weight, output);
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
-    multiply_values(p, input, weight, output);
+    multiply_values(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
     multiply_int4(p, plan, input, weight, output);
   }

@@ -18,7 +18,7 @@ bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.i
 Most most(const LinearProblem& p) {
 #ifdef __x86_64__
   if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4};
-  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 16, 8, 2} : Most{8, 8, 0, 4, 4, 2, 2};
+  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 16, 8, 2} : Most{8, 8, 0, 4, 4, 4, 4};
   if (&kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 64};
 #endif
   return {0, 0, 0, 2, 0, 0, 0};
@@ -60,7 +60,8 @@ Plan plan_int4_floats(const LinearProblem& p) {
 
 Plan plan_rowwise(const LinearProblem& p) {
   const int64_t values = p.weight == ScalarType::Char ? most(p).int8_values : most(p).float8_values;
-  return p.M <= values ? Plan{Algorithm::values, ScalarType::Float} : plan_products(p);
+  const bool by_bf16 = kernels().values_bf16 != nullptr && !is_wide(p);
+  return p.M <= values ? Plan{Algorithm::values, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float} : plan_products(p);
 }
 
 Plan plan_scaled(const LinearProblem& p) {

@@ -237,9 +237,10 @@ void from_float(Element to, const float* source, void* out, int64_t n) {
 }
 
 #ifdef AOEXT_AVX512
-// How a float8 becomes a bfloat16 by its bits: its magnitude moves up to bfloat16's exponent, whose bias is larger by kBias.
-// Subnormal magnitudes m, which are m · 2^kLowest, and those from kSpecial on, infinite or NaN, come from a table: their low five
-// bits tell them apart.
+constexpr __mmask64 kAllBytes = ~__mmask64{0};
+
+// How a float8 becomes a bfloat16 by its bits: its magnitude moves up to bfloat16's exponent, whose bias is larger by kBias, but
+// for subnormal magnitudes m, which are m · 2^kLowest, and those from kSpecial on, infinite or NaN.
 template <Element kType>
 struct Float8Bits {
   static constexpr bool kE5m2 = kType == Element::e5m2;
@@ -247,40 +248,52 @@ struct Float8Bits {
   static constexpr int kSubnormals = kE5m2 ? 4 : 8, kSpecial = kE5m2 ? 0x7c : 0x7f;
 };
 
+// Magnitudes of 8-bit values as bfloat16, which all of them are exactly: an int8's is a number of units as a float8's subnormals
+// are.
 template <Element kType>
-struct Float8Table {
-  alignas(64) uint16_t values[32] = {};
-  constexpr Float8Table() {
+constexpr uint16_t magnitude_as_bf16(int m) {
+  int log2 = 0;
+  while (m >> (log2 + 1) != 0) ++log2;
+  const auto units = [&](int lowest) { return m == 0 ? 0 : (127 + lowest + log2) << 7 | (m << (7 - log2) & 0x7f); };
+  if constexpr (kType == Element::i8) {
+    return static_cast<uint16_t>(units(0));
+  } else {
     using Bits = Float8Bits<kType>;
-    for (int m = 1; m < Bits::kSubnormals; ++m) {
-      const int log2 = m >= 4 ? 2 : m >= 2 ? 1 : 0;
-      values[m] = static_cast<uint16_t>((127 + Bits::kLowest + log2) << 7 | (m << (7 - log2) & 0x7f));
+    if (m < Bits::kSubnormals) return static_cast<uint16_t>(units(Bits::kLowest));
+    if (m >= Bits::kSpecial) return static_cast<uint16_t>(m << Bits::kShift | 0x7f80);
+    return static_cast<uint16_t>((m << Bits::kShift) + (Bits::kBias << 7));
+  }
+}
+
+template <Element kType>
+struct Magnitudes {
+  alignas(64) uint8_t low[128] = {}, high[128] = {};
+  constexpr Magnitudes() {
+    for (int m = 0; m < 128; ++m) {
+      low[m] = static_cast<uint8_t>(magnitude_as_bf16<kType>(m));
+      high[m] = static_cast<uint8_t>(magnitude_as_bf16<kType>(m) >> 8);
     }
-    for (int m = Bits::kSpecial; m < 0x80; ++m) values[m % 32] = static_cast<uint16_t>(m << Bits::kShift | 0x7f80);
   }
 };
 
-// 32 values.
+// 64 values: in each lane of 128 bits the first eight of its 16 become the first vector's, the others the second's.
 template <Element kType>
-inline __m512i values_as_bf16(const void* p) {
-  constexpr __mmask32 kAll = ~__mmask32{0};
-  if constexpr (kType == Element::i8) {
-    const F32 low = floats_at<kType>(p), high = floats_at<kType>(static_cast<const char*>(p) + 16);
-    return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  } else {
-    using Bits = Float8Bits<kType>;
-    const auto bytes = [](int value) { return _mm256_set1_epi8(static_cast<int8_t>(value)); };
-    const auto words = [](int value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); };
-    const __m256i codes = load<__m256i>(p),
-                  above = _mm256_sub_epi8(_mm256_and_si256(codes, bytes(0x7f)), bytes(Bits::kSubnormals));
-    const __mmask32 unusual = _mm256_cmpge_epu8_mask(above, bytes(Bits::kSpecial - Bits::kSubnormals));
-    const __m512i wide = _mm512_maskz_cvtepi8_epi16(kAll, codes), moved = _mm512_maskz_slli_epi16(kAll, wide, Bits::kShift);
-    const __m512i sign_and_magnitude = _mm512_and_si512(moved, words(0x8000 | 0x7f << Bits::kShift));
-    const __m512i normal = _mm512_maskz_add_epi16(kAll, sign_and_magnitude, words(Bits::kBias << 7));
-    static constexpr Float8Table<kType> kTable;
-    const __m512i any = _mm512_mask_permutexvar_epi16(normal, unusual, wide, load<__m512i>(kTable.values));
-    return _mm512_or_si512(any, _mm512_and_si512(wide, words(0x8000)));
+inline void values_as_bf16(__m512i values, __m512i (&out)[2]) {
+  static constexpr Magnitudes<kType> kMagnitudes;
+  const auto look_up = [](const uint8_t (&table)[128], __m512i index) {  // seven bits of it count
+    return _mm512_maskz_permutex2var_epi8(kAllBytes, load<__m512i>(table), index, load<__m512i>(table + 64));
+  };
+  const __m512i index = kType == Element::i8 ? _mm512_maskz_abs_epi8(kAllBytes, values) : values;
+  constexpr int kOrAnd = 0xf8;  // a | (b & c)
+  __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high, index), values, _mm512_set1_epi8(-128), kOrAnd);
+  if constexpr (kType == Element::i8) {  // −128 has no magnitude in seven bits
+    constexpr int kHighest = 0xc3;
+    const __mmask64 lowest = _mm512_cmpeq_epi8_mask(values, _mm512_set1_epi8(-128));
+    high = _mm512_mask_mov_epi8(high, lowest, _mm512_set1_epi8(static_cast<char>(kHighest)));
   }
+  const __m512i low = look_up(kMagnitudes.low, index);
+  out[0] = _mm512_maskz_unpacklo_epi8(kAllBytes, low, high);
+  out[1] = _mm512_maskz_unpackhi_epi8(kAllBytes, low, high);
 }
 #endif
 
@@ -288,7 +301,14 @@ template <Element kType>
 inline int64_t values_to_bf16([[maybe_unused]] const void* source, [[maybe_unused]] uint16_t* out, [[maybe_unused]] int64_t n) {
   int64_t i = 0;
 #ifdef AOEXT_AVX512
-  for (; i + 32 <= n; i += 32) store(out + i, values_as_bf16<kType>(static_cast<const char*>(source) + i));
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // in which the first 32 come first
+  for (; i + 64 <= n; i += 64) {
+    __m512i halves[2];
+    values_as_bf16<kType>(_mm512_maskz_permutexvar_epi64(0xff, order, load<__m512i>(static_cast<const char*>(source) + i)),
+                          halves);
+    store(out + i, halves[0]);
+    store(out + i + 32, halves[1]);
+  }
 #endif
   return i;
 }

@@ -148,6 +148,18 @@ struct Planes {
                      const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]);
 };
 
+// 8-bit values by few rows of x.
+struct Values8 {
+  int64_t operand_bytes;
+
+  // A row of n elements for `dot`, padded with zeros (by the caller) to kPad.
+  void (*input)(Element from, const void* row, int64_t n, void* out);
+
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that `input` wrote, x_stride operands apart, and N <= kTile rows of K values, one
+  // after another.
+  void (*dot)(const void* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K, float (*acc)[kTile]);
+};
+
 struct Kernels {
   const char* name;
 
@@ -174,10 +186,8 @@ struct Kernels {
   // Null where no instruction multiplies bfloat16. int4 has tiles of its own, whose operands lie as its nibbles unpack best.
   const Tiles *bf16, *bf16_int4;
 
-  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows of x and N <= kTile rows of K 8-bit values, one after another; rows of x are
-  // floats, padded.
-  void (*dot_values)(const float* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
-                     float (*acc)[kTile]);
+  // Of floats, and of bfloat16: null where no instruction multiplies it.
+  const Values8 *values_f32, *values_bf16;
 
   // A row of x in the order of dot_int4, and the sums of its groups.
   void (*arrange_int4)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);

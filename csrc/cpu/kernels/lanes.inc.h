@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kWordBytes = 4, kDepthBytes = 512;
 constexpr int kBands = kTile / kFloats;
 constexpr int64_t kStepBytes = kBands * kLine;  // of a block: a word of each row
-constexpr __mmask64 kAllBytes = ~__mmask64{0};
 
 struct LanesBf16 {
   using Operand = uint16_t;
@@ -163,56 +162,13 @@ inline void each_words(const void* source, const BlockRows& block, int64_t n, vo
   }
 }
 
-// Magnitudes of 8-bit values as bfloat16, which all of them are exactly: an int8's is a number of units as a float8's subnormals
-// are.
-template <Element kType>
-constexpr uint16_t magnitude_as_bf16(int m) {
-  int log2 = 0;
-  while (m >> (log2 + 1) != 0) ++log2;
-  const auto units = [&](int lowest) { return m == 0 ? 0 : (127 + lowest + log2) << 7 | (m << (7 - log2) & 0x7f); };
-  if constexpr (kType == Element::i8) {
-    return static_cast<uint16_t>(units(0));
-  } else {
-    using Bits = Float8Bits<kType>;
-    if (m < Bits::kSubnormals) return static_cast<uint16_t>(units(Bits::kLowest));
-    if (m >= Bits::kSpecial) return static_cast<uint16_t>(m << Bits::kShift | 0x7f80);
-    return static_cast<uint16_t>((m << Bits::kShift) + (Bits::kBias << 7));
-  }
-}
-
-template <Element kType>
-struct Magnitudes {
-  alignas(64) uint8_t low[128] = {}, high[128] = {};
-  constexpr Magnitudes() {
-    for (int m = 0; m < 128; ++m) {
-      low[m] = static_cast<uint8_t>(magnitude_as_bf16<kType>(m));
-      high[m] = static_cast<uint8_t>(magnitude_as_bf16<kType>(m) >> 8);
-    }
-  }
-};
-
 // Words of four 8-bit values as two of two.
 template <Element kType>
 inline void halve(U32 words, __m512i (&out)[2]) {
-  static constexpr Magnitudes<kType> kMagnitudes;
-  const auto look_up = [](const uint8_t (&table)[128], __m512i index) {  // seven bits of it count
-    return _mm512_maskz_permutex2var_epi8(kAllBytes, load<__m512i>(table), index, load<__m512i>(table + 64));
-  };
-  // In each lane of 128 bits the first halves of its words, then the second ones: what unpacking pairs makes vectors of.
+  // In each lane of 128 bits the first halves of its words, then the second ones.
   const __m512i halves =
       _mm512_maskz_broadcast_i32x4(0xffff, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-  const __m512i values = _mm512_maskz_shuffle_epi8(kAllBytes, (__m512i)words, halves);
-  const __m512i index = kType == Element::i8 ? _mm512_maskz_abs_epi8(kAllBytes, values) : values;
-  constexpr int kOrAnd = 0xf8;  // a | (b & c)
-  __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high, index), values, _mm512_set1_epi8(-128), kOrAnd);
-  if constexpr (kType == Element::i8) {  // −128 has no magnitude in seven bits
-    constexpr int kHighest = 0xc3;
-    const __mmask64 lowest = _mm512_cmpeq_epi8_mask(values, _mm512_set1_epi8(-128));
-    high = _mm512_mask_mov_epi8(high, lowest, _mm512_set1_epi8(static_cast<char>(kHighest)));
-  }
-  const __m512i low = look_up(kMagnitudes.low, index);
-  out[0] = _mm512_maskz_unpacklo_epi8(kAllBytes, low, high);
-  out[1] = _mm512_maskz_unpackhi_epi8(kAllBytes, low, high);
+  values_as_bf16<kType>(_mm512_maskz_shuffle_epi8(kAllBytes, (__m512i)words, halves), out);
 }
 
 template <Element kType>
