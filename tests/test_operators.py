@@ -81,6 +81,40 @@ def test_int4_groups_of_every_size(M, group_size, groups, dtype, device, kernel_
     assert_close(call.run(device, kernel_of(call.operator)), call.reference)
 
 
+@pytest.mark.parametrize("groups", [8, 27])
+@pytest.mark.parametrize("group_size", [8, 16, 24, 32])
+@pytest.mark.parametrize("N", [64, 100])
+@pytest.mark.parametrize("M", [47, 48, 130])
+def test_many_rows_by_short_groups(M, N, group_size, groups, device, kernel_of, generator):
+    problem = Problem(M, N, group_size * groups, group_size, BF16, BF16)
+    call = CALLS["bf16i4bf16_rowwise"](problem, generator)
+    assert_close(call.run(device, kernel_of(call.operator)), call.reference)
+
+
+@pytest.mark.parametrize("group_size", [16, 32, 128])
+@pytest.mark.parametrize("M", [1, 12, 64])
+def test_int4_weights_of_zero_meet_an_outlier_as_zero(M, group_size, device, kernel_of, generator):
+    weight, scale, _ = reference.int4_weight(Problem(M, 96, 256, group_size, BF16, BF16), generator)
+    zero = (scale.float() * torch.randint(-7, 9, scale.shape, generator=generator)).to(BF16)
+    ideal = reference.int4_float64(weight, scale, zero)
+    k = int((ideal == 0).sum(0).argmax())
+    nothing = ideal[:, k] == 0
+    assert nothing.any()
+    x = torch.zeros(M, 256, dtype=BF16)
+    x[:, k] = 2.0**60
+    args = (t.to(device) for t in (x, weight, scale, zero))
+    assert (kernel_of("bf16i4bf16_rowwise")(*args).cpu()[:, nothing] == 0).all()
+
+
+@pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("M", [1, 2, 3, 4])
+@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if "i4" not in op])
+def test_few_rows_by_long_ones(operator, M, eight_bit, device, kernel_of, generator):
+    """Longer than what CPUs multiply in one piece, and of a length that no vector divides."""
+    call = CALLS[operator](Problem(M, 43, 16453, 16453, BF16, BF16, eight_bit), generator)
+    assert_close(call.run(device, kernel_of(operator)), call.reference)
+
+
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("N", [5, 24])
 @pytest.mark.parametrize("M", [9, 33, 130])

@@ -12,6 +12,9 @@ struct Most {
   int64_t dot_int8;                             // int8 by int8 likewise
 };
 
+// From here on scaled_tiles are faster than tiles.
+constexpr int64_t kScaledTiles = 48;
+
 // Inputs whose tiles are of float32 on any CPU.
 bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.input == ScalarType::Float; }
 
@@ -55,7 +58,11 @@ Plan plan_int4_floats(const LinearProblem& p) {
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
   if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most(p).nibbles)
     return {Algorithm::nibbles, ScalarType::Float};
-  return plan_int4pack(p);
+  const Plan plan = plan_int4pack(p);
+  const bool scaled = plan.compute == ScalarType::BFloat16 && kernels().bf16->weights_int4 != nullptr && p.N >= kRoundedColumns;
+  if (scaled && p.group_size <= 32 && p.group_size >= 8 && power_of_two && p.M >= kScaledTiles)
+    return {Algorithm::scaled_tiles, ScalarType::BFloat16};
+  return plan;
 }
 
 Plan plan_rowwise(const LinearProblem& p) {
@@ -80,6 +87,7 @@ std::string describe(const Plan& plan) {
   if (plan.algorithm == Algorithm::plane_tiles) return text + "tiles of planes of nibbles, " + compute;
   if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
   if (plan.algorithm == Algorithm::values) return text + "values, " + compute;
+  if (plan.algorithm == Algorithm::scaled_tiles) return text + "tiles of scaled weights, " + compute;
   return text + "tiles, " + compute;
 }
 

@@ -8,12 +8,13 @@
 namespace aoext::cpu {
 
 enum class Algorithm {
-  planes,       // int4, few input rows in 16-bit fixed point: integer products; plan_int4_floats for rows of too wide a range
-  fine_planes,  // the same in 23-bit fixed point, for float32 results
-  plane_tiles,  // as planes, several rows at once as tiles of bytes
-  nibbles,      // int4, few input rows: the weight's words themselves, read once
-  values,       // the same of 8-bit weights
-  tiles,        // blocks of weights unpacked in cache, multiplied at once by all input rows
+  planes,        // int4, few input rows in 16-bit fixed point: integer products; plan_int4_floats for rows of too wide a range
+  fine_planes,   // the same in 23-bit fixed point, for float32 results
+  plane_tiles,   // as planes, several rows at once as tiles of bytes
+  nibbles,       // int4, few input rows: the weight's words themselves, read once
+  values,        // the same of 8-bit weights
+  tiles,         // blocks of weights unpacked in cache, multiplied at once by all input rows
+  scaled_tiles,  // the same of short groups of int4 with their scales, so that weights are rounded: many input rows
 };
 
 struct Plan {

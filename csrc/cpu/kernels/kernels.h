@@ -183,7 +183,8 @@ struct Kernels {
 
   const Tiles *f32, *i8;
 
-  // Null where no instruction multiplies bfloat16. int4 has tiles of its own, whose operands lie as its nibbles unpack best.
+  // Null where no instruction multiplies bfloat16. int4 has tiles of its own, whose operands lie as its nibbles unpack best;
+  // where these leave out scales, the former take groups of 8, 16 and 32 with them, too.
   const Tiles *bf16, *bf16_int4;
 
   // Of floats, and of bfloat16: null where no instruction multiplies it.

@@ -8,8 +8,9 @@
 //
 // Rows of w lie along K, so `weights` transposes words, 64 shuffles for 16 rows by 64 bytes, as they come from memory: of int4 a
 // word is 8 weights, which then become 4 words of bfloat16 by a shift and a bit operation each: 16 + (q ^ 8), exact, which the
-// sums of x undo. So no weight is rounded; a group's sums meet its scale in float32. 8-bit weights become bfloat16, also exact,
-// by tables of 128 bytes, and meet their scales when all is done.
+// sums of x undo. So no weight is rounded; a group's sums meet its scale in float32. Many rows of x by short groups take words of
+// q · scale + zero_point, rounded. 8-bit weights become bfloat16, exact, by tables of 128 bytes, and meet their scales when all
+// is done.
 //
 // Subnormal operands of bfloat16 count as zero, far below its own rounding.
 namespace aoext::cpu {
@@ -130,8 +131,9 @@ inline void load_words(const char* const (&rows)[kFloats], int64_t at, U32 (&wor
   }
 }
 
-// A block of the words of n bytes of each row, each of which unpack(words, to) makes kWords of, kStepBytes apart; zeros follow up
-// to a multiple of kMultiple, and the last row stands for those that don't exist. What is next is fetched a line at a time.
+// A block of the words of n bytes of each row, each of which unpack(words, its place in the row, band, to) makes kWords of,
+// kStepBytes apart; zeros follow up to a multiple of kMultiple, and the last row stands for those that don't exist. What is next
+// is fetched a line at a time.
 template <int kWords, int64_t kMultiple, class Unpack>
 inline void each_words(const void* source, const BlockRows& block, int64_t n, void* out, const Unpack& unpack) {
   static_assert(kMultiple % kLine == 0);
@@ -154,7 +156,7 @@ inline void each_words(const void* source, const BlockRows& block, int64_t n, vo
       load_words(rows, at, words);
 #pragma GCC unroll 16
       for (int i = 0; i < kFloats; ++i) {
-        unpack(words[i], to);
+        unpack(words[i], at / kWordBytes + i, band, to);
         to += kWords * kStepBytes;
         if (at < block.next_bytes) __builtin_prefetch(next[i] + at);
       }
@@ -173,7 +175,7 @@ inline void halve(U32 words, __m512i (&out)[2]) {
 
 template <Element kType>
 inline void weights_in_lanes(const void* source, const BlockRows& rows, int64_t n, void* out) {
-  each_words<2, kPad>(source, rows, n, out, [](U32 words, char* to) {
+  each_words<2, kPad>(source, rows, n, out, [](U32 words, int64_t, int, char* to) {
     __m512i halves[2];
     halve<kType>(words, halves);
     store(to, halves[0]);
@@ -188,7 +190,7 @@ void weights_in_lanes(Element from, const void* source, const BlockRows& rows, i
 }
 
 void bytes_in_lanes(Element, const void* source, const BlockRows& rows, int64_t n, void* out) {
-  each_words<1, kPad>(source, rows, n, out, [](U32 words, char* to) { store(to, words ^ 0x80808080u); });
+  each_words<1, kPad>(source, rows, n, out, [](U32 words, int64_t, int, char* to) { store(to, words ^ 0x80808080u); });
 }
 
 void inputs_i8(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t* start) {
@@ -206,7 +208,7 @@ constexpr int64_t kEight = 8;
 constexpr float kOffset = 16 + 8;
 
 void int4_in_lanes(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
-  each_words<4, kLine>(first.packed + begin / 2, rows, n / 2, out, [](U32 words, char* to) {
+  each_words<4, kLine>(first.packed + begin / 2, rows, n / 2, out, [](U32 words, int64_t, int, char* to) {
     // Nibbles come to lie on the upper four bits of the mantissa of 16.
     constexpr int kAndXor = 0x6a;  // (a & b) ^ c
     const U32 moved[] = {words << 3, words >> 1, words >> 5, words >> 9};
@@ -215,6 +217,36 @@ void int4_in_lanes(const Int4Row& first, const BlockRows& rows, int64_t begin, i
       store(to + i * kStepBytes,
             _mm512_ternarylogic_epi32((__m512i)moved[i], _mm512_set1_epi32(0x00780078), _mm512_set1_epi32(0x41c041c0), kAndXor));
   });
+}
+
+// q · scale + zero_point, rounded: of short groups, of 8 << shift weights, whose scales cost many rows of x more than operands
+// do.
+void scaled_int4_in_lanes(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  const int shift = first.group_size == 32 ? 2 : first.group_size == 16 ? 1 : 0;
+  const int64_t skipped = begin / kEight, last = n / kEight - 1;
+  uint16_t order[2 * kFloats];  // one of the first half, one of the second
+  for (int i = 0; i < 2 * kFloats; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * kFloats);
+  const __m512i in_turn = load<__m512i>(order);
+  const F32 values = values_of_nibbles();
+  // Copies, which no store can change.
+  const auto unpack = [=, scales = first.scale, zero_points = first.zero_point](U32 words, int64_t word, int band, char* to) {
+    const int64_t at = (skipped + (word < last ? word : last)) >> shift;
+    const F32 scale = load<F32>(scales + at * kTile + band * kFloats),
+              zero = load<F32>(zero_points + at * kTile + band * kFloats);
+    const auto value = [&](int i) __attribute__((always_inline)) {
+      const __m512 q = _mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)values);
+      return (__m512)multiply_add((F32)q, scale, zero);
+    };
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i two = (__m512i)_mm512_cvtne2ps_pbh(value(2 * i + 1), value(2 * i));
+      store(to + i * kStepBytes, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, in_turn, two));
+    }
+  };
+  each_words<4, kLine>(first.packed + begin / 2, rows, n / 2, out, unpack);
+  // Past the end zeros, as those of x, whatever the last zero points are.
+  const int64_t known = n / 2, padded = (n + kPad - 1) / kPad * kPad / 2;  // words of two
+  memset(static_cast<char*>(out) + known * kStepBytes, 0, static_cast<size_t>((padded - known) * kStepBytes));
 }
 
 template <int64_t kDepth>
@@ -276,10 +308,17 @@ bool lanes_take(Element, const void* row, int64_t K) {
 // ---- tables --------------------------------------------------------------------------------------------
 
 constexpr bool kInOrder = true;
-constexpr Tiles kLanesBf16{
-    sizeof(uint16_t), kTile,   kDepthOf<LanesBf16>,       1,       inputs<operands<Element::bf16, uint16_t>>,
-    weights_in_lanes, nullptr, multiply_lanes<LanesBf16>, nullptr, nullptr,
-    kInOrder};
+constexpr Tiles kLanesBf16{sizeof(uint16_t),
+                           kTile,
+                           kDepthOf<LanesBf16>,
+                           1,
+                           inputs<operands<Element::bf16, uint16_t>>,
+                           weights_in_lanes,
+                           scaled_int4_in_lanes,
+                           multiply_lanes<LanesBf16>,
+                           add_of_groups,
+                           nullptr,
+                           kInOrder};
 constexpr Tiles kLanesBf16Int4{sizeof(uint16_t),
                                kTile,
                                kDepthOf<LanesBf16>,
