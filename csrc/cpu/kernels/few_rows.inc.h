@@ -320,6 +320,13 @@ inline void groups_of_rows(const V (&fours)[kFloats / 4], V (&out)[kGroups]) {
   }
 }
 
+// Which cache the next tile is fetched into: the first, but where AMX is, whose CPUs gain nothing by it, the second.
+#ifdef AOEXT_AMX
+constexpr int kNextTile = 2;
+#else
+constexpr int kNextTile = 3;
+#endif
+
 // How many groups ahead of their use scales are fetched: some µs of weights.
 constexpr int64_t kScalesAhead = 32;
 
@@ -344,7 +351,7 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
   // i to 4 i + 3.
   const auto multiply = [&](int64_t begin, int64_t at, int n, Totals(&fours)[M][kFours]) __attribute__((always_inline)) {
     for (int four = 0; four < kFours; ++four) {
-      for (int64_t i = 0; fetch && i < 4 * kPart / 2; i += kLine, next += kLine) __builtin_prefetch(next);
+      for (int64_t i = 0; fetch && i < 4 * kPart / 2; i += kLine, next += kLine) __builtin_prefetch(next, 0, kNextTile);
       U32 even[4][kUnits], odd[4][kUnits];
       for (int i = 0; i < 4; ++i)
         for (int u = 0; u < kUnits; ++u)
@@ -711,6 +718,13 @@ inline void each_piece(int64_t M, int64_t N, int64_t K, int64_t operand_bytes, S
 // ---- 8-bit values by bfloat16 --------------------------------------------------------------------------
 //
 // All values are bfloat16 exactly: 64 become so in 5 instructions (int8: 8), where floats take 19, and meet a row of x in two.
+// CPUs that have AMX look up and multiply so at half the pace, and are better off with floats.
+
+#ifdef AOEXT_AMX
+
+constexpr const Values8* kValuesBf16 = nullptr;
+
+#else
 
 // n elements of N rows of w, K apart, of which what lies at `next` is fetched.
 template <Element kType, int M, int N>
@@ -783,6 +797,8 @@ void row_of_bf16(Element from, const void* row, int64_t n, void* out) {
 
 constexpr Values8 kValuesOfBf16{sizeof(uint16_t), row_of_bf16, dot_values_bf16};
 constexpr const Values8* kValuesBf16 = &kValuesOfBf16;
+
+#endif
 
 // ---- int8 by int8 --------------------------------------------------------------------------------------
 
