@@ -718,7 +718,7 @@ inline void each_piece(int64_t M, int64_t N, int64_t K, int64_t operand_bytes, S
 // ---- 8-bit values by bfloat16 --------------------------------------------------------------------------
 //
 // All values are bfloat16 exactly: 64 become so in 5 instructions (int8: 8), where floats take 19, and meet a row of x in two.
-// CPUs that have AMX look up and multiply so at half the pace, and are better off with floats.
+// CPUs that have AMX take longer so than by floats.
 
 #ifdef AOEXT_AMX
 
