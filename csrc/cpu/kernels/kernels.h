@@ -187,7 +187,7 @@ struct Kernels {
   // where these leave out scales, the former take groups of 8, 16 and 32 with them, too.
   const Tiles *bf16, *bf16_int4;
 
-  // Of floats, and of bfloat16: null where no instruction multiplies it.
+  // Of floats, and of bfloat16: null where that is no faster.
   const Values8 *values_f32, *values_bf16;
 
   // A row of x in the order of dot_int4, and the sums of its groups.
