@@ -314,11 +314,11 @@ constexpr const Tiles *kBf16 = &kAmxBf16, *kBf16Int4 = &kAmxBf16Int4, *kI8 = &kA
 
 // ---- int4 by planes ------------------------------------------------------------------------------------
 //
-// As few_rows.inc.h, with up to 8 rows of x, a lot, as the 16 columns of a tile: a column is a plane of a row of x. Where 128
-// weights, a unit, are of several groups, it is of one of these alone, zero for the others' weights, and a lot has fewer rows.
-// tdpbssd takes 64 bytes of 16 rows of w, the unit's even k's or its odd ones', each nibble as the upper half of a byte, which is
-// 16 times its value. So a row of w has 16 sums, a column each, which meet their scales of x and w. A unit of a row of w is 6
-// instructions to unpack and to store, and 5 for the sums of each lot.
+// As few_rows_int4.inc.h, with up to 8 rows of x, a lot, as the 16 columns of a tile: a column is a plane of a row of x. Where
+// 128 weights, a unit, are of several groups, it is of one of these alone, zero for the others' weights, and a lot has fewer
+// rows. tdpbssd takes 64 bytes of 16 rows of w, the unit's even k's or its odd ones', each nibble as the upper half of a byte,
+// which is 16 times its value. So a row of w has 16 sums, a column each, which meet their scales of x and w. A unit of a row of w
+// is 6 instructions to unpack and to store, and 5 for the sums of each lot.
 
 constexpr int64_t kTileBytes = kTileSide * kTileRowBytes;
 constexpr int64_t kUnitBytes = 2 * kTileBytes + kTileRowBytes;  // of x: even, odd, scales

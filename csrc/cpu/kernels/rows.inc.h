@@ -9,7 +9,8 @@
 
 #include "cpu/kernels/formats.inc.h"
 
-#include "cpu/kernels/few_rows.inc.h"
+#include "cpu/kernels/few_rows_8bit.inc.h"
+#include "cpu/kernels/few_rows_int4.inc.h"
 #include "cpu/kernels/quantize.inc.h"
 #include "cpu/kernels/tiles.inc.h"
 #ifdef AOEXT_AMX

@@ -94,5 +94,8 @@ inline void each_rows(int64_t M, Body&& body) {
   if (M - m == 1) take(Rows<1>());
 }
 
+// Few rows of x that meet a weight's bytes themselves: what the registers hold beside these.
+constexpr int kFewRows = kFloats >= 16 ? 4 : 2;
+
 }  // namespace
 }  // namespace aoext::cpu
