@@ -37,14 +37,12 @@ struct Output {
   }
 };
 
-// Rows of x as float32, `ld` elements apart.
-inline std::vector<float> float_rows(const LinearProblem& p, const Tensor& input, int64_t ld) {
-  std::vector<float> x(p.M * ld);
+// f(m, row) for each row of x.
+template <class F>
+void each_input_row(const LinearProblem& p, const Tensor& input, const F& f) {
   const Tensor rows = aten::contiguous(input);
   const int64_t row_bytes = p.K * static_cast<int64_t>(rows.element_size());
-  for (int64_t m = 0; m < p.M; ++m)
-    kernels().to_float(element(p.input), static_cast<const char*>(rows.const_data_ptr()) + m * row_bytes, &x[m * ld], p.K);
-  return x;
+  for (int64_t m = 0; m < p.M; ++m) f(m, static_cast<const char*>(rows.const_data_ptr()) + m * row_bytes);
 }
 
 // Few rows of x, those that `order` names, or all: `product` brings the tile to `count` rows of weights from `first` on and
@@ -86,7 +84,8 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
                                : plan.algorithm == Algorithm::plane_tiles ? kernels().plane_tiles
                                                                           : nullptr;
   const int64_t row_bytes = planes != nullptr ? planes->bytes * ld : 0;
-  const std::vector<float> rows = float_rows(p, input, p.K);
+  std::vector<float> rows(p.M * p.K);
+  each_input_row(p, input, [&](int64_t m, const void* row) { kernels().to_float(element(p.input), row, &rows[m * p.K], p.K); });
   std::vector<int64_t> order, others;
   const Scratch fixed(p.M * row_bytes);
   std::memset(fixed + 0, 0, p.M * row_bytes);
@@ -99,7 +98,7 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
     (allowed ? order : others).push_back(m);
   }
   const int64_t in_planes = static_cast<int64_t>(order.size());
-  if (const Plan floats = plan_int4_floats(p); !others.empty() && floats.algorithm == Algorithm::tiles) {
+  if (const Plan floats = plan_int4_floats(p); !others.empty() && floats.algorithm != Algorithm::nibbles) {
     std::vector<float> x;
     for (const int64_t m : others) x.insert(x.end(), rows.begin() + m * p.K, rows.begin() + (m + 1) * p.K);
     multiply_tiles(floats, {x.data(), Element::f32, sizeof(float), p.M - in_planes, p.K}, weight, output, others);
@@ -142,11 +141,8 @@ inline void multiply_values(const LinearProblem& p, const Plan& plan, const Tens
   const int64_t ld = padded(p.K), bytes = p.M * ld * values.operand_bytes;
   const Scratch x(bytes);
   std::memset(x + 0, 0, bytes);
-  const Tensor rows = aten::contiguous(input);
-  const int64_t row_bytes = p.K * static_cast<int64_t>(rows.element_size());
-  for (int64_t m = 0; m < p.M; ++m)
-    values.input(element(p.input), static_cast<const char*>(rows.const_data_ptr()) + m * row_bytes, p.K,
-                 x + m * ld * values.operand_bytes);
+  each_input_row(
+      p, input, [&](int64_t m, const void* row) { values.input(element(p.input), row, p.K, x + m * ld * values.operand_bytes); });
   multiply_few(p, weight, output, [&](RowwiseWeight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
     tile.move(first, count, 0, p.K);
     values.dot(x + 0, ld, p.M, weight.value_element, tile.values(0), count, p.K, sums);

@@ -1,5 +1,5 @@
-// Products of 8-bit weights by few rows of x, from the weight's bytes themselves: they become floats in registers and are read
-// once, or are multiplied as they are.
+// Products of 8-bit weights by few rows of x, from the weight's bytes themselves: they become floats or bfloat16 in registers,
+// or are multiplied as they are, and are read once.
 namespace aoext::cpu {
 namespace {
 
@@ -88,24 +88,21 @@ void dot_rows_values(const float* x, int64_t x_stride, int64_t M, const char* w,
 
 void dot_values(const void* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
                 float (*acc)[kTile]) {
-  const float* const inputs = static_cast<const float*>(x);
-  const char* const rows = static_cast<const char*>(w);
-  if (type == Element::i8) return dot_rows_values<Element::i8>(inputs, x_stride, M, rows, N, K, acc);
-  if (type == Element::e4m3) return dot_rows_values<Element::e4m3>(inputs, x_stride, M, rows, N, K, acc);
-  dot_rows_values<Element::e5m2>(inputs, x_stride, M, rows, N, K, acc);
+  with_8bit_type(type, [&](auto of) {
+    dot_rows_values<decltype(of)::type>(static_cast<const float*>(x), x_stride, M, static_cast<const char*>(w), N, K, acc);
+  });
 }
 
 void row_of_floats(Element from, const void* row, int64_t n, void* out) { to_float(from, row, static_cast<float*>(out), n); }
 
 constexpr Values8 kValuesF32{sizeof(float), row_of_floats, dot_values};
 
-#ifdef AOEXT_AVX512
-
 // ---- rows as they lie ----------------------------------------------------------------------------------
 //
 // Where reading is what bounds few rows, rows of w are read as they lie, one at a time. Longer ones are read in pieces, whose x
 // stays in the first cache, a lot of rows at a time; the next lot is fetched meanwhile in the order in which it lies.
 
+#ifdef AOEXT_AVX512
 constexpr int64_t kLot = 8;
 
 // body(Rows<of x>, first, Rows<of w>, first, begin, elements, offset of as many bytes to fetch); sums start as zeros.
@@ -133,17 +130,14 @@ inline void each_piece(int64_t M, int64_t N, int64_t K, int64_t operand_bytes, S
     }
   });
 }
+#endif
 
 // ---- 8-bit values by bfloat16 --------------------------------------------------------------------------
 //
 // All values are bfloat16 exactly: 64 become so in 5 instructions (int8: 8), where floats take 19, and meet a row of x in two.
 // CPUs that have AMX take longer so than by floats.
 
-#ifdef AOEXT_AMX
-
-constexpr const Values8* kValuesBf16 = nullptr;
-
-#else
+#if defined(AOEXT_AVX512) && !defined(AOEXT_AMX)
 
 // n elements of N rows of w, K apart, of which what lies at `next` is fetched.
 template <Element kType, int M, int N>
@@ -195,11 +189,10 @@ void dot_rows_values_bf16(const uint16_t* x, int64_t x_stride, int64_t M, const 
 
 void dot_values_bf16(const void* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
                      float (*acc)[kTile]) {
-  const uint16_t* const inputs = static_cast<const uint16_t*>(x);
-  const char* const rows = static_cast<const char*>(w);
-  if (type == Element::i8) return dot_rows_values_bf16<Element::i8>(inputs, x_stride, M, rows, N, K, acc);
-  if (type == Element::e4m3) return dot_rows_values_bf16<Element::e4m3>(inputs, x_stride, M, rows, N, K, acc);
-  dot_rows_values_bf16<Element::e5m2>(inputs, x_stride, M, rows, N, K, acc);
+  with_8bit_type(type, [&](auto of) {
+    dot_rows_values_bf16<decltype(of)::type>(static_cast<const uint16_t*>(x), x_stride, M, static_cast<const char*>(w), N, K,
+                                             acc);
+  });
 }
 
 // In the order of values_as_bf16.
@@ -217,9 +210,15 @@ void row_of_bf16(Element from, const void* row, int64_t n, void* out) {
 constexpr Values8 kValuesOfBf16{sizeof(uint16_t), row_of_bf16, dot_values_bf16};
 constexpr const Values8* kValuesBf16 = &kValuesOfBf16;
 
+#else
+
+constexpr const Values8* kValuesBf16 = nullptr;
+
 #endif
 
 // ---- int8 by int8 --------------------------------------------------------------------------------------
+
+#ifdef AOEXT_AVX512
 
 // As dot_tile_values_bf16, exact.
 template <int M, int N>
@@ -265,11 +264,7 @@ void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, i
 
 constexpr auto kDotI8 = dot_i8;
 
-#else
-
-constexpr const Values8* kValuesBf16 = nullptr;
-
-#ifdef AOEXT_AVX2
+#elif defined(AOEXT_AVX2)
 
 // Exact, from bytes as they lie, where a tile's block would be written and read for few products. Returns how much of K it did.
 template <int M, int N>
@@ -313,7 +308,6 @@ constexpr auto kDotI8 = dot_i8;
 
 constexpr decltype(Kernels::dot_i8) kDotI8 = nullptr;
 
-#endif
 #endif
 
 }  // namespace

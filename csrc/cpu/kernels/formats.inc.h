@@ -119,6 +119,19 @@ inline F32 floats_at(Element type, const char* p) {
   return floats_at<Element::f32>(p);
 }
 
+// f(OfType<…>()) for an 8-bit type that is known late.
+template <Element kType>
+struct OfType {
+  static constexpr Element type = kType;
+};
+
+template <class F>
+inline void with_8bit_type(Element type, const F& f) {
+  if (type == Element::i8) return f(OfType<Element::i8>());
+  if (type == Element::e4m3) return f(OfType<Element::e4m3>());
+  f(OfType<Element::e5m2>());
+}
+
 // 8-bit values as products take them: kVectors vectors at a time, to be multiplied by kFactor; whether NaN is kept.
 template <Element kType>
 struct Values {

@@ -184,9 +184,7 @@ inline void weights_in_lanes(const void* source, const BlockRows& rows, int64_t 
 }
 
 void weights_in_lanes(Element from, const void* source, const BlockRows& rows, int64_t n, void* out) {
-  if (from == Element::i8) return weights_in_lanes<Element::i8>(source, rows, n, out);
-  if (from == Element::e4m3) return weights_in_lanes<Element::e4m3>(source, rows, n, out);
-  weights_in_lanes<Element::e5m2>(source, rows, n, out);
+  with_8bit_type(from, [&](auto of) { weights_in_lanes<decltype(of)::type>(source, rows, n, out); });
 }
 
 void bytes_in_lanes(Element, const void* source, const BlockRows& rows, int64_t n, void* out) {
