@@ -46,11 +46,12 @@ struct EightBitWeights {
         : row_(kept(row_address(lines, me, 32) + 2 * me.quad)) {}
 
     // Rows g and g + 8 of the warp's 16.
-    __device__ void load(int slot, int c) {
-      const uint32_t at = (row_ + slot * kLinesBytes) ^ (own_chunk<kWays>(c) << 5);
+    template <class Ring>
+    __device__ void load(const Ring& ring, int c) {
+      const uint32_t at = (row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWays>(c) << 5);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t from = (at ^ (i / 2 << 4)) + i % 2 * 8;
+        const uint32_t from = (at ^ (i / 2 << 4)) + i % 2 * 8 + ring.step() * kLinesBytes;
         upper_[i] = load_shared_half(from);
         lower_[i] = load_shared_half(from + 8 * kLine);
       }

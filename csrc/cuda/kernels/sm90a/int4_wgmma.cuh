@@ -33,9 +33,9 @@ struct Affine {
   typename Format<T>::Pair scale, zero;
 
   __device__ static typename Format<T>::Pair load(uint32_t address) {
-    uint16_t v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
-    return bits<typename Format<T>::Pair>(__byte_perm(v, 0, 0x1010));
+    uint32_t both;
+    asm volatile("{\n.reg .b16 v;\nld.shared.b16 v, [%1];\nmov.b32 %0, {v, v};\n}" : "=r"(both) : "r"(address) : "memory");
+    return bits<typename Format<T>::Pair>(both);
   }
 
   __device__ uint32_t operator()(uint32_t biased) const {
@@ -69,15 +69,16 @@ __device__ inline uint32_t dequantise(uint32_t byte, const A& affine) {
   return affine(and_xor<0x000F000F, Format<T>::kMagic>(byte * 0x1001));
 }
 
-// Scales and zeros are of x's type or float32; kGroup32: groups of 32, one a chunk.
-template <class T, class S, bool kGroup32, class Shape>
+// Scales and zeros are of x's type or float32, and loaded once for kScaleChunks chunks, which groups have at least.
+template <class T, class S, int kScaleChunks, class Shape>
 struct Int4Weights {
   static constexpr int kTileRows = Shape::kTileRows, kLinesBytes = kTileRows * kLine;
   static constexpr int kStage = 256;                                       // of K
   static constexpr int kMostGroups = 8;                                    // in a stage: groups of 32
   static constexpr int kZeros = kMostGroups * kTileRows * int(sizeof(S));  // where they begin, after the scales
   static constexpr int kExtraBytes = 2 * kZeros;
-  static constexpr int kNarrowStages = 4, kWideStages = 3;
+  static constexpr int kNarrowStages = 4;
+  static constexpr int kWideStages = Shape::kTokens <= 128 ? 2 : 3;  // two, where x has room for two stages as well
   static constexpr int kMostCluster = 2;
 
   struct Maps {
@@ -124,16 +125,17 @@ struct Int4Weights {
     }
 
     // Rows g and g + 8 of the warp's 16.
-    __device__ void load(int slot, int c) {
-      const uint32_t at = (row_ + slot * kLinesBytes) ^ (own_chunk<kWays>(c) << 4);
+    template <class Ring>
+    __device__ void load(const Ring& ring, int c) {
+      const uint32_t at = ((row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWays>(c) << 4)) + ring.step() * kLinesBytes;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         upper_[i] = load_shared_byte(at + 4 * i);
         lower_[i] = load_shared_byte(at + 4 * i + 8 * kLine);
       }
-      if (kGroup32 || c % 2 == 0) {
-        const uint32_t from =
-            scale_ + slot * kExtraBytes + ((own_chunk<kWays>(c) + 2 * way_) >> group_shift_) * (kTileRows * int(sizeof(S)));
+      if (own_chunk<kWays>(c) % kScaleChunks == 0) {
+        const uint32_t from = scale_ + ring.slot() * kExtraBytes +
+                              ((own_chunk<kWays>(c) + 2 * way_) >> group_shift_) * (kTileRows * int(sizeof(S)));
         constexpr uint32_t kRow8 = 8 * sizeof(S);
         upper_affine_.scale = Affine<T, S>::load(from), upper_affine_.zero = Affine<T, S>::load(from + kZeros);
         lower_affine_.scale = Affine<T, S>::load(from + kRow8), lower_affine_.zero = Affine<T, S>::load(from + kRow8 + kZeros);

@@ -74,6 +74,8 @@ class Ring {
   __device__ explicit Ring(int first = 0) : stage_(first) {}
 
   __device__ int slot() const { return kFullBarriers == kStages ? full() : full() % kStages; }  // place, and its "empty"
+  __device__ int round() const { return slot(); }  // the slot as a sum, of which a ring of rounds has the compiler know the step
+  __device__ int step() const { return 0; }
   __device__ int full() const { return kCounts ? stage_ % kFullBarriers : stage_; }
   __device__ uint32_t full_parity() const { return kCounts ? stage_ / kFullBarriers & 1 : parity_; }
   __device__ uint32_t empty_parity() const {
@@ -88,6 +90,38 @@ class Ring {
  private:
   static constexpr bool kCounts = (kFullBarriers & (kFullBarriers - 1)) == 0;
   unsigned stage_;
+  uint32_t parity_ = 0;
+};
+
+// The same where loops are over rounds of kSteps stages, unrolled: the compiler knows a stage's step in its round, so that
+// addresses are sums with constants and only rounds have to be counted. Steps that are one's own are every kTurns-th.
+template <int kStages, int kTurns, int kSteps>
+class RingOfRounds {
+ public:
+  static constexpr int kFullBarriers = kStages;
+  static_assert(kStages % kSteps == 0 && kSteps % kTurns == 0);
+
+  __device__ explicit RingOfRounds(int first = 0) : round_(first) {}
+
+  // What the compiler cannot see where a round is left and entered in the middle.
+  __device__ void assume(int step) { step_ = step; }
+
+  __device__ int slot() const { return round_ + step_; }
+  __device__ int round() const { return round_; }
+  __device__ int step() const { return step_; }
+  __device__ int full() const { return slot(); }
+  __device__ uint32_t full_parity() const { return parity_; }
+  __device__ uint32_t empty_parity() const { return parity_; }
+
+  __device__ void advance(int stages = 1) {
+    step_ += stages;
+    if (step_ < kSteps) return;
+    step_ = 0, round_ += kSteps;
+    if (round_ >= kStages) round_ -= kStages, parity_ ^= 1;
+  }
+
+ private:
+  int round_, step_ = 0;
   uint32_t parity_ = 0;
 };
 

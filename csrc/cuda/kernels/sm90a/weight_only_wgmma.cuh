@@ -18,6 +18,10 @@
 // before the product of the chunk before it, and whether the next x is here before the unpacking, not after. Three warpgroups,
 // of tiles of 192 rows, hide more from each other than two.
 //
+// How it saves instructions. Beside products of 128 columns a quarter of the multiprocessor issues every other cycle, so each
+// instruction counts. Its loop is over as many stages of w as both rings have whole rounds of, two if it can: then places in
+// shared memory are constants. Tiles whose warpgroups take turns are slower so, and have one.
+//
 // Short products. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all of them; but then
 // there are too few tiles of 128 rows for all multiprocessors, and more than two blocks of a cluster do not all run at once.
 // Tiles of 64 rows are twice as many, and their two warpgroups take turns at the steps: 4096 by 4096 by 128 rows of x becomes 64
@@ -41,7 +45,7 @@
 //     };
 //     template <int kWays> class Reader {      // of a thread that multiplies
 //       Reader(const Weights&, uint32_t lines, uint32_t extra, const Thread&);  // where the ring begins
-//       void load(int slot, int c);            // bytes of the thread's chunk c of a stage, 32 k
+//       void load(const Ring&, int c);         // bytes of the thread's chunk c of the ring's present stage, 32 k
 //       void unpack(uint32_t (&fragments)[2][4]) const;
 //     };
 //   };
@@ -78,7 +82,12 @@ struct Layout {
   static constexpr int kMine = kShares ? kTokens / 2 : kTokens;              // tokens
   static constexpr int kHanding = kOut + Staging<Output, kMine, Weights::kTileRows / 64>::kBytes;
   static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
-  using XRing = Ring<kXStages, kWays>;
+  using XCopies = Ring<kXStages, kWays>;
+  // The same for who multiplies, whose loop is over kRound stages of w.
+  static constexpr int kSteps = Weights::kStage / kStep;  // of x in one of them
+  static constexpr int kRound = kWays == 1 && kWStages % 2 == 0 && kXStages % (2 * kSteps) == 0 ? 2 : 1;
+  using XRing = std::conditional_t<kXStages % kSteps == 0, RingOfRounds<kXStages, kWays, kRound * kSteps>, XCopies>;
+  using WRing = std::conditional_t<kRound == 2, RingOfRounds<kWStages, 1, kRound>, Ring<kWStages>>;
   static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
   static constexpr int kLeavingBarriers = kClusterBarriers + kClusterBarrierBytes;
   static constexpr int kBytes = kLeavingBarriers + kLeavingBarrierBytes + 1024;  // the copy engine's alignment
@@ -140,7 +149,7 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
                                   uint32_t empty, const CUtensorMap& x_map) {
   constexpr int kStage = Weights::kStage;
   prefetch_map(&x_map);
-  typename L::XRing x;
+  typename L::XCopies x;
   each_segment(p.segments, rest, [&](const Segment& segment) {
     const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
     const int tokens = copied_tokens(p.epilogue.M, tile, kTokens, p.copy_tokens);
@@ -231,14 +240,15 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     if (p.segments.cluster > 1) cluster_wait();
   } else {
     claim_registers<Registers<kMath>::kMultiply>();
-    const Thread me = {warp / kWayWarps, warp % kWayWarps / 4, lane, lane % 4, warp % kWayWarps * 16};
+    const int way = kWays == 1 ? 0 : warp / kWayWarps, in_way = warp - way * kWayWarps;
+    const Thread me = {way, in_way / 4, lane, lane % 4, in_way * 16};
     typename Weights::template Reader<kWays> weights(p.weights, shared + L::kLines, shared + L::kExtra, me);
     float sums[kTokens / 2];
     constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a pair of warpgroups in a stage
     uint32_t fragments[2][2][4];
     XRing x(me.way);
     const uint32_t x_lines = kept(lines_descriptor(shared + L::kX));
-    Ring<kWStages> w;
+    typename L::WRing w;
     if (p.segments.cluster > 1) cluster_wait();
 
     const bool speaks = arrives(kept(lane));
@@ -265,20 +275,21 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
       if (segment.stages > 0) {
         await_weights();
-        weights.load(w.slot(), 0);
+        weights.load(w, 0);
         await_x();
         weights.unpack(fragments[0]);
         int previous = 0;  // slot of x
-#pragma unroll 1
-        for (int stage = 0; stage < segment.stages; ++stage) {
-          const bool last = stage == segment.stages - 1;
+        int stage = 0;
+        bool last;
+        const auto multiply_stage = [&] {
+          last = stage == segment.stages - 1;
 #pragma unroll
           for (int c = 0; c < kOwn; ++c) {
             const bool more = c < kOwn - 1 || !last, next_x = more && c % 2 == 1;
             if (c == kOwn - 1) w.advance();
             if (more) {
               if (c == kOwn - 1) await_weights();
-              weights.load(w.slot(), (c + 1) % kOwn);
+              weights.load(w, (c + 1) % kOwn);
             }
             multiply(c);
             const int used = x.slot();
@@ -291,7 +302,20 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
             if (!here) await_x();
             if (c == kOwn - 2) free_weights();
           }
-        }
+          ++stage;
+        };
+#pragma unroll 1
+        do {
+          if constexpr (L::kRound == 2) {
+            if (w.step() == 0) {
+              w.assume(0), x.assume(0);
+              multiply_stage();
+              if (last) break;
+            }
+            w.assume(1), x.assume(L::kSteps);
+          }
+          multiply_stage();
+        } while (!last);
         wgmma_wait<0>();
         free_x(previous);
       }
