@@ -91,6 +91,13 @@ def test_many_rows_by_short_groups(M, N, group_size, groups, device, kernel_of, 
     assert_close(call.run(device, kernel_of(call.operator)), call.reference)
 
 
+@pytest.mark.parametrize("K", [32, 96, 160, 224, 416])
+@pytest.mark.parametrize("M", [20, 70, 300])
+def test_many_rows_by_one_group(M, K, device, kernel_of, generator):
+    call = CALLS["bf16i4bf16_rowwise"](Problem(M, 64, K, K, BF16, BF16), generator)
+    assert_close(call.run(device, kernel_of(call.operator)), call.reference)
+
+
 @pytest.mark.parametrize("group_size", [16, 32, 128])
 @pytest.mark.parametrize("M", [1, 12, 64])
 def test_int4_weights_of_zero_meet_an_outlier_as_zero(M, group_size, device, kernel_of, generator):

@@ -12,9 +12,13 @@ constexpr wgmma::TileShapes<wgmma::TilesOf<192, 96, 128>, wgmma::TilesOf<128, 32
                             wgmma::TilesOf<64, 32, 64, 128, 256>>
     kShapes;
 
+// Its group size that the kernel counts with: one group is as long as all stages are.
+int64_t counted_group_size(const Int4Linear& p) { return p.group_size == p.K ? ceil_div(p.K, kStage) * kStage : p.group_size; }
+
 template <class T, class S, int kScaleChunks>
 cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
-  const int64_t groups = p.K / p.group_size, scale_rows = p.group_size < kStage ? kStage / p.group_size : 1;
+  const int64_t group_size = counted_group_size(p), scale_rows = group_size < kStage ? kStage / group_size : 1;
+  const int64_t groups = ceil_div(p.K, group_size);
   const auto scale_map = [&](const void* data) {
     return TensorMap(map_type(p.scale_type), data, CU_TENSOR_MAP_SWIZZLE_NONE, {p.N, groups}, {p.N * int64_t{sizeof(S)}},
                      {config.rows, scale_rows});
@@ -25,15 +29,16 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspa
   return wgmma::with_tile(kShapes, config, [&](auto shape) {
     using Weights = wgmma::Int4Weights<T, S, kScaleChunks, decltype(shape)>;
     static_assert(Weights::kStage == kStage);
-    return wgmma::launch_weight_only<T, shape.kTokens>(p, Weights{static_cast<int>(p.group_size)},
-                                                       {lines.map, scale.map, zero.map}, epilogue, config, workspace, stream);
+    return wgmma::launch_weight_only<T, shape.kTokens>(p, Weights{static_cast<int>(group_size)}, {lines.map, scale.map, zero.map},
+                                                       epilogue, config, workspace, stream);
   });
 }
 
 template <class T, class S>
 cudaError_t launch(const Int4Linear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  if (p.group_size < 64) return launch<T, S, 1>(p, c, workspace, stream);
-  if (p.group_size < 128) return launch<T, S, 2>(p, c, workspace, stream);
+  const int64_t group_size = counted_group_size(p);
+  if (group_size < 64) return launch<T, S, 1>(p, c, workspace, stream);
+  if (group_size < 128) return launch<T, S, 2>(p, c, workspace, stream);
   return launch<T, S, 4>(p, c, workspace, stream);
 }
 
@@ -56,7 +61,7 @@ WgmmaConfig choose_int4_wgmma(const Int4Linear& p, int sms) { return wgmma::choo
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 
 bool int4_wgmma_takes(const Int4Linear& p) {
-  constexpr int64_t kMost = int64_t{1} << 31;
+  constexpr int64_t kMost = (int64_t{1} << 31) - kStage;
   const bool groups = (p.group_size % 32 == 0 && kStage % p.group_size == 0) || p.group_size % kStage == 0 || p.group_size == p.K;
   return groups && p.type != Element::fp32 && (p.scale_type == p.type || p.scale_type == Element::fp32) && p.K % 32 == 0 &&
          p.N % 8 == 0 && p.N >= 32 && p.M < kMost && p.N < kMost && p.K < kMost;
