@@ -576,17 +576,17 @@ def test_work_goes_to_the_current_stream(product, generator):
     assert torch.equal(result, expected)
 
 
-def test_threads_may_call_at_once(generator):
-    """Each on a stream of its own, all from the start, when kernels are being loaded."""
-    calls = [make(Problem(M, 96, 512, 128), generator) for make in PRODUCTS.values() for M in ROWS]
+def at_once(calls: list[reference.Call], rounds: int) -> None:
+    """Each call by a thread and on a stream of its own."""
     failures: list[BaseException] = []
 
     def work(call: reference.Call) -> None:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(10):
-                    result = call.run(torch.device("cuda"), operator_of(call.operator))
-                    assert_close(result, call.reference, unfused_bias=not OWN)
+                args, run = on_cuda(call), operator_of(call.operator)
+                for _ in range(rounds):
+                    result = run(*args, **call.kwargs)
+                assert_close(result, call.reference, unfused_bias=not OWN)
         except BaseException as error:
             failures.append(error)
 
@@ -596,6 +596,18 @@ def test_threads_may_call_at_once(generator):
     for thread in threads:
         thread.join()
     assert not failures, failures[0]
+
+
+def test_threads_may_call_at_once(generator):
+    """All from the start, when kernels are being loaded."""
+    at_once([make(Problem(M, 96, 512, 128), generator) for make in PRODUCTS.values() for M in ROWS], 10)
+
+
+@pytest.mark.parametrize("M", [1, 2, 8, 12, 40])
+@pytest.mark.parametrize("product", EVERYTHING)
+def test_threads_may_call_one_kernel_for_unlike_sizes(product, M, generator):
+    """Which need unlike amounts of shared memory."""
+    at_once([EVERYTHING[product](Problem(M, 96, K, 128), generator) for K in (512, 2048, 6144, 16384)], 100)
 
 
 # ---- graphs and compilers -------------------------------------------------------------------------------

@@ -36,8 +36,6 @@ size_t lay_out_chunks(Walk& w, size_t fixed, size_t per_unit, int step, size_t l
 
 template <class Walk, class Config>
 cudaError_t launch_few_rows(void (*kernel)(Walk), const Walk& walk, const Config& c, size_t shared, cudaStream_t stream) {
-  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-  if (error != cudaSuccess) return error;
   const dim3 blocks(c.cluster, std::min(c.blocks, walk.tile_groups)), threads(32, c.slices, c.tiles);
   return launch(
       kernel,

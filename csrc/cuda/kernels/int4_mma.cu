@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/int4_mma.cuh"
 #include "cuda/kernels/int4_mma.h"
+#include "cuda/kernels/launch.h"
 
 namespace aoext::cuda {
 namespace int4_mma {
@@ -50,8 +51,6 @@ size_t partials_bytes(const Int4Linear& p, const MmaConfig& c) {
 template <class X, class S, class T>
 cudaError_t launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
   constexpr int kBytes = T::kStages * T::template kStageBytes<S>;
-  const cudaError_t error = cudaFuncSetAttribute(int4_mma_kernel<X, S, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
   Problem a{};
   a.p = p;
   a.tiles_n = ceil_div(p.N, T::kBlockN);
@@ -74,8 +73,7 @@ cudaError_t launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cud
     const cudaError_t cleared = cudaMemsetAsync(a.counters, 0, grid.x * sizeof(unsigned), stream);
     if (cleared != cudaSuccess) return cleared;
   }
-  int4_mma_kernel<X, S, T><<<grid, T::kThreads, kBytes, stream>>>(a);
-  return cudaGetLastError();
+  return launch(int4_mma_kernel<X, S, T>, Grid{grid, T::kThreads, kBytes, stream, 1, Overlap::never}, a);
 }
 
 }  // namespace

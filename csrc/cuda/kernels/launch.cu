@@ -1,5 +1,8 @@
 #include "cuda/kernels/launch.h"
 
+#include <set>
+#include <utility>
+
 namespace aoext::cuda {
 namespace {
 
@@ -25,6 +28,19 @@ Last last_of(cudaStream_t stream) {
 thread_local Last ours{};
 
 }  // namespace
+
+cudaError_t allow_shared_memory(const void* kernel) {
+  thread_local std::set<std::pair<int, const void*>> allowed;  // on which device
+  int device = 0, most = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess || allowed.count({device, kernel}) > 0) return error;
+  cudaFuncAttributes own{};
+  if ((error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) != cudaSuccess) return error;
+  if ((error = cudaFuncGetAttributes(&own, kernel)) != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - static_cast<int>(own.sharedSizeBytes));
+  if (error == cudaSuccess) allowed.insert({device, kernel});
+  return error;
+}
 
 bool follows_ours(cudaStream_t stream) {
   if (ours.node == nullptr) return false;

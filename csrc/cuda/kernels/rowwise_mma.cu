@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
 #include "cuda/kernels/rowwise_mma.h"
 #include "cuda/kernels/sizes.h"
@@ -66,9 +67,6 @@ template <class Kind, class T>
 cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
   if (c.splits > 1 && T::kWarpsK > 1) return cudaErrorInvalidValue;
   constexpr int kBytes = T::kStages * T::template kStageBytes<Kind>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(rowwise_mma_kernel<Kind, T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
   Problem a{};
   a.p = p;
   a.tiles_n = static_cast<int>(ceil_div(p.N, T::kBlockN));
@@ -82,8 +80,7 @@ cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* work
     const cudaError_t cleared = cudaMemsetAsync(a.counters, 0, grid.x * sizeof(unsigned), stream);
     if (cleared != cudaSuccess) return cleared;
   }
-  rowwise_mma_kernel<Kind, T><<<grid, T::kThreads, kBytes, stream>>>(a);
-  return cudaGetLastError();
+  return launch(rowwise_mma_kernel<Kind, T>, Grid{grid, T::kThreads, kBytes, stream, 1, Overlap::never}, a);
 }
 
 template <class Kind>

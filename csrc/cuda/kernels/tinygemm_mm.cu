@@ -81,9 +81,6 @@ cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& co
   const auto kernel = p.inner_k_tiles == 8   ? kernel_for<8>(sub, config.tokens)
                       : p.inner_k_tiles == 4 ? kernel_for<4>(sub, config.tokens)
                                              : kernel_for<2>(sub, config.tokens);
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.shared_bytes));
-  if (error != cudaSuccess) return error;
   const Grid grid{static_cast<unsigned>(config.blocks),
                   static_cast<unsigned>(config.warps * 32),
                   static_cast<size_t>(config.shared_bytes),

@@ -165,21 +165,18 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   };
   const TensorMap scale = scale_map(p.scale), zero = scale_map(p.zero_point);
   if (!w.valid || !scale.valid || !zero.valid) return cudaErrorNotSupported;
-  auto error = cudaFuncSetAttribute(kernels.multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared);
-  if (error != cudaSuccess) return error;
 
   // Shared memory that the first kernel has no use for spreads its blocks: all of them on the few multiprocessors that the last
   // kernel leaves idle took 2 µs longer.
   const int room = std::max<int>(c.shared_memory / ceil_div(l.walk.units, c.blocks) - kReserved, 0);
-  error = cudaFuncSetAttribute(kernels.stage, cudaFuncAttributeMaxDynamicSharedMemorySize, room);
-  if (error != cudaSuccess) return error;
   const Grid stage{static_cast<unsigned>(l.walk.units),
                    static_cast<unsigned>(c.tokens * 4),
                    static_cast<size_t>(room),
                    stream,
                    1,
                    Overlap::after_ours};
-  error = launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.walk.M, p.K);
+  const cudaError_t error =
+      launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.walk.M, p.K);
   if (error != cudaSuccess) return error;
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,
                       static_cast<unsigned>(c.cluster), Overlap::always};

@@ -61,9 +61,6 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream
   const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, config.rows);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
-  if (error != cudaSuccess) return error;
-
   const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
                   static_cast<unsigned>(config.cluster), Overlap::after_ours};
   return launch(kernel, grid, x.map, w.map, a);

@@ -59,9 +59,6 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, a.copy_tokens});
   if (!x.valid) return cudaErrorNotSupported;
 
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
-  if (error != cudaSuccess) return error;
-
   Grid grid{static_cast<unsigned>(config.blocks),
             threads(R::kWays, Weights::kTileRows),
             L::kBytes,
@@ -70,7 +67,7 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
             Overlap::after_ours};
   if (a.segments.ranges > 0) {
     const Grid one{1, 128, 0, stream, 1, Overlap::after_ours};
-    error = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
+    const cudaError_t error = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
     if (error != cudaSuccess) return error;
     grid.overlap = Overlap::always;
   }
