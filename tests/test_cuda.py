@@ -584,9 +584,9 @@ def at_once(calls: list[reference.Call], rounds: int) -> None:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
                 args, run = on_cuda(call), operator_of(call.operator)
-                for _ in range(rounds):
-                    result = run(*args, **call.kwargs)
-                assert_close(result, call.reference, unfused_bias=not OWN)
+                results = [run(*args, **call.kwargs) for _ in range(rounds)]
+                assert_close(results[0], call.reference, unfused_bias=not OWN)
+                assert all(torch.equal(result, results[0]) for result in results)
         except BaseException as error:
             failures.append(error)
 
