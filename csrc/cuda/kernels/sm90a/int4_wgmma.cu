@@ -12,7 +12,7 @@ constexpr wgmma::TileShapes<wgmma::TilesOf<192, 96, 128>, wgmma::TilesOf<128, 32
                             wgmma::TilesOf<64, 32, 64, 128, 256>>
     kShapes;
 
-// Its group size that the kernel counts with: one group is as long as all stages are.
+// The group size that the kernel counts with: one group, which may have any, is as long as all stages are.
 int64_t counted_group_size(const Int4Linear& p) { return p.group_size == p.K ? ceil_div(p.K, kStage) * kStage : p.group_size; }
 
 template <class T, class S, int kScaleChunks>

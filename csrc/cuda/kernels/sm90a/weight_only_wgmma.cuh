@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
 #pragma unroll 1
         do {
           if constexpr (L::kRound == 2) {
-            if (w.step() == 0) {
+            if (w.step() == 0) {  // or the last segment ended in the middle of a round
               w.assume(0), x.assume(0);
               multiply_stage();
               if (last) break;
