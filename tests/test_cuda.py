@@ -233,10 +233,12 @@ def test_tiles_that_do_not_come_out_even(M, N, K, generator):
         (17872, 4096, "tiles of 192 by 128, the rest of them over K by 38 blocks"),
         (25360, 4096, "tiles of 128 by 128, the rest of them over K by 108 blocks"),
         (33800, 2048, "tiles of 192 by 128, the rest of them over K by clusters of 2"),
+        (33800, 2304, "tiles of 192 by 128, the rest of them over K by clusters of 2"),
+        (67600, 1280, "tiles of 192 by 128"),
     ],
 )
 def test_many_tiles_of_128_rows_of_x(N, K, plan, dtypes, group_size, generator):
-    """On an H200 tiles of which ranges have the first stages or, beside whole ones, all; and clusters."""
+    """On an H200 tiles of which ranges have the first stages or, beside whole ones, all; clusters."""
     weight = torch.randint(-128, 128, (N, K // 2), generator=generator, dtype=torch.int8)
     scale, zero_point = (torch.rand(2, K // group_size, N, generator=generator) - 0.5).to(dtypes[1])
     operands = [t.to("cuda") for t in (weight, scale, zero_point)]
