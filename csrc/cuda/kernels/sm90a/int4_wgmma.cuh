@@ -78,7 +78,8 @@ struct Int4Weights {
   static constexpr int kZeros = kMostGroups * kTileRows * int(sizeof(S));  // where they begin, after the scales
   static constexpr int kExtraBytes = 2 * kZeros;
   static constexpr int kNarrowStages = 4;
-  static constexpr int kWideStages = Shape::kTokens <= 128 ? 2 : 3;  // two, where x has room for two stages as well
+  // Two, for rounds of two stages, where x has room for two as well and scales leave registers for it.
+  static constexpr int kWideStages = Shape::kTokens <= 128 && (kScaleChunks > 1 || sizeof(S) == 2) ? 2 : 3;
   static constexpr int kMostCluster = 2;
 
   struct Maps {
