@@ -32,15 +32,13 @@ struct Grid {
 bool follows_ours(cudaStream_t stream);
 void remember_last(cudaStream_t stream);
 
-constexpr size_t kUnaskedSharedMemory = 48 << 10;
-
 // Asks for all that a block of the kernel can have beside what it declares, not for what one launch needs: another thread may ask
 // for less before that.
 cudaError_t allow_shared_memory(const void* kernel);
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), const Grid& grid, Arguments&&... arguments) {
-  if (grid.shared_memory > kUnaskedSharedMemory) {
+  if (grid.shared_memory > 0) {  // 48 KiB go unasked, but with what the kernel declares
     const cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel));
     if (error != cudaSuccess) return error;
   }
