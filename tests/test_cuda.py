@@ -230,7 +230,8 @@ def test_tiles_that_do_not_come_out_even(M, N, K, generator):
 @pytest.mark.parametrize(
     ("N", "K", "plan"),
     [
-        (17872, 4096, "tiles of 192 by 128, the rest of them over K by 38 blocks"),
+        (5584, 4096, "tiles of 128 by 128, the rest of them over K by 88 blocks"),
+        (17200, 4096, "tiles of 192 by 128, the rest of them over K by 40 blocks"),
         (25360, 4096, "tiles of 128 by 128, the rest of them over K by 108 blocks"),
         (33800, 2048, "tiles of 192 by 128, the rest of them over K by clusters of 2"),
         (33800, 2304, "tiles of 192 by 128, the rest of them over K by clusters of 2"),

@@ -194,7 +194,7 @@ class Candidates:
     """Configurations that may be worth it; those that do not fit are refused at the launch."""
 
     def __init__(self, gpu: Gpu, point: Point) -> None:
-        self.gpu, self.M, self.N = gpu, point.M, point.N
+        self.gpu, self.M, self.N, self.K = gpu, point.M, point.N, point.K
 
     def of(self, kernel: str) -> Iterator[Config]:
         yield from getattr(self, kernel)()
@@ -207,37 +207,38 @@ class Candidates:
             yield from ((*tile, splits, 0) for splits in (1, 2, 3, 4, 6, 8, 12))
 
     def int4_wgmma(self) -> Iterator[Config]:
-        yield from self._wgmma(192, (96, 128), (1, 2))
-        yield from self._wgmma(128, (32, 64, 96, 128, 192, 256), (1, 2))
-        yield from self._wgmma(64, (32, 64, 128, 256), (1, 2))
+        yield from self._wgmma(192, (96, 128), (1, 2), stage=256)
+        yield from self._wgmma(128, (32, 64, 96, 128, 192, 256), (1, 2), stage=256)
+        yield from self._wgmma(64, (32, 64, 128, 256), (1, 2), stage=256)
 
     def rowwise_wgmma(self) -> Iterator[Config]:
         for rows in range(48, 128 + 1, 16):
             tokens = (32, 64, 128, 256) if rows > 64 else (32, 64, 128)
-            yield from self._wgmma(rows, tokens, (1, 2), ranges=False)
+            yield from self._wgmma(rows, tokens, (1, 2))
         for rows in range(48, 192 + 1, 16):
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / 128)
             blocks = math.ceil(tiles / math.ceil(tiles / self.gpu.multiprocessors))
             yield (128, 1, 0, blocks, rows, 1)
 
     def weight_only_wgmma(self) -> Iterator[Config]:
-        yield from self._wgmma(192, (64, 96, 128), (1, 2, 3))
-        yield from self._wgmma(128, (32, 96, 128, 192, 256), (1, 2, 3))
-        yield from self._wgmma(64, (32, 64, 128), (1, 2, 3))
+        yield from self._wgmma(192, (64, 96, 128), (1, 2, 3), stage=128)
+        yield from self._wgmma(128, (32, 96, 128, 192, 256), (1, 2, 3), stage=128)
+        yield from self._wgmma(64, (32, 64, 128), (1, 2, 3), stage=128)
 
     def _wgmma(
         self,
         rows: int,
         tile_tokens: tuple[int, ...],
         clusters: tuple[int, ...],
-        ranges: bool = True,
+        stage: int = 0,
     ) -> Iterator[Config]:
+        """Tiles of so many rows of w, with ranges of stages of so much of K, if any."""
         sms = self.gpu.multiprocessors
         for tokens in tile_tokens:
             tiles = math.ceil(self.N / rows) * math.ceil(self.M / tokens)
             for cluster, blocks in self._shares(tiles, clusters):
                 yield (tokens, cluster, 0, blocks, rows, 0)
-            for shared, blocks in self._ranges(tiles) if ranges else ():
+            for shared, blocks in self._ranges(tiles, stage) if stage else ():
                 yield (tokens, 1, shared, blocks, rows, 0)
             yield (tokens, 1, 0, math.ceil(tiles / math.ceil(tiles / sms)), rows, 0)
 
@@ -293,16 +294,18 @@ class Candidates:
                 blocks = (self.gpu.multiprocessors - idle) // cluster * cluster
                 yield (cluster, min(blocks, tiles * cluster))
 
-    def _ranges(self, tiles: int) -> Iterator[tuple[int, int]]:
+    def _ranges(self, tiles: int, stage: int) -> Iterator[tuple[int, int]]:
         """Ranges that may share what is left of so many tiles, and blocks in all."""
         sms = self.gpu.multiprocessors
-        if tiles < sms:
-            most = sms - tiles
-            yield from (
-                (ranges, tiles + ranges) for ranges in {most, most * 7 // 8, most * 3 // 4, most // 2}
-            )
-        else:
+        if tiles >= sms:
             yield from ((ranges, sms) for ranges in range(sms - 4, sms * 2 // 3, -4))
+            return
+        stages = math.ceil(self.K / stage)
+        for ranges in range(sms - tiles, 0, -1):
+            shared = stages * ranges // (ranges + tiles)
+            even = shared > 0 and tiles * shared % ranges == 0
+            if even or ranges == sms - tiles:
+                yield (ranges, tiles + ranges)
 
 
 class Cuts:

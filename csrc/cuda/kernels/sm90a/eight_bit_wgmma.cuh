@@ -18,14 +18,20 @@ struct EightBitWeights {
 
   struct Maps {
     CUtensorMap lines;
+    __device__ void prefetch() const { prefetch_map(&lines); }
   };
 
   class Copies {
    public:
-    __device__ Copies(const EightBitWeights&, const Maps& maps) : maps_(maps) { prefetch_map(&maps.lines); }
+    __device__ Copies(const EightBitWeights&, const Maps& maps) : maps_(maps) {}
 
     __device__ uint32_t bytes() const { return kLinesBytes; }
     __device__ void start(int row, int stage) { row_ = row, k_ = stage * kStage; }
+
+    __device__ void prefetch() {
+      prefetch_tile(&maps_.lines, k_, row_);
+      k_ += kStage;
+    }
 
     __device__ void copy(uint32_t lines, uint32_t, uint32_t arrived) {
       copy_tile(lines, &maps_.lines, arrived, k_, row_);

@@ -84,6 +84,7 @@ struct Int4Weights {
 
   struct Maps {
     CUtensorMap lines, scale, zero;
+    __device__ void prefetch() const { prefetch_map(&lines), prefetch_map(&scale), prefetch_map(&zero); }
   };
 
   int group_size;
@@ -91,9 +92,7 @@ struct Int4Weights {
   class Copies {
    public:
     __device__ Copies(const Int4Weights& w, const Maps& maps)
-        : maps_(maps), groups_(max(kStage / w.group_size, 1)), stages_(max((w.group_size + kStage - 1) / kStage, 1)) {
-      prefetch_map(&maps.lines), prefetch_map(&maps.scale), prefetch_map(&maps.zero);
-    }
+        : maps_(maps), groups_(max(kStage / w.group_size, 1)), stages_(max((w.group_size + kStage - 1) / kStage, 1)) {}
 
     __device__ uint32_t bytes() const { return kLinesBytes + 2 * groups_ * kTileRows * sizeof(S); }
 
@@ -101,15 +100,26 @@ struct Int4Weights {
       row_ = row, k_ = stage * kLine, scale_row_ = stage / stages_ * groups_, in_group_ = stage % stages_;
     }
 
+    __device__ void prefetch() {
+      prefetch_tile(&maps_.lines, k_, row_);
+      prefetch_tile(&maps_.scale, row_, scale_row_);
+      prefetch_tile(&maps_.zero, row_, scale_row_);
+      advance();
+    }
+
     __device__ void copy(uint32_t lines, uint32_t extra, uint32_t arrived) {
       copy_tile(lines, &maps_.lines, arrived, k_, row_);
       copy_tile(extra, &maps_.scale, arrived, row_, scale_row_);
       copy_tile(extra + kZeros, &maps_.zero, arrived, row_, scale_row_);
+      advance();
+    }
+
+   private:
+    __device__ void advance() {
       k_ += kLine;
       if (++in_group_ == stages_) in_group_ = 0, scale_row_ += groups_;
     }
 
-   private:
     const Maps& maps_;
     int groups_, stages_;  // groups in a stage, stages in a group: one of them is 1
     int row_, k_, scale_row_, in_group_;

@@ -56,7 +56,8 @@ struct RowwiseLayout {
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
   static constexpr int kStaging = kStages * kStage;
   using S = Staging<Output, kMine>;
-  static constexpr int kStagingBytes = 2 * S::kBuffers * S::kBufferBytes;
+  using Shared = Sharing<kTokens, 4>;
+  static constexpr int kStagingBytes = std::max(2 * S::kBuffers * S::kBufferBytes, kTurns == 2 ? Shared::kBytes : 0);
   static constexpr int kChannels = kStaging + kStagingBytes;  // of each warpgroup its own, as are row scales
   static constexpr int kRowScales = kChannels + 2 * kChannelsOfGroup * int(sizeof(Channel));
   static constexpr int kBarriers = kRowScales + 2 * kTokensOfGroup * int(sizeof(float));
@@ -380,7 +381,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         finish(sums);
       } else {
         Sum mine[kMine / 2];
-        share_out<kTokens, L::kStagingBytes>(sums, mine, me.group, shared + L::kStaging);
+        share_out<typename L::Shared>(sums, mine, me.group, shared + L::kStaging);
         finish(mine);
       }
     });

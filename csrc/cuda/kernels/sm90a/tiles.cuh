@@ -13,6 +13,7 @@
 //   };
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 
 #include "cuda/kernels/numbers.cuh"
@@ -192,17 +193,23 @@ __device__ inline void add_ways(Sum (&sums)[kTokens / 2], const Thread& me, uint
   }
 }
 
-// Two warpgroups' sums of the same tile to one half of its tokens each, through kBytes of memory, which both may have used
-// before.
-template <int kTokens, int kBytes, class Sum>
-__device__ inline void share_out(const Sum (&sums)[kTokens / 2], Sum (&mine)[kTokens / 4], int group, uint32_t memory) {
-  constexpr int kMine = kTokens / 4, kVectors = kMine / 4, kVectorBytes = 128 * 16, kFit = kBytes / (2 * kVectorBytes);
-  constexpr int kAtOnce = kFit >= kVectors ? kVectors : kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
-  static_assert(kVectors % kAtOnce == 0 && kAtOnce <= kFit);
+// Memory through which two warpgroups share out sums, at most kMost of a thread's vectors of four at once.
+template <int kTokens, int kMost>
+struct Sharing {
+  static constexpr int kVectors = kTokens / 16, kAtOnce = std::min(kVectors, kMost);
+  static constexpr int kVectorBytes = 128 * 16;
+  static constexpr int kBytes = 2 * kAtOnce * kVectorBytes;
+};
+
+// Two warpgroups' sums of the same tile to one half of its tokens each, through memory that both may have used before.
+template <class S, int kSums, class Sum>
+__device__ inline void share_out(const Sum (&sums)[kSums], Sum (&mine)[kSums / 2], int group, uint32_t memory) {
+  constexpr int kMine = S::kVectors * 4, kAtOnce = S::kAtOnce, kVectorBytes = S::kVectorBytes;
+  static_assert(S::kVectors % kAtOnce == 0);
   const uint32_t to = memory + group * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
   const uint32_t from = memory + (group ^ 1) * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
 #pragma unroll
-  for (int first = 0; first < kVectors; first += kAtOnce) {
+  for (int first = 0; first < S::kVectors; first += kAtOnce) {
     sync_threads_of(kWaysBarrier, kPair);
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {

@@ -121,10 +121,9 @@ struct TileCost {
 // one.
 struct Model {
   TileCost rows_192, rows_128, rows_64;
-  // Of ranges: counters that are cleared before, an owner that waits; leaving the sums of a tile of 128 by 256, and adding what
-  // one range left of it, at the end or beside whole tiles.
+  // Of ranges: counters that are cleared before, an owner that waits for the last to be left; leaving the sums of any other tile
+  // of 128 by 256, and adding what one range left of it, at the end or beside whole tiles.
   double clearing, waiting, leaving, adding, adding_beside;
-  double slower;     // are steps then
   int most_cluster;  // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
 };
 
@@ -133,7 +132,7 @@ inline double time_of_ranges(const Segments& s, int blocks, double stage, double
   const int rest = rest_tiles(s), longest = s.part_stages + (s.longer > 0);
   const bool even = s.longer == 0 && (s.shared_stages % longest == 0 || longest % s.shared_stages == 0);
   const auto touched = [&](int stages, int by) { return even ? ceil_div(stages, by) : (stages + by - 2) / by + 1; };
-  const double range = longest * stage + touched(longest, s.shared_stages) * m.leaving * size;
+  const double range = longest * stage + (touched(longest, s.shared_stages) - 1) * m.leaving * size;
   const double parts = touched(s.shared_stages, s.part_stages) * size;
   double time = tile + m.waiting + parts * m.adding;
   if (s.whole_tiles > 0)  // the ends of owners, or of the others
@@ -141,7 +140,7 @@ inline double time_of_ranges(const Segments& s, int blocks, double stage, double
             std::max(range, ceil_div(rest, s.owners) * (m.waiting + parts * m.adding_beside));
   else
     time += std::max(range, (s.stages - s.shared_stages) * stage);
-  return m.clearing + m.slower * time;
+  return m.clearing + time;
 }
 
 template <class Problem>
@@ -168,7 +167,13 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
     consider(2, 0, even_blocks(tiles, 2, sms));
     if (model.most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
     if (rest == 0 || tiles / sms > kMostTurns) return;
-    if (tiles < sms) return consider(1, sms - tiles, sms);
+    if (tiles < sms) {
+      // As many ranges as there are blocks for, or fewer of the same length, which leave fewer parts of tiles.
+      for (int64_t ranges = sms - tiles; ranges > 0; --ranges)
+        if (ranges == sms - tiles || share_tiles(tiles, stages, tiles + ranges, 1, ranges).longer == 0)
+          consider(1, ranges, tiles + ranges);
+      return;
+    }
     // The fewest ranges that are so long, since who has none owns fewer tiles then; and some for each tile.
     constexpr int kLengths = 3;
     const int64_t shared = rest * stages, shortest = ceil_div(shared, sms - 1);

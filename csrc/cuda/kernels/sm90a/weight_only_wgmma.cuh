@@ -36,12 +36,13 @@
 //     static constexpr int kExtraBytes;        // that a stage has beside its lines
 //     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
 //     static constexpr int kMostCluster;       // 2 or 3
-//     struct Maps { CUtensorMap lines; ... };
+//     struct Maps { void prefetch() const; ... };
 //     class Copies {                           // of the thread that copies
 //       Copies(const Weights&, const Maps&);
 //       uint32_t bytes() const;                // of a stage
 //       void start(int row, int stage);
-//       void copy(uint32_t lines, uint32_t extra, uint32_t arrived);  // a stage, then goes to the next
+//       void prefetch();                       // to L2 alone; like copy it takes a stage and goes to the next
+//       void copy(uint32_t lines, uint32_t extra, uint32_t arrived);
 //     };
 //     template <int kWays> class Reader {      // of a thread that multiplies
 //       Reader(const Weights&, uint32_t lines, uint32_t extra, const Thread&);  // where the ring begins
@@ -81,7 +82,9 @@ struct Layout {
   static constexpr int kThreads = kShares ? kPair : 2 * Weights::kTileRows;  // that have sums then, each warpgroup of so many
   static constexpr int kMine = kShares ? kTokens / 2 : kTokens;              // tokens
   static constexpr int kHanding = kOut + Staging<Output, kMine, Weights::kTileRows / 64>::kBytes;
-  static constexpr int kBarriers = kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
+  using Shared = Sharing<kTokens, 8>;
+  static constexpr int kBarriers =
+      kShares ? std::max(kHanding, kOut + Shared::kBytes) : kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
   using XCopies = Ring<kXStages, kWays>;
   // The same for who multiplies, whose loop is over kRound stages of w.
   static constexpr int kSteps = Weights::kStage / kStep;  // of x in one of them
@@ -116,19 +119,16 @@ __device__ inline uint32_t row_address(uint32_t lines, const Thread& me, int byt
 // ---- Copying: one thread for w, one for x. What they do per copy is what limits narrow tiles, so nothing that can be
 // done once a tile belongs in the inner loops. ----
 
-// Asks L2 for the first weights while the last kernel ends.
-template <int kTokens, int kWStages, class Weights, class Epilogue>
-__device__ inline void prefetch_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, const CUtensorMap& lines) {
-  const Segment first = first_segment(p.segments, rest);
-  const int row = tile_of(p.tiles, first.tile, kTokens, Weights::kTileRows).row;
-  for (int stage = first.first_stage; stage < first.first_stage + min(first.stages, kWStages); ++stage)
-    prefetch_tile(&lines, stage * kLine, row);
-}
-
 template <class L, int kTokens, int kWStages, class Weights, class Epilogue>
 __device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
                                     uint32_t empty, const typename Weights::Maps& maps) {
   typename Weights::Copies copies(p.weights, maps);
+  // The first of them to L2 while the last kernel ends.
+  maps.prefetch();
+  const Segment first = first_segment(p.segments, rest);
+  copies.start(tile_of(p.tiles, first.tile, kTokens, Weights::kTileRows).row, first.first_stage);
+  for (int stage = 0; stage < min(first.stages, kWStages); ++stage) copies.prefetch();
+  wait_for_last_kernel();
   Ring<kWStages> w;
   each_segment(p.segments, rest, [&](const Segment& segment) {
     copies.start(tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).row, segment.first_stage);
@@ -149,6 +149,8 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
                                   uint32_t empty, const CUtensorMap& x_map) {
   constexpr int kStage = Weights::kStage;
   prefetch_map(&x_map);
+  wait_for_last_kernel();
+  start_next_kernel();
   typename L::XCopies x;
   each_segment(p.segments, rest, [&](const Segment& segment) {
     const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
@@ -227,11 +229,8 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
   if (warp >= kMath / 32) {
     release_registers<Registers<kMath>::kCopy>();
     if (threadIdx.x == kMath) {
-      prefetch_weights<kTokens, kWStages>(p, rest, maps.lines);
-      wait_for_last_kernel();
       copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
     } else if (threadIdx.x == kMath + 32) {
-      wait_for_last_kernel(), start_next_kernel();
       copy_input<L, kTokens>(p, rest, shared, x_full, x_empty, x_map);
     } else if (threadIdx.x == kMath + 64) {
       count_leaving(p.segments, rest, shared + L::kLeavingBarriers);
@@ -339,7 +338,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       };
       if constexpr (L::kShares) {
         float mine[L::kMine / 2] = {};
-        if (segment.stages > 0) share_out<kTokens, L::kBarriers - L::kOut>(sums, mine, me.way, shared + L::kOut);
+        if (segment.stages > 0) share_out<typename L::Shared>(sums, mine, me.way, shared + L::kOut);
         Thread half = me;
         half.group = me.way, tile.group_rows = 0, tile.group_tokens = L::kMine;
         finish(mine, half);
