@@ -41,7 +41,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 @pytest.mark.parametrize("M", [1, 16, 64, 300])
 def test_every_kernel_has_candidates_of_one_length(cuts: ModuleType, M: int) -> None:
-    candidates = cuts.Candidates(cuts.Gpu(132, 232448, 1), SimpleNamespace(M=M, N=4096))
+    candidates = cuts.Candidates(cuts.Gpu(132, 232448, 1), SimpleNamespace(M=M, N=4096, K=4096))
     for kernel in cuts.KERNELS:
         if kernel == "int4_batch" and M > 64:
             continue
