@@ -29,9 +29,9 @@ namespace {
 
 // Fewer output columns than this, and rounding each dequantised weight to the input's type may show in a row of y.
 constexpr int64_t kRoundedColumns = 32;
-constexpr int64_t kRingRows = 2;         // up to which ring wins over decode, which does not serve all that ring does
-constexpr int64_t kDecodeRows = 16;      // up to which the two win over mma and wgmma
-constexpr int64_t kDecodeBatchRows = 8;  // and over batch, unless that comes out even over the GPU: then up to fewer rows
+constexpr int64_t kRingRows = 2;      // up to which ring wins over decode, which does not serve all that ring does
+constexpr int64_t kFewRows = 16;      // up to which the two win over mma and wgmma
+constexpr int64_t kFewBatchRows = 8;  // and over batch, unless that comes out even over the GPU: then up to fewer rows
 constexpr int64_t kEvenRows = 7, kEvenDepth = 8192, kEvenGroup = 128;
 // Batch lays x out first, which short products feel. From so many rows on, where two blocks share each tile of so many rows of w
 // and all run at once, wgmma wins up to so large a K.
@@ -39,11 +39,11 @@ constexpr int64_t kShortRows = 33, kShortTile = 64, kShortDepth = 4096;
 constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of both, which count bytes of scales, and of their rows of w, in 32 bits.
-constexpr int64_t kMostDecodeColumns = int64_t{1} << 29, kMostDecodeDepth = int64_t{1} << 25;
+constexpr int64_t kMostFewRowsColumns = int64_t{1} << 29, kMostFewRowsDepth = int64_t{1} << 25;
 
 // The configuration of a kernel for few rows, chosen once.
-template <class Config, Config (*kChoose)(const Int4Linear&, int, int, bool)>
-Config few_rows_config(const Int4Linear& raw, const Device& device) {
+template <class Config, Choice<Config> (*kChoose)(const Int4Linear&, int, int, bool)>
+Choice<Config> few_rows_choice(const Int4Linear& raw, const Device& device) {
   using Key = std::array<int64_t, 8>;
   const bool hopper = device.family == Family::sm90;
   const Key key = {raw.M,
@@ -55,6 +55,15 @@ Config few_rows_config(const Int4Linear& raw, const Device& device) {
                    2 * device.multiprocessors + hopper,
                    device.shared_memory};
   return choose_once(key, [&] { return kChoose(raw, device.multiprocessors, device.shared_memory, hopper); });
+}
+
+// Ring or decode, whichever is said to be faster.
+void set_few_rows(Plan& plan, const Int4Linear& raw, const Device& device) {
+  const Choice<RingConfig> ring = few_rows_choice<RingConfig, choose_int4_ring>(raw, device);
+  plan.algorithm = Algorithm::ring, plan.ring = ring.config;
+  if (raw.M <= kRingRows || !int4_decode_takes(raw)) return;
+  const Choice<DecodeConfig> decode = few_rows_choice<DecodeConfig, choose_int4_decode>(raw, device);
+  if (decode.microseconds < ring.microseconds) plan.algorithm = Algorithm::decode, plan.decode = decode.config;
 }
 
 bool is_short(const Int4Linear& raw, const Device& device) {
@@ -80,17 +89,13 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   raw.scale_type = element(plan.scale);
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
   const bool hopper = device.family == Family::sm90, batches = hopper && regular && int4_batch_takes(raw);
-  bool decodes = p.M <= (batches ? kDecodeBatchRows : kDecodeRows) && p.N < kMostDecodeColumns && p.K < kMostDecodeDepth;
-  if (batches && (!decodes || p.M >= kEvenRows)) {
+  bool few = p.M <= (batches ? kFewBatchRows : kFewRows) && p.N < kMostFewRowsColumns && p.K < kMostFewRowsDepth;
+  if (batches && (!few || p.M >= kEvenRows)) {
     plan.batch = choose_int4_batch(raw, device.multiprocessors, device.shared_memory);
-    decodes = decodes && !is_even(raw, plan.batch, device);
+    few = few && !is_even(raw, plan.batch, device);
   }
-  if (regular && decodes && (p.M <= kRingRows || !int4_decode_takes(raw))) {
-    plan.algorithm = Algorithm::ring;
-    plan.ring = few_rows_config<RingConfig, choose_int4_ring>(raw, device);
-  } else if (regular && decodes) {
-    plan.algorithm = Algorithm::decode;
-    plan.decode = few_rows_config<DecodeConfig, choose_int4_decode>(raw, device);
+  if (regular && few) {
+    set_few_rows(plan, raw, device);
   } else if (batches && !is_short(raw, device)) {
     plan.algorithm = Algorithm::batch;
   } else if (regular && p.N >= kRoundedColumns && hopper && int4_wgmma_takes(raw)) {

@@ -1,9 +1,10 @@
 // What the launchers of kernels for few rows of x share (few_rows.cuh): how a part of K goes through shared memory, how many
-// clusters run at once, and the launch. A Walk has part_units, chunks, chunk_units, warp_steps and tile_groups; a Config has
-// blocks, cluster, slices, tiles and overlaps.
+// clusters run at once, how long sums take to meet, and the launch. A Walk has part_units, chunks, chunk_units, warp_steps and
+// tile_groups; a Config has blocks, cluster, slices, tiles and overlaps.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sizes.h"
@@ -15,6 +16,23 @@ constexpr int log2_of_cluster(int cluster) { return cluster == 8 ? 3 : cluster /
 // Clusters that run at once where `resident` blocks fit on a multiprocessor. Those of more than two leave some idle in a GPC.
 constexpr int clusters_at_once(int sms, int resident, int cluster) {
   return cluster > 2 ? sms * resident * 11 / 12 / cluster : sms * resident / cluster;
+}
+
+// Blocks that a multiprocessor has, of at most so many, where so many clusters run at once.
+constexpr int blocks_at_once(int sms, int most, int cluster, int clusters) {
+  int resident = 1;
+  while (resident < most && clusters_at_once(sms, resident, cluster) < clusters) ++resident;
+  return resident;
+}
+
+// Microseconds for which sums meet, as every turn ends; `warps` of a multiprocessor have so many tiles each. The constants are a
+// fit to the cuts of both kernels for few rows and int4, theirs with them.
+template <class Config>
+double meeting_time(const Config& c, int turns, double warps, int warp_tiles, int64_t M) {
+  const double sums = warps * warp_tiles * static_cast<double>(M);
+  const double rounds = static_cast<double>(ceil_div(warp_tiles * M, 2 * c.slices));
+  const double turn = 0.00111 * sums + 0.302 * rounds + (c.cluster > 1 ? 0.482 + 0.000388 * sums : 0);
+  return turns * turn + (c.cluster > 2 ? 0.446 * (log2_of_cluster(c.cluster) - 1) : 0);
 }
 
 // Cuts a block's part of K into chunks of which x fits into shared memory beside `fixed` bytes, whole steps of `step` units each,

@@ -79,24 +79,31 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   return out.shared > 0;
 }
 
-constexpr double kSmallGroups = 1.4;
+// What differs with the room for x: µs for a KB of a warp's weights, more per m, and at least; for a unit of x that is staged;
+// for staging that waits; for a µs of reading; and for what is left.
+struct Costs {
+  double work, work_m, latency, staged, again, read, rest;
+};
 
-// Microseconds of a cut, by a model of the busiest multiprocessor: its warps load, wait and compute in rounds, which latency and
-// bandwidth limit, from nine rows on arithmetic; x is staged once, or in each turn where it does not fit at once; partial sums
-// meet once a turn. The constants are a fit to cuts measured on an H200, M = 1 to 16 and eight N x K, group 128; smaller groups
-// take so much longer.
-double model_time(const DecodeConfig& c, const Walk& w, int turns, int resident, bool small_groups) {
-  const bool wide = c.rows > 8;
-  const double kb = c.warp_tiles * c.units, warps = resident * c.tiles * c.slices, m = w.M;
-  const double longer = small_groups ? kSmallGroups : 1;
-  const double latency = longer * (wide ? 0.573 + 0.361 * kb : 0.141 + 0.241 * kb);
-  const double work = longer * warps * kb * (wide ? (0.0482 + 0.00036 * m) * (c.warp_tiles > 1 ? 0.883 : 1.0) : 0.0259);
-  const double round = wide ? std::max(work, latency) : std::sqrt(work * work + latency * latency);
-  const double staged = m * resident * w.part_units * (w.chunks > 1 ? turns : 1), met = m * warps * c.warp_tiles * turns;
-  const double again = (w.chunks - 1.0) * turns, pair = c.cluster > 1, more = c.cluster > 2 ? turns : 0;
-  const double rounds = static_cast<double>(turns) * w.chunks * w.warp_steps * round;
-  if (wide) return 2.63 + rounds + 0.00886 * staged + 0.73 * again + 0.553 * turns + 0.00363 * met + 0.40 * pair + 0.556 * more;
-  return 2.29 + rounds + 0.01095 * staged + 1.55 * again + 0.426 * turns + 0.00943 * met + 0.51 * pair + 0.405 * more;
+constexpr Costs kEight{0.0169, 0, 0.135, 0.00922, 1.13, 0.49, 2.7}, kSixteen{0, 0.0012, 0.196, 0.00731, 1.05, 0.988, 2.15};
+constexpr double kSmallGroups = 1.4;  // times as long for rounds
+
+// Microseconds of a cut, by a model: reading the weight; the rounds of a multiprocessor's warps, limited by arithmetic and
+// latency; x staged once, or in each turn where it does not fit at once; sums that meet. The constants were searched for what
+// choose_int4_decode takes of the cuts measured on an H200, and the plan of these and int4_ring's: M = 4, 8, 12 and 16, groups of
+// 128, thirteen N x K.
+double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, int resident) {
+  const Walk& w = l.walk;
+  const Costs& cost = c.rows > 8 ? kSixteen : kEight;
+  const double kb = c.warp_tiles * c.units, m = w.M, warps = resident * c.tiles * c.slices;
+  // The quarter of a multiprocessor with the most of a block's warps has so many times four.
+  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
+  const double round = std::hypot(busiest * kb * (cost.work + cost.work_m * m / c.warp_tiles), cost.latency * kb);
+  const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * round * (sub_of(p) < kUnitK ? kSmallGroups : 1);
+  const double read = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK)) / 4.66e6;
+  const double staged = m * resident * w.part_units * (w.chunks > 1 ? l.turns : 1), again = (w.chunks - 1.0) * l.turns;
+  return cost.rest + cost.read * read + rounds + cost.staged * staged + cost.again * again +
+         meeting_time(c, l.turns, warps, c.warp_tiles, p.M);
 }
 
 }  // namespace
@@ -108,16 +115,15 @@ bool int4_decode_takes(const Int4Linear& p) {
          is_aligned(p.scale, 4) && is_aligned(p.zero_point, 4);
 }
 
-DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
+Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
   constexpr int kMostBlocks = 65535;
   const int rows = p.M <= 8 ? 8 : 16;
   const bool small_groups = sub_of(p) < kUnitK;
   // As far as was ever better.
   const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : rows == 8 ? 4 : 8;
   const int fewest_slices = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
-  DecodeConfig best{rows,          2,     1, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)),
-                    shared_memory, hopper};
-  double best_time = 1e30;
+  Choice<DecodeConfig> best{
+      {rows, 2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)), shared_memory, hopper}};
   constexpr struct {
     int warp_tiles, units;
   } shapes[] = {{2, 1}, {1, 2}, {2, 2}};
@@ -134,16 +140,14 @@ DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory,
           Launch l;
           if (!lay_out(p, c, l)) continue;
           // What is resident at once.
-          int resident = std::clamp(
+          const int resident = std::clamp(
               std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)), 1, most_blocks);
           const int slots = clusters_at_once(sms, resident, c.cluster);
           if (slots < 1) continue;
           const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
           c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
           if (turns > 1 && !lay_out(p, c, l)) continue;
-          resident = std::min(resident, static_cast<int>(ceil_div(static_cast<int64_t>(c.blocks) * c.cluster, sms)));
-          const double time = model_time(c, l.walk, l.turns, resident, small_groups);
-          if (time < best_time) best_time = time, best = c;
+          best.consider(c, model_time(p, c, l, blocks_at_once(sms, resident, c.cluster, c.blocks)));
         }
   }
   return best;

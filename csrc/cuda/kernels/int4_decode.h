@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
 
 namespace aoext::cuda {
@@ -24,7 +25,7 @@ struct DecodeConfig {
 };
 
 // What measured best (H200), scaled to the multiprocessors of another device.
-DecodeConfig choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper);
+Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream);

@@ -101,21 +101,26 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
 }
 
 // What differs between kernels: µs for a µs of reading, for a KB of a warp's weights and more per m, and for those of the first
-// steps, on their way; and µs that a warp needs for a KB, however alone it is.
+// steps, on their way.
 struct Costs {
-  double read, work, work_m, fill, alone;
+  double read, work, work_m, fill;
 };
 
 Costs costs_of(const Int4Linear& p) {
-  if (sub_of(p) == kUnitK) return {1.075, 0.0035, 0.0071, 0.0072, 0.286};
-  if (p.M <= 2) return {1.053, 0.0103, 0.0024, 0.0097, 0.221};
-  return p.M <= 8 ? Costs{1.140, 0.0134, 0.0020, 0.0110, 0.329} : Costs{1.830, 0.0274, 0.0007, 0.0141, 0.470};
+  if (sub_of(p) == kUnitK) return {0.715, 0.0051, 0.000931, 0.0176};
+  if (p.M <= 2) return {0.746, 0.000389, 0.00233, 0.0196};
+  return p.M <= 8 ? Costs{0.955, 0, 0.00113, 0.02} : Costs{1.69, 0, 0.000606, 0.0203};
 }
 
-// Microseconds of a cut, by a model: reading the weight, by pieces of rows, or the steps of a multiprocessor's warps; x on its
-// way and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet, once a turn. Several
-// blocks on a multiprocessor hide that from each other. The constants are a fit to cuts measured on an H200, M = 1 to 16, groups
-// of 32, 64, 128 and 256, eight N x K.
+// Steps on the way: two, but three where a multiprocessor has so few warps that the next kernel's fit beside them.
+constexpr int kFewWarps = 8;
+constexpr int depth_of(int warps) { return warps <= kFewWarps ? 3 : 2; }
+
+// Microseconds of a cut, by a model: reading the weight, by pieces of rows; the steps of a multiprocessor's warps; x on its way
+// and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet. Several blocks on a
+// multiprocessor hide that from each other, few warps from the next kernel. The constants were searched for what
+// choose_int4_ring takes of the cuts measured on an H200: M = 1, 2, 4 and 8 with groups of 128, 2, 8, 12 and 16 with groups of
+// 32, thirteen N x K.
 double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, int sms, int resident) {
   const Walk& w = l.walk;
   const Costs cost = costs_of(p);
@@ -125,17 +130,13 @@ double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, int
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
   const double work = busiest * kStepKb * (cost.work + cost.work_m * m / c.warp_tiles);
-  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, cost.alone * kStepKb);
+  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, 0.133 * kStepKb);
   const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * sms * resident);
   const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK));
-  const double read = bytes / 4.66e6 * (cost.read + 0.168 / (c.slices * units)) * (0.565 + 0.435 / std::min(busy, 1.0));
+  const double read = bytes / 4.66e6 * (cost.read + 0.124 / (c.slices * units)) * (0.557 + 0.443 / std::min(busy, 1.0));
   const double x = m * resident * w.part_units / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
-  const double met = 0.00244 * m * warps * c.warp_tiles + (c.cluster > 1 ? 0.533 : 0) +
-                     0.426 * static_cast<double>(ceil_div(c.warp_tiles * w.M, 2 * c.slices));
-  const double few = std::max(1.0, 12 / warps);  // fewer than any of those cuts has: not known, and hardly better
-  return 1.606 + few * std::pow(std::pow(read, 4) + std::pow(steps, 4), 0.25) + 0.0075 * x + again * (0.00502 * x + 1.593) +
-         turns * met + cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) + (resident == 1 ? 0.418 : 0) +
-         (c.cluster > 2 ? 0.168 : 0);
+  return 0.871 + read + steps + (0.0088 + 0.0111 * again) * x + cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) +
+         meeting_time(c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? 0.521 : 0) - (warps <= kFewWarps ? 0.275 : 0);
 }
 
 }  // namespace
@@ -145,27 +146,26 @@ bool int4_ring_takes(const Int4Linear& p) {
          p.M <= 16 && p.K % 32 == 0 && p.group_size % 32 == 0 && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-RingConfig choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
-  constexpr int kAhead = 1024, kMostBlocks = 65535, kMostSlices = 8;
-  RingConfig best{}, c{1, 2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
-  double best_time = 1e30;
+Choice<RingConfig> choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
+  constexpr int kAhead = 1024, kMostBlocks = 65535, kMostSlices = 8, kFewestWarps = 4;
+  Choice<RingConfig> best;
+  RingConfig c{1, 2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   for (c.warp_tiles = 1; c.warp_tiles <= 2 && kernel_of(p, c); ++c.warp_tiles)
-    for (c.depth = 2; c.depth <= 3; ++c.depth)
-      for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
-        for (int tiles : {1, 2, 3, 4, 5, 6, 8, 16})  // others took longer than the model says
-          for (c.slices = 1; c.slices <= kMostSlices; ++c.slices)
-            for (int resident = 1; resident <= 3 && resident * tiles * c.slices <= kMostWarps; ++resident) {
-              const int slots = clusters_at_once(sms, resident, c.cluster);
-              if (slots < 1) continue;
-              c.tiles = tiles;
-              const int64_t groups = ceil_div(p.N, kTileN * tiles * c.warp_tiles);
-              c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
-              Launch l;
-              if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
-              const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
-              const double time = model_time(p, c, l, sms, at_once);
-              if (time < best_time) best_time = time, best = c;
-            }
+    for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
+      for (int tiles : {1, 2, 3, 4, 5, 6, 8, 16})  // others took longer than the model says
+        for (c.slices = 1; c.slices <= kMostSlices; ++c.slices)
+          for (int resident = 1; resident <= 3 && resident * tiles * c.slices <= kMostWarps; ++resident) {
+            const int slots = clusters_at_once(sms, resident, c.cluster);
+            if (slots < 1 || tiles * c.slices < kFewestWarps) continue;
+            c.tiles = tiles;
+            const int64_t groups = ceil_div(p.N, kTileN * tiles * c.warp_tiles);
+            c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
+            const int at_once = blocks_at_once(sms, resident, c.cluster, c.blocks);
+            c.depth = depth_of(at_once * tiles * c.slices);
+            Launch l;
+            if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
+            best.consider(c, model_time(p, c, l, sms, at_once));
+          }
   return best;
 }
 

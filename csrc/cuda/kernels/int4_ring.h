@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
 
 namespace aoext::cuda {
@@ -23,7 +24,7 @@ struct RingConfig {
 };
 
 // What measured best (H200), scaled to the multiprocessors of another device.
-RingConfig choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper);
+Choice<RingConfig> choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream);
