@@ -42,10 +42,15 @@ int to_ints(const Config& config, int* ints) {
   return kCount;
 }
 
+template <class Config>
+int to_ints(const Choice<Config>& choice, int* ints) {
+  return to_ints(choice.config, ints);
+}
+
 size_t no_workspace(const void*, const int*) { return 0; }
 
 // Of kernels that have one: their functions differ in their names and configurations alone.
-template <class Problem, class Config, bool (*kTakes)(const Problem&), Config (*kChoose)(const Problem&, int),
+template <class Problem, class Config, bool (*kTakes)(const Problem&), auto kChoose,
           size_t (*kWorkspace)(const Problem&, const Config&),
           cudaError_t (*kLaunch)(const Problem&, const Config&, void*, cudaStream_t)>
 Kernel tiled(const char* name) {
@@ -60,7 +65,7 @@ Kernel tiled(const char* name) {
 }
 
 // Of kernels for few rows, which have none.
-template <class Problem, class Config, bool (*kTakes)(const Problem&), Config (*kChoose)(const Problem&, int, int, bool),
+template <class Problem, class Config, bool (*kTakes)(const Problem&), auto kChoose,
           cudaError_t (*kLaunch)(const Problem&, const Config&, cudaStream_t)>
 Kernel few_rows(const char* name) {
   return {name,
@@ -77,15 +82,9 @@ Kernel few_rows(const char* name) {
 
 RowwiseMmaConfig choose_mma(const RowwiseLinear& p, int multiprocessors) { return choose_rowwise_mma(p, multiprocessors); }
 
-template <class Config, Choice<Config> (*kChoose)(const Int4Linear&, int, int, bool)>
-Config config_of(const Int4Linear& p, int multiprocessors, int shared_memory, bool hopper) {
-  return kChoose(p, multiprocessors, shared_memory, hopper).config;
-}
-
 const Kernel kKernels[] = {
-    few_rows<Int4Linear, RingConfig, int4_ring_takes, config_of<RingConfig, choose_int4_ring>, launch_int4_ring>("int4_ring"),
-    few_rows<Int4Linear, DecodeConfig, int4_decode_takes, config_of<DecodeConfig, choose_int4_decode>, launch_int4_decode>(
-        "int4_decode"),
+    few_rows<Int4Linear, RingConfig, int4_ring_takes, choose_int4_ring, launch_int4_ring>("int4_ring"),
+    few_rows<Int4Linear, DecodeConfig, int4_decode_takes, choose_int4_decode, launch_int4_decode>("int4_decode"),
     tiled<Int4Linear, MmaConfig, serves_int4_mma, choose_int4_mma, int4_mma_workspace, launch_int4_mma>("int4_mma"),
     few_rows<RowwiseLinear, RowwiseDecodeConfig, rowwise_decode_takes, choose_rowwise_decode, launch_rowwise_decode>(
         "rowwise_decode"),

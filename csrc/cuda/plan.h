@@ -14,7 +14,7 @@
 namespace aoext::cuda {
 
 enum class Algorithm {
-  ring,     // one or two rows of x, or groups of 32: a ring of weights in shared memory for each warp (kernels/int4_ring.cuh)
+  ring,     // few rows of x: a ring of weights in shared memory for each warp (kernels/int4_ring.cuh)
   decode,   // few rows: weights from memory straight to registers (kernels/int4_decode.cuh)
   batch,    // up to 64, on compute capability 9.0 (kernels/sm90a/int4_batch.cuh)
   wgmma,    // more, there (kernels/sm90a/int4_wgmma.cuh)

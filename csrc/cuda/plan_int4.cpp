@@ -33,42 +33,40 @@ constexpr int64_t kRingRows = 2;      // up to which ring wins over decode, whic
 constexpr int64_t kFewRows = 16;      // up to which the two win over mma and wgmma
 constexpr int64_t kFewBatchRows = 8;  // and over batch, unless that comes out even over the GPU: then up to fewer rows
 constexpr int64_t kEvenRows = 7, kEvenDepth = 8192, kEvenGroup = 128;
-// Batch lays x out first, which short products feel. From so many rows on, where two blocks share each tile of so many rows of w
-// and all run at once, wgmma wins up to so large a K.
-constexpr int64_t kShortRows = 33, kShortTile = 64, kShortDepth = 4096;
-constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over dequantising for cuBLAS
+constexpr int64_t kModelledGroup = 128;  // from which on models tell of batch and wgmma which is faster; up to it batch is
+constexpr int64_t kAnyRows = 16;         // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of both, which count bytes of scales, and of their rows of w, in 32 bits.
 constexpr int64_t kMostFewRowsColumns = int64_t{1} << 29, kMostFewRowsDepth = int64_t{1} << 25;
 
-// The configuration of a kernel for few rows, chosen once.
-template <class Config, Choice<Config> (*kChoose)(const Int4Linear&, int, int, bool)>
-Choice<Config> few_rows_choice(const Int4Linear& raw, const Device& device) {
-  using Key = std::array<int64_t, 8>;
-  const bool hopper = device.family == Family::sm90;
-  const Key key = {raw.M,
-                   raw.N,
-                   raw.K,
-                   raw.group_size,
-                   static_cast<int64_t>(raw.type),
-                   static_cast<int64_t>(raw.scale_type),
-                   2 * device.multiprocessors + hopper,
-                   device.shared_memory};
-  return choose_once(key, [&] { return kChoose(raw, device.multiprocessors, device.shared_memory, hopper); });
+bool is_hopper(const Device& device) { return device.family == Family::sm90; }
+
+template <class Choose>
+auto chosen(const Int4Linear& raw, const Device& device, Choose&& choose) {
+  const std::array<int64_t, 8> key = {raw.M,
+                                      raw.N,
+                                      raw.K,
+                                      raw.group_size,
+                                      static_cast<int64_t>(raw.type),
+                                      static_cast<int64_t>(raw.scale_type),
+                                      2 * device.multiprocessors + is_hopper(device),
+                                      device.shared_memory};
+  return choose_once(raw.M, key, choose);
 }
 
 // Ring or decode, whichever is said to be faster.
 void set_few_rows(Plan& plan, const Int4Linear& raw, const Device& device) {
-  const Choice<RingConfig> ring = few_rows_choice<RingConfig, choose_int4_ring>(raw, device);
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = is_hopper(device);
+  const auto ring = chosen(raw, device, [&] { return choose_int4_ring(raw, sms, shared_memory, hopper); });
   plan.algorithm = Algorithm::ring, plan.ring = ring.config;
   if (raw.M <= kRingRows || !int4_decode_takes(raw)) return;
-  const Choice<DecodeConfig> decode = few_rows_choice<DecodeConfig, choose_int4_decode>(raw, device);
+  const auto decode = chosen(raw, device, [&] { return choose_int4_decode(raw, sms, shared_memory, hopper); });
   if (decode.microseconds < ring.microseconds) plan.algorithm = Algorithm::decode, plan.decode = decode.config;
 }
 
-bool is_short(const Int4Linear& raw, const Device& device) {
-  return raw.M >= kShortRows && raw.N >= kRoundedColumns && raw.K <= kShortDepth &&
-         2 * ceil_div(raw.N, kShortTile) <= device.multiprocessors && int4_wgmma_takes(raw);
+Choice<BatchConfig> batch_of(const Int4Linear& raw, const Device& device) {
+  return chosen(raw, device, [&] { return choose_int4_batch(raw, device.multiprocessors, device.shared_memory); });
 }
 
 // Whether all of batch runs at once, on all multiprocessors but a few, and K is long.
@@ -76,6 +74,21 @@ bool is_even(const Int4Linear& raw, const BatchConfig& c, const Device& device) 
   const int64_t blocks = ceil_div(raw.N, kBatchRows / c.slices) * c.cluster;
   return raw.K >= kEvenDepth && raw.group_size >= kEvenGroup && c.slices > 1 && c.blocks == blocks &&
          blocks <= device.multiprocessors && 32 * blocks >= 31 * device.multiprocessors;
+}
+
+// Batch or wgmma, which serve Hopper; false where neither takes the problem.
+bool set_engine(Plan& plan, const Int4Linear& raw, const Device& device) {
+  Choice<BatchConfig> batch;
+  Choice<WgmmaConfig> tiles;
+  if (int4_batch_takes(raw)) batch = batch_of(raw, device);
+  const bool modelled = batch.config.tokens == 0 || raw.group_size >= kModelledGroup;
+  if (modelled && raw.N >= kRoundedColumns && int4_wgmma_takes(raw))
+    tiles = chosen(raw, device, [&] { return choose_int4_wgmma(raw, device.multiprocessors); });
+  if (batch.config.tokens == 0 && tiles.config.tokens == 0) return false;
+  const bool batches = batch.microseconds <= tiles.microseconds;
+  plan.algorithm = batches ? Algorithm::batch : Algorithm::wgmma;
+  plan.batch = batch.config, plan.wgmma = tiles.config;
+  return true;
 }
 
 }  // namespace
@@ -88,19 +101,12 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   plan.scale = p.scale == p.output ? p.scale : ScalarType::Float;
   raw.scale_type = element(plan.scale);
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
-  const bool hopper = device.family == Family::sm90, batches = hopper && regular && int4_batch_takes(raw);
+  const bool batches = regular && is_hopper(device) && int4_batch_takes(raw);
   bool few = p.M <= (batches ? kFewBatchRows : kFewRows) && p.N < kMostFewRowsColumns && p.K < kMostFewRowsDepth;
-  if (batches && (!few || p.M >= kEvenRows)) {
-    plan.batch = choose_int4_batch(raw, device.multiprocessors, device.shared_memory);
-    few = few && !is_even(raw, plan.batch, device);
-  }
+  if (batches && few && p.M >= kEvenRows) few = !is_even(raw, batch_of(raw, device).config, device);
   if (regular && few) {
     set_few_rows(plan, raw, device);
-  } else if (batches && !is_short(raw, device)) {
-    plan.algorithm = Algorithm::batch;
-  } else if (regular && p.N >= kRoundedColumns && hopper && int4_wgmma_takes(raw)) {
-    plan.algorithm = Algorithm::wgmma;
-    plan.wgmma = choose_int4_wgmma(raw, device.multiprocessors);
+  } else if (regular && is_hopper(device) && set_engine(plan, raw, device)) {
   } else if (regular && p.N >= kRoundedColumns) {
     plan.algorithm = Algorithm::mma;
     plan.mma = choose_int4_mma(raw, device.multiprocessors);

@@ -23,18 +23,17 @@ int64_t decode_rows(const RowwiseLinear& p) {
   return p.K >= kLongRow && p.K >= p.N ? 2 : 8;
 }
 
-RowwiseDecodeConfig decode_config(const RowwiseLinear& raw, const Device& device) {
-  using Key = std::array<int64_t, 8>;
-  const bool hopper = device.family == Family::sm90;
-  const Key key = {raw.M,
-                   raw.N,
-                   raw.K,
-                   static_cast<int64_t>(raw.type),
-                   static_cast<int64_t>(raw.weight_type),
-                   static_cast<int64_t>(raw.output),
-                   2 * device.multiprocessors + hopper,
-                   device.shared_memory};
-  return choose_once(key, [&] { return choose_rowwise_decode(raw, device.multiprocessors, device.shared_memory, hopper); });
+template <class Choose>
+auto chosen(const RowwiseLinear& raw, const Device& device, Choose&& choose) {
+  const std::array<int64_t, 8> key = {raw.M,
+                                      raw.N,
+                                      raw.K,
+                                      static_cast<int64_t>(raw.type),
+                                      static_cast<int64_t>(raw.weight_type),
+                                      static_cast<int64_t>(raw.output),
+                                      2 * device.multiprocessors + (device.family == Family::sm90),
+                                      device.shared_memory};
+  return choose_once(raw.M, key, choose);
 }
 
 // Where a launch saved is worth that every block of decode quantises its part of x.
@@ -58,21 +57,22 @@ bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const D
 // Of the kernels whose rows are whole pieces; false where none serves.
 bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Device& device) {
   const RowwiseLinear raw = rowwise_linear(p, K);
+  const int sms = device.multiprocessors;
   const bool hopper = device.family == Family::sm90, exact = raw.type == Element::int8 || raw.N >= kCutColumns;
   const bool engine = hopper && exact && rowwise_wgmma_takes(raw);
   if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) {
     plan.algorithm = RowwiseAlgorithm::decode;
-    plan.decode = decode_config(raw, device);
+    plan.decode = chosen(raw, device, [&] { return choose_rowwise_decode(raw, sms, device.shared_memory, hopper); });
   } else if (engine) {
-    plan.wgmma = choose_rowwise_wgmma(raw, device.multiprocessors);
+    plan.wgmma = choose_rowwise_wgmma(raw, sms);
     const bool even = plan.wgmma.turned;  // over the GPU, where whole tiles of 128 by 128 leave some of it idle
     plan.algorithm = !even && prefers_scaled_mm(p, raw, device) ? RowwiseAlgorithm::scaled_mm : RowwiseAlgorithm::wgmma;
   } else if (hopper && weight_only_wgmma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
-    plan.wgmma = choose_weight_only_wgmma(raw, device.multiprocessors);
+    plan.wgmma = chosen(raw, device, [&] { return choose_weight_only_wgmma(raw, sms); });
   } else if (rowwise_mma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::mma;
-    plan.mma = choose_rowwise_mma(raw, device.multiprocessors, device.float8_units);
+    plan.mma = choose_rowwise_mma(raw, sms, device.float8_units);
   } else {
     return false;
   }

@@ -1,6 +1,7 @@
 // Products for a batch of rows, on Hopper's matrix engine: kernels/sm90a/int4_batch.cuh.
 #pragma once
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
 
 namespace aoext::cuda {
@@ -17,7 +18,7 @@ struct BatchConfig {
 
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
 bool int4_batch_takes(const Int4Linear& p);
-BatchConfig choose_int4_batch(const Int4Linear& p, int sms, int shared_memory);
+Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, int sms, int shared_memory);
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& config);  // bytes
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& config, void* workspace, cudaStream_t stream);
 

@@ -86,7 +86,7 @@ struct Costs {
 };
 
 constexpr Costs kEight{0.0169, 0, 0.135, 0.00922, 1.13, 0.49, 2.7}, kSixteen{0, 0.0012, 0.196, 0.00731, 1.05, 0.988, 2.15};
-constexpr double kSmallGroups = 1.4;  // times as long for rounds
+constexpr double kSmallGroups = 1.1;  // times as long for rounds
 
 // Microseconds of a cut, by a model: reading the weight; the rounds of a multiprocessor's warps, limited by arithmetic and
 // latency; x staged once, or in each turn where it does not fit at once; sums that meet. The constants were searched for what

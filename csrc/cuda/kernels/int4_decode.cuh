@@ -1,5 +1,5 @@
 // y[m, n] = sum_k x[m, k] (q[n, k] s[k/g, n] + z[k/g, n]) + bias[n] for few rows m: weight-only int4, limited by reading q.
-// One or two rows, and groups that this does not serve, are int4_ring.cuh's.
+// The plan takes this or int4_ring.cuh, whichever is faster; what this does not serve is that one's.
 //
 // Walk. A unit is 16 rows n by 128 k: 1 KB of nibbles, one warp, two 16-byte loads a lane. Lane (g = lane / 4, t = lane % 4)
 // holds bytes 16t..16t+15 of rows 2g and 2g + 1, which are rows g and g + 8 of mma's A operand, so that the scales of its two

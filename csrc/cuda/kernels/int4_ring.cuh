@@ -2,11 +2,11 @@
 //
 // Walk. A unit is 16 rows n by 128 k: 1 KB of nibbles. A warp takes one tile of 16 rows, or two, and a slice of their k, through
 // a ring of its own in shared memory: a step is 2 KB, two units of one tile or one of two, with their scales and zero points, and
-// two or three steps are on their way all the time, 64 to 96 KB a multiprocessor. Lane (g = lane / 4, t = lane % 4) copies bytes
-// 16t..16t+15 of a unit's rows 2g and 2g + 1, which are rows g and g + 8 of mma's A operand, so that the scales of its two rows
-// are neighbours. No warp waits for another one there. Slices meet in shared memory; the k of a block is a part of K where blocks
-// of a cluster share it (few_rows.cuh). x waits in shared memory in the order in which mma wants it. Sums run in a fixed order:
-// mma, groups, slices, cluster.
+// two steps are on their way all the time, 64 KB a multiprocessor, or three of few warps. Lane (g = lane / 4, t = lane % 4)
+// copies bytes 16t..16t+15 of a unit's rows 2g and 2g + 1, which are rows g and g + 8 of mma's A operand, so that the scales of
+// its two rows are neighbours. No warp waits for another one there. Slices meet in shared memory; the k of a block is a part of K
+// where blocks of a cluster share it (few_rows.cuh). x waits in shared memory in the order in which mma wants it. Sums run in a
+// fixed order: mma, groups, slices, cluster.
 //
 // Operands are those of int4_decode.cuh; a group's sum of u X' begins at -8 sum X' here, and 2^-e scales a unit's sums at once.
 //

@@ -55,7 +55,7 @@ constexpr wgmma::Model kModel{{{0, 0, 0.423, 0.507, 0, 0}, 0.35, 3.70},
 
 }  // namespace
 
-WgmmaConfig choose_int4_wgmma(const Int4Linear& p, int sms) { return wgmma::choose(p, kStage, kModel, sms); }
+Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, int sms) { return wgmma::choose(p, kStage, kModel, sms); }
 
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 

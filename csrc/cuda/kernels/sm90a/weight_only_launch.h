@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
 #include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
@@ -21,7 +22,11 @@ Segments segments(const Problem& p, int stage, const WgmmaConfig& c) {
 
 // Rows of x that are copied at once: all of a tile, unless there are so few that leaving those beyond M out gains more than
 // pieces cost.
-inline int copy_tokens(int64_t M, int tokens) { return M > 96 || M % tokens == 0 ? tokens : 32; }
+inline int copy_tokens(int64_t M, int tokens) {
+  constexpr int kPiece = 32;
+  const bool saves = ceil_div(M, kPiece) * kPiece < ceil_div(M, tokens) * tokens;
+  return M <= 96 && saves ? kPiece : tokens;
+}
 
 inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
 
@@ -144,10 +149,9 @@ inline double time_of_ranges(const Segments& s, int blocks, double stage, double
 }
 
 template <class Problem>
-WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
+Choice<WgmmaConfig> choose(const Problem& p, int stage, const Model& model, int sms) {
   const int64_t stages = ceil_div(p.K, stage);
-  WgmmaConfig best{};
-  double least = 0;
+  Choice<WgmmaConfig> best;
   const auto consider_tiles = [&](int rows, int tokens, double step, const TileCost& cost) {
     const int64_t tiles = ceil_div(p.N, rows) * ceil_div(p.M, tokens), rest = tiles % sms;
     const auto time_of = [&](int64_t parts) { return parts * (stage / kStep) * step + cost.tile; };
@@ -159,9 +163,7 @@ WgmmaConfig choose(const Problem& p, int stage, const Model& model, int sms) {
       double time = ranges > 0 ? time_of_ranges(s, config.blocks, stage / kStep * step, cost.tile, size, model)
                                : ceil_div(s.whole_tiles, blocks) * time_of(stages);
       if (cluster > 1 && rest_tiles(s) > 0) time += time_of(ceil_div(stages, cluster)) + cost.cluster;
-      if (best.tokens != 0 && time >= least) return;
-      least = time;
-      best = config;
+      best.consider(config, time);
     };
     consider(1, 0, even_blocks(tiles, 1, sms));
     consider(2, 0, even_blocks(tiles, 2, sms));

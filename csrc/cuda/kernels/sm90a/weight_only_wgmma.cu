@@ -46,7 +46,7 @@ constexpr wgmma::Model kModel{{{0, 0.423, 0.502, 0.558, 0, 0}, 0.03, 5.01},
 
 }  // namespace
 
-WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, int sms) { return wgmma::choose(p, kStage, kModel, sms); }
+WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, int sms) { return wgmma::choose(p, kStage, kModel, sms).config; }
 
 size_t weight_only_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 
