@@ -238,6 +238,33 @@ def test_tiles_that_do_not_come_out_even(M, N, K, generator):
 
 
 @needs_own_kernels
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (BF16, FP32), (FP16, FP32)], ids=str)
+@pytest.mark.parametrize(
+    ("M", "N", "K", "plan"),
+    [
+        (20, 28680, 2176, "tiles of 256 by 32, K over 1 warpgroups"),
+        (50, 28680, 2048, "tiles of 256 by 64, K over 1 warpgroups"),
+        (20, 16328, 4096, "tiles of 128 by 32, K over 2 warpgroups"),
+        (20, 8200, 4224, "tiles of 64 by 32, K over 4 warpgroups"),
+        (50, 8200, 4096, "tiles of 64 by 64, K over 4 warpgroups"),
+        (20, 4104, 8320, "tiles of 64 by 32, K over 4 warpgroups, the rest of them over K by clusters of 2"),
+        (50, 4104, 8192, "tiles of 64 by 64, K over 4 warpgroups, the rest of them over K by clusters of 2"),
+    ],
+)
+def test_a_batch_of_rows_of_a_large_weight(M, N, K, plan, dtypes, generator):
+    """On an H200 all ways to cut int4_batch."""
+    weight = torch.randint(-128, 128, (N, K // 2), generator=generator, dtype=torch.int8)
+    scale, zero_point = (torch.rand(2, K // 128, N, generator=generator) - 0.5).to(dtypes[1])
+    operands = [t.to("cuda") for t in (weight, scale, zero_point)]
+    x = torch.randn(M, K, generator=generator).to("cuda", dtypes[0])
+    if is_measured():
+        assert aoext.explain("bf16i4bf16_rowwise", x, *operands).endswith("int4_batch, " + plan)
+    result = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
+    assert_close(result, exact(x, operands).cpu())
+    assert torch.equal(torch.ops.ao.bf16i4bf16_rowwise(x, *operands), result)
+
+
+@needs_own_kernels
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP32)], ids=str)
 @pytest.mark.parametrize(

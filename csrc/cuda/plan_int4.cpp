@@ -33,7 +33,7 @@ constexpr int64_t kRingRows = 2;      // up to which ring wins over decode, whic
 constexpr int64_t kFewRows = 16;      // up to which the two win over mma and wgmma
 constexpr int64_t kFewBatchRows = 8;  // and over batch, unless that comes out even over the GPU: then up to fewer rows
 constexpr int64_t kEvenRows = 7, kEvenDepth = 8192, kEvenGroup = 128;
-constexpr int64_t kModelledGroup = 128;  // from which on models tell of batch and wgmma which is faster; up to it batch is
+constexpr int64_t kModelledGroup = 128;  // from which on models choose between batch and wgmma; below it batch serves
 constexpr int64_t kAnyRows = 16;         // up to which a kernel for any size wins over dequantising for cuBLAS
 constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of both, which count bytes of scales, and of their rows of w, in 32 bits.
@@ -106,8 +106,10 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   if (batches && few && p.M >= kEvenRows) few = !is_even(raw, batch_of(raw, device).config, device);
   if (regular && few) {
     set_few_rows(plan, raw, device);
-  } else if (regular && is_hopper(device) && set_engine(plan, raw, device)) {
-  } else if (regular && p.N >= kRoundedColumns) {
+    return plan;
+  }
+  if (regular && is_hopper(device) && set_engine(plan, raw, device)) return plan;
+  if (regular && p.N >= kRoundedColumns) {
     plan.algorithm = Algorithm::mma;
     plan.mma = choose_int4_mma(raw, device.multiprocessors);
   } else if (regular || p.M <= kAnyRows) {

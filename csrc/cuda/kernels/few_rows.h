@@ -31,8 +31,8 @@ template <class Config>
 double meeting_time(const Config& c, int turns, double warps, int warp_tiles, int64_t M) {
   const double sums = warps * warp_tiles * static_cast<double>(M);
   const double rounds = static_cast<double>(ceil_div(warp_tiles * M, 2 * c.slices));
-  const double turn = 0.00111 * sums + 0.302 * rounds + (c.cluster > 1 ? 0.482 + 0.000388 * sums : 0);
-  return turns * turn + (c.cluster > 2 ? 0.446 * (log2_of_cluster(c.cluster) - 1) : 0);
+  const double turn = 0.0418 + 0.00103 * sums + 0.425 * rounds + (c.cluster > 1 ? 0.469 + 0.000359 * sums : 0);
+  return turns * turn + (c.cluster > 2 ? 0.314 * (log2_of_cluster(c.cluster) - 1) : 0);
 }
 
 // Cuts a block's part of K into chunks of which x fits into shared memory beside `fixed` bytes, whole steps of `step` units each,

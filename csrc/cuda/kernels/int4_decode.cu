@@ -85,13 +85,13 @@ struct Costs {
   double work, work_m, latency, staged, again, read, rest;
 };
 
-constexpr Costs kEight{0.0169, 0, 0.135, 0.00922, 1.13, 0.49, 2.7}, kSixteen{0, 0.0012, 0.196, 0.00731, 1.05, 0.988, 2.15};
+constexpr Costs kEight{0.0155, 0, 0.114, 0.0111, 0.83, 0.505, 2.48}, kSixteen{0, 0.00118, 0.21, 0.00658, 2.09, 0.888, 2.22};
 constexpr double kSmallGroups = 1.1;  // times as long for rounds
 
 // Microseconds of a cut, by a model: reading the weight; the rounds of a multiprocessor's warps, limited by arithmetic and
 // latency; x staged once, or in each turn where it does not fit at once; sums that meet. The constants were searched for what
 // choose_int4_decode takes of the cuts measured on an H200, and the plan of these and int4_ring's: M = 4, 8, 12 and 16, groups of
-// 128, thirteen N x K.
+// 128, up to 31 N x K.
 double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, int resident) {
   const Walk& w = l.walk;
   const Costs& cost = c.rows > 8 ? kSixteen : kEight;
@@ -122,8 +122,7 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared
   // As far as was ever better.
   const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : rows == 8 ? 4 : 8;
   const int fewest_slices = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
-  Choice<DecodeConfig> best{
-      {rows, 2, 1, 1, 4, 1, static_cast<int>(std::min<int64_t>(ceil_div(p.N, 2 * kTileN), kMostBlocks)), shared_memory, hopper}};
+  Choice<DecodeConfig> best;
   constexpr struct {
     int warp_tiles, units;
   } shapes[] = {{2, 1}, {1, 2}, {2, 2}};

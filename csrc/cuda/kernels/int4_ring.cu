@@ -107,9 +107,9 @@ struct Costs {
 };
 
 Costs costs_of(const Int4Linear& p) {
-  if (sub_of(p) == kUnitK) return {0.715, 0.0051, 0.000931, 0.0176};
-  if (p.M <= 2) return {0.746, 0.000389, 0.00233, 0.0196};
-  return p.M <= 8 ? Costs{0.955, 0, 0.00113, 0.02} : Costs{1.69, 0, 0.000606, 0.0203};
+  if (sub_of(p) == kUnitK) return {0.73, 0.00538, 0.000873, 0.0167};
+  if (p.M <= 2) return {0.757, 0, 0.00202, 0.0177};
+  return p.M <= 8 ? Costs{0.942, 0, 0.00101, 0.0188} : Costs{1.69, 0, 0.00061, 0.0174};
 }
 
 // Steps on the way: two, but three where a multiprocessor has so few warps that the next kernel's fit beside them.
@@ -120,7 +120,7 @@ constexpr int depth_of(int warps) { return warps <= kFewWarps ? 3 : 2; }
 // and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet. Several blocks on a
 // multiprocessor hide that from each other, few warps from the next kernel. The constants were searched for what
 // choose_int4_ring takes of the cuts measured on an H200: M = 1, 2, 4 and 8 with groups of 128, 2, 8, 12 and 16 with groups of
-// 32, thirteen N x K.
+// 32, up to 31 N x K.
 double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, int sms, int resident) {
   const Walk& w = l.walk;
   const Costs cost = costs_of(p);
@@ -130,13 +130,13 @@ double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, int
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
   const double work = busiest * kStepKb * (cost.work + cost.work_m * m / c.warp_tiles);
-  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, 0.133 * kStepKb);
+  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, 0.131 * kStepKb);
   const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * sms * resident);
   const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK));
-  const double read = bytes / 4.66e6 * (cost.read + 0.124 / (c.slices * units)) * (0.557 + 0.443 / std::min(busy, 1.0));
+  const double read = bytes / 4.66e6 * (cost.read + 0.143 / (c.slices * units)) * (0.672 + 0.328 / std::min(busy, 1.0));
   const double x = m * resident * w.part_units / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
-  return 0.871 + read + steps + (0.0088 + 0.0111 * again) * x + cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) +
-         meeting_time(c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? 0.521 : 0) - (warps <= kFewWarps ? 0.275 : 0);
+  return 0.894 + read + steps + (0.00884 + 0.00876 * again) * x + cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) +
+         meeting_time(c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? 0.433 : 0) - (warps <= kFewWarps ? 0.3 : 0);
 }
 
 }  // namespace
