@@ -67,13 +67,27 @@ def test_an_example_runs(code):
 def test_every_make_target_that_the_documents_name_exists():
     root = Path(__file__).parent.parent
     makefile = (root / "Makefile").read_text(encoding="utf-8")
-    for document in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"):
-        text = (root / document).read_text(encoding="utf-8")
+    for document in (root / "README.md", root / "CONTRIBUTING.md", *(root / "benchmarks").glob("*.md")):
+        text = document.read_text(encoding="utf-8")
         for target in re.findall(r"(?:^ *|`)make ([a-z-]+)", text, re.MULTILINE):  # commands, not prose
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (
                 document,
                 target,
             )
+
+
+def test_every_link_of_the_documents_leads_somewhere():
+    root = Path(__file__).parent.parent
+    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "benchmarks").glob("*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), (page.name, link)
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+                anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+                assert anchor in anchors, (page.name, link)
 
 
 def test_the_page_of_operators_names_all_of_them_and_no_other():
