@@ -23,9 +23,11 @@ def _simulated_xpu() -> ModuleType | None:
         return None
     try:
         import xpu_sim
-    except ImportError:
+
+        available = xpu_sim.available
+    except (ImportError, AttributeError):  # where it is not installed, its folder beside this file is an empty package
         return None
-    if not xpu_sim.available()[0]:
+    if not available()[0]:
         return None
     xpu_sim.install()
     xpu_sim.canaries(True)
