@@ -25,7 +25,10 @@ def _simulated_xpu() -> ModuleType | None:
         import xpu_sim
 
         available = xpu_sim.available
-    except (ImportError, AttributeError):  # where it is not installed, its folder beside this file is an empty package
+    except (
+        ImportError,
+        AttributeError,
+    ):  # not installed, its folder beside this file is an empty package
         return None
     if not available()[0]:
         return None

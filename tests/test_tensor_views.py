@@ -44,6 +44,48 @@ def test_narrow_and_slices_of_the_transposed_view_agree(weight):
     assert same(weight[:], weight)
 
 
+def test_chunks_and_splits_are_slices(weight):
+    def agree(parts, slices):
+        assert len(parts) == len(slices)
+        assert all(same(part, cut) for part, cut in zip(parts, slices, strict=True))
+
+    agree(weight.chunk(2), [weight[:12], weight[12:]])
+    agree(weight.split(10), [weight[:10], weight[10:20], weight[20:]])
+    agree(weight.split([3, 0, 21]), [weight[:3], weight[3:3], weight[3:]])
+    agree(weight.tensor_split(2, dim=1), [weight[:, : K // 2], weight[:, K // 2 :]])
+    agree(weight.t().chunk(2, dim=-1), [weight.t()[:, :12], weight.t()[:, 12:]])
+    parts = weight.chunk(2)
+    parts[0].copy_(weight[12:].clone())  # they are views
+    assert same(weight[:12], weight[12:])
+    with pytest.raises(RuntimeError, match="split_size must be positive"):
+        weight.split(0)
+    with pytest.raises(RuntimeError, match=f"must add up to {N}"):
+        weight.split([N, 1])
+
+
+def test_cat_is_the_inverse_of_split(weight, generator):
+    for dim in (0, 1, -1):
+        whole = torch.cat(weight.split(GROUP_SIZE if dim else 10, dim), dim)
+        assert same(whole, weight)
+        assert torch.equal(whole.dequantize(), weight.dequantize())
+    assert same(torch.cat(weight.t().chunk(2, 1), 1).t(), weight)
+    twice = torch.cat([weight, weight[:3]])
+    x = randn(generator, 5, K, dtype=BF16).to(weight.device)
+    assert_close(linear(x, twice), product(x, twice))
+    assert torch.equal(linear(x, twice)[:, :N], linear(x, weight))
+
+
+def test_cat_of_what_differs_is_refused(device, generator):
+    int4, int8, other = (quantized(f, N, K, BF16, device, generator) for f in ("int4", "int8", "int8"))
+    for tensors, dim in (([int4, int8], 0), ([int4, int4.dequantize()], 0), ([int8, int8[:3]], 1)):
+        with pytest.raises(
+            ValueError, match=f"cat needs weights that differ in the size of dimension {dim} alone"
+        ):
+            torch.cat(tensors, dim)
+    with pytest.raises(ValueError, match="cat along K needs the same scale in all weights"):
+        torch.cat([int8, other], 1)
+
+
 def test_fields_of_slices_are_views_of_the_parents(weight):
     parents = dict(weight.named_fields())
     for part in (weight[ROWS], weight[:, COLUMNS], weight.t()[COLUMNS], weight.detach()):

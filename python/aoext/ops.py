@@ -1,4 +1,4 @@
-"""What the operators of `torch.ops.ao` need beside their kernels: shapes under tracing, gradients.
+"""What the operators of `torch.ops.ao` need beside their kernels: shapes under tracing, gradients, batches.
 
 Fake kernels compute shape, dtype and device alone; the checks stand in C++ (csrc/common/checks.cpp).
 Gradients go to `input` and to the bias; quantised weights and their scales get none. The operators
@@ -153,7 +153,8 @@ def _register_gradients() -> None:
         """`dequantized(dtype, *saved)` gives w [N, K] from the arguments between input and bias."""
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            ctx.save_for_backward(*inputs[1:arguments])
+            if ctx.needs_input_grad[0]:
+                ctx.save_for_backward(*inputs[1:arguments])
             ctx.bias_dtype = inputs[arguments].dtype if has_bias(inputs) else None
             ctx.count = len(inputs)
 
@@ -193,8 +194,42 @@ def _register_gradients() -> None:
     torch.library.register_autograd("ao::weight_int4pack_mm", int4pack_backward, setup_context=int4pack_setup)
 
 
+def _register_batches() -> None:
+    """torch.vmap over a product's input is one call with one more leading dimension."""
+
+    def register(operator: str, of_input: tuple[int, ...]) -> None:
+        """`of_input`: the arguments with the input's leading dimensions."""
+        kernel = getattr(ao, operator).default
+
+        def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            if all((dim is not None) == (i in of_input) for i, dim in enumerate(in_dims)):
+                moved = [
+                    a if dim is None else a.movedim(dim, 0) for a, dim in zip(args, in_dims, strict=True)
+                ]
+                return kernel(*moved, **kwargs), 0
+            # Each with a weight of its own, one after the other.
+            results = [
+                kernel(
+                    *(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)),
+                    **kwargs,
+                )
+                for i in range(info.batch_size)
+            ]
+            return torch.stack(results), 0
+
+        torch.library.register_vmap(f"ao::{operator}", batched)
+
+    for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"):
+        register(operator, (0,))
+        register(f"{operator}_bias", (0,))
+    for operator in ("int8_mm", "scaled_linear_rowwise"):
+        register(operator, (0,))
+    register("scaled_mm_rowwise", (0, 2))
+
+
 _register_fakes()
 _register_gradients()
+_register_batches()
 
 
 def generic(operator: str) -> Callable[..., Any]:

@@ -36,6 +36,8 @@ class QuantizedTensor(torch.Tensor):
     fields: ClassVar[dict[str, Field]]
     # Attributes that are no tensors, beside shape and dtype.
     attributes: ClassVar[tuple[str, ...]] = ("block_size",)
+    # Whether a block is always a whole row.
+    blocks_are_rows: ClassVar[bool] = False
     # What the stored bits mean, in words that a file keeps and its reader checks.
     encoding: ClassVar[dict[str, str]]
     # What to do, by the function of PyTorch that is called.

@@ -38,6 +38,7 @@ class RowScaledTensor(QuantizedTensor):
     """
 
     attributes = ("block_size", "dynamic_activation")
+    blocks_are_rows = True
 
     scale: Tensor
     dynamic_activation: bool

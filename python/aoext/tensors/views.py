@@ -5,6 +5,7 @@ A view's fields are views of its parent's fields: writing into one (copy_) chang
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -66,14 +67,7 @@ def _slice(
     start, end, _ = slice(start, end).indices(shape[dim])
     end = max(start, end)
     spanned = dim == K and block_size[K] == shape[K]
-
-    # Which dimension of a field follows, and how many elements of the weight an entry serves.
-    following = {
-        name: (position, axis.elements(block_size))
-        for name, _ in self.named_fields()
-        for position, axis in enumerate(self.fields[name].axes)
-        if axis.dim == dim and not (spanned and axis.step == BLOCK)
-    }
+    following = _following(self, dim, spanned)
     boundary = math.lcm(*(elements for _, elements in following.values()))
     if start % boundary or end % boundary or (spanned and start == end):
         raise ValueError(
@@ -88,6 +82,82 @@ def _slice(
     if spanned:
         block_size[K] = end - start
     return self.remade(tensors, shape=shape, block_size=block_size)
+
+
+def _following(self: QuantizedTensor, dim: int, spanned: bool) -> dict[str, tuple[int, int]]:
+    """Which dimension of a field follows the weight's, and how many elements of it an entry serves.
+
+    `spanned`: one block is all of the weight along it, whose fields stay whole.
+    """
+    return {
+        name: (position, axis.elements(self.block_size))
+        for name, _ in self.named_fields()
+        for position, axis in enumerate(self.fields[name].axes)
+        if axis.dim == dim and not (spanned and axis.step == BLOCK)
+    }
+
+
+@implements(aten.split.Tensor)  # what chunk calls too
+def _split(self: QuantizedTensor, split_size: int, dim: int = 0) -> list[QuantizedTensor]:
+    """Slices of `split_size` along `dim`, the last one with what is left, on the boundaries of `_slice`."""
+    length = self.weight_shape[_weight_dim(self, dim)]
+    if split_size < 0 or (split_size == 0 and length > 0):
+        raise RuntimeError(f"{type(self).__name__}: split_size must be positive, got {split_size}")
+    whole, rest = divmod(length, max(split_size, 1))
+    sizes = [split_size] * whole + [rest] * (rest > 0 or length == 0)
+    return _split_with_sizes(self, sizes, dim)
+
+
+@implements(aten.split_with_sizes.default)
+def _split_with_sizes(self: QuantizedTensor, split_sizes: list[int], dim: int = 0) -> list[QuantizedTensor]:
+    """Slices of these sizes along `dim`, on the boundaries of `_slice`."""
+    length = self.weight_shape[_weight_dim(self, dim)]
+    if min(split_sizes, default=0) < 0 or sum(split_sizes) != length:
+        raise RuntimeError(
+            f"{type(self).__name__}: split_sizes must add up to {length}, the size of dimension {dim}, "
+            f"got {list(split_sizes)}"
+        )
+    ends = list(itertools.accumulate(split_sizes))
+    return [_slice(self, dim, end - size, end) for size, end in zip(split_sizes, ends, strict=True)]
+
+
+@implements(aten.cat.default)
+def _cat(tensors: list[Tensor], dim: int = 0) -> QuantizedTensor:
+    """Weights of one form behind each other along `dim`: the inverse of split.
+
+    Fields that do not follow `dim`, such as the scales of whole rows along K, must be equal, else ValueError.
+    """
+    weights = [tensor for tensor in tensors if isinstance(tensor, QuantizedTensor)]
+    first = weights[0]
+    who, along = type(first).__name__, _weight_dim(first, dim)
+    whole_rows = along == K and first.blocks_are_rows
+
+    def form(weight: QuantizedTensor) -> tuple[Any, ...]:
+        attributes = {**weight.named_attributes(), "block_size": None if whole_rows else weight.block_size}
+        names = [name for name, _ in weight.named_fields()]
+        kept = weight.weight_shape[1 - along]
+        return (type(weight), weight.transposed, kept, attributes, names, weight.dtype, weight.qdata.dtype)
+
+    if len(weights) < len(tensors) or any(form(weight) != form(first) for weight in weights):
+        got = ", ".join(str(t) if isinstance(t, QuantizedTensor) else type(t).__name__ for t in tensors)
+        raise ValueError(
+            f"{who}: cat needs weights that differ in the size of dimension {dim} alone, got {got}"
+        )
+    following = _following(first, along, whole_rows)
+    fields = {}
+    for name, _ in first.named_fields():
+        parts: list[Tensor] = [getattr(weight, name) for weight in weights]
+        if name in following:
+            fields[name] = torch.cat(parts, following[name][0])
+        elif all(torch.equal(part, parts[0]) for part in parts[1:]):
+            fields[name] = parts[0].clone()
+        else:
+            raise ValueError(f"{who}: cat along {DIM_NAMES[along]} needs the same {name} in all weights")
+    shape, block_size = first.weight_shape, list(first.block_size)
+    shape[along] = sum(weight.weight_shape[along] for weight in weights)
+    if whole_rows:
+        block_size[K] = shape[K]
+    return first.remade(fields, shape=shape, block_size=block_size)
 
 
 def _weight_dim(self: QuantizedTensor, dim: int) -> int:
