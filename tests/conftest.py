@@ -25,10 +25,7 @@ def _simulated_xpu() -> ModuleType | None:
         import xpu_sim
 
         available = xpu_sim.available
-    except (
-        ImportError,
-        AttributeError,
-    ):  # not installed, its folder beside this file is an empty package
+    except (ImportError, AttributeError):  # without it the folder of its name counts as an empty package
         return None
     if not available()[0]:
         return None
