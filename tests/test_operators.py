@@ -213,6 +213,24 @@ def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kerne
         assert_close(result, x.double() @ w.t())
 
 
+@pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("K", [256, 512])
+@pytest.mark.parametrize("M", [1, 20, 300])
+def test_an_outlier_keeps_the_bound_beside_what_it_could_drown(M, K, eight_bit, device, kernel_of, generator):
+    """A value 1000 times all others comes first, and no weight is negative: what sums lose has one sign."""
+    most = 100 if eight_bit is torch.int8 else 448
+    x = (torch.rand(M, K, generator=generator) + 1) * (most / 1500)
+    x[:, 0] = most
+    weight = torch.rand(64, K, generator=generator) + 0.5
+    if eight_bit is torch.int8:
+        x, weight = x.ceil(), (weight * 80).round()
+    x, weight = x.to(eight_bit), weight.to(eight_bit)
+    scales = [torch.rand(rows, 1, generator=generator) / 100 for rows in (M, 64)]
+    expected = (x.double() @ weight.double().t()) * scales[0].double() * scales[1].double().t()
+    args = (t.to(device) for t in (x, weight, *scales))
+    assert_close(kernel_of("scaled_mm_rowwise")(*args), expected)
+
+
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("M", [1, 5, 20, 80, 300])
 def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(
