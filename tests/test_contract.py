@@ -132,7 +132,10 @@ def test_vmap_over_the_input_is_a_leading_dimension(operator, device, generator)
 def test_vmap_over_weights_takes_each_in_turn(operator, device, generator):
     calls = [CALLS[operator](PROBLEM, generator) for _ in range(3)]
     args = [[a.to(device) for a in call.args] for call in calls]
-    kernel = lambda *a: op(operator)(*a, **calls[0].kwargs)  # noqa: E731
+
+    def kernel(*a):
+        return op(operator)(*a, **calls[0].kwargs)
+
     result = torch.vmap(kernel)(*(torch.stack(tensors) for tensors in zip(*args, strict=True)))
     assert torch.equal(result, torch.stack([kernel(*a) for a in args]))
 

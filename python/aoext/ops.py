@@ -19,6 +19,9 @@ from aoext.layouts import tinygemm_to_plain
 
 ao = torch.ops.ao
 
+# Products that have a twin with `_bias`.
+_WEIGHT_ONLY = ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise")
+
 # Largest relative Frobenius error of a row of a result against float64, by the result's dtype.
 ERROR_BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}
 
@@ -70,7 +73,7 @@ def _register_fakes() -> None:
             _check_device(operator, **dict(zip(names, tensors, strict=True)))
             return _linear_result(operator, tensors[0], tensors[1], tensors[0].dtype)
 
-    for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"):
+    for operator in _WEIGHT_ONLY:
         names = ("input", "weight", "scale", *(("zero_point",) if "i4" in operator else ()))
         weight_only(operator, names)
         weight_only(f"{operator}_bias", (*names, "bias"))
@@ -219,10 +222,8 @@ def _register_batches() -> None:
 
         torch.library.register_vmap(f"ao::{operator}", batched)
 
-    for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"):
-        register(operator, (0,))
-        register(f"{operator}_bias", (0,))
-    for operator in ("int8_mm", "scaled_linear_rowwise"):
+    with_bias = (f"{operator}_bias" for operator in _WEIGHT_ONLY)
+    for operator in (*_WEIGHT_ONLY, *with_bias, "int8_mm", "scaled_linear_rowwise"):
         register(operator, (0,))
     register("scaled_mm_rowwise", (0, 2))
 
