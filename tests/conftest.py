@@ -114,3 +114,12 @@ def run_drawn_calls(script: str) -> tuple[int, int, int]:
     assert counts, done.stdout[-3000:]
     calls, raised, ran = map(int, counts.groups())
     return calls, raised, ran
+
+
+def loaded_libraries(file: Path) -> str:
+    """The names of all libraries that a program or library loads, without their directories and addresses.
+
+    A directory may be called after Python, and an address may well read 0x7f6fc101e000.
+    """
+    listed = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
+    return " ".join(Path(line.split()[0]).name for line in listed.splitlines())
