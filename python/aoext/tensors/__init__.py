@@ -1,15 +1,20 @@
 """Quantised weights as tensor subclasses; they stand in for the weight of an nn.Linear.
 
 fields.py, base.py: the table of fields that a format declares, and what follows from it
-products.py, views.py: the operations of PyTorch that quantised weights know
+products.py, views.py, distributed.py: the operations of PyTorch that quantised weights know
 int4.py, rowwise.py, int8.py, float8.py: the formats
 """
 
-from aoext.tensors import products as products  # both register operations
+import torch.distributed
+
+from aoext.tensors import products as products  # these register operations
 from aoext.tensors import views as views
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.float8 import Float8Tensor
 from aoext.tensors.int4 import Int4Tensor
 from aoext.tensors.int8 import Int8Tensor
+
+if torch.distributed.is_available():
+    from aoext.tensors import distributed as distributed
 
 __all__ = ["Float8Tensor", "Int4Tensor", "Int8Tensor", "QuantizedTensor"]

@@ -65,6 +65,10 @@ class QuantizedTensor(torch.Tensor):
         """input [..., K] times the weight [N, K] transposed, plus bias [N]."""
         raise NotImplementedError(f"{type(self).__name__} does not define _linear")
 
+    def _linear_backward(self, grad: Tensor) -> Tensor:
+        """grad [..., N] times the weight [N, K]: the gradient of _linear's input."""
+        return grad @ self._dequantize().to(grad.dtype)
+
     # Construction
 
     @classmethod

@@ -109,3 +109,9 @@ class Int4Tensor(QuantizedTensor):
         if bias is None:
             return torch.ops.ao.bf16i4bf16_rowwise(input, qdata, scale, zero_point)
         return torch.ops.ao.bf16i4bf16_rowwise_bias(input, qdata, scale, zero_point, bias)
+
+    def _linear_backward(self, grad: Tensor) -> Tensor:
+        input_grad = super()._linear_backward(grad)
+        if self.act_pre_scale is None:
+            return input_grad
+        return (input_grad * self.act_pre_scale).to(grad.dtype)

@@ -58,19 +58,18 @@ def _check_matrix(name: str, input: Tensor) -> None:
 
 
 def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
-    """input [..., K] times a weight that is transposed where `name` reads it so, plus bias."""
+    """input times the weight, plus bias: [..., K] where it is `transposed` as `name` reads it, else [..., N]."""
     if not isinstance(weight, QuantizedTensor) or isinstance(input, QuantizedTensor):
         raise NotImplementedError(
             f"{name}: only the weight, the second factor, can be quantised, "
             f"got {type(input).__name__} and {type(weight).__name__}"
         )
-    if weight.transposed != transposed:
-        form = "[K, N], as weight.t() gives it" if transposed else "[N, K], not transposed"
-        raise NotImplementedError(
-            f"{name}: the {type(weight).__name__} must be {form}, got {list(weight.shape)}"
-        )
-    return weight._linear(_cast_by_autocast(name, input, weight), bias)
-
+    input = _cast_by_autocast(name, input, weight)
+    if weight.transposed == transposed:
+        return weight._linear(input, bias)
+    # The product with the weight as it lies, of which formulas of gradients are made.
+    product = weight._linear_backward(input)
+    return product if bias is None else product + bias
 
 def _cast_by_autocast(name: str, input: Tensor, weight: QuantizedTensor) -> Tensor:
     """The input in autocast's dtype where that is on; else as it is, if it has the weight's."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +45,17 @@ def _permute(self: QuantizedTensor, dims: list[int]) -> QuantizedTensor:
     if sorted(_weight_dim(self, dim) for dim in dims) != [0, 1]:
         raise RuntimeError(f"{type(self).__name__}: permute needs both dimensions, got {dims}")
     return _transpose(self, 0, dims[0])
+
+
+@implements(aten.view.default)
+def _view(self: QuantizedTensor, size: list[int]) -> QuantizedTensor:
+    same = len(size) == 2 and size.count(-1) < 2
+    if not same or any(given not in (-1, own) for given, own in zip(size, self.shape, strict=True)):
+        raise NotImplementedError(
+            f"{type(self).__name__}: aten.view.default is not implemented for another shape, {list(size)}; "
+            "dequantize() gives a plain tensor"
+        )
+    return _alias(self)
 
 
 @implements(aten.slice.Tensor)
@@ -122,7 +134,7 @@ def _split_with_sizes(self: QuantizedTensor, split_sizes: list[int], dim: int = 
 
 
 @implements(aten.cat.default)
-def _cat(tensors: list[Tensor], dim: int = 0) -> QuantizedTensor:
+def concatenated(tensors: list[Tensor], dim: int = 0) -> QuantizedTensor:
     """Weights of one form behind each other along `dim`: the inverse of split.
 
     Fields that do not follow `dim`, such as the scales of whole rows along K, must be equal, else ValueError.
@@ -182,21 +194,52 @@ def _to_copy(
     non_blocking: bool = False,
     **formats: Any,  # layout, pin_memory and memory_format: the fields keep theirs
 ) -> QuantizedTensor:
+    def copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.to(device=device, dtype=dtype, non_blocking=non_blocking, copy=True)
+
+    return _converted(self, dtype, copy)
+
+
+@implements(aten.empty_like.default)  # what Module.to_empty calls
+def _empty_like(
+    self: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **formats: Any,
+) -> QuantizedTensor:
+    """A weight of the same form whose fields hold whatever was in their memory."""
+
+    def empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.empty_like(tensor, dtype=dtype, device=device, memory_format=torch.contiguous_format)
+
+    return _converted(self, dtype, empty)
+
+
+def _converted(
+    self: QuantizedTensor, dtype: torch.dtype | None, convert: Callable[[Tensor, torch.dtype], Tensor]
+) -> QuantizedTensor:
+    """This weight in another dtype, of fields that are converted to the dtype that each then has."""
     dtype = self.dtype if dtype is None else dtype
     if dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"{type(self).__name__}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}"
         )
     tensors = {
-        name: tensor.to(
-            device=device,
-            dtype=dtype if self.fields[name].follows_dtype else None,
-            non_blocking=non_blocking,
-            copy=True,
-        )
+        name: convert(tensor, dtype if self.fields[name].follows_dtype else tensor.dtype)
         for name, tensor in self.named_fields()
     }
     return self.remade(tensors, dtype=dtype)
+
+
+@implements(aten.is_pinned.default)
+def _is_pinned(self: QuantizedTensor, device: torch.device | None = None) -> bool:
+    return all(aten.is_pinned.default(tensor, device) for _, tensor in self.named_fields())
+
+
+@implements(aten._pin_memory.default)
+def _pin_memory(self: QuantizedTensor, device: torch.device | None = None) -> QuantizedTensor:
+    return self.mapped(lambda tensor: aten._pin_memory.default(tensor, device))
 
 
 @implements(Tensor.share_memory_)
