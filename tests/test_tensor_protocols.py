@@ -154,6 +154,18 @@ def test_module_to_converts_weight_and_bias_together(layer, generator):
         layer.to(weight.device)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_meta_models_are_made_empty_and_loaded(format, device, generator):
+    layer = layer_of(format, device, generator)
+    target = copy.deepcopy(layer).to("meta").to_empty(device=device)
+    assert target.weight.device == layer.weight.device
+    assert not target.weight.requires_grad
+    target.load_state_dict(layer.state_dict())
+    assert same(target.weight, layer.weight)
+    x = randn(generator, 3, 64, dtype=BF16).to(device)
+    assert torch.equal(target(x), layer(x))
+
+
 def test_module_to_keeps_ties(device, generator):
     first = layer_of("int4", device, generator)
     second = nn.Linear(64, 24, device=device, dtype=BF16)

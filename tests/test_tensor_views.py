@@ -258,3 +258,82 @@ def test_views_in_inference_mode(weight, generator):
             assert same(inside.half(), expected[2])
             inside[:5].copy_(inside[5:10].clone())
     assert torch.equal(meaning(weight)[:5], meaning(weight)[5:10])
+
+
+def test_views_of_a_weights_own_shape(weight):
+    for view in (
+        weight.view(N, K),
+        weight.view(-1, K),
+        weight.view_as(weight),
+        weight.reshape([N, K]),
+        weight.as_strided((N, K), (K, 1)),
+    ):
+        assert same(view, weight)
+        assert view.qdata.data_ptr() == weight.qdata.data_ptr()
+    assert same(weight.t().view(K, N).t(), weight)
+    flat = weight.view(-1)
+    assert flat.shape == (N * K,)
+    assert repr(flat) == f"{weight!r}.view(-1)"
+
+
+def test_new_weights_of_the_same_form(weight):
+    zeros = weight.new_zeros(3, K)
+    assert zeros.shape == (3, K)
+    assert not meaning(zeros).any()
+    assert same(weight.t().new_zeros(K, 3).t(), zeros)
+    assert same(weight.new_zeros(3, K, dtype=FP16), zeros.to(FP16))
+    assert weight.new_zeros(3, K, device="meta").is_meta
+    assert same(zeros.copy_(weight[:3]), weight[:3])
+    with pytest.raises(IndexError):
+        weight.new_zeros(3)
+    for empty in (torch.empty_like(weight), torch.empty_like(weight[:, COLUMNS], dtype=FP16)):
+        assert all(field.is_contiguous() for _, field in empty.named_fields())
+    assert empty.dtype is FP16
+    assert same(empty.copy_(weight[:, COLUMNS]), weight[:, COLUMNS].to(FP16))
+
+
+def test_new_zeros_of_int4_have_whole_groups(device, generator):
+    weight = quantized("int4", N, K, BF16, device, generator)
+    assert weight.new_zeros(3, 2 * GROUP_SIZE).scale.shape == (2, 3)
+    with pytest.raises(ValueError, match=f"K of whole groups of {GROUP_SIZE}, got {GROUP_SIZE + 1}"):
+        weight.new_zeros(3, GROUP_SIZE + 1)
+
+
+def test_padding_puts_zeros_behind_a_weight(weight):
+    for pad, rows, columns in (
+        ([0, 0, 0, 3], 3, 0),
+        ([0, GROUP_SIZE], 0, GROUP_SIZE),
+        ([0, 16, 0, 1], 1, 16),
+    ):
+        padded = torch.nn.functional.pad(weight, pad)
+        assert padded.shape == (N + rows, K + columns)
+        assert same(padded[:N, :K], weight)
+        assert torch.equal(meaning(padded), torch.nn.functional.pad(meaning(weight), pad))
+    assert same(
+        torch.nn.functional.pad(weight.t(), [0, 3]).t(), torch.nn.functional.pad(weight, [0, 0, 0, 3])
+    )
+    copy = torch.nn.functional.pad(weight, [0, 0])
+    assert same(copy, weight)
+    assert all(field.data_ptr() != getattr(weight, name).data_ptr() for name, field in copy.named_fields())
+    for pad, value in (([1, 0], 0), ([0, -16], 0), ([0, 16], 1)):
+        with pytest.raises(NotImplementedError, match="pad is implemented for zeros at the end alone"):
+            torch.nn.functional.pad(weight, pad, value=value)
+
+
+def test_int4_is_padded_by_whole_groups(device, generator):
+    weight = quantized("int4", N, K, BF16, device, generator)
+    with pytest.raises(ValueError, match=f"pad along K must be a multiple of {GROUP_SIZE}, got 8"):
+        torch.nn.functional.pad(weight, [0, 8])
+
+
+def test_pinning_does_what_it_does_to_plain_tensors(weight):
+    plain = torch.zeros(1, device=weight.device)
+    assert weight.is_pinned() == plain.is_pinned()
+    try:
+        plain.pin_memory()
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            weight.pin_memory()
+    else:
+        assert weight.pin_memory().is_pinned()
+        assert same(weight.pin_memory(), weight)

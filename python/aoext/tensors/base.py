@@ -2,8 +2,8 @@
 
 A QuantizedTensor stands for a weight [N, K] and keeps it as a few plain tensors, its fields, which
 a subclass declares in a table (fields.py). From the table follow the checks of the constructor and
-the protocols of torch.compile and torch.save (here), and views and copies (views.py). A subclass
-brings a product and a dequantisation.
+the protocols of torch.compile, torch.save and fully_shard (here), views (views.py), copies (copies.py)
+and collectives (distributed.py). A subclass brings a product and a dequantisation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from aoext.packing import dtype_name
 from aoext.tensors.fields import Field, check_fields
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
     from typing_extensions import Self
 
 Operation = Callable[..., Any]
@@ -229,6 +231,46 @@ class QuantizedTensor(torch.Tensor):
     ) -> Self:
         shape = outer_size[::-1] if context["transposed"] else outer_size
         return cls._make(tensors, shape=shape, **context)
+
+    def fsdp_pre_all_gather(
+        self,
+        mesh: DeviceMesh,
+        outer_size: Sequence[int],
+        outer_stride: Sequence[int],
+        module: torch.nn.Module,
+        mp_policy: MixedPrecisionPolicy,
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """This rank's fields as fully_shard gathers them, rows of the weight first."""
+        rows, columns = self.shape
+        if list(outer_size) != [mesh.size() * rows, columns]:
+            raise ValueError(
+                f"{type(self).__name__}: fully_shard needs as many whole rows of each weight on every rank, "
+                f"got {list(outer_size)} for {mesh.size()} ranks with {[rows, columns]} on this one"
+            )
+        weight = (
+            self if mp_policy.param_dtype is None else cast(QuantizedTensor, self.to(mp_policy.param_dtype))
+        )
+        parts = (tensor.movedim(weight.fields[name].rows, 0) for name, tensor in weight.named_fields())
+        return tuple(part.contiguous() for part in parts), (outer_size, weight.dtype)
+
+    def fsdp_post_all_gather(
+        self,
+        all_gather_outputs: Sequence[Tensor],
+        metadata: Any,
+        param_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+    ) -> tuple[Self, Sequence[Tensor]] | None:
+        """The weight of all ranks, whose fields are views of what was gathered."""
+        if out is not None:  # made of the same memory the first time
+            return None
+        shape, dtype = metadata
+        tensors = {}
+        for (name, _), gathered in zip(self.named_fields(), all_gather_outputs, strict=True):
+            rows = self.fields[name].rows
+            size = self.fields[name].shape(shape, self.block_size)[rows]
+            tensors[name] = gathered[:size].movedim(0, rows)
+        return self.remade(tensors, shape=shape, dtype=dtype), all_gather_outputs
 
     def _stable_hash_for_caching(self) -> str:
         """All that compiled code may depend on, as text that is the same in every process."""

@@ -1,13 +1,14 @@
 """What torch.distributed asks of quantised weights: a collective is one for each field.
 
-With views and products (views.py, products.py) these are what DTensor needs to shard a weight, to multiply
-by it and to put it together again: distribute_tensor, parallelize_module and full_tensor.
+With views, copies and products these are what DTensor needs to shard a weight, to multiply by it and to
+put it together again (distribute_tensor, parallelize_module, full_tensor), and what fully_shard needs
+beside its hooks (base.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed._functional_collectives  # defines some of the operators below
@@ -16,6 +17,7 @@ from torch import Tensor
 from aoext.tensors.base import QuantizedTensor, implements
 from aoext.tensors.views import concatenated
 
+aten = torch.ops.aten
 c10d = torch.ops.c10d
 functional = torch.ops._c10d_functional
 
@@ -70,10 +72,49 @@ def _all_gather_into_tensor(input: QuantizedTensor, group_size: int, group_name:
 
 
 @implements(functional.wait_tensor.default)
-def _wait_tensor(weight: QuantizedTensor) -> QuantizedTensor:
+def _waited_for(weight: QuantizedTensor) -> QuantizedTensor:
     """What was gathered, which has been waited for."""
     return weight
 
 
 if hasattr(functional, "_wrap_tensor_autograd"):  # from torch 2.13 on
-    implements(functional._wrap_tensor_autograd.default)(_wait_tensor)
+    implements(functional._wrap_tensor_autograd.default)(_waited_for)
+
+
+@implements(Tensor.view)
+def _view_or_flat(self: QuantizedTensor, *size: Any) -> Tensor:
+    return Flat(self) if size == (-1,) else Tensor.view(self, *size)
+
+
+class Flat(torch.Tensor):
+    """weight.view(-1), which fully_shard keeps beside a weight. All that it can do is to be there."""
+
+    weight: QuantizedTensor
+
+    @staticmethod
+    def __new__(cls, weight: QuantizedTensor) -> Flat:
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, (weight.numel(),), dtype=weight.dtype, device=weight.device
+        )
+        self.weight = weight
+        return self
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{self.weight!r}.view(-1)"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(f"{func} is not implemented for view(-1) of a quantised weight")
+
+
+@implements(aten.as_strided.default)  # what fully_shard calls of a weight that it has gathered
+def _as_strided(
+    self: QuantizedTensor, size: list[int], stride: list[int], storage_offset: int | None = None
+) -> QuantizedTensor:
+    if (list(size), list(stride)) != (list(self.shape), list(self.stride())) or storage_offset:
+        raise NotImplementedError(
+            f"{type(self).__name__}: aten.as_strided.default is not implemented for other sizes and strides"
+        )
+    return cast(QuantizedTensor, self.view(self.shape))

@@ -45,6 +45,15 @@ class Field:
     follows_dtype: bool = False  # whether .to(dtype) of the weight converts it
     optional: bool = False  # whether it may be None
 
+    def shape(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> list[int]:
+        """The field's shape for a weight [N, K]."""
+        return [weight_shape[axis.dim] // axis.elements(block_size) for axis in self.axes]
+
+    @property
+    def rows(self) -> int:
+        """The dimension that follows the weight's rows, or 0 of a field that all rows share."""
+        return next((position for position, axis in enumerate(self.axes) if axis.dim == N), 0)
+
     @property
     def per_block(self) -> bool:
         """Whether it has entries for blocks of the weight, as scales have."""
@@ -78,7 +87,7 @@ def check_fields(
             f"K = {shape[K]}, got {list(block_size)}"
         )
     for name, tensor in present.items():
-        expected = [shape[axis.dim] // axis.elements(block_size) for axis in fields[name].axes]
+        expected = fields[name].shape(shape, block_size)
         if list(tensor.shape) != expected:
             raise ValueError(
                 f"{who}: {name} must be {expected} for a weight {shape} with block_size "

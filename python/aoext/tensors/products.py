@@ -58,7 +58,10 @@ def _check_matrix(name: str, input: Tensor) -> None:
 
 
 def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
-    """input times the weight, plus bias: [..., K] where it is `transposed` as `name` reads it, else [..., N]."""
+    """input times the weight, plus bias.
+
+    input is [..., K] where the weight is `transposed` as `name` reads it, else [..., N].
+    """
     if not isinstance(weight, QuantizedTensor) or isinstance(input, QuantizedTensor):
         raise NotImplementedError(
             f"{name}: only the weight, the second factor, can be quantised, "
@@ -70,6 +73,7 @@ def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, 
     # The product with the weight as it lies, of which formulas of gradients are made.
     product = weight._linear_backward(input)
     return product if bias is None else product + bias
+
 
 def _cast_by_autocast(name: str, input: Tensor, weight: QuantizedTensor) -> Tensor:
     """The input in autocast's dtype where that is on; else as it is, if it has the weight's."""

@@ -1,0 +1,159 @@
+"""Copies of quantised weights, and new ones of their form: field by field, as the tables of fields say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
+from aoext.tensors.base import QuantizedTensor, implements
+from aoext.tensors.fields import K
+from aoext.tensors.views import weight_dim
+
+aten = torch.ops.aten
+
+
+@implements(aten.clone.default)
+def _clone(self: QuantizedTensor, *, memory_format: torch.memory_format | None = None) -> QuantizedTensor:
+    """A copy whose fields are contiguous, whatever the format."""
+    return self.mapped(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+
+
+@implements(aten._to_copy.default)
+def _to_copy(
+    self: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    non_blocking: bool = False,
+    **formats: Any,  # layout, pin_memory and memory_format: the fields keep theirs
+) -> QuantizedTensor:
+    def copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.to(device=device, dtype=dtype, non_blocking=non_blocking, copy=True)
+
+    return _converted(self, dtype, copy)
+
+
+@implements(aten.empty_like.default)  # what Module.to_empty calls
+def _empty_like(
+    self: QuantizedTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **formats: Any,
+) -> QuantizedTensor:
+    """A weight of the same form whose fields hold whatever was in their memory."""
+
+    def empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.empty_like(tensor, dtype=dtype, device=device, memory_format=torch.contiguous_format)
+
+    return _converted(self, dtype, empty)
+
+
+@implements(aten.new_zeros.default)
+def _new_zeros(
+    self: QuantizedTensor,
+    size: list[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **formats: Any,
+) -> QuantizedTensor:
+    """A weight of zeros in this one's form, of [N, K], or [K, N] where this is a transposed view."""
+    shape = [size[weight_dim(self, 0)], size[weight_dim(self, 1)]]
+    block_size = [1, shape[K]] if self.blocks_are_rows else self.block_size
+    if shape[K] % block_size[K]:
+        raise ValueError(
+            f"{type(self).__name__}: new_zeros needs a K of whole groups of {block_size[K]}, got {shape[K]}"
+        )
+
+    def zeros(name: str, tensor: Tensor) -> Tensor:
+        return tensor.new_zeros(self.fields[name].shape(shape, block_size), device=device)
+
+    tensors = {name: zeros(name, tensor) for name, tensor in self.named_fields()}
+    zeros_like_self = self.remade(tensors, shape=shape, block_size=block_size)
+    return zeros_like_self if dtype is None else _to_copy(zeros_like_self, dtype=dtype)
+
+
+def _converted(
+    self: QuantizedTensor, dtype: torch.dtype | None, convert: Callable[[Tensor, torch.dtype], Tensor]
+) -> QuantizedTensor:
+    """This weight in another dtype, of fields that are converted to the dtype that each then has."""
+    dtype = self.dtype if dtype is None else dtype
+    if dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"{type(self).__name__}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}"
+        )
+    tensors = {
+        name: convert(tensor, dtype if self.fields[name].follows_dtype else tensor.dtype)
+        for name, tensor in self.named_fields()
+    }
+    return self.remade(tensors, dtype=dtype)
+
+
+@implements(aten.is_pinned.default)
+def _is_pinned(self: QuantizedTensor, device: torch.device | None = None) -> bool:
+    return all(aten.is_pinned.default(tensor, device) for _, tensor in self.named_fields())
+
+
+@implements(aten._pin_memory.default)
+def _pin_memory(self: QuantizedTensor, device: torch.device | None = None) -> QuantizedTensor:
+    return self.mapped(lambda tensor: aten._pin_memory.default(tensor, device))
+
+
+@implements(Tensor.share_memory_)
+def _share_memory_(self: QuantizedTensor) -> QuantizedTensor:
+    for _, tensor in self.named_fields():
+        tensor.share_memory_()
+    return self
+
+
+# PyTorch would reach for the memory of the outer tensor, which has none.
+@implements(Tensor.apply_, Tensor.map_, Tensor.map2_)
+def _element_by_element(self: Tensor, *_: Any) -> Tensor:
+    raise NotImplementedError("apply_, map_ and map2_ are not implemented for quantised weights")
+
+
+@implements(aten.copy_.default)
+def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy all fields, converting scales to this tensor's dtype."""
+    if not isinstance(self, QuantizedTensor) or type(self) is not type(src):
+        raise NotImplementedError(
+            f"aten.copy_.default from {type(src).__name__} into {type(self).__name__} is not "
+            "implemented: quantise or dequantize() first, or load with "
+            "load_state_dict(..., assign=True)"
+        )
+    ours, theirs = dict(self.named_fields()), dict(src.named_fields())
+    _check_alike(self, src)
+    _check_shared_scales(self, ours, theirs)
+    for name, tensor in ours.items():
+        tensor.copy_(theirs[name], non_blocking)
+    return self
+
+
+def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
+    def form(tensor: QuantizedTensor) -> tuple[Any, ...]:
+        names = [name for name, _ in tensor.named_fields()]
+        return (tensor.shape, tensor.transposed, tensor.block_size, tensor.qdata.dtype, names)
+
+    if form(self) != form(src):
+        raise ValueError(
+            f"{type(self).__name__}: copy_ needs a source with the same shape, block_size, fields "
+            f"and stored dtype as {self}, got {src}"
+        )
+
+
+def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """A slice along K with scales of whole rows shares them with the rest of the rows."""
+    spanned = self.block_size[K] == self.weight_shape[K]
+    if not spanned or self.qdata.stride(0) <= self.qdata.shape[1]:
+        return
+    for name, tensor in ours.items():
+        if self.fields[name].per_block and not torch.equal(tensor, theirs[name].to(tensor)):
+            raise ValueError(
+                f"{type(self).__name__}: copy_ into a slice along K cannot change its {name}, "
+                "which serves whole rows; the source's must be equal"
+            )

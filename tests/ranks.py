@@ -1,0 +1,81 @@
+"""Processes that a test calls a function in, all at once: the ranks of a process group."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+SECONDS = 60  # that a rank waits for another, so that a failure in one ends the call in all
+
+
+class Ranks:
+    """`size` processes with a device mesh of that size, each on a CPU or a device of its own."""
+
+    def __init__(self, device_type: str, size: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = torch.multiprocessing.get_context("spawn")
+        self.connections, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, device_type, rank, size, port), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What function(mesh, *arguments) returns in each rank; AssertionError where it raises in one."""
+        for connection in self.connections:
+            connection.send((function, arguments))
+        failures, results = [], []
+        for rank, connection in enumerate(self.connections):
+            try:
+                failed, result = connection.recv()
+            except EOFError:
+                failed, result = True, "the process died"
+            (failures if failed else results).append(f"rank {rank}: {result}" if failed else result)
+        assert not failures, "\n".join(failures)
+        return results
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.join(10)
+            process.kill()
+
+
+def _serve(connection: Connection, device_type: str, rank: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    if device_type != "cpu":
+        torch.accelerator.set_device_index(rank)
+    timeout = datetime.timedelta(seconds=SECONDS)
+    dist.init_process_group(BACKENDS[device_type], rank=rank, world_size=size, timeout=timeout)
+    mesh = init_device_mesh(device_type, (size,))
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            answer = (False, function(mesh, *arguments))
+        except BaseException:
+            answer = (True, traceback.format_exc())
+        connection.send(answer)
+    dist.destroy_process_group()

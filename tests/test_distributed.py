@@ -1,0 +1,260 @@
+"""Quantised weights in torch.distributed: DTensor, parallelize_module, fully_shard, checkpoints, DDP."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed
+from torch import nn
+
+if not torch.distributed.is_available():
+    pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, product, quantized, same
+from ranks import BACKENDS, Ranks
+from reference import assert_close, randn
+
+BF16, FP16, FP32 = HIGH_PRECISION
+SIZE = 2
+N, K = 24, 2 * SIZE * GROUP_SIZE
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    if request.param != "cpu" and torch.accelerator.device_count() < SIZE:
+        pytest.skip(f"needs {SIZE} {request.param.upper()} devices")
+    ranks = Ranks(request.param, SIZE)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def seed(generator: torch.Generator) -> int:
+    return generator.initial_seed()
+
+
+class Here:
+    """What a check begins with in a rank: random numbers, the same in all of them, and the rank's device."""
+
+    def __init__(self, mesh: DeviceMesh, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.rank = mesh.get_rank()
+        self.device = torch.device(mesh.device_type, 0 if mesh.device_type == "cpu" else self.rank)
+
+    def randn(self, *shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
+        return randn(self.generator, *shape, dtype=dtype).to(self.device)
+
+    def weight(self, format: str, rows: int = N, columns: int = K, dtype: torch.dtype = FP32):
+        return quantized(format, rows, columns, dtype, self.device, self.generator)
+
+    def model(self, format: str, dtype: torch.dtype = FP32) -> nn.Sequential:
+        """K -> 2K -> N."""
+        layers = nn.Linear(K, 2 * K, device=self.device), nn.Linear(2 * K, N, device=self.device)
+        for layer in layers:
+            weight = self.weight(format, *layer.weight.shape, dtype=dtype)
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            layer.bias = nn.Parameter(self.randn(*layer.bias.shape, dtype=dtype))
+        return nn.Sequential(layers[0], nn.SiLU(), layers[1])
+
+
+def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """What the same operations gave, which round and add up in another order."""
+    assert_close(result.detach()[None], expected.detach().cpu().double()[None], slack=4)
+
+
+def _distribute(mesh, seed, format, rows, dim):
+    here = Here(mesh, seed)
+    weight = here.weight(format, rows)
+    shards = weight.chunk(SIZE, dim)
+    own = weight if here.rank == 0 else here.weight(format, rows)  # rank 0 has the say
+    sharded = distribute_tensor(own, mesh, [Shard(dim)])
+    assert isinstance(sharded, DTensor)
+    assert same(sharded.to_local(), shards[here.rank])
+    assert same(
+        distribute_tensor(weight, mesh, [Shard(dim)], src_data_rank=None).to_local(), shards[here.rank]
+    )
+    assert same(
+        DTensor.from_local(shards[here.rank], mesh, [Shard(dim)], run_check=False).to_local(),
+        sharded.to_local(),
+    )
+    assert same(distribute_tensor(own, mesh, [Replicate()]).to_local(), weight)
+    if dim == 1 and format == "int4_prescaled":
+        with pytest.raises(ValueError, match="cat along N needs the same act_pre_scale in all weights"):
+            sharded.full_tensor()
+    else:
+        assert same(sharded.full_tensor(), weight)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(N, 0), (N + 1, 0), (N, 1)])
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_are_sharded_and_put_together(format, rows, dim, ranks, seed):
+    ranks(_distribute, seed, format, rows, dim)
+
+
+def _parallelize(mesh, seed, format, dtype):
+    here = Here(mesh, seed)
+    model = here.model(format, dtype)
+    parallel = parallelize_module(
+        copy.deepcopy(model), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
+    weights = [model[0].weight.detach(), model[2].weight.detach()]
+    assert same(parallel[0].weight.to_local(), weights[0].chunk(SIZE, 0)[here.rank])
+    assert same(parallel[2].weight.to_local(), weights[1].chunk(SIZE, 1)[here.rank])
+    for shape in ((K,), (3, K), (2, 3, K)):
+        x = here.randn(*shape, dtype=dtype).requires_grad_()
+        y = parallel(x)
+        upstream = here.randn(*y.shape, dtype=dtype)
+        y.backward(upstream)
+
+        # Each rank quantises and rounds its own part.
+        hidden = nn.functional.linear(x, weights[0], model[0].bias).detach()
+        assert_close(hidden, product(x, weights[0], model[0].bias))
+        parts = zip(nn.functional.silu(hidden).chunk(SIZE, -1), weights[1].chunk(SIZE, 1), strict=True)
+        expected = sum(product(a, w) for a, w in parts) + model[2].bias.detach().cpu().double()
+        assert_close(y.detach(), expected, slack=SIZE if dtype is not FP32 else 1)
+
+        twin = x.detach().clone().requires_grad_()
+        model(twin).backward(upstream)
+        assert_near(x.grad, twin.grad)
+        for i in (0, 2):
+            assert_near(parallel[i].bias.grad.full_tensor(), model[i].bias.grad)
+            assert parallel[i].weight.grad is None
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("format", FORMATS)
+def test_parallelize_module_multiplies_shards(format, dtype, ranks, seed):
+    ranks(_parallelize, seed, format, dtype)
+
+
+def _compile(mesh, seed, format):
+    here = Here(mesh, seed)
+    torch._dynamo.reset()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallel = parallelize_module(here.model(format), mesh, plan)
+    compiled = torch.compile(parallel, backend="aot_eager", fullgraph=True)
+    x = here.randn(3, K)
+    torch.testing.assert_close(compiled(x), parallel(x).detach().requires_grad_(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", CLASSES)
+def test_parallel_modules_compile(format, ranks, seed):
+    ranks(_compile, seed, format)
+
+
+def _checkpoint(mesh, seed, format, path):
+    here = Here(mesh, seed)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+    def parallel():
+        return parallelize_module(here.model(format), mesh, plan)
+
+    def load(model, name):
+        state = model.state_dict()
+        dcp.load(state, checkpoint_id=path / name)
+        model.load_state_dict(state)
+        return model
+
+    first, plain = parallel(), here.model(format)
+    dcp.save(first.state_dict(), checkpoint_id=path / "parallel")
+    dcp.save(plain.state_dict(), checkpoint_id=path / "plain")
+    again = load(parallel(), "parallel")
+    assert all(same(again[i].weight.to_local(), first[i].weight.to_local()) for i in (0, 2))
+    again = load(here.model(format), "plain")
+    assert all(same(again[i].weight, plain[i].weight) for i in (0, 2))
+    x = here.randn(3, K)
+    if format.startswith("int4"):  # whose groups lie within each shard
+        torch.testing.assert_close(load(here.model(format), "parallel")(x), first(x), rtol=1e-4, atol=1e-4)
+    else:
+        with pytest.raises(BaseException, match="copy_ into a slice along K cannot change its scale"):
+            load(here.model(format), "parallel")
+    again = load(parallel(), "plain")
+    assert all(
+        same(again[i].weight.to_local(), plain[i].weight.chunk(SIZE, i // 2)[here.rank]) for i in (0, 2)
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", [f for f in FORMATS if f != "int4_prescaled"])
+def test_distributed_checkpoints_hold_shards(format, ranks, seed, tmp_path):
+    ranks(_checkpoint, seed, format, tmp_path)
+
+
+def _fully_shard(mesh, seed, format, param_dtype):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    sharded = copy.deepcopy(model)
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, output_dtype=param_dtype)
+    for layer in (sharded[0], sharded[2], sharded):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    for i in (0, 2):
+        assert same(sharded[i].weight.to_local(), model[i].weight.chunk(SIZE)[here.rank])
+    if param_dtype is not None:
+        model.to(param_dtype)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, sharded)]
+    for _ in range(3):
+        x = here.randn(4, K, dtype=param_dtype or FP32)
+        expected, y = model(x), sharded(x.to(FP32))
+        assert y.dtype is expected.dtype
+        assert_near(y, expected)
+        for result, optimizer in ((expected, optimizers[0]), (y, optimizers[1])):
+            optimizer.zero_grad()
+            result.square().mean().backward()
+        for i in (0, 2):
+            assert_near(sharded[i].bias.grad.full_tensor().to(expected.dtype), model[i].bias.grad)
+            assert sharded[i].weight.grad is None
+        for optimizer in optimizers:
+            optimizer.step()
+    for i in (0, 2):
+        assert same(sharded[i].weight.full_tensor().to(model[i].weight.dtype), model[i].weight)
+
+
+@pytest.mark.parametrize("param_dtype", [None, BF16])
+@pytest.mark.parametrize("format", FORMATS)
+def test_fully_shard_trains_what_is_beside_frozen_weights(format, param_dtype, ranks, seed):
+    ranks(_fully_shard, seed, format, param_dtype)
+
+
+def _fully_shard_uneven(mesh, seed, format):
+    here = Here(mesh, seed)
+    layer = nn.Linear(K, N + 1, device=here.device)
+    layer.weight = nn.Parameter(here.weight(format, N + 1), requires_grad=False)
+    fully_shard(layer, mesh=mesh)
+    with pytest.raises(
+        ValueError, match=re.escape(f"as many whole rows of each weight on every rank, got [{N + 1}, {K}]")
+    ):
+        layer(here.randn(3, K))
+
+
+@pytest.mark.parametrize("format", CLASSES)
+def test_fully_shard_names_rows_that_ranks_cannot_share(format, seed):
+    ranks = Ranks("cpu", SIZE)  # of their own: what raises within fully_shard leaves its state unfinished
+    ranks(_fully_shard_uneven, seed, format)
+    ranks.close()
+
+
+def _data_parallel(mesh, seed, format):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    # Without init_sync=False PyTorch flattens and broadcasts every parameter, frozen ones too.
+    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(model), init_sync=False)
+    batches = [here.randn(3, K) for _ in range(SIZE)]
+    parallel(batches[here.rank]).square().mean().backward()
+    model(torch.cat(batches)).square().mean().backward()
+    for i in (0, 2):
+        torch.testing.assert_close(parallel.module[i].bias.grad, model[i].bias.grad)
+
+
+@pytest.mark.parametrize("format", CLASSES)
+def test_data_parallel_trains_what_is_beside_frozen_weights(format, ranks, seed):
+    ranks(_data_parallel, seed, format)
