@@ -10,10 +10,8 @@ from reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     CALLS,
-    INPUT_CALLS,
     Problem,
     assert_close,
-    int4_float64,
 )
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
@@ -65,87 +63,6 @@ def test_no_operator_has_overloads():
 def test_every_operator_has_generic_cpu_and_fake_kernels(operator):
     for key in ("CompositeExplicitAutograd", "CPU", "Meta"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key), key
-
-
-@pytest.mark.parametrize("operator", ACTIVATION_CALLS)
-def test_gradients_reach_input_and_bias_and_nothing_else(operator, device, generator):
-    call = CALLS[operator](PROBLEM, generator)
-    x, *others = (a.to(device) for a in call.args)
-    x.requires_grad_()
-    has_bias = operator.endswith("_bias") or operator.startswith("scaled")
-    floating = [t for t in others if t.dtype in (torch.float32, torch.bfloat16)]
-    for t in floating:
-        t.requires_grad_()
-    result = getattr(torch.ops.ao, operator)(x, *others)
-    grad = torch.randn(result.shape, generator=generator).to(device)
-    result.backward(grad)
-    if "i4" in operator:
-        w = int4_float64(*(t.detach().cpu() for t in others[:3]))
-    else:
-        w = others[0].cpu().double() * others[1].detach().cpu().double()
-    assert_close(x.grad, grad.cpu().double() @ w)
-    if has_bias:
-        assert_close(others[-1].grad[None], grad.cpu().double().sum(0, keepdim=True))
-    assert all(t.grad is None for t in floating[: len(floating) - has_bias])
-
-
-def test_gradient_of_a_bfloat16_input_keeps_dtype_and_shape(device, generator):
-    problem = Problem(6, 24, 64, 32, leading=(2, 3))
-    x, *others = (a.to(device) for a in CALLS["bf16i4bf16_rowwise"](problem, generator).args)
-    x.requires_grad_()
-    torch.ops.ao.bf16i4bf16_rowwise(x, *others).sum().backward()
-    assert x.grad.dtype is torch.bfloat16
-    assert x.grad.shape == x.shape
-
-
-@pytest.mark.parametrize("operator", ACTIVATION_CALLS)
-def test_a_weight_is_kept_for_the_backward_pass_only_where_the_input_wants_a_gradient(operator, generator):
-    """A bias alone may be trained on weights that were made in inference mode."""
-    with torch.inference_mode():
-        _, *weight = CALLS[operator](PROBLEM, generator).args
-    has_bias = operator.endswith("_bias") or operator.startswith("scaled")
-    x, *_, last = CALLS[operator](PROBLEM, generator).args
-    if has_bias:
-        result = getattr(torch.ops.ao, operator)(x, *weight[:-1], last.requires_grad_())
-        result.sum().backward()
-        assert last.grad.ne(0).all()
-    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-        getattr(torch.ops.ao, operator)(x.requires_grad_(), *weight)
-
-
-BATCHED = {name: (0, 2) if name == "scaled_mm_rowwise" else (0,) for name in INPUT_CALLS}
-
-
-@pytest.mark.parametrize("operator", BATCHED)
-@pytest.mark.filterwarnings("error")  # PyTorch warns where it has to go through a batch by itself
-def test_vmap_over_the_input_is_a_leading_dimension(operator, device, generator):
-    call = CALLS[operator](Problem(6, 40, 64, 32, leading=(2, 3)), generator)
-    args = [a.to(device) for a in call.args]
-    in_dims = tuple(1 if i in BATCHED[operator] else None for i in range(len(args)))
-    expected = op(operator)(*args, **call.kwargs)
-    result = torch.vmap(lambda *a: op(operator)(*a, **call.kwargs), in_dims, out_dims=1)(*args)
-    assert torch.equal(result, expected)
-
-
-@pytest.mark.parametrize("operator", INPUT_CALLS)
-@pytest.mark.filterwarnings("error")
-def test_vmap_over_weights_takes_each_in_turn(operator, device, generator):
-    calls = [CALLS[operator](PROBLEM, generator) for _ in range(3)]
-    args = [[a.to(device) for a in call.args] for call in calls]
-
-    def kernel(*a):
-        return op(operator)(*a, **calls[0].kwargs)
-
-    result = torch.vmap(kernel)(*(torch.stack(tensors) for tensors in zip(*args, strict=True)))
-    assert torch.equal(result, torch.stack([kernel(*a) for a in args]))
-
-
-def test_operators_without_a_gradient_say_so_in_a_backward_pass(generator):
-    x, w, x_scale, w_scale, bias = CALLS["scaled_mm_rowwise"](PROBLEM, generator).args
-    result = torch.ops.ao.scaled_mm_rowwise(x, w, x_scale.requires_grad_(), w_scale, bias)
-    with pytest.warns(UserWarning, match="ao::scaled_mm_rowwise: an autograd kernel was not registered"):
-        result.sum().backward()
-    assert x_scale.grad is None
 
 
 @pytest.mark.parametrize(

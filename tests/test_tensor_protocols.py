@@ -107,6 +107,25 @@ def test_the_key_of_compiled_code_tells_weights_of_another_form_apart(device, ge
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_functional_calls_under_torch_func(format, device, generator):
+    """Gradients of a bias for each sample, and a tangent of the activations."""
+    layer = layer_of(format, device, generator, FP32)
+    x = randn(generator, 3, 64).to(device)
+    parameters = dict(layer.named_parameters())
+
+    def loss(bias, sample):
+        return torch.func.functional_call(layer, {**parameters, "bias": bias}, (sample,)).square().sum()
+
+    y = layer(x).detach()
+    assert_close(torch.vmap(torch.func.grad(loss), (None, 0))(layer.bias, x), 2 * y.cpu().double())
+    tangent = torch.func.jvp(layer, (x,), (x,))[1].detach()
+    weight = layer.weight.detach()
+    factors = getattr(weight, "act_pre_scale", None)
+    scaled = x if factors is None else x * factors
+    assert_close(tangent, scaled.cpu().double() @ meaning(weight).t())
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("format", CLASSES)
 def test_export_keeps_the_operator_and_a_dynamic_batch(format, strict, device, generator):

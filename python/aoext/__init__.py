@@ -13,6 +13,7 @@ __version__: str = _version("aoext")
 
 _load_library(__path__)
 
+from aoext import gradients as gradients  # noqa: E402
 from aoext import inductor, ops  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402

@@ -1,9 +1,7 @@
-"""What the operators of `torch.ops.ao` need beside their kernels: shapes under tracing, gradients, batches.
+"""The operators of `torch.ops.ao` by name, and their fake kernels.
 
-Fake kernels compute shape, dtype and device alone; the checks stand in C++ (csrc/common/checks.cpp).
-Gradients go to `input` and to the bias; quantised weights and their scales get none. The operators
-that work on 8-bit inputs, quantize_rowwise and dequantize_int4 have no gradient: PyTorch warns in a
-backward pass through them. (A refusal in Python would be a step on the hot path of every call.)
+Fake kernels compute shape, dtype and device alone; the checks stand in C++ (csrc/common/checks.cpp). What
+else an operator needs in Python: its gradient (gradients.py) and what torch.vmap makes of it (batches.py).
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from aoext.layouts import tinygemm_to_plain
 
 ao = torch.ops.ao
 
@@ -145,92 +141,7 @@ def _register_fakes() -> None:
         return input.new_empty(input.shape, dtype=dtype), scales
 
 
-def _rows_dequantized(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return (weight.to(torch.float32) * scale.to(torch.float32)).to(dtype)
-
-
-def _register_gradients() -> None:
-    """grad_input = grad · w with the dequantised w; straight through the input's quantisation."""
-
-    def register(operator: str, dequantized: Callable[..., Tensor], arguments: int) -> None:
-        """`dequantized(dtype, *saved)` gives w [N, K] from the arguments between input and bias."""
-
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            if ctx.needs_input_grad[0]:
-                ctx.save_for_backward(*inputs[1:arguments])
-            ctx.bias_dtype = inputs[arguments].dtype if has_bias(inputs) else None
-            ctx.count = len(inputs)
-
-        def has_bias(inputs: tuple[Any, ...]) -> bool:
-            return len(inputs) > arguments and inputs[arguments] is not None
-
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            grads: list[Tensor | None] = [None] * ctx.count
-            if ctx.needs_input_grad[0]:
-                grads[0] = grad @ dequantized(grad.dtype, *ctx.saved_tensors)
-            if ctx.bias_dtype is not None and ctx.needs_input_grad[arguments]:
-                rows = grad.reshape(-1, grad.shape[-1])
-                grads[arguments] = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-            return tuple(grads)
-
-        torch.library.register_autograd(f"ao::{operator}", backward, setup_context=setup_context)
-
-    def int4(dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-        return ao.dequantize_int4(weight, scale, zero_point, dtype=dtype)
-
-    def rows(dtype: torch.dtype, weight: Tensor, scale: Tensor) -> Tensor:
-        return _rows_dequantized(weight, scale, dtype)
-
-    for suffix in ("", "_bias"):
-        register(f"bf16i4bf16_rowwise{suffix}", int4, 4)
-        register(f"bf16i8bf16_rowwise{suffix}", rows, 3)
-        register(f"bf16f8bf16_rowwise{suffix}", rows, 3)
-    register("scaled_linear_rowwise", rows, 3)
-
-    def int4pack_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], inputs[3])
-
-    def int4pack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        plain = tinygemm_to_plain(*ctx.saved_tensors)
-        return grad @ int4(grad.dtype, *plain), None, None, None
-
-    torch.library.register_autograd("ao::weight_int4pack_mm", int4pack_backward, setup_context=int4pack_setup)
-
-
-def _register_batches() -> None:
-    """torch.vmap over a product's input is one call with one more leading dimension."""
-
-    def register(operator: str, of_input: tuple[int, ...]) -> None:
-        """`of_input`: the arguments with the input's leading dimensions."""
-        kernel = getattr(ao, operator).default
-
-        def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            if all((dim is not None) == (i in of_input) for i, dim in enumerate(in_dims)):
-                moved = [
-                    a if dim is None else a.movedim(dim, 0) for a, dim in zip(args, in_dims, strict=True)
-                ]
-                return kernel(*moved, **kwargs), 0
-            # Each with a weight of its own, one after the other.
-            results = [
-                kernel(
-                    *(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)),
-                    **kwargs,
-                )
-                for i in range(info.batch_size)
-            ]
-            return torch.stack(results), 0
-
-        torch.library.register_vmap(f"ao::{operator}", batched)
-
-    with_bias = (f"{operator}_bias" for operator in _WEIGHT_ONLY)
-    for operator in (*_WEIGHT_ONLY, *with_bias, "int8_mm", "scaled_linear_rowwise"):
-        register(operator, (0,))
-    register("scaled_mm_rowwise", (0, 2))
-
-
 _register_fakes()
-_register_gradients()
-_register_batches()
 
 
 def generic(operator: str) -> Callable[..., Any]:

@@ -31,8 +31,9 @@ def _field_by_field(weight: QuantizedTensor, collective: Callable[[str, Tensor],
     """The torch.distributed.Work of all fields, of which the last is to be waited for."""
     work = None
     for name, tensor in weight.named_fields():
-        if work is not None:
-            torch.distributed.Work.unbox(work).wait()
+        before = torch.distributed.Work.unbox(work) if work is not None else None
+        if before is not None:  # as it is where a backend has waited by itself
+            before.wait()
         _, work = collective(name, _bytes_of(tensor))
     return work
 

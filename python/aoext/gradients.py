@@ -1,0 +1,133 @@
+"""Gradients of the operators of `torch.ops.ao`: backward, forward, and under the transforms of torch.func.
+
+Gradients go to `input` and to the bias; quantised weights and their scales get none. The operators
+that work on 8-bit inputs, quantize_rowwise and dequantize_int4 have no gradient: PyTorch warns in a
+backward pass through them. (A refusal in Python would be a step on the hot path of every call.)
+
+torch.library.register_autograd knows no forward mode and no torch.func, whose jvp then takes an operator
+for a constant; so the kernels of the key Autograd stand here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import FunctionalizeInterpreter, retrieve_current_functorch_interpreter
+from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+from torch.autograd import forward_ad
+from torch.nn.functional import linear
+
+from aoext.batches import vmap_rule
+from aoext.layouts import tinygemm_to_plain
+
+ao = torch.ops.ao
+
+# The kernels live as long as this object.
+_library = torch.library.Library("ao", "IMPL")
+
+
+def _in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def _register(
+    operator: str, weight_arguments: tuple[int, ...], dequantized: Callable[..., Tensor], bias_argument: int
+) -> None:
+    """Gradients of a product of the argument 0 and a weight [N, K] that others make up.
+
+    `dequantized(dtype, *tensors)` gives the weight from the arguments `weight_arguments`; rounding or
+    quantising the input counts as nothing. The bias may be missing or None.
+    """
+    overload = getattr(ao, operator).default
+
+    def product(input: Tensor, *others: Any) -> Tensor:
+        """For any number of leading dimensions, where the operator may take one alone."""
+        *leading, K = input.shape
+        result = overload(input.reshape(math.prod(leading), K), *others)
+        return result.reshape(*leading, result.shape[1])
+
+    def bias_of(arguments: tuple[Any, ...]) -> Any:
+        return arguments[bias_argument] if len(arguments) > bias_argument else None
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Tensor:
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload(*arguments)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            parts = [inputs[i] for i in weight_arguments]
+            if ctx.needs_input_grad[0]:
+                ctx.save_for_backward(*parts)
+            if _in_forward_mode():
+                ctx.save_for_forward(*parts)
+            bias = bias_of(inputs)
+            ctx.bias_dtype = None if bias is None else bias.dtype
+            ctx.count = len(inputs)
+            ctx.dtype = output.dtype
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            grads: list[Tensor | None] = [None] * ctx.count
+            if ctx.needs_input_grad[0]:
+                grads[0] = grad @ dequantized(grad.dtype, *ctx.saved_tensors)
+            if ctx.bias_dtype is not None and ctx.needs_input_grad[bias_argument]:
+                rows = grad.reshape(-1, grad.shape[-1])
+                grads[bias_argument] = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+            return tuple(grads)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Tensor:
+            weight = dequantized(ctx.dtype, *ctx.saved_tensors)
+            bias = bias_of(tangents)
+            return linear(tangents[0], weight, None if bias is None else bias.to(ctx.dtype))
+
+        vmap = staticmethod(vmap_rule(product))
+
+    # Not Product.apply itself, which reads the signature of forward at every call.
+    apply = super(torch.autograd.Function, Product).apply
+
+    def kernel(*arguments: Any) -> Tensor:
+        backward = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        if backward or _in_forward_mode():
+            return apply(*arguments)
+        return Product.forward(*arguments)
+
+    def transformed(*arguments: Any) -> Tensor:
+        transform = retrieve_current_functorch_interpreter()
+        if not isinstance(transform, FunctionalizeInterpreter):
+            return custom_function_call(Product, *arguments)
+        functionalized = FunctorchFunctionalizeAPI(transform)
+        with functionalized.redispatch_to_next():
+            result = overload(*functionalized.unwrap_tensors(arguments))
+        return cast(Tensor, functionalized.wrap_tensors(result))
+
+    Product.__name__ = Product.__qualname__ = operator
+    _library.impl(operator, kernel, "Autograd")
+    _library.impl(operator, transformed, "FuncTorchDynamicLayerFrontMode")  # before a transform of torch.func
+
+
+def _rows_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor) -> Tensor:
+    return (weight.to(torch.float32) * scale.to(torch.float32)).to(dtype)
+
+
+def _int4_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    return ao.dequantize_int4(weight, scale, zero_point, dtype=dtype)
+
+
+def _int4pack_dequantized(dtype: torch.dtype, weight: Tensor, scale_and_zero: Tensor) -> Tensor:
+    return _int4_dequantized(dtype, *tinygemm_to_plain(weight, scale_and_zero))
+
+
+for _suffix in ("", "_bias"):
+    _register(f"bf16i4bf16_rowwise{_suffix}", (1, 2, 3), _int4_dequantized, 4)
+    _register(f"bf16i8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized, 3)
+    _register(f"bf16f8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized, 3)
+_register("scaled_linear_rowwise", (1, 2), _rows_dequantized, 3)
+_register("weight_int4pack_mm", (1, 3), _int4pack_dequantized, 4)

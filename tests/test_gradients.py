@@ -1,0 +1,192 @@
+"""Gradients of the operators, backward and forward, alone and under the transforms of torch.func."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import reference
+from aoext import layouts
+from reference import (
+    ACTIVATION_CALLS,
+    ALL_CALLS,
+    CALLS,
+    INPUT_CALLS,
+    Problem,
+    assert_close,
+    int4_float64,
+    randn,
+)
+
+PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
+DIFFERENTIABLE = [*ACTIVATION_CALLS, "weight_int4pack_mm"]
+
+
+def op(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.ao, name).default
+
+
+@pytest.mark.parametrize("operator", ACTIVATION_CALLS)
+def test_gradients_reach_input_and_bias_and_nothing_else(operator, device, generator):
+    call = CALLS[operator](PROBLEM, generator)
+    x, *others = (a.to(device) for a in call.args)
+    x.requires_grad_()
+    has_bias = operator.endswith("_bias") or operator.startswith("scaled")
+    floating = [t for t in others if t.dtype in (torch.float32, torch.bfloat16)]
+    for t in floating:
+        t.requires_grad_()
+    result = getattr(torch.ops.ao, operator)(x, *others)
+    grad = torch.randn(result.shape, generator=generator).to(device)
+    result.backward(grad)
+    if "i4" in operator:
+        w = int4_float64(*(t.detach().cpu() for t in others[:3]))
+    else:
+        w = others[0].cpu().double() * others[1].detach().cpu().double()
+    assert_close(x.grad, grad.cpu().double() @ w)
+    if has_bias:
+        assert_close(others[-1].grad[None], grad.cpu().double().sum(0, keepdim=True))
+    assert all(t.grad is None for t in floating[: len(floating) - has_bias])
+
+
+def test_gradient_of_a_bfloat16_input_keeps_dtype_and_shape(device, generator):
+    problem = Problem(6, 24, 64, 32, leading=(2, 3))
+    x, *others = (a.to(device) for a in CALLS["bf16i4bf16_rowwise"](problem, generator).args)
+    x.requires_grad_()
+    torch.ops.ao.bf16i4bf16_rowwise(x, *others).sum().backward()
+    assert x.grad.dtype is torch.bfloat16
+    assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("operator", ACTIVATION_CALLS)
+def test_a_weight_is_kept_for_the_backward_pass_only_where_the_input_wants_a_gradient(operator, generator):
+    """A bias alone may be trained on weights that were made in inference mode."""
+    with torch.inference_mode():
+        _, *weight = CALLS[operator](PROBLEM, generator).args
+    has_bias = operator.endswith("_bias") or operator.startswith("scaled")
+    x, *_, last = CALLS[operator](PROBLEM, generator).args
+    if has_bias:
+        result = getattr(torch.ops.ao, operator)(x, *weight[:-1], last.requires_grad_())
+        result.sum().backward()
+        assert last.grad.ne(0).all()
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        getattr(torch.ops.ao, operator)(x.requires_grad_(), *weight)
+
+
+BATCHED = {name: (0, 2) if name == "scaled_mm_rowwise" else (0,) for name in INPUT_CALLS}
+
+
+@pytest.mark.parametrize("operator", BATCHED)
+@pytest.mark.filterwarnings("error")  # PyTorch warns where it has to go through a batch by itself
+def test_vmap_over_the_input_is_a_leading_dimension(operator, device, generator):
+    call = CALLS[operator](Problem(6, 40, 64, 32, leading=(2, 3)), generator)
+    args = [a.to(device) for a in call.args]
+    in_dims = tuple(1 if i in BATCHED[operator] else None for i in range(len(args)))
+    expected = op(operator)(*args, **call.kwargs)
+    result = torch.vmap(lambda *a: op(operator)(*a, **call.kwargs), in_dims, out_dims=1)(*args)
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("operator", INPUT_CALLS)
+@pytest.mark.filterwarnings("error")
+def test_vmap_over_weights_takes_each_in_turn(operator, device, generator):
+    calls = [CALLS[operator](PROBLEM, generator) for _ in range(3)]
+    args = [[a.to(device) for a in call.args] for call in calls]
+
+    def kernel(*a):
+        return op(operator)(*a, **calls[0].kwargs)
+
+    result = torch.vmap(kernel)(*(torch.stack(tensors) for tensors in zip(*args, strict=True)))
+    assert torch.equal(result, torch.stack([kernel(*a) for a in args]))
+
+
+@pytest.fixture(params=DIFFERENTIABLE)
+def linear_map(request, device, generator):
+    """A product as a function of its input [..., K], an input [3, K], and the weight [N, K] in float64."""
+    operator = request.param
+    call = ALL_CALLS[operator](PROBLEM, generator)
+    x, *others = (a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args)
+    fields = [t.cpu() for t in others if isinstance(t, torch.Tensor)]
+    if operator == "weight_int4pack_mm":
+        weight = reference.tinygemm_float64(layouts.tinygemm_unpack(fields[0]), fields[1])
+    elif "i4" in operator:
+        weight = int4_float64(*fields[:3])
+    else:
+        weight = fields[0].double() * fields[1].double()
+
+    def function(a):
+        y = op(operator)(a.reshape(-1, a.shape[-1]), *others)
+        return y.reshape(*a.shape[:-1], y.shape[-1])
+
+    return function, x, weight
+
+
+def test_vjp_and_grad(linear_map, generator):
+    f, x, weight = linear_map
+    v = randn(generator, *f(x).shape, dtype=x.dtype).to(x.device)
+    y, vjp = torch.func.vjp(f, x)
+    assert torch.equal(y, f(x))
+    expected = v.cpu().double() @ weight
+    assert_close(vjp(v)[0], expected)
+    assert_close(torch.func.grad(lambda a: (f(a) * v).sum())(x), expected)
+    assert_close(torch.compile(torch.func.grad(lambda a: (f(a) * v).sum()), backend="aot_eager")(x), expected)
+
+
+def test_gradients_of_each_sample(linear_map, generator):
+    f, x, weight = linear_map
+    v = randn(generator, *f(x).shape, dtype=x.dtype).to(x.device)
+    samples = torch.vmap(torch.func.grad(lambda a, b: (f(a) * b).sum()))(x, v)
+    assert_close(samples, v.cpu().double() @ weight)
+    whole = torch.func.grad(lambda a: (torch.vmap(f)(a) * v).sum())(x)
+    assert_close(whole, v.cpu().double() @ weight)
+
+
+def test_forward_mode(linear_map, generator):
+    f, x, weight = linear_map
+    v = randn(generator, *x.shape, dtype=x.dtype).to(x.device)
+    expected = v.cpu().double() @ weight.t()
+    y, tangent = torch.func.jvp(f, (x,), (v,))
+    assert torch.equal(y, f(x))
+    assert_close(tangent, expected)
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(f(forward_ad.make_dual(x, v)))
+    assert_close(dual.tangent, expected)
+    _, tangents = torch.vmap(lambda a, b: torch.func.jvp(f, (a,), (b,)))(x, v)
+    assert_close(tangents, expected)
+
+
+def test_jacobians(linear_map):
+    f, x, weight = linear_map
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        assert_close(jacobian(f)(x[0]), weight)
+    if x.dtype is torch.float32:
+        hessian = torch.func.hessian(lambda a: f(a).square().sum())(x[0])
+        assert_close(hessian, 2 * weight.t() @ weight, slack=4)
+
+
+def test_functionalize(linear_map):
+    f, x, _ = linear_map
+    y = torch.func.functionalize(lambda a: f(a.clone().mul_(2)))(x)
+    assert torch.equal(y, f(2 * x))
+
+
+def test_vmap_over_empty_inputs(linear_map):
+    f, x, _ = linear_map
+    empty = x[:0].expand(2, 0, -1)
+    assert torch.vmap(f)(empty).shape == (2, 0, f(x).shape[1])
+
+
+@pytest.mark.parametrize("operator", [name for name in ACTIVATION_CALLS if name.endswith("_bias")])
+def test_tangents_of_the_bias(operator, device, generator):
+    *args, bias = (a.to(device) for a in CALLS[operator](PROBLEM, generator).args)
+    tangent = torch.randn(bias.shape, generator=generator).to(bias)
+    _, result = torch.func.jvp(lambda b: op(operator)(*args, b), (bias,), (tangent,))
+    assert torch.equal(result, tangent.to(result.dtype).expand_as(result))
+
+
+def test_operators_without_a_gradient_say_so_in_a_backward_pass(generator):
+    x, w, x_scale, w_scale, bias = CALLS["scaled_mm_rowwise"](PROBLEM, generator).args
+    result = torch.ops.ao.scaled_mm_rowwise(x, w, x_scale.requires_grad_(), w_scale, bias)
+    with pytest.warns(UserWarning, match="ao::scaled_mm_rowwise: an autograd kernel was not registered"):
+        result.sum().backward()
+    assert x_scale.grad is None
