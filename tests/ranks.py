@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
+import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,22 +16,20 @@ import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-SECONDS = 60  # that a rank waits for another, so that a failure in one ends the call in all
+SECONDS = 300  # that a rank waits for another, so that a failure in one ends the call in all
 
 
 class Ranks:
     """`size` processes with a device mesh of that size, each on a CPU or a device of its own."""
 
     def __init__(self, device_type: str, size: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        self.folder = tempfile.TemporaryDirectory()
         context = torch.multiprocessing.get_context("spawn")
         self.connections, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, device_type, rank, size, port), daemon=True
+                target=_serve, args=(theirs, device_type, rank, size, self.folder.name), daemon=True
             )
             process.start()
             theirs.close()
@@ -58,15 +56,17 @@ class Ranks:
         for process in self.processes:
             process.join(10)
             process.kill()
+        self.folder.cleanup()
 
 
-def _serve(connection: Connection, device_type: str, rank: int, size: int, port: int) -> None:
+def _serve(connection: Connection, device_type: str, rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if device_type != "cpu":
         torch.accelerator.set_device_index(rank)
     timeout = datetime.timedelta(seconds=SECONDS)
-    dist.init_process_group(BACKENDS[device_type], rank=rank, world_size=size, timeout=timeout)
+    store = dist.FileStore(f"{folder}/store", size)  # a port that is free now may be taken a moment later
+    dist.init_process_group(BACKENDS[device_type], store=store, rank=rank, world_size=size, timeout=timeout)
     mesh = init_device_mesh(device_type, (size,))
     while True:
         try:

@@ -273,4 +273,5 @@ def test_the_example_of_the_page_runs(tmp_path):
     done = subprocess.run(
         [*command, tmp_path / "parallel.py"], capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.stdout == "True\n" * SIZE, done.stderr
+    # Ranks write without buffers, so a line may stand within another.
+    assert (done.returncode, done.stdout.count("True")) == (0, SIZE), done.stdout + done.stderr
