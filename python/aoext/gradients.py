@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.autograd_function import custom_function_call
-from torch._functorch.pyfunctorch import FunctionalizeInterpreter, retrieve_current_functorch_interpreter
-from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
@@ -100,17 +97,32 @@ def _register(
         return Product.forward(*arguments)
 
     def transformed(*arguments: Any) -> Tensor:
-        transform = retrieve_current_functorch_interpreter()
-        if not isinstance(transform, FunctionalizeInterpreter):
-            return custom_function_call(Product, *arguments)
-        functionalized = FunctorchFunctionalizeAPI(transform)
-        with functionalized.redispatch_to_next():
-            result = overload(*functionalized.unwrap_tensors(arguments))
-        return cast(Tensor, functionalized.wrap_tensors(result))
+        return _transformed(Product, overload, arguments)
 
     Product.__name__ = Product.__qualname__ = operator
     _library.impl(operator, kernel, "Autograd")
     _library.impl(operator, transformed, "FuncTorchDynamicLayerFrontMode")  # before a transform of torch.func
+
+
+def _transformed(
+    function: type[torch.autograd.Function], overload: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    """A call under a transform of torch.func: a function that it differentiates or takes over a batch.
+
+    Under functionalize it is the plain operator, which changes none of its arguments.
+    """
+    # Internals of PyTorch, so importing aoext shall not need them.
+    from torch._functorch.autograd_function import custom_function_call
+    from torch._functorch.pyfunctorch import FunctionalizeInterpreter, retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    transform = retrieve_current_functorch_interpreter()
+    if not isinstance(transform, FunctionalizeInterpreter):
+        return custom_function_call(function, *arguments)
+    functionalized = FunctorchFunctionalizeAPI(transform)
+    with functionalized.redispatch_to_next():
+        result = overload(*functionalized.unwrap_tensors(arguments))
+    return functionalized.wrap_tensors(result)
 
 
 def _rows_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor) -> Tensor:
