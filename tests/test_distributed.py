@@ -18,8 +18,13 @@ if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -228,6 +233,29 @@ def _fully_shard(mesh, seed, format, param_dtype):
 @pytest.mark.parametrize("format", FORMATS)
 def test_fully_shard_trains_what_is_beside_frozen_weights(format, param_dtype, ranks, seed):
     ranks(_fully_shard, seed, format, param_dtype)
+
+
+def _fully_shard_meta(mesh, seed, format):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    x = here.randn(3, K)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    for policy in (OffloadPolicy(), CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")):
+        sharded = copy.deepcopy(model).to("meta")
+        for layer in (sharded[0], sharded[2], sharded):
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        sharded.to_empty(device="cpu" if isinstance(policy, CPUOffloadPolicy) else here.device)
+        set_model_state_dict(sharded, model.state_dict(), options=StateDictOptions(full_state_dict=True))
+        assert_near(sharded(x), model(x))
+        state = get_model_state_dict(sharded, options=whole)
+        if here.rank == 0:
+            assert all(same(state[f"{i}.weight"], model[i].weight.cpu()) for i in (0, 2))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", FORMATS)
+def test_meta_models_are_sharded_and_loaded(format, ranks, seed):
+    ranks(_fully_shard_meta, seed, format)
 
 
 def _fully_shard_uneven(mesh, seed, format):
