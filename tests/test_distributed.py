@@ -279,7 +279,9 @@ def test_fully_shard_names_rows_that_ranks_cannot_share(format, seed):
 def _data_parallel(mesh, seed, format):
     here = Here(mesh, seed)
     model = here.model(format)
-    # Without init_sync=False PyTorch flattens and broadcasts every parameter, frozen ones too.
+    # PyTorch flattens and broadcasts every parameter else, frozen ones too.
+    with pytest.raises(NotImplementedError, match=r"DistributedDataParallel\(\.\.\., init_sync=False\)"):
+        nn.parallel.DistributedDataParallel(copy.deepcopy(model))
     parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(model), init_sync=False)
     batches = [here.randn(3, K) for _ in range(SIZE)]
     parallel(batches[here.rank]).square().mean().backward()

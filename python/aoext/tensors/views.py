@@ -50,9 +50,10 @@ def _permute(self: QuantizedTensor, dims: list[int]) -> QuantizedTensor:
 def _view(self: QuantizedTensor, size: list[int]) -> QuantizedTensor:
     same = len(size) == 2 and size.count(-1) < 2
     if not same or any(given not in (-1, own) for given, own in zip(size, self.shape, strict=True)):
+        flat = "; DistributedDataParallel(..., init_sync=False) does without" if len(size) == 1 else ""
         raise NotImplementedError(
             f"{type(self).__name__}: aten.view.default is not implemented for another shape, {list(size)}; "
-            "dequantize() gives a plain tensor"
+            f"dequantize() gives a plain tensor{flat}"
         )
     return _alias(self)
 
