@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import tempfile
@@ -39,12 +40,13 @@ class Ranks:
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What function(mesh, *arguments) returns in each rank; AssertionError where it raises in one."""
         for connection in self.connections:
-            connection.send((function, arguments))
+            with contextlib.suppress(OSError):  # which recv then tells
+                connection.send((function, arguments))
         failures, results = [], []
         for rank, connection in enumerate(self.connections):
             try:
                 failed, result = connection.recv()
-            except EOFError:
+            except (EOFError, OSError):
                 failed, result = True, "the process died"
             (failures if failed else results).append(f"rank {rank}: {result}" if failed else result)
         assert not failures, "\n".join(failures)
@@ -62,8 +64,8 @@ class Ranks:
 def _serve(connection: Connection, device_type: str, rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if device_type != "cpu":
-        torch.accelerator.set_device_index(rank)
+    if device_type == "cuda":
+        torch.cuda.set_device(rank)
     timeout = datetime.timedelta(seconds=SECONDS)
     store = dist.FileStore(f"{folder}/store", size)  # a port that is free now may be taken a moment later
     dist.init_process_group(BACKENDS[device_type], store=store, rank=rank, world_size=size, timeout=timeout)

@@ -39,8 +39,8 @@ N, K = 24, 2 * SIZE * GROUP_SIZE
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    if request.param != "cpu" and torch.accelerator.device_count() < SIZE:
-        pytest.skip(f"needs {SIZE} {request.param.upper()} devices")
+    if request.param == "cuda" and torch.cuda.device_count() < SIZE:
+        pytest.skip("needs two CUDA devices")
     ranks = Ranks(request.param, SIZE)
     yield ranks
     ranks.close()
