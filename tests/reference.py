@@ -53,6 +53,10 @@ class Call:
         return kernel(*args, **self.kwargs)
 
 
+def op(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.ao, name).default
+
+
 def randn(g: Generator, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=g).to(dtype)
 

@@ -12,13 +12,10 @@ from reference import (
     CALLS,
     Problem,
     assert_close,
+    op,
 )
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
-
-
-def op(name: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.ao, name).default
 
 
 @pytest.mark.parametrize("operator", aoext.ops.operators())

@@ -75,6 +75,16 @@ class Here:
         return nn.Sequential(layers[0], nn.SiLU(), layers[1])
 
 
+def parallelized(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, **options: object) -> nn.Sequential:
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh, **options)
+    return model
+
+
 def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
     """What the same operations gave, which round and add up in another order."""
     assert_close(result.detach()[None], expected.detach().cpu().double()[None], slack=4)
@@ -112,9 +122,7 @@ def test_weights_are_sharded_and_put_together(format, rows, dim, ranks, seed):
 def _parallelize(mesh, seed, format, dtype):
     here = Here(mesh, seed)
     model = here.model(format, dtype)
-    parallel = parallelize_module(
-        copy.deepcopy(model), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    )
+    parallel = parallelized(copy.deepcopy(model), mesh)
     weights = [model[0].weight.detach(), model[2].weight.detach()]
     for i in (0, 2):
         parallel[i].weight.requires_grad_(False)  # older versions of PyTorch give all shards gradients
@@ -150,8 +158,7 @@ def test_parallelize_module_multiplies_shards(format, dtype, ranks, seed):
 def _compile(mesh, seed, format):
     here = Here(mesh, seed)
     torch._dynamo.reset()
-    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    parallel = parallelize_module(here.model(format), mesh, plan)
+    parallel = parallelized(here.model(format), mesh)
     compiled = torch.compile(parallel, backend="aot_eager", fullgraph=True)
     x = here.randn(3, K)
     torch.testing.assert_close(compiled(x), parallel(x).detach().requires_grad_(), rtol=1e-5, atol=1e-5)
@@ -164,10 +171,9 @@ def test_parallel_modules_compile(format, ranks, seed):
 
 def _checkpoint(mesh, seed, format, path):
     here = Here(mesh, seed)
-    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
     def parallel():
-        return parallelize_module(here.model(format), mesh, plan)
+        return parallelized(here.model(format), mesh)
 
     def load(model, name):
         state = model.state_dict()
@@ -203,10 +209,8 @@ def test_distributed_checkpoints_hold_shards(format, ranks, seed, tmp_path):
 def _fully_shard(mesh, seed, format, param_dtype):
     here = Here(mesh, seed)
     model = here.model(format)
-    sharded = copy.deepcopy(model)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype)
-    for layer in (sharded[0], sharded[2], sharded):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    sharded = fully_sharded(copy.deepcopy(model), mesh, mp_policy=policy)
     for i in (0, 2):
         assert same(sharded[i].weight.to_local(), model[i].weight.chunk(SIZE)[here.rank])
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, sharded)]
@@ -241,9 +245,7 @@ def _fully_shard_meta(mesh, seed, format):
     x = here.randn(3, K)
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     for policy in (OffloadPolicy(), CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")):
-        sharded = copy.deepcopy(model).to("meta")
-        for layer in (sharded[0], sharded[2], sharded):
-            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        sharded = fully_sharded(copy.deepcopy(model).to("meta"), mesh, offload_policy=policy)
         sharded.to_empty(device="cpu" if isinstance(policy, CPUOffloadPolicy) else here.device)
         set_model_state_dict(sharded, model.state_dict(), options=StateDictOptions(full_state_dict=True))
         assert_near(sharded(x), model(x))

@@ -16,15 +16,12 @@ from reference import (
     Problem,
     assert_close,
     int4_float64,
+    op,
     randn,
 )
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
 DIFFERENTIABLE = [*ACTIVATION_CALLS, "weight_int4pack_mm"]
-
-
-def op(name: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.ao, name).default
 
 
 @pytest.mark.parametrize("operator", ACTIVATION_CALLS)

@@ -32,15 +32,14 @@ def _in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def _register(
-    operator: str, weight_arguments: tuple[int, ...], dequantized: Callable[..., Tensor], bias_argument: int
-) -> None:
+def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Callable[..., Tensor]) -> None:
     """Gradients of a product of the argument 0 and a weight [N, K] that others make up.
 
     `dequantized(dtype, *tensors)` gives the weight from the arguments `weight_arguments`; rounding or
-    quantising the input counts as nothing. The bias may be missing or None.
+    quantising the input counts as nothing. Behind the weight comes the bias, if there is one; it may be None.
     """
     overload = getattr(ao, operator).default
+    bias_argument = weight_arguments[-1] + 1
 
     def product(input: Tensor, *others: Any) -> Tensor:
         """For any number of leading dimensions, where the operator may take one alone."""
@@ -126,6 +125,7 @@ def _transformed(
 
 
 def _rows_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor) -> Tensor:
+    """packing.dequantize in one expression, which transforms and tracing can follow."""
     return (weight.to(torch.float32) * scale.to(torch.float32)).to(dtype)
 
 
@@ -138,8 +138,8 @@ def _int4pack_dequantized(dtype: torch.dtype, weight: Tensor, scale_and_zero: Te
 
 
 for _suffix in ("", "_bias"):
-    _register(f"bf16i4bf16_rowwise{_suffix}", (1, 2, 3), _int4_dequantized, 4)
-    _register(f"bf16i8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized, 3)
-    _register(f"bf16f8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized, 3)
-_register("scaled_linear_rowwise", (1, 2), _rows_dequantized, 3)
-_register("weight_int4pack_mm", (1, 3), _int4pack_dequantized, 4)
+    _register(f"bf16i4bf16_rowwise{_suffix}", (1, 2, 3), _int4_dequantized)
+    _register(f"bf16i8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized)
+    _register(f"bf16f8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized)
+_register("scaled_linear_rowwise", (1, 2), _rows_dequantized)
+_register("weight_int4pack_mm", (1, 3), _int4pack_dequantized)

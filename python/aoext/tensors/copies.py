@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.fields import K
-from aoext.tensors.views import weight_dim
+from aoext.tensors.fields import Field, K
+from aoext.tensors.views import is_spanned, weight_dim
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ def _to_copy(
     non_blocking: bool = False,
     **formats: Any,  # layout, pin_memory and memory_format: the fields keep theirs
 ) -> QuantizedTensor:
-    def copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def copy(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return tensor.to(device=device, dtype=dtype, non_blocking=non_blocking, copy=True)
 
     return _converted(self, dtype, copy)
@@ -47,7 +47,7 @@ def _empty_like(
 ) -> QuantizedTensor:
     """A weight of the same form whose fields hold whatever was in their memory."""
 
-    def empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def empty(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.empty_like(tensor, dtype=dtype, device=device, memory_format=torch.contiguous_format)
 
     return _converted(self, dtype, empty)
@@ -70,28 +70,29 @@ def _new_zeros(
             f"{type(self).__name__}: new_zeros needs a K of whole groups of {block_size[K]}, got {shape[K]}"
         )
 
-    def zeros(name: str, tensor: Tensor) -> Tensor:
-        return tensor.new_zeros(self.fields[name].shape(shape, block_size), device=device)
+    def zeros(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.new_zeros(field.shape(shape, block_size), dtype=dtype, device=device)
 
-    tensors = {name: zeros(name, tensor) for name, tensor in self.named_fields()}
-    zeros_like_self = self.remade(tensors, shape=shape, block_size=block_size)
-    return zeros_like_self if dtype is None else _to_copy(zeros_like_self, dtype=dtype)
+    return _converted(self, dtype, zeros, shape=shape, block_size=block_size)
 
 
 def _converted(
-    self: QuantizedTensor, dtype: torch.dtype | None, convert: Callable[[Tensor, torch.dtype], Tensor]
+    self: QuantizedTensor,
+    dtype: torch.dtype | None,
+    convert: Callable[[Field, Tensor, torch.dtype], Tensor],
+    **other: Any,
 ) -> QuantizedTensor:
-    """This weight in another dtype, of fields that are converted to the dtype that each then has."""
+    """This weight in another dtype, of fields converted to what each then has; `other` as for remade."""
     dtype = self.dtype if dtype is None else dtype
     if dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"{type(self).__name__}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}"
         )
     tensors = {
-        name: convert(tensor, dtype if self.fields[name].follows_dtype else tensor.dtype)
+        name: convert(self.fields[name], tensor, dtype if self.fields[name].follows_dtype else tensor.dtype)
         for name, tensor in self.named_fields()
     }
-    return self.remade(tensors, dtype=dtype)
+    return self.remade(tensors, dtype=dtype, **other)
 
 
 @implements(aten.is_pinned.default)
@@ -148,8 +149,7 @@ def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
 
 def _check_shared_scales(self: QuantizedTensor, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """A slice along K with scales of whole rows shares them with the rest of the rows."""
-    spanned = self.block_size[K] == self.weight_shape[K]
-    if not spanned or self.qdata.stride(0) <= self.qdata.shape[1]:
+    if not is_spanned(self, K) or self.qdata.stride(0) <= self.qdata.shape[1]:
         return
     for name, tensor in ours.items():
         if self.fields[name].per_block and not torch.equal(tensor, theirs[name].to(tensor)):

@@ -83,8 +83,8 @@ if hasattr(functional, "_wrap_tensor_autograd"):  # from torch 2.13 on
 
 
 @implements(Tensor.view)
-def _view_or_flat(self: QuantizedTensor, *size: Any) -> Tensor:
-    return Flat(self) if size == (-1,) else Tensor.view(self, *size)
+def _view_or_flat(self: QuantizedTensor, *size: Any, **options: Any) -> Tensor:
+    return Flat(self) if size == (-1,) else Tensor.view(self, *size, **options)
 
 
 class Flat(torch.Tensor):

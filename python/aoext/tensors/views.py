@@ -75,7 +75,7 @@ def _slice(
     if step != 1:
         raise NotImplementedError(f"{who}: aten.slice.Tensor is not implemented for a step, {step}")
     dim = weight_dim(self, dim)
-    length, spanned = self.weight_shape[dim], _is_spanned(self, dim)
+    length, spanned = self.weight_shape[dim], is_spanned(self, dim)
     start, end, _ = slice(start, end).indices(length)
     end = max(start, end)
     following = _following(self, dim, spanned)
@@ -92,7 +92,7 @@ def _slice(
     return _with_length(self, tensors, dim, end - start, spanned)
 
 
-def _is_spanned(self: QuantizedTensor, dim: int) -> bool:
+def is_spanned(self: QuantizedTensor, dim: int) -> bool:
     """Whether one block is all of the weight along `dim`."""
     return dim == K and self.block_size[K] == self.weight_shape[K]
 
@@ -200,7 +200,7 @@ def _constant_pad_nd(self: QuantizedTensor, pad: list[int], value: float = 0) ->
 
 
 def _padded(self: QuantizedTensor, dim: int, count: int) -> QuantizedTensor:
-    spanned = _is_spanned(self, dim)
+    spanned = is_spanned(self, dim)
     following = _following(self, dim, spanned)
     boundary = _boundary(following)
     if count % boundary:
