@@ -277,7 +277,7 @@ def main(
         out, where = console(), _versions(environment(device))
         out.print(summary_line(where))
         out.print(f"transformers {where['transformers']}, torchao {where['torchao']}; Llama {options.size}")
-        observer = Observer([1 if cuda else torch.get_num_threads()], device.watch)
+        observer = Observer([torch.get_num_threads()], device.watch)
         _warn(out, observer.before())
         budget = Budget(60 * minutes)
         for _ in range(rounds):

@@ -148,8 +148,8 @@ class Observer:
     """Watches the machine from its making to verdict()."""
 
     def __init__(self, threads: Iterable[int], watch: Watch | None, system: System | None = None) -> None:
-        """watch: of the timed calls, where the host's threads compute them."""
-        self.threads, self.watch = max(threads), watch
+        """watch: of the timed calls, where the host's threads compute them; else one sends them."""
+        self.threads, self.watch = max(threads) if watch else 1, watch
         self.system = system or System()
         self.mark = watch.mark() if watch else (0.0, 0.0)
         self.begin = self.system.ticks()
