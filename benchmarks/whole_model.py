@@ -33,6 +33,8 @@ from aoext.cli.options import JSON_FILE, CountsType, DeviceType
 from aoext.cli.report import console, environment, grid, progress_line, summary_line, write_json
 
 SCHEMA = "aoext.whole_model/1"
+# What quantised models with activations of a dtype are held against.
+BASE_OF = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float32: "float32"}
 
 
 def seconds(measured: Measured, device: Device) -> float:
@@ -54,10 +56,12 @@ def ratios(results: Sequence[Result], result: Result, key: Key, device: Device) 
     }
 
 
-def table(results: Sequence[Result], device: Device) -> Table:
+def table(results: Sequence[Result], device: Device, dtype: torch.dtype = torch.bfloat16) -> Table:
     """Speeds: a line for each scheme and batch of decoding, and for each prefill."""
     view = grid()
-    bases = [r.scheme.name for r in results if r.scheme.name in BASES]
+    named = [r.scheme.name for r in results]
+    # That of the activations' dtype, where it was asked for; the JSON has both.
+    bases = [name for name in (BASE_OF[dtype], *BASES) if name in named][:1]
     for header in ("scheme", "GB", ""):
         view.add_column(header, justify="right" if header == "GB" else "left", no_wrap=True)
     against = [f"× {base}" for base in bases] + ["× ao"]
@@ -294,7 +298,7 @@ def main(
     if cuda:
         out.print(details(results, device))
     _warn(out, load)
-    out.print(table(results, device))
+    out.print(table(results, device, options.dtype))
 
 
 def _warn(out: Console, load: Load) -> None:
