@@ -7,6 +7,8 @@ VARIANT ?= cpu
 AOEXT_CUDA ?= AUTO
 # Processes that share the tests. Each of them compiles kernels and takes a few GB.
 TEST_PROCESSES ?= 2
+# What `make whole-model` measures.
+DEVICE ?= cpu
 LIBRARY ?= build/editable/libaoext.so
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc cmake tools -type f) CMakeLists.txt pyproject.toml VERSION
@@ -15,7 +17,7 @@ SIMULATOR := $(shell find tests/xpu_sim -type f -not -name '*.pyc' -not -path 't
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench llama test test-oldest sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
+.PHONY: help install demo bench whole-model test test-oldest sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -50,8 +52,8 @@ demo: install ## Quantise a small language model with every scheme and show what
 bench: install ## Time every operator against bfloat16 and torch's own quantised operators
 	$(BIN)/aoext bench
 
-llama: install ## Decode with a Llama-3-8B-shaped model in bfloat16 and int4 on an NVIDIA GPU
-	$(BIN)/python benchmarks/llama.py --device cuda
+whole-model: install ## Decode with transformers' Llama in every scheme, and torchao's, on DEVICE (cpu or cuda)
+	$(BIN)/python benchmarks/whole_model.py --device $(DEVICE)
 
 test: install $(VENV)/.simulator ## Run all tests on the devices at hand and on a simulated XPU
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
