@@ -49,7 +49,9 @@ def candidates(scheme: str, x: torch.Tensor, w: torch.Tensor) -> Call:
     ao = torch.ops.ao
     if scheme in GROUPS:
         q, *scales = packing.int4_row_quantize_zp(w.to(x.dtype), GROUPS[scheme])
-        return rotating(lambda: (packing.pack_int4(q), *scales), lambda *parts: ao.bf16i4bf16_rowwise(x, *parts))
+        return rotating(
+            lambda: (packing.pack_int4(q), *scales), lambda *parts: ao.bf16i4bf16_rowwise(x, *parts)
+        )
     dtype = torch.float8_e4m3fn if scheme.startswith("e4m3") else torch.int8
     values, scale = ao.quantize_rowwise(w, dtype)
     if scheme.endswith("weights"):
@@ -60,7 +62,9 @@ def candidates(scheme: str, x: torch.Tensor, w: torch.Tensor) -> Call:
     xq, xs = ao.quantize_rowwise(x, dtype)
     if scheme == "int8_mm":
         return rotating(lambda: (values,), lambda q: ao.int8_mm(xq, q))
-    return rotating(lambda: (values, scale), lambda q, s: ao.scaled_mm_rowwise(xq, q, xs, s, None, out_dtype=x.dtype))
+    return rotating(
+        lambda: (values, scale), lambda q, s: ao.scaled_mm_rowwise(xq, q, xs, s, None, out_dtype=x.dtype)
+    )
 
 
 def fastest(calls: dict[str, Call], seconds: float, threads: int) -> dict[str, float]:
@@ -83,7 +87,9 @@ def fastest(calls: dict[str, Call], seconds: float, threads: int) -> dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default=SHAPES, help="of weights, NxK, with commas between")
     parser.add_argument("--m", default="1,8,32,128,512")
     parser.add_argument("--threads", type=int, default=1)

@@ -65,8 +65,8 @@ def check_namespace(library: Path) -> None:
     taken = sorted(defined & defined_by(library)) if defined else []
     if taken:
         raise ImportError(
-            f"aoext: another package has defined {', '.join(taken)} ({_owner(taken[0])}), which aoext defines: "
-            "import aoext in a process without that package"
+            f"aoext: another package has defined {', '.join(taken)} ({_owner(taken[0])}), which aoext "
+            "defines: import aoext in a process without that package"
         )
 
 

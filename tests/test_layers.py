@@ -1,0 +1,149 @@
+"""The class of a quantised linear layer: what it gives to compiled code, and that it remains an nn.Linear."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import aoext
+from aoext.layers import QuantizedLinear
+
+CONFIGS = {
+    "int4": aoext.Int4WeightOnlyConfig(group_size=32),
+    "int8": aoext.Int8WeightOnlyConfig(),
+    "int8 dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
+    "float8": aoext.Float8WeightOnlyConfig(),
+    "float8 dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(),
+}
+MODES = {"inference": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
+
+
+@pytest.fixture(params=CONFIGS)
+def layer(request, device) -> QuantizedLinear:
+    made = nn.Linear(64, 48, dtype=torch.bfloat16, device=device)
+    aoext.quantize_(made, CONFIGS[request.param])
+    return made
+
+
+def inputs(device) -> torch.Tensor:
+    return torch.randn(3, 64, dtype=torch.bfloat16, device=device)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_gives_what_the_function_gives(layer, device, mode):
+    x = inputs(device)
+    expected = x.double() @ layer.weight.dequantize().double().t() + layer.bias.double()
+    with MODES[mode]():
+        y = layer(x)
+        assert torch.equal(y, linear(x, layer.weight, layer.bias))
+    error = torch.linalg.vector_norm(y.double() - expected) / torch.linalg.vector_norm(expected)
+    dynamic = getattr(layer.weight, "dynamic_activation", False)
+    assert error < (0.05 if dynamic else 5e-3)  # 8-bit activations of 64 elements lose this much
+    assert y.requires_grad == (mode == "grad")  # for the bias
+
+
+def test_gradients_reach_the_input_and_the_bias(layer, device):
+    x = inputs(device).requires_grad_()
+    layer(x).float().sum().backward()
+    expected = layer.weight.dequantize().float().sum(0).expand(3, -1)
+    assert torch.allclose(x.grad.float(), expected, rtol=2e-2, atol=2e-2)
+    assert torch.equal(layer.bias.grad, torch.full_like(layer.bias, 3))
+
+
+def test_forward_mode_and_transforms_see_the_layer(layer, device):
+    x, tangent = inputs(device), inputs(device)
+    with torch.no_grad():
+        _, moved = torch.func.jvp(layer, (x,), (tangent,))
+        expected = linear(tangent, layer.weight.dequantize())
+        each = torch.func.vmap(layer)(x)
+    assert torch.allclose(moved.float(), expected.float(), rtol=2e-2, atol=6e-2)
+    assert torch.allclose(each.float(), layer(x).float(), rtol=2e-2, atol=6e-2)
+
+
+def test_autocast_casts_the_activation(layer, device):
+    x = inputs(device).float()
+    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+    with pytest.raises(RuntimeError, match="input must have the weight's dtype"):
+        layer(x)
+
+
+def test_a_dispatch_mode_sees_the_operator(layer, device):
+    seen = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Record():
+        layer(inputs(device))
+    assert any(name.startswith("ao.") for name in seen), seen
+
+
+def test_it_is_a_linear_layer_with_its_state(layer, device):
+    assert isinstance(layer, nn.Linear)
+    assert type(layer) is QuantizedLinear
+    assert sorted(layer.state_dict()) == ["bias", "weight"]
+    assert type(layer.weight).__name__ in repr(layer)
+    x = inputs(device)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for same in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert type(same) is QuantizedLinear
+        assert torch.equal(same(x), layer(x))
+
+
+def test_the_weight_may_be_replaced_at_any_time(layer, device):
+    x = inputs(device)
+    with torch.no_grad():
+        layer(x)
+        plain = nn.Parameter(torch.randn(48, 64, dtype=torch.bfloat16, device=device))
+        layer._parameters["weight"] = plain  # as accelerate and functional_call do
+        assert torch.equal(layer(x), linear(x, plain, layer.bias))
+        other = aoext.Int8Tensor.from_hp(torch.randn(48, 64, dtype=torch.bfloat16, device=device))
+        layer.weight = nn.Parameter(other, requires_grad=False)
+        assert torch.equal(layer(x), linear(x, other, layer.bias))
+        called = torch.func.functional_call(layer, {"weight": plain}, (x,))
+        assert torch.equal(called, linear(x, plain, layer.bias))
+
+
+def test_subclasses_of_linear_keep_their_class():
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(Own(64, 64), nn.Linear(64, 64))
+    aoext.quantize_(model, CONFIGS["int8"])
+    assert [type(m) for m in model] == [Own, QuantizedLinear]
+    assert model(torch.randn(2, 64)).shape == (2, 64)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_compiled_region_is_given_plain_tensors(name):
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 48)).bfloat16().requires_grad_(False)
+    aoext.quantize_(model, CONFIGS[name])
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    x = inputs("cpu")
+    with torch.no_grad():
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        assert torch.equal(compiled(x), model(x))
+        model[0].weight = nn.Parameter(  # a new weight is seen, not the one that was compiled for
+            CONFIGS[name].quantize(torch.randn(64, 64, dtype=torch.bfloat16)), requires_grad=False
+        )
+        assert torch.equal(compiled(x), model(x))
+    for graph in graphs:
+        given = [n.meta["example_value"] for n in graph.graph.nodes if n.op == "placeholder"]
+        assert len(given) >= 7  # x, and the fields and biases of two layers
+        assert not any(isinstance(value, aoext.tensors.QuantizedTensor) for value in given)
