@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import aoext
-from aoext._library import find_library
+from aoext._library import defined_by, find_library
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +65,62 @@ def test_show_config_tells_what_a_bug_report_needs():
     assert f"threads: {torch.get_num_threads()}" in text
 
 
-def test_import_names_the_package_that_took_the_namespace():
+def test_import_names_the_package_that_took_the_name_of_an_operator():
     done = run_python(
         "import torch\n"
         "other = torch.library.Library('ao', 'DEF')\n"
+        "other.define('somebody_elses(Tensor x) -> Tensor')\n"
         "other.define('int8_mm(Tensor x) -> Tensor')\n"
         "import aoext"
     )
     assert done.returncode == 1, "the process must end with an exception, not a signal"
     assert re.search(
-        r"ImportError: aoext: the operator namespace `ao` is taken: .* ao::int8_mm \(registered at ",
-        done.stderr,
+        r"ImportError: aoext: another package has defined ao::int8_mm \(registered at ", done.stderr
+    ), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["DEF", "FRAGMENT"])
+@pytest.mark.parametrize("first", ["aoext", "other"])
+def test_the_namespace_is_shared(kind, first):
+    steps = {
+        "aoext": "import aoext",
+        "other": f"other = torch.library.Library('ao', '{kind}'); other.define('theirs(Tensor x) -> Tensor')",
+    }
+    order = sorted(steps, key=lambda name: name != first)
+    done = run_python(
+        "import torch\n"
+        + "\n".join(steps[name] for name in order)
+        + "\nprint(torch.ops.ao.theirs.default, torch.ops.ao.int8_mm.default, 'theirs' in aoext.ops.operators())"
     )
+    assert done.stdout.split() == ["ao.theirs.default", "ao.int8_mm.default", "False"], done.stderr
+
+
+# What people import in the same program; some of it defines operators in the namespace ao.
+NEIGHBOURS = {
+    "transformers": "from transformers import LlamaForCausalLM",
+    "peft": "import peft",
+    "diffusers": "import diffusers",
+    "sentence_transformers": "import sentence_transformers",
+    "torchao": "import torchao.prototype.mx_formats",
+}
+
+
+@pytest.mark.parametrize("first", ["aoext", "neighbour"])
+@pytest.mark.parametrize("package", NEIGHBOURS)
+def test_other_packages_may_be_imported_before_or_after(package, first):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    lines = ["import aoext", NEIGHBOURS[package]]
+    done = run_python(
+        "\n".join([*(lines if first == "aoext" else lines[::-1]), "print(aoext.ops.operators())"])
+    )
+    assert "int8_mm" in done.stdout, done.stderr
+
+
+def test_all_operators_that_the_library_defines_are_found_in_it(library):
+    found = defined_by(library)
+    assert {f"ao::{name}" for name in aoext.ops.operators()} < found
+    assert all(torch._C._dispatch_has_kernel(name) for name in found)
 
 
 def test_a_device_may_register_its_kernel_before_aoext_is_imported():
@@ -107,7 +152,7 @@ def test_a_broken_library_is_an_import_error(tmp_path):
     (tmp_path / "lib" / "libaoext.so").write_text("not a library")
     done = run_python(
         "from aoext import _library\n"
-        "_library.check_namespace = lambda: None\n"
+        "_library.check_namespace = lambda path: None\n"
         f"_library.load_library(['{tmp_path}'])"
     )
     assert done.returncode == 1
@@ -119,7 +164,8 @@ def test_import_brings_no_optional_package():
         "import sys, torch\n"
         "before = set(sys.modules)\n"
         "import aoext\n"
-        "optional = {'safetensors', 'tqdm', 'click', 'rich', 'matplotlib', 'transformers', 'torchao'}\n"
+        "optional = {'safetensors', 'tqdm', 'click', 'rich', 'matplotlib', 'transformers', 'torchao', 'peft',\n"
+        "            'diffusers', 'sentence_transformers', 'accelerate'}\n"
         "print(sorted(optional & (set(sys.modules) - before)))"
     )
     assert done.stdout.strip() == "[]", done.stderr

@@ -2,6 +2,8 @@
 
 #include <sstream>
 #include <stdexcept>
+#include <tuple>
+#include <type_traits>
 
 #include "common/describe.h"
 #include "common/formats.h"
@@ -12,11 +14,33 @@ namespace {
 
 constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
 
+// Parts of an error's text, put together where the error is raised: a call that is right builds no text. A part that takes
+// work to say is a function.
 template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream out;
-  ((out << parts), ...);
-  return out.str();
+class Text {
+ public:
+  explicit Text(const Parts&... parts) : parts_(parts...) {}
+
+  friend std::ostream& operator<<(std::ostream& out, const Text& text) {
+    std::apply([&](const Parts&... parts) { (put(out, parts), ...); }, text.parts_);
+    return out;
+  }
+
+ private:
+  template <class Part>
+  static void put(std::ostream& out, const Part& part) {
+    if constexpr (std::is_invocable_v<Part>)
+      out << part();
+    else
+      out << part;
+  }
+
+  std::tuple<const Parts&...> parts_;  // they live as long as the check that they are written in
+};
+
+template <class... Parts>
+Text<Parts...> text(const Parts&... parts) {
+  return Text<Parts...>(parts...);
 }
 
 // The checks of one call: `op` is whom errors name, `input` the tensor whose device the others share.
@@ -26,15 +50,19 @@ class Checker {
     layout(anchor_name, anchor);
   }
 
-  [[noreturn]] void fail(const char* argument, const std::string& must, const std::string& got) const {
-    throw std::runtime_error(text("ao::", op_, ": ", argument, " must be ", must, ", got ", got));
+  template <class Must, class Got>
+  [[noreturn]] void fail(const char* argument, const Must& must, const Got& got) const {
+    std::ostringstream out;
+    out << text("ao::", op_, ": ", argument, " must be ", must, ", got ", got);
+    throw std::runtime_error(out.str());
   }
 
-  void require(bool condition, const char* argument, const std::string& must, const Tensor& got) const {
+  template <class Must>
+  void require(bool condition, const char* argument, const Must& must, const Tensor& got) const {
     if (!condition) fail(argument, must, describe(got));
   }
 
-  void dtype(bool condition, const char* argument, const std::string& must, ScalarType got) const {
+  void dtype(bool condition, const char* argument, const char* must, ScalarType got) const {
     if (!condition) fail(argument, must, dtype_name(got));
   }
 
@@ -63,7 +91,8 @@ class Checker {
   }
 
   // Sets N from a row-wise 8-bit weight [N, K].
-  void weight8(LinearProblem& p, bool dtype_ok, const std::string& dtypes, const Tensor& weight) const {
+  template <class Dtypes>
+  void weight8(LinearProblem& p, bool dtype_ok, const Dtypes& dtypes, const Tensor& weight) const {
     operand("weight", weight);
     require(dtype_ok && weight.dim() == 2 && weight.size(1) == p.K, "weight",
             text(dtypes, " [N, K] = [*, ", p.K, "] for an input with K = ", p.K), weight);
@@ -109,7 +138,7 @@ class Checker {
     operand("zero_point", zero_point);
     require(dtype_of(zero_point) == p.scale && zero_point.dim() == 2 && zero_point.size(0) == scale.size(0) &&
                 zero_point.size(1) == p.N,
-            "zero_point", text("of scale's dtype and shape, ", describe(scale)), zero_point);
+            "zero_point", text("of scale's dtype and shape, ", [&] { return describe(scale); }), zero_point);
     contiguous("zero_point", zero_point);
   }
 
@@ -118,7 +147,7 @@ class Checker {
     operand("weight", weight);
     const int64_t* const sizes = weight.sizes().data();
     require(dtype_of(weight) == ScalarType::Int && int4pack::is_weight(weight.dim(), sizes, p.K), "weight",
-            int4pack::weight_must_be(p.K), weight);
+            text([&] { return int4pack::weight_must_be(p.K); }), weight);
     contiguous("weight", weight);
     p.N = int4pack::rows_of(sizes);
     p.weight = ScalarType::Int;
@@ -131,7 +160,7 @@ class Checker {
     operand("scale_and_zero", t);
     const int64_t groups = p.K / group_size;
     require(dtype_of(t) == ScalarType::BFloat16 && int4pack::is_scale_and_zero(t.dim(), t.sizes().data(), groups, p.N),
-            "scale_and_zero", int4pack::scale_and_zero_must_be(groups, p.N), t);
+            "scale_and_zero", text([&] { return int4pack::scale_and_zero_must_be(groups, p.N); }), t);
     contiguous("scale_and_zero", t);
     p.scale = ScalarType::BFloat16;
     p.group_size = group_size;
@@ -240,7 +269,8 @@ LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight,
   bool rows_match = input_scale.dim() == input.dim() && input_scale.size(input.dim() - 1) == 1;
   for (int64_t d = 0; rows_match && d + 1 < input.dim(); ++d) rows_match = input_scale.size(d) == input.size(d);
   check.require(dtype_of(input_scale) == ScalarType::Float && rows_match, "input_scale",
-                text("float32 [..., 1] with the leading dimensions of input, ", list(input.sizes())), input_scale);
+                text("float32 [..., 1] with the leading dimensions of input, ", [&] { return list(input.sizes()); }),
+                input_scale);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   if (bias) check.bias(p, *bias);
   p.output = out_dtype.value_or(ScalarType::BFloat16);

@@ -2,8 +2,12 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "common/describe.h"
 
 namespace aoext {
 
@@ -22,9 +26,17 @@ constexpr std::nullopt_t kNone = std::nullopt;
 
 }  // namespace
 
+// Every product allocates its result so: by the C function, which takes half the time of a call by name.
 Tensor empty(Sizes sizes, ScalarType dtype, const Tensor& device_of) {
-  return call("aten::empty", "memory_format", sizes, std::optional(dtype), kNone, std::optional(device_of.device()), kNone,
-              kNone);
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  const auto [device_type, device_index] = aoext::device_of(device_of);
+  const auto dtype_code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle result = nullptr;
+  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype_code, device_type,
+                               device_index, &result) != AOTI_TORCH_SUCCESS)
+    raise_dispatch_error("aten::empty_strided");
+  return Tensor(result);
 }
 
 Tensor zeros(Sizes sizes, ScalarType dtype, const Tensor& device_of) {

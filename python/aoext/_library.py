@@ -38,19 +38,35 @@ def _owner(operator: str) -> str:
     return described.group(1) if described else "an unknown place"
 
 
-def check_namespace() -> None:
-    """Raises ImportError where another package has defined operators in the namespace already."""
+def defined_by(library: Path) -> set[str]:
+    """The names of the operators that the library defines, as in ao::name.
+
+    The text of a schema, `name(arguments) -> results`, lies in a shared library as it is, with zeros around.
+    """
+    content = library.read_bytes()
+    arrows = (match.start() for match in re.finditer(rb"\) -> ", content))
+    texts = (content[content.rfind(b"\0", 0, arrow) + 1 : arrow] for arrow in arrows)
+    names = (re.match(rb"(\w+)\(", text) for text in texts)
+    return {f"{NAMESPACE}::{name[1].decode()}" for name in names if name}
+
+
+def check_namespace(library: Path) -> None:
+    """Raises ImportError where somebody else has defined an operator of this library.
+
+    Others may have operators of their own names in the namespace; torch and torchao do. The dispatcher would
+    end the process if the library defined a name that is taken.
+    """
     # A device may have registered a kernel already: its operators have no schema until we define one.
-    defined = [
+    defined = {
         name
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith(f"{NAMESPACE}::") and "schema: (none)" not in torch._C._dispatch_dump(name)
-    ]
-    if defined:
+    }
+    taken = sorted(defined & defined_by(library)) if defined else []
+    if taken:
         raise ImportError(
-            f"aoext: the operator namespace `{NAMESPACE}` is taken: another package has defined "
-            f"{', '.join(sorted(defined))} ({_owner(defined[0])}); import aoext in a process "
-            "without that package"
+            f"aoext: another package has defined {', '.join(taken)} ({_owner(taken[0])}), which aoext defines: "
+            "import aoext in a process without that package"
         )
 
 
@@ -96,13 +112,13 @@ def _refused(path: Path, needed: list[str], linker: str) -> str:
 def load_library(package_path: Iterable[str]) -> None:
     """Loads the library once per process.
 
-    Raises ImportError if it is missing, if the namespace is taken, if this process has another libsycl than
-    it needs, or if the linker refuses it.
+    Raises ImportError if it is missing, if somebody else has defined one of its operators, if this process
+    has another libsycl than it needs, or if the linker refuses it.
     """
     path = find_library(package_path)
     if str(path) in torch.ops.loaded_libraries:
         return
-    check_namespace()
+    check_namespace(path)
     needed = needed_for_xpu(path)
     if needed:
         check_libsycl(needed, Path("/proc/self/maps").read_text())

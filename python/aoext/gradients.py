@@ -32,6 +32,15 @@ def _in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def may_skip_autograd(input: Tensor, bias: Tensor | None) -> bool:
+    """Whether a product of these with a quantised weight has no gradient and no transform to think of."""
+    return (
+        not (torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)))
+        and forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
 def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Callable[..., Tensor]) -> None:
     """Gradients of a product of the argument 0 and a weight [N, K] that others make up.
 
@@ -86,14 +95,18 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
 
         vmap = staticmethod(vmap_rule(product))
 
-    # Not Product.apply itself, which reads the signature of forward at every call.
+    # Not Product.apply itself, which reads the signature of forward at every call; nor other steps that cost time.
     apply = super(torch.autograd.Function, Product).apply
+    call = overload._op
+    is_grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
+    below_autograd = torch._C._AutoDispatchBelowAutograd
 
     def kernel(*arguments: Any) -> Tensor:
-        backward = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
-        if backward or _in_forward_mode():
+        backward = is_grad_enabled() and any_requires_grad(*arguments)
+        if backward or forward_ad._current_level >= 0:
             return apply(*arguments)
-        return Product.forward(*arguments)
+        with below_autograd():
+            return call(*arguments)
 
     def transformed(*arguments: Any) -> Tensor:
         return _transformed(Product, overload, arguments)

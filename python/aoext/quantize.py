@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
+from aoext.layers import set_weight
 from aoext.tensors import QuantizedTensor
 
 Item = TypeVar("Item")
@@ -161,7 +162,7 @@ def _quantize_layer(
         raise ValueError(f"quantize_: layer {name!r}: {error}") from error
     parameter = nn.Parameter(quantized, requires_grad=False)
     for _, layer in owners:
-        layer.weight = parameter
+        set_weight(layer, parameter)
     rows, columns = weight.shape
     tied = tuple(other for other, _ in others)
     return QuantizedLayer(name, (rows, columns), weight.nbytes, quantized.stored_bytes, tied)

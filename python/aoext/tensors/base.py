@@ -214,12 +214,26 @@ class QuantizedTensor(torch.Tensor):
         return result
 
     def __tensor_flatten__(self) -> tuple[list[str], dict[str, Any]]:
-        context = {
-            "attributes": self.named_attributes(),
-            "dtype": self.dtype,
-            "transposed": self.transposed,
-        }
-        return [name for name, _ in self.named_fields()], context
+        # Made once, for compiled code asks at every call.
+        flat = self.__dict__.get("_flat")
+        if flat is None:
+            context = {
+                "attributes": self.named_attributes(),
+                "dtype": self.dtype,
+                "transposed": self.transposed,
+            }
+            flat = self._flat = [name for name, _ in self.named_fields()], context
+        return flat
+
+    @classmethod
+    def __metadata_guard__(cls, compiled: dict[str, Any], given: dict[str, Any]) -> bool:
+        """Whether code that was compiled for one context serves another."""
+        return compiled == given
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """This tensor's dtype, which costs less here: `dtype` is a call of __torch_function__."""
+        return self.__tensor_flatten__()[1]["dtype"]
 
     @classmethod
     def __tensor_unflatten__(

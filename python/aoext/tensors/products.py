@@ -11,14 +11,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aoext.gradients import may_skip_autograd
 from aoext.packing import FLOAT_DTYPES, dtype_name
 from aoext.tensors.base import QuantizedTensor, implements
 
 aten = torch.ops.aten
 
+# Devices with autocast, told here since torch.compile of older releases cannot trace the question; others are asked.
+_WITH_AUTOCAST = frozenset(
+    device for device in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(device)
+)
+
 
 @implements(torch.nn.functional.linear, aten.linear.default)
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear with a quantised weight. Calls that want nothing but the product take the short way."""
+    if (
+        not torch.compiler.is_compiling()
+        and isinstance(weight, QuantizedTensor)
+        and type(input) is Tensor
+        and input.dtype is weight.activation_dtype
+        and not weight.transposed
+        and not torch._C._is_any_autocast_enabled()
+        and may_skip_autograd(input, bias)
+    ):
+        with torch._C._AutoDispatchBelowAutograd():
+            return weight._linear(input, bias)
     return _multiply("linear", input, weight, bias, transposed=False)
 
 
@@ -69,7 +87,7 @@ def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, 
         )
     input = _cast_by_autocast(name, input, weight)
     if weight.transposed == transposed:
-        return weight._linear(input, bias)
+        return type(weight)._linear(weight, input, bias)  # so torch.compile finds it, and the fields
     # The product with the weight as it lies, of which formulas of gradients are made.
     product = weight._linear_backward(input)
     return product if bias is None else product + bias
@@ -79,7 +97,7 @@ def _cast_by_autocast(name: str, input: Tensor, weight: QuantizedTensor) -> Tens
     """The input in autocast's dtype where that is on; else as it is, if it has the weight's."""
     device_type = input.device.type
     if (
-        torch.amp.is_autocast_available(device_type)
+        (device_type in _WITH_AUTOCAST or torch.amp.is_autocast_available(device_type))
         and torch.is_autocast_enabled(device_type)
         and input.dtype in FLOAT_DTYPES
     ):
