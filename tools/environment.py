@@ -1,13 +1,13 @@
-"""Sets up the virtual environment whose Python runs it, in steps that say what they do and how long they took.
+"""Sets up the virtual environment whose Python runs it; says what each step does and how long it took.
 
-    .venv/bin/python tools/environment.py demo     what `aoext demo` needs, and kernels for the devices that are here
+    .venv/bin/python tools/environment.py demo     what `aoext demo` needs, kernels for the devices at hand
     .venv/bin/python tools/environment.py tools    torch and the developers' tools, no library
     .venv/bin/python tools/environment.py develop  these tools, and all kernels that can be compiled here
     .venv/bin/python tools/environment.py test     that, and the simulated XPU of the tests
 
-A step that was done before, here or as part of a larger one, is left out; aoext.json in the environment records
-them. Variables choose: TORCH is what pip installs as torch, AOEXT_CUDA and AOEXT_SYCL are AUTO, ON or OFF, and
-AOEXT_CUDA_ARCHITECTURES is ALL or a list of compute capabilities. A choice holds until another is made.
+A step that was done before, here or as part of a larger one, is left out; aoext.json in the environment
+records them. Variables choose: TORCH is what pip installs as torch, AOEXT_CUDA and AOEXT_SYCL are AUTO, ON or
+OFF, AOEXT_CUDA_ARCHITECTURES is ALL or a list of compute capabilities. A choice holds until another is made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ RECORD = Path(sys.prefix) / "aoext.json"
 SIMULATOR = ROOT / "tests" / "xpu_sim"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 # What the library is made of; an editable install reads the Python sources where they are.
-LIBRARY = ("CMakeLists.txt", "pyproject.toml", "VERSION", "cmake", "csrc", "tools/spirv", "tools/version_provider.py")
+LIBRARY = (
+    "CMakeLists.txt",
+    "pyproject.toml",
+    "VERSION",
+    "cmake",
+    "csrc",
+    "tools/spirv",
+    "tools/version_provider.py",
+)
 
 
 @dataclass
@@ -44,7 +52,9 @@ class Record:
     requirements: list[str] = field(default_factory=list)
     chosen: dict[str, str] = field(default_factory=dict)  # variables that somebody set
     options: dict[str, str] = field(default_factory=dict)  # of the library's build
-    built: dict[str, str] = field(default_factory=dict)  # AOEXT_CUDA and AOEXT_SYCL as they came out: ON or OFF
+    built: dict[str, str] = field(
+        default_factory=dict
+    )  # AOEXT_CUDA and AOEXT_SYCL as they came out: ON or OFF
     library: str = ""  # the digest of its sources
     simulator: str = ""
 
@@ -156,7 +166,11 @@ def install_tools(what: str, record: Record) -> None:
     wanted = [requirement for extra in extras for requirement in requirements(extra)]
     if set(wanted) <= set(record.requirements):
         return
-    size = "0.2 GB to download" if what == "demo" else "1 GB to download: compilers for Intel GPUs, test tools, linters"
+    size = (
+        "0.2 GB to download"
+        if what == "demo"
+        else "1 GB to download: compilers for Intel GPUs, test tools, linters"
+    )
     with step(f"tools: {', '.join(extras)} of pyproject.toml ({size})"):
         pip_install(*wanted)
     record.requirements = sorted({*record.requirements, *wanted})
@@ -174,7 +188,9 @@ def install_library(what: str, record: Record) -> None:
     if options["AOEXT_CUDA"] == "ON" or (options["AOEXT_CUDA"] == "AUTO" and has_nvcc()):
         which = options["AOEXT_CUDA_ARCHITECTURES"]
         for_devices.append(
-            "NVIDIA GPUs of all architectures (20 minutes)" if which == "ALL" else f"NVIDIA GPUs, sm_{which} (10 minutes)"
+            "NVIDIA GPUs of all architectures (20 minutes)"
+            if which == "ALL"
+            else f"NVIDIA GPUs, sm_{which} (10 minutes)"
         )
     with step(f"the library: kernels for {', '.join(for_devices)}"):
         defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()]
@@ -204,7 +220,11 @@ def left_out(record: Record) -> list[str]:
     """What a demo's environment does not hold, and how to get it."""
     lines = []
     if record.built["AOEXT_CUDA"] == "OFF":
-        why = "torch sees no such GPU here" if has_nvcc() else "they need nvcc, and a torch that sees such a GPU"
+        why = (
+            "torch sees no such GPU here"
+            if has_nvcc()
+            else "they need nvcc, and a torch that sees such a GPU"
+        )
         lines.append(f"kernels for NVIDIA GPUs ({why}): make demo AOEXT_CUDA=ON")
     if record.built["AOEXT_SYCL"] == "OFF":
         lines.append("kernels for Intel GPUs: make demo AOEXT_SYCL=ON")

@@ -1,4 +1,4 @@
-"""What pyproject.toml says of requirements: those of an extra, nested extras resolved, and the torch to build against.
+"""What pyproject.toml requires: for an extra, nested extras resolved, and the torch to build against.
 
 `pip install` of an extra would install aoext too, which tools/environment.py does in a step of its own.
 """
