@@ -5,7 +5,7 @@ VARIANT ?= cpu
 # Processes that share the tests. Each of them compiles kernels and takes a few GB.
 TEST_PROCESSES ?= 2
 LIBRARY ?= build/editable/libaoext.so
-# Where `make demo` measures, such as cpu or cuda; aoext chooses if it is not said.
+# What `make demo` and `make whole-model` measure, such as cuda; the demo chooses where it is not said.
 DEVICE ?=
 # Choices about $(VENV), which hold until another is made (tools/environment.py): what pip installs as torch, and
 # whether the library gets kernels for GPUs (AUTO, ON or OFF) and for which NVIDIA GPUs (ALL, or 80;90).
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help tools install demo bench llama test test-oldest sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
+.PHONY: help tools install demo bench whole-model test test-oldest sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -44,8 +44,8 @@ demo: $(VENV)/.pip ## Quantise a small language model with every scheme and show
 bench: install ## Time every operator against bfloat16 and torch's own quantised operators
 	$(BIN)/aoext bench
 
-llama: install ## Decode with a Llama-3-8B-shaped model in bfloat16 and int4 on an NVIDIA GPU
-	$(BIN)/python benchmarks/llama.py --device cuda
+whole-model: install ## Decode with transformers' Llama in every scheme, and torchao's, on DEVICE (cpu or cuda)
+	$(BIN)/python benchmarks/whole_model.py --device $(or $(DEVICE),cpu)
 
 test: $(VENV)/.pip ## Run all tests on the devices at hand and on a simulated XPU
 	$(setup) test

@@ -23,6 +23,7 @@ from rich.table import Table
 import aoext.cli
 from aoext.cli import (
     bench_defaults,
+    bench_run,
     bench_view,
     ceilings,
     cuda_read,
@@ -41,7 +42,7 @@ from aoext.cli.devices import CPU, CUDA, MIB
 from aoext.cli.peers import PEERS
 from aoext.cli.pool import Pool
 from aoext.cli.report import WIDTH
-from aoext.cli.shapes import LLAMA_3_8B_AND_70B
+from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
 from aoext.cli.subjects import SUBJECTS, Problem
 from aoext.cli.timing import interleaved
 
@@ -150,7 +151,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
 
 def test_bench_times_every_operator(bench: tuple[str, dict[str, Any], Path]) -> None:
     output, content, chart = bench
-    assert content["schema"] == "aoext.bench/2"
+    assert content["schema"] == "aoext.bench/3"
+    assert content["busy"] == bool(content["load"]["reasons"]) == ("BUSY MACHINE, no figure" in output)
     assert content["settings"]["seed"] == 5
     assert "seed 5" in output
     assert_environment(content)
@@ -160,6 +162,9 @@ def test_bench_times_every_operator(bench: tuple[str, dict[str, Any], Path]) -> 
         assert set(point["seconds"]) | set(point["missing"]) == {"aoext", "linear", "generic", "torch"}
         assert not set(point["seconds"]) & set(point["missing"])
         assert all(0 < seconds < math.inf for seconds in point["seconds"].values())
+        assert point["back_to_back"] == point["seconds"]
+        assert point["behind"] == {}  # on a CPU nothing overlaps
+        assert 0 < point["cpu_share"] <= 1
         for other, speedup in point["speedup"].items():
             ratio = point["seconds"][other] / point["seconds"]["aoext"]
             assert speedup == pytest.approx(ratio)
@@ -460,10 +465,13 @@ def test_bench_runs_on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "sum of int32" not in reached["read_by"]
     for point in content["results"]:
         assert {"aoext", "linear", "torch"} == set(point["seconds"])
-        assert set(point["clocks"].values()) == {"graph replays"}
+        assert set(point["clocks"].values()) == {"graph replays behind a kernel of PyTorch's"}
+        assert point["behind"] == point["seconds"]
+        assert set(point["back_to_back"]) == set(point["seconds"])
         assert 0 < point["floor_seconds"] < math.inf
     assert [mean["M"] for mean in content["geomean"]] == [1, 9]
     assert "time ÷ floor" in output
+    assert "back to" in output
     assert_png(tmp_path / "b.png")
 
 
@@ -619,6 +627,78 @@ def test_slow_candidates_do_not_hold_up_fast_ones() -> None:
     assert timings["slow"].calls == 1
     assert timings["fast"].calls == 5
     assert timings["fast"].seconds == 0.01
+
+
+class BehindDevice(CPU):
+    """A device whose kernels are timed behind others', where each costs what it says."""
+
+    BEHIND = True
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.costs = {"produced": 1.0, "product": 5.0}  # seconds
+        self.ran: list[str] = []
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        self.ran.clear()
+        call()
+        back_to_back = self.ran == ["product"]
+        return sum(self.costs[name] for name in self.ran) - back_to_back * 2.0  # what overlaps
+
+
+def test_what_counts_is_a_product_behind_a_kernel_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = BehindDevice()
+    produce = bench_run.produced
+
+    def produced(x: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        device.ran.append("produced")
+        fresh = produce(x)
+        assert torch.equal(fresh[0].float(), x[0].float())
+        assert fresh[0].data_ptr() != x[0].data_ptr()
+        return fresh
+
+    def product(self: Any, call: Any, x: Any, pool: Any) -> None:
+        def counted(*arguments: Any) -> Any:
+            device.ran.append("product")
+            return call(*arguments)
+
+        for name, value in (("call", counted), ("x", x), ("pool", pool)):
+            object.__setattr__(self, name, value)
+
+    monkeypatch.setattr(bench_run, "produced", produced)
+    monkeypatch.setattr(bench_run.Way, "__init__", product)
+    subjects = [s for s in SUBJECTS if s.operator in ("bf16i8bf16_rowwise", "scaled_mm_rowwise", "int8_mm")]
+    subjects += [s for s in SUBJECTS if s.operator == "quantize_rowwise"]
+    shapes = [Shape(32, 64)]
+    settings = Settings(
+        device, subjects, shapes, (1, 3), torch.bfloat16, (32,), (1,), 0, 1e-9, 10**4, True, False
+    )
+    runner = bench_run.Bench(settings)
+    points = [point for subject in subjects for point in runner.points(subject)]
+    assert len(points) >= 2 * len(subjects)
+    for point in points:
+        alone = set(point.back_to_back.values())
+        assert alone == {3.0}
+        if point.operator == "quantize_rowwise":  # its input is what rotates
+            assert point.behind == {}
+            assert point.seconds == point.back_to_back
+        else:
+            assert set(point.behind) == set(point.back_to_back)
+            assert set(point.behind.values()) == {5.0}
+            assert point.seconds == point.behind
+            assert {"aoext", "linear"} <= set(point.seconds)
+    known = {1: Ceilings(1e3, "", 1e6, "", {10**3: 1.0, 10**9: 2.0})}
+    products = [point for point in points if point.behind]
+    (mean, *_) = floor_view.geomeans(products, known)
+    assert mean.times_floor_back_to_back == pytest.approx(mean.times_floor["aoext"] * 3 / 5)
+    text = printed(floor_view.at_each_shape(bench_run.sections(products)[0], known))
+    assert "back to" in text
+    own = [point for point in products if point.operator == "int8_mm"]
+    (subject,) = (s for s in subjects if s.operator == "int8_mm")
+    text = printed(bench_view.table(subject, own, settings, known))
+    assert "back to back" in text
+    assert "3,000,000" in text
+    assert "5,000,000" in text
 
 
 def test_equal_candidates_get_equally_many_calls() -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 import aoext
 from aoext.cli import ceilings, device_report, device_report_checks
+from aoext.cli.busy import Load, Observer
 from aoext.cli.device_report import TIMED, report
 from aoext.cli.device_report_checks import CASES
 from aoext.cli.device_report_run import CHOICE_ROWS, default_device, versions
@@ -43,7 +44,7 @@ def test_report_holds_all_that_it_promises(device: torch.device, tmp_path: Path)
     assert result.exit_code == 0, result.output
     text, content = read(tmp_path / "out")
 
-    assert content["schema"] == "aoext.report/2"
+    assert content["schema"] == "aoext.report/3"
     assert content["passed"]
     assert content["problems"] == []
     assert content["environment"]["aoext"] == aoext.__version__
@@ -66,7 +67,7 @@ def test_report_holds_all_that_it_promises(device: torch.device, tmp_path: Path)
         assert all(plan.strip() for plan in choice["plans"].values())
 
     bench = content["bench"]
-    assert bench["schema"] == "aoext.bench/2"
+    assert bench["schema"] == "aoext.bench/3"
     assert bench["settings"]["seed"] == 7
     assert list(dict.fromkeys((p["operator"], p["format"]) for p in bench["results"])) == timed
     (reached,) = bench["ceilings"]
@@ -84,9 +85,30 @@ def test_report_holds_all_that_it_promises(device: torch.device, tmp_path: Path)
     assert len(text.splitlines()) <= 120
     for operator in aoext.ops.operators():
         assert operator in text
-    for words in ("seed 7", "µs", "GB/s", aoext.__version__, torch.__version__):
+    for words in ("seed 7", "µs", aoext.__version__, torch.__version__):
         assert words in text
     assert all(line.rstrip() in result.output for line in text.splitlines())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_speeds_of_a_busy_machine_are_not_valid(
+    busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = ["the timed calls had a core for 41% of their time"] if busy else []
+    monkeypatch.setattr(Observer, "verdict", lambda self: Load(2, 0.41 if busy else 1.0, 2.0, reasons))
+    result = invoke(tmp_path, "--device", "cpu")
+    assert result.exit_code == 0, result.output  # that is no fault of the device
+    text, content = read(tmp_path)
+    assert content["passed"]
+    assert content["busy"] is content["bench"]["busy"] is busy
+    assert content["load"]["reasons"] == content["bench"]["load"]["reasons"] == reasons
+    assert content["load"]["cpu_share"] == (0.41 if busy else 1.0)
+    assert text.splitlines()[0].startswith("aoext report: PASSED")
+    assert ("NOT VALID" in text.splitlines()[0]) == busy
+    assert (f"BUSY MACHINE, no figure is valid: {reasons[0] if busy else ''}" in text) == busy
+    # Nothing is claimed: no multiple of F.linear's speed or of the read floor, nothing slower or faster.
+    for claim in ("× /", "slower than F.linear", "GB/s read"):
+        assert (claim in text) != busy, claim
 
 
 def test_every_operator_is_checked_with_every_case_that_applies(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 from aoext.cli import bench_chart, bench_view, floor_chart, floor_view
 from aoext.cli.bench_defaults import DEFAULTS, QUICK_ROWS, defaults, estimate, within
 from aoext.cli.bench_run import Bench, Point, Settings, count_points, sections
+from aoext.cli.busy import Observer
 from aoext.cli.ceilings import Ceilings, measure_ceilings
 from aoext.cli.devices import Device
 from aoext.cli.options import CHART_FILE, JSON_FILE, CountsType, DeviceType, ShapeType
@@ -188,12 +189,17 @@ def bench(
     "vs X" says how many times as fast as X aoext is: 2.00× takes half the time, below 1 aoext is slower.
     Weights come from pools larger than the caches and candidates take turns. On a CPU or an XPU the fastest
     call counts; on cuda the median of replays of CUDA graphs, and beside it stands the floor: the time to
-    read the bytes that must move, measured by size, or to multiply at the measured peak.
+    read the bytes that must move, measured by size, or to multiply at the measured peak. What counts there is
+    a product behind a kernel of PyTorch's that writes its activations, as a model calls it; "back to back" is
+    the same product behind itself.
 
     On a CPU all is measured for each number of threads, and a table for each ends the output: time ÷ read
     floor, where a call should take no longer than to read its weight, and how many times as fast as F.linear
     and torch's own operators, geomeans over the shapes. ATEN_CPU_CAPABILITY=avx2 AOEXT_CPU_ISA=avx2 in the
     environment hold torch and aoext to AVX2.
+
+    Where other work takes the cores, the output says so and "busy" in the JSON is true: no figure is valid
+    then, and none is compared. The exit code is 0 all the same.
     """
     subjects = _choose(operators, formats)
     own = defaults(device)
@@ -241,28 +247,38 @@ def _run(settings: Settings, limited: bool, json_path: Path, plot_path: Path) ->
     left_out = sorted(set(defaults(settings.device).rows) - set(settings.rows))
     if limited and left_out:
         out.print(f"left out to keep to the time: M = {_listed(left_out)} (--minutes, --m)")
+    observer = Observer(settings.threads, settings.device.watch)
+    if (early := observer.before()).busy:
+        out.print(bench_view.busy(early))
     ceilings = measure_ceilings(settings.device, settings.seed, settings.threads)
     out.print(bench_view.reached(ceilings))
     points = _measure_all(settings, total, lambda s, p: _show(out, s, p, settings, ceilings))
 
-    for over, label in bench_view.OTHERS.items():
+    load = observer.verdict()
+    for over, label in {} if load.busy else bench_view.OTHERS.items():
         if lines := bench_view.slower(points, over):
             out.print(f"\nslower than {label} ({len(lines)} of {len(points)} points):")
             out.print("\n".join(f"  {line}" for line in lines[:MOST_LISTED]))
             if len(lines) > MOST_LISTED:
                 out.print(f"  and {len(lines) - MOST_LISTED} more, by less: see the JSON")
     by_size = floor_view.by_size(ceilings)
+    if load.busy:
+        out.print()
+        out.print(bench_view.busy(load))
     if not by_size:
         for threads in settings.threads:
             out.print()
             out.print(floor_view.summary(threads, points, ceilings))
-    write_json(json_path, bench_view.as_json(points, settings, ceilings, where))
-    footer = f"{about}. {settings.device.STATISTIC.capitalize()} of many calls"
+    write_json(json_path, bench_view.as_json(points, settings, ceilings, where, load))
+    footer = "BUSY MACHINE, not valid. " if load.busy else ""
+    footer += f"{about}. {settings.device.STATISTIC.capitalize()} of many calls"
     if by_size and any(point.flop for point in points):
         floor_chart.draw(points, ceilings, plot_path, f"{footer}, lower is faster.")
     else:
         bench_chart.draw(points, plot_path, f"{footer}, higher is faster.")
     out.print(f"\nJSON   {json_path}\nchart  {plot_path}")
+    if load.busy:
+        out.print(bench_view.busy(load))
 
 
 def _measure_all(settings: Settings, total: int, show: Callable[[Subject, list[Point]], None]) -> list[Point]:

@@ -68,7 +68,7 @@ DEFAULTS = {
         (1, 16, 256, 4096, 64, 1024, 4, 8, 32, 128, 512, 2),
         seconds=0.05,
         quick_seconds=0.02,
-        minutes=4.0,
+        minutes=6.0,
         generic=False,  # a hundred times as slow, and it would cool the GPU for whoever comes after it
         begin=15.0,
         around=0.2,
@@ -98,7 +98,8 @@ def _at_most(p: Problem, threads: int, settings: Settings) -> float:
     own = defaults(settings.device)
     rates = [own.linear_flop_per_s] + (count_candidates(settings) - 1) * [own.flop_per_s]
     calls = [2 * p.M * p.N * p.K / rate / threads for rate in rates]
-    return sum(own.around + call + most_spent(call, settings.seconds) for call in calls)
+    once = sum(own.around + call + most_spent(call, settings.seconds) for call in calls)
+    return once * (2 if settings.device.BEHIND else 1)
 
 
 def within(settings: Settings, minutes: float) -> Settings:

@@ -10,12 +10,18 @@ problem in turns:
               or what stands for it (peers.py)
 
 Every candidate walks through its own pool of weights, so that none is in a cache when it is read.
+
+Back to back with itself a kernel may start while the one before it ends, and finds its activations where it
+left them. A model calls it behind other work. So on CUDA each candidate is timed both ways: back to back, and
+in graphs where PyTorch writes the activations before each call (x * 1.0, a kernel that is none of ours), of
+which the time of the same graph without the calls is taken off. The latter counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +36,7 @@ from aoext.cli.peers import PEERS, Peer
 from aoext.cli.pool import Pool
 from aoext.cli.shapes import Shape, named
 from aoext.cli.subjects import Problem, Subject, Tensors, full_name, randn
-from aoext.cli.timing import interleaved
+from aoext.cli.timing import Timing, interleaved
 from aoext.cli.verify import Sample, WrongResultError
 
 CANDIDATES = ("aoext", "linear", "generic", "torch")
@@ -89,7 +95,10 @@ class Point:
     flop: int
     floor_flop: int  # those that the ceiling for products in bfloat16 binds
     floor_flop8: int  # those that the one for products of 8-bit operands does
-    seconds: dict[str, float] = field(default_factory=dict)  # by candidate
+    seconds: dict[str, float] = field(default_factory=dict)  # by candidate: behind, else back to back
+    behind: dict[str, float] = field(default_factory=dict)  # a kernel of PyTorch's, where that was timed
+    back_to_back: dict[str, float] = field(default_factory=dict)
+    cpu_share: float | None = None  # of all timed calls: how long the calling thread had a core
     calls: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, str] = field(default_factory=dict)  # how each was timed
     missing: dict[str, str] = field(default_factory=dict)  # candidate -> why it was not timed
@@ -163,25 +172,69 @@ def count_points(settings: Settings) -> int:
     return count * len(settings.threads)
 
 
+def produced(x: Tensors) -> Tensors:
+    """Activations as a layer of a model gets them: just written, by a kernel of PyTorch's."""
+    first = x[0]
+    if first.element_size() == 1:  # float8 has no product
+        return ((first.view(torch.int8) * 1).view(first.dtype), *x[1:])
+    return (first * 1.0, *x[1:])
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a candidate computes a problem."""
+
+    call: Callable[[Tensors, Tensors], Any]  # (activations, weights)
+    x: Tensors
+    pool: Pool
+
+    def back_to_back(self) -> Candidate:
+        return Candidate(lambda: partial(self.call, self.x, self.pool.next()), self.pool.copies)
+
+    def behind(self) -> Candidate:
+        """Each call behind a kernel that writes the activations."""
+
+        def prepare() -> Callable[[], Any]:
+            weights = self.pool.next()
+            return lambda: self.call(produced(self.x), weights)
+
+        return Candidate(prepare, self.pool.copies)
+
+    def producers(self) -> Candidate:
+        """What `behind` has besides the calls."""
+        return Candidate(lambda: lambda: produced(self.x), self.pool.copies)
+
+
+# Of kernels that write activations, by their shape and dtype.
+Producers = dict[tuple[torch.Size, torch.dtype], Timing]
+
+
 class Bench:
     """Measures subjects one after the other, in the same memory."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.pools = {name: Pool(settings.pool_bytes) for name in CANDIDATES}
+        self.producers: Producers = {}
 
     def points(self, subject: Subject) -> Iterator[Point]:
         """Measure all problems of a subject; WrongResultError where a result is wrong."""
         for same in problems(subject, self.settings):
             self.settings.device.release_memory()
-            yield from _WeightBench(subject, self.settings, self.pools).points(same)
+            yield from _WeightBench(subject, self.settings, self.pools, self.producers).points(same)
 
 
 class _WeightBench:
     """One subject with one weight; it is drawn once and used for all M and numbers of threads."""
 
-    def __init__(self, subject: Subject, settings: Settings, pools: dict[str, Pool]) -> None:
-        self.subject, self.settings, self.pools = subject, settings, pools
+    def __init__(
+        self,
+        subject: Subject,
+        settings: Settings,
+        pools: dict[str, Pool],
+        producers: Producers,
+    ) -> None:
+        self.subject, self.settings, self.pools, self.producers = subject, settings, pools, producers
         self.filled: set[str] = set()
         # A generator for each weight: a point's numbers do not depend on what else is measured.
         self.generator = settings.device.generator(settings.seed)
@@ -212,34 +265,63 @@ class _WeightBench:
         inputs = self.to_device(subject.inputs(p, self.generator))
         own = self.pool("aoext", lambda: subject.rotated(p, self.generator))
         point = self.described(p, inputs, own.original)
-        candidates: dict[str, Candidate] = {
+        ways: dict[str, Way] = {
             # They share a pool, and yet no copy: each takes the next one.
             "aoext": self.kernel(getattr(torch.ops.ao, subject.operator), p, inputs, own),
         }
         if self.settings.generic:
-            candidates["generic"] = self.kernel(aoext.ops.generic(subject.operator), p, inputs, own)
+            ways["generic"] = self.kernel(aoext.ops.generic(subject.operator), p, inputs, own)
         else:
             point.missing["generic"] = "not asked for"
         if subject.is_linear:
-            candidates["linear"] = self.linear(p)
+            ways["linear"] = self.linear(p)
         try:
-            candidates["torch"] = self.peer(p, inputs, own)
-            candidates["torch"].prepare()()  # what it refuses, it refuses here
+            ways["torch"] = self.peer(p, inputs, own)
+            ways["torch"].back_to_back().prepare()()  # what it refuses, it refuses here
         except (RuntimeError, NotImplementedError) as error:
-            candidates.pop("torch", None)
+            ways.pop("torch", None)
             point.missing["torch"] = str(error).splitlines()[0]
         if self.settings.check:
             sample = verify.draw(subject, p, inputs, own.original, self.generator)
-            self.check(sample, candidates, point, lambda result: self.completed(p, inputs, result))
+            self.check(sample, ways, point, lambda result: self.completed(p, inputs, result))
 
-        for name, candidate in candidates.items():
+        for name, way in ways.items():
             if name not in point.errors:  # nothing has warmed it up
-                candidate.prepare()()
-        timings = interleaved(candidates, self.settings.device, self.settings.seconds)
-        for name, timing in timings.items():
-            point.seconds[name], point.calls[name] = timing.seconds, timing.calls
-            point.clocks[name] = timing.clock.way
+                way.back_to_back().prepare()()
+        watch = self.settings.device.watch
+        mark = watch.mark() if watch else (0.0, 0.0)
+        self.time(point, ways)
+        point.cpu_share = watch.share(mark) if watch else None
         return point
+
+    def time(self, point: Point, ways: dict[str, Way]) -> None:
+        """All candidates in turns, back to back and, where the device is timed so, behind others' work."""
+        candidates = {(name, "back to back"): way.back_to_back() for name, way in ways.items()}
+        producers: dict[str, Timing] = {}
+        if self.settings.device.BEHIND and self.subject.is_linear:
+            producers = {name: self.producer(way) for name, way in ways.items()}
+            candidates |= {(name, "behind"): way.behind() for name, way in ways.items()}
+        timings = interleaved(candidates, self.settings.device, self.settings.seconds)
+        for name in ways:
+            timing = timings[name, "back to back"]
+            point.back_to_back[name] = point.seconds[name] = timing.seconds
+            point.calls[name], point.clocks[name] = timing.calls, timing.clock.way
+        for name, producer in producers.items():
+            timing = timings[name, "behind"]
+            behind = timing.seconds - producer.seconds
+            # Calls that no graph can hold are timed with what they cost the host: a difference says nothing.
+            if timing.clock.way == producer.clock.way and behind > 0:
+                point.behind[name] = point.seconds[name] = behind
+                point.calls[name] = timing.calls
+                point.clocks[name] = f"{timing.clock.way} behind a kernel of PyTorch's"
+
+    def producer(self, way: Way) -> Timing:
+        """Of one kernel that writes these activations, timed once."""
+        key = (way.x[0].shape, way.x[0].dtype)
+        if key not in self.producers:
+            candidates = {"": way.producers()}
+            self.producers[key] = interleaved(candidates, self.settings.device, self.settings.seconds)[""]
+        return self.producers[key]
 
     def described(self, p: Problem, inputs: Tensors, rotated: Tensors) -> Point:
         """The point without measurements."""
@@ -268,10 +350,10 @@ class _WeightBench:
             missing={} if subject.is_linear else {"linear": "not a matrix product"},
         )
 
-    def kernel(self, kernel: Callable[..., Any], p: Problem, x: Tensors, own: Pool) -> Candidate:
-        return Candidate(lambda: _bound(self.subject.call, kernel, p, x, own.next()), own.copies)
+    def kernel(self, kernel: Callable[..., Any], p: Problem, x: Tensors, own: Pool) -> Way:
+        return Way(partial(self.subject.call, kernel, p), x, own)
 
-    def linear(self, p: Problem) -> Candidate:
+    def linear(self, p: Problem) -> Way:
         """F.linear in high precision; with a bias if the subject has one."""
 
         def weights() -> Tensors:
@@ -281,19 +363,19 @@ class _WeightBench:
 
         x = randn(p.M, p.K, g=self.generator).to(self.settings.device.device, p.dtype)
         pool = self.pool("linear", weights)
-        return Candidate(lambda: _bound(torch.nn.functional.linear, x, *pool.next()), pool.copies)
+        return Way(lambda x, w: torch.nn.functional.linear(*x, *w), (x,), pool)
 
     def known_peer(self) -> Peer | None:
         peers = PEERS.get(self.settings.device.device.type, {})
         return peers.get((self.subject.operator, self.subject.format))
 
-    def peer(self, p: Problem, x: Tensors, own: Pool) -> Candidate:
+    def peer(self, p: Problem, x: Tensors, own: Pool) -> Way:
         """torch's operator; NotImplementedError or what it raises itself if it cannot pack the weight."""
         peer = self.known_peer()
         if peer is None:
             raise NotImplementedError("torch has no such operator")
         pool = self.pool("torch", lambda: peer.pack(p, own.original))
-        return Candidate(lambda: _bound(peer.call, p, x, pool.next()), pool.copies)
+        return Way(partial(peer.call, p), x, pool)
 
     def completed(self, p: Problem, x: Tensors, result: Tensor) -> Any:
         """The result of torch's operator with what it leaves undone."""
@@ -304,13 +386,13 @@ class _WeightBench:
     def check(
         self,
         sample: Sample,
-        candidates: dict[str, Candidate],
+        ways: dict[str, Way],
         point: Point,
         complete_peer: Callable[[Tensor], Any],
     ) -> None:
         """Note the errors; raise if aoext is wrong, and leave out torch's operator if it is."""
-        for name in [name for name in candidates if name != "linear"]:
-            result = candidates[name].prepare()()
+        for name in [name for name in ways if name != "linear"]:
+            result = ways[name].back_to_back().prepare()()
             if name == "torch":
                 result = complete_peer(result)
             error = sample.error(result)
@@ -318,14 +400,10 @@ class _WeightBench:
             if error <= bound:
                 point.errors[name] = error
             elif name == "torch":
-                del candidates[name]
+                del ways[name]
                 point.missing[name] = f"its result differs from float64 by {error:.1e}"
             else:
                 raise WrongResultError(
                     f"{self.subject.name}, {name}, M={point.M} N={point.N} K={point.K}: the result "
                     f"differs from float64 by {error:.1e}, allowed is {bound:.1e}"
                 )
-
-
-def _bound(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return lambda: function(*arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aoext.cli.bench_run import Point, Settings
+from aoext.cli.busy import LEAST, Load
 from aoext.cli.ceilings import Ceilings
 from aoext.cli.floor_view import Geomean, geomeans, read_table
 from aoext.cli.report import grid, in_words
@@ -37,6 +38,13 @@ def reached(ceilings: Mapping[int, Ceilings]) -> str:
     return "\n".join(lines)
 
 
+def busy(load: Load) -> Text:
+    """What a reader of figures must know first."""
+    return Text(
+        "\n".join(f"BUSY MACHINE, no figure is valid: {reason}" for reason in load.reasons), "bold red"
+    )
+
+
 def _with(threads: int, all_counts: Collection[int]) -> str:
     """The number of threads, said where there are several."""
     return f", {in_words(threads)}" if len(all_counts) > 1 else ""
@@ -49,9 +57,16 @@ def table(
     dtype, kind = dtype_name(settings.dtype), points[0].kind
     title = f"{kind}{_with(kind.threads, settings.threads)}"
     title += f"; F.linear in {dtype}" if subject.is_linear else f"; {dtype}"
-    result = grid(title)
+    behind = any(point.behind for point in points)
+    result = grid(f"{title}; µs behind a kernel of PyTorch's" if behind else title)
     others = {name: label for name, label in OTHERS.items() if settings.generic or name != "generic"}
-    headers = ["N x K", "M", "µs", *(f"vs {label}" for label in others.values())]
+    headers = [
+        "N x K",
+        "M",
+        "µs",
+        *(["back to back"] * behind),
+        *(f"vs {label}" for label in others.values()),
+    ]
     by_size = bool(ceilings[kind.threads].read_seconds)
     speeds = ("floor", "÷ floor") if by_size else ("GB/s", "read", "GFLOP/s", "peak")
     for header in (*headers, *speeds):
@@ -64,6 +79,7 @@ def table(
             shape if shape != before else "",
             _size(point.M),
             _microseconds(point.seconds["aoext"]),
+            *([_microseconds(point.back_to_back["aoext"])] * behind),
             *(_times(point.speedup(other)) for other in others),
             *(_against_floor(point, ceilings) if by_size else _of_ceilings(point, ceilings)),
             Text(point.plan.rpartition(": ")[2]),  # the device stands above all tables
@@ -103,8 +119,11 @@ def _times(speedup: float | None) -> Text:
     return Text(f"{speedup:.2f}×", style=style)
 
 
-def notes(points: Iterable[Point]) -> list[str]:
-    """What torch's peers are called, and why some are missing: once for each, not for each point."""
+def notes(points: Sequence[Point]) -> list[str]:
+    """What torch's peers are called, and why some are missing: once for each, not for each point.
+
+    And whether other work took the cores meanwhile.
+    """
     peers: dict[str | None, None] = {}
     reasons: dict[str, None] = {}
     for point in points:
@@ -113,7 +132,14 @@ def notes(points: Iterable[Point]) -> list[str]:
         else:
             reasons[f"{point.peer or 'torch'}: {point.missing['torch']}"] = None
     lines = [f"torch is {' or '.join(str(peer) for peer in peers)}"] if peers else []
-    return lines + [f"not compared: {reason}" for reason in reasons]
+    lines += [f"not compared: {reason}" for reason in reasons]
+    shares = [point.cpu_share for point in points if point.cpu_share is not None]
+    if disturbed := [share for share in shares if share < LEAST]:
+        lines.append(
+            f"BUSY MACHINE, not valid: the timed calls of {len(disturbed)} of {len(shares)} points had a "
+            f"core for {min(disturbed):.0%} to {max(disturbed):.0%} of their time"
+        )
+    return lines
 
 
 def slower(points: Sequence[Point], over: str) -> list[str]:
@@ -133,11 +159,16 @@ def as_json(
     settings: Settings,
     ceilings: Mapping[int, Ceilings],
     environment: dict[str, Any],
+    load: Load,
 ) -> dict[str, Any]:
     """The content of the JSON file.
 
-    schema       "aoext.bench/2"
+    schema       "aoext.bench/3"
     environment  versions, machine, device with instruction_set and threads (report.environment)
+    busy         whether other work took the cores: no figure is valid then
+    load         threads (that the run needs), cpu_share (of the time of all timed calls: how long the calling
+                 thread had a core; null where the host computes nothing), free_cores (that others left, of
+                 those the process may use; null where the system does not tell), reasons (why busy)
     settings     seed, dtype, group_sizes, threads, seconds (for each candidate of a point), pool_bytes,
                  check, generic, bias (whether the scaled operators got one),
                  statistic (what counts of a candidate's samples: "fastest" or "median")
@@ -152,8 +183,12 @@ def as_json(
         bytes_from_memory  of the weight with scales and zero points, or what else no cache holds
         bytes, flop  of one call; floor_flop those that the former ceiling binds, floor_flop8
                      those that the 8-bit one does
-        seconds      {"aoext", "linear", "generic", "torch"}: of one call of each that was timed
-        calls        how many calls were timed, alike; clocks how
+        seconds      {"aoext", "linear", "generic", "torch"}: of one call of each that was timed, as it
+                     counts: behind where that was timed, else back_to_back
+        behind       {candidate: seconds behind a kernel of PyTorch's that writes the activations, its own
+                     time taken off}, on cuda; back_to_back {candidate: seconds behind the same call}
+        calls        how many of the calls that count were timed; clocks how
+        cpu_share    as in load, of this point's calls
         missing      {candidate: why it was not timed}
         errors       {candidate: largest relative error of a row against float64}
         speedup      {candidate: its seconds / aoext's seconds}; above 1 aoext is faster
@@ -163,11 +198,14 @@ def as_json(
         times_floor    {candidate: its seconds / floor_seconds}
         times_read_floor  aoext's seconds / those to read bytes_from_memory
     geomean      over the shapes, a list: operator, format, group_size, threads, M, times_read_floor,
-                 times_floor and speedup by candidate, least_speedup likewise
+                 times_floor and speedup by candidate, least_speedup likewise; times_floor_back_to_back of
+                 aoext
     """
     return {
-        "schema": "aoext.bench/2",
+        "schema": "aoext.bench/3",
         "environment": environment,
+        "busy": load.busy,
+        "load": load.as_json(),
         "settings": {
             "seed": settings.seed,
             "dtype": dtype_name(settings.dtype),

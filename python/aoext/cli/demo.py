@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-from aoext.cli import demo_chart, demo_view
+from aoext.cli import bench_view, demo_chart, demo_view
 from aoext.cli.demo_run import Settings, run
 from aoext.cli.devices import Device
 from aoext.cli.options import CHART_FILE, JSON_FILE, DeviceType, OutputFile
@@ -108,7 +108,7 @@ def demo(
     out.print(demo_view.continuations(result))
     write_json(json_path, demo_view.as_json(result, where))
     demo_chart.draw(result, chart_path, summary_line(where))
-    out.print(Text(demo_view.headline(result), style="bold"))
+    out.print(bench_view.busy(result.load) if result.load.busy else Text(demo_view.headline(result), "bold"))
     out.print(f"JSON   {json_path}\nchart  {chart_path}")
 
 

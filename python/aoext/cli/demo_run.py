@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from aoext.cli.busy import Load, Observer
 from aoext.cli.devices import CPU, Device
 from aoext.configs import (
     Float8DynamicActivationFloat8WeightConfig,
@@ -45,8 +46,8 @@ SCHEMES: dict[str, QuantizationConfig] = {
 
 HELD_OUT = 1 << 30  # more bytes than there are
 
-# Three layers with the sizes of a model of a billion parameters (TinyLlama has 22 of them): together too large for
-# most caches, as a whole model is, and a step computes far longer than its calls take.
+# Three layers of a model of a billion parameters (TinyLlama has 22 of these): together too large for most caches,
+# as a whole model is, and a step computes far longer than its calls take.
 WIDE = TinyLMConfig(dim=2048, hidden=5632, layers=3, heads=16)
 
 # Speed is measured on a prefill of so many tokens, and on steps behind a short prompt.
@@ -130,6 +131,7 @@ class DemoResult:
     schemes: list[SchemeResult]
     wide_parameters: int = 0
     rounds: int = 0  # of the speed measurement
+    load: Load = field(default_factory=lambda: Load(0))  # what it saw of other work on this machine
 
     @property
     def trained(self) -> SchemeResult:
@@ -231,11 +233,13 @@ def _measure_speed(result: DemoResult, progress: Progress) -> None:
         _time_round(scheme, models[name], tokens, settings.device)  # it warms up and is dropped
         scheme.prefill_seconds, scheme.step_seconds = math.inf, []
     del original
+    observer = Observer([torch.get_num_threads()], settings.device.watch)
     end = time.monotonic() + settings.seconds
     for _ in progress(f"speed of all schemes in turn, {settings.seconds:g} s", _rounds(end)):
         for scheme in result.schemes:
             _time_round(scheme, models[scheme.name], tokens, settings.device)
         result.rounds += 1
+    result.load = observer.verdict()
 
 
 def _rounds(end: float) -> Iterable[str]:

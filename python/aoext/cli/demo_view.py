@@ -62,6 +62,8 @@ def percent(part: float) -> str:
 
 def headline(result: DemoResult) -> str:
     """What the scheme that decodes fastest gains and costs, in its own figures."""
+    if result.load.busy:
+        return "Other work kept this machine busy: its speeds are not valid"
     quantised = (scheme for scheme in result.schemes if scheme.name in SCHEMES)
     best = max(quantised, key=lambda scheme: scheme.decode_tokens_per_s)
     numbers = relative(best, result)
@@ -123,6 +125,7 @@ def as_json(result: DemoResult, environment: dict[str, Any]) -> dict[str, Any]:
                  rounds (how often each speed was measured)
     models       quality: parameters; speed: parameters and the sizes dim, hidden, layers and heads
     baselines    names of schemes: quality's is bf16; of prefill and decode, the fastest that is not quantised
+    busy, load   whether other work took the cores, so that no speed is valid, and how that was seen (busy.Load)
     headline     what stands above the chart
     schemes      a list; each entry has
         name, config            config as Python writes it, null where nothing is quantised
@@ -166,6 +169,8 @@ def as_json(result: DemoResult, environment: dict[str, Any]) -> dict[str, Any]:
             "prefill": result.prefill_base.name,
             "decode": result.decode_base.name,
         },
+        "busy": result.load.busy,
+        "load": result.load.as_json(),
         "headline": headline(result),
         "schemes": [
             {

@@ -77,6 +77,10 @@ def report(
 
     Prints one page and writes it with all numbers to report.txt and report.json, to send back. Exits with 1
     where anything is wrong. Both hold the drivers' environment variables: look through them first.
+
+    Where other work takes the cores meanwhile, that is no fault of the device, so the exit code is that of
+    the checks; but the page says that its speeds are not valid, and compares none, and "busy" in the JSON is
+    true.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     shapes = shapes or (QUICK_SHAPES if quick else SHAPES)

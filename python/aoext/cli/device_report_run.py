@@ -15,6 +15,7 @@ import torch
 
 import aoext
 from aoext.cli.bench_run import Bench, Point, Settings, shapes_of
+from aoext.cli.busy import Load, Observer
 from aoext.cli.ceilings import Ceilings, measure_ceilings
 from aoext.cli.device_report_checks import Check, check_operators
 from aoext.cli.devices import CPU, DEVICES, Device, find_device
@@ -75,6 +76,7 @@ class Content:
     choices: list[Choice] = field(default_factory=list)
     ceilings: dict[int, Ceilings] = field(default_factory=dict)  # by threads of the CPU
     points: list[Point] = field(default_factory=list)
+    load: Load = field(default_factory=lambda: Load(1))  # of other work, while speed was measured
     failures: list[str] = field(default_factory=list)  # that no other field holds
 
     @property
@@ -168,6 +170,7 @@ def measure(content: Content, done: Callable[[Subject], None]) -> None:
     """The bench's own measurements; what goes wrong with one operator leaves the others."""
     settings = content.settings
     runner = Bench(settings)
+    observer = Observer(settings.threads, settings.device.watch)
     try:
         content.ceilings = measure_ceilings(settings.device, settings.seed, settings.threads)
     except RuntimeError as error:
@@ -179,6 +182,7 @@ def measure(content: Content, done: Callable[[Subject], None]) -> None:
         except (WrongResultError, RuntimeError) as error:
             content.failures.append(f"timing {subject.name}: {str(error).splitlines()[0]}")
         done(subject)
+    content.load = observer.verdict()
 
 
 def collect(settings: Settings, progress: Callable[[str], None]) -> Content:

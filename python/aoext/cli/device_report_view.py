@@ -19,12 +19,15 @@ from aoext.cli.device_report_run import Choice, Content
 from aoext.cli.report import summary_line
 from aoext.cli.subjects import full_name
 
-SCHEMA = "aoext.report/2"
+SCHEMA = "aoext.report/3"
 
 
 def show(out: Console, content: Content) -> None:
     """The page."""
-    out.print(Text(f"aoext report: {'PASSED' if not content.problems else 'FAILED'}", style="bold"))
+    verdict = "PASSED" if not content.problems else "FAILED"
+    if content.load.busy:
+        verdict += "; its speeds are NOT VALID, for the machine was busy"
+    out.print(Text(f"aoext report: {verdict}", style="bold"))
     out.print(f"{content.environment['time']}, seed {content.settings.seed}")
     out.print(summary_line(content.environment))
     out.print(_joined(content.versions))
@@ -105,13 +108,16 @@ def _choice(choice: Choice) -> str:
 
 
 def _show_speed(out: Console, content: Content) -> None:
-    settings = content.settings
+    settings, load = content.settings, content.load
     (ceilings,) = content.ceilings.values()
-    _section(
-        out,
-        f"speed: µs, times as fast as F.linear in bf16 (×), times the read floor (/): "
-        f"{ceilings.read_gb_per_s:.1f} GB/s read, {ceilings.gemm_gflop_per_s:,.0f} GFLOP/s",
-    )
+    what = "µs, times as fast as F.linear in bf16 (×), times the read floor (/)"
+    if any(point.behind for point in content.points):
+        what += ", behind a kernel of PyTorch's"
+    reached = f"{ceilings.read_gb_per_s:.1f} GB/s read, {ceilings.gemm_gflop_per_s:,.0f} GFLOP/s"
+    # Of a busy machine a time says that it was no longer; what is compared with it says nothing.
+    _section(out, "speed: µs at most, NOT VALID" if load.busy else f"speed: {what}: {reached}")
+    if load.busy:
+        out.print(bench_view.busy(load))
     for shape in settings.shapes:
         own = [p for p in content.points if p.K == shape.K and p.N in (shape.N, None)]
         table = _grid(f"N x K = {shape.N} x {shape.K}", *(f"M = {M}" for M in settings.rows))
@@ -120,8 +126,9 @@ def _show_speed(out: Console, content: Content) -> None:
             cells = (_speed(points.get(M, points.get(None)), content) for M in settings.rows)
             table.add_row(full_name(operator, format), *cells)
         out.print(table)
-    slower = bench_view.slower(content.points, "linear")
-    out.print(f"slower than F.linear beyond noise: {len(slower)} of {len(content.points)} points")
+    if not load.busy:
+        slower = bench_view.slower(content.points, "linear")
+        out.print(f"slower than F.linear beyond noise: {len(slower)} of {len(content.points)} points")
     for line in bench_view.notes(content.points):
         out.print(line)
 
@@ -129,6 +136,8 @@ def _show_speed(out: Console, content: Content) -> None:
 def _speed(point: Point | None, content: Content) -> str:
     if point is None:
         return "–"
+    if content.load.busy:
+        return f"({point.seconds['aoext'] * 1e6:,.1f})"
     ratio = point.speedup("linear")
     times = "" if ratio is None else f"{ratio:.2f}× "
     return f"{point.seconds['aoext'] * 1e6:,.1f} {times}/{point.times_read_floor(content.ceilings):.1f}"
@@ -137,8 +146,9 @@ def _speed(point: Point | None, content: Content) -> str:
 def as_json(content: Content) -> dict[str, Any]:
     """The content of report.json.
 
-    schema       "aoext.report/2"
-    passed       whether nothing is wrong; problems says what is, a line each
+    schema       "aoext.report/3"
+    passed       whether nothing is wrong with the device; problems says what is, a line each
+    busy         whether other work took the cores, so that no speed is valid; load as in bench
     environment  versions, machine and device (report.environment)
     versions     of what lies below, and the settings of its environment variables
     properties   of the device, as its driver gives them
@@ -152,6 +162,8 @@ def as_json(content: Content) -> dict[str, Any]:
         "schema": SCHEMA,
         "passed": not content.problems,
         "problems": content.problems,
+        "busy": content.load.busy,
+        "load": content.load.as_json(),
         "environment": content.environment,
         "versions": content.versions,
         "properties": content.properties,
@@ -163,4 +175,6 @@ def as_json(content: Content) -> dict[str, Any]:
 
 
 def _bench(content: Content) -> dict[str, Any]:
-    return bench_view.as_json(content.points, content.settings, content.ceilings, content.environment)
+    return bench_view.as_json(
+        content.points, content.settings, content.ceilings, content.environment, content.load
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from aoext.cli.busy import Watch
 from aoext.cli.clocks import CallClock, Candidate, Clock
 from aoext.cli.cuda_clock import clock_for
 from aoext.info import build_config
@@ -30,9 +31,11 @@ class Device(ABC):
     SMALLEST_POOL = 256 * MIB
 
     STATISTIC = "fastest"  # what `typical` takes of some samples
+    BEHIND = False  # whether kernels are timed behind one of PyTorch's too, as a model calls them
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.watch: Watch | None = None  # of the timed calls, where threads of the host compute them
 
     @abstractmethod
     def seconds(self, call: Callable[[], Any]) -> float:
@@ -80,12 +83,12 @@ def cpu_threads(count: int) -> Iterator[None]:
 class CPU(Device):
     """All cores that torch may use."""
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.watch: Watch = Watch()
+
     def seconds(self, call: Callable[[], Any]) -> float:
-        begin = time.perf_counter()
-        result = call()
-        end = time.perf_counter()
-        del result  # freeing is not part of the work
-        return end - begin
+        return self.watch.seconds(call)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -135,6 +138,7 @@ class CUDA(GPU):
     SMALLEST_POOL = 320 * MIB
 
     STATISTIC = "median"
+    BEHIND = True
 
     def clock(self, candidate: Candidate) -> Clock:
         return clock_for(candidate, self.device)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DRAWN = {"torch": LINES["torch"], "linear": ("F.linear", "#5b6770", 1.8, "s"), "aoext": LINES["aoext"]}
+BACK_TO_BACK = "aoext, back to back"
 COLUMNS, WIDTH, HEIGHT = 2, 5.2, 3.4  # panels in a row, inches of one
 MOST = 20.0  # times the floor; slower is not shown
 
@@ -42,13 +43,15 @@ def draw(points: Sequence[Point], ceilings: Mapping[int, Ceilings], path: Path, 
             for axes in grid.flat
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
+        where = "behind a kernel of PyTorch's; " if any(p.behind for p in products) else ""
+        labels = [label for label, *_ in reversed(DRAWN.values())]
         charts.headline(
             figure,
             "Time ÷ floor",
-            f"by M, geomean over {shapes} shapes; band: best to worst shape; "
+            f"{where}by M, geomean over {shapes} shapes; band: best to worst shape; "
             "floor: to read what must move or to multiply",
             footer,
-            {label: legend[label] for label, *_ in reversed(DRAWN.values()) if label in legend},
+            {label: legend[label] for label in (*labels, BACK_TO_BACK) if label in legend},
         )
 
 
@@ -61,6 +64,9 @@ def _panel(
             x, y = zip(*drawn, strict=True)
             axes.plot(x, y, color=colour, lw=line_width, marker=marker, ms=line_width + 2, label=label)
     own = [p for p in points if p.kind == means[0].kind]
+    if any(p.behind for p in own):
+        alone = [mean.times_floor_back_to_back for mean in means]
+        axes.plot(range(len(means)), alone, color=LINES["aoext"][1], lw=1.2, ls="--", label=BACK_TO_BACK)
     by_m = [[p.seconds["aoext"] / p.floor(ceilings) for p in own if mean.M == p.M] for mean in means]
     low, high = [min(values) for values in by_m], [max(values) for values in by_m]
     axes.fill_between(range(len(means)), low, high, color=LINES["aoext"][1], alpha=0.15, lw=0)

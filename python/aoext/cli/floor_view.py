@@ -28,6 +28,7 @@ class Geomean:
     M: int
     times_read_floor: float
     times_floor: dict[str, float]
+    times_floor_back_to_back: float  # of aoext
     speedup: dict[str, float]  # of aoext over another candidate
     least_speedup: dict[str, float]
 
@@ -57,6 +58,7 @@ def _geomean(M: int, points: list[Point], ceilings: Mapping[int, Ceilings]) -> G
         M,
         geometric_mean([point.times_read_floor(ceilings) for point in points]),
         {name: geometric_mean([p.seconds[name] / p.floor(ceilings) for p in points]) for name in timed},
+        geometric_mean([p.back_to_back.get("aoext", p.seconds["aoext"]) / p.floor(ceilings) for p in points]),
         {name: geometric_mean(values) for name, values in speedups.items()},
         {name: min(values) for name, values in speedups.items()},
     )
@@ -77,6 +79,9 @@ def at_each_shape(section: Sequence[Point], ceilings: Mapping[int, Ceilings]) ->
     for N, K in shapes:
         table.add_column(f"{N}\nx{K}", justify="right", no_wrap=True)
     table.add_column("geomean", justify="right", style="bold")
+    behind = any(point.behind for point in section)
+    if behind:
+        table.add_column("back to\nback", justify="right")
     for other in OTHERS:
         table.add_column(f"vs {other}\nleast", justify="right")
         table.add_column("\ngeomean", justify="right")
@@ -84,6 +89,7 @@ def at_each_shape(section: Sequence[Point], ceilings: Mapping[int, Ceilings]) ->
         own = {(p.N, p.K): p.seconds["aoext"] / p.floor(ceilings) for p in section if p.M == mean.M}
         cells = [str(mean.M), *(_number(own.get(shape)) for shape in shapes)]
         cells.append(_number(mean.times_floor["aoext"]))
+        cells += [_number(mean.times_floor_back_to_back)] * behind
         for other in OTHERS:
             cells.append(_number(mean.least_speedup.get(other), "×"))
             cells.append(_number(mean.speedup.get(other), "×"))

@@ -7,11 +7,14 @@ speeds, other work) over all candidates alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aoext.cli.clocks import Candidate, Clock
 from aoext.cli.devices import Device
+
+Name = TypeVar("Name", bound=Hashable)
 
 # A call that is slower than a candidate's whole time still gets a chance to be timed warm.
 MIN_SAMPLES = 5
@@ -52,7 +55,7 @@ def most_spent(call: float, seconds: float) -> float:
     return max(seconds, min(MIN_SAMPLES * call, MOST_OVERTIME * seconds)) + call
 
 
-def interleaved(candidates: Mapping[str, Candidate], device: Device, seconds: float) -> dict[str, Timing]:
+def interleaved(candidates: Mapping[Name, Candidate], device: Device, seconds: float) -> dict[Name, Timing]:
     """Time candidates in turns, each for up to `seconds`.
 
     One that has used up its time drops out. When a single one is left, nothing takes turns with it and all
