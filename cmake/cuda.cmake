@@ -1,11 +1,37 @@
 # The CUDA part of the library: kernels for every GPU from compute capability 8.0 on, and Hopper's own beside them.
 #
-# The language is enabled here, where it is wanted. cudart is linked statically, so the library loads without CUDA.
+# The language is enabled here, where it is wanted. cudart is linked statically, so the library loads without CUDA. Targets of
+# kernels name their architectures themselves. aoext, which is older than this line, holds the objects of such targets, so that
+# CMake's Makefiles ask it for its own architectures, too: it has none to compile for.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
+set_target_properties(aoext PROPERTIES CUDA_ARCHITECTURES OFF)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 find_package(CUDAToolkit 13.0 REQUIRED)
+
+# PTX for compute_90 is what newer GPUs compile for themselves.
+if(AOEXT_CUDA_ARCHITECTURES STREQUAL "ALL")
+  set(architectures 80-real 89-real 90)
+else()
+  set(architectures "")
+  foreach(capability IN LISTS AOEXT_CUDA_ARCHITECTURES)
+    if(NOT capability MATCHES "^[0-9]+$" OR capability LESS 80)
+      message(FATAL_ERROR "AOEXT_CUDA_ARCHITECTURES must be ALL or a list of compute capabilities from 80 on, such as 80;90, "
+                          "got ${AOEXT_CUDA_ARCHITECTURES}")
+    elseif(capability GREATER 90)
+      list(APPEND architectures 90-virtual)
+    elseif(capability EQUAL 90)
+      list(APPEND architectures 90-real)
+    elseif(capability EQUAL 89)
+      list(APPEND architectures 89-real)
+    else()
+      list(APPEND architectures 80-real)
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES architectures)
+endif()
+message(STATUS "aoext: CUDA kernels for ${architectures}")
 
 # aoext_cuda_kernels(name architectures sources…): object code for these architectures.
 function(aoext_cuda_kernels name architectures)
@@ -16,7 +42,7 @@ function(aoext_cuda_kernels name architectures)
   target_sources(aoext PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
-# PTX for compute_90 is what newer GPUs compile for themselves; code for 90a runs on compute capability 9.0 alone. The kernels
+# Code for 90a runs on compute capability 9.0 alone; it is compiled always, since the choice of kernels refers to it. The kernels
 # of weight_int4pack_mm stand apart, with the host code that plans and launches them: they go into a second library, too
 # (cmake/int4pack_shim.cmake).
 function(aoext_cuda_folder name architectures folder)
@@ -27,7 +53,7 @@ function(aoext_cuda_folder name architectures folder)
   aoext_cuda_kernels(${name} "${architectures}" ${kernels})
   aoext_cuda_kernels(${name}_int4pack "${architectures}" ${int4pack})
 endfunction()
-aoext_cuda_folder(aoext_cuda "80-real;89-real;90" csrc/cuda/kernels
+aoext_cuda_folder(aoext_cuda "${architectures}" csrc/cuda/kernels
   int4_any int4_decode int4_mma int4_ring launch tinygemm_convert tinygemm_mm)
 aoext_cuda_folder(aoext_cuda_sm90a "90a-real" csrc/cuda/kernels/sm90a int4_batch int4_wgmma)
 
@@ -36,13 +62,19 @@ list(TRANSFORM shared_parts PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/)
 list(TRANSFORM shared_parts APPEND .cpp)
 file(GLOB sources CONFIGURE_DEPENDS csrc/cuda/*.cpp)
 list(REMOVE_ITEM sources ${shared_parts})
-add_library(aoext_cuda_host_int4pack OBJECT ${shared_parts})
+foreach(part IN ITEMS aoext_cuda_host_int4pack aoext_cuda_host)
+  add_library(${part} OBJECT)
+  target_include_directories(${part} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_sources(aoext PRIVATE $<TARGET_OBJECTS:${part}>)
+endforeach()
+target_sources(aoext_cuda_host PRIVATE ${sources})
+target_link_libraries(aoext_cuda_host PRIVATE aoext_torch)
+target_sources(aoext_cuda_host_int4pack PRIVATE ${shared_parts})
 target_include_directories(aoext_cuda_host_int4pack PRIVATE csrc)
-target_include_directories(aoext_cuda_host_int4pack SYSTEM PRIVATE ${AOEXT_TORCH_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(aoext_cuda_host_int4pack SYSTEM PRIVATE ${AOEXT_TORCH_INCLUDE})
 target_link_libraries(aoext_cuda_host_int4pack PRIVATE aoext_options)
 list(APPEND AOEXT_INT4PACK_OBJECTS $<TARGET_OBJECTS:aoext_cuda_host_int4pack>
   $<TARGET_OBJECTS:aoext_cuda_int4pack> $<TARGET_OBJECTS:aoext_cuda_sm90a_int4pack>)
 
-target_sources(aoext PRIVATE ${sources} $<TARGET_OBJECTS:aoext_cuda_host_int4pack>)
-target_include_directories(aoext SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-target_link_libraries(aoext PRIVATE CUDA::cudart_static)
+# Linked without its include directories, which only the parts above need.
+target_link_libraries(aoext PRIVATE $<LINK_ONLY:CUDA::cudart_static>)

@@ -20,7 +20,12 @@ function(aoext_choose device wanted found kernels how_to_install)
   endif()
 endfunction()
 
-check_language(CUDA)
+if(NOT AOEXT_CUDA STREQUAL "OFF")
+  if(NOT CMAKE_CUDA_COMPILER)
+    unset(CMAKE_CUDA_COMPILER CACHE)  # it may have been installed since this build was configured
+  endif()
+  check_language(CUDA)
+endif()
 aoext_choose(CUDA "${AOEXT_CUDA}" "${CMAKE_CUDA_COMPILER}" "csrc/cuda/*.cpp"
   "no CUDA compiler was found: install the CUDA toolkit (nvcc 13.0 or newer) and put nvcc on PATH or set CUDACXX")
 

@@ -80,10 +80,12 @@ list(APPEND AOEXT_INT4PACK_OBJECTS $<TARGET_OBJECTS:aoext_sycl_int4pack>)
 
 file(GLOB sources CONFIGURE_DEPENDS csrc/sycl/*.cpp csrc/sycl/onednn/*.cpp)
 list(REMOVE_ITEM sources ${shared_parts})
-target_sources(aoext PRIVATE ${sources} $<TARGET_OBJECTS:aoext_sycl_int4pack> ${CMAKE_CURRENT_BINARY_DIR}/sycl_modules.cpp)
-target_link_libraries(aoext PRIVATE aoext_sycl_runtime ${AOEXT_ONEDNN_LIBRARY})
+add_library(aoext_sycl_host OBJECT ${sources} ${CMAKE_CURRENT_BINARY_DIR}/sycl_modules.cpp)
+target_link_libraries(aoext_sycl_host PRIVATE aoext_torch aoext_sycl_runtime)
 # Before torch's headers, among which are those of the oneDNN that torch was built with.
-target_include_directories(aoext SYSTEM BEFORE PRIVATE ${AOEXT_SYCL_INCLUDE})
+target_include_directories(aoext_sycl_host SYSTEM BEFORE PRIVATE ${AOEXT_SYCL_INCLUDE})
+target_sources(aoext PRIVATE $<TARGET_OBJECTS:aoext_sycl_host> $<TARGET_OBJECTS:aoext_sycl_int4pack>)
+target_link_libraries(aoext PRIVATE ${AOEXT_SYCL_LIBRARY} ${AOEXT_ONEDNN_LIBRARY})
 
 # libsycl and oneDNN come from PyPI and lie in the environment's lib folder, four floors above the package's.
 # As RPATH, not RUNPATH: oneDNN finds what it needs itself through it.

@@ -1,12 +1,11 @@
-"""Prints the requirements of one of the project's extras, nested extras resolved, one a line.
+"""What pyproject.toml requires: for an extra, nested extras resolved, and the torch to build against.
 
-`pip install` of an extra would install aoext too, which make does in a step of its own.
+`pip install` of an extra would install aoext too, which tools/environment.py does in a step of its own.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 try:
@@ -15,14 +14,17 @@ except ModuleNotFoundError:  # Python 3.10: pip carries the same parser
     from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
 
 
+PYPROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+
+
+def pinned_torch() -> str:
+    """The torch that the library is compiled against, such as torch==2.13.0."""
+    return next(r for r in PYPROJECT["build-system"]["requires"] if r.startswith("torch"))
+
+
 def requirements(extra: str) -> list[str]:
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     found: list[str] = []
-    for requirement in project["optional-dependencies"][extra]:
+    for requirement in PYPROJECT["project"]["optional-dependencies"][extra]:
         nested = re.fullmatch(r"aoext\[(\w+)\]", requirement)
         found += requirements(nested.group(1)) if nested else [requirement]
     return found
-
-
-if __name__ == "__main__":
-    print("\n".join(requirements(sys.argv[1])))

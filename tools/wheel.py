@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ptxas
-from requirements import requirements
+from requirements import pinned_torch, requirements
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
@@ -253,7 +253,9 @@ def main() -> None:
     parser.add_argument("command", choices=["build"])
     parser.add_argument("variant", choices=VARIANTS)
     parser.add_argument(
-        "--torch", required=True, help="what the clean environment runs, such as torch==2.13.0"
+        "--torch",
+        default=os.environ.get("TORCH") or pinned_torch(),
+        help="what the clean environment runs, such as torch==2.13.0",
     )
     arguments = parser.parse_args()
     os.environ.pop("LD_LIBRARY_PATH", None)  # the library finds others by itself

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import AbstractPathEffect
 
 INK = "#1f2933"
 FAINT = "#7b8794"
@@ -67,22 +68,23 @@ def headline(
     footer: str,
     legend: Mapping[str, Artist] | None = None,
 ) -> None:
-    """Put a title, a line that explains it and a legend above all axes, and a footer below them."""
+    """Put a title, lines that explain it and a legend above all axes, and a footer below them."""
     width, height = figure.get_size_inches()
     x = 0.2 / width
-    top = 1.15 if legend else 0.85  # inches that are kept free for all this
+    more = 0.18 * explanation.count("\n")  # inches of further lines
+    top = (1.15 if legend else 0.85) + more  # inches that are kept free for all this
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(rect=(0, 0.4 / height, 1, 1 - (top + 0.4) / height))  # type: ignore[call-arg]
     figure.text(x, 1 - 0.2 / height, title, fontsize=15, fontweight="bold", va="top")
-    figure.text(x, 1 - 0.53 / height, explanation, fontsize=10, color=FAINT, va="top")
+    figure.text(x, 1 - 0.53 / height, explanation, fontsize=10, color=FAINT, va="top", linespacing=1.35)
     figure.text(x, 0.12 / height, footer, fontsize=8.5, color=FAINT, va="bottom")
     if legend:
         figure.legend(
             list(legend.values()),
             list(legend),
             loc="upper left",
-            bbox_to_anchor=(x, 1 - 0.75 / height),
+            bbox_to_anchor=(x, 1 - (0.75 + more) / height),
             borderpad=0,
             borderaxespad=0,
             ncols=len(legend),
@@ -96,10 +98,15 @@ def bare(axes: Axes, *sides: str) -> None:
     axes.tick_params(length=0)
 
 
-def label(axes: Axes, text: str, at: tuple[float, float], colour: str) -> None:
-    """A small text above a point, readable on top of lines."""
+def outline(width: float) -> list[AbstractPathEffect]:
+    """What makes a text readable on top of lines."""
     from matplotlib.patheffects import withStroke
 
+    return [withStroke(linewidth=width, foreground=PAPER)]
+
+
+def label(axes: Axes, text: str, at: tuple[float, float], colour: str) -> None:
+    """A small text above a point, readable on top of lines."""
     axes.annotate(
         text,
         at,
@@ -110,14 +117,12 @@ def label(axes: Axes, text: str, at: tuple[float, float], colour: str) -> None:
         fontsize=8,
         color=colour,
         zorder=5,
-        path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
+        path_effects=outline(2.5),
     )
 
 
 def bar_label(axes: Axes, text: str, x: float, y: float) -> None:
     """A text behind the end of a horizontal bar."""
-    from matplotlib.patheffects import withStroke
-
     axes.annotate(
         text,
         (x, y),
@@ -125,5 +130,5 @@ def bar_label(axes: Axes, text: str, x: float, y: float) -> None:
         textcoords="offset points",
         va="center",
         fontsize=9.5,
-        path_effects=[withStroke(linewidth=4, foreground=PAPER)],
+        path_effects=outline(4),
     )

@@ -1,9 +1,14 @@
-"""The measurements of `aoext demo`: one trained model, quantised in every way that aoext knows."""
+"""The measurements of `aoext demo`: models quantised in every way that aoext knows.
+
+Quality is that of the trained model that the package ships. It is so small that its calls are mostly
+overhead, so speed is measured on a wider one of random weights, which computes as a trained one would.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,7 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aoext.cli.devices import Device
+from aoext.cli.busy import Load, Observer
+from aoext.cli.devices import CPU, Device
 from aoext.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -22,13 +28,14 @@ from aoext.configs import (
     QuantizationConfig,
 )
 from aoext.quantize import quantize_
-from aoext.tiny_lm import TinyLM, bits_per_byte, held_out_text, load_tiny_lm
+from aoext.tiny_lm import TinyLM, TinyLMConfig, held_out_text, load_tiny_lm, window_bits
 
-BASELINE = "bf16"
+# What is not quantised. float32 is measured where a device multiplies it faster than bf16.
+PLAIN = {"float32": torch.float32, "bf16": torch.bfloat16}
+TRAINED = "bf16"  # what quality is held against: the weights as they were trained
 
-# In the order of tables and charts. None: as the model was trained.
-SCHEMES: dict[str, QuantizationConfig | None] = {
-    BASELINE: None,
+# In the order of tables and charts.
+SCHEMES: dict[str, QuantizationConfig] = {
     "int8 weight-only": Int8WeightOnlyConfig(),
     "int8 dynamic": Int8DynamicActivationInt8WeightConfig(),
     "float8 weight-only": Float8WeightOnlyConfig(),
@@ -37,12 +44,15 @@ SCHEMES: dict[str, QuantizationConfig | None] = {
     "int4 group 32": Int4WeightOnlyConfig(group_size=32),
 }
 
-# Windows are evenly spread over so many times their own length, to meet many files.
-SPREAD = 8
+HELD_OUT = 1 << 30  # more bytes than there are
 
-# Speed is measured on held-out text: a prefill of all positions, and steps behind a short prompt.
-DECODE_PROMPT, DECODE_STEPS = 128, 48
-MIN_ROUNDS = 5
+# Three layers of a model of a billion parameters (TinyLlama has 22 of these): together too large for most caches,
+# as a whole model is, and a step computes far longer than its calls take.
+WIDE = TinyLMConfig(dim=2048, hidden=5632, layers=3, heads=16)
+
+# Speed is measured on a prefill of so many tokens, and on steps behind a short prompt.
+PREFILL, DECODE_PROMPT, DECODE_STEPS = 512, 32, 24
+MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Settings:
     prompt: str
     new_tokens: int
     temperature: float
-    seed: int  # of the draws at a temperature above 0
+    seed: int  # of the draws at a temperature above 0, and of the wide model's weights
     seconds: float  # for the speed of all schemes together
 
     @property
@@ -64,44 +74,81 @@ class Settings:
 
 
 @dataclass
+class Size:
+    """Bytes of one model in one scheme."""
+
+    weight_bytes: int  # of the linear layers' weights with their scales
+    model_bytes: int  # of all parameters and buffers
+    bits_per_weight: float
+
+
+@dataclass
 class SchemeResult:
     """What was measured for one scheme."""
 
     name: str
     config: str | None
-    weight_bytes: int = 0  # of the linear layers' weights with their scales
-    model_bytes: int = 0  # of all parameters and buffers
-    bits_per_weight: float = 0.0
-    bits_per_byte: float = 0.0  # on held-out text
-    continuation: bytes = b""
-    prefill_tokens: int = 0
+    size: Size  # of the trained model
+    window_bits: list[float]  # bits for a byte of each window of held-out text
+    continuation: bytes
+    wide: Size = field(default_factory=lambda: Size(0, 0, 0.0))  # of the wide model; set with its speed
     prefill_seconds: float = math.inf
     # The fastest run of every step; their sum is the time of the decode.
     step_seconds: list[float] = field(default_factory=list)
 
     @property
+    def bits_per_byte(self) -> float:
+        return statistics.fmean(self.window_bits)
+
+    @property
     def prefill_tokens_per_s(self) -> float:
-        return self.prefill_tokens / self.prefill_seconds
+        return PREFILL / self.prefill_seconds
 
     @property
     def decode_tokens_per_s(self) -> float:
         return len(self.step_seconds) / sum(self.step_seconds)
 
+    def change_from(self, base: SchemeResult) -> tuple[float, float]:
+        """By how much its bits differ from those of `base`, as a part of them, and the standard error.
+
+        That is the error of the mean of differences, window by window: hard windows are hard for both.
+        """
+        pairs = zip(self.window_bits, base.window_bits, strict=True)
+        differences = [(own - other) / base.bits_per_byte for own, other in pairs]
+        count = len(differences)
+        error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else 0.0
+        return statistics.fmean(differences), error
+
 
 @dataclass
 class DemoResult:
-    """What was measured, and on which model."""
+    """What was measured, and on which models."""
 
     settings: Settings
-    parameters: int
+    parameters: int  # of the trained model
     windows: int  # that were evaluated
     window: int  # bytes of one
     schemes: list[SchemeResult]
+    wide_parameters: int = 0
     rounds: int = 0  # of the speed measurement
+    load: Load = field(default_factory=lambda: Load(0))  # what it saw of other work on this machine
 
     @property
-    def baseline(self) -> SchemeResult:
-        return next(scheme for scheme in self.schemes if scheme.name == BASELINE)
+    def trained(self) -> SchemeResult:
+        """The weights as they were trained."""
+        return next(scheme for scheme in self.schemes if scheme.name == TRAINED)
+
+    def plain(self) -> list[SchemeResult]:
+        return [scheme for scheme in self.schemes if scheme.name in PLAIN]
+
+    @property
+    def prefill_base(self) -> SchemeResult:
+        """What quantised schemes are held against: the fastest that is not quantised."""
+        return min(self.plain(), key=lambda scheme: scheme.prefill_seconds)
+
+    @property
+    def decode_base(self) -> SchemeResult:
+        return min(self.plain(), key=lambda scheme: sum(scheme.step_seconds))
 
 
 # Gives back the items of some work, one by one, and shows how far it is: (what, items) -> items.
@@ -110,35 +157,61 @@ Progress = Callable[[str, Iterable[str]], Iterable[str]]
 
 @torch.inference_mode()
 def run(settings: Settings, progress: Progress) -> DemoResult:
-    """Quantise copies of the model, and measure size, quality, text and speed of each."""
+    """Quantise copies of both models in every scheme, and measure size, quality, text and speed."""
     original = load_tiny_lm(device=settings.device.device)
     window = original.config.context
-    text = held_out_text(SPREAD * settings.windows * window + 1)
-    windows = min(settings.windows, (len(text) - 1) // window)
-    parameters = sum(parameter.numel() for parameter in original.parameters())
-    result = DemoResult(settings, parameters, windows, window, [])
-    models: dict[str, TinyLM] = {}
-    for name in progress("quantise and evaluate", SCHEMES):
-        models[name], scheme = _quantized(original, name)
-        scheme.bits_per_byte = bits_per_byte(models[name], text, window, windows)
-        scheme.continuation = _continue(models[name], settings)
-        result.schemes.append(scheme)
-    _measure_speed(result, models, text, progress)
+    text = held_out_text(HELD_OUT)
+    names = [name for name in PLAIN if name == TRAINED or float32_is_faster(settings.device)]
+    result = DemoResult(settings, _parameters(original), 0, window, [])
+    for name in progress("quality of the trained model", [*names, *SCHEMES]):
+        model, size = _in_scheme(original, name)
+        bits = window_bits(model, text, window, settings.windows)
+        config = str(SCHEMES[name]) if name in SCHEMES else None
+        result.schemes.append(SchemeResult(name, config, size, bits, _continue(model, settings)))
+    result.windows = len(result.trained.window_bits)
+    _measure_speed(result, progress)
     return result
 
 
-def _quantized(original: TinyLM, name: str) -> tuple[TinyLM, SchemeResult]:
+def float32_is_faster(device: Device) -> bool:
+    """Whether this is a CPU that multiplies float32 faster than bf16: one without instructions for bf16."""
+    if not isinstance(device, CPU):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    seconds = {}
+    for dtype in PLAIN.values():
+        input, weight = (torch.randn(n, 1024, generator=generator).to(dtype) for n in (256, 1024))
+        call = partial(torch.nn.functional.linear, input, weight)
+        seconds[dtype] = min(device.seconds(call) for _ in range(5))
+    return seconds[torch.float32] < seconds[torch.bfloat16]
+
+
+def wide_model(settings: Settings) -> TinyLM:
+    """A model of the sizes WIDE, of random weights."""
+    device = settings.device.device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = TinyLM(WIDE)
+    return model.to(device, torch.bfloat16).eval()
+
+
+def _parameters(model: TinyLM) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _in_scheme(original: TinyLM, name: str) -> tuple[TinyLM, Size]:
     """A copy of the model in this scheme, and its sizes."""
-    model, config = copy.deepcopy(original), SCHEMES[name]
-    if config is not None:
-        summary = quantize_(model, config)
-        sizes = summary.bytes_after, summary.model_bytes_after, summary.bits_per_weight
-        return model, SchemeResult(name, str(config), *sizes)
+    model = copy.deepcopy(original)
+    if name in SCHEMES:
+        summary = quantize_(model, SCHEMES[name])
+        return model, Size(summary.bytes_after, summary.model_bytes_after, summary.bits_per_weight)
+    model.to(PLAIN[name])
     linears = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
     weight_bytes = sum(weight.nbytes for weight in linears)
     model_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    bits = 8 * weight_bytes / sum(weight.numel() for weight in linears)
-    return model, SchemeResult(name, None, weight_bytes, model_bytes, bits)
+    return model, Size(
+        weight_bytes, model_bytes, 8 * weight_bytes / sum(weight.numel() for weight in linears)
+    )
 
 
 def _continue(model: TinyLM, settings: Settings) -> bytes:
@@ -146,18 +219,27 @@ def _continue(model: TinyLM, settings: Settings) -> bytes:
     return model.generate(settings.prompt_bytes, settings.new_tokens, settings.temperature, generator)
 
 
-def _measure_speed(result: DemoResult, models: dict[str, TinyLM], text: bytes, progress: Progress) -> None:
+def _measure_speed(result: DemoResult, progress: Progress) -> None:
     """Fill in the times: schemes take turns until the time is up, and the fastest of each counts."""
-    device = result.settings.device
-    tokens = torch.tensor([list(text[: result.window])], device=device.device)
-    for scheme in result.schemes:  # the first round warms up and is dropped
-        _time_round(scheme, models[scheme.name], tokens, device)
+    settings, models = result.settings, {}
+    original = wide_model(settings)
+    result.wide_parameters = _parameters(original)
+    generator = torch.Generator().manual_seed(settings.seed)
+    tokens = torch.randint(256, (1, PREFILL), generator=generator).to(settings.device.device)
+    by_name = {scheme.name: scheme for scheme in result.schemes}
+    for name in progress("quantise the wide model", by_name):
+        scheme = by_name[name]
+        models[name], scheme.wide = _in_scheme(original, name)
+        _time_round(scheme, models[name], tokens, settings.device)  # it warms up and is dropped
         scheme.prefill_seconds, scheme.step_seconds = math.inf, []
-    end = time.monotonic() + result.settings.seconds
-    for _ in progress(f"speed of all schemes in turn, {result.settings.seconds:g} s", _rounds(end)):
+    del original
+    observer = Observer([torch.get_num_threads()], settings.device.watch)
+    end = time.monotonic() + settings.seconds
+    for _ in progress(f"speed of all schemes in turn, {settings.seconds:g} s", _rounds(end)):
         for scheme in result.schemes:
-            _time_round(scheme, models[scheme.name], tokens, device)
+            _time_round(scheme, models[scheme.name], tokens, settings.device)
         result.rounds += 1
+    result.load = observer.verdict()
 
 
 def _rounds(end: float) -> Iterable[str]:
@@ -171,7 +253,6 @@ def _rounds(end: float) -> Iterable[str]:
 def _time_round(scheme: SchemeResult, model: TinyLM, tokens: Tensor, device: Device) -> None:
     """One prefill of `tokens` [1, T] and one decode behind its beginning, kept where faster."""
     prefill = device.seconds(partial(model.prefill, tokens))
-    scheme.prefill_tokens = tokens.shape[1]
     scheme.prefill_seconds = min(scheme.prefill_seconds, prefill)
 
     _, cache = model.prefill(tokens[:, :DECODE_PROMPT])

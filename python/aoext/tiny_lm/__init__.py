@@ -34,6 +34,7 @@ __all__ = [
     "save_tiny_lm",
     "split",
     "standard_library_files",
+    "window_bits",
 ]
 
 WEIGHTS = "weights.safetensors"
@@ -72,31 +73,42 @@ def load_tiny_lm(dtype: torch.dtype = torch.bfloat16, device: torch.device | str
 
 
 @torch.no_grad()
-def bits_per_byte(
+def window_bits(
     model: TinyLM, text: bytes, window: int = 512, max_windows: int | None = None, batch: int = 16
-) -> float:
-    """Mean bits that the model needs for a byte of text; lower is better, 8 is chance.
+) -> list[float]:
+    """Bits that the model needs for a byte of text, of each window of it; lower is better, 8 is chance.
 
     The text is cut into windows whose first byte is given and whose next `window` bytes are
     predicted, each from what precedes it in its window alone. Of more than max_windows, as many
-    are taken evenly spread. The loss is computed in float32 whatever the model's dtype.
+    are taken evenly spread, the same for every model. The loss is computed in float32 whatever
+    the model's dtype.
 
-    >>> bits_per_byte(model, held_out_text(1 << 20), max_windows=32)  # doctest: +SKIP
+    >>> window_bits(model, held_out_text(1 << 20), max_windows=32)  # doctest: +SKIP
     """
     starts = range(0, len(text) - window, window)
     if not starts:
-        raise ValueError(f"bits_per_byte: text must be longer than window = {window} bytes, got {len(text)}")
+        raise ValueError(f"window_bits: text must be longer than window = {window} bytes, got {len(text)}")
     count = min(len(starts), max_windows or len(starts))
     chosen = [starts[i * len(starts) // count] for i in range(count)]
 
     device = model.embedding.weight.device
-    nats = 0.0
+    bits: list[float] = []
     for first in range(0, count, batch):
         windows = torch.tensor(
             [list(text[s : s + window + 1]) for s in chosen[first : first + batch]], device=device
         )
         logits = model(windows[:, :-1]).float()
-        nats += nn.functional.cross_entropy(
-            logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum"
-        ).item()
-    return nats / (count * window) / math.log(2)
+        nats = nn.functional.cross_entropy(logits.transpose(1, 2), windows[:, 1:], reduction="none")
+        bits += (nats.mean(dim=1) / math.log(2)).tolist()
+    return bits
+
+
+def bits_per_byte(
+    model: TinyLM, text: bytes, window: int = 512, max_windows: int | None = None, batch: int = 16
+) -> float:
+    """The mean of `window_bits`, whose arguments it takes.
+
+    >>> bits_per_byte(model, held_out_text(1 << 20), max_windows=32)  # doctest: +SKIP
+    """
+    bits = window_bits(model, text, window, max_windows, batch)
+    return math.fsum(bits) / len(bits)
