@@ -1,9 +1,9 @@
 """How many times as fast as the faster of `F.linear` in float32 and in bfloat16 the CPU kernels are, over M.
 
-A user without bfloat16 hardware runs float32, so that is the peer, and inputs are float32 unless `--dtype` says otherwise.
-Candidates take turns in one process and the fastest call of each counts; weights rotate through pools larger than the
-caches. With one thread a call's time is that of the thread, so that other processes do not count. With one row,
-`--floor` also prints time over the time of reading the weight, its scales and zero points by `aoext.cli.ceilings`.
+A user without bfloat16 hardware runs float32, so that is the peer, and inputs are float32 unless `--dtype`
+says otherwise. Candidates take turns in one process and the fastest call of each counts; weights rotate through
+pools larger than the caches. With one thread a call's time is that of the thread, so that other processes do not
+count.
 
     python benchmarks/cpu_grid.py --threads 1
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 AOEXT_CPU_ISA=avx2 \
@@ -73,7 +73,7 @@ def fastest(calls: dict[str, Call], seconds: float, threads: int) -> dict[str, f
     best = dict.fromkeys(calls, math.inf)
     used = dict.fromkeys(calls, 0)
     count = 0
-    while count < 3 or min(used.values()) < seconds * 1e9 and count < 3000:
+    while count < 3 or (min(used.values()) < seconds * 1e9 and count < 3000):
         for name, call in calls.items():
             if count > 3 and used[name] > 2 * seconds * 1e9:
                 continue
@@ -96,15 +96,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--scheme", default=",".join(SCHEMES), help="with commas between")
     parser.add_argument("--seconds", type=float, default=0.05, help="for each candidate of a point")
-    parser.add_argument("--floor", action="store_true", help="the read floor beside it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     schemes = options.scheme.split(",")
-    rate = 0.0
-    if options.floor:
-        from aoext.cli.ceilings import measure_ceilings
-
-        del measure_ceilings
     print("N×K", "M", "F.linear float32 µs", "bfloat16 µs", *schemes, sep=" | ")
     for shape in options.shape.split(","):
         n, k = map(int, shape.split("x"))
@@ -112,7 +106,7 @@ def main() -> None:
         for m in map(int, options.m.split(",")):
             x = torch.randn(m, k).to(getattr(torch, options.dtype))
             calls = {
-                name: rotating(lambda t=t: (w.to(t),), lambda v, t=t: F.linear(x.to(t), v))
+                name: rotating(lambda t=t, w=w: (w.to(t),), lambda v, t=t, x=x: F.linear(x.to(t), v))
                 for name, t in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
             }
             calls |= {scheme: candidates(scheme, x, w) for scheme in schemes}

@@ -95,7 +95,7 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
 
         vmap = staticmethod(vmap_rule(product))
 
-    # Not Product.apply itself, which reads the signature of forward at every call; nor other steps that cost time.
+    # Not Product.apply itself, which reads the signature of forward at every call; nor other steps.
     apply = super(torch.autograd.Function, Product).apply
     call = overload._op
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad

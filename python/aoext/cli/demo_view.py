@@ -125,7 +125,7 @@ def as_json(result: DemoResult, environment: dict[str, Any]) -> dict[str, Any]:
                  rounds (how often each speed was measured)
     models       quality: parameters; speed: parameters and the sizes dim, hidden, layers and heads
     baselines    names of schemes: quality's is bf16; of prefill and decode, the fastest that is not quantised
-    busy, load   whether other work took the cores, so that no speed is valid, and how that was seen (busy.Load)
+    busy, load   whether other work took the cores, so that no speed is valid, and how it was seen
     headline     what stands above the chart
     schemes      a list; each entry has
         name, config            config as Python writes it, null where nothing is quantised

@@ -17,7 +17,7 @@ from aoext.tensors.base import QuantizedTensor, implements
 
 aten = torch.ops.aten
 
-# Devices with autocast, told here since torch.compile of older releases cannot trace the question; others are asked.
+# Devices with autocast: torch.compile of older releases cannot trace the question. Others are asked.
 _WITH_AUTOCAST = frozenset(
     device for device in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(device)
 )
