@@ -1,9 +1,9 @@
 """How many times as fast as the faster of `F.linear` in float32 and in bfloat16 the CPU kernels are, over M.
 
 A user without bfloat16 hardware runs float32, so that is the peer, and inputs are float32 unless `--dtype`
-says otherwise. Candidates take turns in one process and the fastest call of each counts; weights rotate through
-pools larger than the caches. With one thread a call's time is that of the thread, so that other processes do not
-count.
+says otherwise. Candidates take turns in one process and the fastest call of each counts; weights rotate
+through pools larger than the caches. With one thread a call's time is that of the thread, so that other
+processes do not count.
 
     python benchmarks/cpu_grid.py --threads 1
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 AOEXT_CPU_ISA=avx2 \
