@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,16 +29,18 @@ from aoext.cli import (
     ceilings,
     cuda_read,
     demo_run,
+    demo_view,
     floor_chart,
     floor_view,
     verify,
 )
 from aoext.cli.bench import OPERATORS
 from aoext.cli.bench_run import Point, Settings
+from aoext.cli.busy import Load
 from aoext.cli.ceilings import Ceilings
 from aoext.cli.clocks import Candidate
 from aoext.cli.commands import cli
-from aoext.cli.demo_run import SCHEMES
+from aoext.cli.demo_run import PLAIN, SCHEMES, DemoResult, SchemeResult, Size
 from aoext.cli.devices import CPU, CUDA, MIB
 from aoext.cli.peers import PEERS
 from aoext.cli.pool import Pool
@@ -45,6 +48,7 @@ from aoext.cli.report import WIDTH
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
 from aoext.cli.subjects import SUBJECTS, Problem
 from aoext.cli.timing import interleaved
+from aoext.tiny_lm import TinyLMConfig
 
 
 def invoke(*arguments: object) -> Result:
@@ -73,12 +77,18 @@ def assert_environment(content: dict[str, Any]) -> None:
     assert device["instruction_set"] in ("amx", "avx512", "avx2", "portable")
 
 
+NARROW = TinyLMConfig(dim=256, hidden=384, layers=2, heads=2)  # instead of a model that takes its time
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The output of a small demo, and the folder that it wrote to."""
+    """The output of a small demo, and the folder that it wrote to; it measures float32 too."""
     folder = tmp_path_factory.mktemp("demo") / "out"
     small = ("--windows", 4, "--new-tokens", 8, "--seconds", 0.1, "--seed", 3)
-    return succeed("demo", *small, "--output-dir", folder), folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_run, "WIDE", NARROW)
+        patch.setattr(demo_run, "float32_is_faster", lambda device: True)
+        return succeed("demo", "--device", "cpu", *small, "--output-dir", folder), folder
 
 
 def figures_of(scheme: str, output: str) -> str:
@@ -89,30 +99,87 @@ def figures_of(scheme: str, output: str) -> str:
 def test_demo_measures_every_scheme(demo: tuple[str, Path]) -> None:
     output, folder = demo
     content = json.loads((folder / "demo.json").read_text())
-    assert content["schema"] == "aoext.demo/1"
+    assert content["schema"] == "aoext.demo/2"
     assert content["settings"]["seed"] == 3
     assert_environment(content)
 
     schemes = {scheme["name"]: scheme for scheme in content["schemes"]}
-    assert list(schemes) == list(SCHEMES)
-    bits = {name: scheme["bits_per_weight"] for name, scheme in schemes.items()}
-    assert bits["bf16"] == 16
-    assert bits["int4 group 128"] == pytest.approx(4 + 2 * 16 / 128)
-    assert bits["int4 group 32"] == pytest.approx(4 + 2 * 16 / 32)
-    assert all(8 < bits[name] < 8.2 for name in schemes if "8" in name and "int4" not in name)
-    base = schemes["bf16"]
-    assert base["bits_per_byte"] < 3
+    assert list(schemes) == [*PLAIN, *SCHEMES]
+    trained = schemes["bf16"]
+    assert trained["bits_per_byte"] < 3
     for name, scheme in schemes.items():
-        assert abs(scheme["bits_per_byte_change"]) < 0.05, name
-        assert scheme["weight_bytes"] < scheme["model_bytes"], name
+        assert scheme["bits_per_byte"] == pytest.approx(statistics.fmean(scheme["window_bits"]))
+        assert len(scheme["window_bits"]) == content["settings"]["windows"] == 4
+        change = scheme["bits_per_byte"] / trained["bits_per_byte"] - 1
+        assert scheme["bits_per_byte_change"] == pytest.approx(change, abs=1e-9)
+        assert abs(change) < 0.05, name
+        assert 0 <= scheme["bits_per_byte_change_error"] < 0.05
         assert name in output
-        for kind, tokens in (("prefill", "prefill_tokens"), ("decode", "decode_steps")):
+    assert trained["bits_per_byte_change_error"] == 0
+
+
+def test_demo_counts_the_bytes_of_both_models(demo: tuple[str, Path]) -> None:
+    content = json.loads((demo[1] / "demo.json").read_text())
+    for scheme in content["schemes"]:
+        name = scheme["name"]
+        for model in ("quality", "speed"):
+            size = scheme[f"{model}_model"]
+            bits = size["bits_per_weight"]
+            if name in ("float32", "bf16"):
+                assert bits == {"float32": 32, "bf16": 16}[name]
+            elif "int4" in name:
+                assert bits == pytest.approx(4 + 2 * 16 / int(name.split()[-1]))
+            else:
+                assert 8 < bits < 8.2
+            assert 8 * size["weight_bytes"] / bits < content["models"][model]["parameters"]
+            assert size["weight_bytes"] < size["model_bytes"]
+    speed = content["models"]["speed"]
+    assert {name: speed[name] for name in ("dim", "hidden", "layers", "heads")} == {
+        name: getattr(NARROW, name) for name in ("dim", "hidden", "layers", "heads")
+    }
+
+
+def test_demo_holds_speed_against_the_fastest_that_is_not_quantised(demo: tuple[str, Path]) -> None:
+    output, folder = demo
+    content = json.loads((folder / "demo.json").read_text())
+    schemes = {scheme["name"]: scheme for scheme in content["schemes"]}
+    for kind, tokens in (("prefill", "prefill_tokens"), ("decode", "decode_steps")):
+        base = min(PLAIN, key=lambda name: schemes[name][f"{kind}_seconds"])
+        assert content["baselines"][kind] == base
+        for name, scheme in schemes.items():
             speed = content["settings"][tokens] / scheme[f"{kind}_seconds"]
             assert scheme[f"{kind}_tokens_per_s"] == pytest.approx(speed)
-            ratio = base[f"{kind}_seconds"] / scheme[f"{kind}_seconds"]
+            ratio = schemes[base][f"{kind}_seconds"] / scheme[f"{kind}_seconds"]
             assert scheme[f"{kind}_speedup"] == pytest.approx(ratio)
-            assert name == "bf16" or f"{ratio:.2f}×" in figures_of(name, output)
+            assert name == base or f"{ratio:.2f}×" in figures_of(name, output)
             assert 0 < ratio < math.inf
+
+
+def known_demo(decode: dict[str, float], load: Load) -> DemoResult:
+    """The result of a demo whose steps took so many seconds."""
+    settings = demo_run.Settings(CPU(torch.device("cpu")), 2, "x", 1, 0.0, 0, 1.0)
+    sizes = {"float32": 32.0, "bf16": 16.0, "int4 group 128": 4.25}
+    bits = {"float32": [1.0, 3.0], "bf16": [1.0, 3.0], "int4 group 128": [1.01, 3.03]}
+    schemes = [
+        SchemeResult(name, None, Size(0, 0, sizes[name]), bits[name], b"", Size(0, 0, 0.0), 1.0, [seconds])
+        for name, seconds in decode.items()
+    ]
+    return DemoResult(settings, 1, 2, 512, schemes, load=load)
+
+
+def test_demo_says_in_its_headline_what_was_measured() -> None:
+    decode = {"float32": 2.0, "bf16": 3.0, "int4 group 128": 1.0}
+    result = known_demo(decode, Load(1))
+    change, error = result.schemes[2].change_from(result.trained)
+    assert (change, error) == (pytest.approx(0.01), pytest.approx(0.005))
+    assert demo_view.headline(result) == (
+        "int4 group 128 decodes 2.0× as fast as float32: 4.25 bits per weight, bits per byte +1.00%"
+    )
+    slower = known_demo({**decode, "int4 group 128": 4.0}, Load(1))
+    assert "decodes 0.5× as fast" in demo_view.headline(slower)
+    busy = known_demo(decode, Load(1, 0.5, 0.5, ["a reason"]))
+    assert demo_view.headline(busy) == "Other work kept this machine busy: its speeds are not valid"
+    assert demo_view.percent(-1e-7) == "+0.00%"
 
 
 def test_demo_writes_a_chart_and_says_where(demo: tuple[str, Path]) -> None:
@@ -516,6 +583,8 @@ def test_bench_runs_on_xpu(tmp_path: Path) -> None:
 
 @on_xpu
 def test_demo_runs_on_xpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "WIDE", NARROW)
+    monkeypatch.setattr(demo_run, "PREFILL", 16)
     monkeypatch.setattr(demo_run, "DECODE_PROMPT", 8)
     monkeypatch.setattr(demo_run, "DECODE_STEPS", 2)
     monkeypatch.setattr(demo_run, "MIN_ROUNDS", 1)
@@ -523,7 +592,7 @@ def test_demo_runs_on_xpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     succeed("demo", "--device", "xpu", *small, "--output-dir", tmp_path)
     content = json.loads((tmp_path / "demo.json").read_text())
     assert content["environment"]["device"]["type"] == "xpu"
-    assert [scheme["name"] for scheme in content["schemes"]] == list(SCHEMES)
+    assert [scheme["name"] for scheme in content["schemes"]] == ["bf16", *SCHEMES]
     for scheme in content["schemes"]:
         assert abs(scheme["bits_per_byte_change"]) < 0.05, scheme["name"]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,3 +96,81 @@ def test_a_device_that_cannot_be_built_is_a_configure_error(option, message, env
     done = configure(environment, tmp_path / "build", option, CUDACXX="/nonexistent/nvcc")
     assert done.returncode != 0
     assert re.search(message, re.sub(r"\s+", " ", done.stderr)), done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
+def test_a_build_can_be_configured_again_with_cuda(generator, tmp_path):
+    """And for other GPUs; a device that comes in recompiles next to nothing of the others."""
+    build, path = tmp_path / "build", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def commands(*options: str) -> dict[str, str]:
+        done = configure(
+            Path(sys.executable), build, f"-G{generator}", "-DAOEXT_SYCL=OFF", *options, PATH=path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        entries: list[dict[str, Any]] = json.loads((build / "compile_commands.json").read_text())
+        return {entry["file"]: entry["command"] for entry in entries}
+
+    without = commands("-DAOEXT_CUDA=OFF")
+    everything = commands("-DAOEXT_CUDA=ON")
+    assert commands("-DAOEXT_CUDA=ON") == everything
+    changed = [Path(file).name for file, command in without.items() if everything[file] != command]
+    assert set(changed) <= {
+        "build_config.cpp",
+        "check.cpp",
+        "cpu.cpp",
+    }  # these two know which devices there are
+    kernel = next(file for file in everything if file.endswith("kernels/int4_any.cu"))
+    for capabilities, code in {"90": "sm_90", "86;80": "sm_80", "120": "compute_90"}.items():
+        compiled = re.findall(
+            r"code=\[?([\w,]+)", commands(f"-DAOEXT_CUDA_ARCHITECTURES={capabilities}")[kernel]
+        )
+        assert compiled == [code]
+    refused = configure(Path(sys.executable), build, "-DAOEXT_CUDA_ARCHITECTURES=75", PATH=path)
+    assert "must be ALL or a list of compute capabilities from 80 on" in refused.stderr
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """tools/environment.py as a module."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("environment")
+
+
+def chosen(tool: Any, what: str, record: Any, *capabilities: str) -> tuple[str, ...]:
+    options = tool.options_for(what, record, list(capabilities))
+    return tuple(options[f"AOEXT_{name}"] for name in ("CUDA", "CUDA_ARCHITECTURES", "SYCL"))
+
+
+def test_the_demo_builds_what_runs_here_and_the_tests_build_everything(tool):
+    assert chosen(tool, "demo", tool.Record()) == ("OFF", "ALL", "OFF")
+    assert chosen(tool, "demo", tool.Record(), "80", "90") == ("ON", "80;90", "OFF")
+    for what in ("develop", "test"):
+        assert chosen(tool, what, tool.Record()) == ("AUTO", "ALL", "AUTO")
+
+
+def test_the_demo_takes_the_library_of_the_tests_and_the_tests_complete_the_demos(tool):
+    everything = {"AOEXT_CUDA": "AUTO", "AOEXT_CUDA_ARCHITECTURES": "ALL", "AOEXT_SYCL": "AUTO"}
+    for built in ({"AOEXT_CUDA": "ON", "AOEXT_SYCL": "ON"}, {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "OFF"}):
+        tested = tool.Record(options=everything, built=built)
+        assert tool.options_for("demo", tested, ["90"]) == everything
+    shown = tool.Record(
+        options={"AOEXT_CUDA": "ON", "AOEXT_CUDA_ARCHITECTURES": "90", "AOEXT_SYCL": "OFF"},
+        built={"AOEXT_CUDA": "ON", "AOEXT_SYCL": "OFF"},
+    )
+    assert tool.options_for("test", shown, []) == everything
+
+
+def test_a_choice_about_the_environment_holds(tool):
+    record = tool.Record(chosen={"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "ON", "TORCH": "torch"})
+    assert chosen(tool, "demo", record, "90") == ("OFF", "90", "ON")
+    assert chosen(tool, "test", record) == ("OFF", "ALL", "ON")
+
+
+def test_the_tools_of_the_demo_are_a_part_of_the_developers(tool):
+    needed = {*tool.requirements("cli"), *tool.requirements("build")}
+    assert needed < set(tool.requirements("dev"))
+    large = ("intel", "onednn", "transformers", "torchao", "mypy", "clang")
+    assert not [requirement for requirement in needed if requirement.startswith(large)]
+    assert re.fullmatch(r"torch==[\d.]+", tool.pinned_torch())

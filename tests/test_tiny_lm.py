@@ -144,6 +144,18 @@ def test_bits_per_byte_of_a_model_without_knowledge_is_eight():
     assert tiny_lm.bits_per_byte(model, bytes(range(256)) * 3, window=128) == pytest.approx(8.0)
 
 
+def test_bits_per_byte_is_the_mean_of_windows_spread_over_the_text(generator):
+    model = fresh_model(generator)
+    text = bytes(torch.randint(256, (64 * 12 + 1,), generator=generator).tolist())
+    everywhere = tiny_lm.window_bits(model, text, window=64, batch=5)
+    assert len(everywhere) == 12
+    third = tiny_lm.window_bits(model, text, window=64, max_windows=4)
+    assert third == pytest.approx(everywhere[::3], rel=1e-4)
+    assert tiny_lm.bits_per_byte(model, text, 64) == pytest.approx(sum(everywhere) / 12, rel=1e-4)
+    with pytest.raises(ValueError, match="text must be longer than window = 64 bytes, got 64"):
+        tiny_lm.window_bits(model, text[:64], window=64)
+
+
 def test_loading_leaves_the_callers_random_numbers_alone():
     pytest.importorskip("safetensors")
     before = torch.get_rng_state()

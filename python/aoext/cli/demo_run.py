@@ -46,8 +46,8 @@ SCHEMES: dict[str, QuantizationConfig] = {
 
 HELD_OUT = 1 << 30  # more bytes than there are
 
-# Three layers of a model of a billion parameters (TinyLlama has 22): together too large for most caches,
-# as a whole model is, and a step computes far longer than its calls take.
+# Three layers of a model of a billion parameters (TinyLlama has 22 of these): together too large for most
+# caches, as a whole model is, and a step computes far longer than its calls take.
 WIDE = TinyLMConfig(dim=2048, hidden=5632, layers=3, heads=16)
 
 # Speed is measured on a prefill of so many tokens, and on steps behind a short prompt.

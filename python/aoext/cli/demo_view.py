@@ -51,7 +51,7 @@ def models(result: DemoResult) -> tuple[str, str]:
         f"Quality: the trained byte-level model of {trained:.1f} million parameters that aoext ships, "
         f"{result.windows} windows of held-out text.",
         f"Speed: a decoder of {wide:.0f} million random weights ({sizes.layers} layers, dim {sizes.dim}, "
-        f"hidden {sizes.hidden}): a prefill of {demo_run.PREFILL} tokens, then token by token.",
+        f"hidden {sizes.hidden}): prefill of {demo_run.PREFILL} tokens, then decode.",
     )
 
 
@@ -67,10 +67,9 @@ def headline(result: DemoResult) -> str:
     quantised = (scheme for scheme in result.schemes if scheme.name in SCHEMES)
     best = max(quantised, key=lambda scheme: scheme.decode_tokens_per_s)
     numbers = relative(best, result)
-    smaller = result.trained.size.bits_per_weight / best.size.bits_per_weight
     return (
         f"{best.name} decodes {numbers['decode_speedup']:.1f}× as fast as {result.decode_base.name}: "
-        f"weights {smaller:.1f}× smaller, bits per byte {percent(numbers['bits_per_byte_change'])}"
+        f"{best.size.bits_per_weight:.2f} bits per weight, bits per byte {percent(numbers['bits_per_byte_change'])}"
     )
 
 
@@ -125,7 +124,7 @@ def as_json(result: DemoResult, environment: dict[str, Any]) -> dict[str, Any]:
                  rounds (how often each speed was measured)
     models       quality: parameters; speed: parameters and the sizes dim, hidden, layers and heads
     baselines    names of schemes: quality's is bf16; of prefill and decode, the fastest that is not quantised
-    busy, load   whether other work took the cores, so that no speed is valid, and how it was seen
+    busy, load   whether other work took the cores, so that no speed is valid; how that was seen (busy.Load)
     headline     what stands above the chart
     schemes      a list; each entry has
         name, config            config as Python writes it, null where nothing is quantised
