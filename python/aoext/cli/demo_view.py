@@ -69,7 +69,8 @@ def headline(result: DemoResult) -> str:
     numbers = relative(best, result)
     return (
         f"{best.name} decodes {numbers['decode_speedup']:.1f}× as fast as {result.decode_base.name}: "
-        f"{best.size.bits_per_weight:.2f} bits per weight, bits per byte {percent(numbers['bits_per_byte_change'])}"
+        f"{best.size.bits_per_weight:.2f} bits per weight, "
+        f"bits per byte {percent(numbers['bits_per_byte_change'])}"
     )
 
 
