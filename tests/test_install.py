@@ -116,19 +116,16 @@ def test_a_build_can_be_configured_again_with_cuda(generator, tmp_path):
     everything = commands("-DAOEXT_CUDA=ON")
     assert commands("-DAOEXT_CUDA=ON") == everything
     changed = [Path(file).name for file, command in without.items() if everything[file] != command]
-    assert set(changed) <= {
-        "build_config.cpp",
-        "check.cpp",
-        "cpu.cpp",
-    }  # these two know which devices there are
+    # The latter two are the shim's, which is compiled with the options of its devices' parts.
+    assert set(changed) <= {"build_config.cpp", "check.cpp", "cpu.cpp"}
     kernel = next(file for file in everything if file.endswith("kernels/int4_any.cu"))
     for capabilities, code in {"90": "sm_90", "86;80": "sm_80", "120": "compute_90"}.items():
         compiled = re.findall(
-            r"code=\[?([\w,]+)", commands(f"-DAOEXT_CUDA_ARCHITECTURES={capabilities}")[kernel]
+            r"code=\[([\w,]+)\]", commands(f"-DAOEXT_CUDA_ARCHITECTURES={capabilities}")[kernel]
         )
         assert compiled == [code]
     refused = configure(Path(sys.executable), build, "-DAOEXT_CUDA_ARCHITECTURES=75", PATH=path)
-    assert "must be ALL or a list of compute capabilities from 80 on" in refused.stderr
+    assert "must be ALL or a list of compute capabilities from 80 on" in re.sub(r"\s+", " ", refused.stderr)
 
 
 @pytest.fixture
