@@ -1,123 +1,120 @@
-"""How many times as fast as the faster of `F.linear` in float32 and in bfloat16 the CPU kernels are, over M.
+"""How many times as fast as the faster of F.linear in float32 and in bfloat16 the CPU kernels are, over M.
 
 A user without bfloat16 hardware runs float32, so that is the peer, and inputs are float32 unless `--dtype`
 says otherwise. Candidates take turns in one process and the fastest call of each counts; weights rotate
 through pools larger than the caches. With one thread a call's time is that of the thread, so that other
 processes do not count.
 
-    python benchmarks/cpu_grid.py --threads 1
+    python benchmarks/cpu_grid.py
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 AOEXT_CPU_ISA=avx2 \
-        python benchmarks/cpu_grid.py --threads 1 --shape 384x384 --m 1,32,128
+        python benchmarks/cpu_grid.py --shape 384x384 --m 1,32,128
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import time
-from collections.abc import Callable
 
+import click
 import torch
-import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.functional import linear
 
 import aoext  # noqa: F401
 from aoext import packing
+from aoext.cli.bench import DTYPES
+from aoext.cli.bench_run import Way
+from aoext.cli.busy import Watch
+from aoext.cli.clocks import Candidate
+from aoext.cli.devices import CPU, MIB, cpu_threads
+from aoext.cli.options import CountsType, ShapeType
+from aoext.cli.pool import Pool
+from aoext.cli.shapes import Shape, named
+from aoext.cli.subjects import Tensors
+from aoext.cli.timing import interleaved
 
-SHAPES = "384x384,1536x384,384x1536,2048x2048,5632x2048,2048x5632"
-POOL_BYTES = 80 << 20
+# The layers of a MiniLM, and of a Llama of a billion parameters.
+SHAPES = [
+    named(N, K) for N, K in ((384, 384), (1536, 384), (384, 1536), (2048, 2048), (5632, 2048), (2048, 5632))
+]
+POOL_BYTES = 80 * MIB
 GROUPS = {"int4 g32": 32, "int4 g128": 128}
 SCHEMES = [*GROUPS, "int8 weights", "e4m3 weights", "int8 dynamic", "int8 by int8", "int8_mm"]
-Call = Callable[[], torch.Tensor]
+PEERS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def rotating(make: Callable[[], tuple[torch.Tensor, ...]], call: Callable[..., torch.Tensor]) -> Call:
-    """`call` on copies of one weight's parts in turn."""
-    first = make()
-    size = sum(t.numel() * t.element_size() for t in first)
-    pool = [first] + [tuple(t.clone() for t in first) for _ in range(min(POOL_BYTES // size, 255))]
-    at = 0
-
-    def turn() -> torch.Tensor:
-        nonlocal at
-        at = (at + 1) % len(pool)
-        return call(*pool[at])
-
-    return turn
+def rotating(weights: Tensors) -> Pool:
+    pool = Pool(POOL_BYTES)
+    pool.fill(weights)
+    return pool
 
 
-def candidates(scheme: str, x: torch.Tensor, w: torch.Tensor) -> Call:
+def way(scheme: str, x: Tensor, w: Tensor) -> Way:
+    """How a scheme multiplies x [M, K] by the weight w [N, K]."""
     ao = torch.ops.ao
     if scheme in GROUPS:
         q, *scales = packing.int4_row_quantize_zp(w.to(x.dtype), GROUPS[scheme])
-        return rotating(
-            lambda: (packing.pack_int4(q), *scales), lambda *parts: ao.bf16i4bf16_rowwise(x, *parts)
-        )
+        pool = rotating((packing.pack_int4(q), *scales))
+        return Way(lambda x, parts: ao.bf16i4bf16_rowwise(*x, *parts), (x,), pool)
     dtype = torch.float8_e4m3fn if scheme.startswith("e4m3") else torch.int8
-    values, scale = ao.quantize_rowwise(w, dtype)
+    pool = rotating(ao.quantize_rowwise(w, dtype))
     if scheme.endswith("weights"):
         op = ao.bf16f8bf16_rowwise if scheme.startswith("e4m3") else ao.bf16i8bf16_rowwise
-        return rotating(lambda: (values, scale), lambda q, s: op(x, q, s))
+        return Way(lambda x, parts: op(*x, *parts), (x,), pool)
     if scheme == "int8 dynamic":
-        return rotating(lambda: (values, scale), lambda q, s: ao.scaled_linear_rowwise(x, q, s))
-    xq, xs = ao.quantize_rowwise(x, dtype)
+        return Way(lambda x, parts: ao.scaled_linear_rowwise(*x, *parts), (x,), pool)
+    quantised = ao.quantize_rowwise(x, dtype)
     if scheme == "int8_mm":
-        return rotating(lambda: (values,), lambda q: ao.int8_mm(xq, q))
-    return rotating(
-        lambda: (values, scale), lambda q, s: ao.scaled_mm_rowwise(xq, q, xs, s, None, out_dtype=x.dtype)
-    )
+        return Way(lambda x, parts: ao.int8_mm(x[0], parts[0]), quantised, pool)
+
+    def scaled(x: Tensors, parts: Tensors) -> Tensor:
+        (values, scales), (weight, weight_scale) = x, parts
+        return ao.scaled_mm_rowwise(values, weight, scales, weight_scale, None, out_dtype=w.dtype)
+
+    return Way(scaled, quantised, pool)
 
 
-def fastest(calls: dict[str, Call], seconds: float, threads: int) -> dict[str, float]:
-    """Of calls in turn, until each has had `seconds` and at least three calls."""
-    clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
-    best = dict.fromkeys(calls, math.inf)
-    used = dict.fromkeys(calls, 0)
-    count = 0
-    while count < 3 or (min(used.values()) < seconds * 1e9 and count < 3000):
-        for name, call in calls.items():
-            if count > 3 and used[name] > 2 * seconds * 1e9:
-                continue
-            begin = clock()
-            call()
-            took = clock() - begin
-            used[name] += took
-            best[name] = min(best[name], took / 1e3)
-        count += 1
-    return best
+def peer(x: Tensor, w: Tensor) -> Way:
+    return Way(lambda x, parts: linear(*x, *parts), (x,), rotating((w,)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", default=SHAPES, help="of weights, NxK, with commas between")
-    parser.add_argument("--m", default="1,8,32,128,512")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--scheme", default=",".join(SCHEMES), help="with commas between")
-    parser.add_argument("--seconds", type=float, default=0.05, help="for each candidate of a point")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    schemes = options.scheme.split(",")
+@click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
+@click.option("--shape", "shapes", type=ShapeType(), multiple=True, default=SHAPES, show_default=True)
+@click.option("--m", "rows", type=CountsType(), default="1,8,32,128,512", show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True)
+@click.option("--scheme", "schemes", type=click.Choice(SCHEMES), multiple=True, default=SCHEMES)
+@click.option("--seconds", type=float, default=0.05, show_default=True, help="For each candidate of a point.")
+def main(
+    shapes: tuple[Shape, ...],
+    rows: tuple[int, ...],
+    threads: int,
+    dtype: str,
+    schemes: tuple[str, ...],
+    seconds: float,
+) -> None:
+    device = CPU(torch.device("cpu"))
+    if threads == 1:
+        device.watch = Watch(wall=time.thread_time)
     print("N×K", "M", "F.linear float32 µs", "bfloat16 µs", *schemes, sep=" | ")
-    for shape in options.shape.split(","):
-        n, k = map(int, shape.split("x"))
-        w = torch.randn(n, k) / k**0.5
-        for m in map(int, options.m.split(",")):
-            x = torch.randn(m, k).to(getattr(torch, options.dtype))
-            calls = {
-                name: rotating(lambda t=t, w=w: (w.to(t),), lambda v, t=t, x=x: F.linear(x.to(t), v))
-                for name, t in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
-            }
-            calls |= {scheme: candidates(scheme, x, w) for scheme in schemes}
-            took = fastest(calls, options.seconds, options.threads)
-            peer = min(took["float32"], took["bfloat16"])
-            print(
-                f"{shape} | {m} | {took['float32']:.0f} | {took['bfloat16']:.0f}",
-                *(f"{peer / took[s]:.2f}" for s in schemes),
-                sep=" | ",
-                flush=True,
-            )
+    with cpu_threads(threads):
+        for shape in shapes:
+            w = torch.randn(shape.N, shape.K) / shape.K**0.5
+            for M in rows:
+                x = torch.randn(M, shape.K)
+                ways = {name: peer(x.to(plain), w.to(plain)) for name, plain in PEERS.items()}
+                ways |= {scheme: way(scheme, x.to(DTYPES[dtype]), w.to(DTYPES[dtype])) for scheme in schemes}
+                candidates: dict[str, Candidate] = {name: each.back_to_back() for name, each in ways.items()}
+                timings = interleaved(candidates, device, seconds)
+                took = {name: timing.seconds for name, timing in timings.items()}
+                fastest = min(took[name] for name in PEERS)
+                print(
+                    shape,
+                    M,
+                    *(f"{took[name] * 1e6:.0f}" for name in PEERS),
+                    *(f"{fastest / took[scheme]:.2f}" for scheme in schemes),
+                    sep=" | ",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

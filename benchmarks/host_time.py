@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 import torch
-from schemes import SCHEMES, Scheme
+from schemes import MODES, SCHEMES, Scheme
 from torch import Tensor, nn
 
 from aoext.cli.bench import DTYPES
@@ -30,7 +30,6 @@ from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 
 SCHEMA = "aoext.host_time/1"
 BASE = "bf16"
-MODES = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
 
 Call = Callable[[], Any]
 

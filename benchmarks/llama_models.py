@@ -7,10 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from schemes import Scheme  # before transformers, which defines operators in aoext's namespace
+from schemes import Scheme
 from torch import Tensor
-
-# isort: split
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 # Sizes by name. "small" is what the CPU figures are of; "tiny" is for tests.

@@ -1,4 +1,4 @@
-"""Every way to quantise linear layers that the benchmarks compare: aoext's schemes and torchao's."""
+"""What the benchmarks compare: schemes of linear layers, aoext's and torchao's, and modes to call them in."""
 
 from __future__ import annotations
 
@@ -83,3 +83,6 @@ SCHEMES = {
     )
 }
 BASES = ("bf16", "float32")  # that are not quantised
+
+# "grad": gradients are enabled, and nothing wants one.
+MODES = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}

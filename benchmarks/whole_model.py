@@ -19,13 +19,12 @@ import click
 import torch
 import torch._inductor.config
 from llama_models import SIZES
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
-from schemes import BASES, SCHEMES
-from whole_model_run import BESIDE, CHUNKS, COMPILED, MODES, Budget, Key, Measured, Options, Result, measure
+from schemes import BASES, MODES, SCHEMES
+from whole_model_run import BESIDE, CHUNKS, COMPILED, Budget, Key, Measured, Options, Result, measure
 
 import aoext
+from aoext.cli import bench_view
 from aoext.cli.bench import DTYPES
 from aoext.cli.busy import Load, Observer
 from aoext.cli.devices import Device, cpu_threads
@@ -282,7 +281,8 @@ def main(
         out.print(summary_line(where))
         out.print(f"transformers {where['transformers']}, torchao {where['torchao']}; Llama {options.size}")
         observer = Observer([torch.get_num_threads()], device.watch)
-        _warn(out, observer.before())
+        if (early := observer.before()).busy:
+            out.print(bench_view.busy(early))
         budget = Budget(60 * minutes)
         for _ in range(rounds):
             for result in results:
@@ -297,13 +297,9 @@ def main(
     out.print(f"JSON   {json_path}")
     if cuda:
         out.print(details(results, device))
-    _warn(out, load)
+    if load.busy:
+        out.print(bench_view.busy(load))
     out.print(table(results, device, options.dtype))
-
-
-def _warn(out: Console, load: Load) -> None:
-    for reason in load.reasons:
-        out.print(Text(f"BUSY MACHINE, no figure is valid: {reason}", style="bold red"))
 
 
 if __name__ == "__main__":

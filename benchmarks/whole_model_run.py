@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 from llama_models import Decoding, make, prefill
-from schemes import Scheme
+from schemes import MODES, Scheme
 from torch import nn
 
 from aoext.cli.devices import Device
 
-MODES = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
 COMPILED = "compiled"  # under no_grad
 CHUNKS = 4  # of steps, or calls of a prefill
 WARM_UP = 4  # steps; CUDA graphs are captured in the second and third

@@ -115,6 +115,16 @@ def test_the_weight_may_be_replaced_at_any_time(layer, device):
         assert torch.equal(called, linear(x, plain, layer.bias))
 
 
+def test_a_loaded_layer_is_of_the_class_too(layer, device, tmp_path):
+    pytest.importorskip("safetensors")
+    aoext.save_model(layer, tmp_path / "layer.safetensors")
+    loaded = nn.Linear(64, 48, dtype=torch.bfloat16, device=device)
+    aoext.load_model(loaded, tmp_path / "layer.safetensors")
+    assert type(loaded) is QuantizedLinear
+    x = inputs(device)
+    assert torch.equal(loaded(x), layer(x))
+
+
 def test_subclasses_of_linear_keep_their_class():
     class Own(nn.Linear):
         pass

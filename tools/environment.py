@@ -52,9 +52,7 @@ class Record:
     requirements: list[str] = field(default_factory=list)
     chosen: dict[str, str] = field(default_factory=dict)  # variables that somebody set
     options: dict[str, str] = field(default_factory=dict)  # of the library's build
-    built: dict[str, str] = field(
-        default_factory=dict
-    )  # AOEXT_CUDA and AOEXT_SYCL as they came out: ON or OFF
+    built: dict[str, str] = field(default_factory=dict)  # what AOEXT_CUDA and AOEXT_SYCL came to: ON or OFF
     library: str = ""  # the digest of its sources
     simulator: str = ""
 

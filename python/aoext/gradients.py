@@ -36,7 +36,7 @@ def may_skip_autograd(input: Tensor, bias: Tensor | None) -> bool:
     """Whether a product of these with a quantised weight has no gradient and no transform to think of."""
     return (
         not (torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)))
-        and forward_ad._current_level < 0
+        and not _in_forward_mode()
         and torch._C._functorch.peek_interpreter_stack() is None
     )
 
@@ -103,7 +103,7 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
 
     def kernel(*arguments: Any) -> Tensor:
         backward = is_grad_enabled() and any_requires_grad(*arguments)
-        if backward or forward_ad._current_level >= 0:
+        if backward or _in_forward_mode():
             return apply(*arguments)
         with below_autograd():
             return call(*arguments)

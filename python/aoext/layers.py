@@ -1,4 +1,4 @@
-"""The class that quantize_ gives to a linear layer whose weight it quantises."""
+"""The class that quantize_ and load_model give to a linear layer with a quantised weight."""
 
 from __future__ import annotations
 

@@ -20,12 +20,13 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from aoext._optional import import_safetensors
+from aoext.layers import set_weight
 from aoext.packing import FLOAT_DTYPES, describe, dtype_name
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import K
@@ -242,7 +243,10 @@ class _Slot:
             if self.leaf in self.module._parameters:
                 requires_grad = current.requires_grad and not quantized
                 placed[key] = nn.Parameter(placed[key], requires_grad=requires_grad)
-        setattr(self.module, self.leaf, placed[key])
+        if quantized:  # as _slot has seen, of an nn.Linear
+            set_weight(cast(nn.Linear, self.module), cast(nn.Parameter, placed[key]))
+        else:
+            setattr(self.module, self.leaf, placed[key])
 
 
 def _match(model: nn.Module, tensors: dict[str, Tensor]) -> list[_Slot]:
