@@ -14,7 +14,7 @@ __version__: str = _version("aoext")
 _load_library(__path__)
 
 from aoext import gradients as gradients  # noqa: E402
-from aoext import inductor, ops  # noqa: E402
+from aoext import inductor, integrations, ops  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
@@ -28,6 +28,7 @@ from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
 
+integrations.install()  # once they are imported
 inductor.install()  # once Inductor is loaded, and not before
 
 __all__ = [

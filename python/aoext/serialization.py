@@ -107,6 +107,35 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
         slots.pop().fill(placed)
 
 
+def flattened(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A state whose quantised weights have been replaced by their fields, and the metadata that describes them.
+
+    A weight that has been seen under another name is left out.
+    """
+    tensors: dict[str, Tensor] = {}
+    weights: dict[str, dict[str, Any]] = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        if not isinstance(tensor, QuantizedTensor):
+            tensors[name] = tensor
+        elif tensor.qdata.data_ptr() not in seen:
+            seen.add(tensor.qdata.data_ptr())
+            weights[name] = _description(tensor)
+            tensors.update({f"{name}.{field}": value for field, value in tensor.named_fields()})
+    return tensors, {VERSION_KEY: FORMAT_VERSION, WEIGHTS_KEY: json.dumps(weights), TIED_KEY: "{}"}
+
+
+def descriptions_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file says of its quantised weights, by their names."""
+    with import_safetensors().safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    return _json_object(metadata, WEIGHTS_KEY, Path(path)) if WEIGHTS_KEY in metadata else {}
+
+
+def assembled(name: str, description: Any, stored: dict[str, Tensor]) -> QuantizedTensor:
+    return _assemble(name, description, stored)
+
+
 def _check_module(who: str, model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{who}: model must be an nn.Module, got a {type(model).__name__}")

@@ -10,23 +10,17 @@ Loading torch._inductor.config takes more than a second, so `install` waits for 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from aoext._imports import when_imported
 
 CONFIG = "torch._inductor.config"
 
 
 def install() -> None:
     """Extend the slots now if Inductor is loaded, else as soon as it is."""
-    if CONFIG in sys.modules:
-        _extend_slots(sys.modules[CONFIG])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    when_imported(CONFIG, _extend_slots)
 
 
 def _extend_slots(config: ModuleType) -> None:
@@ -39,33 +33,3 @@ def _extend_slots(config: ModuleType) -> None:
     for name, ours in SLOTS.items():
         if hasattr(config, name):
             setattr(type(config), name, slot(name, ours))
-
-
-class _Finder(MetaPathFinder):
-    """Finds torch._inductor.config as usual, and runs _extend_slots when it has been executed."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != CONFIG:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:  # get_source and the like
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _extend_slots(module)

@@ -1,0 +1,218 @@
+"""transformers: `from_pretrained(..., quantization_config=AoextConfig("int4"))`, and `save_pretrained`.
+
+Imported as soon as a program has imported both aoext and transformers, in whatever order. Checkpoints have the
+tensors and the metadata of aoext.save_model, and AoextConfig in their config.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from aoext import schemes, serialization
+from aoext.configs import QuantizationConfig
+from aoext.layers import set_weight
+from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
+from aoext.schemes import Scheme, as_config
+from aoext.tensors import QuantizedTensor
+
+METHOD = "aoext"
+
+
+@register_quantization_config(METHOD)
+class AoextConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How from_pretrained quantises a model's linear layers while it loads them.
+
+    scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name: "int4", "int8",
+        "int8_dynamic", "float8", "float8_dynamic"
+    modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
+        the output layer and what is tied to it.
+    per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
+        found counts; None leaves a module as it is.
+
+    TypeError for what is no scheme, ValueError for unknown names.
+
+    >>> AoextConfig("int4", per_module={r"down_proj$": "int8"}).config_for("model.layers.0.mlp.down_proj")
+    Int8WeightOnlyConfig()
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme = "int4",
+        modules_to_not_convert: Sequence[str] | None = None,
+        per_module: Mapping[str, Scheme | None] | None = None,
+        **further: Any,
+    ) -> None:
+        self.quant_method = METHOD
+        further.pop("quant_method", None)
+        if further:
+            raise TypeError(f"AoextConfig: unknown arguments {', '.join(sorted(further))}")
+        if isinstance(modules_to_not_convert, str):
+            raise TypeError(
+                f"AoextConfig: modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}"
+            )
+        self.scheme = as_config("AoextConfig", scheme)
+        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
+        self.per_module = {
+            _pattern(pattern): None if value is None else as_config(f"AoextConfig: {pattern}", value)
+            for pattern, value in (per_module or {}).items()
+        }
+
+    def config_for(self, module: str) -> QuantizationConfig | None:
+        """The config of the module of this name; None if it stays as it is."""
+        for pattern, config in self.per_module.items():
+            if re.search(pattern, module):
+                return config
+        return self.scheme
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in JSON's types."""
+        return {
+            "quant_method": METHOD,
+            "scheme": schemes.to_dict(self.scheme),
+            "modules_to_not_convert": self.modules_to_not_convert,
+            "per_module": {
+                pattern: None if config is None else schemes.to_dict(config)
+                for pattern, config in self.per_module.items()
+            },
+        }
+
+
+def _pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"AoextConfig: per_module must have regular expressions as keys, got {pattern!r}: {error}"
+        ) from error
+    return pattern
+
+
+@register_quantizer(METHOD)
+class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
+    """What transformers asks while it loads and saves a model."""
+
+    quantization_config: AoextConfig
+    requires_calibration = False
+
+    def __init__(self, quantization_config: AoextConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
+        self.left_alone: list[str] = []
+        self.descriptions: dict[str, Any] = {}
+
+    is_trainable = True  # adapters beside the weights
+    is_compileable = True
+
+    def is_serializable(self, **_: Any) -> bool:
+        return True
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        if dtype is not None and dtype not in FLOAT_DTYPES:
+            raise ValueError(f"AoextConfig: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}")
+        return dtype
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
+        return self.config_for(model, param_name) is not None
+
+    def config_for(self, model: nn.Module, param_name: str) -> QuantizationConfig | None:
+        """The config of a parameter that is to be quantised; None for others."""
+        path, _, leaf = param_name.rpartition(".")
+        if leaf != "weight" or not should_convert_module(path, self.left_alone):
+            return None
+        module, _ = get_module_from_name(model, param_name)
+        config = self.quantization_config.config_for(path)
+        if not isinstance(module, nn.Linear) or config is None or config.obstacle(module.weight) is not None:
+            return None
+        return config
+
+    # Loading
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
+    ) -> None:
+        self.left_alone = self.get_modules_to_not_convert(
+            model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
+        )
+        if self.pre_quantized:
+            for file in checkpoint_files or ():
+                self.descriptions.update(serialization.descriptions_in(file))
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return _Quantize(self)
+
+    def get_weight_conversions(self) -> list[WeightConverter]:
+        if not self.pre_quantized:
+            return []
+        names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
+        return [WeightConverter([f"weight.{name}" for name in names], "weight", [_Assemble(self)])]
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and isinstance(module.weight, QuantizedTensor):
+                set_weight(module, module.weight)
+        return model
+
+    def describes(self, model: Any, name: str) -> Any:
+        """What the checkpoint says of the weight of this name; there it may lack the base model's prefix."""
+        prefix = f"{model.base_model_prefix}."
+        for candidate in (name, prefix + name, name.removeprefix(prefix)):
+            if candidate in self.descriptions:
+                return self.descriptions[candidate]
+        raise ValueError(f"{name}: the checkpoint's metadata does not say how it is quantised")
+
+    # Saving, and the way back
+
+    def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+        return serialization.flattened(model.state_dict())
+
+    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        for module in model.modules():
+            weight = module._parameters.get("weight")
+            if isinstance(weight, QuantizedTensor):
+                plain = weight.dequantize() if dtype is None else weight.dequantize().to(dtype)
+                module.weight = nn.Parameter(plain, requires_grad=False)
+        return model
+
+
+class _Quantize(ConversionOps):  # type: ignore[misc]
+    """Quantises one plain weight of a checkpoint."""
+
+    def __init__(self, quantizer: AoextQuantizer) -> None:
+        self.hf_quantizer = quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **_: Any
+    ) -> dict[str, Tensor]:
+        ((_, value),) = input_dict.items()
+        weight: Tensor = value[0] if isinstance(value, list) else value
+        config = self.hf_quantizer.config_for(model, full_layer_name)
+        assert config is not None
+        return {full_layer_name: nn.Parameter(config.quantize(weight), requires_grad=False)}
+
+
+class _Assemble(ConversionOps):  # type: ignore[misc]
+    """Makes a quantised weight of the fields that a checkpoint has of it."""
+
+    def __init__(self, quantizer: AoextQuantizer) -> None:
+        self.hf_quantizer = quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **_: Any
+    ) -> dict[str, Tensor]:
+        name = full_layer_name
+        stored = {
+            name + key.removeprefix("weight"): value[0] if isinstance(value, list) else value
+            for key, value in input_dict.items()
+        }
+        weight = serialization.assembled(name, self.hf_quantizer.describes(model, name), stored)
+        return {name: nn.Parameter(weight, requires_grad=False)}

@@ -1,0 +1,74 @@
+"""Names for the ways to quantise a weight, and their form in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from aoext.configs import (
+    Float8DynamicActivationFloat8WeightConfig,
+    Float8WeightOnlyConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    QuantizationConfig,
+)
+from aoext.packing import FLOAT8_DTYPES, dtype_name
+
+SCHEMES: dict[str, type[QuantizationConfig]] = {
+    "int4": Int4WeightOnlyConfig,
+    "int8": Int8WeightOnlyConfig,
+    "int8_dynamic": Int8DynamicActivationInt8WeightConfig,
+    "float8": Float8WeightOnlyConfig,
+    "float8_dynamic": Float8DynamicActivationFloat8WeightConfig,
+}
+_NAMES = {config_type: name for name, config_type in SCHEMES.items()}
+_DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT8_DTYPES}
+
+# What stands for a config: itself, its name, or the dictionary that `to_dict` makes of it.
+Scheme = QuantizationConfig | str | Mapping[str, Any]
+
+
+def as_config(who: str, scheme: Any) -> QuantizationConfig:
+    """The config that `scheme` stands for: a config, a name of SCHEMES, or what `to_dict` gives.
+
+    `who` begins error messages. TypeError for other types, ValueError for unknown names and wrong values.
+
+    >>> as_config("example", {"scheme": "int4", "group_size": 32})
+    Int4WeightOnlyConfig(group_size=32, symmetric=False)
+    """
+    if isinstance(scheme, QuantizationConfig):
+        return scheme
+    if isinstance(scheme, str):
+        scheme = {"scheme": scheme}
+    if not isinstance(scheme, Mapping):
+        raise TypeError(
+            f"{who}: scheme must be a config of aoext or one of {', '.join(SCHEMES)}, got {scheme!r}"
+        )
+    arguments = dict(scheme)
+    name = arguments.pop("scheme", None)
+    if name not in SCHEMES:
+        raise ValueError(f"{who}: scheme must be one of {', '.join(SCHEMES)}, got {name!r}")
+    config_type = SCHEMES[name]
+    known = {field.name for field in fields(config_type)}
+    if unknown := sorted(arguments.keys() - known):
+        raise ValueError(
+            f"{who}: {name} takes {', '.join(sorted(known)) or 'no arguments'}, got {', '.join(unknown)}"
+        )
+    return config_type(**{key: _DTYPES.get(str(value), value) for key, value in arguments.items()})
+
+
+def to_dict(config: QuantizationConfig) -> dict[str, Any]:
+    """The config's name in SCHEMES and its arguments, in JSON's types.
+
+    >>> to_dict(Int4WeightOnlyConfig(group_size=32))
+    {'scheme': 'int4', 'group_size': 32, 'symmetric': False}
+    """
+    arguments = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {
+        "scheme": _NAMES[type(config)],
+        **{k: dtype_name(v) if isinstance(v, torch.dtype) else v for k, v in arguments.items()},
+    }
