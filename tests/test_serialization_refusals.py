@@ -87,7 +87,7 @@ BAD_FILES = [
     ),
     (
         put("0.weight.scale", lambda t: t.float()),
-        r"0\.weight: .* scale must have the tensor's dtype",
+        r"0\.weight: .* zero_point must have the dtype of scale, float32, got bfloat16",
     ),
     (put("0.weight.qdata", lambda t: t.view(torch.uint8)), r"0\.weight: .* qdata must be int8"),
     (put("0.weight.qdata", lambda t: t[:, :8].clone()), r"0\.weight: .* must be \[1, 32\]"),

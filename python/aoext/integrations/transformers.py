@@ -154,12 +154,18 @@ class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
         if not self.pre_quantized:
             return []
         names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
-        return [WeightConverter([f"weight.{name}" for name in names], "weight", [_Assemble(self)])]
+        return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[_Assemble(self)])]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
         for module in model.modules():
             if isinstance(module, nn.Linear) and isinstance(module.weight, QuantizedTensor):
                 set_weight(module, module.weight)
+        # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
+        model._weight_conversions = [
+            conversion
+            for conversion in getattr(model, "_weight_conversions", None) or []
+            if not any(isinstance(op, _Assemble) for op in getattr(conversion, "operations", ()))
+        ]
         return model
 
     def describes(self, model: Any, name: str) -> Any:

@@ -82,14 +82,21 @@ def _converted(
     convert: Callable[[Field, Tensor, torch.dtype], Tensor],
     **other: Any,
 ) -> QuantizedTensor:
-    """This weight in another dtype, of fields converted to what each then has; `other` as for remade."""
+    """This weight in another dtype, of fields converted to what each then has; `other` as for remade.
+
+    Fields that are more exact than this weight stay so.
+    """
     dtype = self.dtype if dtype is None else dtype
     if dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"{type(self).__name__}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}"
         )
+
+    def follows(name: str, tensor: Tensor) -> bool:
+        return self.fields[name].follows_dtype and tensor.dtype == self.dtype
+
     tensors = {
-        name: convert(self.fields[name], tensor, dtype if self.fields[name].follows_dtype else tensor.dtype)
+        name: convert(self.fields[name], tensor, dtype if follows(name, tensor) else tensor.dtype)
         for name, tensor in self.named_fields()
     }
     return self.remade(tensors, dtype=dtype, **other)

@@ -44,6 +44,7 @@ class Field:
     dtypes: tuple[torch.dtype, ...]
     follows_dtype: bool = False  # whether .to(dtype) of the weight converts it
     optional: bool = False  # whether it may be None
+    whole: bool = False  # whether its entries speak of each other, so that no part of it means anything
 
     def shape(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> list[int]:
         """The field's shape for a weight [N, K]."""

@@ -21,12 +21,16 @@ class Int4Tensor(QuantizedTensor):
     """A weight [N, K] as w = q·scale + zero_point, with the fields of torchao's Int4Tensor.
 
     qdata: int8 [N, K/2], two values q in −8..7 to a byte, the even k in the low nibble
-    scale: [K/group_size, N], bfloat16, float16 or float32; its dtype is the tensor's
+    scale: [K/group_size, N], bfloat16, float16 or float32
     zero_point: like scale, a float that is added; zeros for symmetric weights
     block_size: [1, group_size]; group_size divides K
     shape: [N, K]
     act_pre_scale: None, or [K] in scale's dtype, which multiplies the activation; it is no part of
         what dequantize() gives
+    k_order: None, or int64 [K], a permutation: column j of qdata belongs to column k_order[j] of the weight and
+        of the activation, so that a group holds columns that lie apart (GPTQ's act-order)
+    dtype: bfloat16, float16 or float32, that of the activations: scale's if it is not given. Scales in
+        float32 serve activations of any dtype, and keep theirs where the weight goes to another
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
@@ -40,6 +44,7 @@ class Int4Tensor(QuantizedTensor):
         "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
         "zero_point": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
         "act_pre_scale": Field((Axis(K),), FLOAT_DTYPES, follows_dtype=True, optional=True),
+        "k_order": Field((Axis(K),), (torch.int64,), optional=True, whole=True),
     }
     encoding: ClassVar[dict[str, str]] = {
         "format": "int4",
@@ -51,6 +56,7 @@ class Int4Tensor(QuantizedTensor):
     scale: Tensor
     zero_point: Tensor
     act_pre_scale: Tensor | None
+    k_order: Tensor | None
 
     def __new__(
         cls,
@@ -60,14 +66,19 @@ class Int4Tensor(QuantizedTensor):
         block_size: Sequence[int],
         shape: Sequence[int],
         act_pre_scale: Tensor | None = None,
+        *,
+        k_order: Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         tensors = {
             "qdata": qdata,
             "scale": scale,
             "zero_point": zero_point,
             "act_pre_scale": act_pre_scale,
+            "k_order": k_order,
         }
-        dtype = scale.dtype if isinstance(scale, Tensor) else torch.float32
+        if dtype is None:
+            dtype = scale.dtype if isinstance(scale, Tensor) else torch.float32
         self = cls.from_fields(tensors, dtype, block_size=block_size)
         if not isinstance(shape, Sequence) or list(shape) != list(self.shape):
             raise ValueError(
@@ -76,12 +87,22 @@ class Int4Tensor(QuantizedTensor):
         return self
 
     def _check(self) -> None:
+        dtype = self.scale.dtype
+        if dtype not in (self.dtype, torch.float32):
+            raise TypeError(
+                f"Int4Tensor: scale must have the tensor's dtype {dtype_name(self.dtype)} or float32, "
+                f"got {dtype_name(dtype)}"
+            )
         for name, tensor in self.named_fields():
-            if self.fields[name].follows_dtype and tensor.dtype != self.dtype:
+            if self.fields[name].follows_dtype and tensor.dtype != dtype:
                 raise TypeError(
-                    f"Int4Tensor: {name} must have the tensor's dtype {dtype_name(self.dtype)}, "
-                    f"that of scale, got {dtype_name(tensor.dtype)}"
+                    f"Int4Tensor: {name} must have the dtype of scale, {dtype_name(dtype)}, "
+                    f"got {dtype_name(tensor.dtype)}"
                 )
+        if self.k_order is not None and not self.k_order.is_meta:
+            columns = torch.arange(self.shape[K], device=self.k_order.device)
+            if not torch.equal(self.k_order.sort().values, columns):
+                raise ValueError(f"Int4Tensor: k_order must be a permutation of 0..{len(columns) - 1}")
 
     @classmethod
     def from_hp(cls, w: Tensor, block_size: Sequence[int], *, symmetric: bool = False) -> Self:
@@ -99,11 +120,14 @@ class Int4Tensor(QuantizedTensor):
         return cls(packing.pack_int4(q), scale, zero_point, block_size, w.shape)
 
     def _dequantize(self) -> Tensor:
-        return packing.dequantize(self.qdata, self.scale, self.zero_point)
+        weight = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.dtype)
+        return weight if self.k_order is None else torch.empty_like(weight).index_copy_(1, self.k_order, weight)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:
             input = (input * self.act_pre_scale).to(input.dtype)
+        if self.k_order is not None:
+            input = input.index_select(-1, self.k_order)
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
         zero_point = self.zero_point.contiguous()
         if bias is None:

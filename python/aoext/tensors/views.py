@@ -102,6 +102,13 @@ def _following(self: QuantizedTensor, dim: int, spanned: bool) -> dict[str, tupl
 
     Fields of blocks that are `spanned` stay whole.
     """
+    for name, _ in self.named_fields():
+        field = self.fields[name]
+        if field.whole and any(axis.dim == dim for axis in field.axes):
+            raise NotImplementedError(
+                f"{type(self).__name__}: no parts along {DIM_NAMES[dim]} of a weight with {name}; "
+                "dequantize() gives a plain tensor"
+            )
     return {
         name: (position, axis.elements(self.block_size))
         for name, _ in self.named_fields()
