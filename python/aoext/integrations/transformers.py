@@ -6,6 +6,7 @@ tensors and the metadata of aoext.save_model, and AoextConfig in their config.js
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, WeightConverter
-from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.auto import (
+    AutoHfQuantizer,
+    register_quantization_config,
+    register_quantizer,
+)
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from aoext import schemes, serialization
+from aoext import checkpoints, schemes, serialization
 from aoext.configs import QuantizationConfig
 from aoext.layers import set_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
@@ -33,7 +38,8 @@ class AoextConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How from_pretrained quantises a model's linear layers while it loads them.
 
     scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name: "int4", "int8",
-        "int8_dynamic", "float8", "float8_dynamic"
+        "int8_dynamic", "float8", "float8_dynamic". None, as AoextConfig.keep() has it, for checkpoints that
+        are quantised already, by aoext or another library: their weights come onto aoext's layouts without loss
     modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
         the output layer and what is tied to it.
     per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
@@ -47,7 +53,7 @@ class AoextConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def __init__(
         self,
-        scheme: Scheme = "int4",
+        scheme: Scheme | None = "int4",
         modules_to_not_convert: Sequence[str] | None = None,
         per_module: Mapping[str, Scheme | None] | None = None,
         **further: Any,
@@ -60,12 +66,17 @@ class AoextConfig(QuantizationConfigMixin):  # type: ignore[misc]
             raise TypeError(
                 f"AoextConfig: modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}"
             )
-        self.scheme = as_config("AoextConfig", scheme)
+        self.scheme = None if scheme is None else as_config("AoextConfig", scheme)
         self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
         self.per_module = {
             _pattern(pattern): None if value is None else as_config(f"AoextConfig: {pattern}", value)
             for pattern, value in (per_module or {}).items()
         }
+
+    @classmethod
+    def keep(cls) -> AoextConfig:
+        """For checkpoints of GPTQ, AWQ, compressed-tensors, bitsandbytes' int8 and HQQ: weights stay as they are."""
+        return cls(scheme=None)
 
     def config_for(self, module: str) -> QuantizationConfig | None:
         """The config of the module of this name; None if it stays as it is."""
@@ -74,11 +85,14 @@ class AoextConfig(QuantizationConfigMixin):  # type: ignore[misc]
                 return config
         return self.scheme
 
+    # The quantization_config of a checkpoint that another library has quantised.
+    foreign: Mapping[str, Any] | None = None
+
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON's types."""
         return {
             "quant_method": METHOD,
-            "scheme": schemes.to_dict(self.scheme),
+            "scheme": None if self.scheme is None else schemes.to_dict(self.scheme),
             "modules_to_not_convert": self.modules_to_not_convert,
             "per_module": {
                 pattern: None if config is None else schemes.to_dict(config)
@@ -109,6 +123,13 @@ class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
         # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
         self.left_alone: list[str] = []
         self.descriptions: dict[str, Any] = {}
+        foreign = quantization_config.foreign
+        self.reader = None if foreign is None else checkpoints.reader_for(foreign)
+        if quantization_config.scheme is None and not self.pre_quantized:
+            raise ValueError(
+                "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or by a "
+                'method that transformers does not know. AoextConfig("int4") quantises it'
+            )
 
     is_trainable = True  # adapters beside the weights
     is_compileable = True
@@ -143,7 +164,7 @@ class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
         self.left_alone = self.get_modules_to_not_convert(
             model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
         )
-        if self.pre_quantized:
+        if self.pre_quantized and self.reader is None:
             for file in checkpoint_files or ():
                 self.descriptions.update(serialization.descriptions_in(file))
 
@@ -153,6 +174,10 @@ class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
     def get_weight_conversions(self) -> list[WeightConverter]:
         if not self.pre_quantized:
             return []
+        if self.reader is not None:
+            # The longest first: older releases take the first pattern that begins a name.
+            names = sorted(self.reader.names, key=len, reverse=True)
+            return [WeightConverter(names, "weight", operations=[_Read(self)])]
         names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
         return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[_Assemble(self)])]
 
@@ -164,7 +189,7 @@ class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
         model._weight_conversions = [
             conversion
             for conversion in getattr(model, "_weight_conversions", None) or []
-            if not any(isinstance(op, _Assemble) for op in getattr(conversion, "operations", ()))
+            if not any(isinstance(op, _Load) for op in getattr(conversion, "operations", ()))
         ]
         return model
 
@@ -206,8 +231,8 @@ class _Quantize(ConversionOps):  # type: ignore[misc]
         return {full_layer_name: nn.Parameter(config.quantize(weight), requires_grad=False)}
 
 
-class _Assemble(ConversionOps):  # type: ignore[misc]
-    """Makes a quantised weight of the fields that a checkpoint has of it."""
+class _Load(ConversionOps):  # type: ignore[misc]
+    """Makes a quantised weight of the tensors that a checkpoint has of it."""
 
     def __init__(self, quantizer: AoextQuantizer) -> None:
         self.hf_quantizer = quantizer
@@ -215,10 +240,53 @@ class _Assemble(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **_: Any
     ) -> dict[str, Tensor]:
-        name = full_layer_name
-        stored = {
-            name + key.removeprefix("weight"): value[0] if isinstance(value, list) else value
-            for key, value in input_dict.items()
-        }
-        weight = serialization.assembled(name, self.hf_quantizer.describes(model, name), stored)
-        return {name: nn.Parameter(weight, requires_grad=False)}
+        tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
+        weight = self.weight(model, full_layer_name, tensors)
+        quantized = isinstance(weight, QuantizedTensor)
+        return {full_layer_name: nn.Parameter(weight, requires_grad=not quantized)}
+
+    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
+        raise NotImplementedError
+
+
+class _Assemble(_Load):
+    """Of the fields that aoext has saved."""
+
+    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
+        stored = {name + key.removeprefix("weight"): value for key, value in tensors.items()}
+        return serialization.assembled(name, self.hf_quantizer.describes(model, name), stored)
+
+
+class _Read(_Load):
+    """Of what another library has saved."""
+
+    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
+        dtype = model.get_parameter(name).dtype
+        if tensors.keys() == {"weight"} and tensors["weight"].dtype in FLOAT_DTYPES:  # not quantised
+            return tensors["weight"].to(dtype)
+        assert self.hf_quantizer.reader is not None
+        return self.hf_quantizer.reader.weight(name.removesuffix(".weight"), tensors, dtype)
+
+
+def _keep_foreign_checkpoints() -> None:
+    """Have AutoHfQuantizer take AoextConfig.keep() for checkpoints of other methods, which it refuses else."""
+    merge = AutoHfQuantizer.merge_quantization_configs.__func__
+
+    @functools.wraps(merge)
+    def merged(cls: Any, quantization_config: Any, quantization_config_from_args: Any) -> Any:
+        given, stored = quantization_config_from_args, quantization_config
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+        if not isinstance(given, AoextConfig) or method == METHOD:
+            return merge(cls, stored, given)
+        if given.scheme is not None:
+            raise ValueError(
+                f"the checkpoint is quantised by {method} already; AoextConfig.keep() runs it on aoext's kernels"
+            )
+        kept = AoextConfig.keep()
+        kept.foreign = stored if isinstance(stored, dict) else stored.to_dict()
+        return kept
+
+    AutoHfQuantizer.merge_quantization_configs = classmethod(merged)
+
+
+_keep_foreign_checkpoints()

@@ -1,0 +1,32 @@
+"""Checkpoints of other libraries, brought onto aoext's layouts without loss.
+
+A checkpoint's config names its method; a Reader of that method makes the quantised weight of a layer from the
+tensors that the file has of it. Nothing here needs the libraries that wrote the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aoext.checkpoints.base import Reader
+from aoext.checkpoints.bitsandbytes import BitsandbytesReader
+from aoext.checkpoints.compressed_tensors import CompressedTensorsReader
+from aoext.checkpoints.gptq import AwqReader, GptqReader
+from aoext.checkpoints.hqq import HqqReader
+
+READERS: dict[str, type[Reader]] = {
+    "gptq": GptqReader,
+    "awq": AwqReader,
+    "compressed-tensors": CompressedTensorsReader,
+    "bitsandbytes": BitsandbytesReader,
+    "hqq": HqqReader,
+}
+
+
+def reader_for(settings: Mapping[str, Any]) -> Reader:
+    """The reader for a checkpoint with this quantization_config; ValueError where there is none."""
+    method = settings.get("quant_method")
+    if method not in READERS:
+        raise ValueError(f"aoext: quant_method must be one of {', '.join(READERS)}, got {method!r}")
+    return READERS[method](settings)

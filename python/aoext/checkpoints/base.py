@@ -1,0 +1,140 @@
+"""What the readers of other libraries' checkpoints share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aoext.packing import describe, one_of
+from aoext.tensors import Int4Tensor, QuantizedTensor
+
+_SIGN_BITS = 0x88  # of both nibbles: u - 8 as two's complement is u XOR 8
+
+# Makes a layer's weight of its tensors by name: (layer, tensors, dtype of the activations).
+Maker = Callable[[str, Mapping[str, Tensor], torch.dtype], QuantizedTensor]
+
+
+class Reader:
+    """Makes quantised weights of the tensors that a checkpoint has of a layer.
+
+    names: what the tensors are called behind the layer's name, such as "qweight"
+    """
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """settings: the quantization_config of the checkpoint. ValueError for what cannot be served."""
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        """The weight [N, K] of a layer, for activations of `dtype`; ValueError, which names the layer."""
+        raise NotImplementedError
+
+
+def setting(
+    who: str, settings: Mapping[str, Any], key: str, choices: Sequence[Any], default: Any = None
+) -> Any:
+    """settings[key], which must be one of `choices`."""
+    value = settings.get(key, default)
+    if value not in choices:
+        allowed = ", ".join(map(repr, choices))
+        raise ValueError(f"{who}: {key} must be one of {allowed} to run on aoext, got {value!r}")
+    return value
+
+
+def take(
+    layer: str, tensors: Mapping[str, Tensor], name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int]
+) -> Tensor:
+    """The tensor of this name, if it has one of the dtypes and the shape; -1 stands for any size."""
+    value = tensors.get(name)
+    if value is None:
+        raise ValueError(f"{layer}: the checkpoint lacks {layer}.{name}")
+    sizes = ", ".join("*" if size < 0 else str(size) for size in shape)
+    fits = value.dim() == len(shape) and all(
+        size in (-1, given) for size, given in zip(shape, value.shape, strict=True)
+    )
+    if value.dtype not in dtypes or not fits:
+        raise ValueError(f"{layer}: {name} must be {one_of(dtypes)} [{sizes}], got {describe(value)}")
+    if value.is_floating_point() and not bool(value.float().isfinite().all()):
+        raise ValueError(f"{layer}: {name} must be finite, got NaN or Inf")
+    return value
+
+
+def group_count(layer: str, columns: int, group_size: int) -> int:
+    """How many groups of group_size, or one for -1, are K = columns."""
+    if group_size == -1:
+        return 1
+    if columns % group_size:
+        raise ValueError(f"{layer}: group_size = {group_size} does not divide K = {columns}")
+    return columns // group_size
+
+
+def order_of_groups(
+    layer: str, tensors: Mapping[str, Tensor], name: str, columns: int, groups: int
+) -> Tensor | None:
+    """The columns sorted by the groups that tensors[name], if it is there, gives them; None where they are."""
+    if name not in tensors:
+        return None
+    group = take(layer, tensors, name, (torch.int32, torch.int64), (columns,)).long()
+    sizes = torch.bincount(group.clamp(0, groups - 1), minlength=groups)
+    if bool(((group < 0) | (group >= groups)).any()) or bool((sizes != columns // groups).any()):
+        raise ValueError(
+            f"{layer}: {name} must name each of the {groups} groups {columns // groups} times, "
+            f"got values in {int(group.min())}..{int(group.max())}"
+        )
+    return None if bool((group.diff() >= 0).all()) else group.argsort(stable=True)
+
+
+def nibbles(words: Tensor) -> Tensor:
+    """int32 [A, B] to uint8 [A, 8·B]: each word's values of 4 bits, the lowest first."""
+    packed = words.contiguous().view(torch.uint8)
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+
+
+def packed_pairs(values: Tensor) -> Tensor:
+    """uint8 [N, K] of 0..15 to uint8 [N, K/2], the even k low."""
+    return values[:, ::2] | (values[:, 1::2] << 4)
+
+
+def int4(
+    layer: str,
+    pairs: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+    dtype: torch.dtype,
+    k_order: Tensor | None = None,
+) -> Int4Tensor:
+    """w = (u - zero)·scale for codes u in 0..15: q·scale + (8 - zero)·scale, with both in float32.
+
+    That is exact for integer zeros and scales of 16 bits, and rounds once for other zeros.
+    pairs: uint8 [N, K/2], the even k low; scale: float [K/group_size, N]; zero: of that shape.
+    """
+    if zero.is_floating_point():  # on the CPU, for not every device has float64
+        zero_point = ((8 - zero.cpu().double()) * scale.cpu().double()).float().to(scale.device)
+    else:
+        zero_point = (8 - zero.to(torch.int16)) * scale.float()
+    return int4_plus(layer, pairs, scale, zero_point, dtype, k_order)
+
+
+def int4_plus(
+    layer: str,
+    pairs: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    dtype: torch.dtype,
+    k_order: Tensor | None = None,
+) -> Int4Tensor:
+    """w = (u - 8)·scale + zero_point; arguments as those of `int4`."""
+    fields = {
+        "qdata": (pairs ^ _SIGN_BITS).view(torch.int8).contiguous(),
+        "scale": scale.float().contiguous(),
+        "zero_point": zero_point.float().contiguous(),
+        "act_pre_scale": None,
+        "k_order": k_order,
+    }
+    try:
+        return Int4Tensor.from_fields(fields, dtype, block_size=[1, 2 * pairs.shape[1] // scale.shape[0]])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{layer}: {error}") from error

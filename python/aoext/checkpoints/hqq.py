@@ -1,0 +1,52 @@
+"""Checkpoints of HQQ with 4 bits along axis 1: w = (u - zero)·scale, the zero a float."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aoext.checkpoints.base import Reader, int4, packed_pairs, setting, take
+from aoext.packing import FLOAT_DTYPES
+from aoext.tensors import QuantizedTensor
+
+
+class HqqReader(Reader):
+    """W_q uint8 [N·K/g/2, g] of the matrix [N·K/g, g], whose first half of rows lies in the high nibbles;
+    scale and zero [N·K/g, 1]. The zero rounds once, to float32.
+    """
+
+    names = (
+        "W_q",
+        "scale",
+        "zero",
+        "shape",
+        *("nbits", "group_size", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale"),
+        *("quant_zero", "compute_dtype", "channel_wise", "optimize", "round_zero", "stores_quant_config"),
+        *("encoded_state_dict", "offload_meta"),
+    )
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        made = settings.get("quant_config") or {}
+        weights = made.get("weight_quant_params", settings)
+        setting("hqq", weights, "nbits", (4,), 4)
+        setting("hqq", weights, "axis", (1,), 1)
+        setting("hqq", weights, "view_as_float", (False, None), False)
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        packed = take(layer, tensors, "W_q", (torch.uint8,), (-1, -1))
+        rows, columns = take(layer, tensors, "shape", (torch.int32, torch.int64), (2,)).tolist()
+        codes = torch.cat((packed >> 4, packed & 15))
+        group_size = codes.shape[1]
+        if codes.numel() != rows * columns or columns % group_size:
+            raise ValueError(
+                f"{layer}: W_q must be [{rows}·{columns}/g/2, g], got {list(packed.shape)}"
+            )
+        count = codes.shape[0]
+        scale, zero = (
+            take(layer, tensors, name, FLOAT_DTYPES, (count, 1)).float().view(rows, -1).t()
+            for name in ("scale", "zero")
+        )
+        return int4(layer, packed_pairs(codes.view(rows, columns)), scale, zero, dtype)
