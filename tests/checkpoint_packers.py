@@ -1,7 +1,8 @@
 """Weights as other libraries store them, packed value by value, and what they stand for in float64.
 
-Each function makes random codes, scales and zeros of a weight [N, K], and returns the tensors that a checkpoint
-has of it, by their names behind the layer's, with the weight in float64. Nothing here is shared with what reads.
+Each function makes random codes, scales and zeros of a weight [N, K], and returns the tensors that a
+checkpoint has of it, by their names behind the layer's, with the weight in float64. Nothing here is shared
+with what reads.
 """
 
 from __future__ import annotations

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import checkpoint_packers as pack
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import checkpoint_packers as pack
 from aoext.checkpoints import reader_for
 from aoext.packing import unpack_int4
 from aoext.tensors import Int4Tensor, QuantizedTensor
 from checkpoint_packers import Stored
-from torch import Tensor
-from torch.nn import functional as F
 
 N, K, GROUP = 24, 128, 32
 
@@ -34,7 +35,7 @@ def weights(**settings: Any) -> dict[str, Any]:
 PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 
-# What makes the tensors, the checkpoint's config, and the largest error of a value relative to the weight's largest.
+# What makes the tensors, the checkpoint's config, and the largest error relative to the largest value.
 CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
     "gptq": (lambda: pack.gptq(N, K, GROUP), GPTQ, 0),
     "gptq, version 2": (
@@ -97,7 +98,8 @@ def test_every_value_of_the_file_survives(device, name):
     weight = reader_for(settings).weight(
         "layer", {key: tensor.to(device) for key, tensor in tensors.items()}, torch.bfloat16
     )
-    assert weight.dtype == torch.bfloat16 and weight.device.type == device.type
+    assert weight.dtype == torch.bfloat16
+    assert weight.device.type == device.type
     difference = (exactly(weight) - expected).abs().max()
     assert difference <= error * expected.abs().max()
 
@@ -144,7 +146,11 @@ def with_nan(tensor: Tensor) -> Tensor:
     ("name", "damage", "message"),
     [
         ("gptq", put("qzeros", lambda t: None), "model.q: the checkpoint lacks model.q.qzeros"),
-        ("gptq", put("qzeros", lambda t: t[:1]), r"model.q: qzeros must be int32 \[4, 3\], got int32 \[1, 3\]"),
+        (
+            "gptq",
+            put("qzeros", lambda t: t[:1]),
+            r"model.q: qzeros must be int32 \[4, 3\], got int32 \[1, 3\]",
+        ),
         ("gptq", put("scales", lambda t: t[:, :8]), r"model.q: scales must be float16.*\[4, 24\], got"),
         ("gptq", put("scales", with_nan), "model.q: scales must be finite, got NaN or Inf"),
         ("gptq", put("qweight", lambda t: t.long()), r"model.q: qweight must be int32 \[\*, \*\], got int64"),
@@ -156,7 +162,11 @@ def with_nan(tensor: Tensor) -> Tensor:
         ("awq", put("qzeros", lambda t: t[:, :1]), r"model.q: qzeros must be int32 \[4, 3\]"),
         ("pack-quantized", put("weight_shape", lambda t: t * 2), r"weight_packed must be int32 \[48, 32\]"),
         ("pack-quantized", put("weight_scale", lambda t: t[:, :3]), r"weight_scale must be \[24, 128/32\]"),
-        ("pack-quantized, zeros", put("weight_zero_point", lambda t: None), "lacks model.q.weight_zero_point"),
+        (
+            "pack-quantized, zeros",
+            put("weight_zero_point", lambda t: None),
+            "lacks model.q.weight_zero_point",
+        ),
         ("int-quantized", put("weight_scale", lambda t: t[:5]), r"weight_scale must be a float \[24, 1\]"),
         ("int-quantized", put("weight", lambda t: t.float()), "weight must be int8 or float8_e4m3fn"),
         ("bitsandbytes", put("SCB", lambda t: t[:-1]), r"model.q: SCB must be float32 \[24\]"),
@@ -181,7 +191,10 @@ def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "weights of 4 bits .* do not run"),
         ({"quant_method": "compressed-tensors"}, "config has no config_groups"),
         (weights(num_bits=3, type="int"), "group_0: no kernel for weights of 3 bits, int"),
-        (weights(num_bits=8, type="int", strategy="group"), "by channel or tensor to run on aoext, got 'group'"),
+        (
+            weights(num_bits=8, type="int", strategy="group"),
+            "by channel or tensor to run on aoext, got 'group'",
+        ),
         ({"quant_method": "hqq", "axis": 0}, "hqq: axis must be one of 1 to run on aoext, got 0"),
     ],
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 
-import aoext
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+import aoext
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 N, K, GROUP = 24, 64, 16
@@ -41,7 +42,8 @@ def exact(weight: aoext.Int4Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_columns_in_another_order_and_scales_in_float32(device, dtype):
     weight = ordered(device, dtype)
-    assert weight.dtype == dtype and weight.scale.dtype == torch.float32
+    assert weight.dtype == dtype
+    assert weight.scale.dtype == torch.float32
     expected = exact(weight)
     torch.testing.assert_close(weight.dequantize().cpu(), expected.to(dtype), rtol=0, atol=0)
     x = torch.randn(2, 3, K, device=device, dtype=dtype, requires_grad=True)
@@ -59,7 +61,8 @@ def test_columns_in_another_order_and_scales_in_float32(device, dtype):
 def test_float32_scales_stay_exact_under_another_dtype(device):
     weight = ordered(device, torch.bfloat16)
     half = weight.to(torch.float16)
-    assert half.dtype == torch.float16 and half.scale.dtype == torch.float32
+    assert half.dtype == torch.float16
+    assert half.scale.dtype == torch.float32
     assert torch.equal(exact(half), exact(weight))
     follows = ordered(device, torch.bfloat16, torch.bfloat16).to(torch.float16)
     assert follows.scale.dtype == follows.zero_point.dtype == torch.float16
@@ -99,7 +102,7 @@ def test_an_order_that_is_no_permutation_is_refused(order):
 
 def test_scales_of_other_dtypes_are_refused():
     made = aoext.Int4Tensor.from_hp(torch.randn(N, K, dtype=torch.float16), [1, GROUP])
-    with pytest.raises(TypeError, match="scale must have the tensor's dtype bfloat16 or float32, got float16"):
-        aoext.Int4Tensor(
-            made.qdata, made.scale, made.zero_point, [1, GROUP], [N, K], dtype=torch.bfloat16
-        )
+    with pytest.raises(
+        TypeError, match="scale must have the tensor's dtype bfloat16 or float32, got float16"
+    ):
+        aoext.Int4Tensor(made.qdata, made.scale, made.zero_point, [1, GROUP], [N, K], dtype=torch.bfloat16)

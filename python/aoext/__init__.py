@@ -3,9 +3,12 @@
 Importing aoext loads the operators of `torch.ops.ao`; `aoext.quantize_` puts them into a model::
 
     aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=128))
+
+or, while transformers loads it, `from_pretrained(..., quantization_config=aoext.AoextConfig("int4"))`.
 """
 
 from importlib.metadata import version as _version
+from typing import Any as _Any
 
 from aoext._library import load_library as _load_library
 
@@ -28,8 +31,16 @@ from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
 
-integrations.install()  # once they are imported
-inductor.install()  # once Inductor is loaded, and not before
+# Both wait for others to be imported.
+integrations.install()
+inductor.install()
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "AoextConfig":  # which needs transformers
+        return integrations.transformers_config()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Float8DynamicActivationFloat8WeightConfig",

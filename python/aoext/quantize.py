@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
+from aoext.integrations import adopt
 from aoext.layers import set_weight
 from aoext.tensors import QuantizedTensor
 
@@ -101,6 +102,7 @@ def quantize_(
         summary.layers.append(_quantize_layer(owners, config, device))
     if device is not None:
         model.to(device)
+    adopt(model)
     summary.model_bytes_after = _model_bytes(model)
     return summary
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext._optional import import_safetensors
+from aoext.integrations import adopt
 from aoext.layers import set_weight
 from aoext.packing import FLOAT_DTYPES, describe, dtype_name
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
@@ -105,10 +106,11 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
     placed: _Placed = {}
     while slots:  # no reference to a replaced tensor stays, so that it is freed at once
         slots.pop().fill(placed)
+    adopt(model)
 
 
 def flattened(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A state whose quantised weights have been replaced by their fields, and the metadata that describes them.
+    """A state with the fields of its quantised weights, and the metadata that describes them.
 
     A weight that has been seen under another name is left out.
     """

@@ -74,7 +74,7 @@ def group_count(layer: str, columns: int, group_size: int) -> int:
 def order_of_groups(
     layer: str, tensors: Mapping[str, Tensor], name: str, columns: int, groups: int
 ) -> Tensor | None:
-    """The columns sorted by the groups that tensors[name], if it is there, gives them; None where they are."""
+    """The columns sorted by their groups, which tensors[name] has if it is there; None where they are."""
     if name not in tensors:
         return None
     group = take(layer, tensors, name, (torch.int32, torch.int64), (columns,)).long()

@@ -1,8 +1,8 @@
 """Checkpoints of llm-compressor and others in compressed-tensors' formats: w = (q - zero)·scale.
 
-Served: pack-quantized with 4 bits (by group or row), int-quantized and float-quantized (by row or for the whole
-tensor). Activations that the checkpoint quantises at run time, token by token, are quantised so; scales of
-activations that were fixed beforehand are left aside, and the activations stay as they are.
+Served: pack-quantized with 4 bits (by group or row), int-quantized and float-quantized (by row or for the
+whole tensor). Activations that the checkpoint quantises at run time, token by token, are quantised so; scales
+of activations that were fixed beforehand are left aside, and the activations stay as they are.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _packed(
     scale = take(layer, tensors, "weight_scale", FLOAT_DTYPES, (rows, -1)).t()
     if scheme.strategy == "group" and scheme.group_size and scale.shape[0] * scheme.group_size != columns:
         raise ValueError(
-            f"{layer}: weight_scale must be [{rows}, {columns}/{scheme.group_size}], got {list(scale.t().shape)}"
+            f"{layer}: weight_scale must be [{rows}, {columns}/{scheme.group_size}], "
+            f"got {list(scale.t().shape)}"
         )
     groups = scale.shape[0]
     if scheme.symmetric and "weight_zero_point" not in tensors:

@@ -41,9 +41,7 @@ class HqqReader(Reader):
         codes = torch.cat((packed >> 4, packed & 15))
         group_size = codes.shape[1]
         if codes.numel() != rows * columns or columns % group_size:
-            raise ValueError(
-                f"{layer}: W_q must be [{rows}·{columns}/g/2, g], got {list(packed.shape)}"
-            )
+            raise ValueError(f"{layer}: W_q must be [{rows}·{columns}/g/2, g], got {list(packed.shape)}")
         count = codes.shape[0]
         scale, zero = (
             take(layer, tensors, name, FLOAT_DTYPES, (count, 1)).float().view(rows, -1).t()

@@ -5,7 +5,11 @@ None of them is imported before the program imports it, and none is needed.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from types import ModuleType
+
+from torch import nn
 
 from aoext._imports import when_imported
 
@@ -15,5 +19,23 @@ def install() -> None:
     when_imported("transformers.quantizers.auto", _register_with_transformers)
 
 
+def transformers_config() -> type:
+    """AoextConfig; ImportError, which says how to get it, without transformers."""
+    try:
+        from aoext.integrations.transformers import AoextConfig
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        raise ImportError("aoext.AoextConfig needs transformers: pip install transformers") from error
+    return AoextConfig
+
+
+def adopt(model: nn.Module) -> None:
+    """Tell the libraries of which a model, or a part of it, is made that its weights have been quantised."""
+    known = sys.modules.get("aoext.integrations.transformers")
+    if known is not None and "transformers.modeling_utils" in sys.modules:
+        known.adopt(model)
+
+
 def _register_with_transformers(_: ModuleType) -> None:
-    import aoext.integrations.transformers
+    importlib.import_module("aoext.integrations.transformers")

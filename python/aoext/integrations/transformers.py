@@ -1,7 +1,7 @@
 """transformers: `from_pretrained(..., quantization_config=AoextConfig("int4"))`, and `save_pretrained`.
 
-Imported as soon as a program has imported both aoext and transformers, in whatever order. Checkpoints have the
-tensors and the metadata of aoext.save_model, and AoextConfig in their config.json.
+Imported as soon as a program has imported both aoext and transformers, in whatever order. Checkpoints have
+the tensors and the metadata of aoext.save_model, and AoextConfig in their config.json.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MethodType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +35,13 @@ METHOD = "aoext"
 
 
 @register_quantization_config(METHOD)
-class AoextConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class AoextConfig(QuantizationConfigMixin):
     """How from_pretrained quantises a model's linear layers while it loads them.
 
     scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name: "int4", "int8",
         "int8_dynamic", "float8", "float8_dynamic". None, as AoextConfig.keep() has it, for checkpoints that
-        are quantised already, by aoext or another library: their weights come onto aoext's layouts without loss
+        are quantised already, by aoext or another library: their weights come onto aoext's layouts without
+        loss
     modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
         the output layer and what is tied to it.
     per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
@@ -75,7 +77,7 @@ class AoextConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     @classmethod
     def keep(cls) -> AoextConfig:
-        """For checkpoints of GPTQ, AWQ, compressed-tensors, bitsandbytes' int8 and HQQ: weights stay as they are."""
+        """For checkpoints that GPTQ, AWQ, compressed-tensors, bitsandbytes (int8) or HQQ has quantised."""
         return cls(scheme=None)
 
     def config_for(self, module: str) -> QuantizationConfig | None:
@@ -112,7 +114,7 @@ def _pattern(pattern: str) -> str:
 
 
 @register_quantizer(METHOD)
-class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
+class AoextQuantizer(HfQuantizer):
     """What transformers asks while it loads and saves a model."""
 
     quantization_config: AoextConfig
@@ -181,10 +183,11 @@ class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
         names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
         return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[_Assemble(self)])]
 
-    def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         for module in model.modules():
             if isinstance(module, nn.Linear) and isinstance(module.weight, QuantizedTensor):
-                set_weight(module, module.weight)
+                set_weight(module, cast(nn.Parameter, module.weight))
+        _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
             conversion
@@ -215,7 +218,31 @@ class AoextQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
 
-class _Quantize(ConversionOps):  # type: ignore[misc]
+def adopt(model: nn.Module) -> None:
+    """Have save_pretrained know models, or parts of `model`, whose weights were quantised in place."""
+    from transformers.modeling_utils import PreTrainedModel
+
+    inside: set[int] = set()
+    for part in model.modules():
+        if not isinstance(part, PreTrainedModel) or id(part) in inside:
+            continue
+        inside.update(map(id, part.modules()))
+        known = getattr(part, "hf_quantizer", None) is not None
+        if not known and any(isinstance(p, QuantizedTensor) for p in part.parameters()):
+            kept = AoextConfig.keep()
+            part.hf_quantizer = AoextQuantizer(kept, pre_quantized=True)
+            part.config.quantization_config = kept
+            part.quantization_method, part.is_quantized = METHOD, True
+            _let_cast(part)
+
+
+def _let_cast(model: nn.Module) -> None:
+    """transformers refuses to cast models that are quantised; ours can be cast like others."""
+    for method in (nn.Module.half, nn.Module.float):
+        setattr(model, method.__name__, MethodType(method, model))
+
+
+class _Quantize(ConversionOps):
     """Quantises one plain weight of a checkpoint."""
 
     def __init__(self, quantizer: AoextQuantizer) -> None:
@@ -224,14 +251,18 @@ class _Quantize(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **_: Any
     ) -> dict[str, Tensor]:
-        ((_, value),) = input_dict.items()
+        (value,) = input_dict.values()
         weight: Tensor = value[0] if isinstance(value, list) else value
         config = self.hf_quantizer.config_for(model, full_layer_name)
         assert config is not None
-        return {full_layer_name: nn.Parameter(config.quantize(weight), requires_grad=False)}
+        try:
+            quantized = config.quantize(weight)
+        except ValueError as error:
+            raise ValueError(f"{full_layer_name}: {error}") from error
+        return {full_layer_name: nn.Parameter(quantized, requires_grad=False)}
 
 
-class _Load(ConversionOps):  # type: ignore[misc]
+class _Load(ConversionOps):
     """Makes a quantised weight of the tensors that a checkpoint has of it."""
 
     def __init__(self, quantizer: AoextQuantizer) -> None:
@@ -269,7 +300,7 @@ class _Read(_Load):
 
 
 def _keep_foreign_checkpoints() -> None:
-    """Have AutoHfQuantizer take AoextConfig.keep() for checkpoints of other methods, which it refuses else."""
+    """Have AutoHfQuantizer take AoextConfig.keep() for others' checkpoints, which it would refuse."""
     merge = AutoHfQuantizer.merge_quantization_configs.__func__
 
     @functools.wraps(merge)
@@ -280,7 +311,8 @@ def _keep_foreign_checkpoints() -> None:
             return merge(cls, stored, given)
         if given.scheme is not None:
             raise ValueError(
-                f"the checkpoint is quantised by {method} already; AoextConfig.keep() runs it on aoext's kernels"
+                f"the checkpoint is quantised by {method} already; AoextConfig.keep() runs it on aoext's "
+                "kernels"
             )
         kept = AoextConfig.keep()
         kept.foreign = stored if isinstance(stored, dict) else stored.to_dict()

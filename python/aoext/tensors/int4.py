@@ -27,8 +27,8 @@ class Int4Tensor(QuantizedTensor):
     shape: [N, K]
     act_pre_scale: None, or [K] in scale's dtype, which multiplies the activation; it is no part of
         what dequantize() gives
-    k_order: None, or int64 [K], a permutation: column j of qdata belongs to column k_order[j] of the weight and
-        of the activation, so that a group holds columns that lie apart (GPTQ's act-order)
+    k_order: None, or int64 [K], a permutation: column j of qdata belongs to column k_order[j] of the weight
+        and of the activation, so that a group holds columns that lie apart (GPTQ's act-order)
     dtype: bfloat16, float16 or float32, that of the activations: scale's if it is not given. Scales in
         float32 serve activations of any dtype, and keep theirs where the weight goes to another
 
@@ -121,7 +121,9 @@ class Int4Tensor(QuantizedTensor):
 
     def _dequantize(self) -> Tensor:
         weight = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.dtype)
-        return weight if self.k_order is None else torch.empty_like(weight).index_copy_(1, self.k_order, weight)
+        return (
+            weight if self.k_order is None else torch.empty_like(weight).index_copy_(1, self.k_order, weight)
+        )
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:

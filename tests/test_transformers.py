@@ -1,0 +1,261 @@
+"""from_pretrained and save_pretrained of transformers, with aoext as the quantiser."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import aoext
+import checkpoint_packers as pack
+from aoext.tensors import QuantizedTensor
+from checkpoint_packers import Stored
+
+transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+AoextConfig = aoext.AoextConfig
+
+HIDDEN, INNER, VOCABULARY = 64, 128, 96
+IDS = torch.arange(12)[None]
+
+
+@pytest.fixture(autouse=True)
+def _seeded(generator):
+    torch.manual_seed(generator.initial_seed())
+
+
+def llama(**options: Any) -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        **options,
+    )
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def quantized_names(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
+
+
+def same_bits(model: nn.Module, other: nn.Module) -> None:
+    ours, theirs = model.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert type(tensor) is type(theirs[name]), name
+        if isinstance(tensor, QuantizedTensor):
+            for (field, a), (_, b) in zip(tensor.named_fields(), theirs[name].named_fields(), strict=True):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (name, field)
+        else:
+            assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "int8_dynamic", "float8", "float8_dynamic"])
+def test_quantise_save_and_load_again(tmp_path, scheme, tied):
+    plain = llama(tie_word_embeddings=tied)
+    plain.save_pretrained(tmp_path / "plain", max_shard_size="30KB")
+    config = {"scheme": "int4", "group_size": 32} if scheme == "int4" else scheme
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain", quantization_config=AoextConfig(config), dtype=torch.bfloat16
+    )
+    assert len(quantized_names(model)) == 14
+    assert not isinstance(model.lm_head.weight, QuantizedTensor)
+    assert not any(p.requires_grad for p in model.parameters() if isinstance(p, QuantizedTensor))
+    # The same as quantize_ makes of the same weights.
+    chosen = aoext.quantize_(
+        plain, model.quantization_method and AoextConfig(config).scheme, lambda m, n: "proj" in n
+    )
+    assert len(chosen.layers) == 14
+    same_bits(model, plain)
+
+    model.save_pretrained(tmp_path / "quantised", max_shard_size="30KB")
+    assert len(list((tmp_path / "quantised").glob("*.safetensors"))) > 1
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "quantised")
+    same_bits(model, again)
+    again.save_pretrained(tmp_path / "third")
+    same_bits(model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "third"))
+    generated = [m.generate(IDS, max_new_tokens=4, do_sample=False) for m in (model, again)]
+    assert torch.equal(*generated)
+    assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
+
+
+def test_modules_are_chosen_by_name(tmp_path):
+    llama().save_pretrained(tmp_path)
+    config = AoextConfig(
+        "int8",
+        modules_to_not_convert=["o_proj"],
+        per_module={r"layers\.0\.": None, "down_proj$": aoext.Int4WeightOnlyConfig(group_size=32)},
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    assert not any("layers.0." in name or "o_proj" in name for name in quantized_names(model))
+    assert isinstance(model.lm_head.weight, aoext.Int8Tensor)  # nothing said of it
+    assert isinstance(model.model.layers[1].mlp.down_proj.weight, aoext.Int4Tensor)
+    assert isinstance(model.model.layers[1].mlp.up_proj.weight, aoext.Int8Tensor)
+    stored = AoextConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert stored.to_dict() == config.to_dict()
+    assert stored.per_module == config.per_module
+
+
+def test_a_model_that_was_quantised_in_place_is_saved(tmp_path):
+    model = llama()
+    aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=32))
+    aoext.quantize_(model, aoext.Int8WeightOnlyConfig())  # finds nothing left
+    model.save_pretrained(tmp_path)
+    same_bits(model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path))
+
+
+def test_a_base_model_and_one_with_a_head_share_a_checkpoint(tmp_path):
+    llama().save_pretrained(tmp_path / "plain")
+    whole = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain", quantization_config=AoextConfig("int8")
+    )
+    whole.save_pretrained(tmp_path / "whole")
+    base = transformers.AutoModel.from_pretrained(tmp_path / "whole")
+    same_bits(whole.model, base)
+    base.save_pretrained(tmp_path / "base")
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    same_bits(whole.model, back.model)
+
+
+def test_casts_and_the_way_back(tmp_path):
+    llama().save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=AoextConfig("int8")
+    )
+    wanted = {name: model.get_parameter(name).dequantize() for name in quantized_names(model)}
+    assert model.half().dtype == torch.float16
+    assert model(IDS).logits.dtype == torch.float16
+    assert model.float()(IDS).logits.dtype == torch.float32
+    model.dequantize(torch.bfloat16)
+    for name, weight in wanted.items():
+        assert torch.equal(model.get_parameter(name), weight)
+
+
+def test_a_compiled_model_generates_with_a_static_cache(tmp_path):
+    llama().save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=AoextConfig("int8")
+    )
+    options = {"max_new_tokens": 6, "do_sample": False}
+    eager = model.generate(IDS, **options)
+    assert torch.equal(model.generate(IDS, cache_implementation="static", **options), eager)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: AoextConfig("int5"), ValueError, "scheme must be one of int4, int8, .* got 'int5'"),
+        (lambda: AoextConfig(4), TypeError, "scheme must be a config of aoext or one of int4"),
+        (lambda: AoextConfig({"scheme": "int8", "bits": 3}), ValueError, "int8 takes no arguments, got bits"),
+        (lambda: AoextConfig(schema="int4"), TypeError, "unknown arguments schema"),
+        (lambda: AoextConfig(per_module={"(": "int4"}), ValueError, r"regular expressions as keys, got '\('"),
+        (lambda: AoextConfig(modules_to_not_convert="lm_head"), TypeError, "must be a list of names"),
+    ],
+)
+def test_configs_that_cannot_be(make: Callable[[], Any], error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_the_report_of_loading_names_a_weight_with_nan(tmp_path, caplog):
+    model = llama()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = float("nan")
+    model.save_pretrained(tmp_path)
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    with pytest.raises(RuntimeError, match="CONVERSION"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=AoextConfig("int8"))
+    assert "layers.1.mlp.up_proj.weight: int8_row_quantize: w must be finite" in caplog.text
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+TOKENS = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
+COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+FOREIGN: dict[str, tuple[Callable[[int, int], Stored], dict[str, Any]]] = {
+    "gptq": (lambda n, k: pack.gptq(n, k, 32), GPTQ),
+    "gptq, act-order": (lambda n, k: pack.gptq(n, k, 32, act_order=True), GPTQ),
+    "awq": (lambda n, k: pack.awq(n, k, 32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
+    "hqq": (lambda n, k: pack.hqq(n, k, 32), {"quant_method": "hqq"}),
+    "bitsandbytes": (pack.bitsandbytes_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "int-quantized": (
+        pack.int_quantized,
+        {
+            **COMPRESSED,
+            "config_groups": {
+                "a": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
+            },
+        },
+    ),
+    "float-quantized": (
+        pack.float_quantized,
+        {
+            **COMPRESSED,
+            "config_groups": {
+                "a": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                }
+            },
+        },
+    ),
+}
+
+
+def foreign_checkpoint(folder: Path, make: Callable[[int, int], Stored], settings: dict[str, Any]) -> Any:
+    """Writes a checkpoint of another library; returns the model that it stands for, in float32."""
+    model = llama().float()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            tensors, exact = make(*module.weight.shape)
+            module.weight.data = exact.float() * 0.05
+            for key in ("scales", "scale", "weight_scale", "SCB"):
+                if key in tensors:
+                    tensors[key] = tensors[key] * 0.05
+            del state[f"{name}.weight"]
+            state.update({f"{name}.{key}": tensor for key, tensor in tensors.items()})
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    written["quantization_config"] = settings
+    (folder / "config.json").write_text(json.dumps(written))
+    safetensors_torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_checkpoints_of_other_libraries(tmp_path, name):
+    make, settings = FOREIGN[name]
+    expected = foreign_checkpoint(tmp_path / "foreign", make, settings)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "foreign", quantization_config=AoextConfig.keep(), dtype=torch.float32
+    )
+    assert len(quantized_names(model)) == 14
+    wanted, got = expected(IDS).logits, model(IDS).logits
+    assert (got - wanted).norm() <= 1e-2 * wanted.norm()  # scales of float16 went through times 0.05
+    model.save_pretrained(tmp_path / "ours")
+    same_bits(model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours"))
+
+
+def test_what_cannot_be_kept_says_what_to_do(tmp_path):
+    llama().save_pretrained(tmp_path / "plain")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with pytest.raises(ValueError, match=r"keep\(\) is for checkpoints that are quantised already; this one"):
+        load(tmp_path / "plain", quantization_config=AoextConfig.keep())
+    foreign_checkpoint(tmp_path / "gptq", *FOREIGN["gptq"])
+    with pytest.raises(ValueError, match=r"quantised by gptq already; AoextConfig\.keep\(\) runs it"):
+        load(tmp_path / "gptq", quantization_config=AoextConfig("int4"))
+    foreign_checkpoint(tmp_path / "three", FOREIGN["gptq"][0], {**GPTQ, "bits": 3})
+    with pytest.raises(ValueError, match="gptq: bits must be one of 4 to run on aoext, got 3"):
+        load(tmp_path / "three", quantization_config=AoextConfig.keep())
