@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from types import ModuleType
 
 from torch import nn
@@ -16,7 +17,8 @@ from aoext._imports import when_imported
 
 def install() -> None:
     """Make aoext known to each library as soon as the program imports it."""
-    when_imported("transformers.quantizers.auto", _register_with_transformers)
+    when_imported("transformers.quantizers.auto", partial(_load, "transformers"))
+    when_imported("peft.tuners.lora.model", partial(_load, "peft"))
 
 
 def transformers_config() -> type:
@@ -37,5 +39,5 @@ def adopt(model: nn.Module) -> None:
         known.adopt(model)
 
 
-def _register_with_transformers(_: ModuleType) -> None:
-    importlib.import_module("aoext.integrations.transformers")
+def _load(name: str, _: ModuleType) -> None:
+    importlib.import_module(f"aoext.integrations.{name}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from aoext.packing import dtype_name
+from aoext.packing import describe, dtype_name
 from aoext.tensors.fields import Field, check_fields
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ class QuantizedTensor(torch.Tensor):
     def _linear_backward(self, grad: Tensor) -> Tensor:
         """grad [..., N] times the weight [N, K]: the gradient of _linear's input."""
         return grad @ self._dequantize().to(grad.dtype)
+
+    def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
+        """The fields of a float32 weight [N, K] in this one's scheme; those that are left out stay."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _quantized")
 
     # Construction
 
@@ -162,6 +166,18 @@ class QuantizedTensor(torch.Tensor):
         """The plain tensor that this one stands for: same shape, dtype and device."""
         weight = self._dequantize()
         return weight.t() if self.transposed else weight
+
+    def requantized(self, weight: Tensor) -> Self:
+        """Another weight, of this one's shape, in its scheme, dtype and view. NaN or Inf raises ValueError.
+
+        weight: bfloat16, float16 or float32, as dequantize() gives it; float32 loses nothing.
+        """
+        if weight.shape != self.shape:
+            raise ValueError(
+                f"{type(self).__name__}: requantized needs a weight {list(self.shape)}, got {describe(weight)}"
+            )
+        plain = (weight.t() if self.transposed else weight).float()
+        return self.remade({**dict(self.named_fields()), **self._quantized(plain)})
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Self:
         """This tensor if all of its fields are contiguous, else a copy whose fields are."""

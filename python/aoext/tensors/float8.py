@@ -41,6 +41,9 @@ class Float8Tensor(RowScaledTensor):
         qdata, scale = packing.float8_row_quantize(w, dtype)
         return cls(qdata, scale, [1, w.shape[1]], w.dtype, dynamic_activation)
 
+    def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return packing.float8_row_quantize(weight, self.qdata.dtype)
+
     @staticmethod
     def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:

@@ -125,6 +125,17 @@ class Int4Tensor(QuantizedTensor):
             weight if self.k_order is None else torch.empty_like(weight).index_copy_(1, self.k_order, weight)
         )
 
+    def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
+        if self.k_order is not None:
+            weight = weight.index_select(1, self.k_order)
+        made = self.from_hp(weight, self.block_size, symmetric=not bool(self.zero_point.any()))
+        dtype = self.scale.dtype
+        return {
+            "qdata": made.qdata,
+            "scale": made.scale.to(dtype),
+            "zero_point": made.zero_point.to(dtype),
+        }
+
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:
             input = (input * self.act_pre_scale).to(input.dtype)

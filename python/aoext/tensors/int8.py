@@ -35,6 +35,9 @@ class Int8Tensor(RowScaledTensor):
         qdata, scale = packing.int8_row_quantize(w)
         return cls(qdata, scale, [1, w.shape[1]], w.dtype, dynamic_activation)
 
+    def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return packing.int8_row_quantize(weight)
+
     @staticmethod
     def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:

@@ -68,6 +68,13 @@ class RowScaledTensor(QuantizedTensor):
     def _dequantize(self) -> Tensor:
         return packing.dequantize(self.qdata, self.scale, dtype=self.dtype)
 
+    def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
+        return dict(zip(("qdata", "scale"), self._quantize(weight), strict=True))
+
+    def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of qdata's dtype and scales of a weight [N, K]."""
+        raise NotImplementedError
+
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
         if self.dynamic_activation:
