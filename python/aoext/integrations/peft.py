@@ -43,7 +43,7 @@ class QuantizedLoraLinear(lora.Linear):
             super().update_layer(adapter_name, r, lora_alpha, config=config, **kwargs)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Merge adapters, the active ones if none are named; with safe_merge, NaN or Inf raises ValueError."""
+        """Merge adapters, the active ones if none are named; NaN or Inf raises ValueError if safe_merge."""
         names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.lora_A]
         if not names:
             return

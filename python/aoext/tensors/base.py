@@ -174,7 +174,8 @@ class QuantizedTensor(torch.Tensor):
         """
         if weight.shape != self.shape:
             raise ValueError(
-                f"{type(self).__name__}: requantized needs a weight {list(self.shape)}, got {describe(weight)}"
+                f"{type(self).__name__}: requantized needs a weight {list(self.shape)}, "
+                f"got {describe(weight)}"
             )
         plain = (weight.t() if self.transposed else weight).float()
         return self.remade({**dict(self.named_fields()), **self._quantized(plain)})
