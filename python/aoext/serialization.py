@@ -127,10 +127,15 @@ def flattened(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     return tensors, {VERSION_KEY: FORMAT_VERSION, WEIGHTS_KEY: json.dumps(weights), TIED_KEY: "{}"}
 
 
+def metadata_of(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    with import_safetensors().safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
+
+
 def descriptions_in(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a file says of its quantised weights, by their names."""
-    with import_safetensors().safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
+    metadata = metadata_of(path)
     return _json_object(metadata, WEIGHTS_KEY, Path(path)) if WEIGHTS_KEY in metadata else {}
 
 

@@ -14,6 +14,7 @@ from aoext.checkpoints.bitsandbytes import BitsandbytesReader
 from aoext.checkpoints.compressed_tensors import CompressedTensorsReader
 from aoext.checkpoints.gptq import AwqReader, GptqReader
 from aoext.checkpoints.hqq import HqqReader
+from aoext.checkpoints.torchao import TorchaoReader
 
 READERS: dict[str, type[Reader]] = {
     "gptq": GptqReader,
@@ -21,6 +22,7 @@ READERS: dict[str, type[Reader]] = {
     "compressed-tensors": CompressedTensorsReader,
     "bitsandbytes": BitsandbytesReader,
     "hqq": HqqReader,
+    "torchao": TorchaoReader,
 }
 
 

@@ -28,6 +28,9 @@ class Reader:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """settings: the quantization_config of the checkpoint. ValueError for what cannot be served."""
 
+    def read_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Takes what the metadata of a safetensors file says, before the weights."""
+
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         """The weight [N, K] of a layer, for activations of `dtype`; ValueError, which names the layer."""
         raise NotImplementedError

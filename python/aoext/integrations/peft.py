@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners.lora import layer as lora
@@ -93,7 +93,7 @@ def _plain_weight(base: nn.Module) -> Iterator[None]:
     """Gives a layer a plain weight meanwhile; if that changes, the layer's becomes it, quantised anew."""
     quantized = base.weight
     assert isinstance(quantized, QuantizedTensor)
-    after: nn.Parameter = quantized
+    after = cast(nn.Parameter, quantized)
     base.weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
     try:
         yield
@@ -128,7 +128,7 @@ def _install() -> None:
         if getattr(module, "__name__", "").startswith("peft.") and (
             getattr(module, "dequantize_module_weight", None) is dequantize
         ):
-            module.dequantize_module_weight = dequantized
+            setattr(module, "dequantize_module_weight", dequantized)  # noqa: B010
 
 
 _install()

@@ -166,9 +166,12 @@ class AoextQuantizer(HfQuantizer):
         self.left_alone = self.get_modules_to_not_convert(
             model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
         )
-        if self.pre_quantized and self.reader is None:
+        if self.pre_quantized:
             for file in checkpoint_files or ():
-                self.descriptions.update(serialization.descriptions_in(file))
+                if self.reader is None:
+                    self.descriptions.update(serialization.descriptions_in(file))
+                else:
+                    self.reader.read_metadata(serialization.metadata_of(file))
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)

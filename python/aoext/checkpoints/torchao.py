@@ -1,0 +1,143 @@
+"""Weights of torchao's tensor types, from its checkpoints or as they are in a model.
+
+Layouts that are aoext's own stay the same memory; the others convert without loss (aoext.layouts).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aoext import layouts
+from aoext.checkpoints.base import Reader, take
+from aoext.packing import FLOAT_DTYPES
+from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors.rowwise import RowScaledTensor
+
+_PREFIX = "_weight_"
+_FIELDS = ("qdata", "scale", "scale_and_zero", "zero_point", "act_pre_scale", "per_tensor_scale")
+
+
+def convert(
+    layer: str, kind: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
+) -> QuantizedTensor:
+    """The weight that one of torchao's type `kind` with these fields and attributes stands for.
+
+    ValueError, which names the layer, for types and attributes that aoext has no kernel for.
+    """
+    if kind not in _CONVERSIONS:
+        raise ValueError(f"{layer}: torchao's {kind} does not run on aoext")
+    if attributes.get("activation_dtype") not in (None, torch.bfloat16, "bfloat16"):
+        raise ValueError(f"{layer}: torchao's {kind} with float8 activations does not run on aoext")
+    try:
+        return _CONVERSIONS[kind](layer, fields, attributes, dtype)
+    except TypeError as error:
+        raise ValueError(f"{layer}: {error}") from error
+
+
+def _int4(
+    fields: Mapping[str, Tensor], plain: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype
+) -> Int4Tensor:
+    qdata, scale, zero_point = plain
+    pre_scale = fields.get("act_pre_scale")
+    if scale.dtype not in (dtype, torch.float32) or pre_scale is not None:
+        scale, zero_point = scale.float(), zero_point.float()
+    return Int4Tensor.from_fields(
+        {
+            "qdata": qdata,
+            "scale": scale,
+            "zero_point": zero_point,
+            "act_pre_scale": None if pre_scale is None else pre_scale.reshape(-1).float(),
+            "k_order": None,
+        },
+        dtype,
+        block_size=[1, 2 * qdata.shape[1] // scale.shape[0]],
+    )
+
+
+def _plain(
+    layer: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
+) -> Int4Tensor:
+    qdata = take(layer, fields, "qdata", (torch.int8,), (-1, -1))
+    scale = take(layer, fields, "scale", FLOAT_DTYPES, (-1, qdata.shape[0]))
+    return _int4(fields, (qdata, scale, take(layer, fields, "zero_point", FLOAT_DTYPES, scale.shape)), dtype)
+
+
+def _plain_int32(
+    layer: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
+) -> Int4Tensor:
+    qdata = take(layer, fields, "qdata", (torch.int32,), (-1, -1))
+    scale = take(layer, fields, "scale", FLOAT_DTYPES, (-1, qdata.shape[0]))
+    zero = take(layer, fields, "zero_point", (torch.int8,), scale.shape)
+    return _int4(fields, layouts.plain_int32_to_plain(qdata, scale, zero, dtype=torch.float32), dtype)
+
+
+def _tinygemm(
+    layer: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
+) -> Int4Tensor:
+    packed = take(layer, fields, "qdata", (torch.int32,), (-1, -1, -1, -1))
+    scale_and_zero = take(layer, fields, "scale_and_zero", (torch.bfloat16,), (-1, -1, 2))
+    return _int4(fields, layouts.tinygemm_to_plain(packed, scale_and_zero), dtype)
+
+
+def _rows(
+    kind: type[RowScaledTensor], dtypes: tuple[torch.dtype, ...]
+) -> Callable[[str, Mapping[str, Tensor], Mapping[str, Any], torch.dtype], QuantizedTensor]:
+    def converted(
+        layer: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
+    ) -> QuantizedTensor:
+        qdata = take(layer, fields, "qdata", dtypes, (-1, -1))
+        rows, columns = qdata.shape
+        scale = fields.get("scale")
+        if scale is None or scale.numel() not in (1, rows):
+            raise ValueError(f"{layer}: scale must have an entry for each of the {rows} rows, or one alone")
+        for name in ("zero_point", "act_quant_scale", "act_pre_scale"):
+            if fields.get(name) is not None and bool(fields[name].any()):
+                raise ValueError(f"{layer}: a weight of 8 bits with {name} does not run on aoext")
+        dynamic = attributes.get("act_quant_kwargs") is not None
+        if "ASYMMETRIC" in str(attributes.get("act_quant_kwargs")):
+            raise ValueError(f"{layer}: activations quantised with zero points do not run on aoext")
+        every = scale.float().reshape(-1, 1).expand(rows, 1).contiguous()
+        return kind(qdata, every, [1, columns], dtype, dynamic)
+
+    return converted
+
+
+_CONVERSIONS: dict[
+    str, Callable[[str, Mapping[str, Tensor], Mapping[str, Any], torch.dtype], QuantizedTensor]
+] = {
+    "Int4Tensor": _plain,
+    "Int4PlainInt32Tensor": _plain_int32,
+    "Int4TilePackedTo4dTensor": _tinygemm,
+    "Int8Tensor": _rows(Int8Tensor, (torch.int8,)),
+    "Float8Tensor": _rows(Float8Tensor, (torch.float8_e4m3fn, torch.float8_e5m2)),
+}
+
+
+class TorchaoReader(Reader):
+    """{layer}._weight_qdata and the like; the file's metadata says of each weight what it is."""
+
+    names = tuple(_PREFIX + name for name in _FIELDS)
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.described: dict[str, Any] = {}
+
+    def read_metadata(self, metadata: Mapping[str, str]) -> None:
+        for name, text in metadata.items():
+            if name.endswith(".weight"):
+                self.described[name.removesuffix(".weight")] = json.loads(text)
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        described = self.described.get(layer)
+        if not isinstance(described, dict):
+            raise ValueError(f"{layer}: the file's metadata does not say what its weight is")
+        fields = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+        attributes = described.get("_data") or {}
+        activation = attributes.get("activation_dtype")
+        if isinstance(activation, dict):
+            attributes = {**attributes, "activation_dtype": activation.get("_data")}
+        return convert(layer, str(described.get("_type")), fields, attributes, dtype)
