@@ -37,8 +37,8 @@ inductor.install()
 
 
 def __getattr__(name: str) -> _Any:
-    if name == "AoextConfig":  # which needs transformers
-        return integrations.transformers_config()
+    if name in integrations.NAMES:  # which need other packages
+        return integrations.find(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,10 +9,19 @@ import importlib
 import sys
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
 from aoext._imports import when_imported
+
+# Names in aoext that are imported when they are asked for: their module here, and what it calls them.
+NAMES = {
+    "AoextConfig": ("transformers", "AoextConfig"),
+    "from_torchao": ("torchao", "to_aoext"),
+    "load_gguf": ("gguf", "load_gguf"),
+    "to_torchao": ("torchao", "to_torchao"),
+}
 
 
 def install() -> None:
@@ -21,15 +30,16 @@ def install() -> None:
     when_imported("peft.tuners.lora.model", partial(_load, "peft"))
 
 
-def transformers_config() -> type:
-    """AoextConfig; ImportError, which says how to get it, without transformers."""
+def find(name: str) -> Any:
+    """What aoext calls `name`, of NAMES; ImportError, which says how to get it, without the package it needs."""
+    package, attribute = NAMES[name]
     try:
-        from aoext.integrations.transformers import AoextConfig
+        return getattr(importlib.import_module(f"aoext.integrations.{package}"), attribute)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "transformers":
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "aoext", "torch"):
             raise
-        raise ImportError("aoext.AoextConfig needs transformers: pip install transformers") from error
-    return AoextConfig
+        raise ImportError(f"aoext.{name} needs {missing}: pip install {missing}") from error
 
 
 def adopt(model: nn.Module) -> None:

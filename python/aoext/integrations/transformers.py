@@ -62,6 +62,8 @@ class AoextConfig(QuantizationConfigMixin):
     ) -> None:
         self.quant_method = METHOD
         further.pop("quant_method", None)
+        # What is known of the quantised weights of a state that comes without files.
+        self.described: dict[str, Any] = further.pop("described", {})
         if further:
             raise TypeError(f"AoextConfig: unknown arguments {', '.join(sorted(further))}")
         if isinstance(modules_to_not_convert, str):
@@ -124,7 +126,7 @@ class AoextQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
         self.left_alone: list[str] = []
-        self.descriptions: dict[str, Any] = {}
+        self.descriptions: dict[str, Any] = dict(quantization_config.described)
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
         if quantization_config.scheme is None and not self.pre_quantized:

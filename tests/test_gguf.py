@@ -1,0 +1,191 @@
+"""Models of GGUF files, written by the format's own package, against their dequantised values."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import aoext
+from aoext.tensors import QuantizedTensor
+
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+
+from aoext.checkpoints import gguf as blocks  # noqa: E402
+from aoext.integrations.gguf import load_gguf  # noqa: E402
+
+HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS = 256, 512, 96, 4, 2
+IDS = torch.arange(10)[None]
+
+
+@pytest.fixture(autouse=True)
+def _seeded(generator):
+    torch.manual_seed(generator.initial_seed())
+
+
+def random_blocks(kind: str, rows: int, columns: int) -> numpy.ndarray:
+    """Blocks with random bits, but small finite scales."""
+    form = blocks.FORMATS[kind]
+    raw = torch.randint(256, (rows, columns // form.values, form.bytes), dtype=torch.uint8)
+    for at in range(0, 2 if kind == "Q4_0" else 4, 2):
+        scale = (torch.rand(*raw.shape[:2], 1) * 0.01).half()
+        raw[..., at : at + 2] = scale.view(torch.uint8)
+    return raw.flatten(1).numpy()
+
+
+def type_of(kind: str) -> Any:
+    return gguf.GGMLQuantizationType[kind]
+
+
+@pytest.mark.parametrize("kind", blocks.FORMATS)
+def test_blocks_keep_their_values(device, kind):
+    raw = random_blocks(kind, 24, 512)
+    expected = torch.from_numpy(gguf.quants.dequantize(raw, type_of(kind))).double()
+    weight = blocks.weight("layer", kind, torch.from_numpy(raw).to(device), torch.bfloat16)
+    assert weight.block_size == [1, 32]
+    exact = weight.to(torch.float32).dequantize().double().cpu()
+    assert (exact - expected).abs().max() <= 3e-7 * expected.abs().max()
+
+
+def test_blocks_that_are_none():
+    with pytest.raises(ValueError, match=r"layer: Q4_0 must be uint8 \[N, K/32·18\], got \[4, 20\]"):
+        blocks.weight("layer", "Q4_0", torch.zeros(4, 20, dtype=torch.uint8), torch.float32)
+    with pytest.raises(ValueError, match="layer: Q4_0 must have finite scales, got NaN or Inf"):
+        blocks.weight("layer", "Q4_0", torch.full((4, 18), 255, dtype=torch.uint8), torch.float32)
+
+
+def in_pairs(weight: Tensor, heads: int) -> Tensor:
+    """Rows as the file has them, for rotations of neighbours."""
+    return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def write(path: Path, architecture: str, kinds: dict[str, str]) -> Any:
+    """Writes a model of one layer; returns transformers' model of the values in the file.
+
+    kinds: the formats of the layer's matrices; float32 for those that are not named.
+    """
+    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}[architecture]
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HIDDEN // HEADS,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=architecture == "gemma2",
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(1)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HIDDEN // HEADS)
+    writer.add_value_length(HIDDEN // HEADS)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"t{i}" for i in range(VOCABULARY)])
+
+    names = {
+        "token_embd": model.model.embed_tokens,
+        "output_norm": model.model.norm,
+        "blk.0.attn_norm": model.model.layers[0].input_layernorm,
+        "blk.0.ffn_norm": model.model.layers[0].post_attention_layernorm,
+        **{f"blk.0.attn_{p}": getattr(model.model.layers[0].self_attn, f"{p}_proj") for p in "qkv"},
+        "blk.0.attn_output": model.model.layers[0].self_attn.o_proj,
+        **{f"blk.0.ffn_{p}": getattr(model.model.layers[0].mlp, f"{p}_proj") for p in ("gate", "up", "down")},
+    }
+    layer = model.model.layers[0]
+    if architecture == "gemma2":
+        names["blk.0.ffn_norm"] = layer.pre_feedforward_layernorm
+        names["blk.0.post_attention_norm"] = layer.post_attention_layernorm
+        names["blk.0.post_ffw_norm"] = layer.post_feedforward_layernorm
+    else:
+        names["output"] = model.lm_head
+    if architecture == "qwen3":
+        names["blk.0.attn_q_norm"], names["blk.0.attn_k_norm"] = (
+            layer.self_attn.q_norm,
+            layer.self_attn.k_norm,
+        )
+    for name, module in names.items():
+        for leaf, parameter in module.named_parameters():
+            value = parameter.data
+            heads = {"blk.0.attn_q": HEADS, "blk.0.attn_k": KV_HEADS}.get(name)
+            turned = architecture == "llama" and heads is not None
+            if name in kinds and leaf == "weight":
+                made = kinds[name]
+                if made in blocks.FORMATS:
+                    raw = random_blocks(made, *value.shape)
+                else:
+                    raw = gguf.quants.quantize(value.numpy(), type_of(made))
+                stored = torch.from_numpy(gguf.quants.dequantize(raw, type_of(made)).copy())
+                if turned:  # the other way round
+                    stored = stored.view(heads, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
+                parameter.data = stored
+                writer.add_tensor(f"{name}.{leaf}", raw, raw_dtype=type_of(made))
+                continue
+            if architecture == "gemma2" and "norm" in name:
+                parameter.data = value = torch.randn_like(value) * 0.1
+                value = value + 1
+            if turned:
+                value = in_pairs(value, heads)
+            writer.add_tensor(f"{name}.{leaf}", value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+ALL = {
+    f"blk.0.{name}": "Q4_0" for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up")
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_logits_are_those_of_the_dequantised_model(tmp_path, architecture):
+    kinds = {**ALL, "blk.0.attn_k": "Q4_1", "blk.0.ffn_down": "Q4_K"}
+    expected = write(tmp_path / "model.gguf", architecture, kinds)
+    model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32)
+    quantised = [name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)]
+    assert len(quantised) == 7
+    for name in quantised:
+        torch.testing.assert_close(
+            model.get_parameter(name).dequantize(), expected.get_parameter(name), rtol=1e-5, atol=1e-6
+        )
+    wanted = expected(IDS).logits
+    assert (model(IDS).logits - wanted).norm() <= 1e-3 * wanted.norm()
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+def test_formats_without_kernels_are_dequantised_and_named(tmp_path, caplog):
+    expected = write(tmp_path / "model.gguf", "llama", {**ALL, "blk.0.ffn_down": "Q8_0"})
+    with caplog.at_level(logging.WARNING):
+        model = load_gguf(tmp_path / "model.gguf")
+    assert "1 weights" in caplog.text
+    assert "model.layers.0.mlp.down_proj.weight (Q8_0)" in caplog.text
+    assert isinstance(model.model.layers[0].mlp.up_proj.weight, aoext.Int4Tensor)
+    wanted = expected(IDS).logits
+    assert (model(IDS).logits - wanted).norm() <= 5e-2 * wanted.norm()
+
+
+def test_unknown_architectures(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=r"architecture must be one of llama, qwen2, .* got 'mamba'"):
+        load_gguf(tmp_path / "model.gguf")
