@@ -114,10 +114,8 @@ def write(path: Path, architecture: str, kinds: dict[str, str]) -> Any:
     else:
         names["output"] = model.lm_head
     if architecture == "qwen3":
-        names["blk.0.attn_q_norm"], names["blk.0.attn_k_norm"] = (
-            layer.self_attn.q_norm,
-            layer.self_attn.k_norm,
-        )
+        names["blk.0.attn_q_norm"] = layer.self_attn.q_norm
+        names["blk.0.attn_k_norm"] = layer.self_attn.k_norm
     for name, module in names.items():
         for leaf, parameter in module.named_parameters():
             value = parameter.data

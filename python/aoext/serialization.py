@@ -133,6 +133,12 @@ def metadata_of(path: str | os.PathLike[str]) -> dict[str, str]:
         return file.metadata() or {}
 
 
+def names_in(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the tensors in a safetensors file."""
+    with import_safetensors().safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
 def descriptions_in(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a file says of its quantised weights, by their names."""
     metadata = metadata_of(path)

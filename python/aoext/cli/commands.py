@@ -6,6 +6,7 @@ import click
 
 import aoext
 from aoext.cli.bench import bench
+from aoext.cli.convert import convert
 from aoext.cli.demo import demo
 from aoext.cli.device_report import report
 from aoext.cli.info import info
@@ -17,5 +18,5 @@ def cli() -> None:
     """Quantised PyTorch operators: see what they cost, save and gain on this machine."""
 
 
-for command in (demo, bench, info, report):
+for command in (demo, bench, convert, info, report):
     cli.add_command(command)

@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def find(name: str) -> Any:
-    """What aoext calls `name`, of NAMES; ImportError, which says how to get it, without the package it needs."""
+    """What aoext calls `name`, of NAMES; ImportError, which says what to install, without its package."""
     package, attribute = NAMES[name]
     try:
         return getattr(importlib.import_module(f"aoext.integrations.{package}"), attribute)
