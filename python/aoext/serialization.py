@@ -139,6 +139,12 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
         return list(file.keys())
 
 
+def dtypes_in(path: str | os.PathLike[str]) -> dict[str, str]:
+    """safetensors' names for the dtypes of the tensors in a file."""
+    with import_safetensors().safe_open(path, framework="pt") as file:
+        return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+
+
 def descriptions_in(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a file says of its quantised weights, by their names."""
     metadata = metadata_of(path)

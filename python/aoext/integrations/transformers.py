@@ -6,6 +6,7 @@ the tensors and the metadata of aoext.save_model, and AoextConfig in their confi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,9 @@ from aoext.schemes import Scheme, as_config
 from aoext.tensors import QuantizedTensor
 
 METHOD = "aoext"
+
+# Dtypes of quantised weights that are called `weight`, by safetensors' names.
+_STORED = {"I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 
 
 @register_quantization_config(METHOD)
@@ -127,6 +131,7 @@ class AoextQuantizer(HfQuantizer):
         # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
         self.left_alone: list[str] = []
         self.descriptions: dict[str, Any] = dict(quantization_config.described)
+        self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
         if quantization_config.scheme is None and not self.pre_quantized:
@@ -174,6 +179,26 @@ class AoextQuantizer(HfQuantizer):
                     self.descriptions.update(serialization.descriptions_in(file))
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
+                    self._expect(model, serialization.dtypes_in(file))
+
+    def _expect(self, model: Any, stored: Mapping[str, str]) -> None:
+        """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
+        for key, dtype in stored.items():
+            if not key.endswith(".weight") or dtype not in _STORED:
+                continue
+            for name in _candidates(model, key):
+                path, _, leaf = name.rpartition(".")
+                with contextlib.suppress(AttributeError):
+                    module = model.get_submodule(path)
+                    plain = module._parameters[leaf]
+                    self.dtypes[name] = plain.dtype
+                    empty = torch.empty_like(plain, dtype=_STORED[dtype])
+                    module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)
+                    break
+
+    def dtype_of(self, model: Any, name: str) -> torch.dtype:
+        """The dtype that a parameter has in the model, whatever the file has."""
+        return self.dtypes.get(name) or model.get_parameter(name).dtype
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)
@@ -203,8 +228,7 @@ class AoextQuantizer(HfQuantizer):
 
     def describes(self, model: Any, name: str) -> Any:
         """What the checkpoint says of the weight of this name; there it may lack the base model's prefix."""
-        prefix = f"{model.base_model_prefix}."
-        for candidate in (name, prefix + name, name.removeprefix(prefix)):
+        for candidate in _candidates(model, name):
             if candidate in self.descriptions:
                 return self.descriptions[candidate]
         raise ValueError(f"{name}: the checkpoint's metadata does not say how it is quantised")
@@ -221,6 +245,12 @@ class AoextQuantizer(HfQuantizer):
                 plain = weight.dequantize() if dtype is None else weight.dequantize().to(dtype)
                 module.weight = nn.Parameter(plain, requires_grad=False)
         return model
+
+
+def _candidates(model: Any, name: str) -> tuple[str, ...]:
+    """A name, with and without the prefix that a model with a head gives to its base model."""
+    prefix = f"{model.base_model_prefix}."
+    return name, prefix + name, name.removeprefix(prefix)
 
 
 def adopt(model: nn.Module) -> None:
@@ -297,7 +327,7 @@ class _Read(_Load):
     """Of what another library has saved."""
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
-        dtype = model.get_parameter(name).dtype
+        dtype = self.hf_quantizer.dtype_of(model, name)
         if tensors.keys() == {"weight"} and tensors["weight"].dtype in FLOAT_DTYPES:  # not quantised
             return tensors["weight"].to(dtype)
         assert self.hf_quantizer.reader is not None
