@@ -1,17 +1,23 @@
 """Weights to small numbers and back: plain tensor functions that run on any device.
 
 A weight is [N, K], one row per output channel. int4 is quantised in groups of `group_size` along K,
-int8 and float8 in whole rows. The int4 formulas are those of FBGEMM and MSLK, in float32 and with
-ties to even:
+int8 and float8 in whole rows. The int4 formulas, in float32 and with ties to even:
 
-    asymmetric   s = max(max − min, 1e-6) / 15,  z = min + 8·s
+    asymmetric   s = held((max − min) / 15),  z = min + 8·s
                  q = clamp(round((x − min) / s), 0, 15) − 8
-    symmetric    s = max(absmax, 1e-6) / 8,      z = 0
-                 q = clamp(round(x / s), −8, 7)
+    symmetric    s = −e / 8,                  z = 0     with e the value of the largest magnitude
+                 q = clamp(round(x / s), −8, 7)         |s| held; s < 0 where e > 0
     dequantised  w = q·s + z
 
-q is chosen by the float32 scale; only then are s and z rounded to the weight's dtype. The formula
-of int8 and float8 has its home in the operator `ao::quantize_rowwise`.
+`held` is the scale itself where the weight's dtype has it as a normal number; q is chosen by this float32
+scale, and only then are s and z rounded to the weight's dtype. A smaller scale is first rounded up to what
+float32 holds as a normal number, and float16 as any number: a multiple of 2⁻¹²⁶ or, in float16, of 2⁻²⁴.
+A group of zeros has the smallest such scale and gives zeros. (Equal values count as larger than min by 8·s.)
+
+The asymmetric formula is that of FBGEMM and MSLK but for ranges below 1e-6, which count there as 1e-6, so
+that little is left of weights around 1e-7; and but for `held`. Their symmetric one has s = absmax / 8, which
+loses an eighth of positive extremes. The formula of int8 and float8 has its home in the operator
+`ao::quantize_rowwise`.
 
 Large weights pass through float32 in blocks of rows, so that a call needs little more memory than
 its result. Wrong types and dtypes raise TypeError, wrong shapes and values ValueError. Tensors on
@@ -32,12 +38,9 @@ FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Elements of one block: 16 MiB in float32, small against a large weight.
 BLOCK_ELEMENTS = 1 << 22
 
-# Smaller ranges count as this one, so that a constant group gets no scale of zero.
-SMALLEST_RANGE = 1e-6
-
-# Takes groups [n, K/G, G] in float32, which it may overwrite; gives q of that shape, and float32
-# [n, K/G, 1] tensors: the scale, and the zero point where there is one.
-GroupRule = Callable[[Tensor], tuple[Tensor, ...]]
+# Takes groups [n, K/G, G] in float32, which it may overwrite, and the dtype that scales are kept in; gives q
+# of that shape, and float32 [n, K/G, 1] tensors: the scale, and the zero point where there is one.
+GroupRule = Callable[[Tensor, torch.dtype], tuple[Tensor, ...]]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -207,19 +210,31 @@ def _check_device(qdata: Tensor, **others: Tensor) -> None:
             )
 
 
-def _asymmetric(groups: Tensor) -> tuple[Tensor, ...]:
+def _asymmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
     # The divisor is a tensor, because by a Python number some devices multiply with the reciprocal,
     # which can differ in the last bit.
-    scale = (high - low).clamp_(min=SMALLEST_RANGE).div_(torch.full_like(high, 15))
+    spread = high - low
+    scale = _held(spread / torch.full_like(high, 15), dtype)
+    low = torch.where(spread == 0, low - 8 * scale, low)  # so that zeros have q and z of 0
     q = groups.sub_(low).div_(scale).round_().clamp_(0, 15).sub_(8)
     return q, scale, low + 8 * scale
 
 
-def _symmetric(groups: Tensor) -> tuple[Tensor, ...]:
+def _symmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
     # An eighth is exact in binary, so a Python number divides alike on every device.
-    scale = groups.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST_RANGE).div_(8)
+    magnitude = _held(torch.maximum(high, -low).div_(8), dtype)
+    scale = torch.where(high > -low, -magnitude, magnitude)
     return groups.div_(scale).round_().clamp_(-8, 7), scale
+
+
+def _held(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales ≥ 0 as they are where they are normal numbers of `dtype`, smaller ones rounded up; NaN stays."""
+    limits = torch.finfo(dtype)
+    step = max(limits.smallest_normal * limits.eps, torch.finfo(torch.float32).smallest_normal)
+    rounded_up = (scale / step).ceil_().clamp_(min=1).mul_(step)
+    return torch.where(scale < limits.smallest_normal, rounded_up, scale)
 
 
 @torch.no_grad()
@@ -236,7 +251,7 @@ def _quantize_groups(who: str, x: Tensor, group_size: int, rule: GroupRule) -> t
     for rows in _row_blocks(x):
         # copy=True, because the rule overwrites its groups and a float32 x must stay as it is.
         block = x[rows].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        values, *rest = rule(block.unflatten(1, (-1, group_size)))
+        values, *rest = rule(block.unflatten(1, (-1, group_size)), x.dtype)
         q[rows] = values.flatten(1)
         parameters.append(tuple(parameter.squeeze(-1) for parameter in rest))
     columns = [torch.cat(blocks) for blocks in zip(*parameters, strict=True)]
