@@ -63,9 +63,11 @@ def test_asymmetric_int4_by_hand(device):
 
 
 def test_symmetric_int4_by_hand(device):
-    # The extremes are −16 and 16, of which −16 goes to −8: s = 2. x/s is 8 (clamped), −8, 7.5 (to 8, clamped),
-    # 1.5 (to 2), −2.5 (to −2), 0.5. Without −16 the extreme is 16: s = −2, and 16 goes to −8 as well.
-    x = torch.tensor([[16.0, -16.0, 15.0, 3.0, -5.0, 1.0], [16.0, -15.0, 15.0, 3.0, -5.0, 1.0]], device=device)
+    # The extremes are −16 and 16, of which −16 goes to −8: s = 2. x/s is 8 (clamped), −8, 7.5 (to 8,
+    # clamped), 1.5 (to 2), −2.5 (to −2), 0.5. Without −16 the extreme is 16: s = −2, and it goes to −8 too.
+    x = torch.tensor(
+        [[16.0, -16.0, 15.0, 3.0, -5.0, 1.0], [16.0, -15.0, 15.0, 3.0, -5.0, 1.0]], device=device
+    )
     q, scale = int4_row_quantize(x, group_size=6)
     assert q.tolist() == [[7, -8, 7, 2, -2, 0], [-8, 7, -8, -2, 2, 0]]
     assert scale.tolist() == [[2.0, -2.0]]
@@ -128,7 +130,11 @@ def test_int4_formulas_are_bit_for_bit_those_of_numpy(N, K, group_size, dtype, d
 
 # Weights of these magnitudes: float16 has no numbers below 6e-8 and scales of 2 digits below 6e-7.
 MAGNITUDES = [
-    *((dtype, 10.0**exponent) for dtype in (BF16, FP32) for exponent in (-37, -30, -20, -10, -8, -7, -6, -4, 0, 30)),
+    *(
+        (dtype, 10.0**exponent)
+        for dtype in (BF16, FP32)
+        for exponent in (-37, -30, -20, -10, -8, -7, -6, -4, 0, 30)
+    ),
     *((FP16, 10.0**exponent) for exponent in (-5, -4, -3, -2, 0, 3)),
 ]
 

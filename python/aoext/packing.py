@@ -21,7 +21,7 @@ loses an eighth of positive extremes. The formula of int8 and float8 has its hom
 
 Large weights pass through float32 in blocks of rows, so that a call needs little more memory than
 its result. Wrong types and dtypes raise TypeError, wrong shapes and values ValueError. Tensors on
-the meta device have no values: there only shapes and dtypes are checked.
+the meta device and of FakeTensorMode have no values: there only shapes and dtypes are checked.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 # Elements of one block: 16 MiB in float32, small against a large weight.
 BLOCK_ELEMENTS = 1 << 22
+
+# The group_size that means a whole row.
+WHOLE_ROW = -1
 
 # Takes groups [n, K/G, G] in float32, which it may overwrite, and the dtype that scales are kept in; gives q
 # of that shape, and float32 [n, K/G, 1] tensors: the scale, and the zero point where there is one.
@@ -90,7 +93,7 @@ def pack_int4(q: Tensor) -> Tensor:
     check_matrix("pack_int4", "q", q, (torch.int8,), "[N, K] with K even")
     if q.shape[1] % 2:
         raise ValueError(f"pack_int4: q must be int8 [N, K] with K even, got {describe(q)}")
-    if q.numel() and not q.is_meta:
+    if q.numel() and has_values(q):
         low, high = int(q.amin()), int(q.amax())
         if low < -8 or high > 7:
             raise ValueError(f"pack_int4: q must lie in -8..7, got values in {low}..{high}")
@@ -108,7 +111,9 @@ def unpack_int4(packed: Tensor) -> Tensor:
 def int4_row_quantize_zp(x: Tensor, group_size: int = 128) -> tuple[Tensor, Tensor, Tensor]:
     """Asymmetric int4 with a float zero point.
 
-    x: [N, K], bfloat16, float16 or float32, K even; group_size divides K.
+    x: [N, K], bfloat16, float16 or float32, K even; group_size divides K, or is −1 for the
+    whole row.
+
     Returns q int8 [N, K] in −8..7 (not packed), scale and zero_point [K/group_size, N] in x's
     dtype, all contiguous. NaN or Inf in x raises ValueError.
     """
@@ -246,6 +251,8 @@ def _quantize_groups(who: str, x: Tensor, group_size: int, rule: GroupRule) -> t
             f"{who}: x must be {one_of(FLOAT_DTYPES)} [N, K] with K even and not 0, got {describe(x)}"
         )
     check_group_size(who, group_size, x.shape[1])
+    if group_size == WHOLE_ROW:
+        group_size = x.shape[1]
     q = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     parameters: list[tuple[Tensor, ...]] = []
     for rows in _row_blocks(x):
@@ -270,17 +277,34 @@ def _quantize_rows(who: str, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def check_group_size(who: str, group_size: int, columns: int | None = None) -> None:
-    """Raise unless group_size is a positive int that divides `columns`, where that is given."""
+    """Raise unless group_size is −1, or a positive int that divides `columns`, where that is given."""
     if not isinstance(group_size, int) or isinstance(group_size, bool):
         raise TypeError(f"{who}: group_size must be an int, got {describe(group_size)}")
+    if group_size == WHOLE_ROW:
+        return
     if group_size < 1 or (columns is not None and columns % group_size):
         divide = "" if columns is None else f" and divide K = {columns}"
-        raise ValueError(f"{who}: group_size must be positive{divide}, got {group_size}")
+        raise ValueError(
+            f"{who}: group_size must be positive{divide}, or {WHOLE_ROW} for the whole row, got {group_size}"
+        )
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a dense tensor has numbers to look at: not on the meta device, not of FakeTensorMode."""
+    from torch._subclasses.fake_tensor import is_fake  # an internal, which importing aoext shall not need
+
+    return not tensor.is_meta and not is_fake(tensor)
+
+
+def is_surely_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or Inf, nor any difference of two in float32. Copies nothing."""
+    low, high = tensor.detach().aminmax()
+    return bool((high.float() - low.float()).isfinite())
 
 
 def _require_finite(who: str, argument: str, scale: Tensor) -> None:
     """Every NaN or Inf in a weight, and every range beyond float32, shows in its scale."""
-    if not scale.is_meta and not bool(scale.isfinite().all()):
+    if has_values(scale) and not bool(scale.isfinite().all()):
         raise ValueError(
             f"{who}: {argument} must be finite, and so must the range of its values in float32, "
             "got NaN or Inf"
