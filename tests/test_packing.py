@@ -238,6 +238,13 @@ def test_blocks_of_rows_change_nothing(device, generator, monkeypatch):
     assert torch.equal(x, before)
 
 
+def test_minus_one_means_whole_rows(device, generator):
+    x = randn(generator, 5, 24).to(device)
+    for quantize in (int4_row_quantize_zp, int4_row_quantize):
+        for result, expected in zip(quantize(x, -1), quantize(x, 24), strict=True):
+            assert torch.equal(result, expected)
+
+
 def test_strides_and_gradients_of_the_weight_do_not_matter(device, generator):
     w = randn(generator, 24, 10).to(device).t().requires_grad_()
     for quantize in (int4_row_quantize_zp, int4_row_quantize):
@@ -318,8 +325,8 @@ BAD_CALLS = [
     (int4_row_quantize_zp, (NESTED, 2), TypeError, "got a nested float32 tensor"),
     (int4_row_quantize_zp, (X[:, :7], 7), ValueError, r"K even and not 0, got float32 \[4, 7\]"),
     (int4_row_quantize_zp, (X[:, :0], 2), ValueError, r"K even and not 0, got float32 \[4, 0\]"),
-    (int4_row_quantize_zp, (X,), ValueError, r"must be positive and divide K = 8, got 128"),
-    (int4_row_quantize, (X, 3), ValueError, r"group_size must be positive and divide K = 8, got 3"),
+    (int4_row_quantize_zp, (X,), ValueError, r"must be positive and divide K = 8, .* got 128"),
+    (int4_row_quantize, (X, 3), ValueError, r"must be positive and divide K = 8, .* got 3"),
     (int4_row_quantize, (X, 0), ValueError, "group_size must be positive"),
     (int4_row_quantize, (X, -4), ValueError, "group_size must be positive"),
     (int4_row_quantize, (X, 4.0), TypeError, "group_size must be an int, got a float"),

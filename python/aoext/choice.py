@@ -93,8 +93,9 @@ def _reason(
 def _refuse_foreign(name: str, weight: Tensor, offloaded: tuple[str, ...]) -> None:
     where = f"quantize_: layer {name!r}"
     if (package := quantised_by(weight)) is not None:
+        kind = f"{type(weight).__module__}.{type(weight).__qualname__}"
         raise ValueError(
-            f"{where} was already quantised by {package} (its weight is a {type(weight).__name__}): "
+            f"{where} was already quantised by {package} (its weight is of {kind}): "
             "quantise the original model, or leave the layer out by filter_fn"
         )
     if weight.is_meta and is_within(name, offloaded):

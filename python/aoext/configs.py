@@ -19,6 +19,7 @@ from aoext.packing import (
     FLOAT_DTYPES,
     WHOLE_ROW,
     check_group_size,
+    describe,
     dtype_name,
     is_dense,
     one_of,
@@ -46,7 +47,7 @@ class QuantizationConfig(ABC):
         if isinstance(weight, QuantizedTensor):
             return f"already quantised: {weight}"
         if is_traceable_wrapper_subclass(weight) or not is_dense(weight):
-            kind = type(weight).__name__ if is_dense(weight) else str(weight.layout).removeprefix("torch.")
+            kind = type(weight).__name__ if is_dense(weight) else describe(weight)
             return f"its weight must be a dense tensor, not {kind}"
         if weight.dim() != 2:
             return f"its weight must be [N, K], not {list(weight.shape)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,13 +35,10 @@ class PlainParameter:
     """A parameter that stays as it is, and why."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # () for nested ones
+    values: int  # elements
     bytes: int
     reason: str
-
-    @property
-    def values(self) -> int:
-        return math.prod(self.shape)
 
 
 @dataclass
@@ -84,7 +80,13 @@ class QuantizationSummary:
         parameters = [p for _, _, _, p in _parameters(model)]
         self.model_values = sum(parameter.numel() for parameter in parameters)
         self.plain = [
-            PlainParameter(name, tuple(p.shape), stored_bytes(p), self._reason(name, owner, module, p))
+            PlainParameter(
+                name,
+                () if p.is_nested else tuple(p.shape),
+                p.numel(),
+                stored_bytes(p),
+                self._reason(name, owner, module, p),
+            )
             for name, owner, module, p in _parameters(model)
             if not isinstance(p, QuantizedTensor)
         ]
@@ -115,7 +117,8 @@ class QuantizationSummary:
         """Parameters that stay plain and are large, those of a kind together, without skipped layers."""
         kinds: dict[tuple[str, str], list[PlainParameter]] = {}
         for parameter in self.plain:
-            if self.skipped.get(parameter.name.rpartition(".")[0]) != parameter.reason:
+            is_skipped = self.skipped.get(parameter.name.rpartition(".")[0]) == parameter.reason
+            if len(parameter.shape) > 1 and not is_skipped:
                 kinds.setdefault((_pattern(parameter.name), parameter.reason), []).append(parameter)
         for (names, reason), alike in kinds.items():
             if sum(p.values for p in alike) >= LARGE_SHARE * self.model_values > 0:
