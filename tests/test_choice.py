@@ -207,6 +207,18 @@ def test_models_that_torchao_has_quantised_are_refused():
     assert torch.equal(model[1].weight, plain)
 
 
+def test_layers_of_bitsandbytes_are_refused():
+    class Params4bit(nn.Parameter):
+        pass
+
+    Params4bit.__module__ = "bitsandbytes.nn.modules"  # which has no CPU build for every platform
+    model = mlp(64, 64, 64)
+    model[1]._parameters["weight"] = Params4bit(torch.randn(64, 64))
+    with pytest.raises(ValueError, match=r"layer '1' was already quantised by bitsandbytes"):
+        quantize_(model, INT8)
+    assert quantised_layers(model) == []
+
+
 def test_weights_that_accelerate_has_offloaded_are_refused():
     accelerate = pytest.importorskip("accelerate")
     model = mlp(64, 64, 64)
