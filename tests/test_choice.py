@@ -45,7 +45,7 @@ def test_a_trained_head_on_a_frozen_body_is_left_alone():
 
 
 def test_fresh_models_are_quantised_whole_whatever_table_they_freeze():
-    model = nn.Sequential(nn.Embedding(32, 64).requires_grad_(False), *mlp(64, 64, 64))
+    model = nn.Sequential(nn.Embedding(4096, 64).requires_grad_(False), *mlp(64, 64, 64))
     assert len(quantize_(model, INT8).layers) == 2
 
 

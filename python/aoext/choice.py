@@ -132,17 +132,22 @@ class _Training:
 def _is_partly_frozen(model: nn.Module) -> bool:
     """Whether the plain weight of a linear layer is frozen, or more than half of all plain parameters.
 
-    Many a fresh model has a frozen table of positions or the like; quantised weights are always frozen.
+    Embeddings do not count, for many a fresh model has a frozen table of positions or of word vectors;
+    quantised weights are always frozen.
     """
-    frozen, all_values = 0, 0
-    for parameter in model.parameters():
-        if _is_plain(parameter):
-            all_values += parameter.numel()
-            frozen += 0 if parameter.requires_grad else parameter.numel()
-    layers = (module._parameters.get("weight") for module in model.modules() if isinstance(module, nn.Linear))
-    return 2 * frozen > all_values or any(
-        weight is not None and _is_plain(weight) and not weight.requires_grad for weight in layers
-    )
+    frozen, values = 0, 0
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if not _is_plain(parameter):
+                continue
+            values += parameter.numel()
+            if not parameter.requires_grad:
+                if isinstance(module, nn.Linear) and name == "weight":
+                    return True
+                frozen += parameter.numel()
+    return 2 * frozen > values
 
 
 def _is_plain(parameter: Tensor) -> bool:

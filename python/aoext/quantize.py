@@ -39,7 +39,7 @@ def quantize_(
         it every weight stays where it is.
     quantize_trainable: whether to quantise, and so to freeze, what is to be trained: adapters of PEFT,
         and in models that are partly frozen all weights that require gradients. Partly frozen are models
-        in which the weight of a linear layer is, or more than half of all parameters.
+        in which the weight of a linear layer is, or more than half of all parameters but embeddings.
 
     Layers are replaced one by one, so that no more memory is needed than the model and one layer
     take. Weights that several layers share stay shared. A layer that cannot be quantised is
