@@ -169,6 +169,24 @@ def relative_error(w: Tensor, group_size: int, symmetric: bool) -> float:
     return ((restored - w).norm() / w.norm()).item()
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_int4_chooses_values_by_the_scales_that_are_kept(symmetric, device, generator):
+    """A float32 weight whose scales are float16, as where something is merged into it."""
+    spacing = 2.0**-24
+    w = torch.randn(32, 128, generator=generator) * 20 * spacing
+    weight = Int4Tensor.from_hp(w.half().to(device), [1, 32], symmetric=symmetric)
+    again = weight.requantized(w.to(device))
+    assert again.scale.dtype is FP16
+    restored = reference.int4_float64(again.qdata.cpu(), again.scale.cpu(), again.zero_point.cpu())
+    assert (restored - w.double()).norm() < 0.11 * w.double().norm()
+    quantize = int4_row_quantize if symmetric else int4_row_quantize_zp
+    q, scale = quantize(w.to(device), 32, dtype=FP16)[:2]
+    assert torch.equal(pack_int4(q), again.qdata)
+    assert torch.equal(scale, again.scale)
+    with pytest.raises(ValueError, match=r"dtype must be bfloat16, .* got torch\.int8"):
+        quantize(w.to(device), 32, dtype=torch.int8)
+
+
 def test_symmetric_int4_errs_less_than_a_scale_of_one_sign(device, generator):
     w = torch.randn(64, 1024, generator=generator)
     for group_size in (32, 128):

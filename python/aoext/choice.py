@@ -59,7 +59,7 @@ def choose(
             _refuse_foreign(name, weight, offloaded)
         reason = _reason(name, module, config, training)
         if reason is None and filter_fn is None:
-            reason = _refusal_of_own_forward(module, config)
+            reason = refusal_of_own_forward(module, config)
         if reason is None:
             chosen[name] = module
         else:
@@ -95,8 +95,9 @@ def _refuse_foreign(name: str, weight: Tensor, offloaded: tuple[str, ...]) -> No
     if (package := quantised_by(weight)) is not None:
         kind = f"{type(weight).__module__}.{type(weight).__qualname__}"
         raise ValueError(
-            f"{where} was already quantised by {package} (its weight is of {kind}): "
-            "quantise the original model, or leave the layer out by filter_fn"
+            f"{where} was already quantised by {package} (its weight is a {kind}): quantise the original "
+            "model, or leave the layer out by filter_fn; what torchao has made, "
+            "aoext.integrations.torchao.to_aoext takes over"
         )
     if weight.is_meta and is_within(name, offloaded):
         raise ValueError(
@@ -159,7 +160,7 @@ def _is_plain(parameter: Tensor) -> bool:
     )
 
 
-def _refusal_of_own_forward(layer: nn.Linear, config: QuantizationConfig) -> str | None:
+def refusal_of_own_forward(layer: nn.Linear, config: QuantizationConfig) -> str | None:
     """Why a subclass with a forward of its own cannot have a quantised weight; None if it can.
 
     It is tried on the meta device, with a plain weight first: what that fails of has other reasons.

@@ -9,10 +9,11 @@ int8 and float8 in whole rows. The int4 formulas, in float32 and with ties to ev
                  q = clamp(round(x / s), −8, 7)         |s| held; s < 0 where e > 0
     dequantised  w = q·s + z
 
-`held` is the scale itself where the weight's dtype has it as a normal number; q is chosen by this float32
-scale, and only then are s and z rounded to the weight's dtype. A smaller scale is first rounded up to what
-float32 holds as a normal number, and float16 as any number: a multiple of 2⁻¹²⁶ or, in float16, of 2⁻²⁴.
-A group of zeros has the smallest such scale and gives zeros. (Equal values count as larger than min by 8·s.)
+`held` is the scale itself where the dtype of scales, the weight's, has it as a normal number; q is chosen
+by this float32 scale, and only then are s and z rounded to that dtype. A smaller scale is first rounded up
+to what float32 holds as a normal number, and float16 as any number: a multiple of 2⁻¹²⁶ or, in float16, of
+2⁻²⁴. A group of zeros has the smallest such scale and gives zeros. (Equal values count as larger than min
+by 8·s.)
 
 The asymmetric formula is that of FBGEMM and MSLK but for ranges below 1e-6, which count there as 1e-6, so
 that little is left of weights around 1e-7; and but for `held`. Their symmetric one has s = absmax / 8, which
@@ -108,22 +109,24 @@ def unpack_int4(packed: Tensor) -> Tensor:
     return torch.stack(((packed << 4) >> 4, packed >> 4), dim=-1).flatten(1)
 
 
-def int4_row_quantize_zp(x: Tensor, group_size: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+def int4_row_quantize_zp(
+    x: Tensor, group_size: int = 128, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Asymmetric int4 with a float zero point.
 
-    x: [N, K], bfloat16, float16 or float32, K even; group_size divides K, or is −1 for the
-    whole row.
-
-    Returns q int8 [N, K] in −8..7 (not packed), scale and zero_point [K/group_size, N] in x's
-    dtype, all contiguous. NaN or Inf in x raises ValueError.
+    x: [N, K], bfloat16, float16 or float32, K even; group_size divides K, or is −1 for the whole row.
+    Returns q int8 [N, K] in −8..7 (not packed), scale and zero_point [K/group_size, N] in `dtype`, which
+    is x's if it is not given, all contiguous. NaN or Inf in x raises ValueError.
     """
-    q, scale, zero_point = _quantize_groups("int4_row_quantize_zp", x, group_size, _asymmetric)
+    q, scale, zero_point = _quantize_groups("int4_row_quantize_zp", x, group_size, dtype, _asymmetric)
     return q, scale, zero_point
 
 
-def int4_row_quantize(x: Tensor, group_size: int = 128) -> tuple[Tensor, Tensor]:
+def int4_row_quantize(
+    x: Tensor, group_size: int = 128, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Symmetric int4, zero points of 0: arguments and results as for int4_row_quantize_zp."""
-    q, scale = _quantize_groups("int4_row_quantize", x, group_size, _symmetric)
+    q, scale = _quantize_groups("int4_row_quantize", x, group_size, dtype, _symmetric)
     return q, scale
 
 
@@ -243,9 +246,14 @@ def _held(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @torch.no_grad()
-def _quantize_groups(who: str, x: Tensor, group_size: int, rule: GroupRule) -> tuple[Tensor, ...]:
-    """Apply `rule` to every group of x: q int8 [N, K], and the rest [K/G, N] in x's dtype."""
+def _quantize_groups(
+    who: str, x: Tensor, group_size: int, dtype: torch.dtype | None, rule: GroupRule
+) -> tuple[Tensor, ...]:
+    """Apply `rule` to every group of x: q int8 [N, K], and the rest [K/G, N] in `dtype` or x's."""
     check_matrix(who, "x", x, FLOAT_DTYPES, "[N, K] with K even")
+    dtype = x.dtype if dtype is None else dtype
+    if dtype not in FLOAT_DTYPES:
+        raise ValueError(f"{who}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
     if x.shape[1] == 0 or x.shape[1] % 2:
         raise ValueError(
             f"{who}: x must be {one_of(FLOAT_DTYPES)} [N, K] with K even and not 0, got {describe(x)}"
@@ -258,12 +266,12 @@ def _quantize_groups(who: str, x: Tensor, group_size: int, rule: GroupRule) -> t
     for rows in _row_blocks(x):
         # copy=True, because the rule overwrites its groups and a float32 x must stay as it is.
         block = x[rows].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        values, *rest = rule(block.unflatten(1, (-1, group_size)), x.dtype)
+        values, *rest = rule(block.unflatten(1, (-1, group_size)), dtype)
         q[rows] = values.flatten(1)
         parameters.append(tuple(parameter.squeeze(-1) for parameter in rest))
     columns = [torch.cat(blocks) for blocks in zip(*parameters, strict=True)]
     _require_finite(who, "x", columns[0])
-    return q, *(column.t().contiguous().to(x.dtype) for column in columns)
+    return q, *(column.t().contiguous().to(dtype) for column in columns)
 
 
 @torch.no_grad()
