@@ -47,7 +47,7 @@ def quantize_(
 
     ValueError, before anything changes, for a weight with NaN or Inf, for a layer that torchao or
     bitsandbytes has quantised or that accelerate has offloaded, and for tensors on the meta device that
-    would have to go to another. Weights are read once for this, and copied nowhere. Only what nobody can
+    would have to go to another. Weights are read for this, and copied nowhere. Only what nobody can
     foresee, such as memory that runs out, leaves some layers quantised; the call can then be repeated.
 
     >>> print(quantize_(model, Int4WeightOnlyConfig(group_size=128)))  # doctest: +SKIP
