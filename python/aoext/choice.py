@@ -96,8 +96,7 @@ def _refuse_foreign(name: str, weight: Tensor, offloaded: tuple[str, ...]) -> No
         kind = f"{type(weight).__module__}.{type(weight).__qualname__}"
         raise ValueError(
             f"{where} was already quantised by {package} (its weight is a {kind}): quantise the original "
-            "model, or leave the layer out by filter_fn; what torchao has made, "
-            "aoext.integrations.torchao.to_aoext takes over"
+            "model, or leave the layer out by filter_fn; aoext.from_torchao takes over what torchao has made"
         )
     if weight.is_meta and is_within(name, offloaded):
         raise ValueError(

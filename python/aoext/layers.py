@@ -36,8 +36,8 @@ class QuantizedLinear(nn.Linear):
             *_, errors = others
             errors.append(
                 f"{prefix}weight was quantised by {owner} ({type(weight).__name__}) and would replace one of "
-                "aoext's: load it into a model that is not quantised, or dequantise it first (torchao's: "
-                "aoext.integrations.torchao.weight_to_aoext takes it over)"
+                "aoext's: load it into a model that is not quantised, or dequantise it first; "
+                "aoext.from_torchao takes over what torchao has made"
             )
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
