@@ -77,8 +77,14 @@ def int4_float64(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
 def int4_weight(p: Problem, g: Generator) -> tuple[Tensor, Tensor, Tensor]:
     weight = torch.randint(-128, 128, (p.N, p.K // 2), generator=g, dtype=torch.int8)
     groups = p.K // p.group_size
-    scale = (torch.rand(groups, p.N, generator=g) + 0.1).to(p.scale_dtype)
+    scale = scales_of_both_signs(groups, p.N, g).to(p.scale_dtype)
     return weight, scale, randn(g, groups, p.N, dtype=p.scale_dtype)
+
+
+def scales_of_both_signs(groups: int, N: int, g: Generator) -> Tensor:
+    """As symmetric int4 weights have them."""
+    signs = torch.randint(0, 2, (groups, N), generator=g) * 2 - 1
+    return (torch.rand(groups, N, generator=g) + 0.1) * signs
 
 
 def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
@@ -263,7 +269,7 @@ def convert_weight_to_int4pack(p: Problem, g: Generator) -> Call:
 def weight_int4pack_mm(p: Problem, g: Generator, inner: int | None = None) -> Call:
     p = tinygemm_problem(p)
     weight, groups = tinygemm_bytes(p.N, p.K, g), p.K // p.group_size
-    scale = torch.rand(groups, p.N, generator=g) + 0.1
+    scale = scales_of_both_signs(groups, p.N, g)
     scale_and_zero = torch.stack([scale, randn(g, groups, p.N)], -1).bfloat16()
     x = randn(g, p.M, p.K, dtype=torch.bfloat16)
     packed = tinygemm_pack(weight, inner or inner_k_tiles(p.K))

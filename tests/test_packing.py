@@ -18,6 +18,7 @@ from aoext.packing import (
     pack_int4,
     unpack_int4,
 )
+from aoext.tensors import Int4Tensor
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -62,22 +63,43 @@ def test_asymmetric_int4_by_hand(device):
 
 
 def test_symmetric_int4_by_hand(device):
-    # absmax 16: s = 2. x/s is 8 (clamped), −8, 7.5 (to 8, clamped), 1.5 (to 2), −2.5 (to −2), 0.5.
-    x = torch.tensor([[16.0, -16.0, 15.0, 3.0, -5.0, 1.0]], device=device)
+    # The extremes are −16 and 16, of which −16 goes to −8: s = 2. x/s is 8 (clamped), −8, 7.5 (to 8,
+    # clamped), 1.5 (to 2), −2.5 (to −2), 0.5. Without −16 the extreme is 16: s = −2, and it goes to −8 too.
+    x = torch.tensor(
+        [[16.0, -16.0, 15.0, 3.0, -5.0, 1.0], [16.0, -15.0, 15.0, 3.0, -5.0, 1.0]], device=device
+    )
     q, scale = int4_row_quantize(x, group_size=6)
-    assert q.tolist() == [[7, -8, 7, 2, -2, 0]]
-    assert scale.tolist() == [[2.0]]
+    assert q.tolist() == [[7, -8, 7, 2, -2, 0], [-8, 7, -8, -2, 2, 0]]
+    assert scale.tolist() == [[2.0, -2.0]]
 
 
-def test_constant_groups_are_kept(device):
-    x = torch.tensor([[3.0, 3.0, 0.0, 0.0, -2.0, -2.0]], device=device)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_constant_groups_are_kept(dtype, device):
+    constants = [3.0, 1.0, -2.0, 1e-3, -1e-3, 1e-6, -1e-6, 0.0]
+    x = torch.tensor([constants], device=device, dtype=dtype).repeat_interleave(2, 1)
     q, scale, zero_point = int4_row_quantize_zp(x, group_size=2)
     assert (scale > 0).all()
     restored = dequantize(pack_int4(q), scale, zero_point)
-    torch.testing.assert_close(restored, x, rtol=0, atol=1e-6)
-    q, scale = int4_row_quantize(x[:, 2:4].contiguous(), group_size=2)
-    assert q.tolist() == [[0, 0]]
-    assert (scale > 0).all()
+    torch.testing.assert_close(restored, x, rtol=torch.finfo(dtype).eps, atol=0)
+    q, scale = int4_row_quantize(x, group_size=2)
+    restored = dequantize(pack_int4(q), scale, torch.zeros_like(scale))
+    # An eighth of float16's 1e-6 is a multiple of 2⁻²⁴ that is rounded up.
+    atol = 2.0**-24 if dtype is FP16 else 0
+    torch.testing.assert_close(restored, x, rtol=torch.finfo(dtype).eps, atol=atol)
+    assert q.tolist()[0][:6] == [-8] * 6
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_groups_of_zeros_give_zeros(symmetric, dtype, device, generator):
+    w = randn(generator, 4, 64, dtype=dtype)
+    w[1, 16:32] = 0
+    w[3] = 0
+    weight = Int4Tensor.from_hp(w.to(device), [1, 16], symmetric=symmetric)
+    restored = weight.dequantize().cpu()
+    assert (restored[w == 0] == 0).all()
+    x = randn(generator, 3, 64, dtype=dtype).to(device)
+    assert (torch.nn.functional.linear(x, weight)[:, 3] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
@@ -86,7 +108,7 @@ def test_int4_formulas_are_bit_for_bit_those_of_numpy(N, K, group_size, dtype, d
     x = randn(generator, N, K, dtype=dtype)
     groups = x.float().view(N, -1, group_size).numpy()
     low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
-    scale = np.maximum(high - low, np.float32(1e-6)) / np.float32(15)
+    scale = (high - low) / np.float32(15)
     expected_q = np.clip(np.rint((groups - low) / scale), 0, 15) - 8
     expected_zero = low + np.float32(8) * scale
 
@@ -99,11 +121,81 @@ def test_int4_formulas_are_bit_for_bit_those_of_numpy(N, K, group_size, dtype, d
     assert s.is_contiguous()
     assert z.is_contiguous()
 
-    scale = np.maximum(np.abs(groups).max(-1, keepdims=True), np.float32(1e-6)) / np.float32(8)
+    scale = np.where(high > -low, high, low) / np.float32(-8)
     q, s = int4_row_quantize(x.to(device), group_size)
     expected_q = np.clip(np.rint(groups / scale), -8, 7)
     assert np.array_equal(q.cpu().numpy(), expected_q.reshape(N, K))
     assert torch.equal(s.cpu(), torch.from_numpy(scale[..., 0].T.copy()).to(dtype))
+
+
+# Weights of these magnitudes: float16 has no numbers below 6e-8 and scales of 2 digits below 6e-7.
+MAGNITUDES = [
+    *(
+        (dtype, 10.0**exponent)
+        for dtype in (BF16, FP32)
+        for exponent in (-37, -30, -20, -10, -8, -7, -6, -4, 0, 30)
+    ),
+    *((FP16, 10.0**exponent) for exponent in (-5, -4, -3, -2, 0, 3)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "magnitude"), MAGNITUDES)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_int4_keeps_weights_of_every_magnitude(symmetric, dtype, magnitude, device, generator):
+    w = (torch.randn(32, 128, generator=generator) * magnitude).to(dtype)
+    assert relative_error(w.to(device), 32, symmetric) < 0.095
+    assert relative_error(w.to(device), 128, symmetric) < 0.115
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_int4_of_float16_is_exact_where_steps_are_as_small_as_its_numbers(symmetric, device, generator):
+    spacing = 2.0**-24
+    few = torch.randint(-7, 8, (8, 64), generator=generator) * spacing
+    assert relative_error(few.to(FP16).to(device), 16, symmetric) == 0
+    more = torch.randint(-40, 41, (64, 64), generator=generator) * spacing
+    # The step is at most one spacing above a fifteenth of the range.
+    assert relative_error(more.to(FP16).to(device), 16, symmetric) < 0.12
+
+
+def relative_error(w: Tensor, group_size: int, symmetric: bool) -> float:
+    """Of int4's values and scales, in float64."""
+    if symmetric:
+        q, scale = int4_row_quantize(w, group_size)
+        zero_point = torch.zeros_like(scale)
+    else:
+        q, scale, zero_point = int4_row_quantize_zp(w, group_size)
+    restored = reference.int4_float64(pack_int4(q).cpu(), scale.cpu(), zero_point.cpu())
+    w = w.cpu().double()
+    return ((restored - w).norm() / w.norm()).item()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_int4_chooses_values_by_the_scales_that_are_kept(symmetric, device, generator):
+    """A float32 weight whose scales are float16, as where something is merged into it."""
+    spacing = 2.0**-24
+    w = torch.randn(32, 128, generator=generator) * 20 * spacing
+    weight = Int4Tensor.from_hp(w.half().to(device), [1, 32], symmetric=symmetric)
+    again = weight.requantized(w.to(device))
+    assert again.scale.dtype is FP16
+    restored = reference.int4_float64(again.qdata.cpu(), again.scale.cpu(), again.zero_point.cpu())
+    assert (restored - w.double()).norm() < 0.11 * w.double().norm()
+    quantize = int4_row_quantize if symmetric else int4_row_quantize_zp
+    q, scale = quantize(w.to(device), 32, dtype=FP16)[:2]
+    assert torch.equal(pack_int4(q), again.qdata)
+    assert torch.equal(scale, again.scale)
+    with pytest.raises(ValueError, match=r"dtype must be bfloat16, .* got torch\.int8"):
+        quantize(w.to(device), 32, dtype=torch.int8)
+
+
+def test_symmetric_int4_errs_less_than_a_scale_of_one_sign(device, generator):
+    w = torch.randn(64, 1024, generator=generator)
+    for group_size in (32, 128):
+        groups = w.view(64, -1, group_size)
+        low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+        errors = []
+        for scale in (torch.maximum(high, -low) / 8, torch.maximum(high / 7, -low / 8)):
+            errors.append(((groups / scale).round().clamp(-8, 7) * scale - groups).norm() / w.norm())
+        assert relative_error(w.to(device), group_size, symmetric=True) < 0.99 * min(errors)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
@@ -162,6 +254,13 @@ def test_blocks_of_rows_change_nothing(device, generator, monkeypatch):
     for blocked, expected in zip(results(), whole, strict=True):
         assert torch.equal(blocked, expected)
     assert torch.equal(x, before)
+
+
+def test_minus_one_means_whole_rows(device, generator):
+    x = randn(generator, 5, 24).to(device)
+    for quantize in (int4_row_quantize_zp, int4_row_quantize):
+        for result, expected in zip(quantize(x, -1), quantize(x, 24), strict=True):
+            assert torch.equal(result, expected)
 
 
 def test_strides_and_gradients_of_the_weight_do_not_matter(device, generator):
@@ -244,8 +343,8 @@ BAD_CALLS = [
     (int4_row_quantize_zp, (NESTED, 2), TypeError, "got a nested float32 tensor"),
     (int4_row_quantize_zp, (X[:, :7], 7), ValueError, r"K even and not 0, got float32 \[4, 7\]"),
     (int4_row_quantize_zp, (X[:, :0], 2), ValueError, r"K even and not 0, got float32 \[4, 0\]"),
-    (int4_row_quantize_zp, (X,), ValueError, r"must be positive and divide K = 8, got 128"),
-    (int4_row_quantize, (X, 3), ValueError, r"group_size must be positive and divide K = 8, got 3"),
+    (int4_row_quantize_zp, (X,), ValueError, r"must be positive and divide K = 8, .* got 128"),
+    (int4_row_quantize, (X, 3), ValueError, r"must be positive and divide K = 8, .* got 3"),
     (int4_row_quantize, (X, 0), ValueError, "group_size must be positive"),
     (int4_row_quantize, (X, -4), ValueError, "group_size must be positive"),
     (int4_row_quantize, (X, 4.0), TypeError, "group_size must be an int, got a float"),

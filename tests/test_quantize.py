@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aoext import quantize as quantize_module
 from aoext.configs import (
@@ -18,7 +19,7 @@ from aoext.configs import (
     Int8WeightOnlyConfig,
 )
 from aoext.quantize import quantize_
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from formats import same
 from reference import randn
 
@@ -98,7 +99,8 @@ def test_the_summary_counts_bytes_and_bits(model):
     assert str(summary) == (
         "Int4WeightOnlyConfig(group_size=32, symmetric=False): 2 weights quantised, 0 skipped\n"
         "  weights  0.07 MB -> 0.01 MB, 6.000 bits per weight\n"
-        "  model    0.07 MB -> 0.02 MB"
+        "  model    0.07 MB -> 0.02 MB\n"
+        "  stays    embedding.weight ([16, 64], 0.00 MB): an embedding"
     )
     again = quantize_(model, Int8WeightOnlyConfig())
     assert again.layers == []
@@ -123,7 +125,7 @@ def test_layers_that_cannot_be_quantised_are_skipped_with_the_reason(generator):
     assert [layer.name for layer in summary.layers] == ["good"]
     assert summary.skipped == {
         "odd": "K = 63 is odd",
-        "group": "group_size = 32 does not divide K = 48",
+        "group": "group_size = 32 does not divide K = 48 (16 or group_size='auto' would)",
         "float64": "its weight must be bfloat16, float16 or float32, not float64",
         "empty": "its weight is empty: [0, 64]",
         "lazy": "its weight is not initialised yet",
@@ -220,13 +222,73 @@ def test_replaced_weights_are_freed_one_by_one(monkeypatch):
     assert all(weight() is None for weight in weights)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("config", [Int4WeightOnlyConfig(32), Int8WeightOnlyConfig()], ids=str)
-def test_a_weight_that_is_not_finite_raises_with_its_name(config, value, model):
+def test_a_weight_that_is_not_finite_raises_before_anything_changes(config, value, dtype, model):
+    model.to(dtype)
     model.down.weight.data[3, 5] = value
+    before = dict(model.named_parameters())
     with pytest.raises(ValueError, match=r"quantize_: layer 'down': .* must be finite"):
         quantize_(model, config)
-    assert not isinstance(model.down.weight, QuantizedTensor)
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
+    assert type(model.up) is nn.Linear
+
+
+def test_a_range_beyond_float32_matters_to_groups_alone(device):
+    model = nn.Sequential(nn.Linear(64, 8), nn.Linear(64, 8)).to(device)
+    model[1].weight.data[0, 0], model[1].weight.data[0, 63] = 3e38, -3e38
+    with pytest.raises(ValueError, match=r"layer '1': .* range of its values in float32"):
+        quantize_(model, Int4WeightOnlyConfig(64))
+    assert type(model[0].weight) is nn.Parameter
+    assert len(quantize_(model, Int4WeightOnlyConfig(32)).layers) == 2
+
+
+def test_tensors_without_values_cannot_move(device):
+    model = nn.Sequential(nn.Linear(64, 8), nn.Linear(64, 8))
+    model[1].bias = nn.Parameter(torch.empty(8, device="meta"))
+    with pytest.raises(ValueError, match=r"quantize_: 1\.bias is on the meta device and has no values for"):
+        quantize_(model, Int8WeightOnlyConfig(), device=device)
+    assert type(model[0].weight) is nn.Parameter
+
+
+def test_ties_survive_a_class_that_refuses_new_weights(device):
+    class Stubborn(nn.Linear):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "weight" and self.__dict__.get("stubborn"):
+                raise RuntimeError("this weight is final")
+            super().__setattr__(name, value)
+
+    model = nn.Sequential(nn.Linear(64, 8), Stubborn(64, 8), nn.Linear(64, 8)).to(device)
+    model[1].weight = model[2].weight = model[0].weight
+    model[1].stubborn = True
+    quantize_(model, Int8WeightOnlyConfig())
+    assert isinstance(model[1].weight, Int8Tensor)
+    assert model[0].weight is model[1].weight is model[2].weight
+
+
+def test_group_sizes_are_chosen_layer_by_layer(device):
+    model = nn.Sequential(*(nn.Linear(K, 8, device=device) for K in (640, 576, 96, 48, 72, 62)))
+    summary = quantize_(model, Int4WeightOnlyConfig("auto"))
+    sizes = [layer.weight.block_size for layer in model if isinstance(layer.weight, Int4Tensor)]
+    assert sizes == [[1, 128], [1, 64], [1, 32], [1, 16]]
+    assert summary.skipped == {
+        "4": "none of 128, 64, 32, 16 divides K = 72",
+        "5": "none of 128, 64, 32, 16 divides K = 62",
+    }
+    quantize_(model, Int4WeightOnlyConfig(-1, symmetric=True))
+    assert [layer.weight.block_size[1] for layer in model][4:] == [72, 62]
+    with pytest.raises(ValueError, match=r"none of .* divides K = 72"):
+        Int4WeightOnlyConfig("auto").quantize(torch.randn(8, 72, device=device))
+
+
+def test_fake_models_are_quantised_without_values():
+    with FakeTensorMode():
+        for config, kind, _ in CONFIGS:
+            model = Block()
+            assert len(quantize_(model, config).layers) == 2
+            assert type(model.up.weight) is kind
+            assert model(torch.zeros(2, 3, dtype=torch.long)).shape == (2, 3, 64)
 
 
 def test_progress_is_silent_off_a_terminal_and_for_short_work(model, capfd, monkeypatch):
@@ -251,7 +313,9 @@ def test_tqdm_is_optional(model, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Int4WeightOnlyConfig(0), ValueError, "group_size must be positive, got 0"),
+        (lambda: Int4WeightOnlyConfig(0), ValueError, "group_size must be positive, or -1 .* got 0"),
+        (lambda: Int4WeightOnlyConfig(-2), ValueError, "group_size must be positive, or -1 .* got -2"),
+        (lambda: Int4WeightOnlyConfig("all"), ValueError, "must be an int or 'auto', got 'all'"),
         (lambda: Int4WeightOnlyConfig(32.0), TypeError, "group_size must be an int, got a float"),
         (lambda: Int4WeightOnlyConfig(32, 1), TypeError, "symmetric must be a bool, got 1"),
         (

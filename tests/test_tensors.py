@@ -245,7 +245,7 @@ def test_from_hp_passes_on_the_errors_of_packing(generator):
         Int4Tensor.from_hp(w, [4])
     with pytest.raises(ValueError, match=r"Int4Tensor: block_size must be \[1, group_size\]"):
         Int4Tensor.from_hp(w, [2, 4])
-    with pytest.raises(ValueError, match="group_size must be positive and divide K = 8, got 3"):
+    with pytest.raises(ValueError, match=r"group_size must be positive and divide K = 8, .* got 3"):
         Int4Tensor.from_hp(w, [1, 3])
     with pytest.raises(TypeError, match="w must be bfloat16"):
         Int8Tensor.from_hp(w.double())

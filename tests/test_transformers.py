@@ -107,6 +107,20 @@ def test_modules_are_chosen_by_name(tmp_path):
     assert stored.per_module == config.per_module
 
 
+def test_layers_whose_own_forward_refuses_a_quantised_weight_are_left_alone():
+    from aoext.integrations.transformers import AoextQuantizer
+
+    class Scaled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(input, self.weight * 2)
+
+    quantizer = AoextQuantizer(AoextConfig("int8"))
+    quantizer.left_alone = []
+    model = nn.ModuleDict({"plain": nn.Linear(64, 64), "scaled": Scaled(64, 64)})
+    assert quantizer.param_needs_quantization(model, "plain.weight")
+    assert not quantizer.param_needs_quantization(model, "scaled.weight")
+
+
 def test_a_model_that_was_quantised_in_place_is_saved(tmp_path):
     model = llama()
     aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=32))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
+from aoext.foreign import quantised_by
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.products import linear
 
@@ -23,6 +26,22 @@ class QuantizedLinear(nn.Linear):
             return linear(input, weight, parameters["bias"])
         return super().forward(input)
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *others: Any
+    ) -> None:
+        """nn.Module's, but for weights of another package: load_state_dict(assign=True) raises for them."""
+        weight = state_dict.get(f"{prefix}weight")
+        owner = quantised_by(weight)
+        if owner is not None and local_metadata.get("assign_to_params_buffers", False):
+            *_, errors = others
+            errors.append(
+                f"{prefix}weight was quantised by {owner} ({type(weight).__name__}) and would replace one of "
+                "aoext's: load it into a model that is not quantised, or dequantise it first; "
+                "aoext.from_torchao takes over what torchao has made"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
     def extra_repr(self) -> str:
         weight = self._parameters.get("weight")
         scheme = f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
@@ -31,6 +50,6 @@ class QuantizedLinear(nn.Linear):
 
 def set_weight(layer: nn.Linear, weight: nn.Parameter) -> None:
     """Give `layer` a quantised weight, and the class above where it is an nn.Linear and no subclass of it."""
-    layer.weight = weight
+    layer._parameters["weight"] = weight  # as Module._apply does, for a class's own __setattr__ may refuse it
     if type(layer) is nn.Linear:
         layer.__class__ = QuantizedLinear

@@ -1,21 +1,28 @@
 """Weights to small numbers and back: plain tensor functions that run on any device.
 
 A weight is [N, K], one row per output channel. int4 is quantised in groups of `group_size` along K,
-int8 and float8 in whole rows. The int4 formulas are those of FBGEMM and MSLK, in float32 and with
-ties to even:
+int8 and float8 in whole rows. The int4 formulas, in float32 and with ties to even:
 
-    asymmetric   s = max(max − min, 1e-6) / 15,  z = min + 8·s
+    asymmetric   s = held((max − min) / 15),  z = min + 8·s
                  q = clamp(round((x − min) / s), 0, 15) − 8
-    symmetric    s = max(absmax, 1e-6) / 8,      z = 0
-                 q = clamp(round(x / s), −8, 7)
+    symmetric    s = −e / 8,                  z = 0     with e the value of the largest magnitude
+                 q = clamp(round(x / s), −8, 7)         |s| held; s < 0 where e > 0
     dequantised  w = q·s + z
 
-q is chosen by the float32 scale; only then are s and z rounded to the weight's dtype. The formula
-of int8 and float8 has its home in the operator `ao::quantize_rowwise`.
+`held` is the scale itself where the dtype of scales, the weight's, has it as a normal number; q is chosen
+by this float32 scale, and only then are s and z rounded to that dtype. A smaller scale is first rounded up
+to what float32 holds as a normal number, and float16 as any number: a multiple of 2⁻¹²⁶ or, in float16, of
+2⁻²⁴. A group of zeros has the smallest such scale and gives zeros. (Equal values count as larger than min
+by 8·s.)
+
+The asymmetric formula is that of FBGEMM and MSLK but for ranges below 1e-6, which count there as 1e-6, so
+that little is left of weights around 1e-7; and but for `held`. Their symmetric one has s = absmax / 8, which
+loses an eighth of positive extremes. The formula of int8 and float8 has its home in the operator
+`ao::quantize_rowwise`.
 
 Large weights pass through float32 in blocks of rows, so that a call needs little more memory than
 its result. Wrong types and dtypes raise TypeError, wrong shapes and values ValueError. Tensors on
-the meta device have no values: there only shapes and dtypes are checked.
+the meta device and of FakeTensorMode have no values: there only shapes and dtypes are checked.
 """
 
 from __future__ import annotations
@@ -32,12 +39,12 @@ FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Elements of one block: 16 MiB in float32, small against a large weight.
 BLOCK_ELEMENTS = 1 << 22
 
-# Smaller ranges count as this one, so that a constant group gets no scale of zero.
-SMALLEST_RANGE = 1e-6
+# The group_size that means a whole row.
+WHOLE_ROW = -1
 
-# Takes groups [n, K/G, G] in float32, which it may overwrite; gives q of that shape, and float32
-# [n, K/G, 1] tensors: the scale, and the zero point where there is one.
-GroupRule = Callable[[Tensor], tuple[Tensor, ...]]
+# Takes groups [n, K/G, G] in float32, which it may overwrite, and the dtype that scales are kept in; gives q
+# of that shape, and float32 [n, K/G, 1] tensors: the scale, and the zero point where there is one.
+GroupRule = Callable[[Tensor, torch.dtype], tuple[Tensor, ...]]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -87,7 +94,7 @@ def pack_int4(q: Tensor) -> Tensor:
     check_matrix("pack_int4", "q", q, (torch.int8,), "[N, K] with K even")
     if q.shape[1] % 2:
         raise ValueError(f"pack_int4: q must be int8 [N, K] with K even, got {describe(q)}")
-    if q.numel() and not q.is_meta:
+    if q.numel() and has_values(q):
         low, high = int(q.amin()), int(q.amax())
         if low < -8 or high > 7:
             raise ValueError(f"pack_int4: q must lie in -8..7, got values in {low}..{high}")
@@ -102,20 +109,24 @@ def unpack_int4(packed: Tensor) -> Tensor:
     return torch.stack(((packed << 4) >> 4, packed >> 4), dim=-1).flatten(1)
 
 
-def int4_row_quantize_zp(x: Tensor, group_size: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+def int4_row_quantize_zp(
+    x: Tensor, group_size: int = 128, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Asymmetric int4 with a float zero point.
 
-    x: [N, K], bfloat16, float16 or float32, K even; group_size divides K.
-    Returns q int8 [N, K] in −8..7 (not packed), scale and zero_point [K/group_size, N] in x's
-    dtype, all contiguous. NaN or Inf in x raises ValueError.
+    x: [N, K], bfloat16, float16 or float32, K even; group_size divides K, or is −1 for the whole row.
+    Returns q int8 [N, K] in −8..7 (not packed), scale and zero_point [K/group_size, N] in `dtype`, which
+    is x's if it is not given, all contiguous. NaN or Inf in x raises ValueError.
     """
-    q, scale, zero_point = _quantize_groups("int4_row_quantize_zp", x, group_size, _asymmetric)
+    q, scale, zero_point = _quantize_groups("int4_row_quantize_zp", x, group_size, dtype, _asymmetric)
     return q, scale, zero_point
 
 
-def int4_row_quantize(x: Tensor, group_size: int = 128) -> tuple[Tensor, Tensor]:
+def int4_row_quantize(
+    x: Tensor, group_size: int = 128, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Symmetric int4, zero points of 0: arguments and results as for int4_row_quantize_zp."""
-    q, scale = _quantize_groups("int4_row_quantize", x, group_size, _symmetric)
+    q, scale = _quantize_groups("int4_row_quantize", x, group_size, dtype, _symmetric)
     return q, scale
 
 
@@ -207,41 +218,60 @@ def _check_device(qdata: Tensor, **others: Tensor) -> None:
             )
 
 
-def _asymmetric(groups: Tensor) -> tuple[Tensor, ...]:
+def _asymmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
     # The divisor is a tensor, because by a Python number some devices multiply with the reciprocal,
     # which can differ in the last bit.
-    scale = (high - low).clamp_(min=SMALLEST_RANGE).div_(torch.full_like(high, 15))
+    spread = high - low
+    scale = _held(spread / torch.full_like(high, 15), dtype)
+    low = torch.where(spread == 0, low - 8 * scale, low)  # so that zeros have q and z of 0
     q = groups.sub_(low).div_(scale).round_().clamp_(0, 15).sub_(8)
     return q, scale, low + 8 * scale
 
 
-def _symmetric(groups: Tensor) -> tuple[Tensor, ...]:
+def _symmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
     # An eighth is exact in binary, so a Python number divides alike on every device.
-    scale = groups.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST_RANGE).div_(8)
+    magnitude = _held(torch.maximum(high, -low).div_(8), dtype)
+    scale = torch.where(high > -low, -magnitude, magnitude)
     return groups.div_(scale).round_().clamp_(-8, 7), scale
 
 
+def _held(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales ≥ 0 as they are where they are normal numbers of `dtype`, smaller ones rounded up; NaN stays."""
+    limits = torch.finfo(dtype)
+    step = max(limits.smallest_normal * limits.eps, torch.finfo(torch.float32).smallest_normal)
+    rounded_up = (scale / step).ceil_().clamp_(min=1).mul_(step)
+    return torch.where(scale < limits.smallest_normal, rounded_up, scale)
+
+
 @torch.no_grad()
-def _quantize_groups(who: str, x: Tensor, group_size: int, rule: GroupRule) -> tuple[Tensor, ...]:
-    """Apply `rule` to every group of x: q int8 [N, K], and the rest [K/G, N] in x's dtype."""
+def _quantize_groups(
+    who: str, x: Tensor, group_size: int, dtype: torch.dtype | None, rule: GroupRule
+) -> tuple[Tensor, ...]:
+    """Apply `rule` to every group of x: q int8 [N, K], and the rest [K/G, N] in `dtype` or x's."""
     check_matrix(who, "x", x, FLOAT_DTYPES, "[N, K] with K even")
+    dtype = x.dtype if dtype is None else dtype
+    if dtype not in FLOAT_DTYPES:
+        raise ValueError(f"{who}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
     if x.shape[1] == 0 or x.shape[1] % 2:
         raise ValueError(
             f"{who}: x must be {one_of(FLOAT_DTYPES)} [N, K] with K even and not 0, got {describe(x)}"
         )
     check_group_size(who, group_size, x.shape[1])
+    if group_size == WHOLE_ROW:
+        group_size = x.shape[1]
     q = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     parameters: list[tuple[Tensor, ...]] = []
     for rows in _row_blocks(x):
         # copy=True, because the rule overwrites its groups and a float32 x must stay as it is.
         block = x[rows].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        values, *rest = rule(block.unflatten(1, (-1, group_size)))
+        values, *rest = rule(block.unflatten(1, (-1, group_size)), dtype)
         q[rows] = values.flatten(1)
         parameters.append(tuple(parameter.squeeze(-1) for parameter in rest))
     columns = [torch.cat(blocks) for blocks in zip(*parameters, strict=True)]
     _require_finite(who, "x", columns[0])
-    return q, *(column.t().contiguous().to(x.dtype) for column in columns)
+    return q, *(column.t().contiguous().to(dtype) for column in columns)
 
 
 @torch.no_grad()
@@ -255,17 +285,34 @@ def _quantize_rows(who: str, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def check_group_size(who: str, group_size: int, columns: int | None = None) -> None:
-    """Raise unless group_size is a positive int that divides `columns`, where that is given."""
+    """Raise unless group_size is −1, or a positive int that divides `columns`, where that is given."""
     if not isinstance(group_size, int) or isinstance(group_size, bool):
         raise TypeError(f"{who}: group_size must be an int, got {describe(group_size)}")
+    if group_size == WHOLE_ROW:
+        return
     if group_size < 1 or (columns is not None and columns % group_size):
         divide = "" if columns is None else f" and divide K = {columns}"
-        raise ValueError(f"{who}: group_size must be positive{divide}, got {group_size}")
+        raise ValueError(
+            f"{who}: group_size must be positive{divide}, or {WHOLE_ROW} for the whole row, got {group_size}"
+        )
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a dense tensor has numbers to look at: not on the meta device, not of FakeTensorMode."""
+    from torch._subclasses.fake_tensor import is_fake  # an internal, which importing aoext shall not need
+
+    return not tensor.is_meta and not is_fake(tensor)
+
+
+def is_surely_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or Inf, nor any difference of two in float32. Copies nothing."""
+    low, high = tensor.detach().amin(), tensor.detach().amax()  # not aminmax, which fewer devices have
+    return bool((high.float() - low.float()).isfinite())
 
 
 def _require_finite(who: str, argument: str, scale: Tensor) -> None:
     """Every NaN or Inf in a weight, and every range beyond float32, shows in its scale."""
-    if not scale.is_meta and not bool(scale.isfinite().all()):
+    if has_values(scale) and not bool(scale.isfinite().all()):
         raise ValueError(
             f"{who}: {argument} must be finite, and so must the range of its values in float32, "
             "got NaN or Inf"

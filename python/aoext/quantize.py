@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from aoext.choice import Owners, choose
 from aoext.configs import QuantizationConfig
 from aoext.integrations import adopt
 from aoext.layers import set_weight
+from aoext.packing import has_values, is_surely_finite
+from aoext.summary import QuantizationSummary, QuantizedLayer, model_bytes
 from aoext.tensors import QuantizedTensor
 
 Item = TypeVar("Item")
@@ -20,74 +22,33 @@ Item = TypeVar("Item")
 SECONDS_BEFORE_PROGRESS = 1.0
 
 
-@dataclass(frozen=True)
-class QuantizedLayer:
-    """One quantised weight."""
-
-    name: str
-    shape: tuple[int, int]
-    bytes_before: int
-    bytes_after: int
-    tied: tuple[str, ...] = ()  # other layers that share this weight
-
-
-@dataclass
-class QuantizationSummary:
-    """What quantize_ has done; print it to read it."""
-
-    config: QuantizationConfig
-    layers: list[QuantizedLayer] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)  # reasons by the layer's name
-    model_bytes_before: int = 0  # all parameters and buffers
-    model_bytes_after: int = 0
-
-    @property
-    def bytes_before(self) -> int:
-        """Bytes of the quantised layers' weights as they were."""
-        return sum(layer.bytes_before for layer in self.layers)
-
-    @property
-    def bytes_after(self) -> int:
-        """Bytes of the quantised layers' weights, with scales and zero points."""
-        return sum(layer.bytes_after for layer in self.layers)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Stored bits for each element of the quantised weights; NaN if there are none."""
-        elements = sum(rows * columns for rows, columns in (layer.shape for layer in self.layers))
-        return 8 * self.bytes_after / elements if elements else float("nan")
-
-    def __str__(self) -> str:
-        lines = [f"{self.config}: {len(self.layers)} weights quantised, {len(self.skipped)} skipped"]
-        if self.layers:
-            lines.append(
-                f"  weights  {_megabytes(self.bytes_before)} -> {_megabytes(self.bytes_after)}, "
-                f"{self.bits_per_weight:.3f} bits per weight"
-            )
-        lines.append(
-            f"  model    {_megabytes(self.model_bytes_before)} -> {_megabytes(self.model_bytes_after)}"
-        )
-        lines += [f"  skipped  {name or '(the model)'}: {why}" for name, why in self.skipped.items()]
-        return "\n".join(lines)
-
-
 @torch.no_grad()
 def quantize_(
     model: nn.Module,
     config: QuantizationConfig,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     device: torch.device | str | int | None = None,
+    *,
+    quantize_trainable: bool = False,
 ) -> QuantizationSummary:
     """Replace the weights of a model's linear layers by quantised ones, in place.
 
-    filter_fn(module, fully qualified name) chooses the layers; all nn.Linear if it is not given.
+    filter_fn(module, fully qualified name) chooses the layers; all nn.Linear if it is not given, but
+        for subclasses whose own forward cannot take a quantised weight, or cannot be tried.
     device: where to quantise and where the model ends up; weights move there one at a time. Without
         it every weight stays where it is.
+    quantize_trainable: whether to quantise, and so to freeze, what is to be trained: adapters of PEFT,
+        and in models that are partly frozen all weights that require gradients. Partly frozen are models
+        in which the weight of a linear layer is, or more than half of all parameters but embeddings.
 
     Layers are replaced one by one, so that no more memory is needed than the model and one layer
     take. Weights that several layers share stay shared. A layer that cannot be quantised is
-    skipped, and the summary tells why. A weight with NaN or Inf raises ValueError, which names its
-    layer; the layers before it are quantised by then.
+    skipped, and the summary tells why, as it tells what else stays as it is and is large.
+
+    ValueError, before anything changes, for a weight with NaN or Inf, for a layer that torchao or
+    bitsandbytes has quantised or that accelerate has offloaded, and for tensors on the meta device that
+    would have to go to another. Weights are read for this, and copied nowhere. Only what nobody can
+    foresee, such as memory that runs out, leaves some layers quantised; the call can then be repeated.
 
     >>> print(quantize_(model, Int4WeightOnlyConfig(group_size=128)))  # doctest: +SKIP
     """
@@ -97,59 +58,40 @@ def quantize_(
         raise TypeError(
             f"quantize_: config must be one of aoext's, such as Int4WeightOnlyConfig(), got {config!r}"
         )
-    summary = QuantizationSummary(config, model_bytes_before=_model_bytes(model))
-    for owners in _with_progress(_choose(model, config, filter_fn, summary.skipped)):
+    choice = choose(model, config, filter_fn, quantize_trainable)
+    _check_values(choice.groups, config)
+    if device is not None:
+        _check_device(model, torch.device(device))
+    summary = QuantizationSummary(config, skipped=choice.skipped, model_bytes_before=model_bytes(model))
+    for owners in _with_progress(choice.groups):
         summary.layers.append(_quantize_layer(owners, config, device))
     if device is not None:
         model.to(device)
     adopt(model)
-    summary.model_bytes_after = _model_bytes(model)
+    summary.count(model)
     return summary
 
 
-# The layers that own one weight, with their names; more than one where layers share it.
-Owners = list[tuple[str, nn.Linear]]
+def _check_values(groups: Sequence[Owners], config: QuantizationConfig) -> None:
+    """Raise if a weight's values cannot be quantised, while all of them are as they were."""
+    for (name, layer), *_ in groups:
+        if has_values(layer.weight) and not is_surely_finite(layer.weight):
+            _quantized(name, layer.weight, config)  # which tells
 
 
-def _choose(
-    model: nn.Module,
-    config: QuantizationConfig,
-    filter_fn: Callable[[nn.Module, str], bool] | None,
-    skipped: dict[str, str],
-) -> list[Owners]:
-    """The layers to quantise, grouped by weight; writes the reasons for all others into `skipped`.
+def _check_device(model: nn.Module, device: torch.device) -> None:
+    """Raise if a device is not there, or if a tensor without values would have to go to it."""
+    torch.empty(0, device=device)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta and device.type != "meta":
+            raise ValueError(f"quantize_: {name} is on the meta device and has no values for {device}")
 
-    Keeps no reference to a weight, so that each is freed as soon as it is replaced.
-    """
-    users: dict[int, list[tuple[str, nn.Module]]] = {}
-    chosen: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            users.setdefault(id(parameter), []).append((name, module))
-        if filter_fn(module, name) if filter_fn else isinstance(module, nn.Linear):
-            chosen[name] = module
 
-    groups: dict[int, Owners] = {}
-    for name, module in chosen.items():
-        weight = module._parameters.get("weight")
-        if not isinstance(module, nn.Linear):
-            if weight is not None:  # containers and the like are passed over without a word
-                skipped[name] = f"only nn.Linear can be quantised, not {type(module).__name__}"
-        elif weight is None:
-            skipped[name] = "its weight is computed from other parameters"
-        elif nn.parameter.is_lazy(weight):
-            skipped[name] = "its weight is not initialised yet"
-        elif (reason := config.obstacle(weight)) is not None:
-            skipped[name] = reason
-        elif strangers := [
-            user
-            for user, owner in users[id(weight)]
-            if user not in chosen or not isinstance(owner, nn.Linear)
-        ]:
-            skipped[name] = f"its weight is shared with {', '.join(strangers)}, not to be quantised"
-        else:
-            groups.setdefault(id(weight), []).append((name, module))
-    return list(groups.values())
+def _quantized(name: str, weight: Tensor, config: QuantizationConfig) -> QuantizedTensor:
+    try:
+        return config.quantize(weight)
+    except ValueError as error:
+        raise ValueError(f"quantize_: layer {name!r}: {error}") from error
 
 
 def _quantize_layer(
@@ -158,10 +100,7 @@ def _quantize_layer(
     """Quantise the weight of `owners` on `device` and give it to all of them."""
     (name, first), *others = owners
     weight = first.weight
-    try:
-        quantized = config.quantize(weight.detach().to(device))
-    except ValueError as error:
-        raise ValueError(f"quantize_: layer {name!r}: {error}") from error
+    quantized = _quantized(name, weight.detach().to(device), config)
     parameter = nn.Parameter(quantized, requires_grad=False)
     for _, layer in owners:
         set_weight(layer, parameter)
@@ -178,17 +117,3 @@ def _with_progress(items: Sequence[Item]) -> Iterable[Item]:
         return items
     # disable=None: no bar where the output is not a terminal.
     return tqdm(items, desc="quantising", unit="layer", delay=SECONDS_BEFORE_PROGRESS, disable=None)
-
-
-def _model_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, each counted once."""
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    return sum(
-        tensor.stored_bytes if isinstance(tensor, QuantizedTensor) else tensor.nbytes
-        for tensor in tensors
-        if not nn.parameter.is_lazy(tensor)
-    )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.2f} MB"

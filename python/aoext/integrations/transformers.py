@@ -26,6 +26,7 @@ from transformers.quantizers.quantizers_utils import get_module_from_name, shoul
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from aoext import checkpoints, schemes, serialization
+from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
 from aoext.layers import set_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
@@ -163,7 +164,7 @@ class AoextQuantizer(HfQuantizer):
         config = self.quantization_config.config_for(path)
         if not isinstance(module, nn.Linear) or config is None or config.obstacle(module.weight) is not None:
             return None
-        return config
+        return None if refusal_of_own_forward(module, config) else config
 
     # Loading
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.packing import FLOAT_DTYPES, dtype_name, has_values
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
 
@@ -99,7 +99,7 @@ class Int4Tensor(QuantizedTensor):
                     f"Int4Tensor: {name} must have the dtype of scale, {dtype_name(dtype)}, "
                     f"got {dtype_name(tensor.dtype)}"
                 )
-        if self.k_order is not None and not self.k_order.is_meta:
+        if self.k_order is not None and has_values(self.k_order):
             columns = torch.arange(self.shape[K], device=self.k_order.device)
             if not torch.equal(self.k_order.sort().values, columns):
                 raise ValueError(f"Int4Tensor: k_order must be a permutation of 0..{len(columns) - 1}")
@@ -112,12 +112,8 @@ class Int4Tensor(QuantizedTensor):
         Formulas and errors are those of packing.int4_row_quantize_zp and int4_row_quantize.
         """
         check_block_size("Int4Tensor", block_size)
-        if symmetric:
-            q, scale = packing.int4_row_quantize(w, block_size[1])
-            zero_point = torch.zeros_like(scale)
-        else:
-            q, scale, zero_point = packing.int4_row_quantize_zp(w, block_size[1])
-        return cls(packing.pack_int4(q), scale, zero_point, block_size, w.shape)
+        fields = _quantized_fields(w, block_size[K], symmetric)
+        return cls(fields["qdata"], fields["scale"], fields["zero_point"], block_size, w.shape)
 
     def _dequantize(self) -> Tensor:
         weight = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.dtype)
@@ -128,13 +124,8 @@ class Int4Tensor(QuantizedTensor):
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         if self.k_order is not None:
             weight = weight.index_select(1, self.k_order)
-        made = self.from_hp(weight, self.block_size, symmetric=not bool(self.zero_point.any()))
-        dtype = self.scale.dtype
-        return {
-            "qdata": made.qdata,
-            "scale": made.scale.to(dtype),
-            "zero_point": made.zero_point.to(dtype),
-        }
+        symmetric = not bool(self.zero_point.any())
+        return _quantized_fields(weight, self.block_size[K], symmetric, self.scale.dtype)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:
@@ -152,3 +143,15 @@ class Int4Tensor(QuantizedTensor):
         if self.act_pre_scale is None:
             return input_grad
         return (input_grad * self.act_pre_scale).to(grad.dtype)
+
+
+def _quantized_fields(
+    w: Tensor, group_size: int, symmetric: bool, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """qdata, scale and zero_point of a plain weight [N, K]; `dtype` is that of scales, w's if not given."""
+    if symmetric:
+        q, scale = packing.int4_row_quantize(w, group_size, dtype=dtype)
+        zero_point = torch.zeros_like(scale)
+    else:
+        q, scale, zero_point = packing.int4_row_quantize_zp(w, group_size, dtype=dtype)
+    return {"qdata": packing.pack_int4(q), "scale": scale, "zero_point": zero_point}

@@ -1,0 +1,190 @@
+"""What quantize_ has done to a model: what is quantised, what is not and why, and the bytes of both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from aoext.configs import QuantizationConfig
+from aoext.tensors import QuantizedTensor
+
+# Above this share of a model's values, what stays unquantised is worth a word in the first line.
+NOTABLE_SHARE = 0.1
+
+# Below this share of a model's values, parameters that stay are not listed.
+LARGE_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """One quantised weight."""
+
+    name: str
+    shape: tuple[int, int]
+    bytes_before: int
+    bytes_after: int
+    tied: tuple[str, ...] = ()  # other layers that share this weight
+
+
+@dataclass(frozen=True)
+class PlainParameter:
+    """A parameter that stays as it is, and why."""
+
+    name: str
+    shape: tuple[int, ...]  # () for nested ones
+    values: int  # elements
+    bytes: int
+    reason: str
+
+
+@dataclass
+class QuantizationSummary:
+    """What quantize_ has done; print it to read it."""
+
+    config: QuantizationConfig
+    layers: list[QuantizedLayer] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)  # reasons by the layer's name
+    plain: list[PlainParameter] = field(default_factory=list)  # of floating point, skipped layers' too
+    model_bytes_before: int = 0  # all parameters and buffers
+    model_bytes_after: int = 0
+    model_values: int = 0  # elements of all parameters of floating point, quantised or not
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the quantised layers' weights as they were."""
+        return sum(layer.bytes_before for layer in self.layers)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the quantised layers' weights, with scales and zero points."""
+        return sum(layer.bytes_after for layer in self.layers)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits for each element of the quantised weights; NaN if there are none."""
+        elements = sum(rows * columns for rows, columns in (layer.shape for layer in self.layers))
+        return 8 * self.bytes_after / elements if elements else float("nan")
+
+    @property
+    def plain_share(self) -> float:
+        """Which share of the model's values no package has quantised, from 0 to 1."""
+        return sum(parameter.values for parameter in self.plain) / max(1, self.model_values)
+
+    def count(self, model: nn.Module) -> None:
+        """Enter what the model consists of after quantising."""
+        self.model_bytes_after = model_bytes(model)
+        parameters = [p for _, _, _, p in _parameters(model)]
+        self.model_values = sum(parameter.numel() for parameter in parameters)
+        self.plain = [
+            PlainParameter(
+                name,
+                () if p.is_nested else tuple(p.shape),
+                p.numel(),
+                stored_bytes(p),
+                self._reason(name, owner, module, p),
+            )
+            for name, owner, module, p in _parameters(model)
+            if not isinstance(p, QuantizedTensor)
+        ]
+
+    def _reason(self, name: str, owner: str, module: nn.Module, parameter: Tensor) -> str:
+        if name.rpartition(".")[2] == "weight" and owner in self.skipped:
+            return self.skipped[owner]
+        return reason_to_stay(module, name, parameter)
+
+    def __str__(self) -> str:
+        first = f"{self.config}: {len(self.layers)} weights quantised, {len(self.skipped)} skipped"
+        if self.plain_share > NOTABLE_SHARE:
+            first += f"; {self.plain_share:.0%} of the model's values stay unquantised"
+        lines = [first]
+        if self.layers:
+            lines.append(
+                f"  weights  {_megabytes(self.bytes_before)} -> {_megabytes(self.bytes_after)}, "
+                f"{self.bits_per_weight:.3f} bits per weight"
+            )
+        lines.append(
+            f"  model    {_megabytes(self.model_bytes_before)} -> {_megabytes(self.model_bytes_after)}"
+        )
+        lines += [f"  skipped  {names}: {why}" for names, why in _grouped(self.skipped)]
+        lines += [f"  stays    {line}" for line in self._large()]
+        return "\n".join(lines)
+
+    def _large(self) -> Iterator[str]:
+        """Parameters that stay plain and are large, those of a kind together, without skipped layers."""
+        kinds: dict[tuple[str, str], list[PlainParameter]] = {}
+        for parameter in self.plain:
+            is_skipped = self.skipped.get(parameter.name.rpartition(".")[0]) == parameter.reason
+            if len(parameter.shape) > 1 and not is_skipped:
+                kinds.setdefault((_pattern(parameter.name), parameter.reason), []).append(parameter)
+        for (names, reason), alike in kinds.items():
+            if sum(p.values for p in alike) >= LARGE_SHARE * self.model_values > 0:
+                size = _megabytes(sum(p.bytes for p in alike))
+                several = f"{len(alike)} of " if len(alike) > 1 else ""
+                names = names if len(alike) > 1 else alike[0].name
+                yield f"{names} ({several}{list(alike[0].shape)}, {size}): {reason}"
+
+
+def reason_to_stay(module: nn.Module, name: str, parameter: Tensor) -> str:
+    """Why a parameter is not quantised that is no weight of a layer to be quantised."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear) and name.rpartition(".")[2] == "weight":
+        return "filter_fn does not name it"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return "an embedding"
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return f"{kind} computes with its weights itself"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return "a convolution"
+    if kind == "Conv1D":
+        return "Conv1D keeps its weight as [K, N] and is no nn.Linear"
+    if parameter.dim() == 3:
+        return f"{kind} keeps the weights of several layers, such as experts, in one 3-D parameter"
+    return f"a parameter of {kind}, which is no nn.Linear's weight"
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]]:
+    """(name, the module's name, the module, the parameter) of all of floating point, each once."""
+    seen: set[int] = set()
+    for owner, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            known = id(parameter) in seen
+            seen.add(id(parameter))
+            if not known and not nn.parameter.is_lazy(parameter) and parameter.is_floating_point():
+                yield (f"{owner}.{leaf}" if owner else leaf), owner, module, parameter
+
+
+def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Names and their reason, names that differ in numbers alone together: `layers.*.up (30)`."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, reason in reasons.items():
+        groups.setdefault((_pattern(name), reason), []).append(name)
+    for (pattern, reason), names in groups.items():
+        yield (f"{pattern} ({len(names)})" if len(names) > 1 else names[0] or "(the model)"), reason
+
+
+def _pattern(name: str) -> str:
+    """A name whose numbers are stars: `layers.*.up`."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers, each counted once."""
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    return sum(stored_bytes(tensor) for tensor in tensors if not nn.parameter.is_lazy(tensor))
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's numbers, of a quantised or sparse one those of its parts."""
+    if isinstance(tensor, QuantizedTensor):
+        return tensor.stored_bytes
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"
