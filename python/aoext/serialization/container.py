@@ -16,7 +16,7 @@ import os
 import reprlib
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,7 +153,7 @@ class Source:
             raise self.error(f"{type(error).__name__}: {error}") from error
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes | bytearray) -> Any:
     """A JSON text as Python's objects; ValueError for what is none, or has a key twice in one object."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -292,29 +292,36 @@ class TensorFile:
         }
 
         def read_one(key: str) -> None:
-            self._read_into(_memory(tensors[key]), self.entries[key].begin)
+            memory = _memory(tensors[key])
+            self._read_into(memory, self.entries[key].begin)
             if verify:
-                self._verify(key, tensors[key])
+                self._verify(key, memory)
 
-        # The interpreter's lock is released while bytes are read and summed.
-        with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
-            for _ in pool.map(read_one, tensors):
-                pass
+        _at_once(read_one, tensors)
         return tensors
 
-    def _verify(self, key: str, tensor: Tensor) -> None:
+    def verify(self) -> None:
+        """Hold all tensors to their checksums, as read does, and keep none."""
+
+        def verify_one(key: str) -> None:
+            entry = self.entries[key]
+            self._verify(key, self._bytes(entry.begin, entry.size))
+
+        _at_once(verify_one, self.entries)
+
+    def _verify(self, key: str, data: memoryview | bytearray) -> None:
         if self.checksums is None or key not in self.checksums:
             raise self.source.error(f"{key} has no checksum that could be verified")
-        actual = f"{zlib.crc32(_memory(tensor)):08x}"
+        actual = f"{zlib.crc32(data):08x}"
         if self.checksums[key] != actual:
             raise self.source.error(
                 f"{key} is damaged: its checksum must be {reprlib.repr(self.checksums[key])}, got {actual!r}"
             )
 
-    def _bytes(self, begin: int, size: int) -> bytes:
+    def _bytes(self, begin: int, size: int) -> bytearray:
         data = bytearray(size)
         self._read_into(memoryview(data), begin)
-        return bytes(data)
+        return data
 
     def _read_into(self, memory: memoryview, begin: int) -> None:
         done = 0
@@ -331,6 +338,16 @@ class TensorFile:
         with self._lock:  # around the one position that the file has
             self._file.seek(begin)
             return self._file.readinto(memory) or 0
+
+
+def _at_once(work: Callable[[str], None], keys: Iterable[str]) -> None:
+    """Do the same for all keys, in as many threads as torch has.
+
+    The interpreter's lock is released while bytes are read and summed.
+    """
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+        for _ in pool.map(work, keys):
+            pass
 
 
 def _is_size(value: object) -> bool:
