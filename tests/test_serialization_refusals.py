@@ -189,11 +189,8 @@ HEADERS = [
     (lambda header: header["3.bias"].update(data_offsets=[0, 6]), "belongs to no tensor, or to two"),
     (lambda header: header.pop("3.bias"), "belongs to no tensor, or to two"),
     (lambda header: header.update({"3.bias": None}), r"3\.bias must have a dtype of"),
-    (
-        lambda header: header.update(x={"dtype": "I8", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}),
-        "x",
-    ),
-    (lambda header: header.update(x={"dtype": "I8", "shape": [0, 2**70], "data_offsets": [0, 0]}), "x|rror"),
+    (lambda header: header.update(x=empty_of(2**62, 2**62)), "Error: .*overflow"),
+    (lambda header: header.update(x=empty_of(2**70)), "Error: "),
     (lambda header: header["__metadata__"].update(x=1), "__metadata__ must be a JSON object of texts"),
     (lambda header: header.update(__metadata__=[]), "__metadata__ must be a JSON object of texts"),
 ]
@@ -381,7 +378,7 @@ def test_sharded_tensors_are_neither_filled_nor_replaced(name, mesh, generator, 
     index, leaf = name.split(".")
     sharded = distribute_tensor(getattr(target[int(index)], leaf).detach(), mesh, [Shard(0)])
     setattr(target[int(index)], leaf, nn.Parameter(sharded))
-    message = rf"{name} must be a plain tensor .* got a DTensor: save and load before sharding"
+    message = rf"{name} must be a plain tensor .* got a \S*DTensor: save and load before sharding"
     unchanged_by_a_load(target, path, ValueError, f"load_model: {message}")
     with pytest.raises(ValueError, match=f"save_model: {message}"):
         save_model(target, path)

@@ -30,7 +30,7 @@ def state_of(who: str, model: nn.Module) -> dict[str, Tensor]:
         if not is_ours(tensor):
             raise ValueError(
                 f"{who}: {name} must be a plain tensor or one that aoext has quantised, got a "
-                f"{type(tensor).__name__}{_advice(tensor)}"
+                f"{type(tensor).__module__}.{type(tensor).__name__}{_advice(tensor)}"
             )
     return state
 
