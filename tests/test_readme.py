@@ -14,6 +14,7 @@ from reference import CALLS, EIGHT_BIT, Problem
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMPILE = (ROOT / "docs" / "compile.md").read_text(encoding="utf-8")
+FILES = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
 
 
 def weights_taken(operator: str) -> str:
@@ -59,7 +60,7 @@ def test_the_table_of_operators_is_what_is_registered():
     assert table == expected_table()
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + COMPILE, re.DOTALL))
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + COMPILE + FILES, re.DOTALL))
 def test_an_example_runs(code):
     exec(compile(code, "an example", "exec"), {})
 
