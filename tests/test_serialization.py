@@ -248,10 +248,10 @@ def test_every_dtype_comes_back(dtype, shape, generator, path):
 class Rotary(nn.Module):
     """Buffers that are not persistent: a small one, and one too large to keep in a file."""
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, frequencies: int = 32) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4, device=device)
-        self.register_buffer("inv_freq", torch.rand(32, device=device), persistent=False)
+        self.register_buffer("inv_freq", torch.rand(frequencies, device=device), persistent=False)
         self.register_buffer("mask", torch.rand(200, 200, device=device), persistent=False)
 
 
@@ -259,7 +259,9 @@ def test_buffers_that_are_not_persistent_are_filled_or_named_on_the_meta_device(
     model = Rotary(device)
     save_model(model, path)
     target = Rotary("meta")
-    with pytest.raises(ValueError, match=rf"{path}: buffers on the meta device .* does not have them: mask$"):
+    with pytest.raises(
+        ValueError, match=rf"{path}: buffers on the meta device .* in this shape and dtype: mask$"
+    ):
         load_model(target, path)
     assert target.linear.weight.is_meta
     target.mask = torch.ones(200, 200)
@@ -270,6 +272,9 @@ def test_buffers_that_are_not_persistent_are_filled_or_named_on_the_meta_device(
 
     names = load_model(Rotary("meta"), path, strict=False)
     assert names == (["mask"], [])
+    assert load_model(Rotary("meta").half(), path, strict=False, cast=True) == (["mask"], [])
+    with pytest.raises(ValueError, match=f"{message}inv_freq, mask$"):
+        load_model(Rotary("meta", frequencies=8), path)
     there = Rotary(device)
     inv_freq = there.inv_freq.clone()
     load_model(there, path)

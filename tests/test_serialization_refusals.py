@@ -190,7 +190,8 @@ HEADERS = [
     (lambda header: header.pop("3.bias"), "belongs to no tensor, or to two"),
     (lambda header: header.update({"3.bias": None}), r"3\.bias must have a dtype of"),
     (lambda header: header.update(x=empty_of(2**62, 2**62)), "Error: .*overflow"),
-    (lambda header: header.update(x=empty_of(2**70)), "Error: "),
+    (lambda header: header.update(x=empty_of(2**70)), "x must have a dtype of"),
+    (lambda header: header.update(x=empty_of(*[1] * 64)), "x must have a dtype of"),
     (lambda header: header["__metadata__"].update(x=1), "__metadata__ must be a JSON object of texts"),
     (lambda header: header.update(__metadata__=[]), "__metadata__ must be a JSON object of texts"),
 ]

@@ -73,8 +73,11 @@ def write_shards(path: Path, shards: Sequence[Shard]) -> None:
         with replacing(target_of(_index_of(target))) as file:
             file.write(_index(names, shards))
     except BaseException:
+        # An interrupt may come when the index already leads to them.
+        used = _shards_of_an_index(target)
         for replacement in written:
-            replacement.target.unlink(missing_ok=True)
+            if replacement.target not in used:
+                replacement.target.unlink(missing_ok=True)
         raise
     finally:
         for replacement in written:

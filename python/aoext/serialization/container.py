@@ -235,7 +235,7 @@ class TensorFile:
             dtype, shape, (begin, end) = DTYPES[value["dtype"]], value["shape"], value["data_offsets"]
         except (TypeError, ValueError, KeyError):
             self._refuse(key, value)
-        if not isinstance(shape, list) or not all(_is_size(size) for size in (*shape, begin, end)):
+        if not _is_shape(shape) or not _is_size(begin) or not _is_size(end):
             self._refuse(key, value)
         if math.prod(shape) * dtype.itemsize != end - begin:
             self._refuse(key, value)
@@ -247,7 +247,7 @@ class TensorFile:
             dtype, shape = TAGGED[tag["dtype"]], tag["shape"]
         except (TypeError, KeyError):
             self._refuse(key, tag)
-        if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
+        if not _is_shape(shape):
             self._refuse(key, tag)
         if bytes_of is None or bytes_of.dtype is not torch.uint8:
             self._refuse(key, tag)
@@ -351,4 +351,9 @@ def _at_once(work: Callable[[str], None], keys: Iterable[str]) -> None:
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_shape(value: object) -> bool:
+    """Whether this is a list of sizes, of no more dimensions than a product of them is quickly made of."""
+    return isinstance(value, list) and len(value) <= 64 and all(map(_is_size, value))

@@ -64,12 +64,10 @@ def load_model(
     with torch.inference_mode(False), torch.no_grad():
         source = Source("load_model", Path(path))
         with opened(source.who, source.path) as files:
-            match = _Match(source, model, read_contents(files), prefix)
+            match = _Match(source, model, read_contents(files), prefix, cast)
             if strict:
                 match.check_names()
-            for slot in match.slots:
-                if obstacle := slot.obstacle(cast):
-                    raise source.error(obstacle)
+            match.check_places()
             tensors = _read(match, verify)
         place(match.slots, tensors)
     return LoadedNames(match.missing + match.unfilled, match.unexpected)
@@ -78,8 +76,9 @@ def load_model(
 class _Match:
     """Which tensor of a file goes where in a model, and what is left over."""
 
-    def __init__(self, source: Source, model: nn.Module, contents: Contents, prefix: str) -> None:
+    def __init__(self, source: Source, model: nn.Module, contents: Contents, prefix: str, cast: bool) -> None:
         self.source = source
+        self.cast = cast
         state = state_of("load_model", model)
         stored = _below(prefix, contents.state)
         if prefix and not stored:
@@ -116,13 +115,19 @@ class _Match:
         for name, module, leaf, tensor in buffers_beside_the_state(model):
             if not tensor.is_meta:
                 continue
-            known = stored.get(name)
-            if known is None or (known.form.shape, known.form.dtype) != (tensor.shape, tensor.dtype):
+            slot = Slot(name, module, leaf, tensor, stored[name].form) if name in stored else None
+            if slot is None or slot.obstacle(self.cast):
                 unfilled.append(name)
                 continue
-            self.stored[name] = known
-            self.slots.append(Slot(name, module, leaf, tensor, known.form))
+            self.stored[name] = stored[name]
+            self.slots.append(slot)
         return unfilled
+
+    def check_places(self) -> None:
+        """ValueError where a tensor cannot go into its place."""
+        for slot in self.slots:
+            if obstacle := slot.obstacle(self.cast):
+                raise self.source.error(obstacle)
 
     def check_names(self) -> None:
         """ValueError where names are left over."""
@@ -135,7 +140,7 @@ class _Match:
         if self.unfilled:
             raise self.source.error(
                 "buffers on the meta device that are not persistent must get their values before, as the "
-                f"file does not have them: {', '.join(self.unfilled)}"
+                f"file does not have them in this shape and dtype: {', '.join(self.unfilled)}"
             )
 
 

@@ -18,6 +18,9 @@ from typing import BinaryIO
 if sys.platform != "win32":
     import fcntl
 
+# Read, write and execute; no setuid and the like.
+PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
+
 # Of one length whatever they stand for, because the names of files may be as long as the system allows.
 PREFIX, SUFFIX = ".aoext-", ".tmp"
 
@@ -85,7 +88,7 @@ def _locked_temporary(target: Path) -> BinaryIO:
             break
         file.close()
     if sys.platform != "win32" and target.exists():
-        os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+        os.fchmod(file.fileno(), target.stat().st_mode & PERMISSIONS)
     return file
 
 
