@@ -286,6 +286,25 @@ def test_other_programs_files_stay(model, path):
         load_model(model, path.parent)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_folders_of_save_pretrained_load_whose_files_cut_through_weights(tied, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=96
+    )
+    config.tie_word_embeddings = tied
+    model = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    quantize_(model, Int4WeightOnlyConfig(group_size=32), lambda _, name: name.endswith("_proj"))
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    target = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    assert load_model(target, tmp_path) == ([], [])
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(target(ids).logits, model(ids).logits)
+    assert (target.lm_head.weight is target.model.embed_tokens.weight) == tied
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -71,6 +71,10 @@ def meta(key, value):
 BAD_FILES = [
     (drop("3.weight"), r"the file lacks 3\.weight"),
     (drop("0.weight.scale"), r"0\.weight: the file lacks 0\.weight\.scale"),
+    (
+        lambda t, w, m: [t.pop(f"0.weight.{part}") for part in ("qdata", "scale", "zero_point")],
+        r"0\.weight: the file lacks 0\.weight\.qdata",
+    ),
     (lambda t, w, m: t.update(other=torch.ones(2)), "the model has no other"),
     (
         lambda t, w, m: t.update({"0.weight.more": torch.ones(2)}),

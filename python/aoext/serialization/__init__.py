@@ -23,8 +23,26 @@ placing.py how tensors get into a model.
 
 from __future__ import annotations
 
-from aoext.serialization.contents import FORMAT_VERSION
+from aoext.serialization.container import metadata_of
+from aoext.serialization.contents import (
+    FORMAT_VERSION,
+    TENSOR_TYPES,
+    WEIGHTS_KEY,
+    assembled,
+    descriptions_in,
+    flattened,
+)
 from aoext.serialization.loading import load_model
 from aoext.serialization.saving import save_model
 
-__all__ = ["FORMAT_VERSION", "load_model", "save_model"]
+__all__ = [
+    "FORMAT_VERSION",
+    "TENSOR_TYPES",
+    "WEIGHTS_KEY",
+    "assembled",
+    "descriptions_in",
+    "flattened",
+    "load_model",
+    "metadata_of",
+    "save_model",
+]

@@ -153,7 +153,7 @@ class Source:
             raise self.error(f"{type(error).__name__}: {error}") from error
 
 
-def parse_json(text: str | bytes | bytearray) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """A JSON text as Python's objects; ValueError for what is none, or has a key twice in one object."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -178,6 +178,42 @@ class Entry:
     size: int
 
 
+def metadata_of(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of a safetensors file, whoever has written it; ValueError where its header is damaged."""
+    with open(path, "rb") as file:
+        return _header_of(file, Source("metadata_of", Path(path)))[1]
+
+
+def table_of(metadata: Mapping[str, str], key: str, source: Source) -> dict[str, Any]:
+    """The JSON object that an entry of a file's metadata holds; empty where there is none."""
+    try:
+        table = parse_json(metadata.get(key, "{}"))
+    except ValueError as error:
+        raise source.error(f"{key} is no JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise source.error(f"{key} must be a JSON object, got {reprlib.repr(table)}")
+    return table
+
+
+def _header_of(file: BinaryIO, source: Source) -> tuple[dict[str, Any], dict[str, str], int]:
+    """What a file says of its tensors, its metadata, and where the tensors' bytes begin."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    start = LENGTH_BYTES + length
+    if start > size or length > LONGEST_HEADER:
+        raise source.broken(f"it has {size} bytes, and its header {length}")
+    try:
+        header = parse_json(file.read(length))
+    except ValueError as error:
+        raise source.broken(f"its header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise source.broken("its header is no JSON object")
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise source.broken(f"{METADATA} must be a JSON object of texts")
+    return header, metadata, start
+
+
 class TensorFile:
     """A safetensors file that is open for reading.
 
@@ -188,7 +224,7 @@ class TensorFile:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._lock = threading.Lock()
-        self._file = open(source.path, "rb", buffering=0)  # noqa: SIM115
+        self._file = open(source.path, "rb")  # noqa: SIM115
         try:
             with source.named():
                 self._read_header()
@@ -201,23 +237,9 @@ class TensorFile:
         self._file.close()
 
     def _read_header(self) -> None:
-        size = os.fstat(self._file.fileno()).st_size
-        length = int.from_bytes(self._bytes(0, min(LENGTH_BYTES, size)), "little")
-        start = LENGTH_BYTES + length
-        if size < LENGTH_BYTES or start > size or length > LONGEST_HEADER:
-            raise self.source.broken(f"it has {size} bytes, and its header {length}")
-        try:
-            header = parse_json(self._bytes(LENGTH_BYTES, length))
-        except ValueError as error:
-            raise self.source.broken(f"its header is no JSON: {error}") from error
-        if not isinstance(header, dict):
-            raise self.source.broken("its header is no JSON object")
-        metadata = header.pop(METADATA, {})
-        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-            raise self.source.broken(f"{METADATA} must be a JSON object of texts")
-        self.metadata: dict[str, str] = metadata
+        header, self.metadata, start = _header_of(self._file, self.source)
         self.entries = {key: self._entry(key, value, start) for key, value in header.items()}
-        end = start
+        end, size = start, os.fstat(self._file.fileno()).st_size
         for entry in sorted(self.entries.values(), key=lambda entry: (entry.begin, entry.size)):
             if entry.begin != end:
                 raise self.source.broken(f"byte {end} belongs to no tensor, or to two")
@@ -264,13 +286,7 @@ class TensorFile:
 
     def table(self, key: str) -> dict[str, Any]:
         """The JSON object that an entry of the metadata holds; empty where there is none."""
-        try:
-            table = parse_json(self.metadata.get(key, "{}"))
-        except ValueError as error:
-            raise self.source.error(f"{key} is no JSON: {error}") from error
-        if not isinstance(table, dict):
-            raise self.source.error(f"{key} must be a JSON object, got {reprlib.repr(table)}")
-        return table
+        return table_of(self.metadata, key, self.source)
 
     def forms(self) -> dict[str, Tensor]:
         """All tensors on the meta device, for their dtypes and shapes."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from aoext.packing import FLOAT_DTYPES, dtype_name
-from aoext.serialization.container import Source, TensorFile
+from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import K
 
@@ -24,7 +27,7 @@ TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
 }
 DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 
-# What a description says since version 2 alone.
+# What descriptions of version 1 do not say.
 QDATA_DTYPE = "qdata_dtype"
 
 Choice = TypeVar("Choice")
@@ -44,19 +47,35 @@ def describe_weight(weight: QuantizedTensor) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """A tensor of a model as it lies in a file."""
+class Place(NamedTuple):
+    """Where a tensor lies."""
 
     file: TensorFile
-    form: Tensor  # on the meta device: type, dtype, shape
-    keys: Mapping[str, str]  # the file's name of each field; that of a plain tensor under ""
+    key: str
 
-    def assembled(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The tensor, of what was read by the file's names."""
-        if not isinstance(self.form, QuantizedTensor):
-            return tensors[self.keys[""]]
-        return self.form.remade({name: tensors[key] for name, key in self.keys.items()})
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A tensor of a model as it lies in files."""
+
+    source: Source  # of the file that says what it is
+    form: Tensor  # on the meta device: type, dtype, shape
+    places: Mapping[str, Place]  # of each field; of a plain tensor under ""
+
+    @property
+    def size(self) -> int:
+        """Its bytes in the files."""
+        return sum(place.file.entries[place.key].size for place in self.places.values())
+
+    def assembled(self, tensors: Mapping[Place, Tensor]) -> Tensor:
+        """The tensor, of what was read from its places; DamagedFileError for values that cannot be."""
+        form = self.form
+        if not isinstance(form, QuantizedTensor):
+            return tensors[self.places[""]]
+        parts: dict[str, Tensor | None] = dict.fromkeys(form.fields)
+        parts.update({name: tensors[place] for name, place in self.places.items()})
+        with self.source.named():
+            return form.from_fields(parts, form.dtype, **form.named_attributes())
 
 
 @dataclass
@@ -67,82 +86,145 @@ class Contents:
     not_persistent: dict[str, Stored] = field(default_factory=dict)
 
 
-def read_contents(files: Iterable[TensorFile]) -> Contents:
-    """What files say together; DamagedFileError where that cannot be, no tensor is read."""
+def read_contents(files: Sequence[TensorFile]) -> Contents:
+    """What files say together; DamagedFileError where that cannot be, no tensor is read.
+
+    Fields of one weight may lie in several files, as transformers distributes them.
+    """
     contents = Contents()
+    places: dict[str, Place] = {}
+    forms: dict[str, Tensor] = {}
     for file in files:
         with file.source.named():
-            _add(file, contents)
+            _check_version(file)
+            for key, form in file.forms().items():
+                if key in places:
+                    raise file.source.error(f"{key} is in {places[key].file.source.path} too")
+                places[key], forms[key] = Place(file, key), form
+    for add in (_add_weights, _add_the_rest):
+        for file in files:
+            with file.source.named():
+                add(file, contents, places, forms)
     return contents
 
 
-def _add(file: TensorFile, contents: Contents) -> None:
-    source = file.source
+def _check_version(file: TensorFile) -> None:
     version = file.metadata.get(VERSION_KEY)
     if version not in READABLE_VERSIONS:
-        raise source.error(
+        raise file.source.error(
             f"{VERSION_KEY} must be {' or '.join(map(repr, READABLE_VERSIONS))}, as save_model writes it, "
             f"got {version!r}"
         )
     for key in (WEIGHTS_KEY, TIED_KEY):
         if key not in file.metadata:
-            raise source.error(f"{key} is missing")
-    forms = file.forms()
-    here = {
-        name: _weight(file, name, description, forms) for name, description in file.table(WEIGHTS_KEY).items()
-    }
-    here.update({key: Stored(file, form, {"": key}) for key, form in forms.items()})
+            raise file.source.error(f"{key} is missing")
+
+
+def _add_weights(
+    file: TensorFile, contents: Contents, places: Mapping[str, Place], forms: dict[str, Tensor]
+) -> None:
+    """Add the quantised weights that a file describes; their fields leave `forms`."""
+    for name, description in file.table(WEIGHTS_KEY).items():
+        known = contents.state.get(name)
+        if known is not None and not _differences(known.form, description):
+            continue  # described in several files
+        try:
+            weight = assembled(name, description, forms)
+        except ValueError as error:
+            raise file.source.error(str(error)) from error
+        fields = {part: places[f"{name}.{part}"] for part, _ in weight.named_fields()}
+        contents.state[name] = Stored(file.source, weight, fields)
+
+
+def _add_the_rest(
+    file: TensorFile, contents: Contents, places: Mapping[str, Place], forms: dict[str, Tensor]
+) -> None:
+    """Add the plain tensors of a file, its ties, and what is no part of the state."""
+    state, source = contents.state, file.source
+    for key in file.entries:
+        if key in forms:
+            if key in state:
+                raise source.error(f"{key} is a tensor and a name of another")
+            state[key] = Stored(source, forms[key], {"": places[key]})
     for alias, name in file.table(TIED_KEY).items():
-        if alias in here or not isinstance(name, str) or name not in here:
+        if alias in state or not isinstance(name, str) or name not in state:
             raise source.error(f"{alias} cannot be tied to {reprlib.repr(name)}")
-        here[alias] = here[name]
+        state[alias] = state[name]
     for name in file.table(NOT_PERSISTENT_KEY):
-        if name not in here:
+        if name not in state:
             raise source.error(f"{NOT_PERSISTENT_KEY} names {name}, which is not there")
-        contents.not_persistent[name] = here.pop(name)
-    for name in here:
-        if name in contents.state:
-            raise source.error(f"{name} is in {contents.state[name].file.source.path} too")
-    contents.state.update(here)
+        contents.not_persistent[name] = state.pop(name)
 
 
-def _weight(file: TensorFile, name: str, description: Any, forms: dict[str, Tensor]) -> Stored:
-    """A quantised weight, by its description; its fields leave `forms`."""
-    source = file.source
+def assembled(name: str, description: Any, stored: dict[str, Tensor]) -> QuantizedTensor:
+    """A quantised weight of its description and its fields, `<name>.<field>`, which leave `stored`.
+
+    ValueError, which begins with the name, where they do not make a weight.
+    """
     if not isinstance(description, dict):
-        raise source.error(f"{name}: its description must be a JSON object, got {reprlib.repr(description)}")
-    tensor_type = _choose(source, name, description, "type", TENSOR_TYPES)
-    dtype = _choose(source, name, description, "dtype", DTYPES)
+        raise ValueError(f"{name}: its description must be a JSON object, got {reprlib.repr(description)}")
+    tensor_type = _choose(name, description, "type", TENSOR_TYPES)
+    dtype = _choose(name, description, "dtype", DTYPES)
     fields = description.get("fields")
     if not isinstance(fields, list) or fields != [known for known in tensor_type.fields if known in fields]:
-        raise source.error(
+        raise ValueError(
             f"{name}: fields must be of {list(tensor_type.fields)}, in this order, got {reprlib.repr(fields)}"
         )
-    keys = {field: f"{name}.{field}" for field in fields}
-    for key in keys.values():
-        if key not in forms:
-            raise source.error(f"{name}: the file lacks {key}")
+    for key in fields:
+        if f"{name}.{key}" not in stored:
+            raise ValueError(f"{name}: the file lacks {name}.{key}")
 
     parts: dict[str, Tensor | None] = dict.fromkeys(tensor_type.fields)
-    parts.update({field: forms.pop(key) for field, key in keys.items()})
+    parts.update({key: stored.pop(f"{name}.{key}") for key in fields})
     attributes = {key: description.get(key) for key in tensor_type.attributes}
     try:
         weight = tensor_type.from_fields(parts, dtype, **attributes)
     except (TypeError, ValueError) as error:
-        raise source.error(f"{name}: {error}") from error
-    tagged = file.metadata[VERSION_KEY] != "1"
-    for key, expected in describe_weight(weight).items():
-        if description.get(key) != expected and (tagged or key != QDATA_DTYPE):
-            raise source.error(
-                f"{name}: {key} must be {expected!r}, got {reprlib.repr(description.get(key))}"
-            )
-    return Stored(file, weight, keys)
+        raise ValueError(f"{name}: {error}") from error
+    for difference in _differences(weight, description):
+        raise ValueError(f"{name}: {difference}")
+    return weight
 
 
-def _choose(
-    source: Source, name: str, description: Mapping[str, Any], key: str, choices: Mapping[str, Choice]
-) -> Choice:
+def _differences(weight: Tensor, description: Any) -> list[str]:
+    """What a description says other than it would of this weight."""
+    if not isinstance(description, dict) or not isinstance(weight, QuantizedTensor):
+        return ["it must be a quantised weight with a description"]
+    return [
+        f"{key} must be {expected!r}, got {reprlib.repr(description.get(key))}"
+        for key, expected in describe_weight(weight).items()
+        if description.get(key) != expected and not (key == QDATA_DTYPE and key not in description)
+    ]
+
+
+def _choose(name: str, description: Mapping[str, Any], key: str, choices: Mapping[str, Choice]) -> Choice:
     value = description.get(key)
     if not isinstance(value, str) or value not in choices:
-        raise source.error(f"{name}: {key} must be one of {', '.join(choices)}, got {reprlib.repr(value)}")
+        raise ValueError(f"{name}: {key} must be one of {', '.join(choices)}, got {reprlib.repr(value)}")
     return choices[value]
+
+
+# For those who keep a model's state in files of their own.
+
+
+def flattened(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A state with the fields of its quantised weights, and the metadata that describes them.
+
+    A weight that has been seen under another name is left out.
+    """
+    tensors: dict[str, Tensor] = {}
+    weights: dict[str, dict[str, Any]] = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        if not isinstance(tensor, QuantizedTensor):
+            tensors[name] = tensor
+        elif tensor.qdata.data_ptr() not in seen:
+            seen.add(tensor.qdata.data_ptr())
+            weights[name] = describe_weight(tensor)
+            tensors.update({f"{name}.{field}": value for field, value in tensor.named_fields()})
+    return tensors, {VERSION_KEY: FORMAT_VERSION, WEIGHTS_KEY: json.dumps(weights), TIED_KEY: "{}"}
+
+
+def descriptions_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file says of its quantised weights, by their names; ValueError where it is damaged."""
+    return table_of(metadata_of(path), WEIGHTS_KEY, Source("descriptions_in", Path(path)))

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from aoext.integrations import adopt
 from aoext.serialization.checkpoint import opened
 from aoext.serialization.container import Source, TensorFile
-from aoext.serialization.contents import Contents, Stored, read_contents
+from aoext.serialization.contents import Contents, Place, Stored, read_contents
 from aoext.serialization.placing import Slot, place
 from aoext.serialization.state import buffers_beside_the_state, check_module, state_of
 
@@ -70,6 +71,7 @@ def load_model(
             match.check_places()
             tensors = _read(match, verify)
         place(match.slots, tensors)
+    adopt(model)
     return LoadedNames(match.missing + match.unfilled, match.unexpected)
 
 
@@ -152,10 +154,14 @@ def _below(prefix: str, stored: Mapping[str, Stored]) -> dict[str, Stored]:
 
 def _read(match: _Match, verify: bool) -> dict[str, Tensor]:
     """The tensors of all slots; names that are tied in the file get the same object."""
-    keys: dict[TensorFile, set[str]] = {}
-    for stored in match.stored.values():
-        keys.setdefault(stored.file, set()).update(stored.keys.values())
-    read = {file: file.read(sorted(names), verify) for file, names in keys.items()}
     unique = set(match.stored.values())
-    assembled = {stored: stored.assembled(read[stored.file]) for stored in unique}
+    keys: dict[TensorFile, set[str]] = {}
+    for where in (where for stored in unique for where in stored.places.values()):
+        keys.setdefault(where.file, set()).add(where.key)
+    read = {
+        Place(file, key): tensor
+        for file, names in keys.items()
+        for key, tensor in file.read(sorted(names), verify).items()
+    }
+    assembled = {stored: stored.assembled(read) for stored in unique}
     return {name: assembled[stored] for name, stored in match.stored.items()}

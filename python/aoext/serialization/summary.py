@@ -25,7 +25,7 @@ def describe_files(path: str | os.PathLike[str]) -> str:
         counts = Counter(map(_kind, set(stored.values())))
         sizes: Counter[str] = Counter()
         for tensor in set(stored.values()):
-            sizes[_kind(tensor)] += sum(tensor.file.entries[key].size for key in tensor.keys.values())
+            sizes[_kind(tensor)] += tensor.size
         versions = sorted({file.metadata[VERSION_KEY] for file in files})
         lines = [f"{path}: aoext format version {' and '.join(versions)}, {len(files)} file(s)"]
         for kind, count in sorted(counts.items()):
