@@ -15,6 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from aoext.configs import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from aoext.quantize import quantize_
 from aoext.serialization import load_model, placing, save_model
+from aoext.tensors import Int4Tensor
 from models import BF16, assert_same_state, build, contents, fill, quantized_model
 
 
@@ -228,6 +229,20 @@ def test_one_float8_is_not_taken_for_the_other(generator, path):
         ValueError, match=r"0\.weight: qdata_dtype must be 'float8_e5m2', got 'float8_e4m3fn'"
     ):
         load_model(build(), path)
+
+
+def test_values_that_cannot_be_are_found_before_the_model_changes(generator, path):
+    model = fill(build(), generator)
+    made = Int4Tensor.from_hp(model[0].weight.detach(), [1, 16])
+    fields = (made.qdata, made.scale, made.zero_point, [1, 16], made.shape)
+    ordered = Int4Tensor(*fields, k_order=torch.randperm(64, generator=generator))
+    model[0].weight = nn.Parameter(ordered, requires_grad=False)
+    save_model(model, path)
+    tensors, metadata = contents(path)
+    tensors["0.weight.k_order"][3] = 64
+    save_file(tensors, path, metadata)
+    target = fill(build(), generator)
+    unchanged_by_a_load(target, path, ValueError, rf"{path}: .*k_order must be a permutation of 0\.\.63")
 
 
 def test_damage_of_any_kind_names_the_file_and_changes_nothing(generator, path):
