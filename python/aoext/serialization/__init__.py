@@ -23,7 +23,7 @@ placing.py how tensors get into a model.
 
 from __future__ import annotations
 
-from aoext.serialization.container import metadata_of
+from aoext.serialization.container import metadata_of, names_in
 from aoext.serialization.contents import (
     FORMAT_VERSION,
     TENSOR_TYPES,
@@ -44,5 +44,6 @@ __all__ = [
     "flattened",
     "load_model",
     "metadata_of",
+    "names_in",
     "save_model",
 ]

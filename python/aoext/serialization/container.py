@@ -184,6 +184,12 @@ def metadata_of(path: str | os.PathLike[str]) -> dict[str, str]:
         return _header_of(file, Source("metadata_of", Path(path)))[1]
 
 
+def names_in(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the tensors in a safetensors file; as for metadata_of."""
+    with open(path, "rb") as file:
+        return list(_header_of(file, Source("names_in", Path(path)))[0])
+
+
 def table_of(metadata: Mapping[str, str], key: str, source: Source) -> dict[str, Any]:
     """The JSON object that an entry of a file's metadata holds; empty where there is none."""
     try:
