@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from aoext.configs import Int4WeightOnlyConfig
@@ -45,6 +46,16 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     return load_file(path), metadata
+
+
+def as_version_1(path: Path) -> None:
+    """Turn a file into what save_model of format version 1 wrote."""
+    tensors, metadata = contents(path)
+    weights = json.loads(metadata["aoext_weights"])
+    for weight in weights.values():
+        del weight["qdata_dtype"]
+    kept = {"aoext_format_version": "1", "aoext_weights": json.dumps(weights)}
+    save_file(tensors, path, {**kept, "aoext_tied": metadata["aoext_tied"]})
 
 
 def assert_same_state(a: nn.Module, b: nn.Module) -> None:

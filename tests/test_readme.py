@@ -13,8 +13,7 @@ from reference import CALLS, EIGHT_BIT, Problem
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMPILE = (ROOT / "docs" / "compile.md").read_text(encoding="utf-8")
-QUANTIZE = (ROOT / "docs" / "quantize.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("compile", "files", "quantize"))]
 
 
 def weights_taken(operator: str) -> str:
@@ -60,7 +59,14 @@ def test_the_table_of_operators_is_what_is_registered():
     assert table == expected_table()
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + COMPILE + QUANTIZE, re.DOTALL))
+@pytest.mark.parametrize(
+    "code",
+    [
+        code
+        for document in DOCUMENTS
+        for code in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+    ],
+)
 def test_an_example_runs(code):
     exec(compile(code, "an example", "exec"), {})
 

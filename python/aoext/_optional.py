@@ -11,6 +11,6 @@ def import_safetensors() -> ModuleType:
         import safetensors.torch
     except ImportError as error:
         raise ImportError(
-            "aoext: models on disk need safetensors: pip install 'aoext[safetensors]'"
+            "aoext: the weights of tiny_lm need safetensors: pip install 'aoext[safetensors]'"
         ) from error
     return safetensors

@@ -1,13 +1,27 @@
-"""`aoext info`: how this library was built and what it uses here."""
+"""`aoext info`: how this library was built and what it uses here; or what a file of a model holds."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
 import aoext
+from aoext.serialization.summary import describe_files
 
 
 @click.command()
-def info() -> None:
-    """Print what was compiled in, which instruction set runs and which devices are served."""
-    click.echo(aoext.show_config())
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+def info(file: Path | None) -> None:
+    """Print what was compiled in, which instruction set runs and which devices are served.
+
+    With FILE, which save_model has written (a file, an index or a folder): print what it holds and verify its
+    checksums; exit with 1 where anything is wrong.
+    """
+    if file is None:
+        click.echo(aoext.show_config())
+        return
+    try:
+        click.echo(describe_files(file))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error

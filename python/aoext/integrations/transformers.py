@@ -35,8 +35,8 @@ from aoext.tensors import QuantizedTensor
 
 METHOD = "aoext"
 
-# Dtypes of quantised weights that are called `weight`, by safetensors' names.
-_STORED = {"I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+# Dtypes of quantised weights that are called `weight`.
+_STORED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @register_quantization_config(METHOD)
@@ -182,7 +182,7 @@ class AoextQuantizer(HfQuantizer):
                     self.reader.read_metadata(serialization.metadata_of(file))
                     self._expect(model, serialization.dtypes_in(file))
 
-    def _expect(self, model: Any, stored: Mapping[str, str]) -> None:
+    def _expect(self, model: Any, stored: Mapping[str, torch.dtype]) -> None:
         """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
         for key, dtype in stored.items():
             if not key.endswith(".weight") or dtype not in _STORED:
@@ -193,7 +193,7 @@ class AoextQuantizer(HfQuantizer):
                     module = model.get_submodule(path)
                     plain = module._parameters[leaf]
                     self.dtypes[name] = plain.dtype
-                    empty = torch.empty_like(plain, dtype=_STORED[dtype])
+                    empty = torch.empty_like(plain, dtype=dtype)
                     module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)
                     break
 

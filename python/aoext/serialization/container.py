@@ -1,0 +1,387 @@
+"""One safetensors file: 8 bytes with the length of a JSON header, the header, and the tensors' bytes.
+
+The header says dtype, shape and place of each tensor and has a table of texts, the metadata. aoext puts
+the checksums of all tensors there, and tags for dtypes that safetensors has no name for.
+
+Tensors are read, never mapped: a mapped file that another process cuts ends the process that uses it, and
+reading into new memory is the faster of the two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import reprlib
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+from torch import Tensor
+
+from aoext.packing import dtype_name
+
+CHECKSUMS_KEY, DTYPES_KEY = "aoext_crc32", "aoext_dtypes"
+
+METADATA = "__metadata__"
+LENGTH_BYTES = 8
+LONGEST_HEADER = 100_000_000  # safetensors' own limit
+ALIGNMENT = 8
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# Dtypes without a name there, which are stored as bytes with a tag.
+TAGGED = {dtype_name(d): d for d in (torch.complex128, torch.complex32, torch.float4_e2m1fn_x2)}
+
+
+def is_storable(dtype: torch.dtype) -> bool:
+    """Whether tensors of this dtype have a place in a file."""
+    return dtype in NAMES or dtype in TAGGED.values()
+
+
+# Writing
+
+
+def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors of storable dtypes; one at a time is copied to the CPU if it is not there."""
+    # Large elements first, so that each tensor is aligned to its elements.
+    order = sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))
+    checksums = dict.fromkeys(order, 0)
+    # The header's length does not depend on the checksums, which are known when the tensors are written.
+    file.write(_header(order, tensors, metadata, checksums))
+    for key in order:
+        tensor = tensors[key].detach().resolve_conj().resolve_neg().contiguous().cpu()
+        data = _memory(tensor)
+        checksums[key] = zlib.crc32(data)
+        file.write(data)
+    file.seek(0)
+    file.write(_header(order, tensors, metadata, checksums))
+
+
+def _header(
+    order: Iterable[str],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    checksums: Mapping[str, int],
+) -> bytes:
+    table: dict[str, Any] = {}
+    tags: dict[str, Any] = {}
+    end = 0
+    for key in order:
+        tensor = tensors[key]
+        begin, end = end, end + tensor.numel() * tensor.itemsize
+        name, shape = NAMES.get(tensor.dtype), list(tensor.shape)
+        if name is None:
+            tags[key] = {"dtype": dtype_name(tensor.dtype), "shape": shape}
+            name, shape = "U8", [end - begin]
+        table[key] = {"dtype": name, "shape": shape, "data_offsets": [begin, end]}
+    own = {
+        CHECKSUMS_KEY: json.dumps({key: f"{checksum:08x}" for key, checksum in checksums.items()}),
+        DTYPES_KEY: json.dumps(tags),
+    }
+    text = json.dumps({METADATA: {**metadata, **own}, **table}).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, to be used while the tensor lives."""
+    if not tensor.numel():
+        return memoryview(b"")
+    array = (ctypes.c_ubyte * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
+    return memoryview(array).cast("B")
+
+
+# Reading
+
+
+class DamagedFileError(ValueError):
+    """A file that says what cannot be."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file as error messages name it, with the function that reads it."""
+
+    who: str
+    path: Path
+
+    def error(self, what: str) -> DamagedFileError:
+        """The error to raise where something of this file is wrong."""
+        return DamagedFileError(f"{self.who}: {self.path}: {what}")
+
+    def broken(self, why: str) -> DamagedFileError:
+        """The error to raise where the file is no safetensors file."""
+        return DamagedFileError(f"{self.who}: {self.path} is no whole safetensors file: {why}")
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Gives errors of whatever kind that what is read leads to the file's name."""
+        try:
+            yield
+        except DamagedFileError:
+            raise
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+            raise self.error(f"{type(error).__name__}: {error}") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON text as Python's objects; ValueError for what is none, or has a key twice in one object."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            raise ValueError("a key is there twice")
+        return table
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file: what it is, and where its bytes begin."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    begin: int
+    size: int
+
+
+def metadata_of(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of a safetensors file, whoever has written it; ValueError where its header is damaged."""
+    with open(path, "rb") as file:
+        return _header_of(file, Source("metadata_of", Path(path)))[1]
+
+
+def names_in(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the tensors in a safetensors file; as for metadata_of."""
+    with open(path, "rb") as file:
+        return list(_header_of(file, Source("names_in", Path(path)))[0])
+
+
+def dtypes_in(path: str | os.PathLike[str]) -> dict[str, torch.dtype]:
+    """The dtypes of the tensors in a safetensors file by the tensors' names; as for metadata_of."""
+    with closing(TensorFile(Source("dtypes_in", Path(path)))) as file:
+        return {name: entry.dtype for name, entry in file.entries.items()}
+
+
+def table_of(metadata: Mapping[str, str], key: str, source: Source) -> dict[str, Any]:
+    """The JSON object that an entry of a file's metadata holds; empty where there is none."""
+    try:
+        table = parse_json(metadata.get(key, "{}"))
+    except ValueError as error:
+        raise source.error(f"{key} is no JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise source.error(f"{key} must be a JSON object, got {reprlib.repr(table)}")
+    return table
+
+
+def _header_of(file: BinaryIO, source: Source) -> tuple[dict[str, Any], dict[str, str], int]:
+    """What a file says of its tensors, its metadata, and where the tensors' bytes begin."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    start = LENGTH_BYTES + length
+    if start > size or length > LONGEST_HEADER:
+        raise source.broken(f"it has {size} bytes, and its header {length}")
+    try:
+        header = parse_json(file.read(length))
+    except ValueError as error:
+        raise source.broken(f"its header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise source.broken("its header is no JSON object")
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise source.broken(f"{METADATA} must be a JSON object of texts")
+    return header, metadata, start
+
+
+class TensorFile:
+    """A safetensors file that is open for reading.
+
+    Opening reads the header and checks it; DamagedFileError where anything about it is wrong, OSError for
+    what cannot be opened.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._lock = threading.Lock()
+        self._file = open(source.path, "rb")  # noqa: SIM115
+        try:
+            with source.named():
+                self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; tensors that were read stay."""
+        self._file.close()
+
+    def _read_header(self) -> None:
+        header, self.metadata, start = _header_of(self._file, self.source)
+        self.entries = {key: self._entry(key, value, start) for key, value in header.items()}
+        end, size = start, os.fstat(self._file.fileno()).st_size
+        for entry in sorted(self.entries.values(), key=lambda entry: (entry.begin, entry.size)):
+            if entry.begin != end:
+                raise self.source.broken(f"byte {end} belongs to no tensor, or to two")
+            end += entry.size
+        if end != size:
+            raise self.source.broken(f"its tensors end at byte {end}, and it has {size}")
+        for key, tag in self.table(DTYPES_KEY).items():
+            self.entries[key] = self._tagged(key, tag)
+        self.checksums: dict[str, Any] | None = None
+        if CHECKSUMS_KEY in self.metadata:
+            self.checksums = self.table(CHECKSUMS_KEY)
+
+    def _entry(self, key: str, value: Any, start: int) -> Entry:
+        try:
+            dtype, shape, (begin, end) = DTYPES[value["dtype"]], value["shape"], value["data_offsets"]
+        except (TypeError, ValueError, KeyError):
+            self._refuse(key, value)
+        if not _is_shape(shape) or not _is_size(begin) or not _is_size(end):
+            self._refuse(key, value)
+        if math.prod(shape) * dtype.itemsize != end - begin:
+            self._refuse(key, value)
+        return Entry(dtype, shape, start + begin, end - begin)
+
+    def _tagged(self, key: str, tag: Any) -> Entry:
+        bytes_of = self.entries.get(key)
+        try:
+            dtype, shape = TAGGED[tag["dtype"]], tag["shape"]
+        except (TypeError, KeyError):
+            self._refuse(key, tag)
+        if not _is_shape(shape):
+            self._refuse(key, tag)
+        if bytes_of is None or bytes_of.dtype is not torch.uint8:
+            self._refuse(key, tag)
+        if bytes_of.size != math.prod(shape) * dtype.itemsize:
+            self._refuse(key, tag)
+        return Entry(dtype, shape, bytes_of.begin, bytes_of.size)
+
+    def _refuse(self, key: str, value: Any) -> NoReturn:
+        known = ", ".join((*DTYPES, *TAGGED))
+        raise self.source.broken(
+            f"{key} must have a dtype of {known}, a shape and a place that fit each other, "
+            f"got {reprlib.repr(value)}"
+        )
+
+    def table(self, key: str) -> dict[str, Any]:
+        """The JSON object that an entry of the metadata holds; empty where there is none."""
+        return table_of(self.metadata, key, self.source)
+
+    def forms(self) -> dict[str, Tensor]:
+        """All tensors on the meta device, for their dtypes and shapes."""
+        with self.source.named():
+            return {
+                key: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+                for key, entry in self.entries.items()
+            }
+
+    def read(self, keys: Iterable[str], verify: bool = False) -> dict[str, Tensor]:
+        """Tensors on the CPU, in memory of their own.
+
+        verify: whether to hold them to their checksums. DamagedFileError where they differ, where there is
+            none, and where the file has become shorter than it was.
+        """
+        tensors = {
+            key: torch.empty(self.entries[key].shape, dtype=self.entries[key].dtype, device="cpu")
+            for key in keys
+        }
+
+        def read_one(key: str) -> None:
+            memory = _memory(tensors[key])
+            self._read_into(memory, self.entries[key].begin)
+            if verify:
+                self._verify(key, memory)
+
+        _at_once(read_one, tensors)
+        return tensors
+
+    def verify(self) -> None:
+        """Hold all tensors to their checksums, as read does, and keep none."""
+
+        def verify_one(key: str) -> None:
+            entry = self.entries[key]
+            self._verify(key, self._bytes(entry.begin, entry.size))
+
+        _at_once(verify_one, self.entries)
+
+    def _verify(self, key: str, data: memoryview | bytearray) -> None:
+        if self.checksums is None or key not in self.checksums:
+            raise self.source.error(f"{key} has no checksum that could be verified")
+        actual = f"{zlib.crc32(data):08x}"
+        if self.checksums[key] != actual:
+            raise self.source.error(
+                f"{key} is damaged: its checksum must be {reprlib.repr(self.checksums[key])}, got {actual!r}"
+            )
+
+    def _bytes(self, begin: int, size: int) -> bytearray:
+        data = bytearray(size)
+        self._read_into(memoryview(data), begin)
+        return data
+
+    def _read_into(self, memory: memoryview, begin: int) -> None:
+        done = 0
+        while done < len(memory):
+            count = self._read_at(memory[done:], begin + done)
+            if not count:
+                raise self.source.broken(f"it ended at byte {begin + done} while it was read")
+            done += count
+
+    def _read_at(self, memory: memoryview, begin: int) -> int:
+        """Bytes that were read, at least one before the end of the file."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [memory], begin)
+        with self._lock:  # around the one position that the file has
+            self._file.seek(begin)
+            return self._file.readinto(memory) or 0
+
+
+def _at_once(work: Callable[[str], None], keys: Iterable[str]) -> None:
+    """Do the same for all keys, in as many threads as torch has.
+
+    The interpreter's lock is released while bytes are read and summed.
+    """
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+        for _ in pool.map(work, keys):
+            pass
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_shape(value: object) -> bool:
+    """Whether this is a list of sizes, of no more dimensions than a product of them is quickly made of."""
+    return isinstance(value, list) and len(value) <= 64 and all(map(_is_size, value))

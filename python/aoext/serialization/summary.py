@@ -1,0 +1,54 @@
+"""What files of a model hold, in a few lines for people; and whether they are whole."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from aoext.packing import dtype_name
+from aoext.serialization.checkpoint import opened
+from aoext.serialization.contents import VERSION_KEY, Stored, read_contents
+from aoext.tensors import QuantizedTensor
+from aoext.tensors.fields import K
+
+
+def describe_files(path: str | os.PathLike[str]) -> str:
+    """A text on what save_model wrote to `path`, whose checksums are verified where it has them.
+
+    ValueError, which names the file, for whatever load_model would refuse about the files alone, and for
+    tensors that differ from their checksums.
+    """
+    with opened("info", Path(path)) as files:
+        contents = read_contents(files)
+        stored = {**contents.state, **contents.not_persistent}
+        counts = Counter(map(_kind, set(stored.values())))
+        sizes: Counter[str] = Counter()
+        for tensor in set(stored.values()):
+            sizes[_kind(tensor)] += tensor.size
+        versions = sorted({file.metadata[VERSION_KEY] for file in files})
+        lines = [f"{path}: aoext format version {' and '.join(versions)}, {len(files)} file(s)"]
+        for kind, count in sorted(counts.items()):
+            lines.append(f"  {kind}: {count}, {sizes[kind] / 1e6:.2f} MB")
+        if tied := len(stored) - len(set(stored.values())):
+            lines.append(f"  names that share another's tensor: {tied}")
+        with_checksums = [file for file in files if file.checksums is not None]
+        for file in with_checksums:
+            file.verify()
+        verified = sum(len(file.entries) for file in with_checksums)
+        lines.append(
+            f"  checksums: {verified} verified" if with_checksums else "  checksums: none in this version"
+        )
+    return "\n".join(lines)
+
+
+def _kind(stored: Stored) -> str:
+    form = stored.form
+    if not isinstance(form, QuantizedTensor):
+        return f"plain {dtype_name(form.dtype)}"
+    parts = [type(form).__name__, dtype_name(form.qdata.dtype), f"for {dtype_name(form.dtype)}"]
+    if not form.blocks_are_rows:
+        parts.append(f"group_size {form.block_size[K]}")
+    if getattr(form, "dynamic_activation", False):
+        parts.append("dynamic activations")
+    return ", ".join(parts)
