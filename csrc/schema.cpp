@@ -29,6 +29,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao, m) {
   m.def("quantize_rowwise(Tensor input, ScalarType dtype) -> (Tensor, Tensor)");
   m.def("scaled_linear_rowwise(Tensor input, Tensor weight, Tensor weight_scale, Tensor? bias=None) -> Tensor");
 
+  // What an operator raises for arguments that it refuses, for fake kernels, which know no more than shapes and dtypes.
+  m.def("_check_call(str operator, Tensor[] tensors, int? number, ScalarType? dtype) -> ()");
+
   // Behind aoext.explain, aoext.warmup and aoext.show_config: what a device would run for a call, getting its kernels
   // ready, and how the library was built.
   m.def("_explain(str operator, Tensor[] tensors) -> str");

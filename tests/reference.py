@@ -16,9 +16,6 @@ from torch import Generator, Tensor
 import aoext
 from aoext.ops import ERROR_BOUND
 
-# The worst of two bfloat16 roundings: an unfused bias is added to a product that is rounded already.
-UNFUSED_BIAS_TOLERANCE = 2 * 2.0**-8
-
 HIGH_PRECISION = (torch.bfloat16, torch.float16, torch.float32)
 EIGHT_BIT = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -299,7 +296,7 @@ def zero_point_slack(x: Tensor, N: int, group_size: int, zero_over_scale: float)
     return max(1, zero_over_scale / 8) if rounds else 1
 
 
-def assert_close(result: Tensor, reference: Tensor, *, unfused_bias: bool = False, slack: float = 1) -> None:
+def assert_close(result: Tensor, reference: Tensor, *, slack: float = 1) -> None:
     """Every row of the result within its dtype's bound, or `slack` times that; rows of zeros exact."""
     assert result.shape == reference.shape
     result = result.cpu()
@@ -314,8 +311,6 @@ def assert_close(result: Tensor, reference: Tensor, *, unfused_bias: bool = Fals
 
     error = (rows(result) - rows(reference)).norm(dim=1)
     tolerance = ERROR_BOUND[result.dtype]
-    if unfused_bias and result.dtype is torch.bfloat16:
-        tolerance = UNFUSED_BIAS_TOLERANCE
     bound = slack * tolerance * rows(reference).norm(dim=1)
     assert torch.isfinite(rows(result)).all(), "the result is not finite"
     worst = int((error - bound).argmax())
