@@ -160,7 +160,7 @@ def test_an_empty_operand_needs_no_memory(device, generator):
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])
-@pytest.mark.parametrize("exponent", [48, 56, 57, 58, 59, 60, 61, 62])
+@pytest.mark.parametrize("exponent", [48, 56, 57, 58, 59, 60, 61])
 def test_counts_that_no_memory_has_are_refused(exponent, kernel, device):
     """A size of 0 lets the others be anything: what loops multiply overflowed, to 0 for some."""
     most = r"must be of at most 2\^48 elements, with a size of 0 counted as 1, got"
@@ -182,8 +182,8 @@ def test_counts_that_no_memory_has_are_refused(exponent, kernel, device):
         run("quantize_rowwise", empty(0, 2 ** (exponent + 1), dtype=torch.float32), torch.int8)
     with pytest.raises(RuntimeError, match=f"^ao::bf16i4bf16_rowwise: input {most}"):
         run("bf16i4bf16_rowwise", empty(0, 2 ** (exponent + 1), dtype=torch.float32), wide, groups, groups)
+    packed = empty(0, 2 ** min(exponent, 55), 32, 4, dtype=torch.int32)  # PyTorch has no strides beyond
     with pytest.raises(RuntimeError, match=f"^ao::weight_int4pack_mm: weight {most}"):
-        packed = empty(0, 2 ** min(exponent, 55), 32, 4, dtype=torch.int32)  # PyTorch has no strides beyond
         run("weight_int4pack_mm", empty(0, 128, dtype=torch.bfloat16), packed, 128, groups.bfloat16())
     many = empty(1, 1).expand(2**exponent, 1)  # a view of one element
     with pytest.raises(RuntimeError, match=r"^ao::int8_mm: input must be .*of at most 2\^48 elements"):

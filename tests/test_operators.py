@@ -322,6 +322,27 @@ def test_every_float8_value_keeps_its_meaning_in_a_weight(
     assert torch.equal(result[:, ~finite].isnan(), expected[:, ~finite].isnan())
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("M", [2, 40])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op.endswith("_bias")])
+def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, kernel_of, generator):
+    """It takes away 15/16 of a product that float16 cannot hold and that rounding would leave its mark on."""
+    x, *weight, _ = CALLS[operator](Problem(M, 40, 128, 32, dtype, FP32), generator).args
+    x = x[:1].repeat(M, 1)
+
+    def product():
+        w = reference.int4_float64(*weight) if "i4" in operator else weight[0].double() * weight[1].double()
+        return x.double() @ w.t()
+
+    factor = 2.0**18 / product().abs().max().float()
+    weight = [t if t.element_size() == 1 else t * factor for t in weight]
+    bias = (product()[0] * (-15 / 16)).float()
+    assert (product().abs() > torch.finfo(FP16).max).any()
+    result = kernel_of(operator)(*(t.to(device) for t in (x, *weight, bias)))
+    rounds_weights = dtype is BF16 and kernel_of is not aoext.ops.generic  # as a device may
+    assert_close(result, product() + bias.double(), slack=16 if rounds_weights else 1)
+
+
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("M", [2, 40])
 @pytest.mark.parametrize("operator", [op for op in CALLS if op.endswith("_bias") or op.startswith("scaled")])
