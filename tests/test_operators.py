@@ -149,25 +149,31 @@ def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, gen
     assert_close(call.run(device, kernel_of(operator)), call.reference)
 
 
-@pytest.mark.parametrize("M", [1, 5, 33])
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("N", [1, 2, 7])
+@pytest.mark.parametrize("M", [1, 5, 33, 400])
 @pytest.mark.parametrize("operator", INPUT_CALLS)
-def test_a_single_output_channel_is_multiplied_right(operator, M, device, kernel_of, generator):
-    """The first of several: alone, its row could cancel to nothing and no bound would hold."""
-    call = CALLS[operator](Problem(M, 8, 96, 32, FP32, FP32), generator)
-    several = call.run(device, kernel_of(operator))
-    schema = getattr(torch.ops.ao, operator).default._schema
+def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device, kernel_of, generator):
+    """Of 400 rows of one sum each some all but cancel."""
+    call = CALLS[operator](Problem(M, N, 512, 128, dtype, FP32), generator)
+    assert_close(call.run(device, kernel_of(operator)), call.reference, call.terms)
 
-    def first(name, t):
-        if name in ("input", "input_scale"):
-            return t
-        by_group = "i4" in operator and name in ("scale", "zero_point")
-        return t[:, :1].contiguous() if by_group else t[:1]
 
-    args = [first(a.name, t).to(device) for a, t in zip(schema.arguments, call.args, strict=False)]
-    alone = kernel_of(operator)(*args, **call.kwargs)
-    assert alone.shape == (M, 1)
-    padded = torch.cat([alone, several[:, 1:]], dim=1)
-    assert_close(padded, call.reference)
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("M", [1, 5, 40])
+@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
+def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, device, kernel_of, generator):
+    """Or next to them: the scales are so small."""
+    x, weight, *scales = CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator).args
+    for exponent in (-12, -16, -20) if dtype is FP16 else (-124, -130, -136):
+        small = [s * 2.0**exponent for s in scales]
+        w = (
+            reference.int4_float64(weight, *small)
+            if "i4" in operator
+            else weight.double() * small[0].double()
+        )
+        result = kernel_of(operator)(*(t.to(device) for t in (x, weight, *small)))
+        assert_close(result, x.double() @ w.t())
 
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
