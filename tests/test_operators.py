@@ -163,10 +163,10 @@ def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device,
 @pytest.mark.parametrize("M", [1, 5, 40])
 @pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
 def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, device, kernel_of, generator):
-    """Or next to them: the scales are so small."""
-    x, weight, *scales = CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator).args
-    for exponent in (-12, -16, -20) if dtype is FP16 else (-124, -130, -136):
-        small = [s * 2.0**exponent for s in scales]
+    """Or next to them, of operands that are none themselves."""
+    large, weight, *scales = CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator).args
+    for exponent in (-6, -8, -10) if dtype is FP16 else (-62, -65, -68):
+        x, small = large * 2.0**exponent, [s * 2.0**exponent for s in scales]
         w = (
             reference.int4_float64(weight, *small)
             if "i4" in operator

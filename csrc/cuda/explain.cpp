@@ -1,6 +1,7 @@
 // aoext.explain on CUDA.
 #include "common/explain.h"
 
+#include "common/library.h"
 #include "cuda/operands.h"
 #include "cuda/plan.h"
 #include "cuda/plan_rowwise.h"
@@ -26,6 +27,6 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("_explain", TORCH_BOX(&explain)); }
+AOEXT_LIBRARY_IMPL(CUDA, m) { m.impl("_explain", TORCH_BOX(&explain)); }
 
 }  // namespace aoext::cuda

@@ -1,4 +1,5 @@
 // Weight-only float8 on any device.
+#include "common/library.h"
 #include "generic/generic.h"
 #include "generic/weight_only_8bit.h"
 
@@ -15,7 +16,7 @@ Tensor bf16f8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const 
   return add_bias(p, call("ao::bf16f8bf16_rowwise", "", aten::to(input, ScalarType::Float), weight, scale), bias);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) {
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("bf16f8bf16_rowwise", TORCH_BOX(&bf16f8bf16_rowwise));
   m.impl("bf16f8bf16_rowwise_bias", TORCH_BOX(&bf16f8bf16_rowwise_bias));
 }

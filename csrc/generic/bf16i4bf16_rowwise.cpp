@@ -1,4 +1,5 @@
 // Weight-only int4 on any device: dequantise a block of rows, multiply, next block.
+#include "common/library.h"
 #include "generic/blocks.h"
 #include "generic/dequantize_int4.h"
 #include "generic/generic.h"
@@ -19,7 +20,7 @@ Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const 
   return add_bias(p, call("ao::bf16i4bf16_rowwise", "", aten::to(input, ScalarType::Float), weight, scale, zero_point), bias);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) {
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise));
   m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&bf16i4bf16_rowwise_bias));
 }

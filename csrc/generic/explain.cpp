@@ -1,6 +1,8 @@
 // What a device without kernels of its own answers to aoext.explain and aoext.warmup; and what operators refuse, on every device.
 #include "common/explain.h"
 
+#include "common/library.h"
+
 namespace aoext::generic {
 namespace {
 
@@ -15,7 +17,7 @@ void check_call(const std::string& op, const std::vector<Tensor>& tensors, std::
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) {
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("_explain", TORCH_BOX(&explain));
   m.impl("_warmup", TORCH_BOX(&warmup));
   m.impl("_check_call", TORCH_BOX(&check_call));

@@ -1,6 +1,7 @@
 // aoext.explain and aoext.warmup on an XPU.
 #include "common/explain.h"
 
+#include "common/library.h"
 #include "sycl/int4pack_product.h"
 #include "sycl/plan.h"
 #include "sycl/queue.h"
@@ -35,7 +36,7 @@ std::string warmup(const Tensor& like) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) {
+AOEXT_LIBRARY_IMPL(XPU, m) {
   m.impl("_explain", TORCH_BOX(&explain));
   m.impl("_warmup", TORCH_BOX(&warmup));
 }

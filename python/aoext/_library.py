@@ -70,6 +70,27 @@ def check_namespace(library: Path) -> None:
         )
 
 
+def check_copies(library: Path, maps: str) -> bool:
+    """Whether this process has loaded this file already, as a C++ program does that embeds Python.
+
+    maps: the text of /proc/self/maps. Raises ImportError where it has loaded another copy of the library, as
+    of another environment: the operators of torch.ops.ao are that one's.
+    """
+    loaded = {Path(path) for path in re.findall(rf"(/.*/{re.escape(_LIBRARY.name)})$", maps, re.MULTILINE)}
+    others = sorted(path for path in loaded if not (path.is_file() and path.samefile(library)))
+    if others:
+        raise ImportError(
+            f"aoext: another copy of its library is loaded in this process, {others[0]}, and the operators "
+            f"of torch.ops.ao are that one's: load {library} alone, or set AOEXT_LIBRARY to {others[0]}"
+        )
+    return bool(loaded)
+
+
+def _maps() -> str:
+    path = Path("/proc/self/maps")
+    return path.read_text() if path.is_file() else ""
+
+
 def needed_for_xpu(library: Path) -> list[str]:
     """What the linker must find for a build with kernels for Intel GPUs, such as libsycl.so.9; else nothing.
 
@@ -112,16 +133,18 @@ def _refused(path: Path, needed: list[str], linker: str) -> str:
 def load_library(package_path: Iterable[str]) -> None:
     """Loads the library once per process.
 
-    Raises ImportError if it is missing, if somebody else has defined one of its operators, if this process
-    has another libsycl than it needs, or if the linker refuses it.
+    Raises ImportError if it is missing, if this process has another copy of it, if somebody else has defined
+    one of its operators, if this process has another libsycl than it needs, or if the linker refuses it.
     """
     path = find_library(package_path)
     if str(path) in torch.ops.loaded_libraries:
         return
-    check_namespace(path)
+    maps = _maps()
+    if not check_copies(path, maps):
+        check_namespace(path)
     needed = needed_for_xpu(path)
     if needed:
-        check_libsycl(needed, Path("/proc/self/maps").read_text())
+        check_libsycl(needed, maps)
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
