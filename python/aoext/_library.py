@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterable
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, files, requires
 from pathlib import Path
 
 import torch
@@ -115,6 +116,43 @@ def check_libsycl(needed: Iterable[str], maps: str) -> None:
             )
 
 
+def _installed(name: str) -> Path | None:
+    """The file of a library among those of the packages from PyPI that bring libsycl and oneDNN."""
+    for package in ("intel-sycl-rt", "onednn"):
+        try:
+            listed = files(package) or ()
+        except PackageNotFoundError:
+            continue
+        for file in listed:
+            if file.name == name:
+                return Path(str(file.locate())).resolve()
+    return None
+
+
+def _open_with_needed(file: Path) -> None:
+    """Opens a library for good, and first what it needs of those beside it, where no search path may lead."""
+    while True:
+        try:
+            ctypes.CDLL(str(file))
+            return
+        except OSError as error:
+            missing = re.match(r"(lib\S+): cannot open shared object file", str(error))
+            if missing is None or not (beside := file.with_name(missing[1])).is_file():
+                raise
+        _open_with_needed(beside)
+
+
+def open_needed(needed: Iterable[str], maps: str) -> None:
+    """Opens what this process has not loaded of the libraries that a build for Intel GPUs needs.
+
+    They lie in the environment's lib folder. One that is not found is left to the linker.
+    """
+    for name in needed:
+        file = None if f"/{name}" in maps else _installed(name)
+        if file is not None:
+            _open_with_needed(file)
+
+
 def _refused(path: Path, needed: list[str], linker: str) -> str:
     """The text of the error where the linker refuses the library, from the linker's own."""
     missing = re.match(r"(lib\S+): cannot open shared object file", linker)
@@ -146,6 +184,7 @@ def load_library(package_path: Iterable[str]) -> None:
     if needed:
         check_libsycl(needed, maps)
     try:
+        open_needed(needed, maps)
         torch.ops.load_library(str(path))
     except OSError as error:
         # torch gives the path alone; what the linker said is its cause.
