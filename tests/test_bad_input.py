@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import aoext
 from conftest import run_drawn_calls
@@ -82,6 +83,72 @@ def test_a_bad_argument_is_named(operator, argument, spoil, message, device, gen
         getattr(torch.ops.ao, operator)(**args, **kwargs)
 
 
+@pytest.mark.parametrize(
+    ("operator", "argument", "spoil", "message"),
+    [(op, *rest) for operators, *rest in CASES for op in operators],
+    ids=[f"{op}-{case[1]}-{i}" for i, case in enumerate(CASES) for op in case[0]],
+)
+def test_a_fake_kernel_refuses_what_the_real_one_refuses(operator, argument, spoil, message, generator):
+    """In the same words, and so does a call on meta tensors."""
+    args, kwargs = arguments(operator, generator)
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(t) for name, t in args.items()}
+        fake[argument] = spoil(fake[argument])
+        with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {message}"):
+            getattr(torch.ops.ao, operator)(**fake, **kwargs)
+    meta = {name: t.to("meta") for name, t in args.items()}
+    meta[argument] = spoil(meta[argument])
+    with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {message}"):
+        getattr(torch.ops.ao, operator)(**meta, **kwargs)
+
+
+def test_fake_kernels_refuse_numbers_dtypes_and_layouts(generator):
+    args, _ = arguments("scaled_mm_rowwise", generator)
+    meta = {name: t.to("meta") for name, t in args.items()}
+    ao = torch.ops.ao
+    with pytest.raises(RuntimeError, match=r"^ao::scaled_mm_rowwise: out_dtype must be .*, got float64"):
+        ao.scaled_mm_rowwise(**meta, out_dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"^ao::quantize_rowwise: dtype must be int8, .*, got int32"):
+        ao.quantize_rowwise(torch.empty(2, 4, device="meta"), torch.int32)
+    with pytest.raises(
+        RuntimeError, match=r"^ao::convert_weight_to_int4pack: inner_k_tiles must be 2, 4 or 8"
+    ):
+        ao.convert_weight_to_int4pack(torch.empty(8, 64, dtype=torch.uint8, device="meta"), 3)
+    sparse = torch.ones(3, 4, dtype=torch.int8).to_sparse().to("meta")
+    with pytest.raises(RuntimeError, match=r"^ao::int8_mm: weight must be a dense \(strided\) tensor"):
+        ao.int8_mm(torch.ones(2, 4, dtype=torch.int8, device="meta"), sparse)
+
+
+class Int8Product(torch.nn.Module):
+    def forward(self, x, w):
+        return torch.ops.ao.int8_mm(x, w)
+
+
+def test_an_impossible_call_is_not_exported():
+    x, w = torch.ones(3, 64, dtype=torch.int8), torch.ones(8, 65, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match=r"ao::int8_mm: weight must be int8 \[N, K\] = \[\*, 64\]"):
+        torch.export.export(Int8Product(), (x, w))
+
+
+def test_an_export_leaves_sizes_open_that_are_said_to_be():
+    x, w = torch.ones(3, 64, dtype=torch.int8), torch.ones(8, 64, dtype=torch.int8)
+    M, N = torch.export.Dim("M"), torch.export.Dim("N")
+    exported = torch.export.export(Int8Product(), (x, w), dynamic_shapes=({0: M}, {0: N}))
+    result = exported.module()(x[:1].expand(70, -1), w[:1].expand(9, -1).contiguous())
+    assert torch.equal(result, torch.full((70, 9), 64, dtype=torch.int32))
+
+
+def test_sizes_that_a_trace_cannot_know_are_left_to_the_operator():
+    class Chosen(torch.nn.Module):
+        def forward(self, x, w):
+            return torch.ops.ao.int8_mm(x[x[:, 0].nonzero()[:, 0]], w)
+
+    x, w = torch.ones(5, 64, dtype=torch.int8), torch.ones(8, 64, dtype=torch.int8)
+    exported = torch.export.export(Chosen(), (x, w))
+    x[2] = 0
+    assert torch.equal(exported.module()(x, w), torch.full((4, 8), 64, dtype=torch.int32))
+
+
 @pytest.mark.parametrize("operator", CALLS)
 def test_every_tensor_on_another_device_is_named(operator, generator):
     """Meta tensors stand for a second device; they reach the fake kernel, which must refuse them."""
@@ -132,7 +199,7 @@ def test_operators_have_42_operands():
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])
-@pytest.mark.parametrize(("operator", "argument"), operands())
+@pytest.mark.parametrize(("operator", "argument"), list(operands()))
 def test_an_operand_whose_memory_was_given_up_is_refused(operator, argument, kernel, device, generator):
     """FSDP resizes storages between uses; a view may start anywhere in one."""
     args, kwargs = everything(operator, device, generator)

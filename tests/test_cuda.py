@@ -265,6 +265,21 @@ def test_a_batch_of_rows_of_a_large_weight(M, N, K, plan, dtypes, generator):
 
 
 @needs_own_kernels
+@pytest.mark.parametrize("M", [1, 40, 200])
+def test_an_input_that_starts_anywhere_is_explained_as_what_runs(M, generator):
+    """It is copied to where the kernels of aligned inputs read it."""
+    call = reference.bf16i4bf16_rowwise(Problem(M, 256, 1024, 128), generator)
+    x, *operands = on_cuda(call)
+    anywhere = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+    assert anywhere.data_ptr() % 16
+    plan = aoext.explain(call.operator, x, *operands)
+    assert aoext.explain(call.operator, anywhere, *operands) == plan
+    assert torch.equal(
+        torch.ops.ao.bf16i4bf16_rowwise(anywhere, *operands), torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
+    )
+
+
+@needs_own_kernels
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP32)], ids=str)
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
     return serves(queue, op + ".lanes") ? "xpu: " + op + ", one pass" : describe(Plan(), queue);
   if (op == "scaled_linear_rowwise") p.input = p.weight;  // once it is quantised
   const bool int4 = op.rfind("bf16i4bf16_rowwise", 0) == 0;
-  const int alignment = alignment_of({&tensors[0], &tensors[1]});
+  // An input with gaps becomes a copy, which is aligned.
+  const bool dense = tensors[0].is_contiguous();
+  const int alignment = dense ? alignment_of({&tensors[0], &tensors[1]}) : alignment_of({&tensors[1]});
   return describe(int4 ? plan_int4(p, queue, alignment) : plan_rowwise(p, queue, alignment), queue);
 }
 
