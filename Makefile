@@ -84,4 +84,5 @@ format: tools ## Format all sources
 	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 clean: ## Remove everything that was built
-	rm -rf build dist out $(VENV)
+	rm -rf build dist out
+	if [ -e "$(VENV)/.pip" ]; then rm -rf "$(VENV)"; fi

@@ -38,7 +38,7 @@ function(aoext_cuda_kernels name architectures)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${name} PRIVATE csrc)
-  target_compile_options(${name} PRIVATE -Xcompiler=-Wall,-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
+  target_compile_options(${name} PRIVATE -Xcompiler=-Wall,-fstack-protector-strong,-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
   target_sources(aoext PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 

@@ -1,5 +1,5 @@
 // How this library was built and what it chose at run time: lines of "key: value" behind aoext.show_config.
-#include "common/torch_api.h"
+#include "common/library.h"
 #include "cpu/isa.h"
 
 namespace aoext {
@@ -13,6 +13,6 @@ std::string build_config() {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("_build_config", TORCH_BOX(&build_config)); }
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_build_config", TORCH_BOX(&build_config)); }
 
 }  // namespace aoext

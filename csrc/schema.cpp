@@ -3,9 +3,9 @@
 // Weights are [N, K], one row per output channel; `input` is [..., K]. common/checks.h says what each
 // argument must be. A fragment, not an owner of the namespace: python/aoext/_library.py makes sure that
 // nobody else has defined these names, and says who did.
-#include "common/torch_api.h"
+#include "common/library.h"
 
-STABLE_TORCH_LIBRARY_FRAGMENT(ao, m) {
+AOEXT_LIBRARY_DEFINE(m) {
   // int4 weights, two to a byte; this schema is the contract that other device repositories register against.
   m.def("bf16i4bf16_rowwise(Tensor input, Tensor weight, Tensor scale, Tensor zero_point) -> Tensor");
   m.def("bf16i4bf16_rowwise_bias(Tensor input, Tensor weight, Tensor scale, Tensor zero_point, Tensor bias) -> Tensor");
@@ -28,6 +28,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao, m) {
       "ScalarType? out_dtype=None) -> Tensor");
   m.def("quantize_rowwise(Tensor input, ScalarType dtype) -> (Tensor, Tensor)");
   m.def("scaled_linear_rowwise(Tensor input, Tensor weight, Tensor weight_scale, Tensor? bias=None) -> Tensor");
+
+  // What an operator raises for arguments that it refuses, for fake kernels, which know no more than shapes and dtypes.
+  m.def("_check_call(str operator, Tensor[] tensors, int? number, ScalarType? dtype) -> ()");
 
   // Behind aoext.explain, aoext.warmup and aoext.show_config: what a device would run for a call, getting its kernels
   // ready, and how the library was built.

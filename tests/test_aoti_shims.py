@@ -55,8 +55,11 @@ def dtype_number(dtype: torch.dtype) -> int:
     return getattr(TORCH, f"aoti_torch_dtype_{name}")()
 
 
-def call(device: str, operator: str, *values: Any) -> tuple[int, list[Tensor]]:
-    """The code that the shim returns for an operator's arguments in schema's order, and its results."""
+def call(device: str, operator: str, *values: Any, missing: int | None = None) -> tuple[int, list[Tensor]]:
+    """The code that the shim returns for an operator's arguments in schema's order, and its results.
+
+    missing: the number of the result that it is given no place for.
+    """
     schema = getattr(torch.ops.ao, operator).default._schema
     with handles([v for v in values if isinstance(v, Tensor)]) as given:
         left = iter(given)
@@ -74,7 +77,8 @@ def call(device: str, operator: str, *values: Any) -> tuple[int, list[Tensor]]:
                 c = ctypes.c_int64(value)
             arguments.append(ctypes.byref(c) if optional else c)
         results = [ctypes.c_void_p() for _ in schema.returns]
-        code = getattr(LIBRARY, f"aoti_torch_{device}_{operator}")(*arguments, *map(ctypes.byref, results))
+        places = [None if i == missing else ctypes.byref(r) for i, r in enumerate(results)]
+        code = getattr(LIBRARY, f"aoti_torch_{device}_{operator}")(*arguments, *places)
     return code, [tensor(r) for r in results if r.value]
 
 
@@ -156,6 +160,16 @@ def test_no_tensor_where_one_is_needed_is_a_failure_and_no_crash(capfd):
     assert "given no tensor where it needs one" in failure(capfd)
 
 
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_no_place_for_a_result_is_a_failure_and_no_crash(operator, device, generator, capfd):
+    """One of the places at a time, where there are several; nothing is written to the others."""
+    values = arguments(operator, device, generator)[0]
+    for missing in range(len(getattr(torch.ops.ao, operator).default._schema.returns)):
+        code, results = call(device.type, operator, *values, missing=missing)
+        assert (code, results) == (1, [])
+        assert "given no place for its result" in failure(capfd)
+
+
 def test_inputs_live_no_longer_for_a_call_that_worked_or_failed(generator):
     numpy = pytest.importorskip("numpy")
     for columns, expected in ((32, 0), (31, 1)):
@@ -204,6 +218,6 @@ def test_no_shim_has_the_name_of_one_of_torchs():
 def test_every_own_kernel_is_registered_for_its_shim_too():
     """What goes to the dispatcher alone leaves its shim with the generic kernel; _explain has none."""
     sources = [file for device in ("cpu", "cuda", "sycl") for file in (ROOT / "csrc" / device).glob("*.cpp")]
-    alone = {file.name for file in sources if "STABLE_TORCH_LIBRARY_IMPL" in file.read_text()}
+    alone = {file.name for file in sources if "AOEXT_LIBRARY_IMPL" in file.read_text()}
     assert sources
     assert alone == {"explain.cpp"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
+import aoext
 from conftest import run_drawn_calls
-from reference import CALLS, INPUT_CALLS, Problem
+from reference import ALL_CALLS, CALLS, INPUT_CALLS, Problem, randn
 
 GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
 
@@ -81,6 +83,72 @@ def test_a_bad_argument_is_named(operator, argument, spoil, message, device, gen
         getattr(torch.ops.ao, operator)(**args, **kwargs)
 
 
+@pytest.mark.parametrize(
+    ("operator", "argument", "spoil", "message"),
+    [(op, *rest) for operators, *rest in CASES for op in operators],
+    ids=[f"{op}-{case[1]}-{i}" for i, case in enumerate(CASES) for op in case[0]],
+)
+def test_a_fake_kernel_refuses_what_the_real_one_refuses(operator, argument, spoil, message, generator):
+    """In the same words, and so does a call on meta tensors."""
+    args, kwargs = arguments(operator, generator)
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(t) for name, t in args.items()}
+        fake[argument] = spoil(fake[argument])
+        with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {message}"):
+            getattr(torch.ops.ao, operator)(**fake, **kwargs)
+    meta = {name: t.to("meta") for name, t in args.items()}
+    meta[argument] = spoil(meta[argument])
+    with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {message}"):
+        getattr(torch.ops.ao, operator)(**meta, **kwargs)
+
+
+def test_fake_kernels_refuse_numbers_dtypes_and_layouts(generator):
+    args, _ = arguments("scaled_mm_rowwise", generator)
+    meta = {name: t.to("meta") for name, t in args.items()}
+    ao = torch.ops.ao
+    with pytest.raises(RuntimeError, match=r"^ao::scaled_mm_rowwise: out_dtype must be .*, got float64"):
+        ao.scaled_mm_rowwise(**meta, out_dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"^ao::quantize_rowwise: dtype must be int8, .*, got int32"):
+        ao.quantize_rowwise(torch.empty(2, 4, device="meta"), torch.int32)
+    with pytest.raises(
+        RuntimeError, match=r"^ao::convert_weight_to_int4pack: inner_k_tiles must be 2, 4 or 8"
+    ):
+        ao.convert_weight_to_int4pack(torch.empty(8, 64, dtype=torch.uint8, device="meta"), 3)
+    sparse = torch.ones(3, 4, dtype=torch.int8).to_sparse().to("meta")
+    with pytest.raises(RuntimeError, match=r"^ao::int8_mm: weight must be a dense \(strided\) tensor"):
+        ao.int8_mm(torch.ones(2, 4, dtype=torch.int8, device="meta"), sparse)
+
+
+class Int8Product(torch.nn.Module):
+    def forward(self, x, w):
+        return torch.ops.ao.int8_mm(x, w)
+
+
+def test_an_impossible_call_is_not_exported():
+    x, w = torch.ones(3, 64, dtype=torch.int8), torch.ones(8, 65, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match=r"ao::int8_mm: weight must be int8 \[N, K\] = \[\*, 64\]"):
+        torch.export.export(Int8Product(), (x, w))
+
+
+def test_an_export_leaves_sizes_open_that_are_said_to_be():
+    x, w = torch.ones(3, 64, dtype=torch.int8), torch.ones(8, 64, dtype=torch.int8)
+    M, N = torch.export.Dim("M"), torch.export.Dim("N")
+    exported = torch.export.export(Int8Product(), (x, w), dynamic_shapes=({0: M}, {0: N}))
+    result = exported.module()(x[:1].expand(70, -1), w[:1].expand(9, -1).contiguous())
+    assert torch.equal(result, torch.full((70, 9), 64, dtype=torch.int32))
+
+
+def test_sizes_that_a_trace_cannot_know_are_left_to_the_operator():
+    class Chosen(torch.nn.Module):
+        def forward(self, x, w):
+            return torch.ops.ao.int8_mm(x[x[:, 0].nonzero()[:, 0]], w)
+
+    x, w = torch.ones(5, 64, dtype=torch.int8), torch.ones(8, 64, dtype=torch.int8)
+    exported = torch.export.export(Chosen(), (x, w))
+    x[2] = 0
+    assert torch.equal(exported.module()(x, w), torch.full((4, 8), 64, dtype=torch.int32))
+
+
 @pytest.mark.parametrize("operator", CALLS)
 def test_every_tensor_on_another_device_is_named(operator, generator):
     """Meta tensors stand for a second device; they reach the fake kernel, which must refuse them."""
@@ -108,6 +176,101 @@ def test_sparse_and_nested_tensors_are_refused(operator, generator):
             nested = torch.nested.nested_tensor([t, t])
             with pytest.raises((RuntimeError, NotImplementedError)):
                 getattr(torch.ops.ao, operator)(**{**args, name: nested}, **kwargs)
+
+
+def everything(operator, device, generator):
+    """All arguments of a good call in order, and those that go by name; of every operator there is."""
+    if operator == "quantize_rowwise":
+        return [randn(generator, 3, 64).to(device), torch.int8], {}
+    call = ALL_CALLS[operator](GOOD, generator)
+    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args], call.kwargs
+
+
+def operands():
+    """(operator, argument) for every tensor of every operator."""
+    for operator in aoext.ops.operators():
+        for a in getattr(torch.ops.ao, operator).default._schema.arguments:
+            if "Tensor" in str(a.real_type):
+                yield operator, a.name
+
+
+def test_operators_have_42_operands():
+    assert len(list(operands())) == 42
+
+
+@pytest.mark.parametrize("kernel", ["own", "generic"])
+@pytest.mark.parametrize(("operator", "argument"), list(operands()))
+def test_an_operand_whose_memory_was_given_up_is_refused(operator, argument, kernel, device, generator):
+    """FSDP resizes storages between uses; a view may start anywhere in one."""
+    args, kwargs = everything(operator, device, generator)
+    names = [a.name for a in getattr(torch.ops.ao, operator).default._schema.arguments]
+    i = names.index(argument)
+    whole = args[i].clone()
+    view = torch.cat([whole.flatten(), whole.flatten()])[whole.numel() :].view(whole.shape)
+    last_byte = whole.clone()
+    run = aoext.ops.generic(operator) if kernel == "generic" else getattr(torch.ops.ao, operator)
+    for t, left in ((whole, 0), (view, 0), (last_byte, last_byte.untyped_storage().nbytes() - 1)):
+        run(*args[:i], t, *args[i + 1 :], **kwargs)
+        t.untyped_storage().resize_(left)
+        with pytest.raises(
+            RuntimeError,
+            match=rf"^ao::{operator}: {argument} must be a tensor whose storage holds it, got .* in a storage of {left} bytes",
+        ):
+            run(*args[:i], t, *args[i + 1 :], **kwargs)
+
+
+def test_an_empty_operand_needs_no_memory(device, generator):
+    args, _ = everything("int8_mm", device, generator)
+    nothing = args[0][:0].clone()
+    nothing.untyped_storage().resize_(0)
+    assert torch.ops.ao.int8_mm(nothing, args[1]).shape == (0, 40)
+
+
+@pytest.mark.parametrize("kernel", ["own", "generic"])
+@pytest.mark.parametrize("exponent", [48, 56, 57, 58, 59, 60, 61])
+def test_counts_that_no_memory_has_are_refused(exponent, kernel, device):
+    """A size of 0 lets the others be anything: what loops multiply overflowed, to 0 for some."""
+    most = r"must be of at most 2\^48 elements, with a size of 0 counted as 1, got"
+
+    def run(operator, *args):
+        call = aoext.ops.generic(operator) if kernel == "generic" else getattr(torch.ops.ao, operator)
+        return call(*args)
+
+    def empty(*shape, dtype=torch.int8):
+        return torch.empty(*shape, dtype=dtype, device=device)
+
+    groups = empty(1, 0, dtype=torch.float32)
+    wide = empty(0, 2 ** (exponent + 1))
+    with pytest.raises(RuntimeError, match=f"^ao::dequantize_int4: weight {most}"):
+        run("dequantize_int4", wide, groups, groups)
+    with pytest.raises(RuntimeError, match=f"^ao::convert_weight_to_int4pack: weight {most}"):
+        run("convert_weight_to_int4pack", wide.view(torch.uint8), 8)
+    with pytest.raises(RuntimeError, match=f"^ao::quantize_rowwise: input {most}"):
+        run("quantize_rowwise", empty(0, 2 ** (exponent + 1), dtype=torch.float32), torch.int8)
+    with pytest.raises(RuntimeError, match=f"^ao::bf16i4bf16_rowwise: input {most}"):
+        run("bf16i4bf16_rowwise", empty(0, 2 ** (exponent + 1), dtype=torch.float32), wide, groups, groups)
+    packed = empty(0, 2 ** min(exponent, 55), 32, 4, dtype=torch.int32)  # PyTorch has no strides beyond
+    with pytest.raises(RuntimeError, match=f"^ao::weight_int4pack_mm: weight {most}"):
+        run("weight_int4pack_mm", empty(0, 128, dtype=torch.bfloat16), packed, 128, groups.bfloat16())
+    many = empty(1, 1).expand(2**exponent, 1)  # a view of one element
+    with pytest.raises(RuntimeError, match=r"^ao::int8_mm: input must be .*of at most 2\^48 elements"):
+        run("int8_mm", many, empty(8, 1))
+
+
+def test_empty_weights_of_large_rows_are_still_empty(device):
+    weight = torch.empty(0, 2**40, dtype=torch.int8, device=device)
+    groups = torch.empty(1, 0, device=device)
+    assert torch.ops.ao.dequantize_int4(weight, groups, groups).shape == (0, 2**41)
+
+
+@pytest.mark.parametrize("name", [*(f"uint{n}" for n in range(1, 8)), *(f"int{n}" for n in range(1, 8))])
+def test_dtypes_that_only_pytorch_has_a_name_for_are_named(name):
+    strange = torch.empty(2, 4, dtype=getattr(torch, name))
+    good = torch.zeros(2, 4, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match=rf"^ao::int8_mm: input must be int8 .*, got {name} \[2, 4\]"):
+        torch.ops.ao.int8_mm(strange, good)
+    with pytest.raises(RuntimeError, match=rf"^ao::int8_mm: weight must be int8 .*, got {name} \[2, 4\]"):
+        torch.ops.ao.int8_mm(good, strange)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.bool, torch.float32])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+import aoext
 import reference
 from aoext import layouts
 from reference import (
@@ -165,6 +166,31 @@ def test_functionalize(linear_map):
     f, x, _ = linear_map
     y = torch.func.functionalize(lambda a: f(a.clone().mul_(2)))(x)
     assert torch.equal(y, f(2 * x))
+
+
+@pytest.mark.parametrize("operator", aoext.ops.operators())
+def test_vmap_over_a_batch_of_none(operator, device, generator):
+    """Of each tensor alone, and of all at once."""
+    if operator == "quantize_rowwise":
+        args, kwargs = [torch.randn(3, 64).to(device), torch.int8], {}
+    else:
+        call = ALL_CALLS[operator](Problem(3, 8, 64, 32), generator)
+        args, kwargs = [a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args], call.kwargs
+
+    def run(*args):
+        result = op(operator)(*args, **kwargs)
+        return result if isinstance(result, tuple) else (result,)
+
+    tensors = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+    for batched in [*([i] for i in tensors), tensors]:
+        for size in (0, 2):
+            many = [torch.stack([a] * 2)[:size] if i in batched else a for i, a in enumerate(args)]
+            in_dims = tuple(0 if i in batched else None for i in range(len(args)))
+            results = torch.vmap(run, in_dims)(*many)
+            for result, alone in zip(results, run(*args), strict=True):
+                assert result.shape == (size, *alone.shape)
+                assert result.dtype is alone.dtype
+                assert all(torch.equal(r.cpu(), alone.cpu()) for r in result)
 
 
 def test_vmap_over_empty_inputs(linear_map):

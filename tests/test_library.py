@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 import aoext
 from aoext._library import defined_by, find_library
+from conftest import PRELUDE
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,44 @@ def test_import_names_the_package_that_took_the_name_of_an_operator():
         r"ImportError: aoext: another package has defined ao::int8_mm \(registered at .* which aoext defines",
         done.stderr,
     ), done.stderr
+
+
+INT8_MM = "print(torch.ops.ao.int8_mm(*2 * [torch.ones(2, 4, dtype=torch.int8)]).tolist())\n"
+
+
+@pytest.fixture(scope="module")
+def copy(library, tmp_path_factory) -> Path:
+    """The same library in another file."""
+    return Path(shutil.copy(library, tmp_path_factory.mktemp("another environment") / library.name))
+
+
+def test_a_second_copy_says_so_and_leaves_the_first_at_work(library, copy):
+    done = run_python(
+        PRELUDE + "import ctypes, torch, aoext\n"
+        f"torch.ops.load_library({str(copy)!r})\n"
+        f"second = ctypes.CDLL({str(copy)!r})\n"
+        "result = ctypes.c_void_p()\n"
+        "print(second.aoti_torch_cpu_int8_mm(None, None, ctypes.byref(result)))\n" + INT8_MM
+    )
+    assert done.stdout.split("\n")[:2] == ["1", "[[4, 4], [4, 4]]"], done.stderr
+    said = f"aoext: {copy} is a second copy of this library in one process and stays idle: .* {library}\n"
+    assert len(re.findall(said, done.stderr)) == 1, done.stderr
+
+
+def test_an_import_beside_another_copy_names_it(copy):
+    done = run_python(PRELUDE + f"import torch\ntorch.ops.load_library({str(copy)!r})\nimport aoext")
+    assert done.returncode == 1, "the process must end with an exception, not a signal"
+    assert (
+        f"ImportError: aoext: another copy of its library is loaded in this process, {copy}, " in done.stderr
+    )
+
+
+def test_an_import_finds_its_own_library_loaded(library):
+    """As by a C++ program that embeds Python."""
+    done = run_python(
+        PRELUDE + f"import ctypes, torch\nctypes.CDLL({str(library)!r})\nimport aoext\n" + INT8_MM
+    )
+    assert done.stdout.strip() == "[[4, 4], [4, 4]]", done.stderr
 
 
 @pytest.mark.parametrize("kind", ["DEF", "FRAGMENT"])

@@ -67,8 +67,7 @@ def test_every_operator_has_a_reference() -> None:
 @pytest.mark.parametrize("operator", CALLS)
 def test_result_is_within_the_bound_of_float64(operator, problem, device, kernel_of, generator):
     call = CALLS[operator](problem, generator)
-    unfused_bias = kernel_of is aoext.ops.generic and operator.endswith("_bias")
-    assert_close(call.run(device, kernel_of(operator)), call.reference, unfused_bias=unfused_bias)
+    assert_close(call.run(device, kernel_of(operator)), call.reference)
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
@@ -150,25 +149,31 @@ def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, gen
     assert_close(call.run(device, kernel_of(operator)), call.reference)
 
 
-@pytest.mark.parametrize("M", [1, 5, 33])
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("N", [1, 2, 7])
+@pytest.mark.parametrize("M", [1, 5, 33, 400])
 @pytest.mark.parametrize("operator", INPUT_CALLS)
-def test_a_single_output_channel_is_multiplied_right(operator, M, device, kernel_of, generator):
-    """The first of several: alone, its row could cancel to nothing and no bound would hold."""
-    call = CALLS[operator](Problem(M, 8, 96, 32, FP32, FP32), generator)
-    several = call.run(device, kernel_of(operator))
-    schema = getattr(torch.ops.ao, operator).default._schema
+def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device, kernel_of, generator):
+    """Of 400 rows of one sum each some all but cancel."""
+    call = CALLS[operator](Problem(M, N, 512, 128, dtype, FP32), generator)
+    assert_close(call.run(device, kernel_of(operator)), call.reference, call.terms)
 
-    def first(name, t):
-        if name in ("input", "input_scale"):
-            return t
-        by_group = "i4" in operator and name in ("scale", "zero_point")
-        return t[:, :1].contiguous() if by_group else t[:1]
 
-    args = [first(a.name, t).to(device) for a, t in zip(schema.arguments, call.args, strict=False)]
-    alone = kernel_of(operator)(*args, **call.kwargs)
-    assert alone.shape == (M, 1)
-    padded = torch.cat([alone, several[:, 1:]], dim=1)
-    assert_close(padded, call.reference)
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("M", [1, 5, 40])
+@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
+def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, device, kernel_of, generator):
+    """Or next to them, of operands that are none themselves."""
+    large, weight, *scales = CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator).args
+    for exponent in (-6, -8, -10) if dtype is FP16 else (-62, -65, -68):
+        x, small = large * 2.0**exponent, [s * 2.0**exponent for s in scales]
+        w = (
+            reference.int4_float64(weight, *small)
+            if "i4" in operator
+            else weight.double() * small[0].double()
+        )
+        result = kernel_of(operator)(*(t.to(device) for t in (x, weight, *small)))
+        assert_close(result, x.double() @ w.t())
 
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
@@ -321,6 +326,27 @@ def test_every_float8_value_keeps_its_meaning_in_a_weight(
     assert_close(result[:, finite], expected[:, finite])
     assert not result[:, ~finite].isfinite().any()
     assert torch.equal(result[:, ~finite].isnan(), expected[:, ~finite].isnan())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("M", [2, 40])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op.endswith("_bias")])
+def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, kernel_of, generator):
+    """It takes away 15/16 of a product that float16 cannot hold and that rounding would leave its mark on."""
+    x, *weight, _ = CALLS[operator](Problem(M, 40, 128, 32, dtype, FP32), generator).args
+    x = x[:1].repeat(M, 1)
+
+    def product():
+        w = reference.int4_float64(*weight) if "i4" in operator else weight[0].double() * weight[1].double()
+        return x.double() @ w.t()
+
+    factor = 2.0**18 / product().abs().max().float()
+    weight = [t if t.element_size() == 1 else t * factor for t in weight]
+    bias = (product()[0] * (-15 / 16)).float()
+    assert (product().abs() > torch.finfo(FP16).max).any()
+    result = kernel_of(operator)(*(t.to(device) for t in (x, *weight, bias)))
+    rounds_weights = dtype is BF16 and kernel_of is not aoext.ops.generic  # as a device may
+    assert_close(result, product() + bias.double(), slack=16 if rounds_weights else 1)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])

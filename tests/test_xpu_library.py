@@ -50,15 +50,29 @@ def dynamic_section(library: Path) -> str:
 
 
 @with_sycl
-def test_libsycl_and_onednn_are_found_by_rpath(library):
-    dynamic = dynamic_section(library)
-    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+def test_libsycl_and_onednn_are_what_it_needs(library):
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic_section(library)))
     assert set(needed_for_xpu(library)) == {
         name for name in needed if name.startswith(("libsycl", "libdnnl"))
     }
     assert len(needed_for_xpu(library)) == 2
-    # RPATH serves what oneDNN itself needs, too; RUNPATH would not.
-    assert "$ORIGIN/../../../.." in re.search(r"\(RPATH\).*\[(.*)\]", dynamic)[1].split(":")
+
+
+def without_search_path(library: Path, folder: Path) -> Path:
+    """The library somewhere else, with a search path as long as its own that leads nowhere."""
+    found = re.search(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic_section(library))[1].encode()
+    elsewhere = folder / "libaoext.so"
+    elsewhere.write_bytes(library.read_bytes().replace(found, b"/" * len(found)))
+    return elsewhere
+
+
+@with_sycl
+def test_libsycl_and_onednn_are_found_without_a_search_path(library, tmp_path):
+    elsewhere = without_search_path(library, tmp_path)
+    done = run_python("import aoext\nprint(open('/proc/self/maps').read())", AOEXT_LIBRARY=str(elsewhere))
+    assert done.returncode == 0, done.stderr
+    for name in (*needed_for_xpu(library), str(elsewhere)):
+        assert name in done.stdout
 
 
 def test_a_build_without_sycl_needs_nothing_of_it(library):
@@ -88,11 +102,12 @@ def test_kernels_run_without_the_compiler_that_made_them():
 
 @with_sycl
 def test_import_without_libsycl_says_what_to_install(library, tmp_path):
-    # The library somewhere else, with a search path as long as its own that leads nowhere.
-    rpath = re.search(r"\(RPATH\).*\[(.*)\]", dynamic_section(library))[1].encode()
-    elsewhere = tmp_path / "libaoext.so"
-    elsewhere.write_bytes(library.read_bytes().replace(rpath, b"/" * len(rpath)))
-    done = run_python("import aoext", AOEXT_LIBRARY=str(elsewhere))
+    elsewhere = without_search_path(library, tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(  # an environment without the packages that bring them
+        "import importlib.metadata\nimportlib.metadata.files = lambda package: None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = run_python("import aoext", AOEXT_LIBRARY=str(elsewhere), PYTHONPATH=path)
     assert done.returncode == 1
     assert re.search(
         r"ImportError: aoext: this build has kernels for Intel GPUs and needs libsycl\.so\.\d+ and "

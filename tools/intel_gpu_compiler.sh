@@ -96,7 +96,8 @@ exec "$root/$loader" --library-path "$root/usr/lib/x86_64-linux-gnu:$root/lib/x8
 RUN
 chmod +x "$work/ocloc"
 chmod 755 "$work"
-rm -rf "$folder"
+rmdir "$folder" 2>/dev/null || true
+[ ! -e "$folder" ] || fail "$folder is there and is no folder of this script's: remove it, or name another"
 mv -T "$work" "$folder"
 "$command" --help >/dev/null 2>&1 || fail "what was laid into $folder does not run"
 echo "$command"

@@ -1,10 +1,10 @@
 """Builds the wheel of a variant into dist/ and checks it as a user would meet it.
 
 Checks: the tag (py3-none, auditwheel's platform), libtorch's stable ABI and the oldest torch that it
-needs, the version's label, which other libraries it needs and where it looks for them, and the operator tests
-run from the wheel in a clean environment; with kernels for Intel GPUs also what its import says where libsycl
-is missing; with kernels for NVIDIA GPUs machine code for every architecture, and that CPU torch can use the
-wheel where there is no driver.
+needs, the version's label, which other libraries it needs and where it looks for them, that it is hardened,
+and the operator tests run from the wheel in a clean environment; with kernels for Intel GPUs also what its
+import says where libsycl is missing; with kernels for NVIDIA GPUs machine code for every architecture, and
+that CPU torch can use the wheel where there is no driver.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
     if strangers:
         sys.exit(f"wheel: {shim.name} must not need torch, got {strangers}")
     check_search_path(library, VARIANTS[variant])
+    check_hardened(library, shim)
     if VARIANTS[variant].devices["AOEXT_CUDA"] == "ON":
         check_machine_code(library)
     megabytes = [path.stat().st_size / 1e6 for path in (wheel, library)]
@@ -175,21 +176,42 @@ def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
 
 
 def check_search_path(library: Path, variant: Variant) -> None:
-    """Whether the library finds torch beside the package, and libsycl in the environment's lib folder."""
+    """Whether the library finds torch beside the package, looks nowhere else, and needs no strangers."""
     dynamic = run("readelf", "-d", library)
     needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
-    # RPATH, not RUNPATH, where there is more than torch to find: it serves what oneDNN needs itself.
-    tag = "RPATH" if variant.extra else "(?:RPATH|RUNPATH)"
-    found = re.search(rf"\({tag}\).*\[(.*)\]", dynamic)
-    wanted = {"$ORIGIN/../../torch/lib", *(["$ORIGIN/../../../.."] if variant.extra else [])}
-    if found is None or not wanted <= set(found[1].split(":")):
-        sys.exit(f"wheel: the library must have the {tag} {wanted}, got\n{dynamic}")
+    # An empty entry is the working directory; one that climbs higher leaves the folder of Python's packages.
+    found = [
+        entry for path in re.findall(r"\(R(?:UN)?PATH\).*\[(.*)\]", dynamic) for entry in path.split(":")
+    ]
+    if sorted(found) != ["$ORIGIN", "$ORIGIN/../../torch/lib"]:
+        sys.exit(f"wheel: the library must look in its own folder and in torch's alone, got {found}")
     others = {name for name in needed if name not in NEEDED and not name.startswith(("libsycl", "libdnnl"))}
     if others:
         sys.exit(f"wheel: the library must not need {others}")
     sycl = {re.sub(r"\.so.*", "", name) for name in needed} & {"libsycl", "libdnnl"}
     if sycl != ({"libsycl", "libdnnl"} if variant.extra else set()):
         sys.exit(f"wheel: the library of this variant must not need {needed}")
+
+
+def check_hardened(library: Path, archive: Path) -> None:
+    """Whether nothing that steers a program can be written to in the library, and stacks are guarded."""
+    dynamic, segments = run("readelf", "-d", library), run("readelf", "-lW", library)
+    stack = re.search(r"GNU_STACK.*", segments)
+    lacks = [
+        what
+        for what, here in {
+            "BIND_NOW": re.search(r"\(FLAGS\).*BIND_NOW|\(FLAGS_1\).*NOW", dynamic),
+            "RELRO": "GNU_RELRO" in segments,
+            "a stack that is not executable": stack is not None and " RWE " not in stack[0],
+            "a stack protector": "__stack_chk_fail" in run("nm", "-D", library),
+            "a stack protector in its archive": "__stack_chk_fail" in run("nm", archive),
+        }.items()
+        if not here
+    ]
+    if "TEXTREL" in dynamic:
+        lacks.append("code that is not written to")
+    if lacks:
+        sys.exit(f"wheel: {library.name} must have {', '.join(lacks)}")
 
 
 def check_refused(python: Path, scratch: Path) -> None:

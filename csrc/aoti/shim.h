@@ -70,6 +70,12 @@ struct Argument<std::optional<T>> {
   }
 };
 
+// Before the operator runs: where there is nowhere to put its result, it is not computed.
+template <class... Handles>
+void check_takers(const Handles*... takers) {
+  if (((takers == nullptr) || ...)) throw std::runtime_error("aoext: a C shim was given no place for its result");
+}
+
 inline void give(const Tensor& result, AtenTensorHandle* taker) { *taker = share(result.get()).release(); }
 
 inline void give(const std::tuple<Tensor, Tensor>& results, AtenTensorHandle* first_taker, AtenTensorHandle* second_taker) {
@@ -114,6 +120,7 @@ struct Shim<kGeneric> {
  private:
   template <size_t... argument, size_t... result>
   static void run(Key key, const char* op, const C& c, std::index_sequence<argument...>, std::index_sequence<result...>) {
+    check_takers(std::get<sizeof...(Args) + result>(c)...);
     const std::tuple<std::decay_t<Args>...> values{Argument<std::decay_t<Args>>::value(std::get<argument>(c))...};
     check_device(op, std::get<0>(values), key);
     give(kernel_of<kGeneric>[static_cast<int>(key)](std::get<argument>(values)...), std::get<sizeof...(Args) + result>(c)...);

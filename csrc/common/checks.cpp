@@ -8,6 +8,7 @@
 #include "common/describe.h"
 #include "common/formats.h"
 #include "common/int4pack.h"
+#include "common/sizes.h"
 
 namespace aoext {
 namespace {
@@ -46,8 +47,9 @@ Text<Parts...> text(const Parts&... parts) {
 // The checks of one call: `op` is whom errors name, `input` the tensor whose device the others share.
 class Checker {
  public:
-  Checker(const char* op, const char* anchor_name, const Tensor& anchor) : op_(op), anchor_name_(anchor_name), anchor_(anchor) {
-    layout(anchor_name, anchor);
+  Checker(const char* op, const char* anchor_name, const Tensor& anchor)
+      : op_(op), anchor_name_(anchor_name), anchor_(anchor), device_(device_of(anchor)) {
+    memory(anchor_name, anchor);
   }
 
   template <class Must, class Got>
@@ -66,10 +68,10 @@ class Checker {
     if (!condition) fail(argument, must, dtype_name(got));
   }
 
-  // Layout and device of an operand beside the anchor.
+  // Memory and device of an operand beside the anchor.
   void operand(const char* argument, const Tensor& t) const {
-    layout(argument, t);
-    if (device_of(t) != device_of(anchor_))
+    memory(argument, t);
+    if (device_of(t) != device_)
       fail(argument, text("on the device of ", anchor_name_, ", ", device_name(anchor_)), device_name(t));
   }
 
@@ -100,6 +102,7 @@ class Checker {
     p.N = weight.size(0);
     p.weight = dtype_of(weight);
     p.group_size = p.K;
+    result(p);
   }
 
   void row_scale(LinearProblem& p, const char* argument, bool dtype_ok, const char* dtypes, const Tensor& scale) const {
@@ -126,6 +129,7 @@ class Checker {
     contiguous("weight", weight);
     p.N = weight.size(0);
     p.weight = ScalarType::Char;
+    result(p);
     operand("scale", scale);
     require(is_high_precision(dtype_of(scale)) && scale.dim() == 2 && scale.size(1) == p.N && scale.size(0) > 0 &&
                 p.K % scale.size(0) == 0,
@@ -152,6 +156,7 @@ class Checker {
     p.N = int4pack::rows_of(sizes);
     p.weight = ScalarType::Int;
     p.inner_k_tiles = int4pack::inner_k_tiles_of(sizes);
+    result(p);
   }
 
   void scale_and_zero(Int4PackProblem& p, int64_t group_size, const Tensor& t) const {
@@ -175,13 +180,25 @@ class Checker {
   }
 
  private:
-  void layout(const char* argument, const Tensor& t) const {
+  void memory(const char* argument, const Tensor& t) const {
     if (!is_strided(t)) fail(argument, "a dense (strided) tensor", text("a tensor of another layout, ", describe(t)));
+    const Sizes sizes = t.sizes();
+    require(is_countable(sizes.data(), static_cast<int64_t>(sizes.size())), argument, kCountable, t);
+    if (!is_in_storage(t))
+      fail(argument, "a tensor whose storage holds it", text(describe(t), " in a storage of ", storage_bytes(t), " bytes"));
+  }
+
+  // Of a product whose M and N are known.
+  void result(const LinearProblem& p) const {
+    const int64_t sizes[] = {p.M, p.N};
+    if (!is_countable(sizes, 2))
+      fail(anchor_name_, text("[..., K] with so few rows that the result is ", kCountable), text(p.M, " rows for N = ", p.N));
   }
 
   const char* op_;
   const char* anchor_name_;
   const Tensor& anchor_;
+  const std::pair<int32_t, int32_t> device_;
 };
 
 constexpr const char* kHighPrecision = "bfloat16, float16 or float32";

@@ -35,6 +35,22 @@ const char* dtype_name(ScalarType dtype) {
     case ScalarType::UInt16: return "uint16";
     case ScalarType::UInt32: return "uint32";
     case ScalarType::UInt64: return "uint64";
+    case ScalarType::Float8_e8m0fnu: return "float8_e8m0fnu";
+    case ScalarType::Float4_e2m1fn_x2: return "float4_e2m1fn_x2";
+    case ScalarType::UInt1: return "uint1";
+    case ScalarType::UInt2: return "uint2";
+    case ScalarType::UInt3: return "uint3";
+    case ScalarType::UInt4: return "uint4";
+    case ScalarType::UInt5: return "uint5";
+    case ScalarType::UInt6: return "uint6";
+    case ScalarType::UInt7: return "uint7";
+    case ScalarType::Int1: return "int1";
+    case ScalarType::Int2: return "int2";
+    case ScalarType::Int3: return "int3";
+    case ScalarType::Int4: return "int4";
+    case ScalarType::Int5: return "int5";
+    case ScalarType::Int6: return "int6";
+    case ScalarType::Int7: return "int7";
     default: return "another dtype";
   }
 }
@@ -72,6 +88,27 @@ bool is_strided(const Tensor& t) {
   return layout == aoti_torch_layout_strided();
 }
 
-std::string describe(const Tensor& t) { return std::string(dtype_name(dtype_of(t))) + " " + list(t.sizes()); }
+int64_t storage_bytes(const Tensor& t) {
+  int64_t bytes = -1;
+  return aoti_torch_get_storage_size(t.get(), &bytes) == AOTI_TORCH_SUCCESS ? bytes : -1;
+}
+
+bool is_in_storage(const Tensor& t) {
+  const Sizes sizes = t.sizes(), strides = t.strides();
+  int64_t end = t.storage_offset() + 1;  // behind the last element
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return true;
+    int64_t length = 0;
+    if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &length) || __builtin_add_overflow(end, length, &end)) return false;
+  }
+  const int64_t bytes = storage_bytes(t);
+  return bytes < 0 || end <= bytes / static_cast<int64_t>(t.element_size());
+}
+
+std::string describe(const Tensor& t) {
+  int32_t dtype = 0;  // PyTorch's number, for the stable ABI has no name for some of them
+  aoti_torch_get_dtype(t.get(), &dtype);
+  return std::string(dtype_name(static_cast<ScalarType>(dtype))) + " " + list(t.sizes());
+}
 
 }  // namespace aoext

@@ -10,6 +10,10 @@ namespace aoext {
 
 ScalarType dtype_of(const Tensor& t);  // Undefined for a dtype that the stable ABI has no name for
 bool is_strided(const Tensor& t);
+// Whether its storage still holds its elements: who resizes a storage, as FSDP does between uses, does not ask its tensors. True
+// of a tensor without a storage.
+bool is_in_storage(const Tensor& t);
+int64_t storage_bytes(const Tensor& t);
 std::pair<int32_t, int32_t> device_of(const Tensor& t);  // type and index
 
 const char* dtype_name(ScalarType dtype);  // as PyTorch writes it: "float8_e4m3fn"

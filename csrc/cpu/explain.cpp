@@ -1,6 +1,7 @@
 // aoext.explain on a CPU: the plan that each operator would follow for these arguments.
 #include "common/explain.h"
 
+#include "common/library.h"
 #include "cpu/isa.h"
 #include "cpu/plan.h"
 
@@ -19,6 +20,6 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CPU, m) { m.impl("_explain", TORCH_BOX(&explain)); }
+AOEXT_LIBRARY_IMPL(CPU, m) { m.impl("_explain", TORCH_BOX(&explain)); }
 
 }  // namespace aoext::cpu

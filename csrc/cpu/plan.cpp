@@ -15,6 +15,9 @@ struct Most {
 // From here on scaled_tiles are faster than tiles.
 constexpr int64_t kScaledTiles = 48;
 
+// Of fewer output columns a row may nearly cancel in all of them, so that the rounding of x to fixed point shows.
+constexpr int64_t kFixedColumns = 8;
+
 // Inputs whose tiles are of float32 on any CPU.
 bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.input == ScalarType::Float; }
 
@@ -42,7 +45,8 @@ Plan plan_int4pack(const LinearProblem& p) {
 
 Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
-  if ((whole || p.group_size == 32 || p.group_size == 64) && kernels().planes != nullptr) {
+  const bool grouped = whole || p.group_size == 32 || p.group_size == 64;
+  if (grouped && p.N >= kFixedColumns && kernels().planes != nullptr) {
     if (p.output == ScalarType::Float)
       return p.M <= most(p).fine_planes ? Plan{Algorithm::fine_planes, ScalarType::Char} : plan_int4_floats(p);
     // Rows of x share a tile's columns with the groups of 128 weights: four groups leave too few rows to pay.

@@ -1,6 +1,7 @@
 // aoext.explain on CUDA.
 #include "common/explain.h"
 
+#include "common/library.h"
 #include "cuda/operands.h"
 #include "cuda/plan.h"
 #include "cuda/plan_rowwise.h"
@@ -18,14 +19,15 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
   }
   if (op == "convert_weight_to_int4pack" || op == "dequantize_int4" || op == "quantize_rowwise")
     return takes_one_pass(p.K, device) ? "cuda: " + op + ", one pass" : describe(Plan());
+  // Of what the operators do not copy to where it is aligned: input is not among it.
   if (op.rfind("bf16i4bf16_rowwise", 0) == 0)
-    return describe(plan_int4(p, device, are_aligned({&tensors[0], &tensors[1], &tensors[2], &tensors[3]})));
+    return describe(plan_int4(p, device, are_aligned({&tensors[1], &tensors[2], &tensors[3]})));
   const auto plan = op == "scaled_linear_rowwise" ? plan_scaled_linear : plan_rowwise;
   return describe(plan(p, device, are_aligned({&tensors[1]})), p);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CUDA, m) { m.impl("_explain", TORCH_BOX(&explain)); }
+AOEXT_LIBRARY_IMPL(CUDA, m) { m.impl("_explain", TORCH_BOX(&explain)); }
 
 }  // namespace aoext::cuda

@@ -33,9 +33,9 @@ Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows&
   return y;
 }
 
-// Adds a bias [N] in float32 and rounds once to y's dtype.
-inline Tensor add_bias(const LinearProblem& p, const Tensor& y, const Tensor& bias) {
-  return aten::to(aten::add(aten::to(y, ScalarType::Float), aten::to(bias, ScalarType::Float)), p.output);
+// Adds a bias [N] to a product in float32 and rounds once.
+inline Tensor add_bias(const LinearProblem& p, const Tensor& product, const Tensor& bias) {
+  return aten::to(aten::add(product, aten::to(bias, ScalarType::Float)), p.output);
 }
 
 }  // namespace aoext::generic

@@ -1,4 +1,5 @@
 // Rows of int4 to the tinygemm layout on any device.
+#include "common/library.h"
 #include "generic/generic.h"
 #include "generic/int4pack.h"
 
@@ -33,8 +34,6 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
   return packed;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) {
-  m.impl("convert_weight_to_int4pack", TORCH_BOX(&convert_weight_to_int4pack));
-}
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("convert_weight_to_int4pack", TORCH_BOX(&convert_weight_to_int4pack)); }
 
 }  // namespace aoext::generic

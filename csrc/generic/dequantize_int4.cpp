@@ -1,5 +1,6 @@
 #include "generic/dequantize_int4.h"
 
+#include "common/library.h"
 #include "generic/generic.h"
 
 namespace aoext::generic {
@@ -37,6 +38,6 @@ Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const 
   return aten::reshape(w, {count, p.K});
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
 
 }  // namespace aoext::generic

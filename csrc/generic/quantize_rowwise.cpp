@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "common/formats.h"
+#include "common/library.h"
 #include "generic/blocks.h"
 #include "generic/generic.h"
 
@@ -44,6 +45,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   return {values, scales};
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
 
 }  // namespace aoext::generic

@@ -1,6 +1,7 @@
 // A device's own kernel in place of the generic one: for PyTorch's dispatcher, and for who calls it directly (aoti/).
 #pragma once
 
+#include "common/library.h"
 #include "generic/generic.h"
 
 namespace aoext {
@@ -15,8 +16,7 @@ inline decltype(kGeneric) kernel_of[] = {kGeneric, kGeneric, kGeneric};
 }  // namespace aoext
 
 // AOEXT_REGISTER(CPU, int8_mm, &function) in a namespace of aoext: `function` is what ao::int8_mm runs on a CPU.
-#define AOEXT_REGISTER(key, op, ...)                                                     \
-  STABLE_TORCH_LIBRARY_IMPL(ao, key, m) {                                                \
-    m.impl(#op, TORCH_BOX((__VA_ARGS__)));                                               \
-    ::aoext::kernel_of<&generic::op>[static_cast<int>(::aoext::Key::key)] = __VA_ARGS__; \
-  }
+#define AOEXT_REGISTER(key, op, ...)                                                                                    \
+  AOEXT_LIBRARY_IMPL(key, m) { m.impl(#op, TORCH_BOX((__VA_ARGS__))); }                                                 \
+  [[maybe_unused]] static const auto own_##op = ::aoext::kernel_of<&generic::op>[static_cast<int>(::aoext::Key::key)] = \
+      __VA_ARGS__;

@@ -1,4 +1,5 @@
 // Dynamic quantisation of the input and the scaled product, each by the device's own kernel.
+#include "common/library.h"
 #include "generic/blocks.h"
 #include "generic/generic.h"
 
@@ -10,8 +11,6 @@ Tensor scaled_linear_rowwise(const Tensor& input, const Tensor& weight, const Te
   return call("ao::scaled_mm_rowwise", "", values, weight, scale, weight_scale, bias, std::optional(p.output));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) {
-  m.impl("scaled_linear_rowwise", TORCH_BOX(&scaled_linear_rowwise));
-}
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("scaled_linear_rowwise", TORCH_BOX(&scaled_linear_rowwise)); }
 
 }  // namespace aoext::generic

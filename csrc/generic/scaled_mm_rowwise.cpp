@@ -1,4 +1,5 @@
 // 8-bit input × 8-bit weight with row and column scales on any device.
+#include "common/library.h"
 #include "generic/blocks.h"
 #include "generic/generic.h"
 
@@ -35,6 +36,6 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   return y;
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("scaled_mm_rowwise", TORCH_BOX(&scaled_mm_rowwise)); }
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("scaled_mm_rowwise", TORCH_BOX(&scaled_mm_rowwise)); }
 
 }  // namespace aoext::generic

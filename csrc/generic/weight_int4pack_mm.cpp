@@ -1,4 +1,5 @@
 // Weight-only int4 from the tinygemm layout on any device: unpack a block of rows, multiply, next block.
+#include "common/library.h"
 #include "generic/generic.h"
 #include "generic/int4pack.h"
 
@@ -40,6 +41,6 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
                           [&](int64_t first, int64_t count) { return rows_of(p, weight, scale_and_zero, first, count); });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao, CompositeExplicitAutograd, m) { m.impl("weight_int4pack_mm", TORCH_BOX(&weight_int4pack_mm)); }
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("weight_int4pack_mm", TORCH_BOX(&weight_int4pack_mm)); }
 
 }  // namespace aoext::generic

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "common/int4pack.h"
+#include "common/sizes.h"
 #include "int4pack_shim/status.h"
 
 namespace aoext::int4pack::detail {
@@ -50,6 +51,8 @@ bool is_contiguous(const View& t) {
   return true;
 }
 
+void countable(const char* argument, const View& t) { require(is_countable(t.sizes, t.dim), argument, kCountable, describe(t)); }
+
 // Where a tensor lies, and that its memory can be read as it is.
 void memory(const char* argument, const View& t, const View& self, int64_t element_size) {
   require(t.device == self.device && t.device_index == self.device_index, argument,
@@ -83,13 +86,20 @@ void check_call(const Call& call, Problem* p) {
   const View &self = *call.self, &mat2 = *call.mat2, &pairs = *call.scale_and_zero;
   require(self.device == call.device, "self", std::string("on ") + name(call.device), name(self.device));
   require(has(self, DType::bfloat16, 2), "self", "bfloat16 [M, K]", describe(self));
+  countable("self", self);
   require(self.sizes[1] > 0, "self", "[M, K] with K > 0", describe(self));
   memory("self", self, self, 2);
   p->M = self.sizes[0], p->K = self.sizes[1];
 
-  require(has(mat2, DType::int32, 4) && is_weight(mat2.dim, mat2.sizes, p->K), "mat2", weight_must_be(p->K), describe(mat2));
+  const std::string weight = weight_must_be(p->K);
+  require(has(mat2, DType::int32, 4), "mat2", weight, describe(mat2));
+  countable("mat2", mat2);
+  require(is_weight(mat2.dim, mat2.sizes, p->K), "mat2", weight, describe(mat2));
   memory("mat2", mat2, self, 4);
   p->N = rows_of(mat2.sizes), p->inner_k_tiles = inner_k_tiles_of(mat2.sizes);
+  const int64_t result[] = {p->M, p->N};
+  require(is_countable(result, 2), "self", std::string("[M, K] with so few rows that the result is ") + kCountable,
+          std::to_string(p->M) + " rows for N = " + std::to_string(p->N));
 
   require(is_group_size(call.group_size, p->K), "qGroupSize", group_size_must_be(p->K), std::to_string(call.group_size));
   p->group_size = call.group_size;

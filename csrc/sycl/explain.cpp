@@ -1,6 +1,7 @@
 // aoext.explain and aoext.warmup on an XPU.
 #include "common/explain.h"
 
+#include "common/library.h"
 #include "sycl/int4pack_product.h"
 #include "sycl/plan.h"
 #include "sycl/queue.h"
@@ -22,7 +23,9 @@ std::string explain(const std::string& op, const std::vector<Tensor>& tensors) {
     return serves(queue, op + ".lanes") ? "xpu: " + op + ", one pass" : describe(Plan(), queue);
   if (op == "scaled_linear_rowwise") p.input = p.weight;  // once it is quantised
   const bool int4 = op.rfind("bf16i4bf16_rowwise", 0) == 0;
-  const int alignment = alignment_of({&tensors[0], &tensors[1]});
+  // An input with gaps becomes a copy, which is aligned.
+  const bool dense = tensors[0].is_contiguous();
+  const int alignment = dense ? alignment_of({&tensors[0], &tensors[1]}) : alignment_of({&tensors[1]});
   return describe(int4 ? plan_int4(p, queue, alignment) : plan_rowwise(p, queue, alignment), queue);
 }
 
@@ -35,7 +38,7 @@ std::string warmup(const Tensor& like) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(ao, XPU, m) {
+AOEXT_LIBRARY_IMPL(XPU, m) {
   m.impl("_explain", TORCH_BOX(&explain));
   m.impl("_warmup", TORCH_BOX(&warmup));
 }

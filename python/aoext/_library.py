@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterable
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, files, requires
 from pathlib import Path
 
 import torch
@@ -70,6 +71,27 @@ def check_namespace(library: Path) -> None:
         )
 
 
+def check_copies(library: Path, maps: str) -> bool:
+    """Whether this process has loaded this file already, as a C++ program does that embeds Python.
+
+    maps: the text of /proc/self/maps. Raises ImportError where it has loaded another copy of the library, as
+    of another environment: the operators of torch.ops.ao are that one's.
+    """
+    loaded = {Path(path) for path in re.findall(rf"(/.*/{re.escape(_LIBRARY.name)})$", maps, re.MULTILINE)}
+    others = sorted(path for path in loaded if not (path.is_file() and path.samefile(library)))
+    if others:
+        raise ImportError(
+            f"aoext: another copy of its library is loaded in this process, {others[0]}, and the operators "
+            f"of torch.ops.ao are that one's: load {library} alone, or set AOEXT_LIBRARY to {others[0]}"
+        )
+    return bool(loaded)
+
+
+def _maps() -> str:
+    path = Path("/proc/self/maps")
+    return path.read_text() if path.is_file() else ""
+
+
 def needed_for_xpu(library: Path) -> list[str]:
     """What the linker must find for a build with kernels for Intel GPUs, such as libsycl.so.9; else nothing.
 
@@ -94,6 +116,43 @@ def check_libsycl(needed: Iterable[str], maps: str) -> None:
             )
 
 
+def _installed(name: str) -> Path | None:
+    """The file of a library among those of the packages from PyPI that bring libsycl and oneDNN."""
+    for package in ("intel-sycl-rt", "onednn"):
+        try:
+            listed = files(package) or ()
+        except PackageNotFoundError:
+            continue
+        for file in listed:
+            if file.name == name:
+                return Path(str(file.locate())).resolve()
+    return None
+
+
+def _open_with_needed(file: Path) -> None:
+    """Opens a library for good, and first what it needs of those beside it, where no search path may lead."""
+    while True:
+        try:
+            ctypes.CDLL(str(file))
+            return
+        except OSError as error:
+            missing = re.match(r"(lib\S+): cannot open shared object file", str(error))
+            if missing is None or not (beside := file.with_name(missing[1])).is_file():
+                raise
+        _open_with_needed(beside)
+
+
+def open_needed(needed: Iterable[str], maps: str) -> None:
+    """Opens what this process has not loaded of the libraries that a build for Intel GPUs needs.
+
+    They lie in the environment's lib folder. One that is not found is left to the linker.
+    """
+    for name in needed:
+        file = None if f"/{name}" in maps else _installed(name)
+        if file is not None:
+            _open_with_needed(file)
+
+
 def _refused(path: Path, needed: list[str], linker: str) -> str:
     """The text of the error where the linker refuses the library, from the linker's own."""
     missing = re.match(r"(lib\S+): cannot open shared object file", linker)
@@ -112,17 +171,20 @@ def _refused(path: Path, needed: list[str], linker: str) -> str:
 def load_library(package_path: Iterable[str]) -> None:
     """Loads the library once per process.
 
-    Raises ImportError if it is missing, if somebody else has defined one of its operators, if this process
-    has another libsycl than it needs, or if the linker refuses it.
+    Raises ImportError if it is missing, if this process has another copy of it, if somebody else has defined
+    one of its operators, if this process has another libsycl than it needs, or if the linker refuses it.
     """
     path = find_library(package_path)
     if str(path) in torch.ops.loaded_libraries:
         return
-    check_namespace(path)
+    maps = _maps()
+    if not check_copies(path, maps):
+        check_namespace(path)
     needed = needed_for_xpu(path)
     if needed:
-        check_libsycl(needed, Path("/proc/self/maps").read_text())
+        check_libsycl(needed, maps)
     try:
+        open_needed(needed, maps)
         torch.ops.load_library(str(path))
     except OSError as error:
         # torch gives the path alone; what the linker said is its cause.

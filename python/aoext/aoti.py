@@ -50,7 +50,9 @@ def aoti_options() -> dict[str, Any]:
             for operator in operators()
         },
         # Inductor writes -l before each entry and has no option for directories, so that one rides along.
-        "aot_inductor.custom_op_libs": [f":{library.name} -L{shlex.quote(str(library.parent))}"],
+        "aot_inductor.custom_op_libs": [
+            f"{shlex.quote(f':{library.name}')} -L{shlex.quote(str(library.parent))}"
+        ],
     }
 
 

@@ -14,25 +14,53 @@ from torch import Tensor
 ao = torch.ops.ao
 
 
-def vmap_rule(product: Callable[..., Tensor], of_input: tuple[int, ...] = (0,)) -> Callable[..., Any]:
-    """What torch.library.register_vmap takes.
+def vmap_rule(
+    operator: Callable[..., Any], of_input: tuple[int, ...] = (0,)
+) -> Callable[..., tuple[Any, Any]]:
+    """What torch.library.register_vmap takes. The batch of a result is its first dimension.
 
     of_input: the arguments that have the input's leading dimensions.
     """
 
-    def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+    def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         given = list(zip(args, in_dims, strict=True))
         if all((dim is not None) == (i in of_input) for i, dim in enumerate(in_dims)):
-            return product(*(a if dim is None else a.movedim(dim, 0) for a, dim in given), **kwargs), 0
-        # Each with a weight of its own, one after the other.
-        results = [
-            product(*(a if dim is None else a.select(dim, i) for a, dim in given), **kwargs)
-            for i in range(info.batch_size)
-        ]
-        return torch.stack(results), 0
+            result = operator(*(a if dim is None else a.movedim(dim, 0) for a, dim in given), **kwargs)
+        else:
+            result = _one_after_the_other(operator, info.batch_size, given, kwargs)
+        return result, (0,) * len(result) if isinstance(result, tuple) else 0
 
     return batched
 
 
+def _one_after_the_other(
+    operator: Callable[..., Any],
+    batch_size: int,
+    given: list[tuple[Any, int | None]],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Each with a weight of its own. The results of an empty batch have the shape of what one entry gives."""
+
+    def entry(a: Tensor, dim: int, i: int) -> Tensor:
+        return a.select(dim, i) if batch_size else a.new_zeros(a.movedim(dim, 0).shape[1:])
+
+    results = [
+        operator(*(a if dim is None else entry(a, dim, i) for a, dim in given), **kwargs)
+        for i in range(max(batch_size, 1))
+    ]
+
+    def together(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts) if batch_size else parts[0].new_empty((0, *parts[0].shape))
+
+    if isinstance(results[0], tuple):
+        return tuple(together(list(parts)) for parts in zip(*results, strict=True))
+    return together(results)
+
+
 torch.library.register_vmap("ao::int8_mm", vmap_rule(ao.int8_mm.default))
 torch.library.register_vmap("ao::scaled_mm_rowwise", vmap_rule(ao.scaled_mm_rowwise.default, (0, 2)))
+torch.library.register_vmap("ao::quantize_rowwise", vmap_rule(ao.quantize_rowwise.default))
+torch.library.register_vmap("ao::dequantize_int4", vmap_rule(ao.dequantize_int4.default, ()))
+torch.library.register_vmap(
+    "ao::convert_weight_to_int4pack", vmap_rule(ao.convert_weight_to_int4pack.default, ())
+)

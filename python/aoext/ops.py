@@ -1,7 +1,8 @@
 """The operators of `torch.ops.ao` by name, and their fake kernels.
 
-Fake kernels compute shape, dtype and device alone; the checks stand in C++ (csrc/common/checks.cpp). What
-else an operator needs in Python: its gradient (gradients.py) and what torch.vmap makes of it (batches.py).
+Fake kernels compute shape, dtype and device, and refuse what the operators refuse: by the same checks, which
+stand in C++ (csrc/common/checks.cpp). What else an operator needs in Python: its gradient (gradients.py) and
+what torch.vmap makes of it (batches.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 ao = torch.ops.ao
 
@@ -20,6 +22,13 @@ _WEIGHT_ONLY = ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"
 
 # Largest relative Frobenius error of a row of a result against float64, by the result's dtype.
 ERROR_BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}
+# What an element may be off by in any case: numbers below the smallest normal one have few bits, and the
+# instructions of CPUs for bfloat16 take such numbers for 0, those among a product's terms too.
+ERROR_FLOOR = {torch.bfloat16: 2.0**-120, torch.float16: 2.0**-24, torch.float32: 2.0**-142}
+# A row of fewer columns may be one sum that cancels, of which no float32 sum keeps more: to its bound comes
+# so much of the same row of Σ|x·w|.
+FEW_COLUMNS = 8
+ERROR_OF_SUMS = 2.0**-20
 
 
 def operators() -> list[str]:
@@ -30,32 +39,56 @@ def operators() -> list[str]:
     )
 
 
-def _check_device(operator: str, **tensors: Tensor | None) -> None:
-    """Meta tensors beside real ones, or beside None, reach a fake kernel and no other."""
-    for name, t in tensors.items():
+def _check(operator: str, *arguments: Any, dtype: torch.dtype | None = None) -> None:
+    """Raises what the operator raises for arguments that it refuses, fake ones; None stands for no tensor.
+
+    The checks are those of csrc/common/checks.cpp, on meta tensors. Sizes that a program leaves open are
+    taken as they were traced, so that nothing is guarded on. Where some are known at run time alone, the
+    operator checks.
+    """
+    names = [a.name for a in getattr(ao, operator).default._schema.arguments]
+    tensors = {n: a for n, a in zip(names, arguments, strict=False) if not isinstance(a, (int, torch.dtype))}
+    (first_name, first), *_ = tensors.items()
+    given = []
+    for (
+        name,
+        t,
+    ) in tensors.items():  # meta tensors beside real ones, or beside None, come here and nowhere else
         if t is None:
+            if name == "bias" and not operator.endswith("_bias"):
+                continue
             raise RuntimeError(f"ao::{operator}: {name} must be a tensor, got None")
-    (first_name, first), *others = _given(**tensors).items()
-    for name, t in others:
         if t.device != first.device:
             raise RuntimeError(
                 f"ao::{operator}: {name} must be on the device of {first_name}, {first.device}, "
                 f"got {t.device}"
             )
+        given.append(t)
+    number = next((a for a in arguments if isinstance(a, int)), None)
+    with _disable_current_modes():
+        traced = [_traced(t) for t in given]
+        if all(t is not None for t in traced):
+            ao._check_call(operator, traced, number, dtype)
 
 
-def _given(**optional: Tensor | None) -> dict[str, Tensor]:
-    return {name: t for name, t in optional.items() if t is not None}
+def _traced(t: Tensor) -> Tensor | None:
+    """A meta tensor of a fake one's sizes and strides when it was traced; None where these are not known."""
+    strided = t.layout is torch.strided
+    numbers = [_hint(n) for n in (*t.shape, *(t.stride() if strided else ()))]
+    known = [n for n in numbers if n is not None]
+    if len(known) < len(numbers):
+        return None
+    sizes, strides = known[: t.dim()], known[t.dim() :]
+    if not strided:
+        return torch.empty(sizes, dtype=t.dtype, layout=t.layout, device="meta")
+    return torch.empty_strided(sizes, strides, dtype=t.dtype, device="meta")
 
 
-def _check_matrix(operator: str, weight: Tensor) -> None:
-    """Shapes are read off the weight, so it must have some."""
-    if weight.dim() != 2:
-        raise RuntimeError(f"ao::{operator}: weight must be a matrix, got {list(weight.shape)}")
+def _hint(number: int | torch.SymInt) -> int | None:
+    return number.node.hint if isinstance(number, torch.SymInt) else number
 
 
-def _linear_result(operator: str, input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    _check_matrix(operator, weight)
+def _linear_result(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return input.new_empty((*input.shape[:-1], weight.shape[0]), dtype=dtype)
 
 
@@ -63,45 +96,36 @@ def _register_fakes() -> None:
     def fake(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return torch.library.register_fake(f"ao::{operator}")
 
-    def weight_only(operator: str, names: tuple[str, ...]) -> None:
+    def weight_only(operator: str) -> None:
         @fake(operator)
-        def _(*tensors: Tensor) -> Tensor:
-            _check_device(operator, **dict(zip(names, tensors, strict=True)))
-            return _linear_result(operator, tensors[0], tensors[1], tensors[0].dtype)
+        def _(input: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+            _check(operator, input, weight, *others)
+            return _linear_result(input, weight, input.dtype)
 
     for operator in _WEIGHT_ONLY:
-        names = ("input", "weight", "scale", *(("zero_point",) if "i4" in operator else ()))
-        weight_only(operator, names)
-        weight_only(f"{operator}_bias", (*names, "bias"))
+        weight_only(operator)
+        weight_only(f"{operator}_bias")
 
     @fake("dequantize_int4")
     def _(weight: Tensor, scale: Tensor, zero_point: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-        _check_device("dequantize_int4", weight=weight, scale=scale, zero_point=zero_point)
-        _check_matrix("dequantize_int4", weight)
+        _check("dequantize_int4", weight, scale, zero_point, dtype=dtype)
         return weight.new_empty((weight.shape[0], 2 * weight.shape[1]), dtype=dtype or scale.dtype)
 
     @fake("convert_weight_to_int4pack")
     def _(weight: Tensor, inner_k_tiles: int) -> Tensor:
-        _check_device("convert_weight_to_int4pack", weight=weight)
-        _check_matrix("convert_weight_to_int4pack", weight)
-        if inner_k_tiles not in (2, 4, 8):
-            raise RuntimeError(
-                f"ao::convert_weight_to_int4pack: inner_k_tiles must be 2, 4 or 8, got {inner_k_tiles}"
-            )
+        _check("convert_weight_to_int4pack", weight, inner_k_tiles)
         shape = (weight.shape[0] // 8, weight.shape[1] // (8 * inner_k_tiles), 32, inner_k_tiles // 2)
         return weight.new_empty(shape, dtype=torch.int32)
 
     @fake("weight_int4pack_mm")
     def _(input: Tensor, weight: Tensor, group_size: int, scale_and_zero: Tensor) -> Tensor:
-        _check_device("weight_int4pack_mm", input=input, weight=weight, scale_and_zero=scale_and_zero)
-        if weight.dim() != 4:
-            raise RuntimeError(f"ao::weight_int4pack_mm: weight must be 4-D, got {list(weight.shape)}")
+        _check("weight_int4pack_mm", input, weight, group_size, scale_and_zero)
         return input.new_empty((*input.shape[:-1], 8 * weight.shape[0]))
 
     @fake("int8_mm")
     def _(input: Tensor, weight: Tensor) -> Tensor:
-        _check_device("int8_mm", input=input, weight=weight)
-        return _linear_result("int8_mm", input, weight, torch.int32)
+        _check("int8_mm", input, weight)
+        return _linear_result(input, weight, torch.int32)
 
     @fake("scaled_mm_rowwise")
     def _(
@@ -113,30 +137,17 @@ def _register_fakes() -> None:
         *,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        _check_device(
-            "scaled_mm_rowwise",
-            input=input,
-            weight=weight,
-            input_scale=input_scale,
-            weight_scale=weight_scale,
-            **_given(bias=bias),
-        )
-        return _linear_result("scaled_mm_rowwise", input, weight, out_dtype or torch.bfloat16)
+        _check("scaled_mm_rowwise", input, weight, input_scale, weight_scale, bias, dtype=out_dtype)
+        return _linear_result(input, weight, out_dtype or torch.bfloat16)
 
     @fake("scaled_linear_rowwise")
     def _(input: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        _check_device(
-            "scaled_linear_rowwise",
-            input=input,
-            weight=weight,
-            weight_scale=weight_scale,
-            **_given(bias=bias),
-        )
-        return _linear_result("scaled_linear_rowwise", input, weight, input.dtype)
+        _check("scaled_linear_rowwise", input, weight, weight_scale, bias)
+        return _linear_result(input, weight, input.dtype)
 
     @fake("quantize_rowwise")
     def _(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        _check_device("quantize_rowwise", input=input)
+        _check("quantize_rowwise", input, dtype=dtype)
         scales = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
         return input.new_empty(input.shape, dtype=dtype), scales
 

@@ -251,6 +251,18 @@ void bad_arguments(const Call& good) {
   bad("self must be contiguous, got bfloat16 [3, 128] with strides [256, 1]", [&](Call& c) { c.self.strides = {256, 1}; });
   bad("self must be contiguous, got bfloat16 [3, 128] with strides [0, 1]", [&](Call& c) { c.self.strides = {0, 1}; });
 
+  // Counts that no memory has, which would overflow where they are multiplied.
+  const std::string most = " must be of at most 2^48 elements, with a size of 0 counted as 1, got ";
+  constexpr int64_t kHuge = int64_t{1} << 60;
+  bad("self" + most + "bfloat16 [0, 1152921504606846976]", [&](Call& c) { c.self.sizes = {0, kHuge}; });
+  bad("self" + most + "bfloat16 [1152921504606846976, 128]", [&](Call& c) { c.self.sizes = {kHuge, 128}; });
+  bad("mat2" + most + "int32 [0, 1152921504606846976, 32, 4]", [&](Call& c) { c.mat2.sizes = {0, kHuge, 32, 4}; });
+  bad("mat2" + most + "int32 [1152921504606846976, 1, 32, 4]", [&](Call& c) { c.mat2.sizes = {kHuge, 1, 32, 4}; });
+  bad("mat2" + most + "int32 [5, 1, 32, 4611686018427387908]", [&](Call& c) { c.mat2.sizes = {5, 1, 32, 4 * kHuge + 4}; });
+  bad("self must be [M, K] with so few rows that the result is of at most 2^48 elements, with a size of 0 counted as 1, got "
+      "1048576 rows for N = 8589934592",
+      [&](Call& c) { c.self.sizes = {int64_t{1} << 20, 128}, c.mat2.sizes = {int64_t{1} << 30, 1, 32, 4}; });
+
   bad(mat2 + "bfloat16 [5, 1, 32, 4]", [&](Call& c) { c.mat2.dtype = DType::bfloat16; });
   bad(mat2 + "int32 [5, 128]", [&](Call& c) { reshape(c.mat2, {5, 128}); });
   bad(mat2 + "int32 [5, 1, 32, 3]", [&](Call& c) { reshape(c.mat2, {5, 1, 32, 3}); });

@@ -33,6 +33,13 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::vector<fs::path> modules_in(const fs::path& folder) {
+  std::vector<fs::path> modules;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".spv") modules.push_back(entry.path());
+  return modules;
+}
+
 // Runs in the child: prints what the compiler says and leaves the modules in the current folder.
 int compile(const std::string& source, std::vector<std::string> options) {
   options.push_back("-fsycl-device-code-split=per_kernel");
@@ -79,8 +86,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   const fs::path source = fs::absolute(argv[1]), folder = fs::absolute(argv[2]), log = folder / "log";
-  fs::remove_all(folder);
   fs::create_directories(folder);
+  for (const fs::path& module : modules_in(folder)) fs::remove(module);
+  fs::remove(folder / "modules.inc");
 
   const pid_t child = fork();
   if (child == 0) {
@@ -95,9 +103,7 @@ int main(int argc, char** argv) {
   int status = 0;
   waitpid(child, &status, 0);
 
-  std::vector<fs::path> modules;
-  for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.path().extension() == ".spv") modules.push_back(entry.path());
+  const std::vector<fs::path> modules = modules_in(folder);
   const std::string said = read(log);
   const bool made = !modules.empty() && WIFEXITED(status);  // a crash may have come before the last of them
   if (!made || said.find("warning:") != std::string::npos) {

@@ -454,6 +454,8 @@ void dot_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_
 
 #else
 
+// A scale of x, 2⁻²³ of it, meets the integer sum first: times a scale of w it may be subnormal where the result is not.
+//
 // Four rows of w at a time, by scales staged as floats: a line of each of 32 rows in turn takes longer here where rows are long.
 
 // Lane 4 i + n is row n's scale of the group that lane is of: kGroups to a vector, of which `count` exist.
@@ -511,12 +513,12 @@ inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_sc
         for (int m = 0; m < M; ++m) totals[m][n] = part[m].total();
       } else {
         const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, its_groups);
-        for (int m = 0; m < M; ++m) sums[m][n] += s * x_scale[m] * __builtin_convertvector(part[m].total(), F32);
+        for (int m = 0; m < M; ++m) sums[m][n] += s * (x_scale[m] * __builtin_convertvector(part[m].total(), F32));
       }
     }
     if constexpr (kFours) {
       const F32 s = scales_of_fours<kGroups>(w.scale + g * kTile, its_groups);
-      for (int m = 0; m < M; ++m) sums[m][0] += s * x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32);
+      for (int m = 0; m < M; ++m) sums[m][0] += s * (x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32));
     }
   };
   const int64_t span = kGroups > 1 ? kStep : w.group_size;
