@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from aoext.packing import describe, dtype_name
 from aoext.tensors.fields import Field, check_fields
+from aoext.tensors.recording import exports, recorded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -184,7 +185,7 @@ class QuantizedTensor(torch.Tensor):
         """This tensor if all of its fields are contiguous, else a copy whose fields are."""
         if all(tensor.is_contiguous() for _, tensor in self.named_fields()):
             return self
-        return self.mapped(Tensor.contiguous)
+        return self.clone()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         bits = 8 * self.stored_bytes / max(1, self.numel())
@@ -206,6 +207,8 @@ class QuantizedTensor(torch.Tensor):
         operation = QuantizedTensor.operations.get(func, func)
         # Not super().__torch_function__: it wraps results anew, which breaks torch.export.
         with torch._C.DisableTorchFunctionSubclass():
+            if exports():
+                return recorded(operation, args, kwargs or {})
             return operation(*args, **(kwargs or {}))
 
     @classmethod
