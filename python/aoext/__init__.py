@@ -16,6 +16,7 @@ __version__: str = _version("aoext")
 
 _load_library(__path__)
 
+from aoext import flops as flops  # noqa: E402
 from aoext import gradients as gradients  # noqa: E402
 from aoext import inductor, integrations, ops  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402

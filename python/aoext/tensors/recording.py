@@ -31,7 +31,7 @@ def recorded(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode, has_proxy_slot
 
     mode = _get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-    weights = [arg for arg in tree_leaves((args, kwargs)) if is_traceable_wrapper_subclass(arg)]
+    weights: list[Any] = [arg for arg in tree_leaves((args, kwargs)) if is_traceable_wrapper_subclass(arg)]
     # The fields of a weight that is no node itself, such as contiguous() makes, are nodes.
     is_on = mode is not None and all(has_proxy_slot(weight, mode.tracer) for weight in weights)
     with PreDispatchTorchFunctionMode(mode.tracer) if is_on else nullcontext():
