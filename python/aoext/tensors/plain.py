@@ -6,7 +6,7 @@ What they give is plain and stands alone: w[0] is a copy of a row, and nothing w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -77,41 +77,51 @@ for _function in _WHOLE:
     implements(_function)(_dequantizing(_function))
 
 
-def _implement_sum(name: str, sign: int) -> None:
-    """weight ± a plain matrix of its shape: summed in float32 and quantised in the weight's scheme."""
+def _sum(weight: QuantizedTensor, other: Tensor, factor: float) -> QuantizedTensor:
+    """weight + factor · other for a matrix of its shape: summed in float32, in the weight's scheme again."""
+    total = (
+        cast(QuantizedTensor, weight.to(torch.float32)).dequantize().add(_plain(other).float(), alpha=factor)
+    )
+    return weight.requantized(total)
 
-    def add(self: QuantizedTensor, other: Tensor, alpha: float) -> QuantizedTensor:
-        total = self.to(torch.float32).dequantize().add(_plain(other).float(), alpha=sign * alpha)
-        return self.requantized(total)
 
-    overload, in_place = getattr(aten, name).Tensor, getattr(aten, f"{name}_").Tensor
-    on_plain, into_plain = QuantizedTensor.operations[overload], QuantizedTensor.operations[in_place]
+def _implement_sum(sign: int, *functions: Callable[..., Tensor]) -> None:
+    """A sum with a plain matrix is quantised again. Caught above what other functions are made of."""
+
+    def summing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(self: Any, other: Any, **options: Any) -> Tensor:
+            swapped = sign > 0 and not options and isinstance(other, QuantizedTensor)
+            weight, matrix = (other, self) if swapped else (self, other)
+            fits = isinstance(weight, QuantizedTensor) and _is_matrix_for(weight, matrix)
+            if fits and options.keys() <= {"alpha"} and not _wants_gradient(matrix):
+                return _sum(weight, matrix, sign * options.get("alpha", 1))
+            return function(self, other, **options)
+
+        return call
+
+    for function in functions:
+        implements(function)(summing(function))
+
+
+def _implement_sum_in_place(sign: int, overload: Any) -> None:
+    into_plain = QuantizedTensor.operations[overload]
 
     @implements(overload)
-    def out_of_place(self: Any, other: Any, *, alpha: float = 1) -> Tensor:
-        """Quantised where it can be: a sum that wants a gradient is plain, as are all but of two matrices."""
-        if name == "add" and isinstance(other, QuantizedTensor) and alpha == 1:
-            self, other = other, self
-        if isinstance(self, QuantizedTensor) and _is_matrix_for(self, other) and not _wants_gradient(other):
-            return add(self, other, alpha)
-        return on_plain(self, other, alpha=alpha)
-
-    @implements(in_place)
     def into(self: Any, other: Any, *, alpha: float = 1) -> Tensor:
         if not isinstance(self, QuantizedTensor):
             return into_plain(self, other, alpha=alpha)
         if not isinstance(other, Tensor) or other.shape != self.shape:
             raise NotImplementedError(
-                f"{type(self).__name__}: {in_place} is not implemented but for a matrix {list(self.shape)}, "
+                f"{type(self).__name__}: {overload} is not implemented but for a matrix {list(self.shape)}, "
                 f"got {list(other.shape) if isinstance(other, Tensor) else other!r}; "
                 "dequantize() gives a plain tensor"
             )
         if _wants_gradient(other):
             raise RuntimeError(
-                f"{type(self).__name__}: {in_place} needs a matrix that requires no gradient, which a "
+                f"{type(self).__name__}: {overload} needs a matrix that requires no gradient, which a "
                 "quantised weight cannot pass on; detach() it, or call it under torch.no_grad()"
             )
-        return self.copy_(add(self, other, alpha))
+        return self.copy_(_sum(self, other, sign * alpha))
 
 
 def _is_matrix_for(weight: QuantizedTensor, other: Any) -> bool:
@@ -123,8 +133,10 @@ def _wants_gradient(other: Tensor) -> bool:
     return torch.is_grad_enabled() and other.requires_grad
 
 
-_implement_sum("add", 1)
-_implement_sum("sub", -1)
+_implement_sum(1, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+_implement_sum(-1, torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__)
+_implement_sum_in_place(1, aten.add_.Tensor)
+_implement_sum_in_place(-1, aten.sub_.Tensor)
 
 
 @implements(Tensor.__setitem__)
