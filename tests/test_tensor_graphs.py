@@ -1,4 +1,4 @@
-"""Quantised weights in graphs: export of what reads and cuts them, fused layers, fake tensors, derivatives."""
+"""Quantised weights in graphs: export of what reads and cuts them, fused layers, fake ones, derivatives."""
 
 from __future__ import annotations
 
@@ -178,6 +178,7 @@ def test_models_quantised_in_inference_mode_train_adapters(format, device, gener
 
 @pytest.mark.parametrize("module", ["passes", "hook", "weight_only"])
 def test_every_module_of_the_passes_can_be_imported_first(module):
-    script = f"from aoext.inductor import {module}; import torch._inductor.config as c; print(c.joint_custom_post_pass)"
+    read = "import torch._inductor.config as config; print(config.joint_custom_post_pass)"
+    script = f"from aoext.inductor import {module}; {read}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "AoextPass" in done.stdout, done.stderr
