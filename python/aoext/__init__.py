@@ -16,8 +16,9 @@ __version__: str = _version("aoext")
 
 _load_library(__path__)
 
+from aoext import flops as flops  # noqa: E402
 from aoext import gradients as gradients  # noqa: E402
-from aoext import inductor, integrations, ops  # noqa: E402
+from aoext import inductor, integrations, onnx, ops  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "inductor",
     "library_path",
     "load_model",
+    "onnx",
     "ops",
     "quantize_",
     "save_model",

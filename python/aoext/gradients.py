@@ -41,6 +41,41 @@ def may_skip_autograd(input: Tensor, bias: Tensor | None) -> bool:
     )
 
 
+def times_dequantized(input: Tensor, dequantized: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+    """input [..., N] times the weight [N, K] that `dequantized(dtype, *parts)` gives.
+
+    Derivatives keep the parts and not the weight, and make it anew.
+    """
+    return _TimesDequantized.apply(input, False, dequantized, *parts)
+
+
+class _TimesDequantized(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        input: Tensor, transposed: bool, dequantized: Callable[..., Tensor], *parts: Tensor
+    ) -> Tensor:
+        weight = dequantized(input.dtype, *parts)
+        return input @ (weight.mT if transposed else weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.transposed, ctx.dequantized, *parts = inputs
+        ctx.save_for_backward(*parts)
+        ctx.save_for_forward(*parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        parts = ctx.saved_tensors
+        input_grad = _TimesDequantized.apply(grad, not ctx.transposed, ctx.dequantized, *parts)
+        return (input_grad, None, None, *(None for _ in parts))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        return _TimesDequantized.apply(tangent, ctx.transposed, ctx.dequantized, *ctx.saved_tensors)
+
+    vmap = staticmethod(vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments)))
+
+
 def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Callable[..., Tensor]) -> None:
     """Gradients of a product of the argument 0 and a weight [N, K] that others make up.
 
@@ -70,8 +105,7 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
             parts = [inputs[i] for i in weight_arguments]
             if ctx.needs_input_grad[0]:
                 ctx.save_for_backward(*parts)
-            if _in_forward_mode():
-                ctx.save_for_forward(*parts)
+            ctx.save_for_forward(*parts)  # compiled code does not say here whether it is in forward mode
             bias = bias_of(inputs)
             ctx.bias_dtype = None if bias is None else bias.dtype
             ctx.count = len(inputs)

@@ -22,7 +22,8 @@ loses an eighth of positive extremes. The formula of int8 and float8 has its hom
 
 Large weights pass through float32 in blocks of rows, so that a call needs little more memory than
 its result. Wrong types and dtypes raise TypeError, wrong shapes and values ValueError. Tensors on
-the meta device and of FakeTensorMode have no values: there only shapes and dtypes are checked.
+the meta device, fake ones and those that are traced have no values: there only shapes and dtypes are
+checked.
 """
 
 from __future__ import annotations
@@ -298,10 +299,12 @@ def check_group_size(who: str, group_size: int, columns: int | None = None) -> N
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a dense tensor has numbers to look at: not on the meta device, not of FakeTensorMode."""
+    """Whether a dense tensor has numbers to look at: not on the meta device, in FakeTensorMode, or traced."""
+    if tensor.is_meta or torch.compiler.is_compiling():
+        return False
     from torch._subclasses.fake_tensor import is_fake  # an internal, which importing aoext shall not need
 
-    return not tensor.is_meta and not is_fake(tensor)
+    return not is_fake(tensor)
 
 
 def is_surely_finite(tensor: Tensor) -> bool:

@@ -22,6 +22,7 @@ Item = TypeVar("Item")
 SECONDS_BEFORE_PROGRESS = 1.0
 
 
+@torch.inference_mode(False)  # weights that are made in it can train no adapter later
 @torch.no_grad()
 def quantize_(
     model: nn.Module,

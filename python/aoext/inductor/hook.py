@@ -16,6 +16,7 @@ from typing import Any
 from aoext._imports import when_imported
 
 CONFIG = "torch._inductor.config"
+SLOT_NAMES = ("joint_custom_post_pass", "post_grad_custom_pre_pass")
 
 
 def install() -> None:
@@ -25,11 +26,17 @@ def install() -> None:
 
 def _extend_slots(config: ModuleType) -> None:
     """Each module of configuration has a class of its own, on which a property comes before its variables."""
-    from aoext.inductor.passes import SLOTS, chain
 
-    def slot(name: str, ours: Any) -> property:
-        return property(lambda self: chain(self.__getattr__(name), ours))
+    def slot(name: str) -> property:
+        return property(lambda self: _chain(name, self.__getattr__(name)))
 
-    for name, ours in SLOTS.items():
+    for name in SLOT_NAMES:
         if hasattr(config, name):
-            setattr(type(config), name, slot(name, ours))
+            setattr(type(config), name, slot(name))
+
+
+def _chain(slot: str, theirs: Any) -> Any:
+    # Imported when a slot is read: passes imports Inductor, which may be what is being loaded.
+    from aoext.inductor import passes
+
+    return passes.chain(theirs, passes.SLOTS[slot])

@@ -14,6 +14,7 @@ from torch.fx import Graph
 
 import aoext
 from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only
+from aoext.inductor.hook import SLOT_NAMES
 from aoext.inductor.options import Options, current
 
 GraphPass = Callable[[Graph], None]
@@ -112,7 +113,4 @@ def chain(theirs: Any, ours: AoextPass) -> Any:
 
 
 # Products are also fused before Inductor folds constants (its option `freezing`), which makes weights plain.
-SLOTS = {
-    "joint_custom_post_pass": AoextPass(BEFORE_FREEZING),
-    "post_grad_custom_pre_pass": AoextPass(AFTER_PARTITION),
-}
+SLOTS = dict(zip(SLOT_NAMES, (AoextPass(BEFORE_FREEZING), AoextPass(AFTER_PARTITION)), strict=True))

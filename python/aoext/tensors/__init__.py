@@ -1,13 +1,17 @@
 """Quantised weights as tensor subclasses; they stand in for the weight of an nn.Linear.
 
 fields.py, base.py: the table of fields that a format declares, and what follows from it
-products.py, views.py, copies.py, distributed.py: the operations of PyTorch that quantised weights know
+products.py, views.py, copies.py, plain.py, encoder_layer.py, distributed.py: the operations of PyTorch that
+quantised weights know
+recording.py: what torch.export sees of them
 int4.py, rowwise.py, int8.py, float8.py: the formats
 """
 
 import torch.distributed
 
 from aoext.tensors import copies as copies  # these register operations
+from aoext.tensors import encoder_layer as encoder_layer
+from aoext.tensors import plain as plain
 from aoext.tensors import products as products
 from aoext.tensors import views as views
 from aoext.tensors.base import QuantizedTensor

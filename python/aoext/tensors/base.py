@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
+from aoext.gradients import times_dequantized
 from aoext.packing import describe, dtype_name
 from aoext.tensors.fields import Field, check_fields
+from aoext.tensors.recording import exports, recorded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -69,7 +71,14 @@ class QuantizedTensor(torch.Tensor):
 
     def _linear_backward(self, grad: Tensor) -> Tensor:
         """grad [..., N] times the weight [N, K]: the gradient of _linear's input."""
-        return grad @ self._dequantize().to(grad.dtype)
+        if exports():  # the graph has no weights but those that are nodes
+            return grad @ self._dequantize().to(grad.dtype)
+        names, parts = zip(*self.named_fields(), strict=True)
+
+        def dequantized(dtype: torch.dtype, *parts: Tensor) -> Tensor:
+            return self.remade(dict(zip(names, parts, strict=True)))._dequantize().to(dtype)
+
+        return times_dequantized(grad, dequantized, *parts)
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         """The fields of a float32 weight [N, K] in this one's scheme; those that are left out stay."""
@@ -184,7 +193,7 @@ class QuantizedTensor(torch.Tensor):
         """This tensor if all of its fields are contiguous, else a copy whose fields are."""
         if all(tensor.is_contiguous() for _, tensor in self.named_fields()):
             return self
-        return self.mapped(Tensor.contiguous)
+        return cast(Any, self.clone())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         bits = 8 * self.stored_bytes / max(1, self.numel())
@@ -206,6 +215,8 @@ class QuantizedTensor(torch.Tensor):
         operation = QuantizedTensor.operations.get(func, func)
         # Not super().__torch_function__: it wraps results anew, which breaks torch.export.
         with torch._C.DisableTorchFunctionSubclass():
+            if exports():
+                return recorded(operation, args, kwargs or {})
             return operation(*args, **(kwargs or {}))
 
     @classmethod
@@ -221,6 +232,8 @@ class QuantizedTensor(torch.Tensor):
         if operation is not None:
             with _mode_of_views(args[0]):
                 result = operation(*args, **kwargs)
+            if _is_plain(result):  # a copy, also where PyTorch calls it a view
+                return result
             return return_and_correct_aliasing(func, args, kwargs, result)
         # In inference mode composite operations, such as narrow, come whole and not in their parts.
         result = func.decompose(*args, **kwargs)
@@ -312,6 +325,12 @@ class QuantizedTensor(torch.Tensor):
         _, context = self.__tensor_flatten__()
         outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
         return repr((outside, context, fields))
+
+
+def _is_plain(result: object) -> bool:
+    """Whether an operation has given a plain tensor, or several."""
+    first = result[0] if isinstance(result, (list, tuple)) and result else result
+    return isinstance(first, Tensor) and not isinstance(first, QuantizedTensor)
 
 
 def _mode_of_views(source: object) -> AbstractContextManager[Any]:

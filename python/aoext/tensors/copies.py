@@ -37,6 +37,29 @@ def _to_copy(
     return _converted(self, dtype, copy)
 
 
+@implements(aten._assert_tensor_metadata.default)  # what torch.export puts before a conversion
+def _assert_tensor_metadata(
+    self: QuantizedTensor,
+    size: list[int] | None = None,
+    stride: list[int] | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    device: torch.device | None = None,
+    layout: torch.layout | None = None,
+) -> None:
+    expected = {"size": size, "stride": stride, "dtype": dtype, "device": device, "layout": layout}
+    found = {
+        "size": list(self.shape),
+        "stride": list(self.stride()),
+        "dtype": self.dtype,
+        "device": self.device,
+        "layout": self.layout,
+    }
+    for name, value in expected.items():
+        if value is not None and value != found[name]:
+            raise RuntimeError(f"{type(self).__name__}: {name} must be {value}, got {found[name]}")
+
+
 @implements(aten.empty_like.default)  # what Module.to_empty calls
 def _empty_like(
     self: QuantizedTensor,

@@ -124,8 +124,11 @@ class Int4Tensor(QuantizedTensor):
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         if self.k_order is not None:
             weight = weight.index_select(1, self.k_order)
-        symmetric = not bool(self.zero_point.any())
-        return _quantized_fields(weight, self.block_size[K], symmetric, self.scale.dtype)
+        group_size, dtype, asymmetric = self.block_size[K], self.scale.dtype, self.zero_point.any()
+        if packing.has_values(asymmetric):
+            return _quantized_fields(weight, group_size, not bool(asymmetric), dtype)
+        one, other = (_quantized_fields(weight, group_size, symmetric, dtype) for symmetric in (False, True))
+        return {name: torch.where(asymmetric, one[name], other[name]) for name in one}
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:

@@ -44,12 +44,25 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _mm(input: Tensor, mat2: Tensor, **options: Any) -> Tensor:
     _refuse("mm", options)
     _check_matrix("mm", input)
+    if isinstance(input, QuantizedTensor):
+        _check_matrix("mm", mat2, "second")
+        return _times("mm", input, mat2)
     return _multiply("mm", input, mat2, None, transposed=True)
+
+
+@implements(torch.mv, Tensor.mv, aten.mv.default)
+def _mv(input: QuantizedTensor, vec: Tensor, **options: Any) -> Tensor:
+    _refuse("mv", options)
+    if vec.dim() != 1:
+        raise RuntimeError(f"mv: the second factor must be [K], got {list(vec.shape)}")
+    return _times("mv", input, vec)
 
 
 @implements(torch.matmul, Tensor.matmul, Tensor.__matmul__, aten.matmul.default)
 def _matmul(input: Tensor, other: Tensor, **options: Any) -> Tensor:
     _refuse("matmul", options)
+    if isinstance(input, QuantizedTensor):
+        return _times("matmul", input, other)
     return _multiply("matmul", input, other, None, transposed=True)
 
 
@@ -60,6 +73,8 @@ def _addmm(
     factors = {} if beta == alpha == 1 else {"beta": beta, "alpha": alpha}
     _refuse("addmm", {**options, **factors})
     _check_matrix("addmm", mat1)
+    if isinstance(mat1, QuantizedTensor):
+        return _mm(mat1, mat2) + input
     if input.dim() == 1:
         return _multiply("addmm", mat1, mat2, input, transposed=True)
     return _multiply("addmm", mat1, mat2, None, transposed=True) + input
@@ -70,9 +85,19 @@ def _refuse(name: str, options: dict[str, Any]) -> None:
         raise NotImplementedError(f"{name} with a quantised weight takes no {' and no '.join(options)}")
 
 
-def _check_matrix(name: str, input: Tensor) -> None:
-    if input.dim() != 2:
-        raise RuntimeError(f"{name}: the first factor must be [M, K], got {list(input.shape)}")
+def _check_matrix(name: str, factor: Tensor, which: str = "first") -> None:
+    if factor.dim() != 2:
+        sizes = "[M, K]" if which == "first" else "[K, M]"
+        raise RuntimeError(f"{name}: the {which} factor must be {sizes}, got {list(factor.shape)}")
+
+
+def _times(name: str, weight: QuantizedTensor, other: Tensor) -> Tensor:
+    """weight @ other, which is [K] or [..., K, M]: F.linear with all that is transposed."""
+    if isinstance(other, QuantizedTensor):
+        return _multiply(name, weight.dequantize(), other, None, transposed=True)
+    if other.dim() == 1:
+        return _multiply(name, other, weight, None, transposed=False)
+    return _multiply(name, other.mT, weight, None, transposed=False).mT
 
 
 def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:

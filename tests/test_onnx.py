@@ -1,0 +1,42 @@
+"""ONNX: models with quantised layers as DequantizeLinear and MatMul, run by onnxruntime."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aoext
+from reference import randn
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+CONFIGS = {
+    "int4": aoext.Int4WeightOnlyConfig(group_size=16),
+    "int8": aoext.Int8WeightOnlyConfig(),
+    "int8 dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
+    "float8": aoext.Float8WeightOnlyConfig(),
+    "float8 dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(),
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_quantised_model_runs_in_onnxruntime(name, bias, tmp_path, generator):
+    model = nn.Sequential(nn.Linear(64, 48, bias=bias), nn.ReLU(), nn.Linear(48, 8, bias=bias)).eval()
+    aoext.quantize_(model, CONFIGS[name])
+    x = randn(generator, 3, 64)
+    program = torch.onnx.export(
+        model, (x,), dynamo=True, opset_version=21, custom_translation_table=aoext.onnx.translations()
+    )
+    nodes = [node.op_type for node in program.model.graph]
+    assert nodes.count("DequantizeLinear") == nodes.count("MatMul") == 2
+    program.save(tmp_path / "model.onnx")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", options)
+    (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    expected = model(x).detach()
+    error = (torch.from_numpy(result) - expected).norm() / expected.norm()
+    assert error < (1e-2 if "dynamic" in name else 1e-5)  # another rounding of an activation now and then
