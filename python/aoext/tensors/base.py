@@ -135,7 +135,9 @@ class QuantizedTensor(torch.Tensor):
 
     def mapped(self, change: Callable[[Tensor], Tensor], **other: Any) -> Self:
         """This tensor with `change` applied to every field; `other` as for remade."""
-        return self.remade({name: change(t) for name, t in self.named_fields()}, **other)
+        with counted_versions():
+            tensors = {name: change(tensor) for name, tensor in self.named_fields()}
+        return self.remade(tensors, **other)
 
     # What it is made of
 
@@ -312,6 +314,15 @@ class QuantizedTensor(torch.Tensor):
         _, context = self.__tensor_flatten__()
         outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
         return repr((outside, context, fields))
+
+
+def counted_versions() -> AbstractContextManager[Any]:
+    """Views of fields share their version counters here, and writes into fields move them.
+
+    Below __torch_dispatch__ PyTorch counts nothing: the outer tensor has been counted. But what is saved for
+    a backward pass are fields, and their counters tell autograd that they have been overwritten.
+    """
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
 
 def _mode_of_views(source: object) -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
-from aoext.tensors.base import QuantizedTensor, implements
+from aoext.tensors.base import QuantizedTensor, counted_versions, implements
 from aoext.tensors.fields import Field, K
 from aoext.tensors.views import is_spanned, weight_dim
 
@@ -137,8 +137,9 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     ours, theirs = dict(self.named_fields()), dict(src.named_fields())
     _check_alike(self, src)
     _check_shared_scales(self, ours, theirs)
-    for name, tensor in ours.items():
-        tensor.copy_(theirs[name], non_blocking)
+    with counted_versions():
+        for name, tensor in ours.items():
+            tensor.copy_(theirs[name], non_blocking)
     return self
 
 
