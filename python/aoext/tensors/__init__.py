@@ -2,12 +2,16 @@
 
 fields.py, base.py: the table of fields that a format declares, and what follows from it
 products.py, views.py, copies.py, distributed.py: the operations of PyTorch that quantised weights know
+memory.py, parameters.py, pickles.py: what modules, files and other libraries ask of them
 int4.py, rowwise.py, int8.py, float8.py: the formats
 """
 
 import torch.distributed
 
 from aoext.tensors import copies as copies  # these register operations
+from aoext.tensors import memory as memory
+from aoext.tensors import parameters as parameters
+from aoext.tensors import pickles as pickles
 from aoext.tensors import products as products
 from aoext.tensors import views as views
 from aoext.tensors.base import QuantizedTensor

@@ -27,7 +27,22 @@ if TYPE_CHECKING:
 Operation = Callable[..., Any]
 
 
-class QuantizedTensor(torch.Tensor):
+class _QuantizedTensorType(type(torch.Tensor)):  # type: ignore[misc]
+    """Lets type(parameter)(tensor, requires_grad=...) give a parameter again, as accelerate wants it."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() == {"requires_grad"} and len(args) == 1:
+            (weight,) = args
+            if type(weight) is not cls:
+                raise TypeError(
+                    f"{cls.__name__}: a parameter can be made of a {cls.__name__} alone, "
+                    f"got {type(weight).__name__}"
+                )
+            return torch.nn.Parameter(weight, requires_grad=False)
+        return super().__call__(*args, **kwargs)
+
+
+class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     """Base of the quantised weights.
 
     Outwardly a tensor [N, K] in `dtype`, the dtype of the activations that it is made for. It takes
@@ -113,6 +128,7 @@ class QuantizedTensor(torch.Tensor):
         for name in cls.attributes:
             setattr(self, name, attributes[name])
         self.transposed = transposed
+        torch._C._set_throw_on_mutable_data_ptr(self)  # it has no memory
         return self
 
     def remade(
@@ -151,6 +167,18 @@ class QuantizedTensor(torch.Tensor):
     def named_attributes(self) -> dict[str, Any]:
         """The attributes that are no tensors, by name."""
         return {name: getattr(self, name) for name in self.attributes}
+
+    def become(self, other: QuantizedTensor) -> None:
+        """Take over the fields and attributes of `other`, which this tensor then shares with it."""
+        self.__dict__.update({name: other.__dict__.get(name) for name in self._own_names()})
+
+    def remarks(self) -> dict[str, Any]:
+        """What others have set on this tensor, by name."""
+        return {name: value for name, value in self.__dict__.items() if name not in self._own_names()}
+
+    @classmethod
+    def _own_names(cls) -> tuple[str, ...]:
+        return (*cls.fields, *cls.attributes, "transposed", "_flat")
 
     @property
     def weight_shape(self) -> list[int]:

@@ -102,29 +102,6 @@ def _converted(
     return self.remade(tensors, dtype=dtype, **other)
 
 
-@implements(aten.is_pinned.default)
-def _is_pinned(self: QuantizedTensor, device: torch.device | None = None) -> bool:
-    return all(aten.is_pinned.default(tensor, device) for _, tensor in self.named_fields())
-
-
-@implements(aten._pin_memory.default)
-def _pin_memory(self: QuantizedTensor, device: torch.device | None = None) -> QuantizedTensor:
-    return self.mapped(lambda tensor: aten._pin_memory.default(tensor, device))
-
-
-@implements(Tensor.share_memory_)
-def _share_memory_(self: QuantizedTensor) -> QuantizedTensor:
-    for _, tensor in self.named_fields():
-        tensor.share_memory_()
-    return self
-
-
-# PyTorch would reach for the memory of the outer tensor, which has none.
-@implements(Tensor.apply_, Tensor.map_, Tensor.map2_)
-def _element_by_element(self: Tensor, *_: Any) -> Tensor:
-    raise NotImplementedError("apply_, map_ and map2_ are not implemented for quantised weights")
-
-
 @implements(aten.copy_.default)
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy all fields, converting scales to this tensor's dtype."""
@@ -134,8 +111,8 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
             "implemented: quantise or dequantize() first, or load with "
             "load_state_dict(..., assign=True)"
         )
-    ours, theirs = dict(self.named_fields()), dict(src.named_fields())
     _check_alike(self, src)
+    ours, theirs = dict(self.named_fields()), dict(src.named_fields())
     _check_shared_scales(self, ours, theirs)
     with counted_versions():
         for name, tensor in ours.items():
@@ -145,8 +122,8 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 
 def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
     def form(tensor: QuantizedTensor) -> tuple[Any, ...]:
-        names = [name for name, _ in tensor.named_fields()]
-        return (tensor.shape, tensor.transposed, tensor.block_size, tensor.qdata.dtype, names)
+        fields = [(name, field.shape) for name, field in tensor.named_fields()]
+        return (tensor.shape, tensor.transposed, tensor.block_size, tensor.qdata.dtype, fields)
 
     if form(self) != form(src):
         raise ValueError(
