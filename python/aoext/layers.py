@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from torch import Tensor, nn
 
 from aoext.tensors import QuantizedTensor
+from aoext.tensors.base import check_torchscript
 from aoext.tensors.products import linear
 
 
@@ -22,6 +25,16 @@ class QuantizedLinear(nn.Linear):
         if isinstance(weight, QuantizedTensor) and type(input) is Tensor and "bias" in parameters:
             return linear(input, weight, parameters["bias"])
         return super().forward(input)
+
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What PyTorch calls instead of forward while TorchScript traces."""
+        check_torchscript()
+        return super()._slow_forward(*args, **kwargs)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise NotImplementedError(
+            "torch.jit.script of a module with quantised weights is not implemented: use torch.export"
+        )
 
     def extra_repr(self) -> str:
         weight = self._parameters.get("weight")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Operation = Callable[..., Any]
 
 
-class _QuantizedTensorType(type(torch.Tensor)):  # type: ignore[misc]
+class _QuantizedTensorType(torch._C._TensorMeta):
     """Lets type(parameter)(tensor, requires_grad=...) give a parameter again, as accelerate wants it."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -233,6 +233,8 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if torch._C._get_tracing_state() is not None:
+            check_torchscript()
         operation = QuantizedTensor.operations.get(func, func)
         # Not super().__torch_function__: it wraps results anew, which breaks torch.export.
         with torch._C.DisableTorchFunctionSubclass():
@@ -342,6 +344,16 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         _, context = self.__tensor_flatten__()
         outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
         return repr((outside, context, fields))
+
+
+def check_torchscript() -> None:
+    """Raise where torch.jit.trace takes a module, whose parameters torch.jit.save reads from their memory."""
+    if torch.jit._trace._trace_module_map is not None:
+        raise NotImplementedError(
+            "torch.jit.trace of a module with quantised weights is not implemented: use torch.export, or "
+            "trace a function, torch.jit.trace(lambda *inputs: model(*inputs), ...), without gradients: "
+            "model.requires_grad_(False)"
+        )
 
 
 def counted_versions() -> AbstractContextManager[Any]:

@@ -44,6 +44,15 @@ def _data_ptr(self: QuantizedTensor) -> int:
     return self.qdata.data_ptr()
 
 
+@implements(aten.view.dtype)
+def _view_dtype(self: QuantizedTensor, dtype: torch.dtype) -> NoReturn:
+    raise NotImplementedError(
+        f"{type(self).__name__}: aten.view.dtype is not implemented; dequantize() gives a plain tensor. "
+        "Where accelerate offloads weights to the disk: accelerate.cpu_offload(model, ..., "
+        "state_dict=torch.load(path, mmap=True)) reads them from a file of torch.save"
+    )
+
+
 def _refuse(name: str, error: type[Exception] = NotImplementedError) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise error(
