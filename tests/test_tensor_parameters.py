@@ -77,6 +77,47 @@ def test_other_data_is_refused_and_nothing_changes(parameter, generator):
     assert parameter.device == before.device
 
 
+@pytest.mark.parametrize("future", ["neither", "overwrite_module_params", "swap_module_params"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_model_goes_to_every_dtype_and_back_as_a_whole(format, future, device, generator, monkeypatch):
+    monkeypatch.setattr(torch.__future__, f"_{future}_on_conversion", True, raising=False)
+    torch._dynamo.reset()
+    weight = quantized(format, N, K, BF16, device, generator)
+    plain, layer = nn.Linear(K, K, device=device, dtype=BF16), nn.Linear(K, N, device=device, dtype=BF16)
+    layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    model = nn.Sequential(plain, layer)
+    bias = layer.bias.detach().clone()
+    for dtype in (torch.float64, FP16, torch.float64, FP32, BF16):
+        model.to(dtype)
+        assert {p.dtype for p in model.parameters()} == {dtype}
+        assert layer.weight.dequantize().dtype is dtype
+        x = randn(generator, 3, K).to(device, dtype).requires_grad_()
+        y = layer(x)
+        assert y.dtype is dtype
+        if dtype is torch.float64:
+            assert_close(y.float(), product(x.float(), layer.weight) + bias.cpu().double())
+            y.sum().backward()
+            assert x.grad.dtype is dtype
+            torch.testing.assert_close(y, x @ layer.weight.t() + layer.bias)
+            compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+            torch.testing.assert_close(compiled(x), y, rtol=1e-5, atol=1e-5)
+            with pytest.raises(RuntimeError, match="weight's dtype float64, got float32"):
+                layer(x.float())
+            assert same(torch.load(saved(layer.weight)), layer.weight)
+    torch.testing.assert_close(layer.weight.dequantize(), weight.dequantize(), rtol=1e-2, atol=1e-2)
+
+
+def test_a_float64_model_is_saved_and_loaded(device, generator, tmp_path):
+    model = nn.Sequential(nn.Linear(K, K, device=device), nn.Linear(K, N, device=device))
+    other = copy.deepcopy(model).double()
+    aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=32))
+    aoext.save_model(model.double(), tmp_path / "model.safetensors")
+    aoext.load_model(other, tmp_path / "model.safetensors")
+    x = randn(generator, 3, K).double().to(device)
+    assert other(x).dtype is torch.float64
+    assert torch.equal(other(x), model(x))
+
+
 def test_a_weight_never_claims_to_train(parameter, generator):
     weight = parameter.detach()
     layer = nn.Linear(K, N, device=weight.device, dtype=BF16)
@@ -213,7 +254,7 @@ def test_a_damaged_weight_is_not_loaded(device, weights_only, generator):
     int8 = quantized("int8", N, K, BF16, device, generator)
     for weight, error, message in (
         (int8.remade({"qdata": int8.qdata, "scale": int8.scale[:1]}), ValueError, r"scale must be \[24, 1\]"),
-        (int8.remade(dict(int8.named_fields()), dtype=torch.float64), TypeError, "dtype must be bfloat16"),
+        (int8.remade(dict(int8.named_fields()), dtype=torch.int8), TypeError, "dtype must be bfloat16"),
         (int8.remade({"qdata": int8.qdata.float(), "scale": int8.scale}), TypeError, "qdata must be int8"),
         (int8.remade(dict(int8.named_fields()), block_size=[1, 8]), ValueError, "with block_size"),
         (int8.remade({"qdata": int8.qdata}), ValueError, "fields must be"),

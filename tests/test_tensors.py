@@ -222,7 +222,7 @@ BAD_ROWS = [
     (Int8Tensor, (Q8, S8[:, 0], [1, 8], BF16), ValueError, "scale must be float32 with 2 dim"),
     (Int8Tensor, (Q8, S8[:3], [1, 8], BF16), ValueError, r"scale must be \[6, 1\]"),
     (Int8Tensor, (Q8, torch.ones(6, 2), [1, 4], BF16), ValueError, r"block_size must be \[1, K\]"),
-    (Int8Tensor, (Q8, S8, [1, 8], torch.float64), TypeError, "dtype must be bfloat16, float16 or"),
+    (Int8Tensor, (Q8, S8, [1, 8], torch.int8), TypeError, "dtype must be bfloat16, float16, float32 or"),
     (Int8Tensor, (Q8, S8, [1, 8], BF16, 1), TypeError, "dynamic_activation must be a bool, got 1"),
 ]
 

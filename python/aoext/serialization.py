@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from aoext._optional import import_safetensors
 from aoext.integrations import adopt
 from aoext.layers import set_weight
-from aoext.packing import FLOAT_DTYPES, describe, dtype_name
+from aoext.packing import describe, dtype_name
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
-from aoext.tensors.fields import K
+from aoext.tensors.fields import ACTIVATION_DTYPES, K
 
 FORMAT_VERSION = "1"
 VERSION_KEY, WEIGHTS_KEY, TIED_KEY = "aoext_format_version", "aoext_weights", "aoext_tied"
@@ -38,7 +38,7 @@ VERSION_KEY, WEIGHTS_KEY, TIED_KEY = "aoext_format_version", "aoext_weights", "a
 TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
     tensor_type.__name__: tensor_type for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor)
 }
-DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
+DTYPES = {dtype_name(dtype): dtype for dtype in ACTIVATION_DTYPES}
 
 Choice = TypeVar("Choice")
 

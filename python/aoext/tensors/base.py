@@ -30,12 +30,12 @@ Operation = Callable[..., Any]
 class _QuantizedTensorType(torch._C._TensorMeta):
     """Lets type(parameter)(tensor, requires_grad=...) give a parameter again, as accelerate wants it."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.keys() == {"requires_grad"} and len(args) == 1:
             (weight,) = args
-            if type(weight) is not cls:
+            if type(weight) is not self:
                 raise TypeError(
-                    f"{cls.__name__}: a parameter can be made of a {cls.__name__} alone, "
+                    f"{self.__name__}: a parameter can be made of a {self.__name__} alone, "
                     f"got {type(weight).__name__}"
                 )
             return torch.nn.Parameter(weight, requires_grad=False)
@@ -64,6 +64,9 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     block_size: list[int]
     # Whether this is the view [K, N] that t() gives; its fields are those of the weight [N, K].
     transposed: bool
+    # The dtype of activations that the operators take as they are, this tensor's; None of float64, which
+    # goes to them as float32. Unlike `dtype` it costs no call of __torch_function__.
+    activation_dtype: torch.dtype | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -75,7 +78,7 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         """Raise TypeError or ValueError where parts fit the table of fields but not each other."""
 
     def _dequantize(self) -> Tensor:
-        """The plain weight [N, K] in this tensor's dtype."""
+        """The plain weight [N, K] in `operator_dtype`."""
         raise NotImplementedError(f"{type(self).__name__} does not define _dequantize")
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,6 +131,7 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         for name in cls.attributes:
             setattr(self, name, attributes[name])
         self.transposed = transposed
+        self.activation_dtype = None if dtype is torch.float64 else dtype
         torch._C._set_throw_on_mutable_data_ptr(self)  # it has no memory
         return self
 
@@ -178,12 +182,17 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
 
     @classmethod
     def _own_names(cls) -> tuple[str, ...]:
-        return (*cls.fields, *cls.attributes, "transposed", "_flat")
+        return (*cls.fields, *cls.attributes, "transposed", "activation_dtype", "_flat")
 
     @property
     def weight_shape(self) -> list[int]:
         """[N, K], also for the transposed view."""
         return list(self.shape)[::-1] if self.transposed else list(self.shape)
+
+    @property
+    def operator_dtype(self) -> torch.dtype:
+        """The dtype in which the operators work: this tensor's, or float32 for float64."""
+        return self.activation_dtype or torch.float32
 
     @property
     def stored_bytes(self) -> int:
@@ -194,7 +203,7 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
 
     def dequantize(self) -> Tensor:
         """The plain tensor that this one stands for: same shape, dtype and device."""
-        weight = self._dequantize()
+        weight = self._dequantize().to(self.dtype)
         return weight.t() if self.transposed else weight
 
     def requantized(self, weight: Tensor) -> Self:
@@ -278,11 +287,6 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     def __metadata_guard__(cls, compiled: dict[str, Any], given: dict[str, Any]) -> bool:
         """Whether code that was compiled for one context serves another."""
         return compiled == given
-
-    @property
-    def activation_dtype(self) -> torch.dtype:
-        """This tensor's dtype, which costs less here: `dtype` is a call of __torch_function__."""
-        return self.__tensor_flatten__()[1]["dtype"]
 
     @classmethod
     def __tensor_unflatten__(

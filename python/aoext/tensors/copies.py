@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
+from aoext.packing import dtype_name, one_of
 from aoext.tensors.base import QuantizedTensor, counted_versions, implements
-from aoext.tensors.fields import Field, K
+from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K
 from aoext.tensors.views import is_spanned, weight_dim
 
 aten = torch.ops.aten
@@ -87,16 +87,17 @@ def _converted(
     Fields that are more exact than this weight stay so.
     """
     dtype = self.dtype if dtype is None else dtype
-    if dtype not in FLOAT_DTYPES:
+    if dtype not in ACTIVATION_DTYPES:
         raise TypeError(
-            f"{type(self).__name__}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}"
+            f"{type(self).__name__}: dtype must be {one_of(ACTIVATION_DTYPES)}, got {dtype_name(dtype)}"
         )
+    following = torch.float32 if dtype is torch.float64 else dtype
 
     def follows(name: str, tensor: Tensor) -> bool:
         return self.fields[name].follows_dtype and tensor.dtype == self.dtype
 
     tensors = {
-        name: convert(self.fields[name], tensor, dtype if follows(name, tensor) else tensor.dtype)
+        name: convert(self.fields[name], tensor, following if follows(name, tensor) else tensor.dtype)
         for name, tensor in self.named_fields()
     }
     return self.remade(tensors, dtype=dtype, **other)
