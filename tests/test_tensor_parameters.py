@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -346,6 +348,15 @@ def test_accelerate_moves_quantised_weights(model, way, device, generator, tmp_p
     for name, tensor in state.items():
         if name.startswith(("0", "3")) and name.endswith("weight"):
             assert same(tensor.to("cpu"), weights.state_dict()[name])
+
+
+def test_the_snippet_of_the_document_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    document = (Path(__file__).parent.parent / "docs" / "weights.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    exec(compile(snippet, "weights.md", "exec"), {})
+    assert "torch.Size([4, 256])" in capsys.readouterr().out
 
 
 def _config_of(model):
