@@ -267,6 +267,30 @@ def test_a_damaged_weight_is_not_loaded(device, weights_only, generator):
     assert same(load(int4), int4)
 
 
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_files_in_the_form_of_pytorch_are_checked_too(parameter, weights_only, monkeypatch):
+    """Earlier versions wrote them."""
+
+    def load(weight):
+        with monkeypatch.context() as patch:
+            patch.delitem(type(weight).operations, torch.Tensor.__reduce_ex__)
+            patch.setattr(type(weight), "data_ptr", lambda self: 0, raising=False)
+            file = saved(weight)
+        return torch.load(file, weights_only=weights_only)
+
+    for weight in (parameter, parameter.t(), parameter[:8]):
+        loaded = load(weight)
+        assert same(loaded, weight)
+        assert isinstance(loaded, nn.Parameter) == isinstance(weight, nn.Parameter)
+        assert torch.equal(loaded.dequantize(), weight.dequantize())
+        assert not loaded.requires_grad
+    fields = dict(parameter.named_fields())
+    with pytest.raises(ValueError, match="scale must be"):
+        load(parameter.remade({**fields, "scale": parameter.scale[:1, :1]}))
+    with pytest.raises(ValueError, match=r"make up a weight \[24, 64\], not \[25, 64\]"):
+        load(parameter.remade(fields, shape=[25, 64]))
+
+
 @pytest.mark.parametrize("load", [False, True])
 def test_copies_do_not_broadcast_fields(parameter, load, generator):
     other = another(parameter, generator)

@@ -174,14 +174,15 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
 
     def become(self, other: QuantizedTensor) -> None:
         """Take over the fields and attributes of `other`, which this tensor then shares with it."""
-        self.__dict__.update({name: other.__dict__.get(name) for name in self._own_names()})
+        self.__dict__.update({name: other.__dict__.get(name) for name in self.own_names()})
 
     def remarks(self) -> dict[str, Any]:
         """What others have set on this tensor, by name."""
-        return {name: value for name, value in self.__dict__.items() if name not in self._own_names()}
+        return {name: value for name, value in self.__dict__.items() if name not in self.own_names()}
 
     @classmethod
-    def _own_names(cls) -> tuple[str, ...]:
+    def own_names(cls) -> tuple[str, ...]:
+        """The names under which a tensor keeps its parts."""
         return (*cls.fields, *cls.attributes, "transposed", "activation_dtype", "_flat")
 
     @property

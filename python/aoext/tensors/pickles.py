@@ -46,4 +46,20 @@ def rebuild(
     return weight
 
 
+def _set_state(self: QuantizedTensor, state: Mapping[str, Any]) -> None:
+    """The weight of a file in PyTorch's own form, which earlier versions wrote: self is the outer tensor."""
+    fields = {name: state[name] for name in self.fields if state.get(name) is not None}
+    attributes = {name: state.get(name) for name in self.attributes}
+    remarks = {name: value for name, value in state.items() if name not in self.own_names()}
+    transposed = bool(state.get("transposed"))
+    weight = rebuild(type(self), fields, self.dtype, attributes, transposed, remarks)
+    if weight.shape != self.shape:
+        raise ValueError(
+            f"{type(self).__name__}: the fields make up a weight {list(weight.shape)}, not {list(self.shape)}"
+        )
+    self.data = weight
+    self.__dict__.update(remarks)
+
+
+QuantizedTensor.__setstate__ = _set_state  # type: ignore[method-assign]
 torch.serialization.add_safe_globals([rebuild])  # for torch.load(weights_only=True)
