@@ -61,5 +61,5 @@ def _set_state(self: QuantizedTensor, state: Mapping[str, Any]) -> None:
     self.__dict__.update(remarks)
 
 
-QuantizedTensor.__setstate__ = _set_state  # type: ignore[method-assign]
+QuantizedTensor.__setstate__ = _set_state  # type: ignore[assignment,method-assign]
 torch.serialization.add_safe_globals([rebuild])  # for torch.load(weights_only=True)
