@@ -114,7 +114,7 @@ BAD_FILES = [
     (say("type", "Int3Tensor"), r"0\.weight: type must be one of Int4Tensor, Int8Tensor, Float8"),
     (say("type", ["Int4Tensor"]), r"0\.weight: type must be one of .* got \['Int4Tensor'\]"),
     (say("type", "Int8Tensor"), r"0\.weight: fields must be of \['qdata', 'scale'\], .* got"),
-    (say("dtype", "float64"), r"0\.weight: dtype must be one of bfloat16, float16, float32"),
+    (say("dtype", "int8"), r"0\.weight: dtype must be one of bfloat16, float16, float32, float64"),
     (say("dtype", "float16"), r"0\.weight: Int4Tensor: scale must have the tensor's dtype float16"),
     (say("fields", ["qdata", "scale"]), r"0\.weight: Int4Tensor: zero_point must be"),
     (say("fields", "qdata"), r"0\.weight: fields must be of"),

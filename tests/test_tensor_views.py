@@ -240,11 +240,11 @@ def test_to_device_moves_every_field(weight):
     assert weight.to(weight.device) is weight
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("format", CLASSES)
 def test_to_other_dtypes_is_refused(format, dtype, device, generator):
     weight = quantized(format, N, K, BF16, device, generator)
-    with pytest.raises(TypeError, match="dtype must be bfloat16, float16 or float32, got"):
+    with pytest.raises(TypeError, match="dtype must be bfloat16, float16, float32 or float64, got"):
         weight.to(dtype)
 
 

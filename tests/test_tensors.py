@@ -150,8 +150,8 @@ def test_all_other_operations_are_named(format, device, generator):
         (lambda: weight.view(-1) + 1, r"aten\.add\.Tensor"),
         (lambda: weight.as_strided((32, 32), (1, 32)), r"aten\.as_strided\.default"),
         (lambda: weight.zero_(), r"aten\.zero_\.default"),
-        (lambda: weight.apply_(abs), "apply_, map_ and map2_ are not implemented"),
-        (lambda: weight.map_(weight, max), "apply_, map_ and map2_ are not implemented"),
+        (lambda: weight.apply_(abs), "apply_ of a quantised weight is not implemented"),
+        (lambda: weight.map_(weight, max), "map_ of a quantised weight is not implemented"),
         (lambda: weight[::2], r"aten\.slice\.Tensor"),
         (
             lambda: nn.functional.embedding(torch.tensor([1], device=device), weight),
@@ -226,7 +226,7 @@ BAD_ROWS = [
     (Int8Tensor, (Q8, S8[:, 0], [1, 8], BF16), ValueError, "scale must be float32 with 2 dim"),
     (Int8Tensor, (Q8, S8[:3], [1, 8], BF16), ValueError, r"scale must be \[6, 1\]"),
     (Int8Tensor, (Q8, torch.ones(6, 2), [1, 4], BF16), ValueError, r"block_size must be \[1, K\]"),
-    (Int8Tensor, (Q8, S8, [1, 8], torch.float64), TypeError, "dtype must be bfloat16, float16 or"),
+    (Int8Tensor, (Q8, S8, [1, 8], torch.int8), TypeError, "dtype must be bfloat16, float16, float32 or"),
     (Int8Tensor, (Q8, S8, [1, 8], BF16, 1), TypeError, "dynamic_activation must be a bool, got 1"),
 ]
 

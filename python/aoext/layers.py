@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from aoext.foreign import quantised_by
 from aoext.tensors import QuantizedTensor
+from aoext.tensors.base import check_torchscript
 from aoext.tensors.products import linear
 
 
@@ -41,6 +42,16 @@ class QuantizedLinear(nn.Linear):
             )
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What PyTorch calls instead of forward while TorchScript traces."""
+        check_torchscript()
+        return super()._slow_forward(*args, **kwargs)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise NotImplementedError(
+            "torch.jit.script of a module with quantised weights is not implemented: use torch.export"
+        )
 
     def extra_repr(self) -> str:
         weight = self._parameters.get("weight")

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.packing import dtype_name
 from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
-from aoext.tensors.fields import K
+from aoext.tensors.fields import ACTIVATION_DTYPES, K
 
 FORMAT_VERSION = "2"
 READABLE_VERSIONS = ("1", FORMAT_VERSION)
@@ -25,7 +25,7 @@ NOT_PERSISTENT_KEY = "aoext_not_persistent"
 TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
     tensor_type.__name__: tensor_type for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor)
 }
-DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
+DTYPES = {dtype_name(dtype): dtype for dtype in ACTIVATION_DTYPES}
 
 # What descriptions of version 1 do not say.
 QDATA_DTYPE = "qdata_dtype"

@@ -4,6 +4,7 @@ fields.py, base.py: the table of fields that a format declares, and what follows
 products.py, views.py, copies.py, plain.py, encoder_layer.py, distributed.py: the operations of PyTorch that
 quantised weights know
 recording.py: what torch.export sees of them
+memory.py, parameters.py, pickles.py: what modules, files and other libraries ask of them
 int4.py, rowwise.py, int8.py, float8.py: the formats
 """
 
@@ -11,6 +12,9 @@ import torch.distributed
 
 from aoext.tensors import copies as copies  # these register operations
 from aoext.tensors import encoder_layer as encoder_layer
+from aoext.tensors import memory as memory
+from aoext.tensors import parameters as parameters
+from aoext.tensors import pickles as pickles
 from aoext.tensors import plain as plain
 from aoext.tensors import products as products
 from aoext.tensors import views as views

@@ -29,7 +29,22 @@ if TYPE_CHECKING:
 Operation = Callable[..., Any]
 
 
-class QuantizedTensor(torch.Tensor):
+class _QuantizedTensorType(torch._C._TensorMeta):
+    """Lets type(parameter)(tensor, requires_grad=...) give a parameter again, as accelerate wants it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() == {"requires_grad"} and len(args) == 1:
+            (weight,) = args
+            if type(weight) is not self:
+                raise TypeError(
+                    f"{self.__name__}: a parameter can be made of a {self.__name__} alone, "
+                    f"got {type(weight).__name__}"
+                )
+            return torch.nn.Parameter(weight, requires_grad=False)
+        return super().__call__(*args, **kwargs)
+
+
+class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     """Base of the quantised weights.
 
     Outwardly a tensor [N, K] in `dtype`, the dtype of the activations that it is made for. It takes
@@ -51,6 +66,9 @@ class QuantizedTensor(torch.Tensor):
     block_size: list[int]
     # Whether this is the view [K, N] that t() gives; its fields are those of the weight [N, K].
     transposed: bool
+    # The dtype of activations that the operators take as they are, this tensor's; None of float64, which
+    # goes to them as float32. Unlike `dtype` it costs no call of __torch_function__.
+    activation_dtype: torch.dtype | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -62,7 +80,7 @@ class QuantizedTensor(torch.Tensor):
         """Raise TypeError or ValueError where parts fit the table of fields but not each other."""
 
     def _dequantize(self) -> Tensor:
-        """The plain weight [N, K] in this tensor's dtype."""
+        """The plain weight [N, K] in `operator_dtype`."""
         raise NotImplementedError(f"{type(self).__name__} does not define _dequantize")
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
@@ -122,6 +140,8 @@ class QuantizedTensor(torch.Tensor):
         for name in cls.attributes:
             setattr(self, name, attributes[name])
         self.transposed = transposed
+        self.activation_dtype = None if dtype is torch.float64 else dtype
+        torch._C._set_throw_on_mutable_data_ptr(self)  # it has no memory
         return self
 
     def remade(
@@ -144,7 +164,9 @@ class QuantizedTensor(torch.Tensor):
 
     def mapped(self, change: Callable[[Tensor], Tensor], **other: Any) -> Self:
         """This tensor with `change` applied to every field; `other` as for remade."""
-        return self.remade({name: change(t) for name, t in self.named_fields()}, **other)
+        with counted_versions():
+            tensors = {name: change(tensor) for name, tensor in self.named_fields()}
+        return self.remade(tensors, **other)
 
     # What it is made of
 
@@ -159,10 +181,28 @@ class QuantizedTensor(torch.Tensor):
         """The attributes that are no tensors, by name."""
         return {name: getattr(self, name) for name in self.attributes}
 
+    def become(self, other: QuantizedTensor) -> None:
+        """Take over the fields and attributes of `other`, which this tensor then shares with it."""
+        self.__dict__.update({name: other.__dict__.get(name) for name in self.own_names()})
+
+    def remarks(self) -> dict[str, Any]:
+        """What others have set on this tensor, by name."""
+        return {name: value for name, value in self.__dict__.items() if name not in self.own_names()}
+
+    @classmethod
+    def own_names(cls) -> tuple[str, ...]:
+        """The names under which a tensor keeps its parts."""
+        return (*cls.fields, *cls.attributes, "transposed", "activation_dtype", "_flat")
+
     @property
     def weight_shape(self) -> list[int]:
         """[N, K], also for the transposed view."""
         return list(self.shape)[::-1] if self.transposed else list(self.shape)
+
+    @property
+    def operator_dtype(self) -> torch.dtype:
+        """The dtype in which the operators work: this tensor's, or float32 for float64."""
+        return self.activation_dtype or torch.float32
 
     @property
     def stored_bytes(self) -> int:
@@ -173,7 +213,7 @@ class QuantizedTensor(torch.Tensor):
 
     def dequantize(self) -> Tensor:
         """The plain tensor that this one stands for: same shape, dtype and device."""
-        weight = self._dequantize()
+        weight = self._dequantize().to(self.dtype)
         return weight.t() if self.transposed else weight
 
     def requantized(self, weight: Tensor) -> Self:
@@ -212,6 +252,8 @@ class QuantizedTensor(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if torch._C._get_tracing_state() is not None:
+            check_torchscript()
         operation = QuantizedTensor.operations.get(func, func)
         # Not super().__torch_function__: it wraps results anew, which breaks torch.export.
         with torch._C.DisableTorchFunctionSubclass():
@@ -259,11 +301,6 @@ class QuantizedTensor(torch.Tensor):
     def __metadata_guard__(cls, compiled: dict[str, Any], given: dict[str, Any]) -> bool:
         """Whether code that was compiled for one context serves another."""
         return compiled == given
-
-    @property
-    def activation_dtype(self) -> torch.dtype:
-        """This tensor's dtype, which costs less here: `dtype` is a call of __torch_function__."""
-        return self.__tensor_flatten__()[1]["dtype"]
 
     @classmethod
     def __tensor_unflatten__(
@@ -331,6 +368,25 @@ def _is_plain(result: object) -> bool:
     """Whether an operation has given a plain tensor, or several."""
     first = result[0] if isinstance(result, (list, tuple)) and result else result
     return isinstance(first, Tensor) and not isinstance(first, QuantizedTensor)
+
+
+def check_torchscript() -> None:
+    """Raise where torch.jit.trace takes a module, whose parameters torch.jit.save reads from their memory."""
+    if torch.jit._trace._trace_module_map is not None:
+        raise NotImplementedError(
+            "torch.jit.trace of a module with quantised weights is not implemented: use torch.export, or "
+            "trace a function, torch.jit.trace(lambda *inputs: model(*inputs), ...), without gradients: "
+            "model.requires_grad_(False)"
+        )
+
+
+def counted_versions() -> AbstractContextManager[Any]:
+    """Views of fields share their version counters here, and writes into fields move them.
+
+    Below __torch_dispatch__ PyTorch counts nothing: the outer tensor has been counted. But what is saved for
+    a backward pass are fields, and their counters tell autograd that they have been overwritten.
+    """
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
 
 def _mode_of_views(source: object) -> AbstractContextManager[Any]:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
-from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.fields import Field, K
+from aoext.packing import dtype_name, one_of
+from aoext.tensors.base import QuantizedTensor, counted_versions, implements
+from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K
 from aoext.tensors.views import is_spanned, weight_dim
 
 aten = torch.ops.aten
@@ -110,42 +110,20 @@ def _converted(
     Fields that are more exact than this weight stay so.
     """
     dtype = self.dtype if dtype is None else dtype
-    if dtype not in FLOAT_DTYPES:
+    if dtype not in ACTIVATION_DTYPES:
         raise TypeError(
-            f"{type(self).__name__}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype_name(dtype)}"
+            f"{type(self).__name__}: dtype must be {one_of(ACTIVATION_DTYPES)}, got {dtype_name(dtype)}"
         )
+    following = torch.float32 if dtype is torch.float64 else dtype
 
     def follows(name: str, tensor: Tensor) -> bool:
         return self.fields[name].follows_dtype and tensor.dtype == self.dtype
 
     tensors = {
-        name: convert(self.fields[name], tensor, dtype if follows(name, tensor) else tensor.dtype)
+        name: convert(self.fields[name], tensor, following if follows(name, tensor) else tensor.dtype)
         for name, tensor in self.named_fields()
     }
     return self.remade(tensors, dtype=dtype, **other)
-
-
-@implements(aten.is_pinned.default)
-def _is_pinned(self: QuantizedTensor, device: torch.device | None = None) -> bool:
-    return all(aten.is_pinned.default(tensor, device) for _, tensor in self.named_fields())
-
-
-@implements(aten._pin_memory.default)
-def _pin_memory(self: QuantizedTensor, device: torch.device | None = None) -> QuantizedTensor:
-    return self.mapped(lambda tensor: aten._pin_memory.default(tensor, device))
-
-
-@implements(Tensor.share_memory_)
-def _share_memory_(self: QuantizedTensor) -> QuantizedTensor:
-    for _, tensor in self.named_fields():
-        tensor.share_memory_()
-    return self
-
-
-# PyTorch would reach for the memory of the outer tensor, which has none.
-@implements(Tensor.apply_, Tensor.map_, Tensor.map2_)
-def _element_by_element(self: Tensor, *_: Any) -> Tensor:
-    raise NotImplementedError("apply_, map_ and map2_ are not implemented for quantised weights")
 
 
 @implements(aten.copy_.default)
@@ -157,18 +135,19 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
             "implemented: quantise or dequantize() first, or load with "
             "load_state_dict(..., assign=True)"
         )
-    ours, theirs = dict(self.named_fields()), dict(src.named_fields())
     _check_alike(self, src)
+    ours, theirs = dict(self.named_fields()), dict(src.named_fields())
     _check_shared_scales(self, ours, theirs)
-    for name, tensor in ours.items():
-        tensor.copy_(theirs[name], non_blocking)
+    with counted_versions():
+        for name, tensor in ours.items():
+            tensor.copy_(theirs[name], non_blocking)
     return self
 
 
 def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:
     def form(tensor: QuantizedTensor) -> tuple[Any, ...]:
-        names = [name for name, _ in tensor.named_fields()]
-        return (tensor.shape, tensor.transposed, tensor.block_size, tensor.qdata.dtype, names)
+        fields = [(name, field.shape) for name, field in tensor.named_fields()]
+        return (tensor.shape, tensor.transposed, tensor.block_size, tensor.qdata.dtype, fields)
 
     if form(self) != form(src):
         raise ValueError(

@@ -21,6 +21,9 @@ from aoext.packing import FLOAT_DTYPES, describe, is_dense, one_of
 N, K = 0, 1
 DIM_NAMES = ("N", "K")
 
+# The dtypes of activations. No operator takes float64: its products are float32's, converted.
+ACTIVATION_DTYPES = (*FLOAT_DTYPES, torch.float64)
+
 # The step of an axis that has one entry for each block of the weight.
 BLOCK = 0
 
@@ -75,8 +78,8 @@ def check_fields(
     for name, field in fields.items():
         if tensors[name] is not None or not field.optional:
             _check_kind(who, name, field, tensors[name])
-    if dtype not in FLOAT_DTYPES:
-        raise TypeError(f"{who}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
+    if dtype not in ACTIVATION_DTYPES:
+        raise TypeError(f"{who}: dtype must be {one_of(ACTIVATION_DTYPES)}, got {dtype}")
 
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     qdata = present["qdata"]

@@ -29,8 +29,8 @@ class Int4Tensor(QuantizedTensor):
         what dequantize() gives
     k_order: None, or int64 [K], a permutation: column j of qdata belongs to column k_order[j] of the weight
         and of the activation, so that a group holds columns that lie apart (GPTQ's act-order)
-    dtype: bfloat16, float16 or float32, that of the activations: scale's if it is not given. Scales in
-        float32 serve activations of any dtype, and keep theirs where the weight goes to another
+    dtype: bfloat16, float16, float32 or float64, that of the activations: scale's if it is not given. Scales
+        in float32 serve activations of any dtype, and keep theirs where the weight goes to another
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
@@ -116,7 +116,7 @@ class Int4Tensor(QuantizedTensor):
         return cls(fields["qdata"], fields["scale"], fields["zero_point"], block_size, w.shape)
 
     def _dequantize(self) -> Tensor:
-        weight = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.dtype)
+        weight = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.operator_dtype)
         return (
             weight if self.k_order is None else torch.empty_like(weight).index_copy_(1, self.k_order, weight)
         )

@@ -111,6 +111,13 @@ def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, 
             f"got {type(input).__name__} and {type(weight).__name__}"
         )
     input = _cast_by_autocast(name, input, weight)
+    if input.dtype is torch.float64:
+        product = _product(input.float(), weight, None, transposed=transposed).double()
+        return product if bias is None else product + bias
+    return _product(input, weight, bias, transposed=transposed)
+
+
+def _product(input: Tensor, weight: QuantizedTensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
     if weight.transposed == transposed:
         return type(weight)._linear(weight, input, bias)  # so torch.compile finds it, and the fields
     # The product with the weight as it lies, of which formulas of gradients are made.

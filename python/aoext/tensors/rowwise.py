@@ -30,7 +30,7 @@ class RowScaledTensor(QuantizedTensor):
     qdata: [N, K], of a dtype that the subclass names
     scale: float32 [N, 1]
     block_size: [1, K]
-    dtype: bfloat16, float16 or float32, that of the activations
+    dtype: bfloat16, float16, float32 or float64, that of the activations
     dynamic_activation: whether activations are quantised to qdata's dtype too, row by row, so that
         8-bit numbers are multiplied; else they meet the weight as they are
 
@@ -66,7 +66,7 @@ class RowScaledTensor(QuantizedTensor):
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 
     def _dequantize(self) -> Tensor:
-        return packing.dequantize(self.qdata, self.scale, dtype=self.dtype)
+        return packing.dequantize(self.qdata, self.scale, dtype=self.operator_dtype)
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         return dict(zip(("qdata", "scale"), self._quantize(weight), strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.tensors.base import QuantizedTensor, implements
+from aoext.tensors.base import QuantizedTensor, counted_versions, implements
 from aoext.tensors.fields import BLOCK, DIM_NAMES, K
 
 aten = torch.ops.aten
@@ -88,7 +88,8 @@ def _slice(
     tensors = dict(self.named_fields())
     for name, (position, elements) in following.items():
         first, count = start // elements, (end - start) // elements
-        tensors[name] = tensors[name].narrow(position, first, count)
+        with counted_versions():
+            tensors[name] = tensors[name].narrow(position, first, count)
     return _with_length(self, tensors, dim, end - start, spanned)
 
 

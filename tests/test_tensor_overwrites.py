@@ -1,0 +1,93 @@
+"""Weights that are overwritten: what was saved for a backward pass, and what fits into a weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from formats import CLASSES, HIGH_PRECISION, meaning, quantized, same
+from reference import assert_close, randn
+
+FP32 = HIGH_PRECISION[2]
+N, K = 24, 64
+
+WRITES = {
+    "copy_": lambda w, other: w.copy_(other),
+    "load_state_dict": lambda w, other: _holding(w).load_state_dict({"weight": other}),
+    "rows": lambda w, other: w[:16].copy_(other[:16]),
+    "setitem": lambda w, other: w.__setitem__(slice(0, 16), other[:16]),
+    "chunk": lambda w, other: w.chunk(2)[0].copy_(other[:12]),
+    "transposed": lambda w, other: w.t().copy_(other.t()),
+    "view": lambda w, other: w.view(N, K).copy_(other),
+    "detach": lambda w, other: w.detach().copy_(other),
+    "data": lambda w, other: w.data[:16].copy_(other[:16]),
+    "parameter": lambda w, other: nn.Parameter(w, requires_grad=False).copy_(other),
+    "inference mode": lambda w, other: torch.inference_mode()(w.copy_)(other),
+    "fields": lambda w, other: [t.copy_(getattr(other, name)) for name, t in w.named_fields()],
+    "compiled": lambda w, other: torch.compile(_copy, backend="aot_eager")(w, other),
+}
+READS = {
+    "linear": linear,
+    "matmul": lambda x, w: x @ w.t(),
+    "rows": lambda x, w: linear(x, w[4:20]),
+    "columns": lambda x, w: linear(x[:, :32], w[:, :32]),
+    "chunk": lambda x, w: linear(x, w.chunk(2)[0]),
+    "detach": lambda x, w: linear(x, w.detach()),
+    "compiled": lambda x, w: torch.compile(linear, backend="aot_eager")(x, w),
+}
+
+
+def _holding(weight) -> nn.Linear:
+    layer = nn.Linear(K, N, bias=False, device=weight.device)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def _copy(w, other):
+    w.copy_(other)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("format", CLASSES)
+def test_a_backward_pass_with_an_overwritten_weight_raises(format, read, write, device, generator):
+    torch._dynamo.reset()
+    weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
+    x = randn(generator, 3, K).to(device).requires_grad_()
+    y = READS[read](x, weight)
+    with torch.no_grad():
+        WRITES[write](weight, other)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("format", CLASSES)
+def test_a_backward_pass_goes_on_where_a_weight_was_read_or_replaced(format, device, generator):
+    weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
+    layer = _holding(weight)
+    expected = meaning(weight).sum(0).expand(3, -1)
+    x = randn(generator, 3, K).to(device).requires_grad_()
+    y = layer(x)
+    layer(x.detach())
+    other.copy_(weight[:])
+    layer.weight.t().clone().copy_(weight.t())
+    layer.weight = nn.Parameter(quantized(format, N, K, FP32, device, generator), requires_grad=False)
+    y.sum().backward()
+    assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("format", CLASSES)
+def test_layers_streamed_through_one_buffer(format, device, generator):
+    weights = [quantized(format, K, K, FP32, device, generator) for _ in range(2)]
+    buffer = weights[0].clone()
+    x = randn(generator, 3, K).to(device).requires_grad_()
+    y = x
+    for weight in weights:
+        with torch.no_grad():
+            buffer.copy_(weight)
+        y = linear(y, buffer)
+    assert same(buffer, weights[1])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
