@@ -180,6 +180,11 @@ def dequantize(
     return weight
 
 
+def rows_dequantized(dtype: torch.dtype, qdata: Tensor, scale: Tensor) -> Tensor:
+    """`dequantize` of 8 bits in one expression, which transforms and tracing can follow, and unchecked."""
+    return (qdata.to(torch.float32) * scale.to(torch.float32)).to(dtype)
+
+
 def _check_int4(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> None:
     """Raise unless these are the fields of an int4 weight, for dequantize."""
     check_matrix("dequantize", "qdata", qdata, (torch.int8,), "[N, K/2]")

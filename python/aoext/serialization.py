@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from aoext._optional import import_safetensors
 from aoext.integrations import adopt
-from aoext.layers import set_weight
+from aoext.layers import set_weight, why_never_quantized
 from aoext.packing import FLOAT_DTYPES, describe, dtype_name
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import K
@@ -93,9 +93,9 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Load what save_model wrote into a model of the same architecture, quantised or not.
 
-    Weights that are quantised in the file replace those of the model's nn.Linear layers. All else
-    is copied into the model's tensors. Tensors stay on the model's devices; those on the meta
-    device arrive on the CPU. Buffers that a state dict leaves out stay as they are.
+    Weights that are quantised in the file replace those of the model's nn.Linear and nn.Embedding
+    layers. All else is copied into the model's tensors. Tensors stay on the model's devices; those
+    on the meta device arrive on the CPU. Buffers that a state dict leaves out stay as they are.
 
     Everything is checked before the model changes: ValueError, which names the tensor, for a file
     that is truncated, of an unknown format, or that does not fit the model by names, shapes, dtypes
@@ -291,8 +291,8 @@ class _Slot:
             if self.leaf in self.module._parameters:
                 requires_grad = current.requires_grad and not quantized
                 placed[key] = nn.Parameter(placed[key], requires_grad=requires_grad)
-        if quantized:  # as _slot has seen, of an nn.Linear
-            set_weight(cast(nn.Linear, self.module), cast(nn.Parameter, placed[key]))
+        if quantized:
+            set_weight(self.module, cast(nn.Parameter, placed[key]))
         else:
             setattr(self.module, self.leaf, placed[key])
 
@@ -327,10 +327,8 @@ def _slot(modules: Mapping[str, nn.Module], name: str, current: Tensor, stored: 
         raise ValueError(f"load_model: {name} must be {describe(current)}, got {describe(stored)}")
     if isinstance(current, QuantizedTensor) and not isinstance(stored, QuantizedTensor):
         raise ValueError(f"load_model: {name} is quantised in the model, but not in the file")
-    is_weight = isinstance(module, nn.Linear) and leaf == "weight"
-    if isinstance(stored, QuantizedTensor) and not is_weight:
-        raise ValueError(
-            f"load_model: {name} is quantised in the file, but only weights of nn.Linear can be, "
-            f"and this is in {type(module).__name__}"
-        )
+    if isinstance(stored, QuantizedTensor):
+        reason = why_never_quantized(module) if leaf == "weight" else "only weights can be quantised"
+        if reason is not None:
+            raise ValueError(f"load_model: {name} is quantised in the file, but {reason}")
     return _Slot(module, leaf, stored)

@@ -63,6 +63,10 @@ class QuantizedTensor(torch.Tensor):
         """The plain weight [N, K] in this tensor's dtype."""
         raise NotImplementedError(f"{type(self).__name__} does not define _dequantize")
 
+    def _rows(self, indices: Tensor) -> Tensor:
+        """Rows [T, K] of the plain weight at `indices` [T]; it reads no others."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _rows")
+
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         """input [..., K] times the weight [N, K] transposed, plus bias [N]."""
         raise NotImplementedError(f"{type(self).__name__} does not define _linear")

@@ -127,6 +127,11 @@ class Int4Tensor(QuantizedTensor):
         symmetric = not bool(self.zero_point.any())
         return _quantized_fields(weight, self.block_size[K], symmetric, self.scale.dtype)
 
+    def _rows(self, indices: Tensor) -> Tensor:
+        qdata = self.qdata.index_select(0, indices)
+        scale, zero_point = (t.index_select(1, indices) for t in (self.scale, self.zero_point))
+        return torch.ops.ao.dequantize_int4(qdata, scale, zero_point)
+
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:
             input = (input * self.act_pre_scale).to(input.dtype)

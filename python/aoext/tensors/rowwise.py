@@ -75,6 +75,11 @@ class RowScaledTensor(QuantizedTensor):
         """Values of qdata's dtype and scales of a weight [N, K]."""
         raise NotImplementedError
 
+    def _rows(self, indices: Tensor) -> Tensor:
+        # As bytes, for not every device gathers every dtype of 8 bits.
+        values = self.qdata.view(torch.uint8).index_select(0, indices).view(self.qdata.dtype)
+        return packing.rows_dequantized(self.activation_dtype, values, self.scale.index_select(0, indices))
+
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
         if self.dynamic_activation:
