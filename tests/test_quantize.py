@@ -140,11 +140,14 @@ def test_filter_fn_chooses_by_module_and_name(model):
 
     def choose(module: nn.Module, name: str) -> bool:
         seen[name] = module
-        return name in ("", "up", "embedding")
+        return name in ("", "up", "embedding", "norm")
 
     summary = quantize_(model, Int8WeightOnlyConfig(), filter_fn=choose)
     assert [layer.name for layer in summary.layers] == ["up"]
-    assert summary.skipped == {"embedding": "only nn.Linear can be quantised, not Embedding"}
+    assert summary.skipped == {
+        "embedding": "embeddings are quantised with quantize_embeddings=True",
+        "norm": "only nn.Linear and nn.Embedding can be quantised, not LayerNorm",
+    }
     assert type(model.down.weight) is nn.Parameter
     assert seen == dict(model.named_modules())
 

@@ -43,6 +43,8 @@ def embedding(
 
 @implements(torch.embedding, aten.embedding.default)
 def _embedding(weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+    if not isinstance(indices, Tensor):
+        raise TypeError(f"embedding: indices must be a Tensor, got a {type(indices).__name__}")
     if not isinstance(weight, QuantizedTensor) or isinstance(indices, QuantizedTensor):
         raise NotImplementedError(
             f"embedding: only the weight can be quantised, "

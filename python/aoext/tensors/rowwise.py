@@ -76,9 +76,8 @@ class RowScaledTensor(QuantizedTensor):
         raise NotImplementedError
 
     def _rows(self, indices: Tensor) -> Tensor:
-        # As bytes, for not every device gathers every dtype of 8 bits.
-        values = self.qdata.view(torch.uint8).index_select(0, indices).view(self.qdata.dtype)
-        return packing.rows_dequantized(self.activation_dtype, values, self.scale.index_select(0, indices))
+        qdata, scale = self.qdata.index_select(0, indices), self.scale.index_select(0, indices)
+        return packing.rows_dequantized(self.activation_dtype, qdata, scale)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
