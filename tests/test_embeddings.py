@@ -12,6 +12,7 @@ from torch.nn.functional import embedding, embedding_bag, linear
 
 import aoext
 from aoext.layers import QuantizedEmbedding, QuantizedLinear
+from aoext.tensors import Int4Tensor
 from conftest import compiler_for
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, quantized, same
 from reference import assert_close, randn
@@ -71,6 +72,20 @@ def test_a_lookup_gives_the_rows_of_the_dequantised_weight(format, dtype, device
                     assert torch.equal(embedding(at, weight, 3, sparse=True), rows)
                     assert torch.equal(torch.embedding(weight, at), rows)
                     assert torch.equal(torch.ops.aten.embedding(weight, at), rows)
+
+
+@pytest.mark.parametrize("dtype", HIGH_PRECISION)
+def test_int4_rows_follow_the_columns_order_and_the_weights_dtype(dtype, device, generator):
+    fields = quantized("int4", ROWS, K, torch.float32, device, generator)
+    order = torch.randperm(K, generator=generator).to(device)
+    weight = Int4Tensor(
+        fields.qdata, fields.scale, fields.zero_point, [1, 16], (ROWS, K), k_order=order, dtype=dtype
+    )
+    at = tokens(generator, device, 2, 3)
+    rows = embedding(at, weight)
+    assert rows.dtype is dtype
+    assert torch.equal(rows, embedding(at, weight.dequantize()))
+    assert torch.equal(rows[..., order], embedding(at, fields.dequantize().to(dtype)))
 
 
 @pytest.mark.parametrize("format", FORMATS)

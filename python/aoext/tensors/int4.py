@@ -116,10 +116,7 @@ class Int4Tensor(QuantizedTensor):
         return cls(fields["qdata"], fields["scale"], fields["zero_point"], block_size, w.shape)
 
     def _dequantize(self) -> Tensor:
-        weight = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.dtype)
-        return (
-            weight if self.k_order is None else torch.empty_like(weight).index_copy_(1, self.k_order, weight)
-        )
+        return self._ordered(packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.dtype))
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         if self.k_order is not None:
@@ -130,7 +127,13 @@ class Int4Tensor(QuantizedTensor):
     def _rows(self, indices: Tensor) -> Tensor:
         qdata = self.qdata.index_select(0, indices)
         scale, zero_point = (t.index_select(1, indices) for t in (self.scale, self.zero_point))
-        return torch.ops.ao.dequantize_int4(qdata, scale, zero_point)
+        return self._ordered(
+            torch.ops.ao.dequantize_int4(qdata, scale, zero_point, dtype=self.activation_dtype)
+        )
+
+    def _ordered(self, rows: Tensor) -> Tensor:
+        """Rows whose columns lie as qdata's, with their columns as the weight has them."""
+        return rows if self.k_order is None else torch.empty_like(rows).index_copy_(1, self.k_order, rows)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:
