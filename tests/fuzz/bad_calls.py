@@ -1,0 +1,101 @@
+"""Calls of every operator with arguments that do not fit, and some that do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import aoext
+from fuzz.draws import DTYPES, INTEGERS, SIZES, Answer, Draw, freed, is_freed, refusal, told_call
+from reference import ALL_CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
+
+# Operators whose result has the leading dimensions of the first argument.
+OF_NO_INPUT = ("dequantize_int4", "convert_weight_to_int4pack")
+
+
+def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]]:
+    """A good call with none, one or two arguments replaced or changed."""
+    group_size = draw.choice([2, 3, 6, 16, 32, 64])
+    K = draw.randint(1, 4) * group_size * (2 if group_size % 2 else 1)
+    problem = Problem(
+        draw.choice(SIZES),
+        draw.choice(SIZES),
+        K,
+        group_size,
+        draw.choice(HIGH_PRECISION),
+        draw.choice(HIGH_PRECISION),
+        draw.choice(EIGHT_BIT),
+    )
+    options: dict[str, Any] = {}
+    if operator == "quantize_rowwise":
+        x = torch.randn(problem.M, K, generator=draw.generator()).to(problem.dtype)
+        arguments: list[Any] = [x, problem.eight_bit]
+    else:
+        call = ALL_CALLS[operator](problem, draw.generator())
+        arguments, options = list(call.args), dict(call.kwargs)
+    for _ in range(draw.randint(0, 2)):
+        i = draw.randrange(len(arguments))
+        arguments[i] = changed(draw, arguments[i])
+    return arguments, options
+
+
+def changed(draw: Draw, argument: Any) -> Any:
+    """An argument in the place of a good one."""
+    kind = draw.choice(["tensor", "narrow", "none", "dtype", "transpose", "freed", "huge", "odd"])
+    if kind == "none":
+        return None
+    if kind == "odd":
+        return draw.choice(["text", [argument], 1.5, True, object()])
+    if isinstance(argument, torch.dtype):
+        # PyTorch takes a number for a dtype and crashes on one out of range, for its own operators too.
+        return draw.choice(DTYPES)
+    if isinstance(argument, int):
+        return draw.choice(INTEGERS)
+    if kind == "tensor" or not isinstance(argument, Tensor) or argument.layout is not torch.strided:
+        return draw.tensor()
+    if kind == "dtype":
+        return argument.to(draw.choice(DTYPES))
+    if kind == "huge":
+        tensor = draw.huge()
+        # Of the same dtype and as many dimensions it comes as far as the sizes.
+        shape = [*tensor.shape, 1, 1, 1][: argument.dim()]
+        return tensor.to(argument.dtype).expand(shape) if 0 in tensor.shape and 0 in shape else tensor
+    if argument.device.type == "meta" or is_freed(argument):
+        return draw.tensor()
+    if kind == "freed":
+        return freed(argument)
+    if kind == "narrow" and argument.dim() and argument.shape[-1]:
+        return argument.narrow(-1, 0, argument.shape[-1] - 1)
+    if kind == "transpose" and argument.dim():
+        return argument.transpose(0, -1)
+    return draw.tensor()
+
+
+def bad_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
+    operator = draw.choice(aoext.ops.operators())
+    arguments, options = near_good_arguments(draw, operator)
+    # The generic twin is asked of dense CPU tensors alone: it is called past the dispatcher.
+    generic = draw.chance(0.5) and all(
+        isinstance(a, (torch.dtype, int))
+        or (type(a) is Tensor and a.device.type == "cpu" and a.layout is torch.strided)
+        for a in arguments
+    )
+    kernel = aoext.ops.generic(operator) if generic else getattr(torch.ops.ao, operator)
+    words = told_call(f"{'generic ' if generic else ''}{operator}", arguments, options)
+
+    def attempt() -> Answer:
+        try:
+            result = kernel(*arguments, **options)
+        except (RuntimeError, TypeError, ValueError) as error:  # ValueError: PyTorch's own argument parser
+            refusal(error)
+            return "raised"
+        first = result[0] if isinstance(result, tuple) else result
+        assert not (first.numel() and any(map(is_freed, arguments))), "it ran on memory that was freed"
+        if operator not in OF_NO_INPUT:
+            assert first.shape[:-1] == arguments[0].shape[:-1]
+        return "ran"
+
+    return words, attempt
