@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import aoext
-from fuzz.draws import DTYPES, INTEGERS, SIZES, Answer, Draw, freed, is_freed, refusal, told_call
+from fuzz.draws import DTYPES, INTEGERS, SIZES, Answer, Draw, freed, is_freed, refusal, sized, told_call
 from reference import ALL_CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
 
 # Operators whose result has the leading dimensions of the first argument.
@@ -42,6 +42,45 @@ def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str,
     return arguments, options
 
 
+def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments that fit each other, with sizes that no memory holds: N is 0, and mostly so is M."""
+    K = draw.choice([2**20, 2**31, 2**32, 2**48, 2**57, 2**58, 2**59, 2**60, 2**61, 2**62])
+    K += draw.choice([0, 0, 128])
+    groups = draw.choice([1, 2, 2**20, K // 64, K // 32, K // 2, K])
+    leading = draw.choice([[0], [2**40, 0], [0, 2**40, 2**40], [2**62, 0], [0, 0], [2, 0]])
+    high, float8 = draw.choice(HIGH_PRECISION), draw.choice(EIGHT_BIT[1:])
+    eight_bit = torch.int8 if "i8" in operator or "int8" in operator else float8
+    floats = draw.choice(HIGH_PRECISION)
+
+    def parts(*parts: tuple[list[int], torch.dtype]) -> list[Any]:
+        return [sized(shape, dtype) for shape, dtype in parts]
+
+    x, bias = ([*leading, K], high), ([0], floats)
+    int4 = ([0, K // 2], torch.int8), ([groups, 0], floats), ([groups, 0], floats)
+    rows = ([0, K], eight_bit), ([0, 1], floats if operator.startswith("bf16") else torch.float32)
+    inner = draw.choice([2, 4, 8])
+    packed = ([0, K // (16 * inner), 32, inner // 2], torch.int32)
+    arguments = {
+        "dequantize_int4": lambda: parts(*int4),
+        "int8_mm": lambda: parts(([*leading, K], torch.int8), rows[0]),
+        "scaled_mm_rowwise": lambda: parts(
+            ([*leading, K], eight_bit), rows[0], ([*leading, 1], torch.float32), rows[1], bias
+        ),
+        "scaled_linear_rowwise": lambda: parts(x, *rows, bias),
+        "quantize_rowwise": lambda: [*parts(x), eight_bit],
+        "convert_weight_to_int4pack": lambda: [*parts(([0, K // 2], torch.uint8)), inner],
+        "weight_int4pack_mm": lambda: [
+            *parts(([0, K], torch.bfloat16), packed),
+            draw.choice([32, 64, 128, 256]),
+            *parts(([groups, 0, 2], torch.bfloat16)),
+        ],
+    }
+    if operator in arguments:
+        return arguments[operator](), {}
+    weight = int4 if "i4" in operator else rows
+    return parts(x, *weight, *([bias] if operator.endswith("_bias") else [])), {}
+
+
 def changed(draw: Draw, argument: Any) -> Any:
     """An argument in the place of a good one."""
     kind = draw.choice(["tensor", "narrow", "none", "dtype", "transpose", "freed", "huge", "odd"])
@@ -59,10 +98,7 @@ def changed(draw: Draw, argument: Any) -> Any:
     if kind == "dtype":
         return argument.to(draw.choice(DTYPES))
     if kind == "huge":
-        tensor = draw.huge()
-        # Of the same dtype and as many dimensions it comes as far as the sizes.
-        shape = [*tensor.shape, 1, 1, 1][: argument.dim()]
-        return tensor.to(argument.dtype).expand(shape) if 0 in tensor.shape and 0 in shape else tensor
+        return draw.huge(argument.dtype, argument.dim())
     if argument.device.type == "meta" or is_freed(argument):
         return draw.tensor()
     if kind == "freed":
@@ -76,7 +112,8 @@ def changed(draw: Draw, argument: Any) -> Any:
 
 def bad_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     operator = draw.choice(aoext.ops.operators())
-    arguments, options = near_good_arguments(draw, operator)
+    make = huge_arguments if draw.chance(0.1) else near_good_arguments
+    arguments, options = make(draw, operator)
     # The generic twin is asked of dense CPU tensors alone: it is called past the dispatcher.
     generic = draw.chance(0.5) and all(
         isinstance(a, (torch.dtype, int))

@@ -1,5 +1,6 @@
 """The cases of one process: `python -m fuzz.batch KIND SEED FIRST COUNT SECONDS LOG`.
 
+KIND is one of KINDS, or `module:function` of another function that draws cases.
 Before it tries a case it writes the case's number and words to the file LOG, so that they are there if the
 process dies. What failed it writes to standard output, a JSON object a line, and at the end what it counted.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import resource
 import sys
 import time
@@ -49,7 +51,8 @@ def limit_memory() -> None:
 def draw_case(kind: str, seed: int, number: int) -> tuple[str, Callable[[], Answer]]:
     """The case of that number, the same whatever came before it."""
     torch.manual_seed(seed + number)
-    return KINDS[kind](Draw(f"{seed} {kind} {number}"))
+    draw_of_kind = KINDS[kind] if kind in KINDS else pkgutil.resolve_name(kind)
+    return draw_of_kind(Draw(f"{seed} {kind} {number}"))
 
 
 def main(kind: str, seed: int, first: int, count: int, seconds: float, log: str) -> None:

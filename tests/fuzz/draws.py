@@ -56,17 +56,25 @@ class Draw(random.Random):
         numbers = torch.randint(0, 256, self.shape(), generator=self.generator())
         return formed(numbers.to(self.choice(DTYPES)), self.choice(FORMS))
 
-    def huge(self) -> Tensor:
+    def huge(self, dtype: torch.dtype | None = None, dims: int | None = None) -> Tensor:
         """A tensor without memory, or with one element of it, of sizes as large as PyTorch takes them."""
-        dtype = self.choice(DTYPES)
-        shape = [self.choice([*HUGE_SIZES, 0, 1, 2, 64]) for _ in range(self.randint(1, 3))]
+        dtype, dims = dtype or self.choice(DTYPES), dims or self.randint(1, 3)
+        shape = [self.choice([*HUGE_SIZES, 0, 1, 2, 64]) for _ in range(dims)]
+        shape[self.randrange(dims)] = self.choice([0, 1])
+        if 0 in shape:
+            return sized(shape, dtype)
         try:
-            if self.chance(0.5):
-                shape[self.randrange(len(shape))] = 0
-                return torch.empty(shape, dtype=dtype)
             return torch.ones(1, dtype=dtype).expand(shape)
-        except (RuntimeError, TypeError):  # more than PyTorch takes
-            return torch.empty(0, 2**31, dtype=dtype)
+        except RuntimeError:  # more elements than PyTorch counts
+            return sized([0] * dims, dtype)
+
+
+def sized(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of no elements, of this shape where PyTorch takes it and of other sizes where it does not."""
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except (RuntimeError, TypeError):
+        return torch.empty([min(size, 64) for size in shape], dtype=dtype)
 
 
 def formed(tensor: Tensor, form: str) -> Tensor:
