@@ -95,12 +95,12 @@ def changed(draw: Draw, argument: Any) -> Any:
         return draw.choice(INTEGERS)
     if kind == "tensor" or not isinstance(argument, Tensor) or argument.layout is not torch.strided:
         return draw.tensor()
+    if argument.device.type == "meta" or is_freed(argument):
+        return draw.tensor()
     if kind == "dtype":
         return argument.to(draw.choice(DTYPES))
     if kind == "huge":
         return draw.huge(argument.dtype, argument.dim())
-    if argument.device.type == "meta" or is_freed(argument):
-        return draw.tensor()
     if kind == "freed":
         return freed(argument)
     if kind == "narrow" and argument.dim() and argument.shape[-1]:
@@ -115,8 +115,9 @@ def bad_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     make = huge_arguments if draw.chance(0.1) else near_good_arguments
     arguments, options = make(draw, operator)
     # The generic twin is asked of dense CPU tensors alone: it is called past the dispatcher.
-    generic = draw.chance(0.5) and all(
-        isinstance(a, (torch.dtype, int))
+    generic = draw.chance(0.5) and type(arguments[0]) is Tensor
+    generic &= all(
+        type(a) in (torch.dtype, int)
         or (type(a) is Tensor and a.device.type == "cpu" and a.layout is torch.strided)
         for a in arguments
     )

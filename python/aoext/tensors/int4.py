@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.packing import FLOAT_DTYPES, dtype_name, has_values
+from aoext.packing import FLOAT_DTYPES, dtype_name, has_values, shown
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
 
@@ -82,7 +82,8 @@ class Int4Tensor(QuantizedTensor):
         self = cls.from_fields(tensors, dtype, block_size=block_size)
         if not isinstance(shape, Sequence) or list(shape) != list(self.shape):
             raise ValueError(
-                f"Int4Tensor: shape must be {list(self.shape)} for a qdata {list(qdata.shape)}, got {shape!r}"
+                f"Int4Tensor: shape must be {list(self.shape)} for a qdata {list(qdata.shape)}, "
+                f"got {shown(shape)}"
             )
         return self
 

@@ -61,7 +61,9 @@ class RowScaledTensor(QuantizedTensor):
     def _check(self) -> None:
         who, columns = type(self).__name__, self.shape[K]
         if not isinstance(self.dynamic_activation, bool):
-            raise TypeError(f"{who}: dynamic_activation must be a bool, got {self.dynamic_activation!r}")
+            raise TypeError(
+                f"{who}: dynamic_activation must be a bool, got {packing.shown(self.dynamic_activation)}"
+            )
         if self.block_size[K] != columns:
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 
