@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 
 import aoext
-from fuzz.draws import DTYPES, INTEGERS, SIZES, Answer, Draw, freed, is_freed, refusal, sized, told_call
+from fuzz.draws import (
+    DTYPES,
+    INTEGERS,
+    SIZES,
+    Answer,
+    Draw,
+    freed,
+    is_changeable,
+    is_freed,
+    refusal,
+    sized,
+    told_call,
+)
 from reference import ALL_CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
 
 # Operators whose result has the leading dimensions of the first argument.
@@ -93,9 +105,7 @@ def changed(draw: Draw, argument: Any) -> Any:
         return draw.choice(DTYPES)
     if isinstance(argument, int):
         return draw.choice(INTEGERS)
-    if kind == "tensor" or not isinstance(argument, Tensor) or argument.layout is not torch.strided:
-        return draw.tensor()
-    if argument.device.type == "meta" or is_freed(argument):
+    if kind == "tensor" or not is_changeable(argument):
         return draw.tensor()
     if kind == "dtype":
         return argument.to(draw.choice(DTYPES))

@@ -123,6 +123,18 @@ def is_freed(value: Any) -> bool:
     )
 
 
+def is_changeable(value: Any) -> bool:
+    """Whether this is a tensor that can be copied and cut: dense, with memory, and not of a huge size."""
+    return (
+        type(value) is Tensor
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.device.type != "meta"
+        and value.numel() < 2**20
+        and not is_freed(value)
+    )
+
+
 def told(value: Any) -> str:
     """An argument in words: what a tensor is and how it lies, but no values."""
     if isinstance(value, torch.dtype):

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aoext import packing
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
-from fuzz.draws import DTYPES, SIZES, Answer, Draw, freed, is_freed, told_call
+from fuzz.draws import DTYPES, SIZES, Answer, Draw, freed, is_changeable, told_call
 
 Helper = Callable[..., Any]
 
@@ -77,8 +76,7 @@ def good_arguments(draw: Draw) -> dict[Helper, list[Any]]:
 
 
 def changed(draw: Draw, argument: Any) -> Any:
-    is_matrix = isinstance(argument, Tensor) and argument.layout is torch.strided and argument.dim() == 2
-    if is_matrix and not is_freed(argument) and draw.chance(0.5):
+    if is_changeable(argument) and argument.dim() == 2 and draw.chance(0.5):
         shorter = argument[:, : draw.randint(0, argument.shape[1])]
         return draw.choice([shorter, argument.t(), argument[0:0], freed(argument)])
     return draw.choice(
