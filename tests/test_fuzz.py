@@ -13,11 +13,11 @@ from fuzz import command
 
 # Cases of each kind, and how many of them must run and be refused at least, so that the draws are worth it.
 CASES = {
-    "good-calls": (150, 150, 0),
-    "bad-calls": (3000, 100, 1000),
-    "helpers": (2000, 300, 500),
-    "weights": (400, 50, 100),
-    "files": (200, 10, 100),
+    "good-calls": (80, 80, 0),
+    "bad-calls": (800, 100, 200),
+    "helpers": (1000, 150, 250),
+    "weights": (200, 25, 50),
+    "files": (100, 3, 50),
 }
 
 STRANGE = """

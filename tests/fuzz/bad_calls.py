@@ -48,9 +48,10 @@ def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str,
     else:
         call = ALL_CALLS[operator](problem, draw.generator())
         arguments, options = list(call.args), dict(call.kwargs)
+    good = tuple(arguments)
     for _ in range(draw.randint(0, 2)):
         i = draw.randrange(len(arguments))
-        arguments[i] = changed(draw, arguments[i])
+        arguments[i] = changed(draw, arguments[i], type(good[i]))
     return arguments, options
 
 
@@ -93,17 +94,18 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
     return parts(x, *weight, *([bias] if operator.endswith("_bias") else [])), {}
 
 
-def changed(draw: Draw, argument: Any) -> Any:
-    """An argument in the place of a good one."""
+def changed(draw: Draw, argument: Any, good_type: type) -> Any:
+    """An argument in the place of a good one of that type."""
     kind = draw.choice(["tensor", "narrow", "none", "dtype", "transpose", "freed", "huge", "odd"])
     if kind == "none":
         return None
     if kind == "odd":
         return draw.choice(["text", [argument], 1.5, True, object()])
-    if isinstance(argument, torch.dtype):
-        # PyTorch takes a number for a dtype and crashes on one out of range, for its own operators too.
+    # PyTorch takes a number for a dtype and a tensor for a number, for its own operators too, and crashes on
+    # numbers out of range and tensors without memory.
+    if good_type is torch.dtype:
         return draw.choice(DTYPES)
-    if isinstance(argument, int):
+    if good_type is int:
         return draw.choice(INTEGERS)
     if kind == "tensor" or not is_changeable(argument):
         return draw.tensor()
