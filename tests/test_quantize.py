@@ -100,7 +100,7 @@ def test_the_summary_counts_bytes_and_bits(model):
         "Int4WeightOnlyConfig(group_size=32, symmetric=False): 2 weights quantised, 0 skipped\n"
         "  weights  0.07 MB -> 0.01 MB, 6.000 bits per weight\n"
         "  model    0.07 MB -> 0.02 MB\n"
-        "  stays    embedding.weight ([16, 64], 0.00 MB): an embedding"
+        "  stays    embedding.weight ([16, 64], 0.00 MB): an embedding (quantize_embeddings=True)"
     )
     again = quantize_(model, Int8WeightOnlyConfig())
     assert again.layers == []

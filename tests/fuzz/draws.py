@@ -139,6 +139,8 @@ def told(value: Any) -> str:
     """An argument in words: what a tensor is and how it lies, but no values."""
     if isinstance(value, torch.dtype):
         return dtype_name(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(told, value))}]"
     if not isinstance(value, Tensor):
         return repr(value)
     text = describe(value)

@@ -209,7 +209,7 @@ def _constant_pad_nd(self: QuantizedTensor, pad: list[int], value: float = 0) ->
 
 
 def _padded(self: QuantizedTensor, dim: int, count: int) -> QuantizedTensor:
-    spanned = is_spanned(self, dim)
+    spanned = dim == K and self.blocks_are_rows  # else zeros get groups of their own, without the zero point
     following = _following(self, dim, spanned)
     boundary = _boundary(following)
     if count % boundary:
