@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -100,20 +98,6 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
     print(f"AOEXT_TEST_SEED={SEED}")
     number = sum(request.node.nodeid.encode())
     return torch.Generator().manual_seed(SEED + number)
-
-
-def run_drawn_calls(script: str) -> tuple[int, int, int]:
-    """How many calls a script of these tests drew, how many raised and how many ran.
-
-    It runs in a process of its own, so that a crash is a failed test rather than the end of the run.
-    """
-    command = [sys.executable, str(Path(__file__).parent / script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    counts = re.search(r"calls: (\d+), raised: (\d+), ran: (\d+)", done.stdout)
-    assert counts, done.stdout[-3000:]
-    calls, raised, ran = map(int, counts.groups())
-    return calls, raised, ran
 
 
 def loaded_libraries(file: Path) -> str:

@@ -264,7 +264,7 @@ def test_the_summary_tells_what_stays_large_and_why():
     )
     assert lines[2:] == [
         "  skipped  layers.*.odd (3): K = 63 is odd",
-        "  stays    embedding.weight ([64, 64], 0.02 MB): an embedding",
+        "  stays    embedding.weight ([64, 64], 0.02 MB): an embedding (quantize_embeddings=True)",
         "  stays    layers.*.experts.gate_up (3 of [4, 64, 64], 0.20 MB): Experts keeps the weights of "
         "several layers, such as experts, in one 3-D parameter",
         "  stays    lstm.weight_ih_l0 ([256, 64], 0.07 MB): LSTM computes with its weights itself",

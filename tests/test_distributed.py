@@ -28,6 +28,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from aoext.layers import set_weight
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, product, quantized, same
 from ranks import BACKENDS, Ranks
 from reference import assert_close, randn
@@ -153,6 +154,26 @@ def _parallelize(mesh, seed, format, dtype):
 @pytest.mark.parametrize("format", FORMATS)
 def test_parallelize_module_multiplies_shards(format, dtype, ranks, seed):
     ranks(_parallelize, seed, format, dtype)
+
+
+def _embed(mesh, seed, format):
+    here = Here(mesh, seed)
+    layer = nn.Embedding(N, K, device=here.device)
+    set_weight(layer, nn.Parameter(here.weight(format), requires_grad=False))
+    tokens = torch.randint(0, N, (3, 5), generator=here.generator).to(here.device)
+    expected = layer(tokens)
+    styles = (RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate()))
+    for style, dim in zip(styles, (0, 1), strict=True):
+        parallel = parallelize_module(copy.deepcopy(layer), mesh, style)
+        assert same(parallel.weight.to_local(), layer.weight.detach().chunk(SIZE, dim)[here.rank])
+        assert torch.equal(parallel(tokens), expected)
+    fully_shard(layer, mesh=mesh)
+    assert torch.equal(layer(tokens), expected)
+
+
+@pytest.mark.parametrize("format", [f for f in FORMATS if f != "int4_prescaled"])
+def test_embeddings_are_looked_up_in_shards(format, ranks, seed):
+    ranks(_embed, seed, format)
 
 
 def _compile(mesh, seed, format):

@@ -100,7 +100,7 @@ def test_the_summary_counts_bytes_and_bits(model):
         "Int4WeightOnlyConfig(group_size=32, symmetric=False): 2 weights quantised, 0 skipped\n"
         "  weights  0.07 MB -> 0.01 MB, 6.000 bits per weight\n"
         "  model    0.07 MB -> 0.02 MB\n"
-        "  stays    embedding.weight ([16, 64], 0.00 MB): an embedding"
+        "  stays    embedding.weight ([16, 64], 0.00 MB): an embedding (quantize_embeddings=True)"
     )
     again = quantize_(model, Int8WeightOnlyConfig())
     assert again.layers == []
@@ -140,11 +140,14 @@ def test_filter_fn_chooses_by_module_and_name(model):
 
     def choose(module: nn.Module, name: str) -> bool:
         seen[name] = module
-        return name in ("", "up", "embedding")
+        return name in ("", "up", "embedding", "norm")
 
     summary = quantize_(model, Int8WeightOnlyConfig(), filter_fn=choose)
     assert [layer.name for layer in summary.layers] == ["up"]
-    assert summary.skipped == {"embedding": "only nn.Linear can be quantised, not Embedding"}
+    assert summary.skipped == {
+        "embedding": "embeddings are quantised with quantize_embeddings=True",
+        "norm": "only nn.Linear and nn.Embedding can be quantised, not LayerNorm",
+    }
     assert type(model.down.weight) is nn.Parameter
     assert seen == dict(model.named_modules())
 

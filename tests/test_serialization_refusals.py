@@ -284,9 +284,14 @@ def test_models_that_do_not_fit_are_refused(model, device, path):
     with pytest.raises(ValueError, match=r"0\.\w+ must be float32 .*, got bfloat16"):
         load_model(other, path)
     other = build(device)
-    other[2] = nn.Embedding(32, 32, device=device, dtype=BF16)
-    with pytest.raises(ValueError, match=r"2\.weight is quantised in the file, but only .* Embedding"):
-        load_model(other, path)
+    for layer, reason in (
+        (nn.PReLU(1024), r"only nn\.Linear and nn\.Embedding can be quantised, not PReLU"),
+        (nn.Embedding(32, 32, max_norm=1.0), "its max_norm changes its weight"),
+    ):
+        layer.weight = nn.Parameter(torch.zeros(32, 32, device=device, dtype=BF16))
+        other[2] = layer
+        with pytest.raises(ValueError, match=rf"2\.weight is quantised in the file, but {reason}"):
+            load_model(other, path)
     quantize_(other, Int8WeightOnlyConfig(), lambda _, name: name == "3")
     other[2] = build(device)[2]
     with pytest.raises(ValueError, match=r"3\.weight is quantised in the model, but not in the file"):

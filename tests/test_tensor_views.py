@@ -320,6 +320,13 @@ def test_padding_puts_zeros_behind_a_weight(weight):
             torch.nn.functional.pad(weight, pad, value=value)
 
 
+def test_int4_of_one_group_is_padded_with_zeros_and_not_with_its_zero_points(device, generator):
+    weight = quantized("int4", N, GROUP_SIZE, BF16, device, generator)
+    padded = torch.nn.functional.pad(weight, [0, 2 * GROUP_SIZE])
+    assert torch.equal(meaning(padded), torch.nn.functional.pad(meaning(weight), [0, 2 * GROUP_SIZE]))
+    assert padded.block_size == weight.block_size
+
+
 def test_int4_is_padded_by_whole_groups(device, generator):
     weight = quantized("int4", N, K, BF16, device, generator)
     with pytest.raises(ValueError, match=f"pad along K must be a multiple of {GROUP_SIZE}, got 8"):

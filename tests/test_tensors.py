@@ -153,10 +153,6 @@ def test_all_other_operations_are_named(format, device, generator):
         (lambda: weight.apply_(abs), "apply_ of a quantised weight is not implemented"),
         (lambda: weight.map_(weight, max), "map_ of a quantised weight is not implemented"),
         (lambda: weight[::2], r"aten\.slice\.Tensor"),
-        (
-            lambda: nn.functional.embedding(torch.tensor([1], device=device), weight),
-            r"aten\.embedding\.default",
-        ),
         (lambda: linear(weight, weight), "linear: only the weight, the second factor"),
         (lambda: linear(x, x, weight), "linear: only the weight, the second factor"),
         (lambda: torch.mm(x, weight.t(), out=x), "mm with a quantised weight takes no out"),

@@ -14,17 +14,17 @@ build=build/sanitize
 "$(dirname "$python")/cmake" --build $build
 
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
-export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export AOEXT_SANITIZE  # tests/test_int4pack_shim.py compiles its program with it
 export AOEXT_LIBRARY=$PWD/$build/libaoext.so AOEXT_SIMULATE_XPU=0
 
 "$python" -c "import aoext, pathlib, sys; sys.exit('$AOEXT_LIBRARY' not in pathlib.Path('/proc/self/maps').read_text())"
 usable=$("$python" -c "from aoext.info import build_config; print(build_config()['usable here'].replace(',', ''))")
 tests="tests/test_operators.py tests/test_bad_input.py tests/test_int4pack_shim.py"
-select="not 2_31 and not thousands and not another_instruction_set"
+select="not 2_31 and not another_instruction_set"
 for isa in $usable; do
   echo "sanitizers, $isa"
   AOEXT_CPU_ISA=$isa "$python" -m pytest -q --capture=sys -p no:cacheprovider $tests -k "$select"
   tests=tests/test_operators.py select="own and not 2_31"  # the rest is the same code whatever the instruction set
 done
-"$python" tests/draw_calls.py
+"$python" -m tests.fuzz --kind good-calls --kind bad-calls --seconds 60

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
 from aoext.foreign import is_within, offloaded_by_accelerate, peft_adapters, quantised_by
-from aoext.layers import QuantizedLinear
+from aoext.layers import CLASSES, why_never_quantized
 from aoext.tensors import QuantizedTensor
 
 # The layers that own one weight, with their names; more than one where layers share it.
-Owners = list[tuple[str, nn.Linear]]
+Layer = nn.Linear | nn.Embedding
+Owners = list[tuple[str, Layer]]
 
 
 @dataclass
@@ -35,25 +36,31 @@ def choose(
     config: QuantizationConfig,
     filter_fn: Callable[[nn.Module, str], bool] | None,
     quantize_trainable: bool,
+    quantize_embeddings: bool,
 ) -> Choice:
     """The layers to quantise. ValueError for those that another package has quantised or offloaded."""
+    kinds = (nn.Linear, nn.Embedding) if quantize_embeddings else nn.Linear
     users: dict[int, list[str]] = {}
     named: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             users.setdefault(id(parameter), []).append(name)
-        if filter_fn(module, name) if filter_fn else isinstance(module, nn.Linear):
+        if filter_fn(module, name) if filter_fn else isinstance(module, kinds):
             named[name] = module
 
     choice = Choice()
     training = None if quantize_trainable else _Training.of(model)
     offloaded = offloaded_by_accelerate(model)
-    chosen: dict[str, nn.Linear] = {}
+    chosen: dict[str, Layer] = {}
     for name, module in named.items():
         weight = module._parameters.get("weight")
-        if not isinstance(module, nn.Linear):
+        if (reason := why_never_quantized(module)) is not None:
             if weight is not None:  # containers and the like are passed over without a word
-                choice.skipped[name] = f"only nn.Linear can be quantised, not {type(module).__name__}"
+                choice.skipped[name] = reason
+            continue
+        assert isinstance(module, (nn.Linear, nn.Embedding))
+        if isinstance(module, nn.Embedding) and not quantize_embeddings:
+            choice.skipped[name] = "embeddings are quantised with quantize_embeddings=True"
             continue
         if weight is not None:
             _refuse_foreign(name, weight, offloaded)
@@ -75,9 +82,7 @@ def choose(
     return choice
 
 
-def _reason(
-    name: str, layer: nn.Linear, config: QuantizationConfig, training: _Training | None
-) -> str | None:
+def _reason(name: str, layer: Layer, config: QuantizationConfig, training: _Training | None) -> str | None:
     """Why a layer is left alone, for what its weight is; None if nothing speaks against it."""
     weight = layer._parameters.get("weight")
     if weight is None:
@@ -159,18 +164,22 @@ def _is_plain(parameter: Tensor) -> bool:
     )
 
 
-def refusal_of_own_forward(layer: nn.Linear, config: QuantizationConfig) -> str | None:
+def refusal_of_own_forward(layer: Layer, config: QuantizationConfig) -> str | None:
     """Why a subclass with a forward of its own cannot have a quantised weight; None if it can.
 
     It is tried on the meta device, with a plain weight first: what that fails of has other reasons.
     """
     kind: Any = type(layer)
-    if kind.forward in (nn.Linear.forward, QuantizedLinear.forward):
+    known: list[Any] = [*CLASSES.keys(), *CLASSES.values()]
+    if kind.forward in [layer_class.forward for layer_class in known]:
         return None
     plain = None
     try:
         trial = _on_meta(layer)
-        input = torch.empty(2, layer.weight.shape[1], dtype=layer.weight.dtype, device="meta")
+        if isinstance(layer, nn.Embedding):
+            input = torch.empty(2, dtype=torch.int64, device="meta")
+        else:
+            input = torch.empty(2, layer.weight.shape[1], dtype=layer.weight.dtype, device="meta")
         plain = kind.forward(trial, input)
         quantized = config.quantize(_empty(layer.weight))
         trial._parameters["weight"] = nn.Parameter(quantized, requires_grad=False)

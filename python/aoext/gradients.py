@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 
 from aoext.batches import vmap_rule
 from aoext.layouts import tinygemm_to_plain
+from aoext.packing import rows_dequantized
 
 ao = torch.ops.ao
 
@@ -171,11 +172,6 @@ def _transformed(
     return functionalized.wrap_tensors(result)
 
 
-def _rows_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor) -> Tensor:
-    """packing.dequantize in one expression, which transforms and tracing can follow."""
-    return (weight.to(torch.float32) * scale.to(torch.float32)).to(dtype)
-
-
 def _int4_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return ao.dequantize_int4(weight, scale, zero_point, dtype=dtype)
 
@@ -186,7 +182,7 @@ def _int4pack_dequantized(dtype: torch.dtype, weight: Tensor, scale_and_zero: Te
 
 for _suffix in ("", "_bias"):
     _register(f"bf16i4bf16_rowwise{_suffix}", (1, 2, 3), _int4_dequantized)
-    _register(f"bf16i8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized)
-    _register(f"bf16f8bf16_rowwise{_suffix}", (1, 2), _rows_dequantized)
-_register("scaled_linear_rowwise", (1, 2), _rows_dequantized)
+    _register(f"bf16i8bf16_rowwise{_suffix}", (1, 2), rows_dequantized)
+    _register(f"bf16f8bf16_rowwise{_suffix}", (1, 2), rows_dequantized)
+_register("scaled_linear_rowwise", (1, 2), rows_dequantized)
 _register("weight_int4pack_mm", (1, 3), _int4pack_dequantized)

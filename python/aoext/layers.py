@@ -1,4 +1,4 @@
-"""The class that quantize_ and load_model give to a linear layer with a quantised weight."""
+"""Which layers can have a quantised weight, and the classes that they get with it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from aoext.foreign import quantised_by
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.base import check_torchscript
+from aoext.tensors.lookups import lookup
 from aoext.tensors.products import linear
 
 
@@ -54,13 +55,48 @@ class QuantizedLinear(nn.Linear):
         )
 
     def extra_repr(self) -> str:
+        return super().extra_repr() + _scheme(self)
+
+
+class QuantizedEmbedding(nn.Embedding):
+    """An nn.Embedding that dequantises the rows that it gives and no others, in the weight's dtype.
+
+    `weight` is a parameter as in nn.Embedding, may be that of a linear layer too, and may be replaced by any
+    other. max_norm raises NotImplementedError.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
         weight = self._parameters.get("weight")
-        scheme = f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
-        return super().extra_repr() + scheme
+        if isinstance(weight, QuantizedTensor) and type(input) is Tensor and self.max_norm is None:
+            return lookup(input, weight)
+        return super().forward(input)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + _scheme(self)
 
 
-def set_weight(layer: nn.Linear, weight: nn.Parameter) -> None:
-    """Give `layer` a quantised weight, and the class above where it is an nn.Linear and no subclass of it."""
+def _scheme(layer: nn.Module) -> str:
+    weight = layer._parameters.get("weight")
+    return f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
+
+
+# What layers become with a quantised weight; subclasses of them keep their class.
+CLASSES: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: QuantizedLinear,
+    nn.Embedding: QuantizedEmbedding,
+}
+
+
+def why_never_quantized(layer: nn.Module) -> str | None:
+    """Why this layer can have no quantised weight, or None if it can."""
+    if not isinstance(layer, tuple(CLASSES)):
+        return f"only nn.Linear and nn.Embedding can be quantised, not {type(layer).__name__}"
+    if getattr(layer, "max_norm", None) is not None:
+        return "its max_norm changes its weight at every call"
+    return None
+
+
+def set_weight(layer: nn.Module, weight: nn.Parameter) -> None:
+    """Give a layer of CLASSES a quantised weight, and its class."""
     layer._parameters["weight"] = weight  # as Module._apply does, for a class's own __setattr__ may refuse it
-    if type(layer) is nn.Linear:
-        layer.__class__ = QuantizedLinear
+    layer.__class__ = CLASSES.get(type(layer), type(layer))

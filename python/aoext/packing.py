@@ -69,9 +69,31 @@ def describe(value: object) -> str:
     return f"{kind}{dtype_name(value.dtype)} {list(value.shape)}"
 
 
+def shown(value: object) -> str:
+    """What came, for an error message about what need be no tensor."""
+    return describe(value) if isinstance(value, Tensor) else repr(value)
+
+
 def is_dense(value: object) -> bool:
     """Whether this is a tensor with strides: not sparse, not nested."""
     return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether the memory of a dense tensor, or a part of it, is gone, as FSDP frees it between uses.
+
+    PyTorch's own functions would read it all the same. Tensors without memory of their own, as tracing and
+    transforms have them, are never freed.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or not tensor.numel()
+    ):
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.itemsize
 
 
 def check_matrix(
@@ -83,6 +105,8 @@ def check_matrix(
         raise TypeError(message)
     if value.dim() != 2:
         raise ValueError(message)
+    if is_freed(value):
+        raise ValueError(f"{who}: {argument} must have memory, got {describe(value)} with freed storage")
 
 
 @torch.no_grad()
@@ -146,7 +170,7 @@ def float8_row_quantize(w: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> 
     dtype: float8_e4m3fn or float8_e5m2, else ValueError.
     """
     if dtype not in FLOAT8_DTYPES:
-        raise ValueError(f"float8_row_quantize: dtype must be {one_of(FLOAT8_DTYPES)}, got {dtype}")
+        raise ValueError(f"float8_row_quantize: dtype must be {one_of(FLOAT8_DTYPES)}, got {shown(dtype)}")
     return _quantize_rows("float8_row_quantize", w, dtype)
 
 
@@ -169,7 +193,7 @@ def dequantize(
     torch.Size([4, 8])
     """
     if dtype is not None and dtype not in FLOAT_DTYPES:
-        raise ValueError(f"dequantize: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
+        raise ValueError(f"dequantize: dtype must be {one_of(FLOAT_DTYPES)}, got {shown(dtype)}")
     if zero_point is not None:
         _check_int4(qdata, scale, zero_point)
         fields = (tensor.contiguous() for tensor in (qdata, scale, zero_point))
@@ -179,6 +203,11 @@ def dequantize(
     for rows in _row_blocks(qdata):
         weight[rows] = qdata[rows].float() * scale[rows].float()
     return weight
+
+
+def rows_dequantized(dtype: torch.dtype, qdata: Tensor, scale: Tensor) -> Tensor:
+    """`dequantize` of 8 bits in one expression, which transforms and tracing can follow, and unchecked."""
+    return (qdata.to(torch.float32) * scale.to(torch.float32)).to(dtype)
 
 
 def _check_int4(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Quantising the linear layers of a model in place."""
+"""Quantising the linear layers of a model in place, and its embeddings where that is asked for."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def quantize_(
     device: torch.device | str | int | None = None,
     *,
     quantize_trainable: bool = False,
+    quantize_embeddings: bool = False,
 ) -> QuantizationSummary:
     """Replace the weights of a model's linear layers by quantised ones, in place.
 
@@ -41,6 +42,8 @@ def quantize_(
     quantize_trainable: whether to quantise, and so to freeze, what is to be trained: adapters of PEFT,
         and in models that are partly frozen all weights that require gradients. Partly frozen are models
         in which the weight of a linear layer is, or more than half of all parameters but embeddings.
+    quantize_embeddings: whether to quantise nn.Embedding too. A head that shares its weight with an
+        embedding goes on sharing it: one quantised weight serves both. Else both keep the plain one.
 
     Layers are replaced one by one, so that no more memory is needed than the model and one layer
     take. Weights that several layers share stay shared. A layer that cannot be quantised is
@@ -59,7 +62,9 @@ def quantize_(
         raise TypeError(
             f"quantize_: config must be one of aoext's, such as Int4WeightOnlyConfig(), got {config!r}"
         )
-    choice = choose(model, config, filter_fn, quantize_trainable)
+    if not isinstance(quantize_embeddings, bool):
+        raise TypeError(f"quantize_: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
+    choice = choose(model, config, filter_fn, quantize_trainable, quantize_embeddings)
     _check_values(choice.groups, config)
     if device is not None:
         _check_device(model, torch.device(device))

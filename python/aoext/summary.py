@@ -133,8 +133,10 @@ def reason_to_stay(module: nn.Module, name: str, parameter: Tensor) -> str:
     kind = type(module).__name__
     if isinstance(module, nn.Linear) and name.rpartition(".")[2] == "weight":
         return "filter_fn does not name it"
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return "an embedding"
+    if isinstance(module, nn.Embedding):
+        return "an embedding (quantize_embeddings=True)"
+    if isinstance(module, nn.EmbeddingBag):
+        return "an embedding bag"
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return f"{kind} computes with its weights itself"
     if isinstance(module, nn.modules.conv._ConvNd):

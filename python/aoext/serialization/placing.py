@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from aoext.layers import set_weight
+from aoext.layers import set_weight, why_never_quantized
 from aoext.packing import FLOAT_DTYPES, describe
 from aoext.serialization.state import is_freed
 from aoext.tensors import QuantizedTensor
@@ -48,13 +48,11 @@ class Slot:
             return f"{name} must be {describe(current)}, got {describe(form)}"
         if isinstance(current, QuantizedTensor) and not isinstance(form, QuantizedTensor):
             return f"{name} is quantised in the model, but not in the file"
-        if isinstance(form, QuantizedTensor) and not (
-            isinstance(self.module, nn.Linear) and self.leaf == "weight"
-        ):
-            return (
-                f"{name} is quantised in the file, but only weights of nn.Linear can be, "
-                f"and this is in {type(self.module).__name__}"
-            )
+        if isinstance(form, QuantizedTensor):
+            weight = self.leaf == "weight"
+            reason = why_never_quantized(self.module) if weight else "only weights can be quantised"
+            if reason is not None:
+                return f"{name} is quantised in the file, but {reason}"
         if self.is_replaced:
             return None
         if is_freed(current):
@@ -82,8 +80,8 @@ class Slot:
         setattr(self.module, self.leaf, new)
         if getattr(self.module, self.leaf) is not new:
             raise RuntimeError(f"load_model: {type(self.module).__name__} does not take a new {self.leaf}")
-        if isinstance(new, QuantizedTensor):  # whose module is an nn.Linear, as obstacle has seen
-            set_weight(cast(nn.Linear, self.module), cast(nn.Parameter, new))
+        if isinstance(new, QuantizedTensor):
+            set_weight(self.module, cast(nn.Parameter, new))
 
     def copy(self, tensor: Tensor) -> None:
         """Fill the model's own tensor; in inference mode if it was made there, else out of it."""

@@ -83,6 +83,10 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         """The plain weight [N, K] in `operator_dtype`."""
         raise NotImplementedError(f"{type(self).__name__} does not define _dequantize")
 
+    def _rows(self, indices: Tensor) -> Tensor:
+        """Rows [T, K] of the plain weight at `indices` [T]; it reads no others."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _rows")
+
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         """input [..., K] times the weight [N, K] transposed, plus bias [N]."""
         raise NotImplementedError(f"{type(self).__name__} does not define _linear")

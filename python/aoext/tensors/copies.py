@@ -88,7 +88,7 @@ def _new_zeros(
     """A weight of zeros in this one's form, of [N, K], or [K, N] where this is a transposed view."""
     shape = [size[weight_dim(self, 0)], size[weight_dim(self, 1)]]
     block_size = [1, shape[K]] if self.blocks_are_rows else self.block_size
-    if shape[K] % block_size[K]:
+    if shape[K] == 0 or shape[K] % block_size[K]:
         raise ValueError(
             f"{type(self).__name__}: new_zeros needs a K of whole groups of {block_size[K]}, got {shape[K]}"
         )

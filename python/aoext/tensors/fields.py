@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aoext.packing import FLOAT_DTYPES, describe, is_dense, one_of
+from aoext.packing import FLOAT_DTYPES, describe, is_dense, one_of, shown
 
 # The dimensions of a weight, and what error messages call them.
 N, K = 0, 1
@@ -79,7 +79,7 @@ def check_fields(
         if tensors[name] is not None or not field.optional:
             _check_kind(who, name, field, tensors[name])
     if dtype not in ACTIVATION_DTYPES:
-        raise TypeError(f"{who}: dtype must be {one_of(ACTIVATION_DTYPES)}, got {dtype}")
+        raise TypeError(f"{who}: dtype must be {one_of(ACTIVATION_DTYPES)}, got {shown(dtype)}")
 
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     qdata = present["qdata"]
@@ -116,7 +116,7 @@ def _check_kind(who: str, name: str, field: Field, tensor: Tensor | None) -> Non
 
 def check_block_size(who: str, block_size: Sequence[int]) -> None:
     """Raise unless block_size is [1, G] with a positive G."""
-    message = f"{who}: block_size must be [1, group_size], two positive ints, got {block_size!r}"
+    message = f"{who}: block_size must be [1, group_size], two positive ints, got {shown(block_size)}"
     ints = isinstance(block_size, Sequence) and all(type(size) is int for size in block_size)
     if not ints or len(block_size) != 2:
         raise TypeError(message)

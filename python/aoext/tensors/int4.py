@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.packing import FLOAT_DTYPES, dtype_name, has_values
+from aoext.packing import FLOAT_DTYPES, dtype_name, has_values, shown
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
 
@@ -82,7 +82,8 @@ class Int4Tensor(QuantizedTensor):
         self = cls.from_fields(tensors, dtype, block_size=block_size)
         if not isinstance(shape, Sequence) or list(shape) != list(self.shape):
             raise ValueError(
-                f"Int4Tensor: shape must be {list(self.shape)} for a qdata {list(qdata.shape)}, got {shape!r}"
+                f"Int4Tensor: shape must be {list(self.shape)} for a qdata {list(qdata.shape)}, "
+                f"got {shown(shape)}"
             )
         return self
 
@@ -116,9 +117,8 @@ class Int4Tensor(QuantizedTensor):
         return cls(fields["qdata"], fields["scale"], fields["zero_point"], block_size, w.shape)
 
     def _dequantize(self) -> Tensor:
-        weight = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.operator_dtype)
-        return (
-            weight if self.k_order is None else torch.empty_like(weight).index_copy_(1, self.k_order, weight)
+        return self._ordered(
+            packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.operator_dtype)
         )
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
@@ -129,6 +129,17 @@ class Int4Tensor(QuantizedTensor):
             return _quantized_fields(weight, group_size, not bool(asymmetric), dtype)
         one, other = (_quantized_fields(weight, group_size, symmetric, dtype) for symmetric in (False, True))
         return {name: torch.where(asymmetric, one[name], other[name]) for name in one}
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        qdata = self.qdata.index_select(0, indices)
+        scale, zero_point = (t.index_select(1, indices) for t in (self.scale, self.zero_point))
+        return self._ordered(
+            torch.ops.ao.dequantize_int4(qdata, scale, zero_point, dtype=self.operator_dtype)
+        )
+
+    def _ordered(self, rows: Tensor) -> Tensor:
+        """Rows whose columns lie as qdata's, with their columns as the weight has them."""
+        return rows if self.k_order is None else torch.empty_like(rows).index_copy_(1, self.k_order, rows)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:

@@ -61,7 +61,9 @@ class RowScaledTensor(QuantizedTensor):
     def _check(self) -> None:
         who, columns = type(self).__name__, self.shape[K]
         if not isinstance(self.dynamic_activation, bool):
-            raise TypeError(f"{who}: dynamic_activation must be a bool, got {self.dynamic_activation!r}")
+            raise TypeError(
+                f"{who}: dynamic_activation must be a bool, got {packing.shown(self.dynamic_activation)}"
+            )
         if self.block_size[K] != columns:
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 
@@ -74,6 +76,10 @@ class RowScaledTensor(QuantizedTensor):
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Values of qdata's dtype and scales of a weight [N, K]."""
         raise NotImplementedError
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        qdata, scale = self.qdata.index_select(0, indices), self.scale.index_select(0, indices)
+        return packing.rows_dequantized(self.operator_dtype, qdata, scale)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()

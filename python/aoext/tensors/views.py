@@ -68,8 +68,8 @@ def _slice(
 ) -> QuantizedTensor:
     """Elements start:end along `dim`.
 
-    Both ends must fall between entries of every field, else ValueError. Where one block spans the
-    rows, as with row scales, the scales stay whole and block_size follows the slice.
+    Both ends must fall between entries of every field, and K may not become 0, else ValueError. Where
+    one block spans the rows, as with row scales, the scales stay whole and block_size follows the slice.
     """
     who = type(self).__name__
     if step != 1:
@@ -80,7 +80,9 @@ def _slice(
     end = max(start, end)
     following = _following(self, dim, spanned)
     boundary = _boundary(following)
-    if start % boundary or end % boundary or (spanned and start == end):
+    if dim == K and start == end:
+        raise ValueError(f"{who}: a slice along K must have elements, got {start}:{end} of {length}")
+    if start % boundary or end % boundary:
         raise ValueError(
             f"{who}: a slice along {DIM_NAMES[dim]} must begin and end on group boundaries, here "
             f"multiples of {boundary}, got {start}:{end} of {length}"
@@ -208,7 +210,7 @@ def _constant_pad_nd(self: QuantizedTensor, pad: list[int], value: float = 0) ->
 
 
 def _padded(self: QuantizedTensor, dim: int, count: int) -> QuantizedTensor:
-    spanned = is_spanned(self, dim)
+    spanned = dim == K and self.blocks_are_rows  # else zeros get groups of their own, without the zero point
     following = _following(self, dim, spanned)
     boundary = _boundary(following)
     if count % boundary:
