@@ -15,8 +15,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """What torch.onnx.export takes as custom_translation_table; opset 21 or later.
 
     Weights stay quantised in the file: int8 and float8 as they are, int4 as packed, which the exporter's
-    optimiser (its default) unpacks to 8 bits. Activations of dynamic schemes are quantised and dequantised,
-    so that results differ by roundings alone.
+    optimiser (its default) unpacks to 8 bits. Activations of dynamic schemes are rounded as when they are
+    quantised, so that results differ by roundings alone.
 
     >>> torch.onnx.export(  # doctest: +SKIP
     ...     model, (x,), dynamo=True, opset_version=21, custom_translation_table=aoext.onnx.translations()
