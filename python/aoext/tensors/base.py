@@ -221,6 +221,8 @@ class QuantizedTensor(torch.Tensor):
         if operation is not None:
             with _mode_of_views(args[0]):
                 result = operation(*args, **kwargs)
+            if isinstance(result, Tensor) and not isinstance(result, QuantizedTensor):
+                return result  # which shares no storage with a quantised weight
             return return_and_correct_aliasing(func, args, kwargs, result)
         # In inference mode composite operations, such as narrow, come whole and not in their parts.
         result = func.decompose(*args, **kwargs)
