@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from aoext import shards
 from aoext.configs import QuantizationConfig
 from aoext.integrations import adopt
 from aoext.layers import set_weight
@@ -86,8 +87,9 @@ def quantize_(
 
     Layers are replaced one by one, so that no more memory is needed than the model and one layer
     take. Weights that several layers share stay shared. A layer that cannot be quantised is
-    skipped, and the summary tells why. A weight with NaN or Inf raises ValueError, which names its
-    layer; the layers before it are quantised by then.
+    skipped, and the summary tells why. Of a weight that parallelize_module has sharded each rank
+    quantises its own part, and the summary counts that. A weight with NaN or Inf raises ValueError,
+    which names its layer; the layers before it are quantised by then.
 
     >>> print(quantize_(model, Int4WeightOnlyConfig(group_size=128)))  # doctest: +SKIP
     """
@@ -139,7 +141,7 @@ def _choose(
             skipped[name] = "its weight is computed from other parameters"
         elif nn.parameter.is_lazy(weight):
             skipped[name] = "its weight is not initialised yet"
-        elif (reason := config.obstacle(weight)) is not None:
+        elif (reason := shards.obstacle(config, module, weight)) is not None:
             skipped[name] = reason
         elif strangers := [
             user
@@ -159,15 +161,15 @@ def _quantize_layer(
     (name, first), *others = owners
     weight = first.weight
     try:
-        quantized = config.quantize(weight.detach().to(device))
+        quantized = shards.quantize(config, weight, device)
     except ValueError as error:
         raise ValueError(f"quantize_: layer {name!r}: {error}") from error
     parameter = nn.Parameter(quantized, requires_grad=False)
     for _, layer in owners:
         set_weight(layer, parameter)
-    rows, columns = weight.shape
+    rows, columns = shards.own_part(weight).shape
     tied = tuple(other for other, _ in others)
-    return QuantizedLayer(name, (rows, columns), weight.nbytes, quantized.stored_bytes, tied)
+    return QuantizedLayer(name, (rows, columns), _bytes(weight), _bytes(quantized), tied)
 
 
 def _with_progress(items: Sequence[Item]) -> Iterable[Item]:
@@ -183,11 +185,13 @@ def _with_progress(items: Sequence[Item]) -> Iterable[Item]:
 def _model_bytes(model: nn.Module) -> int:
     """Bytes of all parameters and buffers, each counted once."""
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    return sum(
-        tensor.stored_bytes if isinstance(tensor, QuantizedTensor) else tensor.nbytes
-        for tensor in tensors
-        if not nn.parameter.is_lazy(tensor)
-    )
+    return sum(_bytes(tensor) for tensor in tensors if not nn.parameter.is_lazy(tensor))
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes of what this rank has of a tensor."""
+    tensor = shards.own_part(tensor)
+    return tensor.stored_bytes if isinstance(tensor, QuantizedTensor) else tensor.nbytes
 
 
 def _megabytes(size: int) -> str:
