@@ -1,13 +1,14 @@
 """Quantised weights as tensor subclasses; they stand in for the weight of an nn.Linear.
 
 fields.py, base.py: the table of fields that a format declares, and what follows from it
-products.py, views.py, copies.py, distributed.py: the operations of PyTorch that quantised weights know
+products.py, views.py, copies.py, averages.py, flat.py, distributed.py: operations of PyTorch that they know
 int4.py, rowwise.py, int8.py, float8.py: the formats
 """
 
 import torch.distributed
 
-from aoext.tensors import copies as copies  # these register operations
+from aoext.tensors import averages as averages  # these register operations
+from aoext.tensors import copies as copies
 from aoext.tensors import products as products
 from aoext.tensors import views as views
 from aoext.tensors.base import QuantizedTensor

@@ -169,7 +169,7 @@ def _element_by_element(self: Tensor, *_: Any) -> Tensor:
 
 
 @implements(aten.copy_.default)
-def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy all fields, converting scales to this tensor's dtype."""
     if not isinstance(self, QuantizedTensor) or type(self) is not type(src):
         raise NotImplementedError(
