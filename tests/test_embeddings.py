@@ -242,6 +242,23 @@ def test_moving_a_model_keeps_the_tie_and_converts_the_rows(config, device, gene
     torch.testing.assert_close(rows.cpu(), embedding(at.cpu(), weight).float(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("format", CLASSES)
+def test_weights_of_float64_give_rows_of_float64(format, device, generator):
+    weight = quantized(format, ROWS, K, torch.float32, device, generator)
+    at = tokens(generator, device, 3)
+    rows = embedding(at, weight.double())
+    assert rows.dtype is torch.float64
+    assert torch.equal(rows, embedding(at, weight).double())
+
+
+def test_torchscript_refuses_the_layer(generator):
+    model, at = tied("cpu", aoext.Int8WeightOnlyConfig()), tokens(generator, "cpu", 3)
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace of a module with quantised weights"):
+        torch.jit.trace(model.embedding, at)
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.script of a module with quantised weights"):
+        torch.jit.script(model.embedding)
+
+
 def test_gradients_flow_past_the_embedding_to_what_trains(device, generator):
     model, at = tied(device, aoext.Int8WeightOnlyConfig()), tokens(generator, device, 3, 4)
     model.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())

@@ -13,20 +13,8 @@ from aoext.tensors.lookups import lookup
 from aoext.tensors.products import linear
 
 
-class QuantizedLinear(nn.Linear):
-    """An nn.Linear whose forward gives the fields of its quantised weight to the operator.
-
-    `weight` is a parameter as in nn.Linear and may be replaced by any other, plain ones too. What this class
-    saves is the way of F.linear(input, weight) through __torch_function__, and in a compiled region the
-    tensor subclass: compiled code takes the fields as inputs, which are plain tensors.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        parameters = self._parameters
-        weight = parameters.get("weight")
-        if isinstance(weight, QuantizedTensor) and type(input) is Tensor and "bias" in parameters:
-            return linear(input, weight, parameters["bias"])
-        return super().forward(input)
+class _Quantized(nn.Module):
+    """What layers with a quantised weight do beside their forward."""
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *others: Any
@@ -55,10 +43,28 @@ class QuantizedLinear(nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + _scheme(self)
+        weight = self._parameters.get("weight")
+        scheme = f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
+        return super().extra_repr() + scheme
 
 
-class QuantizedEmbedding(nn.Embedding):
+class QuantizedLinear(_Quantized, nn.Linear):
+    """An nn.Linear whose forward gives the fields of its quantised weight to the operator.
+
+    `weight` is a parameter as in nn.Linear and may be replaced by any other, plain ones too. What this class
+    saves is the way of F.linear(input, weight) through __torch_function__, and in a compiled region the
+    tensor subclass: compiled code takes the fields as inputs, which are plain tensors.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        parameters = self._parameters
+        weight = parameters.get("weight")
+        if isinstance(weight, QuantizedTensor) and type(input) is Tensor and "bias" in parameters:
+            return linear(input, weight, parameters["bias"])
+        return super().forward(input)
+
+
+class QuantizedEmbedding(_Quantized, nn.Embedding):
     """An nn.Embedding that dequantises the rows that it gives and no others, in the weight's dtype.
 
     `weight` is a parameter as in nn.Embedding, may be that of a linear layer too, and may be replaced by any
@@ -70,14 +76,6 @@ class QuantizedEmbedding(nn.Embedding):
         if isinstance(weight, QuantizedTensor) and type(input) is Tensor and self.max_norm is None:
             return lookup(input, weight)
         return super().forward(input)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + _scheme(self)
-
-
-def _scheme(layer: nn.Module) -> str:
-    weight = layer._parameters.get("weight")
-    return f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
 
 
 # What layers become with a quantised weight; subclasses of them keep their class.

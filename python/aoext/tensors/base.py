@@ -84,7 +84,7 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         raise NotImplementedError(f"{type(self).__name__} does not define _dequantize")
 
     def _rows(self, indices: Tensor) -> Tensor:
-        """Rows [T, K] of the plain weight at `indices` [T]; it reads no others."""
+        """Rows [T, K] of the plain weight at `indices` [T], in `operator_dtype`; it reads no others."""
         raise NotImplementedError(f"{type(self).__name__} does not define _rows")
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:

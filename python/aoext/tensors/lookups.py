@@ -22,6 +22,8 @@ def lookup(indices: Tensor, weight: QuantizedTensor) -> Tensor:
         raise NotImplementedError("embedding takes no transposed view of a quantised weight")
     # type(weight), so that torch.compile finds it, and the fields.
     rows = type(weight)._rows(weight, indices.reshape(-1))
+    if weight.activation_dtype is None:
+        rows = rows.double()
     return rows.view(*indices.shape, rows.shape[-1])
 
 
