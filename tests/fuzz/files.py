@@ -1,5 +1,5 @@
 """Damaged files, for load_model: each raises a ValueError that names the file and leaves the model as it was,
-or loads.
+or loads. With verify=True it loads as the whole file does, unless its JSON was changed with care.
 """
 
 from __future__ import annotations
@@ -58,6 +58,18 @@ def whole_file(scheme: int, embeddings: bool) -> bytes:
         save_model(model, path)
         return path.read_bytes()
 
+
+@functools.cache
+def whole_model(scheme: int, embeddings: bool) -> nn.Module:
+    model = build()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "whole.safetensors"
+        path.write_bytes(whole_file(scheme, embeddings))
+        load_model(model, path)
+    return model
+
+
+JSON_CHANGED = "JSON changed"
 
 # What may stand for a value of JSON, whatever was there.
 VALUES = [
@@ -143,13 +155,13 @@ def damaged(draw: Draw, whole: bytes) -> tuple[str, bytes]:
         text = json.dumps(header).encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError):  # a JSON that cannot be written
         text = b"{}"
-    return "JSON changed", struct.pack("<Q", len(text)) + text + whole[end:]
+    return JSON_CHANGED, struct.pack("<Q", len(text)) + text + whole[end:]
 
 
 def damaged_file(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     scheme, embeddings = draw.randrange(len(SCHEMES)), draw.chance(0.5)
     words, data = damaged(draw, whole_file(scheme, embeddings))
-    quantized = draw.chance(0.5)
+    quantized, verify = draw.chance(0.5), draw.chance(0.5)
 
     def attempt() -> Answer:
         model = build()
@@ -161,7 +173,7 @@ def damaged_file(draw: Draw) -> tuple[str, Callable[[], Answer]]:
             path.write_bytes(data)
             refused = None
             try:
-                load_model(model, path)
+                load_model(model, path, verify=verify)
             except ValueError as error:
                 refused = str(error)
         if refused is not None:
@@ -171,8 +183,10 @@ def damaged_file(draw: Draw) -> tuple[str, Callable[[], Answer]]:
                 assert parameter is parameters[name], f"{name} was replaced"
             return "raised"
         assert model["head"].weight is model["embedding"].weight
+        if verify and words != JSON_CHANGED:
+            assert_same_state(model, whole_model(scheme, embeddings))
         model["head"](model["second"](model["first"](model["embedding"](torch.tensor([1, 2])))))
         return "ran"
 
-    target = "a quantised model" if quantized else "a plain model"
+    target = f"a {'quantised' if quantized else 'plain'} model{', verified' if verify else ''}"
     return f"{SCHEMES[scheme]}{', embeddings too' if embeddings else ''}: {words}, into {target}", attempt
