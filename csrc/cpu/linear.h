@@ -122,14 +122,12 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
       p, weight, output,
       [&](Int4Weight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
         if (in_planes > 0 && planes->dot != nullptr)
-          planes->dot(x_planes, row_bytes, of_x, in_planes, tile.as_it_lies(first, count), count, p.K, sums);
-        const bool staged = in_planes > 0 && planes->dot == nullptr;
-        if (staged || rest > 0) tile.move(first, count, 0, p.K);
-        if (staged)
-          planes->dot_staged(x_planes, row_bytes, of_x, in_planes, tile.int4(0), tile.scales_ahead(first + kTile, 0, p.K), count,
-                             p.K, sums);
-        if (rest > 0)
-          kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
+          planes->dot(x_planes, row_bytes, of_x, in_planes, tile.in_whole_vectors(first, count), count, p.K, sums);
+        if (in_planes > 0 && planes->dot == nullptr)
+          tile.dot_staged(*planes, x_planes, row_bytes, of_x, in_planes, first, count, sums);
+        if (rest == 0) return;
+        tile.move(first, count, 0, p.K);
+        kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
       },
       order);
 }

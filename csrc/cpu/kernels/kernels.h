@@ -29,7 +29,7 @@ struct Int4Row {
 };
 
 // Up to kTile rows of int4 weights and their scales and zero points as they lie, `stride` bytes from one group's to the next's:
-// of as many rows as whole vectors take.
+// for Planes::dot of as many rows as whole vectors take.
 struct Int4Tile {
   const uint8_t* packed;
   const char *scale, *zero_point;
@@ -41,6 +41,19 @@ struct Int4Tile {
 // to products, and those of x.
 struct GroupsOfX {
   const float *scales, *fixed_sums, *sums;
+};
+
+// Scales and zero points of a tile as Planes::dot_staged takes them.
+struct StagedScales {
+  float* scales;  // [kTile / 4, K / group_size, 4]: w's, times x's where x is one row
+  float* sums;    // [M, kTile]: what zero points and the signs of nibbles add
+};
+
+// The tile after the one at hand, and where its scales go; N is 0 where there is none. All of the one at hand's rows exist then.
+struct NextTile {
+  Int4Tile w;
+  int64_t N;
+  StagedScales scales;
 };
 
 // Up to so many groups a tile's scales and zero points are fetched while another tile is multiplied. Each lies in a page of its
@@ -57,12 +70,6 @@ struct Ahead {
 struct ScalesAhead {
   Ahead scale, zero_point;
 };
-
-// One of `parts` parts.
-static inline Ahead part_of(const Ahead& ahead, int64_t i, int64_t parts) {
-  const int64_t each = (ahead.groups + parts - 1) / parts, left = ahead.groups - i * each;
-  return {ahead.row + i * each * ahead.stride, ahead.stride, left < each ? left : each, ahead.bytes};
-}
 
 // A group's, into the second cache: where a stride is a power of two, all of them are of one set of the first.
 static inline void fetch_group(Ahead* ahead) {
@@ -143,9 +150,10 @@ struct Planes {
   void (*dot)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
               float (*acc)[kTile]);
 
-  // Null, or the same in its place for scales as dot_int4 takes them, and those that are next.
-  void (*dot_staged)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Row& first,
-                     const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]);
+  // Null, or the same in its place by scales that `stage` or the call before brought: those of `next` it brings.
+  void (*dot_staged)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
+                     const StagedScales& scales, const NextTile& next, float (*acc)[kTile]);
+  void (*stage)(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, const StagedScales& out);
 };
 
 // 8-bit values by few rows of x.
@@ -215,6 +223,7 @@ struct Kernels {
 
 const Kernels& kernels_amx();
 const Kernels& kernels_avx512();
+const Kernels& kernels_avxvnni();
 const Kernels& kernels_avx2();
 const Kernels& kernels_portable();
 

@@ -4,6 +4,7 @@
 //   AOEXT_FLOATS                floats in a vector
 //   AOEXT_DEPTH                 floats of a weight row in a block of tiles.inc.h
 //   AOEXT_AVX512, AOEXT_AVX2    which intrinsics there are, one or none of the two
+//   AOEXT_AVX_VNNI              products of bytes beside AVX2's
 //   AOEXT_AMX                   AMX's beside AVX-512's
 #include "cpu/kernels/vectors.inc.h"
 
@@ -11,6 +12,9 @@
 
 #include "cpu/kernels/few_rows_8bit.inc.h"
 #include "cpu/kernels/few_rows_int4.inc.h"
+#ifdef AOEXT_AVX2
+#include "cpu/kernels/staged_planes.inc.h"
+#endif
 #include "cpu/kernels/quantize.inc.h"
 #include "cpu/kernels/tiles.inc.h"
 #ifdef AOEXT_AMX
