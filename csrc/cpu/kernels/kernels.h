@@ -122,13 +122,16 @@ struct Tiles {
   // Whether the tile that is next is fetched, in the order in which it lies, or this one's next block.
   bool in_order = false;
 
-  // What weights_int4 adds to each q, where it leaves scales and zero points out of its operands: 0 where it doesn't. Then
-  // multiply_int4 takes the place of `multiply` and add_of_groups, for n elements from `begin` on of rows of which `first` is the
-  // first, whose zero points are zero_point − offset · scale. They can't take rows of x for which `takes` is false.
+  // Null, or, where weights_int4 makes operands of q + offset, without scales and zero points, what takes the place of `multiply`
+  // and add_of_groups: for n elements from `begin` on of rows of which `first` is the first, whose zero points are
+  // zero_point − offset · scale. They can't take rows of x for which `takes` is false.
   float offset = 0;
   void (*multiply_int4)(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
                         int64_t begin, int64_t n, void* acc) = nullptr;
   bool (*takes)(Element from, const void* row, int64_t K) = nullptr;
+
+  // Operands whose sum an element of x is, `limbs` rows of `depth` one behind the other.
+  int64_t limbs = 1;
 };
 
 // int4 by a row of x in fixed point. Groups are of 32, 64 or a multiple of kPad elements.
@@ -194,6 +197,10 @@ struct Kernels {
   // Null where no instruction multiplies bfloat16. int4 has tiles of its own, whose operands lie as its nibbles unpack best;
   // where these leave out scales, the former take groups of 8, 16 and 32 with them, too.
   const Tiles *bf16, *bf16_int4;
+
+  // The same for inputs of float32 and half, by limbs of bfloat16; int4 in groups of 32 and more. Null where that is not known to
+  // pay.
+  const Tiles *limbs, *limbs_int4;
 
   // Of floats, and of bfloat16: null where that is no faster.
   const Values8 *values_f32, *values_bf16;

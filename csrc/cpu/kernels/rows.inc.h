@@ -27,10 +27,10 @@ namespace aoext::cpu {
 
 const Kernels& AOEXT_KERNELS() {
   static constexpr Kernels table{
-      AOEXT_NAME,        to_float,    columns_to_float, from_float,   dequantize_int4, has_wide_zero_points,
-      split_zero_points, group_sums,  &kTilesF32,       kI8,          kBf16,           kBf16Int4,
-      &kValuesF32,       kValuesBf16, arrange_int4,     dot_int4,     kPlanes,         kFinePlanes,
-      kPlaneTiles,       kDotI8,      scale_row,        quantize_row,
+      AOEXT_NAME,        to_float,       columns_to_float, from_float,  dequantize_int4, has_wide_zero_points,
+      split_zero_points, group_sums,     &kTilesF32,       kI8,         kBf16,           kBf16Int4,
+      kLimbTiles,        kLimbTilesInt4, &kValuesF32,      kValuesBf16, arrange_int4,    dot_int4,
+      kPlanes,           kFinePlanes,    kPlaneTiles,      kDotI8,      scale_row,       quantize_row,
   };
   return table;
 }

@@ -1,10 +1,10 @@
 // int4 by planes (few_rows_int4.inc.h) with vectors of 32 bytes: y[m][n] = Σ scale[g][n] · x_scale[m][g] · Σ u h, beside it what
 // zero points and signs add.
 //
-// Four rows of w at a time pass by all of K, by steps of 128 weights, 64 bytes of each row. Scales lie [K/group_size, N]: a line of
-// memory is those of a tile's rows for one group, far from the next group's. They are staged once for each tile as floats, four
-// rows' side by side, where zero points leave but a sum for each row. A burst of such lines from memory would stop all else: an
-// eighth of the next tile's is fetched while four rows of this one are multiplied, and staged behind them.
+// Four rows of w at a time pass by all of K, by steps of 128 weights, 64 bytes of each row. Scales lie [K/group_size, N]: a line
+// of memory is those of a tile's rows for one group, far from the next group's. They are staged once for each tile as floats,
+// four rows' side by side, where zero points leave but a sum for each row. A burst of such lines from memory would stop all else:
+// an eighth of the next tile's is fetched while four rows of this one are multiplied, and staged behind them.
 namespace aoext::cpu {
 namespace {
 
@@ -162,13 +162,14 @@ inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, c
         if constexpr (kFours)
           totals[m][n] = total;
         else
-          sums[m][n] += scaled(m, spread<kGroups>(scale + g * kFour + n, kFour, its_groups)) * __builtin_convertvector(total, F32);
+          sums[m][n] +=
+              scaled(m, spread<kGroups>(scale + g * kFour + n, kFour, its_groups)) * __builtin_convertvector(total, F32);
       }
     }
     if constexpr (kFours) {
       const float* const of_groups = scale + g * kFour;
-      const F32 s = its_groups == kGroups ? load<F32>(of_groups)
-                                          : (F32)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(of_groups));
+      const F32 s =
+          its_groups == kGroups ? load<F32>(of_groups) : (F32)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(of_groups));
       for (int m = 0; m < M; ++m) sums[m][0] += scaled(m, s) * __builtin_convertvector(sums_of_fours(totals[m]), F32);
     }
   };
