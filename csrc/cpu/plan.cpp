@@ -27,7 +27,7 @@ bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.i
 Most most(const LinearProblem& p) {
 #ifdef __x86_64__
   if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4};
-  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 16, 8, 2} : Most{8, 8, 0, 4, 4, 4, 4};
+  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 8, 8, 2} : Most{8, 8, 0, 4, 4, 4, 4};
   if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 4};
 #endif
   return {0, 0, 0, 2, 0, 0, 0};

@@ -311,6 +311,10 @@ bool lanes_take(Element, const void* row, int64_t K) {
 
 // ---- limbs ---------------------------------------------------------------------------------------------
 
+// An x of float32 or half is the sum of two of bfloat16 and at most 2⁻¹⁸ of itself, which float32's bound has room for. A product
+// takes both, so it costs twice what bfloat16's does, where float32's costs four times as much; the two parts of a sum are the
+// limbs'.
+
 constexpr int kLimbs = 2;
 
 // kEights: in the order of int4's words.

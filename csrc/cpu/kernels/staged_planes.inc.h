@@ -66,15 +66,11 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
   constexpr int kVectors = kTile / kFloats;
   const int64_t groups = K / w.group_size;
   if (begin == 0) memset(out.sums, 0, static_cast<size_t>(M * kTile) * sizeof(float));
-  F32 scale[kVectors], zero_point[kVectors];
-  const auto bring = [&](int64_t g) __attribute__((always_inline)) {
+  const auto bring = [&](int64_t g, F32(&scale)[kVectors], F32(&zero_point)[kVectors]) __attribute__((always_inline)) {
     columns(w.element, w.scale + g * w.stride, N, scale);
     columns(w.element, w.zero_point + g * w.stride, N, zero_point);
   };
-  const auto add = [&](F32(&sums)[kVectors], int64_t i) __attribute__((always_inline)) {
-    for (int v = 0; v < kVectors; ++v) sums[v] += scale[v] * of_x.fixed_sums[i] + zero_point[v] * of_x.sums[i];
-  };
-  const auto keep = [&](int64_t g, float x_scale) __attribute__((always_inline)) {
+  const auto keep = [&](int64_t g, const F32(&scale)[kVectors], float x_scale) __attribute__((always_inline)) {
     for (int v = 0; v < kVectors; ++v) {
       const __m256 scales = (__m256)(scale[v] * x_scale);
       float* const four = out.scales + (2 * v * groups + g) * kFour;
@@ -82,25 +78,28 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
       _mm_storeu_ps(four + groups * kFour, _mm256_extractf128_ps(scales, 1));
     }
   };
-  F32 sums[kVectors];
-  if (M == 1) {
-    memcpy(sums, out.sums, sizeof sums);
-    for (int64_t g = begin; g < end; ++g) {
-      bring(g);
-      add(sums, g);
-      keep(g, of_x.scales[g]);
+  // Adds some groups, the first of which is i of x's.
+  const auto add = [&](int64_t m, int64_t i, const F32(*scale)[kVectors], const F32(*zero_point)[kVectors], int64_t count) {
+    float* const to = out.sums + m * kTile;
+    F32 sums[kVectors];
+    for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(to + v * kFloats);
+    for (int64_t g = 0; g < count; ++g) {
+      const F32 fixed_sum = broadcast(of_x.fixed_sums[i + g]), sum = broadcast(of_x.sums[i + g]);
+      for (int v = 0; v < kVectors; ++v)
+        sums[v] = multiply_add(scale[g][v], fixed_sum, multiply_add(zero_point[g][v], sum, sums[v]));
     }
-    memcpy(out.sums, sums, sizeof sums);
-    return;
-  }
-  for (int64_t g = begin; g < end; ++g) {
-    bring(g);
-    keep(g, 1);
-    for (int64_t m = 0; m < M; ++m) {
-      memcpy(sums, out.sums + m * kTile, sizeof sums);
-      add(sums, m * groups + g);
-      memcpy(out.sums + m * kTile, sums, sizeof sums);
+    for (int v = 0; v < kVectors; ++v) store(to + v * kFloats, sums[v]);
+  };
+  // A row of x at a time by some groups, so that its sums stay in registers.
+  constexpr int64_t kSome = 16;
+  for (int64_t some = begin; some < end; some += kSome) {
+    const int64_t count = end - some < kSome ? end - some : kSome;
+    F32 scale[kSome][kVectors], zero_point[kSome][kVectors];
+    for (int64_t g = 0; g < count; ++g) {
+      bring(some + g, scale[g], zero_point[g]);
+      keep(some + g, scale[g], M == 1 ? of_x.scales[some + g] : 1.0f);
     }
+    for (int64_t m = 0; m < M; ++m) add(m, m * groups + some, scale, zero_point, count);
   }
 }
 
