@@ -64,13 +64,14 @@ inline void columns(Element from, const char* line, int64_t N, F32 (&out)[kTile 
 void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, int64_t begin, int64_t end,
                   const StagedScales& out) {
   constexpr int kVectors = kTile / kFloats;
+  using Vectors = F32[kVectors];
   const int64_t groups = K / w.group_size;
   if (begin == 0) memset(out.sums, 0, static_cast<size_t>(M * kTile) * sizeof(float));
-  const auto bring = [&](int64_t g, F32(&scale)[kVectors], F32(&zero_point)[kVectors]) __attribute__((always_inline)) {
+  const auto bring = [&](int64_t g, Vectors& scale, Vectors& zero_point) __attribute__((always_inline)) {
     columns(w.element, w.scale + g * w.stride, N, scale);
     columns(w.element, w.zero_point + g * w.stride, N, zero_point);
   };
-  const auto keep = [&](int64_t g, const F32(&scale)[kVectors], float x_scale) __attribute__((always_inline)) {
+  const auto keep = [&](int64_t g, const Vectors& scale, float x_scale) __attribute__((always_inline)) {
     for (int v = 0; v < kVectors; ++v) {
       const __m256 scales = (__m256)(scale[v] * x_scale);
       float* const four = out.scales + (2 * v * groups + g) * kFour;
@@ -78,28 +79,42 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
       _mm_storeu_ps(four + groups * kFour, _mm256_extractf128_ps(scales, 1));
     }
   };
-  // Adds some groups, the first of which is i of x's.
-  const auto add = [&](int64_t m, int64_t i, const F32(*scale)[kVectors], const F32(*zero_point)[kVectors], int64_t count) {
-    float* const to = out.sums + m * kTile;
-    F32 sums[kVectors];
-    for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(to + v * kFloats);
-    for (int64_t g = 0; g < count; ++g) {
-      const F32 fixed_sum = broadcast(of_x.fixed_sums[i + g]), sum = broadcast(of_x.sums[i + g]);
-      for (int v = 0; v < kVectors; ++v)
-        sums[v] = multiply_add(scale[g][v], fixed_sum, multiply_add(zero_point[g][v], sum, sums[v]));
-    }
-    for (int v = 0; v < kVectors; ++v) store(to + v * kFloats, sums[v]);
+  const auto bring_sums = [&](int64_t m, Vectors& sums) __attribute__((always_inline)) {
+    for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(out.sums + m * kTile + v * kFloats);
   };
+  const auto keep_sums = [&](int64_t m, const Vectors& sums) __attribute__((always_inline)) {
+    for (int v = 0; v < kVectors; ++v) store(out.sums + m * kTile + v * kFloats, sums[v]);
+  };
+  // Adds a group, which is i of x's.
+  const auto add = [&](int64_t i, const Vectors& scale, const Vectors& zero_point, Vectors& sums) __attribute__((always_inline)) {
+    const F32 fixed_sum = broadcast(of_x.fixed_sums[i]), sum = broadcast(of_x.sums[i]);
+    for (int v = 0; v < kVectors; ++v) sums[v] = multiply_add(scale[v], fixed_sum, multiply_add(zero_point[v], sum, sums[v]));
+  };
+  if (M == 1) {
+    Vectors sums, scale, zero_point;
+    bring_sums(0, sums);
+    for (int64_t g = begin; g < end; ++g) {
+      bring(g, scale, zero_point);
+      add(g, scale, zero_point, sums);
+      keep(g, scale, of_x.scales[g]);
+    }
+    return keep_sums(0, sums);
+  }
   // A row of x at a time by some groups, so that its sums stay in registers.
   constexpr int64_t kSome = 16;
   for (int64_t some = begin; some < end; some += kSome) {
     const int64_t count = end - some < kSome ? end - some : kSome;
-    F32 scale[kSome][kVectors], zero_point[kSome][kVectors];
+    Vectors scale[kSome], zero_point[kSome];
     for (int64_t g = 0; g < count; ++g) {
       bring(some + g, scale[g], zero_point[g]);
-      keep(some + g, scale[g], M == 1 ? of_x.scales[some + g] : 1.0f);
+      keep(some + g, scale[g], 1);
     }
-    for (int64_t m = 0; m < M; ++m) add(m, m * groups + some, scale, zero_point, count);
+    for (int64_t m = 0; m < M; ++m) {
+      Vectors sums;
+      bring_sums(m, sums);
+      for (int64_t g = 0; g < count; ++g) add(m * groups + some + g, scale[g], zero_point[g], sums);
+      keep_sums(m, sums);
+    }
   }
 }
 
