@@ -310,6 +310,20 @@ def test_a_row_of_huge_or_tiny_numbers_changes_no_other(
     assert_close(scaled[1:2], call.reference[1:2] * 2.0**exponent)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("M", [1, 2, 12, 40])
+def test_a_small_scale_meets_small_numbers(M, group_size, dtype, device, kernel_of, generator):
+    """Results of 2⁻¹¹⁰ and below are normal, and the steps on the way to them must not be less."""
+    x, weight, scale, zero = CALLS["bf16i4bf16_rowwise"](
+        Problem(M, 64, 256, group_size, dtype, FP32), generator
+    ).args
+    x, scale, zero = x * 2.0**-20, scale * 2.0**-90, zero * 2.0**-90
+    args = (t.to(device) for t in (x, weight, scale, zero))
+    expected = x.double() @ reference.int4_float64(weight, scale, zero).t()
+    assert_close(kernel_of("bf16i4bf16_rowwise")(*args), expected)
+
+
 @pytest.mark.parametrize("eight_bit", [d for d in EIGHT_BIT if d.is_floating_point], ids=str)
 @pytest.mark.parametrize("M", [1, 3, 40, 70])
 @pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "bf16f8bf16_rowwise"])

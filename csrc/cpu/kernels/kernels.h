@@ -45,7 +45,7 @@ struct GroupsOfX {
 
 // Scales and zero points of a tile as Planes::dot_staged takes them.
 struct StagedScales {
-  float* scales;  // [kTile / 4, K / group_size, 4]: w's, times x's where x is one row
+  float* scales;  // [kTile / 4, K / group_size, 4]
   float* sums;    // [M, kTile]: what zero points and the signs of nibbles add
 };
 

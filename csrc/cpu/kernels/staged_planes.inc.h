@@ -1,5 +1,5 @@
-// int4 by planes (few_rows_int4.inc.h) with vectors of 32 bytes: y[m][n] = Σ scale[g][n] · x_scale[m][g] · Σ u h, beside it what
-// zero points and signs add.
+// int4 by planes (few_rows_int4.inc.h) with vectors of 32 bytes: y[m][n] = Σ scale[g][n] · (x_scale[m][g] · Σ u x), beside it
+// what zero points and signs add.
 //
 // Four rows of w at a time pass by all of K, by steps of 128 weights, 64 bytes of each row. Scales lie [K/group_size, N]: a line
 // of memory is those of a tile's rows for one group, far from the next group's. They are staged once for each tile as floats,
@@ -71,9 +71,9 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
     columns(w.element, w.scale + g * w.stride, N, scale);
     columns(w.element, w.zero_point + g * w.stride, N, zero_point);
   };
-  const auto keep = [&](int64_t g, const Vectors& scale, float x_scale) __attribute__((always_inline)) {
+  const auto keep = [&](int64_t g, const Vectors& scale) __attribute__((always_inline)) {
     for (int v = 0; v < kVectors; ++v) {
-      const __m256 scales = (__m256)(scale[v] * x_scale);
+      const __m256 scales = (__m256)scale[v];
       float* const four = out.scales + (2 * v * groups + g) * kFour;
       _mm_storeu_ps(four, _mm256_castps256_ps128(scales));
       _mm_storeu_ps(four + groups * kFour, _mm256_extractf128_ps(scales, 1));
@@ -96,7 +96,7 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
     for (int64_t g = begin; g < end; ++g) {
       bring(g, scale, zero_point);
       add(g, scale, zero_point, sums);
-      keep(g, scale, of_x.scales[g]);
+      keep(g, scale);
     }
     return keep_sums(0, sums);
   }
@@ -107,7 +107,7 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
     Vectors scale[kSome], zero_point[kSome];
     for (int64_t g = 0; g < count; ++g) {
       bring(some + g, scale[g], zero_point[g]);
-      keep(some + g, scale[g], 1);
+      keep(some + g, scale[g]);
     }
     for (int64_t m = 0; m < M; ++m) {
       Vectors sums;
@@ -136,9 +136,10 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   return v;
 }
 
-// N rows of w by M of x, whose scales are x_scales, or within those of w. Sums are of kUnits units, or of one, whose groups are
-// kGroups; where a group is four lanes, the sums of four rows' groups fill one vector.
-template <int kPlanes, int M, int N, int kGroups, int kUnits, bool kWithin>
+// N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups; where a group is four lanes, the sums of
+// four rows' groups fill one vector. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where the
+// result is not.
+template <int kPlanes, int M, int N, int kGroups, int kUnits>
 inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed, int64_t group_size,
                      const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kTile]) {
   constexpr bool kFours = kGroups * kFour == kFloats && N == kFour;
@@ -148,15 +149,8 @@ inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, c
   // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
   const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
     fetch_group(&ahead);
-    [[maybe_unused]] F32 x_scale[M];
-    if constexpr (!kWithin)
-      for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
-    const auto scaled = [&](int m, F32 s) __attribute__((always_inline)) {
-      if constexpr (kWithin)
-        return s;
-      else
-        return s * x_scale[m];
-    };
+    F32 x_scale[M];
+    for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
     [[maybe_unused]] I32 totals[M][N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
@@ -177,14 +171,14 @@ inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, c
           totals[m][n] = total;
         else
           sums[m][n] +=
-              scaled(m, spread<kGroups>(scale + g * kFour + n, kFour, its_groups)) * __builtin_convertvector(total, F32);
+              spread<kGroups>(scale + g * kFour + n, kFour, its_groups) * (x_scale[m] * __builtin_convertvector(total, F32));
       }
     }
     if constexpr (kFours) {
       const float* const of_groups = scale + g * kFour;
       const F32 s =
           its_groups == kGroups ? load<F32>(of_groups) : (F32)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(of_groups));
-      for (int m = 0; m < M; ++m) sums[m][0] += scaled(m, s) * __builtin_convertvector(sums_of_fours(totals[m]), F32);
+      for (int m = 0; m < M; ++m) sums[m][0] += s * (x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32));
     }
   };
   const int64_t span = kUnits == 1 ? kStep : group_size;
@@ -209,10 +203,10 @@ inline void dot_rows_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& 
                             int64_t K, const StagedScales& scales, const NextTile& next, float (*acc)[kTile]) {
   constexpr int64_t kParts = kTile / kFour;  // of the next tile's groups
   const int64_t groups = K / w.group_size, part = (groups + kParts - 1) / kParts;
-  const auto multiply = [&](auto count, auto within, int64_t m) {
+  const auto multiply = [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
     const auto rows = [&](auto of_w, int64_t n, const ScalesAhead& ahead) {
-      dot_rows<kPlanes, kCount, decltype(of_w)::count, kGroups, kUnits, decltype(within)::count == 1>(
+      dot_rows<kPlanes, kCount, decltype(of_w)::count, kGroups, kUnits>(
           x + m * x_stride, x_stride, of_x.scales + m * groups, w.packed + n * (K / 2), w.group_size,
           scales.scales + n / kFour * groups * kFour + n % kFour, ahead, K, reinterpret_cast<float (*)[kTile]>(&acc[m][n]));
     };
@@ -229,8 +223,7 @@ inline void dot_rows_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& 
     for (; n < N; ++n) rows(Rows<1>(), n, {});
   };
   memcpy(acc, scales.sums, static_cast<size_t>(M * kTile) * sizeof(float));
-  if (M == 1) return multiply(Rows<1>(), Rows<1>(), 0);
-  each_rows<kFewRows>(M, [&](auto count, int64_t m) { multiply(count, Rows<0>(), m); });
+  each_rows<kFewRows>(M, multiply);
 }
 
 template <int kPlanes>
