@@ -137,8 +137,8 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
 }
 
 // N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups; where a group is four lanes, the sums of
-// four rows' groups fill one vector. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where the
-// result is not.
+// four rows' groups fill one vector. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where
+// the result is not.
 template <int kPlanes, int M, int N, int kGroups, int kUnits>
 inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed, int64_t group_size,
                      const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kTile]) {
