@@ -74,7 +74,7 @@ def assert_environment(content: dict[str, Any]) -> None:
     device = environment["device"]
     assert device["type"] == "cpu"
     assert device["threads"] == torch.get_num_threads()
-    assert device["instruction_set"] in ("amx", "avx512", "avx2", "portable")
+    assert device["instruction_set"] in ("amx", "avx512", "avxvnni", "avx2", "portable")
 
 
 NARROW = TinyLMConfig(dim=256, hidden=384, layers=2, heads=2)  # instead of a model that takes its time

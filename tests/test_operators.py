@@ -196,7 +196,7 @@ def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
-@pytest.mark.parametrize("M", [1, 3, 12])
+@pytest.mark.parametrize("M", [1, 3, 12, 40])
 @pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
 def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kernel_of, generator):
     """One activation 1000 times its group: first it meets random weights, then weights of zero."""
@@ -293,17 +293,35 @@ def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, g
     assert not torch.isfinite(dirty[1]).any()
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("exponent", [101, -110])
 @pytest.mark.parametrize("M", [5, 24, 70])
 @pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
-def test_a_row_of_huge_numbers_changes_no_other(operator, M, device, kernel_of, generator):
-    call = CALLS[operator](Problem(M, 70, 256, 32), generator)
+def test_a_row_of_huge_or_tiny_numbers_changes_no_other(
+    operator, M, exponent, dtype, device, kernel_of, generator
+):
+    call = CALLS[operator](Problem(M, 70, 256, 32, dtype), generator)
     clean = call.run(device, kernel_of(operator)).cpu()
     x = call.args[0].clone()
-    x[1] *= 2.0**101
-    huge = kernel_of(operator)(*(a.to(device) for a in (x, *call.args[1:]))).cpu()
+    x[1] *= 2.0**exponent
+    scaled = kernel_of(operator)(*(a.to(device) for a in (x, *call.args[1:]))).cpu()
     others = torch.arange(M) != 1
-    assert torch.equal(huge[others], clean[others])
-    assert_close(huge[1:2], call.reference[1:2] * 2.0**101)
+    assert torch.equal(scaled[others], clean[others])
+    assert_close(scaled[1:2], call.reference[1:2] * 2.0**exponent)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("M", [1, 2, 12, 40])
+def test_a_small_scale_meets_small_numbers(M, group_size, dtype, device, kernel_of, generator):
+    """Results of 2⁻¹¹⁰ and below are normal, and the steps on the way to them must not be less."""
+    x, weight, scale, zero = CALLS["bf16i4bf16_rowwise"](
+        Problem(M, 64, 256, group_size, dtype, FP32), generator
+    ).args
+    x, scale, zero = x * 2.0**-26, scale * 2.0**-90, zero * 2.0**-90
+    args = (t.to(device) for t in (x, weight, scale, zero))
+    expected = x.double() @ reference.int4_float64(weight, scale, zero).t()
+    assert_close(kernel_of("bf16i4bf16_rowwise")(*args), expected)
 
 
 @pytest.mark.parametrize("eight_bit", [d for d in EIGHT_BIT if d.is_floating_point], ids=str)

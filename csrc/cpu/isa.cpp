@@ -22,6 +22,8 @@ bool has_avx2_features() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
+bool has_avx_vnni_features() { return has_avx2_features() && __builtin_cpu_supports("avxvnni"); }
+
 bool has_avx512_features() {
   return has_avx2_features() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
@@ -49,6 +51,7 @@ const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
     {kernels_amx, may_use_amx},
     {kernels_avx512, has_avx512_features},
+    {kernels_avxvnni, has_avx_vnni_features},
     {kernels_avx2, has_avx2_features},
 #endif
     {kernels_portable, [] { return true; }},

@@ -21,7 +21,7 @@ constexpr int64_t kRoundedColumns = 64;
 inline const Tiles& tiles_of_int4(int64_t N, int64_t group_size) {
   constexpr int64_t kEight = 8;
   const Tiles* const tiles = kernels().bf16_int4;
-  const bool right = tiles != nullptr && (tiles->offset != 0 ? group_size % kEight == 0 : N >= kRoundedColumns);
+  const bool right = tiles != nullptr && (tiles->multiply_int4 != nullptr ? group_size % kEight == 0 : N >= kRoundedColumns);
   return right ? *tiles : *kernels().f32;
 }
 

@@ -1,5 +1,5 @@
 // The ways in which a CPU multiplies by a quantised weight: Algorithm::planes, fine_planes, plane_tiles, nibbles,
-// values, tiles and scaled_tiles.
+// values, tiles, limb_tiles and scaled_tiles.
 #pragma once
 
 #include <algorithm>
@@ -63,13 +63,16 @@ void multiply_few(const LinearProblem& p, const Weight& weight, const Output& ou
   });
 }
 
-// Algorithm::tiles and scaled_tiles, of floats. Rows of x are those that `order` names, or all.
+// Algorithm::tiles, limb_tiles and scaled_tiles, of floats. Rows of x are those that `order` names, or all.
 template <class Weight>
 void multiply_tiles(const Plan& plan, const InputRows& x, const Weight& weight, const Output& output,
                     const std::vector<int64_t>& order = {}) {
-  const bool own = Weight::kInt4 && plan.algorithm == Algorithm::tiles;
-  const Tiles* const bf16 = own ? kernels().bf16_int4 : kernels().bf16;
-  tile_product<float>(plan.compute == ScalarType::BFloat16 ? *bf16 : *kernels().f32, x, output.N, weight,
+  const Kernels& k = kernels();
+  const Tiles* const tiles = plan.algorithm == Algorithm::limb_tiles ? (Weight::kInt4 ? k.limbs_int4 : k.limbs)
+                             : plan.compute == ScalarType::Float     ? k.f32
+                             : plan.algorithm == Algorithm::tiles    ? (Weight::kInt4 ? k.bf16_int4 : k.bf16)
+                                                                     : k.bf16;
+  tile_product<float>(*tiles, x, output.N, weight,
                       [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
                         output.store(order.empty() ? m : order[m], first, count, sums, row_scales);
                       });
@@ -122,14 +125,12 @@ inline void multiply_int4(const LinearProblem& p, const Plan& plan, const Tensor
       p, weight, output,
       [&](Int4Weight::Tile& tile, int64_t first, int64_t count, float (*sums)[kTile]) {
         if (in_planes > 0 && planes->dot != nullptr)
-          planes->dot(x_planes, row_bytes, of_x, in_planes, tile.as_it_lies(first, count), count, p.K, sums);
-        const bool staged = in_planes > 0 && planes->dot == nullptr;
-        if (staged || rest > 0) tile.move(first, count, 0, p.K);
-        if (staged)
-          planes->dot_staged(x_planes, row_bytes, of_x, in_planes, tile.int4(0), tile.scales_ahead(first + kTile, 0, p.K), count,
-                             p.K, sums);
-        if (rest > 0)
-          kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
+          planes->dot(x_planes, row_bytes, of_x, in_planes, tile.in_whole_vectors(first, count), count, p.K, sums);
+        if (in_planes > 0 && planes->dot == nullptr)
+          tile.dot_staged(*planes, x_planes, row_bytes, of_x, in_planes, first, count, sums);
+        if (rest == 0) return;
+        tile.move(first, count, 0, p.K);
+        kernels().dot_int4(x.data(), ld, &group_sums[in_planes * groups], rest, tile.int4(0), count, p.K, sums + in_planes);
       },
       order);
 }
@@ -155,7 +156,8 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Output output(p, y, input_scale, bias);
-  if (plan.algorithm == Algorithm::tiles || plan.algorithm == Algorithm::scaled_tiles) {
+  if (plan.algorithm == Algorithm::tiles || plan.algorithm == Algorithm::limb_tiles ||
+      plan.algorithm == Algorithm::scaled_tiles) {
     const Tensor x = aten::contiguous(input);
     multiply_tiles(plan, input_rows(p, x), weight, output);
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {

@@ -15,17 +15,20 @@ struct Most {
 // From here on scaled_tiles are faster than tiles.
 constexpr int64_t kScaledTiles = 48;
 
-// Of fewer output columns a row may nearly cancel in all of them, so that the rounding of x to fixed point shows.
-constexpr int64_t kFixedColumns = 8;
+// Of fewer output columns a row may nearly cancel in all of them, so that the rounding of x, to fixed point or to limbs, shows.
+constexpr int64_t kRoundedInputColumns = 8;
 
-// Inputs whose tiles are of float32 on any CPU.
+// Groups that limbs pay for.
+constexpr int64_t kLimbGroups = 32;
+
+// Inputs that one bfloat16 is not exact enough for.
 bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.input == ScalarType::Float; }
 
 Most most(const LinearProblem& p) {
 #ifdef __x86_64__
   if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4};
-  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 16, 8, 2} : Most{8, 8, 0, 4, 4, 4, 4};
-  if (&kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 4};
+  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 8, 8, 2} : Most{8, 8, 0, 4, 4, 4, 4};
+  if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 4};
 #endif
   return {0, 0, 0, 2, 0, 0, 0};
 }
@@ -34,19 +37,22 @@ Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
 
 // bfloat16 where the operands are bfloat16's, whatever their width, and that pays.
 Plan plan_products(const LinearProblem& p) {
+  // An infinity of e5m2 by a limb of 0 is NaN.
+  if (is_wide(p) && kernels().limbs != nullptr && p.N >= kRoundedInputColumns && p.weight != ScalarType::Float8_e5m2)
+    return {Algorithm::limb_tiles, ScalarType::BFloat16};
   return tiles(kernels().bf16 == nullptr || is_wide(p) ? ScalarType::Float : ScalarType::BFloat16);
 }
 
 }  // namespace
 
 Plan plan_int4pack(const LinearProblem& p) {
-  return &tiles_of_int4(p.N, p.group_size) == kernels().f32 ? tiles(ScalarType::Float) : plan_products(p);
+  return &tiles_of_int4(p.N, p.group_size) == kernels().f32 || is_wide(p) ? tiles(ScalarType::Float) : plan_products(p);
 }
 
 Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
   const bool grouped = whole || p.group_size == 32 || p.group_size == 64;
-  if (grouped && p.N >= kFixedColumns && kernels().planes != nullptr) {
+  if (grouped && p.N >= kRoundedInputColumns && kernels().planes != nullptr) {
     if (p.output == ScalarType::Float)
       return p.M <= most(p).fine_planes ? Plan{Algorithm::fine_planes, ScalarType::Char} : plan_int4_floats(p);
     // Rows of x share a tile's columns with the groups of 128 weights: four groups leave too few rows to pay.
@@ -62,6 +68,8 @@ Plan plan_int4_floats(const LinearProblem& p) {
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
   if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most(p).nibbles)
     return {Algorithm::nibbles, ScalarType::Float};
+  if (is_wide(p) && kernels().limbs_int4 != nullptr && p.N >= kRoundedInputColumns && p.group_size % kLimbGroups == 0)
+    return {Algorithm::limb_tiles, ScalarType::BFloat16};
   const Plan plan = plan_int4pack(p);
   const bool scaled = plan.compute == ScalarType::BFloat16 && kernels().bf16->weights_int4 != nullptr && p.N >= kRoundedColumns;
   if (scaled && p.group_size <= 32 && p.group_size >= 8 && power_of_two && p.M >= kScaledTiles)
@@ -91,6 +99,7 @@ std::string describe(const Plan& plan) {
   if (plan.algorithm == Algorithm::plane_tiles) return text + "tiles of planes of nibbles, " + compute;
   if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
   if (plan.algorithm == Algorithm::values) return text + "values, " + compute;
+  if (plan.algorithm == Algorithm::limb_tiles) return text + "tiles by two limbs, " + compute;
   if (plan.algorithm == Algorithm::scaled_tiles) return text + "tiles of scaled weights, " + compute;
   return text + "tiles, " + compute;
 }

@@ -14,7 +14,8 @@ enum class Algorithm {
   nibbles,       // int4, few input rows: the weight's words themselves, read once
   values,        // the same of 8-bit weights
   tiles,         // blocks of weights unpacked in cache, multiplied at once by all input rows
-  scaled_tiles,  // the same of short groups of int4 with their scales, so that weights are rounded: many input rows
+  limb_tiles,    // the same, inputs of float32 and half as two limbs of bfloat16
+  scaled_tiles,  // as tiles, short groups of int4 with their scales, so that weights are rounded: many input rows
 };
 
 struct Plan {

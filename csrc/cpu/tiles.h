@@ -69,14 +69,15 @@ class TileInput {
         element_(x.element),
         K_(x.K),
         element_size_(x.element_size),
-        row_bytes_(ceil_div(x.K, tiles.depth) * tiles.depth * tiles.operand_bytes),
+        bytes_(tiles.operand_bytes * tiles.limbs),
+        row_bytes_(ceil_div(x.K, tiles.depth) * tiles.depth * bytes_),
         most_(std::min(x.M, equal_part(ceil_div(x.M, kTile), std::max<int64_t>(1, kInputBytes / row_bytes_ / kTile)) * kTile)),
         rows_(tiles.lots(most_)),
         operands_(rows_ * row_bytes_),
         start_(most_) {}
 
   int64_t most() const { return most_; }  // rows at once
-  const char* block(int64_t k) const { return operands_ + k * rows_ * tiles_.operand_bytes; }
+  const char* block(int64_t k) const { return operands_ + k * rows_ * bytes_; }
   int32_t start(int64_t m) const { return static_cast<int32_t>(start_[m]); }
 
   // Of the rows at hand, [K/group_size, sums_stride()]. Where `load` did not bring them few weights ask for them: the first to do
@@ -104,7 +105,7 @@ class TileInput {
         for (int64_t k = 0; k < K_; k += tiles_.depth)
           tiles_.inputs(element_, source_ + ((first + lot) * K_ + k) * element_size_, K_ * element_size_,
                         std::min(together, count - lot), std::min(tiles_.depth, K_ - k),
-                        operands_ + (k * rows_ + lot * tiles_.depth) * tiles_.operand_bytes, &start_[lot]);
+                        operands_ + (k * rows_ + lot * tiles_.depth) * bytes_, &start_[lot]);
       if (group_size > 0) sum_groups(group_size, begin * together, std::min(end * together, count));
     });
   }
@@ -118,7 +119,7 @@ class TileInput {
   const Tiles& tiles_;
   const char* source_;
   Element element_;
-  int64_t K_, element_size_, row_bytes_, most_, rows_, first_ = 0, count_ = 0;
+  int64_t K_, element_size_, bytes_, row_bytes_, most_, rows_, first_ = 0, count_ = 0;
   Scratch operands_;
   std::optional<std::once_flag> summed_;
   std::vector<float> sums_;
@@ -145,7 +146,7 @@ class Walk {
  public:
   Walk(const Tiles& tiles, int64_t M, int64_t K, int64_t sum_bytes) : K_(K) {
     const int64_t rows = tiles.lots(M), blocks = ceil_div(K, tiles.depth);
-    const int64_t most = std::max<int64_t>(1, kSlabBytes / (rows * tiles.depth * tiles.operand_bytes));  // blocks
+    const int64_t most = std::max<int64_t>(1, kSlabBytes / (rows * tiles.depth * tiles.operand_bytes * tiles.limbs));  // blocks
     slab_ = equal_part(blocks, most) * tiles.depth;
     slabs_ = ceil_div(K, slab_);
     group_ = slabs_ == 1 ? 1 : std::max<int64_t>(1, kGroupBytes / (rows * kTile * sum_bytes));
@@ -172,7 +173,7 @@ void product_of_tiles(const Tiles& tiles, const InputRows& input, int64_t N, con
   for (int64_t row = 0; row < input.M; row += x.most()) {
     const int64_t M = std::min(x.most(), input.M - row);
     int64_t summed = 0;
-    if constexpr (Weight::kInt4) summed = tiles.offset != 0 ? weight.group_size : 0;
+    if constexpr (Weight::kInt4) summed = tiles.multiply_int4 != nullptr ? weight.group_size : 0;
     x.load(row, M, summed, parallel_for);
     const Walk walk(tiles, M, K, sizeof(Sum));
     parallel_for(ceil_div(N, kTile), grain(kTile, K), [&](int64_t begin, int64_t end) {

@@ -53,21 +53,39 @@ struct Int4Weight {
       stage(w_.zero_point, count, group, groups, zero_point_.data());
     }
 
-    // Rows from `first` on, whose scales stay where they are if that holds a whole tile's.
-    Int4Tile as_it_lies(int64_t first, int64_t count) {
-      if (count < kTile) {
-        move(first, count, 0, w_.K);
-        return {packed(0),
-                reinterpret_cast<const char*>(scale_.data()),
-                reinterpret_cast<const char*>(zero_point_.data()),
-                Element::f32,
-                sizeof(float),
-                kTile * sizeof(float),
-                w_.group_size};
-      }
-      first_ = first;
+    // Rows from `first` on.
+    Int4Tile as_it_lies(int64_t first) const {
       const int64_t size = scale_bytes(), at = first * size;
-      return {packed(0), w_.scale + at, w_.zero_point + at, element(w_.scale_dtype), size, w_.N * size, w_.group_size};
+      const uint8_t* const rows = w_.packed + first * (w_.K / 2);
+      return {rows, w_.scale + at, w_.zero_point + at, element(w_.scale_dtype), size, w_.N * size, w_.group_size};
+    }
+    // The same, with scales elsewhere where they are not a whole tile's.
+    Int4Tile in_whole_vectors(int64_t first, int64_t count) {
+      if (count == kTile) return as_it_lies(first);
+      move(first, count, 0, w_.K);
+      return {packed(0),
+              reinterpret_cast<const char*>(scale_.data()),
+              reinterpret_cast<const char*>(zero_point_.data()),
+              Element::f32,
+              sizeof(float),
+              kTile * sizeof(float),
+              w_.group_size};
+    }
+    // acc = the product of planes' rows of x and `count` rows of w from `first` on, by scales that are staged. Those of the tile
+    // behind it are staged on the way: tiles come in turn.
+    void dot_staged(const Planes& planes, const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, int64_t first,
+                    int64_t count, float (*acc)[kTile]) {
+      const auto staged = [&](int64_t tile) {
+        std::vector<float>& to = staged_[tile / kTile % 2];
+        to.resize(static_cast<size_t>((groups_ + M) * kTile));
+        return StagedScales{to.data(), to.data() + groups_ * kTile};
+      };
+      const int64_t behind = first + kTile, rows_behind = std::clamp<int64_t>(w_.N - behind, 0, kTile);
+      const StagedScales now = staged(first);
+      if (staged_first_ != first) planes.stage(of_x, M, as_it_lies(first), count, w_.K, now);
+      planes.dot_staged(x, x_stride, of_x, M, as_it_lies(first), count, w_.K, now,
+                        {as_it_lies(behind), rows_behind, staged(behind)}, acc);
+      staged_first_ = behind;
     }
     Int4Row int4(int64_t i) const { return {packed(i), &scale_[i], &zero_point_[i], w_.group_size}; }
     void block(const Tiles& tiles, const Piece& p, const Fetch& next, void* out) const {
@@ -96,8 +114,8 @@ struct Int4Weight {
     }
 
     const Int4Weight& w_;
-    int64_t first_ = 0, groups_;
-    std::vector<float> scale_, zero_point_, beside_, ones_;
+    int64_t first_ = 0, groups_, staged_first_ = -1;
+    std::vector<float> scale_, zero_point_, beside_, ones_, staged_[2];
   };
 };
 

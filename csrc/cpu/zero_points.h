@@ -35,7 +35,7 @@ inline ZeroPointsBeside take_zero_points_out(const std::vector<float>& scale, st
 // The same for what multiplies: weights of q + offset have other zero points, and nothing beside them.
 inline ZeroPointsBeside zero_points_beside(const Tiles& tiles, const std::vector<float>& scale, std::vector<float>& zero_point,
                                            std::vector<float>& beside, int64_t group_size, int64_t begin, int64_t end) {
-  if (tiles.offset == 0) return take_zero_points_out(scale, zero_point, beside, group_size, begin, end);
+  if (tiles.multiply_int4 == nullptr) return take_zero_points_out(scale, zero_point, beside, group_size, begin, end);
   for (int64_t i = begin / group_size * kTile; i < ((end - 1) / group_size + 1) * kTile; ++i)
     zero_point[i] -= tiles.offset * scale[i];
   return {};

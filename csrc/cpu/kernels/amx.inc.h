@@ -504,7 +504,7 @@ void dot_plane_tiles(const int8_t* x, int64_t, const GroupsOfX& of_x, int64_t M,
   dot_plane_lots<1>(joined, of_x.sums, M, w, N, K, acc);
 }
 
-constexpr Planes kPlaneTilesHere{2, arrange_planes<2>, join_planes, joined_bytes, dot_plane_tiles, nullptr};
+constexpr Planes kPlaneTilesHere{2, arrange_planes<2>, join_planes, joined_bytes, dot_plane_tiles, nullptr, nullptr};
 constexpr const Planes* kPlaneTiles = &kPlaneTilesHere;
 
 }  // namespace

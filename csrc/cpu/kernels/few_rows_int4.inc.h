@@ -217,47 +217,6 @@ bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, 
   return true;
 }
 
-// Sums of one step of up to 128 elements: Σ u x in fixed point, of two planes exact, of three rounded to a float.
-template <int kPlanes>
-struct PlaneSums {
-#ifdef AOEXT_AVX512
-  I32 sums = {}, last = {};  // of the first two planes, and of a third
-  void add(U32 even, U32 odd, const int8_t* x) {
-    const auto products = [&](I32 to, const int8_t* plane) {
-      const __m512i evens = _mm512_dpbusd_epi32((__m512i)to, (__m512i)even, load<__m512i>(plane));
-      return (I32)_mm512_dpbusd_epi32(evens, (__m512i)odd, load<__m512i>(plane + kPlaneBytes));
-    };
-    sums += products(products(I32{}, x) << 8, x + kPlaneUnit);
-    if constexpr (kPlanes == 3) last = products(last, x + 2 * kPlaneUnit);
-  }
-  auto total() const {
-    if constexpr (kPlanes == 2)
-      return sums;
-    else
-      return __builtin_convertvector(sums, F32) * 256.0f + __builtin_convertvector(last, F32);
-  }
-#else
-  __m256i sums[kPlanes] = {};  // 16 bits: at most four pairs of 15 · 128
-  void add(U32 even, U32 odd, const int8_t* x) {
-    for (int plane = 0; plane < kPlanes; ++plane) {
-      const int8_t* const from = x + plane * kPlaneUnit;
-      sums[plane] = _mm256_add_epi16(sums[plane], _mm256_maddubs_epi16((__m256i)even, load<__m256i>(from)));
-      sums[plane] = _mm256_add_epi16(sums[plane], _mm256_maddubs_epi16((__m256i)odd, load<__m256i>(from + kPlaneBytes)));
-    }
-  }
-  auto total() const {
-    const auto weighted = [&](int plane, int weight) {
-      return (I32)_mm256_madd_epi16(sums[plane], _mm256_set1_epi16(static_cast<int16_t>(weight)));
-    };
-    const I32 first = weighted(0, 256) + weighted(1, 1);
-    if constexpr (kPlanes == 2)
-      return first;
-    else
-      return __builtin_convertvector(first, F32) * 256.0f + __builtin_convertvector(weighted(2, 1), F32);
-  }
-#endif
-};
-
 // The even and the odd nibbles of words as bytes 0..15, their sign bit flipped.
 inline void unpack(U32 words, U32* even, U32* odd) {
 #ifdef AOEXT_AVX512
@@ -294,6 +253,26 @@ inline V sums_of_fours(const V (&rows)[4]) {
 }
 
 #ifdef AOEXT_AVX512
+
+// Sums of one step of up to 128 elements: Σ u x in fixed point, of two planes exact, of three rounded to a float.
+template <int kPlanes>
+struct PlaneSums {
+  I32 sums = {}, last = {};  // of the first two planes, and of a third
+  void add(U32 even, U32 odd, const int8_t* x) {
+    const auto products = [&](I32 to, const int8_t* plane) {
+      const __m512i evens = _mm512_dpbusd_epi32((__m512i)to, (__m512i)even, load<__m512i>(plane));
+      return (I32)_mm512_dpbusd_epi32(evens, (__m512i)odd, load<__m512i>(plane + kPlaneBytes));
+    };
+    sums += products(products(I32{}, x) << 8, x + kPlaneUnit);
+    if constexpr (kPlanes == 3) last = products(last, x + 2 * kPlaneUnit);
+  }
+  auto total() const {
+    if constexpr (kPlanes == 2)
+      return sums;
+    else
+      return __builtin_convertvector(sums, F32) * 256.0f + __builtin_convertvector(last, F32);
+  }
+};
 
 // Lane n of a vector is row n's: its sums of each group, from those of four rows at a time.
 template <int kGroups, class V>
@@ -452,130 +431,11 @@ void dot_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_
   dot_rows_planes<kPlanes, 1, kUnits>(x, x_stride, of_x, M, w, N, K, acc);
 }
 
-#else
-
-// A scale of x, 2⁻²³ of it, meets the integer sum first: times a scale of w it may be subnormal where the result is not.
-//
-// Four rows of w at a time, by scales staged as floats: a line of each of 32 rows in turn takes longer here where rows are long.
-
-// Lane 4 i + n is row n's scale of the group that lane is of: kGroups to a vector, of which `count` exist.
-template <int kGroups>
-inline F32 scales_of_fours(const float* scale, int64_t count) {
-  const auto of = [&](int i) {
-    const int64_t g = i * kGroups / (kFloats / 4);
-    return load<__m128>(scale + (g < count ? g : 0) * kTile);
-  };
-  return (F32)_mm256_insertf128_ps(_mm256_castps128_ps256(of(0)), of(1), 1);
-}
-
-// Lanes of kGroups groups, of which `count` exist, each with its scale.
-template <int kGroups>
-inline F32 spread(const float* scale, int64_t stride, int64_t count) {
-  F32 v = broadcast(*scale);
-  for (int g = 1; g < kGroups; ++g) {
-    I32 lanes;
-    for (int i = 0; i < kFloats; ++i) lanes[i] = i / (kFloats / kGroups) >= g ? -1 : 0;
-    v = lanes ? broadcast(scale[(g < count ? g : 0) * stride]) : v;
-  }
-  return v;
-}
-
-// Steps of kStep elements, which are of kGroups groups. Where a group is four lanes, the sums of four rows' groups fill one
-// vector.
-template <int kPlanes, int M, int N, int kGroups, int64_t kStep>
-inline void dot_tile_planes(const int8_t* x, int64_t x_stride, const float* x_scales, const Int4Row& w, Ahead ahead, int64_t K,
-                            float (*acc)[kTile]) {
-  constexpr bool kFours = kGroups * 4 == kFloats && N == 4;
-  const int64_t bytes = K / 2, groups = K / w.group_size;
-  F32 sums[M][kFours ? 1 : N] = {};
-  // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
-  const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
-    fetch_group(&ahead);
-    F32 x_scale[M];
-    for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
-    [[maybe_unused]] decltype(PlaneSums<kPlanes>().total()) totals[M][N];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-      PlaneSums<kPlanes> part[M];
-      const uint8_t* const row = w.packed + n * bytes + begin / 2;
-      __builtin_prefetch(row + N * bytes);  // a line, or half of one
-#pragma GCC unroll 2
-      for (int64_t k = 0; k < kStep; k += kPlaneUnit) {
-        U32 words = {}, even, odd;
-        if (count == kStep)
-          words = load<U32>(row + k / 2);
-        else
-          memcpy(&words, row, static_cast<size_t>(count) / 2);
-        unpack(words, &even, &odd);
-        for (int m = 0; m < M; ++m) part[m].add(even, odd, x + m * x_stride + kPlanes * (begin + k));
-      }
-      if constexpr (kFours) {
-        for (int m = 0; m < M; ++m) totals[m][n] = part[m].total();
-      } else {
-        const F32 s = spread<kGroups>(w.scale + g * kTile + n, kTile, its_groups);
-        for (int m = 0; m < M; ++m) sums[m][n] += s * (x_scale[m] * __builtin_convertvector(part[m].total(), F32));
-      }
-    }
-    if constexpr (kFours) {
-      const F32 s = scales_of_fours<kGroups>(w.scale + g * kTile, its_groups);
-      for (int m = 0; m < M; ++m) sums[m][0] += s * (x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32));
-    }
-  };
-  const int64_t span = kGroups > 1 ? kStep : w.group_size;
-  int64_t begin = 0, g = 0;
-  for (; begin + span <= K; g += kGroups)
-    for (const int64_t end = begin + span; begin < end; begin += kStep) step(begin, kStep, g, kGroups);
-  if (kGroups > 1 && begin < K) step(begin, K - begin, g, groups - g);
-  for (int m = 0; m < M; ++m)
-    if constexpr (kFours)
-      for (int i = 0; i < kFloats; ++i) acc[m][i % N] += sums[m][0][i];
-    else
-      for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
-}
-
-template <int kPlanes, int kGroups, int64_t kStep>
-inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, const Int4Row& first,
-                            const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
-  constexpr int kRows = 4;
-  int64_t fours = 0;
-  each_rows<kFewRows>(M, [&](auto count, int64_t m) {
-    constexpr int kCount = decltype(count)::count;
-    each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
-      constexpr int64_t kParts = kTile / kRows / 2;
-      Ahead next{};
-      if (fours < 2 * kParts) next = part_of(fours < kParts ? ahead.scale : ahead.zero_point, fours % kParts, kParts);
-      ++fours;
-      dot_tile_planes<kPlanes, kCount, decltype(rows)::count, kGroups, kStep>(x + m * x_stride, x_stride,
-                                                                              x_scales + m * (K / w.group_size), w, next, K, out);
-    });
-  });
-}
-
 template <int kPlanes>
-void dot_staged_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Row& first,
-                       const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]) {
-  const int64_t groups = K / first.group_size;
-  for (int64_t m = 0; m < M; ++m) {
-    memset(acc[m], 0, sizeof acc[m]);
-    add_terms(first.zero_point, groups, [&](int64_t g) { return of_x.sums[m * groups + g]; }, acc[m]);
-    add_terms(first.scale, groups, [&](int64_t g) { return of_x.fixed_sums[m * groups + g]; }, acc[m]);
-  }
-  const int64_t in_unit = kPlaneUnit / first.group_size;
-  if (in_unit == 2) return dot_rows_planes<kPlanes, 2, kPlaneUnit>(x, x_stride, of_x.scales, M, first, ahead, N, K, acc);
-  if (in_unit == 1) return dot_rows_planes<kPlanes, 1, kPlaneUnit>(x, x_stride, of_x.scales, M, first, ahead, N, K, acc);
-  dot_rows_planes<kPlanes, 1, kPad>(x, x_stride, of_x.scales, M, first, ahead, N, K, acc);
-}
-
-#endif
-
-#ifdef AOEXT_AVX512
-template <int kPlanes>
-constexpr Planes kPlanesHere{kPlanes, arrange_planes<kPlanes>, nullptr, nullptr, dot_planes<kPlanes>, nullptr};
-#else
-template <int kPlanes>
-constexpr Planes kPlanesHere{kPlanes, arrange_planes<kPlanes>, nullptr, nullptr, nullptr, dot_staged_planes<kPlanes>};
-#endif
+constexpr Planes kPlanesHere{kPlanes, arrange_planes<kPlanes>, nullptr, nullptr, dot_planes<kPlanes>, nullptr, nullptr};
 constexpr const Planes *kPlanes = &kPlanesHere<2>, *kFinePlanes = &kPlanesHere<3>;
+
+#endif
 
 #else
 

@@ -29,7 +29,7 @@ struct Int4Row {
 };
 
 // Up to kTile rows of int4 weights and their scales and zero points as they lie, `stride` bytes from one group's to the next's:
-// of as many rows as whole vectors take.
+// for Planes::dot of as many rows as whole vectors take.
 struct Int4Tile {
   const uint8_t* packed;
   const char *scale, *zero_point;
@@ -41,6 +41,19 @@ struct Int4Tile {
 // to products, and those of x.
 struct GroupsOfX {
   const float *scales, *fixed_sums, *sums;
+};
+
+// Scales and zero points of a tile as Planes::dot_staged takes them.
+struct StagedScales {
+  float* scales;  // [kTile / 4, K / group_size, 4]
+  float* sums;    // [M, kTile]: what zero points and the signs of nibbles add
+};
+
+// The tile after the one at hand, and where its scales go; N is 0 where there is none. All of the one at hand's rows exist then.
+struct NextTile {
+  Int4Tile w;
+  int64_t N;
+  StagedScales scales;
 };
 
 // Up to so many groups a tile's scales and zero points are fetched while another tile is multiplied. Each lies in a page of its
@@ -57,12 +70,6 @@ struct Ahead {
 struct ScalesAhead {
   Ahead scale, zero_point;
 };
-
-// One of `parts` parts.
-static inline Ahead part_of(const Ahead& ahead, int64_t i, int64_t parts) {
-  const int64_t each = (ahead.groups + parts - 1) / parts, left = ahead.groups - i * each;
-  return {ahead.row + i * each * ahead.stride, ahead.stride, left < each ? left : each, ahead.bytes};
-}
 
 // A group's, into the second cache: where a stride is a power of two, all of them are of one set of the first.
 static inline void fetch_group(Ahead* ahead) {
@@ -115,13 +122,16 @@ struct Tiles {
   // Whether the tile that is next is fetched, in the order in which it lies, or this one's next block.
   bool in_order = false;
 
-  // What weights_int4 adds to each q, where it leaves scales and zero points out of its operands: 0 where it doesn't. Then
-  // multiply_int4 takes the place of `multiply` and add_of_groups, for n elements from `begin` on of rows of which `first` is the
-  // first, whose zero points are zero_point − offset · scale. They can't take rows of x for which `takes` is false.
+  // Null, or, where weights_int4 makes operands of q + offset, without scales and zero points, what takes the place of `multiply`
+  // and add_of_groups: for n elements from `begin` on of rows of which `first` is the first, whose zero points are
+  // zero_point − offset · scale. They can't take rows of x for which `takes` is false.
   float offset = 0;
   void (*multiply_int4)(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
                         int64_t begin, int64_t n, void* acc) = nullptr;
   bool (*takes)(Element from, const void* row, int64_t K) = nullptr;
+
+  // Operands whose sum an element of x is, `limbs` rows of `depth` one behind the other.
+  int64_t limbs = 1;
 };
 
 // int4 by a row of x in fixed point. Groups are of 32, 64 or a multiple of kPad elements.
@@ -143,9 +153,10 @@ struct Planes {
   void (*dot)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
               float (*acc)[kTile]);
 
-  // Null, or the same in its place for scales as dot_int4 takes them, and those that are next.
-  void (*dot_staged)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Row& first,
-                     const ScalesAhead& ahead, int64_t N, int64_t K, float (*acc)[kTile]);
+  // Null, or the same in its place by scales that `stage` or the call before brought: those of `next` it brings.
+  void (*dot_staged)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
+                     const StagedScales& scales, const NextTile& next, float (*acc)[kTile]);
+  void (*stage)(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, const StagedScales& out);
 };
 
 // 8-bit values by few rows of x.
@@ -187,6 +198,10 @@ struct Kernels {
   // where these leave out scales, the former take groups of 8, 16 and 32 with them, too.
   const Tiles *bf16, *bf16_int4;
 
+  // The same for inputs of float32 and half, by limbs of bfloat16; int4 in groups of 32 and more. Null where that is not known to
+  // pay.
+  const Tiles *limbs, *limbs_int4;
+
   // Of floats, and of bfloat16: null where that is no faster.
   const Values8 *values_f32, *values_bf16;
 
@@ -215,6 +230,7 @@ struct Kernels {
 
 const Kernels& kernels_amx();
 const Kernels& kernels_avx512();
+const Kernels& kernels_avxvnni();
 const Kernels& kernels_avx2();
 const Kernels& kernels_portable();
 

@@ -43,19 +43,21 @@ constexpr int64_t kDepthOf = kDepthBytes / static_cast<int64_t>(sizeof(typename 
 
 constexpr int kMostInputs = 5, kParts = 2;
 
-// Words [begin, end), an even number of them, of R rows of x.
-template <class P, int R>
+// Words [begin, end), an even number of them, of R rows of x. A part of a sum is of every other word, or of one of two limbs.
+template <class P, int R, int kLimbs>
 inline void add_words(const char* w, const char* x, int64_t begin, int64_t end, typename P::Sums (&sums)[R][kBands]) {
+  static_assert(kParts % kLimbs == 0);
   typename P::Sums parts[kParts][R][kBands] = {};
-  for (int64_t word = begin; word < end; word += kParts)
+  for (int64_t word = begin; word < end; word += kParts / kLimbs)
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
+      const int64_t at = word + part / kLimbs;
       __m512i wk[kBands];
-      for (int band = 0; band < kBands; ++band) wk[band] = load<__m512i>(w + (word + part) * kStepBytes + band * kLine);
+      for (int band = 0; band < kBands; ++band) wk[band] = load<__m512i>(w + at * kStepBytes + band * kLine);
 #pragma GCC unroll 5
       for (int m = 0; m < R; ++m) {
         int32_t xk;
-        memcpy(&xk, x + m * kDepthBytes + (word + part) * kWordBytes, sizeof xk);
+        memcpy(&xk, x + (m * kLimbs + part % kLimbs) * kDepthBytes + at * kWordBytes, sizeof xk);
         const __m512i all = _mm512_set1_epi32(xk);
         for (int band = 0; band < kBands; ++band) parts[part][m][band] = P::multiply_add(parts[part][m][band], wk[band], all);
       }
@@ -83,7 +85,7 @@ inline void each_inputs(int64_t M, const Body& body) {
   take(M - m);
 }
 
-template <class P>
+template <class P, int kLimbs = 1>
 void multiply_lanes(const void* w, int, const void* x, int64_t M, int64_t K, void* acc) {
   const char *const block = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
   const int64_t words = K * static_cast<int64_t>(sizeof(typename P::Operand)) / kWordBytes;
@@ -91,7 +93,7 @@ void multiply_lanes(const void* w, int, const void* x, int64_t M, int64_t K, voi
     constexpr int kCount = decltype(count)::count;
     using Sums = typename P::Sums;
     Sums sums[kCount][kBands];
-    add_words<P, kCount>(block, inputs + m * kDepthBytes, 0, words, sums);
+    add_words<P, kCount, kLimbs>(block, inputs + m * kLimbs * kDepthBytes, 0, words, sums);
     for (int r = 0; r < kCount; ++r)
       for (int band = 0; band < kBands; ++band) {
         char* const to = static_cast<char*>(acc) + ((m + r) * kBands + band) * kLine;
@@ -247,17 +249,21 @@ void scaled_int4_in_lanes(const Int4Row& first, const BlockRows& rows, int64_t b
   memset(static_cast<char*>(out) + known * kStepBytes, 0, static_cast<size_t>((padded - known) * kStepBytes));
 }
 
+// 32 operands in the order of the words that int4_in_lanes writes.
+inline __m512i in_eights(__m512i row) {
+  uint16_t order[2 * kFloats];
+  for (int i = 0; i < 2 * kFloats; ++i) order[i] = static_cast<uint16_t>(i / kEight * kEight + i % 2 * 4 + i % kEight / 2);
+  return _mm512_maskz_permutexvar_epi16(~__mmask32{0}, load<__m512i>(order), row);
+}
+
 template <int64_t kDepth>
 void operands_in_eights(Element from, const void* source, int64_t n, void* out) {
   alignas(64) uint16_t row[kDepth];
   operands<Element::bf16, uint16_t>(from, source, n, row);
-  uint16_t order[2 * kFloats];
-  for (int i = 0; i < 2 * kFloats; ++i) order[i] = static_cast<uint16_t>(i / kEight * kEight + i % 2 * 4 + i % kEight / 2);
-  for (int64_t k = 0; k < n; k += 2 * kFloats)
-    store(static_cast<uint16_t*>(out) + k,
-          _mm512_maskz_permutexvar_epi16(~__mmask32{0}, load<__m512i>(order), load<__m512i>(row + k)));
+  for (int64_t k = 0; k < n; k += 2 * kFloats) store(static_cast<uint16_t*>(out) + k, in_eights(load<__m512i>(row + k)));
 }
 
+template <int kLimbs>
 void multiply_int4_lanes(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
                          int64_t begin, int64_t n, void* acc) {
   const char *const block = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
@@ -274,7 +280,7 @@ void multiply_int4_lanes(const void* w, const void* x, const float* x_sums, int6
     for (int64_t word = 0, end = of_group - begun; word < words; word = end, end += of_group, ++group) {
       if (end > words) end = words;
       F32 part[kCount][kBands];
-      add_words<LanesBf16, kCount>(block, inputs + m * kDepthBytes, word, end, part);
+      add_words<LanesBf16, kCount, kLimbs>(block, inputs + m * kLimbs * kDepthBytes, word, end, part);
       const bool starts = word > 0 || begun == 0;
       const float* const of_x = x_sums + group * x_stride + m;
       for (int band = 0; band < kBands; ++band) {
@@ -303,6 +309,78 @@ bool lanes_take(Element, const void* row, int64_t K) {
   return most < kMost;
 }
 
+// ---- limbs ---------------------------------------------------------------------------------------------
+
+// An x of float32 or half is the sum of two of bfloat16 and at most 2⁻¹⁸ of itself, which float32's bound has room for. A product
+// takes both, so it costs twice what bfloat16's does, where float32's costs four times as much; the two parts of a sum are the
+// limbs'.
+
+constexpr int kLimbs = 2;
+
+// kEights: in the order of int4's words.
+template <bool kEights>
+void inputs_as_limbs(Element from, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
+  constexpr int64_t kDepth = kDepthOf<LanesBf16>;
+  alignas(kLine) float row[kDepth];
+  to_float(from, source, row, n);
+  fill_up(row, n);
+  uint16_t* const high = static_cast<uint16_t*>(out);
+  for (int64_t k = 0; k < n; k += 2 * kFloats) {
+    const __m512 a = load<__m512>(row + k), b = load<__m512>(row + k + kFloats);
+    const __m512i nearest = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    const auto left = [&](__m512 x, int half) {
+      const __m512i words = _mm512_maskz_cvtepu16_epi32(0xffff, _mm512_maskz_extracti64x4_epi64(0xf, nearest, half));
+      return (__m512)((F32)x - (F32)((U32)words << 16));
+    };
+    // The halves of an index are constants of the instruction.
+    const __m512i rest = (__m512i)_mm512_cvtne2ps_pbh(left(b, 1), left(a, 0));
+    store(high + k, kEights ? in_eights(nearest) : nearest);
+    store(high + kDepth + k, kEights ? in_eights(rest) : rest);
+  }
+  fill_up(high, n);
+  fill_up(high + kDepth, n);
+}
+
+// q itself, as its products by limbs leave no room for what an offset loses: as many instructions where a shuffle takes no longer
+// than a bit operation.
+void values_of_int4_in_lanes(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  uint16_t values[2 * kFloats];  // an index has five bits, the fifth another nibble's
+  for (int i = 0; i < 2 * kFloats; ++i) values[i] = static_cast<uint16_t>(bits(static_cast<float>(sign_extend(i & 15))) >> 16);
+  const __m512i table = load<__m512i>(values);
+  each_words<4, kLine>(first.packed + begin / 2, rows, n / 2, out, [=](U32 words, int64_t, int, char* to) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      store(to + i * kStepBytes, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)(words >> (4 * i)), table));
+  });
+}
+
+// Rows whose limbs are neither infinite nor, but for what is far below the rest, subnormal. By int4 the largest x may be kWidest
+// times the mean of those about it: what the limbs lose of it meets q, and shows where scale and zero point make a weight of 0.
+template <bool kInt4>
+bool limbs_take(Element from, const void* row, int64_t K) {
+  constexpr float kWidest = 32;
+  constexpr uint32_t kLeast = (127 - 100) << 23, kMost = (127 + 100) << 23;  // 2⁻¹⁰⁰, 2¹⁰⁰
+  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  uint32_t largest = 0;
+  for (int64_t k = 0; k < K; k += kPad) {
+    const int64_t n = K - k < kPad ? K - k : kPad;
+    alignas(kLine) float x[kPad] = {};
+    to_float(from, static_cast<const char*>(row) + k * bytes, x, n);
+    U32 most = {};
+    F32 sizes = {};
+    for (int64_t i = 0; i < kPad; i += kFloats) {
+      const F32 size = magnitude(load<F32>(x + i));
+      most = (U32)size > most ? (U32)size : most;
+      sizes += size;
+    }
+    uint32_t here = 0;
+    for (int i = 0; i < kFloats; ++i) here = most[i] > here ? most[i] : here;
+    if (kInt4 && !(from_bits(here) * static_cast<float>(n) <= kWidest * sum<float>(sizes))) return false;
+    largest = here > largest ? here : largest;
+  }
+  return largest == 0 || (largest >= kLeast && largest < kMost);
+}
+
 // ---- tables --------------------------------------------------------------------------------------------
 
 constexpr bool kInOrder = true;
@@ -329,11 +407,42 @@ constexpr Tiles kLanesBf16Int4{sizeof(uint16_t),
                                nullptr,
                                kInOrder,
                                kOffset,
-                               multiply_int4_lanes,
+                               multiply_int4_lanes<1>,
                                lanes_take};
+constexpr Tiles kLanesLimbs{sizeof(uint16_t),
+                            kTile,
+                            kDepthOf<LanesBf16>,
+                            1,
+                            inputs_as_limbs<false>,
+                            weights_in_lanes,
+                            nullptr,
+                            multiply_lanes<LanesBf16, kLimbs>,
+                            nullptr,
+                            nullptr,
+                            kInOrder,
+                            0,
+                            nullptr,
+                            limbs_take<false>,
+                            kLimbs};
+constexpr Tiles kLanesLimbsInt4{sizeof(uint16_t),
+                                kTile,
+                                kDepthOf<LanesBf16>,
+                                1,
+                                inputs_as_limbs<true>,
+                                nullptr,
+                                values_of_int4_in_lanes,
+                                nullptr,
+                                nullptr,
+                                nullptr,
+                                kInOrder,
+                                0,
+                                multiply_int4_lanes<kLimbs>,
+                                limbs_take<true>,
+                                kLimbs};
 constexpr Tiles kLanesI8{sizeof(int8_t),          kTile,   kDepthOf<LanesI8>, 1,       inputs_i8, bytes_in_lanes, nullptr,
                          multiply_lanes<LanesI8>, nullptr, nullptr,           kInOrder};
 constexpr const Tiles *kBf16 = &kLanesBf16, *kBf16Int4 = &kLanesBf16Int4, *kI8 = &kLanesI8;
+constexpr const Tiles *kLimbTiles = &kLanesLimbs, *kLimbTilesInt4 = &kLanesLimbsInt4;
 
 constexpr const Planes* kPlaneTiles = nullptr;
 

@@ -4,6 +4,7 @@
 //   AOEXT_FLOATS                floats in a vector
 //   AOEXT_DEPTH                 floats of a weight row in a block of tiles.inc.h
 //   AOEXT_AVX512, AOEXT_AVX2    which intrinsics there are, one or none of the two
+//   AOEXT_AVX_VNNI              products of bytes beside AVX2's
 //   AOEXT_AMX                   AMX's beside AVX-512's
 #include "cpu/kernels/vectors.inc.h"
 
@@ -11,6 +12,9 @@
 
 #include "cpu/kernels/few_rows_8bit.inc.h"
 #include "cpu/kernels/few_rows_int4.inc.h"
+#ifdef AOEXT_AVX2
+#include "cpu/kernels/staged_planes.inc.h"
+#endif
 #include "cpu/kernels/quantize.inc.h"
 #include "cpu/kernels/tiles.inc.h"
 #ifdef AOEXT_AMX
@@ -23,10 +27,10 @@ namespace aoext::cpu {
 
 const Kernels& AOEXT_KERNELS() {
   static constexpr Kernels table{
-      AOEXT_NAME,        to_float,    columns_to_float, from_float,   dequantize_int4, has_wide_zero_points,
-      split_zero_points, group_sums,  &kTilesF32,       kI8,          kBf16,           kBf16Int4,
-      &kValuesF32,       kValuesBf16, arrange_int4,     dot_int4,     kPlanes,         kFinePlanes,
-      kPlaneTiles,       kDotI8,      scale_row,        quantize_row,
+      AOEXT_NAME,        to_float,       columns_to_float, from_float,  dequantize_int4, has_wide_zero_points,
+      split_zero_points, group_sums,     &kTilesF32,       kI8,         kBf16,           kBf16Int4,
+      kLimbTiles,        kLimbTilesInt4, &kValuesF32,      kValuesBf16, arrange_int4,    dot_int4,
+      kPlanes,           kFinePlanes,    kPlaneTiles,      kDotI8,      scale_row,       quantize_row,
   };
   return table;
 }

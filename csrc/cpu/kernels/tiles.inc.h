@@ -237,5 +237,9 @@ constexpr const Tiles *kBf16 = nullptr, *kBf16Int4 = nullptr, *kI8 = &kTilesI8;
 constexpr const Planes* kPlaneTiles = nullptr;
 #endif
 
+#if !defined(AOEXT_AVX512) || defined(AOEXT_AMX)
+constexpr const Tiles *kLimbTiles = nullptr, *kLimbTilesInt4 = nullptr;
+#endif
+
 }  // namespace
 }  // namespace aoext::cpu

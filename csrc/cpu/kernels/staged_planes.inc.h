@@ -1,0 +1,244 @@
+// int4 by planes (few_rows_int4.inc.h) with vectors of 32 bytes: y[m][n] = Σ scale[g][n] · (x_scale[m][g] · Σ u x), beside it
+// what zero points and signs add.
+//
+// Four rows of w at a time pass by all of K, by steps of 128 weights, 64 bytes of each row. Scales lie [K/group_size, N]: a line
+// of memory is those of a tile's rows for one group, far from the next group's. They are staged once for each tile as floats,
+// four rows' side by side, where zero points leave but a sum for each row. A burst of such lines from memory would stop all else:
+// an eighth of the next tile's is fetched while four rows of this one are multiplied, and staged behind them.
+namespace aoext::cpu {
+namespace {
+
+constexpr int kFour = 4;  // rows of w at once
+static_assert(kFloats == 2 * kFour);
+
+// Σ u x in fixed point over kUnits units, whose lanes add up to it: exact in 32 bits.
+template <int kPlanes, int kUnits>
+inline I32 plane_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x) {
+  const auto of_unit = [&](int unit, int plane) { return x + kPlanes * kPlaneUnit * unit + kPlaneUnit * plane; };
+#ifdef AOEXT_AVX_VNNI
+  __m256i sums = {};
+  for (int plane = 0; plane < kPlanes; ++plane) {
+    if (plane > 0) sums = _mm256_slli_epi32(sums, 8);
+    for (int unit = 0; unit < kUnits; ++unit) {
+      const int8_t* const from = of_unit(unit, plane);
+      sums = _mm256_dpbusd_avx_epi32(sums, (__m256i)even[unit], load<__m256i>(from));
+      sums = _mm256_dpbusd_avx_epi32(sums, (__m256i)odd[unit], load<__m256i>(from + kPlaneBytes));
+    }
+  }
+  return (I32)sums;
+#else
+  // 16 bits: at most four pairs of 15 · 128.
+  const auto pairs = [&](int plane) {
+    __m256i sums = {};
+    for (int unit = 0; unit < kUnits; ++unit) {
+      const int8_t* const from = of_unit(unit, plane);
+      sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16((__m256i)even[unit], load<__m256i>(from)));
+      sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16((__m256i)odd[unit], load<__m256i>(from + kPlaneBytes)));
+    }
+    return sums;
+  };
+  const auto weighted = [](__m256i sums, int16_t weight) { return (I32)_mm256_madd_epi16(sums, _mm256_set1_epi16(weight)); };
+  const I32 first = weighted(pairs(0), 256) + weighted(pairs(1), 1);
+  if constexpr (kPlanes == 2)
+    return first;
+  else
+    return (first << 8) + weighted(pairs(2), 1);
+#endif
+}
+
+// ---- scales --------------------------------------------------------------------------------------------
+
+// N columns of a line, and nothing behind them.
+inline void columns(Element from, const char* line, int64_t N, F32 (&out)[kTile / kFloats]) {
+  if (N == kTile) {
+    const int64_t bytes = kFloats * (from == Element::f32 ? 4 : 2);
+    for (int i = 0; i < kTile / kFloats; ++i) out[i] = floats_at(from, line + i * bytes);
+    return;
+  }
+  float values[kTile] = {};
+  to_float(from, line, values, N);
+  memcpy(out, values, sizeof out);
+}
+
+// Groups [begin, end) of N rows of w.
+void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, int64_t begin, int64_t end,
+                  const StagedScales& out) {
+  constexpr int kVectors = kTile / kFloats;
+  using Vectors = F32[kVectors];
+  const int64_t groups = K / w.group_size;
+  if (begin == 0) memset(out.sums, 0, static_cast<size_t>(M * kTile) * sizeof(float));
+  const auto bring = [&](int64_t g, Vectors& scale, Vectors& zero_point) __attribute__((always_inline)) {
+    columns(w.element, w.scale + g * w.stride, N, scale);
+    columns(w.element, w.zero_point + g * w.stride, N, zero_point);
+  };
+  const auto keep = [&](int64_t g, const Vectors& scale) __attribute__((always_inline)) {
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256 scales = (__m256)scale[v];
+      float* const four = out.scales + (2 * v * groups + g) * kFour;
+      _mm_storeu_ps(four, _mm256_castps256_ps128(scales));
+      _mm_storeu_ps(four + groups * kFour, _mm256_extractf128_ps(scales, 1));
+    }
+  };
+  const auto bring_sums = [&](int64_t m, Vectors& sums) __attribute__((always_inline)) {
+    for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(out.sums + m * kTile + v * kFloats);
+  };
+  const auto keep_sums = [&](int64_t m, const Vectors& sums) __attribute__((always_inline)) {
+    for (int v = 0; v < kVectors; ++v) store(out.sums + m * kTile + v * kFloats, sums[v]);
+  };
+  // Adds a group, which is i of x's.
+  const auto add = [&](int64_t i, const Vectors& scale, const Vectors& zero_point, Vectors& sums) __attribute__((always_inline)) {
+    const F32 fixed_sum = broadcast(of_x.fixed_sums[i]), sum = broadcast(of_x.sums[i]);
+    for (int v = 0; v < kVectors; ++v) sums[v] = multiply_add(scale[v], fixed_sum, multiply_add(zero_point[v], sum, sums[v]));
+  };
+  if (M == 1) {
+    Vectors sums, scale, zero_point;
+    bring_sums(0, sums);
+    for (int64_t g = begin; g < end; ++g) {
+      bring(g, scale, zero_point);
+      add(g, scale, zero_point, sums);
+      keep(g, scale);
+    }
+    return keep_sums(0, sums);
+  }
+  // A row of x at a time by some groups, so that its sums stay in registers.
+  constexpr int64_t kSome = 16;
+  for (int64_t some = begin; some < end; some += kSome) {
+    const int64_t count = end - some < kSome ? end - some : kSome;
+    Vectors scale[kSome], zero_point[kSome];
+    for (int64_t g = 0; g < count; ++g) {
+      bring(some + g, scale[g], zero_point[g]);
+      keep(some + g, scale[g]);
+    }
+    for (int64_t m = 0; m < M; ++m) {
+      Vectors sums;
+      bring_sums(m, sums);
+      for (int64_t g = 0; g < count; ++g) add(m * groups + some + g, scale[g], zero_point[g], sums);
+      keep_sums(m, sums);
+    }
+  }
+}
+
+void stage_planes(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, const StagedScales& out) {
+  stage_groups(of_x, M, w, N, K, 0, K / w.group_size, out);
+}
+
+// ---- products ------------------------------------------------------------------------------------------
+
+// A lane's scale: of kGroups groups to a vector, of which `count` exist, `stride` floats apart.
+template <int kGroups>
+inline F32 spread(const float* scale, int64_t stride, int64_t count) {
+  F32 v = broadcast(*scale);
+  for (int g = 1; g < kGroups; ++g) {
+    I32 lanes;
+    for (int i = 0; i < kFloats; ++i) lanes[i] = i / (kFloats / kGroups) >= g ? -1 : 0;
+    v = lanes ? broadcast(scale[(g < count ? g : 0) * stride]) : v;
+  }
+  return v;
+}
+
+// N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups; where a group is four lanes, the sums of
+// four rows' groups fill one vector. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where
+// the result is not.
+template <int kPlanes, int M, int N, int kGroups, int kUnits>
+inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed, int64_t group_size,
+                     const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kTile]) {
+  constexpr bool kFours = kGroups * kFour == kFloats && N == kFour;
+  constexpr int64_t kStep = kUnits * kPlaneUnit;
+  const int64_t bytes = K / 2, groups = K / group_size;
+  F32 sums[M][kFours ? 1 : N] = {};
+  // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
+  const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
+    fetch_group(&ahead);
+    F32 x_scale[M];
+    for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
+    [[maybe_unused]] I32 totals[M][N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      const uint8_t* const row = packed + n * bytes + begin / 2;
+      if (kStep == kPad || begin % kPad == 0) __builtin_prefetch(row + N * bytes);
+      U32 even[kUnits], odd[kUnits];
+      for (int unit = 0; unit < kUnits; ++unit) {
+        U32 words = {};
+        if (count == kStep)
+          words = load<U32>(row + unit * kPlaneBytes);
+        else
+          memcpy(&words, row, static_cast<size_t>(count) / 2);
+        unpack(words, &even[unit], &odd[unit]);
+      }
+      for (int m = 0; m < M; ++m) {
+        const I32 total = plane_sums<kPlanes, kUnits>(even, odd, x + m * x_stride + kPlanes * begin);
+        if constexpr (kFours)
+          totals[m][n] = total;
+        else
+          sums[m][n] +=
+              spread<kGroups>(scale + g * kFour + n, kFour, its_groups) * (x_scale[m] * __builtin_convertvector(total, F32));
+      }
+    }
+    if constexpr (kFours) {
+      const float* const of_groups = scale + g * kFour;
+      const F32 s =
+          its_groups == kGroups ? load<F32>(of_groups) : (F32)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(of_groups));
+      for (int m = 0; m < M; ++m) sums[m][0] += s * (x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32));
+    }
+  };
+  const int64_t span = kUnits == 1 ? kStep : group_size;
+  int64_t begin = 0, g = 0;
+  for (; begin + span <= K; g += kGroups)
+    for (const int64_t end = begin + span; begin < end; begin += kStep) step(begin, kStep, g, kGroups);
+  if (kUnits == 1 && begin < K) step(begin, K - begin, g, groups - g);
+  for (int m = 0; m < M; ++m) {
+    F32 fours = sums[m][0];
+    if constexpr (!kFours && N == kFour) fours = sums_of_fours(sums[m]);
+    if constexpr (N == kFour) {
+      const __m128 total = _mm_add_ps(_mm256_castps256_ps128((__m256)fours), _mm256_extractf128_ps((__m256)fours, 1));
+      _mm_storeu_ps(acc[m], _mm_add_ps(total, _mm_loadu_ps(acc[m])));
+    } else {
+      for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
+    }
+  }
+}
+
+template <int kPlanes, int kGroups, int kUnits>
+inline void dot_rows_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N,
+                            int64_t K, const StagedScales& scales, const NextTile& next, float (*acc)[kTile]) {
+  constexpr int64_t kParts = kTile / kFour;  // of the next tile's groups
+  const int64_t groups = K / w.group_size, part = (groups + kParts - 1) / kParts;
+  const auto multiply = [&](auto count, int64_t m) {
+    constexpr int kCount = decltype(count)::count;
+    const auto rows = [&](auto of_w, int64_t n, const ScalesAhead& ahead) {
+      dot_rows<kPlanes, kCount, decltype(of_w)::count, kGroups, kUnits>(
+          x + m * x_stride, x_stride, of_x.scales + m * groups, w.packed + n * (K / 2), w.group_size,
+          scales.scales + n / kFour * groups * kFour + n % kFour, ahead, K, reinterpret_cast<float (*)[kTile]>(&acc[m][n]));
+    };
+    int64_t n = 0;
+    for (; n + kFour <= N; n += kFour) {
+      const int64_t begin = n / kFour * part, end = begin + part < groups ? begin + part : groups;
+      const bool stages = m == 0 && next.N > 0 && begin < end;
+      const auto ahead = [&](const char* from) {
+        return Ahead{from + begin * w.stride, w.stride, stages ? end - begin : 0, kTile * w.element_bytes};
+      };
+      rows(Rows<kFour>(), n, {ahead(next.w.scale), ahead(next.w.zero_point)});
+      if (stages) stage_groups(of_x, M, next.w, next.N, K, begin, end, next.scales);
+    }
+    for (; n < N; ++n) rows(Rows<1>(), n, {});
+  };
+  memcpy(acc, scales.sums, static_cast<size_t>(M * kTile) * sizeof(float));
+  each_rows<kFewRows>(M, multiply);
+}
+
+template <int kPlanes>
+void dot_staged_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N,
+                       int64_t K, const StagedScales& scales, const NextTile& next, float (*acc)[kTile]) {
+  const int64_t in_unit = kPlaneUnit / w.group_size;
+  if (in_unit == 2) return dot_rows_staged<kPlanes, 2, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+  if (in_unit == 1) return dot_rows_staged<kPlanes, 1, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+  dot_rows_staged<kPlanes, 1, kPad / kPlaneUnit>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+}
+
+template <int kPlanes>
+constexpr Planes kPlanesHere{kPlanes, arrange_planes<kPlanes>,    nullptr,     nullptr,
+                             nullptr, dot_staged_planes<kPlanes>, stage_planes};
+constexpr const Planes *kPlanes = &kPlanesHere<2>, *kFinePlanes = &kPlanesHere<3>;
+
+}  // namespace
+}  // namespace aoext::cpu
