@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 import aoext
 from aoext.cli.commands import cli
-from aoext.convert import INDEX, MARKER, convert_checkpoint
+from aoext.convert import MARKER, convert_checkpoint
+from aoext.serialization import DEFAULT_INDEX
 from aoext.tensors import QuantizedTensor
 
 transformers = pytest.importorskip("transformers")
@@ -41,7 +42,7 @@ def test_a_plain_checkpoint_in_several_files(tmp_path, tied):
     assert "not quantised: 14 weights quantised by aoext" in done.output
     config = aoext.AoextConfig({"scheme": "int4", "group_size": 32})
     same_bits(load(tmp_path / "plain", quantization_config=config), load(tmp_path / "int4"))
-    assert (tmp_path / "int4" / INDEX).is_file()
+    assert (tmp_path / "int4" / DEFAULT_INDEX).is_file()
     assert not (tmp_path / "int4" / MARKER).exists()
 
 

@@ -175,15 +175,9 @@ def test_checkpoints(device, make):
 @pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 def test_checkpoints_that_transformers_wrote(tmp_path, name):
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=80,
-    )
-    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "plain")
+    from test_transformers import IDS, llama
+
+    llama().save_pretrained(tmp_path / "plain")
     load = transformers.AutoModelForCausalLM.from_pretrained
     theirs = load(
         tmp_path / "plain", quantization_config=transformers.TorchAoConfig(getattr(torchao, name)())
@@ -192,5 +186,4 @@ def test_checkpoints_that_transformers_wrote(tmp_path, name):
     model = load(tmp_path / "torchao", quantization_config=aoext.AoextConfig.keep())
     up, wanted = model.model.layers[0].mlp.up_proj.weight, theirs.model.layers[0].mlp.up_proj.weight
     assert torch.equal(up.qdata.double() * up.scale.double(), exactly(wanted))
-    ids = torch.arange(8)[None]
-    torch.testing.assert_close(model(ids).logits, theirs(ids).logits, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(model(IDS).logits, theirs(IDS).logits, rtol=0.05, atol=0.05)

@@ -14,6 +14,7 @@ from torch import nn
 
 import aoext
 import checkpoint_packers as pack
+from aoext.layers import QuantizedEmbedding
 from aoext.tensors import QuantizedTensor
 from checkpoint_packers import Stored
 
@@ -112,7 +113,7 @@ def test_layers_whose_own_forward_refuses_a_quantised_weight_are_left_alone():
 
     class Scaled(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return nn.functional.linear(input, self.weight * 2)
+            return nn.functional.linear(input, self.weight.as_strided((64, 64), (1, 64)))
 
     quantizer = AoextQuantizer(AoextConfig("int8"))
     quantizer.left_alone = []
@@ -154,6 +155,26 @@ def test_casts_and_the_way_back(tmp_path):
     model.dequantize(torch.bfloat16)
     for name, weight in wanted.items():
         assert torch.equal(model.get_parameter(name), weight)
+
+
+@pytest.mark.parametrize("scheme", ["int8", {"scheme": "int4", "group_size": 32}])
+def test_a_checkpoint_loads_in_another_dtype(tmp_path, scheme):
+    llama().save_pretrained(tmp_path / "plain")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    load(tmp_path / "plain", quantization_config=AoextConfig(scheme)).save_pretrained(tmp_path / "ours")
+    for dtype in (torch.float16, torch.float32):
+        assert load(tmp_path / "ours", dtype=dtype)(IDS).logits.dtype == dtype
+
+
+def test_embeddings_get_their_class_back(tmp_path):
+    model = llama(tie_word_embeddings=True)
+    aoext.quantize_(model, aoext.Int8WeightOnlyConfig(), quantize_embeddings=True)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    same_bits(model, again)
+    assert isinstance(again.model.embed_tokens, QuantizedEmbedding)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert torch.equal(again.model.embed_tokens(IDS), model.model.embed_tokens(IDS))
 
 
 def test_a_compiled_model_generates_with_a_static_cache(tmp_path):

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from aoext import checkpoints, schemes, serialization
-from aoext._optional import import_safetensors
 from aoext.checkpoints.base import Reader
 from aoext.configs import QuantizationConfig
-from aoext.packing import FLOAT_DTYPES
+from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.serialization import DEFAULT_INDEX
 from aoext.tensors import QuantizedTensor
 
-INDEX = "model.safetensors.index.json"
 # In the target until the conversion is complete: what is converted, and how.
 MARKER = "aoext_conversion.json"
 
@@ -76,7 +75,7 @@ class _Job:
         if not (source / "config.json").is_file():
             raise FileNotFoundError(f"convert: {source} must be a folder with a config.json")
         self.settings: dict[str, Any] = json.loads((source / "config.json").read_text())
-        self.places = _places(source)
+        self.places = serialization.files_in("convert", source)
         self.files = sorted(set(self.places.values()))
         foreign = self.settings.get("quantization_config")
         self.method = foreign.get("quant_method") if foreign else None
@@ -112,11 +111,8 @@ class _Job:
         """Writes one file, unless a run before has."""
         done = self.target / name
         if not done.exists():
-            state = dict(self._state(name))
-            tensors, metadata = serialization.flattened(state)
-            unfinished = done.with_name(f"{name}.unfinished")
-            import_safetensors().torch.save_file(tensors, unfinished, {"format": "pt", **metadata})
-            os.replace(unfinished, done)
+            tensors, metadata = serialization.flattened("convert", dict(self._state(name)))
+            serialization.write_file(done, tensors, {"format": "pt", **metadata})
         described = serialization.descriptions_in(done)
         self.result.quantised += described
         fields = {f"{weight}.{part}" for weight, what in described.items() for part in what["fields"]}
@@ -163,15 +159,15 @@ class _Job:
             raise ValueError(f"convert: {key}: {error}") from error
 
     def _tensor(self, key: str) -> Tensor:
-        with import_safetensors().safe_open(self.source / self.places[key], framework="pt") as file:
-            return file.get_tensor(key)
+        return serialization.tensor_in(self.source / self.places[key], key)
 
     def end(self) -> Conversion:
         """Writes what belongs to the files, and frees the target."""
         from aoext.integrations.transformers import AoextConfig
 
         for file in self.source.iterdir():
-            if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt") and file.name != INDEX:
+            weights = file.suffix in (".safetensors", ".bin", ".pt") or file.name == DEFAULT_INDEX
+            if file.is_file() and not weights:
                 shutil.copy2(file, self.target / file.name)
         kept = AoextConfig(self.config)
         self.settings["quantization_config"] = kept.to_dict()
@@ -179,26 +175,15 @@ class _Job:
         if len(self.files) > 1:
             places = {key: name for name in self.files for key in serialization.names_in(self.target / name)}
             index = {"metadata": {"total_size": self.result.bytes_after}, "weight_map": places}
-            (self.target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+            (self.target / DEFAULT_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
         (self.target / MARKER).unlink()
         return self.result
-
-
-def _places(source: Path) -> dict[str, str]:
-    """The file of each tensor."""
-    if (source / INDEX).is_file():
-        index = json.loads((source / INDEX).read_text())
-        return dict(index["weight_map"])
-    files = sorted(source.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"convert: {source} has no safetensors files")
-    return {key: file.name for file in files for key in serialization.names_in(file)}
 
 
 def _dtype(settings: Mapping[str, Any]) -> torch.dtype:
     """What a checkpoint's config says of the activations' dtype."""
     name = settings.get("dtype") or settings.get("torch_dtype")
-    return {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}.get(str(name), torch.bfloat16)
+    return {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}.get(str(name), torch.bfloat16)
 
 
 def _linear_weights(source: Path, config: QuantizationConfig | None) -> set[str]:

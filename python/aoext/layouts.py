@@ -29,7 +29,7 @@ INNER_K_TILES = (2, 4, 8)
 GROUP_SIZES = (32, 64, 128, 256)  # of the tinygemm layout
 
 # Flips the sign bit of both nibbles of a byte: u − 8 as two's complement is u XOR 8.
-_SIGN_BITS = 0x88
+SIGN_BITS = 0x88
 
 
 @torch.no_grad()
@@ -73,7 +73,7 @@ def tinygemm_to_plain(packed: Tensor, scale_and_zero: Tensor) -> tuple[Tensor, T
             f"K = {K}, got {describe(scale_and_zero)}"
         )
     _check_device(who, "packed", packed, scale_and_zero=scale_and_zero)
-    qdata = _swap_nibbles(tinygemm_unpack(packed) ^ _SIGN_BITS).view(torch.int8)
+    qdata = _swap_nibbles(tinygemm_unpack(packed) ^ SIGN_BITS).view(torch.int8)
     scale, zero_point = (part.contiguous() for part in scale_and_zero.unbind(-1))
     return qdata, scale, zero_point
 
@@ -106,7 +106,7 @@ def plain_to_tinygemm(
     pair = [
         _exactly(who, name, t, torch.bfloat16) for name, t in (("scale", scale), ("zero_point", zero_point))
     ]
-    rows = _swap_nibbles(qdata.contiguous().view(torch.uint8)) ^ _SIGN_BITS
+    rows = _swap_nibbles(qdata.contiguous().view(torch.uint8)) ^ SIGN_BITS
     packed = torch.ops.ao.convert_weight_to_int4pack(rows, inner_k_tiles)
     return packed, torch.stack(pair, -1)
 
@@ -129,7 +129,7 @@ def plain_int32_to_plain(
         raise ValueError(f"{who}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
     exact_zero = (8 - _float64(zero_point)) * _float64(scale)
     zero = _exactly(who, "(8 - zero_point) * scale", exact_zero, dtype).to(scale.device)
-    plain = (qdata.contiguous().view(torch.uint8) ^ _SIGN_BITS).view(torch.int8)
+    plain = (qdata.contiguous().view(torch.uint8) ^ SIGN_BITS).view(torch.int8)
     return plain, _exactly(who, "scale", scale, dtype), zero
 
 
@@ -150,7 +150,7 @@ def plain_to_plain_int32(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> tu
     if not scale.is_meta:
         holds = (integer * s == z) & (integer >= -119) & (integer <= 136) & s.isfinite()
         _require(who, "zero_point", bool(holds.all()), "(8 - i) * scale for integers i in -128..127")
-    unsigned = qdata.contiguous().view(torch.uint8) ^ _SIGN_BITS
+    unsigned = qdata.contiguous().view(torch.uint8) ^ SIGN_BITS
     zeros = (8 - integer).to(torch.int8).to(qdata.device)
     return unsigned.view(torch.int32), scale.clone(), zeros
 

@@ -85,12 +85,13 @@ def is_freed(tensor: Tensor) -> bool:
     PyTorch's own functions would read it all the same. Tensors without memory of their own, as tracing and
     transforms have them, are never freed.
     """
-    if (
-        torch.compiler.is_compiling()
-        or type(tensor) not in (Tensor, torch.nn.Parameter)
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        or not tensor.numel()
-    ):
+    own = type(tensor) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    return own and not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and is_memory_gone(tensor)
+
+
+def is_memory_gone(tensor: Tensor) -> bool:
+    """The same for a tensor that is known to have memory of its own."""
+    if not tensor.numel():
         return False
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.itemsize

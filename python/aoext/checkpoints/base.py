@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aoext.layouts import SIGN_BITS
 from aoext.packing import describe, one_of
 from aoext.tensors import Int4Tensor, QuantizedTensor
-
-_SIGN_BITS = 0x88  # of both nibbles: u - 8 as two's complement is u XOR 8
-
-# Makes a layer's weight of its tensors by name: (layer, tensors, dtype of the activations).
-Maker = Callable[[str, Mapping[str, Tensor], torch.dtype], QuantizedTensor]
 
 
 class Reader:
@@ -131,7 +127,7 @@ def int4_plus(
 ) -> Int4Tensor:
     """w = (u - 8)·scale + zero_point; arguments as those of `int4`."""
     fields = {
-        "qdata": (pairs ^ _SIGN_BITS).view(torch.int8).contiguous(),
+        "qdata": (pairs ^ SIGN_BITS).view(torch.int8).contiguous(),
         "scale": scale.float().contiguous(),
         "zero_point": zero_point.float().contiguous(),
         "act_pre_scale": None,

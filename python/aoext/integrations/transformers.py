@@ -28,7 +28,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from aoext import checkpoints, schemes, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
-from aoext.layers import set_weight
+from aoext.layers import CLASSES, set_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.schemes import Scheme, as_config
 from aoext.tensors import QuantizedTensor
@@ -216,14 +216,15 @@ class AoextQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         for module in model.modules():
-            if isinstance(module, nn.Linear) and isinstance(module.weight, QuantizedTensor):
-                set_weight(module, cast(nn.Parameter, module.weight))
+            weight = module._parameters.get("weight")
+            if isinstance(module, tuple(CLASSES)) and isinstance(weight, QuantizedTensor):
+                set_weight(cast(nn.Module, module), cast(nn.Parameter, weight))
         _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
             conversion
             for conversion in getattr(model, "_weight_conversions", None) or []
-            if not any(isinstance(op, _Load) for op in getattr(conversion, "operations", ()))
+            if not any(isinstance(op, _Operation) for op in getattr(conversion, "operations", ()))
         ]
         return model
 
@@ -237,7 +238,7 @@ class AoextQuantizer(HfQuantizer):
     # Saving, and the way back
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        return serialization.flattened(model.state_dict())
+        return serialization.flattened("save_pretrained", model.state_dict())
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for module in model.modules():
@@ -278,28 +279,8 @@ def _let_cast(model: nn.Module) -> None:
         setattr(model, method.__name__, MethodType(method, model))
 
 
-class _Quantize(ConversionOps):
-    """Quantises one plain weight of a checkpoint."""
-
-    def __init__(self, quantizer: AoextQuantizer) -> None:
-        self.hf_quantizer = quantizer
-
-    def convert(
-        self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **_: Any
-    ) -> dict[str, Tensor]:
-        (value,) = input_dict.values()
-        weight: Tensor = value[0] if isinstance(value, list) else value
-        config = self.hf_quantizer.config_for(model, full_layer_name)
-        assert config is not None
-        try:
-            quantized = config.quantize(weight)
-        except ValueError as error:
-            raise ValueError(f"{full_layer_name}: {error}") from error
-        return {full_layer_name: nn.Parameter(quantized, requires_grad=False)}
-
-
-class _Load(ConversionOps):
-    """Makes a quantised weight of the tensors that a checkpoint has of it."""
+class _Operation(ConversionOps):
+    """Makes a weight of what a checkpoint has of it."""
 
     def __init__(self, quantizer: AoextQuantizer) -> None:
         self.hf_quantizer = quantizer
@@ -316,15 +297,29 @@ class _Load(ConversionOps):
         raise NotImplementedError
 
 
-class _Assemble(_Load):
+class _Quantize(_Operation):
+    """Of one that is not quantised."""
+
+    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
+        (plain,) = tensors.values()
+        config = self.hf_quantizer.config_for(model, name)
+        assert config is not None
+        try:
+            return config.quantize(plain)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+class _Assemble(_Operation):
     """Of the fields that aoext has saved."""
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
         stored = {name + key.removeprefix("weight"): value for key, value in tensors.items()}
-        return serialization.assembled(name, self.hf_quantizer.describes(model, name), stored)
+        weight = serialization.assembled(name, self.hf_quantizer.describes(model, name), stored)
+        return weight.to(self.hf_quantizer.dtype_of(model, name))
 
 
-class _Read(_Load):
+class _Read(_Operation):
     """Of what another library has saved."""
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:

@@ -23,7 +23,8 @@ placing.py how tensors get into a model.
 
 from __future__ import annotations
 
-from aoext.serialization.container import dtypes_in, metadata_of, names_in
+from aoext.serialization.checkpoint import DEFAULT_INDEX, files_in, write_file
+from aoext.serialization.container import dtypes_in, metadata_of, names_in, tensor_in
 from aoext.serialization.contents import (
     FORMAT_VERSION,
     TENSOR_TYPES,
@@ -36,15 +37,19 @@ from aoext.serialization.loading import load_model
 from aoext.serialization.saving import save_model
 
 __all__ = [
+    "DEFAULT_INDEX",
     "FORMAT_VERSION",
     "TENSOR_TYPES",
     "WEIGHTS_KEY",
     "assembled",
     "descriptions_in",
     "dtypes_in",
+    "files_in",
     "flattened",
     "load_model",
     "metadata_of",
     "names_in",
     "save_model",
+    "tensor_in",
+    "write_file",
 ]

@@ -26,6 +26,7 @@ from aoext.serialization.replacing import Replacement, replacing, target_of
 
 INDEX_SUFFIX = ".index.json"
 DEFAULT_NAME = "model.safetensors"  # in a folder, as Hugging Face names it
+DEFAULT_INDEX = DEFAULT_NAME + INDEX_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,25 @@ def opened(who: str, path: Path) -> Iterator[list[TensorFile]]:
         for file in files:
             stack.callback(file.close)
         yield files
+
+
+def files_in(who: str, folder: Path) -> dict[str, str]:
+    """The file's name of each tensor in a folder: as its index says, else of all safetensors files there.
+
+    ValueError, which names the file, for damage; FileNotFoundError for a folder without such files.
+    """
+    if (folder / DEFAULT_INDEX).is_file():
+        return _read_index(Source(who, folder / DEFAULT_INDEX))[1]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{who}: {folder} has no safetensors files")
+    return {key: file.name for file in files for key in container.names_in(file)}
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write one file, which appears whole or not at all."""
+    with replacing(path) as file:
+        container.write(file, tensors, metadata)
 
 
 def _files(source: Source) -> list[TensorFile]:

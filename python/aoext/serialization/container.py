@@ -196,6 +196,12 @@ def dtypes_in(path: str | os.PathLike[str]) -> dict[str, torch.dtype]:
         return {name: entry.dtype for name, entry in file.entries.items()}
 
 
+def tensor_in(path: str | os.PathLike[str], name: str) -> Tensor:
+    """A tensor of a safetensors file, on the CPU; KeyError for another name, else as for metadata_of."""
+    with closing(TensorFile(Source("tensor_in", Path(path)))) as file:
+        return file.read([name])[name]
+
+
 def table_of(metadata: Mapping[str, str], key: str, source: Source) -> dict[str, Any]:
     """The JSON object that an entry of a file's metadata holds; empty where there is none."""
     try:

@@ -47,6 +47,18 @@ def describe_weight(weight: QuantizedTensor) -> dict[str, Any]:
     }
 
 
+def stored_tensors(who: str, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    """The plain tensors that stand for a tensor of a model, by their names in a file.
+
+    ValueError, which begins with `who`, for a quantised weight that is a transposed view.
+    """
+    if not isinstance(tensor, QuantizedTensor):
+        return {name: tensor}
+    if tensor.transposed:
+        raise ValueError(f"{who}: {name} is a transposed view; save the weight itself")
+    return {f"{name}.{part}": value for part, value in tensor.named_fields()}
+
+
 class Place(NamedTuple):
     """Where a tensor lies."""
 
@@ -207,21 +219,22 @@ def _choose(name: str, description: Mapping[str, Any], key: str, choices: Mappin
 # For those who keep a model's state in files of their own.
 
 
-def flattened(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def flattened(who: str, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A state with the fields of its quantised weights, and the metadata that describes them.
 
-    A weight that has been seen under another name is left out.
+    A weight that has been seen under another name is left out. ValueError, which begins with `who`, for a
+    quantised weight that is a transposed view.
     """
     tensors: dict[str, Tensor] = {}
     weights: dict[str, dict[str, Any]] = {}
     seen: set[int] = set()
     for name, tensor in state.items():
-        if not isinstance(tensor, QuantizedTensor):
-            tensors[name] = tensor
-        elif tensor.qdata.data_ptr() not in seen:
+        if isinstance(tensor, QuantizedTensor):
+            if tensor.qdata.data_ptr() in seen:
+                continue
             seen.add(tensor.qdata.data_ptr())
             weights[name] = describe_weight(tensor)
-            tensors.update({f"{name}.{field}": value for field, value in tensor.named_fields()})
+        tensors.update(stored_tensors(who, name, tensor))
     return tensors, {VERSION_KEY: FORMAT_VERSION, WEIGHTS_KEY: json.dumps(weights), TIED_KEY: "{}"}
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.layers import set_weight, why_never_quantized
-from aoext.packing import FLOAT_DTYPES, describe
-from aoext.serialization.state import is_freed
+from aoext.packing import FLOAT_DTYPES, describe, is_memory_gone
 from aoext.tensors import QuantizedTensor
 
 # New tensors of the model, by what they are made of and what they become, so that ties stay ties.
@@ -55,7 +54,7 @@ class Slot:
                 return f"{name} is quantised in the file, but {reason}"
         if self.is_replaced:
             return None
-        if is_freed(current):
+        if is_memory_gone(current):
             return f"{name} has no memory in the model: its storage was freed"
         if torch._debug_has_internal_overlap(current) == 1:
             return f"{name} cannot be filled: elements of the model's tensor share memory (expand)"

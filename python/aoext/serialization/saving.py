@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aoext.packing import dtype_name
+from aoext.packing import dtype_name, is_memory_gone
 from aoext.serialization.checkpoint import Shard, bytes_of, write_shards
 from aoext.serialization.container import METADATA, is_storable
 from aoext.serialization.contents import (
@@ -22,8 +21,9 @@ from aoext.serialization.contents import (
     VERSION_KEY,
     WEIGHTS_KEY,
     describe_weight,
+    stored_tensors,
 )
-from aoext.serialization.state import buffers_beside_the_state, check_module, is_freed, is_ours, state_of
+from aoext.serialization.state import buffers_beside_the_state, check_module, is_ours, state_of
 from aoext.tensors import QuantizedTensor
 
 # Buffers that are not persistent are saved up to this size, for models on the meta device, which could not
@@ -69,7 +69,7 @@ def _is_worth_keeping(tensor: Tensor) -> bool:
         dense
         and is_ours(tensor)
         and is_storable(tensor.dtype)
-        and not is_freed(tensor)
+        and not is_memory_gone(tensor)
         and tensor.nbytes <= LARGEST_BUFFER_BYTES
     )
 
@@ -116,7 +116,7 @@ class _Plan:
             part.not_persistent[name] = True
 
     def _store(self, name: str, tensor: Tensor) -> _Part:
-        tensors = _stored_tensors(name, tensor)
+        tensors = stored_tensors("save_model", name, tensor)
         for key, stored in tensors.items():
             if key in self._keys:
                 raise ValueError(f"save_model: {name} would be stored as {key}, a name that is taken")
@@ -134,17 +134,8 @@ class _Plan:
         return part
 
 
-def _stored_tensors(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    """The plain tensors that stand for a tensor of the model, by their names in a file."""
-    if not isinstance(tensor, QuantizedTensor):
-        return {name: tensor}
-    if tensor.transposed:
-        raise ValueError(f"save_model: {name} is a transposed view; save the weight itself")
-    return {f"{name}.{part}": value for part, value in tensor.named_fields()}
-
-
 def _check_data(key: str, tensor: Tensor) -> None:
     if not is_storable(tensor.dtype):
         raise ValueError(f"save_model: {key} has the dtype {dtype_name(tensor.dtype)}, which no file holds")
-    if is_freed(tensor):
+    if is_memory_gone(tensor):
         raise ValueError(f"save_model: {key} has no data: its storage was freed")

@@ -54,14 +54,6 @@ def _advice(tensor: Tensor) -> str:
     return ": save and load before sharding, or use torch.distributed.checkpoint"
 
 
-def is_freed(tensor: Tensor) -> bool:
-    """Whether the memory of a plain tensor, or a part of it, is gone, as FSDP frees it between uses."""
-    if not tensor.numel():
-        return False
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.itemsize
-
-
 class Buffer(NamedTuple):
     """A buffer and where it is registered."""
 
