@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -98,6 +99,14 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
     print(f"AOEXT_TEST_SEED={SEED}")
     number = sum(request.node.nodeid.encode())
     return torch.Generator().manual_seed(SEED + number)
+
+
+def environment_of_programs() -> dict[str, str]:
+    """This process's, for programs that open the library before aoext has opened what it needs.
+
+    A build with kernels for Intel GPUs needs libsycl and oneDNN, which pip puts into the environment's lib.
+    """
+    return {**os.environ, "LD_LIBRARY_PATH": str(Path(sysconfig.get_path("data")) / "lib")}
 
 
 def loaded_libraries(file: Path) -> str:

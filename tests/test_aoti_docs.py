@@ -16,7 +16,7 @@ import torch
 
 import aoext
 from aoext.tiny_lm import load_tiny_lm
-from conftest import compiler_for, devices, loaded_libraries
+from conftest import compiler_for, devices, environment_of_programs, loaded_libraries
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "aoti.md").read_text(encoding="utf-8")
@@ -32,7 +32,11 @@ def run(*command: object, directory: Path) -> Finished:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     words = [str(c) for c in command]
     return subprocess.run(
-        words, cwd=directory, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        words,
+        cwd=directory,
+        env={**environment_of_programs(), "PATH": path},
+        capture_output=True,
+        text=True,
     )
 
 

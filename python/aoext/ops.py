@@ -50,10 +50,8 @@ def _check(operator: str, *arguments: Any, dtype: torch.dtype | None = None) -> 
     tensors = {n: a for n, a in zip(names, arguments, strict=False) if not isinstance(a, (int, torch.dtype))}
     (first_name, first), *_ = tensors.items()
     given = []
-    for (
-        name,
-        t,
-    ) in tensors.items():  # meta tensors beside real ones, or beside None, come here and nowhere else
+    # Meta tensors beside real ones, or beside None, come here and nowhere else.
+    for name, t in tensors.items():
         if t is None:
             if name == "bias" and not operator.endswith("_bias"):
                 continue
