@@ -152,35 +152,28 @@ def dequantize_int4(p: Problem, g: Generator) -> Call:
     return Call("dequantize_int4", weight, {"dtype": p.dtype}, int4_float64(*weight))
 
 
-def _weight_only(p: Problem, g: Generator, operator: str, dtype: torch.dtype, with_bias: bool) -> Call:
+def dequantize_rowwise(p: Problem, g: Generator) -> Call:
+    weight, scale = rowwise_values((p.N,), p.K, p.eight_bit, g)
+    scale = scale.to(p.scale_dtype)
+    reference = weight.double() * scale.double()
+    return Call("dequantize_rowwise", (weight, scale), {"dtype": p.dtype}, reference)
+
+
+def _weight_only(p: Problem, g: Generator, operator: str, dtype: torch.dtype) -> Call:
     x = _input(p, g)
     weight, scale = rowwise_values((p.N,), p.K, dtype, g)
-    scale = scale.to(p.scale_dtype)
-    operands = x.double(), weight.double() * scale.double()
-    if not with_bias:
-        return Call(operator, (x, weight, scale), {}, *product(*operands))
-    bias = _bias(p, g)
-    return Call(f"{operator}_bias", (x, weight, scale, bias), {}, *product(*operands, bias))
-
-
-def _float8(p: Problem) -> torch.dtype:
-    return torch.float8_e4m3fn if p.eight_bit is torch.int8 else p.eight_bit
+    scale, bias = scale.to(p.scale_dtype), _bias(p, g)
+    expected = product(x.double(), weight.double() * scale.double(), bias)
+    return Call(operator, (x, weight, scale, bias), {}, *expected)
 
 
 def bf16i8bf16_rowwise(p: Problem, g: Generator) -> Call:
-    return _weight_only(p, g, "bf16i8bf16_rowwise", torch.int8, False)
-
-
-def bf16i8bf16_rowwise_bias(p: Problem, g: Generator) -> Call:
-    return _weight_only(p, g, "bf16i8bf16_rowwise", torch.int8, True)
+    return _weight_only(p, g, "bf16i8bf16_rowwise", torch.int8)
 
 
 def bf16f8bf16_rowwise(p: Problem, g: Generator) -> Call:
-    return _weight_only(p, g, "bf16f8bf16_rowwise", _float8(p), False)
-
-
-def bf16f8bf16_rowwise_bias(p: Problem, g: Generator) -> Call:
-    return _weight_only(p, g, "bf16f8bf16_rowwise", _float8(p), True)
+    dtype = torch.float8_e4m3fn if p.eight_bit is torch.int8 else p.eight_bit
+    return _weight_only(p, g, "bf16f8bf16_rowwise", dtype)
 
 
 def int8_mm(p: Problem, g: Generator) -> Call:
@@ -213,10 +206,9 @@ CALLS: dict[str, Callable[[Problem, Generator], Call]] = {
         bf16i4bf16_rowwise,
         bf16i4bf16_rowwise_bias,
         dequantize_int4,
+        dequantize_rowwise,
         bf16i8bf16_rowwise,
-        bf16i8bf16_rowwise_bias,
         bf16f8bf16_rowwise,
-        bf16f8bf16_rowwise_bias,
         int8_mm,
         scaled_mm_rowwise,
         scaled_linear_rowwise,
@@ -286,7 +278,20 @@ ALL_CALLS = {**CALLS, **TINYGEMM_CALLS}
 
 # Operators whose input is a high-precision activation, and those that have any input.
 ACTIVATION_CALLS = [name for name in CALLS if name.startswith("bf16") or name == "scaled_linear_rowwise"]
-INPUT_CALLS = [name for name in CALLS if name != "dequantize_int4"]
+DEQUANTIZE_CALLS = [name for name in CALLS if name.startswith("dequantize")]
+INPUT_CALLS = [name for name in CALLS if name not in DEQUANTIZE_CALLS]
+INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "dequantize_int4"]
+# Operators whose last argument is a bias, and those that can do without one.
+BIAS_CALLS = [name for name in INPUT_CALLS if name not in ("bf16i4bf16_rowwise", "int8_mm")]
+OPTIONAL_BIAS_CALLS = [name for name in BIAS_CALLS if name not in INT4_CALLS]
+
+
+def without_bias(call: Call) -> Call:
+    """A call without its bias, if it has one of OPTIONAL_BIAS_CALLS; its `terms` go then."""
+    if call.operator not in OPTIONAL_BIAS_CALLS:
+        return call
+    *args, bias = call.args
+    return dataclasses.replace(call, args=tuple(args), reference=call.reference - bias.double(), terms=None)
 
 
 def zero_point_slack(x: Tensor, N: int, group_size: int, zero_over_scale: float) -> float:
@@ -295,7 +300,7 @@ def zero_point_slack(x: Tensor, N: int, group_size: int, zero_over_scale: float)
     weight = torch.empty(N, K // 2, dtype=torch.int8, device=x.device)
     groups = torch.empty(K // group_size, N, dtype=x.dtype, device=x.device)
     plan = aoext.explain("bf16i4bf16_rowwise", x, weight, groups, groups)
-    rounds = any(kernel in plan for kernel in ("int4_wgmma", "int4_mma"))
+    rounds = plan.kernel in ("int4_wgmma", "int4_mma")
     return max(1, zero_over_scale / 8) if rounds else 1
 
 

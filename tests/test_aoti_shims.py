@@ -94,7 +94,7 @@ def arguments(operator: str, device: torch.device, generator: torch.Generator) -
     without = [
         None if name in ("bias", "dtype", "out_dtype") else v for name, v in zip(names, values, strict=True)
     ]
-    if operator.endswith("_bias"):
+    if operator == "bf16i4bf16_rowwise_bias":
         return [values]
     return [values, without]
 

@@ -7,6 +7,7 @@ import torch
 
 import aoext
 from reference import (
+    ALL_CALLS,
     ACTIVATION_CALLS,
     ALL_CALLS,
     CALLS,
@@ -102,15 +103,21 @@ def test_fake_results_have_the_shape_and_dtype_of_real_ones(operator, generator)
 def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator):
     few = CALLS["bf16i4bf16_rowwise"](Problem(1, 40, 64, 32), generator).args
     many = CALLS["bf16i4bf16_rowwise"](Problem(500, 40, 64, 32), generator).args
-    assert "nibbles" in aoext.explain("bf16i4bf16_rowwise", *few)
-    assert "tiles" in aoext.explain("bf16i4bf16_rowwise", *many)
-    for operator in CALLS:
-        assert aoext.explain(operator, *CALLS[operator](PROBLEM, generator).args).startswith("cpu/")
+    assert "nibbles" in aoext.explain("bf16i4bf16_rowwise", *few).kernel
+    assert "tiles" in aoext.explain("bf16i4bf16_rowwise", *many).kernel
+    for operator in ALL_CALLS:
+        call = ALL_CALLS[operator](PROBLEM, generator)
+        explanation = aoext.explain(operator, *call.args, **call.kwargs)
+        by_aten = operator == "dequantize_rowwise"
+        assert explanation.device == ("generic" if by_aten else "cpu")
+        assert str(explanation).startswith(f"{explanation.device}: {explanation.kernel}")
+        if not by_aten:
+            assert explanation.choices["instruction_set"] == aoext.info.build_config()["cpu instruction set"]
     with pytest.raises(ValueError, match="operator must be one of"):
         aoext.explain("no_such_operator", *few)
     with pytest.raises(RuntimeError, match="weight must be int8"):
         aoext.explain("bf16i4bf16_rowwise", few[0], few[1][:, 1:], *few[2:])
-    with pytest.raises(RuntimeError, match="must come with 4 tensors, got 2"):
+    with pytest.raises(RuntimeError, match="arguments must have 3 tensors or more, got 2"):
         aoext.explain("bf16i4bf16_rowwise", *few[:2])
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import aoext
 import reference
 from aoext import packing
-from reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn
+from aoext.info import Explanation
+from reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn, without_bias
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 GB = 10**9
@@ -40,9 +41,9 @@ INT4 = {
 }
 EIGHT_BIT = {
     "int8_mm": ALL_CALLS["int8_mm"],
-    "bf16i8bf16_rowwise_bias": ALL_CALLS["bf16i8bf16_rowwise_bias"],
-    "bf16f8bf16_rowwise": ALL_CALLS["bf16f8bf16_rowwise"],
-    "bf16f8bf16_rowwise_bias, e5m2": in_format("bf16f8bf16_rowwise_bias", E5M2),
+    "bf16i8bf16_rowwise": ALL_CALLS["bf16i8bf16_rowwise"],
+    "bf16f8bf16_rowwise, no bias": lambda p, g: without_bias(ALL_CALLS["bf16f8bf16_rowwise"](p, g)),
+    "bf16f8bf16_rowwise, e5m2": in_format("bf16f8bf16_rowwise", E5M2),
     "scaled_mm_rowwise, int8": ALL_CALLS["scaled_mm_rowwise"],
     "scaled_mm_rowwise, e4m3": in_format("scaled_mm_rowwise", E4M3),
     "scaled_mm_rowwise, e5m2": in_format("scaled_mm_rowwise", E5M2),
@@ -133,9 +134,7 @@ def in_a_process(code: str, **environment: str) -> str:
 @pytest.mark.parametrize("M", ROWS)
 def test_no_common_call_gets_the_generic_kernel(M, group_size, dtype, generator):
     call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, 256, 512, group_size, dtype, dtype), generator)
-    plan = aoext.explain(call.operator, *on_cuda(call))
-    assert plan.startswith("cuda")
-    assert "generic" not in plan
+    assert aoext.explain(call.operator, *on_cuda(call)).device == "cuda"
 
 
 @needs_own_kernels
@@ -145,8 +144,8 @@ def test_no_common_call_gets_the_generic_kernel(M, group_size, dtype, generator)
 def test_no_common_call_gets_a_slow_kernel(M, product, dtype, generator):
     call = EIGHT_BIT[product](Problem(M, 256, 512, 512, dtype, FP32), generator)
     plan = aoext.explain(call.operator, *on_cuda(call))
-    assert plan.startswith("cuda")
-    assert "any" not in plan
+    assert plan.device == "cuda"
+    assert "any" not in plan.kernel
 
 
 @pytest.mark.parametrize("M", ROWS)
@@ -189,7 +188,7 @@ def test_few_rows_of_a_large_weight(M, group_size, dtypes, generator):
     args = on_cuda(call)
     assert_close(operator_of(call.operator)(*args), call.reference)
     if is_measured() and dtypes[0] == dtypes[1]:
-        assert "int4_decode" in aoext.explain(call.operator, *args)
+        assert aoext.explain(call.operator, *args).kernel == "int4_decode"
 
 
 @needs_own_kernels
@@ -199,7 +198,7 @@ def test_few_rows_get_a_kernel_for_few(M, N, group_size, generator):
     call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, N, 512, group_size), generator)
     plan = aoext.explain(call.operator, *on_cuda(call))
     registers = M > 2 and N % 2 == 0 and group_size >= 64
-    assert "int4_ring" in plan or (registers and "int4_decode" in plan)
+    assert plan.kernel == "int4_ring" or (registers and plan.kernel == "int4_decode")
 
 
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP16), (BF16, FP32), (FP16, FP32)], ids=str)
@@ -242,13 +241,13 @@ def test_tiles_that_do_not_come_out_even(M, N, K, generator):
 @pytest.mark.parametrize(
     ("M", "N", "K", "plan"),
     [
-        (20, 28680, 2176, "tiles of 256 by 32, K over 1 warpgroups"),
-        (50, 28680, 2048, "tiles of 256 by 64, K over 1 warpgroups"),
-        (20, 16328, 4096, "tiles of 128 by 32, K over 2 warpgroups"),
-        (20, 8200, 4224, "tiles of 64 by 32, K over 4 warpgroups"),
-        (50, 8200, 4096, "tiles of 64 by 64, K over 4 warpgroups"),
-        (20, 4104, 8320, "tiles of 64 by 32, K over 4 warpgroups, the rest of them over K by clusters of 2"),
-        (50, 4104, 8192, "tiles of 64 by 64, K over 4 warpgroups, the rest of them over K by clusters of 2"),
+        (20, 28680, 2176, {"tile_n": 256, "tile_m": 32, "slices": 1}),
+        (50, 28680, 2048, {"tile_n": 256, "tile_m": 64, "slices": 1}),
+        (20, 16328, 4096, {"tile_n": 128, "tile_m": 32, "slices": 2}),
+        (20, 8200, 4224, {"tile_n": 64, "tile_m": 32, "slices": 4}),
+        (50, 8200, 4096, {"tile_n": 64, "tile_m": 64, "slices": 4}),
+        (20, 4104, 8320, {"tile_n": 64, "tile_m": 32, "slices": 4, "cluster": 2}),
+        (50, 4104, 8192, {"tile_n": 64, "tile_m": 64, "slices": 4, "cluster": 2}),
     ],
 )
 def test_a_batch_of_rows_of_a_large_weight(M, N, K, plan, dtypes, generator):
@@ -258,7 +257,7 @@ def test_a_batch_of_rows_of_a_large_weight(M, N, K, plan, dtypes, generator):
     operands = [t.to("cuda") for t in (weight, scale, zero_point)]
     x = torch.randn(M, K, generator=generator).to("cuda", dtypes[0])
     if is_measured():
-        assert aoext.explain("bf16i4bf16_rowwise", x, *operands).endswith("int4_batch, " + plan)
+        assert aoext.explain("bf16i4bf16_rowwise", x, *operands) == Explanation("cuda", "int4_batch", plan)
     result = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
     assert_close(result, exact(x, operands).cpu())
     assert torch.equal(torch.ops.ao.bf16i4bf16_rowwise(x, *operands), result)
@@ -285,12 +284,12 @@ def test_an_input_that_starts_anywhere_is_explained_as_what_runs(M, generator):
 @pytest.mark.parametrize(
     ("N", "K", "plan"),
     [
-        (5584, 4096, "tiles of 128 by 128, the rest of them over K by 88 blocks"),
-        (17200, 4096, "tiles of 192 by 128, the rest of them over K by 40 blocks"),
-        (25360, 4096, "tiles of 128 by 128, the rest of them over K by 108 blocks"),
-        (33800, 2048, "tiles of 192 by 128, the rest of them over K by clusters of 2"),
-        (33800, 2304, "tiles of 192 by 128, the rest of them over K by clusters of 2"),
-        (67600, 1280, "tiles of 192 by 128"),
+        (5584, 4096, {"tile_n": 128, "tile_m": 128, "shared_blocks": 88}),
+        (17200, 4096, {"tile_n": 192, "tile_m": 128, "shared_blocks": 40}),
+        (25360, 4096, {"tile_n": 128, "tile_m": 128, "shared_blocks": 108}),
+        (33800, 2048, {"tile_n": 192, "tile_m": 128, "cluster": 2}),
+        (33800, 2304, {"tile_n": 192, "tile_m": 128, "cluster": 2}),
+        (67600, 1280, {"tile_n": 192, "tile_m": 128}),
     ],
 )
 def test_many_tiles_of_128_rows_of_x(N, K, plan, dtypes, group_size, generator):
@@ -300,7 +299,7 @@ def test_many_tiles_of_128_rows_of_x(N, K, plan, dtypes, group_size, generator):
     operands = [t.to("cuda") for t in (weight, scale, zero_point)]
     x = torch.randn(100, K, generator=generator).to("cuda", dtypes[0])
     if is_measured():
-        assert aoext.explain("bf16i4bf16_rowwise", x, *operands).endswith(plan)
+        assert aoext.explain("bf16i4bf16_rowwise", x, *operands).choices == plan
     result = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
     assert_close(result, exact(x, operands).cpu())
     x[1] = torch.nan
@@ -349,7 +348,7 @@ def test_turned_tiles(product, M, N, dtypes, generator):
     call = EIGHT_BIT[product](Problem(M, N, 528, 528, *dtypes), generator)
     args = on_cuda(call)
     if is_measured():
-        assert "turned" in aoext.explain(call.operator, *args)
+        assert "turned" in aoext.explain(call.operator, *args).choices
     assert_close(operator_of(call.operator)(*args, **call.kwargs), call.reference)
 
 
@@ -382,14 +381,14 @@ def test_short_rows_of_x_are_quantised_by_the_product():
     if torch.cuda.get_device_properties(0).multi_processor_count != 132:
         pytest.skip("cuts are those of an H200")
 
-    def plan(M: int, K: int) -> str:
+    def quantizes(M: int, K: int) -> bool:
         w = torch.zeros(4096, K, dtype=torch.int8, device="cuda")
         x, scale = torch.zeros(M, K, device="cuda", dtype=BF16), torch.ones(4096, 1, device="cuda")
-        return aoext.explain("scaled_linear_rowwise", x, w, scale, None)
+        return "quantizes_input" in aoext.explain("scaled_linear_rowwise", x, w, scale, None).choices
 
-    assert "which quantise x" in plan(1, 4096)
-    assert "which quantise x" not in plan(8, 4096)
-    assert "which quantise x" not in plan(1, 28672)
+    assert quantizes(1, 4096)
+    assert not quantizes(8, 4096)
+    assert not quantizes(1, 28672)
 
 
 @needs_own_kernels
@@ -807,7 +806,7 @@ def test_many_rows_of_e4m3(with_bias, generator):
     if not with_bias:
         expected = expected - args.pop().cpu().double()
     if is_hopper():
-        assert "_scaled_mm" in aoext.explain(call.operator, *args)
+        assert aoext.explain(call.operator, *args).kernel == "aten::_scaled_mm"
     assert_close(torch.ops.ao.scaled_mm_rowwise(*args, **call.kwargs), expected)
 
 

@@ -12,8 +12,10 @@ from aoext import layouts
 from reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
+    BIAS_CALLS,
     CALLS,
     INPUT_CALLS,
+    INT4_CALLS,
     Problem,
     assert_close,
     int4_float64,
@@ -30,14 +32,14 @@ def test_gradients_reach_input_and_bias_and_nothing_else(operator, device, gener
     call = CALLS[operator](PROBLEM, generator)
     x, *others = (a.to(device) for a in call.args)
     x.requires_grad_()
-    has_bias = operator.endswith("_bias") or operator.startswith("scaled")
+    has_bias = operator in BIAS_CALLS
     floating = [t for t in others if t.dtype in (torch.float32, torch.bfloat16)]
     for t in floating:
         t.requires_grad_()
     result = getattr(torch.ops.ao, operator)(x, *others)
     grad = torch.randn(result.shape, generator=generator).to(device)
     result.backward(grad)
-    if "i4" in operator:
+    if operator in INT4_CALLS:
         w = int4_float64(*(t.detach().cpu() for t in others[:3]))
     else:
         w = others[0].cpu().double() * others[1].detach().cpu().double()
@@ -61,7 +63,7 @@ def test_a_weight_is_kept_for_the_backward_pass_only_where_the_input_wants_a_gra
     """A bias alone may be trained on weights that were made in inference mode."""
     with torch.inference_mode():
         _, *weight = CALLS[operator](PROBLEM, generator).args
-    has_bias = operator.endswith("_bias") or operator.startswith("scaled")
+    has_bias = operator in BIAS_CALLS
     x, *_, last = CALLS[operator](PROBLEM, generator).args
     if has_bias:
         result = getattr(torch.ops.ao, operator)(x, *weight[:-1], last.requires_grad_())
@@ -107,7 +109,7 @@ def linear_map(request, device, generator):
     fields = [t.cpu() for t in others if isinstance(t, torch.Tensor)]
     if operator == "weight_int4pack_mm":
         weight = reference.tinygemm_float64(layouts.tinygemm_unpack(fields[0]), fields[1])
-    elif "i4" in operator:
+    elif operator in INT4_CALLS:
         weight = int4_float64(*fields[:3])
     else:
         weight = fields[0].double() * fields[1].double()
@@ -199,7 +201,7 @@ def test_vmap_over_empty_inputs(linear_map):
     assert torch.vmap(f)(empty).shape == (2, 0, f(x).shape[1])
 
 
-@pytest.mark.parametrize("operator", [name for name in ACTIVATION_CALLS if name.endswith("_bias")])
+@pytest.mark.parametrize("operator", [name for name in ACTIVATION_CALLS if name in BIAS_CALLS])
 def test_tangents_of_the_bias(operator, device, generator):
     *args, bias = (a.to(device) for a in CALLS[operator](PROBLEM, generator).args)
     tangent = torch.randn(bias.shape, generator=generator).to(bias)

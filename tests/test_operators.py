@@ -14,12 +14,17 @@ from conftest import on_the_device_alone
 from reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
+    BIAS_CALLS,
     CALLS,
+    DEQUANTIZE_CALLS,
     EIGHT_BIT,
     HIGH_PRECISION,
     INPUT_CALLS,
+    INT4_CALLS,
+    OPTIONAL_BIAS_CALLS,
     Problem,
     assert_close,
+    without_bias,
 )
 
 BF16, FP16, FP32 = HIGH_PRECISION
@@ -114,7 +119,7 @@ def test_int4_weights_of_zero_meet_an_outlier_as_zero(M, group_size, device, ker
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("M", [1, 2, 3, 4])
-@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if "i4" not in op])
+@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if op not in INT4_CALLS])
 def test_few_rows_by_long_ones(operator, M, eight_bit, device, kernel_of, generator):
     """Longer than what CPUs multiply in one piece, and of a length that no vector divides."""
     call = CALLS[operator](Problem(M, 43, 16453, 16453, BF16, BF16, eight_bit), generator)
@@ -143,7 +148,7 @@ def test_every_eight_bit_format_gives_every_output_dtype(
 
 
 @pytest.mark.parametrize("M", [1, 5, 33])
-@pytest.mark.parametrize("operator", [op for op in CALLS if "i4" not in op and op != "dequantize_int4"])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op not in INT4_CALLS])
 def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 1, 1, FP32, FP32), generator)
     assert_close(call.run(device, kernel_of(operator)), call.reference)
@@ -164,12 +169,13 @@ def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device,
 @pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
 def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, device, kernel_of, generator):
     """Or next to them, of operands that are none themselves."""
-    large, weight, *scales = CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator).args
+    call = without_bias(CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator))
+    large, weight, *scales = call.args
     for exponent in (-6, -8, -10) if dtype is FP16 else (-62, -65, -68):
         x, small = large * 2.0**exponent, [s * 2.0**exponent for s in scales]
         w = (
             reference.int4_float64(weight, *small)
-            if "i4" in operator
+            if operator in INT4_CALLS
             else weight.double() * small[0].double()
         )
         result = kernel_of(operator)(*(t.to(device) for t in (x, weight, *small)))
@@ -178,13 +184,12 @@ def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, devic
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("M", [2, 70])
-@pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "scaled_linear_rowwise"])
+@pytest.mark.parametrize("operator", OPTIONAL_BIAS_CALLS)
 def test_a_bias_that_is_left_out_adds_nothing(operator, M, eight_bit, device, kernel_of, generator):
-    call = CALLS[operator](Problem(M, 40, 64, 64, FP32, FP32, eight_bit), generator)
-    *args, bias = (a.to(device) for a in call.args)
-    result = kernel_of(operator)(*args, **call.kwargs)
-    assert_close(result, call.reference - bias.cpu().double())
-    on_meta = getattr(torch.ops.ao, operator)(*(a.to("meta") for a in args), **call.kwargs)
+    call = without_bias(CALLS[operator](Problem(M, 40, 64, 64, FP32, FP32, eight_bit), generator))
+    result = call.run(device, kernel_of(operator))
+    assert_close(result, call.reference)
+    on_meta = getattr(torch.ops.ao, operator)(*(a.to("meta") for a in call.args), **call.kwargs)
     assert (on_meta.shape, on_meta.dtype) == (result.shape, result.dtype)
 
 
@@ -200,17 +205,17 @@ def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
 @pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
 def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kernel_of, generator):
     """One activation 1000 times its group: first it meets random weights, then weights of zero."""
-    x, weight, *scales = CALLS[operator](Problem(M, 64, 256, 32, dtype, FP32), generator).args
+    x, weight, *scales = without_bias(CALLS[operator](Problem(M, 64, 256, 32, dtype, FP32), generator)).args
     x[0, 37] *= 1000
     for weights_are_zero in (False, True):
-        if weights_are_zero and "i4" in operator:
+        if weights_are_zero and operator in INT4_CALLS:
             weight[:, 37 // 2] &= 0x0F  # an odd k sits in the high nibble
             scales[1][37 // 32] = 0
         elif weights_are_zero:
             weight[:, 37] = 0
         w = (
             reference.int4_float64(weight, *scales)
-            if "i4" in operator
+            if operator in INT4_CALLS
             else weight.double() * scales[0].double()
         )
         assert (w[:, 37] == 0).all() == weights_are_zero
@@ -348,14 +353,15 @@ def test_every_float8_value_keeps_its_meaning_in_a_weight(
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("M", [2, 40])
-@pytest.mark.parametrize("operator", [op for op in CALLS if op.endswith("_bias")])
+@pytest.mark.parametrize("operator", [op for op in BIAS_CALLS if op.startswith("bf16")])
 def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, kernel_of, generator):
     """It takes away 15/16 of a product that float16 cannot hold and that rounding would leave its mark on."""
     x, *weight, _ = CALLS[operator](Problem(M, 40, 128, 32, dtype, FP32), generator).args
     x = x[:1].repeat(M, 1)
 
     def product():
-        w = reference.int4_float64(*weight) if "i4" in operator else weight[0].double() * weight[1].double()
+        int4 = operator in INT4_CALLS
+        w = reference.int4_float64(*weight) if int4 else weight[0].double() * weight[1].double()
         return x.double() @ w.t()
 
     factor = 2.0**18 / product().abs().max().float()
@@ -369,7 +375,7 @@ def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, ker
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("M", [2, 40])
-@pytest.mark.parametrize("operator", [op for op in CALLS if op.endswith("_bias") or op.startswith("scaled")])
+@pytest.mark.parametrize("operator", BIAS_CALLS)
 def test_a_bias_that_is_not_finite_stays_in_its_column(operator, M, value, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 128, 32), generator)
     *args, bias = (a.to(device) for a in call.args)
@@ -411,7 +417,7 @@ def test_empty_input_gives_an_empty_result(operator, leading, device, kernel_of,
 @pytest.mark.parametrize("operator", CALLS)
 def test_no_output_channels_give_an_empty_result(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 0, 64, 32), generator)
-    shape = (0, 64) if operator == "dequantize_int4" else (M, 0)
+    shape = (0, 64) if operator in DEQUANTIZE_CALLS else (M, 0)
     assert call.run(device, kernel_of(operator)).shape == shape
 
 

@@ -1,5 +1,5 @@
-// AOTInductor's C shims of every operator: aoti_torch_{cpu,cuda,xpu}_<operator>. One line an operator: how many parameters
-// the C function has (arguments and results; the compiler refuses a wrong number), and its name.
+// AOTInductor's C shims of every operator: aoti_torch_{cpu,cuda,xpu}_<operator>. The compiler refuses a wrong number of parameters
+// in the table.
 #include "aoti/shim.h"
 
 namespace aoext::aoti {
@@ -29,18 +29,7 @@ using Parameter = std::tuple_element_t<i, typename Shim<kGeneric>::C>;
   AOEXT_SHIM(cuda, CUDA, count, op) \
   AOEXT_SHIM(xpu, XPU, count, op)
 
-AOEXT_SHIMS(5, bf16i4bf16_rowwise)
-AOEXT_SHIMS(6, bf16i4bf16_rowwise_bias)
-AOEXT_SHIMS(5, dequantize_int4)
-AOEXT_SHIMS(3, convert_weight_to_int4pack)
-AOEXT_SHIMS(5, weight_int4pack_mm)
-AOEXT_SHIMS(4, bf16i8bf16_rowwise)
-AOEXT_SHIMS(5, bf16i8bf16_rowwise_bias)
-AOEXT_SHIMS(4, bf16f8bf16_rowwise)
-AOEXT_SHIMS(5, bf16f8bf16_rowwise_bias)
-AOEXT_SHIMS(3, int8_mm)
-AOEXT_SHIMS(7, scaled_mm_rowwise)
-AOEXT_SHIMS(4, quantize_rowwise)
-AOEXT_SHIMS(5, scaled_linear_rowwise)
+#define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) AOEXT_SHIMS(c_parameters, name)
+#include "operators.inc"
 
 }  // namespace aoext::aoti

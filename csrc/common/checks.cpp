@@ -100,7 +100,7 @@ class Checker {
             text(dtypes, " [N, K] = [*, ", p.K, "] for an input with K = ", p.K), weight);
     contiguous("weight", weight);
     p.N = weight.size(0);
-    p.weight = dtype_of(weight);
+    p.code = code_of(dtype_of(weight));
     p.group_size = p.K;
     result(p);
   }
@@ -128,7 +128,7 @@ class Checker {
     }
     contiguous("weight", weight);
     p.N = weight.size(0);
-    p.weight = ScalarType::Char;
+    p.code = Code::int4, p.has_zero_point = true;
     result(p);
     operand("scale", scale);
     require(is_high_precision(dtype_of(scale)) && scale.dim() == 2 && scale.size(1) == p.N && scale.size(0) > 0 &&
@@ -147,19 +147,19 @@ class Checker {
   }
 
   // Sets N and inner_k_tiles from a weight in the tinygemm layout.
-  void packed_weight(Int4PackProblem& p, const Tensor& weight) const {
+  void packed_weight(LinearProblem& p, const Tensor& weight) const {
     operand("weight", weight);
     const int64_t* const sizes = weight.sizes().data();
     require(dtype_of(weight) == ScalarType::Int && int4pack::is_weight(weight.dim(), sizes, p.K), "weight",
             text([&] { return int4pack::weight_must_be(p.K); }), weight);
     contiguous("weight", weight);
     p.N = int4pack::rows_of(sizes);
-    p.weight = ScalarType::Int;
+    p.code = Code::int4, p.has_zero_point = true;
     p.inner_k_tiles = int4pack::inner_k_tiles_of(sizes);
     result(p);
   }
 
-  void scale_and_zero(Int4PackProblem& p, int64_t group_size, const Tensor& t) const {
+  void scale_and_zero(LinearProblem& p, int64_t group_size, const Tensor& t) const {
     if (!int4pack::is_group_size(group_size, p.K))
       fail("group_size", int4pack::group_size_must_be(p.K), std::to_string(group_size));
     operand("scale_and_zero", t);
@@ -202,6 +202,7 @@ class Checker {
 };
 
 constexpr const char* kHighPrecision = "bfloat16, float16 or float32";
+constexpr const char* k8Bit = "int8, float8_e4m3fn or float8_e5m2";
 
 LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
                           const Tensor& zero_point, const Tensor* bias) {
@@ -212,27 +213,16 @@ LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& wei
   return p;
 }
 
+// Codes of 8 bits under an input of high precision.
 LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input,
-                               const Tensor& weight, const Tensor& scale, const Tensor* bias) {
+                               const Tensor& weight, const Tensor& scale, const OptionalTensor& bias) {
   const Checker check(op, "input", input);
   LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
   check.weight8(p, weight_ok, weight_dtypes, weight);
   check.row_scale(p, "scale", is_high_precision(dtype_of(scale)), kHighPrecision, scale);
-  if (bias != nullptr) check.bias(p, *bias);
+  if (bias) check.bias(p, *bias);
   return p;
 }
-
-LinearProblem int8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
-                               const Tensor* bias) {
-  return weight_only_8bit(op, dtype_of(weight) == ScalarType::Char, "int8", input, weight, scale, bias);
-}
-
-LinearProblem float8_weight_only(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                 const Tensor* bias) {
-  return weight_only_8bit(op, is_float8(dtype_of(weight)), "float8_e4m3fn or float8_e5m2", input, weight, scale, bias);
-}
-
-constexpr const char* k8Bit = "int8, float8_e4m3fn or float8_e5m2";
 
 void check_int8_depth(const Checker& check, const LinearProblem& p, ScalarType operands, const Tensor& input) {
   check.require(operands != ScalarType::Char || p.K <= kInt8MaxK, "input",
@@ -250,20 +240,29 @@ LinearProblem check_bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& w
   return int4_linear("bf16i4bf16_rowwise_bias", input, weight, scale, zero_point, &bias);
 }
 
-LinearProblem check_bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
-  return int8_weight_only("bf16i8bf16_rowwise", input, weight, scale, nullptr);
+LinearProblem check_bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                       const OptionalTensor& bias) {
+  const bool weight_ok = dtype_of(weight) == ScalarType::Char;
+  return weight_only_8bit("bf16i8bf16_rowwise", weight_ok, "int8", input, weight, scale, bias);
 }
 
-LinearProblem check_bf16i8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
-  return int8_weight_only("bf16i8bf16_rowwise_bias", input, weight, scale, &bias);
+LinearProblem check_bf16f8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                       const OptionalTensor& bias) {
+  const bool weight_ok = is_float8(dtype_of(weight));
+  return weight_only_8bit("bf16f8bf16_rowwise", weight_ok, "float8_e4m3fn or float8_e5m2", input, weight, scale, bias);
 }
 
-LinearProblem check_bf16f8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
-  return float8_weight_only("bf16f8bf16_rowwise", input, weight, scale, nullptr);
-}
-
-LinearProblem check_bf16f8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
-  return float8_weight_only("bf16f8bf16_rowwise_bias", input, weight, scale, &bias);
+LinearProblem check_dequantize_rowwise(const Tensor& weight, const Tensor& scale, std::optional<ScalarType> dtype) {
+  const Checker check("dequantize_rowwise", "weight", weight);
+  LinearProblem p{};
+  check.require(is_8bit(dtype_of(weight)) && weight.dim() == 2 && weight.size(1) > 0, "weight", text(k8Bit, " [N, K] with K > 0"),
+                weight);
+  p.K = weight.size(1);
+  check.weight8(p, true, k8Bit, weight);
+  check.row_scale(p, "scale", is_high_precision(dtype_of(scale)), kHighPrecision, scale);
+  p.output = dtype.value_or(p.scale);
+  check.dtype(is_high_precision(p.output), "dtype", kHighPrecision, p.output);
+  return p;
 }
 
 LinearProblem check_int8_mm(const Tensor& input, const Tensor& weight) {
@@ -300,17 +299,18 @@ LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& wei
   const Checker check("scaled_linear_rowwise", "input", input);
   LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
   check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
-  check_int8_depth(check, p, p.weight, input);
+  check_int8_depth(check, p, storage(p.code), input);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   if (bias) check.bias(p, *bias);
   return p;
 }
 
-QuantizeProblem check_quantize_rowwise(const Tensor& input, ScalarType dtype) {
+LinearProblem check_quantize_rowwise(const Tensor& input, ScalarType dtype) {
   const Checker check("quantize_rowwise", "input", input);
-  const LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
   check.dtype(is_8bit(dtype), "dtype", k8Bit, dtype);
-  return {p.M, p.K, p.input, dtype};
+  p.output = dtype;
+  return p;
 }
 
 LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
@@ -323,7 +323,7 @@ LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, c
   return p;
 }
 
-Int4PackProblem check_convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
+LinearProblem check_convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
   const Checker check("convert_weight_to_int4pack", "weight", weight);
   if (!int4pack::is_inner_k_tiles(inner_k_tiles))
     check.fail("inner_k_tiles", int4pack::kInnerKTiles, std::to_string(inner_k_tiles));
@@ -333,26 +333,26 @@ Int4PackProblem check_convert_weight_to_int4pack(const Tensor& weight, int64_t i
                 text("uint8 [N, K/2] with N a multiple of 8 and K one of 16 * inner_k_tiles = ", 16 * inner_k_tiles, ", not 0"),
                 weight);
   check.contiguous("weight", weight);
-  Int4PackProblem p{};
+  LinearProblem p{};
   p.N = weight.size(0);
   p.K = 2 * weight.size(1);
-  p.weight = p.output = ScalarType::Int;
+  p.code = Code::int4;
+  p.output = ScalarType::Int;
   p.inner_k_tiles = inner_k_tiles;
   return p;
 }
 
-Int4PackProblem check_weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size,
+LinearProblem check_weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size,
                                          const Tensor& scale_and_zero) {
   const Checker check("weight_int4pack_mm", "input", input);
   check.require(dtype_of(input) == ScalarType::BFloat16 && input.dim() == 2, "input", "bfloat16 [M, K]", input);
-  Int4PackProblem p{};
-  static_cast<LinearProblem&>(p) = check.input(true, "bfloat16");
+  LinearProblem p = check.input(true, "bfloat16");
   check.packed_weight(p, weight);
   check.scale_and_zero(p, group_size, scale_and_zero);
   return p;
 }
 
-std::vector<int64_t> int4pack_sizes(const Int4PackProblem& p) {
+std::vector<int64_t> int4pack_sizes(const LinearProblem& p) {
   return {p.N / 8, p.K / (16 * p.inner_k_tiles), 32, p.inner_k_tiles / 2};
 }
 

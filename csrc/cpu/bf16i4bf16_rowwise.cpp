@@ -18,7 +18,7 @@ Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const 
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, bf16i4bf16_rowwise, &bf16i4bf16_rowwise)
-AOEXT_REGISTER(CPU, bf16i4bf16_rowwise_bias, &bf16i4bf16_rowwise_bias)
+AOEXT_REGISTER(CPU, bf16i4bf16_rowwise, &explain<plan_int4>, &bf16i4bf16_rowwise)
+AOEXT_REGISTER(CPU, bf16i4bf16_rowwise_bias, &explain<plan_int4>, &bf16i4bf16_rowwise_bias)
 
 }  // namespace aoext::cpu

@@ -5,19 +5,13 @@
 namespace aoext::cpu {
 namespace {
 
-Tensor bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale) {
-  const LinearProblem p = check_bf16i8bf16_rowwise(input, weight, scale);
-  return linear(p, plan_rowwise(p), input, RowwiseWeight(p, weight, floats(scale)), nullptr, std::nullopt);
-}
-
-Tensor bf16i8bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& bias) {
-  const LinearProblem p = check_bf16i8bf16_rowwise_bias(input, weight, scale, bias);
+Tensor bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalTensor& bias) {
+  const LinearProblem p = check_bf16i8bf16_rowwise(input, weight, scale, bias);
   return linear(p, plan_rowwise(p), input, RowwiseWeight(p, weight, floats(scale)), nullptr, bias);
 }
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, bf16i8bf16_rowwise, &bf16i8bf16_rowwise)
-AOEXT_REGISTER(CPU, bf16i8bf16_rowwise_bias, &bf16i8bf16_rowwise_bias)
+AOEXT_REGISTER(CPU, bf16i8bf16_rowwise, &explain<plan_rowwise>, &bf16i8bf16_rowwise)
 
 }  // namespace aoext::cpu

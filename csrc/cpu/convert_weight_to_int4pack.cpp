@@ -7,7 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
-  const Int4PackProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
+  const LinearProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
   const Tensor packed = aten::empty(int4pack_sizes(p), ScalarType::Int, weight);
   const Int4PackShape shape(p.K, inner_k_tiles);
   const uint8_t* const in = static_cast<const uint8_t*>(weight.const_data_ptr());
@@ -30,6 +30,6 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, convert_weight_to_int4pack, &convert_weight_to_int4pack)
+AOEXT_REGISTER(CPU, convert_weight_to_int4pack, &explain_rows, &convert_weight_to_int4pack)
 
 }  // namespace aoext::cpu

@@ -33,6 +33,6 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, dequantize_int4, &dequantize_int4)
+AOEXT_REGISTER(CPU, dequantize_int4, &explain_rows, &dequantize_int4)
 
 }  // namespace aoext::cpu

@@ -1,5 +1,6 @@
 // Exact int8 product.
 #include "cpu/int8_product.h"
+#include "cpu/plan.h"
 #include "generic/register.h"
 
 namespace aoext::cpu {
@@ -19,6 +20,6 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, int8_mm, &int8_mm)
+AOEXT_REGISTER(CPU, int8_mm, &explain<plan_scaled>, &int8_mm)
 
 }  // namespace aoext::cpu

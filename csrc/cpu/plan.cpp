@@ -38,7 +38,7 @@ Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
 // bfloat16 where the operands are bfloat16's, whatever their width, and that pays.
 Plan plan_products(const LinearProblem& p) {
   // An infinity of e5m2 by a limb of 0 is NaN.
-  if (is_wide(p) && kernels().limbs != nullptr && p.N >= kRoundedInputColumns && p.weight != ScalarType::Float8_e5m2)
+  if (is_wide(p) && kernels().limbs != nullptr && p.N >= kRoundedInputColumns && p.code != Code::e5m2)
     return {Algorithm::limb_tiles, ScalarType::BFloat16};
   return tiles(kernels().bf16 == nullptr || is_wide(p) ? ScalarType::Float : ScalarType::BFloat16);
 }
@@ -78,30 +78,44 @@ Plan plan_int4_floats(const LinearProblem& p) {
 }
 
 Plan plan_rowwise(const LinearProblem& p) {
-  const int64_t values = p.weight == ScalarType::Char ? most(p).int8_values : most(p).float8_values;
+  const int64_t values = p.code == Code::int8 ? most(p).int8_values : most(p).float8_values;
   const bool by_bf16 = kernels().values_bf16 != nullptr && !is_wide(p);
   return p.M <= values ? Plan{Algorithm::values, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float} : plan_products(p);
 }
 
 Plan plan_scaled(const LinearProblem& p) {
-  if (p.weight != ScalarType::Char) return plan_rowwise(p);
+  if (p.code != Code::int8) return plan_rowwise(p);
   if (kernels().dot_i8 != nullptr && p.M <= most(p).dot_int8) return {Algorithm::values, ScalarType::Char};
   return tiles(ScalarType::Char);
 }
 
-std::string describe(const Plan& plan) {
+namespace {
+
+const char* name_of(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::planes: return "planes of nibbles";
+    case Algorithm::fine_planes: return "fine planes of nibbles";
+    case Algorithm::plane_tiles: return "tiles of planes of nibbles";
+    case Algorithm::nibbles: return "nibbles";
+    case Algorithm::values: return "values";
+    case Algorithm::tiles: return "tiles";
+    case Algorithm::limb_tiles: return "tiles by two limbs";
+    case Algorithm::scaled_tiles: return "tiles of scaled weights";
+  }
+  return "";
+}
+
+Explanation explain_kernel(const char* kernel) { return Explanation{"cpu", kernel}.with("instruction_set", kernels().name); }
+
+}  // namespace
+
+Explanation explain(const Plan& plan) {
   const char* compute = plan.compute == ScalarType::Float      ? "float32"
                         : plan.compute == ScalarType::BFloat16 ? "bfloat16"
                                                                : "int8";
-  std::string text = std::string("cpu/") + kernels().name + ": ";
-  if (plan.algorithm == Algorithm::planes) return text + "planes of nibbles, " + compute;
-  if (plan.algorithm == Algorithm::fine_planes) return text + "fine planes of nibbles, " + compute;
-  if (plan.algorithm == Algorithm::plane_tiles) return text + "tiles of planes of nibbles, " + compute;
-  if (plan.algorithm == Algorithm::nibbles) return text + "nibbles, " + compute;
-  if (plan.algorithm == Algorithm::values) return text + "values, " + compute;
-  if (plan.algorithm == Algorithm::limb_tiles) return text + "tiles by two limbs, " + compute;
-  if (plan.algorithm == Algorithm::scaled_tiles) return text + "tiles of scaled weights, " + compute;
-  return text + "tiles, " + compute;
+  return explain_kernel(name_of(plan.algorithm)).with("compute", compute);
 }
+
+Explanation explain_rows(const Call& /*call*/) { return explain_kernel("row by row"); }
 
 }  // namespace aoext::cpu

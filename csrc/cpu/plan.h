@@ -1,9 +1,8 @@
 // Which algorithm a problem gets on this CPU: the only place where shapes choose code.
 #pragma once
 
-#include <string>
-
 #include "common/checks.h"
+#include "common/explain.h"
 
 namespace aoext::cpu {
 
@@ -29,6 +28,12 @@ Plan plan_int4pack(const LinearProblem& p);     // weight_int4pack_mm, and many 
 Plan plan_rowwise(const LinearProblem& p);      // bf16i8bf16_rowwise, bf16f8bf16_rowwise
 Plan plan_scaled(const LinearProblem& p);       // int8_mm too
 
-std::string describe(const Plan& plan);
+// For aoext.explain: of operators with a plan, and of those that go row by row.
+Explanation explain(const Plan& plan);
+template <Plan (*kPlan)(const LinearProblem&)>
+Explanation explain(const Call& call) {
+  return explain(kPlan(call.problem));
+}
+Explanation explain_rows(const Call& call);
 
 }  // namespace aoext::cpu

@@ -8,7 +8,7 @@
 namespace aoext::cpu {
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
-  const QuantizeProblem p = check_quantize_rowwise(input, dtype);
+  const LinearProblem p = check_quantize_rowwise(input, dtype);
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
   const Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
@@ -25,6 +25,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   return {values, scales};
 }
 
-AOEXT_REGISTER(CPU, quantize_rowwise, &quantize_rowwise)
+AOEXT_REGISTER(CPU, quantize_rowwise, &explain_rows, &quantize_rowwise)
 
 }  // namespace aoext::cpu

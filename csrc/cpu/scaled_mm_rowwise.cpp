@@ -24,6 +24,6 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   return y;
 }
 
-AOEXT_REGISTER(CPU, scaled_mm_rowwise, &scaled_mm_rowwise)
+AOEXT_REGISTER(CPU, scaled_mm_rowwise, &explain<plan_scaled>, &scaled_mm_rowwise)
 
 }  // namespace aoext::cpu

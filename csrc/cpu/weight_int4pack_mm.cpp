@@ -7,7 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size, const Tensor& scale_and_zero) {
-  const Int4PackProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
+  const LinearProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   const Int4PackWeight w{static_cast<const uint32_t*>(weight.const_data_ptr()),
                          static_cast<const char*>(scale_and_zero.const_data_ptr()),
                          Int4PackShape(p.K, p.inner_k_tiles),
@@ -23,6 +23,6 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, weight_int4pack_mm, &weight_int4pack_mm)
+AOEXT_REGISTER(CPU, weight_int4pack_mm, &explain<plan_int4pack>, &weight_int4pack_mm)
 
 }  // namespace aoext::cpu

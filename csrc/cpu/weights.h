@@ -128,7 +128,7 @@ struct RowwiseWeight {
 
   RowwiseWeight(const LinearProblem& p, const Tensor& weight, std::vector<float> scales_)
       : values(static_cast<const char*>(weight.const_data_ptr())),
-        value_element(element(p.weight)),
+        value_element(element(storage(p.code))),
         scales(std::move(scales_)),
         K(p.K) {}
 

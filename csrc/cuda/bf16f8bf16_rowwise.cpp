@@ -4,7 +4,6 @@
 
 namespace aoext::cuda {
 
-AOEXT_REGISTER(CUDA, bf16f8bf16_rowwise, generic::bf16f8bf16_rowwise_by<rowwise>)
-AOEXT_REGISTER(CUDA, bf16f8bf16_rowwise_bias, generic::bf16f8bf16_rowwise_bias_by<rowwise>)
+AOEXT_REGISTER(CUDA, bf16f8bf16_rowwise, &explain_rowwise<plan_rowwise>, generic::bf16f8bf16_rowwise_by<rowwise>)
 
 }  // namespace aoext::cuda

@@ -12,10 +12,15 @@ using generic::Int4Weight;
 
 Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_type() == dtype ? t : aten::to(t, dtype); }
 
+// What the operator does not copy to where it is aligned: the input is not among it.
+Plan plan_of(const LinearProblem& p, const Int4Weight& w) {
+  return plan_int4(p, device_of(w.weight), are_aligned({&w.weight, &w.scale, &w.zero_point}));
+}
+
 // Null where no kernel of this folder serves.
 OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Weight& w, const OptionalTensor& bias) {
   const Tensor x = aligned(input);
-  const Plan plan = plan_int4(p, device_of(input), are_aligned({&w.weight, &w.scale, &w.zero_point}));
+  const Plan plan = plan_of(p, w);
   if (plan.algorithm == Algorithm::generic) return std::nullopt;
   const Launch launch(input);
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
@@ -37,9 +42,13 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
   return y;
 }
 
+Explanation explain_product(const Call& call) {
+  return explain(plan_of(call.problem, {call.tensors[1], call.tensors[2], call.tensors[3]}));
+}
+
 }  // namespace
 
-AOEXT_REGISTER(CUDA, bf16i4bf16_rowwise, &generic::int4_rowwise<linear>)
-AOEXT_REGISTER(CUDA, bf16i4bf16_rowwise_bias, &generic::int4_rowwise_bias<linear>)
+AOEXT_REGISTER(CUDA, bf16i4bf16_rowwise, &explain_product, &generic::int4_rowwise<linear>)
+AOEXT_REGISTER(CUDA, bf16i4bf16_rowwise_bias, &explain_product, &generic::int4_rowwise_bias<linear>)
 
 }  // namespace aoext::cuda

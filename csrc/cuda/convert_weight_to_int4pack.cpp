@@ -8,7 +8,7 @@ namespace aoext::cuda {
 namespace {
 
 Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
-  const Int4PackProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
+  const LinearProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
   if (device_of(weight).family == Family::none) return generic::convert_weight_to_int4pack(weight, inner_k_tiles);
   const Launch launch(weight);
   const Tensor packed = aten::empty(int4pack_sizes(p), ScalarType::Int, weight);
@@ -22,6 +22,6 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
 
 }  // namespace
 
-AOEXT_REGISTER(CUDA, convert_weight_to_int4pack, &convert_weight_to_int4pack)
+AOEXT_REGISTER(CUDA, convert_weight_to_int4pack, &explain_one_pass, &convert_weight_to_int4pack)
 
 }  // namespace aoext::cuda

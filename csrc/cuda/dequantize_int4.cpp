@@ -4,6 +4,7 @@
 #include "common/dispatcher.h"
 #include "cuda/device.h"
 #include "cuda/plan.h"
+#include "cuda/operands.h"
 #include "generic/register.h"
 
 namespace aoext::cuda {
@@ -26,6 +27,6 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
 
 }  // namespace
 
-AOEXT_REGISTER(CUDA, dequantize_int4, &dequantize_int4)
+AOEXT_REGISTER(CUDA, dequantize_int4, &explain_one_pass, &dequantize_int4)
 
 }  // namespace aoext::cuda

@@ -10,7 +10,7 @@ LinearProblem plain_problem(const TinygemmLinear& linear) {
   LinearProblem p{};
   p.M = linear.M, p.N = linear.N, p.K = linear.K, p.group_size = linear.group_size;
   p.input = p.scale = p.output = ScalarType::BFloat16;
-  p.weight = ScalarType::Char;
+  p.code = Code::int4, p.has_zero_point = true;
   return p;
 }
 

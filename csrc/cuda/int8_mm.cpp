@@ -4,6 +4,6 @@
 
 namespace aoext::cuda {
 
-AOEXT_REGISTER(CUDA, int8_mm, &generic::int8_mm_by<rowwise>)
+AOEXT_REGISTER(CUDA, int8_mm, &explain_rowwise<plan_rowwise>, &generic::int8_mm_by<rowwise>)
 
 }  // namespace aoext::cuda

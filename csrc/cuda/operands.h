@@ -5,8 +5,10 @@
 
 #include "common/checks.h"
 #include "common/dispatcher.h"
+#include "common/explain.h"
 #include "cuda/device.h"
 #include "cuda/kernels/sizes.h"
+#include "cuda/plan.h"
 
 namespace aoext::cuda {
 
@@ -31,6 +33,12 @@ inline void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr()
 inline OptionalTensor workspace(size_t bytes, const Tensor& like) {
   if (bytes == 0) return std::nullopt;
   return aten::empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, like);
+}
+
+// For aoext.explain: of an operator with one kernel, which has its name.
+inline Explanation explain_one_pass(const Call& call) {
+  const bool serves = takes_one_pass(call.problem.K, device_of(call.tensors[0]));
+  return serves ? explain_kernel(call.op.c_str()) : generic_explanation();
 }
 
 }  // namespace aoext::cuda

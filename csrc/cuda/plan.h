@@ -1,8 +1,7 @@
 // Which kernel a problem gets on a CUDA device: the only place where shapes choose code.
 #pragma once
 
-#include <string>
-
+#include "common/explanation.h"
 #include "common/problem.h"
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
@@ -43,10 +42,9 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);
 
 bool takes_one_pass(int64_t K, const Device& device);  // quantize_rowwise, dequantize_int4, packing
 
-std::string describe(const Plan& plan);
-std::string describe(const WgmmaConfig& config);
-
-// How tiles that do not come out even over the blocks are shared along K (kernels/segments.h).
-std::string describe_sharing(int cluster, int ranges);
+// For aoext.explain.
+Explanation explain(const Plan& plan);
+Explanation explain_wgmma(const char* kernel, const WgmmaConfig& config);
+inline Explanation explain_kernel(const char* kernel) { return {"cuda", kernel}; }
 
 }  // namespace aoext::cuda

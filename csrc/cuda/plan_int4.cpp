@@ -121,44 +121,52 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
 
 bool takes_one_pass(int64_t K, const Device& device) { return device.family != Family::none && K < kMostAnyDepth; }
 
-std::string describe_sharing(int cluster, int ranges) {
-  if (cluster > 1) return ", the rest of them over K by clusters of " + std::to_string(cluster);
-  return ranges > 0 ? ", the rest of them over K by " + std::to_string(ranges) + " blocks" : "";
-}
-
-std::string describe(const WgmmaConfig& c) {
-  return "tiles of " + std::to_string(c.rows) + " by " + std::to_string(c.tokens) + (c.turned ? ", turned" : "") +
-         describe_sharing(c.cluster, c.ranges);
-}
-
 namespace {
 
+// How tiles that do not come out even over the blocks are shared along K (kernels/segments.h).
+Explanation& with_sharing(Explanation& e, int cluster, int ranges) {
+  if (cluster > 1) return e.with("cluster", cluster);
+  return ranges > 0 ? e.with("shared_blocks", ranges) : e;
+}
+
 template <class Config>
-std::string describe_slices(const Config& c) {
-  return ", K over " + std::to_string(c.slices) + " warps and " + std::to_string(c.cluster) + " blocks";
+Explanation explain_few_rows(const char* kernel, const Config& c) {
+  return explain_kernel(kernel)
+      .with("tile_n", c.tiles * c.warp_tiles * 16)
+      .with("slices", c.slices)
+      .with("cluster", c.cluster);
+}
+
+Explanation explain_batch(const BatchConfig& c) {
+  Explanation e = explain_kernel("int4_batch");
+  e.with("tile_n", kBatchRows / c.slices).with("tile_m", c.tokens).with("slices", c.slices);
+  return with_sharing(e, c.cluster, 0);
 }
 
 }  // namespace
 
-std::string describe(const Plan& plan) {
-  const auto text = [](auto v) { return std::to_string(v); };
+Explanation explain_wgmma(const char* kernel, const WgmmaConfig& c) {
+  Explanation e = explain_kernel(kernel);
+  e.with("tile_n", c.rows).with("tile_m", c.tokens);
+  if (c.turned) e.with("turned", 1);
+  return with_sharing(e, c.cluster, c.ranges);
+}
+
+Explanation explain(const Plan& plan) {
   switch (plan.algorithm) {
-    case Algorithm::generic: return "generic: ATen operators";
-    case Algorithm::any: return "cuda: int4_any";
-    case Algorithm::ring:
-      return "cuda: int4_ring, tiles of " + text(plan.ring.tiles * plan.ring.warp_tiles * 16) + describe_slices(plan.ring);
-    case Algorithm::decode:
-      return "cuda: int4_decode, tiles of " + text(plan.decode.tiles * plan.decode.warp_tiles * 16) +
-             describe_slices(plan.decode);
-    case Algorithm::batch:
-      return "cuda: int4_batch, tiles of " + text(kBatchRows / plan.batch.slices) + " by " + text(plan.batch.tokens) +
-             ", K over " + text(plan.batch.slices) + " warpgroups" + describe_sharing(plan.batch.cluster, 0);
-    case Algorithm::wgmma: return "cuda: int4_wgmma, " + describe(plan.wgmma);
+    case Algorithm::generic: break;
+    case Algorithm::any: return explain_kernel("int4_any");
+    case Algorithm::ring: return explain_few_rows("int4_ring", plan.ring);
+    case Algorithm::decode: return explain_few_rows("int4_decode", plan.decode);
+    case Algorithm::batch: return explain_batch(plan.batch);
+    case Algorithm::wgmma: return explain_wgmma("int4_wgmma", plan.wgmma);
     case Algorithm::mma:
-      return "cuda: int4_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
-             text(plan.mma.splits) + " blocks";
+      return explain_kernel("int4_mma")
+          .with("tile_n", plan.mma.block_n)
+          .with("tile_m", plan.mma.block_m)
+          .with("splits", plan.mma.splits);
   }
-  return "";
+  return generic_explanation();
 }
 
 }  // namespace aoext::cuda

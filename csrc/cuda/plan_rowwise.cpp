@@ -85,7 +85,7 @@ bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Dev
 RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K) {
   RowwiseLinear raw{};
   raw.M = p.M, raw.N = p.N, raw.K = K;
-  raw.type = element(p.input), raw.weight_type = element(p.weight), raw.output = element(p.output);
+  raw.type = element(p.input), raw.weight_type = element(storage(p.code)), raw.output = element(p.output);
   raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
   return raw;
 }
@@ -105,7 +105,7 @@ RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool alig
 
 RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned) {
   LinearProblem product = p;
-  product.input = p.weight;
+  product.input = storage(p.code);
   RowwisePlan plan = plan_rowwise(product, device, aligned);
   // The same cut, or the bits of y would be others.
   RowwiseLinear raw = rowwise_linear(p, p.K);
@@ -115,24 +115,34 @@ RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, boo
   return plan;
 }
 
-std::string describe(const RowwisePlan& plan, const LinearProblem& p) {
-  const auto text = [](auto v) { return std::to_string(v); };
-  const auto kernel = [&]() -> std::string {
-    switch (plan.algorithm) {
-      case RowwiseAlgorithm::decode:
-        return "rowwise_decode, tiles of " + text(plan.decode.tiles * 16) + ", K over " + text(plan.decode.slices) +
-               " warps and " + text(plan.decode.cluster) + " blocks" + (plan.quantizes ? ", which quantise x" : "");
-      case RowwiseAlgorithm::wgmma: return "rowwise_wgmma, " + describe(plan.wgmma);
-      case RowwiseAlgorithm::scaled_mm: return "aten::_scaled_mm";
-      case RowwiseAlgorithm::weight_only_wgmma: return "weight_only_wgmma, " + describe(plan.wgmma);
-      case RowwiseAlgorithm::mma:
-        return "rowwise_mma, tiles of " + text(plan.mma.block_n) + " by " + text(plan.mma.block_m) + ", K over " +
-               text(plan.mma.splits) + " blocks";
-      default: return "rowwise_any";
+namespace {
+
+Explanation explain_kernel_of(const RowwisePlan& plan) {
+  switch (plan.algorithm) {
+    case RowwiseAlgorithm::generic: break;
+    case RowwiseAlgorithm::decode: {
+      Explanation e = explain_kernel("rowwise_decode");
+      e.with("tile_n", plan.decode.tiles * 16).with("slices", plan.decode.slices).with("cluster", plan.decode.cluster);
+      return plan.quantizes ? e.with("quantizes_input", 1) : e;
     }
-  };
-  if (plan.algorithm == RowwiseAlgorithm::generic) return describe(Plan());
-  return "cuda: " + kernel() + (plan.K > p.K ? ", K filled up to " + std::to_string(plan.K) : "");
+    case RowwiseAlgorithm::wgmma: return explain_wgmma("rowwise_wgmma", plan.wgmma);
+    case RowwiseAlgorithm::scaled_mm: return explain_kernel("aten::_scaled_mm");
+    case RowwiseAlgorithm::weight_only_wgmma: return explain_wgmma("weight_only_wgmma", plan.wgmma);
+    case RowwiseAlgorithm::mma:
+      return explain_kernel("rowwise_mma")
+          .with("tile_n", plan.mma.block_n)
+          .with("tile_m", plan.mma.block_m)
+          .with("splits", plan.mma.splits);
+    case RowwiseAlgorithm::any: return explain_kernel("rowwise_any");
+  }
+  return generic_explanation();
+}
+
+}  // namespace
+
+Explanation explain(const RowwisePlan& plan, const LinearProblem& p) {
+  Explanation e = explain_kernel_of(plan);
+  return plan.K > p.K ? e.with("padded_k", plan.K) : e;
 }
 
 }  // namespace aoext::cuda

@@ -1,9 +1,8 @@
 // Which kernel a product with 8-bit weights gets on a CUDA device.
 #pragma once
 
-#include <string>
-
 #include "common/checks.h"
+#include "common/explanation.h"
 #include "cuda/device.h"
 #include "cuda/kernels/rowwise_decode.h"
 #include "cuda/kernels/rowwise_mma.h"
@@ -41,6 +40,7 @@ RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool alig
 // scaled_linear_rowwise in one launch, or the product that is left once quantize_rowwise has made x of the weight's type.
 RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned);
 
-std::string describe(const RowwisePlan& plan, const LinearProblem& p);
+// For aoext.explain.
+Explanation explain(const RowwisePlan& plan, const LinearProblem& p);
 
 }  // namespace aoext::cuda

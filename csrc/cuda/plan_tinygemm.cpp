@@ -11,14 +11,14 @@ constexpr int64_t kDirectRows = kTinygemmMaxRows;
 
 }  // namespace
 
-TinygemmLinear tinygemm_linear(const Int4PackProblem& p) {
+TinygemmLinear tinygemm_linear(const LinearProblem& p) {
   TinygemmLinear linear{};
   linear.M = p.M, linear.N = p.N, linear.K = p.K, linear.group_size = p.group_size;
   linear.inner_k_tiles = static_cast<int>(p.inner_k_tiles);
   return linear;
 }
 
-TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Device& device) {
+TinygemmPlan plan_tinygemm(const LinearProblem& p, const Device& device) {
   TinygemmPlan plan;
   if (!takes_one_pass(p.K, device)) return plan;
   if (p.M > kDirectRows) {
@@ -31,15 +31,19 @@ TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Device& device) {
   return plan;
 }
 
-std::string describe(const TinygemmPlan& plan) {
-  switch (plan.algorithm) {
-    case TinygemmAlgorithm::generic: return "generic: ATen operators";
-    case TinygemmAlgorithm::unpack: return "cuda: unpacked to the plain layout, then as bf16i4bf16_rowwise";
-    case TinygemmAlgorithm::direct: break;
-  }
+Explanation explain(const TinygemmPlan& plan) {
   const TinygemmConfig& c = plan.config;
-  return "cuda: tinygemm, " + std::to_string(c.tokens) + " columns, " + std::to_string(c.blocks) + " blocks of " +
-         std::to_string(c.warps) + " warps, " + std::to_string(c.phase_chunks * 128) + " of k at a time";
+  switch (plan.algorithm) {
+    case TinygemmAlgorithm::generic: break;
+    case TinygemmAlgorithm::unpack: return explain_kernel("tinygemm_unpack, then as bf16i4bf16_rowwise");
+    case TinygemmAlgorithm::direct:
+      return explain_kernel("tinygemm_mm")
+          .with("tile_m", c.tokens)
+          .with("blocks", c.blocks)
+          .with("warps", c.warps)
+          .with("phase_k", c.phase_chunks * 128);
+  }
+  return generic_explanation();
 }
 
 }  // namespace aoext::cuda

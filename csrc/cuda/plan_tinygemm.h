@@ -1,8 +1,7 @@
 // Which kernel weight_int4pack_mm gets on a CUDA device.
 #pragma once
 
-#include <string>
-
+#include "common/explanation.h"
 #include "common/problem.h"
 #include "cuda/kernels/tinygemm.h"
 #include "cuda/properties.h"
@@ -21,10 +20,10 @@ struct TinygemmPlan {
 };
 
 // The problem as kernels see it, without its pointers.
-TinygemmLinear tinygemm_linear(const Int4PackProblem& p);
+TinygemmLinear tinygemm_linear(const LinearProblem& p);
 
-TinygemmPlan plan_tinygemm(const Int4PackProblem& p, const Device& device);
+TinygemmPlan plan_tinygemm(const LinearProblem& p, const Device& device);
 
-std::string describe(const TinygemmPlan& plan);
+Explanation explain(const TinygemmPlan& plan);  // for aoext.explain
 
 }  // namespace aoext::cuda

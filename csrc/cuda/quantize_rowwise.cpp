@@ -5,12 +5,13 @@
 #include "cuda/device.h"
 #include "cuda/kernels/quantize_rowwise.h"
 #include "cuda/plan.h"
+#include "cuda/operands.h"
 #include "generic/register.h"
 
 namespace aoext::cuda {
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
-  const QuantizeProblem p = check_quantize_rowwise(input, dtype);
+  const LinearProblem p = check_quantize_rowwise(input, dtype);
   if (!takes_one_pass(p.K, device_of(input))) return generic::quantize_rowwise(input, dtype);
   const Launch launch(input);
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
@@ -25,6 +26,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   return {values, scales};
 }
 
-AOEXT_REGISTER(CUDA, quantize_rowwise, &quantize_rowwise)
+AOEXT_REGISTER(CUDA, quantize_rowwise, &explain_one_pass, &quantize_rowwise)
 
 }  // namespace aoext::cuda

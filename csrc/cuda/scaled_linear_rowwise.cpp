@@ -12,13 +12,13 @@ Tensor scaled_linear_rowwise(const Tensor& input, const Tensor& weight, const Te
   const RowwisePlan plan = plan_scaled_linear(p, device_of(input), are_aligned({&weight}));
   if (plan.algorithm == RowwiseAlgorithm::generic) return generic::scaled_linear_rowwise(input, weight, weight_scale, bias);
   if (plan.quantizes) return rowwise_by(plan, p, {input, weight, nullptr, &weight_scale, bias});
-  const auto [values, scale] = quantize_rowwise(input, p.weight);
-  p.input = p.weight;
+  const auto [values, scale] = quantize_rowwise(input, storage(p.code));
+  p.input = storage(p.code);
   return rowwise_by(plan, p, {values, weight, &scale, &weight_scale, bias});
 }
 
 }  // namespace
 
-AOEXT_REGISTER(CUDA, scaled_linear_rowwise, &scaled_linear_rowwise)
+AOEXT_REGISTER(CUDA, scaled_linear_rowwise, &explain_rowwise<plan_scaled_linear>, &scaled_linear_rowwise)
 
 }  // namespace aoext::cuda

@@ -4,6 +4,6 @@
 
 namespace aoext::cuda {
 
-AOEXT_REGISTER(CUDA, scaled_mm_rowwise, &generic::scaled_mm_rowwise_by<rowwise>)
+AOEXT_REGISTER(CUDA, scaled_mm_rowwise, &explain_rowwise<plan_rowwise>, &generic::scaled_mm_rowwise_by<rowwise>)
 
 }  // namespace aoext::cuda

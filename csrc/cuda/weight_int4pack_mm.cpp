@@ -9,7 +9,7 @@ namespace aoext::cuda {
 namespace {
 
 Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size, const Tensor& scale_and_zero) {
-  const Int4PackProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
+  const LinearProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   const Device& device = device_of(input);
   const TinygemmPlan plan = plan_tinygemm(p, device);
   if (plan.algorithm == TinygemmAlgorithm::generic) return generic::weight_int4pack_mm(input, weight, group_size, scale_and_zero);
@@ -31,8 +31,10 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
   return y;
 }
 
+Explanation explain_product(const Call& call) { return explain(plan_tinygemm(call.problem, device_of(call.tensors[0]))); }
+
 }  // namespace
 
-AOEXT_REGISTER(CUDA, weight_int4pack_mm, &weight_int4pack_mm)
+AOEXT_REGISTER(CUDA, weight_int4pack_mm, &explain_product, &weight_int4pack_mm)
 
 }  // namespace aoext::cuda

@@ -1,5 +1,4 @@
 // Weight-only int4 on any device: dequantise a block of rows, multiply, next block.
-#include "common/library.h"
 #include "generic/blocks.h"
 #include "generic/dequantize_int4.h"
 #include "generic/generic.h"
@@ -17,12 +16,8 @@ Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tenso
 Tensor bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
                                const Tensor& bias) {
   const LinearProblem p = check_bf16i4bf16_rowwise_bias(input, weight, scale, zero_point, bias);
-  return add_bias(p, call("ao::bf16i4bf16_rowwise", "", aten::to(input, ScalarType::Float), weight, scale, zero_point), bias);
-}
-
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
-  m.impl("bf16i4bf16_rowwise", TORCH_BOX(&bf16i4bf16_rowwise));
-  m.impl("bf16i4bf16_rowwise_bias", TORCH_BOX(&bf16i4bf16_rowwise_bias));
+  const Tensor product = call("ao::bf16i4bf16_rowwise", "", aten::to(input, ScalarType::Float), weight, scale, zero_point);
+  return aten::to(aten::add(product, aten::to(bias, ScalarType::Float)), p.output);
 }
 
 }  // namespace aoext::generic

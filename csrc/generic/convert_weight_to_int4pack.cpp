@@ -1,5 +1,4 @@
 // Rows of int4 to the tinygemm layout on any device.
-#include "common/library.h"
 #include "generic/generic.h"
 #include "generic/int4pack.h"
 
@@ -9,7 +8,7 @@ namespace {
 using namespace int4pack;
 
 // uint8 [8 · tiles, K/2] to int32 [tiles, K/(16 · inner), 32, inner/2].
-Tensor pack(const Int4PackProblem& p, const Tensor& rows) {
+Tensor pack(const LinearProblem& p, const Tensor& rows) {
   const int64_t tiles = rows.size(0) / 8, blocks = p.inner_k_tiles / 2, outer = p.K / (32 * blocks);
   // [tile, g, outer, block, b, parity of p, t] to [tile, outer, g, t, block, b, parity].
   const Tensor bytes = permute(aten::reshape(rows, {tiles, 8, outer, blocks, 2, 2, 4}), {0, 2, 1, 6, 3, 4, 5});
@@ -26,14 +25,12 @@ Tensor pack(const Int4PackProblem& p, const Tensor& rows) {
 }  // namespace
 
 Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
-  const Int4PackProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
+  const LinearProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
   const Tensor packed = aten::empty(int4pack_sizes(p), ScalarType::Int, weight);
   for_row_blocks(p.N / 8, 8 * p.K, [&](int64_t first, int64_t count) {
     aten::copy_(aten::narrow(packed, 0, first, count), pack(p, aten::narrow(weight, 0, 8 * first, 8 * count)));
   });
   return packed;
 }
-
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("convert_weight_to_int4pack", TORCH_BOX(&convert_weight_to_int4pack)); }
 
 }  // namespace aoext::generic

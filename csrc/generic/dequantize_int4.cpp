@@ -1,6 +1,5 @@
 #include "generic/dequantize_int4.h"
 
-#include "common/library.h"
 #include "generic/generic.h"
 
 namespace aoext::generic {
@@ -37,7 +36,5 @@ Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const 
   const Tensor w = aten::add(aten::mul(q, group_column(scale, first, count)), group_column(zero_point, first, count));
   return aten::reshape(w, {count, p.K});
 }
-
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("dequantize_int4", TORCH_BOX(&dequantize_int4)); }
 
 }  // namespace aoext::generic

@@ -1,26 +1,70 @@
-// What a device without kernels of its own answers to aoext.explain and aoext.warmup; and what operators refuse, on every device.
+// What aoext.explain tells on every device, and what operators refuse. A device without kernels that need to get ready answers
+// aoext.warmup with nothing.
 #include "common/explain.h"
 
-#include "common/library.h"
+#include <map>
 
-namespace aoext::generic {
+#include "common/describe.h"
+#include "common/library.h"
+#include "generic/register.h"
+
+namespace aoext {
 namespace {
 
-std::string explain(const std::string& /*op*/, const std::vector<Tensor>& /*tensors*/) { return "generic: ATen operators"; }
+std::map<std::pair<Key, std::string>, Explain>& explains() {
+  static std::map<std::pair<Key, std::string>, Explain> all;
+  return all;
+}
+
+std::optional<Key> key_of(const Tensor& t) {
+  switch (t.device().type()) {
+    case torch::headeronly::DeviceType::CPU: return Key::CPU;
+    case torch::headeronly::DeviceType::CUDA: return Key::CUDA;
+    case torch::headeronly::DeviceType::XPU: return Key::XPU;
+    default: return std::nullopt;
+  }
+}
+
+// A line for the device, one for the kernel, and one for each choice: "name: value".
+std::string lines_of(const Explanation& e) {
+  std::string lines = "device: " + e.device + "\nkernel: " + e.kernel + "\n";
+  for (const auto& [name, value] : e.choices) lines += name + ": " + value + "\n";
+  return lines;
+}
+
+// Empty for a device that this library has no kernel of the operator for.
+std::string explain(const std::string& op, const std::vector<Tensor>& tensors, std::optional<int64_t> number,
+                    std::optional<ScalarType> dtype) {
+  const LinearProblem problem = check_by_name(op, {tensors, number, dtype});
+  const std::optional<Key> key = key_of(tensors[0]);
+  const Explain of_device = key ? explain_of(*key, op) : nullptr;
+  return of_device == nullptr ? "" : lines_of(of_device({op, tensors, problem}));
+}
 
 std::string warmup(const Tensor& /*like*/) { return ""; }
 
 void check_call(const std::string& op, const std::vector<Tensor>& tensors, std::optional<int64_t> number,
                 std::optional<ScalarType> dtype) {
-  check_by_name(op, tensors, {number, dtype});
+  check_by_name(op, {tensors, number, dtype});
 }
 
 }  // namespace
+
+Explain explain_of(Key key, const std::string& op) {
+  const auto found = explains().find({key, op});
+  return found == explains().end() ? nullptr : found->second;
+}
+
+bool set_explain(Key key, const char* op, Explain explain) {
+  explains()[{key, op}] = explain;
+  return true;
+}
 
 AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("_explain", TORCH_BOX(&explain));
   m.impl("_warmup", TORCH_BOX(&warmup));
   m.impl("_check_call", TORCH_BOX(&check_call));
+  m.impl("_operators", TORCH_BOX(&operator_names));
 }
 
-}  // namespace aoext::generic
+}  // namespace aoext

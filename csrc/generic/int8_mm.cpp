@@ -2,7 +2,6 @@
 //
 // |x·w| <= 2^14, so a float32 sum over 2^10 of k stays within 2^24, where every integer is exact; int8
 // values are exact in TF32 and bfloat16 too, so the matmul precision settings of a device cannot harm.
-#include "common/library.h"
 #include "generic/generic.h"
 
 #include "generic/blocks.h"
@@ -39,7 +38,5 @@ Tensor int8_mm(const Tensor& input, const Tensor& weight) {
   });
   return y;
 }
-
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("int8_mm", TORCH_BOX(&int8_mm)); }
 
 }  // namespace aoext::generic

@@ -2,7 +2,6 @@
 #include <limits>
 
 #include "common/formats.h"
-#include "common/library.h"
 #include "generic/blocks.h"
 #include "generic/generic.h"
 
@@ -30,7 +29,7 @@ std::tuple<Tensor, Tensor> quantize_block(const Tensor& x, ScalarType dtype) {
 }  // namespace
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
-  const QuantizeProblem p = check_quantize_rowwise(input, dtype);
+  const LinearProblem p = check_quantize_rowwise(input, dtype);
   Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
   Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
@@ -44,7 +43,5 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   });
   return {values, scales};
 }
-
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise)); }
 
 }  // namespace aoext::generic

@@ -1,6 +1,7 @@
 // A device's own kernel in place of the generic one: for PyTorch's dispatcher, and for who calls it directly (aoti/).
 #pragma once
 
+#include "common/explain.h"
 #include "common/library.h"
 #include "generic/generic.h"
 
@@ -13,10 +14,16 @@ enum class Key { CPU, CUDA, XPU };  // the dispatch keys of the devices that hav
 template <auto* kGeneric>
 inline decltype(kGeneric) kernel_of[] = {kGeneric, kGeneric, kGeneric};
 
+// What explains the operator on a device, for aoext.explain; null where the device has no kernel of its own.
+Explain explain_of(Key key, const std::string& op);
+bool set_explain(Key key, const char* op, Explain explain);  // true
+
 }  // namespace aoext
 
-// AOEXT_REGISTER(CPU, int8_mm, &function) in a namespace of aoext: `function` is what ao::int8_mm runs on a CPU.
-#define AOEXT_REGISTER(key, op, ...)                                                                                    \
+// AOEXT_REGISTER(CPU, int8_mm, &explain, &function) in a namespace of aoext: `function` is what ao::int8_mm runs on a CPU, and
+// `explain` says what that would choose.
+#define AOEXT_REGISTER(key, op, explain, ...)                                                                           \
   AOEXT_LIBRARY_IMPL(key, m) { m.impl(#op, TORCH_BOX((__VA_ARGS__))); }                                                 \
+  [[maybe_unused]] static const bool explained_##op = ::aoext::set_explain(::aoext::Key::key, #op, explain);            \
   [[maybe_unused]] static const auto own_##op = ::aoext::kernel_of<&generic::op>[static_cast<int>(::aoext::Key::key)] = \
       __VA_ARGS__;

@@ -16,24 +16,16 @@ struct RowwiseOperands {
 using RowwiseKernel = OptionalTensor(const LinearProblem& p, const RowwiseOperands& operands);
 using QuantizeKernel = std::tuple<Tensor, Tensor>(const Tensor& input, ScalarType dtype);
 
-// Operators with and without a bias at their end.
-template <RowwiseKernel kKernel, auto kCheck, auto kGeneric, class... Bias>
-Tensor weight_only_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const Bias&... bias) {
-  const LinearProblem p = kCheck(input, weight, scale, bias...);
-  const OptionalTensor y = kKernel(p, {input, weight, nullptr, &scale, OptionalTensor(bias...)});
-  return y ? *y : kGeneric(input, weight, scale, bias...);
+template <RowwiseKernel kKernel, auto kCheck, auto kGeneric>
+Tensor weight_only_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalTensor& bias) {
+  const OptionalTensor y = kKernel(kCheck(input, weight, scale, bias), {input, weight, nullptr, &scale, bias});
+  return y ? *y : kGeneric(input, weight, scale, bias);
 }
 
 template <RowwiseKernel kKernel>
 constexpr auto bf16i8bf16_rowwise_by = &weight_only_by<kKernel, check_bf16i8bf16_rowwise, bf16i8bf16_rowwise>;
 template <RowwiseKernel kKernel>
-constexpr auto bf16i8bf16_rowwise_bias_by =
-    &weight_only_by<kKernel, check_bf16i8bf16_rowwise_bias, bf16i8bf16_rowwise_bias, Tensor>;
-template <RowwiseKernel kKernel>
 constexpr auto bf16f8bf16_rowwise_by = &weight_only_by<kKernel, check_bf16f8bf16_rowwise, bf16f8bf16_rowwise>;
-template <RowwiseKernel kKernel>
-constexpr auto bf16f8bf16_rowwise_bias_by =
-    &weight_only_by<kKernel, check_bf16f8bf16_rowwise_bias, bf16f8bf16_rowwise_bias, Tensor>;
 
 template <RowwiseKernel kKernel>
 Tensor int8_mm_by(const Tensor& input, const Tensor& weight) {
@@ -54,7 +46,7 @@ template <QuantizeKernel kQuantize, RowwiseKernel kKernel>
 Tensor scaled_linear_rowwise_by(const Tensor& input, const Tensor& weight, const Tensor& weight_scale,
                                 const OptionalTensor& bias) {
   const LinearProblem p = check_scaled_linear_rowwise(input, weight, weight_scale, bias);
-  const auto [values, scale] = kQuantize(input, p.weight);
+  const auto [values, scale] = kQuantize(input, storage(p.code));
   return scaled_mm_rowwise_by<kKernel>(values, weight, scale, weight_scale, bias, p.output);
 }
 

@@ -1,5 +1,4 @@
 // 8-bit input × 8-bit weight with row and column scales on any device.
-#include "common/library.h"
 #include "generic/blocks.h"
 #include "generic/generic.h"
 
@@ -35,7 +34,5 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   });
   return y;
 }
-
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("scaled_mm_rowwise", TORCH_BOX(&scaled_mm_rowwise)); }
 
 }  // namespace aoext::generic

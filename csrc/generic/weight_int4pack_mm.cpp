@@ -1,5 +1,4 @@
 // Weight-only int4 from the tinygemm layout on any device: unpack a block of rows, multiply, next block.
-#include "common/library.h"
 #include "generic/generic.h"
 #include "generic/int4pack.h"
 
@@ -9,7 +8,7 @@ namespace {
 using namespace int4pack;
 
 // int32 [tiles, K/(16 · inner), 32, inner/2] to u − 8 as float32 [8 · tiles, K].
-Tensor unpack(const Int4PackProblem& p, const Tensor& packed) {
+Tensor unpack(const LinearProblem& p, const Tensor& packed) {
   const int64_t tiles = packed.size(0), blocks = p.inner_k_tiles / 2, outer = p.K / (32 * blocks);
   const Tensor bytes = aten::reshape(view_as(packed, ScalarType::Byte), {tiles, outer, 8, 4, blocks, 2, 2});
   // [tile, outer, g, t, block, h, b, parity of p] to [tile, g, outer, block, b, parity, t, h].
@@ -25,7 +24,7 @@ Tensor group_column(const Tensor& scale_and_zero, int64_t part, int64_t first, i
 }
 
 // Rows [first, first + count) of w in float32: those of the n-tiles that hold them.
-Tensor rows_of(const Int4PackProblem& p, const Tensor& weight, const Tensor& scale_and_zero, int64_t first, int64_t count) {
+Tensor rows_of(const LinearProblem& p, const Tensor& weight, const Tensor& scale_and_zero, int64_t first, int64_t count) {
   const int64_t first_tile = first / 8, tiles = (first + count + 7) / 8 - first_tile;
   const Tensor q = aten::narrow(unpack(p, aten::narrow(weight, 0, first_tile, tiles)), 0, first - 8 * first_tile, count);
   const Tensor grouped = aten::reshape(q, {count, p.K / p.group_size, p.group_size});
@@ -36,11 +35,9 @@ Tensor rows_of(const Int4PackProblem& p, const Tensor& weight, const Tensor& sca
 }  // namespace
 
 Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size, const Tensor& scale_and_zero) {
-  const Int4PackProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
+  const LinearProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   return linear_by_blocks(p, input,
                           [&](int64_t first, int64_t count) { return rows_of(p, weight, scale_and_zero, first, count); });
 }
-
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("weight_int4pack_mm", TORCH_BOX(&weight_int4pack_mm)); }
 
 }  // namespace aoext::generic

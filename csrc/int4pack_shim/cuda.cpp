@@ -66,7 +66,7 @@ Status run_cuda(const char* symbol, const Problem& problem, void* y, const Host&
   return guarded(symbol, [&] {
     const OnDevice here(problem.device_index);
     const cuda::Device& device = cuda::device_of(problem.device_index);
-    Int4PackProblem p{};
+    LinearProblem p{};
     p.M = problem.M, p.N = problem.N, p.K = problem.K, p.group_size = problem.group_size;
     p.inner_k_tiles = problem.inner_k_tiles;
     const cuda::TinygemmPlan plan = cuda::plan_tinygemm(p, device);

@@ -87,7 +87,7 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
 
 }  // namespace
 
-AOEXT_REGISTER(XPU, bf16i4bf16_rowwise, &generic::int4_rowwise<linear>)
-AOEXT_REGISTER(XPU, bf16i4bf16_rowwise_bias, &generic::int4_rowwise_bias<linear>)
+AOEXT_REGISTER(XPU, bf16i4bf16_rowwise, &explain<plan_int4>, &generic::int4_rowwise<linear>)
+AOEXT_REGISTER(XPU, bf16i4bf16_rowwise_bias, &explain<plan_int4>, &generic::int4_rowwise_bias<linear>)
 
 }  // namespace aoext::xpu

@@ -37,6 +37,6 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
 
 }  // namespace
 
-AOEXT_REGISTER(XPU, dequantize_int4, &dequantize_int4)
+AOEXT_REGISTER(XPU, dequantize_int4, &explain_one_pass, &dequantize_int4)
 
 }  // namespace aoext::xpu

@@ -24,11 +24,6 @@ Int4PackPlan plan_int4pack(const Int4PackLinear& linear, const sycl::queue& queu
   return plan;
 }
 
-std::string describe(const Int4PackPlan& plan) {
-  return "xpu: " + std::string(kInt4PackImage) + ", int4pack_mm_m" + std::to_string(plan.rows) + ", K over " +
-         std::to_string(plan.sub_groups) + " sub-groups";
-}
-
 void launch_int4pack(sycl::queue& queue, const Int4PackLinear& linear) {
   const Int4PackPlan plan = plan_int4pack(linear, queue);
   const auto width = static_cast<size_t>(plan.sub_groups * kLanes);

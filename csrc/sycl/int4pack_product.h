@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include <sycl/sycl.hpp>
 
@@ -27,7 +26,6 @@ struct Int4PackPlan {
 };
 
 Int4PackPlan plan_int4pack(const Int4PackLinear& linear, const sycl::queue& queue);
-std::string describe(const Int4PackPlan& plan);
 
 void launch_int4pack(sycl::queue& queue, const Int4PackLinear& linear);
 

@@ -6,6 +6,7 @@
 #include "sycl/device.h"
 #include "sycl/operands.h"
 #include "sycl/product.h"
+#include "sycl/queue.h"
 #include "sycl/self_check.h"
 
 namespace aoext::xpu {
@@ -71,16 +72,27 @@ std::string type_names(ScalarType weight, ScalarType input) { return std::string
 std::string product_family(ScalarType input) { return std::string("onednn.int4.") + type_name(input); }
 std::string product_family(ScalarType weight, ScalarType input) { return "onednn." + type_names(weight, input); }
 
-std::string describe(const Plan& plan, sycl::queue& queue) {
+Explanation explain(const Plan& plan, sycl::queue& queue) {
   switch (plan.algorithm) {
-    case Algorithm::generic: return "generic: ATen operators";
-    case Algorithm::any: return "xpu: linear_any";
-    case Algorithm::onednn: return "xpu: oneDNN, " + onednn::implementation(queue, plan.product);
+    case Algorithm::generic: break;
+    case Algorithm::any: return {"xpu", "linear_any"};
+    case Algorithm::onednn: return Explanation{"xpu", "oneDNN"}.with("implementation", onednn::implementation(queue, plan.product));
     case Algorithm::tile:
-      return "xpu: " + plan.kernel.image + ", " + plan.kernel.name + ", K over " + std::to_string(plan.sub_groups) +
-             " sub-groups";
+      return Explanation{"xpu", plan.kernel.image}.with("variant", plan.kernel.name).with("sub_groups", plan.sub_groups);
   }
-  return "";
+  return generic_explanation();
+}
+
+Explanation explain_product(const Call& call, Plan (*plan)(const LinearProblem&, sycl::queue&, int)) {
+  const Tensor &input = call.tensors[0], &weight = call.tensors[1];
+  sycl::queue& queue = current_queue(input);
+  // An input with gaps becomes a copy, which is aligned.
+  const int alignment = input.is_contiguous() ? alignment_of({&input, &weight}) : alignment_of({&weight});
+  return explain(plan(call.problem, queue, alignment), queue);
+}
+
+Explanation explain_one_pass(const Call& call) {
+  return serves(current_queue(call.tensors[0]), call.op + ".lanes") ? Explanation{"xpu", call.op} : generic_explanation();
 }
 
 }  // namespace aoext::xpu

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/checks.h"
+#include "common/explain.h"
 #include "sycl/device.h"
 #include "sycl/kernels/shape.h"
 #include "sycl/launch.h"
@@ -39,7 +40,14 @@ Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment);  /
 // tile: the work-items that y takes.
 sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p);
 
-std::string describe(const Plan& plan, sycl::queue& queue);
+// For aoext.explain: of a plan; of operators by plan_int4 or plan_rowwise; and of those that one image of their name serves.
+Explanation explain(const Plan& plan, sycl::queue& queue);
+Explanation explain_product(const Call& call, Plan (*plan)(const LinearProblem&, sycl::queue&, int));
+template <Plan (*kPlan)(const LinearProblem&, sycl::queue&, int)>
+Explanation explain(const Call& call) {
+  return explain_product(call, kPlan);
+}
+Explanation explain_one_pass(const Call& call);
 
 // What the plans share.
 

@@ -11,7 +11,7 @@ namespace {
 
 bool plan_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std::string& variant) {
   const int rows = tile_rows(p.M, variant != "lanes");
-  const KernelName kernel{"rowwise_tile." + variant + "_" + type_names(p.weight, p.input),
+  const KernelName kernel{"rowwise_tile." + variant + "_" + type_names(storage(p.code), p.input),
                           "rowwise_tile_m" + std::to_string(rows)};
   if (p.K % kStep != 0 || p.K > kMaxTileDepth || !serves(queue, kernel)) return false;
   plan.algorithm = Algorithm::tile;
@@ -25,7 +25,7 @@ bool plan_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, const std
 onednn::Matmul product(const LinearProblem& p) {
   onednn::Matmul m;
   m.M = p.M, m.N = p.N, m.K = p.K;
-  m.input = onednn_type(p.input), m.weight = onednn_type(p.weight), m.output = onednn_type(p.output);
+  m.input = onednn_type(p.input), m.weight = onednn_type(storage(p.code)), m.output = onednn_type(p.output);
   return m;
 }
 
@@ -33,7 +33,7 @@ onednn::Matmul scaled_product(const LinearProblem& p, ScalarType scale) {
   onednn::Matmul m = product(p);
   m.scale = onednn_type(scale);
   m.group_size = p.K;
-  m.row_scales = p.input == p.weight;
+  m.row_scales = p.input == storage(p.code);
   m.bias = p.has_bias ? onednn_type(p.bias) : onednn::Type::none;
   return m;
 }
@@ -45,8 +45,8 @@ onednn::Matmul int8_sums(const LinearProblem& p) {
 }
 
 bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
-  const bool int8 = p.input == ScalarType::Char && p.weight == ScalarType::Char;
-  if ((int8 && !device_of(queue).exact_int8) || (p.input != p.weight && p.N < kProductColumns) ||
+  const bool int8 = p.input == ScalarType::Char;
+  if ((int8 && !device_of(queue).exact_int8) || (p.input != storage(p.code) && p.N < kProductColumns) ||
       !runs(device_of(queue), "scale_rows.lanes"))
     return false;
   std::vector<onednn::Matmul> products;
@@ -59,7 +59,7 @@ bool plan_product(Plan& plan, const LinearProblem& p, sycl::queue& queue) {
   }
   for (const onednn::Matmul& m : products) {
     if (!onednn_has(queue, m)) continue;
-    if (!trusted(queue, product_family(p.weight, p.input))) return false;
+    if (!trusted(queue, product_family(storage(p.code), p.input))) return false;
     plan.algorithm = Algorithm::onednn;
     plan.product = m;
     return true;

@@ -107,13 +107,21 @@ struct Probe {
 // Whether the family is what serves a problem.
 using Takes = std::function<bool(const LinearProblem&)>;
 
+LinearProblem problem(const WeightFormat& format, int64_t M, int64_t N, int64_t K, ScalarType input, ScalarType output,
+                      ScalarType bias) {
+  LinearProblem p{};
+  static_cast<WeightFormat&>(p) = format;
+  p.M = M, p.N = N, p.K = K, p.input = input, p.output = output, p.has_bias = true, p.bias = bias;
+  return p;
+}
+
 void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const std::vector<int64_t>& rows, const Takes& takes) {
   constexpr int64_t N = 72, K = 512;
   for (const int64_t group_size : {128, 32}) {
     const Tensor weight = draw.bytes({N, K / 2}), scale = draw.positive({K / group_size, N}, dtype);
     const Tensor zero_point = draw.normal({K / group_size, N}, dtype), bias = draw.normal({N}, dtype);
     for (const int64_t M : rows) {
-      if (!takes({M, N, K, group_size, dtype, ScalarType::Char, dtype, dtype, true, dtype})) continue;
+      if (!takes(problem({Code::int4, group_size, dtype, true}, M, N, K, dtype, dtype, dtype))) continue;
       const Tensor x = draw.normal({M, K}, dtype);
       probes.push_back({"bf16i4bf16_rowwise_bias with M = " + std::to_string(M) + ", group_size = " + std::to_string(group_size) +
                             ", " + dtype_name(dtype),
@@ -132,15 +140,16 @@ void add_rowwise(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type,
   const Tensor weight = eight_bit({N, K}), scale = draw.positive({N, 1}, ScalarType::Float);
   const OptionalTensor bias = draw.normal({N}, ScalarType::Float);
   const bool scaled = weight_type == input_type;
-  const std::string weight_only = weight_type == ScalarType::Char ? "bf16i8bf16_rowwise_bias" : "bf16f8bf16_rowwise_bias";
+  const std::string weight_only = weight_type == ScalarType::Char ? "bf16i8bf16_rowwise" : "bf16f8bf16_rowwise";
   const ScalarType output = scaled ? ScalarType::Float : input_type;
   for (const int64_t M : rows) {
-    if (!takes({M, N, K, K, input_type, weight_type, ScalarType::Float, output, true, ScalarType::Float})) continue;
+    const WeightFormat format{code_of(weight_type), K, ScalarType::Float, false};
+    if (!takes(problem(format, M, N, K, input_type, output, ScalarType::Float))) continue;
     const Tensor x = scaled ? eight_bit({M, K}) : draw.normal({M, K}, input_type);
     const std::string sizes =
         std::string(" with M = ") + std::to_string(M) + ", " + dtype_name(input_type) + " by " + dtype_name(weight_type);
     if (!scaled) {
-      probes.push_back({weight_only + sizes, [=] { return call(("ao::" + weight_only).c_str(), "", x, weight, scale, *bias); }});
+      probes.push_back({weight_only + sizes, [=] { return call(("ao::" + weight_only).c_str(), "", x, weight, scale, bias); }});
       continue;
     }
     const Tensor input_scale = draw.positive({M, 1}, ScalarType::Float);
@@ -164,7 +173,7 @@ void add_any(std::vector<Probe>& probes, Draw& draw) {
   for (const ScalarType dtype : {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2}) {
     const Tensor weight = draw.normal({N, K}, dtype), row_scale = draw.positive({N, 1}, ScalarType::Float);
     probes.push_back({std::string("bf16f8bf16_rowwise with K = 150, ") + dtype_name(dtype),
-                      [=] { return call("ao::bf16f8bf16_rowwise", "", x, weight, row_scale); }});
+                      [=] { return call("ao::bf16f8bf16_rowwise", "", x, weight, row_scale, OptionalTensor()); }});
   }
 }
 

@@ -22,7 +22,7 @@ constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;  // each goes on with furth
 }  // namespace
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
-  const QuantizeProblem p = check_quantize_rowwise(input, dtype);
+  const LinearProblem p = check_quantize_rowwise(input, dtype);
   sycl::queue& queue = current_queue(input);
   if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kImage)) return generic::quantize_rowwise(input, dtype);
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
@@ -44,6 +44,6 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   return {values, scales};
 }
 
-AOEXT_REGISTER(XPU, quantize_rowwise, &quantize_rowwise)
+AOEXT_REGISTER(XPU, quantize_rowwise, &explain_one_pass, &quantize_rowwise)
 
 }  // namespace aoext::xpu

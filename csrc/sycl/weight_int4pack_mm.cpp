@@ -19,7 +19,7 @@ Tensor aligned(const Tensor& input) {
 }
 
 Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size, const Tensor& scale_and_zero) {
-  const Int4PackProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
+  const LinearProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   sycl::queue& queue = current_queue(input);
   if (p.K >= kMaxAnyDepth || !serves(queue, kInt4PackImage))
     return generic::weight_int4pack_mm(input, weight, group_size, scale_and_zero);
@@ -31,8 +31,18 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
   return y;
 }
 
+Explanation explain_packed(const Call& call) {
+  const LinearProblem& p = call.problem;
+  sycl::queue& queue = current_queue(call.tensors[0]);
+  if (p.K >= kMaxAnyDepth || !serves(queue, kInt4PackImage)) return generic_explanation();
+  Int4PackLinear linear{};
+  linear.M = p.M, linear.N = p.N, linear.K = p.K;
+  const Int4PackPlan plan = plan_int4pack(linear, queue);
+  return Explanation{"xpu", "int4pack_mm"}.with("tile_m", plan.rows).with("sub_groups", plan.sub_groups);
+}
+
 }  // namespace
 
-AOEXT_REGISTER(XPU, weight_int4pack_mm, &weight_int4pack_mm)
+AOEXT_REGISTER(XPU, weight_int4pack_mm, &explain_packed, &weight_int4pack_mm)
 
 }  // namespace aoext::xpu

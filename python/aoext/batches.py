@@ -57,10 +57,15 @@ def _one_after_the_other(
     return together(results)
 
 
-torch.library.register_vmap("ao::int8_mm", vmap_rule(ao.int8_mm.default))
-torch.library.register_vmap("ao::scaled_mm_rowwise", vmap_rule(ao.scaled_mm_rowwise.default, (0, 2)))
-torch.library.register_vmap("ao::quantize_rowwise", vmap_rule(ao.quantize_rowwise.default))
-torch.library.register_vmap("ao::dequantize_int4", vmap_rule(ao.dequantize_int4.default, ()))
-torch.library.register_vmap(
-    "ao::convert_weight_to_int4pack", vmap_rule(ao.convert_weight_to_int4pack.default, ())
-)
+# Operators without gradients, and their arguments that have the input's leading dimensions.
+_OF_INPUT: dict[str, tuple[int, ...]] = {
+    "int8_mm": (0,),
+    "scaled_mm_rowwise": (0, 2),
+    "quantize_rowwise": (0,),
+    "dequantize_int4": (),
+    "dequantize_rowwise": (),
+    "convert_weight_to_int4pack": (),
+}
+
+for _operator, _arguments in _OF_INPUT.items():
+    torch.library.register_vmap(f"ao::{_operator}", vmap_rule(getattr(ao, _operator).default, _arguments))

@@ -180,9 +180,9 @@ def _int4pack_dequantized(dtype: torch.dtype, weight: Tensor, scale_and_zero: Te
     return _int4_dequantized(dtype, *tinygemm_to_plain(weight, scale_and_zero))
 
 
-for _suffix in ("", "_bias"):
-    _register(f"bf16i4bf16_rowwise{_suffix}", (1, 2, 3), _int4_dequantized)
-    _register(f"bf16i8bf16_rowwise{_suffix}", (1, 2), rows_dequantized)
-    _register(f"bf16f8bf16_rowwise{_suffix}", (1, 2), rows_dequantized)
+_register("bf16i4bf16_rowwise", (1, 2, 3), _int4_dequantized)
+_register("bf16i4bf16_rowwise_bias", (1, 2, 3), _int4_dequantized)
+_register("bf16i8bf16_rowwise", (1, 2), rows_dequantized)
+_register("bf16f8bf16_rowwise", (1, 2), rows_dequantized)
 _register("scaled_linear_rowwise", (1, 2), rows_dequantized)
 _register("weight_int4pack_mm", (1, 3), _int4pack_dequantized)

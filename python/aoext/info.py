@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from aoext.ops import ao, operators
+from aoext.ops import ao, bound, described, operators
 
 
 def build_config() -> dict[str, str]:
@@ -55,22 +58,41 @@ def warmup(device: torch.device | str | int | None = None) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
-def explain(operator: str, *arguments: Tensor | torch.dtype | None) -> str:
+@dataclass(frozen=True)
+class Explanation:
+    """What a device runs for a call: the kernel, and how it is to work by name, as text or numbers.
+
+    `device` is cpu, cuda, xpu, or "generic" where ATen operators serve.
+    """
+
+    device: str
+    kernel: str
+    choices: dict[str, str | int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.device}: " + ", ".join([self.kernel, *(f"{n} {v}" for n, v in self.choices.items())])
+
+
+def explain(operator: str, *arguments: Tensor | torch.dtype | int | None, **options: Any) -> Explanation:
     """Which kernel `torch.ops.ao.<operator>` would choose for these arguments; nothing is computed.
 
-    Takes the operator's own positional arguments. Raises ValueError for an unknown operator and the
-    operator's RuntimeError for arguments that it would refuse.
+    Takes the operator's own arguments. Raises ValueError for an unknown operator, TypeError where there is no
+    tensor, and the operator's RuntimeError for arguments that it would refuse.
 
-    >>> aoext.explain("int8_mm", x, w)  # doctest: +SKIP
-    'cpu/avx512: values, int8'
+    >>> print(aoext.explain("int8_mm", x, w))  # doctest: +SKIP
+    cpu: values, instruction_set avx512, compute int8
     """
     if operator not in operators():
         raise ValueError(f"explain: operator must be one of {', '.join(operators())}, got {operator!r}")
-    tensors = [a for a in arguments if isinstance(a, Tensor)]
+    tensors, number, dtype = described(bound(operator, arguments, options))
     if not tensors:
         raise TypeError(f"explain: arguments must be those of ao::{operator}, got no tensor")
-    key = torch._C._dispatch_key_for_device(tensors[0].device.type)
-    has_own = torch._C._dispatch_has_kernel_for_dispatch_key
-    if has_own(f"ao::{operator}", key) and not has_own("ao::_explain", key):
-        return f"a kernel that another package registered for {key}"
-    return ao._explain(operator, tensors)
+    lines = [line.split(": ", 1) for line in ao._explain(operator, tensors, number, dtype).splitlines()]
+    if not lines:
+        device = tensors[0].device.type
+        key = torch._C._dispatch_key_for_device(device)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key):
+            return Explanation(device, "a kernel that another package registered")
+        return Explanation("generic", "ATen operators")
+    (_, device), (_, kernel), *choices = lines
+    return Explanation(device, kernel, {n: int(v) if v.isdecimal() else v for n, v in choices})

@@ -75,19 +75,23 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def dynamic(input: Any, weight: Any, weight_scale: Any, bias: Any = None) -> Any:
         return product(rounded(input, weight), by_rows(weight, weight_scale), bias)
 
-    def dequantized(weight: Any, scale: Any, zero_point: Any, dtype: int = -1) -> Any:
-        plain = by_groups(weight, scale, zero_point)
+    def cast(plain: Any, scale: Any, dtype: int) -> Any:
         return op.CastLike(plain, scale) if dtype == -1 else op.Cast(plain, to=dtype)
+
+    def groups_dequantized(weight: Any, scale: Any, zero_point: Any, dtype: int = -1) -> Any:
+        return cast(by_groups(weight, scale, zero_point), scale, dtype)
+
+    def rows_dequantized(weight: Any, scale: Any, dtype: int = -1) -> Any:
+        return cast(by_rows(weight, scale), scale, dtype)
 
     return {
         ao.bf16i4bf16_rowwise.default: groupwise,
         ao.bf16i4bf16_rowwise_bias.default: groupwise,
         ao.bf16i8bf16_rowwise.default: rowwise,
-        ao.bf16i8bf16_rowwise_bias.default: rowwise,
         ao.bf16f8bf16_rowwise.default: rowwise,
-        ao.bf16f8bf16_rowwise_bias.default: rowwise,
         ao.scaled_linear_rowwise.default: dynamic,
-        ao.dequantize_int4.default: dequantized,
+        ao.dequantize_int4.default: groups_dequantized,
+        ao.dequantize_rowwise.default: rows_dequantized,
     }
 
 

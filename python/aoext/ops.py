@@ -7,7 +7,6 @@ what torch.vmap makes of it (batches.py).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 ao = torch.ops.ao
-
-# Products that have a twin with `_bias`.
-_WEIGHT_ONLY = ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise")
 
 # Largest relative Frobenius error of a row of a result against float64, by the result's dtype.
 ERROR_BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}
@@ -33,38 +29,47 @@ ERROR_OF_SUMS = 2.0**-20
 
 def operators() -> list[str]:
     """The names of aoext's public operators; torchao has some of its own in the namespace ao."""
-    names = [name for name in torch._C._dispatch_get_all_op_names() if re.match("ao::(?!_)", name)]
-    return sorted(
-        {name.split("::")[1] for name in names if "csrc/schema.cpp" in torch._C._dispatch_dump(name)}
-    )
+    return sorted(ao._operators().split())
 
 
-def _check(operator: str, *arguments: Any, dtype: torch.dtype | None = None) -> None:
+def bound(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names in the operator's schema, in its order; those left out are None."""
+    names = [a.name for a in getattr(ao, operator).default._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name: given.get(name) for name in names}
+
+
+def described(arguments: dict[str, Any]) -> tuple[list[Tensor], int | None, torch.dtype | None]:
+    """The tensors of a call in order, and its number and its dtype where it has one: as the library's functions
+    that take an operator's name want them."""
+    values = arguments.values()
+    tensors = [a for a in values if isinstance(a, Tensor)]
+    number = next((a for a in values if isinstance(a, int)), None)
+    return tensors, number, next((a for a in values if isinstance(a, torch.dtype)), None)
+
+
+def _check(operator: str, arguments: dict[str, Any]) -> None:
     """Raises what the operator raises for arguments that it refuses, fake ones; None stands for no tensor.
 
     The checks are those of csrc/common/checks.cpp, on meta tensors. Sizes that a program leaves open are
     taken as they were traced, so that nothing is guarded on. Where some are known at run time alone, the
     operator checks.
     """
-    names = [a.name for a in getattr(ao, operator).default._schema.arguments]
-    tensors = {n: a for n, a in zip(names, arguments, strict=False) if not isinstance(a, (int, torch.dtype))}
-    (first_name, first), *_ = tensors.items()
-    given = []
-    # Meta tensors beside real ones, or beside None, come here and nowhere else.
-    for name, t in tensors.items():
-        if t is None:
-            if name == "bias" and not operator.endswith("_bias"):
-                continue
-            raise RuntimeError(f"ao::{operator}: {name} must be a tensor, got None")
-        if t.device != first.device:
+    schema = getattr(ao, operator).default._schema
+    first_name, first = next(iter(arguments.items()))
+    # Meta tensors beside real ones, or None in a tensor's place, come here and nowhere else.
+    for argument in schema.arguments:
+        value = arguments[argument.name]
+        if isinstance(value, Tensor) and value.device != first.device:
             raise RuntimeError(
-                f"ao::{operator}: {name} must be on the device of {first_name}, {first.device}, "
-                f"got {t.device}"
+                f"ao::{operator}: {argument.name} must be on the device of {first_name}, {first.device}, "
+                f"got {value.device}"
             )
-        given.append(t)
-    number = next((a for a in arguments if isinstance(a, int)), None)
+        if value is None and isinstance(argument.real_type, torch.TensorType):
+            raise RuntimeError(f"ao::{operator}: {argument.name} must be a tensor, got None")
+    tensors, number, dtype = described(arguments)
     with _disable_current_modes():
-        traced = [_traced(t) for t in given]
+        traced = [_traced(t) for t in tensors]
         if all(t is not None for t in traced):
             ao._check_call(operator, traced, number, dtype)
 
@@ -86,71 +91,70 @@ def _hint(number: int | torch.SymInt) -> int | None:
     return number.node.hint if isinstance(number, torch.SymInt) else number
 
 
-def _linear_result(input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return input.new_empty((*input.shape[:-1], weight.shape[0]), dtype=dtype)
+def _product(dtype: Callable[..., torch.dtype]) -> Callable[..., Tensor]:
+    """[..., N] of input [..., K] and weight [N, …], of the dtype that the arguments give."""
+
+    def result(*, input: Tensor, weight: Tensor, **others: Any) -> Tensor:
+        sizes = (*input.shape[:-1], weight.shape[0])
+        return input.new_empty(sizes, dtype=dtype(input=input, weight=weight, **others))
+
+    return result
 
 
-def _register_fakes() -> None:
-    def fake(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return torch.library.register_fake(f"ao::{operator}")
-
-    def weight_only(operator: str) -> None:
-        @fake(operator)
-        def _(input: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
-            _check(operator, input, weight, *others)
-            return _linear_result(input, weight, input.dtype)
-
-    for operator in _WEIGHT_ONLY:
-        weight_only(operator)
-        weight_only(f"{operator}_bias")
-
-    @fake("dequantize_int4")
-    def _(weight: Tensor, scale: Tensor, zero_point: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-        _check("dequantize_int4", weight, scale, zero_point, dtype=dtype)
-        return weight.new_empty((weight.shape[0], 2 * weight.shape[1]), dtype=dtype or scale.dtype)
-
-    @fake("convert_weight_to_int4pack")
-    def _(weight: Tensor, inner_k_tiles: int) -> Tensor:
-        _check("convert_weight_to_int4pack", weight, inner_k_tiles)
-        shape = (weight.shape[0] // 8, weight.shape[1] // (8 * inner_k_tiles), 32, inner_k_tiles // 2)
-        return weight.new_empty(shape, dtype=torch.int32)
-
-    @fake("weight_int4pack_mm")
-    def _(input: Tensor, weight: Tensor, group_size: int, scale_and_zero: Tensor) -> Tensor:
-        _check("weight_int4pack_mm", input, weight, group_size, scale_and_zero)
-        return input.new_empty((*input.shape[:-1], 8 * weight.shape[0]))
-
-    @fake("int8_mm")
-    def _(input: Tensor, weight: Tensor) -> Tensor:
-        _check("int8_mm", input, weight)
-        return _linear_result(input, weight, torch.int32)
-
-    @fake("scaled_mm_rowwise")
-    def _(
-        input: Tensor,
-        weight: Tensor,
-        input_scale: Tensor,
-        weight_scale: Tensor,
-        bias: Tensor | None = None,
-        *,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        _check("scaled_mm_rowwise", input, weight, input_scale, weight_scale, bias, dtype=out_dtype)
-        return _linear_result(input, weight, out_dtype or torch.bfloat16)
-
-    @fake("scaled_linear_rowwise")
-    def _(input: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        _check("scaled_linear_rowwise", input, weight, weight_scale, bias)
-        return _linear_result(input, weight, input.dtype)
-
-    @fake("quantize_rowwise")
-    def _(input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        _check("quantize_rowwise", input, dtype=dtype)
-        scales = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
-        return input.new_empty(input.shape, dtype=dtype), scales
+def _of_input(*, input: Tensor, **_: Any) -> torch.dtype:
+    return input.dtype
 
 
-_register_fakes()
+def _dequantized(per_element: int) -> Callable[..., Tensor]:
+    """[N, K] of a weight with so many numbers in an element."""
+
+    def result(*, weight: Tensor, scale: Tensor, dtype: torch.dtype | None, **_: Any) -> Tensor:
+        return weight.new_empty((weight.shape[0], per_element * weight.shape[1]), dtype=dtype or scale.dtype)
+
+    return result
+
+
+def _packed(*, weight: Tensor, inner_k_tiles: int) -> Tensor:
+    shape = (weight.shape[0] // 8, weight.shape[1] // (8 * inner_k_tiles), 32, inner_k_tiles // 2)
+    return weight.new_empty(shape, dtype=torch.int32)
+
+
+def _packed_product(*, input: Tensor, weight: Tensor, **_: Any) -> Tensor:
+    return input.new_empty((*input.shape[:-1], 8 * weight.shape[0]))
+
+
+def _rows_quantized(*, input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    scales = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
+    return input.new_empty(input.shape, dtype=dtype), scales
+
+
+# An operator's result: its shape, dtype and device, from all of its arguments by name.
+_RESULTS: dict[str, Callable[..., Any]] = {
+    "bf16i4bf16_rowwise": _product(_of_input),
+    "bf16i4bf16_rowwise_bias": _product(_of_input),
+    "bf16i8bf16_rowwise": _product(_of_input),
+    "bf16f8bf16_rowwise": _product(_of_input),
+    "scaled_linear_rowwise": _product(_of_input),
+    "int8_mm": _product(lambda **_: torch.int32),
+    "scaled_mm_rowwise": _product(lambda *, out_dtype, **_: out_dtype or torch.bfloat16),
+    "quantize_rowwise": _rows_quantized,
+    "dequantize_int4": _dequantized(2),
+    "dequantize_rowwise": _dequantized(1),
+    "convert_weight_to_int4pack": _packed,
+    "weight_int4pack_mm": _packed_product,
+}
+
+
+def _register_fake(operator: str) -> None:
+    @torch.library.register_fake(f"ao::{operator}")
+    def _(*args: Any, **kwargs: Any) -> Any:
+        arguments = bound(operator, args, kwargs)
+        _check(operator, arguments)
+        return _RESULTS[operator](**arguments)
+
+
+for _operator in _RESULTS:
+    _register_fake(_operator)
 
 
 def generic(operator: str) -> Callable[..., Any]:

@@ -22,10 +22,10 @@ from fuzz.draws import (
     sized,
     told_call,
 )
-from reference import ALL_CALLS, EIGHT_BIT, HIGH_PRECISION, Problem
+from reference import ALL_CALLS, BIAS_CALLS, EIGHT_BIT, HIGH_PRECISION, INT4_CALLS, Problem
 
 # Operators whose result has the leading dimensions of the first argument.
-OF_NO_INPUT = ("dequantize_int4", "convert_weight_to_int4pack")
+OF_NO_INPUT = ("dequantize_int4", "dequantize_rowwise", "convert_weight_to_int4pack")
 
 
 def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]]:
@@ -75,6 +75,7 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
     packed = ([0, K // (16 * inner), 32, inner // 2], torch.int32)
     arguments = {
         "dequantize_int4": lambda: parts(*int4),
+        "dequantize_rowwise": lambda: parts(*rows),
         "int8_mm": lambda: parts(([*leading, K], torch.int8), rows[0]),
         "scaled_mm_rowwise": lambda: parts(
             ([*leading, K], eight_bit), rows[0], ([*leading, 1], torch.float32), rows[1], bias
@@ -90,8 +91,8 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
     }
     if operator in arguments:
         return arguments[operator](), {}
-    weight = int4 if "i4" in operator else rows
-    return parts(x, *weight, *([bias] if operator.endswith("_bias") else [])), {}
+    weight = int4 if operator in INT4_CALLS else rows
+    return parts(x, *weight, *([bias] if operator in BIAS_CALLS else [])), {}
 
 
 def changed(draw: Draw, argument: Any, good_type: type) -> Any:

@@ -339,7 +339,7 @@ class _WeightBench:
             group_size=p.group_size if subject.grouped else None,
             threads=torch.get_num_threads(),
             layer=named(p.N, p.K).layer if subject.depends_on_rows_of_the_weight else "",
-            plan=aoext.explain(subject.operator, *arguments),
+            plan=str(aoext.explain(subject.operator, *arguments)),
             peer=peer.name if peer else None,
             peer_is_floor=bool(peer and peer.is_floor),
             bytes=sum(tensor.nbytes for tensor in (*inputs, *rotated, *results)),

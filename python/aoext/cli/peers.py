@@ -90,7 +90,8 @@ def _int4_xpu(p: Problem, x: Tensors, w: Tensors) -> Tensor:
 
 
 def _int8_weight_only(p: Problem, x: Tensors, w: Tensors) -> Tensor:
-    return aten._weight_int8pack_mm(x[0], w[0], w[1])
+    product = aten._weight_int8pack_mm(x[0], w[0], w[1])
+    return product + w[2] if p.bias else product
 
 
 def _int_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
@@ -137,7 +138,9 @@ _INT4_CPU = Peer("_weight_int4pack_mm_for_cpu", _pack_int4_cpu, _int4_cpu)
 _INT4_CUDA = Peer("_weight_int4pack_mm", _pack_int4_cuda, _int4_cuda)
 _INT4_XPU = Peer(f"{_INT4_XPU_OPERATOR} + zero points", _pack_int4_xpu, _int4_xpu)
 _INT_MM_ALONE = Peer("_int_mm alone", _stored, _int_mm, complete=_scaled)
-_INT8 = Peer("_weight_int8pack_mm", lambda p, w: (w[0], w[1].flatten().to(p.dtype)), _int8_weight_only)
+_INT8 = Peer(
+    "_weight_int8pack_mm", lambda p, w: (w[0], w[1].flatten().to(p.dtype), *w[2:]), _int8_weight_only
+)
 
 _SCALED: dict[tuple[str, str], Peer] = {
     ("int8_mm", "int8"): Peer("_int_mm", _stored, _int_mm),
@@ -154,7 +157,6 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
         ("bf16i4bf16_rowwise", "int4"): _INT4_CPU,
         ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CPU.with_bias(),
         ("bf16i8bf16_rowwise", "int8"): _INT8,
-        ("bf16i8bf16_rowwise_bias", "int8"): _INT8.with_bias(),
         **_SCALED,
         ("scaled_mm_rowwise", "int8"): _INT_MM_ALONE,
         **{("quantize_rowwise", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT_DTYPES},
@@ -170,7 +172,6 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
         ("bf16i4bf16_rowwise", "int4"): _INT4_XPU,
         ("bf16i4bf16_rowwise_bias", "int4"): _INT4_XPU.with_bias(),
         ("bf16i8bf16_rowwise", "int8"): _INT8,
-        ("bf16i8bf16_rowwise_bias", "int8"): _INT8.with_bias(),
         **_SCALED,
     },
 }

@@ -266,6 +266,19 @@ def _dequantize() -> Subject:
     )
 
 
+def _dequantize_rows(dtype: torch.dtype) -> Subject:
+    weight = _rowwise(dtype)
+    return Subject(
+        "dequantize_rowwise",
+        dtype_name(dtype),
+        lambda p, g: (),
+        weight.random,
+        lambda kernel, p, x, w: kernel(*w, dtype=p.dtype),
+        lambda p, x, w, rows, columns: weight.rows(w, rows)[:, columns],
+        ("N", "K"),
+    )
+
+
 def _takes_tinygemm(p: Problem) -> bool:
     return p.dtype is torch.bfloat16 and tinygemm.fits(p.N, p.K, p.group_size)
 
@@ -305,18 +318,18 @@ def _tinygemm_mm() -> Subject:
     )
 
 
-def _weight_only(operator: str, format: str, weight: Weight) -> list[Subject]:
-    with_bias = _linear(f"{operator}_bias", format, weight, _dense, adds_bias=lambda p: True)
-    return [_linear(operator, format, weight, _dense), with_bias]
+def _weight_only(dtype: torch.dtype) -> Subject:
+    operator = "bf16i8bf16_rowwise" if dtype is torch.int8 else "bf16f8bf16_rowwise"
+    return _linear(operator, dtype_name(dtype), _rowwise(dtype), _dense, adds_bias=lambda p: p.bias)
 
 
 def _all() -> list[Subject]:
-    subjects = _weight_only("bf16i4bf16_rowwise", "int4", INT4)
-    subjects += _weight_only("bf16i8bf16_rowwise", "int8", _rowwise(torch.int8))
-    for dtype in FLOAT8_DTYPES:
-        subjects += _weight_only("bf16f8bf16_rowwise", dtype_name(dtype), _rowwise(dtype))
-    subjects.append(_int8_mm())
-    for make in (_scaled_mm, _scaled_linear, _quantize):
+    subjects = [
+        _linear("bf16i4bf16_rowwise", "int4", INT4, _dense),
+        _linear("bf16i4bf16_rowwise_bias", "int4", INT4, _dense, adds_bias=lambda p: True),
+        _int8_mm(),
+    ]
+    for make in (_weight_only, _scaled_mm, _scaled_linear, _quantize, _dequantize_rows):
         subjects += [make(dtype) for dtype in EIGHT_BIT_DTYPES]
     return [*subjects, _dequantize(), _tinygemm_convert(), _tinygemm_mm()]
 

@@ -32,12 +32,9 @@ def _int4_bias(x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bia
     return (_int4(x, weight, scale, zero_point).float() + bias.float()).to(x.dtype)
 
 
-def _rows(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, (weight.float() * scale.float()).to(x.dtype))
-
-
-def _rows_bias(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return (_rows(x, weight, scale).float() + bias.float()).to(x.dtype)
+def _rows(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = torch.nn.functional.linear(x, (weight.float() * scale.float()).to(x.dtype))
+    return y if bias is None else (y.float() + bias.float()).to(x.dtype)
 
 
 # What else gives an operator's result. (Sums with a bias are made in float32, which Inductor fuses.)
@@ -45,9 +42,7 @@ ALTERNATIVES: dict[str, Callable[..., Tensor]] = {
     "bf16i4bf16_rowwise": _int4,
     "bf16i4bf16_rowwise_bias": _int4_bias,
     "bf16i8bf16_rowwise": _rows,
-    "bf16i8bf16_rowwise_bias": _rows_bias,
     "bf16f8bf16_rowwise": _rows,
-    "bf16f8bf16_rowwise_bias": _rows_bias,
 }
 
 

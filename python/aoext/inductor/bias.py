@@ -21,8 +21,8 @@ ao = torch.ops.ao
 # Operators by those that take a bias, and its position among their arguments.
 WITH_BIAS: dict[Any, tuple[Any, int]] = {
     ao.bf16i4bf16_rowwise.default: (ao.bf16i4bf16_rowwise_bias.default, 4),
-    ao.bf16i8bf16_rowwise.default: (ao.bf16i8bf16_rowwise_bias.default, 3),
-    ao.bf16f8bf16_rowwise.default: (ao.bf16f8bf16_rowwise_bias.default, 3),
+    ao.bf16i8bf16_rowwise.default: (ao.bf16i8bf16_rowwise.default, 3),
+    ao.bf16f8bf16_rowwise.default: (ao.bf16f8bf16_rowwise.default, 3),
     ao.scaled_linear_rowwise.default: (ao.scaled_linear_rowwise.default, 3),
     ao.scaled_mm_rowwise.default: (ao.scaled_mm_rowwise.default, 4),
 }

@@ -24,7 +24,6 @@ from aoext.info import explain
 ao = torch.ops.ao
 
 LINEAR = ao.scaled_linear_rowwise.default
-IN_ONE_KERNEL = "which quantise x"  # csrc/cuda/plan_rowwise.cpp
 
 
 def share(graph: Graph) -> int:
@@ -54,7 +53,7 @@ def takes_one_kernel(linear: Node) -> bool:
         return False
     with unset_fake_temporarily():  # tensors that nobody reads
         alike = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
-        return IN_ONE_KERNEL in explain("scaled_linear_rowwise", *alike)
+        return "quantizes_input" in explain("scaled_linear_rowwise", *alike).choices
 
 
 def split(graph: Graph, x: Node, dtype: torch.dtype, linears: list[Node]) -> None:

@@ -3,7 +3,7 @@
     x · (dequantize_int4(q, s, z))ᵀ            -> bf16i4bf16_rowwise
     x · (q.to(dtype) · s)ᵀ, (x · q.to(dtype)ᵀ) · sᵀ    -> bf16i8bf16_rowwise, bf16f8bf16_rowwise
 
-and their _bias variants, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The
+and with a bias, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The
 8-bit forms are what torchao's weight-only tensors and PyTorch's dequantize_per_channel come down to.
 Roundings in between may go, as the operators round once; conversions to a wider type, after which rounded
 weights would be exact, may not.
@@ -51,9 +51,10 @@ class Weight:
         return known(self.qdata).shape[0]
 
     def operator(self, with_bias: bool) -> Any:
-        dtype = known(self.qdata).dtype
-        kind = "i4" if self.zero_point is not None else "i8" if dtype is torch.int8 else "f8"
-        return getattr(ao, f"bf16{kind}bf16_rowwise{'_bias' if with_bias else ''}").default
+        if self.zero_point is not None:
+            return ao.bf16i4bf16_rowwise_bias.default if with_bias else ao.bf16i4bf16_rowwise.default
+        is_int8 = known(self.qdata).dtype is torch.int8
+        return ao.bf16i8bf16_rowwise.default if is_int8 else ao.bf16f8bf16_rowwise.default
 
     def arguments(self, graph: Graph) -> list[Node]:
         if self.zero_point is not None:

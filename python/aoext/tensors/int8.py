@@ -40,6 +40,4 @@ class Int8Tensor(RowScaledTensor):
 
     @staticmethod
     def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None:
-            return torch.ops.ao.bf16i8bf16_rowwise(input, qdata, scale)
-        return torch.ops.ao.bf16i8bf16_rowwise_bias(input, qdata, scale, bias)
+        return torch.ops.ao.bf16i8bf16_rowwise(input, qdata, scale, bias)
