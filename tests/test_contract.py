@@ -7,7 +7,6 @@ import torch
 
 import aoext
 from reference import (
-    ALL_CALLS,
     ACTIVATION_CALLS,
     ALL_CALLS,
     CALLS,

@@ -23,7 +23,7 @@ pytestmark = [
     ),
     pytest.mark.skipif(aoext.info.build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
-# Operators with a kernel of this device; the generic ones serve convert_weight_to_int4pack and dequantize_rowwise.
+# Operators with a kernel of this device; the generic ones serve two others.
 OWN = [
     name
     for name in [*ALL_CALLS, "quantize_rowwise"]

@@ -146,11 +146,12 @@ _RESULTS: dict[str, Callable[..., Any]] = {
 
 
 def _register_fake(operator: str) -> None:
-    @torch.library.register_fake(f"ao::{operator}")
-    def _(*args: Any, **kwargs: Any) -> Any:
+    def fake(*args: Any, **kwargs: Any) -> Any:
         arguments = bound(operator, args, kwargs)
         _check(operator, arguments)
         return _RESULTS[operator](**arguments)
+
+    torch.library.register_fake(f"ao::{operator}", fake)
 
 
 for _operator in _RESULTS:
