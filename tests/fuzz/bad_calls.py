@@ -101,7 +101,9 @@ def changed(draw: Draw, argument: Any, good_type: type) -> Any:
     if kind == "none":
         return None
     if kind == "odd":
-        return draw.choice(["text", [argument], 1.5, True, object()])
+        # PyTorch writes what is no tensor into its error, and dies of writing one whose memory is gone.
+        listed = [] if is_freed(argument) else [argument]
+        return draw.choice(["text", listed, 1.5, True, object()])
     # PyTorch takes a number for a dtype and a tensor for a number, for its own operators too, and crashes on
     # numbers out of range and tensors without memory.
     if good_type is torch.dtype:
