@@ -1,5 +1,5 @@
-// AOTInductor's C shims of every operator: aoti_torch_{cpu,cuda,xpu}_<operator>. The compiler refuses a wrong number of parameters
-// in the table.
+// AOTInductor's C shims of every operator: aoti_torch_{cpu,cuda,xpu}_<operator>. The compiler refuses a wrong number of
+// parameters in the table.
 #include "aoti/shim.h"
 
 namespace aoext::aoti {

@@ -9,8 +9,8 @@
 
 namespace aoext {
 
-// The arguments of a call: tensors in their order, one that may be None only where it is none, and the one argument of an operator
-// that is no tensor.
+// The arguments of a call: tensors in their order, one that may be None only where it is none, and the one argument of an
+// operator that is no tensor.
 struct Arguments {
   std::vector<Tensor> tensors;
   std::optional<int64_t> number;    // group_size or inner_k_tiles

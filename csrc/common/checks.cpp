@@ -343,7 +343,7 @@ LinearProblem check_convert_weight_to_int4pack(const Tensor& weight, int64_t inn
 }
 
 LinearProblem check_weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t group_size,
-                                         const Tensor& scale_and_zero) {
+                                       const Tensor& scale_and_zero) {
   const Checker check("weight_int4pack_mm", "input", input);
   check.require(dtype_of(input) == ScalarType::BFloat16 && input.dim() == 2, "input", "bfloat16 [M, K]", input);
   LinearProblem p = check.input(true, "bfloat16");

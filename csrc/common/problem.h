@@ -16,13 +16,13 @@ enum class Code { int4, int8, e4m3, e5m2 };
 // operator's name.
 struct WeightFormat {
   Code code;
-  int64_t group_size;  // elements along k that share a scale; K for one scale a row
-  ScalarType scale;    // of the scales, and of the zero points
+  int64_t group_size;   // elements along k that share a scale; K for one scale a row
+  ScalarType scale;     // of the scales, and of the zero points
   bool has_zero_point;  // w = code · scale + zero_point, the zero point a float
 };
 
-// y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. Of an operator that makes or unpacks a weight, M is 0;
-// of one that quantises an input, N is 0.
+// y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. Of an operator that makes or unpacks a weight, M is
+// 0; of one that quantises an input, N is 0.
 struct LinearProblem : WeightFormat {
   int64_t M, N, K;
   ScalarType input, output;

@@ -1,7 +1,7 @@
 // Dynamic quantisation of the input, then the scaled product: the two kernels in one call.
+#include "cpu/plan.h"
 #include "cpu/quantize_rowwise.h"
 #include "cpu/scaled_mm_rowwise.h"
-#include "cpu/plan.h"
 #include "generic/register.h"
 
 namespace aoext::cpu {

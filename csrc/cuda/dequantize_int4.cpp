@@ -3,8 +3,8 @@
 
 #include "common/dispatcher.h"
 #include "cuda/device.h"
-#include "cuda/plan.h"
 #include "cuda/operands.h"
+#include "cuda/plan.h"
 #include "generic/register.h"
 
 namespace aoext::cuda {

@@ -131,10 +131,7 @@ Explanation& with_sharing(Explanation& e, int cluster, int ranges) {
 
 template <class Config>
 Explanation explain_few_rows(const char* kernel, const Config& c) {
-  return explain_kernel(kernel)
-      .with("tile_n", c.tiles * c.warp_tiles * 16)
-      .with("slices", c.slices)
-      .with("cluster", c.cluster);
+  return explain_kernel(kernel).with("tile_n", c.tiles * c.warp_tiles * 16).with("slices", c.slices).with("cluster", c.cluster);
 }
 
 Explanation explain_batch(const BatchConfig& c) {

@@ -4,8 +4,8 @@
 #include "common/dispatcher.h"
 #include "cuda/device.h"
 #include "cuda/kernels/quantize_rowwise.h"
-#include "cuda/plan.h"
 #include "cuda/operands.h"
+#include "cuda/plan.h"
 #include "generic/register.h"
 
 namespace aoext::cuda {

@@ -21,7 +21,8 @@ void for_row_blocks(int64_t rows, int64_t columns, const F& f) {
 // y = x · wᵀ + bias, where rows(first, count) gives those rows of w in float32: the result is rounded
 // once, so that the bound holds for a row of one element too.
 template <class Rows>
-Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows& rows, const OptionalTensor& bias = std::nullopt) {
+Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows& rows,
+                        const OptionalTensor& bias = std::nullopt) {
   Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   // Dense, so that strides do not choose another order of summation: the same numbers give the same bits.

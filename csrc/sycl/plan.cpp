@@ -76,7 +76,8 @@ Explanation explain(const Plan& plan, sycl::queue& queue) {
   switch (plan.algorithm) {
     case Algorithm::generic: break;
     case Algorithm::any: return {"xpu", "linear_any"};
-    case Algorithm::onednn: return Explanation{"xpu", "oneDNN"}.with("implementation", onednn::implementation(queue, plan.product));
+    case Algorithm::onednn:
+      return Explanation{"xpu", "oneDNN"}.with("implementation", onednn::implementation(queue, plan.product));
     case Algorithm::tile:
       return Explanation{"xpu", plan.kernel.image}.with("variant", plan.kernel.name).with("sub_groups", plan.sub_groups);
   }

@@ -33,15 +33,14 @@ def operators() -> list[str]:
 
 
 def bound(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names in the operator's schema, in its order; those left out are None."""
+    """The arguments of a call by their names in the operator's schema, in its order; None where left out."""
     names = [a.name for a in getattr(ao, operator).default._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return {name: given.get(name) for name in names}
 
 
 def described(arguments: dict[str, Any]) -> tuple[list[Tensor], int | None, torch.dtype | None]:
-    """The tensors of a call in order, and its number and its dtype where it has one: as the library's functions
-    that take an operator's name want them."""
+    """The tensors of a call in order, its number and its dtype, if it has one: what `_explain` takes."""
     values = arguments.values()
     tensors = [a for a in values if isinstance(a, Tensor)]
     number = next((a for a in values if isinstance(a, int)), None)
