@@ -5,7 +5,7 @@
 # CMake's Makefiles ask it for its own architectures, too: it has none to compile for.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 set_target_properties(aoext PROPERTIES CUDA_ARCHITECTURES OFF)
-set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 find_package(CUDAToolkit 13.0 REQUIRED)

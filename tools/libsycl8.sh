@@ -27,7 +27,7 @@ failed=0
 for source in csrc/sycl/*.cpp csrc/sycl/onednn/*.cpp; do
   object=$folder/objects/${source//\//_}.o
   echo "libsycl 8: $source"
-  ${CXX:-c++} -std=c++17 -O1 -fPIC -fvisibility=hidden -Wall -Wextra -c "$source" -o "$object" -Icsrc \
+  ${CXX:-c++} -std=c++20 -O1 -fPIC -fvisibility=hidden -Wall -Wextra -c "$source" -o "$object" -Icsrc \
     -isystem "$(dirname "$(dirname "$header")")" -isystem "$folder/onednn" -isystem "$torch/include" \
     -DSYCL_DISABLE_FSYCL_SYCLHPP_WARNING -DTORCH_TARGET_VERSION=0x020a000000000000ULL -DTORCH_STABLE_ONLY ||
     { failed=1; rm -f "$object"; }

@@ -97,7 +97,7 @@ def build(folder: Path, hopper: bool) -> ctypes.CDLL:
     if not library.is_file() or library.stat().st_mtime < youngest:
         folder.mkdir(parents=True, exist_ok=True)
         target = ["-gencode=arch=compute_90a,code=sm_90a", "-DWITH_HOPPER"] if hopper else ["-arch=native"]
-        options = ["-std=c++17", "-O3", "-shared", "-Xcompiler=-fPIC", "--threads=0", f"-I{ROOT / 'csrc'}"]
+        options = ["-std=c++20", "-O3", "-shared", "-Xcompiler=-fPIC", "--threads=0", f"-I{ROOT / 'csrc'}"]
         subprocess.run(["nvcc", *options, *target, *map(str, sources), "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.workspace_bytes.restype = ctypes.c_size_t

@@ -1,8 +1,43 @@
 // AVX-512 as in avx512.cpp, and AMX's tiles of bfloat16.
-#define AOEXT_KERNELS kernels_amx
-#define AOEXT_AVX512
-#define AOEXT_AMX
-#define AOEXT_NAME "amx"
-#define AOEXT_FLOATS 16
-#define AOEXT_DEPTH 512
-#include "cpu/kernels/rows.inc.h"
+#include "cpu/kernels/vectors_avx512.inc.h"
+
+#include "cpu/kernels/e4m3_avx.inc.h"
+#include "cpu/kernels/epilogue.inc.h"
+#include "cpu/kernels/gemm_int4_amx.inc.h"
+#include "cpu/kernels/gemv_8bit.inc.h"
+#include "cpu/kernels/gemv_i8_avx512.inc.h"
+#include "cpu/kernels/gemv_int4.inc.h"
+#include "cpu/kernels/gemv_int8_limbs_amx.inc.h"
+#include "cpu/kernels/gemv_int8_limbs_avx512.inc.h"
+#include "cpu/kernels/quantize.inc.h"
+
+namespace aoext::cpu {
+
+const Kernels& kernels_amx() {
+  static constexpr Kernels table{
+      .name = "amx",
+      .to_float = to_float,
+      .columns_to_float = columns_to_float,
+      .from_float = from_float,
+      .dequantize_int4 = dequantize_int4,
+      .has_wide_zero_points = has_wide_zero_points,
+      .split_zero_points = split_zero_points,
+      .group_sums = group_sums,
+      .f32 = &kTilesF32<512>,
+      .i8 = &kAmxI8,
+      .bf16 = &kAmxBf16,
+      .bf16_int4 = &kAmxBf16Int4,
+      .values_f32 = &kValuesF32,
+      .arrange_int4 = arrange_int4,
+      .dot_int4 = dot_int4,
+      .planes = &kPlanesAtOnce<2, 2>,
+      .fine_planes = &kPlanesAtOnce<3, 2>,
+      .plane_tiles = &kPlaneTiles,
+      .dot_i8 = dot_i8,
+      .scale_row = scale_row,
+      .quantize_row = quantize_row,
+  };
+  return table;
+}
+
+}  // namespace aoext::cpu

@@ -92,9 +92,9 @@ struct BlockRows {
 // Products of one kind: an operand is what an instruction multiplies.
 struct Tiles {
   int64_t operand_bytes;
-  int64_t rows;      // of a block of weights; they divide kTile
-  int64_t depth;     // of a block along K, a multiple of kPad
-  int64_t together;  // rows of x that lie interleaved, 4 bytes of each in turn: a lot
+  int64_t rows;          // of a block of weights; they divide kTile
+  int64_t depth;         // of a block along K, a multiple of kPad
+  int64_t together = 1;  // rows of x that lie interleaved, 4 bytes of each in turn: a lot
 
   int64_t lots(int64_t M) const { return (M + together - 1) / together * together; }  // whole ones
 
@@ -103,21 +103,23 @@ struct Tiles {
   void (*inputs)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t* starts);
 
   // A block: n elements of each row of w as operands, padded.
-  void (*weights)(Element from, const void* source, const BlockRows& rows, int64_t n, void* out);
-  void (*weights_int4)(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out);  // from `begin` on
+  void (*weights)(Element from, const void* source, const BlockRows& rows, int64_t n, void* out) = nullptr;
+  void (*weights_int4)(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n,
+                       void* out) = nullptr;  // from `begin` on
 
   // acc[m][n] += Σ x[m][k] · w[n][k], k < K <= depth (padded), in rows of kTile sums: float, or int32 where products are int8's.
   // Lots of rows of x that lie together are `depth` operands a row apart. N is a multiple of kTileRows; sums between it and
   // `rows` may change, and what stands there in w and after the last row of x may be anything.
-  void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
+  void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) = nullptr;
 
   // acc[m][n] += Σ x_sums[g][m] · terms[g][n], n < kTile, for sums of x over groups, x_stride rows apart and readable to the end
   // of a lot. Null where products are int8's.
-  void (*add_of_groups)(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc);
+  void (*add_of_groups)(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M,
+                        void* acc) = nullptr;
 
   // Null, or what brings sums, which start as zeros and of which there are so many rows as lie together in x, into that order
   // once all of K has been multiplied.
-  void (*finish)(int64_t M, void* acc);
+  void (*finish)(int64_t M, void* acc) = nullptr;
 
   // Whether the tile that is next is fetched, in the order in which it lies, or this one's next block.
   bool in_order = false;
@@ -145,18 +147,19 @@ struct Planes {
 
   // Null, or what lays M rows that `arrange` wrote, x_stride bytes apart, together with their scales, as `dot` then takes them in
   // place of x; and how many bytes that is.
-  void (*join)(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, int64_t K, int64_t group_size, char* out);
-  int64_t (*joined_bytes)(int64_t M, int64_t K, int64_t group_size);
+  void (*join)(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, int64_t K, int64_t group_size,
+               char* out) = nullptr;
+  int64_t (*joined_bytes)(int64_t M, int64_t K, int64_t group_size) = nullptr;
 
   // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that `arrange` wrote, x_stride bytes apart, and N <= kTile rows of w. Fetches what
   // lies after them.
   void (*dot)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
-              float (*acc)[kTile]);
+              float (*acc)[kTile]) = nullptr;
 
   // Null, or the same in its place by scales that `stage` or the call before brought: those of `next` it brings.
   void (*dot_staged)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
-                     const StagedScales& scales, const NextTile& next, float (*acc)[kTile]);
-  void (*stage)(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, const StagedScales& out);
+                     const StagedScales& scales, const NextTile& next, float (*acc)[kTile]) = nullptr;
+  void (*stage)(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, const StagedScales& out) = nullptr;
 };
 
 // 8-bit values by few rows of x.
@@ -168,7 +171,8 @@ struct Values8 {
 
   // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that `input` wrote, x_stride operands apart, and N <= kTile rows of K values, one
   // after another.
-  void (*dot)(const void* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K, float (*acc)[kTile]);
+  void (*dot)(const void* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
+              float (*acc)[kTile]) = nullptr;
 };
 
 struct Kernels {
@@ -196,14 +200,14 @@ struct Kernels {
 
   // Null where no instruction multiplies bfloat16. int4 has tiles of its own, whose operands lie as its nibbles unpack best;
   // where these leave out scales, the former take groups of 8, 16 and 32 with them, too.
-  const Tiles *bf16, *bf16_int4;
+  const Tiles *bf16 = nullptr, *bf16_int4 = nullptr;
 
   // The same for inputs of float32 and half, by limbs of bfloat16; int4 in groups of 32 and more. Null where that is not known to
   // pay.
-  const Tiles *limbs, *limbs_int4;
+  const Tiles *limbs = nullptr, *limbs_int4 = nullptr;
 
   // Of floats, and of bfloat16: null where that is no faster.
-  const Values8 *values_f32, *values_bf16;
+  const Values8 *values_f32, *values_bf16 = nullptr;
 
   // A row of x in the order of dot_int4, and the sums of its groups.
   void (*arrange_int4)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);
@@ -215,10 +219,10 @@ struct Kernels {
 
   // Null where no instruction multiplies bytes, or none multiplies tiles of them; the latter take groups of 64 and more. Fine
   // ones are for float32 results.
-  const Planes *planes, *fine_planes, *plane_tiles;
+  const Planes *planes = nullptr, *fine_planes = nullptr, *plane_tiles = nullptr;
 
   // The same of int8 by int8, exact, all rows K elements one after another; null where tiles are as good.
-  void (*dot_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]);
+  void (*dot_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]) = nullptr;
 
   // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; the last two may be null.
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,

@@ -1,22 +1,10 @@
-// What comes after a product, and dynamic quantisation: loops over one row.
+// Dynamic quantisation of one row: its scale, then its codes while it is in cache.
+#pragma once
+
+#include "cpu/kernels/convert.inc.h"
+
 namespace aoext::cpu {
 namespace {
-
-void scale_row(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
-               int64_t n) {
-  constexpr int64_t kChunk = 64;
-  const int64_t bytes = to == Element::f32 ? 4 : 2;
-  float y[kChunk];
-  for (int64_t i = 0; i < n; i += kChunk) {
-    const int64_t count = n - i < kChunk ? n - i : kChunk;
-    for (int64_t j = 0; j < count; ++j) y[j] = acc[i + j] * row_scale;
-    if (column_scale != nullptr)
-      for (int64_t j = 0; j < count; ++j) y[j] *= column_scale[i + j];
-    if (bias != nullptr)
-      for (int64_t j = 0; j < count; ++j) y[j] += bias[i + j];
-    from_float(to, y, static_cast<char*>(out) + i * bytes, count);
-  }
-}
 
 // The largest magnitude of n floats of whatever format, as its bits: they order as magnitudes do, with NaN above infinity.
 template <class Bits>
@@ -46,7 +34,6 @@ struct Ratio {
   F32 operator()(F32 x) const { return x / scale; }
 };
 
-#if defined(AOEXT_AVX512) || defined(AOEXT_AVX2)
 // The same by the scale's reciprocal and one correction, in less time. Right for all numerators and divisors
 // (tools/division_cases.cpp) as long as nothing leaves the range of normal floats: where the scale is moderate, for all x but
 // those which every format rounds to zero.
@@ -57,14 +44,8 @@ struct Corrected {
     const F32 q = x * reciprocal;
     return multiply_add(-multiply_add(q, scale, -x), reciprocal, q);
   }
-  static bool serves(float scale) { return scale > 0x1p-60f && scale < 0x1p60f; }
+  static bool serves(float scale) { return kFused && scale > 0x1p-60f && scale < 0x1p60f; }
 };
-#else
-struct Corrected : Ratio {
-  using Ratio::Ratio;
-  static bool serves(float) { return false; }
-};
-#endif
 
 // Codes of numbers that a scale has brought into the format's range, give or take a rounding. What they return has further bits
 // above the code's.
@@ -89,29 +70,6 @@ struct Float8 {
     return (U32)((I32)((F32)((U32)f & kMagnitude) + (F32)anchor) + (binade >> kDrop));
   }
 };
-
-// The low bytes of four vectors, where kSigned their low seven bits and the signs of x.
-template <bool kSigned>
-inline void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out) {
-  constexpr uint32_t kCode = kSigned ? 0x7f : 0xff;
-#ifdef AOEXT_AVX2
-  const auto word = [&](int i) { return (__m256i)(codes[i] & kCode); };
-  __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(word(0), word(1)), _mm256_packus_epi32(word(2), word(3)));
-  if constexpr (kSigned) {
-    const auto bits = [&](int i) { return (__m256i)x[i]; };  // saturated they keep their sign
-    const __m256i signs = _mm256_packs_epi16(_mm256_packs_epi32(bits(0), bits(1)), _mm256_packs_epi32(bits(2), bits(3)));
-    bytes = _mm256_or_si256(bytes, _mm256_and_si256(signs, _mm256_set1_epi8(-128)));
-  }
-  // Packing works on halves of vectors: these are the first halves of all four, then the second ones.
-  store(out, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-#else
-  for (int i = 0; i < 4; ++i) {
-    using Bytes = uint8_t __attribute__((vector_size(kFloats)));
-    const U32 code = codes[i] & kCode;
-    store(out + i * kFloats, __builtin_convertvector(kSigned ? code | ((U32)x[i] & kSign) >> 24 : code, Bytes));
-  }
-#endif
-}
 
 template <Element kFrom, class Format, class Quotient>
 inline void quantize(const char* row, int64_t n, float scale, char* out) {

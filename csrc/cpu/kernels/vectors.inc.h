@@ -1,16 +1,14 @@
 // Vectors of whatever width an instruction set has: the vector extensions of GCC and Clang where a loop needs a shape, plain
-// loops where the compiler finds it.
-#include <string.h>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
+// loops where the compiler finds it. vectors_<instruction set>.inc.h, which a translation unit includes first, says how wide they
+// are (kFloats) and defines what is declared at the end.
+#pragma once
 
+#include <string.h>
 #include "cpu/kernels/kernels.h"
 
 namespace aoext::cpu {
 namespace {
 
-constexpr int kFloats = AOEXT_FLOATS;
 using F32 = float __attribute__((vector_size(4 * kFloats)));
 using U32 = uint32_t __attribute__((vector_size(4 * kFloats)));
 using I32 = int32_t __attribute__((vector_size(4 * kFloats)));
@@ -21,17 +19,6 @@ inline V load(const void* p) {
   memcpy(&v, p, sizeof v);
   return v;
 }
-
-#ifdef AOEXT_AVX512
-// By one instruction. A compiler repeats a load in each instruction that can have one as its operand, and each of these is
-// another stream to the hardware that fetches ahead: reads from memory then take up to twice as long.
-template <class V>
-inline V load_once(const void* p) {
-  V v = load<V>(p);
-  asm("" : "+v"(v));
-  return v;
-}
-#endif
 
 template <class V>
 inline void store(void* p, V v) {
@@ -55,12 +42,6 @@ inline float from_bits(uint32_t u) {
 constexpr uint32_t kSign = 0x80000000u, kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 
 inline F32 magnitude(F32 v) { return (F32)((U32)v & kMagnitude); }
-
-#ifdef AOEXT_AVX512
-inline F32 multiply_add(F32 a, F32 b, F32 c) { return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-#elif defined(AOEXT_AVX2)
-inline F32 multiply_add(F32 a, F32 b, F32 c) { return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-#endif
 
 // The sum of a vector's lanes, pairwise.
 template <class T, class V>
@@ -96,6 +77,36 @@ inline void each_rows(int64_t M, Body&& body) {
 
 // Few rows of x that meet a weight's bytes themselves: what the registers hold beside these.
 constexpr int kFewRows = kFloats >= 16 ? 4 : 2;
+
+// ---- what an instruction set defines -------------------------------------------------------------------
+
+// a · b + c; rounded once where kFused.
+F32 multiply_add(F32 a, F32 b, F32 c);
+
+// kFloats values of a type, as floats.
+template <Element kType>
+F32 floats_at(const void* p);
+
+// acc[i] += the sum of the lanes of v[i].
+template <class T, class V>
+void add_sums(const V (&v)[4], T* acc);
+
+// 16 bytes of int4 in the order of k.
+void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]);
+
+// Nibble i of each word, as a float.
+F32 nibble(U32 words, int i);
+
+// The low bytes of four vectors, where kSigned their low seven bits and the signs of x.
+template <bool kSigned>
+void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out);
+
+// n elements of a group of int4, whole lots of kNibbles, as bfloat16 of q · s + z.
+void dequantize_group(const uint8_t* packed, int64_t n, float s, float z, uint16_t* out);
+
+// 8-bit values as bfloat16: as many of n as there are instructions for, and how many that is.
+template <Element kType>
+int64_t values_to_bf16(const void* source, uint16_t* out, int64_t n);
 
 }  // namespace
 }  // namespace aoext::cpu

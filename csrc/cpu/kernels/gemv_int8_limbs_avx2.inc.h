@@ -1,50 +1,26 @@
-// int4 by planes (few_rows_int4.inc.h) with vectors of 32 bytes: y[m][n] = Σ scale[g][n] · (x_scale[m][g] · Σ u x), beside it
-// what zero points and signs add.
+// int4 by few rows of x as int8 limbs (int8_limbs.inc.h), with vectors of 32 bytes:
+// y[m][n] = Σ scale[g][n] · (x_scale[m][g] · Σ u x), beside it what zero points and signs add.
 //
 // Four rows of w at a time pass by all of K, by steps of 128 weights, 64 bytes of each row. Scales lie [K/group_size, N]: a line
 // of memory is those of a tile's rows for one group, far from the next group's. They are staged once for each tile as floats,
 // four rows' side by side, where zero points leave but a sum for each row. A burst of such lines from memory would stop all else:
 // an eighth of the next tile's is fetched while four rows of this one are multiplied, and staged behind them.
+#pragma once
+
+#include "cpu/kernels/convert.inc.h"
+#include "cpu/kernels/int8_limbs.inc.h"
+#include "cpu/kernels/vectors_avx2.inc.h"
+
 namespace aoext::cpu {
 namespace {
 
 constexpr int kFour = 4;  // rows of w at once
 static_assert(kFloats == 2 * kFour);
 
-// Σ u x in fixed point over kUnits units, whose lanes add up to it: exact in 32 bits.
+// Σ u x in fixed point over kUnits units, whose lanes add up to it, exact in 32 bits: limb_sums_avx2.inc.h or
+// limb_sums_avxvnni.inc.h.
 template <int kPlanes, int kUnits>
-inline I32 plane_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x) {
-  const auto of_unit = [&](int unit, int plane) { return x + kPlanes * kPlaneUnit * unit + kPlaneUnit * plane; };
-#ifdef AOEXT_AVX_VNNI
-  __m256i sums = {};
-  for (int plane = 0; plane < kPlanes; ++plane) {
-    if (plane > 0) sums = _mm256_slli_epi32(sums, 8);
-    for (int unit = 0; unit < kUnits; ++unit) {
-      const int8_t* const from = of_unit(unit, plane);
-      sums = _mm256_dpbusd_avx_epi32(sums, (__m256i)even[unit], load<__m256i>(from));
-      sums = _mm256_dpbusd_avx_epi32(sums, (__m256i)odd[unit], load<__m256i>(from + kPlaneBytes));
-    }
-  }
-  return (I32)sums;
-#else
-  // 16 bits: at most four pairs of 15 · 128.
-  const auto pairs = [&](int plane) {
-    __m256i sums = {};
-    for (int unit = 0; unit < kUnits; ++unit) {
-      const int8_t* const from = of_unit(unit, plane);
-      sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16((__m256i)even[unit], load<__m256i>(from)));
-      sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16((__m256i)odd[unit], load<__m256i>(from + kPlaneBytes)));
-    }
-    return sums;
-  };
-  const auto weighted = [](__m256i sums, int16_t weight) { return (I32)_mm256_madd_epi16(sums, _mm256_set1_epi16(weight)); };
-  const I32 first = weighted(pairs(0), 256) + weighted(pairs(1), 1);
-  if constexpr (kPlanes == 2)
-    return first;
-  else
-    return (first << 8) + weighted(pairs(2), 1);
-#endif
-}
+I32 plane_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x);
 
 // ---- scales --------------------------------------------------------------------------------------------
 
@@ -236,9 +212,8 @@ void dot_staged_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x,
 }
 
 template <int kPlanes>
-constexpr Planes kPlanesHere{kPlanes, arrange_planes<kPlanes>,    nullptr,     nullptr,
-                             nullptr, dot_staged_planes<kPlanes>, stage_planes};
-constexpr const Planes *kPlanes = &kPlanesHere<2>, *kFinePlanes = &kPlanesHere<3>;
+constexpr Planes kPlanesStaged{
+    .bytes = kPlanes, .arrange = arrange_planes<kPlanes>, .dot_staged = dot_staged_planes<kPlanes>, .stage = stage_planes};
 
 }  // namespace
 }  // namespace aoext::cpu

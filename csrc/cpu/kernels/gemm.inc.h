@@ -6,56 +6,18 @@
 // stay in the first cache while all rows of x go past.
 //
 //   product   operands         a multiply-add          lanes   C
-//   f32       float            fma                     4–16    4 with AVX-512, 3 with 16 registers
-//   i8        AVX2: int16      vpmaddwd and vpaddd     16      2, as a product needs a register
-//             portable: float  exact, as depth · 2¹⁴ fits 24 bits
 //
-// AVX-512 multiplies bfloat16 and int8 otherwise: lanes.inc.h, amx.inc.h.
+// Its operands are floats, and 8-bit integers where gemm_i8_*.inc.h says so. AVX-512 multiplies bfloat16 and int8 otherwise:
+// gemm_avx512.inc.h, gemm_amx.inc.h.
+#pragma once
+
+#include "cpu/kernels/int4.inc.h"
+
 namespace aoext::cpu {
 namespace {
 
 // The sums over the lanes of four vectors, added to four numbers.
 static_assert(kTileRows == 4, "four sums are added up at once");
-
-template <class T>
-struct Parts;
-template <>
-struct Parts<float> {
-  using Quarter = float __attribute__((vector_size(16)));
-  using Half = float __attribute__((vector_size(32)));
-};
-template <>
-struct Parts<int32_t> {
-  using Quarter = int32_t __attribute__((vector_size(16)));
-  using Half = int32_t __attribute__((vector_size(32)));
-};
-
-template <class T, class V>
-inline void add_sums(const V (&v)[4], T* acc) {
-#ifdef __x86_64__
-  using Quad = typename Parts<T>::Quarter;
-  Quad q[4];
-  for (int i = 0; i < 4; ++i) {
-#ifdef AOEXT_AVX512
-    using Half = typename Parts<T>::Half;
-    const Half half = (Half)_mm512_maskz_extracti64x4_epi64(0xf, (__m512i)v[i], 0) +
-                      (Half)_mm512_maskz_extracti64x4_epi64(0xf, (__m512i)v[i], 1);
-    q[i] = (Quad)_mm256_castsi256_si128((__m256i)half) + (Quad)_mm256_extracti128_si256((__m256i)half, 1);
-#elif defined(AOEXT_AVX2)
-    q[i] = (Quad)_mm256_castsi256_si128((__m256i)v[i]) + (Quad)_mm256_extracti128_si256((__m256i)v[i], 1);
-#else
-    q[i] = (Quad)v[i];
-#endif
-  }
-  const auto pair = [](Quad a, Quad b) {
-    return (Quad)_mm_unpacklo_ps((__m128)a, (__m128)b) + (Quad)_mm_unpackhi_ps((__m128)a, (__m128)b);
-  };
-  const __m128 ab = (__m128)pair(q[0], q[1]), cd = (__m128)pair(q[2], q[3]);
-  store(acc, load<Quad>(acc) + ((Quad)_mm_movelh_ps(ab, cd) + (Quad)_mm_movehl_ps(cd, ab)));
-#else
-  for (int i = 0; i < 4; ++i) acc[i] += sum<T>(v[i]);
-#endif
-}
 
 // ---- products ------------------------------------------------------------------------------------------
 
@@ -67,34 +29,6 @@ struct ProductF32 {
   using Sum = float;
   static Sums multiply_add(Sums sums, Vector w, Vector x) { return sums + w * x; }
 };
-
-#ifndef AOEXT_AVX512
-#ifdef AOEXT_AVX2
-
-// Widened to 16 bits, where a pair's sum cannot overflow.
-struct ProductI8 {
-  static constexpr int kInputs = 2;
-  using Operand = int16_t;
-  using Vector = __m256i;
-  using Sums = I32;
-  using Sum = int32_t;
-  static Sums multiply_add(Sums sums, Vector w, Vector x) { return sums + (I32)_mm256_madd_epi16(w, x); }
-};
-
-#else
-
-struct ProductI8 : ProductF32 {
-  using Sum = int32_t;
-};
-
-inline void add_sums(const F32 (&v)[4], int32_t* acc) {
-  float exact[4] = {};
-  add_sums<float>(v, exact);
-  for (int i = 0; i < 4; ++i) acc[i] += static_cast<int32_t>(exact[i]);
-}
-
-#endif
-#endif
 
 // ---- a tile, a block -----------------------------------------------------------------------------------
 
@@ -202,44 +136,17 @@ void operands_of_int4(const Int4Row& row, int64_t begin, int64_t n, void* out) {
 
 // ---- tables --------------------------------------------------------------------------------------------
 
-constexpr int64_t kBlockRows = 16, kDepthF32 = AOEXT_DEPTH;
-constexpr Tiles kTilesF32{sizeof(float),
-                          kBlockRows,
-                          kDepthF32,
-                          1,
-                          inputs<operands<Element::f32, float>>,
-                          weights<float, kDepthF32, operands<Element::f32, float>>,
-                          weights_int4<float, kDepthF32, operands_of_int4<Element::f32, float>>,
-                          multiply<ProductF32, kDepthF32>,
-                          add_of_groups,
-                          nullptr};
+constexpr int64_t kBlockRows = 16;
 
-#ifndef AOEXT_AVX512
-void operands_i8(Element, const void* source, int64_t n, void* out) {
-  ProductI8::Operand* const to = static_cast<ProductI8::Operand*>(out);
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<const int8_t*>(source)[i];
-  fill_up(to, n);
-}
-
-constexpr int64_t kDepthI8 = AOEXT_DEPTH * 4 / static_cast<int64_t>(sizeof(ProductI8::Operand));
-static_assert(sizeof(ProductI8::Operand) < 4 || kDepthI8 <= 1024, "sums of int8 in floats are exact");
-constexpr Tiles kTilesI8{sizeof(ProductI8::Operand),
-                         kBlockRows,
-                         kDepthI8,
-                         1,
-                         inputs<operands_i8>,
-                         weights<ProductI8::Operand, kDepthI8, operands_i8>,
-                         nullptr,
-                         multiply<ProductI8, kDepthI8>,
-                         nullptr,
-                         nullptr};
-constexpr const Tiles *kBf16 = nullptr, *kBf16Int4 = nullptr, *kI8 = &kTilesI8;
-constexpr const Planes* kPlaneTiles = nullptr;
-#endif
-
-#if !defined(AOEXT_AVX512) || defined(AOEXT_AMX)
-constexpr const Tiles *kLimbTiles = nullptr, *kLimbTilesInt4 = nullptr;
-#endif
+template <int64_t kDepth>
+constexpr Tiles kTilesF32{.operand_bytes = sizeof(float),
+                          .rows = kBlockRows,
+                          .depth = kDepth,
+                          .inputs = inputs<operands<Element::f32, float>>,
+                          .weights = weights<float, kDepth, operands<Element::f32, float>>,
+                          .weights_int4 = weights_int4<float, kDepth, operands_of_int4<Element::f32, float>>,
+                          .multiply = multiply<ProductF32, kDepth>,
+                          .add_of_groups = add_of_groups};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -1,0 +1,108 @@
+// Rows of numbers in memory to floats and to bfloat16, and back.
+#pragma once
+
+#include "cpu/kernels/scalars.inc.h"
+#include "cpu/kernels/weights_8bit.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+template <Element kType, class T, float (*convert)(T)>
+inline void values_to_float(const void* source, float* out, int64_t n) {
+  constexpr int kVectors = Exact<kType>::kVectors;
+  const T* s = static_cast<const T*>(source);
+  int64_t i = 0;
+  for (F32 v[kVectors]; i + kVectors * kFloats <= n; i += kVectors * kFloats) {
+    Exact<kType>::load(s + i, v);
+    for (int j = 0; j < kVectors; ++j) store(out + i + j * kFloats, v[j] * Exact<kType>::kFactor);
+  }
+  for (; i < n; ++i) out[i] = convert(s[i]);
+}
+
+void to_float(Element from, const void* source, float* out, int64_t n) {
+  switch (from) {
+    case Element::bf16: return row_to_float<uint16_t, bf16_to_float>(source, out, n);
+    case Element::f16: return row_to_float<uint16_t, f16_to_float>(source, out, n);
+    case Element::f32: return row_to_float<float, identity>(source, out, n);
+    case Element::i8: return values_to_float<Element::i8, int8_t, i8_to_float>(source, out, n);
+    case Element::e4m3: return values_to_float<Element::e4m3, uint8_t, e4m3_to_float>(source, out, n);
+    case Element::e5m2: return values_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
+    case Element::i32: return row_to_float<int32_t, i32_to_float>(source, out, n);
+  }
+}
+
+// A line every few instructions, far from the next: those that nobody has fetched before are on their way while others are
+// converted.
+template <Element kFrom>
+inline void columns_to_float(const char* source, int64_t stride, int64_t rows, int64_t n, float* out) {
+  constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32;
+  for (int64_t r = 0; r < rows; ++r) {
+    const char* const row = source + r * stride;
+    for (int64_t i = 0; i < kTile * kBytes; i += kLine) {
+      if (rows > kGroupsAhead) __builtin_prefetch(row + kTile * kBytes + i, 0, 2);
+      if (r + kAhead < rows) __builtin_prefetch(row + kAhead * stride + i, 0, 2);
+    }
+    if (n == kTile)
+      for (int64_t i = 0; i < kTile; i += kFloats) store(out + r * kTile + i, floats_at<kFrom>(row + i * kBytes));
+    else
+      to_float(kFrom, row, out + r * kTile, n);
+  }
+}
+
+void columns_to_float(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out) {
+  const char* const in = static_cast<const char*>(source);
+  if (from == Element::bf16) return columns_to_float<Element::bf16>(in, stride, rows, n, out);
+  if (from == Element::f16) return columns_to_float<Element::f16>(in, stride, rows, n, out);
+  columns_to_float<Element::f32>(in, stride, rows, n, out);
+}
+
+void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {
+  constexpr int64_t kChunk = 256;
+  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  for (int64_t g = 0; g < K / group_size; ++g) {
+    F32 sums = {};
+    float rest = 0;
+    for (int64_t i = 0; i < group_size; i += kChunk) {
+      const int64_t n = group_size - i < kChunk ? group_size - i : kChunk;
+      float values[kChunk];
+      to_float(from, static_cast<const char*>(row) + (g * group_size + i) * bytes, values, n);
+      int64_t j = 0;
+      for (; j + kFloats <= n; j += kFloats) sums += load<F32>(values + j);
+      for (; j < n; ++j) rest += values[j];
+    }
+    out[g * stride] = sum<float>(sums) + rest;
+  }
+}
+
+void from_float(Element to, const float* source, void* out, int64_t n) {
+  if (to == Element::bf16) return row_from_float<uint16_t, float_to_bf16>(source, out, n);
+  if (to == Element::f16) return row_from_float<uint16_t, float_to_f16>(source, out, n);
+  row_from_float<float, identity>(source, out, n);
+}
+
+// Values as they are where an instruction set has a way; the rest by way of floats in the first cache.
+void to_bf16(Element from, const void* source, void* out, int64_t n) {
+  uint16_t* o = static_cast<uint16_t*>(out);
+  if (from == Element::bf16) {
+    memcpy(out, source, static_cast<size_t>(n) * 2);
+    return;
+  }
+  const int64_t done = from == Element::i8     ? values_to_bf16<Element::i8>(source, o, n)
+                       : from == Element::e4m3 ? values_to_bf16<Element::e4m3>(source, o, n)
+                       : from == Element::e5m2 ? values_to_bf16<Element::e5m2>(source, o, n)
+                                               : 0;
+  source = static_cast<const char*>(source) + done;  // of one byte each
+  o += done;
+  n -= done;
+  constexpr int64_t kChunk = 256;
+  const int64_t bytes = from == Element::f32 || from == Element::i32 ? 4 : from == Element::f16 ? 2 : 1;
+  float values[kChunk];
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t count = n - i < kChunk ? n - i : kChunk;
+    to_float(from, static_cast<const char*>(source) + i * bytes, values, count);
+    from_float(Element::bf16, values, o + i, count);
+  }
+}
+
+}  // namespace
+}  // namespace aoext::cpu

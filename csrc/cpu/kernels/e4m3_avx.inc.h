@@ -1,0 +1,40 @@
+// e4m3 for few rows of x (weights_8bit.inc.h): halves by their bits, whose factor and whose NaN wait for the sums.
+#pragma once
+
+#include "cpu/kernels/weights_8bit.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+template <>
+struct Values<Element::e4m3> {
+  static constexpr int kVectors = 2;
+  static constexpr float kFactor = 256;
+  static void load(const void* p, F32 (&out)[kVectors]) { load_e4m3(p, out); }
+};
+
+template <>
+struct Exact<Element::e4m3> {
+  static constexpr int kVectors = 16 / kFloats;
+  static constexpr float kFactor = 256;
+  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves_and_nan(p), out); }
+};
+
+// e4m3's is 127, of either sign: 254 once doubled, above all others.
+template <>
+struct SeenNan<Element::e4m3> {
+  Bytes most = {};
+  void see(const char* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 4 * kFloats) {
+      const Bytes values = load<Bytes>(p + i), twice = values + values;
+      most = largest_bytes(most, twice);
+    }
+  }
+  float or_nan(float sum) const {
+    const bool nan = any_byte_is(most, 0xfe);
+    return nan ? from_bits(0x7fc00000u) : sum;
+  }
+};
+
+}  // namespace
+}  // namespace aoext::cpu

@@ -1,0 +1,237 @@
+// Tiles of products with AMX: acc[m][n] += Σ x[m][k] · w[n][k], of bfloat16 in float32 or of int8 in int32.
+//
+// A tile register is 16 rows of 64 bytes; an instruction adds 16·16 sums over 32 k (tdpbf16ps) or 64 (tdpbssd) in 16 cycles.
+// Rows of w are its first operand as they lie. Its second wants 4 bytes of k side by side for 16 rows of x: `inputs` writes x so,
+// once, and nothing of w is transposed. Sums wait as they come out, for 16 rows of x as two tiles [n][m], and are transposed
+// once all of K has been multiplied.
+//
+// A block is 32 rows of w by 1 KB, 32 KB: it stays in the first cache while x comes from the second. Two tiles of w by two of x
+// are four loads for four products, 32 cycles beside 64. A product's sums are ready after 52 cycles: with one tile of x every
+// other step has sums of its own.
+//
+// Subnormal operands of bfloat16 count as zero, far below its own rounding.
+#pragma once
+
+#include "cpu/kernels/bf16_avx512.inc.h"
+#include "cpu/kernels/gemm.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+constexpr int kTileSide = 16;  // rows of a tile register, and sums in each
+constexpr int64_t kTileRowBytes = 64;
+constexpr int64_t kDepthBytes = 1024;  // of a block's row
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  constexpr TileConfig() {
+    for (int i = 0; i < 8; ++i) {
+      row_bytes[i] = kTileRowBytes;
+      rows[i] = kTileSide;
+    }
+  }
+};
+constexpr TileConfig kTileConfig;
+
+struct AmxBf16 {
+  using Operand = uint16_t;
+  using Sum = float;
+  using Sums = F32;
+  static constexpr bool kIntegers = false;
+};
+
+struct AmxI8 {
+  using Operand = int8_t;
+  using Sum = int32_t;
+  using Sums = I32;
+  static constexpr bool kIntegers = true;
+};
+
+template <class P>
+constexpr int64_t kDepthAmx = kDepthBytes / static_cast<int64_t>(sizeof(typename P::Operand));
+
+// The words of a tile register, transposed: each of four steps interleaves row i with row i + 8, which turns the index (row,
+// column) by one bit.
+template <class Words>
+inline void transpose(Words (&rows)[kTileSide]) {
+  const U32 low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, high = low + 8;
+  for (int step = 0; step < 4; ++step) {
+    Words next[kTileSide];
+    for (int i = 0; i < kTileSide / 2; ++i) {
+      next[2 * i] = (Words)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)low, (__m512)rows[i + kTileSide / 2]);
+      next[2 * i + 1] = (Words)_mm512_permutex2var_ps((__m512)rows[i], (__m512i)high, (__m512)rows[i + kTileSide / 2]);
+    }
+    memcpy(rows, next, sizeof next);
+  }
+}
+
+void bytes_as_they_are(Element, const void* source, int64_t n, void* out) {
+  memcpy(out, source, static_cast<size_t>(n));
+  fill_up(static_cast<int8_t*>(out), n);
+}
+
+// What kOperands makes of rows of x, a word of each in turn.
+template <class P, Operands kOperands>
+void inputs_amx(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t*) {
+  alignas(64) typename P::Operand lot[kTileSide][kDepthAmx<P>];
+  for (int64_t r = 0; r < rows; ++r) kOperands(from, static_cast<const char*>(source) + r * stride, n, lot[r]);
+  const int64_t bytes = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof lot[0][0]);
+  for (int64_t k = 0; k < bytes; k += kTileRowBytes) {
+    U32 words[kTileSide];
+    for (int r = 0; r < kTileSide; ++r) words[r] = r < rows ? load<U32>(reinterpret_cast<const char*>(lot[r]) + k) : U32{};
+    transpose(words);
+    memcpy(static_cast<char*>(out) + k * kTileSide, words, sizeof words);
+  }
+}
+
+// ---- products ------------------------------------------------------------------------------------------
+
+// The intrinsics name registers by their spelling.
+#define AOEXT_TILE_PRODUCT(sums, w, x) \
+  do {                                 \
+    if constexpr (P::kIntegers)        \
+      _tile_dpbssd(sums, w, x);        \
+    else                               \
+      _tile_dpbf16ps(sums, w, x);      \
+  } while (false)
+
+constexpr int64_t kTileSums = kTileSide * kTileSide;
+static_assert(kTile == 2 * kTileSide, "sums of 16 rows of x are two tiles");
+
+// kRows tiles of w by kInputs of x.
+template <class P, int kRows, int kInputs>
+inline void multiply_tiles(const char* w, const char* x, int64_t bytes, typename P::Sum* acc) {
+  constexpr int64_t kApart = kTileSide * kDepthBytes, kSumsApart = kTileSide * kTile;
+  _tile_loadd(0, acc, kTileRowBytes);
+  if constexpr (kInputs > 1)
+    _tile_loadd(1, acc + kSumsApart, kTileRowBytes);
+  else
+    _tile_zero(1);
+  if constexpr (kRows > 1) {
+    _tile_loadd(2, acc + kTileSums, kTileRowBytes);
+    if constexpr (kInputs > 1)
+      _tile_loadd(3, acc + kSumsApart + kTileSums, kTileRowBytes);
+    else
+      _tile_zero(3);
+  }
+  static_assert(kPad * sizeof(typename P::Operand) % (2 * kTileRowBytes) == 0, "steps come in pairs");
+  for (int64_t k = 0; kInputs == 1 && k < bytes; k += 2 * kTileRowBytes) {
+    _tile_loadd(4, w + k, kDepthBytes);
+    _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(0, 4, 6);
+    if constexpr (kRows > 1) {
+      _tile_loadd(5, w + kApart + k, kDepthBytes);
+      AOEXT_TILE_PRODUCT(2, 5, 6);
+    }
+    _tile_loadd(4, w + k + kTileRowBytes, kDepthBytes);
+    _tile_loadd(7, x + (k + kTileRowBytes) * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(1, 4, 7);
+    if constexpr (kRows > 1) {
+      _tile_loadd(5, w + kApart + k + kTileRowBytes, kDepthBytes);
+      AOEXT_TILE_PRODUCT(3, 5, 7);
+    }
+  }
+  for (int64_t k = 0; kInputs > 1 && k < bytes; k += kTileRowBytes) {
+    _tile_loadd(4, w + k, kDepthBytes);
+    _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(0, 4, 6);
+    _tile_loadd(7, x + kApart + k * kTileSide, kTileRowBytes);
+    AOEXT_TILE_PRODUCT(1, 4, 7);
+    if constexpr (kRows > 1) {
+      _tile_loadd(5, w + kApart + k, kDepthBytes);
+      AOEXT_TILE_PRODUCT(2, 5, 6);
+      AOEXT_TILE_PRODUCT(3, 5, 7);
+    }
+  }
+  _tile_stored(0, acc, kTileRowBytes);
+  if constexpr (kRows > 1) _tile_stored(2, acc + kTileSums, kTileRowBytes);
+  if constexpr (kInputs > 1) {
+    _tile_stored(1, acc + kSumsApart, kTileRowBytes);
+    if constexpr (kRows > 1) _tile_stored(3, acc + kSumsApart + kTileSums, kTileRowBytes);
+  } else {
+    typename P::Sums others[kRows][kTileSide];
+    _tile_stored(1, others[0], kTileRowBytes);
+    if constexpr (kRows > 1) _tile_stored(3, others[1], kTileRowBytes);
+    for (int r = 0; r < kRows; ++r)
+      for (int i = 0; i < kTileSide; ++i) {
+        typename P::Sum* const to = acc + r * kTileSums + i * kTileSide;
+        store(to, load<typename P::Sums>(to) + others[r][i]);
+      }
+  }
+}
+
+template <class P, int kRows>
+inline void multiply_rows(const char* w, const char* x, int64_t M, int64_t bytes, typename P::Sum* acc) {
+  for (int64_t m = 0; m < M; m += 2 * kTileSide) {
+    const char* const inputs = x + m * kDepthBytes;
+    if (M - m > kTileSide)
+      multiply_tiles<P, kRows, 2>(w, inputs, bytes, acc + m * kTile);
+    else
+      multiply_tiles<P, kRows, 1>(w, inputs, bytes, acc + m * kTile);
+  }
+}
+
+// Tile registers are set up and given back within a call: other libraries use them on the same threads.
+template <class P>
+void multiply_amx(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) {
+  const char *const rows = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
+  const int64_t bytes = K * static_cast<int64_t>(sizeof(typename P::Operand));
+  _tile_loadconfig(&kTileConfig);
+  if (N > kTileSide)
+    multiply_rows<P, 2>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+  else
+    multiply_rows<P, 1>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+  _tile_release();
+}
+
+// To sums as they come out.
+void add_of_groups_amx(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
+  for (int64_t m = 0; m < M; m += kTileSide)
+    for (int r = 0; r < 2; ++r) {
+      float* const to = static_cast<float*>(acc) + m * kTile + r * kTileSums;
+      F32 sums[kTileSide];
+      memcpy(sums, to, sizeof sums);
+      for (int64_t g = 0; g < groups; ++g) {
+        const F32 x = load<F32>(x_sums + g * x_stride + m);
+        for (int n = 0; n < kTileSide; ++n) sums[n] += x * terms[g * kTile + r * kTileSide + n];
+      }
+      memcpy(to, sums, sizeof sums);
+    }
+}
+
+template <class P>
+void finish_amx(int64_t M, void* acc) {
+  using Sums = typename P::Sums;
+  for (int64_t m = 0; m < M; m += kTileSide) {
+    Sums tiles[2][kTileSide];
+    char* const rows = static_cast<char*>(acc) + m * static_cast<int64_t>(2 * sizeof(Sums));
+    memcpy(tiles, rows, sizeof tiles);
+    transpose(tiles[0]);
+    transpose(tiles[1]);
+    for (int i = 0; i < kTileSide; ++i)
+      for (int r = 0; r < 2; ++r) store(rows + (2 * i + r) * static_cast<int64_t>(sizeof(Sums)), tiles[r][i]);
+  }
+}
+
+constexpr Tiles kAmxBf16{.operand_bytes = sizeof(uint16_t),
+                         .rows = 2 * kTileSide,
+                         .depth = kDepthAmx<AmxBf16>,
+                         .together = kTileSide,
+                         .inputs = inputs_amx<AmxBf16, operands<Element::bf16, uint16_t>>,
+                         .weights = weights<uint16_t, kDepthAmx<AmxBf16>, operands<Element::bf16, uint16_t>>,
+                         .multiply = multiply_amx<AmxBf16>,
+                         .finish = finish_amx<AmxBf16>};
+constexpr Tiles kAmxI8{.operand_bytes = sizeof(int8_t),
+                       .rows = 2 * kTileSide,
+                       .depth = kDepthAmx<AmxI8>,
+                       .together = kTileSide,
+                       .inputs = inputs_amx<AmxI8, bytes_as_they_are>,
+                       .weights = weights<int8_t, kDepthAmx<AmxI8>, bytes_as_they_are>,
+                       .multiply = multiply_amx<AmxI8>,
+                       .finish = finish_amx<AmxI8>};
+
+}  // namespace
+}  // namespace aoext::cpu

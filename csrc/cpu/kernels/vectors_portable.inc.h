@@ -1,0 +1,69 @@
+// Vectors of 16 bytes, which every CPU has, and what intrinsics do elsewhere in plain C++.
+#pragma once
+
+namespace aoext::cpu {
+namespace {
+
+constexpr int kFloats = 4;
+
+}  // namespace
+}  // namespace aoext::cpu
+
+#include "cpu/kernels/scalars.inc.h"
+#include "cpu/kernels/store_codes.inc.h"
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#include "cpu/kernels/x86.inc.h"
+#endif
+
+namespace aoext::cpu {
+namespace {
+
+constexpr bool kFused = false;
+
+inline F32 multiply_add(F32 a, F32 b, F32 c) { return a * b + c; }
+
+template <Element kType>
+inline F32 floats_at(const void* p) {
+  if constexpr (kType == Element::f32) return load<F32>(p);
+  if constexpr (kType == Element::bf16 || kType == Element::f16) {
+    float values[kFloats];
+    row_to_float<uint16_t, kType == Element::bf16 ? bf16_to_float : f16_to_float>(p, values, kFloats);
+    return load<F32>(values);
+  }
+  U32 byte;
+  for (int i = 0; i < kFloats; ++i) byte[i] = static_cast<const uint8_t*>(p)[i];
+  if constexpr (kType == Element::i8) return __builtin_convertvector((I32)(byte << 24) >> 24, F32);
+  // As f16_to_float.
+  const U32 sign = (byte & 0x80) << 24, magnitude = (byte & 0x7f) << (kType == Element::e5m2 ? 21 : 20);
+  const U32 normal = magnitude + (112u << 23), subnormal = (U32)((F32)((magnitude >> 13) + (126u << 23)) - 0.5f);
+  const U32 finite = magnitude >= (1u << 23) ? normal : subnormal;
+  if constexpr (kType == Element::e5m2) return (F32)((magnitude >= (0x7c00u << 13) ? normal + (112u << 23) : finite) | sign);
+  return (F32)(((byte & 0x7f) == 0x7f ? finite | 0x7fc00000u : finite) | sign) * 256.0f;
+}
+
+#ifdef __x86_64__
+template <class T, class V>
+inline void add_sums(const V (&v)[4], T* acc) {
+  using Quad = typename Parts<T>::Quarter;
+  Quad q[4];
+  for (int i = 0; i < 4; ++i) q[i] = (Quad)v[i];
+  add_quads(q, acc);
+}
+#else
+template <class T, class V>
+inline void add_sums(const V (&v)[4], T* acc) {
+  for (int i = 0; i < 4; ++i) acc[i] += sum<T>(v[i]);
+}
+#endif
+
+inline void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]) {
+  for (int64_t i = 0; i < 16; ++i) {
+    q[2 * i] = sign_extend(packed[i] & 15);
+    q[2 * i + 1] = sign_extend(packed[i] >> 4);
+  }
+}
+
+}  // namespace
+}  // namespace aoext::cpu
