@@ -145,7 +145,7 @@ def test_a_refused_call_gives_a_code_and_leaves_the_operators_text(device, gener
         torch.zeros(8, 7, dtype=torch.int8, device=device),
     )
     scale = torch.ones(8, 1, device=device)
-    code, results = call(device.type, "bf16i8bf16_rowwise", x, weight, scale)
+    code, results = call(device.type, "bf16i8bf16_rowwise", x, weight, scale, None)
     assert (code, results) == (1, [])
     text = failure(capfd)
     with pytest.raises(RuntimeError, match=r"^ao::bf16i8bf16_rowwise: weight must be") as error:
@@ -216,8 +216,8 @@ def test_no_shim_has_the_name_of_one_of_torchs():
 
 
 def test_every_own_kernel_is_registered_for_its_shim_too():
-    """What goes to the dispatcher alone leaves its shim with the generic kernel; _explain has none."""
+    """What goes to the dispatcher alone leaves its shim with the generic kernel; _warmup has none."""
     sources = [file for device in ("cpu", "cuda", "sycl") for file in (ROOT / "csrc" / device).glob("*.cpp")]
     alone = {file.name for file in sources if "AOEXT_LIBRARY_IMPL" in file.read_text()}
     assert sources
-    assert alone == {"explain.cpp"}
+    assert alone == {"warmup.cpp"}

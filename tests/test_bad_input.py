@@ -192,8 +192,8 @@ def operands():
                 yield operator, a.name
 
 
-def test_operators_have_37_operands():
-    assert len(list(operands())) == 37
+def test_operators_have_38_operands():
+    assert len(list(operands())) == 38
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])

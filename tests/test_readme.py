@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import aoext
-from reference import CALLS, EIGHT_BIT, Problem
+from reference import CALLS, EIGHT_BIT, INT4_CALLS, TINYGEMM_CALLS, Problem
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,12 +20,14 @@ def weights_taken(operator: str) -> str:
     """The weight formats that an operator accepts, found by calling it."""
     if operator == "quantize_rowwise":
         return ", ".join(str(d).removeprefix("torch.") for d in EIGHT_BIT)
-    if "i4" in operator or "int4" in operator:
+    if operator in (*INT4_CALLS, *TINYGEMM_CALLS):
         return "int4"
     taken = []
     for dtype in EIGHT_BIT:
         call = CALLS[operator](Problem(2, 8, 16, 16, eight_bit=dtype), torch.Generator())
-        args = [call.args[0], call.args[1].to(dtype), *call.args[2:]]
+        names = [a.name for a in getattr(torch.ops.ao, operator).default._schema.arguments]
+        weight = names.index("weight")
+        args = [a.to(dtype) if i == weight else a for i, a in enumerate(call.args)]
         try:
             getattr(torch.ops.ao, operator)(*args, **call.kwargs)
         except RuntimeError:
