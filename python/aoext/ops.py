@@ -29,7 +29,7 @@ ERROR_OF_SUMS = 2.0**-20
 
 def operators() -> list[str]:
     """The names of aoext's public operators; torchao has some of its own in the namespace ao."""
-    return sorted(ao._operators().split())
+    return sorted(ao._operators().split()) if hasattr(ao, "_operators") else []
 
 
 def bound(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +153,11 @@ def _register_fake(operator: str) -> None:
     torch.library.register_fake(f"ao::{operator}", fake)
 
 
+if _others := set(_RESULTS) ^ set(operators()):
+    raise ImportError(
+        "aoext: libaoext.so is of another version than these Python files, by operators such as "
+        f"{min(_others)}; install both from one version"
+    )
 for _operator in _RESULTS:
     _register_fake(_operator)
 
