@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from aoext.gradients import times_dequantized
 from aoext.packing import describe, dtype_name
 from aoext.tensors.fields import Field, check_fields
+from aoext.tensors.outer import make_outer
 from aoext.tensors.recording import exports, recorded
 
 if TYPE_CHECKING:
@@ -131,13 +132,12 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     ) -> Self:
         """Make a tensor for a weight of `shape` [N, K] of parts that are known to fit."""
         rows, columns = shape
-        self = torch.Tensor._make_wrapper_subclass(
+        self = make_outer(
             cls,
             (columns, rows) if transposed else (rows, columns),
-            strides=(1, columns) if transposed else (columns, 1),
-            dtype=dtype,
-            device=cast(Tensor, tensors["qdata"]).device,
-            requires_grad=False,
+            (1, columns) if transposed else (columns, 1),
+            dtype,
+            cast(Tensor, tensors["qdata"]).device,
         )
         for name in cls.fields:
             setattr(self, name, tensors.get(name))
@@ -145,7 +145,6 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
             setattr(self, name, attributes[name])
         self.transposed = transposed
         self.activation_dtype = None if dtype is torch.float64 else dtype
-        torch._C._set_throw_on_mutable_data_ptr(self)  # it has no memory
         return self
 
     def remade(

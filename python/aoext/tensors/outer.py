@@ -1,0 +1,60 @@
+"""The outer tensor of a quantised weight: shape, dtype and device, and no memory of its own.
+
+PyTorch asks a tensor's Python class only while the tensor is of that class. `plain.data = weight` makes a plain
+tensor of the outer one, whose memory kernels would read at address 0. So it carries one more dispatch key,
+which no other tensor has and every operator refuses; of a weight itself PyTorch asks the class first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T", bound=Tensor)
+
+_KEY = "CustomRNGKeyId"  # below Python's key and above those of the devices; PyTorch gives it to no tensor
+_keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+
+def make_outer(
+    tensor_type: type[T],
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> T:
+    """A tensor of a subclass of Tensor that requires no gradient and has no memory."""
+    outer = torch.Tensor._make_wrapper_subclass(
+        tensor_type,
+        shape,
+        strides=strides,
+        dtype=dtype,
+        device=device,
+        requires_grad=False,
+        _extra_dispatch_keys=_keys,
+    )
+    torch._C._set_throw_on_mutable_data_ptr(outer)
+    return outer
+
+
+def _refuse(operator: Any, *_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(
+        f"{operator} of a plain tensor whose data is a quantised weight (plain.data = weight), and which has no "
+        "memory: give the layer the weight itself, layer.weight = torch.nn.Parameter(weight)"
+    )
+
+
+def _refusing(operator: Any) -> Any:
+    return lambda *args, **kwargs: _refuse(operator)
+
+
+# The kernels live as long as these objects.
+_libraries = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+_libraries[0].fallback(_refuse, _KEY)
+# PyTorch has a kernel for every key that reads memory.
+_libraries[1].impl("copy_", _refusing(torch.ops.aten.copy_.default), _KEY)
+# With it PyTorch tells that a view of a weight is one (return_and_correct_aliasing).
+_libraries[1].impl("set_.source_Storage_storage_offset", torch.library.fallthrough_kernel, _KEY)
