@@ -157,3 +157,42 @@ def test_a_compiled_region_is_given_plain_tensors(name):
         given = [n.meta["example_value"] for n in graph.graph.nodes if n.op == "placeholder"]
         assert len(given) >= 7  # x, and the fields and biases of two layers
         assert not any(isinstance(value, aoext.tensors.QuantizedTensor) for value in given)
+
+
+class Adapted(nn.Linear):
+    """A layer of another package, which keeps its class."""
+
+
+class Named(nn.Embedding):
+    """The same of an embedding."""
+
+
+def test_printing_a_model_shows_the_scheme_of_layers_that_keep_their_class(device):
+    model = nn.ModuleDict(
+        {
+            "attention": nn.MultiheadAttention(64, 4, device=device),
+            "adapted": Adapted(64, 48, device=device),
+            "embedding": Named(10, 64, device=device),
+        }
+    )
+    before = repr(model)
+    aoext.quantize_(model, aoext.Int8WeightOnlyConfig(), lambda *_: True, quantize_embeddings=True)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for same in (model, copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert type(same["adapted"]) is Adapted
+        lines = repr(same).splitlines()
+        for layer in ("out_proj", "adapted", "embedding"):
+            (line,) = (line for line in lines if f"({layer})" in line)
+            assert "weight=Int8Tensor(shape=" in line
+            assert same is model or same.get_submodule("adapted").extra_repr.parameters is not model[
+                "adapted"
+            ]._parameters
+    aoext.quantize_(model, aoext.Int8WeightOnlyConfig(), lambda *_: True, quantize_embeddings=True)
+    assert repr(model).count("weight=") == 3
+    for name in ("adapted", "embedding"):
+        model[name].weight = nn.Parameter(model[name].weight.dequantize())
+    attention = model["attention"].out_proj
+    attention.weight = nn.Parameter(attention.weight.dequantize())
+    assert repr(model) == before

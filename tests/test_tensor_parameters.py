@@ -196,6 +196,63 @@ def test_nobody_reads_the_memory_that_the_outer_tensor_has_not(parameter):
     assert not hasattr(parameter, "__cuda_array_interface__")
 
 
+TAKEN = {
+    "data": lambda plain, weight: setattr(plain, "data", weight),
+    "set_data": lambda plain, weight: torch.ops.aten.set_data(plain, weight),
+}
+READ = {
+    "a sum": lambda t: t.sum(),
+    "a copy": lambda t: t.clone(),
+    "another dtype": lambda t: t.half(),
+    "text": repr,
+    "a product": lambda t: linear(torch.ones(3, K, dtype=BF16, device=t.device), t),
+    "a write": lambda t: t.zero_(),
+    "a copy elsewhere": lambda t: torch.empty_like(t).copy_(t),
+    "an element": lambda t: t[0, 0].item(),
+    "a list of tensors": lambda t: torch._foreach_mul([t, t], 2.0),
+    "a comparison": lambda t: torch.equal(t, t),
+    "gradients": lambda t: (t.detach().requires_grad_() * 2).sum().backward(),
+    "another device": lambda t: t.to("meta"),
+    "a deep copy": copy.deepcopy,
+    "a file": lambda t: torch.save(t, io.BytesIO()),
+    "numpy": lambda t: t.numpy(),
+    "a list": lambda t: t.tolist(),
+}
+
+
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("take", TAKEN)
+def test_a_plain_tensor_with_the_data_of_a_weight_is_read_by_nobody(parameter, take, read):
+    plain = nn.Parameter(torch.ones(N, K, dtype=BF16, device=parameter.device), requires_grad=False)
+    TAKEN[take](plain, parameter)
+    with pytest.raises((RuntimeError, TypeError)) as raised:
+        READ[read](plain)
+    if read not in ("numpy", "a list", "a file", "a deep copy"):  # these ask PyTorch for the memory itself
+        assert "plain.data = weight" in str(raised.value)
+    plain.data = torch.ones(N, K, dtype=BF16, device=parameter.device)
+    assert plain.sum() == N * K
+
+
+def test_other_ways_into_a_plain_tensor(parameter, generator):
+    plain = randn(generator, N, K, dtype=BF16).to(parameter.device)
+    values, weight = plain.clone(), copy.deepcopy(parameter)
+    for take in (lambda: plain.set_(weight), lambda: plain.resize_as_(weight)):
+        with pytest.raises(NotImplementedError):
+            take()
+    torch.utils.swap_tensors(plain, weight)
+    assert same(plain, parameter)
+    assert torch.equal(weight, values)
+
+
+def test_new_plain_tensors_are_made_after_a_weight(parameter):
+    made = parameter.new_tensor([1, 2]), parameter.new(3, 4), parameter.new_tensor(5.0, dtype=FP32)
+    assert [type(tensor) for tensor in made] == [torch.Tensor] * 3
+    assert [tensor.dtype for tensor in made] == [BF16, BF16, FP32]
+    assert [list(tensor.shape) for tensor in made] == [[2], [3, 4], []]
+    assert {tensor.device for tensor in made} == {parameter.device}
+    assert made[0].tolist() == [1, 2]
+
+
 class Own(nn.Linear):
     """A layer that keeps its class and calls F.linear."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -11,6 +12,26 @@ from aoext.tensors import QuantizedTensor
 from aoext.tensors.base import check_torchscript
 from aoext.tensors.lookups import lookup
 from aoext.tensors.products import linear
+
+
+def _scheme(parameters: Mapping[str, Tensor | None]) -> str:
+    """What print(model) adds of a layer's weight, if that is quantised."""
+    weight = parameters.get("weight")
+    return f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
+
+
+class _WithScheme:
+    """extra_repr of one layer that keeps its class: what that says, and the scheme.
+
+    It holds the layer's parameters and not the layer, which would outlive its last use by a cycle.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.text = type(layer).extra_repr(layer)
+        self.parameters = layer._parameters
+
+    def __call__(self) -> str:
+        return self.text + _scheme(self.parameters)
 
 
 class _Quantized(nn.Module):
@@ -43,9 +64,7 @@ class _Quantized(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        weight = self._parameters.get("weight")
-        scheme = f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
-        return super().extra_repr() + scheme
+        return super().extra_repr() + _scheme(self._parameters)
 
 
 class QuantizedLinear(_Quantized, nn.Linear):
@@ -95,6 +114,8 @@ def why_never_quantized(layer: nn.Module) -> str | None:
 
 
 def set_weight(layer: nn.Module, weight: nn.Parameter) -> None:
-    """Give a layer of CLASSES a quantised weight, and its class."""
+    """Give a layer of CLASSES a quantised weight, and its class; others of their kinds keep theirs."""
     layer._parameters["weight"] = weight  # as Module._apply does, for a class's own __setattr__ may refuse it
     layer.__class__ = CLASSES.get(type(layer), type(layer))
+    if not isinstance(layer, _Quantized):
+        layer.__dict__["extra_repr"] = _WithScheme(layer)

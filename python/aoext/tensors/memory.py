@@ -53,6 +53,19 @@ def _view_dtype(self: QuantizedTensor, dtype: torch.dtype) -> NoReturn:
     )
 
 
+def _making_plain(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A method that makes a tensor of given values or sizes, in this one's dtype and on its device."""
+
+    def make(self: QuantizedTensor, *args: Any, **kwargs: Any) -> Tensor:
+        return method(torch.empty(0, dtype=self.dtype, device=self.device), *args, **kwargs)
+
+    return make
+
+
+for _method in (Tensor.new, Tensor.new_tensor):  # which know no tensor with the key of outer.py
+    implements(_method)(_making_plain(_method))
+
+
 def _refuse(name: str, error: type[Exception] = NotImplementedError) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise error(

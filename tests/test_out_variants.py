@@ -1,0 +1,168 @@
+"""The overload `out` of every operator, as ExecuTorch looks it up and as a program calls it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torchgen.model import FunctionSchema, SchemaKind
+
+from aoext.ops import operators
+from conftest import compiler_for
+from reference import randn
+
+ao = torch.ops.ao
+N, K, M = 64, 64, 3
+BF16 = torch.bfloat16
+
+
+def arguments(operator: str, device: torch.device, generator: torch.Generator) -> list:
+    """Fresh arguments of an operator."""
+
+    def integers(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+        low, high = (-128, 128) if dtype is torch.int8 else (0, 256)
+        return torch.randint(low, high, shape, generator=generator).to(dtype).to(device)
+
+    def floats(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+        return randn(generator, *shape, dtype=dtype).to(device)
+
+    float8 = floats(N, K).to(torch.float8_e4m3fn)
+    bias, scale = floats(N), floats(N, 1, dtype=torch.float32)
+    int4 = [integers(N, K // 2), floats(K // 16, N), floats(K // 16, N)]
+    packed = ao.convert_weight_to_int4pack(integers(N, K // 2, dtype=torch.uint8).cpu(), 2).to(device)
+    given = {
+        "bf16i4bf16_rowwise": [floats(M, K), *int4],
+        "bf16i4bf16_rowwise_bias": [floats(M, K), *int4, bias],
+        "dequantize_int4": int4,
+        "convert_weight_to_int4pack": [integers(N, K // 2, dtype=torch.uint8), 2],
+        "weight_int4pack_mm": [floats(M, K), packed, 32, floats(K // 32, N, 2)],
+        "bf16i8bf16_rowwise": [floats(M, K), integers(N, K), scale],
+        "bf16i8bf16_rowwise_bias": [floats(M, K), integers(N, K), scale, bias],
+        "bf16f8bf16_rowwise": [floats(M, K), float8, scale],
+        "bf16f8bf16_rowwise_bias": [floats(M, K), float8, scale, bias],
+        "int8_mm": [integers(M, K), integers(N, K)],
+        "scaled_mm_rowwise": [
+            integers(M, K),
+            integers(N, K),
+            floats(M, 1, dtype=torch.float32),
+            scale,
+            bias,
+        ],
+        "quantize_rowwise": [floats(M, K), torch.int8],
+        "scaled_linear_rowwise": [floats(M, K), integers(N, K), scale, bias],
+    }
+    return given[operator]
+
+
+def results_of(result) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def named(results) -> dict[str, Tensor]:
+    """Results by the names of the arguments for them."""
+    if len(results) == 1:
+        return {"out": results[0]}
+    return {f"out{i}": result for i, result in enumerate(results)}
+
+
+def out_of(operator: str):
+    return getattr(ao, operator).out
+
+
+@pytest.mark.parametrize("operator", operators())
+def test_a_schema_finds_its_out_variant_as_executorch_looks_it_up(operator):
+    schemas = [FunctionSchema.parse(str(s)) for s in torch._C._jit_get_schemas_for_operator(f"ao::{operator}")]
+    kinds = {schema.kind(): schema for schema in schemas}
+    assert kinds.keys() == {SchemaKind.functional, SchemaKind.out}
+    ours, theirs = (dataclasses.replace(schema.signature(), returns=()) for schema in kinds.values())
+    assert ours == theirs
+    assert kinds[SchemaKind.out].name.overload_name == "out"
+    outs = [argument.name for argument in kinds[SchemaKind.out].arguments.out]
+    assert len(outs) == len(kinds[SchemaKind.functional].returns)
+
+
+@pytest.mark.parametrize("layout", ["as it is", "empty", "larger", "strided"])
+@pytest.mark.parametrize("operator", operators())
+def test_results_are_written_into_out(operator, layout, device, generator):
+    given = arguments(operator, device, generator)
+    expected = results_of(getattr(ao, operator)(*given))
+    outs = {}
+    for name, result in named(expected).items():
+        shape = list(result.shape)
+        if layout == "strided":
+            outs[name] = torch.empty(*shape, 2, dtype=result.dtype, device=device)[..., 0]
+        else:
+            shape[0] = {"as it is": shape[0], "empty": 0, "larger": shape[0] + 5}[layout]
+            outs[name] = torch.zeros(shape, dtype=result.dtype, device=device)
+    versions = [out._version for out in outs.values()]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        returned = results_of(out_of(operator)(*given, **outs))
+    for out, back, result, version in zip(outs.values(), returned, expected, versions, strict=True):
+        assert back is out
+        assert out.shape == result.shape
+        assert torch.equal(out.cpu().float(), result.cpu().float())
+        assert out._version > version
+    if layout == "larger":
+        assert any("was resized" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize("operator", operators())
+def test_another_dtype_of_out_raises_before_anything_is_written(operator, device, generator):
+    given = arguments(operator, device, generator)
+    outs = {
+        name: torch.zeros(result.shape, dtype=torch.float64, device=device)
+        for name, result in named(results_of(getattr(ao, operator)(*given))).items()
+    }
+    with pytest.raises(RuntimeError, match=rf"ao::{operator}\.out: out0? must be .* got float64 on"):
+        out_of(operator)(*given, **outs)
+    assert not any(out.any() for out in outs.values())
+
+
+@pytest.mark.parametrize("operator", operators())
+def test_fake_tensors_and_bad_arguments(operator, device, generator):
+    given = arguments(operator, device, generator)
+    expected = results_of(getattr(ao, operator)(*given))
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in given]
+        outs = {name: torch.empty(0, dtype=r.dtype, device=device) for name, r in named(expected).items()}
+        for out, result in zip(results_of(out_of(operator)(*fake, **outs)), expected, strict=True):
+            assert (out.shape, out.dtype, out.device) == (result.shape, result.dtype, result.device)
+    outs = {name: torch.empty_like(result) for name, result in named(expected).items()}
+    with pytest.raises(RuntimeError, match=rf"ao::{operator}: "):
+        out_of(operator)(given[0][:0, :0], *given[1:], **outs)
+
+
+def test_out_may_be_an_argument(device, generator):
+    x, weight, scale = (t for t in arguments("bf16i8bf16_rowwise", device, generator))
+    expected = ao.bf16i8bf16_rowwise(x, weight, scale)
+    ao.bf16i8bf16_rowwise.out(x, weight, scale, out=x)
+    assert torch.equal(x, expected)
+
+
+def test_out_and_gradients_exclude_each_other(device, generator):
+    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)
+    out = torch.empty(M, N, dtype=BF16, device=device)
+    x.requires_grad_()
+    with pytest.raises(RuntimeError, match="no argument may require gradients"):
+        ao.bf16i8bf16_rowwise.out(x, weight, scale, out=out)
+    with torch.no_grad():
+        ao.bf16i8bf16_rowwise.out(x, weight, scale, out=out)
+    assert torch.equal(out, ao.bf16i8bf16_rowwise(x.detach(), weight, scale))
+
+
+def test_compiled_code_writes_into_out(device, generator):
+    torch._dynamo.reset()
+    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)
+    out = torch.zeros(M, N, dtype=BF16, device=device)
+
+    def write(x, out):
+        ao.bf16i8bf16_rowwise.out(x, weight, scale, out=out)
+        return out + 1
+
+    y = torch.compile(write, fullgraph=True, backend=compiler_for(device))(x, out)
+    assert torch.equal(out, ao.bf16i8bf16_rowwise(x, weight, scale))
+    assert torch.equal(y, out + 1)
