@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from conftest import compiler_for
 from formats import CLASSES, HIGH_PRECISION, meaning, quantized, same
 from reference import assert_close, randn
 
@@ -61,6 +62,49 @@ def test_a_backward_pass_with_an_overwritten_weight_raises(format, read, write, 
         WRITES[write](weight, other)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+COMPILED = {
+    "copy_": lambda w, other: w.copy_(other),
+    "rows": lambda w, other: w[:16].copy_(other[:16]),
+    "sum": lambda w, other: w.add_(other.dequantize()),
+}
+
+
+@pytest.mark.parametrize("write", COMPILED)
+@pytest.mark.parametrize("format", CLASSES)
+def test_a_write_that_inductor_compiled_is_noticed(format, write, device, generator):
+    torch._dynamo.reset()
+    weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
+    written = weight.clone()
+    with torch.no_grad():
+        COMPILED[write](written, other)
+
+    def overwrite(w, other):
+        COMPILED[write](w, other)
+
+    x = randn(generator, 3, K).to(device).requires_grad_()
+    y = linear(x, weight)
+    with torch.no_grad():
+        torch.compile(overwrite, fullgraph=True, backend=compiler_for(device))(weight, other)
+    torch.testing.assert_close(weight.dequantize(), written.dequantize(), rtol=0.1, atol=0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    with torch.inference_mode():  # whose tensors have no version
+        streamed = weight.clone()
+        torch.compile(overwrite, fullgraph=True, backend=compiler_for(device))(streamed, other)
+
+
+def test_writes_into_plain_tensors_are_left_to_pytorch(generator):
+    from aoext.inductor import passes
+
+    torch._dynamo.reset()
+    before = passes.rewrites.get("count_writes", 0)
+    plain, rows = torch.zeros(N, K), torch.zeros(N, dtype=torch.int8)
+    step = torch.compile(lambda p, r: (p.add_(1), r.add_(1))[1], fullgraph=True)
+    step(plain, rows)
+    assert plain.sum() == N * K
+    assert passes.rewrites.get("count_writes", 0) == before
 
 
 @pytest.mark.parametrize("format", CLASSES)

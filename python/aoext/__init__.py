@@ -20,6 +20,7 @@ from aoext import flops as flops  # noqa: E402
 from aoext import gradients as gradients  # noqa: E402
 from aoext import inductor, integrations, onnx, ops  # noqa: E402
 from aoext import out_variants as out_variants  # noqa: E402
+from aoext import versions as versions  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,

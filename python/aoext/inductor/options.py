@@ -27,6 +27,8 @@ class Options:
     share_quantization: bool = True
     # quantisation of activations becomes code of Inductor's, which fuses it with what comes before
     fuse_quantization: bool = True
+    # writes into quantised weights are counted for autograd
+    count_writes: bool = True
     # int4 linears of one activation become one, where weights are constants (torch._inductor.config.freezing)
     merge_linears: bool = False
     # with max_autotune, the fused operator is timed against dequantisation and a plain product

@@ -13,7 +13,7 @@ from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 import aoext
-from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only
+from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only, writes
 from aoext.inductor.hook import SLOT_NAMES
 from aoext.inductor.options import Options, current
 
@@ -26,7 +26,7 @@ rewrites: dict[str, int] = {}
 
 # Order counts: a product is fused before its bias is, and shared before its quantisation is.
 BEFORE_FREEZING = ("weight_only", "scaled_products", "bias")
-AFTER_PARTITION = (*BEFORE_FREEZING, "merge_linears", "share_quantization", "fuse_quantization")
+AFTER_PARTITION = (*BEFORE_FREEZING, "merge_linears", "share_quantization", "fuse_quantization", "count_writes")
 PASSES: dict[str, Callable[[Graph], int]] = {
     "weight_only": weight_only.fuse,
     "scaled_products": scaled.fuse,
@@ -34,6 +34,7 @@ PASSES: dict[str, Callable[[Graph], int]] = {
     "merge_linears": merged.merge,
     "share_quantization": shared.share,
     "fuse_quantization": generated.generate,
+    "count_writes": writes.count,
 }
 
 
@@ -67,8 +68,9 @@ class AoextPass(custom_graph_pass.CustomGraphPass):
 
 
 def _has_work(graph: Graph) -> bool:
-    """Whether there is a product at all; most graphs of other people's code have none of these."""
-    return any(node.op == "call_function" and node.target in HEADS for node in graph.nodes)
+    """Whether there is a product or a write at all; most graphs of other people's code have none of these."""
+    has_product = any(node.op == "call_function" and node.target in HEADS for node in graph.nodes)
+    return has_product or bool(writes.into_weights(graph))
 
 
 HEADS = (
