@@ -186,9 +186,10 @@ def test_printing_a_model_shows_the_scheme_of_layers_that_keep_their_class(devic
         for layer in ("out_proj", "adapted", "embedding"):
             (line,) = (line for line in lines if f"({layer})" in line)
             assert "weight=Int8Tensor(shape=" in line
-            assert same is model or same.get_submodule("adapted").extra_repr.parameters is not model[
-                "adapted"
-            ]._parameters
+            assert (
+                same is model
+                or same.get_submodule("adapted").extra_repr.parameters is not model["adapted"]._parameters
+            )
     aoext.quantize_(model, aoext.Int8WeightOnlyConfig(), lambda *_: True, quantize_embeddings=True)
     assert repr(model).count("weight=") == 3
     for name in ("adapted", "embedding"):

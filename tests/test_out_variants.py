@@ -74,7 +74,8 @@ def out_of(operator: str):
 
 @pytest.mark.parametrize("operator", operators())
 def test_a_schema_finds_its_out_variant_as_executorch_looks_it_up(operator):
-    schemas = [FunctionSchema.parse(str(s)) for s in torch._C._jit_get_schemas_for_operator(f"ao::{operator}")]
+    found = torch._C._jit_get_schemas_for_operator(f"ao::{operator}")
+    schemas = [FunctionSchema.parse(str(schema)) for schema in found]
     kinds = {schema.kind(): schema for schema in schemas}
     assert kinds.keys() == {SchemaKind.functional, SchemaKind.out}
     ours, theirs = (dataclasses.replace(schema.signature(), returns=()) for schema in kinds.values())

@@ -2,7 +2,8 @@
 
 What torch.export's users look up by an operator's schema, as ExecuTorch does, whose runtime plans memory and
 brings kernels of its own. Here a result is computed and copied: `out` may share memory with any argument, is
-resized as PyTorch resizes it (with a warning where it had elements), and must have the result's dtype and device.
+resized as PyTorch resizes it (with a warning where it had elements), and must have the result's dtype and
+device.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _out_schema(schema: Any) -> str:
 
 
 def _kernel(operator: str) -> Callable[..., Any]:
-    """What the overload `out` of an operator does on every device, for fake tensors and under every transform."""
+    """What the overload `out` of an operator does, on every device and for fake tensors."""
     functional = getattr(ao, operator).default
     names = _out_names(functional._schema)
 
@@ -74,7 +75,7 @@ def _warn_of_resizing(operator: str, name: str, out: Tensor, result: Tensor) -> 
     if out.shape != result.shape and out.numel() != 0:
         warnings.warn(
             f"ao::{operator}.out: {name} was resized, because it had elements and another shape "
-            f"{list(out.shape)} than the result's {list(result.shape)}; give an empty tensor or one of that shape",
+            f"{list(out.shape)} than the result's {list(result.shape)}; give an empty tensor",
             stacklevel=2,
         )
 

@@ -26,7 +26,13 @@ rewrites: dict[str, int] = {}
 
 # Order counts: a product is fused before its bias is, and shared before its quantisation is.
 BEFORE_FREEZING = ("weight_only", "scaled_products", "bias")
-AFTER_PARTITION = (*BEFORE_FREEZING, "merge_linears", "share_quantization", "fuse_quantization", "count_writes")
+AFTER_PARTITION = (
+    *BEFORE_FREEZING,
+    "merge_linears",
+    "share_quantization",
+    "fuse_quantization",
+    "count_writes",
+)
 PASSES: dict[str, Callable[[Graph], int]] = {
     "weight_only": weight_only.fuse,
     "scaled_products": scaled.fuse,

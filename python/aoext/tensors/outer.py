@@ -1,8 +1,8 @@
 """The outer tensor of a quantised weight: shape, dtype and device, and no memory of its own.
 
-PyTorch asks a tensor's Python class only while the tensor is of that class. `plain.data = weight` makes a plain
-tensor of the outer one, whose memory kernels would read at address 0. So it carries one more dispatch key,
-which no other tensor has and every operator refuses; of a weight itself PyTorch asks the class first.
+PyTorch asks a tensor's Python class only while the tensor is of that class. `plain.data = weight` makes a
+plain tensor of the outer one, whose memory kernels would read at address 0. So it carries one more dispatch
+key, which no other tensor has and every operator refuses; of a weight itself PyTorch asks the class first.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def make_outer(
 
 def _refuse(operator: Any, *_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(
-        f"{operator} of a plain tensor whose data is a quantised weight (plain.data = weight), and which has no "
-        "memory: give the layer the weight itself, layer.weight = torch.nn.Parameter(weight)"
+        f"{operator} of a plain tensor whose data is a quantised weight (plain.data = weight), and which has "
+        "no memory: give the layer the weight itself, layer.weight = torch.nn.Parameter(weight)"
     )
 
 
