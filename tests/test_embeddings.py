@@ -364,3 +364,11 @@ def test_models_of_transformers_run_with_one_weight_for_both(build, config, gene
         written = model.generate(at, attention_mask=mask, max_new_tokens=4, do_sample=False)
         assert written.shape[1] > at.shape[1]
         assert torch.equal(written[:, :9], at)
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("format", FORMATS)
+def test_lookups_over_a_batch_of_indices(format, batch, device, generator):
+    weight = quantized(format, ROWS, K, BF16, device, generator)
+    at = tokens(generator, device, batch, 5)
+    assert torch.equal(torch.vmap(lambda at: embedding(at, weight))(at), embedding(at, weight))

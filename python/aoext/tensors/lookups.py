@@ -21,7 +21,7 @@ def lookup(indices: Tensor, weight: QuantizedTensor) -> Tensor:
     if weight.transposed:
         raise NotImplementedError("embedding takes no transposed view of a quantised weight")
     # type(weight), so that torch.compile finds it, and the fields.
-    rows = type(weight)._rows(weight, indices.reshape(-1))
+    rows = type(weight)._rows(weight, indices.reshape(indices.numel()))
     if weight.activation_dtype is None:
         rows = rows.double()
     return rows.view(*indices.shape, rows.shape[-1])

@@ -78,8 +78,9 @@ class RowScaledTensor(QuantizedTensor):
         raise NotImplementedError
 
     def _rows(self, indices: Tensor) -> Tensor:
-        qdata, scale = self.qdata.index_select(0, indices), self.scale.index_select(0, indices)
-        return packing.rows_dequantized(self.operator_dtype, qdata, scale)
+        # As integers, for torch.vmap of index_select gathers, and CPUs gather no float8.
+        qdata = self.qdata.view(torch.int8).index_select(0, indices).view(self.qdata.dtype)
+        return packing.rows_dequantized(self.operator_dtype, qdata, self.scale.index_select(0, indices))
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
