@@ -80,6 +80,14 @@ def _warn_of_resizing(operator: str, name: str, out: Tensor, result: Tensor) -> 
         )
 
 
+def _define(operator: str) -> None:
+    packet = getattr(ao, operator)
+    call = packet._op
+    _library.define(_out_schema(packet.default._schema))
+    _library.impl(f"{operator}.out", _kernel(operator), "CompositeImplicitAutograd")
+    # torch.ops.ao.<operator>(...) goes on without a choice of overloads, in its time, errors and hash.
+    packet._op = call
+
+
 for _operator in operators():
-    _library.define(_out_schema(getattr(ao, _operator).default._schema))
-    _library.impl(f"{_operator}.out", _kernel(_operator), "CompositeImplicitAutograd")
+    _define(_operator)

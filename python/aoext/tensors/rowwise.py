@@ -78,9 +78,11 @@ class RowScaledTensor(QuantizedTensor):
         raise NotImplementedError
 
     def _rows(self, indices: Tensor) -> Tensor:
-        # As integers, for torch.vmap of index_select gathers, and CPUs gather no float8.
-        qdata = self.qdata.view(torch.int8).index_select(0, indices).view(self.qdata.dtype)
-        return packing.rows_dequantized(self.operator_dtype, qdata, self.scale.index_select(0, indices))
+        qdata, scale = self._gathered(indices), self.scale.index_select(0, indices)
+        return packing.rows_dequantized(self.operator_dtype, qdata, scale)
+
+    def _gathered(self, indices: Tensor) -> Tensor:
+        return self.qdata.index_select(0, indices)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
