@@ -40,9 +40,8 @@ def arguments(operator: str, device: torch.device, generator: torch.Generator) -
         "convert_weight_to_int4pack": [integers(N, K // 2, dtype=torch.uint8), 2],
         "weight_int4pack_mm": [floats(M, K), packed, 32, floats(K // 32, N, 2)],
         "bf16i8bf16_rowwise": [floats(M, K), integers(N, K), scale],
-        "bf16i8bf16_rowwise_bias": [floats(M, K), integers(N, K), scale, bias],
-        "bf16f8bf16_rowwise": [floats(M, K), float8, scale],
-        "bf16f8bf16_rowwise_bias": [floats(M, K), float8, scale, bias],
+        "bf16f8bf16_rowwise": [floats(M, K), float8, scale, bias],
+        "dequantize_rowwise": [integers(N, K), scale],
         "int8_mm": [integers(M, K), integers(N, K)],
         "scaled_mm_rowwise": [
             integers(M, K),
