@@ -17,12 +17,15 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.mark.parametrize("name", ["models.md", "lora.md"])
 def test_snippets_run(tmp_path, monkeypatch, name):
-    for package in ("peft", "torchao"):
+    for package in ("peft", "sentence_transformers", "torchao"):
         pytest.importorskip(package)
+    from test_sentence_transformers import write_encoder
+
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     llama().save_pretrained("my-model")
     foreign_checkpoint(tmp_path / "my-gptq-model", *FOREIGN["gptq"])
+    write_encoder(tmp_path / "my-encoder")
     snippets = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL)
     assert snippets
     scope: dict[str, object] = {}
