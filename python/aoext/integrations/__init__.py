@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ NAMES = {
 def install() -> None:
     """Make aoext known to each library as soon as the program imports it."""
     when_imported("transformers.quantizers.auto", partial(_load, "transformers"))
+    when_imported("diffusers.quantizers.auto", partial(_load, "diffusers"))
     when_imported("peft.tuners.lora.model", partial(_load, "peft"))
 
 
@@ -44,10 +46,17 @@ def find(name: str) -> Any:
 
 def adopt(model: nn.Module) -> None:
     """Tell the libraries of which a model, or a part of it, is made that its weights have been quantised."""
-    known = sys.modules.get("aoext.integrations.transformers")
-    if known is not None and "transformers.modeling_utils" in sys.modules:
-        known.adopt(model)
+    for package, models in (
+        ("transformers", "transformers.modeling_utils"),
+        ("diffusers", "diffusers.models.modeling_utils"),
+    ):
+        known = sys.modules.get(f"aoext.integrations.{package}")
+        if known is not None and models in sys.modules:
+            known.adopt(model)
 
 
 def _load(name: str, _: ModuleType) -> None:
-    importlib.import_module(f"aoext.integrations.{name}")
+    try:
+        importlib.import_module(f"aoext.integrations.{name}")
+    except ImportError as error:  # of another release, or of what it needs beside; the program goes on
+        warnings.warn(f"aoext: {name} cannot quantise by aoext: {error}", stacklevel=2)

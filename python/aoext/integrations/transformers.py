@@ -33,7 +33,14 @@ from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.schemes import Scheme, as_config
 from aoext.tensors import QuantizedTensor
 
-METHOD = "aoext"
+
+class _Method(str):
+    """The name of a method; diffusers expects a member of an enumeration."""
+
+    value = property(str.__str__)
+
+
+METHOD = _Method("aoext")
 
 # Dtypes of quantised weights that are called `weight`.
 _STORED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)

@@ -1,0 +1,144 @@
+"""diffusers: `from_pretrained(..., quantization_config=AoextConfig("int8"))` of a transformer or UNet.
+
+Imported as soon as a program has imported both aoext and diffusers, in whatever order. PipelineQuantizationConfig
+takes the same config for parts of a pipeline, or "aoext" as its quant_backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diffusers.quantizers import auto
+from diffusers.quantizers.base import DiffusersQuantizer
+from torch import Tensor, nn
+
+from aoext import serialization
+from aoext.integrations.transformers import METHOD, AoextConfig, AoextQuantizer
+from aoext.layers import set_weight
+from aoext.tensors import QuantizedTensor
+
+
+class AoextDiffusersQuantizer(DiffusersQuantizer):
+    """What diffusers asks while it loads and saves a model. The choice of layers is AoextQuantizer's.
+
+    Files are those of save_model: fields of weights, and the metadata that describes them.
+    """
+
+    use_keep_in_fp32_modules = True
+    is_serializable = True
+    is_trainable = True  # adapters beside the weights
+    is_compileable = True
+
+    def __init__(self, quantization_config: AoextConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.chooser = AoextQuantizer(quantization_config, pre_quantized=self.pre_quantized)
+        self.descriptions: dict[str, Any] = {}
+        # Fields whose weight has others in the next file.
+        self.pending: dict[str, Tensor] = {}
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(DiffusersQuantizer, "maybe_update_state_dict"):
+            raise ImportError("AoextConfig: this release of diffusers is too old: pip install -U diffusers")
+
+    # Loading
+
+    def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: Sequence[Any]) -> list[str]:
+        """The names of the weights instead of those of their fields."""
+        for file in checkpoint_files:
+            if str(file).endswith(".safetensors"):
+                self.descriptions.update(serialization.descriptions_in(file))
+        fields = {f"{name}.{part}" for name, what in self.descriptions.items() for part in what["fields"]}
+        return [*self.descriptions, *(key for key in loaded_keys if key not in fields)]
+
+    @property
+    def supports_parallel_loading(self) -> bool:
+        return not self.descriptions  # whose fields may lie in two files
+
+    def maybe_update_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A file's tensors with weights in the place of fields, as far as all of them have been read."""
+        if not self.descriptions:
+            return state_dict
+        stored = {**self.pending, **state_dict}
+        weights: dict[str, Tensor] = {}
+        for name, description in self.descriptions.items():
+            if all(f"{name}.{part}" in stored for part in description["fields"]):
+                weights[name] = serialization.assembled(name, description, stored)
+        unfinished = {f"{name}.{part}" for name, what in self.descriptions.items() for part in what["fields"]}
+        self.pending = {key: tensor for key, tensor in stored.items() if key in unfinished}
+        return {**{key: tensor for key, tensor in stored.items() if key not in unfinished}, **weights}
+
+    def _process_model_before_weight_loading(
+        self, model: nn.Module, keep_in_fp32_modules: Sequence[str] = (), **_: Any
+    ) -> None:
+        chosen = self.quantization_config.modules_to_not_convert
+        self.chooser.left_alone = [*(chosen or ()), *keep_in_fp32_modules]
+
+    def check_if_quantized_param(
+        self,
+        model: nn.Module,
+        param_value: Tensor,
+        param_name: str,
+        state_dict: Mapping[str, Any],
+        **_: Any,
+    ) -> bool:
+        if self.pre_quantized:
+            return isinstance(param_value, QuantizedTensor)
+        return self.chooser.config_for(model, param_name) is not None
+
+    def create_quantized_param(
+        self,
+        model: nn.Module,
+        param_value: Tensor,
+        param_name: str,
+        target_device: Any,
+        state_dict: Mapping[str, Any],
+        unexpected_keys: list[str],
+        **_: Any,
+    ) -> None:
+        weight = param_value.to(target_device)
+        if not isinstance(weight, QuantizedTensor):
+            config = self.chooser.config_for(model, param_name)
+            assert config is not None
+            try:
+                weight = config.quantize(weight)
+            except ValueError as error:
+                raise ValueError(f"{param_name}: {error}") from error
+        layer = model.get_submodule(param_name.rpartition(".")[0])
+        set_weight(layer, nn.Parameter(weight, requires_grad=False))
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
+        if self.pending:
+            raise ValueError(f"from_pretrained: the files lack fields beside {', '.join(self.pending)}")
+        return model
+
+    # Saving, and the way back
+
+    def get_state_dict_and_metadata(
+        self, state_dict: dict[str, Tensor], safe_serialization: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Fields and their description; where tensors are pickled, as they are."""
+        if not safe_serialization:
+            return state_dict, {}
+        return serialization.flattened("save_pretrained", state_dict)
+
+    def _dequantize(self, model: nn.Module) -> nn.Module:
+        return self.chooser._dequantize(model)
+
+
+def adopt(model: nn.Module) -> None:
+    """Have save_pretrained know models, or parts of `model`, whose weights were quantised in place."""
+    from diffusers.models.modeling_utils import ModelMixin
+
+    for part in model.modules():
+        if not isinstance(part, ModelMixin) or getattr(part, "hf_quantizer", None) is not None:
+            continue
+        if any(isinstance(p, QuantizedTensor) for p in part.parameters()):
+            kept = AoextConfig.keep()
+            part.hf_quantizer = AoextDiffusersQuantizer(kept, pre_quantized=True)
+            part.register_to_config(quantization_config=kept)
+            part.quantization_method, part.is_quantized = METHOD, True
+
+
+auto.AUTO_QUANTIZER_MAPPING[METHOD] = AoextDiffusersQuantizer
+auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = AoextConfig
