@@ -1,7 +1,7 @@
 """diffusers: `from_pretrained(..., quantization_config=AoextConfig("int8"))` of a transformer or UNet.
 
-Imported as soon as a program has imported both aoext and diffusers, in whatever order. PipelineQuantizationConfig
-takes the same config for parts of a pipeline, or "aoext" as its quant_backend.
+Imported as soon as a program has imported both aoext and diffusers, in whatever order.
+PipelineQuantizationConfig takes the same config for parts of a pipeline, or "aoext" as its quant_backend.
 """
 
 from __future__ import annotations
