@@ -1,5 +1,8 @@
 """Checkpoints of transformers from one form to another, file by file.
 
+What a source says of its weights makes quantised weights (checkpoints.Reader, or a config); these become
+files of aoext or of another library (checkpoints.Writer).
+
 No more than one file's tensors are in memory. A conversion that was interrupted goes on where it stopped.
 """
 
@@ -10,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from aoext import checkpoints, schemes, serialization
-from aoext.checkpoints.base import Reader
-from aoext.configs import QuantizationConfig
+from aoext.checkpoints.base import Reader, Writer
+from aoext.configs import Int4WeightOnlyConfig, QuantizationConfig
 from aoext.packing import FLOAT_DTYPES, dtype_name
 from aoext.serialization import DEFAULT_INDEX
 from aoext.tensors import QuantizedTensor
 
-# In the target until the conversion is complete: what is converted, and how.
+# In the target until the conversion is complete: what is converted, how, and what is known of each file.
 MARKER = "aoext_conversion.json"
+
+AOEXT = "aoext"
+FORMATS = (AOEXT, *checkpoints.WRITERS)
 
 
 @dataclass
@@ -32,6 +39,7 @@ class Conversion:
     """What a checkpoint has become."""
 
     method: str | None  # that had quantised it; None: nobody
+    format: str = AOEXT
     quantised: list[str] = field(default_factory=list)  # names of weights
     others: list[str] = field(default_factory=list)
     bytes_before: int = 0
@@ -39,7 +47,7 @@ class Conversion:
 
     def __str__(self) -> str:
         return (
-            f"{self.method or 'not quantised'}: {len(self.quantised)} weights quantised by aoext, "
+            f"{self.method or 'not quantised'}: {len(self.quantised)} weights quantised by {self.format}, "
             f"{len(self.others)} tensors as they were, {self.bytes_before / 1e6:.1f} -> "
             f"{self.bytes_after / 1e6:.1f} MB"
         )
@@ -50,28 +58,41 @@ def convert_checkpoint(
     target: str | os.PathLike[str],
     config: QuantizationConfig | None = None,
     *,
+    format: str = AOEXT,
     each: Callable[[list[str]], Iterable[str]] = list,
 ) -> Conversion:
     """Write a checkpoint of transformers, a folder, as one of aoext's, which from_pretrained loads.
 
     config: how to quantise a checkpoint that is not quantised: its linear layers but the output layer and
-        what is tied to it. None for one that GPTQ, AWQ, compressed-tensors, bitsandbytes, HQQ or torchao has
-        quantised: its weights come onto aoext's layouts without loss.
+        what is tied to it. None for one that aoext, GPTQ, AWQ, compressed-tensors, bitsandbytes, HQQ or
+        torchao has quantised: its weights come onto aoext's layouts without loss.
+    format: whose checkpoint the target is: "aoext", or "gptq", "torchao" or "compressed-tensors" where these
+        can say exactly what the weights are.
     each: goes through the names of the files, as tqdm does.
 
     FileExistsError for a target that is there and is no unfinished conversion of the same; FileNotFoundError
-    and ValueError, which name the file or layer, for a source that cannot be converted.
+    and ValueError, which name the file or layers, for a source that cannot be converted.
     """
-    job = _Job(Path(source), Path(target), config)
+    job = _Job(Path(source), Path(target), config, format)
     job.begin()
-    for name in each(job.files):
-        job.convert(name)
-    return job.end()
+    try:
+        for name in each(job.files):
+            job.convert(name)
+        return job.end()
+    except ValueError:
+        job.abandon()
+        raise
+
+
+# The tensors of a file, its metadata, and the facts of its quantised layers.
+_File = tuple[dict[str, Tensor], dict[str, str], dict[str, dict[str, Any]]]
 
 
 class _Job:
-    def __init__(self, source: Path, target: Path, config: QuantizationConfig | None) -> None:
-        self.source, self.target, self.config = source, target, config
+    def __init__(self, source: Path, target: Path, config: QuantizationConfig | None, format: str) -> None:
+        self.source, self.target, self.config, self.format = source, target, config, format
+        if format not in FORMATS:
+            raise ValueError(f"convert: format must be one of {', '.join(FORMATS)}, got {format!r}")
         if not (source / "config.json").is_file():
             raise FileNotFoundError(f"convert: {source} must be a folder with a config.json")
         self.settings: dict[str, Any] = json.loads((source / "config.json").read_text())
@@ -87,44 +108,108 @@ class _Job:
                 raise ValueError(
                     f"convert: {source} is quantised by {self.method} already: leave out the scheme"
                 )
-            self.reader = checkpoints.reader_for(foreign)
+            if self.method == format == AOEXT:
+                raise ValueError(f"convert: {source} is a checkpoint of aoext already: name another format")
+            self.reader = _OwnReader(foreign) if self.method == AOEXT else checkpoints.reader_for(foreign)
             for name in self.files:
                 self.reader.read_metadata(serialization.metadata_of(source / name))
+        self.writer: Writer | None = None
+        if format != AOEXT:
+            symmetric = _is_symmetric(config, foreign or {})
+            self.writer = checkpoints.WRITERS[format](symmetric=symmetric)
         self.dtype = _dtype(self.settings)
         self.chosen = _linear_weights(source, config)
-        self.result = Conversion(self.method)
+        self.result = Conversion(self.method, format)
+        # Of each file that is done: facts of its quantised layers, and the names of its other tensors.
+        self.done: dict[str, dict[str, Any]] = {}
+
+    @property
+    def _marker(self) -> Path:
+        return self.target / MARKER
 
     def begin(self) -> None:
         """Claims the target, or finds it claimed for the same."""
-        scheme = None if self.config is None else schemes.to_dict(self.config)
-        claim = {"source": str(self.source.resolve()), "scheme": scheme}
-        marker = self.target / MARKER
-        claimed = marker.is_file() and json.loads(marker.read_text()) == claim
-        if not claimed and self.target.exists() and any(self.target.iterdir()):
+        claimed = json.loads(self._marker.read_text()) if self._marker.is_file() else {}
+        if claimed.get("claim") == self._claim:
+            self.done = claimed["done"]
+        elif self.target.exists() and any(self.target.iterdir()):
             raise FileExistsError(
                 f"convert: {self.target} is there already, and is no part of this conversion"
             )
         self.target.mkdir(parents=True, exist_ok=True)
-        marker.write_text(json.dumps(claim))
+        self._remember()
+
+    @property
+    def _claim(self) -> dict[str, Any]:
+        scheme = None if self.config is None else schemes.to_dict(self.config)
+        return {"source": str(self.source.resolve()), "scheme": scheme, "format": self.format}
+
+    def _remember(self) -> None:
+        self._marker.write_text(json.dumps({"claim": self._claim, "done": self.done}))
+
+    def abandon(self) -> None:
+        """Frees the target if nothing was written."""
+        if not self.done:
+            self._marker.unlink()
+            self.target.rmdir()
 
     def convert(self, name: str) -> None:
         """Writes one file, unless a run before has."""
         done = self.target / name
-        if not done.exists():
-            tensors, metadata = serialization.flattened("convert", dict(self._state(name)))
+        if name not in self.done:
+            state = dict(self._state(name))
+            write = self._as_aoext if self.writer is None else self._as_another
+            tensors, metadata, layers = write(state)
             serialization.write_file(done, tensors, {"format": "pt", **metadata})
-        described = serialization.descriptions_in(done)
-        self.result.quantised += described
-        fields = {f"{weight}.{part}" for weight, what in described.items() for part in what["fields"]}
-        self.result.others += [key for key in serialization.names_in(done) if key not in fields]
+            others = [key for key, tensor in state.items() if not isinstance(tensor, QuantizedTensor)]
+            self.done[name] = {"layers": layers, "others": others}
+            self._remember()
+        self.result.quantised += [f"{layer}.weight" for layer in self.done[name]["layers"]]
+        self.result.others += self.done[name]["others"]
         self.result.bytes_before += (self.source / name).stat().st_size
         self.result.bytes_after += done.stat().st_size
+
+    def _as_aoext(self, state: dict[str, Tensor]) -> _File:
+        tensors, metadata = serialization.flattened("convert", state)
+        names = [key for key, tensor in state.items() if isinstance(tensor, QuantizedTensor)]
+        return tensors, metadata, {name.removesuffix(".weight"): {} for name in names}
+
+    def _as_another(self, state: dict[str, Tensor]) -> _File:
+        """ValueError, which names every layer that the format cannot say exactly, a line for each."""
+        assert self.writer is not None
+        tensors: dict[str, Tensor] = {}
+        layers: dict[str, dict[str, Any]] = {}
+        refused: list[str] = []
+        for key, tensor in state.items():
+            layer = key.removesuffix(".weight")
+            if not isinstance(tensor, QuantizedTensor):
+                tensors[key] = tensor
+                continue
+            try:
+                if layer not in self.linear_layers:
+                    raise ValueError(f"{layer}: only linear layers have a quantised weight there")
+                parts, layers[layer] = self.writer.write(layer, tensor)
+            except ValueError as error:
+                refused.append(str(error))
+            else:
+                tensors.update({f"{layer}.{part}": value for part, value in parts.items()})
+        if refused:
+            raise ValueError(
+                f"convert: {self.format} cannot say exactly what these layers are:\n" + "\n".join(refused)
+            )
+        others = [key for key in tensors if key in state]
+        return tensors, self.writer.metadata(layers, others), layers
+
+    @cached_property
+    def linear_layers(self) -> set[str]:
+        """Names of the model's linear layers."""
+        return {name for name, module in _model(self.source).named_modules() if isinstance(module, nn.Linear)}
 
     def _state(self, name: str) -> Iterator[tuple[str, Tensor]]:
         layers: set[str] = set()
         for key in sorted(key for key, place in self.places.items() if place == name):
-            layer, _, leaf = key.rpartition(".")
-            if self.reader is not None and self._of_reader(layer, leaf):
+            layer = self._layer_of(key)
+            if layer is not None:
                 if layer not in layers and key == self._parts(layer)[0]:
                     layers.add(layer)
                     yield f"{layer}.weight", self._read(layer)
@@ -133,12 +218,16 @@ class _Job:
             else:
                 yield key, self._tensor(key)
 
-    def _of_reader(self, layer: str, leaf: str) -> bool:
-        """Whether a tensor is part of a quantised weight; a layer that was left alone has `weight` alone."""
-        assert self.reader is not None
-        if leaf not in self.reader.names:
-            return False
-        return leaf != "weight" or len(self._parts(layer)) > 1
+    def _layer_of(self, key: str) -> str | None:
+        """The layer of whose quantised weight a tensor is a part; a layer left alone has `weight` alone."""
+        if self.reader is None:
+            return None
+        # The longest first: aoext's have a dot.
+        for leaf in sorted(self.reader.names, key=len, reverse=True):
+            layer = key.removesuffix(f".{leaf}")
+            if layer != key:
+                return layer if leaf != "weight" or len(self._parts(layer)) > 1 else None
+        return None
 
     def _parts(self, layer: str) -> list[str]:
         assert self.reader is not None
@@ -163,21 +252,58 @@ class _Job:
 
     def end(self) -> Conversion:
         """Writes what belongs to the files, and frees the target."""
-        from aoext.integrations.transformers import AoextConfig
-
         for file in self.source.iterdir():
             weights = file.suffix in (".safetensors", ".bin", ".pt") or file.name == DEFAULT_INDEX
             if file.is_file() and not weights:
                 shutil.copy2(file, self.target / file.name)
-        kept = AoextConfig(self.config)
-        self.settings["quantization_config"] = kept.to_dict()
+        self.settings["quantization_config"] = self._quantization_config()
         (self.target / "config.json").write_text(json.dumps(self.settings, indent=2) + "\n")
         if len(self.files) > 1:
             places = {key: name for name in self.files for key in serialization.names_in(self.target / name)}
             index = {"metadata": {"total_size": self.result.bytes_after}, "weight_map": places}
             (self.target / DEFAULT_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-        (self.target / MARKER).unlink()
+        self._marker.unlink()
         return self.result
+
+    def _quantization_config(self) -> dict[str, Any]:
+        from aoext.integrations.transformers import AoextConfig
+
+        if self.writer is None:
+            return AoextConfig(self.config).to_dict()
+        layers = {layer: facts for done in self.done.values() for layer, facts in done["layers"].items()}
+        if not layers:
+            raise ValueError(f"convert: {self.source} has no weight to quantise")
+        return self.writer.settings(layers, sorted(self.linear_layers - layers.keys()))
+
+
+class _OwnReader(Reader):
+    """Of aoext's own checkpoints: the fields of each weight, as the files' metadata describes them."""
+
+    names = tuple(
+        sorted({f"weight.{name}" for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
+    )
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.described: dict[str, Any] = {}
+
+    def read_metadata(self, metadata: Mapping[str, str]) -> None:
+        self.described.update(json.loads(metadata.get(serialization.WEIGHTS_KEY, "{}")))
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        name = f"{layer}.weight"
+        stored = {f"{layer}.{part}": tensor for part, tensor in tensors.items()}
+        return serialization.assembled(name, self.described.get(name), stored)
+
+
+def _is_symmetric(config: QuantizationConfig | None, foreign: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's int4 weights are known to have no zero points."""
+    if config is not None:
+        return isinstance(config, Int4WeightOnlyConfig) and config.symmetric
+    groups = (foreign.get("config_groups") or {}).values()  # of compressed-tensors
+    if groups:
+        return all((group.get("weights") or {}).get("symmetric", False) for group in groups)
+    scheme = foreign.get("scheme") or {}  # of aoext
+    return bool(foreign.get("sym", scheme.get("symmetric", False)))
 
 
 def _dtype(settings: Mapping[str, Any]) -> torch.dtype:
@@ -190,15 +316,20 @@ def _linear_weights(source: Path, config: QuantizationConfig | None) -> set[str]
     """Names of the weights that from_pretrained would quantise."""
     if config is None:
         return set()
-    import transformers
-
     from aoext.integrations.transformers import AoextConfig, AoextQuantizer
+
+    model = _model(source)
+    quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
+    quantizer._process_model_before_weight_loading(model)
+    return {name for name, _ in model.named_parameters() if quantizer.config_for(model, name) is not None}
+
+
+def _model(source: Path) -> Any:
+    """The model of a checkpoint, without values."""
+    import transformers
 
     described = transformers.AutoConfig.from_pretrained(source)
     (architecture,) = described.architectures or ("AutoModel",)
     model_type: Any = getattr(transformers, architecture)
     with torch.device("meta"):
-        model: nn.Module = model_type._from_config(described)
-    quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
-    quantizer._process_model_before_weight_loading(model)
-    return {name for name, _ in model.named_parameters() if quantizer.config_for(model, name) is not None}
+        return model_type._from_config(described)

@@ -1,13 +1,14 @@
-"""What the readers of other libraries' checkpoints share."""
+"""What the readers and writers of other libraries' checkpoints share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from aoext import layouts
 from aoext.layouts import SIGN_BITS
 from aoext.packing import describe, one_of
 from aoext.tensors import Int4Tensor, QuantizedTensor
@@ -30,6 +31,90 @@ class Reader:
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         """The weight [N, K] of a layer, for activations of `dtype`; ValueError, which names the layer."""
         raise NotImplementedError
+
+
+class Writer:
+    """Makes of quantised weights the tensors that another library's checkpoint has of a layer.
+
+    Facts of a layer are what `settings` needs to know of it, in JSON's types.
+    """
+
+    def __init__(self, *, symmetric: bool) -> None:
+        """symmetric: whether the weights are known to have no zero points."""
+        self.symmetric = symmetric
+
+    def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors by their names behind the layer's, and facts.
+
+        ValueError, which names the layer, where the format cannot say exactly what the weight is.
+        """
+        raise NotImplementedError
+
+    def metadata(self, layers: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> dict[str, str]:
+        """The metadata of a file with these layers, by their facts, and with other tensors of these names."""
+        return {}
+
+    def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
+        """The quantization_config of a checkpoint with these layers, by their facts.
+
+        left_alone: names of linear layers that are not quantised
+        """
+        raise NotImplementedError
+
+
+class Integers(NamedTuple):
+    """An int4 weight as w = (u - zero)·scale, its columns in the weight's order."""
+
+    codes: Tensor  # uint8 [N, K]: u in 0..15
+    scale: Tensor  # [K/group_size, N]
+    zero: Tensor  # uint8 [K/group_size, N], in 0..15
+    group: Tensor  # int64 [K]: the group of each column
+    ordered: bool  # whether the groups' columns lie apart
+
+
+def integers(layer: str, weight: QuantizedTensor) -> Integers:
+    """The weight with integer zeros; ValueError, which names the layer, where it has none."""
+    if not isinstance(weight, Int4Tensor):
+        raise ValueError(f"{layer}: a weight of 4 bits is needed, got {type(weight).__name__}")
+    refuse_what_is_aoexts_own(layer, weight)
+    if weight.shape[1] % 8 or weight.shape[0] % 8:
+        raise ValueError(f"{layer}: N and K must be multiples of 8, got {list(weight.shape)}")
+    try:
+        words, scale, zeros = layouts.plain_to_plain_int32(weight.qdata, weight.scale, weight.zero_point)
+    except ValueError as error:
+        raise ValueError(
+            f"{layer}: its zero points are no multiples of its scales, and the format has integers for them; "
+            "symmetric weights have none"
+        ) from error
+    if bool(((zeros < 0) | (zeros > 15)).any()):
+        raise ValueError(f"{layer}: its zeros must be in 0..15, got {int(zeros.min())}..{int(zeros.max())}")
+    codes = nibbles(words)
+    group = torch.arange(weight.shape[1], device=codes.device) // weight.block_size[1]
+    if weight.k_order is not None:
+        back = weight.k_order.argsort()
+        codes, group = codes[:, back], group[back]
+    return Integers(codes, scale, zeros.to(torch.uint8), group, weight.k_order is not None)
+
+
+def refuse_what_is_aoexts_own(layer: str, weight: QuantizedTensor) -> None:
+    """ValueError, which names the layer, for what other libraries have no place for."""
+    if weight.transposed:
+        raise ValueError(f"{layer}: a transposed weight has no place in the format")
+    if getattr(weight, "act_pre_scale", None) is not None:
+        raise ValueError(f"{layer}: act_pre_scale has no place in the format")
+
+
+def exactly(layer: str, scale: Tensor, *dtypes: torch.dtype) -> Tensor:
+    """The scale in the first of these dtypes that holds it exactly; ValueError, which names the layer."""
+    for dtype in dtypes:
+        if torch.equal(scale.to(dtype).float(), scale.float()):
+            return scale.to(dtype).contiguous()
+    raise ValueError(f"{layer}: its scales are not exact in {one_of(dtypes)}, which the format has for them")
+
+
+def int32_words(codes: Tensor) -> Tensor:
+    """uint8 [A, 8·B] of 0..15 to int32 [A, B]: the way back from `nibbles`."""
+    return packed_pairs(codes).contiguous().view(torch.int32)
 
 
 def setting(

@@ -8,15 +8,28 @@ of activations that were fixed beforehand are left aside, and the activations st
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.checkpoints.base import Reader, int4, nibbles, order_of_groups, packed_pairs, take
-from aoext.packing import FLOAT_DTYPES, describe
+from aoext.checkpoints.base import (
+    Reader,
+    Writer,
+    exactly,
+    int4,
+    int32_words,
+    integers,
+    nibbles,
+    order_of_groups,
+    packed_pairs,
+    refuse_what_is_aoexts_own,
+    take,
+)
+from aoext.packing import FLOAT_DTYPES, describe, dtype_name
 from aoext.tensors import Float8Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.rowwise import RowScaledTensor
 
@@ -140,3 +153,68 @@ def _by_rows(
     return _ROW_TYPES[weight.dtype](
         weight, scale.float().expand(rows, 1).contiguous(), [1, columns], dtype, scheme.dynamic_activation
     )
+
+
+class CompressedTensorsWriter(Writer):
+    """pack-quantized, int-quantized or float-quantized, as each weight is; a group of the config for each kind.
+
+    Scales keep float32 where no narrower dtype of a checkpoint holds them exactly.
+    """
+
+    def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        refuse_what_is_aoexts_own(layer, weight)
+        scales = (weight.dtype, torch.float32)
+        if isinstance(weight, (Int8Tensor, Float8Tensor)):
+            return self._eight_bits(layer, weight, scales)
+        codes, scale, zero, group, ordered = integers(layer, weight)
+        tensors = {
+            "weight_packed": int32_words(codes),
+            "weight_scale": exactly(layer, scale.t(), *scales),
+            "weight_shape": torch.tensor(list(weight.shape)),
+        }
+        symmetric = bool((zero == 8).all())
+        if not symmetric:  # eight rows to a word
+            tensors["weight_zero_point"] = int32_words(zero).t().contiguous()
+        weights: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": symmetric}
+        group_size = weight.shape[1] // scale.shape[0]
+        if group_size == weight.shape[1]:
+            weights["strategy"] = "channel"
+        else:
+            weights.update(strategy="group", group_size=group_size)
+        if ordered:
+            tensors["weight_g_idx"] = group.to(torch.int32)
+            weights["actorder"] = "group"
+        return tensors, {"format": "pack-quantized", "weights": weights}
+
+    @staticmethod
+    def _eight_bits(
+        layer: str, weight: Int8Tensor | Float8Tensor, scales: tuple[torch.dtype, ...]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if weight.qdata.dtype not in _ROW_TYPES:
+            raise ValueError(f"{layer}: the format has no {dtype_name(weight.qdata.dtype)}")
+        kind = "int" if isinstance(weight, Int8Tensor) else "float"
+        eight: dict[str, Any] = {"num_bits": 8, "type": kind, "symmetric": True}
+        facts: dict[str, Any] = {
+            "format": f"{kind}-quantized",
+            "weights": {**eight, "strategy": "channel"},
+        }
+        if weight.dynamic_activation:
+            facts["input_activations"] = {**eight, "strategy": "token", "dynamic": True}
+        return {"weight": weight.qdata, "weight_scale": exactly(layer, weight.scale, *scales)}, facts
+
+    def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
+        kinds: dict[str, list[str]] = {}
+        for layer, facts in layers.items():
+            kinds.setdefault(json.dumps(facts, sort_keys=True), []).append(layer)
+        groups = {
+            f"group_{index}": {"targets": ["Linear"] if len(kinds) == 1 else targets, **json.loads(facts)}
+            for index, (facts, targets) in enumerate(kinds.items())
+        }
+        formats = {group["format"] for group in groups.values()}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": list(left_alone),
+        }

@@ -6,14 +6,15 @@ Layouts that are aoext's own stay the same memory; the others convert without lo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aoext import layouts
-from aoext.checkpoints.base import Reader, take
+from aoext.checkpoints.base import Reader, Writer, take
 from aoext.packing import FLOAT_DTYPES
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.rowwise import RowScaledTensor
@@ -141,3 +142,43 @@ class TorchaoReader(Reader):
         if isinstance(activation, dict):
             attributes = {**attributes, "activation_dtype": activation.get("_data")}
         return convert(layer, str(described.get("_type")), fields, attributes, dtype)
+
+
+class TorchaoWriter(Writer):
+    """The tensors of torchao's types and their description, which the package writes itself."""
+
+    def __init__(self, *, symmetric: bool) -> None:
+        super().__init__(symmetric=symmetric)
+        try:
+            from torchao.core.config import config_to_dict
+            from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+            from aoext.integrations.torchao import config_like, weight_to_torchao
+        except ImportError as error:
+            raise ImportError("convert: torchao's format needs torchao: pip install torchao") from error
+        self._flatten, self._to_torchao = flatten_tensor_state_dict, weight_to_torchao
+        self._config_like: Callable[[QuantizedTensor], Any] = config_like
+        self._config_to_dict = config_to_dict
+
+    def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        name = f"{layer}.weight"
+        tensors, metadata = self._flatten({name: self._to_torchao(layer, weight)})
+        facts = {
+            "described": metadata[name],
+            "config": json.dumps(self._config_to_dict(self._config_like(weight)), sort_keys=True),
+        }
+        return {key.removeprefix(f"{layer}."): tensor for key, tensor in tensors.items()}, facts
+
+    def metadata(self, layers: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> dict[str, str]:
+        described = {f"{layer}.weight": facts["described"] for layer, facts in layers.items()}
+        described.update(dict.fromkeys(others, json.dumps({"_type": "Tensor"})))
+        return {**described, "tensor_names": json.dumps(list(described))}
+
+    def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
+        # What the weights are stands in the files; transformers wants one config for those to come.
+        ((most, _),) = Counter(facts["config"] for facts in layers.values()).most_common(1)
+        return {
+            "quant_method": "torchao",
+            "quant_type": {"default": json.loads(most)},
+            "modules_to_not_convert": list(left_alone),
+        }

@@ -1,42 +1,69 @@
-"""`aoext convert`: a checkpoint that transformers or llama.cpp reads becomes one of aoext's."""
+"""`aoext convert`: a checkpoint that transformers or llama.cpp reads becomes one of aoext's, or another's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 import aoext
-from aoext.convert import convert_checkpoint
+from aoext.configs import AUTO
+from aoext.convert import AOEXT, FORMATS, convert_checkpoint
 from aoext.schemes import SCHEMES, as_config
+
+
+class _GroupSize(click.ParamType):
+    name = "auto|INTEGER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == AUTO:
+            return AUTO
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither {AUTO!r} nor a number", param, ctx)
 
 
 @click.command()
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--scheme", type=click.Choice(list(SCHEMES)), help="For a checkpoint that is not quantised.")
-@click.option("--group-size", type=click.IntRange(min=1), help="Of int4.")
-def convert(source: Path, target: Path, scheme: str | None, group_size: int | None) -> None:
+@click.option(
+    "--group-size",
+    type=_GroupSize(),
+    help='Of int4: a number, -1 for whole rows, or "auto" for the largest of 128 to 16 that fits each layer.',
+)
+@click.option("--symmetric", is_flag=True, help="int4 without zero points, as gptq's format wants it.")
+@click.option("--format", type=click.Choice(FORMATS), default=AOEXT, help="Whose checkpoint TARGET is.")
+def convert(
+    source: Path, target: Path, scheme: str | None, group_size: int | str | None, symmetric: bool, format: str
+) -> None:
     """Write SOURCE as a checkpoint of aoext in the folder TARGET, which from_pretrained loads.
 
-    SOURCE is a folder of transformers, plain or quantised by GPTQ, AWQ, compressed-tensors, bitsandbytes,
-    HQQ or torchao, or a GGUF file. What was interrupted goes on when it is called again.
+    SOURCE is a folder of transformers, plain or quantised by aoext, GPTQ, AWQ, compressed-tensors,
+    bitsandbytes, HQQ or torchao, or a GGUF file. What was interrupted goes on when it is called again.
+
+    With --format TARGET becomes another library's checkpoint where its format can say exactly what the
+    weights are; else the layers are named, and why. More: docs/models.md.
     """
-    if group_size is not None and scheme != "int4":
-        raise click.UsageError("--group-size is for --scheme int4")
+    arguments: dict[str, Any] = {} if group_size is None else {"group_size": group_size}
+    if symmetric:
+        arguments["symmetric"] = True
+    if arguments and scheme != "int4":
+        raise click.UsageError("--group-size and --symmetric are for --scheme int4")
     try:
         if source.is_file():
-            if scheme is not None:
-                raise click.UsageError("a GGUF file keeps its scheme: leave out --scheme")
+            if scheme is not None or format != AOEXT:
+                raise click.UsageError("a GGUF file keeps its scheme: leave out --scheme and --format")
             if target.exists():
                 raise FileExistsError(f"convert: {target} is there already")
             aoext.load_gguf(source).save_pretrained(target)
             return
-        arguments = {} if group_size is None else {"group_size": group_size}
         config = None if scheme is None else as_config("convert", {"scheme": scheme, **arguments})
-        click.echo(convert_checkpoint(source, target, config, each=_with_progress))
+        click.echo(convert_checkpoint(source, target, config, format=format, each=_with_progress))
     except (OSError, ValueError, ImportError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -32,7 +32,12 @@ class AoextDiffusersQuantizer(DiffusersQuantizer):
 
     def __init__(self, quantization_config: AoextConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.chooser = AoextQuantizer(quantization_config, pre_quantized=self.pre_quantized)
+        if quantization_config.scheme is None and not self.pre_quantized:
+            raise ValueError(
+                "AoextConfig.keep() is for models that are quantised already; this one is not. "
+                'AoextConfig("int4") quantises it'
+            )
+        self.chooser = AoextQuantizer(quantization_config, pre_quantized=True)
         self.descriptions: dict[str, Any] = {}
         # Fields whose weight has others in the next file.
         self.pending: dict[str, Tensor] = {}

@@ -86,6 +86,19 @@ def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
     )
 
 
+def config_like(weight: QuantizedTensor) -> Any:
+    """The config by which torchao makes weights of this kind."""
+    if isinstance(weight, Int4Tensor):
+        return torchao.Int4WeightOnlyConfig(group_size=weight.block_size[1])
+    if isinstance(weight, Int8Tensor):
+        if weight.dynamic_activation:
+            return torchao.Int8DynamicActivationInt8WeightConfig(version=2)
+        return torchao.Int8WeightOnlyConfig(version=2)
+    if isinstance(weight, Float8Tensor) and weight.dynamic_activation:
+        return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+    return torchao.Float8WeightOnlyConfig()
+
+
 def _replace(
     model: nn.Module, chosen: Callable[[Tensor], bool], change: Callable[[str, Any], Tensor]
 ) -> list[str]:
