@@ -227,7 +227,7 @@ def test_what_cannot_be_loaded(tmp_path):
     model = transformer().to(BF16)
     model.save_pretrained(tmp_path / "plain")
     load = type(model).from_pretrained
-    with pytest.raises(ValueError, match=r"keep\(\) is for models that are quantised already; this one is not"):
+    with pytest.raises(ValueError, match=r"keep\(\) is for models that are quantised already"):
         load(tmp_path / "plain", quantization_config=aoext.AoextConfig.keep())
     aoext.quantize_(model, aoext.Int8WeightOnlyConfig())
     model.save_pretrained(tmp_path / "quantised")

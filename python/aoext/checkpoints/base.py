@@ -77,8 +77,8 @@ def integers(layer: str, weight: QuantizedTensor) -> Integers:
     if not isinstance(weight, Int4Tensor):
         raise ValueError(f"{layer}: a weight of 4 bits is needed, got {type(weight).__name__}")
     refuse_what_is_aoexts_own(layer, weight)
-    if weight.shape[1] % 8 or weight.shape[0] % 8:
-        raise ValueError(f"{layer}: N and K must be multiples of 8, got {list(weight.shape)}")
+    if weight.shape[1] % 8:
+        raise ValueError(f"{layer}: K must be a multiple of 8, got {weight.shape[1]}")
     try:
         words, scale, zeros = layouts.plain_to_plain_int32(weight.qdata, weight.scale, weight.zero_point)
     except ValueError as error:
@@ -105,11 +105,13 @@ def refuse_what_is_aoexts_own(layer: str, weight: QuantizedTensor) -> None:
 
 
 def exactly(layer: str, scale: Tensor, *dtypes: torch.dtype) -> Tensor:
-    """The scale in the first of these dtypes that holds it exactly; ValueError, which names the layer."""
+    """Scales or zero points in the first of these dtypes that holds them exactly; ValueError for none."""
     for dtype in dtypes:
         if torch.equal(scale.to(dtype).float(), scale.float()):
             return scale.to(dtype).contiguous()
-    raise ValueError(f"{layer}: its scales are not exact in {one_of(dtypes)}, which the format has for them")
+    raise ValueError(
+        f"{layer}: its scales and zero points are not exact in {one_of(dtypes)}, as the format has them"
+    )
 
 
 def int32_words(codes: Tensor) -> Tensor:

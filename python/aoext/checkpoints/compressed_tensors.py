@@ -156,7 +156,7 @@ def _by_rows(
 
 
 class CompressedTensorsWriter(Writer):
-    """pack-quantized, int-quantized or float-quantized, as each weight is; a group of the config for each kind.
+    """pack-quantized, int-quantized or float-quantized, as each weight is; a group in the config for each.
 
     Scales keep float32 where no narrower dtype of a checkpoint holds them exactly.
     """
@@ -174,7 +174,8 @@ class CompressedTensorsWriter(Writer):
         }
         symmetric = bool((zero == 8).all())
         if not symmetric:  # eight rows to a word
-            tensors["weight_zero_point"] = int32_words(zero).t().contiguous()
+            filled = torch.nn.functional.pad(zero, (0, -zero.shape[1] % 8))
+            tensors["weight_zero_point"] = int32_words(filled).t().contiguous()
         weights: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": symmetric}
         group_size = weight.shape[1] // scale.shape[0]
         if group_size == weight.shape[1]:

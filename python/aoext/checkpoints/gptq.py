@@ -81,6 +81,8 @@ class GptqWriter(Writer):
 
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
         codes, scale, zero, group, ordered = integers(layer, weight)
+        if weight.shape[0] % 8:
+            raise ValueError(f"{layer}: N must be a multiple of 8, got {weight.shape[0]}")
         if self.symmetric and bool((zero != 8).any()):
             raise ValueError(f"{layer}: its zeros must be 8, for the checkpoint is said to be symmetric")
         tensors = {

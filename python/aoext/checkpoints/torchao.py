@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aoext import layouts
-from aoext.checkpoints.base import Reader, Writer, take
+from aoext.checkpoints.base import Reader, Writer, exactly, refuse_what_is_aoexts_own, take
 from aoext.packing import FLOAT_DTYPES
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.rowwise import RowScaledTensor
@@ -162,6 +162,12 @@ class TorchaoWriter(Writer):
 
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
         name = f"{layer}.weight"
+        refuse_what_is_aoexts_own(layer, weight)
+        if isinstance(weight, Int4Tensor) and weight.scale.dtype != weight.dtype:
+            parts = dict(weight.named_fields())
+            for part in ("scale", "zero_point"):  # which have the weight's dtype there
+                parts[part] = exactly(layer, parts[part], weight.dtype)
+            weight = weight.remade(parts)
         tensors, metadata = self._flatten({name: self._to_torchao(layer, weight)})
         facts = {
             "described": metadata[name],
