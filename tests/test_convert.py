@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from aoext.tensors import QuantizedTensor
 
 transformers = pytest.importorskip("transformers")
 
+from test_checkpoints import exactly  # noqa: E402
 from test_transformers import FOREIGN, IDS, foreign_checkpoint, llama, same_bits  # noqa: E402
 
 
@@ -108,3 +110,131 @@ def test_a_gguf_file(tmp_path):
     assert done.exit_code == 0, done.output
     loaded = load(tmp_path / "ours")
     assert torch.equal(loaded(IDS).logits, aoext.load_gguf(tmp_path / "model.gguf")(IDS).logits)
+
+
+def keep(folder: Path, **options: Any) -> Any:
+    return load(folder, quantization_config=aoext.AoextConfig.keep(), **options)
+
+
+def same_weights(model: Any, other: Any) -> None:
+    """Whether two models have the same numbers, whatever the dtype of their scales."""
+    assert model.state_dict().keys() == other.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        theirs = other.state_dict()[name]
+        assert type(tensor) is type(theirs), name
+        if isinstance(tensor, QuantizedTensor):
+            assert torch.equal(exactly(tensor), exactly(theirs)), name
+        else:
+            assert torch.equal(tensor, theirs), name
+
+
+@pytest.mark.parametrize(
+    ("form", "scheme"),
+    [
+        ("gptq", ("int4", "--group-size", 32, "--symmetric")),
+        ("gptq", ("int4", "--group-size", -1, "--symmetric")),
+        ("gptq", ("int4", "--group-size", "auto", "--symmetric")),
+        ("compressed-tensors", ("int4", "--group-size", "auto", "--symmetric")),
+        ("compressed-tensors", ("int8",)),
+        ("compressed-tensors", ("int8_dynamic",)),
+        ("compressed-tensors", ("float8",)),
+        ("compressed-tensors", ("float8_dynamic",)),
+        ("torchao", ("int4", "--group-size", 32)),
+        ("torchao", ("int8",)),
+        ("torchao", ("int8_dynamic",)),
+        ("torchao", ("float8",)),
+        ("torchao", ("float8_dynamic",)),
+    ],
+    ids=str,
+)
+def test_another_librarys_checkpoint(tmp_path, form, scheme):
+    if form == "torchao":
+        pytest.importorskip("torchao")
+    llama(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain", max_shard_size="60KB")
+    for target, name in (("ours", "aoext"), ("theirs", form)):
+        done = run(tmp_path / "plain", tmp_path / target, "--scheme", *scheme, "--format", name)
+        assert done.exit_code == 0, done.output
+        assert f"14 weights quantised by {name}" in done.output
+    written = json.loads((tmp_path / "theirs" / "config.json").read_text())["quantization_config"]
+    assert written["quant_method"] == form
+    ours, theirs = load(tmp_path / "ours"), keep(tmp_path / "theirs")
+    same_weights(ours, theirs)
+    # From our checkpoint it is the same as from the plain one, and the way back gives ours again.
+    done = run(tmp_path / "ours", tmp_path / "from ours", "--format", form)
+    assert done.exit_code == 0, done.output
+    same_weights(ours, keep(tmp_path / "from ours"))
+    done = run(tmp_path / "theirs", tmp_path / "back")
+    assert done.exit_code == 0, done.output
+    same_weights(ours, load(tmp_path / "back"))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "float8"])
+def test_torchao_itself_reads_what_is_written_for_it(tmp_path, scheme):
+    pytest.importorskip("torchao")
+    llama(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
+    for form in ("aoext", "torchao"):
+        done = run(tmp_path / "plain", tmp_path / form, "--scheme", scheme, "--format", form)
+        assert done.exit_code == 0, done.output
+    theirs, ours = load(tmp_path / "torchao", dtype=torch.bfloat16), load(tmp_path / "aoext")
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert type(theirs.get_parameter(name)).__module__.startswith("torchao.")
+    assert torch.equal(theirs.get_parameter(name).dequantize(), ours.get_parameter(name).dequantize())
+    wanted, got = ours(IDS).logits.float(), theirs(IDS).logits.float()
+    assert (wanted - got).norm() <= 2e-2 * wanted.norm()
+
+
+@pytest.mark.parametrize("scheme", [("int4", "--group-size", 32, "--symmetric"), ("int8",), ("float8",)])
+def test_compressed_tensors_itself_reads_what_is_written_for_it(tmp_path, scheme):
+    pytest.importorskip("compressed_tensors")
+    llama(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
+    for form in ("aoext", "compressed-tensors"):
+        done = run(tmp_path / "plain", tmp_path / form, "--scheme", *scheme, "--format", form)
+        assert done.exit_code == 0, done.output
+    theirs, ours = load(tmp_path / "compressed-tensors", dtype=torch.bfloat16), load(tmp_path / "aoext")
+    wanted, got = ours(IDS).logits.float(), theirs(IDS).logits.float()
+    assert (wanted - got).norm() <= 2e-2 * wanted.norm()
+
+
+def test_layers_that_a_format_cannot_say_are_named(tmp_path):
+    llama().save_pretrained(tmp_path / "plain")
+    done = run(
+        tmp_path / "plain", tmp_path / "out", "--scheme", "int4", "--group-size", 32, "--format", "gptq"
+    )
+    assert done.exit_code != 0
+    for part in ("self_attn.q_proj", "mlp.down_proj"):
+        line = f"model.layers.1.{part}: its zero points are no multiples of its scales"
+        assert line in done.output
+    assert not (tmp_path / "out").exists()  # nothing half converted is left
+
+
+def test_an_interrupted_conversion_to_another_format_goes_on(tmp_path):
+    llama().save_pretrained(tmp_path / "plain", max_shard_size="40KB")
+    config = aoext.Int4WeightOnlyConfig(group_size=32, symmetric=True)
+    arguments = (tmp_path / "plain", tmp_path / "gptq", config)
+
+    def two(names: list[str]) -> Any:
+        yield from names[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_checkpoint(*arguments, format="gptq", each=two)
+    with pytest.raises(FileExistsError, match="is no part of this conversion"):
+        convert_checkpoint(*arguments)
+    assert len(convert_checkpoint(*arguments, format="gptq").quantised) == 14
+    assert not (tmp_path / "gptq" / MARKER).exists()
+    convert_checkpoint(*arguments[:1], tmp_path / "ours", config)
+    same_weights(load(tmp_path / "ours"), keep(tmp_path / "gptq"))
+
+
+def test_act_order_goes_through_every_format_that_knows_it(tmp_path):
+    foreign_checkpoint(tmp_path / "theirs", *FOREIGN["gptq, act-order"])
+    kept = keep(tmp_path / "theirs", dtype=torch.bfloat16)
+    for form in ("gptq", "compressed-tensors"):
+        done = run(tmp_path / "theirs", tmp_path / form, "--format", form)
+        assert done.exit_code == 0, done.output
+        same_weights(kept, keep(tmp_path / form, dtype=torch.bfloat16))
+    written = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
+    assert written["desc_act"] is True
+    if importlib.util.find_spec("torchao"):
+        done = run(tmp_path / "theirs", tmp_path / "out", "--format", "torchao")
+        assert "torchao's int4 weights have neither columns in another order" in done.output

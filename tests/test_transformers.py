@@ -261,6 +261,7 @@ def foreign_checkpoint(folder: Path, make: Callable[[int, int], Stored], setting
             del state[f"{name}.weight"]
             state.update({f"{name}.{key}": tensor for key, tensor in tensors.items()})
     folder.mkdir()
+    model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     written["quantization_config"] = settings

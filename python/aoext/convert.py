@@ -329,7 +329,11 @@ def _model(source: Path) -> Any:
     import transformers
 
     described = transformers.AutoConfig.from_pretrained(source)
-    (architecture,) = described.architectures or ("AutoModel",)
-    model_type: Any = getattr(transformers, architecture)
+    architecture = next(iter(described.architectures or ()), None)
+    model_type: Any = getattr(transformers, str(architecture), None)
+    if model_type is None:
+        raise ValueError(
+            f"convert: {source}/config.json must name an architecture of transformers, got {architecture!r}"
+        )
     with torch.device("meta"):
         return model_type._from_config(described)
