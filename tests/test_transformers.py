@@ -14,6 +14,7 @@ from torch import nn
 
 import aoext
 import checkpoint_packers as pack
+from aoext.convert import convert_checkpoint
 from aoext.layers import QuantizedEmbedding
 from aoext.tensors import QuantizedTensor
 from checkpoint_packers import Stored
@@ -295,3 +296,75 @@ def test_what_cannot_be_kept_says_what_to_do(tmp_path):
     foreign_checkpoint(tmp_path / "three", FOREIGN["gptq"][0], {**GPTQ, "bits": 3})
     with pytest.raises(ValueError, match="gptq: bits must be one of 4 to run on aoext, got 3"):
         load(tmp_path / "three", quantization_config=AoextConfig.keep())
+
+
+def mixed_checkpoint(folder: Path, name: str, damage: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """A checkpoint of another library with one layer left alone, and what `damage` does to its tensors."""
+    foreign_checkpoint(folder, *FOREIGN[name])
+    state = safetensors_torch.load_file(folder / "model.safetensors")
+    for key in [key for key in state if key.startswith(f"{LEFT_ALONE}.")]:
+        del state[key]
+    state[f"{LEFT_ALONE}.weight"] = torch.randn(HIDDEN, HIDDEN)
+    damage(state)
+    safetensors_torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+LEFT_ALONE = "model.layers.0.self_attn.o_proj"
+SCALES = {"scales", "scale", "weight_scale", "SCB"}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_layers_that_the_checkpoint_leaves_alone_stay_plain(tmp_path, name):
+    mixed_checkpoint(tmp_path / "foreign", name, lambda state: None)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(tmp_path / "foreign", quantization_config=AoextConfig.keep(), dtype=torch.float32)
+    assert len(quantized_names(model)) == 13
+    stored = safetensors_torch.load_file(tmp_path / "foreign" / "model.safetensors")
+    assert torch.equal(model.get_parameter(f"{LEFT_ALONE}.weight"), stored[f"{LEFT_ALONE}.weight"])
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_all_layers_that_cannot_be_served_are_named_before_anything_is_loaded(tmp_path, name):
+    bad = ("model.layers.0.mlp.down_proj", "model.layers.1.mlp.up_proj")
+
+    def damage(state: dict[str, torch.Tensor]) -> None:
+        for key in list(state):
+            layer, _, leaf = key.rpartition(".")
+            if layer in bad and leaf in SCALES:
+                state[key] = torch.cat((state[key], state[key]))
+
+    mixed_checkpoint(tmp_path / "foreign", name, damage)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with pytest.raises(
+        ValueError, match="2 layers of the checkpoint cannot run on aoext, so nothing"
+    ) as raised:
+        load(tmp_path / "foreign", quantization_config=AoextConfig.keep(), dtype=torch.float32)
+    lines = str(raised.value).splitlines()[1:]
+    assert sorted(line.partition(":")[0] for line in lines) == list(bad)
+    with pytest.raises(ValueError, match="2 layers of the checkpoint cannot run on aoext"):
+        convert_checkpoint(tmp_path / "foreign", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_gptq_settings_of_single_layers(tmp_path):
+    """GPTQModel's `dynamic`: other group sizes are read, other bits are named."""
+    layer = "model.layers.0.mlp.down_proj"
+    dynamic = {r"+:.*\.0\.mlp\.down_proj": {"group_size": 64}, f"-:^{LEFT_ALONE}$": {}}
+
+    def regroup(state: dict[str, torch.Tensor]) -> None:
+        tensors, _ = pack.gptq(HIDDEN, INNER, 64)
+        state.update({f"{layer}.{key}": tensor for key, tensor in tensors.items()})
+
+    mixed_checkpoint(tmp_path / "foreign", "gptq", regroup)
+    file = tmp_path / "foreign" / "config.json"
+    written = json.loads(file.read_text())
+    written["quantization_config"]["dynamic"] = dynamic
+    file.write_text(json.dumps(written))
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(tmp_path / "foreign", quantization_config=AoextConfig.keep())
+    assert model.get_submodule(layer).weight.block_size == [1, 64]
+    written["quantization_config"]["dynamic"] = {r".*mlp": {"bits": 8}}
+    file.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="6 layers of the checkpoint cannot") as raised:
+        load(tmp_path / "foreign", quantization_config=AoextConfig.keep())
+    assert f"{layer}: bits must be one of 4 to run on aoext, got 8" in str(raised.value)

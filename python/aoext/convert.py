@@ -101,6 +101,9 @@ class _Job:
         foreign = self.settings.get("quantization_config")
         self.method = foreign.get("quant_method") if foreign else None
         self.reader: Reader | None = None
+        # The tensors of each quantised layer by their names behind it, and the layer of each of them.
+        self.parts: dict[str, dict[str, str]] = {}
+        self.layer_of: dict[str, str] = {}
         if foreign is None and config is None:
             raise ValueError(f"convert: {source} is not quantised: name a scheme for it")
         if foreign is not None:
@@ -113,11 +116,16 @@ class _Job:
             self.reader = _OwnReader(foreign) if self.method == AOEXT else checkpoints.reader_for(foreign)
             for name in self.files:
                 self.reader.read_metadata(serialization.metadata_of(source / name))
+            self.parts = self.reader.layers(self.places)
+            self.layer_of = {key: layer for layer, parts in self.parts.items() for key in parts.values()}
         self.writer: Writer | None = None
         if format != AOEXT:
             symmetric = _is_symmetric(config, foreign or {})
             self.writer = checkpoints.WRITERS[format](symmetric=symmetric)
         self.dtype = _dtype(self.settings)
+        if self.method in checkpoints.READERS:
+            assert self.reader is not None
+            checkpoints.check_files(self.reader, [source / name for name in self.files], self.dtype)
         self.chosen = _linear_weights(source, config)
         self.result = Conversion(self.method, format)
         # Of each file that is done: facts of its quantised layers, and the names of its other tensors.
@@ -206,36 +214,19 @@ class _Job:
         return {name for name, module in _model(self.source).named_modules() if isinstance(module, nn.Linear)}
 
     def _state(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        layers: set[str] = set()
         for key in sorted(key for key, place in self.places.items() if place == name):
-            layer = self._layer_of(key)
-            if layer is not None:
-                if layer not in layers and key == self._parts(layer)[0]:
-                    layers.add(layer)
+            if key in self.layer_of:
+                layer = self.layer_of[key]
+                if key == min(self.parts[layer].values()):  # the first of them, wherever the others lie
                     yield f"{layer}.weight", self._read(layer)
             elif self.config is not None and key in self.chosen:
                 yield key, self._quantise(self.config, key)
             else:
                 yield key, self._tensor(key)
 
-    def _layer_of(self, key: str) -> str | None:
-        """The layer of whose quantised weight a tensor is a part; a layer left alone has `weight` alone."""
-        if self.reader is None:
-            return None
-        # The longest first: aoext's have a dot.
-        for leaf in sorted(self.reader.names, key=len, reverse=True):
-            layer = key.removesuffix(f".{leaf}")
-            if layer != key:
-                return layer if leaf != "weight" or len(self._parts(layer)) > 1 else None
-        return None
-
-    def _parts(self, layer: str) -> list[str]:
-        assert self.reader is not None
-        return sorted(f"{layer}.{leaf}" for leaf in self.reader.names if f"{layer}.{leaf}" in self.places)
-
     def _read(self, layer: str) -> QuantizedTensor:
         assert self.reader is not None
-        tensors = {part.removeprefix(f"{layer}."): self._tensor(part) for part in self._parts(layer)}
+        tensors = {leaf: self._tensor(key) for leaf, key in self.parts[layer].items()}
         return self.reader.weight(layer, tensors, self.dtype)
 
     def _quantise(self, config: QuantizationConfig, key: str) -> Tensor:

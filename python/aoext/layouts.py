@@ -127,7 +127,7 @@ def plain_int32_to_plain(
     dtype = scale.dtype if dtype is None else dtype
     if dtype not in FLOAT_DTYPES:
         raise ValueError(f"{who}: dtype must be {one_of(FLOAT_DTYPES)}, got {dtype}")
-    exact_zero = (8 - _float64(zero_point)) * _float64(scale)
+    exact_zero = (8 - float64(zero_point)) * float64(scale)
     zero = _exactly(who, "(8 - zero_point) * scale", exact_zero, dtype).to(scale.device)
     plain = (qdata.contiguous().view(torch.uint8) ^ SIGN_BITS).view(torch.int8)
     return plain, _exactly(who, "scale", scale, dtype), zero
@@ -145,7 +145,7 @@ def plain_to_plain_int32(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> tu
     _check_plain(who, qdata, scale, zero_point)
     if qdata.shape[1] % 4:
         raise ValueError(f"{who}: qdata must be int8 [N, K/2] with K a multiple of 8, got {describe(qdata)}")
-    s, z = _float64(scale), _float64(zero_point)
+    s, z = float64(scale), float64(zero_point)
     integer = torch.where(z == 0, 0.0, z / s).round()
     if not scale.is_meta:
         holds = (integer * s == z) & (integer >= -119) & (integer <= 136) & s.isfinite()
@@ -174,7 +174,7 @@ def tinygemm_to_plain_int32(packed: Tensor, scale_and_zero: Tensor) -> tuple[Ten
     return plain_to_plain_int32(*tinygemm_to_plain(packed, scale_and_zero))
 
 
-def _float64(t: Tensor) -> Tensor:
+def float64(t: Tensor) -> Tensor:
     """On the CPU, for not every device has float64."""
     return (t if t.is_meta else t.cpu()).double()
 

@@ -7,8 +7,13 @@ write such files, but that torchao's format is written by torchao.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
+
+from aoext import serialization
 
 from aoext.checkpoints.base import Reader, Writer
 from aoext.checkpoints.bitsandbytes import BitsandbytesReader
@@ -39,3 +44,21 @@ def reader_for(settings: Mapping[str, Any]) -> Reader:
     if method not in READERS:
         raise ValueError(f"aoext: quant_method must be one of {', '.join(READERS)}, got {method!r}")
     return READERS[method](settings)
+
+
+def check_files(reader: Reader, files: Iterable[str | os.PathLike[str]], dtype: torch.dtype) -> None:
+    """ValueError, which names every layer of a checkpoint that the reader cannot serve, and why.
+
+    It reads of the files what dtypes and shapes the tensors have, and the few that the reader calls telling.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        forms = serialization.forms_in(file)
+        telling = [key for key in forms if key.rpartition(".")[2] in reader.telling]
+        tensors.update(forms)
+        tensors.update(serialization.tensors_in(file, telling))
+    if refused := reader.refusals(tensors, dtype):
+        raise ValueError(
+            f"{len(refused)} layers of the checkpoint cannot run on aoext, so nothing of it is loaded:\n"
+            + "\n".join(refused)
+        )

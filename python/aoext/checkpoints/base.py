@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aoext import layouts
-from aoext.layouts import SIGN_BITS
-from aoext.packing import describe, one_of
+from aoext.layouts import SIGN_BITS, float64
+from aoext.packing import describe, has_values, one_of
 from aoext.tensors import Int4Tensor, QuantizedTensor
 
 
@@ -21,6 +21,8 @@ class Reader:
     """
 
     names: tuple[str, ...] = ()
+    # Those of them whose values say what the others must be; they are small.
+    telling: tuple[str, ...] = ()
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """settings: the quantization_config of the checkpoint. ValueError for what cannot be served."""
@@ -31,6 +33,32 @@ class Reader:
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         """The weight [N, K] of a layer, for activations of `dtype`; ValueError, which names the layer."""
         raise NotImplementedError
+
+    def layers(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Of a checkpoint's tensors those that make quantised weights: by layer, and by the name behind it.
+
+        A layer that was left alone has `weight` and nothing else.
+        """
+        found: dict[str, dict[str, str]] = {}
+        longest_first = sorted(self.names, key=len, reverse=True)
+        for name in names:
+            leaf = next((leaf for leaf in longest_first if name.endswith(f".{leaf}")), None)
+            if leaf is not None:
+                found.setdefault(name.removesuffix(f".{leaf}"), {})[leaf] = name
+        return {layer: parts for layer, parts in found.items() if parts.keys() != {"weight"}}
+
+    def refusals(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[str]:
+        """Why layers of a checkpoint with these tensors cannot be served, a sentence for each of them.
+
+        tensors: on the meta device, but for those that `telling` names.
+        """
+        refused: list[str] = []
+        for layer, parts in self.layers(tensors).items():
+            try:
+                self.weight(layer, {leaf: tensors[name] for leaf, name in parts.items()}, dtype)
+            except ValueError as error:
+                refused.append(str(error))
+        return refused
 
 
 class Writer:
@@ -143,7 +171,7 @@ def take(
     )
     if value.dtype not in dtypes or not fits:
         raise ValueError(f"{layer}: {name} must be {one_of(dtypes)} [{sizes}], got {describe(value)}")
-    if value.is_floating_point() and not bool(value.float().isfinite().all()):
+    if value.is_floating_point() and has_values(value) and not bool(value.float().isfinite().all()):
         raise ValueError(f"{layer}: {name} must be finite, got NaN or Inf")
     return value
 
@@ -173,6 +201,11 @@ def order_of_groups(
     return None if bool((group.diff() >= 0).all()) else group.argsort(stable=True)
 
 
+def is_nonzero(tensor: Tensor | None) -> bool:
+    """Whether there are values, and one of them is not 0."""
+    return tensor is not None and has_values(tensor) and bool(tensor.any())
+
+
 def nibbles(words: Tensor) -> Tensor:
     """int32 [A, B] to uint8 [A, 8·B]: each word's values of 4 bits, the lowest first."""
     packed = words.contiguous().view(torch.uint8)
@@ -198,7 +231,7 @@ def int4(
     pairs: uint8 [N, K/2], the even k low; scale: float [K/group_size, N]; zero: of that shape.
     """
     if zero.is_floating_point():  # on the CPU, for not every device has float64
-        zero_point = ((8 - zero.cpu().double()) * scale.cpu().double()).float().to(scale.device)
+        zero_point = ((8 - float64(zero)) * float64(scale)).float().to(scale.device)
     else:
         zero_point = (8 - zero.to(torch.int16)) * scale.float()
     return int4_plus(layer, pairs, scale, zero_point, dtype, k_order)
@@ -218,7 +251,7 @@ def int4_plus(
         "scale": scale.float().contiguous(),
         "zero_point": zero_point.float().contiguous(),
         "act_pre_scale": None,
-        "k_order": k_order,
+        "k_order": None if k_order is None else k_order.to(pairs.device),
     }
     try:
         return Int4Tensor.from_fields(fields, dtype, block_size=[1, 2 * pairs.shape[1] // scale.shape[0]])

@@ -23,6 +23,7 @@ from aoext.checkpoints.base import (
     int4,
     int32_words,
     integers,
+    is_nonzero,
     nibbles,
     order_of_groups,
     packed_pairs,
@@ -53,6 +54,7 @@ class CompressedTensorsReader(Reader):
         "input_zero_point",
         "weight",
     )
+    telling = ("weight_shape", "weight_g_idx")
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         groups = settings.get("config_groups")
@@ -147,7 +149,7 @@ def _by_rows(
     count = rows if scale is not None and scale.numel() == rows else 1
     if scale is None or scale.numel() not in (1, rows) or not scale.is_floating_point():
         raise ValueError(f"{layer}: weight_scale must be a float [{rows}, 1] or [1]")
-    if "weight_zero_point" in tensors and bool(tensors["weight_zero_point"].any()):
+    if is_nonzero(tensors.get("weight_zero_point")):
         raise ValueError(f"{layer}: weights of 8 bits with zero points do not run on aoext")
     scale = take(layer, {"weight_scale": scale.reshape(count, 1)}, "weight_scale", FLOAT_DTYPES, (count, 1))
     return _ROW_TYPES[weight.dtype](

@@ -45,6 +45,7 @@ class GptqReader(Reader):
     """
 
     names = ("qweight", "qzeros", "scales", "g_idx")
+    telling = ("g_idx",)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         setting("gptq", settings, "bits", (4,))

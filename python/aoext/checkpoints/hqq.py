@@ -27,6 +27,7 @@ class HqqReader(Reader):
         *("quant_zero", "compute_dtype", "channel_wise", "optimize", "round_zero", "stores_quant_config"),
         *("encoded_state_dict", "offload_meta"),
     )
+    telling = ("shape",)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         made = settings.get("quant_config") or {}

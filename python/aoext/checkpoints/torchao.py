@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aoext import layouts
-from aoext.checkpoints.base import Reader, Writer, exactly, refuse_what_is_aoexts_own, take
+from aoext.checkpoints.base import Reader, Writer, exactly, is_nonzero, refuse_what_is_aoexts_own, take
 from aoext.packing import FLOAT_DTYPES
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.rowwise import RowScaledTensor
@@ -97,7 +97,7 @@ def _rows(
         if scale is None or scale.numel() not in (1, rows):
             raise ValueError(f"{layer}: scale must have an entry for each of the {rows} rows, or one alone")
         for name in ("zero_point", "act_quant_scale", "act_pre_scale"):
-            if fields.get(name) is not None and bool(fields[name].any()):
+            if is_nonzero(fields.get(name)):
                 raise ValueError(f"{layer}: a weight of 8 bits with {name} does not run on aoext")
         dynamic = attributes.get("act_quant_kwargs") is not None
         if "ASYMMETRIC" in str(attributes.get("act_quant_kwargs")):

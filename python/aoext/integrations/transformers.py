@@ -187,12 +187,15 @@ class AoextQuantizer(HfQuantizer):
                     self.descriptions.update(serialization.descriptions_in(file))
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
-                    self._expect(model, serialization.dtypes_in(file))
+                    self._expect(model, serialization.forms_in(file))
 
-    def _expect(self, model: Any, stored: Mapping[str, torch.dtype]) -> None:
+        if self.reader is not None:
+            checkpoints.check_files(self.reader, checkpoint_files or (), model.dtype)
+
+    def _expect(self, model: Any, stored: Mapping[str, Tensor]) -> None:
         """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
-        for key, dtype in stored.items():
-            if not key.endswith(".weight") or dtype not in _STORED:
+        for key, form in stored.items():
+            if not key.endswith(".weight") or form.dtype not in _STORED:
                 continue
             for name in _candidates(model, key):
                 path, _, leaf = name.rpartition(".")
@@ -200,7 +203,7 @@ class AoextQuantizer(HfQuantizer):
                     module = model.get_submodule(path)
                     plain = module._parameters[leaf]
                     self.dtypes[name] = plain.dtype
-                    empty = torch.empty_like(plain, dtype=dtype)
+                    empty = torch.empty_like(plain, dtype=form.dtype)
                     module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)
                     break
 

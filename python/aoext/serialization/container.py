@@ -16,7 +16,7 @@ import os
 import reprlib
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -190,16 +190,22 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
         return list(_header_of(file, Source("names_in", Path(path)))[0])
 
 
-def dtypes_in(path: str | os.PathLike[str]) -> dict[str, torch.dtype]:
-    """The dtypes of the tensors in a safetensors file by the tensors' names; as for metadata_of."""
-    with closing(TensorFile(Source("dtypes_in", Path(path)))) as file:
-        return {name: entry.dtype for name, entry in file.entries.items()}
+def forms_in(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by their names, on the meta device; as for metadata_of."""
+    with closing(TensorFile(Source("forms_in", Path(path)))) as file:
+        return file.forms()
 
 
 def tensor_in(path: str | os.PathLike[str], name: str) -> Tensor:
     """A tensor of a safetensors file, on the CPU; KeyError for another name, else as for metadata_of."""
     with closing(TensorFile(Source("tensor_in", Path(path)))) as file:
         return file.read([name])[name]
+
+
+def tensors_in(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Tensor]:
+    """Tensors of a safetensors file by their names; as for tensor_in."""
+    with closing(TensorFile(Source("tensors_in", Path(path)))) as file:
+        return file.read(names)
 
 
 def table_of(metadata: Mapping[str, str], key: str, source: Source) -> dict[str, Any]:
