@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from aoext import serialization
-
 from aoext.checkpoints.base import Reader, Writer
 from aoext.checkpoints.bitsandbytes import BitsandbytesReader
 from aoext.checkpoints.compressed_tensors import CompressedTensorsReader, CompressedTensorsWriter
