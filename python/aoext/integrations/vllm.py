@@ -1,0 +1,187 @@
+"""vLLM: checkpoints of aoext in its linear layers, by the entry point `vllm.general_plugins`.
+
+vLLM calls `register` as it starts. Which layers are quantised, and how, stands in the metadata of the
+checkpoint's files; that is read as soon as vLLM knows where these are. Layers that vLLM merges (q, k and v; gate
+and up) must be quantised alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.utils import set_weight_attrs
+
+from aoext import serialization
+from aoext.packing import dtype_name
+from aoext.tensors.fields import K, N
+from aoext.tensors.products import linear
+
+METHOD = "aoext"
+
+# Fields that belong to columns as a whole, which merged layers and shards would have to share.
+_OF_ALL_COLUMNS = ("act_pre_scale", "k_order")
+
+
+def register() -> None:
+    """The plug-in: importing this module has made aoext known to vLLM."""
+
+
+@register_quantization_config(METHOD)
+class AoextVllmConfig(QuantizationConfig):
+    """What vLLM asks about a checkpoint whose config.json says "quant_method": "aoext"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.descriptions: dict[str, Any] = {}  # of quantised weights, by their names
+
+    @classmethod
+    def get_name(cls) -> Any:
+        return METHOD
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> AoextVllmConfig:
+        return cls()
+
+    def maybe_update_config(
+        self, model_name: str, *args: Any, revision: str | None = None, **kwargs: Any
+    ) -> None:
+        """Reads the metadata of the checkpoint's files."""
+        folder = Path(model_name)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            patterns = ["*.safetensors", "*.safetensors.index.json"]
+            folder = Path(snapshot_download(model_name, revision=revision, allow_patterns=patterns))
+        for file in sorted(folder.glob("*.safetensors")):
+            self.descriptions.update(serialization.descriptions_in(file))
+        if not self.descriptions:
+            raise ValueError(f"aoext: {model_name} has no weights that aoext has quantised")
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        self.descriptions = hf_to_vllm_mapper.apply_dict(self.descriptions)
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> LinearMethodBase | None:
+        """ValueError, which names the layer, for what cannot be served."""
+        described = self._described(prefix)
+        if not isinstance(layer, LinearBase):
+            if any(described.values()):
+                raise ValueError(f"aoext: {prefix}: vLLM serves quantised weights of linear layers alone")
+            return None
+        if not any(described.values()):
+            return UnquantizedLinearMethod()
+        alike = {name: _kind(prefix, description) for name, description in described.items()}
+        first = next(iter(alike.values()))
+        if any(kind != first for kind in alike.values()):
+            raise ValueError(
+                f"aoext: {prefix}: vLLM merges {', '.join(described)}, which must be quantised alike"
+            )
+        return AoextLinearMethod(next(iter(described.values())))
+
+    def _described(self, prefix: str) -> dict[str, Any]:
+        """What the checkpoint says of the layers that vLLM merges to the one of this name; None for plain."""
+        path, _, leaf = prefix.rpartition(".")
+        parts = self.packed_modules_mapping.get(leaf, [leaf])
+        names = [f"{path}.{part}" if path else part for part in parts]
+        return {name: self.descriptions.get(f"{name}.weight") for name in names}
+
+
+def _kind(prefix: str, description: Mapping[str, Any] | None) -> Any:
+    """What must be equal in layers that are merged."""
+    if description is None:
+        return None
+    for field in _OF_ALL_COLUMNS:
+        if field in description["fields"]:
+            raise ValueError(f"aoext: {prefix}: a weight with {field} does not run in vLLM yet")
+    return {key: value for key, value in description.items() if key != "shape"}
+
+
+class AoextLinearMethod(LinearMethodBase):
+    """A linear layer whose weight has the fields of one of aoext's tensors.
+
+    While the checkpoint loads, these are parameters `weight.qdata` and the like, which vLLM cuts and merges
+    along N and K; then they become one quantised weight.
+    """
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        self.description = description
+        self.kind = serialization.TENSOR_TYPES[description["type"]]
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        rows, columns = sum(output_partition_sizes), input_size_per_partition
+        by_row = self.kind.blocks_are_rows
+        self.block_size = [1, columns if by_row else self.description["group_size"]]
+        if columns % self.block_size[K]:
+            raise ValueError(
+                f"aoext: group_size = {self.block_size[K]} does not divide the {columns} columns of a rank"
+            )
+        parts = nn.Module()
+        for name in self.description["fields"]:
+            field = self.kind.fields[name]
+            # Scales come in float32, which holds those of all dtypes.
+            dtype = self.qdata_dtype if name == "qdata" else torch.float32
+            empty = torch.empty(field.shape([rows, columns], self.block_size), dtype=dtype)
+            parameter = nn.Parameter(empty, requires_grad=False)
+            # Where ranks and merged layers have their shares; all ranks have the scale of a whole row.
+            shared = by_row and field.per_block
+            sides = {"output_dim" if axis.dim == N else "input_dim": at for at, axis in enumerate(field.axes)}
+            if shared:
+                del sides["input_dim"]
+            set_weight_attrs(parameter, {**sides, **extra_weight_attrs})
+            parts.register_parameter(name, parameter)
+        layer.weight = parts
+        self.dtype = params_dtype
+
+    @property
+    def qdata_dtype(self) -> torch.dtype:
+        (dtype,) = (
+            d for d in self.kind.fields["qdata"].dtypes if dtype_name(d) == self.description["qdata_dtype"]
+        )
+        return dtype
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Makes one weight of its fields; scales go back to the activations' dtype where that is exact."""
+        fields: dict[str, Tensor | None] = dict.fromkeys(self.kind.fields)
+        fields.update({name: part.data for name, part in layer.weight.named_parameters()})
+        follow = [
+            name
+            for name, field in self.kind.fields.items()
+            if field.follows_dtype and fields[name] is not None
+        ]
+        narrow = {name: cast(Tensor, fields[name]).to(self.dtype) for name in follow}
+        if all(torch.equal(tensor.float(), fields[name]) for name, tensor in narrow.items()):
+            fields.update(narrow)
+        attributes = {name: self.description[name] for name in self.kind.attributes}
+        weight = self.kind.from_fields(fields, self.dtype, **{**attributes, "block_size": self.block_size})
+        del layer.weight
+        layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, layer.weight, bias)
