@@ -1,8 +1,8 @@
 """vLLM: checkpoints of aoext in its linear layers, by the entry point `vllm.general_plugins`.
 
 vLLM calls `register` as it starts. Which layers are quantised, and how, stands in the metadata of the
-checkpoint's files; that is read as soon as vLLM knows where these are. Layers that vLLM merges (q, k and v; gate
-and up) must be quantised alike.
+checkpoint's files; that is read as soon as vLLM knows where these are. Layers that vLLM merges (q, k and v;
+gate and up) must be quantised alike.
 """
 
 from __future__ import annotations
@@ -168,18 +168,15 @@ class AoextLinearMethod(LinearMethodBase):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Makes one weight of its fields; scales go back to the activations' dtype where that is exact."""
-        fields: dict[str, Tensor | None] = dict.fromkeys(self.kind.fields)
-        fields.update({name: part.data for name, part in layer.weight.named_parameters()})
-        follow = [
-            name
-            for name, field in self.kind.fields.items()
-            if field.follows_dtype and fields[name] is not None
-        ]
-        narrow = {name: cast(Tensor, fields[name]).to(self.dtype) for name in follow}
+        parts = cast(nn.Module, layer.weight)
+        fields = {name: part.data for name, part in parts.named_parameters()}
+        follow = [name for name in fields if self.kind.fields[name].follows_dtype]
+        narrow = {name: fields[name].to(self.dtype) for name in follow}
         if all(torch.equal(tensor.float(), fields[name]) for name, tensor in narrow.items()):
             fields.update(narrow)
         attributes = {name: self.description[name] for name in self.kind.attributes}
-        weight = self.kind.from_fields(fields, self.dtype, **{**attributes, "block_size": self.block_size})
+        every = {**dict.fromkeys(self.kind.fields), **fields}
+        weight = self.kind.from_fields(every, self.dtype, **{**attributes, "block_size": self.block_size})
         del layer.weight
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
 
