@@ -3,8 +3,10 @@
     python benchmarks/act_order.py
     python benchmarks/act_order.py --device cuda
 
-Both multiply by the same weight, which differs in k_order alone; they take turns, and the fastest call of
-each counts. On a CPU the weights rotate through a pool that no cache holds.
+Both multiply by the same weight, which differs in k_order alone, and the gather of the activation is timed by
+itself as well; they take turns, and the fastest call of each counts. On a CPU the weights rotate through a
+pool that no cache holds, and time with one thread is the thread's own, so that other work does not count.
+Where two layers differ by noise, the gather's share says what act-order adds.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ ROWS = (1, 4, 16, 64, 256)
 
 
 def weights(N: int, K: int, device: str) -> tuple[list[Int4Tensor], list[Int4Tensor]]:
-    """A pool of weights without a permutation, and the same memory with one."""
+    """A pool of weights without a permutation, and one of the same weights with it, half a round ahead."""
     plain = []
     for _ in range(1 if device == "cuda" else max(1, POOL_BYTES // (N * K // 2))):
         q = torch.randint(-128, 128, (N, K // 2), dtype=torch.int8, device=device)
@@ -34,43 +36,52 @@ def weights(N: int, K: int, device: str) -> tuple[list[Int4Tensor], list[Int4Ten
         plain.append(Int4Tensor(q, scale, torch.zeros_like(scale), [1, GROUP], [N, K]))
     order = torch.randperm(K).to(device)
     permuted = [weight.remade({**dict(weight.named_fields()), "k_order": order}) for weight in plain]
-    return plain, permuted
+    half = len(plain) // 2  # or the second would find what the first has left in a cache
+    return plain, permuted[half:] + permuted[:half]
 
 
-def fastest(calls: list[Callable[[], None]], seconds: float) -> list[float]:
+def fastest(calls: list[Callable[[], object]], seconds: float, clock: Callable[[], float]) -> list[float]:
     """The fastest time of each, in turns."""
     best = [float("inf")] * len(calls)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for index, call in enumerate(calls):
-            begin = time.perf_counter()
+            begin = clock()
             call()
-            best[index] = min(best[index], time.perf_counter() - begin)
+            best[index] = min(best[index], clock() - begin)
     return best
 
 
 @click.command()
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--threads", type=int, default=None, help="Of a CPU.")
-@click.option("--seconds", type=float, default=2.0, show_default=True, help="For each figure.")
-def main(device: str, threads: int | None, seconds: float) -> None:
-    """Print the time of a layer with act-order over that of one without, and both in microseconds."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    print(f"{device}, {torch.get_num_threads()} threads, groups of {GROUP}")
-    print("N, K, M: without, with, ratio")
+@click.option("--threads", type=int, default=1, show_default=True, help="Of a CPU.")
+@click.option("--seconds", type=float, default=2.0, show_default=True, help="For each line.")
+def main(device: str, threads: int, seconds: float) -> None:
+    """Print microseconds of a layer without and with act-order and of the gather, and what it adds."""
+    torch.set_num_threads(threads)
+    clock = time.thread_time if (device, threads) == ("cpu", 1) else time.perf_counter
+    print(f"{device}, {threads} threads, groups of {GROUP}")
+    print(
+        f"{'N':>6} {'K':>6} {'M':>4} {'without':>9} {'with':>9} {'gather':>8} {'with ÷':>8} {'gather ÷':>9}"
+    )
     for (N, K), M in itertools.product(SHAPES, ROWS):
         pools = [itertools.cycle(pool) for pool in weights(N, K, device)]
+        order = next(pools[1]).k_order
         x = torch.randn(M, K, dtype=torch.bfloat16, device=device)
-
-        def call(pool: itertools.cycle[Int4Tensor], x: torch.Tensor = x) -> None:
-            F.linear(x, next(pool))
-            if device == "cuda":
-                torch.cuda.synchronize()
-
+        calls: list[Callable[[], object]] = [
+            lambda pool=pools[0], x=x: F.linear(x, next(pool)),
+            lambda pool=pools[1], x=x: F.linear(x, next(pool)),
+            lambda order=order, x=x: x.gather(-1, order.expand(x.shape)),
+        ]
+        if device == "cuda":
+            calls = [lambda call=call: (call(), torch.cuda.synchronize()) for call in calls]
         with torch.inference_mode():
-            plain, permuted = fastest([lambda pool=pool, call=call: call(pool) for pool in pools], seconds)
-        print(f"{N}, {K}, {M}: {plain * 1e6:.0f}, {permuted * 1e6:.0f}, {permuted / plain:.3f}", flush=True)
+            without, with_order, gather = fastest(calls, seconds, clock)
+        print(
+            f"{N:6} {K:6} {M:4} {without * 1e6:9.1f} {with_order * 1e6:9.1f} {gather * 1e6:8.1f} "
+            f"{with_order / without:8.3f} {gather / without:9.3f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ import torch
 
 pytest.importorskip("transformers")
 
+from click.testing import CliRunner
+
+from aoext.cli.commands import cli
 from test_transformers import FOREIGN, foreign_checkpoint, llama
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -33,3 +36,29 @@ def test_snippets_run(tmp_path, monkeypatch, name):
     scope: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, name, "exec"), scope)
+
+
+def test_commands_run(tmp_path, monkeypatch):
+    for package in ("gguf", "torchao"):
+        pytest.importorskip(package)
+    from test_gguf import ALL, write
+
+    torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    llama(dtype=torch.bfloat16).save_pretrained("my-model")
+    foreign_checkpoint(tmp_path / "my-gptq-model", *FOREIGN["gptq"])
+    write(tmp_path / "model.gguf", "llama", ALL)
+    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```\n(.*?)```", page, re.DOTALL)
+    commands = [line.removeprefix("aoext ") for block in blocks for line in block.splitlines() if line]
+    assert len(commands) > 5
+    for command in commands:
+        done = CliRunner().invoke(cli, command.split())
+        assert done.exit_code == 0, (command, done.output)
+
+
+def test_help_leads_to_the_documents():
+    text = CliRunner().invoke(cli, ["--help"]).output
+    named = re.findall(r"^ *(\w+\.md)", text, re.MULTILINE)
+    assert len(named) >= 4
+    assert all((DOCS / name).is_file() for name in named)

@@ -11,8 +11,17 @@ from aoext.cli.demo import demo
 from aoext.cli.device_report import report
 from aoext.cli.info import info
 
+_DOCUMENTS = """\b
+Documents, in the folder docs of the sources:
+  schemes.md    which scheme do I choose?
+  models.md     load, save and convert models
+  lora.md       LoRA on a quantised model
+  migrating.md  coming from torchao, bitsandbytes, GPTQModel, llama.cpp
+  operators.md  what each operator takes and gives
+"""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_DOCUMENTS)
 @click.version_option(aoext.__version__, prog_name="aoext")
 def cli() -> None:
     """Quantised PyTorch operators: see what they cost, save and gain on this machine."""
