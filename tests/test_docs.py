@@ -49,8 +49,9 @@ def test_commands_run(tmp_path, monkeypatch):
     foreign_checkpoint(tmp_path / "my-gptq-model", *FOREIGN["gptq"])
     write(tmp_path / "model.gguf", "llama", ALL)
     page = (DOCS / "models.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```\n(.*?)```", page, re.DOTALL)
-    commands = [line.removeprefix("aoext ") for block in blocks for line in block.splitlines() if line]
+    blocks = re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
+    commands = [line.removeprefix("aoext ") for line in lines]
     assert len(commands) > 5
     for command in commands:
         done = CliRunner().invoke(cli, command.split())
