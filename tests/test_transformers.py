@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -368,3 +371,21 @@ def test_gptq_settings_of_single_layers(tmp_path):
     with pytest.raises(ValueError, match="6 layers of the checkpoint cannot") as raised:
         load(tmp_path / "foreign", quantization_config=AoextConfig.keep())
     assert f"{layer}: bits must be one of 4 to run on aoext, got 8" in str(raised.value)
+
+
+def test_a_release_that_aoext_does_not_know_can_still_be_imported(tmp_path):
+    package = tmp_path / "transformers" / "quantizers"
+    package.mkdir(parents=True)
+    for file in (package.parent / "__init__.py", package / "__init__.py", package / "auto.py"):
+        file.write_text("")
+    program = "import aoext, transformers.quantizers.auto; print('goes on')"
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "goes on\n"
+    assert "aoext: transformers cannot quantise by aoext: " in done.stderr
