@@ -237,4 +237,4 @@ def test_act_order_goes_through_every_format_that_knows_it(tmp_path):
     assert written["desc_act"] is True
     if importlib.util.find_spec("torchao"):
         done = run(tmp_path / "theirs", tmp_path / "out", "--format", "torchao")
-        assert "torchao's int4 weights have neither columns in another order" in done.output
+        assert "torchao's int4 weights have no columns in another order" in done.output
