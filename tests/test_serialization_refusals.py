@@ -41,9 +41,6 @@ def test_states_without_a_place_in_a_file_are_refused(model, path):
     ):
         with pytest.raises(ValueError, match=f"save_model: {message}"):
             save_model(bad, path)
-    model[2].weight = nn.Parameter(model[2].weight.t(), requires_grad=False)
-    with pytest.raises(ValueError, match=r"save_model: 2\.weight is a transposed view"):
-        save_model(model, path)
     with pytest.raises(TypeError, match=r"save_model: model must be an nn\.Module, got a dict"):
         save_model({}, path)
     assert os.listdir(path.parent) == []

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from aoext import checkpoints, schemes, serialization
 from aoext.checkpoints.base import Reader
 from aoext.configs import QuantizationConfig
+from aoext.layers import as_rows, as_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name
 from aoext.serialization import DEFAULT_INDEX
 from aoext.tensors import QuantizedTensor
@@ -91,7 +92,7 @@ class _Job:
             for name in self.files:
                 self.reader.read_metadata(serialization.metadata_of(source / name))
         self.dtype = _dtype(self.settings)
-        self.chosen = _linear_weights(source, config)
+        self.chosen = _linear_layers(source, config)
         self.result = Conversion(self.method)
 
     def begin(self) -> None:
@@ -111,7 +112,7 @@ class _Job:
         """Writes one file, unless a run before has."""
         done = self.target / name
         if not done.exists():
-            tensors, metadata = serialization.flattened("convert", dict(self._state(name)))
+            tensors, metadata = serialization.flattened(dict(self._state(name)))
             serialization.write_file(done, tensors, {"format": "pt", **metadata})
         described = serialization.descriptions_in(done)
         self.result.quantised += described
@@ -151,10 +152,12 @@ class _Job:
 
     def _quantise(self, config: QuantizationConfig, key: str) -> Tensor:
         weight = self._tensor(key)
-        if config.obstacle(weight) is not None:
+        layer = self.chosen[key]
+        rows = as_rows(layer, weight)
+        if config.obstacle(rows) is not None:
             return weight
         try:
-            return config.quantize(weight)
+            return as_weight(layer, config.quantize(rows))
         except ValueError as error:
             raise ValueError(f"convert: {key}: {error}") from error
 
@@ -186,10 +189,10 @@ def _dtype(settings: Mapping[str, Any]) -> torch.dtype:
     return {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}.get(str(name), torch.bfloat16)
 
 
-def _linear_weights(source: Path, config: QuantizationConfig | None) -> set[str]:
-    """Names of the weights that from_pretrained would quantise."""
+def _linear_layers(source: Path, config: QuantizationConfig | None) -> dict[str, nn.Module]:
+    """The layers that from_pretrained would quantise, without values, by the names of their weights."""
     if config is None:
-        return set()
+        return {}
     import transformers
 
     from aoext.integrations.transformers import AoextConfig, AoextQuantizer
@@ -201,4 +204,8 @@ def _linear_weights(source: Path, config: QuantizationConfig | None) -> set[str]
         model: nn.Module = model_type._from_config(described)
     quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
     quantizer._process_model_before_weight_loading(model)
-    return {name for name, _ in model.named_parameters() if quantizer.config_for(model, name) is not None}
+    return {
+        name: model.get_submodule(name.rpartition(".")[0])
+        for name, _ in model.named_parameters()
+        if quantizer.config_for(model, name) is not None
+    }

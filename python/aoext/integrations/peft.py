@@ -19,6 +19,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from peft.utils import integrations as peft_integrations
 from torch import Tensor, nn
 
+from aoext.layers import has_transposed_weight
 from aoext.tensors import QuantizedTensor
 
 # Initialisations that leave the weight alone.
@@ -71,6 +72,8 @@ class QuantizedLoraLinear(lora.Linear):
     def _merged_weight(self, quantized: Any, names: list[str]) -> Tensor:
         weight = quantized.to(torch.float32).dequantize()
         pre_scale = getattr(quantized, "act_pre_scale", None)  # what the activation is multiplied with
+        if pre_scale is not None and quantized.transposed:
+            pre_scale = pre_scale.unsqueeze(-1)
         for name in names:
             if name in self.lora_variant:
                 weight = self.lora_variant[name].merge_safe(self, name, weight)
@@ -111,11 +114,14 @@ def _install() -> None:
     def dispatched(target: nn.Module, adapter_name: str, config: Any, **kwargs: Any) -> nn.Module | None:
         base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
         quantized = isinstance(getattr(base, "weight", None), QuantizedTensor)
-        if not quantized or not isinstance(base, nn.Linear) or kwargs.get("parameter_name") is not None:
+        known = isinstance(base, nn.Linear) or has_transposed_weight(base)
+        if not quantized or not known or kwargs.get("parameter_name") is not None:
             return dispatch(target, adapter_name, config, **kwargs)
         kwargs.pop("parameter_name", None)
-        config.fan_in_fan_out = False
-        return QuantizedLoraLinear(target, adapter_name, config=config, **kwargs)
+        config.fan_in_fan_out = has_transposed_weight(base)
+        return QuantizedLoraLinear(
+            target, adapter_name, config=config, is_target_conv_1d_layer=config.fan_in_fan_out, **kwargs
+        )
 
     def dequantized(module: nn.Module) -> Tensor:
         weight = getattr(module, "weight", None)

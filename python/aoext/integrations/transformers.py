@@ -28,7 +28,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from aoext import checkpoints, schemes, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
-from aoext.layers import CLASSES, set_weight
+from aoext.layers import CLASSES, as_rows, as_weight, has_transposed_weight, set_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.schemes import Scheme, as_config
 from aoext.tensors import QuantizedTensor
@@ -162,7 +162,8 @@ class AoextQuantizer(HfQuantizer):
             return None
         module, _ = get_module_from_name(model, param_name)
         config = self.quantization_config.config_for(path)
-        if not isinstance(module, nn.Linear) or config is None or config.obstacle(module.weight) is not None:
+        known = isinstance(module, nn.Linear) or has_transposed_weight(module)
+        if not known or config is None or config.obstacle(as_rows(module, module.weight)) is not None:
             return None
         return None if refusal_of_own_forward(module, config) else config
 
@@ -238,7 +239,7 @@ class AoextQuantizer(HfQuantizer):
     # Saving, and the way back
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        return serialization.flattened("save_pretrained", model.state_dict())
+        return serialization.flattened(model.state_dict())
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for module in model.modules():
@@ -305,7 +306,8 @@ class _Quantize(_Operation):
         config = self.hf_quantizer.config_for(model, name)
         assert config is not None
         try:
-            return config.quantize(plain)
+            module, _ = get_module_from_name(model, name)
+            return as_weight(module, config.quantize(as_rows(module, plain)))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
