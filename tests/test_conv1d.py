@@ -102,13 +102,12 @@ def test_files_of_save_model(tmp_path, device):
         other = other if where == "meta" else other.to(device)
         aoext.load_model(other, tmp_path / "model.safetensors", verify=True)
         same_bits(model, other.to(device))
+    layer = conv1d(torch.device("cpu"), torch.bfloat16)
+    aoext.quantize_(layer, SCHEMES["int4"])
+    aoext.save_model(layer, tmp_path / "layer.safetensors")
+    linear = torch.nn.Sequential(torch.nn.Linear(64, 96)).bfloat16()
     with pytest.raises(ValueError, match=r"0\.weight must be bfloat16 \[96, 64\], got .*\[64, 96\]"):
-        layer = conv1d(torch.device("cpu"), torch.bfloat16)
-        aoext.quantize_(layer, SCHEMES["int4"])
-        aoext.save_model(layer, tmp_path / "layer.safetensors")
-        aoext.load_model(
-            torch.nn.Sequential(torch.nn.Linear(64, 96)).bfloat16(), tmp_path / "layer.safetensors"
-        )
+        aoext.load_model(linear, tmp_path / "layer.safetensors")
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"init_lora_weights": "pissa"}])

@@ -119,3 +119,11 @@ def set_weight(layer: nn.Module, weight: nn.Parameter) -> None:
     """Give a layer of CLASSES a quantised weight, and its class."""
     layer._parameters["weight"] = weight  # as Module._apply does, for a class's own __setattr__ may refuse it
     layer.__class__ = CLASSES.get(type(layer), type(layer))
+
+
+def give_classes(model: nn.Module) -> None:
+    """Give their class to all layers of a model that have got a quantised weight."""
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if isinstance(module, tuple(CLASSES)) and isinstance(weight, QuantizedTensor):
+            set_weight(module, weight)

@@ -36,7 +36,8 @@ def quantize_(
     """Replace the weights of a model's linear layers by quantised ones, in place.
 
     filter_fn(module, fully qualified name) chooses the layers; all nn.Linear, and Conv1D of transformers,
-        if it is not given, but for subclasses whose own forward cannot take a quantised weight, or cannot be tried.
+        if it is not given, but for subclasses whose own forward cannot take a quantised weight, or cannot
+        be tried.
     device: where to quantise and where the model ends up; weights move there one at a time. Without
         it every weight stays where it is.
     quantize_trainable: whether to quantise, and so to freeze, what is to be trained: adapters of PEFT,

@@ -11,11 +11,13 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import core_model_loading
 from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.quantizers.auto import (
     AutoHfQuantizer,
     register_quantization_config,
@@ -28,7 +30,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from aoext import checkpoints, schemes, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
-from aoext.layers import CLASSES, as_rows, as_weight, has_transposed_weight, set_weight
+from aoext.layers import as_rows, as_weight, give_classes, has_transposed_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.schemes import Scheme, as_config
 from aoext.tensors import QuantizedTensor
@@ -167,6 +169,15 @@ class AoextQuantizer(HfQuantizer):
             return None
         return None if refusal_of_own_forward(module, config) else config
 
+    def param_element_size(self, model: nn.Module, param_name: str, param: Tensor) -> float:
+        """Bytes that a parameter takes for each element, by which device_map="auto" divides a model."""
+        config = self.config_for(model, param_name)
+        if config is None:
+            return param.element_size()
+        module, _ = get_module_from_name(model, param_name)
+        empty = torch.empty_like(param, device="meta")
+        return config.quantize(as_rows(module, empty)).stored_bytes / param.numel()
+
     # Loading
 
     def _process_model_before_weight_loading(
@@ -216,10 +227,7 @@ class AoextQuantizer(HfQuantizer):
         return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[_Assemble(self)])]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        for module in model.modules():
-            weight = module._parameters.get("weight")
-            if isinstance(module, tuple(CLASSES)) and isinstance(weight, QuantizedTensor):
-                set_weight(cast(nn.Module, module), cast(nn.Parameter, weight))
+        give_classes(model)
         _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
@@ -239,7 +247,13 @@ class AoextQuantizer(HfQuantizer):
     # Saving, and the way back
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        return serialization.flattened(model.state_dict())
+        state = {
+            name: load_offloaded_parameter(model, name)
+            if tensor.is_meta and isinstance(tensor, QuantizedTensor)
+            else tensor
+            for name, tensor in model.state_dict().items()
+        }
+        return serialization.flattened(state)
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for module in model.modules():
@@ -354,4 +368,22 @@ def _keep_foreign_checkpoints() -> None:
     AutoHfQuantizer.merge_quantization_configs = classmethod(merged)
 
 
+def _offload_quantized_weights() -> None:
+    """Have transformers write what is quantised to the disk, not refer to plain weights of the checkpoint."""
+    loading: Any = core_model_loading
+    offload = loading.offload_and_maybe_resave_param
+
+    @functools.wraps(offload)
+    def offloaded(target_name: str, param: Tensor, missing: Any, folder: Any, index: Any, ops: Any) -> Any:
+        if not isinstance(param, QuantizedTensor):
+            return offload(target_name, param, missing, folder, index, ops)
+        from aoext.integrations.accelerate import offload_quantized
+
+        getattr(missing, "missing_keys", missing).discard(target_name)  # a set in older releases
+        return offload_quantized(param, target_name, folder, index)
+
+    loading.offload_and_maybe_resave_param = offloaded
+
+
 _keep_foreign_checkpoints()
+_offload_quantized_weights()

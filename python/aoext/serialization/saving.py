@@ -91,7 +91,7 @@ class _Part:
             NOT_PERSISTENT_KEY: self.not_persistent,
         }
         metadata = {key: json.dumps(table) for key, table in tables.items()}
-        return Shard(self.tensors, {VERSION_KEY: FORMAT_VERSION, **metadata})
+        return Shard(self.tensors, {VERSION_KEY: FORMAT_VERSION, "format": "pt", **metadata})
 
 
 class _Plan:
