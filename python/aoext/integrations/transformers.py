@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -134,14 +134,12 @@ class AoextQuantizer(HfQuantizer):
         # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
         self.left_alone: list[str] = []
         self.descriptions: dict[str, Any] = dict(quantization_config.described)
+        self.stored: dict[str, Tensor] = {}  # without values
         self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
-        if quantization_config.scheme is None and not self.pre_quantized:
-            raise ValueError(
-                "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or by a "
-                'method that transformers does not know. AoextConfig("int4") quantises it'
-            )
+        # How ranks share the weights that they quantise, by tensor parallel plans.
+        self.distributions: dict[str, Any] = {}
 
     is_trainable = True  # adapters beside the weights
     is_compileable = True
@@ -171,12 +169,22 @@ class AoextQuantizer(HfQuantizer):
 
     def param_element_size(self, model: nn.Module, param_name: str, param: Tensor) -> float:
         """Bytes that a parameter takes for each element, by which device_map="auto" divides a model."""
+        form = self.form_of(model, param_name)
+        return param.element_size() if form is None else form.stored_bytes / param.numel()
+
+    def form_of(self, model: nn.Module, param_name: str) -> QuantizedTensor | None:
+        """The quantised weight that a parameter becomes, on the meta device; None for others."""
+        if self.pre_quantized:
+            names = [name for name in _candidates(model, param_name) if name in self.descriptions]
+            if not names or f"{names[0]}.qdata" not in self.stored:
+                return None
+            return serialization.assembled(names[0], self.descriptions[names[0]], dict(self.stored))
         config = self.config_for(model, param_name)
         if config is None:
-            return param.element_size()
+            return None
         module, _ = get_module_from_name(model, param_name)
-        empty = torch.empty_like(param, device="meta")
-        return config.quantize(as_rows(module, empty)).stored_bytes / param.numel()
+        empty = torch.empty_like(module.weight, device="meta")
+        return as_weight(module, config.quantize(as_rows(module, empty)))
 
     # Loading
 
@@ -186,18 +194,28 @@ class AoextQuantizer(HfQuantizer):
         self.left_alone = self.get_modules_to_not_convert(
             model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
         )
+        config = self.quantization_config
+        if not self.pre_quantized and config.scheme is None and not any(config.per_module.values()):
+            # Files of aoext, then, beside the config of the model as it was.
+            self.pre_quantized = any(map(serialization.descriptions_in, checkpoint_files or ()))
+            if not self.pre_quantized:
+                raise ValueError(
+                    "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or "
+                    'by a method that transformers does not know. AoextConfig("int4") quantises it'
+                )
         if self.pre_quantized:
             for file in checkpoint_files or ():
                 if self.reader is None:
                     self.descriptions.update(serialization.descriptions_in(file))
+                    self.stored.update(serialization.forms_in(file))
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
-                    self._expect(model, serialization.dtypes_in(file))
+                    self._expect(model, serialization.forms_in(file))
 
-    def _expect(self, model: Any, stored: Mapping[str, torch.dtype]) -> None:
+    def _expect(self, model: Any, stored: Mapping[str, Tensor]) -> None:
         """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
-        for key, dtype in stored.items():
-            if not key.endswith(".weight") or dtype not in _STORED:
+        for key, form in stored.items():
+            if not key.endswith(".weight") or form.dtype not in _STORED:
                 continue
             for name in _candidates(model, key):
                 path, _, leaf = name.rpartition(".")
@@ -205,7 +223,7 @@ class AoextQuantizer(HfQuantizer):
                     module = model.get_submodule(path)
                     plain = module._parameters[leaf]
                     self.dtypes[name] = plain.dtype
-                    empty = torch.empty_like(plain, dtype=dtype)
+                    empty = torch.empty_like(plain, dtype=form.dtype)
                     module._parameters[leaf] = nn.Parameter(empty, requires_grad=False)
                     break
 
@@ -247,12 +265,14 @@ class AoextQuantizer(HfQuantizer):
     # Saving, and the way back
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        state = {
-            name: load_offloaded_parameter(model, name)
-            if tensor.is_meta and isinstance(tensor, QuantizedTensor)
-            else tensor
-            for name, tensor in model.state_dict().items()
-        }
+        state: dict[str, Tensor] = {}
+        for name, tensor in model.state_dict().items():
+            if isinstance(tensor, QuantizedTensor) and tensor.is_meta:
+                state[name] = load_offloaded_parameter(model, name)
+            elif name in self.distributions:
+                state[name] = cast(Any, tensor).full_tensor()
+            else:
+                state[name] = tensor
         return serialization.flattened(state)
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -306,6 +326,8 @@ class _Operation(ConversionOps):
         tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
         weight = self.weight(model, full_layer_name, tensors)
         quantized = isinstance(weight, QuantizedTensor)
+        if full_layer_name in self.hf_quantizer.distributions:
+            weight = self.hf_quantizer.distributions[full_layer_name].own_part(weight)
         return {full_layer_name: nn.Parameter(weight, requires_grad=not quantized)}
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ placing.py how tensors get into a model.
 from __future__ import annotations
 
 from aoext.serialization.checkpoint import DEFAULT_INDEX, files_in, write_file
-from aoext.serialization.container import dtypes_in, metadata_of, names_in, tensor_in
+from aoext.serialization.container import forms_in, metadata_of, names_in, tensor_in
 from aoext.serialization.contents import (
     FORMAT_VERSION,
     TENSOR_TYPES,
@@ -43,9 +43,9 @@ __all__ = [
     "WEIGHTS_KEY",
     "assembled",
     "descriptions_in",
-    "dtypes_in",
     "files_in",
     "flattened",
+    "forms_in",
     "load_model",
     "metadata_of",
     "names_in",

@@ -190,10 +190,10 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
         return list(_header_of(file, Source("names_in", Path(path)))[0])
 
 
-def dtypes_in(path: str | os.PathLike[str]) -> dict[str, torch.dtype]:
-    """The dtypes of the tensors in a safetensors file by the tensors' names; as for metadata_of."""
-    with closing(TensorFile(Source("dtypes_in", Path(path)))) as file:
-        return {name: entry.dtype for name, entry in file.entries.items()}
+def forms_in(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by their names, on the meta device; as for metadata_of."""
+    with closing(TensorFile(Source("forms_in", Path(path)))) as file:
+        return file.forms()
 
 
 def tensor_in(path: str | os.PathLike[str], name: str) -> Tensor:
