@@ -84,18 +84,18 @@ def _check_named(mesh, folder, config):
     quantised = [
         n for n, p in model.named_parameters() if isinstance(getattr(p, "_local_tensor", p), QuantizedTensor)
     ]
-    assert not any("o_proj" in name for name in quantised)
+    assert not any("down_proj" in name for name in quantised)
     assert len(quantised) == 12
     (message,) = [message for message in messages if "ranks cannot share" in message]
-    assert (
-        "model.layers.0.self_attn.o_proj (Int4Tensor: a slice along K must begin and end on group" in message
-    )
-    with pytest.raises(ValueError, match=r"the ranks cannot share model\.layers\.0\.self_attn\.o_proj"):
+    assert "model.layers.0.mlp.down_proj (Int4Tensor: a slice along K must begin and end on group" in message
+    with pytest.raises(ValueError, match=r"the ranks cannot share model\.layers\.0\.mlp\.down_proj"):
         load(folder / "ours", tp_plan="auto", tp_size=SIZE)
 
 
 def test_weights_whose_groups_cannot_be_divided_are_named(tmp_path, ranks):
-    llama().float().save_pretrained(tmp_path / "plain")
+    config = llama().config
+    config.intermediate_size = 192  # 96 for each rank
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "plain")
     config = aoext.AoextConfig(aoext.Int4WeightOnlyConfig(group_size=64))
     load(tmp_path / "plain", quantization_config=config).save_pretrained(tmp_path / "ours")
     ranks(_check_named, tmp_path, config)

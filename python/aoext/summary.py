@@ -110,7 +110,7 @@ class QuantizationSummary:
         lines.append(
             f"  model    {_megabytes(self.model_bytes_before)} -> {_megabytes(self.model_bytes_after)}"
         )
-        lines += [f"  skipped  {names}: {why}" for names, why in _grouped(self.skipped)]
+        lines += [f"  skipped  {names}: {why}" for names, why in grouped(self.skipped)]
         lines += [f"  stays    {line}" for line in self._large()]
         return "\n".join(lines)
 
@@ -158,7 +158,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]
                 yield (f"{owner}.{leaf}" if owner else leaf), owner, module, parameter
 
 
-def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Names and their reason, names that differ in numbers alone together: `layers.*.up (30)`."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason in reasons.items():

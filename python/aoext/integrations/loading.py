@@ -16,18 +16,11 @@ from aoext.integrations.transformers import AoextQuantizer
 def _check_files(files: Sequence[str] | None) -> None:
     """ValueError for files with quantised weights of which a config.json says nothing."""
     for file in files or ():
-        if str(file).endswith(".safetensors") and _has_quantised(file):
+        if str(file).endswith(".safetensors") and serialization.has_quantised(file):
             raise ValueError(
                 f"{file} has weights that aoext has quantised, of which its config.json says nothing: load "
                 "it with quantization_config=aoext.AoextConfig.keep()"
             )
-
-
-def _has_quantised(file: str) -> bool:
-    try:
-        return bool(serialization.descriptions_in(file))
-    except ValueError:  # damage, which transformers is to tell
-        return False
 
 
 def _install() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from types import MethodType
@@ -30,10 +31,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from aoext import checkpoints, schemes, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
-from aoext.layers import as_rows, as_weight, give_classes, has_transposed_weight
+from aoext.layers import CLASSES, as_rows, as_weight, give_classes, why_never_quantized
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.schemes import Scheme, as_config
+from aoext.summary import grouped
 from aoext.tensors import QuantizedTensor
+
+logger = logging.getLogger(__name__)
 
 METHOD = "aoext"
 
@@ -53,8 +57,11 @@ class AoextConfig(QuantizationConfigMixin):
         the output layer and what is tied to it.
     per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
         found counts; None leaves a module as it is.
+    quantize_embeddings: whether to quantise nn.Embedding too. An output layer that shares the weight of one
+        goes on sharing it, quantised, unless modules_to_not_convert names either.
 
-    TypeError for what is no scheme, ValueError for unknown names.
+    TypeError for what is no scheme, ValueError for unknown names. A warning tells of names and expressions
+    that fit no module, and of linear layers that the scheme cannot serve.
 
     >>> AoextConfig("int4", per_module={r"down_proj$": "int8"}).config_for("model.layers.0.mlp.down_proj")
     Int8WeightOnlyConfig()
@@ -65,6 +72,7 @@ class AoextConfig(QuantizationConfigMixin):
         scheme: Scheme | None = "int4",
         modules_to_not_convert: Sequence[str] | None = None,
         per_module: Mapping[str, Scheme | None] | None = None,
+        quantize_embeddings: bool = False,
         **further: Any,
     ) -> None:
         self.quant_method = METHOD
@@ -77,6 +85,9 @@ class AoextConfig(QuantizationConfigMixin):
             raise TypeError(
                 f"AoextConfig: modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}"
             )
+        if not isinstance(quantize_embeddings, bool):
+            raise TypeError(f"AoextConfig: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
+        self.quantize_embeddings = quantize_embeddings
         self.scheme = None if scheme is None else as_config("AoextConfig", scheme)
         self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
         self.per_module = {
@@ -109,7 +120,12 @@ class AoextConfig(QuantizationConfigMixin):
                 pattern: None if config is None else schemes.to_dict(config)
                 for pattern, config in self.per_module.items()
             },
+            "quantize_embeddings": self.quantize_embeddings,
         }
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The same, which older releases print."""
+        return self.to_dict()
 
 
 def _pattern(pattern: str) -> str:
@@ -158,14 +174,25 @@ class AoextQuantizer(HfQuantizer):
     def config_for(self, model: nn.Module, param_name: str) -> QuantizationConfig | None:
         """The config of a parameter that is to be quantised; None for others."""
         path, _, leaf = param_name.rpartition(".")
-        if leaf != "weight" or not should_convert_module(path, self.left_alone):
+        module = model.get_submodule(path)
+        config = self.asked_for(path, module) if leaf == "weight" else None
+        return config if config is not None and self._obstacle(module, config) is None else None
+
+    def asked_for(self, path: str, module: nn.Module) -> QuantizationConfig | None:
+        """The config that is given for a module; None for one that is to stay as it is."""
+        embeddings = self.quantization_config.quantize_embeddings
+        known = isinstance(module, tuple(kind for kind in CLASSES if embeddings or kind is not nn.Embedding))
+        if not known or not should_convert_module(path, self.left_alone):
             return None
-        module, _ = get_module_from_name(model, param_name)
-        config = self.quantization_config.config_for(path)
-        known = isinstance(module, nn.Linear) or has_transposed_weight(module)
-        if not known or config is None or config.obstacle(as_rows(module, module.weight)) is not None:
-            return None
-        return None if refusal_of_own_forward(module, config) else config
+        return self.quantization_config.config_for(path)
+
+    def _obstacle(self, module: nn.Module, config: QuantizationConfig) -> str | None:
+        """Why a module's weight cannot be quantised so; None if it can."""
+        return (
+            why_never_quantized(module)
+            or config.obstacle(as_rows(module, cast(Any, module).weight))
+            or refusal_of_own_forward(module, config)
+        )
 
     def param_element_size(self, model: nn.Module, param_name: str, param: Tensor) -> float:
         """Bytes that a parameter takes for each element, by which device_map="auto" divides a model."""
@@ -191,18 +218,11 @@ class AoextQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
     ) -> None:
-        self.left_alone = self.get_modules_to_not_convert(
-            model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
-        )
-        config = self.quantization_config
-        if not self.pre_quantized and config.scheme is None and not any(config.per_module.values()):
-            # Files of aoext, then, beside the config of the model as it was.
-            self.pre_quantized = any(map(serialization.descriptions_in, checkpoint_files or ()))
-            if not self.pre_quantized:
-                raise ValueError(
-                    "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or "
-                    'by a method that transformers does not know. AoextConfig("int4") quantises it'
-                )
+        self.left_alone = self._modules_to_leave_alone(model)
+        if not self.pre_quantized:
+            self._tell_apart(any(map(_has_quantised, checkpoint_files or ())))
+        if not self.pre_quantized:
+            self._warn(model)
         if self.pre_quantized:
             for file in checkpoint_files or ():
                 if self.reader is None:
@@ -211,6 +231,58 @@ class AoextQuantizer(HfQuantizer):
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
                     self._expect(model, serialization.forms_in(file))
+
+    def _modules_to_leave_alone(self, model: Any) -> list[str]:
+        named = self.quantization_config.modules_to_not_convert
+        left = self.get_modules_to_not_convert(model, named, model._keep_in_fp32_modules)
+        if not self.quantization_config.quantize_embeddings:
+            return left
+        modules = dict(model.named_modules())
+        if named is None:
+            return [name for name in left if not isinstance(modules.get(name), nn.Embedding)]
+        input, output = model.get_input_embeddings(), model.get_output_embeddings()
+        names = {id(module): name for name, module in modules.items()}
+        tied = model.config.get_text_config().tie_word_embeddings and id(output) in names
+        if tied and not should_convert_module(names[id(output)], left):
+            left.append(names[id(input)])  # whose weight the output layer has
+        return left
+
+    def _tell_apart(self, quantised: bool) -> None:
+        """Whether the files beside a config that says nothing of it are quantised by aoext."""
+        config = self.quantization_config
+        keep = config.scheme is None and not any(config.per_module.values())
+        if keep and not quantised:
+            raise ValueError(
+                "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or "
+                'by a method that transformers does not know. AoextConfig("int4") quantises it'
+            )
+        if quantised and not keep:
+            raise ValueError("the checkpoint is quantised by aoext already; AoextConfig.keep() loads it")
+        self.pre_quantized = quantised
+
+    def _warn(self, model: nn.Module) -> None:
+        """Warn of names that fit no module, and of layers that cannot be quantised as they are to be."""
+        names = [name for name, _ in model.named_modules()]
+        config = self.quantization_config
+        for what, patterns, fits in (
+            ("modules_to_not_convert", config.modules_to_not_convert or (), _is_left_alone),
+            ("per_module", config.per_module, re.search),
+        ):
+            for pattern in patterns:
+                if not any(fits(pattern, name) for name in names):
+                    logger.warning("AoextConfig: %s has %r, which fits no module", what, pattern)
+        refused: dict[str, str] = {}
+        count = 0
+        for name, module in model.named_modules():
+            asked = self.asked_for(name, module)
+            reason = None if asked is None else self._obstacle(module, asked)
+            if reason is not None:
+                refused[name] = reason
+            count += asked is not None and reason is None
+        for layers, reason in grouped(refused):
+            logger.warning("AoextConfig: %s: not quantised: %s", layers, reason)
+        if not count:
+            logger.warning("AoextConfig: %s has no layer that is quantised", type(model).__name__)
 
     def _expect(self, model: Any, stored: Mapping[str, Tensor]) -> None:
         """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
@@ -282,6 +354,14 @@ class AoextQuantizer(HfQuantizer):
                 plain = weight.dequantize() if dtype is None else weight.dequantize().to(dtype)
                 module.weight = nn.Parameter(plain, requires_grad=False)
         return model
+
+
+def _is_left_alone(pattern: str, name: str) -> bool:
+    return not should_convert_module(name, [pattern])
+
+
+def _has_quantised(file: str) -> bool:
+    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
 
 
 def _candidates(model: Any, name: str) -> tuple[str, ...]:

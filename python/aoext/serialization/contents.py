@@ -246,3 +246,11 @@ def flattened(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 def descriptions_in(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a file says of its quantised weights, by their names; ValueError where it is damaged."""
     return table_of(metadata_of(path), WEIGHTS_KEY, Source("descriptions_in", Path(path)))
+
+
+def has_quantised(path: str | os.PathLike[str]) -> bool:
+    """Whether a safetensors file has quantised weights of aoext; a damaged one has not."""
+    try:
+        return bool(descriptions_in(path))
+    except ValueError:
+        return False
