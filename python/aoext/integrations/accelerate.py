@@ -19,7 +19,7 @@ from aoext import serialization
 from aoext.layers import give_classes
 from aoext.tensors import QuantizedTensor
 
-# What an index of offloaded weights says of a quantised one beside its file.
+# Where an index of offloaded weights has the file of a quantised one.
 _QUANTISED = "aoext"
 
 
@@ -34,7 +34,7 @@ def offload_quantized(
     if index is not None:
         info = index.setdefault(name, {})  # which the index may have under the name of a tied weight too
         info.clear()
-        info.update({"safetensors_file": str(file), "weight_name": name, _QUANTISED: True})
+        info[_QUANTISED] = str(file)
     return index
 
 
@@ -66,7 +66,8 @@ def _weights_of(file: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for key in (f"{name}.{field}" for field in description["fields"]):
             if key not in stored:
                 places = places or serialization.files_in("aoext", file.parent)
-                stored[key] = serialization.tensor_in(file.parent / places[key], key)
+                read = serialization.tensor_in(file.parent / places[key], key)
+                stored[key] = read.to(stored[f"{name}.qdata"].device)
         tensors[name] = serialization.assembled(name, description, stored)
     return tensors
 
@@ -91,16 +92,15 @@ def _with_classes(load_checkpoint_in_model: Callable[..., Any]) -> Callable[...,
     return loaded
 
 
-def _reading(getitem: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(getitem)
-    def read(self: offload.OffloadedWeightsLoader, key: str) -> Tensor:
-        info = self.index.get(key, {}) if key not in self.state_dict else {}
-        if _QUANTISED not in info:
-            return getitem(self, key)
-        name, file = info["weight_name"], Path(info["safetensors_file"])
+def _reading(load_offloaded_weight: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load_offloaded_weight)
+    def read(weight_file: Any, weight_info: dict[str, Any]) -> Tensor:
+        if _QUANTISED not in weight_info:
+            return load_offloaded_weight(weight_file, weight_info)
+        file = Path(weight_info[_QUANTISED])
         stored = {part: serialization.tensor_in(file, part) for part in serialization.names_in(file)}
-        weight = serialization.assembled(name, serialization.descriptions_in(file)[name], stored)
-        return weight if self.device is None else weight.to(self.device)
+        ((name, description),) = serialization.descriptions_in(file).items()
+        return serialization.assembled(name, description, stored)
 
     return read
 
@@ -117,12 +117,11 @@ def _replace(function: Any, replacement: Any) -> None:
 def _install() -> None:
     for function, change in (
         (offload.offload_weight, _offloading),
+        (offload.load_offloaded_weight, _reading),
         (modeling.load_state_dict, _loading),
         (modeling.load_checkpoint_in_model, _with_classes),
     ):
         _replace(function, change(function))
-    loader: Any = offload.OffloadedWeightsLoader
-    loader.__getitem__ = _reading(loader.__getitem__)
 
 
 _install()
