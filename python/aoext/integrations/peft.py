@@ -17,6 +17,7 @@ from peft.tuners.lora import layer as lora
 from peft.tuners.lora import model as lora_model
 from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from peft.utils import integrations as peft_integrations
+from peft.utils import other as peft_other
 from torch import Tensor, nn
 
 from aoext.layers import has_transposed_weight
@@ -108,8 +109,9 @@ def _plain_weight(base: nn.Module) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Our layer comes before PEFT's for weights of ours, and PEFT learns how to dequantise them."""
+    """Our layer comes before PEFT's for weights of ours, which PEFT learns to dequantise and to prepare."""
     dispatch, dequantize = lora_model.dispatch_default, peft_integrations.dequantize_module_weight
+    prepare = peft_other.prepare_model_for_kbit_training
 
     def dispatched(target: nn.Module, adapter_name: str, config: Any, **kwargs: Any) -> nn.Module | None:
         base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
@@ -129,12 +131,23 @@ def _install() -> None:
             return dequantize(module)
         return nn.Parameter(weight.dequantize(), requires_grad=False)
 
+    def prepared(model: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters())
+        if not ours or hasattr(model, "is_loaded_in_8bit"):
+            return prepare(model, *args, **kwargs)
+        model.is_loaded_in_8bit = True  # what PEFT asks before it turns checkpointing on
+        try:
+            return prepare(model, *args, **kwargs)
+        finally:
+            del model.is_loaded_in_8bit
+
     lora_model.dispatch_default = dispatched
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("peft.") and (
-            getattr(module, "dequantize_module_weight", None) is dequantize
-        ):
-            setattr(module, "dequantize_module_weight", dequantized)  # noqa: B010
+        if getattr(module, "__name__", "").partition(".")[0] != "peft":
+            continue
+        for function, replacement in ((dequantize, dequantized), (prepare, prepared)):
+            if getattr(module, function.__name__, None) is function:
+                setattr(module, function.__name__, replacement)
 
 
 _install()
