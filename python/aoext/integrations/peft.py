@@ -110,8 +110,9 @@ def _plain_weight(base: nn.Module) -> Iterator[None]:
 
 def _install() -> None:
     """Our layer comes before PEFT's for weights of ours, which PEFT learns to dequantise and to prepare."""
-    dispatch, dequantize = lora_model.dispatch_default, peft_integrations.dequantize_module_weight
-    prepare = peft_other.prepare_model_for_kbit_training
+    dispatch: Any = lora_model.dispatch_default
+    dequantize: Any = peft_integrations.dequantize_module_weight
+    prepare: Any = peft_other.prepare_model_for_kbit_training
 
     def dispatched(target: nn.Module, adapter_name: str, config: Any, **kwargs: Any) -> nn.Module | None:
         base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
