@@ -146,9 +146,12 @@ def _install() -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").partition(".")[0] != "peft":
             continue
-        for function, replacement in ((dequantize, dequantized), (prepare, prepared)):
-            if getattr(module, function.__name__, None) is function:
-                setattr(module, function.__name__, replacement)
+        for name, function, replacement in (
+            ("dequantize_module_weight", dequantize, dequantized),
+            ("prepare_model_for_kbit_training", prepare, prepared),
+        ):
+            if getattr(module, name, None) is function:
+                setattr(module, name, replacement)
 
 
 _install()
