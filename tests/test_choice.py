@@ -274,7 +274,7 @@ def test_the_summary_tells_what_stays_large_and_why():
         "  stays    gru.weight_ih ([192, 64], 0.05 MB): GRUCell computes with its weights itself",
         "  stays    gru.weight_hh ([192, 64], 0.05 MB): GRUCell computes with its weights itself",
         "  stays    conv.weight ([64, 64, 3, 3], 0.15 MB): a convolution",
-        "  stays    conv1d.weight ([64, 64], 0.02 MB): Conv1D keeps its weight as [K, N] and is no nn.Linear",
+        "  stays    conv1d.weight ([64, 64], 0.02 MB): a parameter of Conv1D, which is no nn.Linear's weight",
     ]
     plain = {parameter.name: parameter for parameter in summary.plain}
     assert plain["layers.0.odd.weight"].reason == "K = 63 is odd"

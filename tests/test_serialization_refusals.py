@@ -41,9 +41,6 @@ def test_states_without_a_place_in_a_file_are_refused(model, path):
     ):
         with pytest.raises(ValueError, match=f"save_model: {message}"):
             save_model(bad, path)
-    model[2].weight = nn.Parameter(model[2].weight.t(), requires_grad=False)
-    with pytest.raises(ValueError, match=r"save_model: 2\.weight is a transposed view"):
-        save_model(model, path)
     with pytest.raises(TypeError, match=r"save_model: model must be an nn\.Module, got a dict"):
         save_model({}, path)
     assert os.listdir(path.parent) == []
@@ -285,7 +282,7 @@ def test_models_that_do_not_fit_are_refused(model, device, path):
         load_model(other, path)
     other = build(device)
     for layer, reason in (
-        (nn.PReLU(1024), r"only nn\.Linear and nn\.Embedding can be quantised, not PReLU"),
+        (nn.PReLU(1024), r"only nn\.Linear, nn\.Embedding and Conv1D can be quantised, not PReLU"),
         (nn.Embedding(32, 32, max_norm=1.0), "its max_norm changes its weight"),
     ):
         layer.weight = nn.Parameter(torch.zeros(32, 32, device=device, dtype=BF16))

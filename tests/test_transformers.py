@@ -181,6 +181,66 @@ def test_embeddings_get_their_class_back(tmp_path):
     assert torch.equal(again.model.embed_tokens(IDS), model.model.embed_tokens(IDS))
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_are_quantised_where_that_is_asked_for(tmp_path, tied):
+    plain = llama(tie_word_embeddings=tied)
+    plain.save_pretrained(tmp_path / "plain")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    config = AoextConfig("int8", quantize_embeddings=True)
+    model = load(tmp_path / "plain", quantization_config=config)
+    aoext.quantize_(plain, config.scheme, lambda m, n: "lm_head" not in n or tied, quantize_embeddings=True)
+    same_bits(model, plain)
+    assert type(model.model.embed_tokens) is QuantizedEmbedding
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    model.save_pretrained(tmp_path / "ours")
+    again = load(tmp_path / "ours")
+    same_bits(model, again)
+    assert again.config.quantization_config.quantize_embeddings
+    options = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(model.generate(IDS, **options), again.generate(IDS, **options))
+    # A head that is to stay as it is keeps the weight that it shares.
+    config = AoextConfig("int8", ["lm_head"], quantize_embeddings=True)
+    model = load(tmp_path / "plain", quantization_config=config)
+    assert isinstance(model.model.embed_tokens.weight, QuantizedTensor) != tied
+    assert not isinstance(model.lm_head.weight, QuantizedTensor)
+
+
+def test_a_warning_tells_what_is_not_quantised_and_which_names_fit_nothing(tmp_path, caplog):
+    llama().save_pretrained(tmp_path)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    config = AoextConfig("int4", ["lm_haed"], {r"layers\.7\.": "int8", "up_proj": None, "down_proj": "int8"})
+    load(tmp_path, quantization_config=config)  # whose group_size is 128
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("aoext")]
+    assert messages[:2] == [
+        "AoextConfig: modules_to_not_convert has 'lm_haed', which fits no module",
+        r"AoextConfig: per_module has 'layers\\.7\\.', which fits no module",
+    ]
+    wrong = "not quantised: group_size = 128 does not divide K = 64 (64 or group_size='auto' would)"
+    assert f"AoextConfig: model.layers.*.mlp.gate_proj (2): {wrong}" in messages
+    assert not any("down_proj" in message or "up_proj" in message for message in messages)
+    caplog.clear()
+    load(tmp_path, quantization_config=AoextConfig("int8", per_module={"proj": None}))
+    assert "LlamaForCausalLM has no layer that is quantised" in caplog.text
+
+
+def test_files_of_save_model_beside_a_config_that_does_not_know_of_them(tmp_path):
+    model = llama()
+    model.config.save_pretrained(tmp_path)
+    aoext.quantize_(model, aoext.Int8WeightOnlyConfig())
+    aoext.save_model(model, tmp_path / "model.safetensors", max_shard_size="30KB")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with pytest.raises(
+        ValueError, match=r"its config\.json says nothing: load it with .*AoextConfig\.keep\(\)"
+    ):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=r"quantised by aoext already; AoextConfig\.keep\(\) loads it"):
+        load(tmp_path, quantization_config=AoextConfig("int8"))
+    again = load(tmp_path, quantization_config=AoextConfig.keep(), dtype=torch.bfloat16)
+    same_bits(model, again)
+    again.save_pretrained(tmp_path / "again")
+    same_bits(model, load(tmp_path / "again"))
+
+
 def test_a_compiled_model_generates_with_a_static_cache(tmp_path):
     llama().save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -199,6 +259,7 @@ def test_a_compiled_model_generates_with_a_static_cache(tmp_path):
         (lambda: AoextConfig({"scheme": "int8", "bits": 3}), ValueError, "int8 takes no arguments, got bits"),
         (lambda: AoextConfig(schema="int4"), TypeError, "unknown arguments schema"),
         (lambda: AoextConfig(per_module={"(": "int4"}), ValueError, r"regular expressions as keys, got '\('"),
+        (lambda: AoextConfig(quantize_embeddings=1), TypeError, "must be a bool, got 1"),
         (lambda: AoextConfig(modules_to_not_convert="lm_head"), TypeError, "must be a list of names"),
     ],
 )

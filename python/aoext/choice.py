@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
 from aoext.foreign import is_within, offloaded_by_accelerate, peft_adapters, quantised_by
-from aoext.layers import CLASSES, why_never_quantized
+from aoext.layers import CLASSES, as_rows, as_weight, has_transposed_weight, why_never_quantized
 from aoext.tensors import QuantizedTensor
 
 # The layers that own one weight, with their names; more than one where layers share it.
-Layer = nn.Linear | nn.Embedding
+Layer = Any  # of layers.CLASSES
 Owners = list[tuple[str, Layer]]
 
 
@@ -39,7 +39,7 @@ def choose(
     quantize_embeddings: bool,
 ) -> Choice:
     """The layers to quantise. ValueError for those that another package has quantised or offloaded."""
-    kinds = (nn.Linear, nn.Embedding) if quantize_embeddings else nn.Linear
+    kinds = tuple(kind for kind in CLASSES if quantize_embeddings or kind is not nn.Embedding)
     users: dict[int, list[str]] = {}
     named: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -58,7 +58,6 @@ def choose(
             if weight is not None:  # containers and the like are passed over without a word
                 choice.skipped[name] = reason
             continue
-        assert isinstance(module, (nn.Linear, nn.Embedding))
         if isinstance(module, nn.Embedding) and not quantize_embeddings:
             choice.skipped[name] = "embeddings are quantised with quantize_embeddings=True"
             continue
@@ -74,7 +73,12 @@ def choose(
 
     groups: dict[int, Owners] = {}
     for name, layer in chosen.items():
-        if strangers := [user for user in users[id(layer.weight)] if user not in chosen]:
+        strangers = [
+            user
+            for user in users[id(layer.weight)]
+            if user not in chosen or has_transposed_weight(chosen[user]) != has_transposed_weight(layer)
+        ]
+        if strangers:
             choice.skipped[name] = f"its weight is shared with {', '.join(strangers)}, not to be quantised"
         else:
             groups.setdefault(id(layer.weight), []).append((name, layer))
@@ -89,7 +93,7 @@ def _reason(name: str, layer: Layer, config: QuantizationConfig, training: _Trai
         return "its weight is computed from other parameters"
     if nn.parameter.is_lazy(weight):
         return "its weight is not initialised yet"
-    obstacle = config.obstacle(weight)
+    obstacle = config.obstacle(as_rows(layer, weight))
     if obstacle is None and training is not None:
         return training.reason(name, weight)
     return obstacle
@@ -149,7 +153,7 @@ def _is_partly_frozen(model: nn.Module) -> bool:
                 continue
             values += parameter.numel()
             if not parameter.requires_grad:
-                if isinstance(module, nn.Linear) and name == "weight":
+                if isinstance(module, tuple(CLASSES)) and name == "weight":
                     return True
                 frozen += parameter.numel()
     return 2 * frozen > values
@@ -179,9 +183,10 @@ def refusal_of_own_forward(layer: Layer, config: QuantizationConfig) -> str | No
         if isinstance(layer, nn.Embedding):
             input = torch.empty(2, dtype=torch.int64, device="meta")
         else:
-            input = torch.empty(2, layer.weight.shape[1], dtype=layer.weight.dtype, device="meta")
+            columns = as_rows(layer, layer.weight).shape[1]
+            input = torch.empty(2, columns, dtype=layer.weight.dtype, device="meta")
         plain = kind.forward(trial, input)
-        quantized = config.quantize(_empty(layer.weight))
+        quantized = as_weight(layer, config.quantize(as_rows(layer, _empty(layer.weight))))
         trial._parameters["weight"] = nn.Parameter(quantized, requires_grad=False)
         result = kind.forward(trial, input)
     except Exception as error:  # whatever a user's forward may raise

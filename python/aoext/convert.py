@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from aoext import checkpoints, schemes, serialization
 from aoext.checkpoints.base import Reader, Writer
 from aoext.configs import Int4WeightOnlyConfig, QuantizationConfig
+from aoext.layers import as_rows, as_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name
 from aoext.serialization import DEFAULT_INDEX
 from aoext.tensors import QuantizedTensor
@@ -126,7 +127,7 @@ class _Job:
         if self.method in checkpoints.READERS:
             assert self.reader is not None
             checkpoints.check_files(self.reader, [source / name for name in self.files], self.dtype)
-        self.chosen = _linear_weights(source, config)
+        self.chosen = _linear_layers(source, config)
         self.result = Conversion(self.method, format)
         # Of each file that is done: facts of its quantised layers, and the names of its other tensors.
         self.done: dict[str, dict[str, Any]] = {}
@@ -178,7 +179,7 @@ class _Job:
         self.result.bytes_after += done.stat().st_size
 
     def _as_aoext(self, state: dict[str, Tensor]) -> _File:
-        tensors, metadata = serialization.flattened("convert", state)
+        tensors, metadata = serialization.flattened(state)
         names = [key for key, tensor in state.items() if isinstance(tensor, QuantizedTensor)]
         return tensors, metadata, {name.removesuffix(".weight"): {} for name in names}
 
@@ -231,10 +232,12 @@ class _Job:
 
     def _quantise(self, config: QuantizationConfig, key: str) -> Tensor:
         weight = self._tensor(key)
-        if config.obstacle(weight) is not None:
+        layer = self.chosen[key]
+        rows = as_rows(layer, weight)
+        if config.obstacle(rows) is not None:
             return weight
         try:
-            return config.quantize(weight)
+            return as_weight(layer, config.quantize(rows))
         except ValueError as error:
             raise ValueError(f"convert: {key}: {error}") from error
 
@@ -303,16 +306,20 @@ def _dtype(settings: Mapping[str, Any]) -> torch.dtype:
     return {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}.get(str(name), torch.bfloat16)
 
 
-def _linear_weights(source: Path, config: QuantizationConfig | None) -> set[str]:
-    """Names of the weights that from_pretrained would quantise."""
+def _linear_layers(source: Path, config: QuantizationConfig | None) -> dict[str, nn.Module]:
+    """The layers that from_pretrained would quantise, without values, by the names of their weights."""
     if config is None:
-        return set()
+        return {}
     from aoext.integrations.transformers import AoextConfig, AoextQuantizer
 
     model = _model(source)
     quantizer = AoextQuantizer(AoextConfig(config), pre_quantized=False)
     quantizer._process_model_before_weight_loading(model)
-    return {name for name, _ in model.named_parameters() if quantizer.config_for(model, name) is not None}
+    return {
+        name: model.get_submodule(name.rpartition(".")[0])
+        for name, _ in model.named_parameters()
+        if quantizer.config_for(model, name) is not None
+    }
 
 
 def _model(source: Path) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from aoext.foreign import quantised_by
+from aoext.packing import is_dense
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.base import check_torchscript
 from aoext.tensors.lookups import lookup
@@ -34,7 +35,7 @@ class _WithScheme:
         return self.text + _scheme(self.parameters)
 
 
-class _Quantized(nn.Module):
+class HasQuantizedWeight(nn.Module):
     """What layers with a quantised weight do beside their forward."""
 
     def _load_from_state_dict(
@@ -67,7 +68,7 @@ class _Quantized(nn.Module):
         return super().extra_repr() + _scheme(self._parameters)
 
 
-class QuantizedLinear(_Quantized, nn.Linear):
+class QuantizedLinear(HasQuantizedWeight, nn.Linear):
     """An nn.Linear whose forward gives the fields of its quantised weight to the operator.
 
     `weight` is a parameter as in nn.Linear and may be replaced by any other, plain ones too. What this class
@@ -83,7 +84,7 @@ class QuantizedLinear(_Quantized, nn.Linear):
         return super().forward(input)
 
 
-class QuantizedEmbedding(_Quantized, nn.Embedding):
+class QuantizedEmbedding(HasQuantizedWeight, nn.Embedding):
     """An nn.Embedding that dequantises the rows that it gives and no others, in the weight's dtype.
 
     `weight` is a parameter as in nn.Embedding, may be that of a linear layer too, and may be replaced by any
@@ -103,11 +104,31 @@ CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     nn.Embedding: QuantizedEmbedding,
 }
 
+# Those of them that keep their weight as [K, N]: what they get is a transposed view of a quantised one.
+WITH_TRANSPOSED_WEIGHT: set[type[nn.Module]] = set()
+
+
+def has_transposed_weight(layer: nn.Module) -> bool:
+    """Whether a layer keeps its weight as [K, N]."""
+    return isinstance(layer, tuple(WITH_TRANSPOSED_WEIGHT))
+
+
+def as_rows(layer: nn.Module, weight: Tensor) -> Tensor:
+    """A layer's plain weight as configs quantise it, [N, K]; what is no matrix stays as it is."""
+    return weight.t() if has_transposed_weight(layer) and is_dense(weight) and weight.dim() == 2 else weight
+
+
+def as_weight(layer: nn.Module, quantized: QuantizedTensor) -> QuantizedTensor:
+    """A quantised weight [N, K] as a layer keeps it."""
+    if not has_transposed_weight(layer):
+        return quantized
+    return quantized.remade(dict(quantized.named_fields()), transposed=True)
+
 
 def why_never_quantized(layer: nn.Module) -> str | None:
     """Why this layer can have no quantised weight, or None if it can."""
     if not isinstance(layer, tuple(CLASSES)):
-        return f"only nn.Linear and nn.Embedding can be quantised, not {type(layer).__name__}"
+        return f"only nn.Linear, nn.Embedding and Conv1D can be quantised, not {type(layer).__name__}"
     if getattr(layer, "max_norm", None) is not None:
         return "its max_norm changes its weight at every call"
     return None
@@ -117,5 +138,13 @@ def set_weight(layer: nn.Module, weight: nn.Parameter) -> None:
     """Give a layer of CLASSES a quantised weight, and its class; others of their kinds keep theirs."""
     layer._parameters["weight"] = weight  # as Module._apply does, for a class's own __setattr__ may refuse it
     layer.__class__ = CLASSES.get(type(layer), type(layer))
-    if not isinstance(layer, _Quantized):
+    if not isinstance(layer, HasQuantizedWeight):
         layer.__dict__["extra_repr"] = _WithScheme(layer)
+
+
+def give_classes(model: nn.Module) -> None:
+    """Give their class to all layers of a model that have got a quantised weight."""
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if isinstance(module, tuple(CLASSES)) and isinstance(weight, QuantizedTensor):
+            set_weight(module, weight)

@@ -37,8 +37,8 @@ from torch.nn.parameter import is_lazy
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-# Elements of one block: 16 MiB in float32, small against a large weight.
-BLOCK_ELEMENTS = 1 << 22
+# Elements of one block: 4 MiB in float32, of which a few are alive at once; small against a layer.
+BLOCK_ELEMENTS = 1 << 20
 
 # The group_size that means a whole row.
 WHOLE_ROW = -1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aoext.choice import Owners, choose
 from aoext.configs import QuantizationConfig
 from aoext.integrations import adopt
-from aoext.layers import set_weight
+from aoext.layers import as_rows, as_weight, set_weight
 from aoext.packing import has_values, is_surely_finite
 from aoext.summary import QuantizationSummary, QuantizedLayer, model_bytes
 from aoext.tensors import QuantizedTensor
@@ -35,8 +35,9 @@ def quantize_(
 ) -> QuantizationSummary:
     """Replace the weights of a model's linear layers by quantised ones, in place.
 
-    filter_fn(module, fully qualified name) chooses the layers; all nn.Linear if it is not given, but
-        for subclasses whose own forward cannot take a quantised weight, or cannot be tried.
+    filter_fn(module, fully qualified name) chooses the layers; all nn.Linear, and Conv1D of transformers,
+        if it is not given, but for subclasses whose own forward cannot take a quantised weight, or cannot
+        be tried.
     device: where to quantise and where the model ends up; weights move there one at a time. Without
         it every weight stays where it is.
     quantize_trainable: whether to quantise, and so to freeze, what is to be trained: adapters of PEFT,
@@ -82,7 +83,7 @@ def _check_values(groups: Sequence[Owners], config: QuantizationConfig) -> None:
     """Raise if a weight's values cannot be quantised, while all of them are as they were."""
     for (name, layer), *_ in groups:
         if has_values(layer.weight) and not is_surely_finite(layer.weight):
-            _quantized(name, layer.weight, config)  # which tells
+            _quantized(name, layer, layer.weight, config)  # which tells
 
 
 def _check_device(model: nn.Module, device: torch.device) -> None:
@@ -93,9 +94,9 @@ def _check_device(model: nn.Module, device: torch.device) -> None:
             raise ValueError(f"quantize_: {name} is on the meta device and has no values for {device}")
 
 
-def _quantized(name: str, weight: Tensor, config: QuantizationConfig) -> QuantizedTensor:
+def _quantized(name: str, layer: nn.Module, weight: Tensor, config: QuantizationConfig) -> QuantizedTensor:
     try:
-        return config.quantize(weight)
+        return as_weight(layer, config.quantize(as_rows(layer, weight)))
     except ValueError as error:
         raise ValueError(f"quantize_: layer {name!r}: {error}") from error
 
@@ -106,11 +107,11 @@ def _quantize_layer(
     """Quantise the weight of `owners` on `device` and give it to all of them."""
     (name, first), *others = owners
     weight = first.weight
-    quantized = _quantized(name, weight.detach().to(device), config)
+    quantized = _quantized(name, first, weight.detach().to(device), config)
     parameter = nn.Parameter(quantized, requires_grad=False)
     for _, layer in owners:
         set_weight(layer, parameter)
-    rows, columns = weight.shape
+    rows, columns = quantized.weight_shape
     tied = tuple(other for other, _ in others)
     return QuantizedLayer(name, (rows, columns), weight.nbytes, quantized.stored_bytes, tied)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
+from aoext.layers import CLASSES
 from aoext.tensors import QuantizedTensor
 
 # Above this share of a model's values, what stays unquantised is worth a word in the first line.
@@ -109,7 +110,7 @@ class QuantizationSummary:
         lines.append(
             f"  model    {_megabytes(self.model_bytes_before)} -> {_megabytes(self.model_bytes_after)}"
         )
-        lines += [f"  skipped  {names}: {why}" for names, why in _grouped(self.skipped)]
+        lines += [f"  skipped  {names}: {why}" for names, why in grouped(self.skipped)]
         lines += [f"  stays    {line}" for line in self._large()]
         return "\n".join(lines)
 
@@ -131,18 +132,16 @@ class QuantizationSummary:
 def reason_to_stay(module: nn.Module, name: str, parameter: Tensor) -> str:
     """Why a parameter is not quantised that is no weight of a layer to be quantised."""
     kind = type(module).__name__
-    if isinstance(module, nn.Linear) and name.rpartition(".")[2] == "weight":
-        return "filter_fn does not name it"
     if isinstance(module, nn.Embedding):
         return "an embedding (quantize_embeddings=True)"
+    if isinstance(module, tuple(CLASSES)) and name.rpartition(".")[2] == "weight":
+        return "filter_fn does not name it"
     if isinstance(module, nn.EmbeddingBag):
         return "an embedding bag"
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return f"{kind} computes with its weights itself"
     if isinstance(module, nn.modules.conv._ConvNd):
         return "a convolution"
-    if kind == "Conv1D":
-        return "Conv1D keeps its weight as [K, N] and is no nn.Linear"
     if parameter.dim() == 3:
         return f"{kind} keeps the weights of several layers, such as experts, in one 3-D parameter"
     return f"a parameter of {kind}, which is no nn.Linear's weight"
@@ -159,7 +158,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]
                 yield (f"{owner}.{leaf}" if owner else leaf), owner, module, parameter
 
 
-def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Names and their reason, names that differ in numbers alone together: `layers.*.up (30)`."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason in reasons.items():

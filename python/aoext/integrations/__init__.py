@@ -29,6 +29,9 @@ def install() -> None:
     """Make aoext known to each library as soon as the program imports it."""
     when_imported("transformers.quantizers.auto", partial(_load, "transformers"))
     when_imported("diffusers.quantizers.auto", partial(_load, "diffusers"))
+    when_imported("transformers.pytorch_utils", partial(_load, "conv1d"))
+    when_imported("transformers.modeling_utils", partial(_load, "loading"))
+    when_imported("accelerate.big_modeling", partial(_load, "accelerate"))
     when_imported("peft.tuners.lora.model", partial(_load, "peft"))
 
 

@@ -125,7 +125,7 @@ class AoextDiffusersQuantizer(DiffusersQuantizer):
         """Fields and their description; where tensors are pickled, as they are."""
         if not safe_serialization:
             return state_dict, {}
-        return serialization.flattened("save_pretrained", state_dict)
+        return serialization.flattened(state_dict)
 
     def _dequantize(self, model: nn.Module) -> nn.Module:
         return self.chooser._dequantize(model)

@@ -92,7 +92,7 @@ def load_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat
             ", ".join(dequantised),
         )
     config.tie_word_embeddings = "lm_head.weight" not in state
-    tensors, metadata = serialization.flattened("load_gguf", state)
+    tensors, metadata = serialization.flattened(state)
     described = json.loads(metadata[serialization.WEIGHTS_KEY])
     config.quantization_config = {**AoextConfig.keep().to_dict(), "described": described}
     model_type = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

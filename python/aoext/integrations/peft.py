@@ -17,8 +17,10 @@ from peft.tuners.lora import layer as lora
 from peft.tuners.lora import model as lora_model
 from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from peft.utils import integrations as peft_integrations
+from peft.utils import other as peft_other
 from torch import Tensor, nn
 
+from aoext.layers import has_transposed_weight
 from aoext.tensors import QuantizedTensor
 
 # Initialisations that leave the weight alone.
@@ -71,6 +73,8 @@ class QuantizedLoraLinear(lora.Linear):
     def _merged_weight(self, quantized: Any, names: list[str]) -> Tensor:
         weight = quantized.to(torch.float32).dequantize()
         pre_scale = getattr(quantized, "act_pre_scale", None)  # what the activation is multiplied with
+        if pre_scale is not None and quantized.transposed:
+            pre_scale = pre_scale.unsqueeze(-1)
         for name in names:
             if name in self.lora_variant:
                 weight = self.lora_variant[name].merge_safe(self, name, weight)
@@ -105,17 +109,22 @@ def _plain_weight(base: nn.Module) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Our layer comes before PEFT's for weights of ours, and PEFT learns how to dequantise them."""
-    dispatch, dequantize = lora_model.dispatch_default, peft_integrations.dequantize_module_weight
+    """Our layer comes before PEFT's for weights of ours, which PEFT learns to dequantise and to prepare."""
+    dispatch: Any = lora_model.dispatch_default
+    dequantize: Any = peft_integrations.dequantize_module_weight
+    prepare: Any = peft_other.prepare_model_for_kbit_training
 
     def dispatched(target: nn.Module, adapter_name: str, config: Any, **kwargs: Any) -> nn.Module | None:
         base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
         quantized = isinstance(getattr(base, "weight", None), QuantizedTensor)
-        if not quantized or not isinstance(base, nn.Linear) or kwargs.get("parameter_name") is not None:
+        known = isinstance(base, nn.Linear) or has_transposed_weight(base)
+        if not quantized or not known or kwargs.get("parameter_name") is not None:
             return dispatch(target, adapter_name, config, **kwargs)
         kwargs.pop("parameter_name", None)
-        config.fan_in_fan_out = False
-        return QuantizedLoraLinear(target, adapter_name, config=config, **kwargs)
+        config.fan_in_fan_out = has_transposed_weight(base)
+        return QuantizedLoraLinear(
+            target, adapter_name, config=config, is_target_conv_1d_layer=config.fan_in_fan_out, **kwargs
+        )
 
     def dequantized(module: nn.Module) -> Tensor:
         weight = getattr(module, "weight", None)
@@ -123,12 +132,26 @@ def _install() -> None:
             return dequantize(module)
         return nn.Parameter(weight.dequantize(), requires_grad=False)
 
+    def prepared(model: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters())
+        if not ours or hasattr(model, "is_loaded_in_8bit"):
+            return prepare(model, *args, **kwargs)
+        model.is_loaded_in_8bit = True  # what PEFT asks before it turns checkpointing on
+        try:
+            return prepare(model, *args, **kwargs)
+        finally:
+            del model.is_loaded_in_8bit
+
     lora_model.dispatch_default = dispatched
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("peft.") and (
-            getattr(module, "dequantize_module_weight", None) is dequantize
+        if getattr(module, "__name__", "").partition(".")[0] != "peft":
+            continue
+        for name, function, replacement in (
+            ("dequantize_module_weight", dequantize, dequantized),
+            ("prepare_model_for_kbit_training", prepare, prepared),
         ):
-            setattr(module, "dequantize_module_weight", dequantized)  # noqa: B010
+            if getattr(module, name, None) is function:
+                setattr(module, name, replacement)
 
 
 _install()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from types import MethodType
@@ -15,7 +16,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import core_model_loading
 from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.quantizers.auto import (
     AutoHfQuantizer,
     register_quantization_config,
@@ -28,10 +31,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from aoext import checkpoints, schemes, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
-from aoext.layers import CLASSES, set_weight
+from aoext.layers import CLASSES, as_rows, as_weight, give_classes, why_never_quantized
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.schemes import Scheme, as_config
+from aoext.summary import grouped
 from aoext.tensors import QuantizedTensor
+
+logger = logging.getLogger(__name__)
 
 
 class _Method(str):
@@ -58,8 +64,11 @@ class AoextConfig(QuantizationConfigMixin):
         the output layer and what is tied to it.
     per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
         found counts; None leaves a module as it is.
+    quantize_embeddings: whether to quantise nn.Embedding too. An output layer that shares the weight of one
+        goes on sharing it, quantised, unless modules_to_not_convert names either.
 
-    TypeError for what is no scheme, ValueError for unknown names.
+    TypeError for what is no scheme, ValueError for unknown names. A warning tells of names and expressions
+    that fit no module, and of linear layers that the scheme cannot serve.
 
     >>> AoextConfig("int4", per_module={r"down_proj$": "int8"}).config_for("model.layers.0.mlp.down_proj")
     Int8WeightOnlyConfig()
@@ -70,6 +79,7 @@ class AoextConfig(QuantizationConfigMixin):
         scheme: Scheme | None = "int4",
         modules_to_not_convert: Sequence[str] | None = None,
         per_module: Mapping[str, Scheme | None] | None = None,
+        quantize_embeddings: bool = False,
         **further: Any,
     ) -> None:
         self.quant_method = METHOD
@@ -82,6 +92,9 @@ class AoextConfig(QuantizationConfigMixin):
             raise TypeError(
                 f"AoextConfig: modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}"
             )
+        if not isinstance(quantize_embeddings, bool):
+            raise TypeError(f"AoextConfig: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
+        self.quantize_embeddings = quantize_embeddings
         self.scheme = None if scheme is None else as_config("AoextConfig", scheme)
         self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
         self.per_module = {
@@ -114,7 +127,12 @@ class AoextConfig(QuantizationConfigMixin):
                 pattern: None if config is None else schemes.to_dict(config)
                 for pattern, config in self.per_module.items()
             },
+            "quantize_embeddings": self.quantize_embeddings,
         }
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The same, which older releases print."""
+        return self.to_dict()
 
 
 def _pattern(pattern: str) -> str:
@@ -139,14 +157,12 @@ class AoextQuantizer(HfQuantizer):
         # Names of modules that stay as they are, and what the checkpoint says of its quantised weights.
         self.left_alone: list[str] = []
         self.descriptions: dict[str, Any] = dict(quantization_config.described)
+        self.stored: dict[str, Tensor] = {}  # without values
         self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
-        if quantization_config.scheme is None and not self.pre_quantized:
-            raise ValueError(
-                "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or by a "
-                'method that transformers does not know. AoextConfig("int4") quantises it'
-            )
+        # How ranks share the weights that they quantise, by tensor parallel plans.
+        self.distributions: dict[str, Any] = {}
 
     is_trainable = True  # adapters beside the weights
     is_compileable = True
@@ -165,32 +181,118 @@ class AoextQuantizer(HfQuantizer):
     def config_for(self, model: nn.Module, param_name: str) -> QuantizationConfig | None:
         """The config of a parameter that is to be quantised; None for others."""
         path, _, leaf = param_name.rpartition(".")
-        if leaf != "weight" or not should_convert_module(path, self.left_alone):
+        module = model.get_submodule(path)
+        config = self.asked_for(path, module) if leaf == "weight" else None
+        return config if config is not None and self._obstacle(module, config) is None else None
+
+    def asked_for(self, path: str, module: nn.Module) -> QuantizationConfig | None:
+        """The config that is given for a module; None for one that is to stay as it is."""
+        embeddings = self.quantization_config.quantize_embeddings
+        known = isinstance(module, tuple(kind for kind in CLASSES if embeddings or kind is not nn.Embedding))
+        if not known or not should_convert_module(path, self.left_alone):
+            return None
+        return self.quantization_config.config_for(path)
+
+    def _obstacle(self, module: nn.Module, config: QuantizationConfig) -> str | None:
+        """Why a module's weight cannot be quantised so; None if it can."""
+        return (
+            why_never_quantized(module)
+            or config.obstacle(as_rows(module, cast(Any, module).weight))
+            or refusal_of_own_forward(module, config)
+        )
+
+    def param_element_size(self, model: nn.Module, param_name: str, param: Tensor) -> float:
+        """Bytes that a parameter takes for each element, by which device_map="auto" divides a model."""
+        form = self.form_of(model, param_name)
+        return param.element_size() if form is None else form.stored_bytes / param.numel()
+
+    def form_of(self, model: nn.Module, param_name: str) -> QuantizedTensor | None:
+        """The quantised weight that a parameter becomes, on the meta device; None for others."""
+        if self.pre_quantized:
+            names = [name for name in _candidates(model, param_name) if name in self.descriptions]
+            if not names or f"{names[0]}.qdata" not in self.stored:
+                return None
+            return serialization.assembled(names[0], self.descriptions[names[0]], dict(self.stored))
+        config = self.config_for(model, param_name)
+        if config is None:
             return None
         module, _ = get_module_from_name(model, param_name)
-        config = self.quantization_config.config_for(path)
-        if not isinstance(module, nn.Linear) or config is None or config.obstacle(module.weight) is not None:
-            return None
-        return None if refusal_of_own_forward(module, config) else config
+        empty = torch.empty_like(module.weight, device="meta")
+        return as_weight(module, config.quantize(as_rows(module, empty)))
 
     # Loading
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
     ) -> None:
-        self.left_alone = self.get_modules_to_not_convert(
-            model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
-        )
+        self.left_alone = self._modules_to_leave_alone(model)
+        if not self.pre_quantized:
+            self._tell_apart(any(map(_has_quantised, checkpoint_files or ())))
+        if not self.pre_quantized:
+            self._warn(model)
         if self.pre_quantized:
             for file in checkpoint_files or ():
                 if self.reader is None:
                     self.descriptions.update(serialization.descriptions_in(file))
+                    self.stored.update(serialization.forms_in(file))
                 else:
                     self.reader.read_metadata(serialization.metadata_of(file))
                     self._expect(model, serialization.forms_in(file))
 
         if self.reader is not None:
             checkpoints.check_files(self.reader, checkpoint_files or (), model.dtype)
+
+    def _modules_to_leave_alone(self, model: Any) -> list[str]:
+        named = self.quantization_config.modules_to_not_convert
+        left = self.get_modules_to_not_convert(model, named, model._keep_in_fp32_modules)
+        if not self.quantization_config.quantize_embeddings:
+            return left
+        modules = dict(model.named_modules())
+        if named is None:
+            return [name for name in left if not isinstance(modules.get(name), nn.Embedding)]
+        input, output = model.get_input_embeddings(), model.get_output_embeddings()
+        names = {id(module): name for name, module in modules.items()}
+        tied = model.config.get_text_config().tie_word_embeddings and id(output) in names
+        if tied and not should_convert_module(names[id(output)], left):
+            left.append(names[id(input)])  # whose weight the output layer has
+        return left
+
+    def _tell_apart(self, quantised: bool) -> None:
+        """Whether the files beside a config that says nothing of it are quantised by aoext."""
+        config = self.quantization_config
+        keep = config.scheme is None and not any(config.per_module.values())
+        if keep and not quantised:
+            raise ValueError(
+                "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or "
+                'by a method that transformers does not know. AoextConfig("int4") quantises it'
+            )
+        if quantised and not keep:
+            raise ValueError("the checkpoint is quantised by aoext already; AoextConfig.keep() loads it")
+        self.pre_quantized = quantised
+
+    def _warn(self, model: nn.Module) -> None:
+        """Warn of names that fit no module, and of layers that cannot be quantised as they are to be."""
+        names = [name for name, _ in model.named_modules()]
+        config = self.quantization_config
+        for what, patterns, fits in (
+            ("modules_to_not_convert", config.modules_to_not_convert or (), _is_left_alone),
+            ("per_module", config.per_module, re.search),
+        ):
+            for pattern in patterns:
+                if not any(fits(pattern, name) for name in names):
+                    logger.warning("AoextConfig: %s has %r, which fits no module", what, pattern)
+        refused: dict[str, str] = {}
+        count = 0
+        for name, module in model.named_modules():
+            asked = self.asked_for(name, module)
+            reason = None if asked is None else self._obstacle(module, asked)
+            if reason is not None:
+                refused[name] = reason
+            count += asked is not None and reason is None
+        for layers, reason in grouped(refused):
+            logger.warning("AoextConfig: %s: not quantised: %s", layers, reason)
+        if not count:
+            logger.warning("AoextConfig: %s has no layer that is quantised", type(model).__name__)
 
     def _expect(self, model: Any, stored: Mapping[str, Tensor]) -> None:
         """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
@@ -225,10 +327,7 @@ class AoextQuantizer(HfQuantizer):
         return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[_Assemble(self)])]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        for module in model.modules():
-            weight = module._parameters.get("weight")
-            if isinstance(module, tuple(CLASSES)) and isinstance(weight, QuantizedTensor):
-                set_weight(cast(nn.Module, module), cast(nn.Parameter, weight))
+        give_classes(model)
         _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
@@ -248,7 +347,15 @@ class AoextQuantizer(HfQuantizer):
     # Saving, and the way back
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        return serialization.flattened("save_pretrained", model.state_dict())
+        state: dict[str, Tensor] = {}
+        for name, tensor in model.state_dict().items():
+            if isinstance(tensor, QuantizedTensor) and tensor.is_meta:
+                state[name] = load_offloaded_parameter(model, name)
+            elif name in self.distributions:
+                state[name] = cast(Any, tensor).full_tensor()
+            else:
+                state[name] = tensor
+        return serialization.flattened(state)
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for module in model.modules():
@@ -257,6 +364,14 @@ class AoextQuantizer(HfQuantizer):
                 plain = weight.dequantize() if dtype is None else weight.dequantize().to(dtype)
                 module.weight = nn.Parameter(plain, requires_grad=False)
         return model
+
+
+def _is_left_alone(pattern: str, name: str) -> bool:
+    return not should_convert_module(name, [pattern])
+
+
+def _has_quantised(file: str) -> bool:
+    return str(file).endswith(".safetensors") and serialization.has_quantised(file)
 
 
 def _candidates(model: Any, name: str) -> tuple[str, ...]:
@@ -301,6 +416,8 @@ class _Operation(ConversionOps):
         tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
         weight = self.weight(model, full_layer_name, tensors)
         quantized = isinstance(weight, QuantizedTensor)
+        if full_layer_name in self.hf_quantizer.distributions:
+            weight = self.hf_quantizer.distributions[full_layer_name].own_part(weight)
         return {full_layer_name: nn.Parameter(weight, requires_grad=not quantized)}
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
@@ -315,7 +432,8 @@ class _Quantize(_Operation):
         config = self.hf_quantizer.config_for(model, name)
         assert config is not None
         try:
-            return config.quantize(plain)
+            module, _ = get_module_from_name(model, name)
+            return as_weight(module, config.quantize(as_rows(module, plain)))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
@@ -362,4 +480,22 @@ def _keep_foreign_checkpoints() -> None:
     AutoHfQuantizer.merge_quantization_configs = classmethod(merged)
 
 
+def _offload_quantized_weights() -> None:
+    """Have transformers write what is quantised to the disk, not refer to plain weights of the checkpoint."""
+    loading: Any = core_model_loading
+    offload = loading.offload_and_maybe_resave_param
+
+    @functools.wraps(offload)
+    def offloaded(target_name: str, param: Tensor, missing: Any, folder: Any, index: Any, ops: Any) -> Any:
+        if not isinstance(param, QuantizedTensor):
+            return offload(target_name, param, missing, folder, index, ops)
+        from aoext.integrations.accelerate import offload_quantized
+
+        getattr(missing, "missing_keys", missing).discard(target_name)  # a set in older releases
+        return offload_quantized(param, target_name, folder, index)
+
+    loading.offload_and_maybe_resave_param = offloaded
+
+
 _keep_foreign_checkpoints()
+_offload_quantized_weights()

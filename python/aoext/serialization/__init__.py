@@ -32,6 +32,7 @@ from aoext.serialization.contents import (
     assembled,
     descriptions_in,
     flattened,
+    has_quantised,
 )
 from aoext.serialization.loading import load_model
 from aoext.serialization.saving import save_model
@@ -46,6 +47,7 @@ __all__ = [
     "files_in",
     "flattened",
     "forms_in",
+    "has_quantised",
     "load_model",
     "metadata_of",
     "names_in",

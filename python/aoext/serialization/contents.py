@@ -30,6 +30,9 @@ DTYPES = {dtype_name(dtype): dtype for dtype in ACTIVATION_DTYPES}
 # What descriptions of version 1 do not say.
 QDATA_DTYPE = "qdata_dtype"
 
+# Of weights [N, K] that a layer has as a view [K, N].
+TRANSPOSED = "transposed"
+
 Choice = TypeVar("Choice")
 
 
@@ -38,24 +41,20 @@ def describe_weight(weight: QuantizedTensor) -> dict[str, Any]:
     return {
         "type": type(weight).__name__,
         "dtype": dtype_name(weight.dtype),
-        "shape": list(weight.shape),
+        "shape": weight.weight_shape,
         "group_size": weight.block_size[K],
         "fields": [name for name, _ in weight.named_fields()],
         QDATA_DTYPE: dtype_name(weight.qdata.dtype),
         **weight.named_attributes(),
         **weight.encoding,
+        **({TRANSPOSED: True} if weight.transposed else {}),
     }
 
 
-def stored_tensors(who: str, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    """The plain tensors that stand for a tensor of a model, by their names in a file.
-
-    ValueError, which begins with `who`, for a quantised weight that is a transposed view.
-    """
+def stored_tensors(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    """The plain tensors that stand for a tensor of a model, by their names in a file."""
     if not isinstance(tensor, QuantizedTensor):
         return {name: tensor}
-    if tensor.transposed:
-        raise ValueError(f"{who}: {name} is a transposed view; save the weight itself")
     return {f"{name}.{part}": value for part, value in tensor.named_fields()}
 
 
@@ -87,7 +86,8 @@ class Stored:
         parts: dict[str, Tensor | None] = dict.fromkeys(form.fields)
         parts.update({name: tensors[place] for name, place in self.places.items()})
         with self.source.named():
-            return form.from_fields(parts, form.dtype, **form.named_attributes())
+            weight = form.from_fields(parts, form.dtype, **form.named_attributes())
+        return seen_as(weight, form.transposed)
 
 
 @dataclass
@@ -193,9 +193,15 @@ def assembled(name: str, description: Any, stored: dict[str, Tensor]) -> Quantiz
         weight = tensor_type.from_fields(parts, dtype, **attributes)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
+    weight = seen_as(weight, description.get(TRANSPOSED) is True)
     for difference in _differences(weight, description):
         raise ValueError(f"{name}: {difference}")
     return weight
+
+
+def seen_as(weight: QuantizedTensor, transposed: bool) -> QuantizedTensor:
+    """A weight [N, K] as it is, or its view [K, N]."""
+    return weight.remade(dict(weight.named_fields()), transposed=True) if transposed else weight
 
 
 def _differences(weight: Tensor, description: Any) -> list[str]:
@@ -219,11 +225,10 @@ def _choose(name: str, description: Mapping[str, Any], key: str, choices: Mappin
 # For those who keep a model's state in files of their own.
 
 
-def flattened(who: str, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def flattened(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A state with the fields of its quantised weights, and the metadata that describes them.
 
-    A weight that has been seen under another name is left out. ValueError, which begins with `who`, for a
-    quantised weight that is a transposed view.
+    A weight that has been seen under another name is left out.
     """
     tensors: dict[str, Tensor] = {}
     weights: dict[str, dict[str, Any]] = {}
@@ -234,10 +239,18 @@ def flattened(who: str, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
                 continue
             seen.add(tensor.qdata.data_ptr())
             weights[name] = describe_weight(tensor)
-        tensors.update(stored_tensors(who, name, tensor))
+        tensors.update(stored_tensors(name, tensor))
     return tensors, {VERSION_KEY: FORMAT_VERSION, WEIGHTS_KEY: json.dumps(weights), TIED_KEY: "{}"}
 
 
 def descriptions_in(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a file says of its quantised weights, by their names; ValueError where it is damaged."""
     return table_of(metadata_of(path), WEIGHTS_KEY, Source("descriptions_in", Path(path)))
+
+
+def has_quantised(path: str | os.PathLike[str]) -> bool:
+    """Whether a safetensors file has quantised weights of aoext; a damaged one has not."""
+    try:
+        return bool(descriptions_in(path))
+    except ValueError:
+        return False

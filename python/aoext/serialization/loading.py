@@ -46,8 +46,8 @@ def load_model(
     cast: convert floating-point tensors to the model's dtype where the file has another; quantised weights
         get it as their dtype, that of the activations.
 
-    Weights that are quantised in the file replace those of the model's nn.Linear and nn.Embedding
-    layers. All else is copied into the model's tensors. Tensors stay on the model's devices; those on the
+    Weights that are quantised in the file replace those of the model's linear layers and embeddings.
+    All else is copied into the model's tensors. Tensors stay on the model's devices; those on the
     meta device arrive on the CPU. Buffers that are not persistent stay as they are, but for those on the meta
     device, which get the file's values.
 

@@ -47,8 +47,7 @@ def save_model(
 
     ValueError for a state that has no place in it: what is no dense tensor, is another package's or
     PyTorch's own tensor subclass (a DTensor), has no data (meta, freed storage), a dtype without plain
-    values (quint8, uint4), or is a transposed quantised weight; and for a `path` that is there and no
-    regular file.
+    values (quint8, uint4); and for a `path` that is there and no regular file.
     """
     check_module("save_model", model)
     limit = None if max_shard_size is None else bytes_of(max_shard_size)
@@ -92,7 +91,7 @@ class _Part:
             NOT_PERSISTENT_KEY: self.not_persistent,
         }
         metadata = {key: json.dumps(table) for key, table in tables.items()}
-        return Shard(self.tensors, {VERSION_KEY: FORMAT_VERSION, **metadata})
+        return Shard(self.tensors, {VERSION_KEY: FORMAT_VERSION, "format": "pt", **metadata})
 
 
 class _Plan:
@@ -116,7 +115,7 @@ class _Plan:
             part.not_persistent[name] = True
 
     def _store(self, name: str, tensor: Tensor) -> _Part:
-        tensors = stored_tensors("save_model", name, tensor)
+        tensors = stored_tensors(name, tensor)
         for key, stored in tensors.items():
             if key in self._keys:
                 raise ValueError(f"save_model: {name} would be stored as {key}, a name that is taken")

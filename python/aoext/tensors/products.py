@@ -24,20 +24,23 @@ _WITH_AUTOCAST = frozenset(
 
 
 @implements(torch.nn.functional.linear, aten.linear.default)
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear with a quantised weight. Calls that want nothing but the product take the short way."""
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """F.linear with a quantised weight, or with a view [K, N] of one where that is `transposed`.
+
+    Calls that want nothing but the product take the short way.
+    """
     if (
         not torch.compiler.is_compiling()
         and isinstance(weight, QuantizedTensor)
         and type(input) is Tensor
         and input.dtype is weight.activation_dtype
-        and not weight.transposed
+        and weight.transposed is transposed
         and not torch._C._is_any_autocast_enabled()
         and may_skip_autograd(input, bias)
     ):
         with torch._C._AutoDispatchBelowAutograd():
             return weight._linear(input, bias)
-    return _multiply("linear", input, weight, bias, transposed=False)
+    return _multiply("linear", input, weight, bias, transposed=transposed)
 
 
 @implements(torch.mm, Tensor.mm, aten.mm.default)

@@ -1,0 +1,33 @@
+"""Conv1D of transformers, the linear layer of GPT-2 and its like, which keeps its weight as [K, N].
+
+Quantised, `weight` is a transposed view of a weight [N, K]. Imported once transformers' layers are.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from aoext.layers import CLASSES, WITH_TRANSPOSED_WEIGHT, HasQuantizedWeight
+from aoext.tensors import QuantizedTensor
+from aoext.tensors.products import linear
+
+
+class QuantizedConv1D(HasQuantizedWeight, Conv1D):
+    """A Conv1D whose forward gives the fields of its quantised weight to the operator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parameters = self._parameters
+        weight = parameters.get("weight")
+        if isinstance(weight, QuantizedTensor) and type(x) is Tensor and "bias" in parameters:
+            return linear(x, weight, parameters["bias"], transposed=True)
+        return super().forward(x)
+
+    def __repr__(self) -> str:
+        weight = self._parameters.get("weight")
+        scheme = f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
+        return f"{type(self).__name__}(nf={self.nf}, nx={self.nx}{scheme})"
+
+
+CLASSES[Conv1D] = QuantizedConv1D
+WITH_TRANSPOSED_WEIGHT.add(Conv1D)
