@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from aoext.layers import set_weight
+from aoext.tensors import QuantizedTensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, product, quantized, same
 from ranks import BACKENDS, Ranks
 from reference import assert_close, randn
@@ -299,23 +300,47 @@ def test_fully_shard_names_rows_that_ranks_cannot_share(format, seed):
     ranks.close()
 
 
-def _data_parallel(mesh, seed, format):
+def _data_parallel(mesh, seed, format, options):
     here = Here(mesh, seed)
     model = here.model(format)
-    # PyTorch flattens and broadcasts every parameter else, frozen ones too.
-    with pytest.raises(NotImplementedError, match=r"DistributedDataParallel\(\.\.\., init_sync=False\)"):
-        nn.parallel.DistributedDataParallel(copy.deepcopy(model))
-    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(model), init_sync=False)
-    batches = [here.randn(3, K) for _ in range(SIZE)]
-    parallel(batches[here.rank]).square().mean().backward()
-    model(torch.cat(batches)).square().mean().backward()
-    for i in (0, 2):
-        torch.testing.assert_close(parallel.module[i].bias.grad, model[i].bias.grad)
+    others = here.model(format)  # of which rank 0 has the say where DistributedDataParallel synchronises
+    own = others if here.rank and options.get("init_sync", True) else model
+    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(own), **options)
+    for result, expected in zip(parallel.module.parameters(), model.parameters(), strict=True):
+        if isinstance(expected, QuantizedTensor):
+            assert same(result, expected)
+        else:
+            assert torch.equal(result, expected)
+    for _ in range(2):
+        batches = [here.randn(3, K) for _ in range(SIZE)]
+        parallel(batches[here.rank]).square().mean().backward()
+        model(torch.cat(batches)).square().mean().backward()
+        for i in (0, 2):
+            assert_near(parallel.module[i].bias.grad, model[i].bias.grad)
+
+
+@pytest.mark.parametrize("options", [{}, {"init_sync": False}, {"find_unused_parameters": True}])
+@pytest.mark.parametrize("format", FORMATS)
+def test_data_parallel_trains_what_is_beside_frozen_weights(format, options, ranks, seed):
+    ranks(_data_parallel, seed, format, options)
+
+
+def _flat(mesh, seed, format):
+    here = Here(mesh, seed)
+    weight, other = here.weight(format), here.weight(format)
+    flat = torch._C._nn.flatten_dense_tensors([weight, other])
+    assert same(flat[N * K :].view(N, K), other)
+    assert "parts" in vars(flat)
+    for refused in (lambda: flat[1:], lambda: flat.view(2 * N, K), lambda: flat + 1, weight.flatten().sum):
+        with pytest.raises(NotImplementedError, match=r"view\(-1\) of a quantised weight"):
+            refused()
+    with pytest.raises(NotImplementedError, match="another dtype"):
+        torch.cat([weight.view(-1), here.randn(3, dtype=BF16)])
 
 
 @pytest.mark.parametrize("format", CLASSES)
-def test_data_parallel_trains_what_is_beside_frozen_weights(format, ranks, seed):
-    ranks(_data_parallel, seed, format)
+def test_weights_that_are_flat_can_be_broadcast_alone(format, ranks, seed):
+    ranks(_flat, seed, format)
 
 
 def test_the_example_of_the_page_runs(tmp_path):

@@ -1,0 +1,131 @@
+"""weight.view(-1), which PyTorch makes to broadcast many tensors at once and takes apart again.
+
+DistributedDataParallel does so with all parameters and buffers of a model, frozen ones too: it flattens each,
+puts them behind each other, broadcasts the result, cuts it and copies the parts back. fully_shard keeps such
+a view beside a weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aoext.tensors.base import QuantizedTensor, implements
+from aoext.tensors.views import view
+
+aten = torch.ops.aten
+c10d = torch.ops.c10d
+
+# Bytes from one field in a broadcast to the next: any dtype can be viewed there, and fast kernels read there.
+ALIGNMENT = 16
+
+
+class Flat(torch.Tensor):
+    """Tensors behind each other, at least one a quantised weight. It can do what a broadcast needs."""
+
+    parts: list[Tensor]  # quantised weights, and plain tensors with one dimension
+
+    @staticmethod
+    def __new__(cls, parts: Sequence[Tensor]) -> Flat:
+        size = sum(part.numel() for part in parts)
+        self = torch.Tensor._make_wrapper_subclass(cls, (size,), dtype=parts[0].dtype, device=parts[0].device)
+        self.parts = list(parts)
+        return self
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Flat({self.parts!r})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        operation = _OPERATIONS.get(func)
+        if operation is None:
+            raise _not_implemented(f"{func}")
+        return operation(*args, **(kwargs or {}))
+
+
+def _not_implemented(what: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{what} is not implemented for view(-1) of a quantised weight; dequantize() gives a plain tensor"
+    )
+
+
+@implements(aten.view.default)
+def _view_of_weight(self: QuantizedTensor, size: list[int]) -> Tensor:
+    return Flat([self]) if list(size) in ([-1], [self.numel()]) else view(self, size)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Flat:
+    parts = [part for tensor in tensors for part in (tensor.parts if isinstance(tensor, Flat) else [tensor])]
+    if any(part.dtype is not parts[0].dtype for part in parts):
+        raise _not_implemented("cat with tensors of another dtype")
+    return Flat(parts)
+
+
+def _slice(
+    self: Flat, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """The parts between start and end, or the plain tensor that is one."""
+    start, end, _ = slice(start, end).indices(self.numel())
+    ends = list(itertools.accumulate(part.numel() for part in self.parts))
+    bounds = zip([0, *ends], ends, self.parts, strict=False)
+    parts = [part for first, last, part in bounds if start <= first and last <= end]
+    if step != 1 or sum(part.numel() for part in parts) != end - start or not parts:
+        raise _not_implemented("a slice that cuts weights")
+    if len(parts) == 1 and not isinstance(parts[0], QuantizedTensor):
+        return parts[0]
+    return Flat(parts)
+
+
+def _view(self: Flat, size: list[int]) -> Tensor:
+    if list(size) in ([-1], [self.numel()]):
+        return Flat(self.parts)
+    if len(self.parts) > 1:
+        raise _not_implemented("view of more than one weight")
+    return self.parts[0].view(size)
+
+
+def _broadcast_(tensors: Sequence[Flat], *options: Any) -> tuple[Any, Any]:
+    """One broadcast of the bytes of all parts, which are then views of what comes."""
+    (flat,) = tensors
+    packed, flat.parts = _packed(flat.parts)
+    _, work = c10d.broadcast_.default([packed], *options)
+    return tensors, work
+
+
+def _packed(parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The bytes of all parts behind each other, and parts of the same values that are views of them."""
+    tensors = [tensor for part in parts for tensor in _plain(part)]
+    chunks = [tensor.contiguous().view(torch.uint8).flatten() for tensor in tensors]
+    chunks = [torch.nn.functional.pad(chunk, (0, -len(chunk) % ALIGNMENT)) for chunk in chunks]
+    packed = torch.cat(chunks)
+    places = packed.split([len(chunk) for chunk in chunks])
+    views = (
+        place[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for place, tensor in zip(places, tensors, strict=True)
+    )
+    return packed, [
+        part.mapped(lambda _: next(views)) if isinstance(part, QuantizedTensor) else next(views)
+        for part in parts
+    ]
+
+
+def _plain(part: Tensor) -> Iterator[Tensor]:
+    if isinstance(part, QuantizedTensor):
+        yield from (tensor for _, tensor in part.named_fields())
+    else:
+        yield part
+
+
+_OPERATIONS: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: lambda flat: Flat(flat.parts),
+    aten.cat.default: _cat,
+    aten.slice.Tensor: _slice,
+    aten.view.default: _view,
+    c10d.broadcast_.default: _broadcast_,
+}
