@@ -18,6 +18,8 @@ if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -29,8 +31,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from aoext.layers import set_weight
+from aoext import flatten_state_dict
 from aoext.tensors import QuantizedTensor
-from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, product, quantized, same
+from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, bits, product, quantized, same
 from ranks import BACKENDS, Ranks
 from reference import assert_close, randn
 
@@ -85,6 +88,20 @@ def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, **options: object) -> 
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh, **options)
     return model
+
+
+# How a model's weights may lie in a process group, by the name of it.
+ARRANGEMENTS = {
+    "plain": lambda model, mesh: model,
+    "parallel": parallelized,
+    "sharded": fully_sharded,
+}
+
+
+def local_weights(model: nn.Sequential) -> list[QuantizedTensor]:
+    """The parts of a model's quantised weights that this rank has."""
+    weights = [model[i].weight.detach() for i in (0, 2)]
+    return [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
 
 
 def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -226,6 +243,79 @@ def _checkpoint(mesh, seed, format, path):
 @pytest.mark.parametrize("format", [f for f in FORMATS if f != "int4_prescaled"])
 def test_distributed_checkpoints_hold_shards(format, ranks, seed, tmp_path):
     ranks(_checkpoint, seed, format, tmp_path)
+
+
+def _async_save(mesh, seed, format, path):
+    here = Here(mesh, seed)
+    for name, arrange in ARRANGEMENTS.items():
+        model = arrange(here.model(format), mesh)
+        expected = copy.deepcopy(local_weights(model))
+        saving = dcp.async_save(model.state_dict(), checkpoint_id=path / name)
+        for weight in local_weights(model):  # what trains meanwhile changes nothing in what was staged
+            weight.qdata.zero_()
+        saving.result()
+        again = arrange(here.model(format), mesh)
+        state = again.state_dict()
+        dcp.load(state, checkpoint_id=path / name)
+        again.load_state_dict(state)
+        assert all(same(*pair) for pair in zip(local_weights(again), expected, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", FORMATS)
+def test_checkpoints_are_saved_beside_the_training(format, ranks, seed, tmp_path):
+    ranks(_async_save, seed, format, tmp_path)
+
+
+def _resharded_fields(mesh, seed, format, path, save, load):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    if save == "one rank":
+        if here.rank == 0:
+            dcp.save(flatten_state_dict(model.state_dict()), checkpoint_id=path / "torch", no_dist=True)
+        torch.distributed.barrier()
+    else:
+        state = flatten_state_dict(ARRANGEMENTS[save](copy.deepcopy(model), mesh).state_dict())
+        dcp.save(state, checkpoint_id=path / "torch")
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(path, save_distributed=True))
+        if here.rank == 0:
+            dcp_to_torch_save(path / "torch", path / "state.pt")
+            plain = flatten_state_dict(model.state_dict())
+            stored = torch.load(path / "state.pt", weights_only=True)
+            assert stored.keys() == plain.keys()
+            assert all(torch.equal(bits(stored[name]), bits(plain[name].cpu())) for name in plain)
+    if load == "one rank":
+        if here.rank == 0:
+            again = here.model(format)
+            reader = HuggingFaceStorageReader(path)
+            dcp.load(flatten_state_dict(again.state_dict()), storage_reader=reader, no_dist=True)
+            assert all(same(again[i].weight, model[i].weight) for i in (0, 2))
+        torch.distributed.barrier()
+        return
+    again = ARRANGEMENTS[load](here.model(format), mesh)
+    dcp.load(
+        flatten_state_dict(again.state_dict()), checkpoint_id=path if save == "one rank" else path / "torch"
+    )
+    expected = ARRANGEMENTS[load](model, mesh)
+    assert all(same(*pair) for pair in zip(local_weights(again), local_weights(expected), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("save", "load"),
+    [
+        ("one rank", "parallel"),
+        ("one rank", "sharded"),
+        ("parallel", "one rank"),
+        ("sharded", "one rank"),
+        ("parallel", "sharded"),
+        ("sharded", "parallel"),
+    ],
+)
+@pytest.mark.parametrize("format", [*CLASSES, "int4_prescaled"])
+def test_checkpoints_of_fields_load_into_any_number_of_ranks(format, save, load, ranks, seed, tmp_path):
+    pytest.importorskip("safetensors")
+    ranks(_resharded_fields, seed, format, tmp_path, save, load)
 
 
 def _fully_shard(mesh, seed, format, param_dtype):

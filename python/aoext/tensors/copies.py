@@ -76,27 +76,70 @@ def _empty_like(
     return _converted(self, dtype, empty)
 
 
-@implements(aten.new_zeros.default)
-def _new_zeros(
+@implements(aten.zeros_like.default)
+def _zeros_like(self: QuantizedTensor, **options: Any) -> Tensor:
+    return _new_zeros(self, list(self.shape), **options)
+
+
+@implements(aten.full_like.default)  # what Adagrad calls of every parameter, frozen ones too
+def _full_like(
     self: QuantizedTensor,
-    size: list[int],
+    fill_value: float,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     **formats: Any,
-) -> QuantizedTensor:
-    """A weight of zeros in this one's form, of [N, K], or [K, N] where this is a transposed view."""
+) -> Tensor:
+    """A plain tensor of one value, expanded, so that it takes no memory."""
+    value = torch.full((), fill_value, dtype=dtype or self.dtype, device=device or self.device)
+    return value.expand(self.shape)
+
+
+@implements(aten.new_zeros.default)
+def _new_zeros(self: QuantizedTensor, size: list[int], **options: Any) -> Tensor:
+    """A weight of zeros; what else is to be said of it is said at _new."""
+    return _new(self, "new_zeros", size, torch.zeros, **options)
+
+
+@implements(aten.new_empty.default)
+def _new_empty(self: QuantizedTensor, size: list[int], **options: Any) -> Tensor:
+    """A weight whose fields hold whatever was in their memory; see _new."""
+    return _new(self, "new_empty", size, torch.empty, **options)
+
+
+@implements(aten.new_empty_strided.default)
+def _new_empty_strided(self: QuantizedTensor, size: list[int], stride: list[int], **options: Any) -> Tensor:
+    """new_empty, for a weight has no strides to choose."""
+    return _new_empty(self, size, **options)
+
+
+def _new(
+    self: QuantizedTensor,
+    name: str,
+    size: list[int],
+    make: Callable[..., Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **formats: Any,
+) -> Tensor:
+    """A weight in this one's form, of [N, K], or [K, N] where this is a transposed view.
+
+    A plain tensor where there is no such weight: of other than two dimensions or another kind of dtype.
+    """
+    if len(size) != 2 or (dtype or self.dtype) not in ACTIVATION_DTYPES:
+        return make(size, dtype=dtype or self.dtype, device=device or self.device)
     shape = [size[weight_dim(self, 0)], size[weight_dim(self, 1)]]
     block_size = [1, shape[K]] if self.blocks_are_rows else self.block_size
     if shape[K] == 0 or shape[K] % block_size[K]:
         raise ValueError(
-            f"{type(self).__name__}: new_zeros needs a K of whole groups of {block_size[K]}, got {shape[K]}"
+            f"{type(self).__name__}: {name} needs a K of whole groups of {block_size[K]}, got {shape[K]}"
         )
 
-    def zeros(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        return tensor.new_zeros(field.shape(shape, block_size), dtype=dtype, device=device)
+    def field(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return make(field.shape(shape, block_size), dtype=dtype, device=device or tensor.device)
 
-    return _converted(self, dtype, zeros, shape=shape, block_size=block_size)
+    return _converted(self, dtype, field, shape=shape, block_size=block_size)
 
 
 def _converted(
