@@ -26,11 +26,18 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from aoext.layers import set_weight
+import aoext
 from aoext import flatten_state_dict
 from aoext.tensors import QuantizedTensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, bits, product, quantized, same
@@ -387,6 +394,82 @@ def _fully_shard_uneven(mesh, seed, format):
 def test_fully_shard_names_rows_that_ranks_cannot_share(format, seed):
     ranks = Ranks("cpu", SIZE)  # of their own: what raises within fully_shard leaves its state unfinished
     ranks(_fully_shard_uneven, seed, format)
+    ranks.close()
+
+
+CONFIGS = {
+    "int4": aoext.Int4WeightOnlyConfig(group_size=GROUP_SIZE),
+    "int8_dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
+    "float8": aoext.Float8WeightOnlyConfig(),
+}
+
+
+def _quantize_shards(mesh, seed, format):
+    here = Here(mesh, seed)
+    model = nn.Sequential(nn.Linear(K, 2 * K), nn.SiLU(), nn.Linear(2 * K, N)).to(here.device)
+    for parameter in model.parameters():
+        parameter.data = here.randn(*parameter.shape)
+    parallel = parallelized(copy.deepcopy(model), mesh)
+    expected = parallelized(copy.deepcopy(model), mesh)
+    summary = aoext.quantize_(parallel, CONFIGS[format])
+    along_k = "ranks have parts of rows, which need one scale: quantise before the weight is sharded"
+    assert summary.skipped == ({} if format == "int4" else {"2": along_k})
+    rows, columns = 2 * K // SIZE, K
+    assert summary.layers[0].shape == (rows, columns)
+    assert summary.layers[0].bytes_before == 4 * rows * columns
+    for i in (0, 2) if format == "int4" else (0,):
+        part = expected[i].weight.to_local().detach()
+        assert same(parallel[i].weight.to_local().detach(), CONFIGS[format].quantize(part))
+        assert not parallel[i].weight.requires_grad
+        whole = CONFIGS[format].quantize(model[i].weight.detach())
+        assert same(parallel[i].weight.full_tensor(), whole)
+        expected[i].weight = nn.Parameter(
+            distribute_tensor(whole, mesh, expected[i].weight.placements), False
+        )
+    x = here.randn(3, K)
+    assert torch.equal(
+        parallel(x).full_tensor() if isinstance(parallel(x), DTensor) else parallel(x), expected(x)
+    )
+
+    uneven = parallelize_module(nn.Linear(K, N + 1, device=here.device), mesh, ColwiseParallel())
+    assert "unlike parts on 2 ranks" in aoext.quantize_(uneven, CONFIGS[format]).skipped[""]
+    for run in (False, True):  # whole weights are in their places behind a forward pass
+        sharded = fully_shard(nn.Linear(K, N, device=here.device), mesh=mesh)
+        if run:
+            sharded(x)
+        assert "FSDP has sharded its weight" in aoext.quantize_(sharded, CONFIGS[format]).skipped[""]
+        sharded(x)
+
+
+@pytest.mark.parametrize("format", CLASSES)
+def test_quantize_takes_shards_or_tells_why_not(format, ranks, seed):
+    ranks(_quantize_shards, seed, format)
+
+
+def _fully_sharded_data_parallel(mesh, seed, format):
+    here = Here(mesh, seed)
+
+    def wrapped(model, **options):
+        options = {"use_orig_params": True, "device_id": torch.device("cpu"), **options}
+        return FullyShardedDataParallel(model, **options)
+
+    with pytest.raises(NotImplementedError, match="among its ignored_states; fully_shard shards them"):
+        wrapped(here.model(format))
+    model = here.model(format)
+    frozen = [model[i].weight for i in (0, 2)]
+    twin = copy.deepcopy(model)
+    sharded = wrapped(model, ignored_states=frozen)
+    x = here.randn(3, K)
+    y = sharded(x)
+    assert_near(y, twin(x))
+    y.square().mean().backward()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", CLASSES)
+def test_the_older_fsdp_says_what_to_do(format, seed):
+    ranks = Ranks("cpu", SIZE)  # of their own: what raises within FSDP leaves its state unfinished
+    ranks(_fully_sharded_data_parallel, seed, format)
     ranks.close()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from aoext import shards
 from aoext.tensors import QuantizedTensor
 
 
@@ -39,8 +39,4 @@ def _fields(name: str, value: Any) -> Iterator[tuple[str, Tensor]] | None:
     """Names and tensors of the fields; None for what is not quantised."""
     if isinstance(value, QuantizedTensor):
         return value.named_fields()
-    if torch.distributed.is_available():
-        from aoext.tensors import distributed
-
-        return distributed.named_fields(name, value)
-    return None
+    return shards.named_fields(name, value)

@@ -7,18 +7,16 @@ beside its hooks (base.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 import torch.distributed._functional_collectives  # defines some of the operators below
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from aoext.tensors import flat as flat  # which registers operations
 from aoext.tensors.base import QuantizedTensor, implements
-from aoext.tensors.fields import Field, K, N
-from aoext.tensors.views import concatenated, weight_dim
+from aoext.tensors.views import concatenated
 
 aten = torch.ops.aten
 c10d = torch.ops.c10d
@@ -94,49 +92,3 @@ def _as_strided(
             f"{type(self).__name__}: aten.as_strided.default is not implemented for other sizes and strides"
         )
     return cast(QuantizedTensor, self.view(self.shape))
-
-
-def named_fields(name: str, weight: Any) -> Iterator[tuple[str, DTensor]] | None:
-    """Names and fields of a distributed quantised weight, as DTensors of the same memory; None for all else.
-
-    NotImplementedError, which says `name`, for placements other than Shard and Replicate.
-    """
-    if not isinstance(weight, DTensor) or not isinstance(weight.to_local(), QuantizedTensor):
-        return None
-    if any(type(placement) not in (Shard, Replicate) for placement in weight.placements):
-        raise NotImplementedError(
-            f"{name}: fields of a quantised weight can be Shard or Replicate, got {list(weight.placements)}"
-        )
-    return _distributed_fields(weight)
-
-
-def _distributed_fields(weight: DTensor) -> Iterator[tuple[str, DTensor]]:
-    local = cast(QuantizedTensor, weight.to_local().detach())
-    shape = [weight.shape[weight_dim(local, dim)] for dim in (N, K)]
-    block_size = [1, shape[K]] if local.blocks_are_rows else local.block_size
-    for name, tensor in local.named_fields():
-        field = local.fields[name]
-        whole = torch.empty(field.shape(shape, block_size), device="meta")
-        placements = [_field_placement(local, field, placement) for placement in weight.placements]
-        yield (
-            name,
-            DTensor.from_local(
-                tensor,
-                weight.device_mesh,
-                placements,
-                run_check=False,
-                shape=whole.size(),
-                stride=whole.stride(),
-            ),
-        )
-
-
-def _field_placement(local: QuantizedTensor, field: Field, placement: Placement) -> Placement:
-    """Where a field lies whose weight has this placement. Shards along K share the scales of whole rows."""
-    if isinstance(placement, Shard):
-        dim = weight_dim(local, placement.dim)
-        shared = dim == K and local.blocks_are_rows and field.per_block
-        for position, axis in enumerate(field.axes):
-            if axis.dim == dim and not shared:
-                return Shard(position)
-    return Replicate()

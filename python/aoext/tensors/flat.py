@@ -51,7 +51,9 @@ class Flat(torch.Tensor):
 
 def _not_implemented(what: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{what} is not implemented for view(-1) of a quantised weight; dequantize() gives a plain tensor"
+        f"{what} is not implemented for view(-1) of a quantised weight; dequantize() gives a plain tensor. "
+        "FullyShardedDataParallel, which flattens parameters, takes quantised ones among its ignored_states; "
+        "fully_shard shards them"
     )
 
 
