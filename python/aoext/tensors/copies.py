@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name, one_of
+from aoext.packing import dtype_name, has_values, one_of
 from aoext.tensors.base import QuantizedTensor, counted_versions, implements
 from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K
 from aoext.tensors.views import is_spanned, weight_dim
 
 aten = torch.ops.aten
+
+# How many roundings may lie between the values of a weight and their average with themselves.
+ROUNDINGS = 4
 
 
 @implements(aten.clone.default)
@@ -170,12 +173,19 @@ def _converted(
 
 
 @implements(aten.copy_.default)
-def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy all fields, converting scales to this tensor's dtype."""
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy all fields, converting scales to this tensor's dtype.
+
+    Of a plain source it is known that there is nothing to copy where that holds the values of this weight, as
+    an average of equal weights does; others raise NotImplementedError.
+    """
+    if isinstance(self, QuantizedTensor) and _are_values_of(self, src):
+        refuse_gradient(self, aten.copy_.default, src)
+        return self
     if not isinstance(self, QuantizedTensor) or type(self) is not type(src):
         raise NotImplementedError(
             f"aten.copy_.default from {type(src).__name__} into {type(self).__name__} is not "
-            "implemented: quantise or dequantize() first, or load with "
+            "implemented but for the values that it has: quantise or dequantize() first, or load with "
             "load_state_dict(..., assign=True)"
         )
     _check_alike(self, src)
@@ -185,6 +195,39 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         for name, tensor in ours.items():
             tensor.copy_(theirs[name], non_blocking)
     return self
+
+
+@implements(aten._foreach_copy_.default)
+def _foreach_copy_(self: Sequence[Tensor], src: Sequence[Tensor], non_blocking: bool = False) -> None:
+    for own, other in zip(self, src, strict=True):
+        own.copy_(other, non_blocking)
+
+
+def wants_gradient(value: object) -> bool:
+    """Whether autograd will have what is made of this take gradients."""
+    return isinstance(value, Tensor) and torch.is_grad_enabled() and value.requires_grad
+
+
+def refuse_gradient(weight: QuantizedTensor, function: Any, value: object) -> None:
+    """RuntimeError if `function` would write into a weight what wants a gradient."""
+    if wants_gradient(value):
+        raise RuntimeError(
+            f"{type(weight).__name__}: {function} needs a matrix that requires no gradient, which a "
+            "quantised weight cannot pass on; detach() it, or call it under torch.no_grad()"
+        )
+
+
+def _are_values_of(weight: QuantizedTensor, plain: Tensor) -> bool:
+    """Whether a plain tensor is what `weight` stands for, but for the rounding of a few operations."""
+    if type(plain) not in (Tensor, torch.nn.Parameter) or plain.dtype not in ACTIVATION_DTYPES:
+        return False
+    if plain.shape != weight.shape or not has_values(plain) or not has_values(weight.qdata):
+        return False
+    info = max((torch.finfo(dtype) for dtype in (plain.dtype, weight.dtype)), key=lambda info: info.eps)
+    bounds = {"rtol": ROUNDINGS * info.eps, "atol": ROUNDINGS * info.smallest_normal * info.eps}
+    common = torch.promote_types(plain.dtype, weight.dtype)
+    own, given = weight.dequantize().to(common), plain.to(weight.device, common)
+    return torch.allclose(own, given, **bounds, equal_nan=True)
 
 
 def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:

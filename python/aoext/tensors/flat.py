@@ -37,7 +37,8 @@ class Flat(torch.Tensor):
         return self
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Flat({self.parts!r})"
+        parts = [f"{part!r}.view(-1)" for part in self.parts]
+        return parts[0] if len(parts) == 1 else f"cat([{', '.join(parts)}])"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
