@@ -33,6 +33,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -466,10 +467,9 @@ def _fully_sharded_data_parallel(mesh, seed, format):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("format", CLASSES)
-def test_the_older_fsdp_says_what_to_do(format, seed):
+def test_the_older_fsdp_says_what_to_do(seed):
     ranks = Ranks("cpu", SIZE)  # of their own: what raises within FSDP leaves its state unfinished
-    ranks(_fully_sharded_data_parallel, seed, format)
+    ranks(_fully_sharded_data_parallel, seed, "int4")
     ranks.close()
 
 
@@ -484,12 +484,15 @@ def _data_parallel(mesh, seed, format, options):
             assert same(result, expected)
         else:
             assert torch.equal(result, expected)
+    optimizer = ZeroRedundancyOptimizer(parallel.parameters(), torch.optim.SGD, lr=0.0)
     for _ in range(2):
         batches = [here.randn(3, K) for _ in range(SIZE)]
         parallel(batches[here.rank]).square().mean().backward()
         model(torch.cat(batches)).square().mean().backward()
+        optimizer.step()
         for i in (0, 2):
             assert_near(parallel.module[i].bias.grad, model[i].bias.grad)
+            assert same(parallel.module[i].weight.detach(), model[i].weight.detach())
 
 
 @pytest.mark.parametrize("options", [{}, {"init_sync": False}, {"find_unused_parameters": True}])
@@ -503,7 +506,20 @@ def _flat(mesh, seed, format):
     weight, other = here.weight(format), here.weight(format)
     flat = torch._C._nn.flatten_dense_tensors([weight, other])
     assert same(flat[N * K :].view(N, K), other)
-    assert "parts" in vars(flat)
+    before = copy.deepcopy(weight)
+    weight.qdata.zero_()
+    assert same(flat[: N * K].view(N, K), before)
+    for whole in (
+        weight,
+        here.model(format)[0].weight.detach()[:N],
+    ):  # the second shares memory with other rows
+        alone = torch._C._nn.flatten_dense_tensors([whole if here.rank == 0 else torch.zeros_like(whole)])
+        torch.distributed.broadcast(alone, 0)
+        assert same(alone.view(whole.shape), whole)
+    bias = here.randn(5).requires_grad_()
+    vector = torch.nn.utils.parameters_to_vector([nn.Parameter(before, False), bias])
+    assert same(vector[: N * K].view(N, K).detach(), before)
+    assert torch.equal(vector[N * K :], bias)
     for refused in (lambda: flat[1:], lambda: flat.view(2 * N, K), lambda: flat + 1, weight.flatten().sum):
         with pytest.raises(NotImplementedError, match=r"view\(-1\) of a quantised weight"):
             refused()
@@ -516,13 +532,46 @@ def test_weights_that_are_flat_can_be_broadcast_alone(format, ranks, seed):
     ranks(_flat, seed, format)
 
 
+ACCELERATED = """
+import accelerate, aoext, torch
+
+accelerator = accelerate.Accelerator(cpu=True)
+torch.manual_seed(accelerator.process_index)  # rank 0 has the say
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32))
+aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=32))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loader = torch.utils.data.DataLoader(torch.randn(16, 64), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x in loader:
+    accelerator.backward(model(x).square().mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+plain = accelerator.unwrap_model(model)
+ours = torch.cat([plain[0].weight.dequantize().flatten(), plain[0].bias.detach()])
+of_ranks = accelerator.gather(ours[None])
+print(torch.equal(*of_ranks), flush=True)
+accelerator.end_training()
+"""
+
+
+def test_accelerate_prepares_models_on_two_ranks(tmp_path):
+    pytest.importorskip("accelerate")
+    _run_ranks(ACCELERATED, tmp_path)
+
+
 def test_the_example_of_the_page_runs(tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "parallel.py").write_text(code)
+    _run_ranks(code, tmp_path)
+
+
+def _run_ranks(code: str, folder: Path) -> None:
+    """Run a program in all ranks, each of which prints True."""
+    (folder / "program.py").write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"]
     done = subprocess.run(
-        [*command, tmp_path / "parallel.py"], capture_output=True, text=True, timeout=300, check=False
+        [*command, folder / "program.py"], capture_output=True, text=True, timeout=300, check=False
     )
     # Ranks write without buffers, so a line may stand within another.
     assert (done.returncode, done.stdout.count("True")) == (0, SIZE), done.stdout + done.stderr

@@ -28,12 +28,13 @@ class Flat(torch.Tensor):
     """Tensors behind each other, at least one a quantised weight. It can do what a broadcast needs."""
 
     parts: list[Tensor]  # quantised weights, and plain tensors with one dimension
+    packed: Tensor | None  # all bytes of the parts, where these are views of them
 
     @staticmethod
-    def __new__(cls, parts: Sequence[Tensor]) -> Flat:
+    def __new__(cls, parts: Sequence[Tensor], packed: Tensor | None = None) -> Flat:
         size = sum(part.numel() for part in parts)
         self = torch.Tensor._make_wrapper_subclass(cls, (size,), dtype=parts[0].dtype, device=parts[0].device)
-        self.parts = list(parts)
+        self.parts, self.packed = list(parts), packed
         return self
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -67,7 +68,8 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Flat:
     parts = [part for tensor in tensors for part in (tensor.parts if isinstance(tensor, Flat) else [tensor])]
     if any(part.dtype is not parts[0].dtype for part in parts):
         raise _not_implemented("cat with tensors of another dtype")
-    return Flat(parts)
+    packed, parts = _packed(parts)
+    return Flat(parts, packed)
 
 
 def _slice(
@@ -81,24 +83,32 @@ def _slice(
     if step != 1 or sum(part.numel() for part in parts) != end - start or not parts:
         raise _not_implemented("a slice that cuts weights")
     if len(parts) == 1 and not isinstance(parts[0], QuantizedTensor):
-        return parts[0]
+        return aten.alias.default(parts[0])
     return Flat(parts)
 
 
 def _view(self: Flat, size: list[int]) -> Tensor:
     if list(size) in ([-1], [self.numel()]):
-        return Flat(self.parts)
+        return _detach(self)
     if len(self.parts) > 1:
         raise _not_implemented("view of more than one weight")
     return self.parts[0].view(size)
 
 
 def _broadcast_(tensors: Sequence[Flat], *options: Any) -> tuple[Any, Any]:
-    """One broadcast of the bytes of all parts, which are then views of what comes."""
     (flat,) = tensors
-    packed, flat.parts = _packed(flat.parts)
-    _, work = c10d.broadcast_.default([packed], *options)
+    if flat.packed is not None:
+        _, work = c10d.broadcast_.default([flat.packed], *options)
+    elif len(flat.parts) == 1:
+        flat.parts = [flat.parts[0].contiguous()]
+        _, work = c10d.broadcast_.default(flat.parts, *options)
+    else:
+        raise _not_implemented("broadcast of some of many weights")
     return tensors, work
+
+
+def _detach(self: Flat) -> Flat:
+    return Flat(self.parts, self.packed)
 
 
 def _packed(parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -126,7 +136,7 @@ def _plain(part: Tensor) -> Iterator[Tensor]:
 
 
 _OPERATIONS: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: lambda flat: Flat(flat.parts),
+    aten.detach.default: _detach,
     aten.cat.default: _cat,
     aten.slice.Tensor: _slice,
     aten.view.default: _view,
