@@ -28,6 +28,7 @@ def install() -> None:
     """Make aoext known to each library as soon as the program imports it."""
     when_imported("transformers.quantizers.auto", partial(_load, "transformers"))
     when_imported("peft.tuners.lora.model", partial(_load, "peft"))
+    when_imported("torch.distributed.checkpoint._state_dict_stager", partial(_load, "staging"))
 
 
 def find(name: str) -> Any:

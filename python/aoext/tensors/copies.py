@@ -183,9 +183,10 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         refuse_gradient(self, aten.copy_.default, src)
         return self
     if not isinstance(self, QuantizedTensor) or type(self) is not type(src):
+        exception = " but for the values that it has" if isinstance(self, QuantizedTensor) else ""
         raise NotImplementedError(
             f"aten.copy_.default from {type(src).__name__} into {type(self).__name__} is not "
-            "implemented but for the values that it has: quantise or dequantize() first, or load with "
+            f"implemented{exception}: quantise or dequantize() first, or load with "
             "load_state_dict(..., assign=True)"
         )
     _check_alike(self, src)
