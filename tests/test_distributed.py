@@ -378,6 +378,28 @@ def test_meta_models_are_sharded_and_loaded(format, ranks, seed):
     ranks(_fully_shard_meta, seed, format)
 
 
+def _broadcast_state(mesh, seed, format):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    for arrange in ARRANGEMENTS.values():
+        other = arrange(here.model(format), mesh)
+        set_model_state_dict(other, model.state_dict() if here.rank == 0 else {}, options=options)
+        expected = arrange(copy.deepcopy(model), mesh)
+        assert all(same(*pair) for pair in zip(local_weights(other), local_weights(expected), strict=True))
+        x = here.randn(3, K)
+        assert torch.equal(other(x), expected(x))
+    sharded = fully_sharded(copy.deepcopy(model).to("meta"), mesh)
+    set_model_state_dict(sharded, model.state_dict() if here.rank == 0 else {}, options=options)
+    assert torch.equal(sharded(x), fully_sharded(copy.deepcopy(model), mesh)(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", FORMATS)
+def test_rank_0_has_the_state_of_all(format, ranks, seed):
+    ranks(_broadcast_state, seed, format)
+
+
 def _fully_shard_uneven(mesh, seed, format):
     here = Here(mesh, seed)
     layer = nn.Linear(K, N + 1, device=here.device)
