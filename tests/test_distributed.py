@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -400,6 +401,26 @@ def test_rank_0_has_the_state_of_all(format, ranks, seed):
     ranks(_broadcast_state, seed, format)
 
 
+def _accelerate_in_rank_0(mesh, seed, format):
+    from accelerate.utils import fsdp_utils
+
+    here = Here(mesh, seed)
+    model, others = here.model(format), here.model(format)
+    sharded = fully_sharded(copy.deepcopy(model).to("meta"), mesh)
+    own = model if here.rank == 0 else others
+    accelerator = SimpleNamespace(is_main_process=here.rank == 0, device=here.device)
+    fsdp_utils.fsdp2_load_full_state_dict(accelerator, sharded, own.state_dict())
+    x = here.randn(3, K)
+    assert torch.equal(sharded(x), fully_sharded(copy.deepcopy(model), mesh)(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", CLASSES)
+def test_accelerate_loads_in_rank_0_alone(format, ranks, seed):
+    pytest.importorskip("accelerate")
+    ranks(_accelerate_in_rank_0, seed, format)
+
+
 def _fully_shard_uneven(mesh, seed, format):
     here = Here(mesh, seed)
     layer = nn.Linear(K, N + 1, device=here.device)
@@ -568,6 +589,14 @@ for x in loader:
     optimizer.step()
     optimizer.zero_grad()
 plain = accelerator.unwrap_model(model)
+trained = plain[0].bias.detach().clone()
+accelerator.save_state("state", safe_serialization=False)
+with torch.no_grad():
+    plain[0].bias.zero_()
+    plain[0].weight.qdata.zero_()
+accelerator.load_state("state")
+assert torch.equal(plain[0].bias, trained)
+assert plain[0].weight.qdata.any()
 ours = torch.cat([plain[0].weight.dequantize().flatten(), plain[0].bias.detach()])
 of_ranks = accelerator.gather(ours[None])
 print(torch.equal(*of_ranks), flush=True)
@@ -591,7 +620,7 @@ def _run_ranks(code: str, folder: Path) -> None:
     (folder / "program.py").write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"]
     done = subprocess.run(
-        [*command, folder / "program.py"], capture_output=True, text=True, timeout=300, check=False
+        [*command, folder / "program.py"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     # Ranks write without buffers, so a line may stand within another.
     assert (done.returncode, done.stdout.count("True")) == (0, SIZE), done.stdout + done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from aoext._imports import when_imported
-from aoext.integrations import checkpointing
+from aoext.integrations import accelerate, checkpointing
 
 # Names in aoext that are imported when they are asked for: their module here, and what it calls them.
 NAMES = {
@@ -29,6 +29,7 @@ def install() -> None:
     """Make aoext known to each library as soon as the program imports it."""
     when_imported("transformers.quantizers.auto", partial(_load, "transformers"))
     when_imported("peft.tuners.lora.model", partial(_load, "peft"))
+    when_imported("accelerate.utils.fsdp_utils", accelerate.load_weights)
     when_imported("torch.distributed.checkpoint._state_dict_stager", checkpointing.stage_weights)
     when_imported("torch.distributed._state_dict_utils", checkpointing.broadcast_weights)
 
