@@ -38,9 +38,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from aoext.layers import set_weight
 import aoext
 from aoext import flatten_state_dict
+from aoext.layers import set_weight
 from aoext.tensors import QuantizedTensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, bits, product, quantized, same
 from ranks import BACKENDS, Ranks
@@ -619,8 +619,7 @@ def _run_ranks(code: str, folder: Path) -> None:
     """Run a program in all ranks, each of which prints True."""
     (folder / "program.py").write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"]
-    done = subprocess.run(
-        [*command, folder / "program.py"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [*command, folder / "program.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     # Ranks write without buffers, so a line may stand within another.
     assert (done.returncode, done.stdout.count("True")) == (0, SIZE), done.stdout + done.stderr

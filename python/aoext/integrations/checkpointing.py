@@ -50,7 +50,7 @@ def broadcast_weights(utils: Any) -> None:
         device: Any,
         pg: Any = None,
     ) -> None:
-        group = pg or distributed.group.WORLD
+        group = pg or distributed.distributed_c10d._get_default_group()
         types = [kind.type for kind in group._device_types]
         sender = device if device.type in types else types[0]  # a group of GPUs broadcasts on them
         plain = []

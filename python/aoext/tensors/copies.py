@@ -179,14 +179,18 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     Of a plain source it is known that there is nothing to copy where that holds the values of this weight, as
     an average of equal weights does; others raise NotImplementedError.
     """
-    if isinstance(self, QuantizedTensor) and _are_values_of(self, src):
+    into = f"aten.copy_.default from {type(src).__name__} into {type(self).__name__}"
+    if not isinstance(self, QuantizedTensor):
+        raise NotImplementedError(
+            f"{into} is not implemented: dequantize() first, or load with load_state_dict(..., assign=True); "
+            "aoext.flatten_state_dict gives plain tensors"
+        )
+    if _are_values_of(self, src):
         refuse_gradient(self, aten.copy_.default, src)
         return self
-    if not isinstance(self, QuantizedTensor) or type(self) is not type(src):
-        exception = " but for the values that it has" if isinstance(self, QuantizedTensor) else ""
+    if type(self) is not type(src):
         raise NotImplementedError(
-            f"aten.copy_.default from {type(src).__name__} into {type(self).__name__} is not "
-            f"implemented{exception}: quantise or dequantize() first, or load with "
+            f"{into} is not implemented but for the values that it has: quantise first, or load with "
             "load_state_dict(..., assign=True)"
         )
     _check_alike(self, src)

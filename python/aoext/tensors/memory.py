@@ -57,9 +57,9 @@ def _view_dtype(self: QuantizedTensor, dtype: torch.dtype) -> NoReturn:
 def _storage(self: QuantizedTensor) -> NoReturn:
     # safetensors takes NotImplementedError for a tensor without memory, and then reads from its data_ptr().
     raise RuntimeError(
-        f"{type(self).__name__} has no storage, for its memory is that of its fields. aoext.save_model saves a "
-        "model with such weights as safetensors, and aoext.flatten_state_dict gives their fields; accelerate's "
-        "save_state and save_model take safe_serialization=False"
+        f"{type(self).__name__} has no storage, for its memory is that of its fields. aoext.save_model saves "
+        "a model with such weights as safetensors, and aoext.flatten_state_dict gives their fields; "
+        "accelerate's save_state and save_model take safe_serialization=False"
     )
 
 

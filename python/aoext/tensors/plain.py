@@ -85,7 +85,7 @@ def _sum(weight: QuantizedTensor, other: Tensor, factor: float) -> QuantizedTens
     Of zeros, such as steps of optimizers for what does not train, the weight keeps its bits.
     """
     if has_values(other) and not other.any():
-        return weight.clone()
+        return cast(QuantizedTensor, weight.clone())
     total = (
         cast(QuantizedTensor, weight.to(torch.float32)).dequantize().add(_plain(other).float(), alpha=factor)
     )
@@ -134,7 +134,7 @@ def _is_matrix_for(weight: QuantizedTensor, other: Any) -> bool:
 
 @implements(aten.lerp_.Scalar, aten.lerp_.Tensor)
 def _lerp_(self: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """What averages of a model call, for frozen weights too: what it gives must be the weight that is there."""
+    """What averages of a model call, for frozen weights too; it must give the weight that is there."""
     overload = aten.lerp_.Tensor if isinstance(weight, Tensor) else aten.lerp_.Scalar
     if not isinstance(self, QuantizedTensor):
         return overload(self, *_plain((end, weight)))
