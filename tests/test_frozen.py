@@ -104,6 +104,29 @@ def test_averaged_models_keep_quantised_weights(format, options, device, generat
         torch.testing.assert_close(averaged.module.up.bias.detach(), sum(biases) / 3)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("format", CLASSES)
+def test_the_moving_average_of_diffusers_keeps_quantised_weights(format, foreach, device, generator):
+    pytest.importorskip("diffusers")
+    from diffusers.training_utils import EMAModel
+
+    model = Model(format, device, generator)
+    before = copy.deepcopy(model)
+    average = EMAModel(model.parameters(), foreach=foreach)
+    for _ in range(3):
+        with torch.no_grad():
+            model.up.bias.add_(1)
+        average.step(model.parameters())
+    average.store(model.parameters())
+    average.copy_to(model.parameters())
+    assert not torch.equal(model.up.bias, before.up.bias + 3)
+    average.restore(model.parameters())
+    torch.testing.assert_close(model.up.bias, before.up.bias + 3)
+    for weight, expected in zip(model.quantised(), before.quantised(), strict=True):
+        assert same(weight.detach(), expected.detach())
+
+
 @pytest.mark.parametrize("dtype", HIGH_PRECISION)
 @pytest.mark.parametrize("format", FORMATS)
 def test_averages_of_equal_weights_are_those_weights(format, dtype, device, generator):

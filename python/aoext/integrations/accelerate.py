@@ -22,13 +22,15 @@ def load_weights(fsdp_utils: Any) -> None:
         return
 
     @functools.wraps(load_plain)
-    def load(accelerator: Any, model: nn.Module, full_sd: dict[str, Any], cpu_offload: bool = False) -> Any:
+    def load(accelerator: Any, model: nn.Module, full_sd: dict[str, Any], **others: Any) -> Any:
         if not any(isinstance(own_part(p), QuantizedTensor) for p in model.parameters()):
-            return load_plain(accelerator, model, full_sd, cpu_offload=cpu_offload)
+            return load_plain(accelerator, model, full_sd, **others)
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
         state = full_sd if accelerator.is_main_process else {}
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=cpu_offload)
+        options = StateDictOptions(
+            full_state_dict=True, broadcast_from_rank0=True, cpu_offload=others.get("cpu_offload", False)
+        )
         set_model_state_dict(model, state, options=options)
         return model
 
