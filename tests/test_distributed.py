@@ -591,6 +591,7 @@ for x in loader:
 plain = accelerator.unwrap_model(model)
 trained = plain[0].bias.detach().clone()
 accelerator.save_state("state", safe_serialization=False)
+accelerator.wait_for_everyone()
 with torch.no_grad():
     plain[0].bias.zero_()
     plain[0].weight.qdata.zero_()

@@ -184,7 +184,7 @@ def test_copy_of_what_differs_is_refused(device, generator):
             weight.copy_(other)
     with pytest.raises(ValueError, match="stored dtype"):
         Float8Tensor.from_hp(w).copy_(Float8Tensor.from_hp(w, torch.float8_e5m2))
-    for target, source in ((weight, w), (w, weight), (weight, Int8Tensor.from_hp(w))):
+    for target, source in ((weight, -w), (w, weight), (weight, Int8Tensor.from_hp(w))):
         with pytest.raises(NotImplementedError, match=r"aten\.copy_\.default from"):
             target.copy_(source)
 
