@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,18 +19,30 @@ if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import aoext
+from aoext import flatten_state_dict
 from aoext.layers import set_weight
-from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, product, quantized, same
+from aoext.tensors import QuantizedTensor
+from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, bits, product, quantized, same
 from ranks import BACKENDS, Ranks
 from reference import assert_close, randn
 
@@ -84,6 +97,20 @@ def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, **options: object) -> 
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh, **options)
     return model
+
+
+# How a model's weights may lie in a process group, by the name of it.
+ARRANGEMENTS = {
+    "plain": lambda model, mesh: model,
+    "parallel": parallelized,
+    "sharded": fully_sharded,
+}
+
+
+def local_weights(model: nn.Sequential) -> list[QuantizedTensor]:
+    """The parts of a model's quantised weights that this rank has."""
+    weights = [model[i].weight.detach() for i in (0, 2)]
+    return [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
 
 
 def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -227,6 +254,77 @@ def test_distributed_checkpoints_hold_shards(format, ranks, seed, tmp_path):
     ranks(_checkpoint, seed, format, tmp_path)
 
 
+def _async_save(mesh, seed, format, path):
+    here = Here(mesh, seed)
+    for name, arrange in ARRANGEMENTS.items():
+        model = arrange(here.model(format), mesh)
+        expected = copy.deepcopy(local_weights(model))
+        saving = dcp.async_save(model.state_dict(), checkpoint_id=path / name)
+        for weight in local_weights(model):  # what trains meanwhile changes nothing in what was staged
+            weight.qdata.zero_()
+        saving.result()
+        again = arrange(here.model(format), mesh)
+        state = again.state_dict()
+        dcp.load(state, checkpoint_id=path / name)
+        again.load_state_dict(state)
+        assert all(same(*pair) for pair in zip(local_weights(again), expected, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", FORMATS)
+def test_checkpoints_are_saved_beside_the_training(format, ranks, seed, tmp_path):
+    ranks(_async_save, seed, format, tmp_path)
+
+
+def _resharded_fields(mesh, seed, format, path, save, load):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    if save == "one rank":
+        if here.rank == 0:
+            dcp.save(flatten_state_dict(model.state_dict()), checkpoint_id=path / "torch", no_dist=True)
+        torch.distributed.barrier()
+    else:
+        state = flatten_state_dict(ARRANGEMENTS[save](copy.deepcopy(model), mesh).state_dict())
+        dcp.save(state, checkpoint_id=path / "torch")
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(path, save_distributed=True))
+        if here.rank == 0:
+            dcp_to_torch_save(path / "torch", path / "state.pt")
+            plain = flatten_state_dict(model.state_dict())
+            stored = torch.load(path / "state.pt", weights_only=True)
+            assert stored.keys() == plain.keys()
+            assert all(torch.equal(bits(stored[name]), bits(plain[name].cpu())) for name in plain)
+    if load == "one rank":
+        if here.rank == 0:
+            again = here.model(format)
+            reader = HuggingFaceStorageReader(path)
+            dcp.load(flatten_state_dict(again.state_dict()), storage_reader=reader, no_dist=True)
+            assert all(same(again[i].weight, model[i].weight) for i in (0, 2))
+        torch.distributed.barrier()
+        return
+    again = ARRANGEMENTS[load](here.model(format), mesh)
+    dcp.load(flatten_state_dict(again.state_dict()), checkpoint_id=path / "torch")
+    expected = ARRANGEMENTS[load](model, mesh)
+    assert all(same(*pair) for pair in zip(local_weights(again), local_weights(expected), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("save", "load"),
+    [
+        ("one rank", "parallel"),
+        ("one rank", "sharded"),
+        ("parallel", "one rank"),
+        ("sharded", "one rank"),
+        ("parallel", "sharded"),
+        ("sharded", "parallel"),
+    ],
+)
+@pytest.mark.parametrize("format", [*CLASSES, "int4_prescaled"])
+def test_checkpoints_of_fields_load_into_any_number_of_ranks(format, save, load, ranks, seed, tmp_path):
+    pytest.importorskip("safetensors")
+    ranks(_resharded_fields, seed, format, tmp_path, save, load)
+
+
 def _fully_shard(mesh, seed, format, param_dtype):
     here = Here(mesh, seed)
     model = here.model(format)
@@ -281,6 +379,48 @@ def test_meta_models_are_sharded_and_loaded(format, ranks, seed):
     ranks(_fully_shard_meta, seed, format)
 
 
+def _broadcast_state(mesh, seed, format):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    for arrange in ARRANGEMENTS.values():
+        other = arrange(here.model(format), mesh)
+        set_model_state_dict(other, model.state_dict() if here.rank == 0 else {}, options=options)
+        expected = arrange(copy.deepcopy(model), mesh)
+        assert all(same(*pair) for pair in zip(local_weights(other), local_weights(expected), strict=True))
+        x = here.randn(3, K)
+        assert torch.equal(other(x), expected(x))
+    sharded = fully_sharded(copy.deepcopy(model).to("meta"), mesh)
+    set_model_state_dict(sharded, model.state_dict() if here.rank == 0 else {}, options=options)
+    assert torch.equal(sharded(x), fully_sharded(copy.deepcopy(model), mesh)(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", FORMATS)
+def test_rank_0_has_the_state_of_all(format, ranks, seed):
+    ranks(_broadcast_state, seed, format)
+
+
+def _accelerate_in_rank_0(mesh, seed, format):
+    from accelerate.utils import fsdp_utils
+
+    here = Here(mesh, seed)
+    model, others = here.model(format), here.model(format)
+    sharded = fully_sharded(copy.deepcopy(model).to("meta"), mesh)
+    own = model if here.rank == 0 else others
+    accelerator = SimpleNamespace(is_main_process=here.rank == 0, device=here.device)
+    fsdp_utils.fsdp2_load_full_state_dict(accelerator, sharded, own.state_dict())
+    x = here.randn(3, K)
+    assert torch.equal(sharded(x), fully_sharded(copy.deepcopy(model), mesh)(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", CLASSES)
+def test_accelerate_loads_in_rank_0_alone(format, ranks, seed):
+    pytest.importorskip("accelerate")
+    ranks(_accelerate_in_rank_0, seed, format)
+
+
 def _fully_shard_uneven(mesh, seed, format):
     here = Here(mesh, seed)
     layer = nn.Linear(K, N + 1, device=here.device)
@@ -299,32 +439,188 @@ def test_fully_shard_names_rows_that_ranks_cannot_share(format, seed):
     ranks.close()
 
 
-def _data_parallel(mesh, seed, format):
+CONFIGS = {
+    "int4": aoext.Int4WeightOnlyConfig(group_size=GROUP_SIZE),
+    "int8_dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
+    "float8": aoext.Float8WeightOnlyConfig(),
+}
+
+
+def _quantize_shards(mesh, seed, format):
     here = Here(mesh, seed)
-    model = here.model(format)
-    # PyTorch flattens and broadcasts every parameter else, frozen ones too.
-    with pytest.raises(NotImplementedError, match=r"DistributedDataParallel\(\.\.\., init_sync=False\)"):
-        nn.parallel.DistributedDataParallel(copy.deepcopy(model))
-    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(model), init_sync=False)
-    batches = [here.randn(3, K) for _ in range(SIZE)]
-    parallel(batches[here.rank]).square().mean().backward()
-    model(torch.cat(batches)).square().mean().backward()
-    for i in (0, 2):
-        torch.testing.assert_close(parallel.module[i].bias.grad, model[i].bias.grad)
+    model = nn.Sequential(nn.Linear(K, 2 * K), nn.SiLU(), nn.Linear(2 * K, N)).to(here.device)
+    for parameter in model.parameters():
+        parameter.data = here.randn(*parameter.shape)
+    parallel = parallelized(copy.deepcopy(model), mesh)
+    expected = parallelized(copy.deepcopy(model), mesh)
+    summary = aoext.quantize_(parallel, CONFIGS[format])
+    along_k = "ranks have parts of rows, which need one scale: quantise before the weight is sharded"
+    assert summary.skipped == ({} if format == "int4" else {"2": along_k})
+    rows, columns = 2 * K // SIZE, K
+    assert summary.layers[0].shape == (rows, columns)
+    assert summary.layers[0].bytes_before == 4 * rows * columns
+    for i in (0, 2) if format == "int4" else (0,):
+        part = expected[i].weight.to_local().detach()
+        assert same(parallel[i].weight.to_local().detach(), CONFIGS[format].quantize(part))
+        assert not parallel[i].weight.requires_grad
+        whole = CONFIGS[format].quantize(model[i].weight.detach())
+        assert same(parallel[i].weight.full_tensor(), whole)
+        expected[i].weight = nn.Parameter(
+            distribute_tensor(whole, mesh, expected[i].weight.placements), False
+        )
+    x = here.randn(3, K)
+    assert torch.equal(
+        parallel(x).full_tensor() if isinstance(parallel(x), DTensor) else parallel(x), expected(x)
+    )
+
+    uneven = parallelize_module(nn.Linear(K, N + 1, device=here.device), mesh, ColwiseParallel())
+    assert "unlike parts on 2 ranks" in aoext.quantize_(uneven, CONFIGS[format]).skipped[""]
+    for run in (False, True):  # whole weights are in their places behind a forward pass
+        sharded = fully_shard(nn.Linear(K, N, device=here.device), mesh=mesh)
+        if run:
+            sharded(x)
+        assert "FSDP has sharded its weight" in aoext.quantize_(sharded, CONFIGS[format]).skipped[""]
+        sharded(x)
 
 
 @pytest.mark.parametrize("format", CLASSES)
-def test_data_parallel_trains_what_is_beside_frozen_weights(format, ranks, seed):
-    ranks(_data_parallel, seed, format)
+def test_quantize_takes_shards_or_tells_why_not(format, ranks, seed):
+    ranks(_quantize_shards, seed, format)
+
+
+def _fully_sharded_data_parallel(mesh, seed, format):
+    here = Here(mesh, seed)
+
+    def wrapped(model, **options):
+        options = {"use_orig_params": True, "device_id": torch.device("cpu"), **options}
+        return FullyShardedDataParallel(model, **options)
+
+    with pytest.raises(NotImplementedError, match="among its ignored_states; fully_shard shards them"):
+        wrapped(here.model(format))
+    model = here.model(format)
+    frozen = [model[i].weight for i in (0, 2)]
+    twin = copy.deepcopy(model)
+    sharded = wrapped(model, ignored_states=frozen)
+    x = here.randn(3, K)
+    y = sharded(x)
+    assert_near(y, twin(x))
+    y.square().mean().backward()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_older_fsdp_says_what_to_do(seed):
+    ranks = Ranks("cpu", SIZE)  # of their own: what raises within FSDP leaves its state unfinished
+    ranks(_fully_sharded_data_parallel, seed, "int4")
+    ranks.close()
+
+
+def _data_parallel(mesh, seed, format, options):
+    here = Here(mesh, seed)
+    model = here.model(format)
+    others = here.model(format)  # of which rank 0 has the say where DistributedDataParallel synchronises
+    own = others if here.rank and options.get("init_sync", True) else model
+    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(own), **options)
+    for result, expected in zip(parallel.module.parameters(), model.parameters(), strict=True):
+        if isinstance(expected, QuantizedTensor):
+            assert same(result, expected)
+        else:
+            assert torch.equal(result, expected)
+    optimizer = ZeroRedundancyOptimizer(parallel.parameters(), torch.optim.SGD, lr=0.0)
+    for _ in range(2):
+        batches = [here.randn(3, K) for _ in range(SIZE)]
+        parallel(batches[here.rank]).square().mean().backward()
+        model(torch.cat(batches)).square().mean().backward()
+        optimizer.step()
+        for i in (0, 2):
+            assert_near(parallel.module[i].bias.grad, model[i].bias.grad)
+            assert same(parallel.module[i].weight.detach(), model[i].weight.detach())
+
+
+@pytest.mark.parametrize("options", [{}, {"init_sync": False}, {"find_unused_parameters": True}])
+@pytest.mark.parametrize("format", FORMATS)
+def test_data_parallel_trains_what_is_beside_frozen_weights(format, options, ranks, seed):
+    ranks(_data_parallel, seed, format, options)
+
+
+def _flat(mesh, seed, format):
+    here = Here(mesh, seed)
+    weight, other = here.weight(format), here.weight(format)
+    flat = torch._C._nn.flatten_dense_tensors([weight, other])
+    assert same(flat[N * K :].view(N, K), other)
+    before = copy.deepcopy(weight)
+    weight.qdata.zero_()
+    assert same(flat[: N * K].view(N, K), before)
+    for whole in (
+        weight,
+        here.model(format)[0].weight.detach()[:N],
+    ):  # the second shares memory with other rows
+        alone = torch._C._nn.flatten_dense_tensors([whole if here.rank == 0 else torch.zeros_like(whole)])
+        torch.distributed.broadcast(alone, 0)
+        assert same(alone.view(whole.shape), whole)
+    bias = here.randn(5).requires_grad_()
+    vector = torch.nn.utils.parameters_to_vector([nn.Parameter(before, False), bias])
+    assert same(vector[: N * K].view(N, K).detach(), before)
+    assert torch.equal(vector[N * K :], bias)
+    for refused in (lambda: flat[1:], lambda: flat.view(2 * N, K), lambda: flat + 1, weight.flatten().sum):
+        with pytest.raises(NotImplementedError, match=r"view\(-1\) of a quantised weight"):
+            refused()
+    with pytest.raises(NotImplementedError, match="another dtype"):
+        torch.cat([weight.view(-1), here.randn(3, dtype=BF16)])
+
+
+@pytest.mark.parametrize("format", CLASSES)
+def test_weights_that_are_flat_can_be_broadcast_alone(format, ranks, seed):
+    ranks(_flat, seed, format)
+
+
+ACCELERATED = """
+import accelerate, aoext, torch
+
+accelerator = accelerate.Accelerator(cpu=True)
+torch.manual_seed(accelerator.process_index)  # rank 0 has the say
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.SiLU(), torch.nn.Linear(64, 32))
+aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=32))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loader = torch.utils.data.DataLoader(torch.randn(16, 64), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x in loader:
+    accelerator.backward(model(x).square().mean())
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+plain = accelerator.unwrap_model(model)
+trained = plain[0].bias.detach().clone()
+accelerator.save_state("state", safe_serialization=False)
+accelerator.wait_for_everyone()
+with torch.no_grad():
+    plain[0].bias.zero_()
+    plain[0].weight.qdata.zero_()
+accelerator.load_state("state")
+assert torch.equal(plain[0].bias, trained)
+assert plain[0].weight.qdata.any()
+ours = torch.cat([plain[0].weight.dequantize().flatten(), plain[0].bias.detach()])
+of_ranks = accelerator.gather(ours[None])
+print(torch.equal(*of_ranks), flush=True)
+accelerator.end_training()
+"""
+
+
+def test_accelerate_prepares_models_on_two_ranks(tmp_path):
+    pytest.importorskip("accelerate")
+    _run_ranks(ACCELERATED, tmp_path)
 
 
 def test_the_example_of_the_page_runs(tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "parallel.py").write_text(code)
+    _run_ranks(code, tmp_path)
+
+
+def _run_ranks(code: str, folder: Path) -> None:
+    """Run a program in all ranks, each of which prints True."""
+    (folder / "program.py").write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"]
-    done = subprocess.run(
-        [*command, tmp_path / "parallel.py"], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [*command, folder / "program.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     # Ranks write without buffers, so a line may stand within another.
     assert (done.returncode, done.stdout.count("True")) == (0, SIZE), done.stdout + done.stderr

@@ -253,6 +253,20 @@ def test_new_plain_tensors_are_made_after_a_weight(parameter):
     assert made[0].tolist() == [1, 2]
 
 
+ADVICE = "save_model saves a model with such weights as safetensors.*take safe_serialization=False"
+
+
+def test_what_writes_storages_is_told_what_saves_a_model(parameter, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    for write in (safetensors.save, lambda state: safetensors.save_file(state, tmp_path / "state")):
+        with pytest.raises(RuntimeError, match=ADVICE):
+            write({"weight": parameter})
+    flat = aoext.flatten_state_dict({"weight": parameter})
+    loaded = safetensors.load(safetensors.save(flat))
+    for name, expected in flat.items():
+        assert torch.equal(loaded[name].view(torch.uint8), expected.cpu().view(torch.uint8))
+
+
 class Own(nn.Linear):
     """A layer that keeps its class and calls F.linear."""
 
@@ -390,6 +404,24 @@ def model(request, generator) -> nn.Module:
 
 def placed(device) -> str:
     return "xpu" if XPU_SIM and device.type == "xpu" else str(device)
+
+
+def test_accelerate_saves_and_loads_its_state(model, generator, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    pytest.importorskip("safetensors")
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared = accelerator.prepare(model)
+    with pytest.raises(RuntimeError, match=ADVICE):
+        accelerator.save_state(tmp_path)
+    before = copy.deepcopy(prepared)
+    accelerator.save_state(tmp_path, safe_serialization=False)
+    x = randn(generator, 3, K, dtype=BF16)
+    with torch.no_grad():
+        for parameter in prepared.parameters():
+            parameter.copy_(torch.zeros_like(parameter))
+        assert not prepared(x).any()
+    accelerator.load_state(tmp_path)
+    assert torch.equal(prepared(x), before(x))
 
 
 @pytest.mark.parametrize("way", ["cpu_offload", "from a file", "with_hook", "dispatch", "empty weights"])

@@ -184,7 +184,7 @@ def test_copy_of_what_differs_is_refused(device, generator):
             weight.copy_(other)
     with pytest.raises(ValueError, match="stored dtype"):
         Float8Tensor.from_hp(w).copy_(Float8Tensor.from_hp(w, torch.float8_e5m2))
-    for target, source in ((weight, w), (w, weight), (weight, Int8Tensor.from_hp(w))):
+    for target, source in ((weight, -w), (w, weight), (weight, Int8Tensor.from_hp(w))):
         with pytest.raises(NotImplementedError, match=r"aten\.copy_\.default from"):
             target.copy_(source)
 
@@ -284,8 +284,6 @@ def test_new_weights_of_the_same_form(weight):
     assert same(weight.new_zeros(3, K, dtype=FP16), zeros.to(FP16))
     assert weight.new_zeros(3, K, device="meta").is_meta
     assert same(zeros.copy_(weight[:3]), weight[:3])
-    with pytest.raises(IndexError):
-        weight.new_zeros(3)
     for empty in (torch.empty_like(weight), torch.empty_like(weight[:, COLUMNS], dtype=FP16)):
         assert all(field.is_contiguous() for _, field in empty.named_fields())
     assert empty.dtype is FP16

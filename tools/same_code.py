@@ -60,7 +60,9 @@ def functions(path: Path) -> dict[str, list[str]]:
 
 def _plain(name: str) -> str:
     """A function's name as it stands in the source."""
-    return subprocess.run(["c++filt", name.rstrip("'")], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["c++filt", name.rstrip("'")], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def differences(before: Path, after: Path) -> int:

@@ -32,6 +32,7 @@ from aoext.configs import (  # noqa: E402
 from aoext.info import explain, show_config, warmup  # noqa: E402
 from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
+from aoext.state_dicts import flatten_state_dict  # noqa: E402
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
 
 # Both wait for others to be imported.
@@ -56,6 +57,7 @@ __all__ = [
     "Int8WeightOnlyConfig",
     "aoti_options",
     "explain",
+    "flatten_state_dict",
     "inductor",
     "library_path",
     "load_model",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aoext import shards
 from aoext.configs import QuantizationConfig
 from aoext.foreign import is_within, offloaded_by_accelerate, peft_adapters, quantised_by
 from aoext.layers import CLASSES, as_rows, as_weight, has_transposed_weight, why_never_quantized
@@ -93,7 +94,7 @@ def _reason(name: str, layer: Layer, config: QuantizationConfig, training: _Trai
         return "its weight is computed from other parameters"
     if nn.parameter.is_lazy(weight):
         return "its weight is not initialised yet"
-    obstacle = config.obstacle(as_rows(layer, weight))
+    obstacle = shards.obstacle(config, layer, as_rows(layer, weight))
     if obstacle is None and training is not None:
         return training.reason(name, weight)
     return obstacle
@@ -163,7 +164,7 @@ def _is_plain(parameter: Tensor) -> bool:
     return (
         not nn.parameter.is_lazy(parameter)
         and parameter.is_floating_point()
-        and not isinstance(parameter, QuantizedTensor)
+        and not isinstance(shards.own_part(parameter), QuantizedTensor)
         and quantised_by(parameter) is None
     )
 
@@ -183,10 +184,10 @@ def refusal_of_own_forward(layer: Layer, config: QuantizationConfig) -> str | No
         if isinstance(layer, nn.Embedding):
             input = torch.empty(2, dtype=torch.int64, device="meta")
         else:
-            columns = as_rows(layer, layer.weight).shape[1]
-            input = torch.empty(2, columns, dtype=layer.weight.dtype, device="meta")
+            weight = as_rows(layer, _empty(layer.weight))
+            input = weight.new_empty(2, weight.shape[1])
         plain = kind.forward(trial, input)
-        quantized = as_weight(layer, config.quantize(as_rows(layer, _empty(layer.weight))))
+        quantized = as_weight(layer, config.quantize(as_rows(trial, _empty(layer.weight))))
         trial._parameters["weight"] = nn.Parameter(quantized, requires_grad=False)
         result = kind.forward(trial, input)
     except Exception as error:  # whatever a user's forward may raise
@@ -216,7 +217,7 @@ def _on_meta(module: nn.Module) -> nn.Module:
 
 
 def _empty(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta")
+    return torch.empty_like(shards.own_part(tensor), device="meta")
 
 
 def _form(result: object) -> object:

@@ -8,13 +8,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from aoext import shards
 from aoext.choice import Owners, choose
 from aoext.configs import QuantizationConfig
 from aoext.integrations import adopt
 from aoext.layers import as_rows, as_weight, set_weight
 from aoext.packing import has_values, is_surely_finite
-from aoext.summary import QuantizationSummary, QuantizedLayer, model_bytes
-from aoext.tensors import QuantizedTensor
+from aoext.summary import QuantizationSummary, QuantizedLayer, model_bytes, stored_bytes
 
 Item = TypeVar("Item")
 
@@ -48,7 +48,8 @@ def quantize_(
 
     Layers are replaced one by one, so that no more memory is needed than the model and one layer
     take. Weights that several layers share stay shared. A layer that cannot be quantised is
-    skipped, and the summary tells why, as it tells what else stays as it is and is large.
+    skipped, and the summary tells why, as it tells what else stays as it is and is large. Of a weight that
+    parallelize_module has sharded each rank quantises its own part, and the summary counts that.
 
     ValueError, before anything changes, for a weight with NaN or Inf, for a layer that torchao or
     bitsandbytes has quantised or that accelerate has offloaded, and for tensors on the meta device that
@@ -82,8 +83,9 @@ def quantize_(
 def _check_values(groups: Sequence[Owners], config: QuantizationConfig) -> None:
     """Raise if a weight's values cannot be quantised, while all of them are as they were."""
     for (name, layer), *_ in groups:
-        if has_values(layer.weight) and not is_surely_finite(layer.weight):
-            _quantized(name, layer, layer.weight, config)  # which tells
+        weight = shards.own_part(layer.weight)
+        if has_values(weight) and not is_surely_finite(weight):
+            _quantized(name, layer, weight, config, None)  # which tells
 
 
 def _check_device(model: nn.Module, device: torch.device) -> None:
@@ -94,9 +96,15 @@ def _check_device(model: nn.Module, device: torch.device) -> None:
             raise ValueError(f"quantize_: {name} is on the meta device and has no values for {device}")
 
 
-def _quantized(name: str, layer: nn.Module, weight: Tensor, config: QuantizationConfig) -> QuantizedTensor:
+def _quantized(
+    name: str,
+    layer: nn.Module,
+    weight: Tensor,
+    config: QuantizationConfig,
+    device: torch.device | str | int | None,
+) -> Tensor:
     try:
-        return as_weight(layer, config.quantize(as_rows(layer, weight)))
+        return as_weight(layer, shards.quantize(config, as_rows(layer, weight), device))
     except ValueError as error:
         raise ValueError(f"quantize_: layer {name!r}: {error}") from error
 
@@ -107,13 +115,13 @@ def _quantize_layer(
     """Quantise the weight of `owners` on `device` and give it to all of them."""
     (name, first), *others = owners
     weight = first.weight
-    quantized = _quantized(name, first, weight.detach().to(device), config)
+    quantized = _quantized(name, first, weight, config, device)
     parameter = nn.Parameter(quantized, requires_grad=False)
     for _, layer in owners:
         set_weight(layer, parameter)
-    rows, columns = quantized.weight_shape
+    rows, columns = as_rows(first, shards.own_part(weight)).shape
     tied = tuple(other for other, _ in others)
-    return QuantizedLayer(name, (rows, columns), weight.nbytes, quantized.stored_bytes, tied)
+    return QuantizedLayer(name, (rows, columns), stored_bytes(weight), stored_bytes(quantized), tied)
 
 
 def _with_progress(items: Sequence[Item]) -> Iterable[Item]:

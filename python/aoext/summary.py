@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
 from aoext.layers import CLASSES
+from aoext.shards import own_part
 from aoext.tensors import QuantizedTensor
 
 # Above this share of a model's values, what stays unquantised is worth a word in the first line.
@@ -148,14 +149,14 @@ def reason_to_stay(module: nn.Module, name: str, parameter: Tensor) -> str:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]]:
-    """(name, the module's name, the module, the parameter) of all of floating point, each once."""
+    """(name, the module's name, the module, this rank's part) of all of floating point, each once."""
     seen: set[int] = set()
     for owner, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             known = id(parameter) in seen
             seen.add(id(parameter))
             if not known and not nn.parameter.is_lazy(parameter) and parameter.is_floating_point():
-                yield (f"{owner}.{leaf}" if owner else leaf), owner, module, parameter
+                yield (f"{owner}.{leaf}" if owner else leaf), owner, module, own_part(parameter)
 
 
 def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -179,7 +180,8 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's numbers, of a quantised or sparse one those of its parts."""
+    """Bytes of what this rank has of a tensor's numbers, of a quantised or sparse one those of its parts."""
+    tensor = own_part(tensor)
     if isinstance(tensor, QuantizedTensor):
         return tensor.stored_bytes
     if tensor.layout is torch.sparse_coo:

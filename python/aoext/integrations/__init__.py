@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from aoext._imports import when_imported
+from aoext.integrations import accelerate_fsdp, checkpointing
 
 # Names in aoext that are imported when they are asked for: their module here, and what it calls them.
 NAMES = {
@@ -33,6 +34,9 @@ def install() -> None:
     when_imported("transformers.modeling_utils", partial(_load, "loading"))
     when_imported("accelerate.big_modeling", partial(_load, "accelerate"))
     when_imported("peft.tuners.lora.model", partial(_load, "peft"))
+    when_imported("accelerate.utils.fsdp_utils", accelerate_fsdp.load_weights)
+    when_imported("torch.distributed.checkpoint._state_dict_stager", checkpointing.stage_weights)
+    when_imported("torch.distributed._state_dict_utils", checkpointing.broadcast_weights)
 
 
 def find(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Quantised weights as tensor subclasses; they stand in for the weight of an nn.Linear.
 
 fields.py, base.py: the table of fields that a format declares, and what follows from it
-products.py, lookups.py, views.py, copies.py, plain.py, encoder_layer.py, distributed.py: the operations of
-PyTorch that quantised weights know
+products.py, lookups.py, views.py, copies.py, plain.py, encoder_layer.py, flat.py, distributed.py: the
+operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
 memory.py, parameters.py, pickles.py: what modules, files and other libraries ask of them
 int4.py, rowwise.py, int8.py, float8.py: the formats

@@ -49,8 +49,9 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     """Base of the quantised weights.
 
     Outwardly a tensor [N, K] in `dtype`, the dtype of the activations that it is made for. It takes
-    no gradient itself; gradients flow to activations and biases. Operations of PyTorch that nobody
-    has implemented for it (see `implements`) raise NotImplementedError.
+    no gradient itself; gradients flow to activations and biases, and optimizers and averages that walk
+    over all parameters of a model pass over it. Operations of PyTorch that nobody has implemented for it
+    (see `implements`) raise NotImplementedError.
     """
 
     fields: ClassVar[dict[str, Field]]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name, one_of
+from aoext.packing import dtype_name, has_values, one_of
 from aoext.tensors.base import QuantizedTensor, counted_versions, implements
 from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K
 from aoext.tensors.views import is_spanned, weight_dim
 
 aten = torch.ops.aten
+
+# How many roundings may lie between the values of a weight and their average with themselves.
+ROUNDINGS = 4
 
 
 @implements(aten.clone.default)
@@ -76,27 +79,70 @@ def _empty_like(
     return _converted(self, dtype, empty)
 
 
-@implements(aten.new_zeros.default)
-def _new_zeros(
+@implements(aten.zeros_like.default)
+def _zeros_like(self: QuantizedTensor, **options: Any) -> Tensor:
+    return _new_zeros(self, list(self.shape), **options)
+
+
+@implements(aten.full_like.default)  # what Adagrad calls of every parameter, frozen ones too
+def _full_like(
     self: QuantizedTensor,
-    size: list[int],
+    fill_value: float,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     **formats: Any,
-) -> QuantizedTensor:
-    """A weight of zeros in this one's form, of [N, K], or [K, N] where this is a transposed view."""
+) -> Tensor:
+    """A plain tensor of one value, expanded, so that it takes no memory."""
+    value = torch.full((), fill_value, dtype=dtype or self.dtype, device=device or self.device)
+    return value.expand(self.shape)
+
+
+@implements(aten.new_zeros.default)
+def _new_zeros(self: QuantizedTensor, size: list[int], **options: Any) -> Tensor:
+    """A weight of zeros; what else is to be said of it is said at _new."""
+    return _new(self, "new_zeros", size, torch.zeros, **options)
+
+
+@implements(aten.new_empty.default)
+def _new_empty(self: QuantizedTensor, size: list[int], **options: Any) -> Tensor:
+    """A weight whose fields hold whatever was in their memory; see _new."""
+    return _new(self, "new_empty", size, torch.empty, **options)
+
+
+@implements(aten.new_empty_strided.default)
+def _new_empty_strided(self: QuantizedTensor, size: list[int], stride: list[int], **options: Any) -> Tensor:
+    """new_empty, for a weight has no strides to choose."""
+    return _new_empty(self, size, **options)
+
+
+def _new(
+    self: QuantizedTensor,
+    name: str,
+    size: list[int],
+    make: Callable[..., Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **formats: Any,
+) -> Tensor:
+    """A weight in this one's form, of [N, K], or [K, N] where this is a transposed view.
+
+    A plain tensor where there is no such weight: of other than two dimensions or another kind of dtype.
+    """
+    if len(size) != 2 or (dtype or self.dtype) not in ACTIVATION_DTYPES:
+        return make(size, dtype=dtype or self.dtype, device=device or self.device)
     shape = [size[weight_dim(self, 0)], size[weight_dim(self, 1)]]
     block_size = [1, shape[K]] if self.blocks_are_rows else self.block_size
     if shape[K] == 0 or shape[K] % block_size[K]:
         raise ValueError(
-            f"{type(self).__name__}: new_zeros needs a K of whole groups of {block_size[K]}, got {shape[K]}"
+            f"{type(self).__name__}: {name} needs a K of whole groups of {block_size[K]}, got {shape[K]}"
         )
 
-    def zeros(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        return tensor.new_zeros(field.shape(shape, block_size), dtype=dtype, device=device)
+    def field(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return make(field.shape(shape, block_size), dtype=dtype, device=device or tensor.device)
 
-    return _converted(self, dtype, zeros, shape=shape, block_size=block_size)
+    return _converted(self, dtype, field, shape=shape, block_size=block_size)
 
 
 def _converted(
@@ -127,12 +173,24 @@ def _converted(
 
 
 @implements(aten.copy_.default)
-def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy all fields, converting scales to this tensor's dtype."""
-    if not isinstance(self, QuantizedTensor) or type(self) is not type(src):
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy all fields, converting scales to this tensor's dtype.
+
+    Of a plain source it is known that there is nothing to copy where that holds the values of this weight, as
+    an average of equal weights does; others raise NotImplementedError.
+    """
+    into = f"aten.copy_.default from {type(src).__name__} into {type(self).__name__}"
+    if not isinstance(self, QuantizedTensor):
         raise NotImplementedError(
-            f"aten.copy_.default from {type(src).__name__} into {type(self).__name__} is not "
-            "implemented: quantise or dequantize() first, or load with "
+            f"{into} is not implemented: dequantize() first, or load with load_state_dict(..., assign=True); "
+            "aoext.flatten_state_dict gives plain tensors"
+        )
+    if _are_values_of(self, src):
+        refuse_gradient(self, aten.copy_.default, src)
+        return self
+    if type(self) is not type(src):
+        raise NotImplementedError(
+            f"{into} is not implemented but for the values that it has: quantise first, or load with "
             "load_state_dict(..., assign=True)"
         )
     _check_alike(self, src)
@@ -142,6 +200,39 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         for name, tensor in ours.items():
             tensor.copy_(theirs[name], non_blocking)
     return self
+
+
+@implements(aten._foreach_copy_.default)
+def _foreach_copy_(self: Sequence[Tensor], src: Sequence[Tensor], non_blocking: bool = False) -> None:
+    for own, other in zip(self, src, strict=True):
+        own.copy_(other, non_blocking)
+
+
+def wants_gradient(value: object) -> bool:
+    """Whether autograd will have what is made of this take gradients."""
+    return isinstance(value, Tensor) and torch.is_grad_enabled() and value.requires_grad
+
+
+def refuse_gradient(weight: QuantizedTensor, function: Any, value: object) -> None:
+    """RuntimeError if `function` would write into a weight what wants a gradient."""
+    if wants_gradient(value):
+        raise RuntimeError(
+            f"{type(weight).__name__}: {function} needs a matrix that requires no gradient, which a "
+            "quantised weight cannot pass on; detach() it, or call it under torch.no_grad()"
+        )
+
+
+def _are_values_of(weight: QuantizedTensor, plain: Tensor) -> bool:
+    """Whether a plain tensor is what `weight` stands for, but for the rounding of a few operations."""
+    if type(plain) not in (Tensor, torch.nn.Parameter) or plain.dtype not in ACTIVATION_DTYPES:
+        return False
+    if plain.shape != weight.shape or not has_values(plain) or not has_values(weight.qdata):
+        return False
+    info = max((torch.finfo(dtype) for dtype in (plain.dtype, weight.dtype)), key=lambda info: info.eps)
+    bounds = {"rtol": ROUNDINGS * info.eps, "atol": ROUNDINGS * info.smallest_normal * info.eps}
+    common = torch.promote_types(plain.dtype, weight.dtype)
+    own, given = weight.dequantize().to(common), plain.to(weight.device, common)
+    return torch.allclose(own, given, **bounds, equal_nan=True)
 
 
 def _check_alike(self: QuantizedTensor, src: QuantizedTensor) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed._functional_collectives  # defines some of the operators below
 from torch import Tensor
 
+from aoext.tensors import flat as flat  # which registers operations
 from aoext.tensors.base import QuantizedTensor, implements
 from aoext.tensors.views import concatenated
 
@@ -80,34 +81,6 @@ def _waited_for(weight: QuantizedTensor) -> QuantizedTensor:
 
 if hasattr(functional, "_wrap_tensor_autograd"):  # from torch 2.13 on
     implements(functional._wrap_tensor_autograd.default)(_waited_for)
-
-
-@implements(Tensor.view)
-def _view_or_flat(self: QuantizedTensor, *size: Any, **options: Any) -> Tensor:
-    return Flat(self) if size == (-1,) else Tensor.view(self, *size, **options)
-
-
-class Flat(torch.Tensor):
-    """weight.view(-1), which fully_shard keeps beside a weight. All that it can do is to be there."""
-
-    weight: QuantizedTensor
-
-    @staticmethod
-    def __new__(cls, weight: QuantizedTensor) -> Flat:
-        self = torch.Tensor._make_wrapper_subclass(
-            cls, (weight.numel(),), dtype=weight.dtype, device=weight.device
-        )
-        self.weight = weight
-        return self
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"{self.weight!r}.view(-1)"
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        raise NotImplementedError(f"{func} is not implemented for view(-1) of a quantised weight")
 
 
 @implements(aten.as_strided.default)  # what fully_shard calls of a weight that it has gathered

@@ -53,6 +53,16 @@ def _view_dtype(self: QuantizedTensor, dtype: torch.dtype) -> NoReturn:
     )
 
 
+@implements(Tensor.storage)
+def _storage(self: QuantizedTensor) -> NoReturn:
+    # safetensors takes NotImplementedError for a tensor without memory, and then reads from its data_ptr().
+    raise RuntimeError(
+        f"{type(self).__name__} has no storage, for its memory is that of its fields. aoext.save_model saves "
+        "a model with such weights as safetensors, and aoext.flatten_state_dict gives their fields; "
+        "accelerate's save_state and save_model take safe_serialization=False"
+    )
+
+
 def _making_plain(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A method that makes a tensor of given values or sizes, in this one's dtype and on its device."""
 

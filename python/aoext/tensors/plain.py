@@ -5,14 +5,16 @@ What they give is plain and stands alone: w[0] is a copy of a row, and nothing w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from aoext.packing import has_values
 from aoext.tensors.base import QuantizedTensor, implements
+from aoext.tensors.copies import refuse_gradient, wants_gradient
 
 aten = torch.ops.aten
 
@@ -78,7 +80,12 @@ for _function in _WHOLE:
 
 
 def _sum(weight: QuantizedTensor, other: Tensor, factor: float) -> QuantizedTensor:
-    """weight + factor · other for a matrix of its shape: summed in float32, in the weight's scheme again."""
+    """weight + factor · other for a matrix of its shape: summed in float32, in the weight's scheme again.
+
+    Of zeros, such as steps of optimizers for what does not train, the weight keeps its bits.
+    """
+    if has_values(other) and not other.any():
+        return cast(QuantizedTensor, weight.clone())
     total = (
         cast(QuantizedTensor, weight.to(torch.float32)).dequantize().add(_plain(other).float(), alpha=factor)
     )
@@ -93,7 +100,7 @@ def _implement_sum(sign: int, *functions: Callable[..., Tensor]) -> None:
             swapped = sign > 0 and not options and isinstance(other, QuantizedTensor)
             weight, matrix = (other, self) if swapped else (self, other)
             fits = isinstance(weight, QuantizedTensor) and _is_matrix_for(weight, matrix)
-            if fits and options.keys() <= {"alpha"} and not _wants_gradient(matrix):
+            if fits and options.keys() <= {"alpha"} and not wants_gradient(matrix):
                 return _sum(weight, matrix, sign * options.get("alpha", 1))
             return function(self, other, **options)
 
@@ -116,11 +123,7 @@ def _implement_sum_in_place(sign: int, overload: Any) -> None:
                 f"got {list(other.shape) if isinstance(other, Tensor) else other!r}; "
                 "dequantize() gives a plain tensor"
             )
-        if _wants_gradient(other):
-            raise RuntimeError(
-                f"{type(self).__name__}: {overload} needs a matrix that requires no gradient, which a "
-                "quantised weight cannot pass on; detach() it, or call it under torch.no_grad()"
-            )
+        refuse_gradient(self, overload, other)
         return self.copy_(_sum(self, other, sign * alpha))
 
 
@@ -129,8 +132,22 @@ def _is_matrix_for(weight: QuantizedTensor, other: Any) -> bool:
     return plain and other.shape == weight.shape and other.is_floating_point()
 
 
-def _wants_gradient(other: Tensor) -> bool:
-    return torch.is_grad_enabled() and other.requires_grad
+@implements(aten.lerp_.Scalar, aten.lerp_.Tensor)
+def _lerp_(self: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """What averages of a model call, for frozen weights too; it must give the weight that is there."""
+    overload = aten.lerp_.Tensor if isinstance(weight, Tensor) else aten.lerp_.Scalar
+    if not isinstance(self, QuantizedTensor):
+        return overload(self, *_plain((end, weight)))
+    for value in (end, weight):
+        refuse_gradient(self, overload, value)
+    return self.copy_(overload(*_plain((self, end, weight))))
+
+
+@implements(*_overloads("_foreach_lerp_"))
+def _foreach_lerp_(self: Sequence[Tensor], tensors1: Sequence[Tensor], weight: Any) -> None:
+    factors = weight if isinstance(weight, (list, tuple)) else [weight] * len(self)
+    for own, end, factor in zip(self, tensors1, factors, strict=True):
+        own.lerp_(end, factor)
 
 
 _implement_sum(1, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)

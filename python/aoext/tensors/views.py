@@ -47,13 +47,12 @@ def _permute(self: QuantizedTensor, dims: list[int]) -> QuantizedTensor:
 
 
 @implements(aten.view.default)
-def _view(self: QuantizedTensor, size: list[int]) -> QuantizedTensor:
+def view(self: QuantizedTensor, size: list[int]) -> QuantizedTensor:
     same = len(size) == 2 and size.count(-1) < 2
     if not same or any(given not in (-1, own) for given, own in zip(size, self.shape, strict=True)):
-        flat = "; DistributedDataParallel(..., init_sync=False) does without" if len(size) == 1 else ""
         raise NotImplementedError(
             f"{type(self).__name__}: aten.view.default is not implemented for another shape, {list(size)}; "
-            f"dequantize() gives a plain tensor{flat}"
+            f"dequantize() gives a plain tensor"
         )
     return _alias(self)
 

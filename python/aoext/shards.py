@@ -1,0 +1,122 @@
+"""Weights that torch.distributed has sharded, DTensors: of each this rank has a part, which it quantises."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+import torch
+from torch import Tensor, nn
+
+from aoext.configs import QuantizationConfig
+from aoext.tensors import QuantizedTensor
+from aoext.tensors.fields import Field, K, N
+from aoext.tensors.views import weight_dim
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+
+def is_distributed(weight: object) -> TypeGuard[DTensor]:
+    """Whether this is a DTensor. Who has one has imported its module, which takes more than a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(weight, module.DTensor)
+
+
+def own_part(weight: Tensor) -> Tensor:
+    """What this rank has of a weight: all of it, unless that is a DTensor."""
+    return weight.to_local() if is_distributed(weight) else weight
+
+
+def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> str | None:
+    """Why `config` cannot quantise the weight of a layer, or this rank's part of it; None if it can."""
+    if getattr(layer, "_is_fsdp_managed_module", False):  # which keeps what it has made of the plain weight
+        return "FSDP has sharded its weight: quantise the model first, then call fully_shard"
+    if not is_distributed(weight):
+        return config.obstacle(weight)
+    from torch.distributed.tensor import Replicate, Shard
+
+    along_k = False
+    for placement, ranks in zip(weight.placements, weight.device_mesh.shape, strict=True):
+        if type(placement) not in (Shard, Replicate):
+            return f"its weight is distributed as {placement}, neither Shard nor Replicate"
+        if isinstance(placement, Shard):
+            if weight.shape[placement.dim] % ranks:
+                return f"its weight {list(weight.shape)} has unlike parts on {ranks} ranks"
+            along_k |= placement.dim == K
+    part = weight.to_local()
+    if (reason := config.obstacle(part)) is not None:
+        return f"{reason}, in the part {list(part.shape)} of this rank"
+    if along_k and config.quantize(torch.empty_like(part, device="meta")).blocks_are_rows:
+        return "ranks have parts of rows, which need one scale: quantise before the weight is sharded"
+    return None
+
+
+def quantize(config: QuantizationConfig, weight: Tensor, device: torch.device | str | int | None) -> Tensor:
+    """The weight, or this rank's part of it, quantised on `device`."""
+    quantized = config.quantize(own_part(weight).detach().to(device))
+    if not is_distributed(weight):
+        return quantized
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        quantized,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
+
+
+def named_fields(name: str, weight: object) -> Iterator[tuple[str, DTensor]] | None:
+    """Names and fields of a distributed quantised weight, as DTensors of the same memory; None for all else.
+
+    NotImplementedError, which says `name`, for placements other than Shard and Replicate.
+    """
+    if not is_distributed(weight) or not isinstance(weight.to_local(), QuantizedTensor):
+        return None
+    from torch.distributed.tensor import Replicate, Shard
+
+    if any(type(placement) not in (Shard, Replicate) for placement in weight.placements):
+        raise NotImplementedError(
+            f"{name}: fields of a quantised weight can be Shard or Replicate, got {list(weight.placements)}"
+        )
+    return _distributed_fields(weight)
+
+
+def _distributed_fields(weight: DTensor) -> Iterator[tuple[str, DTensor]]:
+    from torch.distributed.tensor import DTensor
+
+    local = cast(QuantizedTensor, weight.to_local().detach())
+    shape = [weight.shape[weight_dim(local, dim)] for dim in (N, K)]
+    block_size = [1, shape[K]] if local.blocks_are_rows else local.block_size
+    for name, tensor in local.named_fields():
+        field = local.fields[name]
+        whole = torch.empty(field.shape(shape, block_size), device="meta")
+        placements = [_field_placement(local, field, placement) for placement in weight.placements]
+        yield (
+            name,
+            DTensor.from_local(
+                tensor,
+                weight.device_mesh,
+                placements,
+                run_check=False,
+                shape=whole.size(),
+                stride=whole.stride(),
+            ),
+        )
+
+
+def _field_placement(local: QuantizedTensor, field: Field, placement: Placement) -> Placement:
+    """Where a field lies whose weight has this placement. Shards along K share the scales of whole rows."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    if isinstance(placement, Shard):
+        dim = weight_dim(local, placement.dim)
+        shared = dim == K and local.blocks_are_rows and field.per_block
+        for position, axis in enumerate(field.axes):
+            if axis.dim == dim and not shared:
+                return Shard(position)
+    return Replicate()
