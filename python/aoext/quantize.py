@@ -15,6 +15,7 @@ from aoext.integrations import adopt
 from aoext.layers import as_rows, as_weight, set_weight
 from aoext.packing import has_values, is_surely_finite
 from aoext.summary import QuantizationSummary, QuantizedLayer, model_bytes, stored_bytes
+from aoext.tensors import QuantizedTensor
 
 Item = TypeVar("Item")
 
@@ -104,7 +105,8 @@ def _quantized(
     device: torch.device | str | int | None,
 ) -> Tensor:
     try:
-        return as_weight(layer, shards.quantize(config, as_rows(layer, weight), device))
+        quantized = shards.quantize(config, as_rows(layer, weight), device)
+        return as_weight(layer, quantized) if isinstance(quantized, QuantizedTensor) else quantized
     except ValueError as error:
         raise ValueError(f"quantize_: layer {name!r}: {error}") from error
 
