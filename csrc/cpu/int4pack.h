@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu/tiles.h"
+#include "cpu/gemm.h"
 
 namespace aoext::cpu {
 
@@ -57,7 +57,7 @@ void unpack_lanes(const uint32_t* words, uint32_t* out) {
   }
 }
 
-// A weight as cpu/linear.h asks for it (cpu/weights.h).
+// A weight as a gemm asks for it (cpu/weights.h).
 struct Int4PackWeight {
   static constexpr bool kInt4 = true;
   const uint32_t* words;
@@ -65,54 +65,58 @@ struct Int4PackWeight {
   Int4PackShape shape;
   int64_t N, K, group_size;
 
-  class Tile {
+  class Panel {
    public:
-    explicit Tile(const Int4PackWeight& w)
+    explicit Panel(const Int4PackWeight& w)
         : w_(w),
           groups_(w.K / w.group_size),
-          line_(2 * kTile),
-          scale_(groups_ * kTile),
-          zero_(groups_ * kTile),
-          ones_(kTile, 1.0f),
-          plain_(kTile * w.K / 8) {}
+          line_(2 * kPanel),
+          scale_(groups_ * kPanel),
+          zero_(groups_ * kPanel),
+          ones_(kPanel, 1.0f),
+          plain_(kPanel * w.K / 8) {}
 
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
       for (int64_t g = begin / w_.group_size; g * w_.group_size < end; ++g) {
         kernels().to_float(Element::bf16, w_.scale_and_zero + (g * w_.N + first) * 4, line_.data(), 2 * count);
         for (int64_t i = 0; i < count; ++i) {
-          scale_[g * kTile + i] = line_[2 * i];
-          zero_[g * kTile + i] = line_[2 * i + 1];
+          scale_[g * kPanel + i] = line_[2 * i];
+          zero_[g * kPanel + i] = line_[2 * i + 1];
         }
       }
     }
 
     // By way of plain int4. Rows lie in pieces, and are not fetched ahead.
-    void block(const Tiles& tiles, const Piece& p, const Fetch&, void* out) {
-      for (int64_t r = 0; r < p.count; ++r) unpack(p.i + r, p.begin, p.n, &plain_[r * w_.K / 8]);
-      tiles.weights_int4(int4(p.i), {p.count, w_.K / 2, nullptr, 0, 0}, p.begin, p.n, out);
+    template <class Gemm>
+    void pack(const Gemm& gemm, const BlockOfPanel& block, const Fetch&, void* out) {
+      for (int64_t r = 0; r < block.count; ++r) unpack(block.i + r, block.begin, block.n, &plain_[r * w_.K / 8]);
+      gemm.pack_w(int4(block.i), {block.count, w_.K / 2, nullptr, 0, 0}, block.begin, block.n, out);
     }
     Int4Row int4(int64_t i) const {
       return {reinterpret_cast<const uint8_t*>(plain_.data()), &scale_[i], &zero_[i], w_.group_size};
     }
     ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
-      constexpr int64_t kBytes = 2 * kTile;  // of scales and zeros in turn, half of a tile's
+      constexpr int64_t kBytes = 2 * kPanel;  // of scales and zeros in turn, half of a panel's
       const char* const at = w_.scale_and_zero + (begin / w_.group_size * w_.N + first) * 4;
       const int64_t groups = first < w_.N ? (end - 1) / w_.group_size + 1 - begin / w_.group_size : 0;
       return {{at, w_.N * 4, groups, kBytes}, {at + kBytes, w_.N * 4, groups, kBytes}};
     }
-    ZeroPointsBeside beside(const Tiles& tiles, int64_t begin, int64_t end) {
-      return zero_points_beside(tiles, scale_, zero_, beside_, w_.group_size, begin, end);
+    ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
+      return cpu::take_zero_points_out(scale_, zero_, beside_, w_.group_size, begin, end);
+    }
+    void shift_zero_points(float offset, int64_t begin, int64_t end) {
+      cpu::shift_zero_points(scale_, zero_, offset, w_.group_size, begin, end);
     }
     const float* row_scales() const { return ones_.data(); }
 
    private:
-    // At least the elements [begin, begin + n) of row i: lots of all blocks that lie side by side.
+    // At least the elements [begin, begin + n) of row i: rounds of all blocks that lie side by side.
     void unpack(int64_t i, int64_t begin, int64_t n, uint32_t* out) const {
-      const int64_t lanes = 4 * w_.shape.blocks, step = 8 * lanes;  // words of a row, and from one lot of them to the next
-      const auto unpack_lot = lanes == 16 ? unpack_lanes<4> : lanes == 8 ? unpack_lanes<2> : unpack_lanes<1>;
+      const int64_t lanes = 4 * w_.shape.blocks, step = 8 * lanes;  // words of a row, and from one round of them to the next
+      const auto unpack_round = lanes == 16 ? unpack_lanes<4> : lanes == 8 ? unpack_lanes<2> : unpack_lanes<1>;
       const uint32_t* const words = w_.words + w_.shape.word(first_ + i, 0, 0);
-      for (int64_t lot = begin / step; lot * step < begin + n; ++lot) unpack_lot(words + lot * step, out + lot * lanes);
+      for (int64_t r = begin / step; r * step < begin + n; ++r) unpack_round(words + r * step, out + r * lanes);
     }
 
     const Int4PackWeight& w_;

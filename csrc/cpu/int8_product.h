@@ -1,33 +1,29 @@
 // int8 × int8 → int32 sums, exact.
 #pragma once
 
-#include "cpu/plan.h"
-#include "cpu/tile_product.h"
+#include "cpu/gemv.h"
 
 namespace aoext::cpu {
 
-// Calls store(m, first, count, sums, row_scales) as tile_product does.
+// Calls store(m, first, count, sums, row_scales) as gemm_product does.
 template <class Store>
 void int8_product(const LinearProblem& p, const Plan& plan, const Tensor& input, const RowwiseWeight& weight,
                   const Store& store) {
-  if (plan.algorithm == Algorithm::values) {
-    const Tensor rows = aten::contiguous(input);
-    const int8_t* const x = static_cast<const int8_t*>(rows.const_data_ptr());
-    torch::stable::parallel_for(0, ceil_div(p.N, kTile), grain(kTile, p.K), [&](int64_t begin, int64_t end) {
-      RowwiseWeight::Tile tile(weight);
-      std::vector<int32_t> sums(p.M * kTile);
-      for (int64_t first = begin * kTile; first < std::min(end * kTile, p.N); first += kTile) {
-        const int64_t count = std::min<int64_t>(kTile, p.N - first);
-        tile.move(first, count, 0, p.K);
-        kernels().dot_i8(x, p.M, reinterpret_cast<const int8_t*>(tile.values(0)), count, p.K,
-                         reinterpret_cast<int32_t (*)[kTile]>(sums.data()));
-        for (int64_t m = 0; m < p.M; ++m) store(m, first, count, &sums[m * kTile], tile.row_scales());
-      }
-    });
-    return;
-  }
   const Tensor x = aten::contiguous(input);
-  tile_product<int32_t>(*kernels().i8, input_rows(p, x), p.N, weight, store);
+  if (plan.algorithm != Algorithm::gemv_8bit)
+    return gemm_product<int32_t>(*kernels().gemm_i8, input_rows(p, x), p.N, weight, kParallelFor, store);
+  const int8_t* const rows = static_cast<const int8_t*>(x.const_data_ptr());
+  kParallelFor(ceil_div(p.N, kPanel), grain(kPanel, p.K), [&](int64_t begin, int64_t end) {
+    RowwiseWeight::Panel panel(weight);
+    std::vector<int32_t> sums(p.M * kPanel);
+    for (int64_t first = begin * kPanel; first < std::min(end * kPanel, p.N); first += kPanel) {
+      const int64_t count = std::min<int64_t>(kPanel, p.N - first);
+      panel.move(first, count, 0, p.K);
+      kernels().gemv_i8(rows, p.M, reinterpret_cast<const int8_t*>(panel.values(0)), count, p.K,
+                        reinterpret_cast<int32_t (*)[kPanel]>(sums.data()));
+      for (int64_t m = 0; m < p.M; ++m) store(m, first, count, &sums[m * kPanel], panel.row_scales());
+    }
+  });
 }
 
 }  // namespace aoext::cpu

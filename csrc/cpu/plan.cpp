@@ -1,64 +1,76 @@
 #include "cpu/plan.h"
 
+#include "cpu/gemm_int4.h"
 #include "cpu/isa.h"
 
 namespace aoext::cpu {
 namespace {
 
-// Input rows up to which an algorithm is the fastest; benchmarks/cpu.md has the measurements.
-struct Most {
-  int64_t planes, fine_planes, plane_tiles;     // beyond: tiles; plane_tiles by groups of 128
-  int64_t nibbles, int8_values, float8_values;  // likewise
-  int64_t dot_int8;                             // int8 by int8 likewise
+// Rows of x up to which a gemv is the fastest; benchmarks/cpu.md has the measurements.
+struct FewRows {
+  int64_t limbs2 = 0, limbs3 = 0;
+  int64_t limbs2_packed = 0;  // by groups of 128
+  int64_t int4 = 0;
+  int64_t int8 = 0, float8 = 0;
+  int64_t int8_by_int8 = 0;
 };
 
-// From here on scaled_tiles are faster than tiles.
-constexpr int64_t kScaledTiles = 48;
+constexpr FewRows kAmx{.limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4};
+constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4};
+constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2};
+constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4};
+constexpr FewRows kPortable{.int4 = 2};
 
-// Of fewer output columns a row may nearly cancel in all of them, so that the rounding of x, to fixed point or to limbs, shows.
-constexpr int64_t kRoundedInputColumns = 8;
+// From so many rows on packed weights with their scales are faster than codes.
+constexpr int64_t kScaledRows = 48;
 
-// Groups that limbs pay for.
+// Of fewer output channels a row may nearly cancel in all of them, so that the rounding of x, to fixed point or to limbs, shows.
+constexpr int64_t kRoundedInputChannels = 8;
+
+// Groups that limbs of bfloat16 pay for.
 constexpr int64_t kLimbGroups = 32;
 
 // Inputs that one bfloat16 is not exact enough for.
 bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.input == ScalarType::Float; }
 
-Most most(const LinearProblem& p) {
+const FewRows& few_rows([[maybe_unused]] const LinearProblem& p) {
 #ifdef __x86_64__
-  if (&kernels() == &kernels_amx()) return {8, 8, 16, 4, 4, 4, 4};
-  if (&kernels() == &kernels_avx512()) return is_wide(p) ? Most{16, 8, 0, 4, 8, 8, 2} : Most{8, 8, 0, 4, 4, 4, 4};
-  if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return {16, 8, 0, 2, 8, 4, 4};
+  if (&kernels() == &kernels_amx()) return kAmx;
+  if (&kernels() == &kernels_avx512()) return is_wide(p) ? kAvx512Wide : kAvx512;
+  if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return kAvx2;
 #endif
-  return {0, 0, 0, 2, 0, 0, 0};
+  return kPortable;
 }
 
-Plan tiles(ScalarType compute) { return {Algorithm::tiles, compute}; }
+Plan gemm(ScalarType compute) { return {Algorithm::gemm, compute}; }
 
 // bfloat16 where the operands are bfloat16's, whatever their width, and that pays.
-Plan plan_products(const LinearProblem& p) {
+Plan plan_gemm(const LinearProblem& p) {
   // An infinity of e5m2 by a limb of 0 is NaN.
-  if (is_wide(p) && kernels().limbs != nullptr && p.N >= kRoundedInputColumns && p.code != Code::e5m2)
-    return {Algorithm::limb_tiles, ScalarType::BFloat16};
-  return tiles(kernels().bf16 == nullptr || is_wide(p) ? ScalarType::Float : ScalarType::BFloat16);
+  if (is_wide(p) && kernels().gemm_bf16_limbs != nullptr && p.N >= kRoundedInputChannels && p.code != Code::e5m2)
+    return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
+  return gemm(kernels().gemm_bf16 == nullptr || is_wide(p) ? ScalarType::Float : ScalarType::BFloat16);
 }
+
+bool has_int8_limbs() { return kernels().gemv_limbs2 != nullptr || kernels().gemv_limbs2_staged != nullptr; }
 
 }  // namespace
 
 Plan plan_int4pack(const LinearProblem& p) {
-  return &tiles_of_int4(p.N, p.group_size) == kernels().f32 || is_wide(p) ? tiles(ScalarType::Float) : plan_products(p);
+  return has_gemm_int4_bf16(p.N, p.group_size) && !is_wide(p) ? plan_gemm(p) : gemm(ScalarType::Float);
 }
 
 Plan plan_int4(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
   const bool grouped = whole || p.group_size == 32 || p.group_size == 64;
-  if (grouped && p.N >= kRoundedInputColumns && kernels().planes != nullptr) {
+  if (grouped && p.N >= kRoundedInputChannels && has_int8_limbs()) {
+    const FewRows& few = few_rows(p);
     if (p.output == ScalarType::Float)
-      return p.M <= most(p).fine_planes ? Plan{Algorithm::fine_planes, ScalarType::Char} : plan_int4_floats(p);
+      return p.M <= few.limbs3 ? Plan{Algorithm::gemv_limbs3, ScalarType::Char} : plan_int4_floats(p);
     // Rows of x share a tile's columns with the groups of 128 weights: four groups leave too few rows to pay.
-    if (p.group_size >= 64 && p.M > 2 && p.M * kPad <= most(p).plane_tiles * std::min(p.group_size, kPad))
-      return {Algorithm::plane_tiles, ScalarType::Char};
-    if (p.M <= most(p).planes) return {Algorithm::planes, ScalarType::Char};
+    if (p.group_size >= 64 && p.M > 2 && p.M * kPad <= few.limbs2_packed * std::min(p.group_size, kPad))
+      return {Algorithm::gemv_limbs2_packed, ScalarType::Char};
+    if (p.M <= few.limbs2) return {Algorithm::gemv_limbs2, ScalarType::Char};
   }
   return plan_int4_floats(p);
 }
@@ -66,41 +78,42 @@ Plan plan_int4(const LinearProblem& p) {
 Plan plan_int4_floats(const LinearProblem& p) {
   const bool whole = p.group_size % kPad == 0;
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
-  if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= most(p).nibbles)
-    return {Algorithm::nibbles, ScalarType::Float};
-  if (is_wide(p) && kernels().limbs_int4 != nullptr && p.N >= kRoundedInputColumns && p.group_size % kLimbGroups == 0)
-    return {Algorithm::limb_tiles, ScalarType::BFloat16};
+  if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= few_rows(p).int4)
+    return {Algorithm::gemv_int4, ScalarType::Float};
+  if (is_wide(p) && kernels().gemm_int4_codes_limbs != nullptr && p.N >= kRoundedInputChannels && p.group_size % kLimbGroups == 0)
+    return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   const Plan plan = plan_int4pack(p);
-  const bool scaled = plan.compute == ScalarType::BFloat16 && kernels().bf16->weights_int4 != nullptr && p.N >= kRoundedColumns;
-  if (scaled && p.group_size <= 32 && p.group_size >= 8 && power_of_two && p.M >= kScaledTiles)
-    return {Algorithm::scaled_tiles, ScalarType::BFloat16};
+  const bool both = kernels().gemm_int4_codes != nullptr && kernels().gemm_int4_bf16 != nullptr;
+  const bool scaled = plan.compute == ScalarType::BFloat16 && both && p.N >= kRoundedChannels;
+  if (scaled && p.group_size <= 32 && p.group_size >= 8 && power_of_two && p.M >= kScaledRows)
+    return {Algorithm::gemm_int4_scaled, ScalarType::BFloat16};
   return plan;
 }
 
 Plan plan_rowwise(const LinearProblem& p) {
-  const int64_t values = p.code == Code::int8 ? most(p).int8_values : most(p).float8_values;
-  const bool by_bf16 = kernels().values_bf16 != nullptr && !is_wide(p);
-  return p.M <= values ? Plan{Algorithm::values, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float} : plan_products(p);
+  const int64_t most = p.code == Code::int8 ? few_rows(p).int8 : few_rows(p).float8;
+  const bool by_bf16 = kernels().gemv_8bit_bf16 != nullptr && !is_wide(p);
+  return p.M <= most ? Plan{Algorithm::gemv_8bit, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float} : plan_gemm(p);
 }
 
 Plan plan_scaled(const LinearProblem& p) {
   if (p.code != Code::int8) return plan_rowwise(p);
-  if (kernels().dot_i8 != nullptr && p.M <= most(p).dot_int8) return {Algorithm::values, ScalarType::Char};
-  return tiles(ScalarType::Char);
+  if (kernels().gemv_i8 != nullptr && p.M <= few_rows(p).int8_by_int8) return {Algorithm::gemv_8bit, ScalarType::Char};
+  return gemm(ScalarType::Char);
 }
 
 namespace {
 
 const char* name_of(Algorithm algorithm) {
   switch (algorithm) {
-    case Algorithm::planes: return "planes of nibbles";
-    case Algorithm::fine_planes: return "fine planes of nibbles";
-    case Algorithm::plane_tiles: return "tiles of planes of nibbles";
-    case Algorithm::nibbles: return "nibbles";
-    case Algorithm::values: return "values";
-    case Algorithm::tiles: return "tiles";
-    case Algorithm::limb_tiles: return "tiles by two limbs";
-    case Algorithm::scaled_tiles: return "tiles of scaled weights";
+    case Algorithm::gemv_limbs2: return "nibbles by two int8 limbs";
+    case Algorithm::gemv_limbs3: return "nibbles by three int8 limbs";
+    case Algorithm::gemv_limbs2_packed: return "tiles of nibbles by two int8 limbs";
+    case Algorithm::gemv_int4: return "nibbles";
+    case Algorithm::gemv_8bit: return "values";
+    case Algorithm::gemm: return "tiles";
+    case Algorithm::gemm_bf16_limbs: return "tiles by two bfloat16 limbs";
+    case Algorithm::gemm_int4_scaled: return "tiles of scaled weights";
   }
   return "";
 }

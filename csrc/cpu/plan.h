@@ -7,15 +7,19 @@
 namespace aoext::cpu {
 
 enum class Algorithm {
-  planes,        // int4, few input rows in 16-bit fixed point: integer products; plan_int4_floats for rows of too wide a range
-  fine_planes,   // the same in 23-bit fixed point, for float32 results
-  plane_tiles,   // as planes, several rows at once as tiles of bytes
-  nibbles,       // int4, few input rows: the weight's words themselves, read once
-  values,        // the same of 8-bit weights
-  tiles,         // blocks of weights unpacked in cache, multiplied at once by all input rows
-  limb_tiles,    // the same, inputs of float32 and half as two limbs of bfloat16
-  scaled_tiles,  // as tiles, short groups of int4 with their scales, so that weights are rounded: many input rows
+  gemv_limbs2,         // int4, few rows of x as two int8 limbs: integer products; plan_int4_floats for rows of too wide a range
+  gemv_limbs3,         // the same with three limbs, for float32 results
+  gemv_limbs2_packed,  // as gemv_limbs2, several rows at once with matrix instructions
+  gemv_int4,           // int4, few rows of x as floats: the weight's words themselves, read once
+  gemv_8bit,           // the same of 8-bit weights
+  gemm,                // blocks of weights packed in cache, multiplied at once by all rows of x
+  gemm_bf16_limbs,     // the same, x of float32 and half as two limbs of bfloat16
+  gemm_int4_scaled,    // as gemm, short groups of int4 with their scales, so that weights are rounded: many rows of x
 };
+
+constexpr bool is_gemm(Algorithm a) {
+  return a == Algorithm::gemm || a == Algorithm::gemm_bf16_limbs || a == Algorithm::gemm_int4_scaled;
+}
 
 struct Plan {
   Algorithm algorithm;
@@ -23,7 +27,7 @@ struct Plan {
 };
 
 Plan plan_int4(const LinearProblem& p);         // bf16i4bf16_rowwise
-Plan plan_int4_floats(const LinearProblem& p);  // the same without planes
+Plan plan_int4_floats(const LinearProblem& p);  // the same without int8 limbs
 Plan plan_int4pack(const LinearProblem& p);     // weight_int4pack_mm, and many rows of the former
 Plan plan_rowwise(const LinearProblem& p);      // bf16i8bf16_rowwise, bf16f8bf16_rowwise
 Plan plan_scaled(const LinearProblem& p);       // int8_mm too

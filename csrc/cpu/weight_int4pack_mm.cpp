@@ -1,5 +1,5 @@
 // Weight-only int4 from the tinygemm layout, by way of plain int4.
-#include "cpu/int4pack_tiles.h"
+#include "cpu/int4pack_gemm.h"
 #include "cpu/linear.h"
 #include "generic/register.h"
 
@@ -16,8 +16,8 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
                          group_size};
   const Tensor x = aten::contiguous(input), y = aten::empty({p.M, p.N}, p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  int4pack_tiles(tiles_of_int4(p.N, group_size), p.M, x.const_data_ptr(), w, y.mutable_data_ptr(),
-                 [](int64_t n, int64_t grain, const Range& f) { torch::stable::parallel_for(0, n, grain, f); });
+  int4pack_gemm(p.M, x.const_data_ptr(), w, y.mutable_data_ptr(),
+                [](int64_t n, int64_t grain, const Range& f) { torch::stable::parallel_for(0, n, grain, f); });
   return y;
 }
 

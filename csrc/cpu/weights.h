@@ -1,9 +1,11 @@
 // Weights as the linear drivers ask for them.
 //
-// A Tile is a thread's view of up to kTile consecutive rows, of which it will ask for elements [begin, end) until it moves on.
-// `block` unpacks pieces of rows for tiles of products, whose sums row_scales() multiply, while the pieces that are next are
-// fetched. int4 applies the scales of its groups on the way and has row scales of 1, and what products take out of weights comes
-// beside them (zero_points.h).
+// A weight has a Panel, a thread's view of up to kPanel consecutive rows, of which it will ask for elements [begin, end) until it
+// moves on. `pack` makes a block of some of them for a gemm, whose sums row_scales() multiply, while what is next is fetched.
+// int4 meets the scales of its groups on the way and has row scales of 1, and what products take out of weights comes beside them
+// (zero_points.h).
+//
+// A new format is a weight of its own here, which packs with its loaders in kernels/.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +13,8 @@
 
 #include "common/checks.h"
 #include "cpu/element.h"
+#include "cpu/gemm.h"
 #include "cpu/isa.h"
-#include "cpu/tiles.h"
 
 namespace aoext::cpu {
 
@@ -39,68 +41,71 @@ struct Int4Weight {
         K(p.K),
         group_size(p.group_size) {}
 
-  // Scales lie [K/group_size, N]: a tile stages its columns, a cache line of them per group, as floats [K/group_size, kTile].
-  class Tile {
+  // Scales lie [K/group_size, N]: a panel stages its columns, a cache line of them per group, as floats [K/group_size, kPanel].
+  class Panel {
    public:
-    explicit Tile(const Int4Weight& w) : w_(w), groups_(w.K / w.group_size), ones_(kTile, 1.0f) {}
+    explicit Panel(const Int4Weight& w) : w_(w), groups_(w.K / w.group_size), ones_(kPanel, 1.0f) {}
 
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
-      scale_.resize(groups_ * kTile);
-      zero_point_.resize(groups_ * kTile);
+      scale_.resize(groups_ * kPanel);
+      zero_point_.resize(groups_ * kPanel);
       const int64_t group = begin / w_.group_size, groups = (end - 1) / w_.group_size + 1 - group;
       stage(w_.scale, count, group, groups, scale_.data());
       stage(w_.zero_point, count, group, groups, zero_point_.data());
     }
 
     // Rows from `first` on.
-    Int4Tile as_it_lies(int64_t first) const {
+    Int4Panel as_it_lies(int64_t first) const {
       const int64_t size = scale_bytes(), at = first * size;
       const uint8_t* const rows = w_.packed + first * (w_.K / 2);
       return {rows, w_.scale + at, w_.zero_point + at, element(w_.scale_dtype), size, w_.N * size, w_.group_size};
     }
-    // The same, with scales elsewhere where they are not a whole tile's.
-    Int4Tile in_whole_vectors(int64_t first, int64_t count) {
-      if (count == kTile) return as_it_lies(first);
+    // The same, with scales elsewhere where they are not a whole panel's.
+    Int4Panel in_whole_vectors(int64_t first, int64_t count) {
+      if (count == kPanel) return as_it_lies(first);
       move(first, count, 0, w_.K);
       return {packed(0),
               reinterpret_cast<const char*>(scale_.data()),
               reinterpret_cast<const char*>(zero_point_.data()),
               Element::f32,
               sizeof(float),
-              kTile * sizeof(float),
+              kPanel * sizeof(float),
               w_.group_size};
     }
-    // acc = the product of planes' rows of x and `count` rows of w from `first` on, by scales that are staged. Those of the tile
-    // behind it are staged on the way: tiles come in turn.
-    void dot_staged(const Planes& planes, const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, int64_t first,
-                    int64_t count, float (*acc)[kTile]) {
-      const auto staged = [&](int64_t tile) {
-        std::vector<float>& to = staged_[tile / kTile % 2];
-        to.resize(static_cast<size_t>((groups_ + M) * kTile));
-        return StagedScales{to.data(), to.data() + groups_ * kTile};
+    // acc = the product of rows of x in limbs and `count` rows of w from `first` on, by scales that are staged. Those of the
+    // panel behind it are staged on the way: panels come in turn.
+    void dot_staged(const GemvLimbsStaged& gemv, const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M,
+                    int64_t first, int64_t count, float (*acc)[kPanel]) {
+      const auto staged = [&](int64_t panel) {
+        std::vector<float>& to = staged_[panel / kPanel % 2];
+        to.resize(static_cast<size_t>((groups_ + M) * kPanel));
+        return StagedScales{to.data(), to.data() + groups_ * kPanel};
       };
-      const int64_t behind = first + kTile, rows_behind = std::clamp<int64_t>(w_.N - behind, 0, kTile);
+      const int64_t behind = first + kPanel, rows_behind = std::clamp<int64_t>(w_.N - behind, 0, kPanel);
       const StagedScales now = staged(first);
-      if (staged_first_ != first) planes.stage(of_x, M, as_it_lies(first), count, w_.K, now);
-      planes.dot_staged(x, x_stride, of_x, M, as_it_lies(first), count, w_.K, now,
-                        {as_it_lies(behind), rows_behind, staged(behind)}, acc);
+      if (staged_first_ != first) gemv.stage(of_x, M, as_it_lies(first), count, w_.K, now);
+      gemv.dot(x, x_stride, of_x, M, as_it_lies(first), count, w_.K, now, {as_it_lies(behind), rows_behind, staged(behind)}, acc);
       staged_first_ = behind;
     }
     Int4Row int4(int64_t i) const { return {packed(i), &scale_[i], &zero_point_[i], w_.group_size}; }
-    void block(const Tiles& tiles, const Piece& p, const Fetch& next, void* out) const {
+    template <class Gemm>
+    void pack(const Gemm& gemm, const BlockOfPanel& block, const Fetch& next, void* out) const {
       const char* const fetched = reinterpret_cast<const char*>(packed(0) + next.begin / 2);
-      tiles.weights_int4(int4(p.i), {p.count, w_.K / 2, fetched, next.stride / 2, next.n / 2}, p.begin, p.n, out);
+      gemm.pack_w(int4(block.i), {block.count, w_.K / 2, fetched, next.stride / 2, next.n / 2}, block.begin, block.n, out);
     }
     // What move(first, …, begin, end) will read.
     ScalesAhead scales_ahead(int64_t first, int64_t begin, int64_t end) const {
       const int64_t size = scale_bytes(), stride = w_.N * size, group = begin / w_.group_size, at = group * stride + first * size;
       const int64_t last = (end - 1) / w_.group_size + 1,
                     groups = first < w_.N && last - group <= kGroupsAhead ? last - group : 0;
-      return {{w_.scale + at, stride, groups, kTile * size}, {w_.zero_point + at, stride, groups, kTile * size}};
+      return {{w_.scale + at, stride, groups, kPanel * size}, {w_.zero_point + at, stride, groups, kPanel * size}};
     }
-    ZeroPointsBeside beside(const Tiles& tiles, int64_t begin, int64_t end) {
-      return zero_points_beside(tiles, scale_, zero_point_, beside_, w_.group_size, begin, end);
+    ZeroPointsBeside take_zero_points_out(int64_t begin, int64_t end) {
+      return cpu::take_zero_points_out(scale_, zero_point_, beside_, w_.group_size, begin, end);
+    }
+    void shift_zero_points(float offset, int64_t begin, int64_t end) {
+      cpu::shift_zero_points(scale_, zero_point_, offset, w_.group_size, begin, end);
     }
     const float* row_scales() const { return ones_.data(); }
 
@@ -110,7 +115,7 @@ struct Int4Weight {
     void stage(const char* data, int64_t count, int64_t group, int64_t groups, float* out) const {
       const int64_t size = scale_bytes(), stride = w_.N * size;
       kernels().columns_to_float(element(w_.scale_dtype), data + group * stride + first_ * size, stride, groups, count,
-                                 out + group * kTile);
+                                 out + group * kPanel);
     }
 
     const Int4Weight& w_;
@@ -132,15 +137,15 @@ struct RowwiseWeight {
         scales(std::move(scales_)),
         K(p.K) {}
 
-  class Tile {
+  class Panel {
    public:
-    explicit Tile(const RowwiseWeight& w) : w_(w) {}
+    explicit Panel(const RowwiseWeight& w) : w_(w) {}
     void move(int64_t first, int64_t /*count*/, int64_t /*begin*/, int64_t /*end*/) { first_ = first; }
 
     const char* values(int64_t i) const { return w_.values + (first_ + i) * w_.K; }
-    void block(const Tiles& tiles, const Piece& p, const Fetch& next, void* out) const {
-      const BlockRows rows{p.count, w_.K, values(0) + next.begin, next.stride, next.n};
-      tiles.weights(w_.value_element, values(p.i) + p.begin, rows, p.n, out);
+    void pack(const Gemm8Bit& gemm, const BlockOfPanel& block, const Fetch& next, void* out) const {
+      const BlockRows rows{block.count, w_.K, values(0) + next.begin, next.stride, next.n};
+      gemm.pack_w(w_.value_element, values(block.i) + block.begin, rows, block.n, out);
     }
     const float* row_scales() const { return w_.scales.data() + first_; }
 

@@ -14,31 +14,29 @@
 
 namespace aoext::cpu {
 
-// What a tile of weights, of which elements [begin, end) are at hand, adds beside them: terms [count, kTile] of the groups from
+// What a panel of weights, of which elements [begin, end) are at hand, adds beside them: terms [count, kPanel] of the groups from
 // `first` on, by x's sums over these.
 struct ZeroPointsBeside {
   const float* terms = nullptr;
   int64_t first = 0, count = 0;
 };
 
-// Takes them out of a tile's zero points, [K/group_size, kTile], into `beside`. A group is its first element's.
+// Takes them out of a panel's zero points, [K/group_size, kPanel], into `beside`. A group is its first element's.
 inline ZeroPointsBeside take_zero_points_out(const std::vector<float>& scale, std::vector<float>& zero_point,
                                              std::vector<float>& beside, int64_t group_size, int64_t begin, int64_t end) {
   const int64_t staged = begin / group_size, first = (begin + group_size - 1) / group_size, last = (end - 1) / group_size + 1;
-  const int64_t from = staged * kTile;
+  const int64_t from = staged * kPanel;
   if (!kernels().has_wide_zero_points(&scale[from], &zero_point[from], last - staged)) return {};
   beside.resize(zero_point.size());
   kernels().split_zero_points(&scale[from], &zero_point[from], last - staged, &beside[from]);
-  return {beside.data() + first * kTile, first, last - first};
+  return {beside.data() + first * kPanel, first, last - first};
 }
 
-// The same for what multiplies: weights of q + offset have other zero points, and nothing beside them.
-inline ZeroPointsBeside zero_points_beside(const Tiles& tiles, const std::vector<float>& scale, std::vector<float>& zero_point,
-                                           std::vector<float>& beside, int64_t group_size, int64_t begin, int64_t end) {
-  if (tiles.multiply_int4 == nullptr) return take_zero_points_out(scale, zero_point, beside, group_size, begin, end);
-  for (int64_t i = begin / group_size * kTile; i < ((end - 1) / group_size + 1) * kTile; ++i)
-    zero_point[i] -= tiles.offset * scale[i];
-  return {};
+// For weights that are packed as q + offset, which have nothing beside them.
+inline void shift_zero_points(const std::vector<float>& scale, std::vector<float>& zero_point, float offset, int64_t group_size,
+                              int64_t begin, int64_t end) {
+  for (int64_t i = begin / group_size * kPanel; i < ((end - 1) / group_size + 1) * kPanel; ++i)
+    zero_point[i] -= offset * scale[i];
 }
 
 }  // namespace aoext::cpu

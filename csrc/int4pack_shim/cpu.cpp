@@ -1,7 +1,7 @@
 // The CPU's part: the operator's own walk over its own kernels, on the threads of the traits.
 #include <atomic>
 
-#include "cpu/int4pack_tiles.h"
+#include "cpu/int4pack_gemm.h"
 #include "int4pack_shim/status.h"
 
 namespace aoext::int4pack::detail {
@@ -32,12 +32,11 @@ Status run_cpu(const char* symbol, const Problem& p, void* y, const Host& host) 
                                      p.N,
                                      p.K,
                                      p.group_size};
-    cpu::int4pack_tiles(cpu::tiles_of_int4(p.N, p.group_size), p.M, p.x, weight, y,
-                        [&](int64_t n, int64_t grain, const cpu::Range& f) {
-                          Part part{f};
-                          host.parallel_for(n, grain, {&Part::run, &part});
-                          if (part.out_of_memory) throw std::bad_alloc();
-                        });
+    cpu::int4pack_gemm(p.M, p.x, weight, y, [&](int64_t n, int64_t grain, const cpu::Range& f) {
+      Part part{f};
+      host.parallel_for(n, grain, {&Part::run, &part});
+      if (part.out_of_memory) throw std::bad_alloc();
+    });
   });
 }
 

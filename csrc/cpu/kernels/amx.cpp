@@ -14,6 +14,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_amx() {
+  constexpr int64_t kKC = 512;  // floats
   static constexpr Kernels table{
       .name = "amx",
       .to_float = to_float,
@@ -23,19 +24,19 @@ const Kernels& kernels_amx() {
       .has_wide_zero_points = has_wide_zero_points,
       .split_zero_points = split_zero_points,
       .group_sums = group_sums,
-      .f32 = &kTilesF32<512>,
-      .i8 = &kAmxI8,
-      .bf16 = &kAmxBf16,
-      .bf16_int4 = &kAmxBf16Int4,
-      .values_f32 = &kValuesF32,
-      .arrange_int4 = arrange_int4,
-      .dot_int4 = dot_int4,
-      .planes = &kPlanesAtOnce<2, 2>,
-      .fine_planes = &kPlanesAtOnce<3, 2>,
-      .plane_tiles = &kPlaneTiles,
-      .dot_i8 = dot_i8,
       .scale_row = scale_row,
       .quantize_row = quantize_row,
+      .gemm_f32 = &kGemmF32<kKC>,
+      .gemm_i8 = &kGemmI8,
+      .gemm_bf16 = &kGemmBf16,
+      .gemm_int4_f32 = &kGemmInt4F32<kKC>,
+      .gemm_int4_bf16 = &kGemmInt4Bf16,
+      .gemv_8bit_f32 = &kGemv8BitF32,
+      .gemv_int4 = &kGemvInt4,
+      .gemv_i8 = dot_i8,
+      .gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoSecondCache>,
+      .gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoSecondCache>,
+      .gemv_limbs2_packed = &kGemvLimbs2Packed,
   };
   return table;
 }

@@ -15,6 +15,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_avx512() {
+  constexpr int64_t kKC = 512;  // floats
   static constexpr Kernels table{
       .name = "avx512",
       .to_float = to_float,
@@ -24,21 +25,22 @@ const Kernels& kernels_avx512() {
       .has_wide_zero_points = has_wide_zero_points,
       .split_zero_points = split_zero_points,
       .group_sums = group_sums,
-      .f32 = &kTilesF32<512>,
-      .i8 = &kLanesI8,
-      .bf16 = &kLanesBf16,
-      .bf16_int4 = &kLanesBf16Int4,
-      .limbs = &kLanesLimbs,
-      .limbs_int4 = &kLanesLimbsInt4,
-      .values_f32 = &kValuesF32,
-      .values_bf16 = &kValuesBf16,
-      .arrange_int4 = arrange_int4,
-      .dot_int4 = dot_int4,
-      .planes = &kPlanesAtOnce<2, 3>,
-      .fine_planes = &kPlanesAtOnce<3, 3>,
-      .dot_i8 = dot_i8,
       .scale_row = scale_row,
       .quantize_row = quantize_row,
+      .gemm_f32 = &kGemmF32<kKC>,
+      .gemm_i8 = &kGemmI8,
+      .gemm_bf16 = &kGemmBf16,
+      .gemm_bf16_limbs = &kGemmBf16Limbs,
+      .gemm_int4_f32 = &kGemmInt4F32<kKC>,
+      .gemm_int4_bf16 = &kGemmInt4Bf16,
+      .gemm_int4_codes = &kGemmInt4Codes,
+      .gemm_int4_codes_limbs = &kGemmInt4CodesLimbs,
+      .gemv_8bit_f32 = &kGemv8BitF32,
+      .gemv_8bit_bf16 = &kGemv8BitBf16,
+      .gemv_int4 = &kGemvInt4,
+      .gemv_i8 = dot_i8,
+      .gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoFirstCache>,
+      .gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoFirstCache>,
   };
   return table;
 }

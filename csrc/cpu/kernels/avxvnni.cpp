@@ -15,6 +15,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_avxvnni() {
+  constexpr int64_t kKC = 384;  // floats
   static constexpr Kernels table{
       .name = "avxvnni",
       .to_float = to_float,
@@ -24,16 +25,16 @@ const Kernels& kernels_avxvnni() {
       .has_wide_zero_points = has_wide_zero_points,
       .split_zero_points = split_zero_points,
       .group_sums = group_sums,
-      .f32 = &kTilesF32<384>,
-      .i8 = &kTilesI8<768>,
-      .values_f32 = &kValuesF32,
-      .arrange_int4 = arrange_int4,
-      .dot_int4 = dot_int4,
-      .planes = &kPlanesStaged<2>,
-      .fine_planes = &kPlanesStaged<3>,
-      .dot_i8 = dot_i8,
       .scale_row = scale_row,
       .quantize_row = quantize_row,
+      .gemm_f32 = &kGemmF32<kKC>,
+      .gemm_i8 = &kGemmI8<2 * kKC>,
+      .gemm_int4_f32 = &kGemmInt4F32<kKC>,
+      .gemv_8bit_f32 = &kGemv8BitF32,
+      .gemv_int4 = &kGemvInt4,
+      .gemv_i8 = dot_i8,
+      .gemv_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs>,
+      .gemv_limbs3_staged = &kGemvLimbsStaged<kThreeInt8Limbs>,
   };
   return table;
 }

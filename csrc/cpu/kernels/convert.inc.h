@@ -8,7 +8,7 @@ namespace aoext::cpu {
 namespace {
 
 template <Element kType, class T, float (*convert)(T)>
-inline void values_to_float(const void* source, float* out, int64_t n) {
+inline void weights_to_float(const void* source, float* out, int64_t n) {
   constexpr int kVectors = Exact<kType>::kVectors;
   const T* s = static_cast<const T*>(source);
   int64_t i = 0;
@@ -24,9 +24,9 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
     case Element::bf16: return row_to_float<uint16_t, bf16_to_float>(source, out, n);
     case Element::f16: return row_to_float<uint16_t, f16_to_float>(source, out, n);
     case Element::f32: return row_to_float<float, identity>(source, out, n);
-    case Element::i8: return values_to_float<Element::i8, int8_t, i8_to_float>(source, out, n);
-    case Element::e4m3: return values_to_float<Element::e4m3, uint8_t, e4m3_to_float>(source, out, n);
-    case Element::e5m2: return values_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
+    case Element::i8: return weights_to_float<Element::i8, int8_t, i8_to_float>(source, out, n);
+    case Element::e4m3: return weights_to_float<Element::e4m3, uint8_t, e4m3_to_float>(source, out, n);
+    case Element::e5m2: return weights_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
     case Element::i32: return row_to_float<int32_t, i32_to_float>(source, out, n);
   }
 }
@@ -38,14 +38,14 @@ inline void columns_to_float(const char* source, int64_t stride, int64_t rows, i
   constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32;
   for (int64_t r = 0; r < rows; ++r) {
     const char* const row = source + r * stride;
-    for (int64_t i = 0; i < kTile * kBytes; i += kLine) {
-      if (rows > kGroupsAhead) __builtin_prefetch(row + kTile * kBytes + i, 0, 2);
+    for (int64_t i = 0; i < kPanel * kBytes; i += kLine) {
+      if (rows > kGroupsAhead) __builtin_prefetch(row + kPanel * kBytes + i, 0, 2);
       if (r + kAhead < rows) __builtin_prefetch(row + kAhead * stride + i, 0, 2);
     }
-    if (n == kTile)
-      for (int64_t i = 0; i < kTile; i += kFloats) store(out + r * kTile + i, floats_at<kFrom>(row + i * kBytes));
+    if (n == kPanel)
+      for (int64_t i = 0; i < kPanel; i += kFloats) store(out + r * kPanel + i, floats_at<kFrom>(row + i * kBytes));
     else
-      to_float(kFrom, row, out + r * kTile, n);
+      to_float(kFrom, row, out + r * kPanel, n);
   }
 }
 

@@ -6,20 +6,6 @@
 namespace aoext::cpu {
 namespace {
 
-template <>
-struct Values<Element::e4m3> {
-  static constexpr int kVectors = 2;
-  static constexpr float kFactor = 256;
-  static void load(const void* p, F32 (&out)[kVectors]) { load_e4m3(p, out); }
-};
-
-template <>
-struct Exact<Element::e4m3> {
-  static constexpr int kVectors = 16 / kFloats;
-  static constexpr float kFactor = 256;
-  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves_and_nan(p), out); }
-};
-
 // e4m3's is 127, of either sign: 254 once doubled, above all others.
 template <>
 struct SeenNan<Element::e4m3> {
@@ -34,6 +20,21 @@ struct SeenNan<Element::e4m3> {
     const bool nan = any_byte_is(most, 0xfe);
     return nan ? from_bits(0x7fc00000u) : sum;
   }
+};
+
+template <>
+struct Weights8Bit<Element::e4m3> {
+  static constexpr int kVectors = 2;
+  static constexpr float kFactor = 256;
+  using Nan = SeenNan<Element::e4m3>;
+  static void load(const void* p, F32 (&out)[kVectors]) { load_e4m3(p, out); }
+};
+
+template <>
+struct Exact<Element::e4m3> {
+  static constexpr int kVectors = 16 / kFloats;
+  static constexpr float kFactor = 256;
+  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves_and_nan(p), out); }
 };
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kTileSide = 16;  // rows of a tile register, and sums in each
 constexpr int64_t kTileRowBytes = 64;
-constexpr int64_t kDepthBytes = 1024;  // of a block's row
+constexpr int64_t kKCBytes = 1024;  // of a block's row
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -36,14 +36,14 @@ struct alignas(64) TileConfig {
 };
 constexpr TileConfig kTileConfig;
 
-struct AmxBf16 {
+struct DotBf16 {
   using Operand = uint16_t;
   using Sum = float;
   using Sums = F32;
   static constexpr bool kIntegers = false;
 };
 
-struct AmxI8 {
+struct DotI8 {
   using Operand = int8_t;
   using Sum = int32_t;
   using Sums = I32;
@@ -51,7 +51,7 @@ struct AmxI8 {
 };
 
 template <class P>
-constexpr int64_t kDepthAmx = kDepthBytes / static_cast<int64_t>(sizeof(typename P::Operand));
+constexpr int64_t kKCAmx = kKCBytes / static_cast<int64_t>(sizeof(typename P::Operand));
 
 // The words of a tile register, transposed: each of four steps interleaves row i with row i + 8, which turns the index (row,
 // column) by one bit.
@@ -68,20 +68,24 @@ inline void transpose(Words (&rows)[kTileSide]) {
   }
 }
 
-void bytes_as_they_are(Element, const void* source, int64_t n, void* out) {
-  memcpy(out, source, static_cast<size_t>(n));
-  fill_up(static_cast<int8_t*>(out), n);
-}
+// A loader (gemm.inc.h).
+struct RowsOfBytes {
+  using Operand = int8_t;
+  static void load(Element, const void* source, int64_t n, int8_t* out) {
+    memcpy(out, source, static_cast<size_t>(n));
+    pad_with_zeros(out, n);
+  }
+};
 
-// What kOperands makes of rows of x, a word of each in turn.
-template <class P, Operands kOperands>
-void inputs_amx(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t*) {
-  alignas(64) typename P::Operand lot[kTileSide][kDepthAmx<P>];
-  for (int64_t r = 0; r < rows; ++r) kOperands(from, static_cast<const char*>(source) + r * stride, n, lot[r]);
-  const int64_t bytes = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof lot[0][0]);
+// What Loader makes of rows of x, a word of each in turn.
+template <class P, class Loader>
+void pack_x_amx(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t*) {
+  alignas(64) typename P::Operand panel[kTileSide][kKCAmx<P>];
+  for (int64_t r = 0; r < rows; ++r) Loader::load(from, static_cast<const char*>(source) + r * stride, n, panel[r]);
+  const int64_t bytes = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof panel[0][0]);
   for (int64_t k = 0; k < bytes; k += kTileRowBytes) {
     U32 words[kTileSide];
-    for (int r = 0; r < kTileSide; ++r) words[r] = r < rows ? load<U32>(reinterpret_cast<const char*>(lot[r]) + k) : U32{};
+    for (int r = 0; r < kTileSide; ++r) words[r] = r < rows ? load<U32>(reinterpret_cast<const char*>(panel[r]) + k) : U32{};
     transpose(words);
     memcpy(static_cast<char*>(out) + k * kTileSide, words, sizeof words);
   }
@@ -99,63 +103,63 @@ void inputs_amx(Element from, const void* source, int64_t stride, int64_t rows, 
   } while (false)
 
 constexpr int64_t kTileSums = kTileSide * kTileSide;
-static_assert(kTile == 2 * kTileSide, "sums of 16 rows of x are two tiles");
+static_assert(kPanel == 2 * kTileSide, "sums of 16 rows of x are two tiles");
 
-// kRows tiles of w by kInputs of x.
-template <class P, int kRows, int kInputs>
-inline void multiply_tiles(const char* w, const char* x, int64_t bytes, typename P::Sum* acc) {
-  constexpr int64_t kApart = kTileSide * kDepthBytes, kSumsApart = kTileSide * kTile;
+// kTilesOfW tiles of w by kTilesOfX of x.
+template <class P, int kTilesOfW, int kTilesOfX>
+inline void micro_kernel_amx(const char* w, const char* x, int64_t bytes, typename P::Sum* acc) {
+  constexpr int64_t kApart = kTileSide * kKCBytes, kSumsApart = kTileSide * kPanel;
   _tile_loadd(0, acc, kTileRowBytes);
-  if constexpr (kInputs > 1)
+  if constexpr (kTilesOfX > 1)
     _tile_loadd(1, acc + kSumsApart, kTileRowBytes);
   else
     _tile_zero(1);
-  if constexpr (kRows > 1) {
+  if constexpr (kTilesOfW > 1) {
     _tile_loadd(2, acc + kTileSums, kTileRowBytes);
-    if constexpr (kInputs > 1)
+    if constexpr (kTilesOfX > 1)
       _tile_loadd(3, acc + kSumsApart + kTileSums, kTileRowBytes);
     else
       _tile_zero(3);
   }
   static_assert(kPad * sizeof(typename P::Operand) % (2 * kTileRowBytes) == 0, "steps come in pairs");
-  for (int64_t k = 0; kInputs == 1 && k < bytes; k += 2 * kTileRowBytes) {
-    _tile_loadd(4, w + k, kDepthBytes);
+  for (int64_t k = 0; kTilesOfX == 1 && k < bytes; k += 2 * kTileRowBytes) {
+    _tile_loadd(4, w + k, kKCBytes);
     _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
     AOEXT_TILE_PRODUCT(0, 4, 6);
-    if constexpr (kRows > 1) {
-      _tile_loadd(5, w + kApart + k, kDepthBytes);
+    if constexpr (kTilesOfW > 1) {
+      _tile_loadd(5, w + kApart + k, kKCBytes);
       AOEXT_TILE_PRODUCT(2, 5, 6);
     }
-    _tile_loadd(4, w + k + kTileRowBytes, kDepthBytes);
+    _tile_loadd(4, w + k + kTileRowBytes, kKCBytes);
     _tile_loadd(7, x + (k + kTileRowBytes) * kTileSide, kTileRowBytes);
     AOEXT_TILE_PRODUCT(1, 4, 7);
-    if constexpr (kRows > 1) {
-      _tile_loadd(5, w + kApart + k + kTileRowBytes, kDepthBytes);
+    if constexpr (kTilesOfW > 1) {
+      _tile_loadd(5, w + kApart + k + kTileRowBytes, kKCBytes);
       AOEXT_TILE_PRODUCT(3, 5, 7);
     }
   }
-  for (int64_t k = 0; kInputs > 1 && k < bytes; k += kTileRowBytes) {
-    _tile_loadd(4, w + k, kDepthBytes);
+  for (int64_t k = 0; kTilesOfX > 1 && k < bytes; k += kTileRowBytes) {
+    _tile_loadd(4, w + k, kKCBytes);
     _tile_loadd(6, x + k * kTileSide, kTileRowBytes);
     AOEXT_TILE_PRODUCT(0, 4, 6);
     _tile_loadd(7, x + kApart + k * kTileSide, kTileRowBytes);
     AOEXT_TILE_PRODUCT(1, 4, 7);
-    if constexpr (kRows > 1) {
-      _tile_loadd(5, w + kApart + k, kDepthBytes);
+    if constexpr (kTilesOfW > 1) {
+      _tile_loadd(5, w + kApart + k, kKCBytes);
       AOEXT_TILE_PRODUCT(2, 5, 6);
       AOEXT_TILE_PRODUCT(3, 5, 7);
     }
   }
   _tile_stored(0, acc, kTileRowBytes);
-  if constexpr (kRows > 1) _tile_stored(2, acc + kTileSums, kTileRowBytes);
-  if constexpr (kInputs > 1) {
+  if constexpr (kTilesOfW > 1) _tile_stored(2, acc + kTileSums, kTileRowBytes);
+  if constexpr (kTilesOfX > 1) {
     _tile_stored(1, acc + kSumsApart, kTileRowBytes);
-    if constexpr (kRows > 1) _tile_stored(3, acc + kSumsApart + kTileSums, kTileRowBytes);
+    if constexpr (kTilesOfW > 1) _tile_stored(3, acc + kSumsApart + kTileSums, kTileRowBytes);
   } else {
-    typename P::Sums others[kRows][kTileSide];
+    typename P::Sums others[kTilesOfW][kTileSide];
     _tile_stored(1, others[0], kTileRowBytes);
-    if constexpr (kRows > 1) _tile_stored(3, others[1], kTileRowBytes);
-    for (int r = 0; r < kRows; ++r)
+    if constexpr (kTilesOfW > 1) _tile_stored(3, others[1], kTileRowBytes);
+    for (int r = 0; r < kTilesOfW; ++r)
       for (int i = 0; i < kTileSide; ++i) {
         typename P::Sum* const to = acc + r * kTileSums + i * kTileSide;
         store(to, load<typename P::Sums>(to) + others[r][i]);
@@ -163,47 +167,47 @@ inline void multiply_tiles(const char* w, const char* x, int64_t bytes, typename
   }
 }
 
-template <class P, int kRows>
-inline void multiply_rows(const char* w, const char* x, int64_t M, int64_t bytes, typename P::Sum* acc) {
+template <class P, int kTilesOfW>
+inline void macro_kernel_rows(const char* w, const char* x, int64_t M, int64_t bytes, typename P::Sum* acc) {
   for (int64_t m = 0; m < M; m += 2 * kTileSide) {
-    const char* const inputs = x + m * kDepthBytes;
+    const char* const inputs = x + m * kKCBytes;
     if (M - m > kTileSide)
-      multiply_tiles<P, kRows, 2>(w, inputs, bytes, acc + m * kTile);
+      micro_kernel_amx<P, kTilesOfW, 2>(w, inputs, bytes, acc + m * kPanel);
     else
-      multiply_tiles<P, kRows, 1>(w, inputs, bytes, acc + m * kTile);
+      micro_kernel_amx<P, kTilesOfW, 1>(w, inputs, bytes, acc + m * kPanel);
   }
 }
 
 // Tile registers are set up and given back within a call: other libraries use them on the same threads.
 template <class P>
-void multiply_amx(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) {
+void macro_kernel_amx(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) {
   const char *const rows = static_cast<const char*>(w), *const inputs = static_cast<const char*>(x);
   const int64_t bytes = K * static_cast<int64_t>(sizeof(typename P::Operand));
   _tile_loadconfig(&kTileConfig);
   if (N > kTileSide)
-    multiply_rows<P, 2>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+    macro_kernel_rows<P, 2>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
   else
-    multiply_rows<P, 1>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+    macro_kernel_rows<P, 1>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
   _tile_release();
 }
 
 // To sums as they come out.
-void add_of_groups_amx(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
+void add_group_terms_amx(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
   for (int64_t m = 0; m < M; m += kTileSide)
     for (int r = 0; r < 2; ++r) {
-      float* const to = static_cast<float*>(acc) + m * kTile + r * kTileSums;
+      float* const to = static_cast<float*>(acc) + m * kPanel + r * kTileSums;
       F32 sums[kTileSide];
       memcpy(sums, to, sizeof sums);
       for (int64_t g = 0; g < groups; ++g) {
         const F32 x = load<F32>(x_sums + g * x_stride + m);
-        for (int n = 0; n < kTileSide; ++n) sums[n] += x * terms[g * kTile + r * kTileSide + n];
+        for (int n = 0; n < kTileSide; ++n) sums[n] += x * terms[g * kPanel + r * kTileSide + n];
       }
       memcpy(to, sums, sizeof sums);
     }
 }
 
 template <class P>
-void finish_amx(int64_t M, void* acc) {
+void order_sums_amx(int64_t M, void* acc) {
   using Sums = typename P::Sums;
   for (int64_t m = 0; m < M; m += kTileSide) {
     Sums tiles[2][kTileSide];
@@ -216,22 +220,20 @@ void finish_amx(int64_t M, void* acc) {
   }
 }
 
-constexpr Tiles kAmxBf16{.operand_bytes = sizeof(uint16_t),
-                         .rows = 2 * kTileSide,
-                         .depth = kDepthAmx<AmxBf16>,
-                         .together = kTileSide,
-                         .inputs = inputs_amx<AmxBf16, operands<Element::bf16, uint16_t>>,
-                         .weights = weights<uint16_t, kDepthAmx<AmxBf16>, operands<Element::bf16, uint16_t>>,
-                         .multiply = multiply_amx<AmxBf16>,
-                         .finish = finish_amx<AmxBf16>};
-constexpr Tiles kAmxI8{.operand_bytes = sizeof(int8_t),
-                       .rows = 2 * kTileSide,
-                       .depth = kDepthAmx<AmxI8>,
-                       .together = kTileSide,
-                       .inputs = inputs_amx<AmxI8, bytes_as_they_are>,
-                       .weights = weights<int8_t, kDepthAmx<AmxI8>, bytes_as_they_are>,
-                       .multiply = multiply_amx<AmxI8>,
-                       .finish = finish_amx<AmxI8>};
+template <class P, class Loader>
+constexpr GemmShape kShapeAmx{.operand_bytes = sizeof(typename P::Operand),
+                              .NC = 2 * kTileSide,
+                              .KC = kKCAmx<P>,
+                              .MR = kTileSide,
+                              .pack_x = pack_x_amx<P, Loader>,
+                              .order_sums = order_sums_amx<P>};
+
+constexpr Gemm8Bit kGemmBf16{.shape = kShapeAmx<DotBf16, RowsAsBf16>,
+                             .pack_w = pack_8bit_rows<RowsAsBf16, kKCAmx<DotBf16>>,
+                             .macro_kernel = macro_kernel_amx<DotBf16>};
+constexpr Gemm8Bit kGemmI8{.shape = kShapeAmx<DotI8, RowsOfBytes>,
+                           .pack_w = pack_8bit_rows<RowsOfBytes, kKCAmx<DotI8>>,
+                           .macro_kernel = macro_kernel_amx<DotI8>};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -1,4 +1,7 @@
-// limbs
+// x of float32 and half as limbs of bfloat16, for gemm_avx512.inc.h.
+//
+// Such an x is the sum of two of bfloat16 and at most 2⁻¹⁸ of itself, which float32's bound has room for. A product takes both,
+// so it costs twice what bfloat16's does, where float32's costs four times as much; the two parts of a sum are the limbs'.
 #pragma once
 
 #include "cpu/kernels/gemm_int4_avx512.inc.h"
@@ -6,21 +9,15 @@
 namespace aoext::cpu {
 namespace {
 
-// ---- limbs ---------------------------------------------------------------------------------------------
-
-// An x of float32 or half is the sum of two of bfloat16 and at most 2⁻¹⁸ of itself, which float32's bound has room for. A product
-// takes both, so it costs twice what bfloat16's does, where float32's costs four times as much; the two parts of a sum are the
-// limbs'.
-
-constexpr int kLimbs = 2;
+constexpr int kTwoLimbs = 2;
 
 // kEights: in the order of int4's words.
 template <bool kEights>
-void inputs_as_limbs(Element from, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
-  constexpr int64_t kDepth = kDepthOf<LanesBf16>;
-  alignas(kLine) float row[kDepth];
+void pack_x_limbs(Element from, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
+  constexpr int64_t kKC = kKCOf<DotBf16>;
+  alignas(kLine) float row[kKC];
   to_float(from, source, row, n);
-  fill_up(row, n);
+  pad_with_zeros(row, n);
   uint16_t* const high = static_cast<uint16_t*>(out);
   for (int64_t k = 0; k < n; k += 2 * kFloats) {
     const __m512 a = load<__m512>(row + k), b = load<__m512>(row + k + kFloats);
@@ -32,29 +29,38 @@ void inputs_as_limbs(Element from, const void* source, int64_t, int64_t, int64_t
     // The halves of an index are constants of the instruction.
     const __m512i rest = (__m512i)_mm512_cvtne2ps_pbh(left(b, 1), left(a, 0));
     store(high + k, kEights ? in_eights(nearest) : nearest);
-    store(high + kDepth + k, kEights ? in_eights(rest) : rest);
+    store(high + kKC + k, kEights ? in_eights(rest) : rest);
   }
-  fill_up(high, n);
-  fill_up(high + kDepth, n);
+  pad_with_zeros(high, n);
+  pad_with_zeros(high + kKC, n);
 }
 
 // q itself, as its products by limbs leave no room for what an offset loses: as many instructions where a shuffle takes no longer
 // than a bit operation.
-void values_of_int4_in_lanes(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
-  uint16_t values[2 * kFloats];  // an index has five bits, the fifth another nibble's
-  for (int i = 0; i < 2 * kFloats; ++i) values[i] = static_cast<uint16_t>(bits(static_cast<float>(sign_extend(i & 15))) >> 16);
-  const __m512i table = load<__m512i>(values);
-  each_words<4, kLine>(first.packed + begin / 2, rows, n / 2, out, [=](U32 words, int64_t, int, char* to) {
+struct ExactInt4 : WordsOfInt4 {
+  __m512i table;
+
+  ExactInt4() {
+    uint16_t values[2 * kFloats];  // an index has five bits, the fifth another nibble's
+    for (int i = 0; i < 2 * kFloats; ++i) values[i] = static_cast<uint16_t>(bits(static_cast<float>(sign_extend(i & 15))) >> 16);
+    table = load<__m512i>(values);
+  }
+
+  void operator()(U32 words, int64_t, int, char* to) const {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
       store(to + i * kStepBytes, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)(words >> (4 * i)), table));
-  });
+  }
+};
+
+void pack_int4_exact(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  pack_words(first.packed + begin / 2, rows, n / 2, out, ExactInt4());
 }
 
 // Rows whose limbs are neither infinite nor, but for what is far below the rest, subnormal. By int4 the largest x may be kWidest
 // times the mean of those about it: what the limbs lose of it meets q, and shows where scale and zero point make a weight of 0.
 template <bool kInt4>
-bool limbs_take(Element from, const void* row, int64_t K) {
+bool accepts_limbs(Element from, const void* row, int64_t K) {
   constexpr float kWidest = 32;
   constexpr uint32_t kLeast = (127 - 100) << 23, kMost = (127 + 100) << 23;  // 2⁻¹⁰⁰, 2¹⁰⁰
   const int64_t bytes = from == Element::f32 ? 4 : 2;
@@ -78,24 +84,22 @@ bool limbs_take(Element from, const void* row, int64_t K) {
   return largest == 0 || (largest >= kLeast && largest < kMost);
 }
 
-constexpr Tiles kLanesLimbs{.operand_bytes = sizeof(uint16_t),
-                            .rows = kTile,
-                            .depth = kDepthOf<LanesBf16>,
-                            .inputs = inputs_as_limbs<false>,
-                            .weights = weights_in_lanes,
-                            .multiply = multiply_lanes<LanesBf16, kLimbs>,
-                            .in_order = true,
-                            .takes = limbs_take<false>,
-                            .limbs = kLimbs};
-constexpr Tiles kLanesLimbsInt4{.operand_bytes = sizeof(uint16_t),
-                                .rows = kTile,
-                                .depth = kDepthOf<LanesBf16>,
-                                .inputs = inputs_as_limbs<true>,
-                                .weights_int4 = values_of_int4_in_lanes,
-                                .in_order = true,
-                                .multiply_int4 = multiply_int4_lanes<kLimbs>,
-                                .takes = limbs_take<true>,
-                                .limbs = kLimbs};
+constexpr bool kByInt4 = true, kBy8Bit = false;
+
+template <bool kInt4>
+constexpr GemmShape kShapeBf16Limbs{.operand_bytes = sizeof(uint16_t),
+                                    .NC = kPanel,
+                                    .KC = kKCOf<DotBf16>,
+                                    .limbs = kTwoLimbs,
+                                    .fetch_next_panel = true,
+                                    .pack_x = pack_x_limbs<kInt4>,
+                                    .accepts = accepts_limbs<kInt4>};
+
+constexpr Gemm8Bit kGemmBf16Limbs{
+    .shape = kShapeBf16Limbs<kBy8Bit>, .pack_w = pack_8bit, .macro_kernel = macro_kernel_channels<DotBf16, kTwoLimbs>};
+
+constexpr GemmInt4Codes kGemmInt4CodesLimbs{
+    .shape = kShapeBf16Limbs<kByInt4>, .pack_w = pack_int4_exact, .macro_kernel = macro_kernel_int4_codes<kTwoLimbs>};
 
 }  // namespace
 }  // namespace aoext::cpu

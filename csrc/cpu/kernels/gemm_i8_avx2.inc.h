@@ -6,8 +6,8 @@
 namespace aoext::cpu {
 namespace {
 
-struct ProductI8 {
-  static constexpr int kInputs = 2;
+struct MultiplyI8 {
+  static constexpr int kMR = 2;  // a product needs a register of its own
   using Operand = int16_t;
   using Vector = __m256i;
   using Sums = I32;
@@ -15,19 +15,18 @@ struct ProductI8 {
   static Sums multiply_add(Sums sums, Vector w, Vector x) { return sums + (I32)_mm256_madd_epi16(w, x); }
 };
 
-void operands_i8(Element, const void* source, int64_t n, void* out) {
-  ProductI8::Operand* const to = static_cast<ProductI8::Operand*>(out);
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<const int8_t*>(source)[i];
-  fill_up(to, n);
-}
+struct RowsAsI16 {
+  using Operand = int16_t;
+  static void load(Element, const void* source, int64_t n, int16_t* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<const int8_t*>(source)[i];
+    pad_with_zeros(out, n);
+  }
+};
 
-template <int64_t kDepth>
-constexpr Tiles kTilesI8{.operand_bytes = sizeof(ProductI8::Operand),
-                         .rows = kBlockRows,
-                         .depth = kDepth,
-                         .inputs = inputs<operands_i8>,
-                         .weights = weights<ProductI8::Operand, kDepth, operands_i8>,
-                         .multiply = multiply<ProductI8, kDepth>};
+template <int64_t kKC>
+constexpr Gemm8Bit kGemmI8{.shape = {.operand_bytes = sizeof(int16_t), .NC = kNC, .KC = kKC, .pack_x = pack_x_rows<RowsAsI16>},
+                           .pack_w = pack_8bit_rows<RowsAsI16, kKC>,
+                           .macro_kernel = macro_kernel<MultiplyI8, kKC>};
 
 }  // namespace
 }  // namespace aoext::cpu

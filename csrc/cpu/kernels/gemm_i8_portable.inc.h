@@ -6,7 +6,7 @@
 namespace aoext::cpu {
 namespace {
 
-struct ProductI8 : ProductF32 {
+struct MultiplyI8 : MultiplyF32 {
   using Sum = int32_t;
 };
 
@@ -16,19 +16,18 @@ inline void add_sums(const F32 (&v)[4], int32_t* acc) {
   for (int i = 0; i < 4; ++i) acc[i] += static_cast<int32_t>(exact[i]);
 }
 
-void operands_i8(Element, const void* source, int64_t n, void* out) {
-  ProductI8::Operand* const to = static_cast<ProductI8::Operand*>(out);
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<const int8_t*>(source)[i];
-  fill_up(to, n);
-}
+struct I8AsF32 {
+  using Operand = float;
+  static void load(Element, const void* source, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<const int8_t*>(source)[i];
+    pad_with_zeros(out, n);
+  }
+};
 
-template <int64_t kDepth>
-constexpr Tiles kTilesI8{.operand_bytes = sizeof(ProductI8::Operand),
-                         .rows = kBlockRows,
-                         .depth = kDepth,
-                         .inputs = inputs<operands_i8>,
-                         .weights = weights<ProductI8::Operand, kDepth, operands_i8>,
-                         .multiply = multiply<ProductI8, kDepth>};
+template <int64_t kKC>
+constexpr Gemm8Bit kGemmI8{.shape = {.operand_bytes = sizeof(float), .NC = kNC, .KC = kKC, .pack_x = pack_x_rows<I8AsF32>},
+                           .pack_w = pack_8bit_rows<I8AsF32, kKC>,
+                           .macro_kernel = macro_kernel<MultiplyI8, kKC>};
 
 }  // namespace
 }  // namespace aoext::cpu

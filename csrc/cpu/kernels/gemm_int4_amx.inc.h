@@ -1,4 +1,7 @@
-// int4
+// int4 as bfloat16 for AMX's gemm.
+//
+// Of 128 weights, 32 words of 16 bits, shifts by 0, 4, 8 and 12 bring each nibble in turn to where it looks up its group's
+// values: 12 instructions. So they lie as k = 0, 4, …, 124, then 1, 5, …, 125 and so on, and x does too.
 #pragma once
 
 #include "cpu/kernels/gemm_amx.inc.h"
@@ -6,10 +9,8 @@
 namespace aoext::cpu {
 namespace {
 
-// Of 128 weights, 32 words of 16 bits, shifts by 0, 4, 8 and 12 bring each nibble in turn to where it looks up
-// its group's values: 12 instructions. So they lie as k = 0, 4, …, 124, then 1, 5, …, 125 and so on, and x does too.
 constexpr int64_t kFours = 128, kNibblesOfWord = 4, kWords = kFours / kNibblesOfWord;
-static_assert(kPad % kFours == 0, "padded rows are whole lots of 128");
+static_assert(kPad % kFours == 0, "padded rows are whole x_panels of 128");
 
 // Padded rows.
 inline void lay_in_fours(const uint16_t* in, int64_t n, uint16_t* out) {
@@ -18,19 +19,22 @@ inline void lay_in_fours(const uint16_t* in, int64_t n, uint16_t* out) {
       for (int64_t j = 0; j < kWords; ++j) out[k + i * kWords + j] = in[k + kNibblesOfWord * j + i];
 }
 
-template <int64_t kDepth>
-void operands_in_fours(Element from, const void* source, int64_t n, void* out) {
-  alignas(64) uint16_t row[kDepth];
-  operands<Element::bf16, uint16_t>(from, source, n, row);
-  lay_in_fours(row, n, static_cast<uint16_t*>(out));
-}
+// Loaders (gemm.inc.h) of x and of int4.
+struct RowsInFours {
+  using Operand = uint16_t;
+  static void load(Element from, const void* source, int64_t n, uint16_t* out) {
+    alignas(64) uint16_t row[kKCAmx<DotBf16>];
+    RowsAsBf16::load(from, source, n, row);
+    lay_in_fours(row, n, out);
+  }
+};
 
 // 128 weights of kGroups groups, the first of them g and of which `groups` exist, from `words` of which `kept` have weights.
 template <int kGroups>
 inline void int4_in_fours(const Int4Row& row, int64_t g, int64_t groups, __m512i words, __mmask32 kept, uint16_t* out) {
   static_assert(kGroups == 1 || kGroups == 2 || kGroups == 4, "a table has 64 values");
   const auto values = [&](int64_t i) {
-    const int64_t at = (g + (i < groups ? i : 0)) * kTile;
+    const int64_t at = (g + (i < groups ? i : 0)) * kPanel;
     return (__m512)(values_of_nibbles() * row.scale[at] + row.zero_point[at]);
   };
   // An index takes a bit too many where tables are of one group: they hold it twice.
@@ -52,7 +56,7 @@ inline void int4_in_fours(const Int4Row& row, int64_t g, int64_t groups, __m512i
 
 // Lots of 128 weights, of kGroups groups each or `lots_of_group` to one, in a loop without divisions.
 template <int kGroups>
-inline void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, int64_t lots_of_group, uint16_t* out) {
+inline void int4_row_in_fours(const Int4Row& row, int64_t begin, int64_t n, int64_t lots_of_group, uint16_t* out) {
   const uint8_t* const packed = row.packed + begin / 2;
   int64_t g = begin / row.group_size, left = kGroups > 1 ? 1 : lots_of_group - begin / kFours % lots_of_group, i = 0;
   for (; i + kFours <= n; i += kFours) {
@@ -68,31 +72,28 @@ inline void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, int64
   int4_in_fours<kGroups>(row, g, count / row.group_size, words, kept, out + i);
 }
 
-void weights_in_fours(const Int4Row& row, int64_t begin, int64_t n, void* out) {
-  uint16_t* const to = static_cast<uint16_t*>(out);
-  if (begin % kFours == 0) {
-    if (row.group_size % kFours == 0) return weights_in_fours<1>(row, begin, n, row.group_size / kFours, to);
-    if (row.group_size == 64) return weights_in_fours<2>(row, begin, n, 1, to);
-    if (row.group_size == 32) return weights_in_fours<4>(row, begin, n, 1, to);
+struct Int4InFours {
+  using Operand = uint16_t;
+  static void load(const Int4Row& row, int64_t begin, int64_t n, uint16_t* out) {
+    if (begin % kFours == 0) {
+      if (row.group_size % kFours == 0) return int4_row_in_fours<1>(row, begin, n, row.group_size / kFours, out);
+      if (row.group_size == 64) return int4_row_in_fours<2>(row, begin, n, 1, out);
+      if (row.group_size == 32) return int4_row_in_fours<4>(row, begin, n, 1, out);
+    }
+    for (int64_t i = 0; i < n; i += kFours) {
+      const int64_t count = n - i < kFours ? n - i : kFours;
+      uint16_t values[kFours];
+      dequantize_int4_as(row, begin + i, count, values);
+      pad_with_zeros(values, count);
+      lay_in_fours(values, kFours, out + i);
+    }
   }
-  for (int64_t i = 0; i < n; i += kFours) {
-    const int64_t count = n - i < kFours ? n - i : kFours;
-    uint16_t values[kFours];
-    dequantize_int4_as(row, begin + i, count, values);
-    fill_up(values, count);
-    lay_in_fours(values, kFours, to + i);
-  }
-}
+};
 
-constexpr Tiles kAmxBf16Int4{.operand_bytes = sizeof(uint16_t),
-                             .rows = 2 * kTileSide,
-                             .depth = kDepthAmx<AmxBf16>,
-                             .together = kTileSide,
-                             .inputs = inputs_amx<AmxBf16, operands_in_fours<kDepthAmx<AmxBf16>>>,
-                             .weights_int4 = weights_int4<uint16_t, kDepthAmx<AmxBf16>, weights_in_fours>,
-                             .multiply = multiply_amx<AmxBf16>,
-                             .add_of_groups = add_of_groups_amx,
-                             .finish = finish_amx<AmxBf16>};
+constexpr GemmInt4 kGemmInt4Bf16{.shape = kShapeAmx<DotBf16, RowsInFours>,
+                                 .pack_w = pack_int4_rows<Int4InFours, kKCAmx<DotBf16>>,
+                                 .macro_kernel = macro_kernel_amx<DotBf16>,
+                                 .add_group_terms = add_group_terms_amx};
 
 }  // namespace
 }  // namespace aoext::cpu

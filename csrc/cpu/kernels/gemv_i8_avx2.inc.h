@@ -9,7 +9,7 @@ namespace {
 
 // Returns how much of K it did.
 template <int M, int N>
-inline int64_t dot_tile_i8(const int8_t* x, int64_t x_stride, const int8_t* w, int64_t K, int32_t (*acc)[kTile]) {
+inline int64_t micro_kernel_i8(const int8_t* x, int64_t x_stride, const int8_t* w, int64_t K, int32_t (*acc)[kPanel]) {
   int64_t k = 0;
   I32 sums[M][N] = {};
   const auto widen = [](const int8_t* p) { return _mm256_cvtepi8_epi16(load<__m128i>(p)); };
@@ -26,19 +26,19 @@ inline int64_t dot_tile_i8(const int8_t* x, int64_t x_stride, const int8_t* w, i
   return k;
 }
 
-void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]) {
+void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]) {
   each_rows<kFewRows>(M, [&](auto count, int64_t first) {
     constexpr int kCount = decltype(count)::count;
     const auto take = [&](auto rows, int64_t n) {
       constexpr int kRows = decltype(rows)::count;
-      const auto out = reinterpret_cast<int32_t (*)[kTile]>(&acc[first][n]);
-      const int64_t done = dot_tile_i8<kCount, kRows>(x + first * K, K, w + n * K, K, out);
+      const auto out = reinterpret_cast<int32_t (*)[kPanel]>(&acc[first][n]);
+      const int64_t done = micro_kernel_i8<kCount, kRows>(x + first * K, K, w + n * K, K, out);
       for (int m = 0; m < kCount; ++m)
         for (int i = 0; i < kRows; ++i)
           for (int64_t k = done; k < K; ++k) out[m][i] += x[(first + m) * K + k] * w[(n + i) * K + k];
     };
     int64_t n = 0;
-    for (; n + kTileRows <= N; n += kTileRows) take(Rows<kTileRows>(), n);
+    for (; n + kNR <= N; n += kNR) take(Rows<kNR>(), n);
     for (; n < N; ++n) take(Rows<1>(), n);
   });
 }

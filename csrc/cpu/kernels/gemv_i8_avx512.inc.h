@@ -7,12 +7,12 @@
 namespace aoext::cpu {
 namespace {
 
-// As dot_tile_values_bf16, exact.
+// As micro_kernel_8bit_bf16, exact.
 template <int M, int N>
-inline void dot_tile_i8(const int8_t* x, const int8_t* w, int64_t K, int64_t n, const int8_t* next, int32_t (*acc)[kTile]) {
+inline void micro_kernel_i8(const int8_t* x, const int8_t* w, int64_t K, int64_t n, const int8_t* next, int32_t (*acc)[kPanel]) {
   constexpr int kChains = M * N < 4 ? 4 / (M * N) : 1;
   I32 sums[kChains][M][N] = {};
-  // As Int8 of gemm_avx512.inc.h, w + 128 by x; the sums of 128 · x come off at the end.
+  // As DotI8 of gemm_avx512.inc.h, w + 128 by x; the sums of 128 · x come off at the end.
   const __m512i flip = _mm512_set1_epi8(-128);
   I32 x_sums[M] = {};
   const auto add = [&](int64_t k, I32(&to)[M][N]) __attribute__((always_inline)) {
@@ -41,12 +41,13 @@ inline void dot_tile_i8(const int8_t* x, const int8_t* w, int64_t K, int64_t n, 
     }
 }
 
-void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]) {
-  each_piece<1>(M, N, K, sizeof *x, acc,
-                [&](auto inputs, int64_t m, auto rows, int64_t i, int64_t begin, int64_t n, int64_t next) {
-                  dot_tile_i8<decltype(inputs)::count, decltype(rows)::count>(
-                      x + m * K + begin, w + i * K + begin, K, n, w + next, reinterpret_cast<int32_t (*)[kTile]>(&acc[m][i]));
-                });
+void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]) {
+  constexpr int kRowsOfW = 1;
+  each_piece<kRowsOfW>(
+      M, N, K, sizeof *x, acc, [&](auto inputs, int64_t m, auto rows, int64_t i, int64_t begin, int64_t n, int64_t next) {
+        micro_kernel_i8<decltype(inputs)::count, decltype(rows)::count>(x + m * K + begin, w + i * K + begin, K, n, w + next,
+                                                                        reinterpret_cast<int32_t (*)[kPanel]>(&acc[m][i]));
+      });
 }
 
 }  // namespace

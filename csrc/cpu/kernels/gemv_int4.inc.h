@@ -10,10 +10,16 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr int64_t kUnit = 8 * kFloats;
-static_assert(kPad % kUnit == 0, "arranged rows are whole vectors");
+// A loader: what the codes of a vector of words stand for, nibble i of each. A new format (codes of a table of 16 values) is one
+// more.
+struct SignedNibbles {
+  static F32 values(U32 words, int i) { return nibble(words, i); }
+};
 
-// Lane i has the scale of the group that word i belongs to: groups of 8 << shift weights, kTile floats from one to the next, of
+constexpr int64_t kUnit = 8 * kFloats;
+static_assert(kPad % kUnit == 0, "packed rows are whole vectors");
+
+// Lane i has the scale of the group that word i belongs to: groups of 8 << shift weights, kPanel floats from one to the next, of
 // which `count` are left.
 inline F32 spread(const float* scale, int shift, int64_t count) {
   F32 v = {};
@@ -21,7 +27,7 @@ inline F32 spread(const float* scale, int shift, int64_t count) {
   for (int i = 0; i < kFloats; ++i) lanes[i] = i;
   lanes >>= shift;
   const int groups = kFloats >> shift;
-  for (int g = 0; g < groups && g < count; ++g) v = lanes == g ? broadcast(scale[g * kTile]) : v;
+  for (int g = 0; g < groups && g < count; ++g) v = lanes == g ? broadcast(scale[g * kPanel]) : v;
   return v;
 }
 
@@ -36,7 +42,7 @@ struct Steps {
   F32 scale(const float* from, int64_t left) const { return groups > 1 ? spread(from, shift, left) : broadcast(*from); }
 };
 
-void arrange_int4(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums) {
+void pack_x_int4(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums) {
   for (int64_t begin = 0; begin < K; begin += kUnit)
     for (int i = 0; i < 8; ++i)
       for (int lane = 0; lane < kFloats; ++lane) {
@@ -51,8 +57,8 @@ void arrange_int4(const float* x, int64_t K, int64_t group_size, float* out, flo
 }
 
 // N rows of w at once; where they have few sums, the nibbles of a word alternate between two of each.
-template <int M, int N>
-inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, int64_t K, float (*acc)[kTile]) {
+template <class Loader, int M, int N>
+inline void micro_kernel_int4(const float* x, int64_t x_stride, const Int4Row& w, int64_t K, float (*acc)[kPanel]) {
   constexpr int kWays = M * N <= 4 ? 2 : 1;
   const int64_t bytes = K / 2, groups = K / w.group_size;
   const Steps steps(w.group_size, kUnit);
@@ -63,7 +69,7 @@ inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, in
     const auto add = [&](int64_t k, int n, U32 words) {
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
-        const F32 q = nibble(words, i);
+        const F32 q = Loader::values(words, i);
         for (int m = 0; m < M; ++m) part[n][m][i % kWays] += load<F32>(x + m * x_stride + k + i * kFloats) * q;
       }
     };
@@ -85,7 +91,7 @@ inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, in
       }
     }
     for (int n = 0; n < N; ++n) {
-      const F32 s = steps.scale(w.scale + g * kTile + n, groups - g);
+      const F32 s = steps.scale(w.scale + g * kPanel + n, groups - g);
       for (int m = 0; m < M; ++m)
         for (int way = 0; way < kWays; ++way) sums[m][n] += s * part[n][m][way];
     }
@@ -97,20 +103,20 @@ inline void dot_tile_int4(const float* x, int64_t x_stride, const Int4Row& w, in
 // acc[n] += Σ factor(g) · terms[g][n] over the groups.
 template <class Factor>
 inline void add_terms(const float* terms, int64_t groups, const Factor& factor, float* acc) {
-  F32 sums[kTile / kFloats];
+  F32 sums[kPanel / kFloats];
   memcpy(sums, acc, sizeof sums);
   for (int64_t g = 0; g < groups; ++g)
-    for (int i = 0; i < kTile / kFloats; ++i) sums[i] += load<F32>(terms + g * kTile + i * kFloats) * factor(g);
+    for (int i = 0; i < kPanel / kFloats; ++i) sums[i] += load<F32>(terms + g * kPanel + i * kFloats) * factor(g);
   memcpy(acc, sums, sizeof sums);
 }
 
 // body(count, kRows, row, acc) for kRows rows of w at a time, then one by one.
 template <int kRows, class Body>
-inline void each_rows_of_int4(const Int4Row& first, int64_t N, int64_t K, float (*acc)[kTile], const Body& body) {
+inline void each_rows_of_int4(const Int4Row& first, int64_t N, int64_t K, float (*acc)[kPanel], const Body& body) {
   int64_t n = 0;
   const auto take = [&](auto rows) {
     body(rows, Int4Row{first.packed + n * (K / 2), first.scale + n, first.zero_point + n, first.group_size},
-         reinterpret_cast<float (*)[kTile]>(&acc[0][n]));
+         reinterpret_cast<float (*)[kPanel]>(&acc[0][n]));
     n += decltype(rows)::count;
   };
   while (N - n >= kRows) take(Rows<kRows>());
@@ -118,7 +124,7 @@ inline void each_rows_of_int4(const Int4Row& first, int64_t N, int64_t K, float 
 }
 
 void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N, int64_t K,
-              float (*acc)[kTile]) {
+              float (*acc)[kPanel]) {
   const int64_t groups = K / first.group_size;
   for (int64_t m = 0; m < M; ++m) {
     memset(acc[m], 0, sizeof acc[m]);
@@ -127,11 +133,13 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
     constexpr int kRows = kCount == 1 || (kCount == 2 && kFloats >= 16) ? 4 : 2;  // as many sums as registers hold twice
-    each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kTile]) {
-      dot_tile_int4<kCount, decltype(rows)::count>(x + m * x_stride, x_stride, w, K, out);
+    each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kPanel]) {
+      micro_kernel_int4<SignedNibbles, kCount, decltype(rows)::count>(x + m * x_stride, x_stride, w, K, out);
     });
   });
 }
+
+constexpr GemvInt4 kGemvInt4{.pack_x = pack_x_int4, .dot = dot_int4};
 
 }  // namespace
 }  // namespace aoext::cpu

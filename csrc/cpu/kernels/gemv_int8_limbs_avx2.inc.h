@@ -19,30 +19,30 @@ static_assert(kFloats == 2 * kFour);
 
 // Σ u x in fixed point over kUnits units, whose lanes add up to it, exact in 32 bits: limb_sums_avx2.inc.h or
 // limb_sums_avxvnni.inc.h.
-template <int kPlanes, int kUnits>
-I32 plane_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x);
+template <int kLimbs, int kUnits>
+I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x);
 
 // ---- scales --------------------------------------------------------------------------------------------
 
 // N columns of a line, and nothing behind them.
-inline void columns(Element from, const char* line, int64_t N, F32 (&out)[kTile / kFloats]) {
-  if (N == kTile) {
+inline void columns(Element from, const char* line, int64_t N, F32 (&out)[kPanel / kFloats]) {
+  if (N == kPanel) {
     const int64_t bytes = kFloats * (from == Element::f32 ? 4 : 2);
-    for (int i = 0; i < kTile / kFloats; ++i) out[i] = floats_at(from, line + i * bytes);
+    for (int i = 0; i < kPanel / kFloats; ++i) out[i] = floats_at(from, line + i * bytes);
     return;
   }
-  float values[kTile] = {};
+  float values[kPanel] = {};
   to_float(from, line, values, N);
   memcpy(out, values, sizeof out);
 }
 
 // Groups [begin, end) of N rows of w.
-void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, int64_t begin, int64_t end,
+void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K, int64_t begin, int64_t end,
                   const StagedScales& out) {
-  constexpr int kVectors = kTile / kFloats;
+  constexpr int kVectors = kPanel / kFloats;
   using Vectors = F32[kVectors];
   const int64_t groups = K / w.group_size;
-  if (begin == 0) memset(out.sums, 0, static_cast<size_t>(M * kTile) * sizeof(float));
+  if (begin == 0) memset(out.sums, 0, static_cast<size_t>(M * kPanel) * sizeof(float));
   const auto bring = [&](int64_t g, Vectors& scale, Vectors& zero_point) __attribute__((always_inline)) {
     columns(w.element, w.scale + g * w.stride, N, scale);
     columns(w.element, w.zero_point + g * w.stride, N, zero_point);
@@ -56,10 +56,10 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
     }
   };
   const auto bring_sums = [&](int64_t m, Vectors& sums) __attribute__((always_inline)) {
-    for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(out.sums + m * kTile + v * kFloats);
+    for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(out.sums + m * kPanel + v * kFloats);
   };
   const auto keep_sums = [&](int64_t m, const Vectors& sums) __attribute__((always_inline)) {
-    for (int v = 0; v < kVectors; ++v) store(out.sums + m * kTile + v * kFloats, sums[v]);
+    for (int v = 0; v < kVectors; ++v) store(out.sums + m * kPanel + v * kFloats, sums[v]);
   };
   // Adds a group, which is i of x's.
   const auto add = [&](int64_t i, const Vectors& scale, const Vectors& zero_point, Vectors& sums) __attribute__((always_inline)) {
@@ -94,7 +94,7 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N
   }
 }
 
-void stage_planes(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, const StagedScales& out) {
+void stage_scales(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K, const StagedScales& out) {
   stage_groups(of_x, M, w, N, K, 0, K / w.group_size, out);
 }
 
@@ -115,11 +115,11 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
 // N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups; where a group is four lanes, the sums of
 // four rows' groups fill one vector. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where
 // the result is not.
-template <int kPlanes, int M, int N, int kGroups, int kUnits>
-inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed, int64_t group_size,
-                     const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kTile]) {
+template <int kLimbs, int M, int N, int kGroups, int kUnits>
+inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed,
+                                int64_t group_size, const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kPanel]) {
   constexpr bool kFours = kGroups * kFour == kFloats && N == kFour;
-  constexpr int64_t kStep = kUnits * kPlaneUnit;
+  constexpr int64_t kStep = kUnits * kLimbUnit;
   const int64_t bytes = K / 2, groups = K / group_size;
   F32 sums[M][kFours ? 1 : N] = {};
   // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
@@ -136,13 +136,13 @@ inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, c
       for (int unit = 0; unit < kUnits; ++unit) {
         U32 words = {};
         if (count == kStep)
-          words = load<U32>(row + unit * kPlaneBytes);
+          words = load<U32>(row + unit * kLimbBytes);
         else
           memcpy(&words, row, static_cast<size_t>(count) / 2);
-        unpack(words, &even[unit], &odd[unit]);
+        UnsignedNibbles::load(words, &even[unit], &odd[unit]);
       }
       for (int m = 0; m < M; ++m) {
-        const I32 total = plane_sums<kPlanes, kUnits>(even, odd, x + m * x_stride + kPlanes * begin);
+        const I32 total = limb_sums<kLimbs, kUnits>(even, odd, x + m * x_stride + kLimbs * begin);
         if constexpr (kFours)
           totals[m][n] = total;
         else
@@ -174,46 +174,45 @@ inline void dot_rows(const int8_t* x, int64_t x_stride, const float* x_scales, c
   }
 }
 
-template <int kPlanes, int kGroups, int kUnits>
-inline void dot_rows_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N,
-                            int64_t K, const StagedScales& scales, const NextTile& next, float (*acc)[kTile]) {
-  constexpr int64_t kParts = kTile / kFour;  // of the next tile's groups
+template <int kLimbs, int kGroups, int kUnits>
+inline void macro_kernel_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w,
+                                int64_t N, int64_t K, const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]) {
+  constexpr int64_t kParts = kPanel / kFour;  // of the next tile's groups
   const int64_t groups = K / w.group_size, part = (groups + kParts - 1) / kParts;
   const auto multiply = [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
     const auto rows = [&](auto of_w, int64_t n, const ScalesAhead& ahead) {
-      dot_rows<kPlanes, kCount, decltype(of_w)::count, kGroups, kUnits>(
+      micro_kernel_staged<kLimbs, kCount, decltype(of_w)::count, kGroups, kUnits>(
           x + m * x_stride, x_stride, of_x.scales + m * groups, w.packed + n * (K / 2), w.group_size,
-          scales.scales + n / kFour * groups * kFour + n % kFour, ahead, K, reinterpret_cast<float (*)[kTile]>(&acc[m][n]));
+          scales.scales + n / kFour * groups * kFour + n % kFour, ahead, K, reinterpret_cast<float (*)[kPanel]>(&acc[m][n]));
     };
     int64_t n = 0;
     for (; n + kFour <= N; n += kFour) {
       const int64_t begin = n / kFour * part, end = begin + part < groups ? begin + part : groups;
       const bool stages = m == 0 && next.N > 0 && begin < end;
       const auto ahead = [&](const char* from) {
-        return Ahead{from + begin * w.stride, w.stride, stages ? end - begin : 0, kTile * w.element_bytes};
+        return Ahead{from + begin * w.stride, w.stride, stages ? end - begin : 0, kPanel * w.element_bytes};
       };
       rows(Rows<kFour>(), n, {ahead(next.w.scale), ahead(next.w.zero_point)});
       if (stages) stage_groups(of_x, M, next.w, next.N, K, begin, end, next.scales);
     }
     for (; n < N; ++n) rows(Rows<1>(), n, {});
   };
-  memcpy(acc, scales.sums, static_cast<size_t>(M * kTile) * sizeof(float));
+  memcpy(acc, scales.sums, static_cast<size_t>(M * kPanel) * sizeof(float));
   each_rows<kFewRows>(M, multiply);
 }
 
-template <int kPlanes>
-void dot_staged_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N,
-                       int64_t K, const StagedScales& scales, const NextTile& next, float (*acc)[kTile]) {
-  const int64_t in_unit = kPlaneUnit / w.group_size;
-  if (in_unit == 2) return dot_rows_staged<kPlanes, 2, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
-  if (in_unit == 1) return dot_rows_staged<kPlanes, 1, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
-  dot_rows_staged<kPlanes, 1, kPad / kPlaneUnit>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+template <int kLimbs>
+void dot_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
+                const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]) {
+  const int64_t in_unit = kLimbUnit / w.group_size;
+  if (in_unit == 2) return macro_kernel_staged<kLimbs, 2, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+  if (in_unit == 1) return macro_kernel_staged<kLimbs, 1, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+  macro_kernel_staged<kLimbs, 1, kPad / kLimbUnit>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
 }
 
-template <int kPlanes>
-constexpr Planes kPlanesStaged{
-    .bytes = kPlanes, .arrange = arrange_planes<kPlanes>, .dot_staged = dot_staged_planes<kPlanes>, .stage = stage_planes};
+template <int kLimbs>
+constexpr GemvLimbsStaged kGemvLimbsStaged{.limbs = kInt8Limbs<kLimbs>, .stage = stage_scales, .dot = dot_staged<kLimbs>};
 
 }  // namespace
 }  // namespace aoext::cpu

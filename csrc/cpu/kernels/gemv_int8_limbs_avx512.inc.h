@@ -7,20 +7,20 @@
 namespace aoext::cpu {
 namespace {
 
-// Sums of one step of up to 128 elements: Σ u x in fixed point, of two planes exact, of three rounded to a float.
-template <int kPlanes>
-struct PlaneSums {
-  I32 sums = {}, last = {};  // of the first two planes, and of a third
+// Sums of one step of up to 128 elements: Σ u x in fixed point, of two limbs exact, of three rounded to a float.
+template <int kLimbs>
+struct LimbSums {
+  I32 sums = {}, last = {};  // of the first two limbs, and of a third
   void add(U32 even, U32 odd, const int8_t* x) {
-    const auto products = [&](I32 to, const int8_t* plane) {
-      const __m512i evens = _mm512_dpbusd_epi32((__m512i)to, (__m512i)even, load<__m512i>(plane));
-      return (I32)_mm512_dpbusd_epi32(evens, (__m512i)odd, load<__m512i>(plane + kPlaneBytes));
+    const auto products = [&](I32 to, const int8_t* limb) {
+      const __m512i evens = _mm512_dpbusd_epi32((__m512i)to, (__m512i)even, load<__m512i>(limb));
+      return (I32)_mm512_dpbusd_epi32(evens, (__m512i)odd, load<__m512i>(limb + kLimbBytes));
     };
-    sums += products(products(I32{}, x) << 8, x + kPlaneUnit);
-    if constexpr (kPlanes == 3) last = products(last, x + 2 * kPlaneUnit);
+    sums += products(products(I32{}, x) << 8, x + kLimbUnit);
+    if constexpr (kLimbs == 3) last = products(last, x + 2 * kLimbUnit);
   }
   auto total() const {
-    if constexpr (kPlanes == 2)
+    if constexpr (kLimbs == 2)
       return sums;
     else
       return __builtin_convertvector(sums, F32) * 256.0f + __builtin_convertvector(last, F32);
@@ -49,40 +49,43 @@ inline void groups_of_rows(const V (&fours)[kFloats / 4], V (&out)[kGroups]) {
   }
 }
 
+// Into which cache the next panel is fetched. CPUs that have AMX gain nothing by the first.
+constexpr int kIntoFirstCache = 3, kIntoSecondCache = 2;
+
 // How many groups ahead of their use scales are fetched: some µs of weights.
 constexpr int64_t kScalesAhead = 32;
 
-// Up to kTile rows of w by M of x, a line of each row at a time, in parts of kUnits units, which are of kGroups groups: so lines
+// Up to kPanel rows of w by M of x, a line of each row at a time, in parts of kUnits units, which are of kGroups groups: so lines
 // come once, those of scales too. The next tile's weights are fetched in the order in which they lie. Not inline: its loop needs
 // all registers.
-template <int kPlanes, int kNextTile, int M, int kGroups, int kUnits>
-__attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, const Int4Tile& w,
-                                               int64_t N, bool fetch, int64_t K, float (*acc)[kTile]) {
-  constexpr int kBands = kTile / kFloats, kFours = kFloats / 4;
-  constexpr int64_t kPart = kUnits * kPlaneUnit;
+template <int kLimbs, int kNextPanel, int M, int kGroups, int kUnits>
+__attribute__((noinline)) void micro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, const Int4Panel& w,
+                                                  int64_t N, bool fetch, int64_t K, float (*acc)[kPanel]) {
+  constexpr int kPanelVectors = kPanel / kFloats, kFours = kFloats / 4;
+  constexpr int64_t kPart = kUnits * kLimbUnit;
   constexpr int kParts = kPad / kPart;
-  const int64_t bytes = K / 2, groups = K / w.group_size, line = kTile * w.element_bytes;
-  const uint8_t* row[kTile];
-  for (int64_t n = 0; n < kTile; ++n) row[n] = w.packed + (n < N ? n : N - 1) * bytes;
-  const uint8_t* next = w.packed + kTile * bytes;
+  const int64_t bytes = K / 2, groups = K / w.group_size, line = kPanel * w.element_bytes;
+  const uint8_t* row[kPanel];
+  for (int64_t n = 0; n < kPanel; ++n) row[n] = w.packed + (n < N ? n : N - 1) * bytes;
+  const uint8_t* next = w.packed + kPanel * bytes;
   const int64_t ahead = kScalesAhead < groups ? kScalesAhead : groups;
-  using Totals = decltype(PlaneSums<kPlanes>().total());
-  F32 sums[M][kBands] = {};
+  using Totals = decltype(LimbSums<kLimbs>().total());
+  F32 sums[M][kPanelVectors] = {};
 
   // A part, of which w is `at` bytes from the starts of rows, by kFloats of these from row `n` on: fours[m][i] are sums of rows 4
   // i to 4 i + 3.
   const auto multiply = [&](int64_t begin, int64_t at, int n, Totals(&fours)[M][kFours]) __attribute__((always_inline)) {
     for (int four = 0; four < kFours; ++four) {
-      for (int64_t i = 0; fetch && i < 4 * kPart / 2; i += kLine, next += kLine) __builtin_prefetch(next, 0, kNextTile);
+      for (int64_t i = 0; fetch && i < 4 * kPart / 2; i += kLine, next += kLine) __builtin_prefetch(next, 0, kNextPanel);
       U32 even[4][kUnits], odd[4][kUnits];
       for (int i = 0; i < 4; ++i)
         for (int u = 0; u < kUnits; ++u)
-          unpack(load_once<U32>(row[n + four * 4 + i] + at + u * kPlaneBytes), &even[i][u], &odd[i][u]);
+          UnsignedNibbles::load(load_once<U32>(row[n + four * 4 + i] + at + u * kLimbBytes), &even[i][u], &odd[i][u]);
       for (int m = 0; m < M; ++m) {
         Totals totals[4];
         for (int i = 0; i < 4; ++i) {
-          PlaneSums<kPlanes> part;
-          for (int u = 0; u < kUnits; ++u) part.add(even[i][u], odd[i][u], x + m * x_stride + kPlanes * (begin + u * kPlaneUnit));
+          LimbSums<kLimbs> part;
+          for (int u = 0; u < kUnits; ++u) part.add(even[i][u], odd[i][u], x + m * x_stride + kLimbs * (begin + u * kLimbUnit));
           totals[i] = part.total();
         }
         fours[m][four] = sums_of_fours(totals);
@@ -91,17 +94,17 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
   };
   // What `multiply` left, with the scales of `count` groups from `first` on.
   bool starts = true;  // whether they start here
-  const auto add = [&](const Totals(&fours)[M][kFours], int band, int64_t first, int64_t count) __attribute__((always_inline)) {
+  const auto add = [&](const Totals(&fours)[M][kFours], int vector, int64_t first, int64_t count) __attribute__((always_inline)) {
     F32 scale[kGroups] = {}, zero_point[kGroups] = {};
     for (int j = 0; j < kGroups && j < count; ++j) {
-      const int64_t from = (first + j) * w.stride + band * kFloats * w.element_bytes;
+      const int64_t from = (first + j) * w.stride + vector * kFloats * w.element_bytes;
       scale[j] = floats_at(w.element, w.scale + from);
       if (starts) zero_point[j] = floats_at(w.element, w.zero_point + from);
     }
     for (int m = 0; m < M; ++m) {
       Totals of_groups[kGroups];
       groups_of_rows<kGroups>(fours[m], of_groups);
-      F32 total = sums[m][band];
+      F32 total = sums[m][vector];
       for (int j = 0; j < kGroups && j < count; ++j) {
         const int64_t i = m * groups + first + j;
         F32 product = __builtin_convertvector(of_groups[j], F32) * of_x.scales[i];
@@ -111,16 +114,16 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
         }
         total += scale[j] * product;
       }
-      sums[m][band] = total;
+      sums[m][vector] = total;
     }
   };
   constexpr bool kWithin = kGroups * kParts > 1;  // whether groups are shorter than a line
-  alignas(kLine) uint8_t rest[kTile][kLine];
+  alignas(kLine) uint8_t rest[kPanel][kLine];
   for (int64_t begin = 0, g = 0, of_group = 0; begin < K; begin += kPad) {
     int64_t at = begin / 2;
     if (kWithin && K - begin < kPad) {
       memset(rest, 0, sizeof rest);
-      for (int64_t n = 0; n < kTile; ++n)
+      for (int64_t n = 0; n < kPanel; ++n)
         row[n] = static_cast<uint8_t*>(memcpy(rest[n], row[n] + at, static_cast<size_t>(bytes - at)));
       at = 0;
     }
@@ -134,15 +137,15 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
       }
     }
 #pragma GCC unroll 1
-    for (int band = 0; band < kBands; ++band)
+    for (int vector = 0; vector < kPanelVectors; ++vector)
       for (int part = 0; part < kParts; ++part) {
         const int64_t first = g + part * kGroups;
         Totals fours[M][kFours];
-        multiply(begin + part * kPart, at + part * kPart / 2, band * kFloats, fours);
+        multiply(begin + part * kPart, at + part * kPart / 2, vector * kFloats, fours);
         if (end - first >= kGroups)  // as all but the last: a constant
-          add(fours, band, first, kGroups);
+          add(fours, vector, first, kGroups);
         else
-          add(fours, band, first, end - first);
+          add(fours, vector, first, end - first);
       }
     of_group += kPad;
     if (of_group < w.group_size) continue;
@@ -152,33 +155,33 @@ __attribute__((noinline)) void dot_tile_planes(const int8_t* x, int64_t x_stride
   for (int m = 0; m < M; ++m) memcpy(acc[m], sums[m], sizeof sums[m]);
 }
 
-template <int kPlanes, int kNextTile, int kGroups, int kUnits>
-inline void dot_rows_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N,
-                            int64_t K, float (*acc)[kTile]) {
+template <int kLimbs, int kNextPanel, int kGroups, int kUnits>
+inline void macro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N,
+                               int64_t K, float (*acc)[kPanel]) {
   const int64_t groups = K / w.group_size;
   const auto take = [&](auto count, int64_t m) {
     const GroupsOfX of_rows{of_x.scales + m * groups, of_x.fixed_sums + m * groups, of_x.sums + m * groups};
-    dot_tile_planes<kPlanes, kNextTile, decltype(count)::count, kGroups, kUnits>(x + m * x_stride, x_stride, of_rows, w, N,
-                                                                                 m == 0, K, acc + m);
+    micro_kernel_limbs<kLimbs, kNextPanel, decltype(count)::count, kGroups, kUnits>(x + m * x_stride, x_stride, of_rows, w, N,
+                                                                                    m == 0, K, acc + m);
   };
   int64_t done = 0;
   for (; M - done >= 8; done += 8) take(Rows<8>(), done);
   each_rows<kFewRows>(M - done, [&](auto count, int64_t m) { take(count, done + m); });
 }
 
-template <int kPlanes, int kNextTile>
-void dot_planes(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
-                float (*acc)[kTile]) {
-  constexpr int kUnits = kPad / kPlaneUnit;
-  const int64_t in_unit = kPlaneUnit / w.group_size;
-  if (in_unit >= 4) return dot_rows_planes<kPlanes, kNextTile, 4, 1>(x, x_stride, of_x, M, w, N, K, acc);
-  if (in_unit == 2) return dot_rows_planes<kPlanes, kNextTile, 2, 1>(x, x_stride, of_x, M, w, N, K, acc);
-  if (in_unit == 1) return dot_rows_planes<kPlanes, kNextTile, 1, 1>(x, x_stride, of_x, M, w, N, K, acc);
-  dot_rows_planes<kPlanes, kNextTile, 1, kUnits>(x, x_stride, of_x, M, w, N, K, acc);
+template <int kLimbs, int kNextPanel>
+void dot_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
+               float (*acc)[kPanel]) {
+  constexpr int kUnits = kPad / kLimbUnit;
+  const int64_t in_unit = kLimbUnit / w.group_size;
+  if (in_unit >= 4) return macro_kernel_limbs<kLimbs, kNextPanel, 4, 1>(x, x_stride, of_x, M, w, N, K, acc);
+  if (in_unit == 2) return macro_kernel_limbs<kLimbs, kNextPanel, 2, 1>(x, x_stride, of_x, M, w, N, K, acc);
+  if (in_unit == 1) return macro_kernel_limbs<kLimbs, kNextPanel, 1, 1>(x, x_stride, of_x, M, w, N, K, acc);
+  macro_kernel_limbs<kLimbs, kNextPanel, 1, kUnits>(x, x_stride, of_x, M, w, N, K, acc);
 }
 
-template <int kPlanes, int kNextTile>
-constexpr Planes kPlanesAtOnce{.bytes = kPlanes, .arrange = arrange_planes<kPlanes>, .dot = dot_planes<kPlanes, kNextTile>};
+template <int kLimbs, int kNextPanel>
+constexpr GemvLimbs kGemvLimbs{.limbs = kInt8Limbs<kLimbs>, .dot = dot_limbs<kLimbs, kNextPanel>};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -24,14 +24,14 @@ inline void dequantize_int4_as(const Int4Row& row, int64_t begin, int64_t n, T* 
   if (row.group_size % kNibbles == 0 && begin % kNibbles == 0) {
     for (int64_t i = 0; i < n; ++g, left = row.group_size) {
       const int64_t count = left < n - i ? left : n - i;
-      dequantize_group(packed + i / 2, count, row.scale[g * kTile], row.zero_point[g * kTile], out + i);
+      dequantize_group(packed + i / 2, count, row.scale[g * kPanel], row.zero_point[g * kPanel], out + i);
       i += count;
     }
     return;
   }
   for (int64_t i = 0; i < n; ++i) {
     const int nibble = i % 2 == 0 ? packed[i / 2] & 15 : packed[i / 2] >> 4;
-    const float value = static_cast<float>(sign_extend(nibble)) * row.scale[g * kTile] + row.zero_point[g * kTile];
+    const float value = static_cast<float>(sign_extend(nibble)) * row.scale[g * kPanel] + row.zero_point[g * kPanel];
     if constexpr (sizeof(T) == 4)
       out[i] = value;
     else
@@ -47,7 +47,7 @@ constexpr float kWideZeroPoint = 8;  // scales: the smallest q is −8
 
 bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t groups) {
   F32 widest = {};
-  for (int64_t i = 0; i < groups * kTile; i += kFloats) {
+  for (int64_t i = 0; i < groups * kPanel; i += kFloats) {
     const F32 beyond = magnitude(load<F32>(zero_point + i)) - kWideZeroPoint * magnitude(load<F32>(scale + i));
     widest = beyond > widest ? beyond : widest;
   }
@@ -59,7 +59,7 @@ bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t g
 // The weights' part is 16 |scale| − |zero_point|, or nothing: the closer to 8 scales, the closer to 0 is a weight that must not
 // grow.
 void split_zero_points(const float* scale, float* zero_point, int64_t groups, float* beside) {
-  for (int64_t i = 0; i < groups * kTile; i += kFloats) {
+  for (int64_t i = 0; i < groups * kPanel; i += kFloats) {
     const F32 zero = load<F32>(zero_point + i), size = magnitude(zero), most = kWideZeroPoint * magnitude(load<F32>(scale + i));
     const F32 left = 2 * most - size, positive = left > 0 ? left : F32{};
     const F32 within = size > most ? (F32)((U32)positive | ((U32)zero & kSign)) : zero;

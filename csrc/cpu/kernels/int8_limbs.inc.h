@@ -11,23 +11,34 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr int64_t kPlaneBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
-constexpr int64_t kPlaneUnit = 2 * kPlaneBytes;
+// The even and the odd nibbles of words as bytes 0..15, their sign bit flipped: each instruction set's own.
+void unpack(U32 words, U32* even, U32* odd);
+
+// A loader: codes as unsigned bytes, and how much larger these are than what the codes stand for. A new format whose values are
+// integers (e2m1, doubled) is one more.
+struct UnsignedNibbles {
+  static constexpr int kOffset = 8;
+  static void load(U32 words, U32* even, U32* odd) { unpack(words, even, odd); }
+};
+
+constexpr int kTwoInt8Limbs = 2, kThreeInt8Limbs = 3;
+constexpr int64_t kLimbBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
+constexpr int64_t kLimbUnit = 2 * kLimbBytes;
 static_assert(kPad <= 128, "a step's sums are exact");
 constexpr int64_t kStretch = 32;  // divides groups and units
 
-// The largest value in fixed point: below 128 in its first plane, and what kRounder rounds.
-template <int kPlanes>
-constexpr int kFixedMost = kPlanes == 2 ? 127 * 256 : 63 * 65536;
+// The largest value in fixed point: below 128 in its first limb, and what kRounder rounds.
+template <int kLimbs>
+constexpr int kFixedMost = kLimbs == 2 ? 127 * 256 : 63 * 65536;
 
 // How far the largest of a group may be above the mean: the step of 16 bits is then below 2⁻¹¹ of the mean, and what rounding
 // adds, 2⁻¹³ on average, far below the rounding of a bfloat16 or half result; that of 23 bits is 2⁻¹⁸. One outlier in a group
 // fails this.
 constexpr float kWidest = 16;
 
-template <int kPlanes>
-bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
-                    float* group_sums) {
+template <int kLimbs>
+bool split_limbs(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
+                 float* group_sums) {
   for (int64_t g = 0; g < K / group_size; ++g) {
     const float* const from = x + g * group_size;
     F32 sums = {}, absolute = {};
@@ -46,37 +57,40 @@ bool arrange_planes(const float* x, int64_t K, int64_t group_size, int8_t* out, 
     // Below this the step would be subnormal.
     const bool nothing = highest < 1e-30f;
     if (nothing && highest > 0) return false;
-    const float inverse = nothing ? 0 : static_cast<float>(kFixedMost<kPlanes>) / highest;
+    const float inverse = nothing ? 0 : static_cast<float>(kFixedMost<kLimbs>) / highest;
     int64_t fixed_sum = 0;
     for (int64_t i = 0; i < group_size; i += kStretch) {
       constexpr float kRounder = 12582912.0f;  // 1.5 · 2²³: its ulp is 1
-      int8_t planes[kPlanes][kStretch];
+      int8_t limbs[kLimbs][kStretch];
       int32_t stretch_sum = 0;
       for (int64_t j = 0; j < kStretch; ++j) {
         int32_t fixed = static_cast<int32_t>(bits(from[i + j] * inverse + kRounder) - bits(kRounder));
         stretch_sum += fixed;
-        for (int plane = kPlanes - 1; plane > 0; --plane) {
+        for (int limb = kLimbs - 1; limb > 0; --limb) {
           const int32_t above = (fixed + 128) >> 8;
-          planes[plane][j] = static_cast<int8_t>(fixed - 256 * above);
+          limbs[limb][j] = static_cast<int8_t>(fixed - 256 * above);
           fixed = above;
         }
-        planes[0][j] = static_cast<int8_t>(fixed);
+        limbs[0][j] = static_cast<int8_t>(fixed);
       }
       fixed_sum += stretch_sum;
-      const int64_t k = g * group_size + i, in_unit = k % kPlaneUnit;
-      int8_t* const to = out + kPlanes * (k - in_unit) + in_unit / 2;
-      for (int plane = 0; plane < kPlanes; ++plane)
+      const int64_t k = g * group_size + i, in_unit = k % kLimbUnit;
+      int8_t* const to = out + kLimbs * (k - in_unit) + in_unit / 2;
+      for (int limb = 0; limb < kLimbs; ++limb)
         for (int64_t j = 0; j < kStretch / 2; ++j) {
-          to[plane * kPlaneUnit + j] = planes[plane][2 * j];
-          to[plane * kPlaneUnit + kPlaneBytes + j] = planes[plane][2 * j + 1];
+          to[limb * kLimbUnit + j] = limbs[limb][2 * j];
+          to[limb * kLimbUnit + kLimbBytes + j] = limbs[limb][2 * j + 1];
         }
     }
-    scales[g] = highest / static_cast<float>(kFixedMost<kPlanes>);
-    fixed_sums[g] = -8 * scales[g] * static_cast<float>(fixed_sum);
+    scales[g] = highest / static_cast<float>(kFixedMost<kLimbs>);
+    fixed_sums[g] = -UnsignedNibbles::kOffset * scales[g] * static_cast<float>(fixed_sum);
     group_sums[g] = sum<float>(sums);
   }
   return true;
 }
+
+template <int kLimbs>
+constexpr Int8Limbs kInt8Limbs{.count = kLimbs, .split = split_limbs<kLimbs>};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -1,8 +1,11 @@
-// The CPU kernels as a table of functions over rows; one table per instruction set.
+// The CPU kernels of one instruction set: a table of functions that the drivers call (cpu/gemm.h, cpu/gemv.h).
 //
-// An instruction set is a translation unit that includes rows.inc.h with its own compiler flags. These
-// files include no C++ library header: an inline function that the linker merged across them could run
-// an instruction that the machine lacks.
+// Words are BLIS's (docs/glossary.md): y[M, N] = x[M, K] · w[N, K]ᵀ, where a packed block of w, NC by KC, stays in the first
+// cache while packed panels of x, MR rows each, pass by. A gemv is a product by few rows of x that reads w as it lies.
+//
+// An instruction set is a translation unit with its own compiler flags that includes vectors_<it>.inc.h and the algorithms that
+// it uses, a file each. These files include no C++ library header: an inline function that the linker merged across them could
+// run an instruction that the machine lacks.
 #pragma once
 
 #include <stdint.h>
@@ -12,51 +15,35 @@ namespace aoext::cpu {
 // Elements in memory that kernels read or write.
 enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32 };
 
-// Weight rows that a thread takes at a time, a 64-byte line of 16-bit scales, and of those that a tile of products has.
-constexpr int kTile = 32;
-constexpr int kTileRows = 4;
+// Output channels of a panel of w, which a thread takes at a time: a 64-byte line of 16-bit scales. Sums lie [M, kPanel].
+constexpr int kPanel = 32;
+
+// Macro-kernels take a multiple of so many output channels.
+constexpr int kNR = 4;
 
 // Rows that kernels multiply are padded with zeros to a multiple of this many elements.
 constexpr int64_t kPad = 128;
 
 constexpr int64_t kLine = 64;  // of a cache
 
-// A row of int4 weights: element k is q(k) · scale[k / group_size · kTile] + zero_point[k / group_size · kTile].
+// ---- int4 weights --------------------------------------------------------------------------------------
+
+// A row of int4 weights: element k is q(k) · scale[k / group_size · kPanel] + zero_point[k / group_size · kPanel].
 struct Int4Row {
   const uint8_t* packed;
   const float *scale, *zero_point;
   int64_t group_size;
 };
 
-// Up to kTile rows of int4 weights and their scales and zero points as they lie, `stride` bytes from one group's to the next's:
-// for Planes::dot of as many rows as whole vectors take.
-struct Int4Tile {
+// A panel of int4 weights, or less, whose scales and zero points lie as in memory, `stride` bytes from one group's to the next's.
+struct Int4Panel {
   const uint8_t* packed;
   const char *scale, *zero_point;
   Element element;  // theirs
   int64_t element_bytes, stride, group_size;
 };
 
-// Of the groups of rows of x in fixed point, one row's after another's: their scales, the sums of what the signs of nibbles add
-// to products, and those of x.
-struct GroupsOfX {
-  const float *scales, *fixed_sums, *sums;
-};
-
-// Scales and zero points of a tile as Planes::dot_staged takes them.
-struct StagedScales {
-  float* scales;  // [kTile / 4, K / group_size, 4]
-  float* sums;    // [M, kTile]: what zero points and the signs of nibbles add
-};
-
-// The tile after the one at hand, and where its scales go; N is 0 where there is none. All of the one at hand's rows exist then.
-struct NextTile {
-  Int4Tile w;
-  int64_t N;
-  StagedScales scales;
-};
-
-// Up to so many groups a tile's scales and zero points are fetched while another tile is multiplied. Each lies in a page of its
+// Up to so many groups a panel's scales and zero points are fetched while another panel is multiplied. Each lies in a page of its
 // own: where translations of more do not stay at hand, they are fetched while their neighbours are read, from the same pages.
 constexpr int64_t kGroupsAhead = 256;
 
@@ -81,6 +68,8 @@ static inline void fetch_group(Ahead* ahead) {
 
 static inline void fetch_group(ScalesAhead* ahead) { fetch_group(ahead->scale.groups > 0 ? &ahead->scale : &ahead->zero_point); }
 
+// ---- gemm ----------------------------------------------------------------------------------------------
+
 // How rows of w lie that become a block: so many, `stride` bytes apart. What is next, as many pieces of `next_bytes` bytes and
 // `next_stride` apart, is fetched meanwhile.
 struct BlockRows {
@@ -89,97 +78,160 @@ struct BlockRows {
   int64_t next_stride, next_bytes;
 };
 
-// Products of one kind: an operand is what an instruction multiplies.
-struct Tiles {
+static inline bool accepts_every_row(Element, const void*, int64_t) { return true; }
+static inline void leave_sums(int64_t, void*) {}
+
+// Block sizes, and how x is packed. An operand is what an instruction multiplies.
+struct GemmShape {
   int64_t operand_bytes;
-  int64_t rows;          // of a block of weights; they divide kTile
-  int64_t depth;         // of a block along K, a multiple of kPad
-  int64_t together = 1;  // rows of x that lie interleaved, 4 bytes of each in turn: a lot
+  int64_t NC;      // output channels of a packed block of w; divides kPanel
+  int64_t KC;      // its depth along K, a multiple of kPad
+  int64_t MR = 1;  // rows of a packed panel of x, which interleaves them, 4 bytes of each in turn
 
-  int64_t lots(int64_t M) const { return (M + together - 1) / together * together; }  // whole ones
-
-  // n elements of each of `rows` rows of x, `stride` bytes apart, as one lot of operands, padded along K. Adds to `starts`, one a
-  // row, what sums start with, modulo 2³²: int32 bits where products are int8's.
-  void (*inputs)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t* starts);
-
-  // A block: n elements of each row of w as operands, padded.
-  void (*weights)(Element from, const void* source, const BlockRows& rows, int64_t n, void* out) = nullptr;
-  void (*weights_int4)(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n,
-                       void* out) = nullptr;  // from `begin` on
-
-  // acc[m][n] += Σ x[m][k] · w[n][k], k < K <= depth (padded), in rows of kTile sums: float, or int32 where products are int8's.
-  // Lots of rows of x that lie together are `depth` operands a row apart. N is a multiple of kTileRows; sums between it and
-  // `rows` may change, and what stands there in w and after the last row of x may be anything.
-  void (*multiply)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc) = nullptr;
-
-  // acc[m][n] += Σ x_sums[g][m] · terms[g][n], n < kTile, for sums of x over groups, x_stride rows apart and readable to the end
-  // of a lot. Null where products are int8's.
-  void (*add_of_groups)(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M,
-                        void* acc) = nullptr;
-
-  // Null, or what brings sums, which start as zeros and of which there are so many rows as lie together in x, into that order
-  // once all of K has been multiplied.
-  void (*finish)(int64_t M, void* acc) = nullptr;
-
-  // Whether the tile that is next is fetched, in the order in which it lies, or this one's next block.
-  bool in_order = false;
-
-  // Null, or, where weights_int4 makes operands of q + offset, without scales and zero points, what takes the place of `multiply`
-  // and add_of_groups: for n elements from `begin` on of rows of which `first` is the first, whose zero points are
-  // zero_point − offset · scale. They can't take rows of x for which `takes` is false.
-  float offset = 0;
-  void (*multiply_int4)(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
-                        int64_t begin, int64_t n, void* acc) = nullptr;
-  bool (*takes)(Element from, const void* row, int64_t K) = nullptr;
-
-  // Operands whose sum an element of x is, `limbs` rows of `depth` one behind the other.
+  // Operands whose sum an element of x is: a packed row has KC of each, one limb behind the other.
   int64_t limbs = 1;
+
+  // Whether what is fetched ahead is the next panel of w, in the order in which it lies, or this panel's next block.
+  bool fetch_next_panel = false;
+
+  // n elements of each of `rows` rows of x, `stride` bytes apart, as one packed panel, padded along K. Adds to `starts`, one a
+  // row, what sums start with, modulo 2³²: int32 bits where products are int8's.
+  void (*pack_x)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, void* out, uint32_t* starts);
+
+  // Whether a row's products have the precision that is promised; others go by float32.
+  bool (*accepts)(Element from, const void* row, int64_t K) = accepts_every_row;
+
+  // Brings M rows of sums, and those that fill up a panel of x, into the order [M, kPanel] once all of K has been multiplied.
+  void (*order_sums)(int64_t M, void* acc) = leave_sums;
+
+  int64_t whole_panels(int64_t M) const { return (M + MR - 1) / MR * MR; }  // in rows
 };
 
-// int4 by a row of x in fixed point. Groups are of 32, 64 or a multiple of kPad elements.
-struct Planes {
-  int64_t bytes;  // of an element of x: 2 for results in bfloat16 and half, 3 for float32
+// acc[m][n] += Σ x[m][k] · w[n][k], k < K <= KC (padded): float, or int32 where products are int8's. Rows of x are KC operands
+// apart. N is a multiple of kNR; sums between it and NC may change, and what stands there in w and after the last row of x may be
+// anything.
+using MacroKernel = void (*)(const void* w, int N, const void* x, int64_t M, int64_t K, void* acc);
 
-  // A row of x for dot, so many bytes an element, padded with zeros (by the caller) to kPad elements, and what GroupsOfX has of
-  // it. False where a group's range is too wide, or not finite.
-  bool (*arrange)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
-                  float* group_sums);
+// n elements from `begin` on of int4 rows as a packed block.
+using PackInt4 = void (*)(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out);
 
-  // Null, or what lays M rows that `arrange` wrote, x_stride bytes apart, together with their scales, as `dot` then takes them in
-  // place of x; and how many bytes that is.
-  void (*join)(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, int64_t K, int64_t group_size,
-               char* out) = nullptr;
-  int64_t (*joined_bytes)(int64_t M, int64_t K, int64_t group_size) = nullptr;
-
-  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that `arrange` wrote, x_stride bytes apart, and N <= kTile rows of w. Fetches what
-  // lies after them.
-  void (*dot)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
-              float (*acc)[kTile]) = nullptr;
-
-  // Null, or the same in its place by scales that `stage` or the call before brought: those of `next` it brings.
-  void (*dot_staged)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K,
-                     const StagedScales& scales, const NextTile& next, float (*acc)[kTile]) = nullptr;
-  void (*stage)(const GroupsOfX& of_x, int64_t M, const Int4Tile& w, int64_t N, int64_t K, const StagedScales& out) = nullptr;
+// 8-bit weights, whose scales meet the sums when all is done.
+struct Gemm8Bit {
+  GemmShape shape;
+  void (*pack_w)(Element from, const void* source, const BlockRows& rows, int64_t n, void* out);  // n elements of each row
+  MacroKernel macro_kernel;
 };
 
-// 8-bit values by few rows of x.
-struct Values8 {
+// int4 that is packed as q · scale + zero_point, rounded to an operand.
+struct GemmInt4 {
+  GemmShape shape;
+  PackInt4 pack_w;
+  MacroKernel macro_kernel;
+
+  // acc[m][n] += Σ x_sums[g][m] · terms[g][n], n < kPanel: what zero points have beside the packed weights (cpu/zero_points.h).
+  // Sums of x over groups lie x_stride apart and are readable to the end of a packed panel.
+  void (*add_group_terms)(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc);
+};
+
+// int4 that is packed as q + code_offset, exact: the scales of groups meet their sums within the macro-kernel. Zero points are
+// zero_point − code_offset · scale there.
+struct GemmInt4Codes {
+  GemmShape shape;
+  float code_offset = 0;
+  PackInt4 pack_w;
+  void (*macro_kernel)(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
+                       int64_t begin, int64_t n, void* acc);
+};
+
+// ---- gemv ----------------------------------------------------------------------------------------------
+
+// 8-bit weights by few rows of x.
+struct Gemv8Bit {
   int64_t operand_bytes;
 
   // A row of n elements for `dot`, padded with zeros (by the caller) to kPad.
-  void (*input)(Element from, const void* row, int64_t n, void* out);
+  void (*pack_x)(Element from, const void* row, int64_t n, void* out);
 
-  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows that `input` wrote, x_stride operands apart, and N <= kTile rows of K values, one
-  // after another.
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M packed rows, x_stride operands apart, and N <= kPanel rows of K values, one after
+  // another.
   void (*dot)(const void* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
-              float (*acc)[kTile]) = nullptr;
+              float (*acc)[kPanel]);
 };
 
+// int4 by few rows of x in float32. Groups are of 2ⁿ·8 elements, or of a multiple of kPad.
+struct GemvInt4 {
+  // A row of x in the order of `dot`, and the sums of its groups.
+  void (*pack_x)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);
+
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M packed rows and N <= kPanel rows of int4, of which `first` is the first.
+  void (*dot)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N, int64_t K,
+              float (*acc)[kPanel]);
+};
+
+// Of the groups of rows of x in fixed point, one row's after another's: their scales, the sums of what the signs of nibbles add
+// to products, and those of x.
+struct GroupsOfX {
+  const float *scales, *fixed_sums, *sums;
+};
+
+// x as int8 limbs, 16- or 23-bit fixed point, for int4 in groups of 32, 64 or a multiple of kPad elements.
+struct Int8Limbs {
+  int64_t count;  // 2 for results in bfloat16 and half, 3 for float32
+
+  // A row of x, `count` bytes an element, padded with zeros (by the caller) to kPad elements, and what GroupsOfX has of it. False
+  // where a group's range is too wide, or not finite.
+  bool (*split)(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums, float* group_sums);
+};
+
+// int4 by limbs, a panel at once.
+struct GemvLimbs {
+  Int8Limbs limbs;
+
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M rows in limbs, x_stride bytes apart, and N <= kPanel rows of w, of which all exist that
+  // whole vectors read. Fetches what lies after them.
+  void (*dot)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
+              float (*acc)[kPanel]);
+};
+
+// The same with matrix instructions, whose operand several rows of x in limbs are packed into.
+struct GemvLimbsPacked {
+  Int8Limbs limbs;
+  int64_t (*packed_bytes)(int64_t M, int64_t K, int64_t group_size);
+  void (*pack_x)(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t M, int64_t K, int64_t group_size, char* out);
+  void (*dot)(const char* packed_x, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
+              float (*acc)[kPanel]);
+};
+
+// Scales and zero points of a panel as floats.
+struct StagedScales {
+  float* scales;  // [kPanel / 4, K / group_size, 4]
+  float* sums;    // [M, kPanel]: what zero points and the signs of nibbles add
+};
+
+// The panel after the one at hand, and where its scales go; N is 0 where there is none. All of the one at hand's rows exist then.
+struct NextPanel {
+  Int4Panel w;
+  int64_t N;
+  StagedScales scales;
+};
+
+// The same by staged scales: `dot` stages the next panel's on the way, `stage` the first one's.
+struct GemvLimbsStaged {
+  Int8Limbs limbs;
+  void (*stage)(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K, const StagedScales& out);
+  void (*dot)(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
+              const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]);
+};
+
+// ---- the table -----------------------------------------------------------------------------------------
+
+// What every instruction set has stands without a default. A kernel that an instruction set leaves out is null: it lacks the
+// instruction, or gains nothing by it.
 struct Kernels {
   const char* name;
 
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
-  // n <= kTile columns of `rows` rows, `stride` bytes apart, as rows of kTile floats. Of more than kGroupsAhead rows as many
+  // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. Of more than kGroupsAhead rows as many
   // columns to the right of them are on their way afterwards.
   void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
@@ -187,42 +239,14 @@ struct Kernels {
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 
-  // Zero points [groups, kTile] and their scales: whether one is beyond 8 scales, so that all weights of its group have its sign;
-  // and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0 and
-  // none away from it: of 16 scales and more it is nothing.
+  // Zero points [groups, kPanel] and their scales: whether one is beyond 8 scales, so that all weights of its group have its
+  // sign; and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0
+  // and none away from it: of 16 scales and more it is nothing.
   bool (*has_wide_zero_points)(const float* scale, const float* zero_point, int64_t groups);
   void (*split_zero_points)(const float* scale, float* zero_point, int64_t groups, float* beside);
 
   // Sums of a row's groups, `stride` floats apart.
   void (*group_sums)(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride);
-
-  const Tiles *f32, *i8;
-
-  // Null where no instruction multiplies bfloat16. int4 has tiles of its own, whose operands lie as its nibbles unpack best;
-  // where these leave out scales, the former take groups of 8, 16 and 32 with them, too.
-  const Tiles *bf16 = nullptr, *bf16_int4 = nullptr;
-
-  // The same for inputs of float32 and half, by limbs of bfloat16; int4 in groups of 32 and more. Null where that is not known to
-  // pay.
-  const Tiles *limbs = nullptr, *limbs_int4 = nullptr;
-
-  // Of floats, and of bfloat16: null where that is no faster.
-  const Values8 *values_f32, *values_bf16 = nullptr;
-
-  // A row of x in the order of dot_int4, and the sums of its groups.
-  void (*arrange_int4)(const float* x, int64_t K, int64_t group_size, float* out, float* group_sums);
-
-  // The same for M rows that arrange_int4 wrote and N <= kTile rows of int4, of which `first` is the first. Groups are of 2ⁿ·8
-  // elements, or of a multiple of kPad.
-  void (*dot_int4)(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N,
-                   int64_t K, float (*acc)[kTile]);
-
-  // Null where no instruction multiplies bytes, or none multiplies tiles of them; the latter take groups of 64 and more. Fine
-  // ones are for float32 results.
-  const Planes *planes = nullptr, *fine_planes = nullptr, *plane_tiles = nullptr;
-
-  // The same of int8 by int8, exact, all rows K elements one after another; null where tiles are as good.
-  void (*dot_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kTile]) = nullptr;
 
   // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; the last two may be null.
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
@@ -230,6 +254,31 @@ struct Kernels {
 
   // The n values of one row of floats and their scale as quantize_rowwise defines them; a scale of NaN has zeros.
   float (*quantize_row)(Element from, const void* row, int64_t n, Element to, float quantized_max, void* out);
+
+  const Gemm8Bit* gemm_f32;
+  const Gemm8Bit* gemm_i8;
+  const Gemm8Bit* gemm_bf16 = nullptr;
+  const Gemm8Bit* gemm_bf16_limbs = nullptr;  // x of float32 and half as two limbs of bfloat16
+
+  const GemmInt4* gemm_int4_f32;
+  const GemmInt4* gemm_int4_bf16 = nullptr;
+  const GemmInt4Codes* gemm_int4_codes = nullptr;        // groups of a multiple of 8 elements
+  const GemmInt4Codes* gemm_int4_codes_limbs = nullptr;  // groups of a multiple of 32; limbs of bfloat16
+
+  const Gemv8Bit* gemv_8bit_f32;
+  const Gemv8Bit* gemv_8bit_bf16 = nullptr;
+  const GemvInt4* gemv_int4;
+
+  // acc[m][n] = Σ x[m][k] · w[n][k] of int8, exact, all rows K elements one after another.
+  void (*gemv_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]) = nullptr;
+
+  // int4 by two limbs and by three: an instruction set has one of the first two kinds, or neither. Packed ones take groups of 64
+  // and more.
+  const GemvLimbs* gemv_limbs2 = nullptr;
+  const GemvLimbs* gemv_limbs3 = nullptr;
+  const GemvLimbsStaged* gemv_limbs2_staged = nullptr;
+  const GemvLimbsStaged* gemv_limbs3_staged = nullptr;
+  const GemvLimbsPacked* gemv_limbs2_packed = nullptr;
 };
 
 const Kernels& kernels_amx();

@@ -7,16 +7,16 @@
 namespace aoext::cpu {
 namespace {
 
-template <int kPlanes, int kUnits>
-inline I32 plane_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x) {
-  const auto of_unit = [&](int unit, int plane) { return x + kPlanes * kPlaneUnit * unit + kPlaneUnit * plane; };
+template <int kLimbs, int kUnits>
+inline I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x) {
+  const auto of_unit = [&](int unit, int limb) { return x + kLimbs * kLimbUnit * unit + kLimbUnit * limb; };
   __m256i sums = {};
-  for (int plane = 0; plane < kPlanes; ++plane) {
-    if (plane > 0) sums = _mm256_slli_epi32(sums, 8);
+  for (int limb = 0; limb < kLimbs; ++limb) {
+    if (limb > 0) sums = _mm256_slli_epi32(sums, 8);
     for (int unit = 0; unit < kUnits; ++unit) {
-      const int8_t* const from = of_unit(unit, plane);
+      const int8_t* const from = of_unit(unit, limb);
       sums = _mm256_dpbusd_avx_epi32(sums, (__m256i)even[unit], load<__m256i>(from));
-      sums = _mm256_dpbusd_avx_epi32(sums, (__m256i)odd[unit], load<__m256i>(from + kPlaneBytes));
+      sums = _mm256_dpbusd_avx_epi32(sums, (__m256i)odd[unit], load<__m256i>(from + kLimbBytes));
     }
   }
   return (I32)sums;

@@ -11,6 +11,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_portable() {
+  constexpr int64_t kKC = 256;  // floats
   static constexpr Kernels table{
       .name = "portable",
       .to_float = to_float,
@@ -20,13 +21,13 @@ const Kernels& kernels_portable() {
       .has_wide_zero_points = has_wide_zero_points,
       .split_zero_points = split_zero_points,
       .group_sums = group_sums,
-      .f32 = &kTilesF32<256>,
-      .i8 = &kTilesI8<256>,
-      .values_f32 = &kValuesF32,
-      .arrange_int4 = arrange_int4,
-      .dot_int4 = dot_int4,
       .scale_row = scale_row,
       .quantize_row = quantize_row,
+      .gemm_f32 = &kGemmF32<kKC>,
+      .gemm_i8 = &kGemmI8<kKC>,
+      .gemm_int4_f32 = &kGemmInt4F32<kKC>,
+      .gemv_8bit_f32 = &kGemv8BitF32,
+      .gemv_int4 = &kGemvInt4,
   };
   return table;
 }

@@ -1,4 +1,5 @@
-// 8-bit weight formats as the kernels' loaders: what a format brings to the products of few rows of x in float32.
+// 8-bit weight formats, known late or as the loaders of gemv_8bit.inc.h. A new one (8 bits with a scale a block) is a loader of
+// its own beside Weights8Bit.
 #pragma once
 
 #include "cpu/kernels/vectors.inc.h"
@@ -26,27 +27,29 @@ inline void with_8bit_type(Element type, const F& f) {
   f(OfType<Element::e5m2>());
 }
 
-// 8-bit values as products take them: kVectors vectors at a time, to be multiplied by kFactor; whether NaN is kept.
-template <Element kType>
-struct Values {
-  static constexpr int kVectors = 1;
-  static constexpr float kFactor = 1;
-  static void load(const void* p, F32 (&out)[kVectors]) { out[0] = floats_at<kType>(p); }
-};
-
-// The same with NaN.
-template <Element kType>
-struct Exact {
-  static constexpr int kVectors = 1;
-  static constexpr float kFactor = 1;
-  static void load(const void* p, F32 (&out)[kVectors]) { out[0] = floats_at<kType>(p); }
-};
-
 // Whether there was a NaN among the bytes seen.
 template <Element kType>
 struct SeenNan {
   void see(const char*, int64_t) {}
   float or_nan(float sum) const { return sum; }
+};
+
+// Values as products take them: kVectors vectors at a time, to be multiplied by kFactor. NaN may be another number: what Nan has
+// seen it puts into the sum.
+template <Element kType>
+struct Weights8Bit {
+  static constexpr int kVectors = 1;
+  static constexpr float kFactor = 1;
+  using Nan = SeenNan<kType>;
+  static void load(const void* p, F32 (&out)[kVectors]) { out[0] = floats_at<kType>(p); }
+};
+
+// The same with NaN in its place.
+template <Element kType>
+struct Exact {
+  static constexpr int kVectors = 1;
+  static constexpr float kFactor = 1;
+  static void load(const void* p, F32 (&out)[kVectors]) { out[0] = floats_at<kType>(p); }
 };
 
 }  // namespace

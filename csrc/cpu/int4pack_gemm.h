@@ -1,5 +1,5 @@
-// The product with a weight in the tinygemm layout by Algorithm::tiles: one body for the operator and for the library of
-// csrc/int4pack_shim/, so that both give the same bits. It knows nothing of torch.
+// The product with a weight in the tinygemm layout: one body for the operator and for the library of csrc/int4pack_shim/, so that
+// both give the same bits. It knows nothing of torch.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,6 @@ using Range = std::function<void(int64_t begin, int64_t end)>;
 using ParallelFor = std::function<void(int64_t n, int64_t grain, const Range& f)>;
 
 // y[M, N] = x[M, K] · wᵀ, bfloat16, both contiguous. Results depend neither on the threads nor on the other rows of x.
-// `tiles` is of floats or of bfloat16.
-void int4pack_tiles(const Tiles& tiles, int64_t M, const void* x, const Int4PackWeight& weight, void* y,
-                    const ParallelFor& parallel_for);
+void int4pack_gemm(int64_t M, const void* x, const Int4PackWeight& weight, void* y, const ParallelFor& parallel_for);
 
 }  // namespace aoext::cpu

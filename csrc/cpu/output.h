@@ -1,0 +1,42 @@
+// Where results go: y[m, n] = (acc · input_scales[m]) · row_scale[n] + bias[n], rounded once.
+#pragma once
+
+#include <vector>
+
+#include "common/dispatcher.h"
+#include "cpu/weights.h"
+
+namespace aoext::cpu {
+
+struct Output {
+  char* data;
+  Element element;
+  int64_t element_size, N;
+  std::vector<float> input_scales;  // empty: ones
+  std::vector<float> bias;          // empty: none
+
+  Output(const LinearProblem& p, const Tensor& y, const Tensor* input_scale, const OptionalTensor& bias_)
+      : data(static_cast<char*>(y.mutable_data_ptr())),
+        element(cpu::element(p.output)),
+        element_size(static_cast<int64_t>(y.element_size())),
+        N(p.N) {
+    if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
+    if (bias_) bias = floats(aten::contiguous(*bias_));
+  }
+
+  // Channels [first, first + count) of row m.
+  void store(int64_t m, int64_t first, int64_t count, const float* acc, const float* row_scales) const {
+    kernels().scale_row(element, acc, input_scales.empty() ? 1.0f : input_scales[m], row_scales,
+                        bias.empty() ? nullptr : bias.data() + first, data + (m * N + first) * element_size, count);
+  }
+};
+
+// torch's threads, as gemm.h and gemv.h ask for them.
+inline constexpr auto kParallelFor = [](int64_t n, int64_t grain, const auto& f) { torch::stable::parallel_for(0, n, grain, f); };
+
+// All rows of a tensor that is contiguous.
+inline InputRows input_rows(const LinearProblem& p, const Tensor& x) {
+  return {x.const_data_ptr(), element(p.input), static_cast<int64_t>(x.element_size()), p.M, p.K};
+}
+
+}  // namespace aoext::cpu
