@@ -1,4 +1,4 @@
-// AVX-512 as in avx512.cpp, and AMX's tiles of bfloat16.
+// AVX-512 as in avx512.cpp, and AMX's tiles of bfloat16 and int8.
 #include "cpu/kernels/vectors_avx512.inc.h"
 
 #include "cpu/kernels/e4m3_avx.inc.h"

@@ -1,13 +1,13 @@
-// Tiles of products with AMX: acc[m][n] += Σ x[m][k] · w[n][k], of bfloat16 in float32 or of int8 in int32.
+// gemm with AMX: acc[m][n] += Σ x[m][k] · w[n][k], of bfloat16 in float32 or of int8 in int32.
 //
 // A tile register is 16 rows of 64 bytes; an instruction adds 16·16 sums over 32 k (tdpbf16ps) or 64 (tdpbssd) in 16 cycles.
-// Rows of w are its first operand as they lie. Its second wants 4 bytes of k side by side for 16 rows of x: `inputs` writes x so,
-// once, and nothing of w is transposed. Sums wait as they come out, for 16 rows of x as two tiles [n][m], and are transposed
-// once all of K has been multiplied.
+// Rows of w are its first operand as they lie, so blocks are packed with the loaders of gemm.inc.h. Its second wants 4 bytes of k
+// side by side for MR = 16 rows of x: pack_x_amx writes x so, once, and nothing of w is transposed. Sums wait as they come out,
+// for 16 rows of x as two tiles [n][m], and are transposed once all of K has been multiplied.
 //
-// A block is 32 rows of w by 1 KB, 32 KB: it stays in the first cache while x comes from the second. Two tiles of w by two of x
-// are four loads for four products, 32 cycles beside 64. A product's sums are ready after 52 cycles: with one tile of x every
-// other step has sums of its own.
+// A packed block is NC = 32 rows of w by KC = 1 KB, 32 KB: it stays in the first cache while x comes from the second. Two tiles
+// of w by two of x are four loads for four products, 32 cycles beside 64. A product's sums are ready after 52 cycles: with one
+// tile of x every other step has sums of its own.
 //
 // Subnormal operands of bfloat16 count as zero, far below its own rounding.
 #pragma once
@@ -172,9 +172,9 @@ inline void macro_kernel_rows(const char* w, const char* x, int64_t M, int64_t b
   for (int64_t m = 0; m < M; m += 2 * kTileSide) {
     const char* const inputs = x + m * kKCBytes;
     if (M - m > kTileSide)
-      micro_kernel_amx<P, kTilesOfW, 2>(w, inputs, bytes, acc + m * kPanel);
+      micro_kernel_amx<P, kTilesOfW, /*kTilesOfX=*/2>(w, inputs, bytes, acc + m * kPanel);
     else
-      micro_kernel_amx<P, kTilesOfW, 1>(w, inputs, bytes, acc + m * kPanel);
+      micro_kernel_amx<P, kTilesOfW, /*kTilesOfX=*/1>(w, inputs, bytes, acc + m * kPanel);
   }
 }
 
@@ -185,9 +185,9 @@ void macro_kernel_amx(const void* w, int N, const void* x, int64_t M, int64_t K,
   const int64_t bytes = K * static_cast<int64_t>(sizeof(typename P::Operand));
   _tile_loadconfig(&kTileConfig);
   if (N > kTileSide)
-    macro_kernel_rows<P, 2>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+    macro_kernel_rows<P, /*kTilesOfW=*/2>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
   else
-    macro_kernel_rows<P, 1>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
+    macro_kernel_rows<P, /*kTilesOfW=*/1>(rows, inputs, M, bytes, static_cast<typename P::Sum*>(acc));
   _tile_release();
 }
 

@@ -54,16 +54,16 @@ inline void int4_in_fours(const Int4Row& row, int64_t g, int64_t groups, __m512i
   }
 }
 
-// Lots of 128 weights, of kGroups groups each or `lots_of_group` to one, in a loop without divisions.
+// Runs of 128 weights, of kGroups groups each or `runs_of_group` to one, in a loop without divisions.
 template <int kGroups>
-inline void int4_row_in_fours(const Int4Row& row, int64_t begin, int64_t n, int64_t lots_of_group, uint16_t* out) {
+inline void int4_row_in_fours(const Int4Row& row, int64_t begin, int64_t n, int64_t runs_of_group, uint16_t* out) {
   const uint8_t* const packed = row.packed + begin / 2;
-  int64_t g = begin / row.group_size, left = kGroups > 1 ? 1 : lots_of_group - begin / kFours % lots_of_group, i = 0;
+  int64_t g = begin / row.group_size, left = kGroups > 1 ? 1 : runs_of_group - begin / kFours % runs_of_group, i = 0;
   for (; i + kFours <= n; i += kFours) {
     int4_in_fours<kGroups>(row, g, kGroups, load<__m512i>(packed + i / 2), ~__mmask32{0}, out + i);
     if (--left > 0) continue;
     g += kGroups;
-    left = lots_of_group;
+    left = runs_of_group;
   }
   if (i == n) return;
   const int64_t count = n - i;
@@ -76,9 +76,9 @@ struct Int4InFours {
   using Operand = uint16_t;
   static void load(const Int4Row& row, int64_t begin, int64_t n, uint16_t* out) {
     if (begin % kFours == 0) {
-      if (row.group_size % kFours == 0) return int4_row_in_fours<1>(row, begin, n, row.group_size / kFours, out);
-      if (row.group_size == 64) return int4_row_in_fours<2>(row, begin, n, 1, out);
-      if (row.group_size == 32) return int4_row_in_fours<4>(row, begin, n, 1, out);
+      if (row.group_size % kFours == 0) return int4_row_in_fours</*kGroups=*/1>(row, begin, n, row.group_size / kFours, out);
+      if (row.group_size == 64) return int4_row_in_fours</*kGroups=*/2>(row, begin, n, 1, out);
+      if (row.group_size == 32) return int4_row_in_fours</*kGroups=*/4>(row, begin, n, 1, out);
     }
     for (int64_t i = 0; i < n; i += kFours) {
       const int64_t count = n - i < kFours ? n - i : kFours;

@@ -48,7 +48,7 @@ void macro_kernel_8bit(const float* x, int64_t x_stride, int64_t M, const char* 
     const auto out = [&](int64_t n) { return reinterpret_cast<float (*)[kPanel]>(&acc[m][n]); };
     int64_t n = 0;
     for (; n + kNR <= N; n += kNR) micro_kernel_8bit<Loader, kCount, kNR>(x + m * x_stride, x_stride, w + n * K, K, out(n));
-    for (; n < N; ++n) micro_kernel_8bit<Loader, kCount, 1>(x + m * x_stride, x_stride, w + n * K, K, out(n));
+    for (; n < N; ++n) micro_kernel_8bit<Loader, kCount, /*N=*/1>(x + m * x_stride, x_stride, w + n * K, K, out(n));
   });
 }
 

@@ -110,7 +110,7 @@ inline void add_terms(const float* terms, int64_t groups, const Factor& factor, 
   memcpy(acc, sums, sizeof sums);
 }
 
-// body(count, kRows, row, acc) for kRows rows of w at a time, then one by one.
+// body(Rows<of w>, row, acc) for kRows rows of w at a time, then one by one.
 template <int kRows, class Body>
 inline void each_rows_of_int4(const Int4Row& first, int64_t N, int64_t K, float (*acc)[kPanel], const Body& body) {
   int64_t n = 0;
@@ -123,6 +123,7 @@ inline void each_rows_of_int4(const Int4Row& first, int64_t N, int64_t K, float 
   while (n < N) take(Rows<1>());
 }
 
+template <class Loader>
 void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t M, const Int4Row& first, int64_t N, int64_t K,
               float (*acc)[kPanel]) {
   const int64_t groups = K / first.group_size;
@@ -134,12 +135,12 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
     constexpr int kCount = decltype(count)::count;
     constexpr int kRows = kCount == 1 || (kCount == 2 && kFloats >= 16) ? 4 : 2;  // as many sums as registers hold twice
     each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kPanel]) {
-      micro_kernel_int4<SignedNibbles, kCount, decltype(rows)::count>(x + m * x_stride, x_stride, w, K, out);
+      micro_kernel_int4<Loader, kCount, decltype(rows)::count>(x + m * x_stride, x_stride, w, K, out);
     });
   });
 }
 
-constexpr GemvInt4 kGemvInt4{.pack_x = pack_x_int4, .dot = dot_int4};
+constexpr GemvInt4 kGemvInt4{.pack_x = pack_x_int4, .dot = dot_int4<SignedNibbles>};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -136,7 +136,7 @@ inline void add_zero_points(const float* zero_points, const float* x_sums, int64
 }
 
 // M rows of x, at most kMostXPanels panels, by up to kPanel rows of w.
-template <int kGroups>
+template <class Loader, int kGroups>
 inline void micro_kernel_packed(const char* x, const float* x_sums, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
                                 float (*acc)[kPanel]) {
   constexpr int64_t kXPanel = kTileSide / 2 / kGroups;
@@ -176,7 +176,7 @@ inline void micro_kernel_packed(const char* x, const float* x_sums, int64_t M, c
                               ? load<U32>(row + i * kLimbBytes)
                               : (U32)_mm512_maskz_loadu_epi8(~__mmask64{0} >> (kLimbBytes - left), row + i * kLimbBytes);
         U32 even, odd;
-        UpperNibbles::load(words, &even, &odd);
+        Loader::load(words, &even, &odd);
         store(to + i * 4 * kTileBytes, even);
         store(to + i * 4 * kTileBytes + kTileBytes, odd);
       }
@@ -190,24 +190,27 @@ inline void micro_kernel_packed(const char* x, const float* x_sums, int64_t M, c
       for (int64_t column = m % kXPanel; column < kTileSide; column += kXPanel) acc[m][n] += sums[m / kXPanel][n][column];
 }
 
-template <int kGroups>
+template <class Loader, int kGroups>
 inline void macro_kernel_packed(const char* x, const float* x_sums, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
                                 float (*acc)[kPanel]) {
   constexpr int64_t kMost = kMostXPanels * kTileSide / 2 / kGroups;
   memset(acc, 0, static_cast<size_t>(M) * sizeof acc[0]);
   for (int64_t m = 0; m < M; m += kMost)
-    micro_kernel_packed<kGroups>(x + m / kMost * kMostXPanels * units_of(K) * kUnitBytes, x_sums + m * (K / w.group_size),
-                                 M - m < kMost ? M - m : kMost, w, N, K, acc + m);
+    micro_kernel_packed<Loader, kGroups>(x + m / kMost * kMostXPanels * units_of(K) * kUnitBytes, x_sums + m * (K / w.group_size),
+                                         M - m < kMost ? M - m : kMost, w, N, K, acc + m);
 }
 
 void dot_packed(const char* packed_x, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
                 float (*acc)[kPanel]) {
-  if (groups_of_unit(w.group_size) == 2) return macro_kernel_packed<2>(packed_x, of_x.sums, M, w, N, K, acc);
-  macro_kernel_packed<1>(packed_x, of_x.sums, M, w, N, K, acc);
+  if (groups_of_unit(w.group_size) == 2)
+    return macro_kernel_packed<UpperNibbles, /*kGroups=*/2>(packed_x, of_x.sums, M, w, N, K, acc);
+  macro_kernel_packed<UpperNibbles, /*kGroups=*/1>(packed_x, of_x.sums, M, w, N, K, acc);
 }
 
-constexpr GemvLimbsPacked kGemvLimbs2Packed{
-    .limbs = kInt8Limbs<kTwoInt8Limbs>, .packed_bytes = packed_limb_bytes, .pack_x = pack_limbs, .dot = dot_packed};
+constexpr GemvLimbsPacked kGemvLimbs2Packed{.limbs = kInt8Limbs<UnsignedNibbles, kTwoInt8Limbs>,
+                                            .packed_bytes = packed_limb_bytes,
+                                            .pack_x = pack_limbs,
+                                            .dot = dot_packed};
 
 }  // namespace
 }  // namespace aoext::cpu

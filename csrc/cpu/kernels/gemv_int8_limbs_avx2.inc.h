@@ -2,9 +2,9 @@
 // y[m][n] = Σ scale[g][n] · (x_scale[m][g] · Σ u x), beside it what zero points and signs add.
 //
 // Four rows of w at a time pass by all of K, by steps of 128 weights, 64 bytes of each row. Scales lie [K/group_size, N]: a line
-// of memory is those of a tile's rows for one group, far from the next group's. They are staged once for each tile as floats,
+// of memory is those of a panel's rows for one group, far from the next group's. They are staged once for each panel as floats,
 // four rows' side by side, where zero points leave but a sum for each row. A burst of such lines from memory would stop all else:
-// an eighth of the next tile's is fetched while four rows of this one are multiplied, and staged behind them.
+// an eighth of the next panel's is fetched while four rows of this one are multiplied, and staged behind them.
 #pragma once
 
 #include "cpu/kernels/convert.inc.h"
@@ -115,7 +115,7 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
 // N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups; where a group is four lanes, the sums of
 // four rows' groups fill one vector. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where
 // the result is not.
-template <int kLimbs, int M, int N, int kGroups, int kUnits>
+template <class Loader, int kLimbs, int M, int N, int kGroups, int kUnits>
 inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed,
                                 int64_t group_size, const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kPanel]) {
   constexpr bool kFours = kGroups * kFour == kFloats && N == kFour;
@@ -139,7 +139,7 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
           words = load<U32>(row + unit * kLimbBytes);
         else
           memcpy(&words, row, static_cast<size_t>(count) / 2);
-        UnsignedNibbles::load(words, &even[unit], &odd[unit]);
+        Loader::load(words, &even[unit], &odd[unit]);
       }
       for (int m = 0; m < M; ++m) {
         const I32 total = limb_sums<kLimbs, kUnits>(even, odd, x + m * x_stride + kLimbs * begin);
@@ -174,15 +174,15 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
   }
 }
 
-template <int kLimbs, int kGroups, int kUnits>
+template <class Loader, int kLimbs, int kGroups, int kUnits>
 inline void macro_kernel_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w,
                                 int64_t N, int64_t K, const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]) {
-  constexpr int64_t kParts = kPanel / kFour;  // of the next tile's groups
+  constexpr int64_t kParts = kPanel / kFour;  // of the next panel's groups
   const int64_t groups = K / w.group_size, part = (groups + kParts - 1) / kParts;
   const auto multiply = [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
     const auto rows = [&](auto of_w, int64_t n, const ScalesAhead& ahead) {
-      micro_kernel_staged<kLimbs, kCount, decltype(of_w)::count, kGroups, kUnits>(
+      micro_kernel_staged<Loader, kLimbs, kCount, decltype(of_w)::count, kGroups, kUnits>(
           x + m * x_stride, x_stride, of_x.scales + m * groups, w.packed + n * (K / 2), w.group_size,
           scales.scales + n / kFour * groups * kFour + n % kFour, ahead, K, reinterpret_cast<float (*)[kPanel]>(&acc[m][n]));
     };
@@ -202,17 +202,20 @@ inline void macro_kernel_staged(const int8_t* x, int64_t x_stride, const GroupsO
   each_rows<kFewRows>(M, multiply);
 }
 
-template <int kLimbs>
+template <class Loader, int kLimbs>
 void dot_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
                 const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]) {
   const int64_t in_unit = kLimbUnit / w.group_size;
-  if (in_unit == 2) return macro_kernel_staged<kLimbs, 2, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
-  if (in_unit == 1) return macro_kernel_staged<kLimbs, 1, 1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
-  macro_kernel_staged<kLimbs, 1, kPad / kLimbUnit>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+  if (in_unit == 2)
+    return macro_kernel_staged<Loader, kLimbs, /*kGroups=*/2, /*kUnits=*/1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+  if (in_unit == 1)
+    return macro_kernel_staged<Loader, kLimbs, /*kGroups=*/1, /*kUnits=*/1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
+  macro_kernel_staged<Loader, kLimbs, /*kGroups=*/1, kPad / kLimbUnit>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
 }
 
 template <int kLimbs>
-constexpr GemvLimbsStaged kGemvLimbsStaged{.limbs = kInt8Limbs<kLimbs>, .stage = stage_scales, .dot = dot_staged<kLimbs>};
+constexpr GemvLimbsStaged kGemvLimbsStaged{
+    .limbs = kInt8Limbs<UnsignedNibbles, kLimbs>, .stage = stage_scales, .dot = dot_staged<UnsignedNibbles, kLimbs>};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -56,9 +56,9 @@ constexpr int kIntoFirstCache = 3, kIntoSecondCache = 2;
 constexpr int64_t kScalesAhead = 32;
 
 // Up to kPanel rows of w by M of x, a line of each row at a time, in parts of kUnits units, which are of kGroups groups: so lines
-// come once, those of scales too. The next tile's weights are fetched in the order in which they lie. Not inline: its loop needs
+// come once, those of scales too. The next panel's weights are fetched in the order in which they lie. Not inline: its loop needs
 // all registers.
-template <int kLimbs, int kNextPanel, int M, int kGroups, int kUnits>
+template <class Loader, int kLimbs, int kNextPanel, int M, int kGroups, int kUnits>
 __attribute__((noinline)) void micro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, const Int4Panel& w,
                                                   int64_t N, bool fetch, int64_t K, float (*acc)[kPanel]) {
   constexpr int kPanelVectors = kPanel / kFloats, kFours = kFloats / 4;
@@ -80,7 +80,7 @@ __attribute__((noinline)) void micro_kernel_limbs(const int8_t* x, int64_t x_str
       U32 even[4][kUnits], odd[4][kUnits];
       for (int i = 0; i < 4; ++i)
         for (int u = 0; u < kUnits; ++u)
-          UnsignedNibbles::load(load_once<U32>(row[n + four * 4 + i] + at + u * kLimbBytes), &even[i][u], &odd[i][u]);
+          Loader::load(load_once<U32>(row[n + four * 4 + i] + at + u * kLimbBytes), &even[i][u], &odd[i][u]);
       for (int m = 0; m < M; ++m) {
         Totals totals[4];
         for (int i = 0; i < 4; ++i) {
@@ -155,33 +155,37 @@ __attribute__((noinline)) void micro_kernel_limbs(const int8_t* x, int64_t x_str
   for (int m = 0; m < M; ++m) memcpy(acc[m], sums[m], sizeof sums[m]);
 }
 
-template <int kLimbs, int kNextPanel, int kGroups, int kUnits>
+template <class Loader, int kLimbs, int kNextPanel, int kGroups, int kUnits>
 inline void macro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N,
                                int64_t K, float (*acc)[kPanel]) {
   const int64_t groups = K / w.group_size;
   const auto take = [&](auto count, int64_t m) {
     const GroupsOfX of_rows{of_x.scales + m * groups, of_x.fixed_sums + m * groups, of_x.sums + m * groups};
-    micro_kernel_limbs<kLimbs, kNextPanel, decltype(count)::count, kGroups, kUnits>(x + m * x_stride, x_stride, of_rows, w, N,
-                                                                                    m == 0, K, acc + m);
+    micro_kernel_limbs<Loader, kLimbs, kNextPanel, decltype(count)::count, kGroups, kUnits>(x + m * x_stride, x_stride, of_rows,
+                                                                                            w, N, m == 0, K, acc + m);
   };
   int64_t done = 0;
   for (; M - done >= 8; done += 8) take(Rows<8>(), done);
   each_rows<kFewRows>(M - done, [&](auto count, int64_t m) { take(count, done + m); });
 }
 
-template <int kLimbs, int kNextPanel>
+template <class Loader, int kLimbs, int kNextPanel>
 void dot_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
                float (*acc)[kPanel]) {
   constexpr int kUnits = kPad / kLimbUnit;
   const int64_t in_unit = kLimbUnit / w.group_size;
-  if (in_unit >= 4) return macro_kernel_limbs<kLimbs, kNextPanel, 4, 1>(x, x_stride, of_x, M, w, N, K, acc);
-  if (in_unit == 2) return macro_kernel_limbs<kLimbs, kNextPanel, 2, 1>(x, x_stride, of_x, M, w, N, K, acc);
-  if (in_unit == 1) return macro_kernel_limbs<kLimbs, kNextPanel, 1, 1>(x, x_stride, of_x, M, w, N, K, acc);
-  macro_kernel_limbs<kLimbs, kNextPanel, 1, kUnits>(x, x_stride, of_x, M, w, N, K, acc);
+  if (in_unit >= 4)
+    return macro_kernel_limbs<Loader, kLimbs, kNextPanel, /*kGroups=*/4, /*kUnits=*/1>(x, x_stride, of_x, M, w, N, K, acc);
+  if (in_unit == 2)
+    return macro_kernel_limbs<Loader, kLimbs, kNextPanel, /*kGroups=*/2, /*kUnits=*/1>(x, x_stride, of_x, M, w, N, K, acc);
+  if (in_unit == 1)
+    return macro_kernel_limbs<Loader, kLimbs, kNextPanel, /*kGroups=*/1, /*kUnits=*/1>(x, x_stride, of_x, M, w, N, K, acc);
+  macro_kernel_limbs<Loader, kLimbs, kNextPanel, /*kGroups=*/1, kUnits>(x, x_stride, of_x, M, w, N, K, acc);
 }
 
 template <int kLimbs, int kNextPanel>
-constexpr GemvLimbs kGemvLimbs{.limbs = kInt8Limbs<kLimbs>, .dot = dot_limbs<kLimbs, kNextPanel>};
+constexpr GemvLimbs kGemvLimbs{.limbs = kInt8Limbs<UnsignedNibbles, kLimbs>,
+                               .dot = dot_limbs<UnsignedNibbles, kLimbs, kNextPanel>};
 
 }  // namespace
 }  // namespace aoext::cpu

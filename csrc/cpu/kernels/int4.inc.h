@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kNibbles = 32;  // of 16 bytes, which vectors unpack at a time
 
-// n elements of a group, whole lots of kNibbles, as q · s + z.
+// n elements of a group, a multiple of kNibbles, as q · s + z.
 inline void dequantize_group(const uint8_t* packed, int64_t n, float s, float z, float* out) {
   for (int64_t k = 0; k < n; k += kNibbles) {
     int8_t q[kNibbles];

@@ -36,7 +36,7 @@ constexpr int kFixedMost = kLimbs == 2 ? 127 * 256 : 63 * 65536;
 // fails this.
 constexpr float kWidest = 16;
 
-template <int kLimbs>
+template <class Loader, int kLimbs>
 bool split_limbs(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
                  float* group_sums) {
   for (int64_t g = 0; g < K / group_size; ++g) {
@@ -83,14 +83,14 @@ bool split_limbs(const float* x, int64_t K, int64_t group_size, int8_t* out, flo
         }
     }
     scales[g] = highest / static_cast<float>(kFixedMost<kLimbs>);
-    fixed_sums[g] = -UnsignedNibbles::kOffset * scales[g] * static_cast<float>(fixed_sum);
+    fixed_sums[g] = -Loader::kOffset * scales[g] * static_cast<float>(fixed_sum);
     group_sums[g] = sum<float>(sums);
   }
   return true;
 }
 
-template <int kLimbs>
-constexpr Int8Limbs kInt8Limbs{.count = kLimbs, .split = split_limbs<kLimbs>};
+template <class Loader, int kLimbs>
+constexpr Int8Limbs kInt8Limbs{.count = kLimbs, .split = split_limbs<Loader, kLimbs>};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -117,9 +117,9 @@ inline float quantize_from(const char* row, int64_t n, Element to, float quantiz
   } else if (to == Element::i8) {
     quantize<kFrom, Int8>(row, n, scale, out);
   } else if (to == Element::e4m3) {
-    quantize<kFrom, Float8<3, -6>>(row, n, scale, out);
+    quantize<kFrom, Float8</*kMantissa=*/3, /*kMinExponent=*/-6>>(row, n, scale, out);
   } else {
-    quantize<kFrom, Float8<2, -14>>(row, n, scale, out);
+    quantize<kFrom, Float8</*kMantissa=*/2, /*kMinExponent=*/-14>>(row, n, scale, out);
   }
   return scale;
 }

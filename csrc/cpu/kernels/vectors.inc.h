@@ -101,7 +101,7 @@ F32 nibble(U32 words, int i);
 template <bool kSigned>
 void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out);
 
-// n elements of a group of int4, whole lots of kNibbles, as bfloat16 of q · s + z.
+// n elements of a group of int4, a multiple of kNibbles, as bfloat16 of q · s + z.
 void dequantize_group(const uint8_t* packed, int64_t n, float s, float z, uint16_t* out);
 
 // 8-bit values as bfloat16: as many of n as there are instructions for, and how many that is.
