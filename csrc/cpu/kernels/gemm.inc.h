@@ -33,6 +33,7 @@ struct MultiplyF32 {
   using Sums = F32;
   using Sum = float;
   static Sums multiply_add(Sums sums, Vector w, Vector x) { return sums + w * x; }
+  static void add(const Sums (&sums)[kNR], float* acc) { add_sums(sums, acc); }
 };
 
 // kRows rows of x, at most Multiply::kMR, by kNR output channels over K <= kKC.
@@ -51,7 +52,7 @@ inline void micro_kernel(const typename Multiply::Operand* w, const typename Mul
       for (int m = 0; m < kRows; ++m) sums[m][n] = Multiply::multiply_add(sums[m][n], wk, xk[m]);
     }
   }
-  for (int m = 0; m < kRows; ++m) add_sums(sums[m], acc + m * kPanel);
+  for (int m = 0; m < kRows; ++m) Multiply::add(sums[m], acc + m * kPanel);
 }
 
 template <class Multiply, int64_t kKC>

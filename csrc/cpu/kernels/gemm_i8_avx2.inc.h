@@ -13,6 +13,7 @@ struct MultiplyI8 {
   using Sums = I32;
   using Sum = int32_t;
   static Sums multiply_add(Sums sums, Vector w, Vector x) { return sums + (I32)_mm256_madd_epi16(w, x); }
+  static void add(const Sums (&sums)[kNR], int32_t* acc) { add_sums(sums, acc); }
 };
 
 struct RowsAsI16 {

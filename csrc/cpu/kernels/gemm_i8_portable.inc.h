@@ -8,13 +8,12 @@ namespace {
 
 struct MultiplyI8 : MultiplyF32 {
   using Sum = int32_t;
+  static void add(const Sums (&sums)[kNR], int32_t* acc) {
+    float exact[kNR] = {};
+    add_sums(sums, exact);
+    for (int i = 0; i < kNR; ++i) acc[i] += static_cast<int32_t>(exact[i]);
+  }
 };
-
-inline void add_sums(const F32 (&v)[4], int32_t* acc) {
-  float exact[4] = {};
-  add_sums<float>(v, exact);
-  for (int i = 0; i < 4; ++i) acc[i] += static_cast<int32_t>(exact[i]);
-}
 
 struct I8AsF32 {
   using Operand = float;
