@@ -4,7 +4,8 @@
 
 Functions are compared by what they do, not by name, so that renamed ones count as the same: instructions as
 objdump prints them, jumps relative to their function, calls and addresses of data without their names. Prints
-what stands in one object only, largest first, and exits with 1 if there is any.
+what stands in one object only, largest first, and exits with 1 if there is any. It does not see constants in
+memory, nor which function a call goes to: tests do.
 """
 
 import re
