@@ -19,14 +19,14 @@ from typing import Any
 
 import click
 import torch
-from schemes import MODES, SCHEMES, Scheme
 from torch import Tensor, nn
 
-from aoext.cli.bench import DTYPES
-from aoext.cli.devices import Device, cpu_threads
 from aoext.cli.options import JSON_FILE, DeviceType
-from aoext.cli.report import console, environment, grid, summary_line, write_json
+from aoext.cli.page import console, environment, grid, summary_line, write_json
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
+from aoext_bench.bench import DTYPES
+from aoext_bench.devices import Device, cpu_threads
+from schemes import MODES, SCHEMES, Scheme
 
 SCHEMA = "aoext.host_time/1"
 BASE = "bf16"
@@ -129,7 +129,7 @@ def main(
         made |= {(name, way): call for way, call in calls(scheme, size, given, DTYPES[dtype]).items()}
     seconds: dict[str, dict[tuple[str, str], float]] = {}
     with cpu_threads(1):
-        where = environment(device)
+        where = environment(device.device)
         for mode, context in MODES.items():
             with context():
                 seconds[mode] = fastest(made, device, count, repeats)

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from aoext import packing
+from aoext.reference import assert_close, randn
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, product, quantized
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 E4M3 = torch.float8_e4m3fn

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import aoext
-import reference
-from aoext import layouts
+from aoext import layouts, reference
+from aoext.reference import Problem, assert_close, randn
 from conftest import compiler_for
-from reference import Problem, assert_close, randn
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -359,7 +358,7 @@ def test_explain_takes_the_tensors_of_a_call(device, generator):
 
 
 def plain(N, K, group_size, dtype, generator, device):
-    weight, scale, zero_point = reference.int4_weight(Problem(1, N, K, group_size, BF16, BF16), generator)
+    weight, scale, zero_point = reference.int4_weight(N, K, group_size, BF16, generator)
     return [weight.to(device), scale.to(dtype).to(device), zero_point.to(dtype).to(device)]
 
 

@@ -60,7 +60,7 @@ def calls() -> Iterator[tuple[Any, Any]]:
     import torch
 
     sys.path.insert(0, str(ROOT / "tests"))
-    from reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem
+    from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem
 
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32

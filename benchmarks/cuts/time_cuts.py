@@ -25,11 +25,11 @@ from rich.table import Table
 from torch import Tensor
 
 from aoext import ops
-from aoext.cli.clocks import Candidate
-from aoext.cli.cuda_clock import GraphClock
 from aoext.cli.options import JSON_FILE, CountsType, ShapeType
-from aoext.cli.report import console
+from aoext.cli.page import console
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
+from aoext_bench.clocks import Candidate
+from aoext_bench.cuda_clock import GraphClock
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (

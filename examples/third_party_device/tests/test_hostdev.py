@@ -8,10 +8,10 @@ import os
 import aoext
 import pytest
 import torch
+from aoext import reference
+from aoext.reference import ALL_CALLS, CALLS, EIGHT_BIT, Problem, assert_close
 
 import hostdev
-import reference
-from reference import ALL_CALLS, CALLS, EIGHT_BIT, Problem, assert_close
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))

@@ -9,13 +9,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from aoext.cli.bench_run import Point, Settings
-from aoext.cli.busy import LEAST, Load
-from aoext.cli.ceilings import Ceilings
-from aoext.cli.floor_view import Geomean, geomeans, read_table
-from aoext.cli.report import grid, in_words
-from aoext.cli.subjects import Subject
+from aoext.cli.page import grid, in_words
 from aoext.packing import dtype_name
+from aoext.reference import Subject
+from aoext_bench.bench_run import Point, Settings
+from aoext_bench.busy import LEAST, Load
+from aoext_bench.ceilings import Ceilings
+from aoext_bench.floor_view import Geomean, geomeans, read_table
 
 # Two measurements of the same thing differ by this much.
 NOISE = 0.03

@@ -17,8 +17,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aoext.cli.busy import Load, Observer
-from aoext.cli.devices import CPU, Device
 from aoext.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -28,7 +26,9 @@ from aoext.configs import (
     QuantizationConfig,
 )
 from aoext.quantize import quantize_
-from aoext.tiny_lm import TinyLM, TinyLMConfig, held_out_text, load_tiny_lm, window_bits
+from aoext_bench.busy import Load, Observer
+from aoext_bench.devices import CPU, Device
+from aoext_bench.tiny_lm import TinyLM, TinyLMConfig, held_out_text, load_tiny_lm, window_bits
 
 # What is not quantised. float32 is measured where a device multiplies it faster than bf16.
 PLAIN = {"float32": torch.float32, "bf16": torch.bfloat16}

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aoext.cli.clocks import Candidate, Clock
-from aoext.cli.devices import Device
+from aoext_bench.clocks import Candidate, Clock
+from aoext_bench.devices import Device
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aoext.cli import charts, demo_view
-from aoext.cli.demo_run import SCHEMES, TRAINED, DemoResult, SchemeResult
+from aoext_bench import charts, demo_view
+from aoext_bench.demo_run import SCHEMES, TRAINED, DemoResult, SchemeResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,19 +11,20 @@ import click
 from rich.text import Text
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-from aoext.cli import bench_view, demo_chart, demo_view
-from aoext.cli.demo_run import Settings, run
-from aoext.cli.devices import Device
-from aoext.cli.options import CHART_FILE, JSON_FILE, DeviceType, OutputFile
-from aoext.cli.report import console, environment, progress_line, summary_line, write_json
+from aoext.cli.options import JSON_FILE, OutputFile
+from aoext.cli.page import console, environment, progress_line, summary_line, write_json
 from aoext.info import devices
+from aoext_bench import bench_view, demo_chart, demo_view
+from aoext_bench.demo_run import Settings, run
+from aoext_bench.devices import Device
+from aoext_bench.options import CHART_FILE, MeasuredDeviceType
 
 DEVICE = "cuda where aoext has kernels for the GPU that is here, else cpu"
 PROMPT = "class Parser:\n    def __init__(self, "
 
 
 @click.command()
-@click.option("--device", type=DeviceType(), default=lambda: _default_device(), show_default=DEVICE)
+@click.option("--device", type=MeasuredDeviceType(), default=lambda: _default_device(), show_default=DEVICE)
 @click.option(
     "--windows",
     type=click.IntRange(min=1),
@@ -90,7 +91,7 @@ def demo(
     settings = Settings(device, windows, prompt, new_tokens, temperature, seed, seconds)
 
     out = console()
-    where = environment(device)
+    where = environment(device.device)
     out.print(summary_line(where))
     try:
         result = run(settings, _progress)

@@ -8,11 +8,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aoext.cli import charts
-from aoext.cli.bench_chart import LINES
-from aoext.cli.bench_run import Point
-from aoext.cli.ceilings import Ceilings
-from aoext.cli.floor_view import Geomean, geomeans
+from aoext_bench import charts
+from aoext_bench.bench_chart import LINES
+from aoext_bench.bench_run import Point
+from aoext_bench.ceilings import Ceilings
+from aoext_bench.floor_view import Geomean, geomeans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

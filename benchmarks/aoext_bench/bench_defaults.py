@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from aoext.cli.bench_run import Settings, count_candidates, problems
-from aoext.cli.devices import Device
 from aoext.cli.shapes import LLAMA_3_8B, LLAMA_3_8B_AND_70B, LLAMA_3_8B_IN_BRIEF, Shape
-from aoext.cli.subjects import Problem
-from aoext.cli.timing import most_spent
+from aoext.reference import Problem
+from aoext_bench.bench_run import Settings, count_candidates, problems
+from aoext_bench.devices import Device
+from aoext_bench.timing import most_spent
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from aoext.cli.devices import MIB, Device
-from aoext.cli.subjects import Tensors
+from aoext.reference import Tensors
+from aoext_bench.devices import MIB, Device
 
 LARGEST = 2048 * MIB
 

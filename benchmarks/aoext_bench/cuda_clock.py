@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from aoext.cli.clocks import Candidate, Clock
+from aoext_bench.clocks import Candidate, Clock
 
 # A sample takes at least so long, which is much against an event's 0.5 µs, and so many calls at most.
 SAMPLE_SECONDS = 1e-3

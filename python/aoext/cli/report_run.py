@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from rich.console import Console
 
 import aoext
-from aoext.cli.bench_run import Bench, Point, Settings, shapes_of
-from aoext.cli.busy import Load, Observer
-from aoext.cli.ceilings import Ceilings, measure_ceilings
-from aoext.cli.device_report_checks import Check, check_operators
-from aoext.cli.devices import CPU, DEVICES, Device, find_device
-from aoext.cli.report import environment
+from aoext.cli.bench import find_bench
+from aoext.cli.page import environment
+from aoext.cli.report_checks import Check, check_operators
 from aoext.cli.shapes import Shape
-from aoext.cli.subjects import SUBJECTS, Problem, Subject
-from aoext.cli.verify import WrongResultError
 from aoext.info import build_config
+from aoext.reference import SUBJECTS, Problem, Subject
 
 # Whose versions say something about a result; those that are not installed are left out.
 PACKAGES = (
@@ -51,6 +48,33 @@ CHOICE_ROWS = (1, 16, 64, 512)
 FINE = ("ok", "not checked")  # of a family of kernels
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What to look at; rows, seconds and quick are about speed alone."""
+
+    device: torch.device
+    subjects: Sequence[Subject]
+    shapes: Sequence[Shape]
+    rows: Sequence[int]  # the M of each shape
+    group_size: int
+    seed: int
+    seconds: float  # for each candidate of a point
+    quick: bool
+
+
+class Speed(Protocol):
+    """What aoext_bench.report_speed has measured."""
+
+    failures: list[str]
+
+    @property
+    def busy(self) -> bool: ...
+
+    def as_json(self, environment: dict[str, Any]) -> dict[str, Any] | None: ...
+
+    def show(self, out: Console) -> None: ...
+
+
 @dataclass
 class Choice:
     """Which kernel an operator gets, by the rows of its input."""
@@ -74,9 +98,7 @@ class Content:
     families: dict[str, str] = field(default_factory=dict)  # of kernels -> "ok" or what was wrong
     checks: list[Check] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
-    ceilings: dict[int, Ceilings] = field(default_factory=dict)  # by threads of the CPU
-    points: list[Point] = field(default_factory=list)
-    load: Load = field(default_factory=lambda: Load(1))  # of other work, while speed was measured
+    speed: Speed | None = None  # None where aoext-bench is not installed
     failures: list[str] = field(default_factory=list)  # that no other field holds
 
     @property
@@ -88,15 +110,12 @@ class Content:
             for c in self.checks
             if not c.passed
         ]
-        return found + self.failures
+        return found + self.failures + (self.speed.failures if self.speed else [])
 
-
-def default_device() -> Device:
-    """The accelerator at hand where it can be measured, else the CPU."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None or accelerator.type not in DEVICES:
-        return CPU(torch.device("cpu"))
-    return find_device(accelerator.type)
+    @property
+    def busy(self) -> bool:
+        """Whether other work took the cores, so that no speed is valid."""
+        return self.speed is not None and self.speed.busy
 
 
 def versions() -> dict[str, str]:
@@ -143,7 +162,7 @@ def warm_up(content: Content) -> None:
     """Build and check the device's kernels."""
     begin = time.perf_counter()
     try:
-        content.families = aoext.warmup(content.settings.device.device)
+        content.families = aoext.warmup(content.settings.device)
     except RuntimeError as error:
         content.failures.append(f"warmup raised: {str(error).splitlines()[0]}")
     content.warmup_seconds = time.perf_counter() - begin
@@ -154,55 +173,44 @@ def choose(subject: Subject, settings: Settings, shape: Shape) -> Choice:
     generator = torch.Generator().manual_seed(settings.seed)
 
     def arguments() -> Iterator[tuple[int, tuple[Any, ...]]]:
-        rotated, group_size = None, settings.group_sizes[0]
+        rotated = None
         for M in CHOICE_ROWS:
-            p = Problem(M, shape.N, shape.K, group_size, settings.dtype)
+            p = Problem(M, shape.N, shape.K, settings.group_size, scale_dtype=None)
             if rotated is None or not subject.depends_on_rows_of_the_weight:  # the input is what rotates
-                rotated = tuple(t.to(settings.device.device) for t in subject.rotated(p, generator))
-            inputs = tuple(t.to(settings.device.device) for t in subject.inputs(p, generator))
+                rotated = tuple(t.to(settings.device) for t in subject.rotated(p, generator))
+            inputs = tuple(t.to(settings.device) for t in subject.inputs(p, generator))
             yield M, subject.arguments(p, inputs, rotated)
 
     plans = {M: str(aoext.explain(subject.operator, *given)) for M, given in arguments()}
     return Choice(subject.operator, subject.format, shape.N, shape.K, plans)
 
 
-def measure(content: Content, done: Callable[[Subject], None]) -> None:
-    """The bench's own measurements; what goes wrong with one operator leaves the others."""
-    settings = content.settings
-    runner = Bench(settings)
-    observer = Observer(settings.threads, settings.device.watch)
-    try:
-        content.ceilings = measure_ceilings(settings.device, settings.seed, settings.threads)
-    except RuntimeError as error:
-        content.failures.append(f"ceilings: {str(error).splitlines()[0]}")
+def measure(content: Content, progress: Callable[[str], None]) -> None:
+    """The speeds, where aoext-bench is installed."""
+    if not find_bench():
         return
-    for subject in settings.subjects:
-        try:
-            content.points += runner.points(subject)
-        except (WrongResultError, RuntimeError) as error:
-            content.failures.append(f"timing {subject.name}: {str(error).splitlines()[0]}")
-        done(subject)
-    content.load = observer.verdict()
+    from aoext_bench import report_speed
 
-
-def collect(settings: Settings, progress: Callable[[str], None]) -> Content:
-    """Everything; `progress` gets a line before each part."""
-    device = settings.device
-    content = Content(settings, environment(device), versions(), properties(device.device))
-    progress("building kernels and checking them")
-    warm_up(content)
-    progress(f"operators in brief, {len(SUBJECTS)} of them")
-    content.checks = list(check_operators(device.device, settings.seed))
-    progress("choices of kernels")
-    for subject in settings.subjects:
-        content.choices.append(choose(subject, settings, shapes_of(subject, settings)[0]))
-    count = len(settings.subjects)
-    progress(f"speed: {count} operators at {len(settings.shapes)} shapes")
+    count = len(content.settings.subjects)
+    progress(f"speed: {count} operators at {len(content.settings.shapes)} shapes")
     measured: list[str] = []
 
     def done(subject: Subject) -> None:
         measured.append(subject.name)
         progress(f"speed: {len(measured)} of {count}, {subject.name}")
 
-    measure(content, done)
+    content.speed = report_speed.measure(content.settings, done)
+
+
+def collect(settings: Settings, progress: Callable[[str], None]) -> Content:
+    """Everything; `progress` gets a line before each part."""
+    device = settings.device
+    content = Content(settings, environment(device), versions(), properties(device))
+    progress("building kernels and checking them")
+    warm_up(content)
+    progress(f"operators in brief, {len(SUBJECTS)} of them")
+    content.checks = list(check_operators(device, settings.seed))
+    progress("choices of kernels")
+    content.choices = [choose(subject, settings, settings.shapes[0]) for subject in settings.subjects]
+    measure(content, progress)
     return content

@@ -12,20 +12,22 @@ import torch
 from click.testing import CliRunner, Result
 
 import aoext
-from aoext.cli import ceilings, device_report, device_report_checks
-from aoext.cli.busy import Load, Observer
-from aoext.cli.device_report import TIMED, report
-from aoext.cli.device_report_checks import CASES
-from aoext.cli.device_report_run import CHOICE_ROWS, default_device, versions
-from aoext.cli.devices import MIB
-from aoext.cli.subjects import SUBJECTS, Problem
+from aoext.cli import bench, report_checks
+from aoext.cli.devices import default_device
+from aoext.cli.report import TIMED, report
+from aoext.cli.report_checks import CASES
+from aoext.cli.report_run import CHOICE_ROWS, versions
 from aoext.ops import ERROR_BOUND
+from aoext.reference import SUBJECTS, Problem
+from aoext_bench import ceilings, report_speed
+from aoext_bench.busy import Load, Observer
+from aoext_bench.devices import MIB
 
 
 @pytest.fixture(autouse=True)
 def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "SECONDS", 0.01)
-    monkeypatch.setattr(device_report, "QUICK_POOL", MIB)
+    monkeypatch.setattr(report_speed, "QUICK_POOL", MIB)
 
 
 SMALL = ("--quick", "--shape", "64x128", "--m", "1,9", "--seconds", "0.001")
@@ -44,7 +46,7 @@ def test_report_holds_all_that_it_promises(device: torch.device, tmp_path: Path)
     assert result.exit_code == 0, result.output
     text, content = read(tmp_path / "out")
 
-    assert content["schema"] == "aoext.report/3"
+    assert content["schema"] == "aoext.report/4"
     assert content["passed"]
     assert content["problems"] == []
     assert content["environment"]["aoext"] == aoext.__version__
@@ -90,6 +92,22 @@ def test_report_holds_all_that_it_promises(device: torch.device, tmp_path: Path)
     assert all(line.rstrip() in result.output for line in text.splitlines())
 
 
+def test_report_without_aoext_bench_has_all_but_the_speeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    result = invoke(tmp_path, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    text, content = read(tmp_path)
+    assert content["passed"]
+    assert content["bench"] is None
+    assert content["busy"] is False
+    assert {check["operator"] for check in content["checks"]} == set(aoext.ops.operators())
+    assert len(content["choices"]) == len(TIMED)
+    assert "speed: not measured. It needs aoext-bench: pip install aoext-bench" in text
+    assert "µs" not in text
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_speeds_of_a_busy_machine_are_not_valid(
     busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,8 +119,8 @@ def test_speeds_of_a_busy_machine_are_not_valid(
     text, content = read(tmp_path)
     assert content["passed"]
     assert content["busy"] is content["bench"]["busy"] is busy
-    assert content["load"]["reasons"] == content["bench"]["load"]["reasons"] == reasons
-    assert content["load"]["cpu_share"] == (0.41 if busy else 1.0)
+    assert content["bench"]["load"]["reasons"] == reasons
+    assert content["bench"]["load"]["cpu_share"] == (0.41 if busy else 1.0)
     assert text.splitlines()[0].startswith("aoext report: PASSED")
     assert ("NOT VALID" in text.splitlines()[0]) == busy
     assert (f"BUSY MACHINE, no figure is valid: {reasons[0] if busy else ''}" in text) == busy
@@ -112,7 +130,7 @@ def test_speeds_of_a_busy_machine_are_not_valid(
 
 
 def test_every_operator_is_checked_with_every_case_that_applies(tmp_path: Path) -> None:
-    checks = list(device_report_checks.check_operators(torch.device("cpu"), 1))
+    checks = list(report_checks.check_operators(torch.device("cpu"), 1))
     names = {case.name for case in CASES}
     for subject in SUBJECTS:
         own = {c.case for c in checks if (c.operator, c.format) == (subject.operator, subject.format)}
@@ -148,13 +166,13 @@ def refuse(result: torch.Tensor) -> torch.Tensor:
 def test_wrong_result_fails(
     spoil: Spoil, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = device_report_checks._run
+    run = report_checks._run
 
     def spoilt(subject: Any, *arguments: Any) -> Any:
         result = run(subject, *arguments)
         return spoil(result) if subject.operator == "bf16i8bf16_rowwise" else result
 
-    monkeypatch.setattr(device_report_checks, "_run", spoilt)
+    monkeypatch.setattr(report_checks, "_run", spoilt)
     result = invoke(tmp_path, "--device", "cpu")
     assert result.exit_code == 1, result.output
     text, content = read(tmp_path)
@@ -191,7 +209,7 @@ def test_wrong_result_while_timing_leaves_the_other_operators(
 
 def test_device_is_the_accelerator_at_hand_unless_told() -> None:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    assert default_device().device.type == (accelerator.type if accelerator else "cpu")
+    assert default_device().type == (accelerator.type if accelerator else "cpu")
 
 
 def test_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:

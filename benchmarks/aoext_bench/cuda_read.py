@@ -14,9 +14,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from aoext.cli.clocks import Candidate
-from aoext.cli.devices import Device
-from aoext.cli.timing import interleaved
+from aoext_bench.clocks import Candidate
+from aoext_bench.devices import Device
+from aoext_bench.timing import interleaved
 
 # Bytes of one read, in MB (10⁶): weights of 4 bits from 2048×2048 to beyond 57344×8192 in bfloat16.
 SIZES_MB = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from aoext.cli import demo_run
-from aoext.cli.demo_run import (
+from aoext_bench import demo_run
+from aoext_bench.demo_run import (
     SCHEMES,
     TRAINED,
     DemoResult,

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.cli.subjects import EIGHT_BIT_DTYPES, Problem, Tensors, quantized_rows
-from aoext.cli.tinygemm import inner_k_tiles
 from aoext.packing import dtype_name, unpack_int4
+from aoext.reference import EIGHT_BIT, Problem, Tensors, quantized_max
+from aoext.reference.values import inner_k_tiles
 
 aten = torch.ops.aten
 
@@ -112,6 +112,14 @@ def _scaled_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
     return torch._scaled_mm(x[0], w[0].t(), scale_a=x[1], scale_b=w[1].t(), bias=bias, out_dtype=p.dtype)
 
 
+def quantized_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a user of torch alone writes for quantize_rowwise, for rows without zeros, NaN or Inf."""
+    limit = quantized_max(dtype)
+    scale = x.float().abs().amax(1, keepdim=True) / torch.tensor(limit, device=x.device)
+    q = (x.float() / scale).clamp_(-limit, limit)
+    return (q.round_() if dtype is torch.int8 else q).to(dtype), scale
+
+
 def _stored(p: Problem, w: Tensors) -> Tensors:
     return w
 
@@ -159,7 +167,7 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
         ("bf16i8bf16_rowwise", "int8"): _INT8,
         **_SCALED,
         ("scaled_mm_rowwise", "int8"): _INT_MM_ALONE,
-        **{("quantize_rowwise", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT_DTYPES},
+        **{("quantize_rowwise", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT},
     },
     "cuda": {
         ("bf16i4bf16_rowwise", "int4"): _INT4_CUDA,

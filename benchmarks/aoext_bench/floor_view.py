@@ -10,9 +10,9 @@ from statistics import geometric_mean
 from rich.table import Table
 from rich.text import Text
 
-from aoext.cli.bench_run import CANDIDATES, Kind, Point, sections
-from aoext.cli.ceilings import Ceilings
-from aoext.cli.report import grid, in_words
+from aoext.cli.page import grid, in_words
+from aoext_bench.bench_run import CANDIDATES, Kind, Point, sections
+from aoext_bench.ceilings import Ceilings
 
 OTHERS = ("linear", "torch")
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from aoext.cli import verify
-from aoext.cli.subjects import SUBJECTS, Problem, Subject, Tensors
 from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.reference import SUBJECTS, Problem, Sample, Subject, Tensors, bound
 
 OUTLIER = 1000.0
 
@@ -90,7 +89,7 @@ def check_operators(
     for subject in subjects:
         generator = torch.Generator().manual_seed(seed)
         for case in CASES:
-            p = Problem(case.M, case.N, case.K, case.group_size, case.dtype)
+            p = Problem(case.M, case.N, case.K, case.group_size, case.dtype, None)
             if not subject.serves(p):
                 continue
             inputs, rotated = subject.inputs(p, generator), subject.rotated(p, generator)
@@ -116,13 +115,13 @@ def _change_activation(
 def _check(
     subject: Subject, case: Case, p: Problem, inputs: Tensors, rotated: Tensors, device: torch.device
 ) -> Check:
-    bound, error = 0.0, None
+    allowed, error = 0.0, None
     try:
         result = _run(subject, p, inputs, rotated, device)
     except (RuntimeError, NotImplementedError) as failure:
         problem = f"raised: {str(failure).splitlines()[0]}"
     else:
-        bound = verify.bound(result)
+        allowed = bound(result)
         error, problem = _judge(subject, case, p, inputs, rotated, result)
     return Check(
         operator=subject.operator,
@@ -132,7 +131,7 @@ def _check(
         M=case.M,
         N=case.N,
         K=case.K,
-        bound=bound,
+        bound=allowed,
         error=error,
         problem=problem,
     )
@@ -155,7 +154,9 @@ def _judge(
         if not values[0].isnan().all():
             return None, "the row of NaN has other values"
         rows = rows[1:]
-    sample = verify.Sample(rows, columns, subject.reference(p, inputs, rotated, rows, columns))
-    error, bound = sample.error(result), verify.bound(result)
-    problem = "" if error <= bound else f"a row differs from float64 by {error:.1e}, allowed is {bound:.1e}"
+    sample = Sample(rows, columns, subject.reference(p, inputs, rotated, rows, columns))
+    error, allowed = sample.error(result), bound(result)
+    problem = (
+        "" if error <= allowed else f"a row differs from float64 by {error:.1e}, allowed is {allowed:.1e}"
+    )
     return (error if math.isfinite(error) else None), problem

@@ -2,7 +2,7 @@
 
 It makes the cost of quantisation measurable on any machine, without a download:
 
->>> from aoext.tiny_lm import bits_per_byte, held_out_text, load_tiny_lm  # doctest: +SKIP
+>>> from aoext_bench.tiny_lm import bits_per_byte, held_out_text, load_tiny_lm  # doctest: +SKIP
 >>> bits_per_byte(load_tiny_lm(), held_out_text(1 << 20))  # doctest: +SKIP
 
 CARD.md beside this file says what it was trained on, how, and how good it is.

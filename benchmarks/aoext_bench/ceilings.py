@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.cli.clocks import Candidate
-from aoext.cli.devices import CUDA, MIB, Device, cpu_threads
-from aoext.cli.pool import pool_bytes
-from aoext.cli.timing import MIN_SAMPLES, MOST_OVERTIME, interleaved
 from aoext.packing import dtype_name
+from aoext_bench.clocks import Candidate
+from aoext_bench.devices import CUDA, MIB, Device, cpu_threads
+from aoext_bench.pool import pool_bytes
+from aoext_bench.timing import MIN_SAMPLES, MOST_OVERTIME, interleaved
 
 GEMM_SIZES = (512, 1024, 2048)
 SLOW = 0.05  # seconds of a call, beyond which no larger product is tried
@@ -107,7 +107,7 @@ def _measure(device: Device, seed: int) -> Ceilings:
 
 def _measure_cuda(device: CUDA, seed: int) -> Ceilings:
     """Reads by size, and the fastest sample of some products: the peak, which long runs do not hold."""
-    from aoext.cli.cuda_read import read_table
+    from aoext_bench.cuda_read import read_table
 
     table, read_by = read_table(device, pool_bytes(device))
     rate = max(size / seconds for size, seconds in table.items()) / 1e9

@@ -7,9 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aoext.cli import charts
-from aoext.cli.bench_run import Point, sections
-from aoext.cli.report import in_words
+from aoext.cli.page import in_words
+from aoext_bench import charts
+from aoext_bench.bench_run import Point, sections
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

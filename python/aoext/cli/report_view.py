@@ -12,20 +12,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aoext.cli import bench_view
-from aoext.cli.bench_run import Point
-from aoext.cli.device_report_checks import Check
-from aoext.cli.device_report_run import Choice, Content
-from aoext.cli.report import summary_line
-from aoext.cli.subjects import full_name
+from aoext.cli.bench import WHAT_TO_INSTALL
+from aoext.cli.page import summary_line
+from aoext.cli.report_checks import Check
+from aoext.cli.report_run import Choice, Content
+from aoext.reference import full_name
 
-SCHEMA = "aoext.report/3"
+SCHEMA = "aoext.report/4"
 
 
 def show(out: Console, content: Content) -> None:
     """The page."""
     verdict = "PASSED" if not content.problems else "FAILED"
-    if content.load.busy:
+    if content.busy:
         verdict += "; its speeds are NOT VALID, for the machine was busy"
     out.print(Text(f"aoext report: {verdict}", style="bold"))
     out.print(f"{content.environment['time']}, seed {content.settings.seed}")
@@ -35,22 +34,25 @@ def show(out: Console, content: Content) -> None:
         out.print(f"device: {_joined(content.properties)}")
     for problem in content.problems:
         out.print(Text(f"PROBLEM {problem}", style="red"))
-    _section(out, f"kernels built and checked in {content.warmup_seconds:.1f} s")
+    section(out, f"kernels built and checked in {content.warmup_seconds:.1f} s")
     out.print(_families(content.families))
-    _section(out, "operators in brief: largest relative error of a row against float64, allowed in brackets")
+    section(out, "operators in brief: largest relative error of a row against float64, allowed in brackets")
     out.print(_checks(content.checks))
     for shape, choices in itertools.groupby(content.choices, key=lambda choice: (choice.N, choice.K)):
-        _section(out, f"kernels chosen at N x K = {shape[0]} x {shape[1]}")
+        section(out, f"kernels chosen at N x K = {shape[0]} x {shape[1]}")
         out.print("\n".join(_choice(choice) for choice in choices))
-    if content.points:
-        _show_speed(out, content)
+    if content.speed:
+        content.speed.show(out)
+    else:
+        section(out, f"speed: not measured. {WHAT_TO_INSTALL}")
 
 
 def _joined(values: dict[str, Any]) -> str:
     return "; ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _section(out: Console, title: str) -> None:
+def section(out: Console, title: str) -> None:
+    """The title of a part of the page."""
     out.print()
     out.print(Text(title, style="bold"))
 
@@ -64,7 +66,8 @@ def _families(families: dict[str, str]) -> str:
     return "\n".join(f"{said}: {', '.join(names)}" for said, names in by_result.items())
 
 
-def _grid(*headers: str) -> Table:
+def grid(*headers: str) -> Table:
+    """A table without rows yet."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
     for header in headers:
         table.add_column(header, justify="left" if header == headers[0] else "right", no_wrap=True)
@@ -74,7 +77,7 @@ def _grid(*headers: str) -> Table:
 def _checks(checks: Sequence[Check]) -> Table:
     """A line for each operator, a column for each dtype's bound."""
     dtypes = list(dict.fromkeys(check.dtype for check in checks))
-    table = _grid("operator", "calls", *dtypes, "verdict")
+    table = grid("operator", "calls", *dtypes, "verdict")
     for (operator, format), group in itertools.groupby(checks, key=lambda c: (c.operator, c.format)):
         own = list(group)
         wrong = sum(not check.passed for check in own)
@@ -107,48 +110,12 @@ def _choice(choice: Choice) -> str:
     return f"{full_name(choice.operator, choice.format)}  M = {'; M = '.join(plans)}"
 
 
-def _show_speed(out: Console, content: Content) -> None:
-    settings, load = content.settings, content.load
-    (ceilings,) = content.ceilings.values()
-    what = "µs, times as fast as F.linear in bf16 (×), times the read floor (/)"
-    if any(point.behind for point in content.points):
-        what += ", behind a kernel of PyTorch's"
-    reached = f"{ceilings.read_gb_per_s:.1f} GB/s read, {ceilings.gemm_gflop_per_s:,.0f} GFLOP/s"
-    # Of a busy machine a time says that it was no longer; what is compared with it says nothing.
-    _section(out, "speed: µs at most, NOT VALID" if load.busy else f"speed: {what}: {reached}")
-    if load.busy:
-        out.print(bench_view.busy(load))
-    for shape in settings.shapes:
-        own = [p for p in content.points if p.K == shape.K and p.N in (shape.N, None)]
-        table = _grid(f"N x K = {shape.N} x {shape.K}", *(f"M = {M}" for M in settings.rows))
-        for (operator, format), group in itertools.groupby(own, key=lambda p: (p.operator, p.format)):
-            points = {point.M: point for point in group}
-            cells = (_speed(points.get(M, points.get(None)), content) for M in settings.rows)
-            table.add_row(full_name(operator, format), *cells)
-        out.print(table)
-    if not load.busy:
-        slower = bench_view.slower(content.points, "linear")
-        out.print(f"slower than F.linear beyond noise: {len(slower)} of {len(content.points)} points")
-    for line in bench_view.notes(content.points):
-        out.print(line)
-
-
-def _speed(point: Point | None, content: Content) -> str:
-    if point is None:
-        return "–"
-    if content.load.busy:
-        return f"({point.seconds['aoext'] * 1e6:,.1f})"
-    ratio = point.speedup("linear")
-    times = "" if ratio is None else f"{ratio:.2f}× "
-    return f"{point.seconds['aoext'] * 1e6:,.1f} {times}/{point.times_read_floor(content.ceilings):.1f}"
-
-
 def as_json(content: Content) -> dict[str, Any]:
     """The content of report.json.
 
-    schema       "aoext.report/3"
+    schema       "aoext.report/4"
     passed       whether nothing is wrong with the device; problems says what is, a line each
-    busy         whether other work took the cores, so that no speed is valid; load as in bench
+    busy         whether other work took the cores, so that no speed is valid; bench has why
     environment  versions, machine and device (report.environment)
     versions     of what lies below, and the settings of its environment variables
     properties   of the device, as its driver gives them
@@ -156,25 +123,18 @@ def as_json(content: Content) -> dict[str, Any]:
     checks       a list: operator, format, case, dtype, M, N, K, error (largest of a row, null where none
                  is finite), bound, problem (empty where all is well), passed
     choices      a list: operator, format, N, K, plans ({M: what aoext.explain says})
-    bench        as `aoext bench` writes it (bench_view.as_json); null where nothing could be measured
+    bench        as `aoext bench` writes it; null where nothing could be measured, or nothing can measure
     """
     return {
         "schema": SCHEMA,
         "passed": not content.problems,
         "problems": content.problems,
-        "busy": content.load.busy,
-        "load": content.load.as_json(),
+        "busy": content.busy,
         "environment": content.environment,
         "versions": content.versions,
         "properties": content.properties,
         "warmup": {"seconds": content.warmup_seconds, "families": content.families},
         "checks": [{**asdict(check), "passed": check.passed} for check in content.checks],
         "choices": [asdict(choice) for choice in content.choices],
-        "bench": _bench(content) if content.ceilings else None,
+        "bench": content.speed.as_json(content.environment) if content.speed else None,
     }
-
-
-def _bench(content: Content) -> dict[str, Any]:
-    return bench_view.as_json(
-        content.points, content.settings, content.ceilings, content.environment, content.load
-    )
