@@ -34,10 +34,8 @@ def test_what_measures_says_in_a_sentence_where_it_comes_from(
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 1
-    assert (
-        result.output
-        == f"Error: aoext {arguments[0]} measures. It needs aoext-bench: pip install aoext-bench\n"
-    )
+    said = f"Error: aoext {arguments[0]} measures. It needs aoext-bench: pip install aoext-bench\n"
+    assert result.output == said
 
 
 @pytest.mark.parametrize("installed", [False, True])
@@ -55,7 +53,7 @@ def test_the_library_and_its_commands_do_without_aoext_bench() -> None:
     program = """
 import sys
 import aoext, aoext.cli.commands, aoext.reference
-print(sorted(name for name in sys.modules if name.partition(".")[0] in ("aoext_bench", "matplotlib", "numpy.f2py")))
+print([name for name in sys.modules if name.partition(".")[0] in ("aoext_bench", "matplotlib")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -12,7 +12,7 @@ from torchgen.model import FunctionSchema, SchemaKind
 
 from aoext.ops import operators
 from conftest import compiler_for
-from reference import randn
+from aoext.reference import randn
 
 ao = torch.ops.ao
 N, K, M = 64, 64, 3

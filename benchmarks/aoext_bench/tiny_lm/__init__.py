@@ -16,10 +16,9 @@ import json
 import math
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import nn
-
-from aoext._optional import import_safetensors
 
 from .data import held_out_text, split, standard_library_files
 from .model import KVCache, TinyLM, TinyLMConfig
@@ -45,7 +44,6 @@ def save_tiny_lm(model: TinyLM, path: Path) -> None:
 
     An older file at path is replaced in one move, so that who reads meanwhile gets one of the two.
     """
-    safetensors = import_safetensors()
     state = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
     unfinished = path.with_name(path.name + ".part")
     metadata = {"config": json.dumps(dataclasses.asdict(model.config))}
@@ -56,11 +54,8 @@ def save_tiny_lm(model: TinyLM, path: Path) -> None:
 def load_tiny_lm(dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu") -> TinyLM:
     """The trained model, in eval mode, its weights (stored as bf16) converted to dtype.
 
-    Raises ImportError where safetensors is missing.
-
     >>> load_tiny_lm().generate(b"def main(", 32)  # doctest: +SKIP
     """
-    safetensors = import_safetensors()
     with importlib.resources.as_file(importlib.resources.files(__name__) / WEIGHTS) as path:
         state = safetensors.torch.load_file(path)
         with safetensors.safe_open(path, framework="pt") as file:

@@ -1,6 +1,6 @@
 """What a device repository tests against aoext: its own kernel, and that everything else works too.
 
-Results are held against the float64 references of aoext's own tests (tests/reference.py there).
+Results are held against aoext's float64 references (aoext.reference).
 """
 
 import os
