@@ -34,6 +34,8 @@ def _simulated_xpu() -> ModuleType | None:
 
 XPU_SIM = _simulated_xpu()  # before aoext is imported: its kernels go to the simulator's queues
 
+import aoext  # noqa: E402
+
 SEED = int(os.environ.setdefault("AOEXT_TEST_SEED", str(torch.seed() % 2**31)))  # of all processes
 
 
@@ -76,6 +78,16 @@ PRELUDE = "import xpu_sim; xpu_sim.install()\n" if XPU_SIM else ""
 def compiler_for(device: torch.device) -> str:
     """The backend of torch.compile: Inductor has no compiler for a simulated device."""
     return "aot_eager" if XPU_SIM and device.type == "xpu" else "inductor"
+
+
+def zero_point_slack(x: torch.Tensor, N: int, group_size: int, zero_over_scale: float) -> float:
+    """Bounds that such zero points may cost: CUDA's kernels for many rows round them with their weights."""
+    K = x.shape[1]
+    weight = torch.empty(N, K // 2, dtype=torch.int8, device=x.device)
+    groups = torch.empty(K // group_size, N, dtype=x.dtype, device=x.device)
+    plan = aoext.explain("bf16i4bf16_rowwise", x, weight, groups, groups)
+    rounds = any(kernel in plan for kernel in ("int4_wgmma", "int4_mma"))
+    return max(1, zero_over_scale / 8) if rounds else 1
 
 
 @contextlib.contextmanager
