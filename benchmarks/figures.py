@@ -3,9 +3,9 @@
     python benchmarks/figures.py record cpu-avx512 out/bench.json --command "aoext bench --m 1,16"
     python benchmarks/figures.py write
 
-`record` keeps in the tree what a table shows of a program's JSON, under a name. `write` renews everything between
-`<!-- figures: NAME -->` and `<!-- end -->` in the documents. tests/test_figures.py fails where a document and the
-figures differ, and where a table stands outside of such a place.
+`record` keeps in the tree what a table shows of a program's JSON, under a name. `write` renews everything
+between `<!-- figures: NAME -->` and `<!-- end -->` in the documents. tests/test_figures.py fails where a
+document and the figures differ, and where a table stands outside of such a place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ Row = tuple[str, list[list[float] | None]]
 
 
 def number(value: float) -> str:
-    """Three digits that count, or whole."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    """Counts as they are, other numbers with three digits or whole."""
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def cell(values: list[float] | None, between: str = "") -> str:
@@ -46,12 +48,14 @@ def cell(values: list[float] | None, between: str = "") -> str:
 def table(figures: Mapping[str, Any]) -> str:
     """What was measured where, the numbers, and the commands that repeat them."""
     between = figures.get("between", "")
-    lines = [["", *figures["columns"]], ["---"] * (1 + len(figures["columns"]))]
+    lines = [["", *figures["columns"]]]
     lines += [[row["name"], *(cell(v, between) for v in row["values"])] for row in figures["rows"]]
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    rule = "|---" * len(lines[0]) + "|"
     return "\n\n".join(
         (
             textwrap.fill(f"{figures['what']} {figures['machine']}.", 118),
-            "\n".join(f"| {' | '.join(line)} |" for line in lines),
+            "\n".join((head, rule, *body)),
             "\n".join(f"    {command}" for command in figures["commands"]),
         )
     )
@@ -150,7 +154,9 @@ def recorded(content: Mapping[str, Any], commands: Iterable[str]) -> dict[str, A
     device = where["device"]
     return {
         "schema": SCHEMA,
-        "machine": f"{device['name']}, {device['instruction_set']}, torch {where['torch']}, {where['time'][:10]}",
+        "machine": ", ".join(
+            (device["name"], device["instruction_set"], f"torch {where['torch']}", where["time"][:10])
+        ),
         "what": what,
         "commands": list(commands),
         "columns": columns,
