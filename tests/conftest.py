@@ -86,7 +86,7 @@ def zero_point_slack(x: torch.Tensor, N: int, group_size: int, zero_over_scale: 
     weight = torch.empty(N, K // 2, dtype=torch.int8, device=x.device)
     groups = torch.empty(K // group_size, N, dtype=x.dtype, device=x.device)
     plan = aoext.explain("bf16i4bf16_rowwise", x, weight, groups, groups)
-    rounds = any(kernel in plan for kernel in ("int4_wgmma", "int4_mma"))
+    rounds = plan.kernel in ("int4_wgmma", "int4_mma")
     return max(1, zero_over_scale / 8) if rounds else 1
 
 
