@@ -35,6 +35,7 @@ def _simulated_xpu() -> ModuleType | None:
 XPU_SIM = _simulated_xpu()  # before aoext is imported: its kernels go to the simulator's queues
 
 import aoext  # noqa: E402
+import selection  # noqa: E402
 
 SEED = int(os.environ.setdefault("AOEXT_TEST_SEED", str(torch.seed() % 2**31)))  # of all processes
 
@@ -64,6 +65,15 @@ def pytest_configure(config: pytest.Config) -> None:
     absent = {name for name in required if not devices().get(name, False)}
     if absent:
         raise pytest.UsageError(f"AOEXT_REQUIRE_DEVICES names {sorted(absent)}, which this machine lacks")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    repeated = selection.repetitions(items, XPU_SIM is not None)
+    config.hook.pytest_deselected(items=repeated)
+    left_out = set(repeated)
+    items[:] = [item for item in items if item not in left_out]
+    selection.mark_quick(items)
 
 
 @pytest.fixture(params=[name for name, here in devices().items() if here])

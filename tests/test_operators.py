@@ -157,7 +157,7 @@ def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, gen
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
-@pytest.mark.parametrize("N", [1, 2, 7])
+@pytest.mark.parametrize("N", [1, 7])
 @pytest.mark.parametrize("M", [1, 5, 33, 400])
 @pytest.mark.parametrize("operator", INPUT_CALLS)
 def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device, kernel_of, generator):
@@ -265,7 +265,7 @@ def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("groups", [1, 6])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("zero_over_scale", [8, 11, 16, 64])
+@pytest.mark.parametrize("zero_over_scale", [8, 16, 64])
 @pytest.mark.parametrize("M", [1, 5, 17, 65, 130])
 def test_zero_points_far_above_their_scales_keep_the_bound(
     M, zero_over_scale, group_size, groups, dtype, device, kernel_of, generator

