@@ -207,7 +207,7 @@ def install_bench(record: Record) -> None:
     if record.bench == project:
         return
     with step("aoext-bench: the commands aoext bench and aoext demo"):
-        pip_build("--editable", "benchmarks")
+        pip_build("--editable", "./benchmarks")
     record.bench = project
     record.save()
 
