@@ -18,7 +18,7 @@ from aoext.cli.report import TIMED, report
 from aoext.cli.report_checks import CASES
 from aoext.cli.report_run import CHOICE_ROWS, versions
 from aoext.ops import ERROR_BOUND
-from aoext.reference import SUBJECTS, Problem
+from aoext.reference import DEQUANTIZE_CALLS, SUBJECTS, Problem
 from aoext_bench import ceilings, report_speed
 from aoext_bench.busy import Load, Observer
 from aoext_bench.devices import MIB
@@ -28,6 +28,13 @@ from aoext_bench.devices import MIB
 def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "SECONDS", 0.01)
     monkeypatch.setattr(report_speed, "QUICK_POOL", MIB)
+
+
+@pytest.fixture
+def _few_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All operators are checked, three are timed."""
+    few = ("bf16i4bf16_rowwise", "int8_mm", "quantize_rowwise")
+    monkeypatch.setattr("aoext.cli.report.TIMED", [s for s in TIMED if s.operator in few])
 
 
 SMALL = ("--quick", "--shape", "64x128", "--m", "1,9", "--seconds", "0.001")
@@ -108,6 +115,7 @@ def test_report_without_aoext_bench_has_all_but_the_speeds(
     assert "µs" not in text
 
 
+@pytest.mark.usefixtures("_few_timed")
 @pytest.mark.parametrize("busy", [False, True])
 def test_speeds_of_a_busy_machine_are_not_valid(
     busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,7 +145,7 @@ def test_every_operator_is_checked_with_every_case_that_applies(tmp_path: Path) 
         served = {c.name for c in CASES if subject.serves(Problem(c.M, c.N, c.K, c.group_size, c.dtype))}
         assert served == names or "int4pack" in subject.operator
         awkward = {"outliers", "a row of NaN"}
-        without = ("int8_mm", "scaled_mm_rowwise", "dequantize_int4", "convert_weight_to_int4pack")
+        without = ("int8_mm", "scaled_mm_rowwise", *DEQUANTIZE_CALLS, "convert_weight_to_int4pack")
         assert own == (served - awkward if subject.operator in without else served) != set(), subject.name
 
 
@@ -153,6 +161,7 @@ def refuse(result: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("device lost\nand more")
 
 
+@pytest.mark.usefixtures("_few_timed")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -185,6 +194,7 @@ def test_wrong_result_fails(
     assert content["bench"]["results"]
 
 
+@pytest.mark.usefixtures("_few_timed")
 def test_failed_self_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     families = {"int4_tile.dpas": "ok", "onednn.int8": "off by 3e-01", "any": "not checked"}
     monkeypatch.setattr(aoext, "warmup", lambda device: families)
@@ -196,6 +206,7 @@ def test_failed_self_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "off by 3e-01: onednn.int8" in text
 
 
+@pytest.mark.usefixtures("_few_timed")
 def test_wrong_result_while_timing_leaves_the_other_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
