@@ -7,8 +7,34 @@ from typing import Any
 
 import pytest
 
-# Files and bodies that `-m quick` leaves out: they build, compile or start programs for what others show too.
-LEFT_OUT: frozenset[str] = frozenset()
+# Files and bodies that `-m quick` leaves out: they build, compile or start programs, seconds or minutes each.
+LEFT_OUT = frozenset(
+    {
+        "test_aoti.py",
+        "test_aoti_docs.py",
+        "test_benchmarks.py",
+        "test_cpu_isa.py",
+        "test_distributed.py",
+        "test_fuzz.py",
+        "test_inductor_compile.py",
+        "test_install.py",
+        "test_int4pack_shim.py",
+        "test_isa.py",
+        "test_selection.py",
+        "test_third_party_device.py",
+        "test_tiny_lm.py",
+        "test_bench.py::test_bench_leaves_out_rows_and_says_so",
+        "test_bench.py::test_bench_runs_on_xpu",
+        "test_bench.py::test_bench_says_why_a_peer_is_missing",
+        "test_bench.py::test_bench_stops_at_a_wrong_result",
+        "test_bench.py::test_demo_runs_on_xpu",
+        "test_contract.py::test_inductor_runs_an_operator_between_its_own_kernels",
+        "test_report.py::test_speeds_of_a_busy_machine_are_not_valid",
+        "test_report.py::test_wrong_result_fails",
+        "test_report.py::test_wrong_result_while_timing_leaves_the_other_operators",
+        "test_xpu.py::test_warming_up_names_every_family_and_all_pass_their_self_check",
+    }
+)
 
 
 def body(item: pytest.Item) -> str:
