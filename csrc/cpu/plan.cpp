@@ -5,7 +5,7 @@
 namespace aoext::cpu {
 namespace {
 
-// Input rows up to which an algorithm is the fastest; benchmarks/cpu.md has the measurements.
+// Input rows up to which an algorithm is the fastest; benchmarks/cpu.md says how to measure around one.
 struct Most {
   int64_t planes, fine_planes, plane_tiles;     // beyond: tiles; plane_tiles by groups of 128
   int64_t nibbles, int8_values, float8_values;  // likewise
