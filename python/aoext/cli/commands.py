@@ -19,6 +19,7 @@ Documents, in the folder docs of the sources:
   operators.md  what each operator takes and gives
 """
 
+
 class Commands(click.Group):
     """The commands of this distribution, and those of aoext-bench, imported when they are asked for."""
 
