@@ -21,11 +21,12 @@ import click
 import torch
 from torch import Tensor, nn
 
-from aoext.cli.options import JSON_FILE, DeviceType
+from aoext.cli.options import JSON_FILE
 from aoext.cli.page import console, environment, grid, summary_line, write_json
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from aoext_bench.bench import DTYPES
 from aoext_bench.devices import Device, cpu_threads
+from aoext_bench.options import MeasuredDeviceType
 from schemes import MODES, SCHEMES, Scheme
 
 SCHEMA = "aoext.host_time/1"
@@ -92,7 +93,7 @@ def fastest(all_calls: dict[Any, Call], device: Device, count: int, repeats: int
 
 
 @click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
-@click.option("--device", type=DeviceType(), default="cpu", show_default=True)
+@click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 @click.option(
     "--scheme",
     "schemes",

@@ -21,12 +21,13 @@ import torch._inductor.config
 from rich.table import Table
 
 import aoext
-from aoext.cli.options import JSON_FILE, CountsType, DeviceType
+from aoext.cli.options import JSON_FILE, CountsType
 from aoext.cli.page import console, environment, grid, progress_line, summary_line, write_json
 from aoext_bench import bench_view
 from aoext_bench.bench import DTYPES
 from aoext_bench.busy import Load, Observer
 from aoext_bench.devices import Device, cpu_threads
+from aoext_bench.options import MeasuredDeviceType
 from llama_models import SIZES
 from schemes import BASES, MODES, SCHEMES
 from whole_model_run import BESIDE, CHUNKS, COMPILED, Budget, Key, Measured, Options, Result, measure
@@ -186,7 +187,7 @@ def _versions(where: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
-@click.option("--device", type=DeviceType(), default="cpu", show_default=True)
+@click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 @click.option("--size", type=click.Choice(list(SIZES)), help="Default: small, on cuda 8b-16-layers.")
 @click.option(
     "--scheme",
