@@ -23,12 +23,12 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aoext
-from aoext.cli.clocks import Candidate
-from aoext.cli.devices import Device
-from aoext.cli.options import DeviceType
-from aoext.cli.report import console, environment, summary_line
-from aoext.cli.timing import interleaved
-from aoext.tiny_lm import load_tiny_lm
+from aoext.cli.page import console, environment, summary_line
+from aoext_bench.clocks import Candidate
+from aoext_bench.devices import Device
+from aoext_bench.options import MeasuredDeviceType
+from aoext_bench.timing import interleaved
+from aoext_bench.tiny_lm import load_tiny_lm
 
 SCHEMES = {
     "int4": aoext.Int4WeightOnlyConfig(group_size=128),
@@ -68,13 +68,13 @@ def compiled(model: nn.Module, tokens: Tensor, **settings: Any) -> tuple[Callabl
 
 
 @click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
-@click.option("--device", type=DeviceType(), default="cpu", show_default=True)
+@click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 @click.option("--scheme", "schemes", type=click.Choice(list(SCHEMES)), multiple=True, default=tuple(SCHEMES))
 @click.option("--prompt", type=click.IntRange(min=2), default=128, show_default=True)
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 def main(device: Device, schemes: tuple[str, ...], prompt: int, seconds: float) -> None:
     out = console()
-    out.print(summary_line(environment(device)))
+    out.print(summary_line(environment(device.device)))
     view = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for heading in (
         "",

@@ -21,16 +21,16 @@ from torch.nn.functional import linear
 
 import aoext  # noqa: F401
 from aoext import packing
-from aoext.cli.bench import DTYPES
-from aoext.cli.bench_run import Way
-from aoext.cli.busy import Watch
-from aoext.cli.clocks import Candidate
-from aoext.cli.devices import CPU, MIB, cpu_threads
 from aoext.cli.options import CountsType, ShapeType
-from aoext.cli.pool import Pool
 from aoext.cli.shapes import Shape, named
-from aoext.cli.subjects import Tensors
-from aoext.cli.timing import interleaved
+from aoext.reference import Tensors
+from aoext_bench.bench import DTYPES
+from aoext_bench.bench_run import Way
+from aoext_bench.busy import Watch
+from aoext_bench.clocks import Candidate
+from aoext_bench.devices import CPU, MIB, cpu_threads
+from aoext_bench.pool import Pool
+from aoext_bench.timing import interleaved
 
 # The layers of a MiniLM, and of a Llama of a billion parameters.
 SHAPES = [

@@ -19,14 +19,15 @@ from typing import Any
 
 import click
 import torch
-from schemes import MODES, SCHEMES, Scheme
 from torch import Tensor, nn
 
-from aoext.cli.bench import DTYPES
-from aoext.cli.devices import Device, cpu_threads
-from aoext.cli.options import JSON_FILE, DeviceType
-from aoext.cli.report import console, environment, grid, summary_line, write_json
+from aoext.cli.options import JSON_FILE
+from aoext.cli.page import console, environment, grid, summary_line, write_json
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
+from aoext_bench.bench import DTYPES
+from aoext_bench.devices import Device, cpu_threads
+from aoext_bench.options import MeasuredDeviceType
+from schemes import MODES, SCHEMES, Scheme
 
 SCHEMA = "aoext.host_time/1"
 BASE = "bf16"
@@ -92,7 +93,7 @@ def fastest(all_calls: dict[Any, Call], device: Device, count: int, repeats: int
 
 
 @click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
-@click.option("--device", type=DeviceType(), default="cpu", show_default=True)
+@click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 @click.option(
     "--scheme",
     "schemes",
@@ -129,7 +130,7 @@ def main(
         made |= {(name, way): call for way, call in calls(scheme, size, given, DTYPES[dtype]).items()}
     seconds: dict[str, dict[tuple[str, str], float]] = {}
     with cpu_threads(1):
-        where = environment(device)
+        where = environment(device.device)
         for mode, context in MODES.items():
             with context():
                 seconds[mode] = fastest(made, device, count, repeats)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from schemes import Scheme
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+from schemes import Scheme
 
 # Sizes by name. "small" is what the CPU figures are of; "tiny" is for tests.
 _8B: dict[str, Any] = {

@@ -18,18 +18,19 @@ from typing import Any
 import click
 import torch
 import torch._inductor.config
-from llama_models import SIZES
 from rich.table import Table
-from schemes import BASES, MODES, SCHEMES
-from whole_model_run import BESIDE, CHUNKS, COMPILED, Budget, Key, Measured, Options, Result, measure
 
 import aoext
-from aoext.cli import bench_view
-from aoext.cli.bench import DTYPES
-from aoext.cli.busy import Load, Observer
-from aoext.cli.devices import Device, cpu_threads
-from aoext.cli.options import JSON_FILE, CountsType, DeviceType
-from aoext.cli.report import console, environment, grid, progress_line, summary_line, write_json
+from aoext.cli.options import JSON_FILE, CountsType
+from aoext.cli.page import console, environment, grid, progress_line, summary_line, write_json
+from aoext_bench import bench_view
+from aoext_bench.bench import DTYPES
+from aoext_bench.busy import Load, Observer
+from aoext_bench.devices import Device, cpu_threads
+from aoext_bench.options import MeasuredDeviceType
+from llama_models import SIZES
+from schemes import BASES, MODES, SCHEMES
+from whole_model_run import BESIDE, CHUNKS, COMPILED, Budget, Key, Measured, Options, Result, measure
 
 SCHEMA = "aoext.whole_model/1"
 # What quantised models with activations of a dtype are held against.
@@ -186,7 +187,7 @@ def _versions(where: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command(help=__doc__.partition("\n")[0] if __doc__ else None)
-@click.option("--device", type=DeviceType(), default="cpu", show_default=True)
+@click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 @click.option("--size", type=click.Choice(list(SIZES)), help="Default: small, on cuda 8b-16-layers.")
 @click.option(
     "--scheme",
@@ -277,7 +278,7 @@ def main(
         aoext.inductor.patch(enabled=passes, merge_linears=merge),
         torch._inductor.config.patch(freezing=merge),
     ):
-        out, where = console(), _versions(environment(device))
+        out, where = console(), _versions(environment(device.device))
         out.print(summary_line(where))
         out.print(f"transformers {where['transformers']}, torchao {where['torchao']}; Llama {options.size}")
         observer = Observer([torch.get_num_threads()], device.watch)

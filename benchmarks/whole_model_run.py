@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from llama_models import Decoding, make, prefill
-from schemes import MODES, Scheme
 from torch import nn
 
-from aoext.cli.devices import Device
+from aoext_bench.devices import Device
+from llama_models import Decoding, make, prefill
+from schemes import MODES, Scheme
 
 COMPILED = "compiled"  # under no_grad
 CHUNKS = 4  # of steps, or calls of a prefill

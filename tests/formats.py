@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-import reference
+from aoext import reference
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 
 HIGH_PRECISION = reference.HIGH_PRECISION

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from aoext.configs import Int4WeightOnlyConfig
 from aoext.quantize import quantize_
+from aoext.reference import randn
 from aoext.tensors import QuantizedTensor
 from formats import same
-from reference import randn
 
 BF16 = torch.bfloat16
 

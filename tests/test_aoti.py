@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import aoext
 from aoext.configs import QuantizationConfig
-from aoext.tiny_lm import TinyLM, TinyLMConfig
+from aoext.reference import ALL_CALLS, Problem, randn
+from aoext_bench.tiny_lm import TinyLM, TinyLMConfig
 from conftest import compiler_for
 from formats import bits
-from reference import ALL_CALLS, Problem, randn
 
 # What the wrapper's own speed costs to compile is of no interest here.
 QUICK = {"aot_inductor.compile_wrapper_opt_level": "O0"}

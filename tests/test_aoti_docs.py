@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import aoext
-from aoext.tiny_lm import load_tiny_lm
+from aoext_bench.tiny_lm import load_tiny_lm
 from conftest import compiler_for, devices, environment_of_programs, loaded_libraries
 
 ROOT = Path(__file__).parent.parent

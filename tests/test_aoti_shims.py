@@ -19,8 +19,8 @@ from torch import Tensor
 from torch._C import _aoti
 
 import aoext
+from aoext.reference import ALL_CALLS, EIGHT_BIT, Problem, randn
 from formats import bits
-from reference import ALL_CALLS, EIGHT_BIT, Problem, randn
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import aoext
-from reference import ALL_CALLS, BIAS_CALLS, CALLS, INPUT_CALLS, Problem, randn
+from aoext.reference import ALL_CALLS, BIAS_CALLS, CALLS, INPUT_CALLS, Problem, randn
 
 GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aoext.cli import busy
-from aoext.cli.busy import LEAST, Observer, System, Watch, judge
+from aoext_bench import busy
+from aoext_bench.busy import LEAST, Observer, System, Watch, judge
 
 
 def ticking(*steps: float) -> Iterator[float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import aoext
-from reference import (
+from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     CALLS,

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import aoext
-import reference
-from aoext import packing
+from aoext import packing, reference
 from aoext.info import Explanation
-from reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn, without_bias
+from aoext.reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn, without_bias
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 GB = 10**9
@@ -813,7 +812,7 @@ def test_many_rows_of_e4m3(with_bias, generator):
 # ---- older architectures --------------------------------------------------------------------------------
 
 EXPLAINED = """
-import reference
+from aoext import reference
 for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "scaled_linear_rowwise"):
     for M in (1, 16, 64, 300):
         call = reference.CALLS[operator](reference.Problem(M, 256, 1024, 128), torch.Generator())

@@ -41,10 +41,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import aoext
 from aoext import flatten_state_dict
 from aoext.layers import set_weight
+from aoext.reference import assert_close, randn
 from aoext.tensors import QuantizedTensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, bits, product, quantized, same
 from ranks import BACKENDS, Ranks
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 SIZE = 2

@@ -12,10 +12,10 @@ from torch.nn.functional import embedding, embedding_bag, linear
 
 import aoext
 from aoext.layers import QuantizedEmbedding, QuantizedLinear
+from aoext.reference import assert_close, randn
 from aoext.tensors import Int4Tensor
 from conftest import compiler_for
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, quantized, same
-from reference import assert_close, randn
 from test_layers import CONFIGS, MODES
 
 BF16 = torch.bfloat16

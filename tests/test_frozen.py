@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import swa_utils
 
+from aoext.reference import randn
 from formats import CLASSES, FORMATS, HIGH_PRECISION, quantized, same
-from reference import randn
 
 N, K = 24, 64
 

@@ -7,9 +7,8 @@ import torch
 from torch.autograd import forward_ad
 
 import aoext
-import reference
-from aoext import layouts
-from reference import (
+from aoext import layouts, reference
+from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     BIAS_CALLS,

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 import aoext
 from aoext.inductor import generated
 from aoext.inductor.passes import rewrites, sources
+from aoext.reference import quantized, randn
 from conftest import PRELUDE, compiler_for
 from inductor_graphs import both_ways, compiled
-from reference import quantized, randn
 from test_inductor_passes import BF16, INT4, INT8, Holds, int4_fields, tiny_lm
 
 ao = torch.ops.ao

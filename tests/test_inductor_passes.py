@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 import aoext
 from aoext.packing import int4_row_quantize_zp, pack_int4
-from aoext.tiny_lm import TinyLM, TinyLMConfig
+from aoext.reference import assert_close, int4_float64, randn, rowwise_values
+from aoext_bench.tiny_lm import TinyLM, TinyLMConfig
 from inductor_graphs import Holds, both_ways, compiled, only
-from reference import assert_close, int4_float64, randn, rowwise_values
 
 ao, aten, prims = torch.ops.ao, torch.ops.aten, torch.ops.prims
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

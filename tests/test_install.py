@@ -166,8 +166,16 @@ def test_a_choice_about_the_environment_holds(tool):
 
 
 def test_the_tools_of_the_demo_are_a_part_of_the_developers(tool):
-    needed = {*tool.requirements("cli"), *tool.requirements("build")}
-    assert needed < set(tool.requirements("dev"))
+    needed = {*tool.bench_requirements(), *tool.requirements("build")}
+    assert needed < {*tool.requirements("dev"), *tool.bench_requirements()}
+    assert any(requirement.startswith("click") for requirement in needed)
     large = ("intel", "onednn", "transformers", "torchao", "mypy", "clang")
     assert not [requirement for requirement in needed if requirement.startswith(large)]
     assert re.fullmatch(r"torch==[\d.]+", tool.pinned_torch())
+
+
+def test_aoext_bench_has_the_version_of_the_aoext_that_it_measures():
+    version = (ROOT / "VERSION").read_text().strip()
+    project = (ROOT / "benchmarks" / "pyproject.toml").read_text()
+    assert f'\nversion = "{version}"' in project
+    assert f'"aoext[cli]=={version}"' in project

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import aoext
-import reference
+from aoext import reference
 from aoext._library import find_library
 from aoext.info import build_config
+from aoext.reference import Problem
 from conftest import loaded_libraries
-from reference import Problem
 from test_cpu_isa import OTHERS
 
 ROOT = Path(__file__).parent.parent

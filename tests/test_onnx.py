@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import aoext
-from reference import randn
+from aoext.reference import randn
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")

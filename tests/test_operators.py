@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import aoext
-import reference
-from conftest import on_the_device_alone
-from reference import (
+from aoext import reference
+from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     BIAS_CALLS,
@@ -27,6 +26,7 @@ from reference import (
     assert_close,
     without_bias,
 )
+from conftest import on_the_device_alone, zero_point_slack
 
 BF16, FP16, FP32 = HIGH_PRECISION
 
@@ -107,7 +107,7 @@ def test_many_rows_by_one_group(M, K, device, kernel_of, generator):
 @pytest.mark.parametrize("group_size", [16, 32, 128])
 @pytest.mark.parametrize("M", [1, 12, 64])
 def test_int4_weights_of_zero_meet_an_outlier_as_zero(M, group_size, device, kernel_of, generator):
-    weight, scale, _ = reference.int4_weight(Problem(M, 96, 256, group_size, BF16, BF16), generator)
+    weight, scale, _ = reference.int4_weight(96, 256, group_size, BF16, generator)
     zero = (scale.float() * torch.randint(-7, 9, scale.shape, generator=generator)).to(BF16)
     ideal = reference.int4_float64(weight, scale, zero)
     k = int((ideal == 0).sum(0).argmax())
@@ -157,7 +157,7 @@ def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, gen
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
-@pytest.mark.parametrize("N", [1, 2, 7])
+@pytest.mark.parametrize("N", [1, 7])
 @pytest.mark.parametrize("M", [1, 5, 33, 400])
 @pytest.mark.parametrize("operator", INPUT_CALLS)
 def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device, kernel_of, generator):
@@ -250,7 +250,7 @@ def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(
 ):
     """w = q · scale + zero_point = 0 from large terms, against an activation 1000 times its neighbours."""
     N, K, group_size = 64, 512, 128
-    weight, scale, zero = reference.int4_weight(Problem(M, N, K, group_size, dtype, dtype), generator)
+    weight, scale, zero = reference.int4_weight(N, K, group_size, dtype, generator)
     weight[:, 3] = 0x55  # q = 5 at k = 6 and 7
     scale = torch.full_like(scale, 0.125)
     zero[0] = -5 * scale[0]
@@ -265,14 +265,14 @@ def test_an_outlier_keeps_the_bound_where_the_zero_point_cancels_its_weights(
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("groups", [1, 6])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("zero_over_scale", [8, 11, 16, 64])
+@pytest.mark.parametrize("zero_over_scale", [8, 16, 64])
 @pytest.mark.parametrize("M", [1, 5, 17, 65, 130])
 def test_zero_points_far_above_their_scales_keep_the_bound(
     M, zero_over_scale, group_size, groups, dtype, device, kernel_of, generator
 ):
     """Every other row of x sums to 0 in each group: its result owes nothing to zero points, however large."""
     N, K = 392, group_size * groups
-    weight, scale, _ = reference.int4_weight(Problem(M, N, K, group_size, dtype, dtype), generator)
+    weight, scale, _ = reference.int4_weight(N, K, group_size, dtype, generator)
     signs = torch.randint(0, 2, scale.shape, generator=generator) * 2 - 1
     zero = (zero_over_scale * signs * scale.float()).to(dtype)
     x = reference.randn(generator, M, groups, group_size, dtype=dtype)
@@ -281,7 +281,7 @@ def test_zero_points_far_above_their_scales_keep_the_bound(
     assert (x[::2].double().sum(-1) == 0).all()
     x = x.flatten(1)
     args = tuple(t.to(device) for t in (x, weight, scale, zero))
-    slack = reference.zero_point_slack(args[0], N, group_size, zero_over_scale)
+    slack = zero_point_slack(args[0], N, group_size, zero_over_scale)
     expected = x.double() @ reference.int4_float64(weight, scale, zero).t()
     assert_close(kernel_of("bf16i4bf16_rowwise")(*args), expected, slack=slack)
 

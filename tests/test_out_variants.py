@@ -11,8 +11,8 @@ from torch import Tensor
 from torchgen.model import FunctionSchema, SchemaKind
 
 from aoext.ops import operators
+from aoext.reference import randn
 from conftest import compiler_for
-from reference import randn
 
 ao = torch.ops.ao
 N, K, M = 64, 64, 3

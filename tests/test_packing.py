@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import reference
-from aoext import packing
+from aoext import packing, reference
 from aoext.packing import (
     dequantize,
     float8_row_quantize,

@@ -19,9 +19,9 @@ from aoext.configs import (
     Int8WeightOnlyConfig,
 )
 from aoext.quantize import quantize_
+from aoext.reference import randn
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from formats import same
-from reference import randn
 
 CONFIGS = [
     (Int4WeightOnlyConfig(group_size=32), Int4Tensor, {"block_size": [1, 32]}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import aoext
-from reference import CALLS, EIGHT_BIT, INT4_CALLS, TINYGEMM_CALLS, Problem
+from aoext.reference import CALLS, EIGHT_BIT, INT4_CALLS, TINYGEMM_CALLS, Problem
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,11 +14,11 @@ from torch import nn
 
 from aoext.configs import Int4WeightOnlyConfig, Int8WeightOnlyConfig
 from aoext.quantize import quantize_
+from aoext.reference import randn
 from aoext.serialization import FORMAT_VERSION, load_model, save_model
 from aoext.tensors import Int4Tensor
 from formats import FORMATS, quantized
 from models import BF16, as_version_1, assert_same_state, build, contents, fill, quantized_model
-from reference import randn
 
 
 @pytest.fixture

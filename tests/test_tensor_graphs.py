@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 from torch.utils._pytree import tree_leaves
 
 import aoext
+from aoext.reference import assert_close, randn
 from formats import CLASSES, HIGH_PRECISION, meaning, quantized
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 N, K = 24, 64

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from aoext.reference import assert_close, randn
 from conftest import compiler_for
 from formats import CLASSES, HIGH_PRECISION, meaning, quantized, same
-from reference import assert_close, randn
 
 FP32 = HIGH_PRECISION[2]
 N, K = 24, 64

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 import aoext
+from aoext.reference import assert_close, randn
 from conftest import XPU_SIM
 from formats import CLASSES, FORMATS, HIGH_PRECISION, product, quantized, same
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 N, K = 24, 64

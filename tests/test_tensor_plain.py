@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import aoext
+from aoext.reference import assert_close, randn
 from aoext.tensors import QuantizedTensor
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, product, quantized, same
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 N, K = 24, 64

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from aoext.reference import assert_close, randn
 from conftest import PRELUDE, compiler_for
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, product, quantized, same
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from aoext.reference import assert_close, randn
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, meaning, product, quantized, same
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 N, K = 24, 4 * GROUP_SIZE

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from aoext import packing
+from aoext.reference import assert_close, randn
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, product, quantized
-from reference import assert_close, randn
 
 BF16, FP16, FP32 = HIGH_PRECISION
 E4M3 = torch.float8_e4m3fn
@@ -28,17 +28,17 @@ def test_dequantize_is_near_the_weight_and_exact_to_its_fields(format, dtype, de
     assert error < {"int4": 0.13, "int8": 0.02, "floa": 0.07}[format[:4]]
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [(), (1,), (7,), (2, 3), (0,), (2, 0)])
 @pytest.mark.parametrize("dtype", HIGH_PRECISION)
 @pytest.mark.parametrize("format", FORMATS)
-def test_linear_is_within_the_bound_of_float64(format, dtype, rows, bias, device, generator):
+def test_linear_is_within_the_bound_of_float64(format, dtype, device, generator):
     weight = quantized(format, 33, 96, dtype, device, generator)
-    x = randn(generator, *rows, 96, dtype=dtype).to(device)
-    b = randn(generator, 33, dtype=dtype).to(device) if bias else None
-    y = linear(x, weight, b)
-    assert y.dtype is dtype
-    assert_close(y, product(x, weight, b))
+    bias = randn(generator, 33, dtype=dtype).to(device)
+    for rows in ((), (1,), (7,), (2, 3), (0,), (2, 0)):
+        x = randn(generator, *rows, 96, dtype=dtype).to(device)
+        for b in (None, bias):
+            y = linear(x, weight, b)
+            assert y.dtype is dtype
+            assert_close(y, product(x, weight, b))
 
 
 @pytest.mark.parametrize("group_size", [2, 3, 6, 32, 64, 96, 192])

@@ -1,4 +1,4 @@
-"""The language model that the package ships: its cache, its data, its weights."""
+"""The language model that aoext-bench ships: its cache, its data, its weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import aoext
-from aoext import tiny_lm
-from aoext.tiny_lm.data import join_documents
-from aoext.tiny_lm.model import SEPARATOR
+from aoext_bench import tiny_lm
+from aoext_bench.tiny_lm.data import join_documents
+from aoext_bench.tiny_lm.model import SEPARATOR
 
 # CARD.md has 1.47 for all of the held-out text; 48 windows of it scatter between 1.39 and 1.57 over the
 # Pythons 3.6 to 3.13, whose texts differ.

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import aoext
-import reference
-from aoext import layouts
-from conftest import compiler_for
-from reference import Problem, assert_close, randn
+from aoext import layouts, reference
+from aoext.reference import Problem, assert_close, randn
+from conftest import compiler_for, zero_point_slack
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -169,7 +168,7 @@ def test_zero_points_far_above_their_scales_keep_the_bound(
     weight = reference.tinygemm_bytes(N, K, generator)
     packed = reference.tinygemm_pack(weight, 8).to(device)
     args = (x.to(device), packed, group_size, scale_and_zero.to(device))
-    slack = reference.zero_point_slack(args[0], N, group_size, zero_over_scale)
+    slack = zero_point_slack(args[0], N, group_size, zero_over_scale)
     expected = x.double() @ reference.tinygemm_float64(weight, scale_and_zero).t()
     assert_close(kernel_of("weight_int4pack_mm")(*args), expected, slack=slack)
 
@@ -359,7 +358,7 @@ def test_explain_takes_the_tensors_of_a_call(device, generator):
 
 
 def plain(N, K, group_size, dtype, generator, device):
-    weight, scale, zero_point = reference.int4_weight(Problem(1, N, K, group_size, BF16, BF16), generator)
+    weight, scale, zero_point = reference.int4_weight(N, K, group_size, BF16, generator)
     return [weight.to(device), scale.to(dtype).to(device), zero_point.to(dtype).to(device)]
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import aoext
-import reference
+from aoext import reference
+from aoext.reference import ALL_CALLS, CALLS, Problem, assert_close, randn
 from conftest import XPU_SIM, on_the_device_alone
-from reference import ALL_CALLS, CALLS, Problem, assert_close, randn
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 

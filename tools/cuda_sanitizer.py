@@ -59,8 +59,7 @@ def calls() -> Iterator[tuple[Any, Any]]:
     """reference.Problem and reference.Call, on the CPU, of all that has kernels of its own."""
     import torch
 
-    sys.path.insert(0, str(ROOT / "tests"))
-    from reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem
+    from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem
 
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from requirements import pinned_torch, requirements
+from requirements import bench_requirements, pinned_torch, requirements
 
 ROOT = Path(__file__).parent.parent
 RECORD = Path(sys.prefix) / "aoext.json"
@@ -54,6 +54,7 @@ class Record:
     options: dict[str, str] = field(default_factory=dict)  # of the library's build
     built: dict[str, str] = field(default_factory=dict)  # what AOEXT_CUDA and AOEXT_SYCL came to: ON or OFF
     library: str = ""  # the digest of its sources
+    bench: str = ""  # that of aoext-bench's pyproject.toml
     simulator: str = ""
 
     @classmethod
@@ -158,10 +159,10 @@ def install_torch(record: Record) -> None:
 
 
 def install_tools(what: str, record: Record) -> None:
-    extras = ["cli", "build"] if what == "demo" else ["dev"]
+    extras = ["build"] if what == "demo" else ["dev"]
     if record.chosen.get("AOEXT_SYCL") == "ON":
         extras.append("sycl")
-    wanted = [requirement for extra in extras for requirement in requirements(extra)]
+    wanted = [requirement for extra in extras for requirement in requirements(extra)] + bench_requirements()
     if set(wanted) <= set(record.requirements):
         return
     size = (
@@ -169,7 +170,7 @@ def install_tools(what: str, record: Record) -> None:
         if what == "demo"
         else "1 GB to download: compilers for Intel GPUs, test tools, linters"
     )
-    with step(f"tools: {', '.join(extras)} of pyproject.toml ({size})"):
+    with step(f"tools: {', '.join(extras)} of pyproject.toml, what aoext-bench needs ({size})"):
         pip_install(*wanted)
     record.requirements = sorted({*record.requirements, *wanted})
     record.save()
@@ -197,6 +198,17 @@ def install_library(what: str, record: Record) -> None:
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     record.built = dict(zip(("AOEXT_CUDA", "AOEXT_SYCL"), done.stdout.split(), strict=True))
     record.library, record.options = sources, options
+    record.save()
+
+
+def install_bench(record: Record) -> None:
+    """`aoext bench` and `aoext demo`, from where their sources are."""
+    project = digest("benchmarks/pyproject.toml")
+    if record.bench == project:
+        return
+    with step("aoext-bench: the commands aoext bench and aoext demo"):
+        pip_build("--editable", "./benchmarks")
+    record.bench = project
     record.save()
 
 
@@ -240,6 +252,7 @@ def main() -> None:
     install_tools(what, record)
     if what != "tools":
         install_library(what, record)
+        install_bench(record)
     if what == "test":
         install_simulator(record)
     record.save()

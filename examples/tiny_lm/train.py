@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from aoext.tiny_lm import (
+from aoext_bench.tiny_lm import (
     TinyLM,
     TinyLMConfig,
     bits_per_byte,
@@ -28,7 +28,7 @@ from aoext.tiny_lm import (
     split,
     standard_library_files,
 )
-from aoext.tiny_lm.data import join_documents
+from aoext_bench.tiny_lm.data import join_documents
 
 ALL_HELD_OUT = 1 << 30  # more bytes than there are
 QUICK_WINDOWS = 128  # for the figure beside each checkpoint; the last figure reads everything

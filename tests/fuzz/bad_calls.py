@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import aoext
+from aoext.reference import ALL_CALLS, BIAS_CALLS, EIGHT_BIT, HIGH_PRECISION, INT4_CALLS, Problem
 from fuzz.draws import (
     DTYPES,
     INTEGERS,
@@ -22,7 +23,6 @@ from fuzz.draws import (
     sized,
     told_call,
 )
-from reference import ALL_CALLS, BIAS_CALLS, EIGHT_BIT, HIGH_PRECISION, INT4_CALLS, Problem
 
 # Operators whose result has the leading dimensions of the first argument.
 OF_NO_INPUT = ("dequantize_int4", "dequantize_rowwise", "convert_weight_to_int4pack")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import aoext
-from fuzz.draws import LAYOUTS, Answer, Draw, formed, told_call
-from reference import (
+from aoext.reference import (
     ALL_CALLS,
     EIGHT_BIT,
     HIGH_PRECISION,
@@ -19,6 +18,7 @@ from reference import (
     Problem,
     assert_close,
 )
+from fuzz.draws import LAYOUTS, Answer, Draw, formed, told_call
 
 ROWS = [0, 1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 65, 100, 129, 300]
 COLUMNS = [0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 24, 31, 32, 33, 40, 63, 64, 65, 96, 100, 128, 257, 515]

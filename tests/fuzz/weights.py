@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
+from aoext.reference import assert_close
 from aoext.tensors import QuantizedTensor
 from formats import FORMATS, GROUP_SIZE, HIGH_PRECISION, meaning, product
 from fuzz.draws import Answer, Draw, refusal
-from reference import assert_close
 
 REFUSALS = (NotImplementedError, ValueError, RuntimeError, IndexError, TypeError)
 

@@ -52,7 +52,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where the build puts images, such as build/editable/spirv")
-    parser.add_argument("--markdown", action="store_true", help="print the tables of benchmarks/xpu.md")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--update", action="store_true", help="make these counts of DPAS the expected ones")
     arguments = parser.parse_args()
     try:

@@ -1,4 +1,4 @@
-"""The report as tables: for a terminal, and as Markdown for benchmarks/xpu.md."""
+"""The report as tables: for a terminal, and as Markdown."""
 
 from __future__ import annotations
 

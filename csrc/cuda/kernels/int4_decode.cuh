@@ -13,6 +13,8 @@
 // and at full rate. So `w & 0x000f000f ^ 0x00080008` is an operand, likewise 0x00f000f0, and both again for w >> 8. x is scaled
 // up by a power of two per (m, 128 k), odd k by 1/16 of that, both exact: X' = 2^e x, y += s 2^-e (sum u X') + (z - 8s) sum x.
 // fp16 takes q itself, a subtraction more: its subnormal numbers would cost ten of the bits in which the tensor cores align.
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -14,6 +14,8 @@
 // one or two rows m, whose columns leave six free, every lane keeps a quarter to itself instead: column (quarter, m) is zero but
 // in the lanes of that quarter, lane t gets the sums of quarter t, and the quarters are added up at the very end. So these cost
 // no more operations than groups of 128.
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include <cuda_runtime.h>

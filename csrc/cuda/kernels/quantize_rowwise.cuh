@@ -1,5 +1,7 @@
 // The arithmetic of dynamic quantisation (quantize_rowwise.h), of which every kernel that quantises makes the same bits: those of
 // every other device (DESIGN.md).
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include <cstdint>

@@ -14,6 +14,8 @@
 // An x to be quantised is so by every block for itself, while its first weights are on their way: each row belongs to a team of
 // warps, which read it twice, the second time from L1. That is more arithmetic than one kernel before would need, 8 instructions
 // a value and block, but no launch.
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -13,7 +13,7 @@
 // x (products by ones, on the matrix engine too) are scaled and added in float32; with an offset of 24, not the 136
 // of an untouched mantissa, little cancels. Exact but for float32 sums and the one rounding of y.
 //
-// Instructions for each weight and lane on an Arc B580 by rows of y: benchmarks/xpu.md.
+// What was tried and not kept, and the times that its instructions predict: benchmarks/xpu.md.
 // AOEXT_TYPE names the type of x and y, bf16, fp16 or (without AOEXT_DPAS) fp32; AOEXT_ELEMENT is it.
 #include "int4_input.h"
 #include "split_k.h"

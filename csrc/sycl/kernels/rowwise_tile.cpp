@@ -14,6 +14,8 @@
 //
 // float8 × float8 multiplies as bf16. fp16 × e5m2 does so too, with x in two parts: as fp16 the small codes would be
 // subnormal, which the matrix engine may take for zero.
+//
+// What was tried and not kept: benchmarks/xpu.md.
 #include "float8.h"
 #include "scaled_sum.h"
 #include "split_k.h"

@@ -1,6 +1,6 @@
 """What a device repository tests against aoext: its own kernel, and that everything else works too.
 
-Results are held against the float64 references of aoext's own tests (tests/reference.py there).
+Results are held against aoext's float64 references (aoext.reference).
 """
 
 import os
@@ -8,10 +8,10 @@ import os
 import aoext
 import pytest
 import torch
+from aoext import reference
+from aoext.reference import ALL_CALLS, CALLS, EIGHT_BIT, Problem, assert_close
 
 import hostdev
-import reference
-from reference import ALL_CALLS, CALLS, EIGHT_BIT, Problem, assert_close
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = int(os.environ.get("AOEXT_TEST_SEED", torch.seed() % 2**31))

@@ -1,7 +1,7 @@
-"""The command line: `aoext demo`, `aoext bench`, `aoext info` and `aoext report`.
+"""The command line: `aoext info`, `aoext convert`, `aoext report`, and what aoext-bench adds to it.
 
-commands.py is the entrance. Each command is one file (demo.py, bench.py, info.py, device_report.py) that
-reads its options and prints; what it measures, its tables and its charts are files of that name beside it.
+commands.py is the entrance. Each command is one file (info.py, convert.py, report.py, bench.py) that reads
+its options and prints; what it finds out and how it looks are files of that name beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 
 # Import names of what the extra `cli` installs; the library itself needs torch alone.
-_NEEDED = ("click", "rich", "tqdm", "matplotlib", "numpy", "safetensors")
+_NEEDED = ("click", "rich", "tqdm", "safetensors")
 
 
 def main() -> None:

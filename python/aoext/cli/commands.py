@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 import aoext
-from aoext.cli.bench import bench
+from aoext.cli import bench
 from aoext.cli.convert import convert
-from aoext.cli.demo import demo
-from aoext.cli.device_report import report
 from aoext.cli.info import info
+from aoext.cli.report import report
 
 _DOCUMENTS = """\b
 Documents, in the folder docs of the sources:
@@ -21,11 +20,21 @@ Documents, in the folder docs of the sources:
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_DOCUMENTS)
+class Commands(click.Group):
+    """The commands of this distribution, and those of aoext-bench, imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *bench.COMMANDS])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return bench.load(name) if name in bench.COMMANDS else super().get_command(ctx, name)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_DOCUMENTS)
 @click.version_option(aoext.__version__, prog_name="aoext")
 def cli() -> None:
     """Quantised PyTorch operators: see what they cost, save and gain on this machine."""
 
 
-for command in (demo, bench, convert, info, report):
+for command in (convert, info, report):
     cli.add_command(command)

@@ -1,173 +1,42 @@
-"""What measuring must know about a device. A new device is a class here and its line in DEVICES."""
+"""Devices that the command line knows, and what a reader of a result must know about one."""
 
 from __future__ import annotations
 
-import os
 import platform
-import statistics
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from aoext.cli.busy import Watch
-from aoext.cli.clocks import CallClock, Candidate, Clock
-from aoext.cli.cuda_clock import clock_for
 from aoext.info import build_config
 
-MIB = 1 << 20
+
+def _cpu(device: torch.device) -> dict[str, Any]:
+    return {
+        "name": _cpu_name(),
+        "instruction_set": build_config()["cpu instruction set"],
+        "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
-class Device(ABC):
-    """Clock, caches and name of one device."""
-
-    # What a pool of weights holds: so many times the largest cache (caches do not simply forget what is
-    # oldest, so a little more than their size still finds much of it there), and at least so much.
-    CACHES = 2
-    SMALLEST_POOL = 256 * MIB
-
-    STATISTIC = "fastest"  # what `typical` takes of some samples
-    BEHIND = False  # whether kernels are timed behind one of PyTorch's too, as a model calls them
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.watch: Watch | None = None  # of the timed calls, where threads of the host compute them
-
-    @abstractmethod
-    def seconds(self, call: Callable[[], Any]) -> float:
-        """Run `call` once and return the time until its work was done."""
-
-    def clock(self, candidate: Candidate) -> Clock:
-        """What times a candidate's calls."""
-        return CallClock(candidate, self.seconds)
-
-    def typical(self, samples: Sequence[float]) -> float:
-        """Of some samples, the one that counts."""
-        return min(samples)
-
-    def generator(self, seed: int) -> torch.Generator:
-        """Random numbers where they are drawn fastest."""
-        return torch.Generator().manual_seed(seed)
-
-    def release_memory(self) -> None:  # noqa: B027, most devices have nothing to do here
-        """Give back what was freed, before other sizes are asked for."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """What a reader of a result must know about the device, by name."""
-
-    @abstractmethod
-    def cache_bytes(self) -> int:
-        """Bytes of the largest cache."""
-
-    @abstractmethod
-    def free_bytes(self) -> int:
-        """Bytes of memory that can be had."""
-
-
-@contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
-    """Let torch and aoext use so many threads of the CPU inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _cpu_name() -> str:
     try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or platform.machine())
 
 
-class CPU(Device):
-    """All cores that torch may use."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.watch: Watch = Watch()
-
-    def seconds(self, call: Callable[[], Any]) -> float:
-        return self.watch.seconds(call)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "name": self._name(),
-            "instruction_set": build_config()["cpu instruction set"],
-            "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-        }
-
-    @staticmethod
-    def _name() -> str:
-        try:
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
-        except OSError:
-            lines = []
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        return next(iter(names), platform.processor() or platform.machine())
-
-    def cache_bytes(self) -> int:
-        sizes = [
-            path.read_text().strip()
-            for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-        ]
-        return max((int(size[:-1]) * 1024 for size in sizes if size.endswith("K")), default=64 * MIB)
-
-    def free_bytes(self) -> int:
-        if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # only Linux tells
-            return 4096 * MIB
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-class GPU(Device):
-    """A call's time runs from an idle GPU to the end of its work, launches included."""
-
-    def seconds(self, call: Callable[[], Any]) -> float:
-        torch.accelerator.synchronize(self.device)
-        begin = time.perf_counter()
-        call()
-        torch.accelerator.synchronize(self.device)
-        return time.perf_counter() - begin
-
-
-class CUDA(GPU):
-    """One NVIDIA GPU; candidates are timed by replays of CUDA graphs, without the host's launches."""
-
-    CACHES = 6  # the L2 replaces at random in parts: after one round of these next to nothing is left
-    SMALLEST_POOL = 320 * MIB
-
-    STATISTIC = "median"
-    BEHIND = True
-
-    def clock(self, candidate: Candidate) -> Clock:
-        return clock_for(candidate, self.device)
-
-    def typical(self, samples: Sequence[float]) -> float:
-        return statistics.median(samples)
-
-    def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(seed)
-
-    def release_memory(self) -> None:
-        torch.cuda.empty_cache()
-
-    def describe(self) -> dict[str, Any]:
-        properties = torch.cuda.get_device_properties(self.device)
-        return {
-            "name": properties.name,
-            "instruction_set": f"sm_{properties.major}{properties.minor}",
-            "multiprocessors": properties.multi_processor_count,
-            "driver": _nvidia_driver(),
-            "cuda": torch.version.cuda,
-            "threads": torch.get_num_threads(),
-        }
-
-    def cache_bytes(self) -> int:
-        return torch.cuda.get_device_properties(self.device).L2_cache_size
-
-    def free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self.device)[0]
+def _cuda(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "instruction_set": f"sm_{properties.major}{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "driver": _nvidia_driver(),
+        "cuda": torch.version.cuda,
+    }
 
 
 def _nvidia_driver() -> str:
@@ -183,39 +52,27 @@ def _nvidia_driver() -> str:
     return next((word for word in text.split() if word[:1].isdecimal() and "." in word), "unknown")
 
 
-class XPU(GPU):
-    """One Intel GPU, or what stands in for it."""
-
-    # For a torch that does not tell; no Intel GPU has more than the 408 MiB of a Data Center GPU Max.
-    LARGEST_CACHE = 408 * MIB
-
-    def describe(self) -> dict[str, Any]:
-        properties = torch.xpu.get_device_properties(self.device)
-        simulated = "simulated XPU on " if properties.type == "cpu" else ""
-        # Xe Matrix Extensions: what DPAS instructions run on.
-        matrix = getattr(properties, "has_subgroup_matrix_multiply_accumulate", False)
-        return {
-            "name": simulated + properties.name,
-            "instruction_set": "XMX" if matrix else "no XMX",
-            "driver": properties.driver_version,
-            "threads": torch.get_num_threads(),
-        }
-
-    def cache_bytes(self) -> int:
-        properties = torch.xpu.get_device_properties(self.device)
-        return getattr(properties, "last_level_cache_size", self.LARGEST_CACHE)
-
-    def free_bytes(self) -> int:
-        try:
-            return torch.xpu.mem_get_info(self.device)[0]
-        except RuntimeError:  # some drivers do not tell how much is free
-            return torch.xpu.get_device_properties(self.device).total_memory // 2
+def _xpu(device: torch.device) -> dict[str, Any]:
+    properties = torch.xpu.get_device_properties(device)
+    simulated = "simulated XPU on " if properties.type == "cpu" else ""
+    # Xe Matrix Extensions: what DPAS instructions run on.
+    matrix = getattr(properties, "has_subgroup_matrix_multiply_accumulate", False)
+    return {
+        "name": simulated + properties.name,
+        "instruction_set": "XMX" if matrix else "no XMX",
+        "driver": properties.driver_version,
+    }
 
 
-DEVICES: dict[str, type[Device]] = {"cpu": CPU, "cuda": CUDA, "xpu": XPU}
+DEVICES = {"cpu": _cpu, "cuda": _cuda, "xpu": _xpu}
 
 
-def find_device(name: str) -> Device:
+def describe(device: torch.device) -> dict[str, Any]:
+    """Name, instruction set, driver and threads of the host, by name."""
+    return {**DEVICES[device.type](device), "threads": torch.get_num_threads()}
+
+
+def find_device(name: str) -> torch.device:
     """The device of this name; ValueError, which says why, if it cannot be measured here."""
     known = ", ".join(DEVICES)
     try:
@@ -226,4 +83,12 @@ def find_device(name: str) -> Device:
         raise ValueError(f"{name!r} is not measured yet; measured are: {known}")
     if not getattr(torch, device.type).is_available():
         raise ValueError(f"{name!r} is not here: torch.{device.type}.is_available() is False")
-    return DEVICES[device.type](device)
+    return device
+
+
+def default_device() -> torch.device:
+    """The accelerator at hand where it can be measured, else the CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type not in DEVICES:
+        return torch.device("cpu")
+    return find_device(accelerator.type)

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
-from aoext.cli.devices import Device, find_device
+from aoext.cli.devices import find_device
 from aoext.cli.shapes import Shape, named
 
 
 class DeviceType(click.ParamType):
-    """A device that the commands can measure on: `cpu`."""
+    """A device that the commands know: `cpu`."""
 
     name = "device"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Device:
-        if isinstance(value, Device):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, torch.device):
             return value
         try:
             return find_device(value)
@@ -79,5 +80,4 @@ class OutputFile(click.ParamType):
         return path
 
 
-CHART_FILE = OutputFile(".png", ".svg", ".pdf")
 JSON_FILE = OutputFile()

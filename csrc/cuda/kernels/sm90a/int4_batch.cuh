@@ -9,6 +9,8 @@
 // permuted to the order of the nibbles. The second starts while the first runs. A block is four warpgroups, row groups of 64
 // rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory. Where groups of rows do not come
 // out even over the blocks, pairs of blocks share the rest of them along K (segments.h).
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include "cuda/kernels/int4_batch.h"

@@ -1,4 +1,6 @@
 // int4 in groups as weights of weight_only_wgmma.cuh: w = q · scale + zero_point, then y = sum + bias.
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include "cuda/kernels/int4.h"

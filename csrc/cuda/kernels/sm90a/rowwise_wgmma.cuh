@@ -16,6 +16,8 @@
 // What it adds up in. int8: int32, exact. float8: the engine keeps 14 bits of a sum and cuts off the rest, so every 128 k, or 64
 // where results are fp16, float32 in other registers takes it over. Of random positive numbers a row is off by 2e-4 after 64 k,
 // 7e-4 after 128, 2e-3 after 256, 6e-3 after 512, however long K is. While one warpgroup adds, the other multiplies.
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include <type_traits>

@@ -50,6 +50,8 @@
 //       void unpack(uint32_t (&fragments)[2][4]) const;
 //     };
 //   };
+//
+// What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include "cuda/kernels/sm90a/tiles.cuh"

@@ -1,0 +1,140 @@
+"""The report as a page of text and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aoext.cli.bench import WHAT_TO_INSTALL
+from aoext.cli.page import summary_line
+from aoext.cli.report_checks import Check
+from aoext.cli.report_run import Choice, Content
+from aoext.reference import full_name
+
+SCHEMA = "aoext.report/4"
+
+
+def show(out: Console, content: Content) -> None:
+    """The page."""
+    verdict = "PASSED" if not content.problems else "FAILED"
+    if content.busy:
+        verdict += "; its speeds are NOT VALID, for the machine was busy"
+    out.print(Text(f"aoext report: {verdict}", style="bold"))
+    out.print(f"{content.environment['time']}, seed {content.settings.seed}")
+    out.print(summary_line(content.environment))
+    out.print(_joined(content.versions))
+    if content.properties:
+        out.print(f"device: {_joined(content.properties)}")
+    for problem in content.problems:
+        out.print(Text(f"PROBLEM {problem}", style="red"))
+    section(out, f"kernels built and checked in {content.warmup_seconds:.1f} s")
+    out.print(_families(content.families))
+    section(out, "operators in brief: largest relative error of a row against float64, allowed in brackets")
+    out.print(_checks(content.checks))
+    for shape, choices in itertools.groupby(content.choices, key=lambda choice: (choice.N, choice.K)):
+        section(out, f"kernels chosen at N x K = {shape[0]} x {shape[1]}")
+        out.print("\n".join(_choice(choice) for choice in choices))
+    if content.speed:
+        content.speed.show(out)
+    else:
+        section(out, f"speed: not measured. {WHAT_TO_INSTALL}")
+
+
+def _joined(values: dict[str, Any]) -> str:
+    return "; ".join(f"{name} {value}" for name, value in values.items())
+
+
+def section(out: Console, title: str) -> None:
+    """The title of a part of the page."""
+    out.print()
+    out.print(Text(title, style="bold"))
+
+
+def _families(families: dict[str, str]) -> str:
+    if not families:
+        return "this device has no kernels to build"
+    by_result: dict[str, list[str]] = {}
+    for name, said in families.items():
+        by_result.setdefault(said, []).append(name)
+    return "\n".join(f"{said}: {', '.join(names)}" for said, names in by_result.items())
+
+
+def grid(*headers: str) -> Table:
+    """A table without rows yet."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
+    for header in headers:
+        table.add_column(header, justify="left" if header == headers[0] else "right", no_wrap=True)
+    return table
+
+
+def _checks(checks: Sequence[Check]) -> Table:
+    """A line for each operator, a column for each dtype's bound."""
+    dtypes = list(dict.fromkeys(check.dtype for check in checks))
+    table = grid("operator", "calls", *dtypes, "verdict")
+    for (operator, format), group in itertools.groupby(checks, key=lambda c: (c.operator, c.format)):
+        own = list(group)
+        wrong = sum(not check.passed for check in own)
+        verdict = Text(f"{wrong} wrong", style="red") if wrong else Text("ok", style="green")
+        cells = (_worst([check for check in own if check.dtype == dtype]) for dtype in dtypes)
+        table.add_row(full_name(operator, format), str(len(own)), *cells, verdict)
+    return table
+
+
+def _worst(checks: Sequence[Check]) -> str:
+    errors = [check.error for check in checks if check.error is not None]
+    if not errors:
+        return "–"
+    bound = max(check.bound for check in checks)
+    return (
+        f"{max(errors):.1e} ({bound:.0e})"
+        if bound
+        else "exact"
+        if not any(errors)
+        else f"{max(errors):.1e} (0)"
+    )
+
+
+def _choice(choice: Choice) -> str:
+    """Rows with the same kernel together."""
+    by_plan: dict[str, list[str]] = {}
+    for M, plan in choice.plans.items():
+        by_plan.setdefault(plan, []).append(str(M))
+    plans = (f"{', '.join(rows)}: {plan}" for plan, rows in by_plan.items())
+    return f"{full_name(choice.operator, choice.format)}  M = {'; M = '.join(plans)}"
+
+
+def as_json(content: Content) -> dict[str, Any]:
+    """The content of report.json.
+
+    schema       "aoext.report/4"
+    passed       whether nothing is wrong with the device; problems says what is, a line each
+    busy         whether other work took the cores, so that no speed is valid; bench has why
+    environment  versions, machine and device (report.environment)
+    versions     of what lies below, and the settings of its environment variables
+    properties   of the device, as its driver gives them
+    warmup       seconds, and families of kernels: {name: "ok", "not checked" or what was wrong}
+    checks       a list: operator, format, case, dtype, M, N, K, error (largest of a row, null where none
+                 is finite), bound, problem (empty where all is well), passed
+    choices      a list: operator, format, N, K, plans ({M: what aoext.explain says})
+    bench        as `aoext bench` writes it; null where nothing could be measured, or nothing can measure
+    """
+    return {
+        "schema": SCHEMA,
+        "passed": not content.problems,
+        "problems": content.problems,
+        "busy": content.busy,
+        "environment": content.environment,
+        "versions": content.versions,
+        "properties": content.properties,
+        "warmup": {"seconds": content.warmup_seconds, "families": content.families},
+        "checks": [{**asdict(check), "passed": check.passed} for check in content.checks],
+        "choices": [asdict(choice) for choice in content.choices],
+        "bench": content.speed.as_json(content.environment) if content.speed else None,
+    }

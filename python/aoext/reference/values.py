@@ -1,0 +1,121 @@
+"""Random tensors as the operators take them, drawn where the generator is, and their float64 meanings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+HIGH_PRECISION = (torch.bfloat16, torch.float16, torch.float32)
+EIGHT_BIT = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def randn(g: Generator, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=g, device=g.device).to(dtype)
+
+
+def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x · wᵀ + bias, and the same of magnitudes; float64."""
+    y, terms = x @ w.t(), x.abs() @ w.abs().t()
+    return (y, terms) if bias is None else (y + bias.double(), terms + bias.double().abs())
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """int64 [N, K] from bytes, by arithmetic alone: the even k in the low nibble, two's complement."""
+    unsigned = packed.to(torch.int64) % 256
+    nibbles = torch.stack([unsigned % 16, unsigned // 16], -1).flatten(-2)
+    return torch.where(nibbles > 7, nibbles - 16, nibbles)
+
+
+def int4_float64(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    group_size = 2 * weight.shape[1] // scale.shape[0]
+    per_k = [t.double().t().repeat_interleave(group_size, 1) for t in (scale, zero_point)]
+    return unpack_int4(weight).double() * per_k[0] + per_k[1]
+
+
+def int4_weight(
+    N: int, K: int, group_size: int, dtype: torch.dtype, g: Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, scale and zero point, the latter two of this dtype."""
+    weight = torch.randint(-128, 128, (N, K // 2), generator=g, dtype=torch.int8, device=g.device)
+    groups = K // group_size
+    return weight, scales_of_both_signs(groups, N, g).to(dtype), randn(g, groups, N, dtype=dtype)
+
+
+def scales_of_both_signs(groups: int, N: int, g: Generator) -> Tensor:
+    """As symmetric int4 weights have them."""
+    signs = torch.randint(0, 2, (groups, N), generator=g, device=g.device) * 2 - 1
+    return (torch.rand(groups, N, generator=g, device=g.device) + 0.1) * signs
+
+
+def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
+    """8-bit values over their whole finite range, and float32 scales [..., 1]."""
+    limit = quantized_max(dtype)
+    scales = (torch.rand(*rows, 1, generator=g, device=g.device) + 0.5) / limit  # so that results fit float16
+    if dtype is torch.int8:
+        return torch.randint(-128, 128, (*rows, K), generator=g, dtype=dtype, device=g.device), scales
+    values = randn(g, *rows, K).mul_(limit / 6)
+    return values.clamp_(-limit, limit).to(dtype), scales
+
+
+def quantized_max(dtype: torch.dtype) -> float:
+    return 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The contract's formula of quantize_rowwise in float32: values [..., K] and scales [..., 1]."""
+    limit = quantized_max(dtype)
+    x = x.float()
+    absmax = x.abs().amax(-1, keepdim=True)
+    scale = torch.where(absmax > 0, absmax / torch.tensor(limit, device=x.device), 1.0)
+    scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+    sound = absmax.isfinite()
+    q = torch.where(sound, (x / scale).clamp(-limit, limit), 0.0)
+    return (q.round() if dtype is torch.int8 else q).to(dtype), torch.where(sound, scale, torch.nan)
+
+
+def inner_k_tiles(K: int) -> int:
+    """The widest that divides K."""
+    return next(n for n in (8, 4, 2) if K % (16 * n) == 0)
+
+
+def tinygemm_bytes(N: int, K: int, g: Generator) -> Tensor:
+    """What convert_weight_to_int4pack takes: uint8 [N, K/2], the even k in the high nibble."""
+    return torch.randint(0, 256, (N, K // 2), generator=g, dtype=torch.uint8, device=g.device)
+
+
+def tinygemm_words(N: int, K: int, inner: int, g: Generator) -> Tensor:
+    """A weight in that layout; any word is one."""
+    sizes = (N // 8, K // (16 * inner), 32, inner // 2)
+    return torch.randint(-(2**31), 2**31, sizes, generator=g, dtype=torch.int32, device=g.device)
+
+
+def tinygemm_pack(weight: Tensor, inner: int) -> Tensor:
+    """Word by word: lane 4g + t, words of 32 k, nibbles k = 0, 8, 16, 24, then 1, 9, 17, 25, from 2t on."""
+    N, K = weight.shape[0], 2 * weight.shape[1]
+    u = torch.stack([weight // 16, weight % 16], -1).flatten(1).to(torch.int64)
+    words = u.view(N // 8, 8, K // (16 * inner), inner // 2, 4, 4, 2)  # tile, g, outer, word, p, t, parity
+    words = words.permute(0, 2, 1, 5, 3, 6, 4).flatten(-2)  # tile, outer, g, t, word, nibbles
+    values = (words << torch.arange(0, 32, 4, device=weight.device)).sum(-1)
+    values = torch.where(values >= 2**31, values - 2**32, values)
+    return values.to(torch.int32).view(N // 8, K // (16 * inner), 32, inner // 2)
+
+
+def tinygemm_rows(packed: Tensor, rows: Tensor | slice) -> Tensor:
+    """Rows [n, K] of a packed weight, values 0..15: what tinygemm_pack has packed."""
+    index = torch.arange(8 * packed.shape[0], device=packed.device)[rows]
+    words = packed.unflatten(2, (8, 4))[index // 8, :, index % 8].long()  # n, outer, t, word
+    nibbles = torch.stack([(words >> shift) & 15 for shift in range(0, 32, 4)], -1).unflatten(-1, (2, 4))
+    return nibbles.permute(0, 1, 3, 5, 2, 4).flatten(1)  # n, outer, word, p, t, parity
+
+
+def tinygemm_float64(weight: Tensor, scale_and_zero: Tensor) -> Tensor:
+    """What the bytes of tinygemm_bytes stand for."""
+    u = torch.stack([weight // 16, weight % 16], -1).flatten(1)
+    return tinygemm_values_float64(u, scale_and_zero)
+
+
+def tinygemm_values_float64(values: Tensor, scale_and_zero: Tensor) -> Tensor:
+    """What values 0..15 [n, K] stand for, with scales and zero points [K/group_size, n, 2]."""
+    group_size = values.shape[1] // scale_and_zero.shape[0]
+    scale, zero = (t.double().t().repeat_interleave(group_size, 1) for t in scale_and_zero.unbind(-1))
+    return (values.double() - 8) * scale + zero
