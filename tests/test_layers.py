@@ -137,6 +137,7 @@ def test_subclasses_of_linear_keep_their_class():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_compiled_region_is_given_plain_tensors(name):
+    torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 48)).bfloat16().requires_grad_(False)
     aoext.quantize_(model, CONFIGS[name])
     graphs = []

@@ -16,6 +16,7 @@ from torch.nn.functional import embedding, linear
 
 from aoext.reference import assert_close
 from aoext.tensors import QuantizedTensor
+from aoext.tensors.flat import Flat
 from formats import FORMATS, GROUP_SIZE, HIGH_PRECISION, meaning, product
 from fuzz.draws import Answer, Draw, refusal
 
@@ -117,7 +118,9 @@ def weight_steps(draw: Draw) -> tuple[str, Callable[[], Answer]]:
 def _compare(name: str, ours: Any, plain: Tensor) -> None:
     assert list(ours.shape) == list(plain.shape), f"{name}: {list(ours.shape)} for {list(plain.shape)}"
     assert ours.dtype is plain.dtype, f"{name}: {ours.dtype} for {plain.dtype}"
-    values = ours.dequantize() if isinstance(ours, QuantizedTensor) else ours
+    parts = ours.parts if isinstance(ours, Flat) else [ours]  # view(-1) of a weight is one
+    flat = torch.cat([(t.dequantize() if isinstance(t, QuantizedTensor) else t).flatten() for t in parts])
+    values = flat.view(plain.shape)
     assert torch.equal(values, plain), f"{name}: other values than of the plain weight"
 
 
