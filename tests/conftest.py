@@ -9,9 +9,11 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 
 def _simulated_xpu() -> ModuleType | None:
@@ -113,6 +115,21 @@ def on_the_device_alone() -> Iterator[None]:
         name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name)
     }
     XPU_SIM.check_canaries()
+
+
+def _dispatch_state() -> tuple[Any, ...]:
+    """What PyTorch keeps for this thread that a transform, or a kernel that raised, might leave changed."""
+    keys = ("FuncTorchDynamicLayerFrontMode", "AutogradCPU", "Python", "PythonTLSSnapshot", "ADInplaceOrView")
+    excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
+    return torch._C._functorch.peek_interpreter_stack(), forward_ad._current_level, excluded
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Iterator[None]:
+    """The test that leaves a transform or a guard behind fails, and not those that come after it."""
+    before = _dispatch_state()
+    yield
+    assert _dispatch_state() == before
 
 
 @pytest.fixture

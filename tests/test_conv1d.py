@@ -47,6 +47,7 @@ def conv1d(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.nn
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_layer_computes_with_the_quantised_weight(device, scheme):
+    torch._dynamo.reset()
     for dtype in (torch.float32, torch.bfloat16):
         model = conv1d(device, dtype)
         rows = torch.nn.Sequential(torch.nn.Linear(64, 96)).to(device, dtype)
