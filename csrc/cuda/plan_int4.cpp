@@ -39,8 +39,6 @@ constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of both, which count bytes of scales, and of their rows of w, in 32 bits.
 constexpr int64_t kMostFewRowsColumns = int64_t{1} << 29, kMostFewRowsDepth = int64_t{1} << 25;
 
-bool is_hopper(const Device& device) { return device.family == Family::sm90; }
-
 template <class Choose>
 auto chosen(const Int4Linear& raw, const Device& device, Choose&& choose) {
   const std::array<int64_t, 8> key = {raw.M,
@@ -49,24 +47,22 @@ auto chosen(const Int4Linear& raw, const Device& device, Choose&& choose) {
                                       raw.group_size,
                                       static_cast<int64_t>(raw.type),
                                       static_cast<int64_t>(raw.scale_type),
-                                      2 * device.multiprocessors + is_hopper(device),
+                                      2 * device.multiprocessors + device.is_hopper(),
                                       device.shared_memory};
   return choose_once(raw.M, key, choose);
 }
 
 // Ring or decode, whichever is said to be faster.
 void set_few_rows(Plan& plan, const Int4Linear& raw, const Device& device) {
-  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
-  const bool hopper = is_hopper(device);
-  const auto ring = chosen(raw, device, [&] { return choose_int4_ring(raw, sms, shared_memory, hopper); });
+  const auto ring = chosen(raw, device, [&] { return choose_int4_ring(raw, device); });
   plan.algorithm = Algorithm::ring, plan.ring = ring.config;
   if (raw.M <= kRingRows || !int4_decode_takes(raw)) return;
-  const auto decode = chosen(raw, device, [&] { return choose_int4_decode(raw, sms, shared_memory, hopper); });
+  const auto decode = chosen(raw, device, [&] { return choose_int4_decode(raw, device); });
   if (decode.microseconds < ring.microseconds) plan.algorithm = Algorithm::decode, plan.decode = decode.config;
 }
 
 Choice<BatchConfig> batch_of(const Int4Linear& raw, const Device& device) {
-  return chosen(raw, device, [&] { return choose_int4_batch(raw, device.multiprocessors, device.shared_memory); });
+  return chosen(raw, device, [&] { return choose_int4_batch(raw, device); });
 }
 
 // Whether all of batch runs at once, on all multiprocessors but a few, and K is long.
@@ -83,7 +79,7 @@ bool set_engine(Plan& plan, const Int4Linear& raw, const Device& device) {
   if (int4_batch_takes(raw)) batch = batch_of(raw, device);
   const bool modelled = batch.config.tokens == 0 || raw.group_size >= kModelledGroup;
   if (modelled && raw.N >= kRoundedColumns && int4_wgmma_takes(raw))
-    tiles = chosen(raw, device, [&] { return choose_int4_wgmma(raw, device.multiprocessors); });
+    tiles = chosen(raw, device, [&] { return choose_int4_wgmma(raw, device); });
   if (batch.config.tokens == 0 && tiles.config.tokens == 0) return false;
   const bool batches = batch.microseconds <= tiles.microseconds;
   plan.algorithm = batches ? Algorithm::batch : Algorithm::wgmma;
@@ -101,17 +97,17 @@ Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
   plan.scale = p.scale == p.output ? p.scale : ScalarType::Float;
   raw.scale_type = element(plan.scale);
   const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
-  const bool batches = regular && is_hopper(device) && int4_batch_takes(raw);
+  const bool batches = regular && device.is_hopper() && int4_batch_takes(raw);
   bool few = p.M <= (batches ? kFewBatchRows : kFewRows) && p.N < kMostFewRowsColumns && p.K < kMostFewRowsDepth;
   if (batches && few && p.M >= kEvenRows) few = !is_even(raw, batch_of(raw, device).config, device);
   if (regular && few) {
     set_few_rows(plan, raw, device);
     return plan;
   }
-  if (regular && is_hopper(device) && set_engine(plan, raw, device)) return plan;
+  if (regular && device.is_hopper() && set_engine(plan, raw, device)) return plan;
   if (regular && p.N >= kRoundedColumns) {
     plan.algorithm = Algorithm::mma;
-    plan.mma = choose_int4_mma(raw, device.multiprocessors);
+    plan.mma = choose_int4_mma(raw, device);
   } else if (regular || p.M <= kAnyRows) {
     plan.algorithm = Algorithm::any;
     plan.scale = p.scale;

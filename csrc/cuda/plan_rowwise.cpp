@@ -31,7 +31,7 @@ auto chosen(const RowwiseLinear& raw, const Device& device, Choose&& choose) {
                                       static_cast<int64_t>(raw.type),
                                       static_cast<int64_t>(raw.weight_type),
                                       static_cast<int64_t>(raw.output),
-                                      2 * device.multiprocessors + (device.family == Family::sm90),
+                                      2 * device.multiprocessors + (device.is_hopper()),
                                       device.shared_memory};
   return choose_once(raw.M, key, choose);
 }
@@ -57,22 +57,21 @@ bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const D
 // Of the kernels whose rows are whole pieces; false where none serves.
 bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Device& device) {
   const RowwiseLinear raw = rowwise_linear(p, K);
-  const int sms = device.multiprocessors;
-  const bool hopper = device.family == Family::sm90, exact = raw.type == Element::int8 || raw.N >= kCutColumns;
+  const bool hopper = device.is_hopper(), exact = raw.type == Element::int8 || raw.N >= kCutColumns;
   const bool engine = hopper && exact && rowwise_wgmma_takes(raw);
   if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) {
     plan.algorithm = RowwiseAlgorithm::decode;
-    plan.decode = chosen(raw, device, [&] { return choose_rowwise_decode(raw, sms, device.shared_memory, hopper); });
+    plan.decode = chosen(raw, device, [&] { return choose_rowwise_decode(raw, device); });
   } else if (engine) {
-    plan.wgmma = choose_rowwise_wgmma(raw, sms);
+    plan.wgmma = choose_rowwise_wgmma(raw, device);
     const bool even = plan.wgmma.turned;  // over the GPU, where whole tiles of 128 by 128 leave some of it idle
     plan.algorithm = !even && prefers_scaled_mm(p, raw, device) ? RowwiseAlgorithm::scaled_mm : RowwiseAlgorithm::wgmma;
   } else if (hopper && weight_only_wgmma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
-    plan.wgmma = chosen(raw, device, [&] { return choose_weight_only_wgmma(raw, sms); });
+    plan.wgmma = chosen(raw, device, [&] { return choose_weight_only_wgmma(raw, device); });
   } else if (rowwise_mma_takes(raw)) {
     plan.algorithm = RowwiseAlgorithm::mma;
-    plan.mma = choose_rowwise_mma(raw, sms, device.float8_units);
+    plan.mma = choose_rowwise_mma(raw, device);
   } else {
     return false;
   }

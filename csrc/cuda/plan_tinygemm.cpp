@@ -26,8 +26,7 @@ TinygemmPlan plan_tinygemm(const LinearProblem& p, const Device& device) {
     return plan;
   }
   plan.algorithm = TinygemmAlgorithm::direct;
-  plan.config = tinygemm_config(tinygemm_linear(p), device.multiprocessors, device.shared_memory);
-  plan.config.overlaps = device.family == Family::sm90;
+  plan.config = choose_tinygemm_mm(tinygemm_linear(p), device);
   return plan;
 }
 

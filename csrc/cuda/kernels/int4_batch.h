@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -18,7 +19,7 @@ struct BatchConfig {
 
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
 bool int4_batch_takes(const Int4Linear& p);
-Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, int sms, int shared_memory);
+Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device);
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& config);  // bytes
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& config, void* workspace, cudaStream_t stream);
 

@@ -79,31 +79,22 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   return out.shared > 0;
 }
 
-// What differs with the room for x: µs for a KB of a warp's weights, more per m, and at least; for a unit of x that is staged;
-// for staging that waits; for a µs of reading; and for what is left.
-struct Costs {
-  double work, work_m, latency, staged, again, read, rest;
-};
-
-constexpr Costs kEight{0.0155, 0, 0.114, 0.0111, 0.83, 0.505, 2.48}, kSixteen{0, 0.00118, 0.21, 0.00658, 2.09, 0.888, 2.22};
-constexpr double kSmallGroups = 1.1;  // times as long for rounds
-
 // Microseconds of a cut, by a model: reading the weight; the rounds of a multiprocessor's warps, limited by arithmetic and
-// latency; x staged once, or in each turn where it does not fit at once; sums that meet. The constants were searched for what
-// choose_int4_decode takes of the cuts measured on an H200, and the plan of these and int4_ring's: M = 4, 8, 12 and 16, groups of
-// 128, up to 31 N x K.
-double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, int resident) {
+// latency; x staged once, or in each turn where it does not fit at once; sums that meet.
+double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, const Device& device, int resident) {
   const Walk& w = l.walk;
-  const Costs& cost = c.rows > 8 ? kSixteen : kEight;
+  const DecodeFit& fit = fits_of(device).int4_decode;
+  const DecodeFit::Costs& cost = c.rows > 8 ? fit.more_rows : fit.eight_rows;
   const double kb = c.warp_tiles * c.units, m = w.M, warps = resident * c.tiles * c.slices;
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
   const double round = std::hypot(busiest * kb * (cost.work + cost.work_m * m / c.warp_tiles), cost.latency * kb);
-  const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * round * (sub_of(p) < kUnitK ? kSmallGroups : 1);
-  const double read = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK)) / 4.66e6;
+  const double rounds =
+      static_cast<double>(l.turns) * w.chunks * w.warp_steps * round * (sub_of(p) < kUnitK ? fit.small_groups : 1);
+  const double read = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK)) / device.bandwidth;
   const double staged = m * resident * w.part_units * (w.chunks > 1 ? l.turns : 1), again = (w.chunks - 1.0) * l.turns;
   return cost.rest + cost.read * read + rounds + cost.staged * staged + cost.again * again +
-         meeting_time(c, l.turns, warps, c.warp_tiles, p.M);
+         meeting_time(fits_of(device).meeting, c, l.turns, warps, c.warp_tiles, p.M);
 }
 
 }  // namespace
@@ -115,8 +106,10 @@ bool int4_decode_takes(const Int4Linear& p) {
          is_aligned(p.scale, 4) && is_aligned(p.zero_point, 4);
 }
 
-Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
+Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& device) {
   constexpr int kMostBlocks = 65535;
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = device.is_hopper();
   const int rows = p.M <= 8 ? 8 : 16;
   const bool small_groups = sub_of(p) < kUnitK;
   // As far as was ever better.
@@ -146,7 +139,7 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared
           const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
           c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
           if (turns > 1 && !lay_out(p, c, l)) continue;
-          best.consider(c, model_time(p, c, l, blocks_at_once(sms, resident, c.cluster, c.blocks)));
+          best.consider(c, model_time(p, c, l, device, blocks_at_once(sms, resident, c.cluster, c.blocks)));
         }
   }
   return best;

@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -24,8 +25,8 @@ struct DecodeConfig {
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
 };
 
-// What measured best (H200), scaled to the multiprocessors of another device.
-Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper);
+// What the model of its time (cuda/fits.h) says is fastest.
+Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& device);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream);

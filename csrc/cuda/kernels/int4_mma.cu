@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/fits.h"
 #include "cuda/kernels/int4_mma.cuh"
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/launch.h"
@@ -14,17 +15,10 @@ namespace {
 // integer work keeps the tensor cores waiting. With few tokens stages are deep along K, so that more of a row of weights
 // is under way. At least two blocks fit a multiprocessor of 164 KB, and one the 99 KB of sm_86 and sm_89.
 //
-// With M tokens and K split over blocks, the time in µs on an H200 (132 multiprocessors) is about
-//   us · (64-deep steps of a block + 0.5) · max(blocks of a multiprocessor, filled)
-//     + 3.1 + 0.3 per MB of partial sums written and read, if K is split.
-// The numbers were fitted to 50 shapes, M = 17 to 4096, where the fastest tile and split by this formula is at most 3% off
-// the fastest that was measured. Other GPUs have other numbers, but the choice needs only their ratios.
-struct Cost {
-  int block_m;
-  double us, filled;
-};
-constexpr Cost kCosts[] = {{32, 0.274, 1.15}, {64, 0.387, 1.67}, {128, 0.663, 1.16}};
-constexpr double kSplitCost = 3.1, kCostPerMB = 0.3;
+// With M tokens and K split over blocks, the time in µs is about
+//   step · (64-deep steps of a block + fill_steps) · max(blocks of a multiprocessor, filled)
+//     + split + split_mb per MB of partial sums written and read, if K is split.
+// Other GPUs than the one that was measured have other numbers, but the choice needs only their ratios.
 constexpr int kMaxSplits = 16, kMinK = 256;
 
 // clang-format off
@@ -84,18 +78,21 @@ bool serves_int4_mma(const Int4Linear& p) {
          p.K % 32 == 0 && p.group_size % 32 == 0 && p.K <= int4_mma::kMaxK && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-MmaConfig choose_int4_mma(const Int4Linear& p, int sms) {
+MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
   using namespace int4_mma;
+  const Int4MmaFit& fit = fits_of(device).int4_mma;
+  const int sms = device.multiprocessors;
   MmaConfig best{};
   double least = std::numeric_limits<double>::infinity();
-  for (const Cost& cost : kCosts) {
-    const int64_t unsplit = tiles(p, {128, cost.block_m, 1});
+  for (const MmaFit::Tile& cost : fit.tiles) {
+    const int64_t unsplit = tiles(p, {cost.block_n, cost.block_m, 1});
     const int64_t most = unsplit <= 2 * sms ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
     for (int splits = 1; splits <= most; ++splits) {
-      const MmaConfig c{128, cost.block_m, splits};
+      const MmaConfig c{cost.block_n, cost.block_m, splits};
       const int64_t blocks = unsplit * splits;
-      double us = cost.us * (ceil_div(p.K, 64 * splits) + 0.5) * std::max<double>(ceil_div(blocks, sms), cost.filled);
-      if (splits > 1) us += kSplitCost + kCostPerMB * 2e-6 * static_cast<double>(partials_bytes(p, c));
+      double us =
+          cost.step * (ceil_div(p.K, 64 * splits) + fit.fill_steps) * std::max<double>(ceil_div(blocks, sms), cost.filled);
+      if (splits > 1) us += fit.split + fit.split_mb * 2e-6 * static_cast<double>(partials_bytes(p, c));
       if (us < least) least = us, best = c;
     }
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/int4.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -19,7 +20,7 @@ struct MmaConfig {
 // of its type or fp32.
 bool serves_int4_mma(const Int4Linear& p);
 
-MmaConfig choose_int4_mma(const Int4Linear& p, int sms);
+MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device);
 
 // In bytes; 0 for one split.
 size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& config);

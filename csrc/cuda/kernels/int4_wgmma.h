@@ -11,7 +11,7 @@ namespace aoext::cuda {
 
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
 bool int4_wgmma_takes(const Int4Linear& p);
-Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, int sms);
+Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, const Device& device);
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& config);  // bytes
 cudaError_t launch_int4_wgmma(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream);
 

@@ -93,26 +93,29 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
 
 // Microseconds of a cut, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by arithmetic and by
 // latency, and what stands before and behind them: x on its way, the first ring filling and the last one emptying, sums that
-// meet. Several blocks on a multiprocessor hide that from each other, and from the kernels before and after. The constants are a
-// fit to cuts measured on an H200, M = 1 and 16, int8 and e4m3, eight N x K.
-double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Launch& l, int sms, int resident) {
+// meet. Several blocks on a multiprocessor hide that from each other, and from the kernels before and after.
+double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Launch& l, const Device& device, int resident) {
   const Walk& w = l.walk;
-  const bool wide = p.M > 8, integer = multiplied_type(p) == Element::int8;
+  const RowwiseDecodeFit& fit = fits_of(device).rowwise_decode;
+  const bool wide = p.M > 8;
+  const RowwiseDecodeFit::Costs& cost = multiplied_type(p) == Element::int8 ? fit.int8 : fit.others;
   const auto fourth = [](double a, double b) { return std::pow(std::pow(a, 4) + std::pow(b, 4), 0.25); };
   const double warps = resident * c.tiles * c.slices, filled = std::min(c.depth, w.warp_steps);
-  const double read = static_cast<double>(p.N) * p.K / 4.66e6 * (0.961 + 0.107 / c.slices);
-  const double work = warps * (integer ? (wide ? 0.0419 : 0.0362) : (wide ? 0.0536 : 0.0425));
-  const double latency = (integer ? 0.648 : 0.713) / c.depth + (wide ? 0.205 : 0);
+  const double read = static_cast<double>(p.N) * p.K / device.bandwidth * (fit.read + fit.read_slice / c.slices);
+  const double work = warps * (wide ? cost.work_wide : cost.work);
+  const double latency = cost.latency / c.depth + (wide ? fit.latency_wide : 0);
   const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * fourth(work, latency);
   const double x = 1e-3 * resident * w.part_units * static_cast<double>(p.M * unit_x_bytes(p));
-  const double x_again = w.chunks > 1 ? 0.00998 * x * (l.turns - 1.0 / w.chunks) + 1.05 * (w.chunks - 1) * l.turns : 0;
-  const double met = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) * (0.254 + 0.015 * c.slices);
+  const double x_again = w.chunks > 1 ? fit.x_again * x * (l.turns - 1.0 / w.chunks) + fit.chunk * (w.chunks - 1) * l.turns : 0;
+  const double met = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) *
+                     (fit.meeting + fit.meeting_slice * c.slices);
   // Less on the way than any of those cuts has, or more multiprocessors idle: not known, and hardly better.
-  const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.tiles * static_cast<double>(l.turns) * sms * resident);
-  const double few = std::max({1.0, 32 / (warps * c.depth), 0.9 / busy});
-  return few * (0.66 + fourth(read, rounds)) + 0.0154 * x / w.chunks + x_again + 0.0247 * warps * filled +
-         (integer ? 0.125 : 0.303) * filled + met + (resident == 1 ? 0.637 : 0) + (c.cluster > 1 ? 1.17 : 0) +
-         (c.cluster > 2 ? 0.88 : 0);
+  const double busy = static_cast<double>(p.N) * c.cluster /
+                      (kTileN * c.tiles * static_cast<double>(l.turns) * device.multiprocessors * resident);
+  const double few = std::max({1.0, fit.fewest_units / (warps * c.depth), fit.fewest_busy / busy});
+  return few * (fit.launch + fourth(read, rounds)) + fit.x * x / w.chunks + x_again + fit.ring * warps * filled +
+         cost.filled * filled + met + (resident == 1 ? fit.alone : 0) + (c.cluster > 1 ? fit.cluster : 0) +
+         (c.cluster > 2 ? fit.large_cluster : 0);
 }
 
 }  // namespace
@@ -125,8 +128,10 @@ bool rowwise_decode_takes(const RowwiseLinear& p) {
          p.N <= int64_t{1} << 30;
 }
 
-RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper) {
+RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device) {
   constexpr int kAhead = 1024, kMostBlocks = 65535;
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = device.is_hopper();
   const int sm_warps = p.M > 8 ? 16 : 21;  // that have registers
   RowwiseDecodeConfig best{}, c{2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   double best_time = 1e30;
@@ -142,7 +147,7 @@ RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int s
             Launch l;
             if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
             const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
-            const double time = model_time(p, c, l, sms, at_once);
+            const double time = model_time(p, c, l, device, at_once);
             if (time < best_time) best_time = time, best = c;
           }
   return best;

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/kernels/rowwise.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -23,8 +24,8 @@ struct RowwiseDecodeConfig {
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
 };
 
-// What measured best (H200), scaled to the multiprocessors of another device.
-RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper);
+// What the model of its time (cuda/fits.h) says is fastest.
+RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device);
 
 // Whether a config that is chosen for a product serves where x has to be quantised: all of x is in shared memory then.
 bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c);

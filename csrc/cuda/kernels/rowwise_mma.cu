@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/fits.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
 #include "cuda/kernels/rowwise_mma.h"
@@ -33,25 +34,11 @@ using Float8Tile128x128 =                   Tile<2, 4, 1,       64, 32,    64,  
 using Tile256x128 =                         Tile<4, 2, 1,       64, 64,    64,      4>;      // 96
 // clang-format on
 
-// With M rows and K split over blocks, the time in µs on an H200 (132 multiprocessors) is about
-//   us · (64-deep steps of a block + 2) · max(blocks of a multiprocessor, filled)
-//     + 4 + 0.25 per MB of partial sums written and read, if K is split,
-// or what reading the weights takes, if that is more. The numbers were fitted to 7 shapes, M = 17 to 4096, where the tile and
-// split by this formula are on average 1% off the fastest that were measured, at most 20%. Other GPUs have other numbers, but
-// the choice needs only their ratios.
-struct Cost {
-  Element x;  // int8, e4m3 for every float8, bf16 for 16 bits
-  int block_n, block_m;
-  double us, filled;
-};
-constexpr Cost kCosts[] = {
-    {Element::int8, 32, 32, 0.0475, 1.47},  {Element::int8, 128, 32, 0.162, 1.54},  {Element::int8, 128, 64, 0.253, 1.12},
-    {Element::int8, 128, 128, 0.463, 1.09}, {Element::int8, 256, 128, 0.881, 1.00}, {Element::e4m3, 32, 32, 0.0765, 1.13},
-    {Element::e4m3, 128, 32, 0.225, 1.33},  {Element::e4m3, 128, 64, 0.359, 1.27},  {Element::e4m3, 128, 128, 0.630, 1.14},
-    {Element::bf16, 32, 32, 0.0790, 1.47},  {Element::bf16, 128, 32, 0.215, 1.42},  {Element::bf16, 128, 64, 0.393, 1.10},
-    {Element::bf16, 128, 128, 0.656, 1.10},
-};
-constexpr double kSplitCost = 4, kCostPerMB = 0.25;
+// With M rows and K split over blocks, the time in µs is about
+//   step · (64-deep steps of a block + fill_steps) · max(blocks of a multiprocessor, filled)
+//     + split + split_mb per MB of partial sums written and read, if K is split,
+// or what reading the weights takes, if that is more. Other GPUs than the one that was measured have other numbers, but the
+// choice needs only their ratios.
 constexpr int kMaxSplits = 16, kMinK = 256;
 
 constexpr int64_t kMost = int64_t{1} << 30;  // of M, N and K: what a block counts in ints
@@ -124,22 +111,25 @@ bool rowwise_mma_takes(const RowwiseLinear& p) {
          tiles(p, {32, 32, 1, 0}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, int sms, bool float8_units) {
+RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device) {
   using namespace rowwise_mma;
+  const RowwiseMmaFit& fit = fits_of(device).rowwise_mma;
+  const int sms = device.multiprocessors;
   RowwiseMmaConfig best{};
   double least = std::numeric_limits<double>::infinity();
   const bool int8 = p.type == Element::int8, wide = !is_8bit(p.type);
-  const int float8 = float8_units && !int8 && !wide && p.output != Element::fp32;
+  const int float8 = device.float8_units && !int8 && !wide && p.output != Element::fp32;
   const Element x = int8 ? Element::int8 : wide ? Element::bf16 : Element::e4m3;
-  for (const Cost& cost : kCosts) {
+  for (const MmaFit::Tile& cost : fit.tiles) {
     if (cost.x != x) continue;
     const int64_t unsplit = tiles(p, {cost.block_n, cost.block_m, 1, 0});
     const bool splits_k = cost.block_n > 32 && unsplit <= 2 * sms;
     const int64_t most = splits_k ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
     for (int splits = 1; splits <= most; ++splits) {
       const RowwiseMmaConfig c{cost.block_n, cost.block_m, splits, float8};
-      double us = cost.us * (ceil_div(p.K, 64 * splits) + 2) * std::max<double>(ceil_div(unsplit * splits, sms), cost.filled);
-      if (splits > 1) us += kSplitCost + kCostPerMB * 2e-6 * static_cast<double>(partials_bytes(p, c));
+      double us = cost.step * (ceil_div(p.K, 64 * splits) + fit.fill_steps) *
+                  std::max<double>(ceil_div(unsplit * splits, sms), cost.filled);
+      if (splits > 1) us += fit.split + fit.split_mb * 2e-6 * static_cast<double>(partials_bytes(p, c));
       if (us < least) least = us, best = c;
     }
   }

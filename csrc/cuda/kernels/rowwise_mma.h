@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "cuda/kernels/rowwise.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -18,9 +19,9 @@ struct RowwiseMmaConfig {
 // 16; M, N and K are 2^30 at most, K of int8 131071, lest the sum overflow; x and weight start at 16-byte boundaries.
 bool rowwise_mma_takes(const RowwiseLinear& p);
 
-// `float8_units`: whether the GPU's mma.sync has float8 (compute capability 8.9; on 9.0 it becomes fp16 there too, so nothing is
-// won). What they add up is too short for a float32 y, which always goes through fp16.
-RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, int sms, bool float8_units = false);
+// Where the GPU's mma.sync has float8 (compute capability 8.9; on 9.0 it becomes fp16 there too, so nothing is won), it is used,
+// but what it adds up is too short for a float32 y, which always goes through fp16.
+RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device);
 
 // In bytes; 0 for one split.
 size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& config);

@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/rowwise.h"
 #include "cuda/kernels/wgmma_config.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -12,7 +13,7 @@ namespace aoext::cuda {
 // aligned; float8 to 16 bits alone, since the engine's sums are not worth more.
 bool rowwise_wgmma_takes(const RowwiseLinear& p);
 
-WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms);
+WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device);
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream_t stream);
 
 }  // namespace aoext::cuda

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/properties.h"
+
 namespace aoext::cuda {
 
 // y[M, N] = x[M, K] · wᵀ with w = (u − 8) · scale + zero, everything contiguous, bfloat16, nothing empty.
@@ -24,15 +26,13 @@ struct TinygemmConfig {
   int warps;         // of a block
   int blocks;        // that share the row tiles
   int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time
-  int64_t shared_bytes;
-  bool overlaps;  // may start while the last kernel ends (launch.h), on Hopper
+  int shared_bytes;
+  int overlaps;  // whether it may start while the last kernel ends (launch.h), on Hopper
 };
 
 constexpr int kTinygemmMaxRows = 16;  // of x, in one launch
 
-// The configuration for a device with so many multiprocessors and bytes of shared memory for a block. Fewer warps
-// than max_warps are taken where that shares the work better.
-TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int64_t max_shared_bytes, int max_warps = 16);
+TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device);
 
 cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream);
 

@@ -42,7 +42,11 @@ Shape shape(const TinygemmLinear& p, const TinygemmConfig& config) {
 
 }  // namespace tinygemm
 
-TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int64_t max_shared_bytes, int max_warps) {
+namespace {
+
+// Fewer warps than max_warps are taken where that shares the work better.
+TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_warps) {
+  const int64_t max_shared_bytes = device.shared_memory;
   TinygemmConfig config{};
   config.tokens = p.M <= 8 ? 8 : 16;
   const int64_t chunks = (p.K + kTinygemmChunk - 1) / kTinygemmChunk;
@@ -55,7 +59,7 @@ TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int
   const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(config.tokens) * config.warps * slots * 4;
   const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * config.tokens * 4;
   const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
-  config.blocks = static_cast<int>(std::min<int64_t>(tiles, multiprocessors));
+  config.blocks = static_cast<int>(std::min<int64_t>(tiles, device.multiprocessors));
   int64_t tile_bytes = 0;
   int64_t fits = (max_shared_bytes - warp_bytes - pad_bytes) / chunk_bytes;
   if (fits < chunks) {
@@ -65,14 +69,22 @@ TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int
     tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
     fits = (max_shared_bytes - warp_bytes - pad_bytes - tile_bytes) / chunk_bytes;
     // Little memory and many tokens: fewer warps leave more of it.
-    if (fits < kFewestChunks && max_warps > 1) return tinygemm_config(p, multiprocessors, max_shared_bytes, max_warps / 2);
+    if (fits < kFewestChunks && max_warps > 1) return choose(p, device, max_warps / 2);
     const int64_t phases = (chunks + fits - 1) / fits;
     const int64_t even = (chunks + phases - 1) / phases;
     fits = std::min(fits, (even + config.warps - 1) / config.warps * config.warps);
   }
   config.phase_chunks = static_cast<int>(std::min(fits, chunks));
-  config.shared_bytes = warp_bytes + pad_bytes + tile_bytes + config.phase_chunks * chunk_bytes;
+  config.shared_bytes = static_cast<int>(warp_bytes + pad_bytes + tile_bytes + config.phase_chunks * chunk_bytes);
+  config.overlaps = device.is_hopper();
   return config;
+}
+
+}  // namespace
+
+TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) {
+  constexpr int kMostWarps = 16;
+  return choose(p, device, kMostWarps);
 }
 
 cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream) {

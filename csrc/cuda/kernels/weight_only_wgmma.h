@@ -6,12 +6,13 @@
 
 #include "cuda/kernels/rowwise.h"
 #include "cuda/kernels/wgmma_config.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of x, weight and y.
 bool weight_only_wgmma_takes(const RowwiseLinear& p);
-WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, int sms);
+WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, const Device& device);
 size_t weight_only_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& config);  // bytes
 cudaError_t launch_weight_only_wgmma(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cuda/fits.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/int4_batch.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
@@ -95,23 +96,6 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
 
 }  // namespace
 
-// A model of the time: turns of so many steps. In microseconds of int4_wgmma's model, which those of an H200 exceed by a
-// twentieth: the constants were searched for what the plan takes of both, and of these configurations, for groups of 128,
-// fourteen N x K and M = 7 to 64.
-namespace {
-
-struct Cost {
-  int tokens;
-  double step[3];  // of 1, 2 and 4 slices
-};
-
-constexpr Cost kCosts[] = {{16, {1.10, 0.602, 0.324}}, {32, {1.26, 0.702, 0.371}}, {64, {1.71, 0.947, 0.515}}};
-constexpr double kLaunches = 2.72;                        // of both kernels
-constexpr double kTurn = 0.226, kTurnRow = 0.00891;       // of a turn, and for each row of x
-constexpr double kCluster = 0.874, kClusterRow = 0.0151;  // of two blocks that meet, likewise
-
-}  // namespace
-
 bool int4_batch_takes(const Int4Linear& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const bool groups = p.group_size == 32 || p.group_size == 64 || p.group_size % kUnitK == 0;
@@ -120,13 +104,17 @@ bool int4_batch_takes(const Int4Linear& p) {
          p.K < kMost;
 }
 
-Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, int sms, int shared_memory) {
-  const Cost& cost = *std::find_if(std::begin(kCosts), std::end(kCosts), [&](const Cost& c) { return p.M <= c.tokens; });
+// By a model of the time: turns of so many steps.
+Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device) {
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const BatchFit& fit = fits_of(device).int4_batch;
+  const BatchFit::Tile& cost =
+      *std::find_if(std::begin(fit.tiles), std::end(fit.tiles), [&](const BatchFit::Tile& tile) { return p.M <= tile.tokens; });
   const Instance kernels = instance(p, cost.tokens);
   Choice<BatchConfig> best;
   for (int slices = 1; slices <= 4; slices *= 2) {
     const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, int4_batch::kPairUnits);
-    const double step = cost.step[log2_of(slices)], turn = kTurn + kTurnRow * cost.tokens;
+    const double step = cost.step[log2_of(slices)], turn = fit.turn + fit.turn_row * cost.tokens;
     for (const int cluster : {1, 2}) {
       const auto config = [&](int64_t blocks) {
         return BatchConfig{cost.tokens, slices, cluster, static_cast<int>(blocks), shared_memory};
@@ -136,8 +124,9 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, int sms, int shared_m
       Launch l;
       if (cluster == 1 || !lay_out(p, c, kernels, l)) c = config(even_blocks(tiles, cluster, sms));
       if (!lay_out(p, c, kernels, l)) continue;
-      double time = kLaunches + ceil_div(l.walk.segments.whole_tiles, c.blocks) * (steps * step + turn);
-      if (rest_tiles(l.walk.segments) > 0) time += ceil_div(steps, cluster) * step + turn + kCluster + kClusterRow * cost.tokens;
+      double time = fit.launches + ceil_div(l.walk.segments.whole_tiles, c.blocks) * (steps * step + turn);
+      if (rest_tiles(l.walk.segments) > 0)
+        time += ceil_div(steps, cluster) * step + turn + fit.cluster + fit.cluster_row * cost.tokens;
       best.consider(c, time);
     }
   }

@@ -42,20 +42,13 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& c, void* workspace, c
   return launch<T, S, 4>(p, c, workspace, stream);
 }
 
-// Searched for what the choice then takes of measured configurations: benchmarks/cuda.md, "Choosing".
-constexpr wgmma::Model kModel{{{0, 0, 0.423, 0.507, 0, 0}, 0.35, 3.70},
-                              {{0.244, 0.270, 0.318, 0.363, 0.462, 0.603}, 0.96, 2.36},
-                              {{0.157, 0.164, 0, 0.224, 0, 0.327}, 1.65, 2.57},
-                              0.98,
-                              1.57,
-                              3.33,
-                              2.32,
-                              1.16,
-                              2};
+constexpr int kMostCluster = 2;
 
 }  // namespace
 
-Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, int sms) { return wgmma::choose(p, kStage, kModel, sms); }
+Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, const Device& device) {
+  return wgmma::choose(p, kStage, kMostCluster, fits_of(device).int4_wgmma, device.multiprocessors);
+}
 
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/fits.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
@@ -101,36 +102,25 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, cudaStre
   return cudaErrorInvalidValue;
 }
 
-// ---- The choice: a model of the time, in microseconds on an H200. Rounds of tiles, each of them stages that take what the
-// engine and the copies take, or what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of
-// neighbouring multiprocessors alike, so that a round which fills the second of some pairs takes as long as one that fills all.
-// Fitted to 7505 measured configurations of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6%
-// from the fastest, at most 8%. Turned tiles, and those of 128 by 128, to 700 with M = 72 to 512: turned ones 5 to 10% off, and
-// what it takes is 0.7% from the fastest, at most 11%. ----
+// ---- The choice: a model of the time. Rounds of tiles, each of them stages that take what the engine and the copies take, or
+// what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of neighbouring multiprocessors alike,
+// so that a round which fills the second of some pairs takes as long as one that fills all. ----
 
-struct Cost {
-  int height, tokens;   // of tiles of so many rows or fewer, more than half; turned where the height is theirs
-  double int8, float8;  // a stage
-};
-
-constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},  {64, 64, 0.150, 0.151},   {64, 128, 0.189, 0.205},  {128, 32, 0.214, 0.215},
-                           {128, 64, 0.223, 0.229}, {128, 128, 0.335, 0.375}, {128, 256, 0.542, 0.650}, {80, 128, 0.250, 0.285},
-                           {96, 128, 0.285, 0.340}, {160, 128, 0.430, 0.485}, {192, 128, 0.515, 0.600}};
-constexpr double kCaches = 14.59e6, kMemory = 6.155e6;  // bytes a microsecond
-constexpr double kTile = 1.12, kOutput = 6.6e-5, kCluster = 2.02;
-constexpr double kBoth = 0.342;       // of the shorter of reading and multiplying does not hide behind the other
 constexpr int64_t kFewRows = 256;     // of x up to which tiles of fewer rows than 128 were measured
 constexpr int64_t kTurnedRows = 512;  // and turned ones
 constexpr int kNarrow = 128;          // tokens likewise
 
 }  // namespace
 
-WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
+WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device) {
+  const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
+  const int sms = device.multiprocessors;
+  const double from_memory = fit.memory * bandwidth_ratio(device);
   const int64_t stages = ceil_div(p.K, wgmma::kLine);
-  const double reading = static_cast<double>(p.N) * p.K / kMemory;
+  const double reading = static_cast<double>(p.N) * p.K / from_memory;
   WgmmaConfig best{};
   double least = 0;
-  for (const Cost& cost : kCosts) {
+  for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
     const bool turned = wgmma::is_turned(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
@@ -146,8 +136,9 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
       // So many blocks at once, each with so many stages.
       const auto round = [&](int64_t blocks, int64_t parts) {
         const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
-        const double memory = w_bytes / beside * in_pair * pairs / kMemory, caches = blocks * (w_bytes + x_bytes) / kCaches;
-        return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
+        const double memory = w_bytes / beside * in_pair * pairs / from_memory,
+                     caches = blocks * (w_bytes + x_bytes) / fit.caches;
+        return parts * std::max({step, memory, caches}) + fit.tile + fit.output * outputs;
       };
       const auto consider = [&](int cluster, int64_t blocks) {
         const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, turned};
@@ -155,8 +146,8 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
         if (!shares_fit(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
         if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
-        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
-        const double time = std::max(multiplying, reading) + kBoth * std::min(multiplying, reading);
+        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
+        const double time = std::max(multiplying, reading) + fit.both * std::min(multiplying, reading);
         if (best.tokens != 0 && time >= least) return;
         least = time;
         best = config;
