@@ -12,6 +12,7 @@
 
 namespace aoext::cuda {
 
+constexpr bool is_cluster(int blocks) { return blocks == 1 || blocks == 2 || blocks == 4 || blocks == 8; }
 constexpr int log2_of_cluster(int cluster) { return cluster == 8 ? 3 : cluster / 2; }  // of 1, 2, 4 or 8 blocks
 
 // Clusters that run at once where `resident` blocks fit on a multiprocessor. Those of more than two leave some idle in a GPC.

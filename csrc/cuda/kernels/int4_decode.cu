@@ -59,7 +59,7 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   // A half warp either sends or collects, and every block collects something.
-  if (warps * 32 > threads_of(c.rows, c.warp_tiles, c.units) || warps * 2 % c.cluster || tiles * M < c.cluster) return false;
+  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > threads_of(c.rows, c.warp_tiles, c.units) || warps * 2 % c.cluster || tiles * M < c.cluster) return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
   w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.sub_per_group = static_cast<int>(p.group_size / sub);
@@ -143,6 +143,11 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& devic
         }
   }
   return best;
+}
+
+bool int4_decode_fits(const Int4Linear& p, const DecodeConfig& c) {
+  Launch l;
+  return kernel_of(p, c) && lay_out(p, c, l);
 }
 
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream) {

@@ -23,10 +23,14 @@ struct DecodeConfig {
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
+
+  bool operator==(const DecodeConfig&) const = default;
 };
 
 // What the model of its time (cuda/fits.h) says is fastest.
 Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& device);
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool int4_decode_fits(const Int4Linear& p, const DecodeConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream);

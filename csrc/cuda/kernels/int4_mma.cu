@@ -99,11 +99,17 @@ MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
   return best;
 }
 
+bool int4_mma_fits(const Int4Linear& /*p*/, const MmaConfig& c) {
+  const bool tile = c.block_n == 128 && (c.block_m == 32 || c.block_m == 64 || c.block_m == 128);
+  return tile && c.splits >= 1 && c.splits <= int4_mma::kMaxSplits;
+}
+
 size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& c) {
   return c.splits == 1 ? 0 : int4_mma::partials_bytes(p, c) + int4_mma::tiles(p, c) * sizeof(unsigned);
 }
 
 cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
+  if (!int4_mma_fits(p, c)) return cudaErrorInvalidValue;
   return int4_mma::with_tile(c, [&](auto tile) {
     using T = decltype(tile);
     const bool own = p.scale_type == p.type;

@@ -71,10 +71,9 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   const int units = kStepUnits / c.warp_tiles;  // of k, that a step takes
-  const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
   const bool depth = c.depth == 2 || c.depth == 3;
   // A half warp either sends or collects, and every block collects something.
-  if (!cluster || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps || warps * 2 % c.cluster ||
+  if (!is_cluster(c.cluster) || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps || warps * 2 % c.cluster ||
       tiles * M < c.cluster)
     return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
@@ -166,6 +165,11 @@ Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {
             best.consider(c, model_time(p, c, l, device, at_once));
           }
   return best;
+}
+
+bool int4_ring_fits(const Int4Linear& p, const RingConfig& c) {
+  Launch l;
+  return kernel_of(p, c) && lay_out(p, c, l);
 }
 
 cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream) {

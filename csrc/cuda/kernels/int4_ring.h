@@ -22,10 +22,14 @@ struct RingConfig {
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
   int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
+
+  bool operator==(const RingConfig&) const = default;
 };
 
 // What the model of its time (cuda/fits.h) says is fastest.
 Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device);
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool int4_ring_fits(const Int4Linear& p, const RingConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream);

@@ -12,6 +12,8 @@ namespace aoext::cuda {
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
 bool int4_wgmma_takes(const Int4Linear& p);
 Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, const Device& device);
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool int4_wgmma_fits(const Int4Linear& p, const WgmmaConfig& config);
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& config);  // bytes
 cudaError_t launch_int4_wgmma(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream);
 

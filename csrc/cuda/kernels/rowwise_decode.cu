@@ -68,9 +68,8 @@ struct Launch {
 bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) {
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, M = static_cast<int>(p.M);
-  const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
   // A half warp either sends or collects, and every block collects something.
-  if (!cluster || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
+  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
       c.tiles * M < c.cluster)
     return false;
   w.linear = p, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
@@ -155,7 +154,7 @@ RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& 
 
 bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
   Launch l;
-  return lay_out(p, c, l);
+  return kernel_of(p, c) && lay_out(p, c, l);
 }
 
 cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream) {

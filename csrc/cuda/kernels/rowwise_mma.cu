@@ -136,6 +136,15 @@ RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device
   return best;
 }
 
+bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  using namespace rowwise_mma;
+  if (c.splits < 1 || c.splits > kMaxSplits || c.float8 < 0 || c.float8 > 1) return false;
+  if (c.float8 && (p.output == Element::fp32 || p.type == Element::int8 || !is_8bit(p.type))) return false;
+  if (c.block_n == 32) return c.block_m == 32 && c.splits == 1;  // warps share K there
+  if (c.block_n == 256) return c.block_m == 128 && p.type == Element::int8;
+  return c.block_n == 128 && (c.block_m == 32 || c.block_m == 64 || c.block_m == 128);
+}
+
 size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
   using namespace rowwise_mma;
   return c.splits == 1 ? 0 : partials_bytes(p, c) + tiles(p, c) * sizeof(unsigned);
@@ -143,7 +152,7 @@ size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) 
 
 cudaError_t launch_rowwise_mma(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
   using namespace rowwise_mma;
-  if (c.splits < 1 || c.splits > kMaxSplits || (c.float8 && p.output == Element::fp32)) return cudaErrorInvalidValue;
+  if (!rowwise_mma_fits(p, c)) return cudaErrorInvalidValue;
   switch (p.type) {
     case Element::int8: return launch<Kind<Element::int8, Element::int8>>(p, c, workspace, stream);
     case Element::e4m3: return launch_float8<Element::e4m3>(p, c, workspace, stream);

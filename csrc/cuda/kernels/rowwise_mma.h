@@ -13,6 +13,8 @@ namespace aoext::cuda {
 // Output tile of a block, over how many blocks K is split, and whether the tensor cores are given float8 as it is.
 struct RowwiseMmaConfig {
   int block_n, block_m, splits, float8;
+
+  bool operator==(const RowwiseMmaConfig&) const = default;
 };
 
 // Either x is of the weight's type, and y is bf16, fp16, fp32 or, of int8, int32; or x and y are bf16 or fp16. K is a multiple of
@@ -22,6 +24,8 @@ bool rowwise_mma_takes(const RowwiseLinear& p);
 // Where the GPU's mma.sync has float8 (compute capability 8.9; on 9.0 it becomes fp16 there too, so nothing is won), it is used,
 // but what it adds up is too short for a float32 y, which always goes through fp16.
 RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device);
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& config);
 
 // In bytes; 0 for one split.
 size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& config);

@@ -14,6 +14,8 @@ namespace aoext::cuda {
 bool rowwise_wgmma_takes(const RowwiseLinear& p);
 
 WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device);
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& config);
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream_t stream);
 
 }  // namespace aoext::cuda

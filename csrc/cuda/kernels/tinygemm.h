@@ -26,13 +26,17 @@ struct TinygemmConfig {
   int warps;         // of a block
   int blocks;        // that share the row tiles
   int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time
-  int shared_bytes;
   int overlaps;  // whether it may start while the last kernel ends (launch.h), on Hopper
+
+  bool operator==(const TinygemmConfig&) const = default;
 };
 
 constexpr int kTinygemmMaxRows = 16;  // of x, in one launch
 
 TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device);
+
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& config, const Device& device);
 
 cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream);
 

@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace {
 
 using tinygemm::Shape;
 
+constexpr int kMostWarps = 16;        // of a block
 constexpr int64_t kFewestChunks = 2;  // of a phase, where fewer warps can help it
 
 template <int Inner, int Sub>
@@ -44,6 +46,16 @@ Shape shape(const TinygemmLinear& p, const TinygemmConfig& config) {
 
 namespace {
 
+// Bytes of shared memory: for so many chunks of K at a time, and for the sums of a block's tiles where they wait for the next.
+int64_t shared_bytes(const TinygemmLinear& p, const TinygemmConfig& c) {
+  const int64_t slots = 16 * c.tokens, tiles = ceil_div(p.N, tinygemm::kRows);
+  const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(c.tokens) * c.warps * slots * 4;
+  const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * c.tokens * 4;
+  const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
+  const int64_t tile_bytes = c.phase_chunks < ceil_div(p.K, kTinygemmChunk) ? ceil_div(tiles, c.blocks) * slots * 4 : 0;
+  return warp_bytes + pad_bytes + tile_bytes + c.phase_chunks * chunk_bytes;
+}
+
 // Fewer warps than max_warps are taken where that shares the work better.
 TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_warps) {
   const int64_t max_shared_bytes = device.shared_memory;
@@ -60,13 +72,12 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
   const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * config.tokens * 4;
   const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
   config.blocks = static_cast<int>(std::min<int64_t>(tiles, device.multiprocessors));
-  int64_t tile_bytes = 0;
   int64_t fits = (max_shared_bytes - warp_bytes - pad_bytes) / chunk_bytes;
   if (fits < chunks) {
     // Sums wait for the next phase: at most a quarter of the memory is theirs, by more blocks where need be.
     const int64_t most = std::max<int64_t>(1, max_shared_bytes / 4 / (slots * 4));
     config.blocks = static_cast<int>(std::max<int64_t>(config.blocks, (tiles + most - 1) / most));
-    tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
+    const int64_t tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
     fits = (max_shared_bytes - warp_bytes - pad_bytes - tile_bytes) / chunk_bytes;
     // Little memory and many tokens: fewer warps leave more of it.
     if (fits < kFewestChunks && max_warps > 1) return choose(p, device, max_warps / 2);
@@ -75,7 +86,6 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
     fits = std::min(fits, (even + config.warps - 1) / config.warps * config.warps);
   }
   config.phase_chunks = static_cast<int>(std::min(fits, chunks));
-  config.shared_bytes = static_cast<int>(warp_bytes + pad_bytes + tile_bytes + config.phase_chunks * chunk_bytes);
   config.overlaps = device.is_hopper();
   return config;
 }
@@ -83,8 +93,13 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
 }  // namespace
 
 TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) {
-  constexpr int kMostWarps = 16;
   return choose(p, device, kMostWarps);
+}
+
+bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device) {
+  const bool tokens = (c.tokens == 8 || c.tokens == 16) && p.M <= c.tokens;
+  return tokens && c.warps >= 1 && c.warps <= kMostWarps && c.blocks >= 1 && c.phase_chunks >= 1 &&
+         c.phase_chunks <= ceil_div(p.K, kTinygemmChunk) && shared_bytes(p, c) <= device.shared_memory;
 }
 
 cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream) {
@@ -95,7 +110,7 @@ cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& co
                                              : kernel_for<2>(sub, config.tokens);
   const Grid grid{static_cast<unsigned>(config.blocks),
                   static_cast<unsigned>(config.warps * 32),
-                  static_cast<size_t>(config.shared_bytes),
+                  static_cast<size_t>(shared_bytes(p, config)),
                   stream,
                   1,
                   config.overlaps ? Overlap::after_ours : Overlap::never};

@@ -133,15 +133,22 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
   return best;
 }
 
+bool int4_batch_fits(const Int4Linear& p, const BatchConfig& c) {
+  const bool tokens = (c.tokens == 16 || c.tokens == 32 || c.tokens == 64) && c.tokens <= most_rows(p.group_size);
+  const bool slices = c.slices == 1 || c.slices == 2 || c.slices == 4;
+  Launch l;
+  return tokens && slices && p.M <= c.tokens && c.cluster >= 1 && c.blocks >= 1 && lay_out(p, c, instance(p, c.tokens), l);
+}
+
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
   return static_cast<size_t>(ceil_div(p.K / kUnitK, int4_batch::kPairUnits)) * instance(p, c.tokens).pair_bytes;
 }
 
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
-  if (p.M > c.tokens || !int4_batch_takes(p)) return cudaErrorInvalidValue;
+  if (!int4_batch_takes(p) || !int4_batch_fits(p, c)) return cudaErrorInvalidValue;
   const Instance kernels = instance(p, c.tokens);
   Launch l;
-  if (!lay_out(p, c, kernels, l)) return cudaErrorInvalidValue;
+  lay_out(p, c, kernels, l);
   l.walk.x = static_cast<const char*>(workspace);
   const int64_t rows = kBatchRows / c.slices, groups = p.K / p.group_size;
   const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? int4_batch::kPairUnits : 1);

@@ -50,6 +50,8 @@ Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, const Device& device)
   return wgmma::choose(p, kStage, kMostCluster, fits_of(device).int4_wgmma, device.multiprocessors);
 }
 
+bool int4_wgmma_fits(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::fits(kShapes, p, kStage, kMostCluster, c); }
+
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 
 bool int4_wgmma_takes(const Int4Linear& p) {

@@ -52,10 +52,6 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream
   a.segments = segments(p, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
-  if (config.rows % 16 != 0 || config.ranges != 0 || config.cluster > 2 || !shares_fit(a.segments, config.blocks) ||
-      (config.turned && a.segments.whole_tiles < a.segments.tiles))
-    return cudaErrorInvalidValue;
-
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
   };
@@ -72,25 +68,32 @@ constexpr bool has_tile(Element type, Element output, int rows, int tokens) {
   return tokens < 256 || (rows == wgmma::kRows && (type == Element::int8 || output == Element::bf16));
 }
 
+// Tiles that there are kernels for: rows of w, or fewer, by rows of x.
+template <int kRowsOfW, int kTokensOfX>
+struct Tile {
+  static constexpr int kRows = kRowsOfW, kTokens = kTokensOfX;
+  static bool is_of(const WgmmaConfig& c) { return height(c.rows, c.turned) == kRows && c.tokens == kTokens; }
+};
+
+// f(Tile{}) for each of them.
+template <class F>
+void for_each_tile(F&& f) {
+  const auto call = [&](auto... tiles) { (f(tiles), ...); };
+  call(Tile<64, 32>(), Tile<64, 64>(), Tile<64, 128>(), Tile<80, 128>(), Tile<96, 128>(), Tile<160, 128>(), Tile<192, 128>(),
+       Tile<128, 32>(), Tile<128, 64>(), Tile<128, 128>(), Tile<128, 256>());
+}
+
 template <Element kType, Element kOutput>
 cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
-  switch (height(c.rows, c.turned) * 1000 + c.tokens) {
-    case 64'032: return launch<kType, Output, 64, 32>(p, c, stream);
-    case 64'064: return launch<kType, Output, 64, 64>(p, c, stream);
-    case 64'128: return launch<kType, Output, 64, 128>(p, c, stream);
-    case 80'128: return launch<kType, Output, 80, 128>(p, c, stream);
-    case 96'128: return launch<kType, Output, 96, 128>(p, c, stream);
-    case 160'128: return launch<kType, Output, 160, 128>(p, c, stream);
-    case 192'128: return launch<kType, Output, 192, 128>(p, c, stream);
-    case 128'032: return launch<kType, Output, 128, 32>(p, c, stream);
-    case 128'064: return launch<kType, Output, 128, 64>(p, c, stream);
-    case 128'128: return launch<kType, Output, 128, 128>(p, c, stream);
-    case 128'256:
-      if constexpr (has_tile(kType, kOutput, 128, 256)) return launch<kType, Output, 128, 256>(p, c, stream);
-  }
-  return cudaErrorInvalidValue;
+  cudaError_t error = cudaErrorInvalidValue;
+  for_each_tile([&](auto tile) {
+    using T = decltype(tile);
+    if constexpr (has_tile(kType, kOutput, T::kRows, T::kTokens))
+      if (T::is_of(c)) error = launch<kType, Output, T::kRows, T::kTokens>(p, c, stream);
+  });
+  return error;
 }
 
 template <Element kType>
@@ -169,7 +172,16 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
+bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
+  bool tile = false;
+  for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kRows, t.kTokens)); });
+  if (!tile || c.rows < 16 || c.rows % 16 != 0 || c.ranges != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1) return false;
+  const Segments s = segments(p, c);
+  return shares_fit(s, c.blocks) && !(c.turned && s.whole_tiles < s.tiles);
+}
+
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
+  if (!rowwise_wgmma_fits(p, c)) return cudaErrorInvalidValue;
   switch (p.weight_type) {
     case Element::int8: return launch_output<Element::int8>(p, c, stream);
     case Element::e4m3: return launch_output<Element::e4m3>(p, c, stream);

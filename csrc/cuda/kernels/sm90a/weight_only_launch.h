@@ -112,6 +112,14 @@ cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
   return error;
 }
 
+// Whether there is a kernel for a configuration, and its blocks can share the tiles so.
+template <class Tiles, class Problem>
+bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const WgmmaConfig& c) {
+  const auto found = [](auto) { return cudaSuccess; };
+  return with_tile(shapes, c, found) == cudaSuccess && !c.turned && c.cluster >= 1 && c.cluster <= most_cluster && c.ranges >= 0 &&
+         c.blocks > c.ranges && shares_fit(segments(p, stage, c), c.blocks);
+}
+
 // ---- The choice ----
 
 constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};

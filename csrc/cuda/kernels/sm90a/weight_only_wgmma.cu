@@ -41,6 +41,10 @@ WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, const Device& devic
   return wgmma::choose(p, kStage, kMostCluster, fits_of(device).weight_only_wgmma, device.multiprocessors).config;
 }
 
+bool weight_only_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
+  return wgmma::fits(kShapes, p, kStage, kMostCluster, c);
+}
+
 size_t weight_only_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 
 bool weight_only_wgmma_takes(const RowwiseLinear& p) {
