@@ -17,4 +17,9 @@ AOEXT_LIBRARY_DEFINE(m) {
   m.def("_explain(str operator, Tensor[] tensors, int? number, ScalarType? dtype) -> str");
   m.def("_warmup(Tensor like) -> str");
   m.def("_build_config() -> str");
+
+  // Behind aoext.ops.plan and aoext.ops.with_plan, where the library has kernels for CUDA: the whole plan of a call on a GPU by
+  // name, and the plan that the calling thread forces, of which the one before is returned.
+  m.def("_plan(str gpu, str operator, Tensor[] tensors, int? number, ScalarType? dtype) -> str");
+  m.def("_force_plan(str plan) -> str");
 }
