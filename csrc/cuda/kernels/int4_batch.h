@@ -1,6 +1,8 @@
 // Products for a batch of rows, on Hopper's matrix engine: kernels/sm90a/int4_batch.cuh.
 #pragma once
 
+#include <string>
+
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
 #include "cuda/properties.h"
@@ -26,5 +28,9 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
 bool int4_batch_fits(const Int4Linear& p, const BatchConfig& config);
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& config);  // bytes
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& config, void* workspace, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string int4_batch_instances();
+std::string int4_batch_instance(const Int4Linear& p, const BatchConfig& c);
 
 }  // namespace aoext::cuda

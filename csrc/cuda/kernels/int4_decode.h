@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <string>
 
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
@@ -34,5 +35,9 @@ bool int4_decode_fits(const Int4Linear& p, const DecodeConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string int4_decode_instances();
+std::string int4_decode_instance(const Int4Linear& p, const DecodeConfig& c);
 
 }  // namespace aoext::cuda

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/int4_mma.cuh"
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/launch.h"
@@ -19,7 +20,7 @@ namespace {
 //   step · (64-deep steps of a block + fill_steps) · max(blocks of a multiprocessor, filled)
 //     + split + split_mb per MB of partial sums written and read, if K is split.
 // Other GPUs than the one that was measured have other numbers, but the choice needs only their ratios.
-constexpr int kMaxSplits = 16, kMinK = 256;
+constexpr int kMaxSplits = 16, kMinK = 256, kBlockN = 128;
 
 // clang-format off
 //                  warps N, M  warp N, M  block_k  stages     KB of shared memory
@@ -30,11 +31,29 @@ using Tile128 = Tile<4, 1,      32, 128,   64,      3>;     // 64
 
 constexpr int64_t kMaxK = int64_t{1} << 25;  // the strides of a thread fit 32 bits
 
-// f(Tile{}) of the configuration's tile.
+// What tells instances apart.
+using Key = std::array<int, 3>;
+constexpr std::array<const char*, 3> kKeyNames = {"type", "scale", "block_m"};
+
+template <Element kElement>
+using TypeOf =
+    std::conditional_t<kElement == Element::fp32, float, std::conditional_t<kElement == Element::fp16, __half, __nv_bfloat16>>;
+
+// f(key, X{}, S{}, Tile{}) of each: the types of x and of scales.
 template <class F>
-auto with_tile(const MmaConfig& c, const F& f) {
-  return c.block_m == 32 ? f(Tile32{}) : c.block_m == 64 ? f(Tile64{}) : f(Tile128{});
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+      const auto call = [&](auto... tiles) {
+        (f(Key{int(X), int(S), decltype(tiles)::kBlockM}, TypeOf<X>(), TypeOf<S>(), tiles), ...);
+      };
+      call(Tile32(), Tile64(), Tile128());
+    });
+  });
 }
+
+Key key_of(const Int4Linear& p, const MmaConfig& c) { return {int(p.type), int(p.scale_type), c.block_m}; }
 
 int64_t tiles(const Int4Linear& p, const MmaConfig& c) { return ceil_div(p.N, c.block_n) * ceil_div(p.M, c.block_m); }
 
@@ -99,9 +118,11 @@ MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
   return best;
 }
 
-bool int4_mma_fits(const Int4Linear& /*p*/, const MmaConfig& c) {
-  const bool tile = c.block_n == 128 && (c.block_m == 32 || c.block_m == 64 || c.block_m == 128);
-  return tile && c.splits >= 1 && c.splits <= int4_mma::kMaxSplits;
+bool int4_mma_fits(const Int4Linear& p, const MmaConfig& c) {
+  using namespace int4_mma;
+  bool found = false;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, auto...) { found = found || k == key; });
+  return found && c.block_n == kBlockN && c.splits >= 1 && c.splits <= kMaxSplits;
 }
 
 size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& c) {
@@ -110,15 +131,19 @@ size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& c) {
 
 cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
   if (!int4_mma_fits(p, c)) return cudaErrorInvalidValue;
-  return int4_mma::with_tile(c, [&](auto tile) {
-    using T = decltype(tile);
-    const bool own = p.scale_type == p.type;
-    if (p.type == Element::bf16)
-      return own ? int4_mma::launch<__nv_bfloat16, __nv_bfloat16, T>(p, c, workspace, stream)
-                 : int4_mma::launch<__nv_bfloat16, float, T>(p, c, workspace, stream);
-    return own ? int4_mma::launch<__half, __half, T>(p, c, workspace, stream)
-               : int4_mma::launch<__half, float, T>(p, c, workspace, stream);
+  cudaError_t error = cudaErrorInvalidValue;
+  int4_mma::for_each_instance([&, key = int4_mma::key_of(p, c)](const int4_mma::Key& k, auto x, auto s, auto tile) {
+    if (k == key) error = int4_mma::launch<decltype(x), decltype(s), decltype(tile)>(p, c, workspace, stream);
   });
+  return error;
+}
+
+std::string int4_mma_instances() {
+  return instances_text("int4_mma", int4_mma::kKeyNames, [](auto&& f) { int4_mma::for_each_instance(f); });
+}
+
+std::string int4_mma_instance(const Int4Linear& p, const MmaConfig& c) {
+  return instance_text("int4_mma", int4_mma::kKeyNames, int4_mma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

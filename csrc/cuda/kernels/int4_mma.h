@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "cuda/kernels/int4.h"
 #include "cuda/properties.h"
@@ -30,5 +31,9 @@ bool int4_mma_fits(const Int4Linear& p, const MmaConfig& config);
 size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& config);
 
 cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& config, void* workspace, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string int4_mma_instances();
+std::string int4_mma_instance(const Int4Linear& p, const MmaConfig& c);
 
 }  // namespace aoext::cuda

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/kernels/few_rows.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/int4_ring.cuh"
 
 namespace aoext::cuda {
@@ -31,33 +32,51 @@ int sub_of(const Int4Linear& p) {
   return p.group_size % kUnitK == 0 && p.M <= kUnitRows && scale_bytes(p) ? kUnitK : 32;
 }
 
-template <Element X, Element S, int Sub, int Rows, bool Ringed>
-Kernel kernel_of(const RingConfig& c) {
-  using int4_ring::int4_ring_kernel;
-  if (c.warp_tiles == 1) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 1>;
-  if constexpr (Rows < 16 || (Ringed && S == X))  // others spill
-    if (c.warp_tiles == 2) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 2>;
-  return nullptr;
+// What tells instances apart.
+using Key = std::array<int, 6>;
+constexpr std::array<const char*, 6> kKeyNames = {"type", "scale", "sub", "rows", "ringed", "warp_tiles"};
+
+// Groups of whole units need aligned scales and serve up to 8 rows; scales of float32 are aligned always. Two tiles a warp of 16
+// rows spill but for the most usual scales.
+constexpr bool has_kernel(bool own_scales, int sub, int rows, bool ringed, int warp_tiles) {
+  if (sub == kUnitK && (rows != 8 || !ringed)) return false;
+  if (!own_scales && !ringed) return false;
+  return warp_tiles == 1 || rows < 16 || (ringed && own_scales);
 }
 
-template <Element X, Element S, int Sub, bool Ringed>
-Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
-  if constexpr (Sub < kUnitK)
-    if (p.M <= 2) return kernel_of<X, S, Sub, 2, Ringed>(c);
-  return p.M <= 8 ? kernel_of<X, S, Sub, 8, Ringed>(c) : kernel_of<X, S, Sub, 16, Ringed>(c);
+// f(key, kernel) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      each<32, kUnitK>([&](auto sub) {
+        each<2, 8, 16>([&](auto rows) {
+          each<false, true>([&](auto ringed) {
+            each<1, 2>([&](auto warp_tiles) {
+              constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+              constexpr int kSub = decltype(sub)::value, kRows = decltype(rows)::value, kTiles = decltype(warp_tiles)::value;
+              constexpr bool kRinged = decltype(ringed)::value;
+              if constexpr (has_kernel(X == S, kSub, kRows, kRinged, kTiles))
+                f(Key{int(X), int(S), kSub, kRows, kRinged, kTiles},
+                  Kernel(int4_ring::int4_ring_kernel<X, S, kSub, kRows, kRinged, kTiles>));
+            });
+          });
+        });
+      });
+    });
+  });
 }
 
-template <Element X>
-Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
-  const bool unit = sub_of(p) == kUnitK;
-  if (p.scale_type == Element::fp32)
-    return unit ? kernel_of<X, Element::fp32, kUnitK, 8, true>(c) : kernel_of<X, Element::fp32, 32, true>(p, c);
-  if (!scale_bytes(p)) return kernel_of<X, X, 32, false>(p, c);
-  return unit ? kernel_of<X, X, kUnitK, 8, true>(c) : kernel_of<X, X, 32, true>(p, c);
+Key key_of(const Int4Linear& p, const RingConfig& c) {
+  const bool ringed = p.scale_type == Element::fp32 || scale_bytes(p);
+  const int sub = sub_of(p), rows = sub < kUnitK && p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
+  return {int(p.type), int(p.scale_type), sub, rows, ringed, c.warp_tiles};
 }
 
 Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
-  return p.type == Element::fp16 ? kernel_of<Element::fp16>(p, c) : kernel_of<Element::bf16>(p, c);
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
 }
 
 struct Launch {
@@ -73,8 +92,8 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
   const int units = kStepUnits / c.warp_tiles;  // of k, that a step takes
   const bool depth = c.depth == 2 || c.depth == 3;
   // A half warp either sends or collects, and every block collects something.
-  if (!is_cluster(c.cluster) || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps || warps * 2 % c.cluster ||
-      tiles * M < c.cluster)
+  if (!is_cluster(c.cluster) || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps ||
+      warps * 2 % c.cluster || tiles * M < c.cluster)
     return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
   w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
@@ -178,6 +197,14 @@ cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStrea
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+}
+
+std::string int4_ring_instances() {
+  return instances_text("int4_ring", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string int4_ring_instance(const Int4Linear& p, const RingConfig& c) {
+  return instance_text("int4_ring", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <string>
 
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
@@ -33,5 +34,9 @@ bool int4_ring_fits(const Int4Linear& p, const RingConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string int4_ring_instances();
+std::string int4_ring_instance(const Int4Linear& p, const RingConfig& c);
 
 }  // namespace aoext::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
@@ -16,5 +17,9 @@ Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, const Device& device)
 bool int4_wgmma_fits(const Int4Linear& p, const WgmmaConfig& config);
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& config);  // bytes
 cudaError_t launch_int4_wgmma(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string int4_wgmma_instances();
+std::string int4_wgmma_instance(const Int4Linear& p, const WgmmaConfig& c);
 
 }  // namespace aoext::cuda

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/kernels/few_rows.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/rowwise_decode.cuh"
 
 namespace aoext::cuda {
@@ -19,40 +20,39 @@ using Kernel = void (*)(Walk);
 
 constexpr int64_t kMostQuantized = 8;  // rows of x
 
-template <class T, Element W, X kX, int Octets>
-Kernel kernel_of(const RowwiseDecodeConfig& c) {
-  using rowwise_decode::rowwise_decode_kernel;
-  if (c.depth == 2) return rowwise_decode_kernel<T, W, kX, Octets, 2>;
-  if (c.depth == 4) return rowwise_decode_kernel<T, W, kX, Octets, 4>;
-  return nullptr;
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"x", "weight", "quantizes", "octets", "depth"};
+
+// f(key, kernel) of each: x of the weight's type, which may have to be quantised, where there are up to 8 rows of it, or of 16
+// bits.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::int8, Element::e4m3, Element::e5m2>([&](auto w) {
+    each<1, 2>([&](auto octets) {
+      each<2, 4>([&](auto depth) {
+        using rowwise_decode::rowwise_decode_kernel;
+        constexpr Element W = decltype(w)::value;
+        constexpr int kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
+        using T = std::conditional_t<W == Element::int8, int8_t, __half>;
+        const auto key = [](Element x, int quantizes) { return Key{int(x), int(W), quantizes, kOctets, kDepth}; };
+        f(key(W, 0), Kernel(rowwise_decode_kernel<T, W, X::eight, kOctets, kDepth>));
+        if constexpr (kOctets == 1) f(key(W, 1), Kernel(rowwise_decode_kernel<T, W, X::quantized, kOctets, kDepth>));
+        f(key(Element::fp16, 0), Kernel(rowwise_decode_kernel<__half, W, X::sixteen, kOctets, kDepth>));
+        f(key(Element::bf16, 0), Kernel(rowwise_decode_kernel<__nv_bfloat16, W, X::sixteen, kOctets, kDepth>));
+      });
+    });
+  });
 }
 
-template <class T, Element W, X kX>
-Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  return p.M <= 8 ? kernel_of<T, W, kX, 1>(c) : kernel_of<T, W, kX, 2>(c);
-}
-
-// x of 8 bits.
-template <class T, Element W>
-Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  return p.quantizes ? kernel_of<T, W, X::quantized, 1>(c) : kernel_of<T, W, X::eight>(p, c);
-}
-
-template <class T>
-Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  if (p.weight_type == Element::int8) return kernel_of<T, Element::int8, X::sixteen>(p, c);
-  if (p.weight_type == Element::e4m3) return kernel_of<T, Element::e4m3, X::sixteen>(p, c);
-  return kernel_of<T, Element::e5m2, X::sixteen>(p, c);
+Key key_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  return {int(multiplied_type(p)), int(p.weight_type), p.quantizes, p.M <= 8 ? 1 : 2, c.depth};
 }
 
 Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  switch (multiplied_type(p)) {
-    case Element::int8: return kernel_of<int8_t, Element::int8>(p, c);
-    case Element::e4m3: return kernel_of<__half, Element::e4m3>(p, c);
-    case Element::e5m2: return kernel_of<__half, Element::e5m2>(p, c);
-    case Element::fp16: return kernel_of<__half>(p, c);
-    default: return kernel_of<__nv_bfloat16>(p, c);
-  }
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
 }
 
 // Of one m, in a unit.
@@ -163,6 +163,14 @@ cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeCon
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+}
+
+std::string rowwise_decode_instances() {
+  return instances_text("rowwise_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string rowwise_decode_instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  return instance_text("rowwise_decode", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

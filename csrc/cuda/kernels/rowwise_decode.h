@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <string>
 
 #include "cuda/kernels/rowwise.h"
 #include "cuda/properties.h"
@@ -29,11 +30,15 @@ struct RowwiseDecodeConfig {
 // What the model of its time (cuda/fits.h) says is fastest.
 RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device);
 
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say. A config that is
-// chosen for a product may not serve where x has to be quantised: all of x is in shared memory then.
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say. A
+// config that is chosen for a product may not serve where x has to be quantised: all of x is in shared memory then.
 bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string rowwise_decode_instances();
+std::string rowwise_decode_instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
 
 }  // namespace aoext::cuda

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
 #include "cuda/kernels/rowwise_mma.h"
@@ -70,32 +71,38 @@ cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* work
   return launch(rowwise_mma_kernel<Kind, T>, Grid{grid, T::kThreads, kBytes, stream, 1, Overlap::never}, a);
 }
 
-template <class Kind>
-cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
-  const auto is = [&](int block_n, int block_m) { return c.block_n == block_n && c.block_m == block_m; };
-  if (is(32, 32)) return launch<Kind, Tile32x32<Kind>>(p, c, workspace, stream);
-  if (is(128, 32)) return launch<Kind, Tile128x32>(p, c, workspace, stream);
-  if (is(128, 64))
-    return launch<Kind, std::conditional_t<Kind::kWideX || Kind::kFloat8, Tile128x64, DeepTile128x64>>(p, c, workspace, stream);
-  if (is(128, 128))
-    return launch<Kind, std::conditional_t<Kind::kFloat8, Float8Tile128x128, Tile128x128<Kind>>>(p, c, workspace, stream);
-  if constexpr (Kind::kInt8)
-    if (is(256, 128)) return launch<Kind, Tile256x128>(p, c, workspace, stream);
-  return cudaErrorInvalidValue;
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "float8", "block_n", "block_m"};
+
+// f(Tile{}) of each of a kind.
+template <class Kind, class F>
+void for_each_tile(F&& f) {
+  f(Tile32x32<Kind>());
+  f(Tile128x32());
+  f(std::conditional_t<Kind::kWideX || Kind::kFloat8, Tile128x64, DeepTile128x64>());
+  f(std::conditional_t<Kind::kFloat8, Float8Tile128x128, Tile128x128<Kind>>());
+  if constexpr (Kind::kInt8) f(Tile256x128());
 }
 
-template <Element x>
-cudaError_t launch_weight_only(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
-  switch (p.weight_type) {
-    case Element::int8: return launch<Kind<x, Element::int8>>(p, c, workspace, stream);
-    case Element::e4m3: return launch<Kind<x, Element::e4m3>>(p, c, workspace, stream);
-    default: return launch<Kind<x, Element::e5m2>>(p, c, workspace, stream);
-  }
+// f(key, Kind{}, Tile{}) of each: x of the weight's type, float8 as it is or as fp16, or of 16 bits.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::int8, Element::e4m3, Element::e5m2>([&](auto w) {
+    constexpr Element W = decltype(w)::value;
+    const auto kind = [&](auto kind, Element x, int float8) {
+      for_each_tile<decltype(kind)>(
+          [&](auto tile) { f(Key{int(x), int(W), float8, decltype(tile)::kBlockN, decltype(tile)::kBlockM}, kind, tile); });
+    };
+    kind(Kind<W, W>(), W, 0);
+    if constexpr (W != Element::int8) kind(Kind<W, W, true>(), W, 1);
+    kind(Kind<Element::bf16, W>(), Element::bf16, 0);
+    kind(Kind<Element::fp16, W>(), Element::fp16, 0);
+  });
 }
 
-template <Element w>
-cudaError_t launch_float8(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
-  return c.float8 ? launch<Kind<w, w, true>>(p, c, workspace, stream) : launch<Kind<w, w>>(p, c, workspace, stream);
+Key key_of(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  return {int(p.type), int(p.weight_type), c.float8, c.block_n, c.block_m};
 }
 
 }  // namespace
@@ -140,9 +147,11 @@ bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
   using namespace rowwise_mma;
   if (c.splits < 1 || c.splits > kMaxSplits || c.float8 < 0 || c.float8 > 1) return false;
   if (c.float8 && (p.output == Element::fp32 || p.type == Element::int8 || !is_8bit(p.type))) return false;
-  if (c.block_n == 32) return c.block_m == 32 && c.splits == 1;  // warps share K there
-  if (c.block_n == 256) return c.block_m == 128 && p.type == Element::int8;
-  return c.block_n == 128 && (c.block_m == 32 || c.block_m == 64 || c.block_m == 128);
+  bool found = false;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, auto, auto tile) {
+    found = found || (k == key && (c.splits == 1 || decltype(tile)::kWarpsK == 1));  // one whose warps share K does not split it
+  });
+  return found;
 }
 
 size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
@@ -153,14 +162,19 @@ size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) 
 cudaError_t launch_rowwise_mma(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
   using namespace rowwise_mma;
   if (!rowwise_mma_fits(p, c)) return cudaErrorInvalidValue;
-  switch (p.type) {
-    case Element::int8: return launch<Kind<Element::int8, Element::int8>>(p, c, workspace, stream);
-    case Element::e4m3: return launch_float8<Element::e4m3>(p, c, workspace, stream);
-    case Element::e5m2: return launch_float8<Element::e5m2>(p, c, workspace, stream);
-    case Element::bf16: return launch_weight_only<Element::bf16>(p, c, workspace, stream);
-    case Element::fp16: return launch_weight_only<Element::fp16>(p, c, workspace, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  cudaError_t error = cudaErrorInvalidValue;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, auto kind, auto tile) {
+    if (k == key) error = launch<decltype(kind), decltype(tile)>(p, c, workspace, stream);
+  });
+  return error;
+}
+
+std::string rowwise_mma_instances() {
+  return instances_text("rowwise_mma", rowwise_mma::kKeyNames, [](auto&& f) { rowwise_mma::for_each_instance(f); });
+}
+
+std::string rowwise_mma_instance(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  return instance_text("rowwise_mma", rowwise_mma::kKeyNames, rowwise_mma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

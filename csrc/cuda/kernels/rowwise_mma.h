@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <string>
 
 #include "cuda/kernels/rowwise.h"
 #include "cuda/properties.h"
@@ -31,5 +32,9 @@ bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& config);
 size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& config);
 
 cudaError_t launch_rowwise_mma(const RowwiseLinear& p, const RowwiseMmaConfig& config, void* workspace, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string rowwise_mma_instances();
+std::string rowwise_mma_instance(const RowwiseLinear& p, const RowwiseMmaConfig& c);
 
 }  // namespace aoext::cuda

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "cuda/properties.h"
 
@@ -26,7 +27,7 @@ struct TinygemmConfig {
   int warps;         // of a block
   int blocks;        // that share the row tiles
   int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time
-  int overlaps;  // whether it may start while the last kernel ends (launch.h), on Hopper
+  int overlaps;      // whether it may start while the last kernel ends (launch.h), on Hopper
 
   bool operator==(const TinygemmConfig&) const = default;
 };
@@ -49,5 +50,9 @@ cudaError_t launch_tinygemm_unpack(const void* packed, void* weight, int64_t N, 
 
 // scale_and_zero [groups, N, 2] to scale and zero [groups, N], of 16-bit elements.
 cudaError_t launch_tinygemm_split(const void* scale_and_zero, void* scale, void* zero, int64_t count, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string tinygemm_mm_instances();
+std::string tinygemm_mm_instance(const TinygemmLinear& p, const TinygemmConfig& c);
 
 }  // namespace aoext::cuda

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sizes.h"
 
@@ -13,17 +14,34 @@ using tinygemm::Shape;
 constexpr int kMostWarps = 16;        // of a block
 constexpr int64_t kFewestChunks = 2;  // of a phase, where fewer warps can help it
 
-template <int Inner, int Sub>
-auto kernel_for(int tokens) {
-  return tokens == 8 ? tinygemm::mm_kernel<Inner, Sub, 1> : tinygemm::mm_kernel<Inner, Sub, 2>;
-}
+// What tells instances apart.
+using Key = std::array<int, 3>;
+constexpr std::array<const char*, 3> kKeyNames = {"inner_k_tiles", "sub_groups", "tokens"};
 
-template <int Inner>
-auto kernel_for(int sub, int tokens) {
-  return sub == 1 ? kernel_for<Inner, 1>(tokens) : kernel_for<Inner, 4>(tokens);
+using Kernel = void (*)(Shape);
+
+// f(key, kernel) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<2, 4, 8>([&](auto inner) {
+    each<1, 4>([&](auto sub) {
+      each<1, 2>([&](auto octets) {
+        constexpr int kInner = decltype(inner)::value, kSub = decltype(sub)::value, kOctets = decltype(octets)::value;
+        f(Key{kInner, kSub, 8 * kOctets}, Kernel(tinygemm::mm_kernel<kInner, kSub, kOctets>));
+      });
+    });
+  });
 }
 
 int sub_groups(const TinygemmLinear& p) { return p.group_size < kTinygemmChunk ? 4 : 1; }
+
+Key key_of(const TinygemmLinear& p, const TinygemmConfig& c) { return {p.inner_k_tiles, sub_groups(p), c.tokens}; }
+
+Kernel kernel_of(const TinygemmLinear& p, const TinygemmConfig& c) {
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
+}
 
 }  // namespace
 
@@ -92,9 +110,7 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
 
 }  // namespace
 
-TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) {
-  return choose(p, device, kMostWarps);
-}
+TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) { return choose(p, device, kMostWarps); }
 
 bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device) {
   const bool tokens = (c.tokens == 8 || c.tokens == 16) && p.M <= c.tokens;
@@ -104,10 +120,8 @@ bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& c, const De
 
 cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream) {
   const Shape shape = tinygemm::shape(p, config);
-  const int sub = sub_groups(p);
-  const auto kernel = p.inner_k_tiles == 8   ? kernel_for<8>(sub, config.tokens)
-                      : p.inner_k_tiles == 4 ? kernel_for<4>(sub, config.tokens)
-                                             : kernel_for<2>(sub, config.tokens);
+  const Kernel kernel = kernel_of(p, config);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
   const Grid grid{static_cast<unsigned>(config.blocks),
                   static_cast<unsigned>(config.warps * 32),
                   static_cast<size_t>(shared_bytes(p, config)),
@@ -115,6 +129,14 @@ cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& co
                   1,
                   config.overlaps ? Overlap::after_ours : Overlap::never};
   return launch(kernel, grid, shape);
+}
+
+std::string tinygemm_mm_instances() {
+  return instances_text("tinygemm_mm", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string tinygemm_mm_instance(const TinygemmLinear& p, const TinygemmConfig& c) {
+  return instance_text("tinygemm_mm", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

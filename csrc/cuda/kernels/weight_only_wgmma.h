@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "cuda/kernels/rowwise.h"
 #include "cuda/kernels/wgmma_config.h"
@@ -17,5 +18,9 @@ WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, const Device& devic
 bool weight_only_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& config);
 size_t weight_only_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& config);  // bytes
 cudaError_t launch_weight_only_wgmma(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string weight_only_wgmma_instances();
+std::string weight_only_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c);
 
 }  // namespace aoext::cuda

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/int4_batch.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
@@ -44,29 +45,35 @@ Instance instance() {
           Meet::blocks};
 }
 
-template <Element X, Element S, int kTokens>
-Instance instance(const Int4Linear& p) {
-  if constexpr (kTokens <= most_rows(32)) {
-    if (p.group_size == 32) return instance<X, S, 32, kTokens>();
-    if (p.group_size == 64) return instance<X, S, 64, kTokens>();
-  }
-  return instance<X, S, 128, kTokens>();
+// What tells instances apart.
+using Key = std::array<int, 4>;
+constexpr std::array<const char*, 4> kKeyNames = {"type", "scale", "sub", "tokens"};
+
+// f(key, instance) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      each<32, 64, kUnitK>([&](auto sub) {
+        each<16, 32, 64>([&](auto tokens) {
+          constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+          constexpr int kSub = decltype(sub)::value, kTokens = decltype(tokens)::value;
+          if constexpr (kTokens <= most_rows(kSub)) f(Key{int(X), int(S), kSub, kTokens}, instance<X, S, kSub, kTokens>());
+        });
+      });
+    });
+  });
 }
 
-template <Element X, Element S>
-Instance instance(const Int4Linear& p, int tokens) {
-  switch (tokens) {
-    case 16: return instance<X, S, 16>(p);
-    case 32: return instance<X, S, 32>(p);
-    default: return instance<X, S, 64>(p);
-  }
+Key key_of(const Int4Linear& p, const BatchConfig& c) {
+  return {int(p.type), int(p.scale_type), static_cast<int>(std::min<int64_t>(p.group_size, kUnitK)), c.tokens};
 }
 
-Instance instance(const Int4Linear& p, int tokens) {
-  const bool same = p.scale_type == p.type;
-  if (p.type == Element::bf16)
-    return same ? instance<Element::bf16, Element::bf16>(p, tokens) : instance<Element::bf16, Element::fp32>(p, tokens);
-  return same ? instance<Element::fp16, Element::fp16>(p, tokens) : instance<Element::fp16, Element::fp32>(p, tokens);
+// Empty where there is none.
+Instance instance(const Int4Linear& p, const BatchConfig& c) {
+  Instance found{};
+  for_each_instance([&, key = key_of(p, c)](const Key& k, const Instance& i) { found = k == key ? i : found; });
+  return found;
 }
 
 struct Launch {
@@ -110,7 +117,7 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
   const BatchFit& fit = fits_of(device).int4_batch;
   const BatchFit::Tile& cost =
       *std::find_if(std::begin(fit.tiles), std::end(fit.tiles), [&](const BatchFit::Tile& tile) { return p.M <= tile.tokens; });
-  const Instance kernels = instance(p, cost.tokens);
+  const Instance kernels = instance(p, BatchConfig{cost.tokens});
   Choice<BatchConfig> best;
   for (int slices = 1; slices <= 4; slices *= 2) {
     const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, int4_batch::kPairUnits);
@@ -134,19 +141,19 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
 }
 
 bool int4_batch_fits(const Int4Linear& p, const BatchConfig& c) {
-  const bool tokens = (c.tokens == 16 || c.tokens == 32 || c.tokens == 64) && c.tokens <= most_rows(p.group_size);
   const bool slices = c.slices == 1 || c.slices == 2 || c.slices == 4;
+  const Instance kernels = instance(p, c);
   Launch l;
-  return tokens && slices && p.M <= c.tokens && c.cluster >= 1 && c.blocks >= 1 && lay_out(p, c, instance(p, c.tokens), l);
+  return kernels.multiply && slices && p.M <= c.tokens && c.cluster >= 1 && c.blocks >= 1 && lay_out(p, c, kernels, l);
 }
 
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
-  return static_cast<size_t>(ceil_div(p.K / kUnitK, int4_batch::kPairUnits)) * instance(p, c.tokens).pair_bytes;
+  return static_cast<size_t>(ceil_div(p.K / kUnitK, int4_batch::kPairUnits)) * instance(p, c).pair_bytes;
 }
 
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
   if (!int4_batch_takes(p) || !int4_batch_fits(p, c)) return cudaErrorInvalidValue;
-  const Instance kernels = instance(p, c.tokens);
+  const Instance kernels = instance(p, c);
   Launch l;
   lay_out(p, c, kernels, l);
   l.walk.x = static_cast<const char*>(workspace);
@@ -176,6 +183,14 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,
                       static_cast<unsigned>(c.cluster), Overlap::always};
   return launch(kernels.multiply, multiply, w.map, scale.map, zero.map, l.walk);
+}
+
+std::string int4_batch_instances() {
+  return instances_text("int4_batch", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string int4_batch_instance(const Int4Linear& p, const BatchConfig& c) {
+  return instance_text("int4_batch", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

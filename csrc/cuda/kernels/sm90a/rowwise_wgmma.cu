@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
@@ -105,6 +106,26 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, cudaStre
   return cudaErrorInvalidValue;
 }
 
+// What tells instances apart.
+using Key = std::array<int, 4>;
+constexpr std::array<const char*, 4> kKeyNames = {"type", "output", "height", "tokens"};
+
+// f(key) of each. A float32 and an int32 result have one, of int8 alone.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const Element type : {Element::int8, Element::e4m3, Element::e5m2})
+    for (const Element output : {Element::bf16, Element::fp16, Element::fp32})
+      if (output != Element::fp32 || type == Element::int8)
+        for_each_tile([&](auto tile) {
+          if (has_tile(type, output, tile.kRows, tile.kTokens)) f(Key{int(type), int(output), tile.kRows, tile.kTokens});
+        });
+}
+
+Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
+  const Element output = p.output == Element::int32 ? Element::fp32 : p.output;
+  return {int(p.type), int(output), height(c.rows, c.turned), c.tokens};
+}
+
 // ---- The choice: a model of the time. Rounds of tiles, each of them stages that take what the engine and the copies take, or
 // what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of neighbouring multiprocessors alike,
 // so that a round which fills the second of some pairs takes as long as one that fills all. ----
@@ -188,6 +209,14 @@ cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, c
     case Element::e5m2: return launch_output<Element::e5m2>(p, c, stream);
     default: return cudaErrorInvalidValue;
   }
+}
+
+std::string rowwise_wgmma_instances() {
+  return instances_text("rowwise_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string rowwise_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c) {
+  return instance_text("rowwise_wgmma", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -6,6 +6,7 @@
 
 #include "cuda/fits.h"
 #include "cuda/kernels/choice.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
 #include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
@@ -105,6 +106,16 @@ struct TilesOf {
 template <class... Tiles>
 struct TileShapes {};
 
+// f(TileShape{}) of each.
+template <int kRowsOfW, int... kTokensOfX, class F>
+void for_each_shape(TilesOf<kRowsOfW, kTokensOfX...>, F&& f) {
+  (f(TileShape<kRowsOfW, kTokensOfX>()), ...);
+}
+template <class... Tiles, class F>
+void for_each_shape(TileShapes<Tiles...>, F&& f) {
+  (for_each_shape(Tiles(), f), ...);
+}
+
 template <class... Tiles, class Run>
 cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
   cudaError_t error = cudaErrorInvalidValue;
@@ -116,8 +127,8 @@ cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
 template <class Tiles, class Problem>
 bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const WgmmaConfig& c) {
   const auto found = [](auto) { return cudaSuccess; };
-  return with_tile(shapes, c, found) == cudaSuccess && !c.turned && c.cluster >= 1 && c.cluster <= most_cluster && c.ranges >= 0 &&
-         c.blocks > c.ranges && shares_fit(segments(p, stage, c), c.blocks);
+  return with_tile(shapes, c, found) == cudaSuccess && !c.turned && c.cluster >= 1 && c.cluster <= most_cluster &&
+         c.ranges >= 0 && c.blocks > c.ranges && shares_fit(segments(p, stage, c), c.blocks);
 }
 
 // ---- The choice ----

@@ -33,6 +33,20 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace
   }
 }
 
+// What tells instances apart.
+using Key = std::array<int, 4>;
+constexpr std::array<const char*, 4> kKeyNames = {"type", "weight", "rows", "tokens"};
+
+// f(key) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const Element type : {Element::bf16, Element::fp16})
+    for (const Element weight : {Element::int8, Element::e4m3, Element::e5m2})
+      wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(weight), shape.kTileRows, shape.kTokens}); });
+}
+
+Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) { return {int(p.type), int(p.weight_type), c.rows, c.tokens}; }
+
 constexpr int kMostCluster = 3;
 
 }  // namespace
@@ -55,6 +69,14 @@ bool weight_only_wgmma_takes(const RowwiseLinear& p) {
 
 cudaError_t launch_weight_only_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   return p.type == Element::bf16 ? launch<__nv_bfloat16>(p, c, workspace, stream) : launch<__half>(p, c, workspace, stream);
+}
+
+std::string weight_only_wgmma_instances() {
+  return instances_text("weight_only_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string weight_only_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c) {
+  return instance_text("weight_only_wgmma", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda
