@@ -7,9 +7,12 @@ gets the instance that it is for is shown without a GPU, on meta tensors.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import os
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from torch import Tensor
 
 import reference
 from aoext import ops
-from aoext.ops import ao, with_plan
+from aoext.ops import ao, plan, with_plan
 from reference import ALL_CALLS, Call, Problem, assert_close
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -219,7 +222,8 @@ def cuts() -> Iterator[Case]:
         few = {"tiles": 2, "slices": 4, "cluster": 1, "shared_memory": 90_000}
         for blocks in (1, 100):
             long = {**few, "blocks": blocks}
-            yield Case("int4_ring", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), long)
+            narrow = {**long, "warp_tiles": 1}
+            yield Case("int4_ring", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), narrow)
             yield Case("int4_decode", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), long)
             problem = Problem(M, 350, 24592, 24592, BF16, FP32, INT8)
             yield Case("rowwise_decode", "scaled_mm_rowwise", problem, long)
@@ -325,6 +329,108 @@ def test_a_cut_fits(name: str) -> None:
     case = CUTS_BY_NAME[name]
     with with_plan(case.kernel, **case.config):
         assert planned("H200", case)[0].split()[0] == case.kernel
+
+
+def test_plans_of_an_h200_are_those_that_were_measured() -> None:
+    """A choice that is changed on purpose is written anew: benchmarks/plans.py says how."""
+    script = Path(__file__).parent.parent / "benchmarks" / "plans.py"
+    if not script.is_file():
+        pytest.skip("needs the project's sources")
+    spec = importlib.util.spec_from_file_location("plans", script)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    expected = (Path(__file__).parent / "plans_h200.txt").read_text().splitlines()
+    assert list(module.plans("H200")) == expected
+
+
+def int4_operands(M: int, group_size: int = 128) -> list[Any]:
+    case = Case("int4_ring", "bf16i4bf16_rowwise", Problem(M, 4096, 4096, group_size), {})
+    return on_meta(case)[0]
+
+
+@pytest.mark.parametrize("gpu", ["H200", "H100 SXM", "H100 PCIe", "A100", "L40S", "RTX 4090", "B200"])
+def test_plans_of_a_gpu_are_for_what_it_has(gpu: str) -> None:
+    for M in (1, 5, 16, 40, 300):
+        text = plan(gpu, "bf16i4bf16_rowwise", *int4_operands(M))
+        fields = dict(f.split("=") for f in text.split(" | ")[0].split()[1:])
+        if not gpu.startswith("H"):
+            assert text.split()[0] not in HOPPER_KERNELS
+            assert fields.get("cluster", "1") == "1"
+            assert fields.get("overlaps", "0") == "0"
+
+
+def test_an_unknown_gpu_is_named() -> None:
+    with pytest.raises(RuntimeError, match="gpu must be one of H200, .*got H2000"):
+        plan("H2000", "bf16i4bf16_rowwise", *int4_operands(1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "message"),
+    [
+        ("int4_rings", {}, "kernel must be one of .*int4_ring, .*got int4_rings"),
+        ("int4_ring", {"tile": 1}, "int4_ring has .*tiles, .*got tile"),
+        ("int4_any", {"tiles": 1}, "int4_any has no field, got tiles"),
+    ],
+)
+def test_what_there_is_not_is_named(kernel: str, config: dict[str, int], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message), with_plan(kernel, **config):
+        pass
+    assert ao._force_plan("") == ""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "M", "kernel", "config", "message"),
+    [
+        ("H200", 17, "int4_ring", {}, "kernel must be one that takes M = 17, .*got int4_ring"),
+        ("A100", 40, "int4_wgmma", {}, "kernel must be one that takes M = 40, .* on A100, got int4_wgmma"),
+        ("H200", 4, "int4_ring", {"tiles": 99}, "tiles = 99 must fit M = 4, "),
+        ("H200", 40, "int4_mma", {"block_m": 48}, "block_m = 48 must fit M = 40, "),
+        ("H200", 40, "int4_wgmma", {"tokens": 48}, "tokens = 48 must fit M = 40, "),
+        ("A100", 4, "int4_ring", {"cluster": 2}, "cluster must be 1 on A100, got 2"),
+        (
+            "L40S",
+            4,
+            "int4_decode",
+            {"shared_memory": 200_000},
+            "shared_memory must be at most 101376 on L40S",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    gpu: str, M: int, kernel: str, config: dict[str, int], message: str
+) -> None:
+    with with_plan(kernel, **config), pytest.raises(RuntimeError, match=message):
+        plan(gpu, "bf16i4bf16_rowwise", *int4_operands(M))
+
+
+def test_a_forced_plan_ends_and_nests_and_is_a_threads_own() -> None:
+    chosen = plan("H200", "bf16i4bf16_rowwise", *int4_operands(4))
+    found: list[str] = []
+    with with_plan("int4_mma", splits=2):
+        with with_plan("int4_ring", tiles=3):
+            assert " tiles=3 " in plan("H200", "bf16i4bf16_rowwise", *int4_operands(4))
+            thread = threading.Thread(
+                target=lambda: found.append(plan("H200", "bf16i4bf16_rowwise", *int4_operands(4)))
+            )
+            thread.start()
+            thread.join()
+        assert plan("H200", "bf16i4bf16_rowwise", *int4_operands(4)).startswith("int4_mma ")
+        int8 = [torch.empty(4, 256, dtype=INT8, device="meta")] * 2
+        assert plan("H200", "int8_mm", *int8).startswith("rowwise_")  # has no such kernel
+    assert found == [chosen]
+    assert plan("H200", "bf16i4bf16_rowwise", *int4_operands(4)) == chosen
+
+
+def test_short_rows_of_x_are_quantised_by_the_product() -> None:
+    def quantizes(M: int, K: int) -> bool:
+        case = Case("", "scaled_linear_rowwise", Problem(M, 4096, K, K), {})
+        return "quantizes=1" in plan("H200", case.operator, *on_meta(case)[0])
+
+    assert quantizes(1, 4096)
+    assert not quantizes(8, 4096)
+    assert not quantizes(1, 28672)
 
 
 # ---- On a GPU ---------------------------------------------------------------------------------------------
