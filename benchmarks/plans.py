@@ -2,8 +2,8 @@
 
     python benchmarks/plans.py --gpu H200 > tests/plans_h200.txt
 
-tests/test_cuda_plans.py holds the library against that file: who changes a choice on purpose writes it anew, and the
-difference shows what was changed.
+tests/test_cuda_plans.py holds the library against that file: who changes a choice on purpose writes it anew,
+and the difference shows what was changed.
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ def test_plans_of_a_gpu_are_for_what_it_has(gpu: str) -> None:
 
 
 def test_an_unknown_gpu_is_named() -> None:
-    with pytest.raises(RuntimeError, match="gpu must be one of H200, .*got H2000"):
+    with pytest.raises(RuntimeError, match=r"gpu must be one of H200, .*got H2000"):
         plan("H2000", "bf16i4bf16_rowwise", *int4_operands(1))
 
 
@@ -394,7 +394,7 @@ def test_what_there_is_not_is_named(kernel: str, config: dict[str, int], message
             4,
             "int4_decode",
             {"shared_memory": 200_000},
-            "shared_memory must be at most 101376 on L40S",
+            "shared_memory must be at most 101376",
         ),
     ],
 )
