@@ -19,10 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import reference
-from aoext import ops
+from aoext import ops, reference
 from aoext.ops import ao, plan, with_plan
-from reference import ALL_CALLS, Call, Problem, assert_close
+from aoext.reference import ALL_CALLS, Call, Problem, assert_close
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 INT8, E4M3, E5M2 = reference.EIGHT_BIT
