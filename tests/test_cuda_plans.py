@@ -221,7 +221,7 @@ def cuts() -> Iterator[Case]:
         few = {"tiles": 2, "slices": 4, "cluster": 1, "shared_memory": 90_000}
         for blocks in (1, 100):
             long = {**few, "blocks": blocks}
-            narrow = {**long, "warp_tiles": 1}
+            narrow = {**long, "warp_tiles": 1, "depth": 2}
             yield Case("int4_ring", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), narrow)
             yield Case("int4_decode", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), long)
             problem = Problem(M, 350, 24592, 24592, BF16, FP32, INT8)

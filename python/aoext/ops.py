@@ -179,7 +179,9 @@ def generic(operator: str) -> Callable[..., Any]:
 
 
 def _has_plans() -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key("ao::_force_plan", "CompositeExplicitAutograd")
+    """Whether the library has kernels for CUDA, whose plans can be asked for and forced."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return hasattr(ao, "_force_plan") and has_kernel("ao::_force_plan", "CompositeExplicitAutograd")
 
 
 def plan(gpu: str, operator: str, *arguments: Any, **options: Any) -> str:
