@@ -616,9 +616,18 @@ def test_the_example_of_the_page_runs(tmp_path):
     _run_ranks(code, tmp_path)
 
 
+# A rank whose peer is gone aborts.
+LEAVING = """
+import torch.distributed
+if torch.distributed.is_initialized():
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+"""
+
+
 def _run_ranks(code: str, folder: Path) -> None:
     """Run a program in all ranks, each of which prints True."""
-    (folder / "program.py").write_text(code)
+    (folder / "program.py").write_text(code + LEAVING)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"]
     command = [*command, folder / "program.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
