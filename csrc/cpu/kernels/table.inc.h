@@ -1,0 +1,36 @@
+// What stands in every instruction set's table: the algorithms that each compiles with vectors of its own.
+#pragma once
+
+#include "cpu/kernels/epilogue.inc.h"
+#include "cpu/kernels/gemm.inc.h"
+#include "cpu/kernels/gemv_8bit.inc.h"
+#include "cpu/kernels/gemv_int4.inc.h"
+#include "cpu/kernels/quantize.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+// kKC: floats of a packed block. What an instruction set has beside, it adds.
+template <int64_t kKC>
+constexpr Kernels table_of_all(const char* name, const Gemm8Bit* gemm_i8) {
+  return {
+      .name = name,
+      .to_float = to_float,
+      .columns_to_float = columns_to_float,
+      .from_float = from_float,
+      .dequantize_int4 = dequantize_int4,
+      .has_wide_zero_points = has_wide_zero_points,
+      .split_zero_points = split_zero_points,
+      .group_sums = group_sums,
+      .scale_row = scale_row,
+      .quantize_row = quantize_row,
+      .gemm_f32 = &kGemmF32<kKC>,
+      .gemm_i8 = gemm_i8,
+      .gemm_int4_f32 = &kGemmInt4F32<kKC>,
+      .gemv_8bit_f32 = &kGemv8BitF32,
+      .gemv_int4 = &kGemvInt4,
+  };
+}
+
+}  // namespace
+}  // namespace aoext::cpu

@@ -1,0 +1,27 @@
+// The table of an instruction set with vectors of 32 bytes; limb_sums_<it>.inc.h is what AVX-VNNI has an instruction for.
+#pragma once
+
+#include "cpu/kernels/vectors_avx2.inc.h"
+
+#include "cpu/kernels/table.inc.h"
+
+#include "cpu/kernels/e4m3_avx.inc.h"
+#include "cpu/kernels/gemm_i8_avx2.inc.h"
+#include "cpu/kernels/gemv_i8_avx2.inc.h"
+#include "cpu/kernels/gemv_int8_limbs_avx2.inc.h"
+#include "cpu/kernels/without_avx512.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+constexpr Kernels table_avx2(const char* name) {
+  constexpr int64_t kKC = 384;  // floats
+  Kernels table = table_of_all<kKC>(name, &kGemmI8<2 * kKC>);
+  table.gemv_i8 = dot_i8;
+  table.gemv_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs>;
+  table.gemv_limbs3_staged = &kGemvLimbsStaged<kThreeInt8Limbs>;
+  return table;
+}
+
+}  // namespace
+}  // namespace aoext::cpu
