@@ -4,7 +4,6 @@
 
 #include <map>
 
-#include "common/describe.h"
 #include "common/library.h"
 #include "generic/register.h"
 

@@ -181,13 +181,13 @@ def refusal_of_own_forward(layer: Layer, config: QuantizationConfig) -> str | No
     plain = None
     try:
         trial = _on_meta(layer)
+        rows = as_rows(layer, _empty(layer.weight))
         if isinstance(layer, nn.Embedding):
             input = torch.empty(2, dtype=torch.int64, device="meta")
         else:
-            weight = as_rows(layer, _empty(layer.weight))
-            input = weight.new_empty(2, weight.shape[1])
+            input = rows.new_empty(2, rows.shape[1])
         plain = kind.forward(trial, input)
-        quantized = as_weight(layer, config.quantize(as_rows(trial, _empty(layer.weight))))
+        quantized = as_weight(layer, config.quantize(rows))
         trial._parameters["weight"] = nn.Parameter(quantized, requires_grad=False)
         result = kind.forward(trial, input)
     except Exception as error:  # whatever a user's forward may raise

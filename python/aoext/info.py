@@ -84,6 +84,10 @@ def explain(operator: str, *arguments: Tensor | torch.dtype | int | None, **opti
     """
     if operator not in operators():
         raise ValueError(f"explain: operator must be one of {', '.join(operators())}, got {operator!r}")
+    names = [a.name for a in getattr(ao, operator).default._schema.arguments]
+    if len(arguments) > len(names) or options.keys() - set(names):
+        given = [f"{len(arguments)} by position", *options]
+        raise TypeError(f"explain: arguments must be {', '.join(names)}, got {', '.join(given)}")
     tensors, number, dtype = described(bound(operator, arguments, options))
     if not tensors:
         raise TypeError(f"explain: arguments must be those of ao::{operator}, got no tensor")

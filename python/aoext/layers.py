@@ -13,9 +13,10 @@ from aoext.tensors import QuantizedTensor
 from aoext.tensors.base import check_torchscript
 from aoext.tensors.lookups import lookup
 from aoext.tensors.products import linear
+from aoext.tensors.views import seen_as
 
 
-def _scheme(parameters: Mapping[str, Tensor | None]) -> str:
+def scheme_text(parameters: Mapping[str, Tensor | None]) -> str:
     """What print(model) adds of a layer's weight, if that is quantised."""
     weight = parameters.get("weight")
     return f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
@@ -32,7 +33,7 @@ class _WithScheme:
         self.parameters = layer._parameters
 
     def __call__(self) -> str:
-        return self.text + _scheme(self.parameters)
+        return self.text + scheme_text(self.parameters)
 
 
 class HasQuantizedWeight(nn.Module):
@@ -65,7 +66,7 @@ class HasQuantizedWeight(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + _scheme(self._parameters)
+        return super().extra_repr() + scheme_text(self._parameters)
 
 
 class QuantizedLinear(HasQuantizedWeight, nn.Linear):
@@ -120,9 +121,7 @@ def as_rows(layer: nn.Module, weight: Tensor) -> Tensor:
 
 def as_weight(layer: nn.Module, quantized: QuantizedTensor) -> QuantizedTensor:
     """A quantised weight [N, K] as a layer keeps it."""
-    if not has_transposed_weight(layer):
-        return quantized
-    return quantized.remade(dict(quantized.named_fields()), transposed=True)
+    return seen_as(quantized, has_transposed_weight(layer))
 
 
 def why_never_quantized(layer: nn.Module) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
@@ -15,6 +15,7 @@ from aoext.tensors.fields import Field, K, N
 from aoext.tensors.views import weight_dim
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
 
 
@@ -29,18 +30,35 @@ def own_part(weight: Tensor) -> Tensor:
     return weight.to_local() if is_distributed(weight) else weight
 
 
+def unlike_shards(placements: Sequence[Placement]) -> str | None:
+    """What a weight of these placements is, in words, if ranks have it by neither Shard nor Replicate."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    strange = next((p for p in placements if type(p) not in (Shard, Replicate)), None)
+    return None if strange is None else f"distributed as {strange}, neither Shard nor Replicate"
+
+
+def distributed(part: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: Tensor) -> DTensor:
+    """A DTensor of this rank's part, of the whole's shape and strides."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=like.size(), stride=like.stride()
+    )
+
+
 def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> str | None:
     """Why `config` cannot quantise the weight of a layer, or this rank's part of it; None if it can."""
     if getattr(layer, "_is_fsdp_managed_module", False):  # which keeps what it has made of the plain weight
         return "FSDP has sharded its weight: quantise the model first, then call fully_shard"
     if not is_distributed(weight):
         return config.obstacle(weight)
-    from torch.distributed.tensor import Replicate, Shard
+    if (unlike := unlike_shards(weight.placements)) is not None:
+        return f"its weight is {unlike}"
+    from torch.distributed.tensor import Shard
 
     along_k = False
     for placement, ranks in zip(weight.placements, weight.device_mesh.shape, strict=True):
-        if type(placement) not in (Shard, Replicate):
-            return f"its weight is distributed as {placement}, neither Shard nor Replicate"
         if isinstance(placement, Shard):
             if weight.shape[placement.dim] % ranks:
                 return f"its weight {list(weight.shape)} has unlike parts on {ranks} ranks"
@@ -58,16 +76,7 @@ def quantize(config: QuantizationConfig, weight: Tensor, device: torch.device | 
     quantized = config.quantize(own_part(weight).detach().to(device))
     if not is_distributed(weight):
         return quantized
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        quantized,
-        weight.device_mesh,
-        weight.placements,
-        run_check=False,
-        shape=weight.shape,
-        stride=weight.stride(),
-    )
+    return distributed(quantized, weight.device_mesh, weight.placements, weight)
 
 
 def named_fields(name: str, weight: object) -> Iterator[tuple[str, DTensor]] | None:
@@ -77,9 +86,7 @@ def named_fields(name: str, weight: object) -> Iterator[tuple[str, DTensor]] | N
     """
     if not is_distributed(weight) or not isinstance(weight.to_local(), QuantizedTensor):
         return None
-    from torch.distributed.tensor import Replicate, Shard
-
-    if any(type(placement) not in (Shard, Replicate) for placement in weight.placements):
+    if unlike_shards(weight.placements) is not None:
         raise NotImplementedError(
             f"{name}: fields of a quantised weight can be Shard or Replicate, got {list(weight.placements)}"
         )
@@ -87,8 +94,6 @@ def named_fields(name: str, weight: object) -> Iterator[tuple[str, DTensor]] | N
 
 
 def _distributed_fields(weight: DTensor) -> Iterator[tuple[str, DTensor]]:
-    from torch.distributed.tensor import DTensor
-
     local = cast(QuantizedTensor, weight.to_local().detach())
     shape = [weight.shape[weight_dim(local, dim)] for dim in (N, K)]
     block_size = [1, shape[K]] if local.blocks_are_rows else local.block_size
@@ -96,17 +101,7 @@ def _distributed_fields(weight: DTensor) -> Iterator[tuple[str, DTensor]]:
         field = local.fields[name]
         whole = torch.empty(field.shape(shape, block_size), device="meta")
         placements = [_field_placement(local, field, placement) for placement in weight.placements]
-        yield (
-            name,
-            DTensor.from_local(
-                tensor,
-                weight.device_mesh,
-                placements,
-                run_check=False,
-                shape=whole.size(),
-                stride=whole.stride(),
-            ),
-        )
+        yield name, distributed(tensor, weight.device_mesh, placements, whole)
 
 
 def _field_placement(local: QuantizedTensor, field: Field, placement: Placement) -> Placement:

@@ -153,7 +153,7 @@ class TorchaoWriter(Writer):
             from torchao.core.config import config_to_dict
             from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-            from aoext.integrations.torchao import config_like, weight_to_torchao
+            from aoext.checkpoints.torchao_tensors import config_like, weight_to_torchao
         except ImportError as error:
             raise ImportError("convert: torchao's format needs torchao: pip install torchao") from error
         self._flatten, self._to_torchao = flatten_tensor_state_dict, weight_to_torchao

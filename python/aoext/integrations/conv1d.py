@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from aoext.layers import CLASSES, WITH_TRANSPOSED_WEIGHT, HasQuantizedWeight
+from aoext.layers import CLASSES, WITH_TRANSPOSED_WEIGHT, HasQuantizedWeight, scheme_text
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.products import linear
 
@@ -24,9 +24,7 @@ class QuantizedConv1D(HasQuantizedWeight, Conv1D):
         return super().forward(x)
 
     def __repr__(self) -> str:
-        weight = self._parameters.get("weight")
-        scheme = f", weight={weight!r}" if isinstance(weight, QuantizedTensor) else ""
-        return f"{type(self).__name__}(nf={self.nf}, nx={self.nx}{scheme})"
+        return f"{type(self).__name__}(nf={self.nf}, nx={self.nx}{scheme_text(self._parameters)})"
 
 
 CLASSES[Conv1D] = QuantizedConv1D

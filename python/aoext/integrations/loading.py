@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
-from aoext import serialization
-from aoext.integrations.transformers import AoextQuantizer
+from aoext.integrations.transformers import AoextQuantizer, has_quantised
 
 
 def _check_files(files: Sequence[str] | None) -> None:
     """ValueError for files with quantised weights of which a config.json says nothing."""
     for file in files or ():
-        if str(file).endswith(".safetensors") and serialization.has_quantised(file):
+        if has_quantised(file):
             raise ValueError(
                 f"{file} has weights that aoext has quantised, of which its config.json says nothing: load "
                 "it with quantization_config=aoext.AoextConfig.keep()"

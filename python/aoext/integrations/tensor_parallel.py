@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 
+from aoext import shards
 from aoext.tensors import QuantizedTensor
 
 logger = logging.getLogger(__name__)
@@ -26,20 +27,17 @@ class Distribution(NamedTuple):
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
 
-    def own_part(self, weight: QuantizedTensor) -> DTensor:
-        """What this rank has of a weight. ValueError where parts do not end on group boundaries."""
-        for placement in self.placements:
-            if type(placement) not in (Shard, Replicate):
-                raise ValueError(f"it is distributed as {placement}, neither Shard nor Replicate")
+    def distributed(self, weight: QuantizedTensor) -> DTensor:
+        """A weight of which this rank has its part. ValueError where parts do not end on group boundaries."""
+        if (unlike := shards.unlike_shards(self.placements)) is not None:
+            raise ValueError(f"it is {unlike}")
         lengths, offsets = compute_local_shape_and_global_offset(weight.shape, self.mesh, self.placements)
         part: Tensor = weight
         for dim, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
             if length < weight.shape[dim]:
                 part = part.narrow(dim, offset, length)
         part = weight if part is weight else part.clone()  # a view would keep the whole weight's memory
-        return DTensor.from_local(
-            part, self.mesh, self.placements, run_check=False, shape=weight.shape, stride=weight.stride()
-        )
+        return shards.distributed(part, self.mesh, self.placements, weight)
 
 
 def take_whole(model: Any, quantizer: Any) -> None:
@@ -82,7 +80,7 @@ def _obstacle(module: nn.Module, form: QuantizedTensor, distribution: Distributi
     if isinstance(module, nn.Embedding):
         return "it is an embedding"
     try:
-        distribution.own_part(form)
+        distribution.distributed(form)
     except (ValueError, NotImplementedError) as error:
         return str(error)
     return None

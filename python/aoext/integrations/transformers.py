@@ -227,7 +227,7 @@ class AoextQuantizer(HfQuantizer):
     ) -> None:
         self.left_alone = self._modules_to_leave_alone(model)
         if not self.pre_quantized:
-            self._tell_apart(any(map(_has_quantised, checkpoint_files or ())))
+            self._tell_apart(any(map(has_quantised, checkpoint_files or ())))
         if not self.pre_quantized:
             self._warn(model)
         if self.pre_quantized:
@@ -370,7 +370,8 @@ def _is_left_alone(pattern: str, name: str) -> bool:
     return not should_convert_module(name, [pattern])
 
 
-def _has_quantised(file: str) -> bool:
+def has_quantised(file: str) -> bool:
+    """Whether a file of a checkpoint has weights that aoext has quantised."""
     return str(file).endswith(".safetensors") and serialization.has_quantised(file)
 
 
@@ -417,7 +418,7 @@ class _Operation(ConversionOps):
         weight = self.weight(model, full_layer_name, tensors)
         quantized = isinstance(weight, QuantizedTensor)
         if full_layer_name in self.hf_quantizer.distributions:
-            weight = self.hf_quantizer.distributions[full_layer_name].own_part(weight)
+            weight = self.hf_quantizer.distributions[full_layer_name].distributed(weight)
         return {full_layer_name: nn.Parameter(weight, requires_grad=not quantized)}
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from aoext.packing import dtype_name
 from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import ACTIVATION_DTYPES, K
+from aoext.tensors.views import seen_as
 
 FORMAT_VERSION = "2"
 READABLE_VERSIONS = ("1", FORMAT_VERSION)
@@ -197,11 +198,6 @@ def assembled(name: str, description: Any, stored: dict[str, Tensor]) -> Quantiz
     for difference in _differences(weight, description):
         raise ValueError(f"{name}: {difference}")
     return weight
-
-
-def seen_as(weight: QuantizedTensor, transposed: bool) -> QuantizedTensor:
-    """A weight [N, K] as it is, or its view [K, N]."""
-    return weight.remade(dict(weight.named_fields()), transposed=True) if transposed else weight
 
 
 def _differences(weight: Tensor, description: Any) -> list[str]:

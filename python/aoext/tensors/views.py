@@ -19,6 +19,11 @@ from aoext.tensors.fields import BLOCK, DIM_NAMES, K
 aten = torch.ops.aten
 
 
+def seen_as(weight: QuantizedTensor, transposed: bool) -> QuantizedTensor:
+    """A weight [N, K] as it is, or its view [K, N], which is a tensor of its own to autograd."""
+    return weight.remade(dict(weight.named_fields()), transposed=True) if transposed else weight
+
+
 @implements(aten.detach.default)
 def _detach(self: QuantizedTensor) -> QuantizedTensor:
     return self.mapped(Tensor.detach)
@@ -52,7 +57,7 @@ def view(self: QuantizedTensor, size: list[int]) -> QuantizedTensor:
     if not same or any(given not in (-1, own) for given, own in zip(size, self.shape, strict=True)):
         raise NotImplementedError(
             f"{type(self).__name__}: aten.view.default is not implemented for another shape, {list(size)}; "
-            f"dequantize() gives a plain tensor"
+            "dequantize() gives a plain tensor"
         )
     return _alias(self)
 
