@@ -118,6 +118,9 @@ def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator)
             assert explanation.choices["instruction_set"] == aoext.info.build_config()["cpu instruction set"]
     with pytest.raises(ValueError, match="operator must be one of"):
         aoext.explain("no_such_operator", *few)
+    for wrong in (lambda: aoext.explain("int8_mm", *few), lambda: aoext.explain("int8_mm", *few[:2], dtyp=1)):
+        with pytest.raises(TypeError, match="explain: arguments must be input, weight, got"):
+            wrong()
     with pytest.raises(RuntimeError, match="weight must be int8"):
         aoext.explain("bf16i4bf16_rowwise", few[0], few[1][:, 1:], *few[2:])
     with pytest.raises(RuntimeError, match="arguments must have 3 tensors or more, got 2"):

@@ -87,9 +87,12 @@ def test_a_write_that_inductor_compiled_is_noticed(format, write, device, genera
     y = linear(x, weight)
     with torch.no_grad():
         torch.compile(overwrite, fullgraph=True, backend=compiler_for(device))(weight, other)
-    # Inductor may round a value next to the middle of two steps to the other one.
-    steps = (weight.dequantize() - written.dequantize()).abs() > 0.1
-    assert steps.float().mean() < 0.01
+    # Of a sum Inductor may round a value next to the middle of two steps to the other one.
+    step = written.scale.abs().max() if (format, write) == ("int4", "sum") else 0
+    difference = (weight.dequantize() - written.dequantize()).abs()
+    near = torch.isclose(weight.dequantize(), written.dequantize(), rtol=0.1, atol=0.1)
+    assert (near | (difference <= 1.01 * step)).all()
+    assert (~near).float().mean() < 0.01
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
     with torch.inference_mode():  # whose tensors have no version
