@@ -97,6 +97,7 @@ class Subject:
     grouped: bool = False  # whether group_size matters
     adds_bias: Callable[[Problem], bool] = lambda p: False  # a tensor [N], the last that rotates
     serves: Callable[[Problem], bool] = lambda p: True  # whether the operator takes such a problem at all
+    weight: Weight | None = None  # of the operators that take a quantised one
 
     @property
     def name(self) -> str:
@@ -202,6 +203,7 @@ def _linear(
         grouped=grouped,
         adds_bias=adds_bias,
         serves=serves,
+        weight=weight,
     )
 
 
@@ -272,6 +274,7 @@ def _dequantize(
         lambda p, x, w, rows, columns: (weight.rows(p, w, rows)[:, columns], None),
         ("N", "K"),
         grouped=grouped,
+        weight=weight,
     )
 
 
