@@ -68,7 +68,7 @@ DEFAULTS = {
         (1, 16, 256, 4096, 64, 1024, 4, 8, 32, 128, 512, 2),
         seconds=0.05,
         quick_seconds=0.02,
-        minutes=6.0,
+        minutes=8.0,
         generic=False,  # a hundred times as slow, and it would cool the GPU for whoever comes after it
         begin=15.0,
         around=0.2,

@@ -104,7 +104,7 @@ def summary(threads: int, points: Sequence[Point], ceilings: Mapping[int, Ceilin
     table = grid(
         f"{in_words(threads)}, geomean over the shapes; reads: {ceilings[threads].read_gb_per_s:.1f} GB/s"
     )
-    table.add_column("", no_wrap=True)
+    table.add_column("", max_width=42)
     table.add_column("M", no_wrap=True)
     rows = sorted({mean.M for mean in means})
     for M in rows:

@@ -448,7 +448,7 @@ E4M3 = torch.float8_e4m3fn
 
 EIGHT_BIT_BLOCKWISE = [
     *(Blockwise(dtype_name(dtype), dtype, typical=False) for dtype in EIGHT_BIT),
-    Blockwise("float8_e4m3fn 128x128", E4M3, (128, 128), torch.float32),
+    Blockwise("float8 128x128", E4M3, (128, 128), torch.float32),
     Blockwise("mxfp8", E4M3, (1, 32), torch.float8_e8m0fnu, typical=False),
 ]
 LUT4_BLOCKWISE = [
@@ -479,7 +479,7 @@ def _dequantize_blockwise(format: Blockwise) -> Subject:
         Weight(format.random, format.rows),
         lambda kernel, p, x, w: kernel(*format.arguments(p, w), dtype=p.dtype),
         grouped=format.block is None,
-        typical=format.name in ("float8_e4m3fn 128x128", "mxfp4"),
+        typical=format.name in ("float8 128x128", "mxfp4"),
     )
 
 
@@ -555,6 +555,18 @@ def _quantize_blockwise(format: Blockwise) -> Subject:
         block_k=lambda p: _input_block(format, p)[1],
         typical=format.typical,
     )
+
+
+def blockwise_subject(operator: str, format: Blockwise) -> Subject:
+    """An operator of weights with a scale a block, in any such format."""
+    if operator.startswith("dequantize"):
+        return _dequantize_blockwise(format)
+    makers = {
+        "scaled_mm_blockwise": _scaled_mm_blockwise,
+        "scaled_linear_blockwise": _scaled_linear_blockwise,
+        "quantize_blockwise": _quantize_blockwise,
+    }
+    return makers.get(operator, _blockwise_weight_only)(format)
 
 
 def _blockwise() -> list[Subject]:
