@@ -404,7 +404,8 @@ def test_summary_of_all_operators_fits_a_page() -> None:
     text = printed(floor_view.summary(1, points, ceilings))
     assert "…" not in text
     for subject in SUBJECTS:
-        assert f"\n {subject.name}" in text
+        assert f"\n {subject.operator}" in text
+        assert f"[{subject.format}]" in text or subject.format == "int4"
 
 
 def test_floors_are_shown_over_all_shapes(tmp_path: Path) -> None:
