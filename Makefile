@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help tools install demo bench whole-model test test-oldest sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
+.PHONY: help tools install demo bench whole-model test test-oldest test-wheel docs sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -54,6 +54,12 @@ test: $(VENV)/.pip ## Run all tests on the devices at hand and on a simulated XP
 wheel: tools ## Build dist/*.whl for VARIANT (cpu, cu130 or xpu) and check it in a clean environment
 	$(BIN)/python tools/wheel.py build $(VARIANT)
 
+test-wheel: tools ## Test the wheel of VARIANT in dist/ on DEVICE, with TORCH
+	$(BIN)/python tools/wheel.py test $(VARIANT) --device $(or $(DEVICE),cpu)
+
+docs: install ## Build the documents as a site in out/site, links checked
+	$(BIN)/python tools/site.py
+
 test-oldest: tools ## Run the operator tests from the wheel under the oldest torch, 2.10
 	$(BIN)/python tools/wheel.py build cpu --torch torch==2.10.0
 
@@ -77,6 +83,9 @@ lint: install ## Check formatting, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+	$(BIN)/actionlint
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: tools ## Format all sources
 	$(BIN)/ruff check --fix-only --quiet .

@@ -4,7 +4,8 @@ Checks: the tag (py3-none, auditwheel's platform), libtorch's stable ABI and the
 needs, the version's label, which other libraries it needs and where it looks for them, that it is hardened,
 and the operator tests run from the wheel in a clean environment; with kernels for Intel GPUs also what its
 import says where libsycl is missing; with kernels for NVIDIA GPUs machine code for every architecture, and
-that CPU torch can use the wheel where there is no driver.
+that CPU torch can use the wheel where there is no driver. `test` runs the tests of a device against a wheel
+of dist/ that was built elsewhere.
 """
 
 from __future__ import annotations
@@ -281,10 +282,52 @@ def check_installed(wheel: Path, variant: Variant, torch: str, scratch: Path) ->
     run(environment / "bin" / "aoext", *command, cwd=scratch)
 
 
+# On a device's own machine: every operator, the tensors and the layers.
+ON_A_DEVICE = (
+    "test_operators.py",
+    "test_blockwise.py",
+    "test_tinygemm.py",
+    "test_tensors.py",
+    "test_layers.py",
+)
+
+
+def check_on_device(wheel: Path, variant: Variant, torch: str, device: str, scratch: Path) -> None:
+    """The tests of a device against a wheel that was built elsewhere, and its report, which goes to out/."""
+    environment = scratch / "venv"
+    venv.create(environment, with_pip=True)
+    pip, python = environment / "bin" / "pip", environment / "bin" / "python"
+    run(pip, "install", "--quiet", *torch.split())
+    run(pip, "install", "--quiet", wheel, *requirements("test"))
+    if variant.extra:
+        run(pip, "install", "--quiet", *requirements(variant.extra))
+    tests = scratch / "tests"
+    shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("xpu_sim", "int4pack_shim"))
+    print(
+        run(
+            *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ON_A_DEVICE, "-k", device),
+            cwd=tests,
+            AOEXT_REQUIRE_DEVICES=f"cpu,{device}",
+            AOEXT_SIMULATE_XPU="0",
+        )
+    )
+    aoext = environment / "bin" / "aoext"
+    print(run(aoext, "report", "--quick", "--device", device, "--output-dir", ROOT / "out", cwd=scratch))
+
+
+def built(variant: str) -> Path:
+    """The newest wheel of a variant in dist/."""
+    wheels = sorted((ROOT / "dist").glob(f"aoext-*+{variant}-*.whl"), key=lambda path: path.stat().st_mtime)
+    if not wheels:
+        sys.exit(f"wheel: dist/ must have a wheel of {variant}, got none")
+    return wheels[-1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["build"])
+    parser.add_argument("command", choices=["build", "test"])
     parser.add_argument("variant", choices=VARIANTS)
+    parser.add_argument("--device", default="cpu", help="where `test` runs: cpu, cuda or xpu")
     parser.add_argument(
         "--torch",
         default=os.environ.get("TORCH") or pinned_torch(),
@@ -294,6 +337,10 @@ def main() -> None:
     os.environ.pop("LD_LIBRARY_PATH", None)  # the library finds others by itself
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
+        if arguments.command == "test":
+            variant = VARIANTS[arguments.variant]
+            check_on_device(built(arguments.variant), variant, arguments.torch, arguments.device, scratch)
+            return
         check_compiler(arguments.variant)
         wheel = build(arguments.variant, scratch)
         check_contents(wheel, arguments.variant, scratch)
