@@ -70,7 +70,7 @@ def test_passes_of_others_run_first_whenever_they_are_set(how, generator):
     value = theirs if how == "list" else theirs[0]
     # Alone after the joint graph, so that the product is still in two when theirs come.
     with aoext.inductor.patch(weight_only=True), config.patch(joint_custom_post_pass=None):
-        joint = aoext.inductor.passes.SLOTS["joint_custom_post_pass"]
+        joint = aoext.inductor.passes.OURS["before_freezing"]
         names, joint.names = joint.names, ()
         try:
             if how == "patched":

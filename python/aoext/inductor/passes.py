@@ -14,7 +14,6 @@ from torch.fx import Graph
 
 import aoext
 from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only, writes
-from aoext.inductor.hook import SLOT_NAMES
 from aoext.inductor.options import Options, current
 
 GraphPass = Callable[[Graph], None]
@@ -121,4 +120,4 @@ def chain(theirs: Any, ours: AoextPass) -> Any:
 
 
 # Products are also fused before Inductor folds constants (its option `freezing`), which makes weights plain.
-SLOTS = dict(zip(SLOT_NAMES, (AoextPass(BEFORE_FREEZING), AoextPass(AFTER_PARTITION)), strict=True))
+OURS = {"before_freezing": AoextPass(BEFORE_FREEZING), "after_partition": AoextPass(AFTER_PARTITION)}
