@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
@@ -79,10 +78,7 @@ def _has_work(graph: Graph) -> bool:
 
 
 HEADS = (
-    weight_only.PRODUCTS.keys()
-    | scaled.PRODUCTS
-    | bias.WITH_BIAS.keys()
-    | {shared.LINEAR, torch.ops.ao.quantize_rowwise.default}
+    weight_only.PRODUCTS.keys() | scaled.PRODUCTS | bias.WITH_BIAS.keys() | {shared.LINEAR} | generated.CALLS
 )
 
 
