@@ -16,7 +16,8 @@ from aoext.cli.page import part_grid, section
 from aoext.reference import Subject, full_name
 from aoext_bench import bench_view
 from aoext_bench.bench_defaults import defaults
-from aoext_bench.bench_run import Bench, Point, Settings, WrongResultError
+from aoext_bench.bench_points import Point, Settings
+from aoext_bench.bench_run import Bench, WrongResultError
 from aoext_bench.busy import Load, Observer
 from aoext_bench.ceilings import Ceilings, measure_ceilings
 from aoext_bench.devices import MIB, measured
