@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,19 @@ def assert_environment(content: dict[str, Any]) -> None:
     assert device["instruction_set"] in ("amx", "avx512", "avxvnni", "avx2", "portable")
 
 
-@pytest.fixture
-def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def quick_ceilings() -> Iterator[None]:
     """Ceilings that are quick to measure, and no ceilings."""
-    monkeypatch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
-    monkeypatch.setattr(ceilings, "CHUNK", 2 * MIB)
-    monkeypatch.setattr(ceilings, "GEMM_SIZES", (64,))
-    monkeypatch.setattr(ceilings, "SECONDS", 0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
+        patch.setattr(ceilings, "CHUNK", 2 * MIB)
+        patch.setattr(ceilings, "GEMM_SIZES", (64,))
+        patch.setattr(ceilings, "SECONDS", 0.01)
+        yield
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+def bench(quick_ceilings: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """The output, JSON and chart of a small run over every operator."""
     folder = tmp_path_factory.mktemp("bench")
     every = [part for operator in OPERATORS for part in ("--operator", operator)]
@@ -308,6 +311,7 @@ def test_default_rows_keep_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench_defaults.within(everything, 1e-6).rows == (1,)
 
 
+@pytest.mark.usefixtures("quick_ceilings")
 def test_bench_leaves_out_rows_and_says_so(tmp_path: Path) -> None:
     tiny = ("--operator", "int8_mm", "--shape", "32x32", "--seconds", 0.001, "--pool-mb", 1)
     files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
@@ -471,6 +475,7 @@ def test_torch_computes_the_same_int4_on_xpu(
     assert sample.error(result) <= bench_run.PEER_BOUND
 
 
+@pytest.mark.usefixtures("quick_ceilings")
 def test_bench_stops_at_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ERROR_BOUND, torch.bfloat16, 1e-9)
     monkeypatch.chdir(tmp_path)
