@@ -1,4 +1,4 @@
-"""aoext bench and demo: what they write is measured and consistent, and bad arguments say what is wrong."""
+"""aoext bench: what it writes is measured and consistent; bad arguments, of demo too, say what is wrong."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import io
 import itertools
 import json
 import math
-import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,31 +20,16 @@ from rich.table import Table
 import aoext
 from aoext.cli.commands import cli
 from aoext.cli.page import WIDTH
-from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
+from aoext.cli.shapes import LLAMA_3_8B_AND_70B
 from aoext.ops import ERROR_BOUND
 from aoext.reference import SUBJECTS, Problem, Sample
-from aoext_bench import (
-    bench_defaults,
-    bench_run,
-    bench_view,
-    ceilings,
-    cuda_read,
-    demo_run,
-    demo_view,
-    floor_chart,
-    floor_view,
-)
+from aoext_bench import bench_defaults, bench_run, bench_view, ceilings, cuda_read, floor_chart, floor_view
 from aoext_bench.bench import OPERATORS
-from aoext_bench.bench_run import Point, Settings
-from aoext_bench.busy import Load
+from aoext_bench.bench_points import Point, Settings
 from aoext_bench.ceilings import Ceilings
 from aoext_bench.clocks import Candidate
-from aoext_bench.demo_run import PLAIN, SCHEMES, DemoResult, SchemeResult, Size
 from aoext_bench.devices import CPU, CUDA, MIB
 from aoext_bench.peers import PEERS
-from aoext_bench.pool import Pool
-from aoext_bench.timing import interleaved
-from aoext_bench.tiny_lm import TinyLMConfig
 
 
 def invoke(*arguments: object) -> Result:
@@ -74,135 +58,19 @@ def assert_environment(content: dict[str, Any]) -> None:
     assert device["instruction_set"] in ("amx", "avx512", "avxvnni", "avx2", "portable")
 
 
-NARROW = TinyLMConfig(dim=256, hidden=384, layers=2, heads=2)  # instead of a model that takes its time
-
-
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The output of a small demo, and the folder that it wrote to; it measures float32 too."""
-    folder = tmp_path_factory.mktemp("demo") / "out"
-    small = ("--windows", 4, "--new-tokens", 8, "--seconds", 0.1, "--seed", 3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_run, "WIDE", NARROW)
-        patch.setattr(demo_run, "float32_is_faster", lambda device: True)
-        return succeed("demo", "--device", "cpu", *small, "--output-dir", folder), folder
-
-
-def figures_of(scheme: str, output: str) -> str:
-    """The line of the demo's first table that is about a scheme."""
-    return next(line for line in output.splitlines() if line.lstrip().startswith(f"{scheme} "))
-
-
-def test_demo_measures_every_scheme(demo: tuple[str, Path]) -> None:
-    output, folder = demo
-    content = json.loads((folder / "demo.json").read_text())
-    assert content["schema"] == "aoext.demo/2"
-    assert content["settings"]["seed"] == 3
-    assert_environment(content)
-
-    schemes = {scheme["name"]: scheme for scheme in content["schemes"]}
-    assert list(schemes) == [*PLAIN, *SCHEMES]
-    trained = schemes["bf16"]
-    assert trained["bits_per_byte"] < 3
-    for name, scheme in schemes.items():
-        assert scheme["bits_per_byte"] == pytest.approx(statistics.fmean(scheme["window_bits"]))
-        assert len(scheme["window_bits"]) == content["settings"]["windows"] == 4
-        change = scheme["bits_per_byte"] / trained["bits_per_byte"] - 1
-        assert scheme["bits_per_byte_change"] == pytest.approx(change, abs=1e-9)
-        assert abs(change) < 0.05, name
-        assert 0 <= scheme["bits_per_byte_change_error"] < 0.05
-        assert name in output
-    assert trained["bits_per_byte_change_error"] == 0
-
-
-def test_demo_counts_the_bytes_of_both_models(demo: tuple[str, Path]) -> None:
-    content = json.loads((demo[1] / "demo.json").read_text())
-    for scheme in content["schemes"]:
-        name = scheme["name"]
-        for model in ("quality", "speed"):
-            size = scheme[f"{model}_model"]
-            bits = size["bits_per_weight"]
-            if name in ("float32", "bf16"):
-                assert bits == {"float32": 32, "bf16": 16}[name]
-            elif "int4" in name:
-                assert bits == pytest.approx(4 + 2 * 16 / int(name.split()[-1]))
-            else:
-                assert 8 < bits < 8.2
-            assert 8 * size["weight_bytes"] / bits < content["models"][model]["parameters"]
-            assert size["weight_bytes"] < size["model_bytes"]
-    speed = content["models"]["speed"]
-    assert {name: speed[name] for name in ("dim", "hidden", "layers", "heads")} == {
-        name: getattr(NARROW, name) for name in ("dim", "hidden", "layers", "heads")
-    }
-
-
-def test_demo_holds_speed_against_the_fastest_that_is_not_quantised(demo: tuple[str, Path]) -> None:
-    output, folder = demo
-    content = json.loads((folder / "demo.json").read_text())
-    schemes = {scheme["name"]: scheme for scheme in content["schemes"]}
-    for kind, tokens in (("prefill", "prefill_tokens"), ("decode", "decode_steps")):
-        base = min(PLAIN, key=lambda name: schemes[name][f"{kind}_seconds"])
-        assert content["baselines"][kind] == base
-        for name, scheme in schemes.items():
-            speed = content["settings"][tokens] / scheme[f"{kind}_seconds"]
-            assert scheme[f"{kind}_tokens_per_s"] == pytest.approx(speed)
-            ratio = schemes[base][f"{kind}_seconds"] / scheme[f"{kind}_seconds"]
-            assert scheme[f"{kind}_speedup"] == pytest.approx(ratio)
-            assert name == base or f"{ratio:.2f}×" in figures_of(name, output)
-            assert 0 < ratio < math.inf
-
-
-def known_demo(decode: dict[str, float], load: Load) -> DemoResult:
-    """The result of a demo whose steps took so many seconds."""
-    settings = demo_run.Settings(CPU(torch.device("cpu")), 2, "x", 1, 0.0, 0, 1.0)
-    sizes = {"float32": 32.0, "bf16": 16.0, "int4 group 128": 4.25}
-    bits = {"float32": [1.0, 3.0], "bf16": [1.0, 3.0], "int4 group 128": [1.01, 3.03]}
-    schemes = [
-        SchemeResult(name, None, Size(0, 0, sizes[name]), bits[name], b"", Size(0, 0, 0.0), 1.0, [seconds])
-        for name, seconds in decode.items()
-    ]
-    return DemoResult(settings, 1, 2, 512, schemes, load=load)
-
-
-def test_demo_says_in_its_headline_what_was_measured() -> None:
-    decode = {"float32": 2.0, "bf16": 3.0, "int4 group 128": 1.0}
-    result = known_demo(decode, Load(1))
-    change, error = result.schemes[2].change_from(result.trained)
-    assert (change, error) == (pytest.approx(0.01), pytest.approx(0.005))
-    assert demo_view.headline(result) == (
-        "int4 group 128 decodes 2.0× as fast as float32: 4.25 bits per weight, bits per byte +1.00%"
-    )
-    slower = known_demo({**decode, "int4 group 128": 4.0}, Load(1))
-    assert "decodes 0.5× as fast" in demo_view.headline(slower)
-    busy = known_demo(decode, Load(1, 0.5, 0.5, ["a reason"]))
-    assert demo_view.headline(busy) == "Other work kept this machine busy: its speeds are not valid"
-    assert demo_view.percent(-1e-7) == "+0.00%"
-
-
-def test_demo_writes_a_chart_and_says_where(demo: tuple[str, Path]) -> None:
-    output, folder = demo
-    assert_png(folder / "demo.png")
-    assert str(folder / "demo.png") in output
-    assert str(folder / "demo.json") in output
-
-
-def test_demo_output_fits_a_page_when_piped(demo: tuple[str, Path]) -> None:
-    output, _ = demo
-    assert max(map(len, output.splitlines())) <= 120
-    assert "\x1b" not in output
-
-
-@pytest.fixture
-def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_ceilings() -> Iterator[None]:
     """Ceilings that are quick to measure, and no ceilings."""
-    monkeypatch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
-    monkeypatch.setattr(ceilings, "CHUNK", 2 * MIB)
-    monkeypatch.setattr(ceilings, "GEMM_SIZES", (64,))
-    monkeypatch.setattr(ceilings, "SECONDS", 0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "pool_bytes", lambda device: 8 * MIB)
+        patch.setattr(ceilings, "CHUNK", 2 * MIB)
+        patch.setattr(ceilings, "GEMM_SIZES", (64,))
+        patch.setattr(ceilings, "SECONDS", 0.01)
+        yield
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+def bench(quick_ceilings: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """The output, JSON and chart of a small run over every operator."""
     folder = tmp_path_factory.mktemp("bench")
     every = [part for operator in OPERATORS for part in ("--operator", operator)]
@@ -444,6 +312,7 @@ def test_default_rows_keep_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench_defaults.within(everything, 1e-6).rows == (1,)
 
 
+@pytest.mark.usefixtures("quick_ceilings")
 def test_bench_leaves_out_rows_and_says_so(tmp_path: Path) -> None:
     tiny = ("--operator", "int8_mm", "--shape", "32x32", "--seconds", 0.001, "--pool-mb", 1)
     files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
@@ -579,22 +448,6 @@ def test_bench_runs_on_xpu(tmp_path: Path) -> None:
         assert all(0 < seconds < math.inf for seconds in point["seconds"].values())
 
 
-@on_xpu
-def test_demo_runs_on_xpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_run, "WIDE", NARROW)
-    monkeypatch.setattr(demo_run, "PREFILL", 16)
-    monkeypatch.setattr(demo_run, "DECODE_PROMPT", 8)
-    monkeypatch.setattr(demo_run, "DECODE_STEPS", 2)
-    monkeypatch.setattr(demo_run, "MIN_ROUNDS", 1)
-    small = ("--windows", 1, "--new-tokens", 2, "--seconds", 0.01)
-    succeed("demo", "--device", "xpu", *small, "--output-dir", tmp_path)
-    content = json.loads((tmp_path / "demo.json").read_text())
-    assert content["environment"]["device"]["type"] == "xpu"
-    assert [scheme["name"] for scheme in content["schemes"]] == ["bf16", *SCHEMES]
-    for scheme in content["schemes"]:
-        assert abs(scheme["bits_per_byte_change"]) < 0.05, scheme["name"]
-
-
 def _int4_with_integer_zeros(x, stored, group_size, scale, zeros):
     """aten::_weight_int4pack_mm_with_scales_and_zeros, which torch has for XPU alone."""
     nibbles = torch.stack([(stored >> 4 * i) & 15 for i in range(8)], dim=-1).view(stored.shape[0], -1)
@@ -623,6 +476,7 @@ def test_torch_computes_the_same_int4_on_xpu(
     assert sample.error(result) <= bench_run.PEER_BOUND
 
 
+@pytest.mark.usefixtures("quick_ceilings")
 def test_bench_stops_at_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ERROR_BOUND, torch.bfloat16, 1e-9)
     monkeypatch.chdir(tmp_path)
@@ -665,110 +519,3 @@ def test_bad_arguments_exit_with_2(
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
-
-
-class ScriptedDevice(CPU):
-    """A device on which a call takes as long as it says."""
-
-    def seconds(self, call: Callable[[], Any]) -> float:
-        return float(call())
-
-
-def test_slow_candidates_do_not_hold_up_fast_ones() -> None:
-    times = {"fast": iter([0.03, 0.01] + 1000 * [0.02]), "slow": iter(1000 * [5.0])}
-    candidates = {name: Candidate(lambda t=t: lambda: next(t)) for name, t in times.items()}
-    timings = interleaved(candidates, ScriptedDevice(torch.device("cpu")), seconds=0.1)
-    assert timings["slow"].calls == 1
-    assert timings["fast"].calls == 5
-    assert timings["fast"].seconds == 0.01
-
-
-class BehindDevice(CPU):
-    """A device whose kernels are timed behind others', where each costs what it says."""
-
-    BEHIND = True
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.costs = {"produced": 1.0, "product": 5.0}  # seconds
-        self.ran: list[str] = []
-
-    def seconds(self, call: Callable[[], Any]) -> float:
-        self.ran.clear()
-        call()
-        back_to_back = self.ran == ["product"]
-        return sum(self.costs[name] for name in self.ran) - back_to_back * 2.0  # what overlaps
-
-
-def test_what_counts_is_a_product_behind_a_kernel_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = BehindDevice()
-    produce = bench_run.produced
-
-    def produced(x: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        device.ran.append("produced")
-        fresh = produce(x)
-        assert torch.equal(fresh[0].float(), x[0].float())
-        assert fresh[0].data_ptr() != x[0].data_ptr()
-        return fresh
-
-    def product(self: Any, call: Any, x: Any, pool: Any) -> None:
-        def counted(*arguments: Any) -> Any:
-            device.ran.append("product")
-            return call(*arguments)
-
-        for name, value in (("call", counted), ("x", x), ("pool", pool)):
-            object.__setattr__(self, name, value)
-
-    monkeypatch.setattr(bench_run, "produced", produced)
-    monkeypatch.setattr(bench_run.Way, "__init__", product)
-    subjects = [s for s in SUBJECTS if s.operator in ("bf16i8bf16_rowwise", "scaled_mm_rowwise", "int8_mm")]
-    subjects += [s for s in SUBJECTS if s.operator == "quantize_rowwise"]
-    shapes = [Shape(32, 64)]
-    settings = Settings(
-        device, subjects, shapes, (1, 3), torch.bfloat16, (32,), (1,), 0, 1e-9, 10**4, True, False
-    )
-    runner = bench_run.Bench(settings)
-    points = [point for subject in subjects for point in runner.points(subject)]
-    assert len(points) >= 2 * len(subjects)
-    for point in points:
-        alone = set(point.back_to_back.values())
-        assert alone == {3.0}
-        if point.operator == "quantize_rowwise":  # its input is what rotates
-            assert point.behind == {}
-            assert point.seconds == point.back_to_back
-        else:
-            assert set(point.behind) == set(point.back_to_back)
-            assert set(point.behind.values()) == {5.0}
-            assert point.seconds == point.behind
-            assert {"aoext", "linear"} <= set(point.seconds)
-    known = {1: Ceilings(1e3, "", 1e6, "", {10**3: 1.0, 10**9: 2.0})}
-    products = [point for point in points if point.behind]
-    (mean, *_) = floor_view.geomeans(products, known)
-    assert mean.times_floor_back_to_back == pytest.approx(mean.times_floor["aoext"] * 3 / 5)
-    text = printed(floor_view.at_each_shape(bench_run.sections(products)[0], known))
-    assert "back to" in text
-    own = [point for point in products if point.operator == "int8_mm"]
-    (subject,) = (s for s in subjects if s.operator == "int8_mm")
-    text = printed(bench_view.table(subject, own, settings, known))
-    assert "back to back" in text
-    assert "3,000,000" in text
-    assert "5,000,000" in text
-
-
-def test_equal_candidates_get_equally_many_calls() -> None:
-    candidates = {name: Candidate(lambda: lambda: 0.01) for name in "abc"}
-    timings = interleaved(candidates, ScriptedDevice(torch.device("cpu")), seconds=0.1)
-    assert len({timing.calls for timing in timings.values()}) == 1
-
-
-def test_pool_goes_round_through_distinct_copies() -> None:
-    original = (torch.randn(30, 7), torch.randint(-9, 9, (5,), dtype=torch.int8))
-    pool = Pool(size=5000)
-    pool.fill(original)
-    copies = [pool.next() for _ in range(8)]
-    for copy in copies:
-        assert all(torch.equal(a, b) for a, b in zip(copy, original, strict=True))
-        assert all(tensor.is_contiguous() for tensor in copy)
-    addresses = [copy[0].data_ptr() for copy in copies]
-    assert len(set(addresses)) == 4  # 840 and 5 bytes, padded to 1024 and 256
-    assert addresses[4:] == addresses[:4]

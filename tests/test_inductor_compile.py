@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import aoext
 from aoext.inductor import generated
 from aoext.inductor.passes import rewrites, sources
-from aoext.reference import quantized, randn
+from aoext.reference import quantized, randn, rowwise_values
 from conftest import PRELUDE, compiler_for
 from inductor_graphs import both_ways, compiled
 from test_inductor_passes import BF16, INT4, INT8, Holds, int4_fields, tiny_lm
@@ -70,7 +70,7 @@ def test_passes_of_others_run_first_whenever_they_are_set(how, generator):
     value = theirs if how == "list" else theirs[0]
     # Alone after the joint graph, so that the product is still in two when theirs come.
     with aoext.inductor.patch(weight_only=True), config.patch(joint_custom_post_pass=None):
-        joint = aoext.inductor.passes.SLOTS["joint_custom_post_pass"]
+        joint = aoext.inductor.passes.OURS["before_freezing"]
         names, joint.names = joint.names, ()
         try:
             if how == "patched":
@@ -265,6 +265,22 @@ def test_generated_quantisation_keeps_every_bit(source, dtype, device, generator
         expected, expected_scales = quantized(quantised.cpu(), dtype)
         assert torch.equal(values.cpu().view(torch.uint8), expected.view(torch.uint8))
         torch.testing.assert_close(scales.cpu(), expected_scales, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_dequantised_weight_that_no_product_takes_is_generated(dtype, dynamic, device, generator):
+    if compiler_for(device) != "inductor":
+        pytest.skip("Inductor has no compiler for a simulated device")
+    w, s = (t.to(device) for t in rowwise_values((24,), 64, dtype, generator))
+    at = torch.randint(24, (2, 5), generator=generator).to(device)
+
+    def rows(w, s, at):
+        return ao.dequantize_rowwise(w[at.flatten()], s[at.flatten()], dtype=BF16)
+
+    result, graphs, _, plain = both_ways(rows, w, s, at, dynamic=dynamic)
+    assert (plain.of_ours(), graphs.of_ours()) == ({"dequantize_rowwise": 1}, {})
+    assert torch.equal(result, rows(w, s, at))
 
 
 def test_quantisation_is_generated_where_it_pays_alone(generator):

@@ -80,6 +80,10 @@ def test_a_float32_weight_that_is_rounded_on_the_way_is_fused_too(generator):
     assert graphs.of_ours() == {"bf16i4bf16_rowwise": 1}
 
 
+def dequantized(x, w, s):
+    return F.linear(x, ao.dequantize_rowwise(w, s, dtype=x.dtype))
+
+
 # As torchao's weight-only tensors compute: scales before the product, or after it.
 def scaled_before(x, w, s):
     return F.linear(x, (w.to(FP32) * s).to(x.dtype))
@@ -93,7 +97,7 @@ def scaled_after(x, w, s):
     return torch.mm(x.reshape(-1, K), w.to(x.dtype).t()) * s.to(x.dtype).reshape(-1)
 
 
-@pytest.mark.parametrize("form", [scaled_before, scaled_before_in_x_dtype, scaled_after])
+@pytest.mark.parametrize("form", [dequantized, scaled_before, scaled_before_in_x_dtype, scaled_after])
 @pytest.mark.parametrize(
     ("kind", "dtype", "with_bias"),
     [
@@ -116,7 +120,7 @@ def test_8_bit_weights_with_scales_become_one_operator(kind, form, dtype, with_b
     assert (len(product.args) == 4) == with_bias
     exact = x.double() @ (fields["w"].double() * fields["s"].double()).t()
     exact = exact + b.double() if with_bias else exact
-    if form is scaled_before:
+    if form in (dequantized, scaled_before):
         assert_close(result, exact)
     else:  # scales may be rounded to x's dtype first, as the function says
         torch.testing.assert_close(result.double(), exact, rtol=2e-2, atol=2e-2 * exact.abs().max().item())

@@ -21,7 +21,8 @@ from aoext.packing import FLOAT_DTYPES, dtype_name
 from aoext.reference import SUBJECTS, Problem, Subject
 from aoext_bench import bench_chart, bench_view, floor_chart, floor_view
 from aoext_bench.bench_defaults import DEFAULTS, QUICK_ROWS, defaults, estimate, within
-from aoext_bench.bench_run import Bench, Point, Settings, WrongResultError, count_points, sections
+from aoext_bench.bench_points import Point, Settings, count_points, sections
+from aoext_bench.bench_run import Bench, WrongResultError
 from aoext_bench.busy import Observer
 from aoext_bench.ceilings import Ceilings, measure_ceilings
 from aoext_bench.devices import Device

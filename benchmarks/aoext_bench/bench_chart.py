@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aoext.cli.page import in_words
 from aoext_bench import charts
-from aoext_bench.bench_run import Point, sections
+from aoext_bench.bench_points import Point, sections
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import torch
 
 from aoext.cli.shapes import LLAMA_3_8B, LLAMA_3_8B_AND_70B, LLAMA_3_8B_IN_BRIEF, Shape
 from aoext.reference import Problem
-from aoext_bench.bench_run import Settings, count_candidates, problems
+from aoext_bench.bench_points import Settings, count_candidates, problems
 from aoext_bench.devices import Device
 from aoext_bench.timing import most_spent
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from aoext.cli.page import grid, in_words
 from aoext.packing import dtype_name
 from aoext.reference import Subject
-from aoext_bench.bench_run import Point, Settings
+from aoext_bench.bench_points import Point, Settings
 from aoext_bench.busy import LEAST, Load
 from aoext_bench.ceilings import Ceilings
 from aoext_bench.floor_view import Geomean, geomeans, read_table

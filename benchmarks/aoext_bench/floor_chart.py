@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aoext_bench import charts
 from aoext_bench.bench_chart import LINES
-from aoext_bench.bench_run import Point
+from aoext_bench.bench_points import Point
 from aoext_bench.ceilings import Ceilings
 from aoext_bench.floor_view import Geomean, geomeans
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aoext.cli.page import grid, in_words
-from aoext_bench.bench_run import CANDIDATES, Kind, Point, sections
+from aoext_bench.bench_points import CANDIDATES, Kind, Point, sections
 from aoext_bench.ceilings import Ceilings
 
 OTHERS = ("linear", "torch")

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from aoext.cli import report_run
-from aoext.cli.report_view import grid, section
+from aoext.cli.page import part_grid, section
 from aoext.reference import Subject, full_name
 from aoext_bench import bench_view
 from aoext_bench.bench_defaults import defaults
-from aoext_bench.bench_run import Bench, Point, Settings, WrongResultError
+from aoext_bench.bench_points import Point, Settings
+from aoext_bench.bench_run import Bench, WrongResultError
 from aoext_bench.busy import Load, Observer
 from aoext_bench.ceilings import Ceilings, measure_ceilings
 from aoext_bench.devices import MIB, measured
@@ -62,7 +63,7 @@ class Speed:
             out.print(bench_view.busy(load))
         for shape in settings.shapes:
             own = [p for p in self.points if p.K == shape.K and p.N in (shape.N, None)]
-            table = grid(f"N x K = {shape.N} x {shape.K}", *(f"M = {M}" for M in settings.rows))
+            table = part_grid(f"N x K = {shape.N} x {shape.K}", *(f"M = {M}" for M in settings.rows))
             for (operator, format), group in itertools.groupby(own, key=lambda p: (p.operator, p.format)):
                 points = {point.M: point for point in group}
                 cells = (self._cell(points.get(M, points.get(None))) for M in settings.rows)

@@ -200,15 +200,12 @@ def dequantize(
         fields = (tensor.contiguous() for tensor in (qdata, scale, zero_point))
         return torch.ops.ao.dequantize_int4(*fields, dtype=dtype)
     _check_rows(qdata, scale)
-    weight = torch.empty_like(qdata, dtype=dtype or scale.dtype)
-    for rows in _row_blocks(qdata):
-        weight[rows] = qdata[rows].float() * scale[rows].float()
-    return weight
+    return rows_dequantized(dtype or scale.dtype, qdata.contiguous(), scale.contiguous())
 
 
 def rows_dequantized(dtype: torch.dtype, qdata: Tensor, scale: Tensor) -> Tensor:
-    """`dequantize` of 8 bits in one expression, which transforms and tracing can follow, and unchecked."""
-    return (qdata.to(torch.float32) * scale.to(torch.float32)).to(dtype)
+    """The operator `dequantize_rowwise`, its dtype first, as gradients pass it on."""
+    return torch.ops.ao.dequantize_rowwise(qdata, scale, dtype=dtype)
 
 
 def _check_int4(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> None:

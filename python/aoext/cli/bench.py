@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from importlib.util import find_spec
+from typing import Any
 
 import click
 
@@ -11,18 +12,18 @@ WHAT_TO_INSTALL = "It needs aoext-bench: pip install aoext-bench"
 COMMANDS = ("bench", "demo")
 
 
-def find_bench() -> bool:
-    """Whether aoext-bench is installed."""
-    return find_spec("aoext_bench") is not None
+def find(module: str, name: str) -> Any:
+    """What a module of aoext-bench has under a name; None where aoext-bench is not installed."""
+    if find_spec("aoext_bench") is None:
+        return None
+    return getattr(importlib.import_module(f"aoext_bench.{module}"), name)
 
 
 def load(name: str) -> click.Command:
     """The command of this name; where aoext-bench is missing, one that says what to install."""
-    if not find_bench():
-        return _missing(name)
-    command = getattr(importlib.import_module(f"aoext_bench.{name}"), name)
-    assert isinstance(command, click.Command)
-    return command
+    command = find(name, name)
+    assert command is None or isinstance(command, click.Command)
+    return command or _missing(name)
 
 
 def _missing(name: str) -> click.Command:

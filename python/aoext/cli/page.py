@@ -69,6 +69,21 @@ def grid(title: str = "") -> Table:
     )
 
 
+def section(out: Console, title: str) -> None:
+    """The title of a part of a page."""
+    out.print()
+    out.print(Text(title, style="bold"))
+
+
+def part_grid(*headers: str) -> Table:
+    """A table without rows yet, for a part of a page: names on the left, numbers on the right."""
+    table = grid()
+    table.show_edge = False
+    for header in headers:
+        table.add_column(header, justify="left" if header == headers[0] else "right", no_wrap=True)
+    return table
+
+
 def progress_line(text: str) -> None:
     """A line about what is being done, where no progress bar shows it."""
     if not sys.stderr.isatty():

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import torch
 
-from aoext.cli import report_view
+from aoext.cli import bench, report_view
 from aoext.cli.devices import default_device
 from aoext.cli.options import CountsType, DeviceType, ShapeType
 from aoext.cli.page import console, write_json
@@ -94,7 +94,8 @@ def report(
         quick=quick,
     )
     with torch.inference_mode():
-        content = collect(settings, lambda text: click.echo(f"aoext report: {text}", err=True))
+        measure = bench.find("report_speed", "measure")
+        content = collect(settings, measure, lambda text: click.echo(f"aoext report: {text}", err=True))
     out = console()
     out.record = True
     report_view.show(out, content)

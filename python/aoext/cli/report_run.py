@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 
 import aoext
-from aoext.cli.bench import find_bench
 from aoext.cli.page import environment
 from aoext.cli.report_checks import Check, check_operators
 from aoext.cli.shapes import Shape
@@ -73,6 +72,10 @@ class Speed(Protocol):
     def as_json(self, environment: dict[str, Any]) -> dict[str, Any] | None: ...
 
     def show(self, out: Console) -> None: ...
+
+
+# aoext_bench.report_speed.measure: it calls the function that it is given after each operator.
+Measure = Callable[[Settings, Callable[[Subject], None]], Speed]
 
 
 @dataclass
@@ -185,25 +188,21 @@ def choose(subject: Subject, settings: Settings, shape: Shape) -> Choice:
     return Choice(subject.operator, subject.format, shape.N, shape.K, plans)
 
 
-def measure(content: Content, progress: Callable[[str], None]) -> None:
-    """The speeds, where aoext-bench is installed."""
-    if not find_bench():
-        return
-    from aoext_bench import report_speed
+def measured(settings: Settings, measure: Measure, progress: Callable[[str], None]) -> Speed:
+    """The speeds."""
+    count = len(settings.subjects)
+    progress(f"speed: {count} operators at {len(settings.shapes)} shapes")
+    done: list[str] = []
 
-    count = len(content.settings.subjects)
-    progress(f"speed: {count} operators at {len(content.settings.shapes)} shapes")
-    measured: list[str] = []
+    def report(subject: Subject) -> None:
+        done.append(subject.name)
+        progress(f"speed: {len(done)} of {count}, {subject.name}")
 
-    def done(subject: Subject) -> None:
-        measured.append(subject.name)
-        progress(f"speed: {len(measured)} of {count}, {subject.name}")
-
-    content.speed = report_speed.measure(content.settings, done)
+    return measure(settings, report)
 
 
-def collect(settings: Settings, progress: Callable[[str], None]) -> Content:
-    """Everything; `progress` gets a line before each part."""
+def collect(settings: Settings, measure: Measure | None, progress: Callable[[str], None]) -> Content:
+    """Everything, the speeds where something measures them; `progress` gets a line before each part."""
     device = settings.device
     content = Content(settings, environment(device), versions(), properties(device))
     progress("building kernels and checking them")
@@ -212,5 +211,6 @@ def collect(settings: Settings, progress: Callable[[str], None]) -> Content:
     content.checks = list(check_operators(device, settings.seed))
     progress("choices of kernels")
     content.choices = [choose(subject, settings, settings.shapes[0]) for subject in settings.subjects]
-    measure(content, progress)
+    if measure:
+        content.speed = measured(settings, measure, progress)
     return content

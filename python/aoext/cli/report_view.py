@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from aoext.cli.bench import WHAT_TO_INSTALL
-from aoext.cli.page import summary_line
+from aoext.cli.page import part_grid, section, summary_line
 from aoext.cli.report_checks import Check
 from aoext.cli.report_run import Choice, Content
 from aoext.reference import full_name
@@ -51,12 +50,6 @@ def _joined(values: dict[str, Any]) -> str:
     return "; ".join(f"{name} {value}" for name, value in values.items())
 
 
-def section(out: Console, title: str) -> None:
-    """The title of a part of the page."""
-    out.print()
-    out.print(Text(title, style="bold"))
-
-
 def _families(families: dict[str, str]) -> str:
     if not families:
         return "this device has no kernels to build"
@@ -66,18 +59,10 @@ def _families(families: dict[str, str]) -> str:
     return "\n".join(f"{said}: {', '.join(names)}" for said, names in by_result.items())
 
 
-def grid(*headers: str) -> Table:
-    """A table without rows yet."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
-    for header in headers:
-        table.add_column(header, justify="left" if header == headers[0] else "right", no_wrap=True)
-    return table
-
-
 def _checks(checks: Sequence[Check]) -> Table:
     """A line for each operator, a column for each dtype's bound."""
     dtypes = list(dict.fromkeys(check.dtype for check in checks))
-    table = grid("operator", "calls", *dtypes, "verdict")
+    table = part_grid("operator", "calls", *dtypes, "verdict")
     for (operator, format), group in itertools.groupby(checks, key=lambda c: (c.operator, c.format)):
         own = list(group)
         wrong = sum(not check.passed for check in own)

@@ -1,17 +1,22 @@
-"""quantize_rowwise as code of Inductor's, which it fuses with the norm or activation before it.
+"""quantize_rowwise and dequantize_rowwise as code of Inductor's, fused with what is around them.
 
-The bits are the contract's: IEEE division, ties to even, saturation, rows with NaN or Inf. What Inductor
-fuses keeps its 16-bit results in float32, so the value is rounded here as if it had been stored.
+The bits of quantize_rowwise are the contract's: IEEE division, ties to even, saturation, rows with NaN or
+Inf. What Inductor fuses keeps its 16-bit results in float32, so the value is rounded here as if it had been
+stored.
 
-Fires where it was measured to pay. On CPUs for few elements: one call less counts more than Inductor's slower
-loop below about two thousand, 512 rows of 4096 took 1.3 to 3.8 times as long. On NVIDIA GPUs behind a norm,
-whose loop over the row is there already; behind an activation Inductor reads it twice, and longer rows it
-splits over kernels.
+quantize_rowwise is rewritten where it was measured to pay, with the norm or activation before it. On CPUs for
+few elements: one call less counts more than Inductor's slower loop below about two thousand, 512 rows of 4096
+took 1.3 to 3.8 times as long. On NVIDIA GPUs behind a norm, whose loop over the row is there already; behind
+an activation Inductor reads it twice, and longer rows it splits over kernels.
+
+dequantize_rowwise is always rewritten: as one loop, in which a lookup gathers its rows, where the operator
+calls several kernels of PyTorch's for each block of rows.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +31,7 @@ from aoext.packing import FLOAT8_DTYPES, FLOAT_DTYPES
 
 aten, ao = torch.ops.aten, torch.ops.ao
 
+CALLS = {ao.quantize_rowwise.default, ao.dequantize_rowwise.default}
 QUANTIZED_DTYPES = (torch.int8, *FLOAT8_DTYPES)
 MOST_ELEMENTS = 2048  # on CPUs
 LONGEST_ROW = 8192  # on NVIDIA GPUs
@@ -57,8 +63,13 @@ def _as_stored(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float32 else (x.view(torch.int16) | 0).view(x.dtype)
 
 
+def dequantize_rowwise(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The operator's contract, likewise."""
+    return (weight.float() * scale.float()).to(dtype)
+
+
 def generate(graph: Graph) -> int:
-    """Rewrite quantisations behind code of Inductor's; how many there were."""
+    """Rewrite quantisations behind code of Inductor's, and all dequantisations; how many there were."""
     for (x, dtype), linears in alike(graph).items():
         if _pays(x, dtype) and not all(map(takes_one_kernel, linears)):
             split(graph, x, dtype, linears)
@@ -66,8 +77,15 @@ def generate(graph: Graph) -> int:
     for node in graph.find_nodes(op="call_function", target=ao.quantize_rowwise.default):
         x, dtype = node.args
         if _pays(x, dtype):
-            _inline(graph, node, x, dtype)
+            results = _inline(graph, node, quantize_rowwise, x, dtype)
+            for item in list(node.users):
+                fx.replace(item, results[item.args[1]])  # the last takes the call with it
             count += 1
+    for node in graph.find_nodes(op="call_function", target=ao.dequantize_rowwise.default):
+        weight, scale = node.args
+        (result,) = _inline(graph, node, dequantize_rowwise, weight, scale, known(node).dtype)
+        fx.replace(node, result)
+        count += 1
     return count
 
 
@@ -105,22 +123,21 @@ def _is_short_behind_norm(x: Node) -> bool:
     return False
 
 
-def _inline(graph: Graph, old: Node, x: Node, dtype: torch.dtype) -> None:
-    """Nodes of the function above instead of a call of the operator."""
+def _inline(graph: Graph, before: Node, function: Callable[..., Any], *arguments: Any) -> list[Node]:
+    """Nodes of one of the functions above for these tensors and this dtype; those of its results."""
     from torch._inductor.decomposition import select_decomp_table
 
-    fake = known(x)
-    with fake.fake_mode:  # type: ignore[attr-defined]
-        traced = make_fx(lambda t: quantize_rowwise(t, dtype), select_decomp_table())(fake)
-    copies: dict[Node, Node] = {}
+    *inputs, dtype = arguments
+    fakes = [known(node) for node in inputs]
+    with fakes[0].fake_mode:  # type: ignore[attr-defined]
+        traced = make_fx(lambda *tensors: function(*tensors, dtype), select_decomp_table())(*fakes)
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    copies: dict[Node, Node] = dict(zip(placeholders, inputs, strict=True))
     results: Any = ()
-    with graph.inserting_before(old):
+    with graph.inserting_before(before):
         for node in traced.graph.nodes:
-            if node.op == "placeholder":
-                copies[node] = x
-            elif node.op == "output":
-                results = [copies[result] for result in node.args[0]]
-            else:
+            if node.op == "output":
+                (results,) = node.args
+            elif node.op != "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-    for item in list(old.users):
-        fx.replace(item, results[item.args[1]])  # the last takes the call with it
+    return [copies[result] for result in (results if isinstance(results, (list, tuple)) else [results])]

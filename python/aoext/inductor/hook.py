@@ -16,7 +16,8 @@ from typing import Any
 from aoext._imports import when_imported
 
 CONFIG = "torch._inductor.config"
-SLOT_NAMES = ("joint_custom_post_pass", "post_grad_custom_pre_pass")
+# Inductor's slots, and which of our passes (passes.OURS) run in each.
+SLOTS = {"joint_custom_post_pass": "before_freezing", "post_grad_custom_pre_pass": "after_partition"}
 
 
 def install() -> None:
@@ -27,16 +28,16 @@ def install() -> None:
 def _extend_slots(config: ModuleType) -> None:
     """Each module of configuration has a class of its own, on which a property comes before its variables."""
 
-    def slot(name: str) -> property:
-        return property(lambda self: _chain(name, self.__getattr__(name)))
+    def slot(name: str, ours: str) -> property:
+        return property(lambda self: _chain(self.__getattr__(name), ours))
 
-    for name in SLOT_NAMES:
+    for name, ours in SLOTS.items():
         if hasattr(config, name):
-            setattr(type(config), name, slot(name))
+            setattr(type(config), name, slot(name, ours))
 
 
-def _chain(slot: str, theirs: Any) -> Any:
+def _chain(theirs: Any, ours: str) -> Any:
     # Imported when a slot is read: passes imports Inductor, which may be what is being loaded.
     from aoext.inductor import passes
 
-    return passes.chain(theirs, passes.SLOTS[slot])
+    return passes.chain(theirs, passes.OURS[ours])

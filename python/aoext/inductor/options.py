@@ -25,7 +25,8 @@ class Options:
     bias: bool = True
     # linears that quantise one activation alike quantise it once
     share_quantization: bool = True
-    # quantisation of activations becomes code of Inductor's, which fuses it with what comes before
+    # quantisation of activations, and dequantisation of weights that no product took, become code of
+    # Inductor's, which fuses them with what is around
     fuse_quantization: bool = True
     # writes into quantised weights are counted for autograd
     count_writes: bool = True

@@ -8,13 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 import aoext
 from aoext.inductor import autotune, bias, generated, merged, scaled, shared, weight_only, writes
-from aoext.inductor.hook import SLOT_NAMES
 from aoext.inductor.options import Options, current
 
 GraphPass = Callable[[Graph], None]
@@ -80,10 +78,7 @@ def _has_work(graph: Graph) -> bool:
 
 
 HEADS = (
-    weight_only.PRODUCTS.keys()
-    | scaled.PRODUCTS
-    | bias.WITH_BIAS.keys()
-    | {shared.LINEAR, torch.ops.ao.quantize_rowwise.default}
+    weight_only.PRODUCTS.keys() | scaled.PRODUCTS | bias.WITH_BIAS.keys() | {shared.LINEAR} | generated.CALLS
 )
 
 
@@ -121,4 +116,4 @@ def chain(theirs: Any, ours: AoextPass) -> Any:
 
 
 # Products are also fused before Inductor folds constants (its option `freezing`), which makes weights plain.
-SLOTS = dict(zip(SLOT_NAMES, (AoextPass(BEFORE_FREEZING), AoextPass(AFTER_PARTITION)), strict=True))
+OURS = {"before_freezing": AoextPass(BEFORE_FREEZING), "after_partition": AoextPass(AFTER_PARTITION)}

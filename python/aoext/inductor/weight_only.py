@@ -1,10 +1,11 @@
 """Dequantisation of a weight followed by a product becomes one weight-only operator.
 
     x · (dequantize_int4(q, s, z))ᵀ            -> bf16i4bf16_rowwise
-    x · (q.to(dtype) · s)ᵀ, (x · q.to(dtype)ᵀ) · sᵀ    -> bf16i8bf16_rowwise, bf16f8bf16_rowwise
+    x · (dequantize_rowwise(q, s))ᵀ            -> bf16i8bf16_rowwise, bf16f8bf16_rowwise
+    x · (q.to(dtype) · s)ᵀ, (x · q.to(dtype)ᵀ) · sᵀ    -> the same
 
-and with a bias, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The
-8-bit forms are what torchao's weight-only tensors and PyTorch's dequantize_per_channel come down to.
+and with a bias, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The last
+forms are what torchao's weight-only tensors and PyTorch's dequantize_per_channel come down to.
 Roundings in between may go, as the operators round once; conversions to a wider type, after which rounded
 weights would be exact, may not.
 
@@ -148,7 +149,7 @@ def _read(node: Any, transposed: bool) -> Weight | None:
         return _read(node.args[0], transposed) if fx.narrows(source.dtype, known(node).dtype) else None
     if is_call(node, aten.mul.Tensor):
         return _read_scaled(node, transposed)
-    if is_call(node, ao.dequantize_int4.default):
+    if is_call(node, ao.dequantize_int4.default, ao.dequantize_rowwise.default):
         fields: Any = node.args[:3]
         return None if transposed else Weight(*fields)
     if is_call(node, *_per_channel()):

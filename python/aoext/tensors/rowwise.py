@@ -79,7 +79,7 @@ class RowScaledTensor(QuantizedTensor):
 
     def _rows(self, indices: Tensor) -> Tensor:
         qdata, scale = self._gathered(indices), self.scale.index_select(0, indices)
-        return packing.rows_dequantized(self.operator_dtype, qdata, scale)
+        return torch.ops.ao.dequantize_rowwise(qdata, scale, dtype=self.operator_dtype)
 
     def _gathered(self, indices: Tensor) -> Tensor:
         return self.qdata.index_select(0, indices)
