@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from requirements import bench_requirements, pinned_torch, requirements
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 OLDEST_TORCH = "2.10"
+OLDEST_GLIBC = "2.28"  # torch's own
 CPU_MEGABYTES = 3  # that a wheel without a GPU's kernels must stay below
 
 
@@ -83,9 +85,11 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 
 
 def build(variant: str, scratch: Path) -> Path:
-    defines = [
-        f"--config-settings=cmake.define.{name}={value}" for name, value in VARIANTS[variant].devices.items()
-    ]
+    chosen = {
+        **VARIANTS[variant].devices,
+        "AOEXT_GLIBC": OLDEST_GLIBC if platform.machine() == "x86_64" else "",
+    }
+    defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in chosen.items()]
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
         *(
@@ -148,9 +152,12 @@ def check_machine_code(library: Path) -> None:
 
 
 def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
-    name, version, python, abi, platform = wheel.stem.split("-")
-    if (name, python, abi) != ("aoext", "py3", "none") or "manylinux" not in platform:
+    name, version, python, abi, platform_tag = wheel.stem.split("-")
+    if (name, python, abi) != ("aoext", "py3", "none") or "manylinux" not in platform_tag:
         sys.exit(f"wheel: its name must be aoext-<version>-py3-none-manylinux*, got {wheel.name}")
+    tags = re.findall(r"manylinux_(\d+)_(\d+)", platform_tag)
+    if min(tuple(map(int, tag)) for tag in tags) > tuple(map(int, OLDEST_GLIBC.split("."))):
+        sys.exit(f"wheel: it must run on glibc {OLDEST_GLIBC}, got {platform_tag}")
     if not version.endswith(f"+{variant}"):
         sys.exit(f"wheel: its version must end in +{variant}, got {version}")
     with zipfile.ZipFile(wheel) as archive:
