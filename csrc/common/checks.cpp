@@ -483,6 +483,7 @@ LinearProblem check_scaled_linear_int4(const Tensor& input, const Tensor& weight
   LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
   const ScalarType dtype = input_dtype.value_or(ScalarType::Char);
   check.dtype(dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn, "input_dtype", kInt4Input, dtype);
+  p.quantized = dtype;
   check_int8_depth(check, p, dtype, input);
   check.int4(p, weight, scale, zero_point);
   if (bias) check.bias(p, *bias);

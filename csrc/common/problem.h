@@ -35,6 +35,7 @@ struct LinearProblem : WeightFormat {
   // to powers of two.
   int64_t input_group_size;
   bool power_of_two;
+  ScalarType quantized;  // what scaled_linear_int4 quantises an input to
 };
 
 // The dtype that holds the elements; two of 4 bits in one of its elements.

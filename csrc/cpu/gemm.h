@@ -32,6 +32,13 @@ struct Fetch {
   int64_t begin, stride, n;
 };
 
+// Of a packed block.
+template <class Gemm>
+int64_t block_bytes(const Gemm& gemm) {
+  return gemm.shape.NC * gemm.shape.KC * gemm.shape.operand_bytes;
+}
+inline int64_t block_bytes(const GemmSegments& gemm) { return gemm.block_bytes; }
+
 // A thread's panels of w, [begin, end), by all packed rows of x. A weight's Panel is described in weights.h.
 template <class Sum, class Gemm, class Weight>
 class ThreadOfGemm {
@@ -49,7 +56,7 @@ class ThreadOfGemm {
         count_(end - begin),
         panel_sums_(shape_.whole_panels(M) * kPanel),
         panel_(weight),
-        block_(shape_.NC * shape_.KC * shape_.operand_bytes),
+        block_(block_bytes(gemm)),
         sums_(std::min(order.group(), count_) * panel_sums_ * static_cast<int64_t>(sizeof(Sum))) {
     if constexpr (Weight::kInt4) group_size_ = weight.group_size;
   }
@@ -78,6 +85,7 @@ class ThreadOfGemm {
 
  private:
   static constexpr bool kCodes = std::is_same_v<Gemm, GemmInt4Codes>;
+  static constexpr bool kSegments = std::is_same_v<Gemm, GemmSegments>;
 
   int64_t first_channel(const Visit& visit) const { return (begin_ + visit.panel) * kPanel; }
 
@@ -123,6 +131,9 @@ class ThreadOfGemm {
     if constexpr (kCodes) {
       gemm_.macro_kernel(block_ + 0, x_.block(block.begin), x_.group_sums(group_size_), x_.sums_stride(), M_,
                          panel_.int4(block.i), block.begin, block.n, sums);
+    } else if constexpr (kSegments) {
+      gemm_.macro_kernel(block_ + 0, x_.block(block.begin), panel_.scales(x_.scales(), x_.scales_of_row()), M_, block.begin,
+                         block.n, sums);
     } else {
       const int64_t whole = ceil_div(block.count, kNR) * kNR;
       gemm_.macro_kernel(block_ + 0, static_cast<int>(whole), x_.block(block.begin), M_, padded(block.n), sums);
@@ -163,11 +174,15 @@ void gemm_of_accepted(const Gemm& gemm, const InputRows& input, int64_t N, const
   }
 }
 
+struct SegmentsWeight;  // segments_weight.h
+
 // The gemm of float32 operands for such a weight, which accepts every row.
 template <class Weight>
 const auto& gemm_of_floats() {
   if constexpr (Weight::kInt4)
     return *kernels().gemm_int4_f32;
+  else if constexpr (std::is_same_v<Weight, SegmentsWeight>)
+    return *kernels().gemm_segments_f32;
   else
     return *kernels().gemm_f32;
 }
@@ -180,7 +195,7 @@ void gemm_product(const Gemm& gemm, const InputRows& input, int64_t N, const Wei
   for (int64_t first = 0, end = 0; first < input.M; first = end) {
     const bool accepted = accepts(first);
     for (end = first + 1; end < input.M && accepts(end) == accepted;) ++end;
-    const InputRows run{input.row(first), input.element, input.element_size, end - first, input.K};
+    const InputRows run = input.run(first, end - first);
     const auto store_run = [&](int64_t m, int64_t channel, int64_t count, const Sum* sums, const float* row_scales) {
       store(first + m, channel, count, sums, row_scales);
     };

@@ -15,12 +15,20 @@ void with_gemm(const Plan& plan, const F& f) {
   const bool limbs = plan.algorithm == Algorithm::gemm_bf16_limbs, of_floats = plan.compute == ScalarType::Float;
   if constexpr (Weight::kInt4) {
     if (limbs) return f(*k.gemm_int4_codes_limbs);
+    if (plan.algorithm == Algorithm::gemm_int4_int8) return f(of_floats ? *k.gemm_int4_codes_f32 : *k.gemm_int4_i8);
     if (of_floats) return f(*k.gemm_int4_f32);
     if (plan.algorithm == Algorithm::gemm && k.gemm_int4_codes != nullptr) return f(*k.gemm_int4_codes);
     f(*k.gemm_int4_bf16);
   } else {
     f(limbs ? *k.gemm_bf16_limbs : of_floats ? *k.gemm_f32 : *k.gemm_bf16);
   }
+}
+
+// The same of Algorithm::gemm_segments.
+inline const GemmSegments& gemm_segments(const Plan& plan) {
+  const Kernels& k = kernels();
+  if (plan.compute == ScalarType::Float) return *k.gemm_segments_f32;
+  return plan.compute == ScalarType::Char ? *k.gemm_segments_i8 : *k.gemm_segments_bf16;
 }
 
 // Rows of x are those that `order` names, or all.

@@ -43,13 +43,18 @@ class Scratch {
   std::unique_ptr<char, Free> data_;
 };
 
-// x [M, K], contiguous.
+// x [M, K], contiguous, and the scales of segments of its rows where it has some, a row's after another's.
 struct InputRows {
   const void* data;
   Element element;
   int64_t element_size, M, K;
+  const float* scales = nullptr;
+  int64_t scales_of_row = 0;
 
   const char* row(int64_t m) const { return static_cast<const char*>(data) + m * K * element_size; }
+  InputRows run(int64_t first, int64_t count) const {
+    return {row(first), element, element_size, count, K, scales + first * scales_of_row, scales_of_row};
+  }
 };
 
 // Up to MC rows of x at a time, packed in blocks [rows, KC] along K: what meets a block of weights lies together, and rows do not
@@ -68,6 +73,10 @@ class PackedX {
 
   int64_t MC() const { return mc_; }
   const char* block(int64_t k) const { return operands_ + k * rows_ * bytes_; }
+
+  // Of segments of the rows at hand.
+  const float* scales() const { return x_.scales + first_ * x_.scales_of_row; }
+  int64_t scales_of_row() const { return x_.scales_of_row; }
 
   // What the sums of row m start with.
   int32_t start(int64_t m) const { return static_cast<int32_t>(start_[m]); }

@@ -1,7 +1,9 @@
 #include "cpu/plan.h"
 
+#include "common/formats.h"
 #include "cpu/gemm_int4.h"
 #include "cpu/isa.h"
+#include "cpu/segments_weight.h"
 
 namespace aoext::cpu {
 namespace {
@@ -13,12 +15,14 @@ struct FewRows {
   int64_t int4 = 0;
   int64_t int8 = 0, float8 = 0;
   int64_t int8_by_int8 = 0;
+  int64_t int4_by_int8 = 0;
 };
 
-constexpr FewRows kAmx{.limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4};
-constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4};
-constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2};
-constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4};
+constexpr FewRows kAmx{
+    .limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
+constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
+constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
+constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
 constexpr FewRows kPortable{.int4 = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
@@ -52,6 +56,13 @@ Plan plan_gemm(const LinearProblem& p) {
   return gemm(kernels().gemm_bf16 == nullptr || is_wide(p) ? ScalarType::Float : ScalarType::BFloat16);
 }
 
+// Few enough rows, and groups of which words have whole ones or the other way round.
+bool has_gemv_int4(const LinearProblem& p) {
+  const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
+  const bool serves = p.group_size % kPad == 0 || (p.group_size >= 8 && p.group_size < kPad && power_of_two);
+  return serves && p.M <= few_rows(p).int4;
+}
+
 bool has_int8_limbs() { return kernels().gemv_limbs2 != nullptr || kernels().gemv_limbs2_staged != nullptr; }
 
 }  // namespace
@@ -76,10 +87,8 @@ Plan plan_int4(const LinearProblem& p) {
 }
 
 Plan plan_int4_floats(const LinearProblem& p) {
-  const bool whole = p.group_size % kPad == 0;
   const bool power_of_two = (p.group_size & (p.group_size - 1)) == 0;
-  if ((whole || (p.group_size >= 8 && p.group_size < kPad && power_of_two)) && p.M <= few_rows(p).int4)
-    return {Algorithm::gemv_int4, ScalarType::Float};
+  if (has_gemv_int4(p)) return {Algorithm::gemv_int4, ScalarType::Float};
   if (is_wide(p) && kernels().gemm_int4_codes_limbs != nullptr && p.N >= kRoundedInputChannels && p.group_size % kLimbGroups == 0)
     return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   const Plan plan = plan_int4pack(p);
@@ -102,10 +111,37 @@ Plan plan_scaled(const LinearProblem& p) {
   return gemm(ScalarType::Char);
 }
 
+// Inputs of int8 have integer products, exact within a group or a packed block; those of float8, which are bfloat16 exactly, go
+// as bfloat16 does. Weights are rounded only where the result is too.
+Plan plan_scaled_int4(const LinearProblem& p) {
+  const bool quantizes = is_high_precision(p.input);
+  const bool int8 = (quantizes ? p.quantized : p.input) == ScalarType::Char;
+  const bool whole = p.group_size % kPad == 0, grouped = whole || p.group_size == 32 || p.group_size == 64;
+  if (int8) {
+    const bool has_limb = kernels().gemv_limb != nullptr || kernels().gemv_limb_staged != nullptr;
+    if (grouped && has_limb && p.M <= few_rows(p).int4_by_int8) return {Algorithm::gemv_limb, ScalarType::Char};
+    const bool by_int8 = kernels().gemm_int4_i8 != nullptr && p.group_size % kEightCodes == 0;
+    if (by_int8 || !has_gemv_int4(p)) return {Algorithm::gemm_int4_int8, by_int8 ? ScalarType::Char : ScalarType::Float};
+    return {Algorithm::gemv_int4, ScalarType::Float};
+  }
+  if (has_gemv_int4(p)) return {Algorithm::gemv_int4, ScalarType::Float};
+  const bool exact = kernels().gemm_int4_codes != nullptr && p.group_size % kEightCodes == 0;
+  return gemm(exact ? ScalarType::BFloat16 : ScalarType::Float);
+}
+
+Plan plan_blockwise(const LinearProblem& p) {
+  const int64_t segment = segment_of(p);
+  const bool whole_words = segment == p.K || segment % kEightCodes == 0;
+  const bool int8 = p.code == Code::int8;
+  const bool has = int8 ? kernels().gemm_segments_i8 != nullptr : kernels().gemm_segments_bf16 != nullptr;
+  return {Algorithm::gemm_segments, !whole_words || !has ? ScalarType::Float : int8 ? ScalarType::Char : ScalarType::BFloat16};
+}
+
 namespace {
 
 const char* name_of(Algorithm algorithm) {
   switch (algorithm) {
+    case Algorithm::gemv_limb: return "nibbles by int8";
     case Algorithm::gemv_limbs2: return "nibbles by two int8 limbs";
     case Algorithm::gemv_limbs3: return "nibbles by three int8 limbs";
     case Algorithm::gemv_limbs2_packed: return "tiles of nibbles by two int8 limbs";
@@ -113,6 +149,8 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::gemv_8bit: return "values";
     case Algorithm::gemm: return "tiles";
     case Algorithm::gemm_bf16_limbs: return "tiles by two bfloat16 limbs";
+    case Algorithm::gemm_int4_int8: return "tiles of nibbles by int8";
+    case Algorithm::gemm_segments: return "tiles by segments";
     case Algorithm::gemm_int4_scaled: return "tiles of scaled weights";
   }
   return "";

@@ -7,6 +7,7 @@
 namespace aoext::cpu {
 
 enum class Algorithm {
+  gemv_limb,           // int4, few rows of x of int8: exact sums of integers
   gemv_limbs2,         // int4, few rows of x as two int8 limbs: integer products; plan_int4_floats for rows of too wide a range
   gemv_limbs3,         // the same with three limbs, for float32 results
   gemv_limbs2_packed,  // as gemv_limbs2, several rows at once with matrix instructions
@@ -14,11 +15,14 @@ enum class Algorithm {
   gemv_8bit,           // the same of 8-bit weights
   gemm,                // blocks of weights packed in cache, multiplied at once by all rows of x
   gemm_bf16_limbs,     // the same, x of float32 and half as two limbs of bfloat16
+  gemm_int4_int8,      // blocks of int4 by x of int8: exact sums of groups
+  gemm_segments,       // 8 bits by 8 bits, both with scales of blocks
   gemm_int4_scaled,    // as gemm, short groups of int4 with their scales, so that weights are rounded: many rows of x
 };
 
 constexpr bool is_gemm(Algorithm a) {
-  return a == Algorithm::gemm || a == Algorithm::gemm_bf16_limbs || a == Algorithm::gemm_int4_scaled;
+  return a == Algorithm::gemm || a == Algorithm::gemm_bf16_limbs || a == Algorithm::gemm_int4_int8 ||
+         a == Algorithm::gemm_int4_scaled;
 }
 
 struct Plan {
@@ -31,6 +35,8 @@ Plan plan_int4_floats(const LinearProblem& p);  // the same without int8 limbs
 Plan plan_int4pack(const LinearProblem& p);     // weight_int4pack_mm, and many rows of the former
 Plan plan_rowwise(const LinearProblem& p);      // bf16i8bf16_rowwise, bf16f8bf16_rowwise
 Plan plan_scaled(const LinearProblem& p);       // int8_mm too
+Plan plan_scaled_int4(const LinearProblem& p);  // scaled_mm_int4, scaled_linear_int4
+Plan plan_blockwise(const LinearProblem& p);    // scaled_mm_blockwise, scaled_linear_blockwise
 
 // For aoext.explain: of operators with a plan, and of those that go row by row.
 Explanation explain(const Plan& plan);

@@ -8,6 +8,7 @@
 #include "cpu/kernels/gemv_i8_avx512.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_amx.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_avx512.inc.h"
+#include "cpu/kernels/segments_avx512.inc.h"
 
 namespace aoext::cpu {
 
@@ -21,6 +22,10 @@ const Kernels& kernels_amx() {
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoSecondCache>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoSecondCache>;
     all.gemv_limbs2_packed = &kGemvLimbs2Packed;
+    all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
+    all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
+    all.gemm_segments_bf16 = &segments::kGemmSegments<segments::DotBf16, RowsAsBf16>;
+    all.gemv_limb = &kGemvLimbs<kOneInt8Limb, kIntoSecondCache>;
     return all;
   }();
   return table;

@@ -2,6 +2,7 @@
 #include "cpu/kernels/vectors_avx2.inc.h"
 
 #include "cpu/kernels/limb_sums_avx2.inc.h"
+#include "cpu/kernels/segments_avx2.inc.h"
 #include "cpu/kernels/table_avx2.inc.h"
 
 namespace aoext::cpu {

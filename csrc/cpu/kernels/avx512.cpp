@@ -9,6 +9,7 @@
 #include "cpu/kernels/gemv_8bit_bf16_avx512.inc.h"
 #include "cpu/kernels/gemv_i8_avx512.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_avx512.inc.h"
+#include "cpu/kernels/segments_avx512.inc.h"
 
 namespace aoext::cpu {
 
@@ -25,6 +26,10 @@ const Kernels& kernels_avx512() {
     all.gemv_i8 = dot_i8;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoFirstCache>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoFirstCache>;
+    all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
+    all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
+    all.gemm_segments_bf16 = &segments::kGemmSegments<segments::DotBf16, RowsAsBf16>;
+    all.gemv_limb = &kGemvLimbs<kOneInt8Limb, kIntoFirstCache>;
     return all;
   }();
   return table;

@@ -28,6 +28,7 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
     case Element::e4m3: return weights_to_float<Element::e4m3, uint8_t, e4m3_to_float>(source, out, n);
     case Element::e5m2: return weights_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
     case Element::i32: return row_to_float<int32_t, i32_to_float>(source, out, n);
+    case Element::e8m0: return row_to_float<uint8_t, e8m0_to_float>(source, out, n);
   }
 }
 
@@ -56,9 +57,13 @@ void columns_to_float(Element from, const void* source, int64_t stride, int64_t 
   columns_to_float<Element::f32>(in, stride, rows, n, out);
 }
 
+inline int64_t bytes_of(Element e) {
+  return e == Element::f32 || e == Element::i32 ? 4 : e == Element::bf16 || e == Element::f16 ? 2 : 1;
+}
+
 void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {
   constexpr int64_t kChunk = 256;
-  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  const int64_t bytes = bytes_of(from);
   for (int64_t g = 0; g < K / group_size; ++g) {
     F32 sums = {};
     float rest = 0;
@@ -95,7 +100,7 @@ void to_bf16(Element from, const void* source, void* out, int64_t n) {
   o += done;
   n -= done;
   constexpr int64_t kChunk = 256;
-  const int64_t bytes = from == Element::f32 || from == Element::i32 ? 4 : from == Element::f16 ? 2 : 1;
+  const int64_t bytes = bytes_of(from);
   float values[kChunk];
   for (int64_t i = 0; i < n; i += kChunk) {
     const int64_t count = n - i < kChunk ? n - i : kChunk;

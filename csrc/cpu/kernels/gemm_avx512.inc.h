@@ -119,33 +119,10 @@ void macro_kernel_channels(const void* w, int, const void* x, int64_t M, int64_t
 
 // ---- blocks --------------------------------------------------------------------------------------------
 
-// 64 bytes of each of 16 rows as 16 vectors of a word of each: two steps within lanes of 128 bits, two of these lanes.
+// 64 bytes of each of 16 rows as 16 vectors of a word of each.
 inline void load_words(const char* const (&rows)[kFloats], int64_t at, U32 (&words)[kFloats]) {
-  __m512i fours[kFloats], eights[kFloats];
-#pragma GCC unroll 4
-  for (int i = 0; i < kFloats; i += 4) {
-    const auto row = [&](int r) { return load<__m512i>(rows[i + r] + at); };
-    const __m512i a = row(0), b = row(1), c = row(2), d = row(3);
-    const __m512i low[] = {_mm512_maskz_unpacklo_epi32(0xffff, a, b), _mm512_maskz_unpacklo_epi32(0xffff, c, d)};
-    const __m512i high[] = {_mm512_maskz_unpackhi_epi32(0xffff, a, b), _mm512_maskz_unpackhi_epi32(0xffff, c, d)};
-    fours[i] = _mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]);
-    fours[i + 1] = _mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]);
-    fours[i + 2] = _mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]);
-    fours[i + 3] = _mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]);
-  }
-  const auto even = [](__m512i a, __m512i b) { return _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0x88); };
-  const auto odd = [](__m512i a, __m512i b) { return _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0xdd); };
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    const int from = i / 4 * 8 + i % 4;
-    eights[from] = even(fours[from], fours[from + 4]);
-    eights[from + 4] = odd(fours[from], fours[from + 4]);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    words[i] = (U32)even(eights[i], eights[i + 8]);
-    words[i + 8] = (U32)odd(eights[i], eights[i + 8]);
-  }
+  for (int i = 0; i < kFloats; ++i) words[i] = load<U32>(rows[i] + at);
+  transpose_words(words);
 }
 
 // A block of the words of n bytes of each row, unpacked; zeros follow up to a multiple of Loader::kMultiple bytes, and the last

@@ -134,7 +134,8 @@ void macro_kernel_int4_codes(const void* w, const void* x, const float* x_sums, 
 }
 
 // Not rows whose sums of x by 31, or of x alone, might leave float32's range where those by weights do not.
-bool accepts_bf16(Element, const void* row, int64_t K) {
+bool accepts_bf16(Element from, const void* row, int64_t K) {
+  if (from == Element::e4m3) return true;
   constexpr uint32_t kExponent = 0x7fff, kMost = (127 + 100) << 7;  // 2¹⁰⁰
   const uint16_t* const x = static_cast<const uint16_t*>(row);
   uint16_t most = 0;

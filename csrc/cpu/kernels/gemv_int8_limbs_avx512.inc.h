@@ -7,7 +7,7 @@
 namespace aoext::cpu {
 namespace {
 
-// Sums of one step of up to 128 elements: Σ u x in fixed point, of two limbs exact, of three rounded to a float.
+// Sums of one step of up to 128 elements: Σ u x in fixed point, of one limb and of two exact, of three rounded to a float.
 template <int kLimbs>
 struct LimbSums {
   I32 sums = {}, last = {};  // of the first two limbs, and of a third
@@ -16,14 +16,17 @@ struct LimbSums {
       const __m512i evens = _mm512_dpbusd_epi32((__m512i)to, (__m512i)even, load<__m512i>(limb));
       return (I32)_mm512_dpbusd_epi32(evens, (__m512i)odd, load<__m512i>(limb + kLimbBytes));
     };
-    sums += products(products(I32{}, x) << 8, x + kLimbUnit);
+    if constexpr (kLimbs == 1)
+      sums = products(sums, x);
+    else
+      sums += products(products(I32{}, x) << 8, x + kLimbUnit);
     if constexpr (kLimbs == 3) last = products(last, x + 2 * kLimbUnit);
   }
   auto total() const {
-    if constexpr (kLimbs == 2)
-      return sums;
-    else
+    if constexpr (kLimbs == 3)
       return __builtin_convertvector(sums, F32) * 256.0f + __builtin_convertvector(last, F32);
+    else
+      return sums;
   }
 };
 

@@ -21,7 +21,7 @@ struct UnsignedNibbles {
   static void load(U32 words, U32* even, U32* odd) { unpack(words, even, odd); }
 };
 
-constexpr int kTwoInt8Limbs = 2, kThreeInt8Limbs = 3;
+constexpr int kOneInt8Limb = 1, kTwoInt8Limbs = 2, kThreeInt8Limbs = 3;
 constexpr int64_t kLimbBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
 constexpr int64_t kLimbUnit = 2 * kLimbBytes;
 static_assert(kPad <= 128, "a step's sums are exact");
@@ -89,8 +89,29 @@ bool split_limbs(const float* x, int64_t K, int64_t group_size, int8_t* out, flo
   return true;
 }
 
+// x that is of int8 already: integers, whose scale is 1.
+template <class Loader>
+bool split_integers(const float* x, int64_t K, int64_t group_size, int8_t* out, float* scales, float* fixed_sums,
+                    float* group_sums) {
+  for (int64_t k = 0; k < K; k += 2) {
+    int8_t* const to = out + k / kLimbUnit * kLimbUnit + k % kLimbUnit / 2;
+    to[0] = static_cast<int8_t>(x[k]);
+    to[kLimbBytes] = static_cast<int8_t>(x[k + 1]);
+  }
+  for (int64_t g = 0; g < K / group_size; ++g) {
+    int32_t total = 0;
+    for (int64_t k = g * group_size; k < (g + 1) * group_size; ++k) total += static_cast<int32_t>(x[k]);
+    scales[g] = 1;
+    group_sums[g] = static_cast<float>(total);
+    fixed_sums[g] = -Loader::kOffset * group_sums[g];
+  }
+  return true;
+}
+
 template <class Loader, int kLimbs>
 constexpr Int8Limbs kInt8Limbs{.count = kLimbs, .split = split_limbs<Loader, kLimbs>};
+template <class Loader>
+constexpr Int8Limbs kInt8Limbs<Loader, kOneInt8Limb>{.count = kOneInt8Limb, .split = split_integers<Loader>};
 
 }  // namespace
 }  // namespace aoext::cpu

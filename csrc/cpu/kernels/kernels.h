@@ -13,7 +13,7 @@
 namespace aoext::cpu {
 
 // Elements in memory that kernels read or write.
-enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32 };
+enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32, e8m0 };
 
 // Output channels of a panel of w, which a thread takes at a time: a 64-byte line of 16-bit scales. Sums lie [M, kPanel].
 constexpr int kPanel = 32;
@@ -143,6 +143,24 @@ struct GemmInt4Codes {
                        int64_t begin, int64_t n, void* acc);
 };
 
+// Scales of weights and of x along k: those of x lie x_stride floats from one row's to the next's, each for so many segments;
+// those of a panel of weights lie [segments, kPanel].
+struct SegmentScales {
+  int64_t segment;  // elements of k
+  const float* x;
+  int64_t x_stride, segments_of_x;
+  const float* w;
+};
+
+// 8-bit weights by 8-bit x, both with a scale for each segment of k: the sum of a segment, or of its part in a block, is exact
+// where products are int8's, and meets both scales in float32.
+struct GemmSegments {
+  GemmShape shape;
+  int64_t block_bytes;  // of a packed block and what it brings beside weights
+  void (*pack_w)(Element from, const void* source, const BlockRows& rows, int64_t segment, int64_t begin, int64_t n, void* out);
+  void (*macro_kernel)(const void* w, const void* x, const SegmentScales& scales, int64_t M, int64_t begin, int64_t n, void* acc);
+};
+
 // ---- gemv ----------------------------------------------------------------------------------------------
 
 // 8-bit weights by few rows of x.
@@ -176,7 +194,7 @@ struct GroupsOfX {
 
 // x as int8 limbs, 16- or 23-bit fixed point, for int4 in groups of 32, 64 or a multiple of kPad elements.
 struct Int8Limbs {
-  int64_t count;  // 2 for results in bfloat16 and half, 3 for float32
+  int64_t count;  // 2 for results in bfloat16 and half, 3 for float32; 1 where x is of int8
 
   // A row of x, `count` bytes an element, padded with zeros (by the caller) to kPad elements, and what GroupsOfX has of it. False
   // where a group's range is too wide, or not finite.
@@ -252,8 +270,9 @@ struct Kernels {
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
 
-  // The n values of one row of floats and their scale as quantize_rowwise defines them; a scale of NaN has zeros.
-  float (*quantize_row)(Element from, const void* row, int64_t n, Element to, float quantized_max, void* out);
+  // The n values of one row of floats and the scales of its blocks as quantize_blockwise defines them; a scale of NaN has zeros.
+  void (*quantize_row)(Element from, const void* row, int64_t n, int64_t block, bool power_of_two, Element to,
+                       float quantized_max, void* out, float* scales);
 
   const Gemm8Bit* gemm_f32;
   const Gemm8Bit* gemm_i8;
@@ -265,6 +284,15 @@ struct Kernels {
   const GemmInt4Codes* gemm_int4_codes = nullptr;        // groups of a multiple of 8 elements
   const GemmInt4Codes* gemm_int4_codes_limbs = nullptr;  // groups of a multiple of 32; limbs of bfloat16
 
+  // int4 by int8, exact: groups of a multiple of 8 elements, and any group as floats.
+  const GemmInt4Codes* gemm_int4_i8 = nullptr;
+  const GemmInt4Codes* gemm_int4_codes_f32;
+
+  // Segments of a multiple of 8 elements or all of K, and any.
+  const GemmSegments* gemm_segments_i8 = nullptr;
+  const GemmSegments* gemm_segments_bf16 = nullptr;
+  const GemmSegments* gemm_segments_f32;
+
   const Gemv8Bit* gemv_8bit_f32;
   const Gemv8Bit* gemv_8bit_bf16 = nullptr;
   const GemvInt4* gemv_int4;
@@ -274,6 +302,8 @@ struct Kernels {
 
   // int4 by two limbs and by three: an instruction set has one of the first two kinds, or neither. Packed ones take groups of 64
   // and more.
+  const GemvLimbs* gemv_limb = nullptr;  // x of int8 itself
+  const GemvLimbsStaged* gemv_limb_staged = nullptr;
   const GemvLimbs* gemv_limbs2 = nullptr;
   const GemvLimbs* gemv_limbs3 = nullptr;
   const GemvLimbsStaged* gemv_limbs2_staged = nullptr;

@@ -20,6 +20,7 @@ inline I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const 
     }
     return sums;
   };
+  if constexpr (kLimbs == 1) return (I32)_mm256_madd_epi16(pairs(0), _mm256_set1_epi16(1));
   const auto weighted = [](__m256i sums, int16_t weight) { return (I32)_mm256_madd_epi16(sums, _mm256_set1_epi16(weight)); };
   const I32 first = weighted(pairs(0), 256) + weighted(pairs(1), 1);
   if constexpr (kLimbs == 2)

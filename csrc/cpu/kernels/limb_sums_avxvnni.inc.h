@@ -7,6 +7,11 @@
 namespace aoext::cpu {
 namespace {
 
+// sums + the four products of unsigned by signed bytes of each lane.
+inline I32 dot_bytes(I32 sums, U32 unsigned_bytes, U32 signed_bytes) {
+  return (I32)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
+}
+
 template <int kLimbs, int kUnits>
 inline I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x) {
   const auto of_unit = [&](int unit, int limb) { return x + kLimbs * kLimbUnit * unit + kLimbUnit * limb; };

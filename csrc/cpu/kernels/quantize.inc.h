@@ -1,4 +1,4 @@
-// Dynamic quantisation of one row: its scale, then its codes while it is in cache.
+// Dynamic quantisation of one row, block by block: a scale, then its codes while the block is in cache.
 #pragma once
 
 #include "cpu/kernels/convert.inc.h"
@@ -104,14 +104,21 @@ inline void quantize(const char* row, int64_t n, float scale, char* out) {
   quantize<kFrom, Format, Ratio>(row, n, scale, out);
 }
 
+// A positive normal number up to the next power of two: its bits without a mantissa are the power below it.
+inline float power_of_two_from(float scale) {
+  const uint32_t below = bits(scale) & kInfinity;
+  return from_bits(below == bits(scale) ? below : below + (1u << 23));
+}
+
 template <Element kFrom>
-inline float quantize_from(const char* row, int64_t n, Element to, float quantized_max, char* out) {
+inline float quantize_block(const char* row, int64_t n, bool power_of_two, Element to, float quantized_max, char* out) {
   float absmax;
   if constexpr (kFrom == Element::f32)
     absmax = from_bits(largest<uint32_t>(row, n));
   else
     absmax = (kFrom == Element::bf16 ? bf16_to_float : f16_to_float)(largest<uint16_t>(row, n));
-  const float scale = scale_for(absmax, quantized_max);
+  float scale = scale_for(absmax, quantized_max);
+  if (power_of_two && scale == scale && absmax > 0) scale = power_of_two_from(scale);
   if (scale != scale) {
     memset(out, 0, static_cast<size_t>(n));
   } else if (to == Element::i8) {
@@ -124,12 +131,21 @@ inline float quantize_from(const char* row, int64_t n, Element to, float quantiz
   return scale;
 }
 
-float quantize_row(Element from, const void* row, int64_t n, Element to, float quantized_max, void* out) {
+template <Element kFrom>
+inline void quantize_blocks(const char* row, int64_t n, int64_t block, bool power_of_two, Element to, float quantized_max,
+                            char* out, float* scales) {
+  constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2;
+  for (int64_t k = 0; k < n; k += block)
+    *scales++ = quantize_block<kFrom>(row + k * kBytes, n - k < block ? n - k : block, power_of_two, to, quantized_max, out + k);
+}
+
+void quantize_row(Element from, const void* row, int64_t n, int64_t block, bool power_of_two, Element to, float quantized_max,
+                  void* out, float* scales) {
   const char* const in = static_cast<const char*>(row);
   char* const codes = static_cast<char*>(out);
-  if (from == Element::bf16) return quantize_from<Element::bf16>(in, n, to, quantized_max, codes);
-  if (from == Element::f16) return quantize_from<Element::f16>(in, n, to, quantized_max, codes);
-  return quantize_from<Element::f32>(in, n, to, quantized_max, codes);
+  if (from == Element::bf16) return quantize_blocks<Element::bf16>(in, n, block, power_of_two, to, quantized_max, codes, scales);
+  if (from == Element::f16) return quantize_blocks<Element::f16>(in, n, block, power_of_two, to, quantized_max, codes, scales);
+  quantize_blocks<Element::f32>(in, n, block, power_of_two, to, quantized_max, codes, scales);
 }
 
 }  // namespace

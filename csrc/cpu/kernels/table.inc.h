@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/epilogue.inc.h"
 #include "cpu/kernels/gemm.inc.h"
+#include "cpu/kernels/gemm_segments.inc.h"
 #include "cpu/kernels/gemv_8bit.inc.h"
 #include "cpu/kernels/gemv_int4.inc.h"
 #include "cpu/kernels/quantize.inc.h"
@@ -27,6 +28,8 @@ constexpr Kernels table_of_all(const char* name, const Gemm8Bit* gemm_i8) {
       .gemm_f32 = &kGemmF32<kKC>,
       .gemm_i8 = gemm_i8,
       .gemm_int4_f32 = &kGemmInt4F32<kKC>,
+      .gemm_int4_codes_f32 = &segments::kGemmInt4CodesF32,
+      .gemm_segments_f32 = &segments::kGemmSegments<segments::DotF32, RowsAsF32>,
       .gemv_8bit_f32 = &kGemv8BitF32,
       .gemv_int4 = &kGemvInt4,
   };

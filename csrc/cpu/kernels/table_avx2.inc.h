@@ -1,4 +1,5 @@
-// The table of an instruction set with vectors of 32 bytes; limb_sums_<it>.inc.h is what AVX-VNNI has an instruction for.
+// The table of an instruction set with vectors of 32 bytes; limb_sums_<it>.inc.h and segments_<it>.inc.h are what AVX-VNNI
+// has an instruction for.
 #pragma once
 
 #include "cpu/kernels/vectors_avx2.inc.h"
@@ -20,6 +21,9 @@ constexpr Kernels table_avx2(const char* name) {
   table.gemv_i8 = dot_i8;
   table.gemv_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs>;
   table.gemv_limbs3_staged = &kGemvLimbsStaged<kThreeInt8Limbs>;
+  table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
+  table.gemm_segments_i8 = &segments::kGemmSegmentsI8;
+  table.gemv_limb_staged = &kGemvLimbsStaged<kOneInt8Limb>;
   return table;
 }
 

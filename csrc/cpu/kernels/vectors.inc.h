@@ -94,6 +94,9 @@ void add_sums(const V (&v)[4], T* acc);
 // 16 bytes of int4 in the order of k.
 void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]);
 
+// The words of kFloats vectors, transposed.
+void transpose_words(U32 (&rows)[kFloats]);
+
 // Nibble i of each word, as a float.
 F32 nibble(U32 words, int i);
 

@@ -75,6 +75,24 @@ inline void unpack(U32 words, U32* even, U32* odd) {
   *odd = words >> 4 & 0x0f0f0f0fu;
 }
 
+// The words of eight vectors, transposed: within halves of vectors, then halves.
+inline void transpose_words(U32 (&rows)[kFloats]) {
+  __m256i fours[kFloats];
+  for (int i = 0; i < kFloats; i += 4) {
+    const auto row = [&](int r) { return (__m256i)rows[i + r]; };
+    const __m256i low[] = {_mm256_unpacklo_epi32(row(0), row(1)), _mm256_unpacklo_epi32(row(2), row(3))};
+    const __m256i high[] = {_mm256_unpackhi_epi32(row(0), row(1)), _mm256_unpackhi_epi32(row(2), row(3))};
+    fours[i] = _mm256_unpacklo_epi64(low[0], low[1]);
+    fours[i + 1] = _mm256_unpackhi_epi64(low[0], low[1]);
+    fours[i + 2] = _mm256_unpacklo_epi64(high[0], high[1]);
+    fours[i + 3] = _mm256_unpackhi_epi64(high[0], high[1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = (U32)_mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
+    rows[i + 4] = (U32)_mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
+  }
+}
+
 // Lane 4 i + n is the sum of the lanes 4 i … 4 i + 3 of rows[n].
 template <class V>
 inline V sums_of_fours(const V (&rows)[4]) {

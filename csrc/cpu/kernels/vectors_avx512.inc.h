@@ -92,6 +92,39 @@ inline void unpack(U32 words, U32* even, U32* odd) {
   *odd = nibbles(words >> 4);
 }
 
+// sums + the four products of unsigned by signed bytes of each lane.
+inline I32 dot_bytes(I32 sums, U32 unsigned_bytes, U32 signed_bytes) {
+  return (I32)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+}
+
+// The words of 16 vectors, transposed: two steps within lanes of 128 bits, two of these lanes.
+inline void transpose_words(U32 (&rows)[kFloats]) {
+  __m512i fours[kFloats], eights[kFloats];
+#pragma GCC unroll 4
+  for (int i = 0; i < kFloats; i += 4) {
+    const __m512i a = (__m512i)rows[i], b = (__m512i)rows[i + 1], c = (__m512i)rows[i + 2], d = (__m512i)rows[i + 3];
+    const __m512i low[] = {_mm512_maskz_unpacklo_epi32(0xffff, a, b), _mm512_maskz_unpacklo_epi32(0xffff, c, d)};
+    const __m512i high[] = {_mm512_maskz_unpackhi_epi32(0xffff, a, b), _mm512_maskz_unpackhi_epi32(0xffff, c, d)};
+    fours[i] = _mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]);
+    fours[i + 1] = _mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]);
+    fours[i + 2] = _mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]);
+    fours[i + 3] = _mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]);
+  }
+  const auto even = [](__m512i a, __m512i b) { return _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0x88); };
+  const auto odd = [](__m512i a, __m512i b) { return _mm512_maskz_shuffle_i32x4(0xffff, a, b, 0xdd); };
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const int from = i / 4 * 8 + i % 4;
+    eights[from] = even(fours[from], fours[from + 4]);
+    eights[from + 4] = odd(fours[from], fours[from + 4]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = (U32)even(eights[i], eights[i + 8]);
+    rows[i + 8] = (U32)odd(eights[i], eights[i + 8]);
+  }
+}
+
 // Lane 4 i + n is the sum of the lanes 4 i … 4 i + 3 of rows[n].
 template <class V>
 inline V sums_of_fours(const V (&rows)[4]) {

@@ -58,6 +58,14 @@ inline void add_sums(const V (&v)[4], T* acc) {
 }
 #endif
 
+// The words of four vectors, transposed.
+inline void transpose_words(U32 (&rows)[kFloats]) {
+  U32 columns[kFloats];
+  for (int i = 0; i < kFloats; ++i)
+    for (int j = 0; j < kFloats; ++j) columns[j][i] = rows[i][j];
+  memcpy(rows, columns, sizeof columns);
+}
+
 inline void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]) {
   for (int64_t i = 0; i < 16; ++i) {
     q[2 * i] = sign_extend(packed[i] & 15);
