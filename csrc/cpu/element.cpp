@@ -13,6 +13,7 @@ Element element(ScalarType dtype) {
     case ScalarType::Float8_e4m3fn: return Element::e4m3;
     case ScalarType::Float8_e5m2: return Element::e5m2;
     case ScalarType::Int: return Element::i32;
+    case ScalarType::Float8_e8m0fnu: return Element::e8m0;
     default: throw std::runtime_error("aoext: no CPU element for this dtype");
   }
 }

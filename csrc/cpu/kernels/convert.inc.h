@@ -28,6 +28,7 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
     case Element::e4m3: return weights_to_float<Element::e4m3, uint8_t, e4m3_to_float>(source, out, n);
     case Element::e5m2: return weights_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
     case Element::i32: return row_to_float<int32_t, i32_to_float>(source, out, n);
+    case Element::e8m0: return row_to_float<uint8_t, e8m0_to_float>(source, out, n);
   }
 }
 
