@@ -71,6 +71,7 @@ class ThreadOfGemm {
       const int64_t first = first_channel(here_), channels = std::min<int64_t>(kPanel, N_ - first);
       Sum* const sums = reinterpret_cast<Sum*>(sums_ + 0) + here_.place * panel_sums_;
       panel_.move(first, channels, here_.begin, here_.end);
+      if constexpr (kBlockwise) panel_.stage_columns(gemm_, here_.begin, here_.end);
       if (here_.begin == 0) start_sums(sums);
       if constexpr (Weight::kInt4) split_zero_points(sums);
       if constexpr (Weight::kInt4) look_ahead(v + 1 < visits);
@@ -86,6 +87,7 @@ class ThreadOfGemm {
  private:
   static constexpr bool kCodes = std::is_same_v<Gemm, GemmInt4Codes>;
   static constexpr bool kSegments = std::is_same_v<Gemm, GemmSegments>;
+  static constexpr bool kBlockwise = std::is_same_v<Gemm, GemmBlockwise>;
 
   int64_t first_channel(const Visit& visit) const { return (begin_ + visit.panel) * kPanel; }
 
@@ -135,8 +137,12 @@ class ThreadOfGemm {
       gemm_.macro_kernel(block_ + 0, x_.block(block.begin), panel_.scales(x_.scales(), x_.scales_of_row()), M_, block.begin,
                          block.n, sums);
     } else {
-      const int64_t whole = ceil_div(block.count, kNR) * kNR;
-      gemm_.macro_kernel(block_ + 0, static_cast<int>(whole), x_.block(block.begin), M_, padded(block.n), sums);
+      const int whole = static_cast<int>(ceil_div(block.count, kNR) * kNR);
+      const char* const x = x_.block(block.begin);
+      if constexpr (kBlockwise)
+        gemm_.macro_kernel(block_ + 0, whole, x, M_, panel_.rows(block.i), block.begin, block.n, sums);
+      else
+        gemm_.macro_kernel(block_ + 0, whole, x, M_, padded(block.n), sums);
     }
   }
 
@@ -183,6 +189,8 @@ const auto& gemm_of_floats() {
     return *kernels().gemm_int4_f32;
   else if constexpr (std::is_same_v<Weight, SegmentsWeight>)
     return *kernels().gemm_segments_f32;
+  else if constexpr (Weight::kBlockwise)
+    return *kernels().gemm_blockwise_f32;
   else
     return *kernels().gemm_f32;
 }

@@ -35,17 +35,32 @@ void each_panel(const LinearProblem& p, const Weight& weight, const Output& outp
   });
 }
 
+// The rows of x as a gemv packs them.
+class PackedRows {
+ public:
+  template <class Gemv>
+  PackedRows(const LinearProblem& p, const Tensor& input, const Gemv& gemv)
+      : stride_(padded(p.K)), rows_(p.M * stride_ * gemv.operand_bytes) {
+    const int64_t row_bytes = stride_ * gemv.operand_bytes;
+    std::memset(rows_ + 0, 0, p.M * row_bytes);
+    each_input_row(p, input, [&](int64_t m, const void* row) { gemv.pack_x(element(p.input), row, p.K, rows_ + m * row_bytes); });
+  }
+  const void* data() const { return rows_ + 0; }
+  int64_t stride() const { return stride_; }  // operands
+
+ private:
+  int64_t stride_;
+  Scratch rows_;
+};
+
 // Algorithm::gemv_8bit.
 inline void multiply_gemv_8bit(const LinearProblem& p, const Plan& plan, const Tensor& input, const RowwiseWeight& weight,
                                const Output& output) {
   const Gemv8Bit& gemv = plan.compute == ScalarType::BFloat16 ? *kernels().gemv_8bit_bf16 : *kernels().gemv_8bit_f32;
-  const int64_t x_stride = padded(p.K), row_bytes = x_stride * gemv.operand_bytes;
-  const Scratch x(p.M * row_bytes);
-  std::memset(x + 0, 0, p.M * row_bytes);
-  each_input_row(p, input, [&](int64_t m, const void* row) { gemv.pack_x(element(p.input), row, p.K, x + m * row_bytes); });
+  const PackedRows x(p, input, gemv);
   each_panel(p, weight, output, [&](RowwiseWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
     panel.move(first, count, 0, p.K);
-    gemv.dot(x + 0, x_stride, p.M, weight.value_element, panel.values(0), count, p.K, sums);
+    gemv.dot(x.data(), x.stride(), p.M, weight.value_element, panel.values(0), count, p.K, sums);
   });
 }
 

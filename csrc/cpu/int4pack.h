@@ -59,7 +59,7 @@ void unpack_lanes(const uint32_t* words, uint32_t* out) {
 
 // A weight as a gemm asks for it (cpu/weights.h).
 struct Int4PackWeight {
-  static constexpr bool kInt4 = true;
+  static constexpr bool kInt4 = true, kBlockwise = false;
   const uint32_t* words;
   const char* scale_and_zero;  // bfloat16 [K/group_size, N, 2]
   Int4PackShape shape;

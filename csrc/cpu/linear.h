@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cpu/gemv.h"
+#include "cpu/gemv_blockwise.h"
 #include "cpu/gemv_int4.h"
 #include "cpu/multiply_gemm.h"
 
@@ -22,6 +23,8 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
     multiply_gemv_8bit(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
     multiply_few_int4(p, plan, input, weight, output);
+  } else if constexpr (std::is_same_v<Weight, BlockwiseWeight>) {
+    multiply_gemv_blockwise(p, plan, input, weight, output);
   }
   return y;
 }

@@ -10,7 +10,7 @@ namespace aoext::cpu {
 
 // f(gemm) with the one that a plan chose for such a weight.
 template <class Weight, class F>
-void with_gemm(const Plan& plan, const F& f) {
+void with_gemm(const Plan& plan, const Weight& weight, const F& f) {
   const Kernels& k = kernels();
   const bool limbs = plan.algorithm == Algorithm::gemm_bf16_limbs, of_floats = plan.compute == ScalarType::Float;
   if constexpr (Weight::kInt4) {
@@ -19,6 +19,11 @@ void with_gemm(const Plan& plan, const F& f) {
     if (of_floats) return f(*k.gemm_int4_f32);
     if (plan.algorithm == Algorithm::gemm && k.gemm_int4_codes != nullptr) return f(*k.gemm_int4_codes);
     f(*k.gemm_int4_bf16);
+  } else if constexpr (Weight::kBlockwise) {
+    const bool by_groups = plan.algorithm == Algorithm::gemm_groups;
+    if (of_floats) return f(*k.gemm_blockwise_f32);
+    if (weight.is_lut4()) return f(limbs ? *k.gemm_lut4_groups_limbs : by_groups ? *k.gemm_lut4_groups : *k.gemm_lut4_bf16);
+    f(limbs ? *k.gemm_8bit_groups_limbs : by_groups ? *k.gemm_8bit_groups : *k.gemm_8bit_bf16);
   } else {
     f(limbs ? *k.gemm_bf16_limbs : of_floats ? *k.gemm_f32 : *k.gemm_bf16);
   }
@@ -38,7 +43,7 @@ void multiply_gemm(const Plan& plan, const InputRows& x, const Weight& weight, c
   const auto store = [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
     output.store(order.empty() ? m : order[m], first, count, sums, row_scales);
   };
-  with_gemm<Weight>(plan, [&](const auto& gemm) { gemm_product<float>(gemm, x, output.N, weight, kParallelFor, store); });
+  with_gemm(plan, weight, [&](const auto& gemm) { gemm_product<float>(gemm, x, output.N, weight, kParallelFor, store); });
 }
 
 }  // namespace aoext::cpu

@@ -1,5 +1,8 @@
 #include "cpu/plan.h"
 
+#include <bit>
+#include <cmath>
+
 #include "common/formats.h"
 #include "cpu/gemm_int4.h"
 #include "cpu/isa.h"
@@ -16,14 +19,40 @@ struct FewRows {
   int64_t int8 = 0, float8 = 0;
   int64_t int8_by_int8 = 0;
   int64_t int4_by_int8 = 0;
+  int64_t blockwise = 0, lut4 = 0;
 };
 
-constexpr FewRows kAmx{
-    .limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
-constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
-constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
-constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
-constexpr FewRows kPortable{.int4 = 2};
+constexpr FewRows kAmx{.limbs2 = 8,
+                       .limbs3 = 8,
+                       .limbs2_packed = 16,
+                       .int4 = 4,
+                       .int8 = 4,
+                       .float8 = 4,
+                       .int8_by_int8 = 4,
+                       .int4_by_int8 = 8,
+                       .blockwise = 4,
+                       .lut4 = 4};
+constexpr FewRows kAvx512{
+    .limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8, .blockwise = 4, .lut4 = 4};
+constexpr FewRows kAvx512Wide{.limbs2 = 16,
+                              .limbs3 = 8,
+                              .int4 = 4,
+                              .int8 = 8,
+                              .float8 = 8,
+                              .int8_by_int8 = 2,
+                              .int4_by_int8 = 8,
+                              .blockwise = 4,
+                              .lut4 = 4};
+constexpr FewRows kAvx2{.limbs2 = 16,
+                        .limbs3 = 8,
+                        .int4 = 2,
+                        .int8 = 8,
+                        .float8 = 4,
+                        .int8_by_int8 = 4,
+                        .int4_by_int8 = 8,
+                        .blockwise = 4,
+                        .lut4 = 4};
+constexpr FewRows kPortable{.int4 = 2, .blockwise = 2, .lut4 = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
 constexpr int64_t kScaledRows = 48;
@@ -105,6 +134,60 @@ Plan plan_rowwise(const LinearProblem& p) {
   return p.M <= most ? Plan{Algorithm::gemv_8bit, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float} : plan_gemm(p);
 }
 
+namespace {
+
+bool is_power_of_two(int64_t n) { return (n & (n - 1)) == 0; }
+
+// Groups that a gemv serves.
+bool has_gemv_blockwise(const LinearProblem& p) {
+  constexpr int64_t kShortest = 16;
+  return p.group_size == p.K || p.group_size % kPad == 0 || (p.group_size >= kShortest && is_power_of_two(p.group_size));
+}
+
+// Whether values that are rounded with their scales do not show.
+bool rounds_weights(const LinearProblem& p) { return !is_wide(p) && p.N >= kRoundedChannels; }
+
+}  // namespace
+
+Plan plan_blockwise(const LinearProblem& p) {
+  const Kernels& k = kernels();
+  if (p.group_size == p.K) return plan_rowwise(p);
+  if (has_gemv_blockwise(p) && p.M <= few_rows(p).blockwise)
+    return {Algorithm::gemv_blockwise,
+            k.gemv_blockwise_bf16 != nullptr && !is_wide(p) ? ScalarType::BFloat16 : ScalarType::Float};
+  constexpr int64_t kMultiple = 4;
+  if (k.gemm_8bit_groups != nullptr && p.group_size % kMultiple == 0) {
+    if (!is_wide(p)) return {Algorithm::gemm_groups, ScalarType::BFloat16};
+    if (p.N >= kRoundedInputChannels && p.code != Code::e5m2) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
+  }
+  return gemm(k.gemm_8bit_bf16 != nullptr && rounds_weights(p) ? ScalarType::BFloat16 : ScalarType::Float);
+}
+
+Plan plan_lut4(const LinearProblem& p, const float* table) {
+  const Kernels& k = kernels();
+  bool finite = true, of_bf16 = true;
+  for (int i = 0; i < 16; ++i) {
+    finite &= std::isfinite(table[i]);
+    of_bf16 &= (std::bit_cast<uint32_t>(table[i]) & 0xffff) == 0;
+  }
+  // Rows are filled up with codes of 0 and x of 0, whose product must be 0.
+  if (!finite) return gemm(ScalarType::Float);
+  if (has_gemv_blockwise(p) && p.M <= few_rows(p).lut4) {
+    const bool by_bf16 = k.gemv_lut4_bf16 != nullptr && of_bf16 && !is_wide(p);
+    return {Algorithm::gemv_blockwise, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float};
+  }
+  const bool whole_row = p.group_size == p.K;
+  const bool powers = whole_row || (p.group_size >= kEightCodes && is_power_of_two(p.group_size));
+  const bool scaled =
+      k.gemm_lut4_bf16 != nullptr && rounds_weights(p) && (powers || k.gemm_lut4_bf16->columns_of_scales == nullptr);
+  const bool many = p.M >= kScaledRows && p.group_size <= 32;
+  if (k.gemm_lut4_groups != nullptr && of_bf16 && (p.group_size % kEightCodes == 0 || whole_row) && !(scaled && many)) {
+    if (!is_wide(p)) return {Algorithm::gemm_groups, ScalarType::BFloat16};
+    if (p.N >= kRoundedInputChannels) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
+  }
+  return gemm(scaled ? ScalarType::BFloat16 : ScalarType::Float);
+}
+
 Plan plan_scaled(const LinearProblem& p) {
   if (p.code != Code::int8) return plan_rowwise(p);
   if (kernels().gemv_i8 != nullptr && p.M <= few_rows(p).int8_by_int8) return {Algorithm::gemv_8bit, ScalarType::Char};
@@ -129,7 +212,7 @@ Plan plan_scaled_int4(const LinearProblem& p) {
   return gemm(exact ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
-Plan plan_blockwise(const LinearProblem& p) {
+Plan plan_scaled_blockwise(const LinearProblem& p) {
   const int64_t segment = segment_of(p);
   const bool whole_words = segment == p.K || segment % kEightCodes == 0;
   const bool int8 = p.code == Code::int8;
@@ -147,10 +230,12 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::gemv_limbs2_packed: return "tiles of nibbles by two int8 limbs";
     case Algorithm::gemv_int4: return "nibbles";
     case Algorithm::gemv_8bit: return "values";
+    case Algorithm::gemv_blockwise: return "values by blocks";
     case Algorithm::gemm: return "tiles";
     case Algorithm::gemm_bf16_limbs: return "tiles by two bfloat16 limbs";
     case Algorithm::gemm_int4_int8: return "tiles of nibbles by int8";
     case Algorithm::gemm_segments: return "tiles by segments";
+    case Algorithm::gemm_groups: return "tiles of blocks";
     case Algorithm::gemm_int4_scaled: return "tiles of scaled weights";
   }
   return "";

@@ -16,6 +16,6 @@ Tensor scaled_linear_blockwise(const Tensor& input, const Tensor& weight, const 
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, scaled_linear_blockwise, &explain<plan_blockwise>, &scaled_linear_blockwise)
+AOEXT_REGISTER(CPU, scaled_linear_blockwise, &explain<plan_scaled_blockwise>, &scaled_linear_blockwise)
 
 }  // namespace aoext::cpu

@@ -19,13 +19,13 @@ Tensor scaled_mm_blockwise(const Tensor& input, const Tensor& weight, const Tens
   rows.scales = static_cast<const float*>(x_scale.const_data_ptr());
   rows.scales_of_row = ceil_div(p.K, p.input_group_size);
   const Output output(p, y, nullptr, bias);
-  gemm_product<float>(gemm_segments(plan_blockwise(p)), rows, p.N, SegmentsWeight(p, weight, weight_scale), kParallelFor,
+  gemm_product<float>(gemm_segments(plan_scaled_blockwise(p)), rows, p.N, SegmentsWeight(p, weight, weight_scale), kParallelFor,
                       [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
                         output.store(m, first, count, sums, row_scales);
                       });
   return y;
 }
 
-AOEXT_REGISTER(CPU, scaled_mm_blockwise, &explain<plan_blockwise>, &scaled_mm_blockwise)
+AOEXT_REGISTER(CPU, scaled_mm_blockwise, &explain<plan_scaled_blockwise>, &scaled_mm_blockwise)
 
 }  // namespace aoext::cpu

@@ -26,7 +26,7 @@ inline std::vector<float> floats(const Tensor& t) {
 }
 
 struct Int4Weight {
-  static constexpr bool kInt4 = true;
+  static constexpr bool kInt4 = true, kBlockwise = false;
   const uint8_t* packed;
   const char *scale, *zero_point;
   ScalarType scale_dtype;
@@ -125,7 +125,7 @@ struct Int4Weight {
 };
 
 struct RowwiseWeight {
-  static constexpr bool kInt4 = false;
+  static constexpr bool kInt4 = false, kBlockwise = false;
   const char* values;
   Element value_element;
   std::vector<float> scales;  // empty where nobody asks for them

@@ -4,6 +4,7 @@
 #include "cpu/kernels/table.inc.h"
 
 #include "cpu/kernels/e4m3_avx.inc.h"
+#include "cpu/kernels/gemm_blockwise_amx.inc.h"
 #include "cpu/kernels/gemm_int4_amx.inc.h"
 #include "cpu/kernels/gemv_i8_avx512.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_amx.inc.h"
@@ -18,6 +19,8 @@ const Kernels& kernels_amx() {
     Kernels all = table_of_all<kKC>("amx", &kGemmI8);
     all.gemm_bf16 = &kGemmBf16;
     all.gemm_int4_bf16 = &kGemmInt4Bf16;
+    all.gemm_8bit_bf16 = &kGemmBlockwiseBf16;
+    all.gemm_lut4_bf16 = &kGemmBlockwiseBf16;
     all.gemv_i8 = dot_i8;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoSecondCache>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoSecondCache>;

@@ -5,8 +5,10 @@
 
 #include "cpu/kernels/e4m3_avx.inc.h"
 #include "cpu/kernels/gemm_bf16_limbs_avx512.inc.h"
+#include "cpu/kernels/gemm_blockwise_avx512.inc.h"
 #include "cpu/kernels/gemm_int4_avx512.inc.h"
 #include "cpu/kernels/gemv_8bit_bf16_avx512.inc.h"
+#include "cpu/kernels/gemv_blockwise_bf16_avx512.inc.h"
 #include "cpu/kernels/gemv_i8_avx512.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_avx512.inc.h"
 #include "cpu/kernels/segments_avx512.inc.h"
@@ -23,6 +25,13 @@ const Kernels& kernels_avx512() {
     all.gemm_int4_codes = &kGemmInt4Codes;
     all.gemm_int4_codes_limbs = &kGemmInt4CodesLimbs;
     all.gemv_8bit_bf16 = &kGemv8BitBf16;
+    all.gemm_lut4_bf16 = &kGemmLut4Bf16;
+    all.gemm_8bit_groups = &kGemm8BitGroups;
+    all.gemm_8bit_groups_limbs = &kGemm8BitGroupsLimbs;
+    all.gemm_lut4_groups = &kGemmLut4Groups;
+    all.gemm_lut4_groups_limbs = &kGemmLut4GroupsLimbs;
+    all.gemv_blockwise_bf16 = &kGemvBlockwiseBf16;
+    all.gemv_lut4_bf16 = &kGemvLut4Bf16;
     all.gemv_i8 = dot_i8;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoFirstCache>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoFirstCache>;

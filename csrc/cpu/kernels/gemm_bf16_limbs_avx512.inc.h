@@ -31,18 +31,19 @@ void pack_x_limbs(Element from, const void* source, int64_t, int64_t, int64_t n,
     store(high + k, kEights ? in_eights(nearest) : nearest);
     store(high + kKC + k, kEights ? in_eights(rest) : rest);
   }
-  pad_with_zeros(high, n);
-  pad_with_zeros(high + kKC, n);
+  const int64_t known = (n + 2 * kFloats - 1) / (2 * kFloats) * (2 * kFloats);
+  pad_with_zeros(high, known);
+  pad_with_zeros(high + kKC, known);
 }
 
-// q itself, as its products by limbs leave no room for what an offset loses: as many instructions where a shuffle takes no longer
-// than a bit operation.
-struct ExactInt4 : WordsOfInt4 {
+// What nibbles stand for in a table of numbers that are bfloat16: as many instructions as OffsetCodes where a shuffle takes no
+// longer than a bit operation.
+struct LookedUpNibbles : WordsOfInt4 {
   __m512i table;
 
-  ExactInt4() {
+  explicit LookedUpNibbles(const float* from) {
     uint16_t values[2 * kFloats];  // an index has five bits, the fifth another nibble's
-    for (int i = 0; i < 2 * kFloats; ++i) values[i] = static_cast<uint16_t>(bits(static_cast<float>(sign_extend(i & 15))) >> 16);
+    for (int i = 0; i < 2 * kFloats; ++i) values[i] = static_cast<uint16_t>(bits(from[i & 15]) >> 16);
     table = load<__m512i>(values);
   }
 
@@ -53,8 +54,10 @@ struct ExactInt4 : WordsOfInt4 {
   }
 };
 
+// q itself, as its products by limbs leave no room for what an offset loses.
 void pack_int4_exact(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
-  pack_words(first.packed + begin / 2, rows, n / 2, out, ExactInt4());
+  const F32 values = values_of_nibbles();
+  pack_words(first.packed + begin / 2, rows, n / 2, out, LookedUpNibbles(reinterpret_cast<const float*>(&values)));
 }
 
 // Rows whose limbs are neither infinite nor, but for what is far below the rest, subnormal. By int4 the largest x may be kWidest

@@ -35,24 +35,25 @@ void pack_int4_codes(const Int4Row& first, const BlockRows& rows, int64_t begin,
   pack_words(first.packed + begin / 2, rows, n / 2, out, OffsetCodes());
 }
 
-// q · scale + zero_point, rounded: of short groups, of 8 << shift weights, whose scales cost many rows of x more than operands
-// do. All members are copies, which no store can change.
-struct ScaledInt4 : WordsOfInt4 {
+constexpr bool kWithZeroPoints = true, kWithoutZeroPoints = false;
+
+// value · scale + zero_point, rounded: of short groups, whose scales cost many rows of x more than operands do, and of values
+// that are not bfloat16. Groups are of 8 << shift weights, or all of one. All members are copies, which no store can change.
+template <bool kZeroPoints>
+struct ScaledNibbles : WordsOfInt4 {
   int64_t skipped, last;  // words before the block, and its last one
-  int shift;
+  int shift = 0;
   F32 values;
   __m512i in_turn;
-  const float *scales, *zero_points;
+  const float *scales, *zero_points;  // [groups, kPanel]
 
-  ScaledInt4(const Int4Row& first, int64_t begin, int64_t n)
+  ScaledNibbles(F32 values_, int64_t group_size, const float* scales_, const float* zero_points_, int64_t begin, int64_t n)
       : skipped(begin / kEight),
-        last(n / kEight - 1),
-        shift(first.group_size == 32   ? 2
-              : first.group_size == 16 ? 1
-                                       : 0),
-        values(values_of_nibbles()),
-        scales(first.scale),
-        zero_points(first.zero_point) {
+        last((n + kEight - 1) / kEight - 1),
+        values(values_),
+        scales(scales_),
+        zero_points(zero_points_) {
+    while (kEight << shift < group_size) ++shift;
     uint16_t order[2 * kFloats];  // one of the first half, one of the second
     for (int i = 0; i < 2 * kFloats; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * kFloats);
     in_turn = load<__m512i>(order);
@@ -60,11 +61,11 @@ struct ScaledInt4 : WordsOfInt4 {
 
   void operator()(U32 words, int64_t word, int vector, char* to) const {
     const int64_t at = (skipped + (word < last ? word : last)) >> shift;
-    const F32 scale = load<F32>(scales + at * kPanel + vector * kFloats),
-              zero = load<F32>(zero_points + at * kPanel + vector * kFloats);
+    const int64_t lanes = at * kPanel + vector * kFloats;
+    const F32 scale = load<F32>(scales + lanes), zero = kZeroPoints ? load<F32>(zero_points + lanes) : F32{};
     const auto value = [&](int i) __attribute__((always_inline)) {
-      const __m512 q = _mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)values);
-      return (__m512)multiply_add((F32)q, scale, zero);
+      const F32 q = (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)values);
+      return (__m512)(kZeroPoints ? multiply_add(q, scale, zero) : q * scale);
     };
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -74,11 +75,17 @@ struct ScaledInt4 : WordsOfInt4 {
   }
 };
 
-void pack_int4_scaled(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
-  pack_words(first.packed + begin / 2, rows, n / 2, out, ScaledInt4(first, begin, n));
-  // Past the end zeros, as those of x, whatever the last zero points are.
+template <class Loader>
+inline void pack_scaled_nibbles(const void* packed, const BlockRows& rows, int64_t n, void* out, const Loader& loader) {
+  pack_words(packed, rows, n / 2, out, loader);
+  // Past the end zeros, as those of x, whatever a nibble of 0 stands for.
   const int64_t known = n / 2, padded = (n + kPad - 1) / kPad * kPad / 2;  // words of two
   memset(static_cast<char*>(out) + known * kStepBytes, 0, static_cast<size_t>((padded - known) * kStepBytes));
+}
+
+void pack_int4_scaled(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  const ScaledNibbles<kWithZeroPoints> loader(values_of_nibbles(), first.group_size, first.scale, first.zero_point, begin, n);
+  pack_scaled_nibbles(first.packed + begin / 2, rows, n, out, loader);
 }
 
 // 32 operands in the order of the words that OffsetCodes writes.
@@ -98,13 +105,19 @@ struct RowsInEights {
   }
 };
 
-template <int kLimbs>
-void macro_kernel_int4_codes(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
-                             int64_t begin, int64_t n, void* acc) {
+// What the sums of groups meet: scales and zero points [groups, kPanel], the latter by sums of x, x_stride apart.
+struct Groups {
+  const float *scale, *zero_point, *x_sums;
+  int64_t x_stride, size;
+};
+
+// n is a multiple of 4, and so are groups.
+template <int kLimbs, bool kZeroPoints>
+inline void macro_kernel_groups(const void* w, const void* x, const Groups& of, int64_t M, int64_t begin, int64_t n, void* acc) {
   const char *const block = static_cast<const char*>(w), *const rows = static_cast<const char*>(x);
   constexpr int64_t kInWord = kWordBytes / sizeof(uint16_t);
-  const int64_t words = n / kInWord, of_group = first.group_size / kInWord;
-  const int64_t begun = begin % first.group_size / kInWord, before = begin / first.group_size;
+  const int64_t words = n / kInWord, of_group = of.size / kInWord;
+  const int64_t begun = begin % of.size / kInWord, before = begin / of.size;
   each_mr(M, [&](auto count, int64_t m) __attribute__((always_inline)) {
     constexpr int kCount = decltype(count)::count;
     F32 sums[kCount][kPanelVectors];
@@ -117,11 +130,11 @@ void macro_kernel_int4_codes(const void* w, const void* x, const float* x_sums, 
       if (end > words) end = words;
       F32 part[kCount][kPanelVectors];
       micro_kernel_channels<DotBf16, kCount, kLimbs>(block, rows + m * kLimbs * kKCBytes, word, end, part);
-      const bool starts = word > 0 || begun == 0;
-      const float* const of_x = x_sums + group * x_stride + m;
+      const bool starts = kZeroPoints && (word > 0 || begun == 0);
+      const float* const of_x = kZeroPoints ? of.x_sums + group * of.x_stride + m : nullptr;
       for (int vector = 0; vector < kPanelVectors; ++vector) {
         const int64_t at = group * kPanel + vector * kFloats;
-        const F32 scale = load<F32>(first.scale + at), zero_point = load<F32>(first.zero_point + at);
+        const F32 scale = load<F32>(of.scale + at), zero_point = kZeroPoints ? load<F32>(of.zero_point + at) : F32{};
         for (int r = 0; r < kCount; ++r) {
           sums[r][vector] += scale * part[r][vector];
           if (starts) sums[r][vector] += zero_point * of_x[r];
@@ -131,6 +144,13 @@ void macro_kernel_int4_codes(const void* w, const void* x, const float* x_sums, 
     for (int r = 0; r < kCount; ++r)
       for (int vector = 0; vector < kPanelVectors; ++vector) store(to + (r * kPanelVectors + vector) * kLine, sums[r][vector]);
   });
+}
+
+template <int kLimbs>
+void macro_kernel_int4_codes(const void* w, const void* x, const float* x_sums, int64_t x_stride, int64_t M, const Int4Row& first,
+                             int64_t begin, int64_t n, void* acc) {
+  const Groups groups{first.scale, first.zero_point, x_sums, x_stride, first.group_size};
+  macro_kernel_groups<kLimbs, kWithZeroPoints>(w, x, groups, M, begin, n, acc);
 }
 
 // Not rows whose sums of x by 31, or of x alone, might leave float32's range where those by weights do not.

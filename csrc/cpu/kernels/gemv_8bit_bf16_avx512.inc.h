@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cpu/kernels/bf16_avx512.inc.h"
-#include "cpu/kernels/gemv_order_avx512.inc.h"
+#include "cpu/kernels/gemv_order.inc.h"
 
 namespace aoext::cpu {
 namespace {

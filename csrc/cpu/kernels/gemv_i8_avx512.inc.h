@@ -1,7 +1,7 @@
-// int8 by int8 for few rows of x, exact: vpdpbusd, in the order of gemv_order_avx512.inc.h.
+// int8 by int8 for few rows of x, exact: vpdpbusd, in the order of gemv_order.inc.h.
 #pragma once
 
-#include "cpu/kernels/gemv_order_avx512.inc.h"
+#include "cpu/kernels/gemv_order.inc.h"
 #include "cpu/kernels/vectors_avx512.inc.h"
 
 namespace aoext::cpu {

@@ -68,6 +68,26 @@ static inline void fetch_group(Ahead* ahead) {
 
 static inline void fetch_group(ScalesAhead* ahead) { fetch_group(ahead->scale.groups > 0 ? &ahead->scale : &ahead->zero_point); }
 
+// ---- weights with a scale a block ----------------------------------------------------------------------
+
+// Rows of such a weight, `row_bytes` apart: element k of row i is value(code k) · scale_rows[i][k / group_size].
+struct BlockwiseRows {
+  Element type;        // of codes of 8 bits
+  const float* table;  // of 16 values, where codes are of 4 bits, the even k low; else null
+  const char* codes;
+  int64_t row_bytes, group_size;
+  const float* const* scale_rows;  // of each row; readable, and finite, for kScalesBeyond floats more
+  const float* scale_columns;      // the same as [groups, kPanel], of a gemm that asks for it
+
+  const char* row(int64_t i) const { return codes + i * row_bytes; }
+  int64_t bytes(int64_t n) const { return table == nullptr ? n : n / 2; }  // of n elements
+  BlockwiseRows from(int64_t i) const {
+    return {type, table, row(i), row_bytes, group_size, scale_rows + i, scale_columns == nullptr ? nullptr : scale_columns + i};
+  }
+};
+
+constexpr int64_t kScalesBeyond = 16;
+
 // ---- gemm ----------------------------------------------------------------------------------------------
 
 // How rows of w lie that become a block: so many, `stride` bytes apart. What is next, as many pieces of `next_bytes` bytes and
@@ -161,6 +181,20 @@ struct GemmSegments {
   void (*macro_kernel)(const void* w, const void* x, const SegmentScales& scales, int64_t M, int64_t begin, int64_t n, void* acc);
 };
 
+// Weights with a scale a block: packed as values times their scales, or as values whose sums over a group meet its scales within
+// the macro-kernel.
+struct GemmBlockwise {
+  GemmShape shape;
+
+  // The scales of a panel's rows as columns, from group `begin` to `end`; null where rows of them do.
+  void (*columns_of_scales)(const float* const* scale_rows, int64_t begin, int64_t end, float* out) = nullptr;
+
+  // n elements from `begin` on of rows as a packed block, and its product.
+  void (*pack_w)(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out);
+  void (*macro_kernel)(const void* w, int N, const void* x, int64_t M, const BlockwiseRows& first, int64_t begin, int64_t n,
+                       void* acc);
+};
+
 // ---- gemv ----------------------------------------------------------------------------------------------
 
 // 8-bit weights by few rows of x.
@@ -174,6 +208,16 @@ struct Gemv8Bit {
   // another.
   void (*dot)(const void* x, int64_t x_stride, int64_t M, Element type, const void* w, int64_t N, int64_t K,
               float (*acc)[kPanel]);
+};
+
+// Weights with a scale a block by few rows of x, which `pack_x` brings into the order of `dot`, padded (by the caller) to kPad.
+// Groups are of 2ⁿ·16 elements, of a multiple of kPad, or whole rows.
+struct GemvBlockwise {
+  int64_t operand_bytes;
+  void (*pack_x)(Element from, const void* row, int64_t n, void* out);
+
+  // acc[m][n] = Σ x[m][k] · w[n][k] for M packed rows, x_stride operands apart, and N <= kPanel rows of K elements.
+  void (*dot)(const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K, float (*acc)[kPanel]);
 };
 
 // int4 by few rows of x in float32. Groups are of 2ⁿ·8 elements, or of a multiple of kPad.
@@ -257,6 +301,9 @@ struct Kernels {
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 
+  // Elements [begin, begin + n) of row i of weights with a scale a block, begin even.
+  void (*dequantize_blockwise)(const BlockwiseRows& rows, int64_t i, int64_t begin, int64_t n, float* out);
+
   // Zero points [groups, kPanel] and their scales: whether one is beyond 8 scales, so that all weights of its group have its
   // sign; and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0
   // and none away from it: of 16 scales and more it is nothing.
@@ -296,6 +343,20 @@ struct Kernels {
   const Gemv8Bit* gemv_8bit_f32;
   const Gemv8Bit* gemv_8bit_bf16 = nullptr;
   const GemvInt4* gemv_int4;
+
+  // Weights with a scale a block, of 8 bits and of 4, which are codes into a table. Those of bfloat16 take x and values that are
+  // bfloat16; limbs take x of float32 and half as two limbs of bfloat16.
+  const GemmBlockwise* gemm_blockwise_f32;
+  const GemmBlockwise* gemm_8bit_bf16 = nullptr;    // rounded with their scales
+  const GemmBlockwise* gemm_lut4_bf16 = nullptr;    // the same; of columns of scales groups of 2ⁿ·8 elements, or whole rows
+  const GemmBlockwise* gemm_8bit_groups = nullptr;  // exact; groups of a multiple of 4 elements
+  const GemmBlockwise* gemm_8bit_groups_limbs = nullptr;
+  const GemmBlockwise* gemm_lut4_groups = nullptr;  // exact; groups of a multiple of 8 elements
+  const GemmBlockwise* gemm_lut4_groups_limbs = nullptr;
+  const GemvBlockwise* gemv_blockwise_f32;
+  const GemvBlockwise* gemv_blockwise_bf16 = nullptr;
+  const GemvBlockwise* gemv_lut4_f32;
+  const GemvBlockwise* gemv_lut4_bf16 = nullptr;
 
   // acc[m][n] = Σ x[m][k] · w[n][k] of int8, exact, all rows K elements one after another.
   void (*gemv_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]) = nullptr;

@@ -44,8 +44,10 @@ inline float e4m3_to_float(uint8_t b) {
   return (b & 0x7f) == 0x7f ? from_bits(0x7fc00000u) : value;
 }
 
-// A power of two by its biased exponent: 0 is 2⁻¹²⁷, a subnormal float, and 255 is NaN.
-inline float e8m0_to_float(uint8_t b) { return from_bits(b == 0 ? 0x00400000u : b == 255 ? 0x7fc00000u : uint32_t{b} << 23); }
+// 2^(u − 127) by the bits of float32: 0 is 2⁻¹²⁷, a subnormal number, and 255 is NaN.
+inline float e8m0_to_float(uint8_t u) {
+  return from_bits(u == 0 ? 0x00400000u : u == 255 ? 0x7fc00000u : static_cast<uint32_t>(u) << 23);
+}
 
 // ---- conversions of rows -------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
 // What stands in every instruction set's table: the algorithms that each compiles with vectors of its own.
 #pragma once
 
+#include "cpu/kernels/blockwise.inc.h"
 #include "cpu/kernels/epilogue.inc.h"
 #include "cpu/kernels/gemm.inc.h"
 #include "cpu/kernels/gemm_segments.inc.h"
 #include "cpu/kernels/gemv_8bit.inc.h"
+#include "cpu/kernels/gemv_blockwise.inc.h"
 #include "cpu/kernels/gemv_int4.inc.h"
 #include "cpu/kernels/quantize.inc.h"
 
@@ -20,6 +22,7 @@ constexpr Kernels table_of_all(const char* name, const Gemm8Bit* gemm_i8) {
       .columns_to_float = columns_to_float,
       .from_float = from_float,
       .dequantize_int4 = dequantize_int4,
+      .dequantize_blockwise = dequantize_blockwise,
       .has_wide_zero_points = has_wide_zero_points,
       .split_zero_points = split_zero_points,
       .group_sums = group_sums,
@@ -32,6 +35,9 @@ constexpr Kernels table_of_all(const char* name, const Gemm8Bit* gemm_i8) {
       .gemm_segments_f32 = &segments::kGemmSegments<segments::DotF32, RowsAsF32>,
       .gemv_8bit_f32 = &kGemv8BitF32,
       .gemv_int4 = &kGemvInt4,
+      .gemm_blockwise_f32 = &kGemmBlockwiseF32<kKC>,
+      .gemv_blockwise_f32 = &kGemvBlockwiseF32,
+      .gemv_lut4_f32 = &kGemvLut4F32,
   };
 }
 

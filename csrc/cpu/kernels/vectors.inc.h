@@ -100,6 +100,13 @@ void transpose_words(U32 (&rows)[kFloats]);
 // Nibble i of each word, as a float.
 F32 nibble(U32 words, int i);
 
+// A table of 16 values as look-ups take it, and what the low four bits of each word stand for in it.
+struct Table;
+F32 look_up(const Table& table, U32 words);
+
+// Lane i has from[index[i]], index below kFloats, all of which is readable.
+F32 spread(const float* from, I32 index);
+
 // The low bytes of four vectors, where kSigned their low seven bits and the signs of x.
 template <bool kSigned>
 void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out);

@@ -68,6 +68,22 @@ inline void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out) {
   store(out, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 
+struct Table {
+  F32 low, high;
+  explicit Table(const float* from) : low(load<F32>(from)), high(load<F32>(from + kFloats)) {}
+};
+
+// Three bits of an index count; the fourth chooses by the sign.
+inline F32 look_up(const Table& table, U32 words) {
+  const __m256 low = _mm256_permutevar8x32_ps((__m256)table.low, (__m256i)words);
+  const __m256 high = _mm256_permutevar8x32_ps((__m256)table.high, (__m256i)words);
+  return (F32)_mm256_blendv_ps(low, high, (__m256)(words << 28));
+}
+
+inline F32 spread(const float* from, I32 index) {
+  return (F32)_mm256_permutevar8x32_ps(load<__m256>(from), (__m256i)index);
+}
+
 // The even and the odd nibbles of words as bytes 0..15, their sign bit flipped.
 inline void unpack(U32 words, U32* even, U32* odd) {
   words ^= 0x88888888u;

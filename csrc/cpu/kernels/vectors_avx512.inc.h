@@ -82,6 +82,19 @@ inline F32 nibble(U32 words, int i) {
   return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)values_of_nibbles());
 }
 
+struct Table {
+  F32 values;
+  explicit Table(const float* from) : values(load<F32>(from)) {}
+};
+
+inline F32 look_up(const Table& table, U32 words) {
+  return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)words, (__m512)table.values);
+}
+
+inline F32 spread(const float* from, I32 index) {
+  return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, load<__m512>(from));
+}
+
 // The even and the odd nibbles of words as bytes 0..15, their sign bit flipped.
 inline void unpack(U32 words, U32* even, U32* odd) {
   const auto nibbles = [](U32 w) {

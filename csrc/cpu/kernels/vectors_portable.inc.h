@@ -66,6 +66,23 @@ inline void transpose_words(U32 (&rows)[kFloats]) {
   memcpy(rows, columns, sizeof columns);
 }
 
+struct Table {
+  const float* values;
+  explicit Table(const float* from) : values(from) {}
+};
+
+inline F32 look_up(const Table& table, U32 words) {
+  F32 v;
+  for (int i = 0; i < kFloats; ++i) v[i] = table.values[words[i] & 15];
+  return v;
+}
+
+inline F32 spread(const float* from, I32 index) {
+  F32 v;
+  for (int i = 0; i < kFloats; ++i) v[i] = from[index[i]];
+  return v;
+}
+
 inline void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]) {
   for (int64_t i = 0; i < 16; ++i) {
     q[2 * i] = sign_extend(packed[i] & 15);

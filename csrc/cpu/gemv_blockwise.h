@@ -1,0 +1,23 @@
+// Weights with a scale a block by few rows of x: Algorithm::gemv_blockwise.
+#pragma once
+
+#include "cpu/blockwise_weight.h"
+#include "cpu/gemv.h"
+
+namespace aoext::cpu {
+
+inline void multiply_gemv_blockwise(const LinearProblem& p, const Plan& plan, const Tensor& input, const BlockwiseWeight& weight,
+                                    const Output& output) {
+  const Kernels& k = kernels();
+  const bool by_bf16 = plan.compute == ScalarType::BFloat16;
+  const GemvBlockwise& gemv = weight.is_lut4() ? by_bf16 ? *k.gemv_lut4_bf16 : *k.gemv_lut4_f32
+                              : by_bf16        ? *k.gemv_blockwise_bf16
+                                               : *k.gemv_blockwise_f32;
+  const PackedRows x(p, input, gemv);
+  each_panel(p, weight, output, [&](BlockwiseWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
+    panel.move(first, count, 0, p.K);
+    gemv.dot(x.data(), x.stride(), p.M, panel.rows(0), count, p.K, sums);
+  });
+}
+
+}  // namespace aoext::cpu

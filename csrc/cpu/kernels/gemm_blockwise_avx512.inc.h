@@ -1,0 +1,75 @@
+// Weights with a scale a block for gemm_avx512.inc.h.
+//
+// Values that are bfloat16 exactly (8 bits, and tables of such numbers) are packed as they are, and a group's sums meet its scale
+// in float32, as int4's do: no weight is rounded. Many rows of x by short groups of 4 bits, and tables of other numbers, take
+// values times their scales, rounded.
+#pragma once
+
+#include "cpu/kernels/blockwise.inc.h"
+#include "cpu/kernels/gemm_bf16_limbs_avx512.inc.h"
+#include "cpu/kernels/gemm_int4_avx512.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+// A lane is an output channel, so its scales are a vector for each group: 16 rows by 16 groups at a time.
+void columns_of_scales(const float* const* scale_rows, int64_t begin, int64_t end, float* out) {
+  for (int vector = 0; vector < kPanelVectors; ++vector) {
+    const char* rows[kFloats];
+    for (int i = 0; i < kFloats; ++i) rows[i] = reinterpret_cast<const char*>(scale_rows[vector * kFloats + i]);
+    for (int64_t g = begin; g < end; g += kFloats) {
+      U32 words[kFloats];
+      load_words(rows, g * static_cast<int64_t>(sizeof(float)), words);
+      for (int64_t i = 0; i < kFloats && g + i < end; ++i) store(out + (g + i) * kPanel + vector * kFloats, words[i]);
+    }
+  }
+}
+
+void pack_8bit_codes(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  pack_8bit(first.type, first.codes + begin, rows, n, out);
+}
+
+void pack_lut4_codes(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  pack_words(first.codes + begin / 2, rows, n / 2, out, LookedUpNibbles(first.table));
+}
+
+void pack_lut4_scaled(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  const ScaledNibbles<kWithoutZeroPoints> loader(load<F32>(first.table), first.group_size, first.scale_columns, nullptr, begin, n);
+  pack_scaled_nibbles(first.codes + begin / 2, rows, n, out, loader);
+}
+
+// kStep: elements of the words that a loader makes at a time, a multiple of which groups are.
+template <int kLimbs, int64_t kStep>
+void macro_kernel_by_groups(const void* w, int, const void* x, int64_t M, const BlockwiseRows& first, int64_t begin, int64_t n,
+                            void* acc) {
+  const auto whole = [](int64_t elements) { return (elements + kStep - 1) / kStep * kStep; };  // of the last group, or the only one
+  const Groups groups{first.scale_columns, nullptr, nullptr, 0, whole(first.group_size)};
+  macro_kernel_groups<kLimbs, kWithoutZeroPoints>(w, x, groups, M, begin, whole(n), acc);
+}
+
+template <auto kPack, auto kPackX, int kLimbs, int64_t kStep>
+constexpr GemmBlockwise kGemmByGroups{.shape = {.operand_bytes = sizeof(uint16_t),
+                                                .NC = kPanel,
+                                                .KC = kKCOf<DotBf16>,
+                                                .limbs = kLimbs,
+                                                .fetch_next_panel = true,
+                                                .pack_x = kPackX,
+                                                .accepts = kLimbs == 1 ? accepts_bf16 : accepts_limbs<kBy8Bit>},
+                                      .columns_of_scales = columns_of_scales,
+                                      .pack_w = kPack,
+                                      .macro_kernel = macro_kernel_by_groups<kLimbs, kStep>};
+
+constexpr int64_t kFour = 4;
+
+constexpr GemmBlockwise kGemm8BitGroups = kGemmByGroups<pack_8bit_codes, pack_x_rows<RowsAsBf16>, kOneLimb, kFour>;
+constexpr GemmBlockwise kGemm8BitGroupsLimbs = kGemmByGroups<pack_8bit_codes, pack_x_limbs<!kByInt4>, kTwoLimbs, kFour>;
+constexpr GemmBlockwise kGemmLut4Groups = kGemmByGroups<pack_lut4_codes, pack_x_rows<RowsInEights>, kOneLimb, kEight>;
+constexpr GemmBlockwise kGemmLut4GroupsLimbs = kGemmByGroups<pack_lut4_codes, pack_x_limbs<kByInt4>, kTwoLimbs, kEight>;
+
+constexpr GemmBlockwise kGemmLut4Bf16{.shape = kShapeBf16,
+                                      .columns_of_scales = columns_of_scales,
+                                      .pack_w = pack_lut4_scaled,
+                                      .macro_kernel = macro_kernel_of_scaled<macro_kernel_channels<DotBf16, kOneLimb>>};
+
+}  // namespace
+}  // namespace aoext::cpu

@@ -1,0 +1,224 @@
+// Weights with a scale a block by few rows of x: codes become values in registers and are read once. The values of a group meet
+// x first, and its scale once for all of them, or, where a vector has several groups, each lane meets that of its group.
+//
+// Codes of 4 bits come as in gemv_int4.inc.h: a vector of words, nibble i of all of them at a time, by a look-up of 16 floats,
+// which is exact whatever the table holds. For one row of x a vector of words costs 8 shifts, 8 look-ups (AVX2: of 4
+// instructions) and 8 multiply-adds.
+#pragma once
+
+#include "cpu/kernels/blockwise.inc.h"
+#include "cpu/kernels/gemv_8bit.inc.h"
+#include "cpu/kernels/gemv_order.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+// Which of a row's scales stands at element `begin`, and on from there.
+class ScaleCursor {
+ public:
+  ScaleCursor(int64_t group_size, int64_t begin)
+      : group_size_(group_size), at_(begin / group_size), left_(group_size - begin % group_size) {}
+  int64_t at() const { return at_; }
+  // By n elements: a part of a group, or several whole groups.
+  void advance(int64_t n) {
+    if (group_size_ < n) {
+      at_ += n / group_size_;
+    } else if ((left_ -= n) <= 0) {
+      ++at_;
+      left_ += group_size_;
+    }
+  }
+
+ private:
+  int64_t group_size_, at_, left_;
+};
+
+// ---- operands whose lanes add up kUnit elements ------------------------------------------------------------------------
+
+// A loader: a unit of kUnit elements, `kBytes` bytes, as kVectors vectors of operands, which meet x in the order of
+// multiply_add; lane i of their products has elements from element_of(i) of the unit on, all of one group.
+//
+//   using Operand, Words, Vector
+//   static constexpr int kUnit, kVectors
+//   static Words words(const char* from)
+//   void values(const Words& words, Vector (&out)[kVectors]) const
+//   static F32 multiply_add(F32 sums, Vector w, const Operand* x)
+//   static int element_of(int lane)
+
+// n elements from `begin` on of N rows of w, of which what lies at `next` is fetched.
+template <class Loader, int M, int N>
+inline void micro_kernel_units(const Loader& loader, const typename Loader::Operand* x, int64_t x_stride, const BlockwiseRows& w,
+                               int64_t begin, int64_t n, const char* next, float (*acc)[kPanel]) {
+  constexpr int64_t kUnit = Loader::kUnit;
+  constexpr int kVectors = Loader::kVectors;
+  constexpr int64_t kBytes = sizeof(typename Loader::Words);
+  const bool short_groups = w.group_size < kUnit;
+  I32 index;
+  for (int i = 0; i < kFloats; ++i) index[i] = short_groups ? static_cast<int32_t>(Loader::element_of(i) / w.group_size) : 0;
+  const float* scale_rows[N];
+  for (int i = 0; i < N; ++i) scale_rows[i] = w.scale_rows[i];
+  F32 sums[M][N] = {};
+  const auto add = [&](int64_t k, const char* from, int64_t stride, int64_t scale) __attribute__((always_inline)) {
+    F32 part[M][N] = {};
+    typename Loader::Vector wk[N][kVectors];
+    for (int i = 0; i < N; ++i) loader.values(Loader::words(from + i * stride), wk[i]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      for (int m = 0; m < M; ++m) {
+        const typename Loader::Operand* const xk = x + m * x_stride + k + v * (kUnit / kVectors);
+        for (int i = 0; i < N; ++i) part[m][i] = Loader::multiply_add(part[m][i], wk[i][v], xk);
+      }
+    for (int i = 0; i < N; ++i) {
+      const float* const from_row = scale_rows[i] + scale;
+      const F32 s = short_groups ? spread(from_row, index) : broadcast(*from_row);
+      for (int m = 0; m < M; ++m) sums[m][i] += s * part[m][i];
+    }
+  };
+  ScaleCursor scales(w.group_size, begin);
+  const char* const first = w.codes + begin * kBytes / kUnit;
+  int64_t k = 0, at = 0;
+  for (; k + kUnit <= n; k += kUnit, at += kBytes) {
+    for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * (n * kBytes / kUnit) + at);
+    add(k, first + at, w.row_bytes, scales.at());
+    scales.advance(kUnit);
+  }
+  if (k < n) {
+    char rest[N][kBytes] = {};
+    for (int i = 0; i < N; ++i) memcpy(rest[i], first + i * w.row_bytes + at, static_cast<size_t>((n - k) * kBytes / kUnit));
+    add(k, rest[0], kBytes, scales.at());
+  }
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < N; ++i) acc[m][i] += sum<float>(sums[m][i]);
+}
+
+template <class Loader>
+void dot_units(const Loader& loader, const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K,
+               float (*acc)[kPanel]) {
+  using Operand = typename Loader::Operand;
+  constexpr int kRowsOfW = 2;
+  const Operand* const rows_of_x = static_cast<const Operand*>(x);
+  each_piece<kRowsOfW>(M, N, K, sizeof(Operand), acc,
+                       [&](auto inputs, int64_t m, auto rows, int64_t i, int64_t begin, int64_t n, int64_t next) {
+                         micro_kernel_units<Loader, decltype(inputs)::count, decltype(rows)::count>(
+                             loader, rows_of_x + m * x_stride + begin, x_stride, w.from(i), begin, n, w.codes + w.bytes(next),
+                             reinterpret_cast<float (*)[kPanel]>(&acc[m][i]));
+                       });
+}
+
+struct Lut4AsFloats {
+  using Operand = float;
+  using Words = U32;
+  using Vector = F32;
+  static constexpr int kUnit = 8 * kFloats, kVectors = 8;
+  Table table;
+
+  static Words words(const char* from) { return load<U32>(from); }
+  void values(const Words& words, Vector (&out)[kVectors]) const {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) out[i] = look_up(table, words >> (4 * i));
+  }
+  static F32 multiply_add(F32 sums, Vector w, const Operand* x) { return sums + load<F32>(x) * w; }
+  static int element_of(int lane) { return 8 * lane; }
+};
+
+void dot_lut4(const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K, float (*acc)[kPanel]) {
+  dot_units(Lut4AsFloats{Table(w.table)}, x, x_stride, M, w, N, K, acc);
+}
+
+void pack_x_lut4(Element from, const void* row, int64_t n, void* out) {
+  constexpr int64_t kUnit = Lut4AsFloats::kUnit;
+  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  float* const to = static_cast<float*>(out);
+  for (int64_t begin = 0; begin < n; begin += kUnit) {
+    float values[kUnit] = {};
+    to_float(from, static_cast<const char*>(row) + begin * bytes, values, n - begin < kUnit ? n - begin : kUnit);
+    for (int64_t i = 0; i < 8; ++i)
+      for (int64_t lane = 0; lane < kFloats; ++lane) to[begin + i * kFloats + lane] = values[8 * lane + i];
+  }
+}
+
+constexpr GemvBlockwise kGemvLut4F32{.operand_bytes = sizeof(float), .pack_x = pack_x_lut4, .dot = dot_lut4};
+
+// ---- 8-bit values as floats --------------------------------------------------------------------------------------------
+
+// N rows of w by M of x, with a scale for each kScaled elements of a line, or for all of it.
+template <class Loader, int M, int N, int kScaled>
+inline void micro_kernel_8bit_blockwise(const float* x, int64_t x_stride, const BlockwiseRows& w, int64_t K,
+                                        float (*acc)[kPanel]) {
+  constexpr int64_t kStep = Loader::kVectors * kFloats;
+  constexpr int kVectorsOfScale = kScaled / kFloats;
+  F32 sums[M][N] = {};
+  typename Loader::Nan seen[N];
+  const float* scale_rows[N];
+  for (int n = 0; n < N; ++n) scale_rows[n] = w.scale_rows[n];
+  ScaleCursor scales(w.group_size, 0);
+  const auto add_line = [&](int64_t k, const char* from, int64_t stride) {
+    for (int n = 0; n < N; ++n) seen[n].see(from + n * stride, kLine);
+    F32 part[M][N] = {};
+#pragma GCC unroll 16
+    for (int step = 0; step < kLine / kStep; ++step) {
+      F32 wk[N][Loader::kVectors];
+      for (int n = 0; n < N; ++n) Loader::load(from + n * stride + step * kStep, wk[n]);
+#pragma GCC unroll 2
+      for (int i = 0; i < Loader::kVectors; ++i) {
+        const int after = step * Loader::kVectors + i + 1;  // vectors
+        for (int m = 0; m < M; ++m) {
+          const F32 xk = load<F32>(x + m * x_stride + k + (after - 1) * kFloats);
+          for (int n = 0; n < N; ++n) part[m][n] += xk * wk[n][i];
+        }
+        if (after % kVectorsOfScale != 0) continue;
+        for (int n = 0; n < N; ++n) {
+          const F32 s = broadcast(scale_rows[n][scales.at() + after / kVectorsOfScale - 1]);
+          for (int m = 0; m < M; ++m) {
+            sums[m][n] += s * part[m][n];
+            part[m][n] = F32{};
+          }
+        }
+      }
+    }
+    scales.advance(kLine);
+  };
+  int64_t k = 0;
+  for (; k + kLine <= K; k += kLine) {
+    for (int n = 0; n < N; ++n) __builtin_prefetch(w.row(N + n) + k);  // the next rows, as micro_kernel_8bit does
+    add_line(k, w.codes + k, w.row_bytes);
+  }
+  if (k < K) {
+    char rest[N][kLine] = {};
+    for (int n = 0; n < N; ++n) memcpy(rest[n], w.row(n) + k, static_cast<size_t>(K - k));
+    add_line(k, rest[0], kLine);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) acc[m][n] = seen[n].or_nan(sum<float>(sums[m][n]) * Loader::kFactor);
+}
+
+template <class Loader, int kScaled>
+void macro_kernel_8bit_blockwise(const float* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K,
+                                 float (*acc)[kPanel]) {
+  each_rows<kFewRows>(M, [&](auto rows, int64_t m) {
+    constexpr int kCount = decltype(rows)::count, kTogether = kCount > 2 ? 2 : kNR;  // parts and sums stay in registers
+    const auto take = [&](auto together, int64_t n) {
+      micro_kernel_8bit_blockwise<Loader, kCount, decltype(together)::count, kScaled>(
+          x + m * x_stride, x_stride, w.from(n), K, reinterpret_cast<float (*)[kPanel]>(&acc[m][n]));
+    };
+    int64_t n = 0;
+    for (; n + kTogether <= N; n += kTogether) take(Rows<kTogether>(), n);
+    for (; n < N; ++n) take(Rows<1>(), n);
+  });
+}
+
+void dot_8bit_blockwise(const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K,
+                        float (*acc)[kPanel]) {
+  with_8bit_type(w.type, [&](auto of) {
+    using Loader = Weights8Bit<decltype(of)::type>;
+    const float* const rows = static_cast<const float*>(x);
+    if (w.group_size == 16) return macro_kernel_8bit_blockwise<Loader, 16>(rows, x_stride, M, w, N, K, acc);
+    if (w.group_size == 32) return macro_kernel_8bit_blockwise<Loader, 32>(rows, x_stride, M, w, N, K, acc);
+    macro_kernel_8bit_blockwise<Loader, kLine>(rows, x_stride, M, w, N, K, acc);
+  });
+}
+
+constexpr GemvBlockwise kGemvBlockwiseF32{.operand_bytes = sizeof(float), .pack_x = pack_x_f32, .dot = dot_8bit_blockwise};
+
+}  // namespace
+}  // namespace aoext::cpu
