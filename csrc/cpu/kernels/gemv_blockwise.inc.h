@@ -13,24 +13,27 @@
 namespace aoext::cpu {
 namespace {
 
-// Which of a row's scales stands at element `begin`, and on from there.
+// Which of a row's scales stands at element `begin`, and on from there by kStep elements, which have kGroups scales.
+template <int64_t kStep, int64_t kGroups>
 class ScaleCursor {
  public:
-  ScaleCursor(int64_t group_size, int64_t begin)
-      : group_size_(group_size), at_(begin / group_size), left_(group_size - begin % group_size) {}
+  ScaleCursor(int64_t group_size, int64_t begin) : group_size_(group_size), left_(group_size) {
+    if (begin == 0) return;
+    at_ = begin / group_size;
+    left_ -= begin % group_size;
+  }
   int64_t at() const { return at_; }
-  // By n elements: a part of a group, or several whole groups.
-  void advance(int64_t n) {
-    if (group_size_ < n) {
-      at_ += n / group_size_;
-    } else if ((left_ -= n) <= 0) {
+  void advance() {
+    if constexpr (kGroups > 1) {
+      at_ += kGroups;
+    } else if ((left_ -= kStep) <= 0) {
       ++at_;
       left_ += group_size_;
     }
   }
 
  private:
-  int64_t group_size_, at_, left_;
+  int64_t group_size_, at_ = 0, left_;
 };
 
 // ---- operands whose lanes add up kUnit elements ------------------------------------------------------------------------
@@ -76,14 +79,14 @@ inline void micro_kernel_units(const Loader& loader, const typename Loader::Oper
         sums[m][i] += s * (kWays == 1 ? part[0][m][i] : part[0][m][i] + part[kWays - 1][m][i]);
     }
   };
-  ScaleCursor scales(w.group_size, begin);
+  ScaleCursor<kUnit, kGroups> scales(w.group_size, begin);
   const char* const first = w.codes + begin * kBytes / kUnit;
   const int64_t bytes = n * kBytes / kUnit;
   int64_t k = 0, at = 0;
   for (; k + kUnit <= n; k += kUnit, at += kBytes) {
     for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * bytes + at);
     add(k, first + at, w.row_bytes, scales.at());
-    scales.advance(kUnit);
+    scales.advance();
   }
   if (k < n) {
     char rest[N][kBytes] = {};
@@ -163,7 +166,7 @@ inline void micro_kernel_8bit_blockwise(const float* x, int64_t x_stride, const 
   typename Loader::Nan seen[N];
   const float* scale_rows[N];
   for (int n = 0; n < N; ++n) scale_rows[n] = w.scale_rows[n];
-  ScaleCursor scales(w.group_size, 0);
+  ScaleCursor<kLine, kLine / kScaled> scales(w.group_size, 0);
   const auto add_line = [&](int64_t k, const char* from, int64_t stride) {
     for (int n = 0; n < N; ++n) seen[n].see(from + n * stride, kLine);
     F32 part[M][N] = {};
@@ -188,7 +191,7 @@ inline void micro_kernel_8bit_blockwise(const float* x, int64_t x_stride, const 
         }
       }
     }
-    scales.advance(kLine);
+    scales.advance();
   };
   int64_t k = 0;
   for (; k + kLine <= K; k += kLine) {
