@@ -48,16 +48,20 @@ struct BlockwiseWeight {
   class Panel {
    public:
     explicit Panel(const BlockwiseWeight& w)
-        : w_(w), stride_(ceil_div(w.groups, kScalesBeyond) * kScalesBeyond + kScalesBeyond), global_(kPanel, w.global_scale) {}
+        : w_(w),
+          stride_((ceil_div(w.groups, kScalesBeyond) + 1) * kScalesBeyond),
+          staged_(kPanel * stride_ * sizeof(float)),
+          global_(kPanel, w.global_scale) {
+      std::fill_n(staged(0), kPanel * stride_, 0.0f);
+    }
 
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       const int64_t top = first / w_.block_n, bottom = (first + count - 1) / w_.block_n;
       first_ = first;
-      if (top != top_ || bottom != bottom_) staged_.assign((bottom - top + 1) * stride_, 0.0f);
       if (top != top_ || bottom != bottom_ || begin != begin_ || end != end_) stage(top, bottom, begin, end);
       for (int64_t i = 0; i < kPanel; ++i) {
         const int64_t row = std::min(first + i, first + count - 1);
-        rows_[i] = &staged_[(row / w_.block_n - top) * stride_];
+        rows_[i] = staged(row / w_.block_n - top);
       }
     }
 
@@ -79,21 +83,22 @@ struct BlockwiseWeight {
     const float* row_scales() const { return global_.data(); }
 
    private:
+    float* staged(int64_t block) const { return reinterpret_cast<float*>(staged_ + 0) + block * stride_; }
     const char* codes(int64_t i) const { return w_.codes + (first_ + i) * w_.row_bytes; }
 
     void stage(int64_t top, int64_t bottom, int64_t begin, int64_t end) {
       const int64_t group = begin / w_.group_size, count = (end - 1) / w_.group_size + 1 - group;
       const int64_t size = w_.scale_row_bytes / w_.groups;
       for (int64_t b = top; b <= bottom; ++b)
-        kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, &staged_[(b - top) * stride_ + group],
-                           count);
+        kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, staged(b - top) + group, count);
       top_ = top, bottom_ = bottom, begin_ = begin, end_ = end;
     }
 
     const BlockwiseWeight& w_;
     const int64_t stride_;
     int64_t first_ = 0, top_ = -1, bottom_ = -1, begin_ = 0, end_ = 0;  // what is staged
-    std::vector<float> staged_, columns_, global_;
+    const Scratch staged_;
+    std::vector<float> columns_, global_;
     const float* rows_[kPanel] = {};
   };
 };

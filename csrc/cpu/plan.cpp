@@ -144,8 +144,15 @@ bool has_gemv_blockwise(const LinearProblem& p) {
   return p.group_size == p.K || p.group_size % kPad == 0 || (p.group_size >= kShortest && is_power_of_two(p.group_size));
 }
 
-// Whether values that are rounded with their scales do not show.
-bool rounds_weights(const LinearProblem& p) { return !is_wide(p) && p.N >= kRoundedChannels; }
+// Whether a gemm that rounds values with their scales serves these, and the rounding does not show.
+bool has_gemm_of_scaled(const LinearProblem& p, const GemmBlockwise* gemm) {
+  if (gemm == nullptr || is_wide(p) || p.N < kRoundedChannels) return false;
+  const bool any_group = gemm->columns_of_scales == nullptr || p.group_size == p.K;
+  return any_group || (p.group_size >= kEightCodes && is_power_of_two(p.group_size));
+}
+
+// Short groups whose scales cost so many rows of x more than rounded weights do.
+bool has_many_rows_by_short_groups(const LinearProblem& p) { return p.M >= kScaledRows && p.group_size <= 32; }
 
 }  // namespace
 
@@ -156,11 +163,12 @@ Plan plan_blockwise(const LinearProblem& p) {
     return {Algorithm::gemv_blockwise,
             k.gemv_blockwise_bf16 != nullptr && !is_wide(p) ? ScalarType::BFloat16 : ScalarType::Float};
   constexpr int64_t kMultiple = 4;
-  if (k.gemm_8bit_groups != nullptr && p.group_size % kMultiple == 0) {
+  const bool scaled = has_gemm_of_scaled(p, k.gemm_8bit_bf16);
+  if (k.gemm_8bit_groups != nullptr && p.group_size % kMultiple == 0 && !(scaled && has_many_rows_by_short_groups(p))) {
     if (!is_wide(p)) return {Algorithm::gemm_groups, ScalarType::BFloat16};
     if (p.N >= kRoundedInputChannels && p.code != Code::e5m2) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   }
-  return gemm(k.gemm_8bit_bf16 != nullptr && rounds_weights(p) ? ScalarType::BFloat16 : ScalarType::Float);
+  return gemm(scaled ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
 Plan plan_lut4(const LinearProblem& p, const float* table) {
@@ -176,12 +184,9 @@ Plan plan_lut4(const LinearProblem& p, const float* table) {
     const bool by_bf16 = k.gemv_lut4_bf16 != nullptr && of_bf16 && !is_wide(p);
     return {Algorithm::gemv_blockwise, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float};
   }
-  const bool whole_row = p.group_size == p.K;
-  const bool powers = whole_row || (p.group_size >= kEightCodes && is_power_of_two(p.group_size));
-  const bool scaled =
-      k.gemm_lut4_bf16 != nullptr && rounds_weights(p) && (powers || k.gemm_lut4_bf16->columns_of_scales == nullptr);
-  const bool many = p.M >= kScaledRows && p.group_size <= 32;
-  if (k.gemm_lut4_groups != nullptr && of_bf16 && (p.group_size % kEightCodes == 0 || whole_row) && !(scaled && many)) {
+  const bool scaled = has_gemm_of_scaled(p, k.gemm_lut4_bf16);
+  const bool groups = of_bf16 && (p.group_size % kEightCodes == 0 || p.group_size == p.K);
+  if (k.gemm_lut4_groups != nullptr && groups && !(scaled && has_many_rows_by_short_groups(p))) {
     if (!is_wide(p)) return {Algorithm::gemm_groups, ScalarType::BFloat16};
     if (p.N >= kRoundedInputChannels) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   }

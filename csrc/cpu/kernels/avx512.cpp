@@ -25,7 +25,8 @@ const Kernels& kernels_avx512() {
     all.gemm_int4_codes = &kGemmInt4Codes;
     all.gemm_int4_codes_limbs = &kGemmInt4CodesLimbs;
     all.gemv_8bit_bf16 = &kGemv8BitBf16;
-    all.gemm_lut4_bf16 = &kGemmLut4Bf16;
+    all.gemm_8bit_bf16 = &kGemmOfScaled<pack_8bit_scaled>;
+    all.gemm_lut4_bf16 = &kGemmOfScaled<pack_lut4_scaled>;
     all.gemm_8bit_groups = &kGemm8BitGroups;
     all.gemm_8bit_groups_limbs = &kGemm8BitGroupsLimbs;
     all.gemm_lut4_groups = &kGemmLut4Groups;

@@ -12,6 +12,8 @@
 namespace aoext::cpu {
 namespace {
 
+constexpr int64_t kFour = 4;  // 8-bit values of a word
+
 // A lane is an output channel, so its scales are a vector for each group: 16 rows by 16 groups at a time.
 void columns_of_scales(const float* const* scale_rows, int64_t begin, int64_t end, float* out) {
   for (int vector = 0; vector < kPanelVectors; ++vector) {
@@ -38,6 +40,37 @@ void pack_lut4_scaled(const BlockwiseRows& first, const BlockRows& rows, int64_t
   pack_scaled_nibbles(first.codes + begin / 2, rows, n, out, loader);
 }
 
+// 8-bit values times their scales, rounded: four of a word, in groups of 4 << shift, or all of one.
+template <Element kType>
+struct ScaledWordsOf8Bit : WordsOf8Bit<kType> {
+  int64_t skipped, last;  // words before the block, and its last one
+  int shift = 0;
+  __m512i in_turn = halves_in_turn();
+  const float* scales;  // [groups, kPanel]
+
+  ScaledWordsOf8Bit(const BlockwiseRows& first, int64_t begin, int64_t n)
+      : skipped(begin / kFour), last((n + kFour - 1) / kFour - 1), scales(first.scale_columns) {
+    while (kFour << shift < first.group_size) ++shift;
+  }
+
+  void operator()(U32 words, int64_t word, int vector, char* to) const {
+    const F32 scale = load<F32>(scales + ((skipped + (word < last ? word : last)) >> shift) * kPanel + vector * kFloats);
+    __m512i halves[2];
+    halve<kType>(words, halves);
+    for (int i = 0; i < 2; ++i) {
+      const F32 even = (F32)((U32)halves[i] << 16) * scale, odd = (F32)((U32)halves[i] & 0xffff0000u) * scale;
+      const __m512i two = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+      store(to + i * kStepBytes, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, in_turn, two));
+    }
+  }
+};
+
+void pack_8bit_scaled(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  with_8bit_type(first.type, [&](auto of) {
+    pack_words(first.codes + begin, rows, n, out, ScaledWordsOf8Bit<decltype(of)::type>(first, begin, n));
+  });
+}
+
 // kStep: elements of the words that a loader makes at a time, a multiple of which groups are.
 template <int kLimbs, int64_t kStep>
 void macro_kernel_by_groups(const void* w, int, const void* x, int64_t M, const BlockwiseRows& first, int64_t begin, int64_t n,
@@ -59,16 +92,15 @@ constexpr GemmBlockwise kGemmByGroups{.shape = {.operand_bytes = sizeof(uint16_t
                                       .pack_w = kPack,
                                       .macro_kernel = macro_kernel_by_groups<kLimbs, kStep>};
 
-constexpr int64_t kFour = 4;
-
 constexpr GemmBlockwise kGemm8BitGroups = kGemmByGroups<pack_8bit_codes, pack_x_rows<RowsAsBf16>, kOneLimb, kFour>;
 constexpr GemmBlockwise kGemm8BitGroupsLimbs = kGemmByGroups<pack_8bit_codes, pack_x_limbs<!kByInt4>, kTwoLimbs, kFour>;
 constexpr GemmBlockwise kGemmLut4Groups = kGemmByGroups<pack_lut4_codes, pack_x_rows<RowsInEights>, kOneLimb, kEight>;
 constexpr GemmBlockwise kGemmLut4GroupsLimbs = kGemmByGroups<pack_lut4_codes, pack_x_limbs<kByInt4>, kTwoLimbs, kEight>;
 
-constexpr GemmBlockwise kGemmLut4Bf16{.shape = kShapeBf16,
+template <auto kPack>
+constexpr GemmBlockwise kGemmOfScaled{.shape = kShapeBf16,
                                       .columns_of_scales = columns_of_scales,
-                                      .pack_w = pack_lut4_scaled,
+                                      .pack_w = kPack,
                                       .macro_kernel = macro_kernel_of_scaled<macro_kernel_channels<DotBf16, kOneLimb>>};
 
 }  // namespace

@@ -37,6 +37,13 @@ void pack_int4_codes(const Int4Row& first, const BlockRows& rows, int64_t begin,
 
 constexpr bool kWithZeroPoints = true, kWithoutZeroPoints = false;
 
+// Indices of one operand of a vector's first half, one of its second.
+inline __m512i halves_in_turn() {
+  uint16_t order[2 * kFloats];
+  for (int i = 0; i < 2 * kFloats; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * kFloats);
+  return load<__m512i>(order);
+}
+
 // value · scale + zero_point, rounded: of short groups, whose scales cost many rows of x more than operands do, and of values
 // that are not bfloat16. Groups are of 8 << shift weights, or all of one. All members are copies, which no store can change.
 template <bool kZeroPoints>
@@ -44,7 +51,7 @@ struct ScaledNibbles : WordsOfInt4 {
   int64_t skipped, last;  // words before the block, and its last one
   int shift = 0;
   F32 values;
-  __m512i in_turn;
+  __m512i in_turn = halves_in_turn();
   const float *scales, *zero_points;  // [groups, kPanel]
 
   ScaledNibbles(F32 values_, int64_t group_size, const float* scales_, const float* zero_points_, int64_t begin, int64_t n)
@@ -54,9 +61,6 @@ struct ScaledNibbles : WordsOfInt4 {
         scales(scales_),
         zero_points(zero_points_) {
     while (kEight << shift < group_size) ++shift;
-    uint16_t order[2 * kFloats];  // one of the first half, one of the second
-    for (int i = 0; i < 2 * kFloats; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * kFloats);
-    in_turn = load<__m512i>(order);
   }
 
   void operator()(U32 words, int64_t word, int vector, char* to) const {

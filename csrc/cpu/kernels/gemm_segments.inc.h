@@ -292,11 +292,11 @@ struct Nibbles {
   }
 };
 
-void pack_nibbles(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+[[maybe_unused]] void pack_nibbles(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
   pack_words<Nibbles>(reinterpret_cast<const char*>(first.packed) + begin / 2, rows, n / 2, out);
 }
 
-void pack_x_nibbles(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
+[[maybe_unused]] void pack_x_nibbles(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
   const char* const in = static_cast<const char*>(source);
   char* const to = static_cast<char*>(out);
   for (int64_t k = 0; k < n; k += 8) {

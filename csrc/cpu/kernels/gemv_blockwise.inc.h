@@ -13,112 +13,127 @@
 namespace aoext::cpu {
 namespace {
 
-// Which of a row's scales stands at element `begin`, and on from there.
+// Which of a row's scales stands at element `begin`, and on from there by kStep elements, which have kGroups scales.
+template <int64_t kStep, int64_t kGroups>
 class ScaleCursor {
  public:
-  ScaleCursor(int64_t group_size, int64_t begin)
-      : group_size_(group_size), at_(begin / group_size), left_(group_size - begin % group_size) {}
+  ScaleCursor(int64_t group_size, int64_t begin) : group_size_(group_size), left_(group_size) {
+    if (begin == 0) return;
+    at_ = begin / group_size;
+    left_ -= begin % group_size;
+  }
   int64_t at() const { return at_; }
-  // By n elements: a part of a group, or several whole groups.
-  void advance(int64_t n) {
-    if (group_size_ < n) {
-      at_ += n / group_size_;
-    } else if ((left_ -= n) <= 0) {
+  void advance() {
+    if constexpr (kGroups > 1) {
+      at_ += kGroups;
+    } else if ((left_ -= kStep) <= 0) {
       ++at_;
       left_ += group_size_;
     }
   }
 
  private:
-  int64_t group_size_, at_, left_;
+  int64_t group_size_, at_ = 0, left_;
 };
 
 // ---- operands whose lanes add up kUnit elements ------------------------------------------------------------------------
 
-// A loader: a unit of kUnit elements, `kBytes` bytes, as kVectors vectors of operands, which meet x in the order of
-// multiply_add; lane i of their products has elements from element_of(i) of the unit on, all of one group.
+// A loader: a unit of kUnit elements as kVectors vectors of operands, which meet x in the order of multiply_add. Lanes of their
+// products are of kUnit / kFloats elements each, or four of them of four times as many, which follow one another.
 //
-//   using Operand, Words, Vector
-//   static constexpr int kUnit, kVectors
-//   static Words words(const char* from)
-//   void values(const Words& words, Vector (&out)[kVectors]) const
+//   using Operand, Unit, Vector
+//   static constexpr int kUnit, kVectors, kBytes
+//   Unit unit(const char* from) const
+//   Vector vector(const Unit& unit, int i) const
 //   static F32 multiply_add(F32 sums, Vector w, const Operand* x)
-//   static int element_of(int lane)
 
-// n elements from `begin` on of N rows of w, of which what lies at `next` is fetched.
-template <class Loader, int M, int N>
+// n elements from `begin` on of N rows of w, of which what lies at `next` is fetched. A unit has kGroups scales.
+template <class Loader, int kGroups, int M, int N>
 inline void micro_kernel_units(const Loader& loader, const typename Loader::Operand* x, int64_t x_stride, const BlockwiseRows& w,
                                int64_t begin, int64_t n, const char* next, float (*acc)[kPanel]) {
-  constexpr int64_t kUnit = Loader::kUnit;
-  constexpr int kVectors = Loader::kVectors;
-  constexpr int64_t kBytes = sizeof(typename Loader::Words);
-  const bool short_groups = w.group_size < kUnit;
-  I32 index;
-  for (int i = 0; i < kFloats; ++i) index[i] = short_groups ? static_cast<int32_t>(Loader::element_of(i) / w.group_size) : 0;
+  constexpr int64_t kUnit = Loader::kUnit, kBytes = Loader::kBytes;
+  constexpr int kVectors = Loader::kVectors, kWays = M * N <= 2 ? 2 : 1;  // so that no product waits for the one before it
   const float* scale_rows[N];
   for (int i = 0; i < N; ++i) scale_rows[i] = w.scale_rows[i];
   F32 sums[M][N] = {};
   const auto add = [&](int64_t k, const char* from, int64_t stride, int64_t scale) __attribute__((always_inline)) {
-    F32 part[M][N] = {};
-    typename Loader::Vector wk[N][kVectors];
-    for (int i = 0; i < N; ++i) loader.values(Loader::words(from + i * stride), wk[i]);
+    F32 part[kWays][M][N] = {};
+    typename Loader::Unit units[N];
+    for (int i = 0; i < N; ++i) units[i] = loader.unit(from + i * stride);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
+    for (int v = 0; v < kVectors; ++v) {
+      typename Loader::Vector wk[N];
+      for (int i = 0; i < N; ++i) wk[i] = loader.vector(units[i], v);
       for (int m = 0; m < M; ++m) {
         const typename Loader::Operand* const xk = x + m * x_stride + k + v * (kUnit / kVectors);
-        for (int i = 0; i < N; ++i) part[m][i] = Loader::multiply_add(part[m][i], wk[i][v], xk);
+        for (int i = 0; i < N; ++i) part[v % kWays][m][i] = Loader::multiply_add(part[v % kWays][m][i], wk[i], xk);
       }
+    }
     for (int i = 0; i < N; ++i) {
-      const float* const from_row = scale_rows[i] + scale;
-      const F32 s = short_groups ? spread(from_row, index) : broadcast(*from_row);
-      for (int m = 0; m < M; ++m) sums[m][i] += s * part[m][i];
+      F32 s;
+      if constexpr (kGroups == 1)
+        s = broadcast(scale_rows[i][scale]);
+      else
+        s = spread<kGroups>(scale_rows[i] + scale);
+      for (int m = 0; m < M; ++m)
+        sums[m][i] += s * (kWays == 1 ? part[0][m][i] : part[0][m][i] + part[kWays - 1][m][i]);
     }
   };
-  ScaleCursor scales(w.group_size, begin);
+  ScaleCursor<kUnit, kGroups> scales(w.group_size, begin);
   const char* const first = w.codes + begin * kBytes / kUnit;
+  const int64_t bytes = n * kBytes / kUnit;
   int64_t k = 0, at = 0;
   for (; k + kUnit <= n; k += kUnit, at += kBytes) {
-    for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * (n * kBytes / kUnit) + at);
+    for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * bytes + at);
     add(k, first + at, w.row_bytes, scales.at());
-    scales.advance(kUnit);
+    scales.advance();
   }
   if (k < n) {
     char rest[N][kBytes] = {};
-    for (int i = 0; i < N; ++i) memcpy(rest[i], first + i * w.row_bytes + at, static_cast<size_t>((n - k) * kBytes / kUnit));
+    for (int i = 0; i < N; ++i) memcpy(rest[i], first + i * w.row_bytes + at, static_cast<size_t>(bytes - at));
     add(k, rest[0], kBytes, scales.at());
   }
   for (int m = 0; m < M; ++m)
     for (int i = 0; i < N; ++i) acc[m][i] += sum<float>(sums[m][i]);
 }
 
-template <class Loader>
-void dot_units(const Loader& loader, const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K,
-               float (*acc)[kPanel]) {
+template <int kGroups, class Loader>
+void dot_units_of(const Loader& loader, const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K,
+                  float (*acc)[kPanel]) {
   using Operand = typename Loader::Operand;
   constexpr int kRowsOfW = 2;
   const Operand* const rows_of_x = static_cast<const Operand*>(x);
   each_piece<kRowsOfW>(M, N, K, sizeof(Operand), acc,
                        [&](auto inputs, int64_t m, auto rows, int64_t i, int64_t begin, int64_t n, int64_t next) {
-                         micro_kernel_units<Loader, decltype(inputs)::count, decltype(rows)::count>(
+                         micro_kernel_units<Loader, kGroups, decltype(inputs)::count, decltype(rows)::count>(
                              loader, rows_of_x + m * x_stride + begin, x_stride, w.from(i), begin, n, w.codes + w.bytes(next),
                              reinterpret_cast<float (*)[kPanel]>(&acc[m][i]));
                        });
 }
 
+template <class Loader>
+inline void dot_units(const Loader& loader, const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N,
+                      int64_t K, float (*acc)[kPanel]) {
+  constexpr int64_t kUnit = Loader::kUnit, kShortest = 16;
+  const auto has = [&](int64_t groups) { return w.group_size < K && groups * w.group_size == kUnit; };
+  if constexpr (kUnit >= 8 * kShortest)
+    if (has(8)) return dot_units_of<8>(loader, x, x_stride, M, w, N, K, acc);
+  if constexpr (kUnit >= 4 * kShortest)
+    if (has(4)) return dot_units_of<4>(loader, x, x_stride, M, w, N, K, acc);
+  if (has(2)) return dot_units_of<2>(loader, x, x_stride, M, w, N, K, acc);
+  dot_units_of<1>(loader, x, x_stride, M, w, N, K, acc);
+}
+
 struct Lut4AsFloats {
   using Operand = float;
-  using Words = U32;
+  using Unit = U32;
   using Vector = F32;
-  static constexpr int kUnit = 8 * kFloats, kVectors = 8;
+  static constexpr int kVectors = 8, kUnit = kVectors * kFloats, kBytes = sizeof(U32);
   Table table;
 
-  static Words words(const char* from) { return load<U32>(from); }
-  void values(const Words& words, Vector (&out)[kVectors]) const {
-#pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) out[i] = look_up(table, words >> (4 * i));
-  }
+  Unit unit(const char* from) const { return load<U32>(from); }
+  Vector vector(const Unit& words, int i) const { return look_up(table, words >> (4 * i)); }
   static F32 multiply_add(F32 sums, Vector w, const Operand* x) { return sums + load<F32>(x) * w; }
-  static int element_of(int lane) { return 8 * lane; }
 };
 
 void dot_lut4(const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K, float (*acc)[kPanel]) {
@@ -151,7 +166,7 @@ inline void micro_kernel_8bit_blockwise(const float* x, int64_t x_stride, const 
   typename Loader::Nan seen[N];
   const float* scale_rows[N];
   for (int n = 0; n < N; ++n) scale_rows[n] = w.scale_rows[n];
-  ScaleCursor scales(w.group_size, 0);
+  ScaleCursor<kLine, kLine / kScaled> scales(w.group_size, 0);
   const auto add_line = [&](int64_t k, const char* from, int64_t stride) {
     for (int n = 0; n < N; ++n) seen[n].see(from + n * stride, kLine);
     F32 part[M][N] = {};
@@ -176,7 +191,7 @@ inline void micro_kernel_8bit_blockwise(const float* x, int64_t x_stride, const 
         }
       }
     }
-    scales.advance(kLine);
+    scales.advance();
   };
   int64_t k = 0;
   for (; k + kLine <= K; k += kLine) {

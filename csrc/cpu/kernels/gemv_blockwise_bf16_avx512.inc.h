@@ -13,9 +13,8 @@ namespace {
 // What loaders of bfloat16 have in common (gemv_blockwise.inc.h).
 struct UnitsOfBf16 {
   using Operand = uint16_t;
-  using Words = __m512i;
   using Vector = __m512i;
-  static Words words(const char* from) { return load_once<__m512i>(from); }
+  static constexpr int kBytes = kLine;
   static F32 multiply_add(F32 sums, Vector w, const Operand* x) {
     return (F32)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, load<__m512bh>(x));
   }
@@ -24,8 +23,15 @@ struct UnitsOfBf16 {
 template <Element kType>
 struct UnitsOf8Bit : UnitsOfBf16 {
   static constexpr int kUnit = 64, kVectors = 2;
-  void values(const Words& words, Vector (&out)[kVectors]) const { values_as_bf16<kType>(words, out); }
-  static int element_of(int lane) { return lane / 4 * 16; }
+  struct Unit {
+    Vector halves[kVectors];
+  };
+  Unit unit(const char* from) const {
+    Unit values;
+    values_as_bf16<kType>(load_once<__m512i>(from), values.halves);
+    return values;
+  }
+  Vector vector(const Unit& values, int i) const { return values.halves[i]; }
 };
 
 // Nibble i of each 16-bit word looks up; its lane of 32 bits has 8 weights.
@@ -38,14 +44,12 @@ struct UnitsOfLut4 : UnitsOfBf16 {
     for (int i = 0; i < 2 * kFloats; ++i) values[i] = static_cast<uint16_t>(bits(from[i & 15]) >> 16);
     table = load<__m512i>(values);
   }
-  void values(const Words& words, Vector (&out)[kVectors]) const {
+  using Unit = Vector;
+  Unit unit(const char* from) const { return load_once<__m512i>(from); }
+  Vector vector(const Unit& words, int i) const {
     constexpr __mmask32 kAll = ~__mmask32{0};
-#pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i)
-      out[i] =
-          _mm512_maskz_permutexvar_epi16(kAll, _mm512_maskz_srli_epi16(kAll, words, static_cast<unsigned>(4 * i)), table);
+    return _mm512_maskz_permutexvar_epi16(kAll, _mm512_maskz_srli_epi16(kAll, words, static_cast<unsigned>(4 * i)), table);
   }
-  static int element_of(int lane) { return lane * 8; }
 };
 
 void dot_8bit_blockwise_bf16(const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K,

@@ -104,8 +104,16 @@ F32 nibble(U32 words, int i);
 struct Table;
 F32 look_up(const Table& table, U32 words);
 
-// Lane i has from[index[i]], index below kFloats, all of which is readable.
-F32 spread(const float* from, I32 index);
+// kGroups floats, at most kFloats / 2, each in as many lanes, which follow one another.
+template <int kGroups>
+F32 spread(const float* from);
+
+template <int kGroups>
+inline I32 group_of_lane() {
+  I32 index;
+  for (int i = 0; i < kFloats; ++i) index[i] = i * kGroups / kFloats;
+  return index;
+}
 
 // The low bytes of four vectors, where kSigned their low seven bits and the signs of x.
 template <bool kSigned>

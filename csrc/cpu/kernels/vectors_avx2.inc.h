@@ -80,8 +80,11 @@ inline F32 look_up(const Table& table, U32 words) {
   return (F32)_mm256_blendv_ps(low, high, (__m256)(words << 28));
 }
 
-inline F32 spread(const float* from, I32 index) {
-  return (F32)_mm256_permutevar8x32_ps(load<__m256>(from), (__m256i)index);
+template <int kGroups>
+inline F32 spread(const float* from) {
+  static_assert(kGroups == 2 || kGroups == 4);
+  const __m128 groups = kGroups == 2 ? _mm_castsi128_ps(_mm_loadl_epi64((const __m128i*)from)) : _mm_loadu_ps(from);
+  return (F32)_mm256_permutevar8x32_ps(_mm256_castps128_ps256(groups), (__m256i)group_of_lane<kGroups>());
 }
 
 // The even and the odd nibbles of words as bytes 0..15, their sign bit flipped.

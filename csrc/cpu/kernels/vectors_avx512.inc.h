@@ -91,8 +91,13 @@ inline F32 look_up(const Table& table, U32 words) {
   return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)words, (__m512)table.values);
 }
 
-inline F32 spread(const float* from, I32 index) {
-  return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, load<__m512>(from));
+template <int kGroups>
+inline F32 spread(const float* from) {
+  __m512 groups;
+  if constexpr (kGroups == 2) groups = _mm512_castps128_ps512(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i*)from)));
+  if constexpr (kGroups == 4) groups = _mm512_castps128_ps512(_mm_loadu_ps(from));
+  if constexpr (kGroups == 8) groups = _mm512_castps256_ps512(_mm256_loadu_ps(from));
+  return (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)group_of_lane<kGroups>(), groups);
 }
 
 // The even and the odd nibbles of words as bytes 0..15, their sign bit flipped.

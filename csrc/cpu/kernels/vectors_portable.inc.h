@@ -77,9 +77,10 @@ inline F32 look_up(const Table& table, U32 words) {
   return v;
 }
 
-inline F32 spread(const float* from, I32 index) {
+template <int kGroups>
+inline F32 spread(const float* from) {
   F32 v;
-  for (int i = 0; i < kFloats; ++i) v[i] = from[index[i]];
+  for (int i = 0; i < kFloats; ++i) v[i] = from[i * kGroups / kFloats];
   return v;
 }
 
