@@ -231,9 +231,10 @@ def test_a_plain_tensor_with_the_data_of_a_weight_is_read_by_nobody(parameter, t
     message = str(raised.value)
     if read not in ("numpy", "a list", "a file", "a deep copy"):  # these ask PyTorch for the memory itself
         assert "plain.data = weight" in message
-    # A frame of repr holds a guard against torch.func as long as its traceback lives, which is in a cycle.
-    del raised
-    gc.collect()
+    if read == "text":
+        # A frame of repr holds a guard against torch.func as long as its traceback lives: that is in a cycle.
+        del raised
+        gc.collect()
     plain.data = torch.ones(N, K, dtype=BF16, device=parameter.device)
     assert plain.sum() == N * K
 
