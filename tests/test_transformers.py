@@ -21,6 +21,8 @@ from aoext.convert import convert_checkpoint
 from aoext.layers import QuantizedEmbedding
 from aoext.tensors import QuantizedTensor
 from checkpoint_packers import Stored
+from models import assert_same_state as same_bits
+from models import quantized_names
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -47,22 +49,6 @@ def llama(**options: Any) -> Any:
         **options,
     )
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
-
-
-def quantized_names(model: nn.Module) -> set[str]:
-    return {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
-
-
-def same_bits(model: nn.Module, other: nn.Module) -> None:
-    ours, theirs = model.state_dict(), other.state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert type(tensor) is type(theirs[name]), name
-        if isinstance(tensor, QuantizedTensor):
-            for (field, a), (_, b) in zip(tensor.named_fields(), theirs[name].named_fields(), strict=True):
-                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (name, field)
-        else:
-            assert torch.equal(tensor, theirs[name]), name
 
 
 @pytest.mark.parametrize("tied", [False, True])
