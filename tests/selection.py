@@ -26,7 +26,6 @@ LEFT_OUT = frozenset(
         "test_tiny_lm.py",
         "test_xpu_library.py",
         "test_bench.py::test_bench_runs_on_xpu",
-        "test_bench.py::test_bench_says_why_a_peer_is_missing",
         "test_demo.py::test_demo_runs_on_xpu",
         "test_contract.py::test_inductor_runs_an_operator_between_its_own_kernels",
         "test_report.py::test_speeds_of_a_busy_machine_are_not_valid",
