@@ -1,4 +1,4 @@
-"""Weights that torch.distributed has sharded, DTensors: of each this rank has a part, which it quantises."""
+"""Weights that torch.distributed has sharded, DTensors: each rank quantises its own shard."""
 
 from __future__ import annotations
 
