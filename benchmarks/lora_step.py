@@ -2,10 +2,10 @@
 
     python benchmarks/lora_step.py --threads 1 --layers 4 --tokens 256
 
-Each way runs in a process of its own. On a CPU the time is what the process computes, which other programs
-do not lengthen: with one thread, what a step takes. Memory is the highest that the process, or the GPU's
-allocator, has had in the measured steps, less what it had before the model was made. Needs transformers and
-peft; what else a way needs and is not there is said in its line.
+Each scheme runs in a process of its own. On a CPU the time is the process's CPU time, which other programs
+do not lengthen: with one thread, what a step takes. Memory is the peak of the process, or of the GPU's
+allocator, in the measured steps, less what it had before the model was made. Needs transformers and peft;
+the line of a scheme names any other package that it needs and that is missing.
 """
 
 from __future__ import annotations

@@ -88,4 +88,4 @@ def same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
 def bits(tensor: Tensor) -> Tensor:
     """A field as integers, for float8 knows no torch.equal on every device."""
     tensor = tensor.contiguous()
-    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])

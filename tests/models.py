@@ -58,6 +58,10 @@ def as_version_1(path: Path) -> None:
     save_file(tensors, path, {**kept, "aoext_tied": metadata["aoext_tied"]})
 
 
+def quantized_names(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
+
+
 def assert_same_state(a: nn.Module, b: nn.Module) -> None:
     ours, theirs = a.state_dict(), b.state_dict()
     assert ours.keys() == theirs.keys()

@@ -11,7 +11,8 @@ import aoext
 from aoext.convert import convert_checkpoint
 from aoext.tensors import QuantizedTensor
 from conftest import compiler_for
-from test_transformers import quantized_names, same_bits
+from models import assert_same_state as same_bits
+from models import quantized_names
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import aoext
 from aoext.tensors import QuantizedTensor
 from formats import same
+from models import assert_same_state as same_bits
+from models import quantized_names
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("accelerate")
@@ -75,19 +77,6 @@ def run(model: Any, device: torch.device | str = "cpu") -> Tensor:
         }
     with torch.no_grad():
         return model(**inputs, timestep=torch.tensor([3], device=device)).sample.float().cpu()
-
-
-def quantized_names(model: nn.Module) -> set[str]:
-    return {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
-
-
-def same_bits(model: nn.Module, other: nn.Module) -> None:
-    ours, theirs = model.state_dict(), other.state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert type(tensor) is type(theirs[name]), name
-        equal = same if isinstance(tensor, QuantizedTensor) else torch.equal
-        assert equal(tensor, theirs[name]), name
 
 
 @pytest.mark.parametrize("make", [unet, transformer])

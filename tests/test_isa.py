@@ -146,7 +146,7 @@ def test_prediction_is_what_a_hand_calculates() -> None:
         "test", cores=2, engines=8, clock=1e9, macs=128, bandwidth=1e9, threads_of_an_engine=1
     )
     cost = roofline.Cost(
-        geometry.Geometry(rows=8, columns=1, piece=128),
+        geometry.Geometry(rows=8, columns=1, tile_k=128),
         loop=200, block=10, rest=100, loop_rows=128, loop_lines=50, loop_instructions=190,
     )  # fmt: skip
     p = roofline.predict(hardware, "test", "kernel", cost, bits=4, M=5, N=32, K=1024)

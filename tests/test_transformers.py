@@ -21,6 +21,8 @@ from aoext.convert import convert_checkpoint
 from aoext.layers import QuantizedEmbedding
 from aoext.tensors import QuantizedTensor
 from checkpoint_packers import Stored
+from models import assert_same_state as same_bits
+from models import quantized_names
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -47,22 +49,6 @@ def llama(**options: Any) -> Any:
         **options,
     )
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
-
-
-def quantized_names(model: nn.Module) -> set[str]:
-    return {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
-
-
-def same_bits(model: nn.Module, other: nn.Module) -> None:
-    ours, theirs = model.state_dict(), other.state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert type(tensor) is type(theirs[name]), name
-        if isinstance(tensor, QuantizedTensor):
-            for (field, a), (_, b) in zip(tensor.named_fields(), theirs[name].named_fields(), strict=True):
-                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (name, field)
-        else:
-            assert torch.equal(tensor, theirs[name]), name
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -159,6 +145,14 @@ def test_casts_and_the_way_back(tmp_path):
     model.dequantize(torch.bfloat16)
     for name, weight in wanted.items():
         assert torch.equal(model.get_parameter(name), weight)
+        assert type(model.get_submodule(name.removesuffix(".weight"))) is nn.Linear
+
+
+def test_a_scheme_alone_says_what_from_pretrained_takes(tmp_path):
+    llama().save_pretrained(tmp_path)
+    scheme = aoext.Int4WeightOnlyConfig(group_size=32)
+    with pytest.raises(AttributeError, match=r"aoext\.AoextConfig\(Int4WeightOnlyConfig\(group_size=32, "):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=scheme)
 
 
 @pytest.mark.parametrize("scheme", ["int8", {"scheme": "int4", "group_size": 32}])
@@ -258,6 +252,11 @@ def test_a_compiled_model_generates_with_a_static_cache(tmp_path):
         (lambda: AoextConfig(4), TypeError, "scheme must be a config of aoext or one of int4"),
         (lambda: AoextConfig({"scheme": "int8", "bits": 3}), ValueError, "int8 takes no arguments, got bits"),
         (lambda: AoextConfig(schema="int4"), TypeError, "unknown arguments schema"),
+        (
+            lambda: AoextConfig(group_size=32),
+            TypeError,
+            r"arguments group_size; .*\(Int4WeightOnlyConfig\(",
+        ),
         (lambda: AoextConfig(per_module={"(": "int4"}), ValueError, r"regular expressions as keys, got '\('"),
         (lambda: AoextConfig(quantize_embeddings=1), TypeError, "must be a bool, got 1"),
         (lambda: AoextConfig(modules_to_not_convert="lm_head"), TypeError, "must be a list of names"),

@@ -293,6 +293,7 @@ def check_installed(wheel: Path, variant: Variant, torch: str, scratch: Path) ->
 ON_A_DEVICE = (
     "test_operators.py",
     "test_blockwise.py",
+    "test_layouts.py",
     "test_tinygemm.py",
     "test_tensors.py",
     "test_layers.py",

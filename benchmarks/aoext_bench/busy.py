@@ -2,13 +2,14 @@
 
 Two signs, neither of which a slow kernel gives:
 
-    share    of the time of all timed calls in which the thread that called had a core. A thread computes all
-             the while, or spins until the others of its call are done; where others run on its core, or on
-             one of those that it waits for, it stands by.
-    free     cores of those that this process may use which others left alone, over the whole run, as the
+    share    of the time of all timed calls, how much of it the calling thread had a core. A thread computes
+             throughout, or spins until the other threads of its call are done; it loses its core only to
+             other work, on that core or on one that it waits for.
+    free     cores that this process may use and that other processes left idle, over the whole run, as the
              system counts them (Linux). Fewer than threads means that some thread had to wait.
 
-Neighbours that take memory bandwidth alone give neither: differences below 10% are none on a shared machine.
+Other work that takes only memory bandwidth gives neither sign: read differences below 10% on a shared machine
+as none.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ namespace aoext {
 
 ScalarType dtype_of(const Tensor& t);  // of the enumeration, whatever its value
 bool is_strided(const Tensor& t);
-// Whether its storage still holds its elements: who resizes a storage, as FSDP does between uses, does not ask its tensors. True
-// of a tensor without a storage.
+// Whether its storage still holds its elements: FSDP frees storages between uses, and their tensors do not know. True of a
+// tensor without a storage.
 bool is_in_storage(const Tensor& t);
 int64_t storage_bytes(const Tensor& t);
 std::pair<int32_t, int32_t> device_of(const Tensor& t);  // type and index

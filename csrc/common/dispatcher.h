@@ -1,7 +1,7 @@
 // Calls of ATen operators through PyTorch's dispatcher, so that they run on any device.
 //
-// The stable ABI passes no Scalar arguments: constants travel as zero-dimensional tensors
-// (`scalar_like`) to the Tensor overloads.
+// The stable ABI passes no Scalar arguments, so constants are zero-dimensional tensors (`scalar_like`), passed to the
+// Tensor overloads.
 #pragma once
 
 #include <optional>

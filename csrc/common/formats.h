@@ -1,4 +1,4 @@
-// The number formats of the contract: which dtypes play which part, and the constants of quantisation.
+// The number formats of the contract: which dtypes an argument may have, and the constants of quantisation.
 #pragma once
 
 #include "common/torch_api.h"

@@ -1,4 +1,4 @@
-// The part of PyTorch that aoext stands on: the LibTorch stable ABI, and nothing else.
+// What aoext uses of PyTorch: the LibTorch stable ABI, and nothing else.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -21,8 +21,8 @@ struct Int4PackLinear {
 };
 
 struct Int4PackPlan {
-  int rows;        // of y that a work-group takes
-  int sub_groups;  // that share K
+  int rows;        // of y that a work-group computes
+  int sub_groups;  // that split K
 };
 
 Int4PackPlan plan_int4pack(const Int4PackLinear& linear, const sycl::queue& queue);

@@ -19,15 +19,15 @@ namespace aoext::xpu {
 enum class Algorithm {
   tile,     // a kernel of ours that splits K over the sub-groups of a work-group (kernels/split_k.h)
   any,      // a kernel of ours for every size and alignment (kernels/linear_any.cpp)
-  onednn,   // a product of oneDNN's, with kernels of ours around it
+  onednn,   // oneDNN's product, with kernels of ours for what it cannot do
   generic,  // ATen operators, where nothing else serves
 };
 
 struct Plan {
   Algorithm algorithm = Algorithm::generic;
   KernelName kernel = {};       // tile
-  int rows = 0, columns = 0;    // tile: of y that a work-group takes
-  int sub_groups = 0;           // tile: that share K
+  int rows = 0, columns = 0;    // tile: of y that a work-group computes
+  int sub_groups = 0;           // tile: that split K
   onednn::Matmul product = {};  // onednn
 };
 
@@ -37,7 +37,7 @@ int alignment_of(std::initializer_list<const Tensor*> tensors);
 Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment);     // bf16i4bf16_rowwise
 Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment);  // 8-bit weights: all other products
 
-// tile: the work-items that y takes.
+// tile: the work-items that compute y.
 sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p);
 
 // For aoext.explain: of a plan; of operators by plan_int4 or plan_rowwise; and of those that one image of their name serves.
@@ -49,10 +49,10 @@ Explanation explain(const Call& call) {
 }
 Explanation explain_one_pass(const Call& call);
 
-// What the plans share.
+// What both plans use.
 
-// The first that serves: tiles, for the matrix engine if there is one, and oneDNN, in an order that M decides; then
-// the kernel for any size. tile(plan, variant of the image) and product(plan) fill in the plan and say whether they do.
+// The first candidate that serves: a tile, on the matrix engine if there is one, and oneDNN, in an order that M decides; then
+// the kernel for any size. tile(plan, variant of the image) and product(plan) fill in the plan and return whether they serve.
 Plan choose(const LinearProblem& p, sycl::queue& queue, int alignment, const std::function<bool(Plan&, const std::string&)>& tile,
             const std::function<bool(Plan&)>& product);
 

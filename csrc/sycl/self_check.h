@@ -1,11 +1,11 @@
-// No kernel is chosen on a GPU before it has given the right numbers there.
+// Plans choose a kernel on a GPU only after it has given the right numbers there.
 //
-// A family is what stands or falls together: one kernel of an image for tiles ("int4_tile.dpas_bf16/int4_tile_bf16_m1_g128"),
-// all kernels of another image ("quantize_rowwise.lanes") or oneDNN's products of one kind ("onednn.int4.bf16"), so
-// that a first call waits for what it needs and no more. Each is checked once per process and device on small random problems
-// against the generic kernel; a family that misses the bound, or throws, is turned off with one warning, and plans take the next
-// best. It is the one place that waits for a device; while a graph is being captured nothing is checked, and what has not been
-// checked yet is not chosen.
+// A family is the unit of trust: one kernel of a tile image ("int4_tile.dpas_bf16/int4_tile_bf16_m1_g128"), all kernels of
+// another image ("quantize_rowwise.lanes") or oneDNN's products of one kind ("onednn.int4.bf16"). It is so small that a first
+// call waits for the check of what it needs only. Each family is checked once per process and device, on small random problems
+// against the generic kernel. A family that misses the bound, or throws, is disabled with one warning, and plans choose the next
+// best. Only this check waits for a device; while a graph is captured nothing is checked, and a family that is not checked yet is
+// not chosen.
 //
 // The environment variable AOEXT_XPU_SELF_CHECK decides where: "gpu" (the default), "all" (also SYCL devices that are
 // no GPU) or "off".

@@ -38,6 +38,14 @@ INT8_MAX_K = 131071
 class QuantizationConfig(ABC):
     """A way to quantise weights."""
 
+    @property
+    def quant_method(self) -> str:
+        """What transformers and diffusers ask of a quantization_config first; a scheme alone is none."""
+        raise AttributeError(
+            f"{type(self).__name__} is a scheme: from_pretrained takes "
+            f"quantization_config=aoext.AoextConfig({self!r})"
+        )
+
     @abstractmethod
     def quantize(self, weight: Tensor) -> QuantizedTensor:
         """The quantised weight [N, K], on the same device. NaN or Inf in it raises ValueError."""

@@ -141,6 +141,14 @@ def set_weight(layer: nn.Module, weight: nn.Parameter) -> None:
         layer.__dict__["extra_repr"] = _WithScheme(layer)
 
 
+def set_plain_weight(layer: nn.Module, weight: nn.Parameter) -> None:
+    """Undo set_weight: give a layer a plain weight, and the class that it had."""
+    layer._parameters["weight"] = weight
+    layer.__class__ = next((kind for kind, own in CLASSES.items() if type(layer) is own), type(layer))
+    if isinstance(layer.__dict__.get("extra_repr"), _WithScheme):
+        del layer.__dict__["extra_repr"]
+
+
 def give_classes(model: nn.Module) -> None:
     """Give their class to all layers of a model that have got a quantised weight."""
     for module in model.modules():

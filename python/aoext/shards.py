@@ -1,4 +1,4 @@
-"""Weights that torch.distributed has sharded, DTensors: of each this rank has a part, which it quantises."""
+"""Weights that torch.distributed has sharded, DTensors: each rank quantises its own shard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_distributed(weight: object) -> TypeGuard[DTensor]:
-    """Whether this is a DTensor. Who has one has imported its module, which takes more than a second."""
+    """Whether this is a DTensor, without importing their module, which takes more than a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(weight, module.DTensor)
 

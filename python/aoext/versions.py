@@ -1,7 +1,7 @@
 """`ao::_count_write`: tells autograd of a write that compiled code has made.
 
-Inductor's kernels write into memory that PyTorch does not see. It counts the write in the tensor that the
-program knows, which of a quantised weight is the outer one; saved for a backward pass are its fields.
+PyTorch does not see what Inductor's kernels write. It counts a write in the tensor that the program knows,
+which is the outer one of a quantised weight, while a backward pass has saved the weight's fields.
 """
 
 from __future__ import annotations

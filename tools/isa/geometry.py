@@ -1,11 +1,11 @@
 """What a tile kernel's main loop multiplies, read back from its code.
 
-Once through the loop, a lane loads W weights: of `columns` rows of the weight, `piece` of each. A DPAS
-adds up `depth` of them for up to 8 rows of the input. So there must be
+In one pass of the loop a lane loads W weights: `columns` rows of the weight, a k-tile of `tile_k` each. A
+DPAS adds `depth` products for up to 8 rows of the input. So there must be
 
-    blocks · (columns + sums) · piece / depth      DPAS,  with W = columns · piece
+    blocks · (columns + sums) · tile_k / depth      DPAS,  with W = columns · tile_k
 
-(sums is 1 where the rows of the input are added up too, by a product with ones). A built-in that is misspelt
+(sums is 1 where the rows of the input are summed too, by a product with ones). A built-in that is misspelt
 compiles to nothing: then there is no such loop.
 """
 
@@ -27,34 +27,34 @@ class Family:
 
     bits: int  # of a weight
     sums: int
-    step: int  # of K: a piece is some of them
-    # Tiles of columns, by the rows of y; not needed where sums tell the columns from the piece.
+    step: int  # the k-step, of which a k-tile is a multiple
+    # Columns of y in 16s, by its rows; not needed where sums tell the columns from the k-tile.
     columns: Callable[[int], int] | None = None
-    # How many operations multiply a weight: float16 by e5m2 goes as two parts of the input.
-    parts: tuple[int, ...] = (1,)
+    # How many operations multiply a weight: float16 by e5m2 takes the input as two bf16 limbs.
+    limbs: tuple[int, ...] = (1,)
 
 
 # By the source's name. The rows of a kernel stand in its name, _m<rows>.
 FAMILIES = {
     "int4_tile": Family(bits=4, sums=1, step=32),
     "rowwise_tile": Family(
-        bits=8, sums=0, step=32, columns=lambda rows: 2 if rows >= 16 else 1, parts=(1, 2)
+        bits=8, sums=0, step=32, columns=lambda rows: 2 if rows >= 16 else 1, limbs=(1, 2)
     ),
 }
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Of a sub-group: the part of y that it makes, and what one pass of its loop takes of K."""
+    """A sub-group's tile of y, and the k-tile of one pass of its loop."""
 
     rows: int
-    columns: int  # tiles of 16
-    piece: int
+    columns: int  # in 16s
+    tile_k: int
 
     @property
     def weights(self) -> int:
         """Weights a lane and pass."""
-        return self.columns * self.piece
+        return self.columns * self.tile_k
 
 
 def rows_of(kernel: str) -> int | None:
@@ -69,10 +69,10 @@ def read_geometry(source: str, kernel: Kernel, loop: Way) -> Geometry | None:
         return None
     blocks = -(-rows // DPAS_ROWS)
     weights = loop.gathers * LOAD_BYTES * 8 // family.bits
-    for parts in family.parts:
-        products = loop.dpas // (blocks * parts) * loop.dpas_depth  # = weights + sums · piece
-        piece = weights // family.columns(rows) if family.columns else products - weights
-        fits = piece > 0 and piece % family.step == 0 and weights % piece == 0
-        if fits and loop.dpas % (blocks * parts) == 0 and products == weights + family.sums * piece:
-            return Geometry(rows, weights // piece, piece)
+    for limbs in family.limbs:
+        products = loop.dpas // (blocks * limbs) * loop.dpas_depth  # = weights + sums · tile_k
+        tile_k = weights // family.columns(rows) if family.columns else products - weights
+        fits = tile_k > 0 and tile_k % family.step == 0 and weights % tile_k == 0
+        if fits and loop.dpas % (blocks * limbs) == 0 and products == weights + family.sums * tile_k:
+            return Geometry(rows, weights // tile_k, tile_k)
     return None

@@ -112,7 +112,7 @@ def predict(
     while sub_groups * 2 <= min(MOST_SUB_GROUPS, blocks) and sub_groups * work_groups < threads:
         sub_groups *= 2
     own_blocks = -(-blocks // sub_groups)
-    passes = own_blocks * BLOCK // geometry.piece
+    passes = own_blocks * BLOCK // geometry.tile_k
     # The busiest Xe-core and its busiest engine.
     on_core = -(-work_groups // hardware.cores) * sub_groups
     on_engine = -(-on_core // (hardware.engines // hardware.cores))

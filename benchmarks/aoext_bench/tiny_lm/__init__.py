@@ -42,7 +42,7 @@ WEIGHTS = "weights.safetensors"
 def save_tiny_lm(model: TinyLM, path: Path) -> None:
     """Write the model's weights as bf16, with its config as metadata: what load_tiny_lm reads.
 
-    An older file at path is replaced in one move, so that who reads meanwhile gets one of the two.
+    An older file at path is replaced in one move, so that a concurrent reader gets one of the two.
     """
     state = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
     unfinished = path.with_name(path.name + ".part")

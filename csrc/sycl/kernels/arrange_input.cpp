@@ -1,7 +1,7 @@
-// x [M, K] of 16-bit values in the order in which int4_tile's operations of many rows want it (int4_input.h).
+// Reorders x [M, K] of 16-bit values into the operands of int4_tile's kernels for many rows (int4_input.h).
 //
-// A sub-group moves a step of a block of rows: 8 · 32 values, 64 contiguous bytes of each row in, 512 out. Rows past M
-// repeat the last one. M · K values are read and written once, little beside the weights: at M = 32 and N = 4096, 3%.
+// A sub-group reorders one k-step of a block of 8 rows: it reads 64 contiguous bytes of each row and writes 512. Rows past
+// M repeat the last one. M · K values are read and written once, 3% of the weight's bytes at M = 32 and N = 4096.
 #include "int4_input.h"
 
 AOEXT_KERNEL(arrange_input)(uint16_t* arranged, const void* x, int64_t M, int K) {

@@ -1,8 +1,8 @@
 // int4 weights to high precision: w [N, K] = q · scale + zero_point, in float32 by one fused operation, rounded once.
 //
-// A sub-group walks 32 rows along n, so that a line of scales [K/G, N] serves all its rows from a cache. Of each row
-// it takes 16 pieces along k, a piece a lane: 8 weights (wide), which are 64 bytes of int4 in and 256 bytes of bfloat16
-// out for a sub-group, or 2 weights (any). The sub-groups of a work-group are neighbours along k.
+// A sub-group dequantises 32 rows one after the other, so that a cache line of scales [K/G, N] serves all its rows. Of each
+// row it dequantises 16 pieces along k, one a lane: 8 weights (wide), for which a sub-group reads 64 bytes of int4 and
+// writes 256 bytes of bfloat16, or 2 weights (any). The sub-groups of a work-group are neighbours along k.
 #include "kernel.h"
 #include "piece.h"
 
@@ -32,7 +32,7 @@ AOEXT_KERNEL(dequantize_int4_wide)
   const char* q = static_cast<const char*>(weight) + first * (K / 2) + k / 2;
   const int64_t bytes = output_type == kFp32 ? 4 : 2;
   char* w = static_cast<char*>(out) + (first * K + k) * bytes;
-  // The next row is under way while one is computed.
+  // The next row's loads are issued before this row is computed.
   uint32_t next = *reinterpret_cast<const uint32_t*>(q);
   float next_scale = load_float(scale, scales, scale_type), next_zero = load_float(zero_point, scales, scale_type);
   for (int n = 0; n < rows; ++n, w += K * bytes) {

@@ -8,7 +8,8 @@
 //   int8   has at most 8 significant bits, which bf16 and fp16 hold
 //
 // Small codes are subnormal as fp16, which arithmetic keeps and the matrix engine may not: they become bf16, or are
-// multiplied by 2^8 first. Neither serves e5m2 as fp16, whose range is all of fp16's: rowwise_tile.cpp has a way.
+// multiplied by 2^8 first. Neither serves e5m2 as fp16, whose range is all of fp16's: rowwise_tile.cpp
+// multiplies that as bf16.
 #pragma once
 
 #include "numeric.h"
@@ -16,7 +17,7 @@
 
 namespace aoext::xpu {
 
-// The factor that decoded_pair<kCode, kFloat> leaves to its caller.
+// The factor of decoded_pair<kCode, kFloat>, which its caller multiplies by.
 template <Element kCode, Element kFloat>
 constexpr float kDecodedFactor = kFloat != kBf16  ? 1.0f
                                  : kCode == kE4m3 ? 256.0f

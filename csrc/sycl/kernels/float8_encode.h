@@ -16,7 +16,7 @@ constexpr Float8Format kE5m2Format{21, (127u - 14) << 23};
 // The code of a magnitude that rounds to a finite one.
 //
 // Adding the power of two whose ulp is the format's step at that magnitude rounds as the format does; below the
-// smallest normal the step stays. What the sum has more than that power counts the steps.
+// smallest normal number the step is constant. The sum less that power is the number of steps.
 inline uint32_t encode_float8(float magnitude, const Float8Format& format) {
   const uint32_t exponent = sycl::max(sycl::bit_cast<uint32_t>(magnitude) & 0x7F800000u, format.smallest);
   const uint32_t anchor = exponent + (static_cast<uint32_t>(format.dropped) << 23);

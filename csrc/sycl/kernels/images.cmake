@@ -2,7 +2,7 @@
 #   dpas      GPUs whose matrix engine multiplies tiles of 8 x 16 (Xe-HPC, Xe2, Xe3)
 #   lanes     any device with sub-groups of 16
 #   emulated  the kernels of dpas with lanes in place of the matrix engine, for tests (AOEXT_XPU_PRETEND=matrix)
-# Each kernel of an image is a module of its own (cmake/sycl.cmake), so that a device compiles what is called and no more.
+# Each kernel of an image is a module of its own (cmake/sycl.cmake), so that a device compiles only what is called.
 option(AOEXT_SYCL_EMULATED "Embed the images that emulate the matrix engine: for tests" ON)
 
 macro(aoext_tile_images source types matrix)
@@ -15,7 +15,7 @@ macro(aoext_tile_images source types matrix)
   endif()
 endmacro()
 
-# float32 is no business of the matrix engine.
+# The matrix engine does not multiply float32.
 aoext_tile_images(int4_tile bf16 TRUE -DAOEXT_TYPE=bf16 -DAOEXT_ELEMENT=kBf16)
 aoext_tile_images(int4_tile fp16 TRUE -DAOEXT_TYPE=fp16 -DAOEXT_ELEMENT=kFp16)
 aoext_tile_images(int4_tile fp32 FALSE -DAOEXT_TYPE=fp32 -DAOEXT_ELEMENT=kFp32)

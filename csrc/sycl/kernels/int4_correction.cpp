@@ -1,7 +1,7 @@
-// What a product of integer zero points leaves of int4's float zero points.
+// int4's float zero points as integer zero points and a float32 correction, for products that take integer ones only.
 //
-// w = q · s + z is (q − p) · s + r, with the integer p next to −z / s and the rest r = z + p · s. p goes to 8 either way: (q − p)
-// · s may be rounded to 16 bits, which would show where x sums to nothing, and what r adds is float32's.
+// w = q · s + z = (q − p) · s + r, with p the integer nearest to −z / s and the rest r = z + p · s. oneDNN may round (q − p) · s
+// to 16 bits, which would show where x sums to nothing, so p is as near as −8 … 8 allow; r is multiplied in float32.
 //   int4_prepare   p, r and a float32 copy of s, for each element of [K/G, N]
 //   group_sums     Σ x over each group of G along k: float32 [M, K/G], by which r is to be multiplied
 #include "kernel.h"
@@ -29,10 +29,10 @@ AOEXT_KERNEL(int4_prepare)
   if (scale32 != nullptr) scale32[i] = s;
 }
 
-// Both add up in float32, in the same order every time. Groups of x lie one after the other, as their sums do.
+// Both sum in float32, in the same order every time. The groups of x lie one after the other, and so do their sums.
 
-// group_size is 8, 16, 32, 64 or a multiple of 128, and x starts at a 16-byte boundary: 128 elements a sub-group at a
-// time, of one group or several, a lane 8.
+// group_size is 8, 16, 32, 64 or a multiple of 128, and x starts at a 16-byte boundary. A sub-group loads 128 elements at
+// a time, 8 a lane, of one group or of several.
 AOEXT_KERNEL(group_sums_wide)
 (float* sums, const void* x, int64_t count, int group_size, int type) {
   using namespace aoext::xpu;
@@ -50,7 +50,7 @@ AOEXT_KERNEL(group_sums_wide)
   if (lane % lanes == 0 && item / lanes < count) sums[group] = sum;
 }
 
-// Any group_size: a sub-group a group, its lanes side by side.
+// Any group_size: a sub-group sums one group, its lanes neighbouring elements.
 AOEXT_KERNEL(group_sums_any)
 (float* sums, const void* x, int64_t count, int group_size, int type) {
   using namespace aoext::xpu;

@@ -1,17 +1,17 @@
-// How x reaches the operations of int4_tile.cpp. Operation j of a step of 32 k wants, in lane l, the value at
+// How x becomes the operands of int4_tile.cpp. Operation j of a k-step multiplies, in lane l, the value at
 // k = 4 (l mod 8) + 2 j + l / 8 of each row.
 //
-// For few rows each lane loads four neighbours of a row and picks. From kArrangedRows on, that would cost more than
-// all else, and arrange_input does it once for all columns: blocks of kArrangedBlock rows, of each block the steps, of
-// each step the two operations, of each the rows, of each the lanes.
+// For few rows each lane loads four neighbours of a row and selects two. From kArrangedRows on, that would cost more
+// than all else, so arrange_input does it once for all columns. It writes [row block][k-step][operation j][row][lane],
+// with kArrangedBlock rows in a row block.
 #pragma once
 
 #include "tile.h"
 
 namespace aoext::xpu {
 
-// The input operands of the two operations of a step. `x` is where the lane's four neighbours lie in the first row;
-// the others lie `rows` further on, each of `row_bytes`.
+// The input operands of the two operations of a k-step. `x` points to the lane's four neighbours in the first row; those
+// of row r lie rows[r] · row_bytes further.
 template <Element kType, int R>
 inline void load_input(const char* x, const int (&rows)[R], int row_bytes, int lane, typename Tile<kType, R>::A (&a)[2]) {
   using Value = std::conditional_t<kType == kFp32, float, short>;
@@ -23,7 +23,7 @@ inline void load_input(const char* x, const int (&rows)[R], int row_bytes, int l
   }
 }
 
-// The same from the R · 32 values that arrange_input put there.
+// The same from the R · 32 values that arrange_input wrote for this k-step.
 template <int R>
 inline void load_arranged(const uint16_t* x, int lane, Vector<short, R> (&a)[2]) {
 #pragma unroll

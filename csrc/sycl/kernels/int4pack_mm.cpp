@@ -1,13 +1,13 @@
 // Few rows of x by a weight in the tinygemm layout: y[m, n] = Σ_k x[m, k] · ((u[n, k] − 8) · scale[k / G, n] + zero[k / G, n]).
 //
-// A work-group takes R rows of y by 8 columns, an n-tile of the layout. Its sub-groups share K as in split_k.h: sub-group s takes
-// every S-th block of kBlock, and all add up in local memory, always in the same order. Lane g + 8h has column g and of each step
-// of 32 k the words t = 2h and 2h + 1, which hold k = 8p + 4h .. 8p + 4h + 3 for p = 0..3: of x it reads four neighbours at a
-// time, together with the other lanes of its half. So a sub-group reads 128 · B neighbouring bytes of weights (B = inner_k_tiles
-// / 2) in B steps, every weight once for R rows.
+// A work-group computes R rows of y by 8 columns, an n-tile of the layout. Its sub-groups split K as in split_k.h: sub-group s
+// multiplies the k-blocks s, s + S, s + 2S, …, and the partial sums are added in local memory, always in the same order. Lane
+// g + 8h computes column g; of each k-step it multiplies the words t = 2h and 2h + 1, which hold k = 8p + 4h .. 8p + 4h + 3 for
+// p = 0..3, by four neighbours of x, which all lanes of its half load at once. So a sub-group reads 128 · B neighbouring bytes of
+// weights (B = inner_k_tiles / 2) in B k-steps, every weight once for R rows.
 //
-// A weight is dequantised in float32 by one fused operation. A lane sums 64 products before it adds them to its total, so that
-// the error stays small for any K. Rows past M read the last one and are not stored.
+// A weight is dequantised in float32 by one fused multiply-add. A lane sums the products of a k-block, 64, before it adds them to
+// its total, so that the error stays small for any K. Rows past M read the last one and are not stored.
 #include "kernel.h"
 #include "numeric.h"
 #include "vector.h"
@@ -36,13 +36,13 @@ inline void int4pack_mm(void* y, const void* x, const void* weight, const void* 
 #pragma unroll
   for (int r = 0; r < R; ++r) total[r] = 0;
   for (int block = s * kBlock; block < K; block += sub_groups * kBlock) {
-    float part[R];
+    float block_sum[R];
 #pragma unroll
-    for (int r = 0; r < R; ++r) part[r] = 0;
+    for (int r = 0; r < R; ++r) block_sum[r] = 0;
     const int end = sycl::min(block + kBlock, K);
     for (int k = block; k < end; k += kStep) {
-      const unsigned step = static_cast<unsigned>(k) / kStep, lot = step / static_cast<unsigned>(blocks);
-      const uint32_t* const own = words + static_cast<int64_t>(lot) * (32 * blocks) + (step - lot * blocks);
+      const unsigned step = static_cast<unsigned>(k) / kStep, k_tile = step / static_cast<unsigned>(blocks);
+      const uint32_t* const own = words + static_cast<int64_t>(k_tile) * (32 * blocks) + (step - k_tile * blocks);
       const uint32_t word[2] = {own[0], own[blocks]};
       const int64_t group = static_cast<int64_t>(static_cast<unsigned>(k) / static_cast<unsigned>(group_size)) * N + n;
       const float scale = load_float(scale_and_zero, 2 * group, kBf16), zero = load_float(scale_and_zero, 2 * group + 1, kBf16);
@@ -58,12 +58,12 @@ inline void int4pack_mm(void* y, const void* x, const void* weight, const void* 
         for (int r = 0; r < R; ++r) {
           const auto values = *reinterpret_cast<const Vector<uint16_t, 4>*>(rows[r] + k + 8 * p);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) part[r] = sycl::fma(bf16_to_float(values[j]), w[j], part[r]);
+          for (int j = 0; j < 4; ++j) block_sum[r] = sycl::fma(bf16_to_float(values[j]), w[j], block_sum[r]);
         }
       }
     }
 #pragma unroll
-    for (int r = 0; r < R; ++r) total[r] += part[r];
+    for (int r = 0; r < R; ++r) total[r] += block_sum[r];
   }
 
   float* const partial = local_memory<float, kMaxSubGroups * R * kLanes>();

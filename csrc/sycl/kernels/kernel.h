@@ -12,9 +12,9 @@ inline sycl::nd_item<2> this_item() { return sycl::ext::oneapi::this_work_item::
 
 inline sycl::sub_group this_sub_group() { return sycl::ext::oneapi::this_work_item::get_sub_group(); }
 
-// Memory that the sub-groups of a work-group share: one array for all calls in a kernel that ask for the same. It is a variable,
-// because the compiler inside the SYCL runtime crashes where it splits kernels with a group_local_memory; a static one, so
-// that no module asks for SPV_KHR_linkonce_odr.
+// Memory that the sub-groups of a work-group share: one array for all calls in a kernel with the same arguments. It is a
+// variable, because the compiler inside the SYCL runtime crashes where it splits kernels with a group_local_memory; a static one,
+// so that no module asks for SPV_KHR_linkonce_odr.
 template <class T, int kCount>
 static inline T* local_memory() {
   static __attribute__((opencl_local)) T values[kCount];
@@ -24,7 +24,7 @@ static inline T* local_memory() {
 }  // namespace aoext::xpu
 
 // AOEXT_KERNEL(name)(arguments) { … }; the host asks for it by this name. With AOEXT_KERNEL_256 a thread of a GPU
-// gets 256 registers, and half as many threads run.
+// has 256 registers, and half as many threads run at once.
 #define AOEXT_KERNEL_PROPERTIES                                                            \
   SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<2>)) \
   SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::sub_group_size<aoext::xpu::kLanes>))

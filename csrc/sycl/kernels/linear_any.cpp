@@ -3,12 +3,12 @@
 //   y[m, n] = (Σ_k x[m, k] · w[n, k]) · input_scale[m] · scale[n] + bias[n]        8-bit weights
 //   y[m, n] =  Σ_k x[m, k] · (q[n, k] · scale[k / G, n] + zero_point[k / G, n]) + bias[n]        int4
 //
-// A sub-group takes 4 rows by 2 columns of y and walks along k, its 16 lanes side by side: an element that is loaded
+// A sub-group computes 4 rows by 2 columns of y; its 16 lanes multiply neighbouring k. An element that is loaded
 // serves 2 or 4 multiplications. Types are run-time arguments, with a switch for each load of 4 or 2 elements, so that
 // one small kernel serves them all.
 //
-// A lane sums 64 products in float32 before it adds them to its total, and lanes add up at the end: the error stays
-// small for any K. Of int8 products these sums are exact, and the total is an int32.
+// A lane sums 64 products in float32 before it adds them to its total, and the totals of the lanes are added at the end,
+// so that the error stays small for any K. Of int8 products these sums are exact, and the total is an int32.
 #include "float8.h"
 #include "kernel.h"
 #include "numeric.h"
@@ -18,7 +18,7 @@ namespace aoext::xpu {
 namespace {
 
 constexpr int kRows = 4, kColumns = 2;
-constexpr int kPart = 64;  // products of a lane: 64 · 2^14 < 2^24
+constexpr int kShortSum = 64;  // products that a lane adds in float32: exact for int8, as 64 · 2^14 < 2^24
 
 template <int R, class Decode>
 inline Vector<float, R> decode_all(const Decode& decode) {
@@ -71,16 +71,16 @@ AOEXT_KERNEL(linear_any)
     columns[c] = static_cast<const char*>(weight) + n[c] * (int4 ? K / 2 : K);
   }
 
-  float part[kRows][kColumns], total[kRows][kColumns];
+  float short_sum[kRows][kColumns], total[kRows][kColumns];
   int exact[kRows][kColumns];
 #pragma unroll
   for (int i = 0; i < kRows * kColumns; ++i) {
-    part[i / kColumns][i % kColumns] = total[i / kColumns][i % kColumns] = 0;
+    short_sum[i / kColumns][i % kColumns] = total[i / kColumns][i % kColumns] = 0;
     exact[i / kColumns][i % kColumns] = 0;
   }
-  for (int block = 0; block < K; block += kPart * kLanes) {
-    const int end = K - block < kPart * kLanes ? K : block + kPart * kLanes;
-    // Lanes stay together, past K too, so that the switches are branches and not masks.
+  for (int block = 0; block < K; block += kShortSum * kLanes) {
+    const int end = K - block < kShortSum * kLanes ? K : block + kShortSum * kLanes;
+    // Lanes past K go on, so that control flow is uniform and the switches are branches, not masks.
     for (int first = block; first < end; first += kLanes) {
       const int k = sycl::min(first + lane, K - 1);
       const bool inside = first + lane < K;
@@ -101,13 +101,13 @@ AOEXT_KERNEL(linear_any)
       for (int c = 0; c < kColumns; ++c) w[c] = inside ? w[c] : 0.0f;
 #pragma unroll
       for (int i = 0; i < kRows * kColumns; ++i) {
-        float& sum = part[i / kColumns][i % kColumns];
+        float& sum = short_sum[i / kColumns][i % kColumns];
         sum = sycl::fma(inside ? v[i / kColumns] : 0.0f, w[i % kColumns], sum);
       }
     }
 #pragma unroll
     for (int i = 0; i < kRows * kColumns; ++i) {
-      float& sum = part[i / kColumns][i % kColumns];
+      float& sum = short_sum[i / kColumns][i % kColumns];
       if (integers) {
         exact[i / kColumns][i % kColumns] += static_cast<int>(sum);
       } else {
@@ -117,7 +117,7 @@ AOEXT_KERNEL(linear_any)
     }
   }
 
-  // Lane i of the first eight stores the i-th element.
+  // Lane i < 8 stores element i of the 4 by 2.
   float result = 0;
   int exact_result = 0;
 #pragma unroll

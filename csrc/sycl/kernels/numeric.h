@@ -1,6 +1,6 @@
-// Number formats as bits: what kernels load and store, converted to and from float.
+// Conversions of float to and from what kernels load and store.
 //
-// bfloat16 and float8 travel as raw bits. SYCL's own bfloat16 imports a device library, which the CPU device
+// bfloat16 and float8 are passed as raw bits. SYCL's own bfloat16 imports a device library, which the CPU device
 // cannot link and which makes stack calls on GPUs.
 #pragma once
 

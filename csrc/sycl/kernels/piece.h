@@ -1,7 +1,7 @@
-// Pieces of a row: kCount neighbouring elements as floats, 8 by aligned loads and stores, or 1.
+// A piece: kCount neighbouring elements of a row as floats, either 8, by aligned loads and stores, or 1.
 //
-// The type of the memory is a uniform run-time argument, so a branch costs a scalar compare and the code around it
-// exists once.
+// The element type in memory is a uniform run-time argument, so a branch costs a scalar compare, and the code around it
+// exists once for all types.
 #pragma once
 
 #include "numeric.h"
@@ -36,8 +36,8 @@ inline Piece<kCount> load_piece(const void* data, int64_t i, int type) {
   }
 }
 
-// Rounds a piece of 8 elements to one at a 16-byte boundary, in the lanes that are `inside`: a condition around all of
-// it would make masks of the uniform branches.
+// Rounds a piece of 8 elements to one at a 16-byte boundary, in the lanes that are `inside`: a condition around the whole
+// call would turn its uniform branches into masks.
 inline void store_piece(void* data, const Piece<8>& piece, int type, bool inside) {
   const auto pairs = [&](const auto& round) {
     Vector<uint32_t, 4> dwords;

@@ -3,9 +3,9 @@
 //   scale = max |x| / limit        (1 for a row of zeros, at least the smallest normal number, NaN where x has Inf or NaN)
 //   value = x / scale              in float32, rounded to int8, e4m3 or e5m2, at most ±limit, and 0 where scale is NaN
 //
-// One pass: a row belongs to `sub_groups` sub-groups, and a lane keeps up to 2 pieces of 8 elements of it in registers,
-// as floats: 16384 elements in a work-group of 64 sub-groups; what is longer is read again, from a cache. Neighbouring
-// lanes read and write neighbouring pieces. A work-group of more sub-groups takes several rows.
+// x is read once: `sub_groups` sub-groups quantise a row, and each lane keeps up to 2 pieces of 8 of its elements in
+// registers, as floats. That is 16384 elements in a work-group of 64 sub-groups; the rest of longer rows is read again, from
+// a cache. Neighbouring lanes read and write neighbouring pieces. A work-group of more sub-groups quantises several rows.
 //
 // The bits are those of every other device, whatever this one makes of a division (OpenCL allows 2.5 ulp) and of
 // subnormal numbers (it may flush them): quotients are corrected by exact remainders of numbers near 1.
@@ -148,8 +148,8 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
     const int end = block + row < M ? count : 0;  // a row past M stores nothing
     if (first < sycl::min(end, 1)) scales[m] = from_bits(finite ? scale : 0x7FC00000u);
     void* const out = static_cast<char*>(values) + m * K;
-    // The pieces move up, so that this code is there once; where the row goes on, the next one is read. Lanes stay
-    // together, past the end too, so that uniform branches are not masks.
+    // Kept pieces shift up each time, so that one copy of this code stores them all; the next piece of a longer row is
+    // loaded behind them. Lanes past the end go on, so that control flow is uniform: branches, not masks.
     const auto store_row = [&](const auto& encode) {
       for (int base = 0; base < count; base += step) {
         const int i = base + first;

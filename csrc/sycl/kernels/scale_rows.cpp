@@ -1,7 +1,7 @@
 // y[M, N] = sums[M, N] · row_scale[M] · column_scale[N] + bias[N], from the int32 sums of an int8 product.
 //
-// A work-group takes a piece of one row, lanes side by side: 4 bytes read and 2 or 4 written a value, scales and bias
-// from cache.
+// A work-group scales neighbouring elements of one row: 4 bytes read and 2 or 4 written each, scales and bias come from
+// the cache.
 #include "kernel.h"
 #include "scaled_sum.h"
 

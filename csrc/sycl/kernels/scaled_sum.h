@@ -1,11 +1,11 @@
-// The end of a row-wise product: scales, bias and the one rounding.
+// The epilogue of a row-wise product: scales, bias and the one rounding.
 #pragma once
 
 #include "numeric.h"
 
 namespace aoext::xpu {
 
-// y[m, n] = sum · row_scale[m] · column_scale[n] + bias[n]; null row_scale and bias are none.
+// y[m, n] = sum · row_scale[m] · column_scale[n] + bias[n]; row_scale and bias may be null.
 struct Scaling {
   void* y;
   const float* row_scale;

@@ -1,28 +1,29 @@
-// How the small-M kernels walk a product y[M, N] = x[M, K] · w[N, K]ᵀ.
+// Split-K within a work-group: the loop of the small-M kernels for y[M, N] = x[M, K] · w[N, K]ᵀ.
 //
-// A work-group takes R·B rows of y by 16·C columns. Its sub-groups share K: sub-group s takes every S-th
-// block of kBlock, all of them add up in local memory, always in the same order. A lane is a column, so it
-// reads its own row of w, a 64-byte line at a time, and the lanes of a sub-group read x together.
+// A work-group computes a tile of R·B rows by 16·C columns of y. Its S sub-groups split K: sub-group s multiplies the
+// k-blocks s, s + S, s + 2S, … of kBlock each. Their partial sums are added in local memory, always in the same order.
+// A lane computes one column of every 16, so it reads its own row of w, a 64-byte line at a time; the loads of x are
+// coalesced over the lanes of a sub-group.
 //
-// Rows past M and columns past N read the last one instead and are not stored.
+// Rows past M and columns past N read the last row or column instead, and are not stored.
 #pragma once
 
 #include "tile.h"
 
 namespace aoext::xpu {
 
-// Which part of y a lane works on.
+// The tile of y that a work-group computes, as one lane sees it.
 template <int R, int B, int C>
-struct Part {
+struct OutputTile {
   int64_t first_row, first_column;
-  int rows[B][R];      // from first_row on
-  int64_t columns[C];  // of w and y
+  int rows[B][R];      // relative to first_row, none past M
+  int64_t columns[C];  // this lane's, of w and y, none past N
   int lane;
 };
 
-// accumulate(acc, part, k): adds the products of kPiece values from k on; acc is Acc[B][C].
-// store(m, n, value): one element of the sum.
-template <class Tile, int R, int B, int C, int kPiece, class Accumulate, class Store>
+// accumulate(acc, tile, k) adds the products of the k-tile [k, k + kTileK) to acc, an Acc[B][C].
+// store(m, n, sum) takes the sum over all of K for one element of y.
+template <class Tile, int R, int B, int C, int kTileK, class Accumulate, class Store>
 inline void split_k(int64_t M, int64_t N, int K, const Accumulate& accumulate, const Store& store) {
   using Acc = typename Tile::Acc;
   using Value = decltype(get<R>(Acc(), 0));
@@ -30,24 +31,24 @@ inline void split_k(int64_t M, int64_t N, int K, const Accumulate& accumulate, c
   const auto sg = this_sub_group();
   const int sub_groups = sg.get_group_linear_range(), s = sg.get_group_linear_id(), lane = sg.get_local_linear_id();
 
-  Part<R, B, C> part;
-  part.first_row = static_cast<int64_t>(item.get_group(0)) * (R * B);
-  part.first_column = static_cast<int64_t>(item.get_group(1)) * (kLanes * C);
-  part.lane = lane;
-  const int last_row = static_cast<int>(sycl::min(M - part.first_row, int64_t{R * B})) - 1;
+  OutputTile<R, B, C> tile;
+  tile.first_row = static_cast<int64_t>(item.get_group(0)) * (R * B);
+  tile.first_column = static_cast<int64_t>(item.get_group(1)) * (kLanes * C);
+  tile.lane = lane;
+  const int last_row = static_cast<int>(sycl::min(M - tile.first_row, int64_t{R * B})) - 1;
 #pragma unroll
-  for (int i = 0; i < R * B; ++i) part.rows[i / R][i % R] = sycl::min(i, last_row);
+  for (int i = 0; i < R * B; ++i) tile.rows[i / R][i % R] = sycl::min(i, last_row);
 #pragma unroll
-  for (int c = 0; c < C; ++c) part.columns[c] = sycl::min(part.first_column + c * kLanes + lane, N - 1);
+  for (int c = 0; c < C; ++c) tile.columns[c] = sycl::min(tile.first_column + c * kLanes + lane, N - 1);
 
   Acc acc[B][C];
 #pragma unroll
   for (int i = 0; i < B * C; ++i) acc[i / C][i % C] = Acc(0);
   for (int block = s * kBlock; block < K; block += sub_groups * kBlock) {
-    if constexpr (kPiece == kBlock) {
-      accumulate(acc, part, block);
+    if constexpr (kTileK == kBlock) {
+      accumulate(acc, tile, block);
     } else {
-      for (int k = block; k < sycl::min(block + kBlock, K); k += kPiece) accumulate(acc, part, k);
+      for (int k = block; k < sycl::min(block + kBlock, K); k += kTileK) accumulate(acc, tile, k);
     }
   }
 
@@ -62,7 +63,7 @@ inline void split_k(int64_t M, int64_t N, int K, const Accumulate& accumulate, c
       for (int i = item.get_local_linear_id(); i < R * kLanes; i += sub_groups * kLanes) {
         Value sum = 0;
         for (int other = 0; other < sub_groups; ++other) sum += partial[other * R * kLanes + i];
-        const int64_t m = part.first_row + b * R + i / kLanes, n = part.first_column + c * kLanes + i % kLanes;
+        const int64_t m = tile.first_row + b * R + i / kLanes, n = tile.first_column + c * kLanes + i % kLanes;
         if (m < M && n < N) store(m, n, sum);
       }
       sycl::group_barrier(item.get_group());

@@ -1,13 +1,14 @@
-// The matrix operation of a sub-group, in two worlds with one meaning.
+// The matrix operation of a sub-group, on the matrix engine or on the lanes.
 //
 //   acc[r][n] += sum over i = 0..15 of a[r][i] · b[i][n]      16-bit floats (float32 for a), float32 acc
 //   acc[r][n] += sum over i = 0..31 of a[r][i] · b[i][n]      int8, int32 acc
 //
-// A lane is a column n. b is 8 dwords a lane: dword d holds i = 2d (low half) and i = 2d + 1, or the bytes
-// i = 4d to 4d + 3. Of each row of a, lane i holds a[r][i], or the pair of bytes a[r][2i], a[r][2i + 1].
+// Lane n holds column n of acc and of b. b is 8 dwords a lane: dword d holds i = 2d (low half) and i = 2d + 1, or the
+// bytes i = 4d to 4d + 3. Of each row of a, lane i holds a[r][i], or the pair of bytes a[r][2i], a[r][2i + 1].
 //
-// With AOEXT_DPAS it is one instruction of the matrix engine (DPAS, R rows by 16 columns); without, lanes
-// pass a around and multiply, which runs on any device with sub-groups of 16. float32 always does the latter.
+// With AOEXT_DPAS the operation is one instruction of the matrix engine (DPAS: R rows by 16 columns). Without, each
+// value of a is broadcast from its lane to all lanes, which multiply; that runs on any device with sub-groups of 16.
+// float32 is always multiplied so.
 #pragma once
 
 #include "kernel.h"
@@ -19,7 +20,7 @@ namespace aoext::xpu {
 using Dwords = Vector<int, 8>;  // of b
 
 template <Element kType, int R>
-struct Tile;  // Acc, A; multiply(acc, a, b); add_row_sums(acc, a), and at the end row_sums(acc): as multiply by ones
+struct Tile;  // Acc, A; multiply(acc, a, b); add_row_sums(acc, a) and, at the end, row_sums(acc): a multiplied by ones
 
 // The values of b's dword d as floats.
 template <Element kType>
@@ -40,7 +41,7 @@ inline float high_half(uint32_t dword) {
   }
 }
 
-// Of R rows of 16 values that lie one after the other, each lane its value of every row: an operand as it is.
+// The operand a from R rows of 16 values, stored one row after the other: each lane loads its value of every row.
 template <int R>
 inline Vector<short, R> load_rows(const uint16_t* x, int lane) {
 #ifdef AOEXT_DPAS
@@ -55,7 +56,7 @@ inline Vector<short, R> load_rows(const uint16_t* x, int lane) {
 #endif
 }
 
-// The same lane for all: compilers make less of a select.
+// The value of one lane, the same for all: compilers turn a broadcast into less code than a select by lane.
 template <class T>
 inline T lane_value(T value, int lane) {
   return sycl::group_broadcast(this_sub_group(), value, lane);
@@ -73,7 +74,7 @@ inline float a_to_float(T a) {
   }
 }
 
-// Lanes pass a around. b of a float32 product is bfloat16.
+// The operation without a matrix engine. The b of a float32 product is bfloat16.
 template <Element kType, int R>
 struct LaneTile {
   using Acc = Vector<float, R>;
@@ -92,7 +93,7 @@ struct LaneTile {
   }
 
   static void add_row_sums(Acc& acc, const A& a) {
-    for (int r = 0; r < R; ++r) set<R>(acc, r, get<R>(acc, r) + a_to_float<kType>(get<R>(a, r)));  // each lane its own
+    for (int r = 0; r < R; ++r) set<R>(acc, r, get<R>(acc, r) + a_to_float<kType>(get<R>(a, r)));  // partial: of this lane
   }
 
   static Acc row_sums(Acc acc) {

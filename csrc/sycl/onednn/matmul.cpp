@@ -75,7 +75,7 @@ Product make_product(const dnnl::engine& engine, const Matmul& p) {
   Product product;
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  // GPUs have kernels that split K and add up in whatever order the parts finish.
+  // oneDNN has split-K kernels for GPUs that add partial sums in the order in which they finish.
   attributes.set_deterministic(true);
   if (is_float(p.input) && is_integer(p.weight)) attributes.set_fpmath_mode(widened(p.input), true);
 

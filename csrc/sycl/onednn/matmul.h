@@ -52,7 +52,7 @@ struct Arguments {
 
 // oneDNN's GPU kernels take the alignment of a matrix from its row pitch alone and trust its base to be as good
 // (src/gpu/intel/gemm/jit/pd.hpp, eff_align_a), up to the 64 bytes of a 2D block load. A plan sends operands that
-// are less aligned, such as some slices, elsewhere.
+// are less aligned, such as some views, to other kernels.
 constexpr size_t kAlignment = 64;
 bool is_aligned(const Arguments& arguments);
 

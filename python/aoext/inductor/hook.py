@@ -1,7 +1,7 @@
 """Puts our passes into Inductor, when and if it is loaded, behind whatever passes others set.
 
 Inductor has one slot for each place where a pass can run: a variable of torch._inductor.config that holds a
-pass (from torch 2.13 on, or a list of them). Who assigns to it drops what was there. So we do not assign:
+pass (from torch 2.13 on, or a list of them). An assignment drops what was there, so we do not assign:
 reading a slot gives what others put there, at any time, and our pass behind it. The variable itself stays
 theirs.
 

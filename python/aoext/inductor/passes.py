@@ -109,7 +109,7 @@ def chain(theirs: Any, ours: AoextPass) -> Any:
     if not current().enabled:
         return theirs
     passes = tuple(theirs) if isinstance(theirs, (list, tuple)) else (theirs,) if theirs else ()
-    # Who reads a slot and sets it again, to add something or to restore it, brings ours along.
+    # Code that reads a slot and sets it again, to add something or to restore it, sets ours with it.
     if not any(each is ours or (isinstance(each, _Chain) and ours in each.passes) for each in passes):
         passes = (*passes, ours)
     return passes[0] if len(passes) == 1 else _Chain(passes)

@@ -31,7 +31,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from aoext import checkpoints, schemes, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
-from aoext.layers import CLASSES, as_rows, as_weight, give_classes, why_never_quantized
+from aoext.layers import CLASSES, as_rows, as_weight, give_classes, set_plain_weight, why_never_quantized
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.schemes import Scheme, as_config
 from aoext.summary import grouped
@@ -87,7 +87,10 @@ class AoextConfig(QuantizationConfigMixin):
         # What is known of the quantised weights of a state that comes without files.
         self.described: dict[str, Any] = further.pop("described", {})
         if further:
-            raise TypeError(f"AoextConfig: unknown arguments {', '.join(sorted(further))}")
+            raise TypeError(
+                f"AoextConfig: unknown arguments {', '.join(sorted(further))}; those of a scheme go into its "
+                "config, as in AoextConfig(Int4WeightOnlyConfig(group_size=32))"
+            )
         if isinstance(modules_to_not_convert, str):
             raise TypeError(
                 f"AoextConfig: modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}"
@@ -362,7 +365,7 @@ class AoextQuantizer(HfQuantizer):
             weight = module._parameters.get("weight")
             if isinstance(weight, QuantizedTensor):
                 plain = weight.dequantize() if dtype is None else weight.dequantize().to(dtype)
-                module.weight = nn.Parameter(plain, requires_grad=False)
+                set_plain_weight(module, nn.Parameter(plain, requires_grad=False))
         return model
 
 

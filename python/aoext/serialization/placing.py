@@ -1,8 +1,8 @@
 """How tensors get into a model: all of them, or none.
 
-A slot is found and checked for every tensor first; then come the new tensors, which are put in place and can
-be taken back; last the copies into tensors that the model keeps, which have been checked for all that
-makes a copy fail.
+First a slot is found and checked for every tensor. Then new tensors are put in place, which can be undone.
+Last come copies into tensors that the model keeps, which cannot: everything that makes a copy fail has been
+checked by then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch.export: reading a field of a quantised weight becomes a node of the graph.
 
-PyTorch records it while its mode for torch functions is on, which is off within a torch function: there a
-field would become a constant, and a fake one.
+PyTorch records a read while its mode for torch functions is on. The mode is off within a torch function,
+where a field would become a constant, and a fake one.
 """
 
 from __future__ import annotations
