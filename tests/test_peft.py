@@ -22,6 +22,11 @@ CONFIGS = {
     "int8 dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
     "float8": aoext.Float8WeightOnlyConfig(),
     "float8 dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(torch.float8_e5m2),
+    "float8 by blocks": aoext.Float8DynamicActivationFloat8WeightConfig(
+        granularity=(aoext.PerBlock([1, 32]), aoext.PerBlock([32, 32]))
+    ),
+    "int4 under int8": aoext.Int8DynamicActivationInt4WeightConfig(),
+    "nf4": aoext.NF4WeightOnlyConfig(),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {},

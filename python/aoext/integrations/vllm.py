@@ -124,6 +124,8 @@ class AoextLinearMethod(LinearMethodBase):
     def __init__(self, description: Mapping[str, Any]) -> None:
         self.description = description
         self.kind = serialization.TENSOR_TYPES[description["type"]]
+        if self.kind.any_blocks:
+            raise ValueError(f"aoext: weights of the class {self.kind.__name__} are not loaded into vLLM")
 
     def create_weights(
         self,
