@@ -24,16 +24,30 @@ from aoext import versions as versions  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
+    Float8DynamicActivationInt4WeightConfig,
     Float8WeightOnlyConfig,
     Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    MXFP4WeightOnlyConfig,
+    NF4WeightOnlyConfig,
+    NVFP4WeightOnlyConfig,
+    PerBlock,
+    PerRow,
 )
 from aoext.info import explain, show_config, warmup  # noqa: E402
 from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
 from aoext.state_dicts import flatten_state_dict  # noqa: E402
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
+from aoext.tensors import (  # noqa: E402
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+)
 
 # Both wait for others to be imported.
 integrations.install()
@@ -47,14 +61,24 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
+    "BlockwiseTensor",
     "Float8DynamicActivationFloat8WeightConfig",
+    "Float8DynamicActivationInt4WeightConfig",
     "Float8Tensor",
     "Float8WeightOnlyConfig",
     "Int4Tensor",
     "Int4WeightOnlyConfig",
+    "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
     "Int8Tensor",
     "Int8WeightOnlyConfig",
+    "Lut4Tensor",
+    "MXDynamicActivationMXWeightConfig",
+    "MXFP4WeightOnlyConfig",
+    "NF4WeightOnlyConfig",
+    "NVFP4WeightOnlyConfig",
+    "PerBlock",
+    "PerRow",
     "aoti_options",
     "explain",
     "flatten_state_dict",

@@ -78,7 +78,11 @@ def _has_work(graph: Graph) -> bool:
 
 
 HEADS = (
-    weight_only.PRODUCTS.keys() | scaled.PRODUCTS | bias.WITH_BIAS.keys() | {shared.LINEAR} | generated.CALLS
+    weight_only.PRODUCTS.keys()
+    | scaled.PRODUCTS
+    | bias.WITH_BIAS.keys()
+    | shared.LINEARS.keys()
+    | generated.CALLS
 )
 
 

@@ -10,11 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name
+from aoext.packing import FLOAT8_DTYPES, dtype_name
 from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors import (
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+    QuantizedTensor,
+)
 from aoext.tensors.fields import ACTIVATION_DTYPES, K
 from aoext.tensors.views import seen_as
 
@@ -24,9 +32,11 @@ VERSION_KEY, WEIGHTS_KEY, TIED_KEY = "aoext_format_version", "aoext_weights", "a
 NOT_PERSISTENT_KEY = "aoext_not_persistent"
 
 TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
-    tensor_type.__name__: tensor_type for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor)
+    tensor_type.__name__: tensor_type
+    for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor)
 }
 DTYPES = {dtype_name(dtype): dtype for dtype in ACTIVATION_DTYPES}
+INPUT_DTYPES = {dtype_name(dtype): dtype for dtype in (torch.int8, *FLOAT8_DTYPES)}
 
 # What descriptions of version 1 do not say.
 QDATA_DTYPE = "qdata_dtype"
@@ -46,10 +56,22 @@ def describe_weight(weight: QuantizedTensor) -> dict[str, Any]:
         "group_size": weight.block_size[K],
         "fields": [name for name, _ in weight.named_fields()],
         QDATA_DTYPE: dtype_name(weight.qdata.dtype),
-        **weight.named_attributes(),
+        **{name: _in_json(v) for name, v in weight.named_attributes().items() if v is not None},
         **weight.encoding,
         **({TRANSPOSED: True} if weight.transposed else {}),
     }
+
+
+def _in_json(attribute: Any) -> Any:
+    return dtype_name(attribute) if isinstance(attribute, torch.dtype) else attribute
+
+
+def described_attributes(
+    tensor_type: type[QuantizedTensor], description: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A weight's attributes as a description has them; None of those that it lacks."""
+    values = {name: description.get(name) for name in tensor_type.attributes}
+    return {name: INPUT_DTYPES.get(v, v) if isinstance(v, str) else v for name, v in values.items()}
 
 
 def stored_tensors(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
@@ -189,7 +211,7 @@ def assembled(name: str, description: Any, stored: dict[str, Tensor]) -> Quantiz
 
     parts: dict[str, Tensor | None] = dict.fromkeys(tensor_type.fields)
     parts.update({key: stored.pop(f"{name}.{key}") for key in fields})
-    attributes = {key: description.get(key) for key in tensor_type.attributes}
+    attributes = described_attributes(tensor_type, description)
     try:
         weight = tensor_type.from_fields(parts, dtype, **attributes)
     except (TypeError, ValueError) as error:

@@ -59,6 +59,8 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     attributes: ClassVar[tuple[str, ...]] = ("block_size",)
     # Whether a block is always a whole row.
     blocks_are_rows: ClassVar[bool] = False
+    # Whether blocks may be of several rows, and the last ones partial.
+    any_blocks: ClassVar[bool] = False
     # What the stored bits mean, in words that a file keeps and its reader checks.
     encoding: ClassVar[dict[str, str]]
     # What to do, by the function of PyTorch that is called.
@@ -112,12 +114,14 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
 
     @classmethod
     def from_fields(cls, tensors: Mapping[str, Tensor | None], dtype: torch.dtype, **attributes: Any) -> Self:
-        """Make a tensor of its fields by name, its dtype, its block_size and further attributes.
+        """Make a tensor of its fields by name, its dtype, its block_size and further attributes, else None.
 
         TypeError for wrong types and dtypes, ValueError for shapes and values that do not fit.
         """
-        shape = check_fields(cls.__name__, cls.fields, tensors, attributes["block_size"], dtype)
-        attributes["block_size"] = list(attributes["block_size"])
+        attributes = {**dict.fromkeys(cls.attributes), **attributes}
+        block_size = attributes["block_size"]
+        shape = check_fields(cls.__name__, cls.fields, tensors, block_size, dtype, cls.any_blocks)
+        attributes["block_size"] = list(block_size)
         self = cls._make(tensors, attributes, shape, dtype)
         self._check()
         return self
@@ -213,6 +217,11 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         """Bytes of all fields together."""
         return sum(tensor.nbytes for _, tensor in self.named_fields())
 
+    @property
+    def quantizes_input_to(self) -> torch.dtype | None:
+        """The dtype of 8 bits to which products quantise their activations; None where these stay."""
+        return None
+
     # Use
 
     def dequantize(self) -> Tensor:
@@ -242,7 +251,9 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         bits = 8 * self.stored_bytes / max(1, self.numel())
         parts = [f"shape={list(self.shape)}", f"dtype={dtype_name(self.dtype)}"]
-        parts += [f"{name}={value}" for name, value in self.named_attributes().items()]
+        for name, value in self.named_attributes().items():
+            if value is not None:
+                parts.append(f"{name}={dtype_name(value) if isinstance(value, torch.dtype) else value}")
         parts += [f"device={self.device}", f"{bits:.4g} bits per weight"]
         return f"{type(self).__name__}({', '.join(parts)})"
 
@@ -366,6 +377,16 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         _, context = self.__tensor_flatten__()
         outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
         return repr((outside, context, fields))
+
+
+def gathered(field: Tensor, indices: Tensor) -> Tensor:
+    """Entries of a field at `indices` along dimension 0.
+
+    Numbers of 8 bits go as integers, for CPUs have not every gather that PyTorch makes of it for floats of 8.
+    """
+    if field.itemsize > 1:
+        return field.index_select(0, indices)
+    return field.view(torch.int8).index_select(0, indices).view(field.dtype)
 
 
 def _is_plain(result: object) -> bool:

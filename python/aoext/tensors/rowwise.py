@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.base import QuantizedTensor, gathered
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class RowScaledTensor(QuantizedTensor):
         if self.block_size[K] != columns:
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 
+    @property
+    def quantizes_input_to(self) -> torch.dtype | None:
+        return self.qdata.dtype if self.dynamic_activation else None
+
     def _dequantize(self) -> Tensor:
         return packing.dequantize(self.qdata, self.scale, dtype=self.operator_dtype)
 
@@ -78,11 +82,8 @@ class RowScaledTensor(QuantizedTensor):
         raise NotImplementedError
 
     def _rows(self, indices: Tensor) -> Tensor:
-        qdata, scale = self._gathered(indices), self.scale.index_select(0, indices)
+        qdata, scale = gathered(self.qdata, indices), gathered(self.scale, indices)
         return torch.ops.ao.dequantize_rowwise(qdata, scale, dtype=self.operator_dtype)
-
-    def _gathered(self, indices: Tensor) -> Tensor:
-        return self.qdata.index_select(0, indices)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
