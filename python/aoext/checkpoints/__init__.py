@@ -16,9 +16,12 @@ import torch
 from aoext import serialization
 from aoext.checkpoints.base import Reader, Writer
 from aoext.checkpoints.bitsandbytes import BitsandbytesReader
-from aoext.checkpoints.compressed_tensors import CompressedTensorsReader, CompressedTensorsWriter
+from aoext.checkpoints.compressed_tensors import CompressedTensorsReader
+from aoext.checkpoints.compressed_tensors_writer import CompressedTensorsWriter
+from aoext.checkpoints.fp8 import Fp8Reader
 from aoext.checkpoints.gptq import AwqReader, GptqReader, GptqWriter
 from aoext.checkpoints.hqq import HqqReader
+from aoext.checkpoints.modelopt import ModelOptReader
 from aoext.checkpoints.torchao import TorchaoReader, TorchaoWriter
 
 READERS: dict[str, type[Reader]] = {
@@ -28,6 +31,9 @@ READERS: dict[str, type[Reader]] = {
     "bitsandbytes": BitsandbytesReader,
     "hqq": HqqReader,
     "torchao": TorchaoReader,
+    "fp8": Fp8Reader,
+    "mxfp8": Fp8Reader,
+    "modelopt": ModelOptReader,
 }
 
 WRITERS: dict[str, type[Writer]] = {
