@@ -33,7 +33,13 @@ from aoext.info import explain, show_config, warmup  # noqa: E402
 from aoext.quantize import quantize_  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
 from aoext.state_dicts import flatten_state_dict  # noqa: E402
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor  # noqa: E402
+from aoext.tensors import (  # noqa: E402
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+)
 
 # Both wait for others to be imported.
 integrations.install()
@@ -47,6 +53,7 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
+    "BlockwiseTensor",
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8Tensor",
     "Float8WeightOnlyConfig",
@@ -55,6 +62,7 @@ __all__ = [
     "Int8DynamicActivationInt8WeightConfig",
     "Int8Tensor",
     "Int8WeightOnlyConfig",
+    "Lut4Tensor",
     "aoti_options",
     "explain",
     "flatten_state_dict",

@@ -37,6 +37,10 @@ from torch.nn.parameter import is_lazy
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
+# The dtypes of scales for blocks; uint8 holds exponents, as float8_e8m0fnu does.
+EXPONENT_DTYPES = (torch.float8_e8m0fnu, torch.uint8)
+BLOCK_SCALE_DTYPES = (*FLOAT_DTYPES, *EXPONENT_DTYPES, torch.float8_e4m3fn)
+
 # Elements of one block: 4 MiB in float32, of which a few are alive at once; small against a layer.
 BLOCK_ELEMENTS = 1 << 20
 

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from aoext.packing import dtype_name
 from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors import (
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+    QuantizedTensor,
+)
 from aoext.tensors.fields import ACTIVATION_DTYPES, K
 from aoext.tensors.views import seen_as
 
@@ -24,7 +31,8 @@ VERSION_KEY, WEIGHTS_KEY, TIED_KEY = "aoext_format_version", "aoext_weights", "a
 NOT_PERSISTENT_KEY = "aoext_not_persistent"
 
 TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
-    tensor_type.__name__: tensor_type for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor)
+    tensor_type.__name__: tensor_type
+    for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor)
 }
 DTYPES = {dtype_name(dtype): dtype for dtype in ACTIVATION_DTYPES}
 

@@ -5,7 +5,7 @@ products.py, lookups.py, views.py, copies.py, plain.py, encoder_layer.py, flat.p
 operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
 memory.py, parameters.py, pickles.py: what modules, files and other libraries ask of them
-int4.py, rowwise.py, int8.py, float8.py: the formats
+int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
 """
 
 import torch.distributed
@@ -20,11 +20,13 @@ from aoext.tensors import plain as plain
 from aoext.tensors import products as products
 from aoext.tensors import views as views
 from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.blockwise import BlockwiseTensor
 from aoext.tensors.float8 import Float8Tensor
 from aoext.tensors.int4 import Int4Tensor
 from aoext.tensors.int8 import Int8Tensor
+from aoext.tensors.lut4 import Lut4Tensor
 
 if torch.distributed.is_available():
     from aoext.tensors import distributed as distributed
 
-__all__ = ["Float8Tensor", "Int4Tensor", "Int8Tensor", "QuantizedTensor"]
+__all__ = ["BlockwiseTensor", "Float8Tensor", "Int4Tensor", "Int8Tensor", "Lut4Tensor", "QuantizedTensor"]

@@ -59,6 +59,8 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     attributes: ClassVar[tuple[str, ...]] = ("block_size",)
     # Whether a block is always a whole row.
     blocks_are_rows: ClassVar[bool] = False
+    # Whether blocks may be of several rows, and the last ones partial.
+    any_blocks: ClassVar[bool] = False
     # What the stored bits mean, in words that a file keeps and its reader checks.
     encoding: ClassVar[dict[str, str]]
     # What to do, by the function of PyTorch that is called.
@@ -116,8 +118,9 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
 
         TypeError for wrong types and dtypes, ValueError for shapes and values that do not fit.
         """
-        shape = check_fields(cls.__name__, cls.fields, tensors, attributes["block_size"], dtype)
-        attributes["block_size"] = list(attributes["block_size"])
+        block_size = attributes["block_size"]
+        shape = check_fields(cls.__name__, cls.fields, tensors, block_size, dtype, cls.any_blocks)
+        attributes["block_size"] = list(block_size)
         self = cls._make(tensors, attributes, shape, dtype)
         self._check()
         return self
@@ -366,6 +369,16 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         _, context = self.__tensor_flatten__()
         outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
         return repr((outside, context, fields))
+
+
+def gathered(field: Tensor, indices: Tensor) -> Tensor:
+    """Entries of a field at `indices` along dimension 0.
+
+    Numbers of 8 bits go as integers, for CPUs have not every gather that PyTorch makes of it for floats of 8.
+    """
+    if field.itemsize > 1:
+        return field.index_select(0, indices)
+    return field.view(torch.int8).index_select(0, indices).view(field.dtype)
 
 
 def _is_plain(result: object) -> bool:

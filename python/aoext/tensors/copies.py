@@ -134,7 +134,7 @@ def _new(
         return make(size, dtype=dtype or self.dtype, device=device or self.device)
     shape = [size[weight_dim(self, 0)], size[weight_dim(self, 1)]]
     block_size = [1, shape[K]] if self.blocks_are_rows else self.block_size
-    if shape[K] == 0 or shape[K] % block_size[K]:
+    if shape[K] == 0 or (shape[K] % block_size[K] and not self.any_blocks):
         raise ValueError(
             f"{type(self).__name__}: {name} needs a K of whole groups of {block_size[K]}, got {shape[K]}"
         )

@@ -4,6 +4,7 @@ A field's dimensions follow those of the weight [N, K] that it belongs to:
 
     "qdata": Field((Axis(N), Axis(K, 2)), (torch.int8,))         int8 [N, K/2]
     "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES)      [K/block_size[1], N]
+    "table": Field((Axis(FIXED, 16),), (torch.float32,))         float32 [16], whatever the weight
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ ACTIVATION_DTYPES = (*FLOAT_DTYPES, torch.float64)
 # The step of an axis that has one entry for each block of the weight.
 BLOCK = 0
 
+# The dimension of an axis that follows none of the weight's: its step is its size.
+FIXED = -1
+
 
 class Axis(NamedTuple):
     """A dimension of a field: one entry for `step` elements along dimension `dim` of the weight."""
@@ -35,8 +39,17 @@ class Axis(NamedTuple):
     step: int = 1
 
     def elements(self, block_size: Sequence[int]) -> int:
-        """Elements of the weight for one entry."""
+        """Elements of the weight for one entry; for the last one there may be fewer."""
         return self.step or block_size[self.dim]
+
+    def entries(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> int:
+        """Entries for a weight [N, K]."""
+        return self.step if self.dim == FIXED else ceil_div(weight_shape[self.dim], self.elements(block_size))
+
+
+def ceil_div(count: int, step: int) -> int:
+    """How many parts of `step` hold `count`."""
+    return -(-count // step)
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class Field:
 
     def shape(self, weight_shape: Sequence[int], block_size: Sequence[int]) -> list[int]:
         """The field's shape for a weight [N, K]."""
-        return [weight_shape[axis.dim] // axis.elements(block_size) for axis in self.axes]
+        return [axis.entries(weight_shape, block_size) for axis in self.axes]
 
     @property
     def rows(self) -> int:
@@ -70,10 +83,12 @@ def check_fields(
     tensors: Mapping[str, Tensor | None],
     block_size: Sequence[int],
     dtype: torch.dtype,
+    any_blocks: bool = False,
 ) -> list[int]:
     """The shape [N, K] of the weight that `tensors` make up.
 
-    TypeError or ValueError if they, the block_size or the weight's dtype do not fit the table.
+    TypeError or ValueError if they, the block_size or the weight's dtype do not fit the table. `any_blocks`:
+    whether blocks may be of several rows, and the last ones partial.
     """
     for name, field in fields.items():
         if tensors[name] is not None or not field.optional:
@@ -84,8 +99,10 @@ def check_fields(
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     qdata = present["qdata"]
     shape = [size * axis.step for size, axis in zip(qdata.shape, fields["qdata"].axes, strict=True)]
-    check_block_size(who, block_size)
-    if shape[K] == 0 or shape[K] % block_size[K]:
+    check_block_size(who, block_size, any_blocks)
+    if any_blocks and shape[K] == 0:
+        raise ValueError(f"{who}: qdata must have columns, got {describe(qdata)}")
+    if not any_blocks and (shape[K] == 0 or shape[K] % block_size[K]):
         raise ValueError(
             f"{who}: block_size must be [1, group_size] with a group_size that divides "
             f"K = {shape[K]}, got {list(block_size)}"
@@ -114,11 +131,14 @@ def _check_kind(who: str, name: str, field: Field, tensor: Tensor | None) -> Non
         raise ValueError(message)
 
 
-def check_block_size(who: str, block_size: Sequence[int]) -> None:
-    """Raise unless block_size is [1, G] with a positive G."""
-    message = f"{who}: block_size must be [1, group_size], two positive ints, got {shown(block_size)}"
+def check_block_size(
+    who: str, block_size: Sequence[int], any_blocks: bool = False, argument: str = "block_size"
+) -> None:
+    """Raise unless block_size is [1, G] with a positive G, or with `any_blocks` two positive ints."""
+    form = "[block_n, block_k]" if any_blocks else "[1, group_size]"
+    message = f"{who}: {argument} must be {form}, two positive ints, got {shown(block_size)}"
     ints = isinstance(block_size, Sequence) and all(type(size) is int for size in block_size)
     if not ints or len(block_size) != 2:
         raise TypeError(message)
-    if block_size[N] != 1 or block_size[K] < 1:
+    if min(block_size) < 1 or (block_size[N] != 1 and not any_blocks):
         raise ValueError(message)

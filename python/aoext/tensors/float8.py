@@ -44,10 +44,6 @@ class Float8Tensor(RowScaledTensor):
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         return packing.float8_row_quantize(weight, self.qdata.dtype)
 
-    def _gathered(self, indices: Tensor) -> Tensor:
-        # As integers: under torch.vmap PyTorch makes another gather of this, which CPUs have for no float8.
-        return self.qdata.view(torch.int8).index_select(0, indices).view(self.qdata.dtype)
-
     @staticmethod
     def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return torch.ops.ao.bf16f8bf16_rowwise(input, qdata, scale, bias)

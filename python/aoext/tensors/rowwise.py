@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.base import QuantizedTensor, gathered
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N
 
 if TYPE_CHECKING:
@@ -78,11 +78,8 @@ class RowScaledTensor(QuantizedTensor):
         raise NotImplementedError
 
     def _rows(self, indices: Tensor) -> Tensor:
-        qdata, scale = self._gathered(indices), self.scale.index_select(0, indices)
+        qdata, scale = gathered(self.qdata, indices), gathered(self.scale, indices)
         return packing.rows_dequantized(self.operator_dtype, qdata, scale)
-
-    def _gathered(self, indices: Tensor) -> Tensor:
-        return self.qdata.index_select(0, indices)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aoext.tensors.base import QuantizedTensor, counted_versions, implements
-from aoext.tensors.fields import BLOCK, DIM_NAMES, K
+from aoext.tensors.fields import BLOCK, DIM_NAMES, K, ceil_div
 
 aten = torch.ops.aten
 
@@ -72,8 +72,9 @@ def _slice(
 ) -> QuantizedTensor:
     """Elements start:end along `dim`.
 
-    Both ends must fall between entries of every field, and K may not become 0, else ValueError. Where
-    one block spans the rows, as with row scales, the scales stay whole and block_size follows the slice.
+    Both must fall between entries of every field, or at the weight's end, and K may not become 0, else
+    ValueError. Where one block spans the rows, as with row scales, the scales stay whole, and so does a
+    block_size that may be partial; others follow the slice.
     """
     who = type(self).__name__
     if step != 1:
@@ -86,14 +87,15 @@ def _slice(
     boundary = _boundary(following)
     if dim == K and start == end:
         raise ValueError(f"{who}: a slice along K must have elements, got {start}:{end} of {length}")
-    if start % boundary or end % boundary:
+    if any(at % boundary and at != length for at in (start, end)):
         raise ValueError(
             f"{who}: a slice along {DIM_NAMES[dim]} must begin and end on group boundaries, here "
             f"multiples of {boundary}, got {start}:{end} of {length}"
         )
     tensors = dict(self.named_fields())
     for name, (position, elements) in following.items():
-        first, count = start // elements, (end - start) // elements
+        first = ceil_div(start, elements)
+        count = ceil_div(end, elements) - first
         with counted_versions():
             tensors[name] = tensors[name].narrow(position, first, count)
     return _with_length(self, tensors, dim, end - start, spanned)
@@ -101,7 +103,7 @@ def _slice(
 
 def is_spanned(self: QuantizedTensor, dim: int) -> bool:
     """Whether one block is all of the weight along `dim`."""
-    return dim == K and self.block_size[K] == self.weight_shape[K]
+    return dim == K and self.block_size[K] >= self.weight_shape[K]
 
 
 def _following(self: QuantizedTensor, dim: int, spanned: bool) -> dict[str, tuple[int, int]]:
@@ -135,7 +137,7 @@ def _with_length(
     """A weight of these fields that is `length` along `dim`, as a block is where it is `spanned`."""
     shape, block_size = self.weight_shape, list(self.block_size)
     shape[dim] = length
-    if spanned:
+    if spanned and not self.any_blocks:
         block_size[K] = length
     return self.remade(tensors, shape=shape, block_size=block_size)
 
@@ -187,6 +189,12 @@ def concatenated(tensors: list[Tensor], dim: int = 0) -> QuantizedTensor:
             f"{who}: cat needs weights that differ in the size of dimension {dim} alone, got {got}"
         )
     following = _following(first, along, whole_rows)
+    boundary = _boundary(following)
+    if any(weight.weight_shape[along] % boundary for weight in weights[:-1]):
+        raise ValueError(
+            f"{who}: cat along {DIM_NAMES[along]} needs weights of whole blocks but for the last, here "
+            f"multiples of {boundary}, got {[weight.weight_shape[along] for weight in weights]}"
+        )
     fields = {}
     for name, _ in first.named_fields():
         parts: list[Tensor] = [getattr(weight, name) for weight in weights]
@@ -216,10 +224,11 @@ def _constant_pad_nd(self: QuantizedTensor, pad: list[int], value: float = 0) ->
 def _padded(self: QuantizedTensor, dim: int, count: int) -> QuantizedTensor:
     spanned = dim == K and self.blocks_are_rows  # else zeros get groups of their own, without the zero point
     following = _following(self, dim, spanned)
-    boundary = _boundary(following)
-    if count % boundary:
+    boundary, length = _boundary(following), self.weight_shape[dim]
+    if count and (length % boundary or (count % boundary and not self.any_blocks)):
         raise ValueError(
-            f"{type(self).__name__}: pad along {DIM_NAMES[dim]} must be a multiple of {boundary}, got {count}"
+            f"{type(self).__name__}: pad along {DIM_NAMES[dim]} must be a multiple of {boundary} "
+            f"behind whole blocks, got {count} behind {length}"
         )
 
     def padded(name: str, tensor: Tensor) -> Tensor:
@@ -227,7 +236,7 @@ def _padded(self: QuantizedTensor, dim: int, count: int) -> QuantizedTensor:
             return tensor.clone()
         position, elements = following[name]
         size = list(tensor.shape)
-        size[position] = count // elements
+        size[position] = ceil_div(count, elements)
         return torch.cat([tensor, tensor.new_zeros(size)], position)
 
     tensors = {name: padded(name, tensor) for name, tensor in self.named_fields()}

@@ -1,0 +1,93 @@
+"""Weights of 8 bits with a scale for each block [block_n, block_k]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from aoext.packing import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES
+from aoext.tensors.base import QuantizedTensor, gathered
+from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# The scales of a weight with one for each block.
+BLOCK_SCALE = Field((Axis(N, BLOCK), Axis(K, BLOCK)), BLOCK_SCALE_DTYPES)
+
+
+class BlockwiseTensor(QuantizedTensor):
+    """A weight [N, K] as w = qdata·scale: DeepSeek's float8 blocks, mxfp8, int8 in groups (GPTQ, Q8_0).
+
+    Elsewhere these are called Float8BlockTensor, Float8Tensor with PerBlock, and MXTensor.
+
+    qdata: int8, float8_e4m3fn or float8_e5m2 [N, K]
+    scale: [⌈N/block_n⌉, ⌈K/block_k⌉], float32, bfloat16, float16, float8_e4m3fn, or float8_e8m0fnu, whose
+        exponents may come as uint8: u is 2^(u − 127), and 255 is NaN
+    block_size: [block_n, block_k]; the last blocks may be partial
+    dtype: bfloat16, float16, float32 or float64, that of the activations
+    input_block: None where activations meet the weight as they are; [1, block_k] where they are quantised to
+        qdata's dtype in blocks of so many, so that 8-bit numbers are multiplied; with scales that are
+        exponents theirs are powers of two as well
+
+    TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
+
+    >>> qdata = torch.zeros(256, 300, dtype=torch.float8_e4m3fn)
+    >>> weight = BlockwiseTensor(qdata, torch.ones(2, 3), [128, 128], torch.float32)
+    >>> torch.nn.functional.linear(torch.randn(3, 300), weight).shape
+    torch.Size([3, 256])
+    """
+
+    fields: ClassVar[dict[str, Field]] = {
+        "qdata": Field((Axis(N), Axis(K)), (torch.int8, *FLOAT8_DTYPES)),
+        "scale": BLOCK_SCALE,
+    }
+    attributes = ("block_size", "input_block")
+    any_blocks = True
+    encoding: ClassVar[dict[str, str]] = {
+        "format": "8 bits, of qdata's dtype",
+        "zero_point": "none: w = q * scale",
+        "exponents": "scales of float8_e8m0fnu and uint8 are 2 ** (u - 127)",
+    }
+
+    scale: Tensor
+    input_block: list[int] | None
+
+    def __new__(
+        cls,
+        qdata: Tensor,
+        scale: Tensor,
+        block_size: Sequence[int],
+        dtype: torch.dtype,
+        input_block: Sequence[int] | None = None,
+    ) -> Self:
+        return cls.from_fields(
+            {"qdata": qdata, "scale": scale}, dtype, block_size=block_size, input_block=input_block
+        )
+
+    def _check(self) -> None:
+        if self.input_block is not None:
+            check_block_size(type(self).__name__, self.input_block, argument="input_block")
+            self.input_block = list(self.input_block)
+
+    def _dequantize(self) -> Tensor:
+        qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
+        return torch.ops.ao.dequantize_blockwise(qdata, scale, self.block_size, dtype=self.operator_dtype)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        block_n, block_k = self.block_size
+        qdata, scale = gathered(self.qdata, indices), gathered(self.scale, indices // block_n)
+        return torch.ops.ao.dequantize_blockwise(qdata, scale, [1, block_k], dtype=self.operator_dtype)
+
+    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        qdata, scale, block_size = self.qdata.contiguous(), self.scale.contiguous(), self.block_size
+        if self.input_block is not None:
+            return torch.ops.ao.scaled_linear_blockwise(
+                input, qdata, scale, self.input_block, block_size, bias
+            )
+        if qdata.dtype is torch.int8:
+            return torch.ops.ao.bf16i8bf16_blockwise(input, qdata, scale, block_size, bias)
+        return torch.ops.ao.bf16f8bf16_blockwise(input, qdata, scale, block_size, bias)

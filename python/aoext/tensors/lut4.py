@@ -1,0 +1,90 @@
+"""Weights of 4 bits that look a table of 16 values up, with a scale for each block [block_n, block_k]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from aoext.tensors.base import QuantizedTensor, gathered
+from aoext.tensors.blockwise import BLOCK_SCALE
+from aoext.tensors.fields import FIXED, Axis, Field, K, N
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+TABLE_SIZE = 16
+
+
+class Lut4Tensor(QuantizedTensor):
+    """A weight [N, K] as w = table[qdata]·scale·global_scale: mxfp4, nvfp4, NF4, fp4 of bitsandbytes, IQ4_NL.
+
+    Elsewhere these are called MXTensor, NVFP4Tensor and NF4Tensor.
+
+    qdata: uint8 [N, K/2], two indices into the table to a byte, the even k in the low nibble
+    table: float32 [16]
+    scale: [⌈N/block_n⌉, ⌈K/block_k⌉], float32, bfloat16, float16, float8_e4m3fn, or float8_e8m0fnu, whose
+        exponents may come as uint8: u is 2^(u − 127), and 255 is NaN
+    block_size: [block_n, block_k]; the last blocks may be partial
+    dtype: bfloat16, float16, float32 or float64, that of the activations, which meet the weight as they are
+    global_scale: None, or float32 [1], which multiplies all of the weight
+
+    TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
+
+    >>> qdata = torch.zeros(64, 128, dtype=torch.uint8)
+    >>> weight = Lut4Tensor(qdata, torch.linspace(-1, 1, 16), torch.ones(64, 8), [1, 32], torch.float32)
+    >>> torch.nn.functional.linear(torch.randn(3, 256), weight).shape
+    torch.Size([3, 64])
+    """
+
+    fields: ClassVar[dict[str, Field]] = {
+        "qdata": Field((Axis(N), Axis(K, 2)), (torch.uint8,)),
+        "table": Field((Axis(FIXED, TABLE_SIZE),), (torch.float32,)),
+        "scale": BLOCK_SCALE,
+        "global_scale": Field((Axis(FIXED, 1),), (torch.float32,), optional=True),
+    }
+    any_blocks = True
+    encoding: ClassVar[dict[str, str]] = {
+        "format": "4 bits that look a table of 16 values up",
+        "packing": "two codes per byte along K, even k in the low nibble",
+        "zero_point": "none: w = table[code] * scale * global_scale",
+        "exponents": "scales of float8_e8m0fnu and uint8 are 2 ** (u - 127)",
+    }
+
+    table: Tensor
+    scale: Tensor
+    global_scale: Tensor | None
+
+    def __new__(
+        cls,
+        qdata: Tensor,
+        table: Tensor,
+        scale: Tensor,
+        block_size: Sequence[int],
+        dtype: torch.dtype,
+        global_scale: Tensor | None = None,
+    ) -> Self:
+        tensors = {"qdata": qdata, "table": table, "scale": scale, "global_scale": global_scale}
+        return cls.from_fields(tensors, dtype, block_size=block_size)
+
+    def _dequantize(self) -> Tensor:
+        return self._plain(self.qdata.contiguous(), self.scale.contiguous(), self.block_size)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        block_n, block_k = self.block_size
+        return self._plain(
+            gathered(self.qdata, indices), gathered(self.scale, indices // block_n), [1, block_k]
+        )
+
+    def _plain(self, qdata: Tensor, scale: Tensor, block_size: list[int]) -> Tensor:
+        return torch.ops.ao.dequantize_lut4(
+            qdata, self.table.contiguous(), scale, block_size, self.global_scale, dtype=self.operator_dtype
+        )
+
+    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
+        return torch.ops.ao.bf16lut4bf16_blockwise(
+            input, qdata, self.table.contiguous(), scale, self.block_size, self.global_scale, bias
+        )
