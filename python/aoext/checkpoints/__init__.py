@@ -8,7 +8,8 @@ write such files, but that torchao's format is written by torchao.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,10 +52,21 @@ def reader_for(settings: Mapping[str, Any]) -> Reader:
     return READERS[method](settings)
 
 
-def check_files(reader: Reader, files: Iterable[str | os.PathLike[str]], dtype: torch.dtype) -> None:
+# What models that have an expert's weights as a layer call it.
+_EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
+
+
+def check_files(
+    reader: Reader,
+    files: Iterable[str | os.PathLike[str]],
+    dtype: torch.dtype,
+    is_layer: Callable[[str], bool],
+) -> None:
     """ValueError, which names every layer of a checkpoint that the reader cannot serve, and why.
 
     It reads of the files what dtypes and shapes the tensors have, and the few that the reader calls telling.
+    is_layer: whether the model has a layer of this name; it is asked of experts, which models may have in 3-D
+        parameters while the checkpoint has them one by one
     """
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
@@ -62,7 +74,13 @@ def check_files(reader: Reader, files: Iterable[str | os.PathLike[str]], dtype: 
         telling = [key for key in forms if key.rpartition(".")[2] in reader.telling]
         tensors.update(forms)
         tensors.update(serialization.tensors_in(file, telling))
-    if refused := reader.refusals(tensors, dtype):
+    refused = reader.refusals(tensors, dtype)
+    refused += [
+        f"{layer}: the model has its experts in 3-D parameters, which do not run quantised on aoext yet"
+        for layer in reader.layers(tensors)
+        if _EXPERT.search(layer) and not is_layer(layer)
+    ]
+    if refused:
         raise ValueError(
             f"{len(refused)} layers of the checkpoint cannot run on aoext, so nothing of it is loaded:\n"
             + "\n".join(refused)

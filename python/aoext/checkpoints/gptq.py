@@ -140,15 +140,16 @@ class GptqWriter(Writer):
                 f"{layer}: N and K must be multiples of 4, and K of the group size, got {[rows, columns]} with "
                 f"blocks of {weight.block_size}"
             )
-        zero = _ONE_EACH[8] * (_MIDDLE - self.symmetric)
+        codes = weight.qdata.contiguous().view(torch.uint8) ^ _MIDDLE
+        zeros = codes.new_full((columns // group_size, rows), _MIDDLE - self.symmetric)
         tensors = {
-            "qweight": (weight.qdata.view(torch.uint8) ^ _MIDDLE).view(torch.int32).t().contiguous(),
-            "qzeros": torch.full((columns // group_size, rows // 4), zero - (1 << 32) * (zero >> 31)).int(),
+            "qweight": codes.view(torch.int32).t().contiguous(),
+            "qzeros": zeros.view(torch.int32),
             "scales": exactly(layer, weight.scale.t(), torch.float16),
-            "g_idx": (torch.arange(columns) // group_size).to(torch.int32),
+            "g_idx": torch.arange(columns, dtype=torch.int32, device=codes.device) // group_size,
         }
         facts = {"group_size": group_size, "columns": columns, "ordered": False}
-        return {key: tensor.to(weight.device) for key, tensor in tensors.items()}, {"bits": 8, **facts}
+        return tensors, {"bits": 8, **facts}
 
     def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
         kinds = {layer: {"bits": facts["bits"], "group_size": facts["group_size"]} for layer, facts in layers.items()}
