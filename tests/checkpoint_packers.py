@@ -123,7 +123,7 @@ def bitsandbytes_int8(rows: int, columns: int) -> Stored:
     return tensors, q.double() * (largest.double()[:, None] / 127)
 
 
-def _in_blocks(values: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+def in_blocks(values: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
     """Each value times the scale of its block, in float64."""
     rows, columns = values.shape
     at_rows = torch.arange(rows) // block[0]
@@ -152,7 +152,7 @@ def fp8(rows: int, columns: int, block: Sequence[int], scales: str = "float") ->
     else:
         codes, exact = _exponents(rows, columns, block)
         stored = {"powers": exact.float(), "e8m0": codes.view(torch.float8_e8m0fnu), "bytes": codes}[scales]
-    return {"weight": q, "weight_scale_inv": stored}, _in_blocks(q, exact, block)
+    return {"weight": q, "weight_scale_inv": stored}, in_blocks(q, exact, block)
 
 
 def fp8_whole(rows: int, columns: int) -> Stored:
@@ -187,21 +187,20 @@ def nvfp4(rows: int, columns: int, *, divided: bool = False) -> Stored:
     """With one more scale that multiplies, as ModelOpt has it, or divides, as compressed-tensors does."""
     codes = torch.randint(16, (rows, columns))
     scale = (torch.rand(rows, columns // 16) * 400 + 1).to(torch.float8_e4m3fn)
-    whole = torch.rand(1) * 0.01 + 0.001
-    exact = _in_blocks(_e2m1(codes), scale, (1, 16)) * whole.double()
-    packed = _bytes_of_two(codes)
+    divisor = torch.rand(1) * 900 + 100
+    exact, packed = in_blocks(_e2m1(codes), scale, (1, 16)), _bytes_of_two(codes)
     if divided:
-        divisor = 1 / whole
-        exact = _in_blocks(_e2m1(codes), scale, (1, 16)) / divisor.double()
-        return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": divisor}, exact
-    return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole[0].clone()}, exact
+        tensors = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": divisor}
+        return tensors, exact / divisor.double()
+    whole = 1 / divisor
+    return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole[0]}, exact * whole.double()
 
 
 def mxfp4(rows: int, columns: int) -> Stored:
     codes = torch.randint(16, (rows, columns))
     exponents, scale = _exponents(rows, columns, (1, 32))
     tensors = {"weight_packed": _bytes_of_two(codes), "weight_scale": exponents}
-    return tensors, _in_blocks(_e2m1(codes), scale, (1, 32))
+    return tensors, in_blocks(_e2m1(codes), scale, (1, 32))
 
 
 def quantized_by_blocks(rows: int, columns: int, block: Sequence[int], kind: str = "float") -> Stored:
@@ -213,7 +212,7 @@ def quantized_by_blocks(rows: int, columns: int, block: Sequence[int], kind: str
     stored = scale = _scales(rows, columns, block).bfloat16()
     if kind == "mxfp8":
         stored, scale = _exponents(rows, columns, block)
-    return {"weight": q, "weight_scale": stored}, _in_blocks(q, scale, block)
+    return {"weight": q, "weight_scale": stored}, in_blocks(q, scale, block)
 
 
 def pack_quantized_8(rows: int, columns: int, group: int) -> Stored:
@@ -225,7 +224,7 @@ def pack_quantized_8(rows: int, columns: int, group: int) -> Stored:
         "weight_scale": scale,
         "weight_shape": torch.tensor([rows, columns]),
     }
-    return tensors, _in_blocks(codes - 128, scale, (1, group))
+    return tensors, in_blocks(codes - 128, scale, (1, group))
 
 
 def gptq_8(rows: int, columns: int, group: int, *, form: str = "gptq", zero: int = 128) -> Stored:
@@ -238,7 +237,7 @@ def gptq_8(rows: int, columns: int, group: int, *, form: str = "gptq", zero: int
         "scales": scales.t().contiguous(),
         "g_idx": (torch.arange(columns) // group).int(),
     }
-    return tensors, _in_blocks(codes - zero, scales, (1, group))
+    return tensors, in_blocks(codes - zero, scales, (1, group))
 
 
 def bitsandbytes_4(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import checkpoint_packers as pack
+from aoext import reference
 from aoext.checkpoints import reader_for
 from aoext.packing import unpack_int4
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
@@ -227,6 +229,132 @@ def test_activations_that_the_checkpoint_quantises_are_quantised():
     tokens = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
     settings["config_groups"]["group_0"]["input_activations"] = tokens
     assert reader_for(settings).weight("layer", tensors, torch.bfloat16).dynamic_activation
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gptq, 8 bits", BlockwiseTensor),
+        ("gptq, 8 bits, whole rows", Int8Tensor),
+        ("fp8", BlockwiseTensor),
+        ("fp8, one scale", Float8Tensor),
+        ("pack-quantized, 8 bits, whole rows", Int8Tensor),
+        ("mxfp4-pack-quantized", Lut4Tensor),
+        ("nf4", Lut4Tensor),
+    ],
+)
+def test_rows_are_rows_and_blocks_are_blocks(name, kind):
+    make, settings, _ = CASES[name]
+    assert type(reader_for(settings).weight("layer", make()[0], torch.bfloat16)) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "exponents"),
+    [
+        ("fp8", False),
+        ("fp8, powers of two", True),
+        ("fp8, no powers of two", False),
+        ("fp8, exponents", True),
+        ("mxfp8", True),
+    ],
+)
+def test_float8_under_dynamic_activations(name, exponents):
+    """As the checkpoint says: along K in blocks of the weight's, powers of two where its scales are."""
+    make, settings, _ = CASES[name]
+    tensors, expected = make()
+    weight = reader_for({**settings, "activation_scheme": "dynamic"}).weight("layer", tensors, torch.float32)
+    assert (weight.scale.dtype is torch.float8_e8m0fnu) == exponents
+    assert weight.input_block == [1, weight.block_size[1]]
+    x = torch.randn(5, K)
+    q, scale = reference.values.quantized_blocks(x, torch.float8_e4m3fn, weight.block_size[1], exponents)
+    exact_x = q.double() * reference.values.spread(scale, weight.block_size[1], K).double()
+    wanted = exact_x @ expected.t()
+    assert (F.linear(x, weight).double() - wanted).norm() <= 2e-5 * wanted.norm()
+
+
+def test_float8_by_rows_under_dynamic_activations():
+    tensors, _ = pack.fp8_whole(N, K)
+    for scheme in ("static", "dynamic"):
+        weight = reader_for({**FP8, "activation_scheme": scheme}).weight("layer", tensors, torch.bfloat16)
+        assert weight.dynamic_activation == (scheme == "dynamic")
+    tokens = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+    rows = {"weight": tensors["weight"], "weight_scale": torch.rand(N)}
+    assert reader_for(tokens).weight("layer", rows, torch.bfloat16).dynamic_activation
+
+
+@pytest.mark.parametrize("size", [GROUP, 2 * GROUP])
+def test_activations_in_groups_are_quantised_where_the_groups_are_the_weights(size):
+    settings = grouped("float", GROUP)
+    group = settings["config_groups"]["group_0"]
+    group["input_activations"] = {**group["weights"], "group_size": size, "dynamic": True}
+    tensors, _ = pack.quantized_by_blocks(N, K, (1, GROUP))
+    weight = reader_for(settings).weight("layer", tensors, torch.bfloat16)
+    assert weight.input_block == ([1, GROUP] if size == GROUP else None)
+
+
+def test_activations_of_4_bits_stay_as_they_are_and_that_is_said():
+    settings = weights(**NVFP4)
+    settings["config_groups"]["group_0"]["input_activations"] = {**NVFP4, "dynamic": "local"}
+    assert "activations stay as they are" in reader_for(settings).notes[0]
+    assert "activations stay" in reader_for({"quant_method": "modelopt", "quant_algo": "NVFP4"}).notes[0]
+    for others in (weights(**NVFP4), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, NF4):
+        assert not reader_for(others).notes
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [((N, 1, K // 32, 1), (1, 32)), ((2, 1, 3, 1), (128, 128))],
+)
+def test_modelopts_float8_by_blocks(shape, block):
+    """Exponents for groups of 32, or a float for blocks of 128, in a tensor of two or four dimensions."""
+    rows, columns = (N, K) if block[0] == 1 else (200, 300)
+    q = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    scale = torch.rand(shape) + 0.1
+    if block[0] == 1:
+        scale = torch.randint(120, 130, (N, K // 32), dtype=torch.uint8)
+    algorithm = "MXFP8" if block[0] == 1 else "FP8_PB_WO"
+    reader = reader_for({"quant_method": "modelopt", "quant_algo": algorithm})
+    weight = reader.weight("layer", {"weight": q, "weight_scale": scale}, torch.bfloat16)
+    assert weight.block_size == list(block)
+    values = torch.exp2(scale.double() - 127) if block[0] == 1 else scale.double()
+    wanted = pack.in_blocks(q, values.reshape(weight.scale.shape), block)
+    assert torch.equal(exactly(weight), wanted)
+
+
+def test_modelopts_layers_that_differ_and_those_that_change_the_activation():
+    settings = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "W4A8_AWQ"}},
+    }
+    reader = reader_for(settings)
+    tensors, expected = pack.nvfp4(N, K)
+    assert torch.equal(exactly(reader.weight("a", tensors, torch.bfloat16)), expected)
+    with pytest.raises(ValueError, match="b: quant_algo must be one of 'NVFP4'.* got 'W4A8_AWQ'"):
+        reader.weight("b", tensors, torch.bfloat16)
+    with pytest.raises(ValueError, match="a: a weight with pre_quant_scale does not run on aoext"):
+        reader.weight("a", {**tensors, "pre_quant_scale": torch.ones(K)}, torch.bfloat16)
+
+
+@pytest.mark.parametrize("columns", [66, 96, 100])
+def test_nf4_whose_blocks_are_no_parts_of_rows(device, columns):
+    tensors, expected = pack.bitsandbytes_4(N, columns)
+    on_device = {key: tensor.to(device) for key, tensor in tensors.items()}
+    weight = reader_for(NF4).weight("layer", on_device, torch.bfloat16)
+    assert weight.block_size == [1, math.gcd(columns, 64)]
+    assert torch.equal(exactly(weight), expected)
+
+
+def test_nf4_with_an_odd_number_of_columns_is_refused():
+    with pytest.raises(ValueError, match=r"model\.q: K must be even for weights of 4 bits .* got 65"):
+        reader_for(NF4).weight("model.q", pack.bitsandbytes_4(N, 65)[0], torch.bfloat16)
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32])
+def test_nf4_in_the_storage_of_floats(storage):
+    tensors, expected = pack.bitsandbytes_4(N, K)
+    tensors["weight"] = tensors["weight"].view(-1).view(storage).view(-1, 1)
+    assert torch.equal(exactly(reader_for(NF4).weight("layer", tensors, torch.bfloat16)), expected)
 
 
 def put(name: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[str, Tensor]], None]:
