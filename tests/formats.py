@@ -8,28 +8,48 @@ import torch
 from torch import Tensor
 
 from aoext import reference
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.packing import EXPONENT_DTYPES
+from aoext.reference import values
+from aoext.tensors import (
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+    QuantizedTensor,
+)
 
 HIGH_PRECISION = reference.HIGH_PRECISION
-E5M2 = torch.float8_e5m2
+E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 
 # The weight's K must be a multiple of this.
 GROUP_SIZE = 16
+BLOCK = [1, GROUP_SIZE]
 
 FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "int4": lambda w: Int4Tensor.from_hp(w, [1, GROUP_SIZE]),
     "int4_symmetric": lambda w: Int4Tensor.from_hp(w, [1, GROUP_SIZE], symmetric=True),
     "int4_prescaled": lambda w: _prescaled(Int4Tensor.from_hp(w, [1, GROUP_SIZE])),
+    "int4_int8": lambda w: Int4Tensor.from_hp(w, BLOCK, activation=torch.int8),
+    "int4_float8": lambda w: Int4Tensor.from_hp(w, BLOCK, symmetric=True, activation=E4M3),
     "int8": Int8Tensor.from_hp,
     "int8_dynamic": lambda w: Int8Tensor.from_hp(w, dynamic_activation=True),
     "float8": Float8Tensor.from_hp,
     "float8_e5m2": lambda w: Float8Tensor.from_hp(w, E5M2),
     "float8_dynamic": lambda w: Float8Tensor.from_hp(w, dynamic_activation=True),
     "float8_e5m2_dynamic": lambda w: Float8Tensor.from_hp(w, E5M2, dynamic_activation=True),
+    "block_int8": lambda w: BlockwiseTensor.from_hp(w, BLOCK, torch.int8, scale_dtype=torch.bfloat16),
+    "block_int8_dynamic": lambda w: BlockwiseTensor.from_hp(w, BLOCK, torch.int8, input_block=[1, 32]),
+    "block_float8": lambda w: BlockwiseTensor.from_hp(w, BLOCK, E5M2),
+    "block_float8_dynamic": lambda w: BlockwiseTensor.from_hp(w, BLOCK, input_block=BLOCK),
+    "mxfp8": lambda w: BlockwiseTensor.from_hp(w, BLOCK, E4M3, scale_dtype=E8M0, input_block=BLOCK),
+    "mxfp4": lambda w: Lut4Tensor.from_hp(w, "mxfp4", block_size=BLOCK),
+    "nvfp4": lambda w: Lut4Tensor.from_hp(w, "nvfp4"),
+    "nf4": lambda w: Lut4Tensor.from_hp(w, "nf4", block_size=BLOCK),
 }
 
 # One of each class, for tests of what does not depend on the rest.
-CLASSES = ["int4", "int8_dynamic", "float8"]
+CLASSES = ["int4", "int8_dynamic", "float8", "block_float8_dynamic", "nvfp4"]
 
 
 def _prescaled(weight: Int4Tensor) -> Int4Tensor:
@@ -55,7 +75,12 @@ def meaning(weight: QuantizedTensor) -> Tensor:
     fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
     if "zero_point" in fields:
         return reference.int4_float64(fields["qdata"], fields["scale"], fields["zero_point"])
-    return fields["qdata"].double() * fields["scale"].double()
+    if not weight.any_blocks:
+        return fields["qdata"].double() * fields["scale"].double()
+    qdata = fields["qdata"]
+    codes = values.lut4_float64(qdata, fields["table"]) if "table" in fields else qdata.double()
+    result = values.blockwise_float64(codes, fields["scale"], weight.block_size, slice(None))
+    return result * fields["global_scale"].double() if "global_scale" in fields else result
 
 
 def product(input: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
@@ -64,9 +89,11 @@ def product(input: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) 
     factors = getattr(weight, "act_pre_scale", None)
     if factors is not None:
         x = (x * factors.cpu()).to(x.dtype)
-    if getattr(weight, "dynamic_activation", False):
-        values, scale = reference.quantized(x, weight.qdata.dtype)
-        x = values.double() * scale.double()
+    if (dtype := weight.quantizes_input_to) is not None:
+        block_k = getattr(weight, "input_block", [1, x.shape[-1]])[1]
+        exponents = weight.scale.dtype in EXPONENT_DTYPES
+        q, scale = values.quantized_blocks(x, dtype, block_k, exponents)
+        x = q.double() * values.spread(scale.double(), block_k, x.shape[-1])
     result = x.double() @ meaning(weight).t()
     return result if bias is None else result + bias.detach().cpu().double()
 

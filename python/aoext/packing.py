@@ -205,7 +205,7 @@ def dequantize(
         return torch.ops.ao.dequantize_int4(*fields, dtype=dtype)
     _check_rows(qdata, scale)
     weight = torch.empty_like(qdata, dtype=dtype or scale.dtype)
-    for rows in _row_blocks(qdata):
+    for rows in row_blocks(qdata):
         weight[rows] = qdata[rows].float() * scale[rows].float()
     return weight
 
@@ -258,7 +258,7 @@ def _asymmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     # The divisor is a tensor, because by a Python number some devices multiply with the reciprocal,
     # which can differ in the last bit.
     spread = high - low
-    scale = _held(spread / torch.full_like(high, 15), dtype)
+    scale = held(spread / torch.full_like(high, 15), dtype)
     low = torch.where(spread == 0, low - 8 * scale, low)  # so that zeros have q and z of 0
     q = groups.sub_(low).div_(scale).round_().clamp_(0, 15).sub_(8)
     return q, scale, low + 8 * scale
@@ -267,12 +267,12 @@ def _asymmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
 def _symmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
     # An eighth is exact in binary, so a Python number divides alike on every device.
-    magnitude = _held(torch.maximum(high, -low).div_(8), dtype)
+    magnitude = held(torch.maximum(high, -low).div_(8), dtype)
     scale = torch.where(high > -low, -magnitude, magnitude)
     return groups.div_(scale).round_().clamp_(-8, 7), scale
 
 
-def _held(scale: Tensor, dtype: torch.dtype) -> Tensor:
+def held(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Scales ≥ 0 as they are where they are normal numbers of `dtype`, smaller ones rounded up; NaN stays."""
     limits = torch.finfo(dtype)
     step = max(limits.smallest_normal * limits.eps, torch.finfo(torch.float32).smallest_normal)
@@ -298,14 +298,14 @@ def _quantize_groups(
         group_size = x.shape[1]
     q = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
     parameters: list[tuple[Tensor, ...]] = []
-    for rows in _row_blocks(x):
+    for rows in row_blocks(x):
         # copy=True, because the rule overwrites its groups and a float32 x must stay as it is.
         block = x[rows].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         values, *rest = rule(block.unflatten(1, (-1, group_size)), dtype)
         q[rows] = values.flatten(1)
         parameters.append(tuple(parameter.squeeze(-1) for parameter in rest))
     columns = [torch.cat(blocks) for blocks in zip(*parameters, strict=True)]
-    _require_finite(who, "x", columns[0])
+    require_finite(who, "x", columns[0])
     return q, *(column.t().contiguous().to(dtype) for column in columns)
 
 
@@ -315,7 +315,7 @@ def _quantize_rows(who: str, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     if w.shape[1] == 0:
         raise ValueError(f"{who}: w must be [N, K] with K not 0, got {describe(w)}")
     q, scale = torch.ops.ao.quantize_rowwise(w, dtype)
-    _require_finite(who, "w", scale)
+    require_finite(who, "w", scale)
     return q, scale
 
 
@@ -347,7 +347,7 @@ def is_surely_finite(tensor: Tensor) -> bool:
     return bool((high.float() - low.float()).isfinite())
 
 
-def _require_finite(who: str, argument: str, scale: Tensor) -> None:
+def require_finite(who: str, argument: str, scale: Tensor) -> None:
     """Every NaN or Inf in a weight, and every range beyond float32, shows in its scale."""
     if has_values(scale) and not bool(scale.isfinite().all()):
         raise ValueError(
@@ -356,9 +356,12 @@ def _require_finite(who: str, argument: str, scale: Tensor) -> None:
         )
 
 
-def _row_blocks(matrix: Tensor) -> Iterator[slice]:
-    """Slices over the rows of a matrix [N, K], of about BLOCK_ELEMENTS each; one if N = 0."""
+def row_blocks(matrix: Tensor, multiple: int = 1) -> Iterator[slice]:
+    """Slices over the rows of a matrix [N, K], of about BLOCK_ELEMENTS each; one if N = 0.
+
+    All but the last are of a multiple of so many rows.
+    """
     rows, columns = matrix.shape
-    step = max(1, BLOCK_ELEMENTS // max(1, columns))
+    step = max(1, BLOCK_ELEMENTS // max(1, columns * multiple)) * multiple
     for begin in range(0, max(1, rows), step):
         yield slice(begin, begin + step)

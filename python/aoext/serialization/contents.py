@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name
+from aoext.packing import FLOAT8_DTYPES, dtype_name
 from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
 from aoext.tensors import (
     BlockwiseTensor,
@@ -35,6 +36,7 @@ TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
     for tensor_type in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor)
 }
 DTYPES = {dtype_name(dtype): dtype for dtype in ACTIVATION_DTYPES}
+INPUT_DTYPES = {dtype_name(dtype): dtype for dtype in (torch.int8, *FLOAT8_DTYPES)}
 
 # What descriptions of version 1 do not say.
 QDATA_DTYPE = "qdata_dtype"
@@ -54,10 +56,22 @@ def describe_weight(weight: QuantizedTensor) -> dict[str, Any]:
         "group_size": weight.block_size[K],
         "fields": [name for name, _ in weight.named_fields()],
         QDATA_DTYPE: dtype_name(weight.qdata.dtype),
-        **weight.named_attributes(),
+        **{name: _in_json(value) for name, value in weight.named_attributes().items()},
         **weight.encoding,
         **({TRANSPOSED: True} if weight.transposed else {}),
     }
+
+
+def _in_json(attribute: Any) -> Any:
+    return dtype_name(attribute) if isinstance(attribute, torch.dtype) else attribute
+
+
+def described_attributes(
+    tensor_type: type[QuantizedTensor], description: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A weight's attributes as a description has them; None of those that it lacks."""
+    values = {name: description.get(name) for name in tensor_type.attributes}
+    return {name: INPUT_DTYPES.get(v, v) if isinstance(v, str) else v for name, v in values.items()}
 
 
 def stored_tensors(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
@@ -197,7 +211,7 @@ def assembled(name: str, description: Any, stored: dict[str, Tensor]) -> Quantiz
 
     parts: dict[str, Tensor | None] = dict.fromkeys(tensor_type.fields)
     parts.update({key: stored.pop(f"{name}.{key}") for key in fields})
-    attributes = {key: description.get(key) for key in tensor_type.attributes}
+    attributes = described_attributes(tensor_type, description)
     try:
         weight = tensor_type.from_fields(parts, dtype, **attributes)
     except (TypeError, ValueError) as error:

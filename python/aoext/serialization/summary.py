@@ -48,7 +48,8 @@ def _kind(stored: Stored) -> str:
         return f"plain {dtype_name(form.dtype)}"
     parts = [type(form).__name__, dtype_name(form.qdata.dtype), f"for {dtype_name(form.dtype)}"]
     if not form.blocks_are_rows:
-        parts.append(f"group_size {form.block_size[K]}")
-    if getattr(form, "dynamic_activation", False):
+        rows = "x".join(map(str, form.block_size)) if form.any_blocks else str(form.block_size[K])
+        parts.append(f"{'block_size' if form.any_blocks else 'group_size'} {rows}")
+    if form.quantizes_input_to is not None:
         parts.append("dynamic activations")
     return ", ".join(parts)

@@ -114,10 +114,11 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
 
     @classmethod
     def from_fields(cls, tensors: Mapping[str, Tensor | None], dtype: torch.dtype, **attributes: Any) -> Self:
-        """Make a tensor of its fields by name, its dtype, its block_size and further attributes.
+        """Make a tensor of its fields by name, its dtype, its block_size and further attributes, else None.
 
         TypeError for wrong types and dtypes, ValueError for shapes and values that do not fit.
         """
+        attributes = {**dict.fromkeys(cls.attributes), **attributes}
         block_size = attributes["block_size"]
         shape = check_fields(cls.__name__, cls.fields, tensors, block_size, dtype, cls.any_blocks)
         attributes["block_size"] = list(block_size)
@@ -216,6 +217,11 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         """Bytes of all fields together."""
         return sum(tensor.nbytes for _, tensor in self.named_fields())
 
+    @property
+    def quantizes_input_to(self) -> torch.dtype | None:
+        """The dtype of 8 bits to which products quantise their activations; None where these stay."""
+        return None
+
     # Use
 
     def dequantize(self) -> Tensor:
@@ -245,7 +251,9 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         bits = 8 * self.stored_bytes / max(1, self.numel())
         parts = [f"shape={list(self.shape)}", f"dtype={dtype_name(self.dtype)}"]
-        parts += [f"{name}={value}" for name, value in self.named_attributes().items()]
+        for name, value in self.named_attributes().items():
+            if value is not None:
+                parts.append(f"{name}={dtype_name(value) if isinstance(value, torch.dtype) else value}")
         parts += [f"device={self.device}", f"{bits:.4g} bits per weight"]
         return f"{type(self).__name__}({', '.join(parts)})"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from aoext.blocks import Scaling, blockwise_quantize
 from aoext.packing import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES
 from aoext.tensors.base import QuantizedTensor, gathered
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
@@ -35,8 +36,7 @@ class BlockwiseTensor(QuantizedTensor):
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
-    >>> qdata = torch.zeros(256, 300, dtype=torch.float8_e4m3fn)
-    >>> weight = BlockwiseTensor(qdata, torch.ones(2, 3), [128, 128], torch.float32)
+    >>> weight = BlockwiseTensor.from_hp(torch.randn(256, 300), [128, 128])
     >>> torch.nn.functional.linear(torch.randn(3, 300), weight).shape
     torch.Size([3, 256])
     """
@@ -72,6 +72,35 @@ class BlockwiseTensor(QuantizedTensor):
         if self.input_block is not None:
             check_block_size(type(self).__name__, self.input_block, argument="input_block")
             self.input_block = list(self.input_block)
+
+    @classmethod
+    def from_hp(
+        cls,
+        w: Tensor,
+        block_size: Sequence[int] = (128, 128),
+        dtype: torch.dtype = torch.float8_e4m3fn,
+        *,
+        scale_dtype: torch.dtype = torch.float32,
+        scaling: Scaling = "rceil",
+        input_block: Sequence[int] | None = None,
+    ) -> Self:
+        """Quantise a weight [N, K] as blocks.blockwise_quantize does.
+
+        As it is left, it gives DeepSeek's float8; mxfp8 is [1, 32] with a scale_dtype of float8_e8m0fnu.
+        """
+        check_block_size(cls.__name__, block_size, any_blocks=True)
+        qdata, scale = blockwise_quantize(w, block_size, dtype, scale_dtype=scale_dtype, scaling=scaling)
+        return cls(qdata, scale, block_size, w.dtype, input_block)
+
+    @property
+    def quantizes_input_to(self) -> torch.dtype | None:
+        return None if self.input_block is None else self.qdata.dtype
+
+    def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
+        """The fields of a weight in this one's scheme; exponents are rounded up."""
+        dtype, scale_dtype = self.qdata.dtype, self.scale.dtype
+        qdata, scale = blockwise_quantize(weight, self.block_size, dtype, scale_dtype=scale_dtype)
+        return {"qdata": qdata, "scale": scale}
 
     def _dequantize(self) -> Tensor:
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()

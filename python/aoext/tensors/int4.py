@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.packing import FLOAT_DTYPES, dtype_name, has_values, shown
+from aoext.packing import FLOAT_DTYPES, dtype_name, has_values, one_of, shown
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# To which activations can be quantised.
+INPUT_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
 class Int4Tensor(QuantizedTensor):
@@ -31,6 +35,8 @@ class Int4Tensor(QuantizedTensor):
         and of the activation, so that a group holds columns that lie apart (GPTQ's act-order)
     dtype: bfloat16, float16, float32 or float64, that of the activations: scale's if it is not given. Scales
         in float32 serve activations of any dtype, and keep theirs where the weight goes to another
+    activation: None where activations meet the weight as they are; int8 or float8_e4m3fn where they are
+        quantised to it row by row, so that numbers of 8 and 4 bits are multiplied
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
@@ -53,10 +59,13 @@ class Int4Tensor(QuantizedTensor):
         "zero_point": "float, added: w = q * scale + zero_point",
     }
 
+    attributes = ("block_size", "activation")
+
     scale: Tensor
     zero_point: Tensor
     act_pre_scale: Tensor | None
     k_order: Tensor | None
+    activation: torch.dtype | None
 
     def __new__(
         cls,
@@ -69,6 +78,7 @@ class Int4Tensor(QuantizedTensor):
         *,
         k_order: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        activation: torch.dtype | None = None,
     ) -> Self:
         tensors = {
             "qdata": qdata,
@@ -79,7 +89,7 @@ class Int4Tensor(QuantizedTensor):
         }
         if dtype is None:
             dtype = scale.dtype if isinstance(scale, Tensor) else torch.float32
-        self = cls.from_fields(tensors, dtype, block_size=block_size)
+        self = cls.from_fields(tensors, dtype, block_size=block_size, activation=activation)
         if not isinstance(shape, Sequence) or list(shape) != list(self.shape):
             raise ValueError(
                 f"Int4Tensor: shape must be {list(self.shape)} for a qdata {list(qdata.shape)}, "
@@ -88,6 +98,10 @@ class Int4Tensor(QuantizedTensor):
         return self
 
     def _check(self) -> None:
+        if self.activation not in (None, *INPUT_DTYPES):
+            raise ValueError(
+                f"Int4Tensor: activation must be None, {one_of(INPUT_DTYPES)}, got {shown(self.activation)}"
+            )
         dtype = self.scale.dtype
         if dtype not in (self.dtype, torch.float32):
             raise TypeError(
@@ -106,7 +120,14 @@ class Int4Tensor(QuantizedTensor):
                 raise ValueError(f"Int4Tensor: k_order must be a permutation of 0..{len(columns) - 1}")
 
     @classmethod
-    def from_hp(cls, w: Tensor, block_size: Sequence[int], *, symmetric: bool = False) -> Self:
+    def from_hp(
+        cls,
+        w: Tensor,
+        block_size: Sequence[int],
+        *,
+        symmetric: bool = False,
+        activation: torch.dtype | None = None,
+    ) -> Self:
         """Quantise a weight [N, K] of bfloat16, float16 or float32 in blocks [1, group_size].
 
         symmetric: scale by the largest magnitude of a group alone, with zero points of 0.
@@ -114,7 +135,13 @@ class Int4Tensor(QuantizedTensor):
         """
         check_block_size("Int4Tensor", block_size)
         fields = _quantized_fields(w, block_size[K], symmetric)
-        return cls(fields["qdata"], fields["scale"], fields["zero_point"], block_size, w.shape)
+        return cls.from_fields(
+            {**dict.fromkeys(cls.fields), **fields}, w.dtype, block_size=block_size, activation=activation
+        )
+
+    @property
+    def quantizes_input_to(self) -> torch.dtype | None:
+        return self.activation
 
     def _dequantize(self) -> Tensor:
         return self._ordered(
@@ -148,6 +175,10 @@ class Int4Tensor(QuantizedTensor):
             input = input.gather(-1, self.k_order.expand(input.shape))
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
         zero_point = self.zero_point.contiguous()
+        if self.activation is not None:
+            return torch.ops.ao.scaled_linear_int4(
+                input, qdata, scale, zero_point, bias, input_dtype=self.activation
+            )
         if bias is None:
             return torch.ops.ao.bf16i4bf16_rowwise(input, qdata, scale, zero_point)
         return torch.ops.ao.bf16i4bf16_rowwise_bias(input, qdata, scale, zero_point, bias)

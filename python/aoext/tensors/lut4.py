@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from aoext.blocks import LUT4_FORMATS, Scaling, lut4_quantize
 from aoext.tensors.base import QuantizedTensor, gathered
 from aoext.tensors.blockwise import BLOCK_SCALE
-from aoext.tensors.fields import FIXED, Axis, Field, K, N
+from aoext.tensors.fields import FIXED, Axis, Field, K, N, check_block_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,8 +34,7 @@ class Lut4Tensor(QuantizedTensor):
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
-    >>> qdata = torch.zeros(64, 128, dtype=torch.uint8)
-    >>> weight = Lut4Tensor(qdata, torch.linspace(-1, 1, 16), torch.ones(64, 8), [1, 32], torch.float32)
+    >>> weight = Lut4Tensor.from_hp(torch.randn(64, 256), "nvfp4")
     >>> torch.nn.functional.linear(torch.randn(3, 256), weight).shape
     torch.Size([3, 64])
     """
@@ -68,6 +68,49 @@ class Lut4Tensor(QuantizedTensor):
     ) -> Self:
         tensors = {"qdata": qdata, "table": table, "scale": scale, "global_scale": global_scale}
         return cls.from_fields(tensors, dtype, block_size=block_size)
+
+    @classmethod
+    def from_hp(
+        cls,
+        w: Tensor,
+        format: str = "nf4",
+        *,
+        block_size: Sequence[int] | None = None,
+        scaling: Scaling = "rceil",
+        two_scales: bool | None = None,
+    ) -> Self:
+        """Quantise a weight [N, K] as blocks.lut4_quantize does.
+
+        format: "mxfp4", "nvfp4", "nf4", or "fp4", which is bitsandbytes' own and not e2m1
+        block_size, two_scales: the format's if they are not given; two_scales is for nvfp4 alone
+        scaling: of mxfp4's exponents, "rceil" or "floor"
+        """
+        who = cls.__name__
+        if format not in LUT4_FORMATS:
+            raise ValueError(f"{who}: format must be one of {', '.join(LUT4_FORMATS)}, got {format!r}")
+        known = LUT4_FORMATS[format]
+        block_size = [1, known.block_k] if block_size is None else block_size
+        check_block_size(who, block_size, any_blocks=True)
+        table = torch.tensor(known.table, device=w.device)
+        two_scales = known.two_scales if two_scales is None else two_scales
+        if two_scales and not known.two_scales:
+            raise ValueError(f"{who}: two_scales are nvfp4's, not {format}'s")
+        qdata, scale, global_scale = lut4_quantize(
+            w, table, block_size, scale_dtype=known.scale, scaling=scaling, two_scales=two_scales
+        )
+        return cls(qdata, table, scale, block_size, w.dtype, global_scale)
+
+    def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
+        """The fields of a weight in this one's scheme; exponents are rounded up."""
+        scale_dtype = self.scale.dtype
+        two_scales = self.global_scale is not None and scale_dtype is torch.float8_e4m3fn
+        if self.global_scale is not None and not two_scales:
+            weight = weight / self.global_scale
+        qdata, scale, global_scale = lut4_quantize(
+            weight, self.table, self.block_size, scale_dtype=scale_dtype, two_scales=two_scales
+        )
+        fields = {"qdata": qdata, "scale": scale}
+        return fields if global_scale is None else {**fields, "global_scale": global_scale}
 
     def _dequantize(self) -> Tensor:
         return self._plain(self.qdata.contiguous(), self.scale.contiguous(), self.block_size)

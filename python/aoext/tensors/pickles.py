@@ -35,7 +35,7 @@ def rebuild(
     required = {name for name, field in tensor_type.fields.items() if not field.optional}
     if not required <= fields.keys() <= tensor_type.fields.keys():
         raise ValueError(f"{who}: fields must be {list(tensor_type.fields)}, got {list(fields)}")
-    if attributes.keys() != set(tensor_type.attributes):
+    if not {"block_size"} <= attributes.keys() <= set(tensor_type.attributes):
         raise ValueError(f"{who}: attributes must be {tensor_type.attributes}, got {list(attributes)}")
     weight = tensor_type.from_fields({**dict.fromkeys(tensor_type.fields), **fields}, dtype, **attributes)
     if transposed:

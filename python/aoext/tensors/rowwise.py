@@ -67,6 +67,10 @@ class RowScaledTensor(QuantizedTensor):
         if self.block_size[K] != columns:
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 
+    @property
+    def quantizes_input_to(self) -> torch.dtype | None:
+        return self.qdata.dtype if self.dynamic_activation else None
+
     def _dequantize(self) -> Tensor:
         return packing.dequantize(self.qdata, self.scale, dtype=self.operator_dtype)
 

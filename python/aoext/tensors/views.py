@@ -225,11 +225,11 @@ def _padded(self: QuantizedTensor, dim: int, count: int) -> QuantizedTensor:
     spanned = dim == K and self.blocks_are_rows  # else zeros get groups of their own, without the zero point
     following = _following(self, dim, spanned)
     boundary, length = _boundary(following), self.weight_shape[dim]
-    if count and (length % boundary or (count % boundary and not self.any_blocks)):
-        raise ValueError(
-            f"{type(self).__name__}: pad along {DIM_NAMES[dim]} must be a multiple of {boundary} "
-            f"behind whole blocks, got {count} behind {length}"
-        )
+    along = f"{type(self).__name__}: pad along {DIM_NAMES[dim]}"
+    if count % boundary and not self.any_blocks:
+        raise ValueError(f"{along} must be a multiple of {boundary}, got {count}")
+    if count and length % boundary:
+        raise ValueError(f"{along} must be behind whole blocks of {boundary}, got {count} behind {length}")
 
     def padded(name: str, tensor: Tensor) -> Tensor:
         if name not in following:

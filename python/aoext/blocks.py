@@ -1,0 +1,249 @@
+"""Weights to small numbers with a scale for each block [block_n, block_k], by the rules of the field.
+
+A block's scale comes from the largest magnitude in it, amax, and from the largest number that its codes have,
+the limit: 127 of int8, 448 and 57344 of float8, 6 of e2m1, 1 of NF4. In float32:
+
+    float scales        s = held(amax / limit), rounded to its dtype when the codes are chosen; 1 for zeros
+    exponents, "rceil"  s = 2^⌈log2(amax / limit)⌉       OCP MX as NVIDIA scales it, which never saturates
+    exponents, "floor"  s = 2^(⌊log2 amax⌋ − ⌊log2 limit⌋)    as OCP's text has it
+    float8_e4m3fn       s = amax / limit / g in 2⁻⁶..448; g = amax of the weight / (448·limit), or 1 (nvfp4)
+    absmax              s = amax, for limits of 1 (NF4 and fp4 of bitsandbytes)
+
+Codes are x / s rounded to nearest: of int8, float8 and e2m1 with ties to even, of other tables with ties to
+the smaller value. float8 and e2m1 saturate. `held` is that of packing.py. For NF4 and nvfp4 the field's own
+quantisers multiply by a reciprocal, and so does this: values are theirs to the last bit.
+
+Large weights pass through float32 in blocks of rows. Errors are those of packing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from aoext.packing import (
+    BLOCK_SCALE_DTYPES,
+    EXPONENT_DTYPES,
+    FLOAT8_DTYPES,
+    FLOAT_DTYPES,
+    check_matrix,
+    describe,
+    held,
+    one_of,
+    require_finite,
+    row_blocks,
+    shown,
+)
+
+Scaling = Literal["rceil", "floor"]
+
+E4M3_MAX, E4M3_TINY = 448.0, 2.0**-6  # of normal numbers
+FLOAT32_TINY = torch.finfo(torch.float32).tiny
+SMALLEST_ABSMAX = 1e-38  # whose reciprocal float32 has
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# Of bitsandbytes: quantiles of the normal distribution, and a float of 4 bits that is not e2m1.
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+FP4 = tuple(
+    sign * value / 12 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+)
+
+
+class Lut4Format(NamedTuple):
+    """A format of 4 bits as the field knows it."""
+
+    table: tuple[float, ...]
+    block_k: int
+    scale: torch.dtype
+    two_scales: bool = False  # whether there is a global one too
+
+
+LUT4_FORMATS = {
+    "mxfp4": Lut4Format(E2M1, 32, torch.float8_e8m0fnu),
+    "nvfp4": Lut4Format(E2M1, 16, torch.float8_e4m3fn, two_scales=True),
+    "nf4": Lut4Format(NF4, 64, torch.float32),
+    "fp4": Lut4Format(FP4, 64, torch.float32),
+}
+
+
+def check_scaling(who: str, scaling: str) -> None:
+    if scaling not in get_args(Scaling):
+        raise ValueError(f"{who}: scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}")
+
+
+# Of the largest magnitudes of blocks: their scales as they are stored, and what values become by them.
+_Rule = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
+
+
+@torch.no_grad()
+def blockwise_quantize(
+    w: Tensor,
+    block_size: Sequence[int],
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    *,
+    scale_dtype: torch.dtype = torch.float32,
+    scaling: Scaling = "rceil",
+) -> tuple[Tensor, Tensor]:
+    """Codes of 8 bits: w [N, K] to q [N, K] of `dtype` and a scale for each block.
+
+    w: bfloat16, float16 or float32. NaN or Inf in it raises ValueError.
+    scale_dtype: float32, bfloat16, float16, float8_e4m3fn, float8_e8m0fnu, or uint8 for its exponents.
+    scaling: how exponents round, "rceil" or "floor"; other scales know no such choice.
+    """
+    who = "blockwise_quantize"
+    check_matrix(who, "w", w, FLOAT_DTYPES)
+    if dtype not in (torch.int8, *FLOAT8_DTYPES):
+        raise ValueError(f"{who}: dtype must be {one_of((torch.int8, *FLOAT8_DTYPES))}, got {shown(dtype)}")
+    _check(who, w, scale_dtype, scaling)
+    largest = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
+    limit = torch.tensor(largest, device=w.device)
+
+    def encode(values: Tensor) -> Tensor:
+        values = values.round_() if dtype is torch.int8 else values
+        return values.clamp_(-largest, largest).to(dtype)
+
+    def floats(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        scale = torch.where(amax > 0, held(amax / limit, scale_dtype), 1.0)
+        return scale.to(scale_dtype), lambda values: values / scale
+
+    q = torch.empty_like(w, dtype=dtype, memory_format=torch.contiguous_format)
+    rule = _rule(limit, scale_dtype, scaling, None) or floats
+    return q, _quantize(who, w, block_size, rule, encode, q)
+
+
+@torch.no_grad()
+def lut4_quantize(
+    w: Tensor,
+    table: Tensor,
+    block_size: Sequence[int],
+    *,
+    scale_dtype: torch.dtype = torch.float32,
+    scaling: Scaling = "rceil",
+    two_scales: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes of 4 bits into a table: w [N, K] to q uint8 [N, K/2], scales of blocks, and a global one or None.
+
+    w, scale_dtype, scaling: as in blockwise_quantize; K even
+    table: float32 [16]
+    two_scales: float8_e4m3fn for blocks and a float32 for the weight
+    """
+    who = "lut4_quantize"
+    check_matrix(who, "w", w, FLOAT_DTYPES, "[N, K] with K even")
+    _check(who, w, scale_dtype, scaling)
+    if w.shape[1] % 2:
+        raise ValueError(f"{who}: w must be [N, K] with K even, got {list(w.shape)}")
+    limit = table.abs().amax()
+
+    def floats(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        factor = limit / amax.clamp(min=SMALLEST_ABSMAX)
+        return (amax / limit).to(scale_dtype), lambda values: values * factor
+
+    global_scale = None
+    if two_scales:
+        low, high = w.amin().float(), w.amax().float()
+        global_scale = torch.maximum(-low, high).reshape(1) / (E4M3_MAX * limit)
+        require_finite(who, "w", global_scale)
+        global_scale = torch.where(global_scale > 0, global_scale.clamp(min=FLOAT32_TINY), 1.0)
+    codes = torch.empty_like(w, dtype=torch.uint8, memory_format=torch.contiguous_format)
+    rule = _rule(limit, scale_dtype, scaling, global_scale) or floats
+    encode = _Ordered(table, scale_dtype not in FLOAT_DTYPES).codes
+    scale = _quantize(who, w, block_size, rule, encode, codes)
+    return (codes[:, 1::2] << 4).bitwise_or_(codes[:, ::2]), scale, global_scale
+
+
+def _check(who: str, w: Tensor, scale_dtype: torch.dtype, scaling: str) -> None:
+    if w.numel() == 0:
+        raise ValueError(f"{who}: w must be [N, K], neither of them 0, got {describe(w)}")
+    if scale_dtype not in BLOCK_SCALE_DTYPES:
+        raise ValueError(f"{who}: scale_dtype must be {one_of(BLOCK_SCALE_DTYPES)}, got {shown(scale_dtype)}")
+    check_scaling(who, scaling)
+
+
+class _Ordered:
+    """A table's values in order: where between two of them the border lies, and which codes they have."""
+
+    def __init__(self, table: Tensor, ties_to_even: bool) -> None:
+        order = torch.argsort(table, stable=True)
+        if ties_to_even:  # −0 before 0
+            by_sign = torch.argsort((~table.signbit()).to(torch.uint8), stable=True)
+            order = by_sign[torch.argsort(table[by_sign], stable=True)]
+        values = table[order]
+        self.ties_to_even = ties_to_even
+        self.order = order.to(torch.uint8)
+        self.borders = (values[:-1] + values[1:]) / 2
+
+    def codes(self, values: Tensor) -> Tensor:
+        place = torch.bucketize(values, self.borders, out_int32=True)
+        codes = self.order[place]
+        if not self.ties_to_even:
+            return codes
+        last = len(self.borders) - 1
+        on_border = values == self.borders[place.clamp(max=last)]
+        above = self.order[(place + 1).clamp_(max=last + 1)]
+        # Of 0 and −0, both even, the one with the value's sign.
+        up = torch.where((codes & 1) == (above & 1), ~values.signbit(), (codes & 1) > (above & 1))
+        return torch.where(on_border & up, above, codes)
+
+
+def _rule(
+    limit: Tensor, scale_dtype: torch.dtype, scaling: Scaling, global_scale: Tensor | None
+) -> _Rule | None:
+    """The rule of scales that are no floats of 16 or 32 bits; None for these."""
+
+    def exponents(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        if scaling == "floor":
+            u = (amax.view(torch.int32) >> 23) - torch.frexp(limit).exponent + 1
+        else:
+            bits = (amax / limit).view(torch.int32)
+            # Rounded up; of what is no more than 2^-127, to that.
+            u = torch.where(bits <= 1 << 22, 0, (bits + (1 << 23) - 1) >> 23)
+        u = u.clamp_(0, 254)
+        scale = torch.where(u > 0, u << 23, 1 << 22).view(torch.float32)
+        return u.to(torch.uint8).view(scale_dtype), lambda values: values / scale
+
+    def e4m3(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        wanted = amax / limit if global_scale is None else amax / limit / global_scale
+        scale = wanted.clamp(E4M3_TINY, E4M3_MAX).to(torch.float8_e4m3fn)
+        whole = 1.0 if global_scale is None else 1.0 / global_scale
+        factor = whole / scale.to(torch.float32)
+        return scale, lambda values: values * factor
+
+    if scale_dtype in EXPONENT_DTYPES:
+        return exponents
+    return e4m3 if scale_dtype is torch.float8_e4m3fn else None
+
+
+def _quantize(
+    who: str,
+    w: Tensor,
+    block_size: Sequence[int],
+    rule: _Rule,
+    encode: Callable[[Tensor], Tensor],
+    codes: Tensor,
+) -> Tensor:
+    """Write the codes of w; gives the scales of all blocks."""
+    block_n, block_k = block_size
+    scales, largest = [], []
+    for rows in row_blocks(w, block_n):
+        part = w[rows].to(torch.float32)
+        count, columns = part.shape
+        part = pad(part, (0, -columns % block_k, 0, -count % block_n))
+        tiles = part.unflatten(0, (-1, block_n)).unflatten(2, (-1, block_k))
+        amax = tiles.abs().amax((1, 3), keepdim=True)
+        scale, scaled = rule(amax)
+        codes[rows] = encode(scaled(tiles)).flatten(2).flatten(0, 1)[:count, :columns]
+        scales.append(scale.flatten(1))
+        largest.append(amax.flatten())
+    require_finite(who, "w", torch.cat(largest))
+    return torch.cat([scale.view(torch.uint8) if scale.itemsize == 1 else scale for scale in scales]).view(
+        scales[0].dtype
+    )
