@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import aoext
+from aoext.blocks import E2M1
 from aoext.checkpoints import WRITERS, reader_for
-from aoext.checkpoints.blocks import E2M1
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from test_checkpoints import CASES, GROUP, K, N, exactly
 
@@ -113,18 +113,6 @@ def test_weights_that_aoext_has_quantised_go_back_exactly(device, form):
 
 
 BF16 = torch.bfloat16
-WITHOUT_INVERSE = next(
-    number
-    for number in torch.linspace(1.5, 1.9, 100).unbind()
-    if all(
-        1 / near != number
-        for near in (
-            1 / number,
-            (1 / number).nextafter(torch.tensor(0.0)),
-            (1 / number).nextafter(torch.tensor(1.0)),
-        )
-    )
-)
 
 
 def lut4(
@@ -132,7 +120,21 @@ def lut4(
 ) -> Lut4Tensor:
     codes = torch.zeros(N, K // 2, dtype=torch.uint8)
     scale = torch.ones(N, K // group) if scale is None else scale
-    return Lut4Tensor(codes, torch.tensor(table), scale, [1, group], BF16, whole if whole is None else whole.view(1))
+    return Lut4Tensor(codes, torch.tensor(table), scale, [1, group], BF16, whole)
+
+
+def test_nvfp4s_one_scale_is_divided_by_and_rounds_once():
+    """Not every float32 is the inverse of one; then the nearest is written."""
+    scale = torch.ones(N, K // 16).to(torch.float8_e4m3fn)
+    exact = 0
+    for whole in torch.rand(50) + 1:
+        weight = lut4(E2M1, scale, 16, whole.view(1))
+        back = there_and_back("compressed-tensors", weight)
+        assert (back.global_scale - whole).abs() <= 2**-23
+        exact += int(back.global_scale == whole)
+    assert 0 < exact < 50
+    without = there_and_back("compressed-tensors", lut4(E2M1, scale, 16))
+    assert without.global_scale == 1
 
 
 def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
@@ -179,10 +181,10 @@ def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
             lut4(E2M1),
             "the format has e2m1 with exponents for groups of 32, or .* got float32 for blocks",
         ),
-        "a number without an inverse": (
-            "compressed-tensors",
-            lut4(E2M1, torch.ones(N, K // 16).to(torch.float8_e4m3fn), 16, WITHOUT_INVERSE),
-            "its global_scale .* is no inverse of a float32",
+        "int4 under activations of 8 bits": (
+            "gptq",
+            Int4Tensor.from_hp(plain, [1, GROUP], symmetric=True, activation=torch.int8),
+            "activations that are quantised have no place",
         ),
         "groups that do not divide K": (
             "compressed-tensors",
@@ -194,10 +196,15 @@ def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
             BlockwiseTensor(plain.to(torch.float8_e5m2), torch.ones(3, 4), [8, 32], BF16),
             "the format has no float8_e5m2",
         ),
+        "int4 under activations of 8 bits, torchao": (
+            "torchao",
+            Int4Tensor.from_hp(plain, [1, GROUP], activation=torch.int8),
+            "torchao's int4 weights have no activations of 8 bits",
+        ),
         "blocks": (
             "torchao",
             BlockwiseTensor(plain.to(torch.int8), torch.ones(3, 4), [8, 32], BF16),
-            "torchao's files have no BlockwiseTensor",
+            "aoext makes no tensor of torchao of a BlockwiseTensor",
         ),
         "odd N": (
             "gptq",
@@ -269,6 +276,8 @@ def test_compressed_tensors_has_a_group_for_each_kind():
         "c": Int8Tensor.from_hp(plain, dynamic_activation=True),
         "d": Int8Tensor.from_hp(plain, dynamic_activation=True),
         "e": BlockwiseTensor(plain.to(torch.float8_e4m3fn), torch.ones(3, 4), [8, 32], BF16, [1, 32]),
+        "g": Int4Tensor.from_hp(plain, [1, 32], symmetric=True, activation=torch.int8),
+        "h": Int4Tensor.from_hp(plain, [1, 32], symmetric=True, activation=torch.float8_e4m3fn),
         "f": lut4(E2M1, torch.full((N, K // 32), 120, dtype=torch.uint8)),
     }
     writer = WRITERS["compressed-tensors"](symmetric=True)
@@ -280,12 +289,15 @@ def test_compressed_tensors_has_a_group_for_each_kind():
         ["b"],
         ["c", "d"],
         ["e"],
+        ["g"],
+        ["h"],
         ["f"],
     ]
     reader = reader_for(settings)
     for layer, (tensors, _) in written.items():
         back = reader.weight(layer, tensors, torch.bfloat16)
         assert torch.equal(exactly(back), exactly(weights[layer]))
+        assert back.quantizes_input_to == weights[layer].quantizes_input_to
         assert getattr(back, "input_block", None) == getattr(weights[layer], "input_block", None)
     with pytest.raises(ValueError, match="head: no group of the checkpoint's config has it"):
         reader.weight("head", written["a"][0], torch.bfloat16)

@@ -245,6 +245,7 @@ def int4(
     zero: Tensor,
     dtype: torch.dtype,
     k_order: Tensor | None = None,
+    activation: torch.dtype | None = None,
 ) -> Int4Tensor:
     """w = (u - zero)·scale for codes u in 0..15: q·scale + (8 - zero)·scale, with both in float32.
 
@@ -255,7 +256,7 @@ def int4(
         zero_point = ((8 - float64(zero)) * float64(scale)).float().to(scale.device)
     else:
         zero_point = (8 - zero.to(torch.int16)) * scale.float()
-    return int4_plus(layer, pairs, scale, zero_point, dtype, k_order)
+    return int4_plus(layer, pairs, scale, zero_point, dtype, k_order, activation)
 
 
 def int4_plus(
@@ -265,6 +266,7 @@ def int4_plus(
     zero_point: Tensor,
     dtype: torch.dtype,
     k_order: Tensor | None = None,
+    activation: torch.dtype | None = None,
 ) -> Int4Tensor:
     """w = (u - 8)·scale + zero_point; arguments as those of `int4`."""
     fields = {
@@ -275,6 +277,11 @@ def int4_plus(
         "k_order": None if k_order is None else k_order.to(pairs.device),
     }
     try:
-        return Int4Tensor.from_fields(fields, dtype, block_size=[1, 2 * pairs.shape[1] // scale.shape[0]])
+        return Int4Tensor.from_fields(
+            fields,
+            dtype,
+            block_size=[1, 2 * pairs.shape[1] // scale.shape[0]],
+            activation=activation,
+        )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{layer}: {error}") from error

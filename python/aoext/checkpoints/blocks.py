@@ -12,21 +12,15 @@ import torch
 from torch import Tensor
 
 from aoext.checkpoints.base import take
-from aoext.packing import FLOAT_DTYPES, describe, has_values, one_of
+from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe, has_values, one_of
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
 
-EXPONENTS = (torch.float8_e8m0fnu, torch.uint8)
-
 # What a checkpoint may have scales of rows and blocks in.
-SCALES = (*FLOAT_DTYPES, *EXPONENTS)
+SCALES = (*FLOAT_DTYPES, *EXPONENT_DTYPES)
 
 # The exponent that stands for NaN.
 _NAN = 255
-
-# The values of 4 bits by their codes: the sign, two bits of an exponent, one of a mantissa.
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
 
 
 def take_scale(

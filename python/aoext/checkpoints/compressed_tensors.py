@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aoext.blocks import E2M1
 from aoext.checkpoints.base import Reader, int4, is_nonzero, nibbles, order_of_groups, packed_pairs, take
 from aoext.checkpoints.blocks import (
-    E2M1,
-    EXPONENTS,
     blocks_of,
     by_blocks,
     by_rows,
@@ -29,12 +28,12 @@ from aoext.checkpoints.blocks import (
     take_scale,
     take_whole_scale,
 )
-from aoext.packing import FLOAT_DTYPES, describe
+from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
 
 _INTEGERS = (torch.int32, torch.int64)
-_EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
+_TYPES = {"int": torch.int8, "float": torch.float8_e4m3fn}
 
 # What may share a scale, by the bits and the type of the weights.
 _STRATEGIES = {
@@ -89,7 +88,7 @@ class CompressedTensorsReader(Reader):
             return _table_of_16(layer, tensors, dtype, scheme)
         if "weight_packed" in tensors:
             return _packed(layer, tensors, dtype, scheme)
-        weight = take(layer, tensors, "weight", _EIGHT_BITS, (-1, -1))
+        weight = take(layer, tensors, "weight", tuple(_TYPES.values()), (-1, -1))
         return _eight_bits(layer, weight, tensors, dtype, scheme)
 
 
@@ -115,10 +114,11 @@ class _Scheme:
         self.block_size = None if self.form == (4, "int") else self._blocks(name, weights)
         activations = group.get("input_activations") or {}
         self.leaves_activations_of_4_bits = activations.get("num_bits") == 4
+        self.activation = activations.get("type", "int")
         self.dynamic_activation = (
             bool(activations.get("dynamic"))
             and activations.get("num_bits") == 8
-            and activations.get("type", "int") == kind
+            and (self.activation == kind or (self.form == (4, "int") and self.activation in _TYPES))
             and self._quantises_along_k(activations)
         )
 
@@ -208,7 +208,8 @@ def _four_bits(
     order = order_of_groups(layer, tensors, "weight_g_idx", columns, groups)
     if order is not None:
         pairs = packed_pairs(nibbles(packed)[:, order])
-    return int4(layer, pairs, scale, zero, dtype, order)
+    activation = _TYPES[scheme.activation] if scheme.dynamic_activation else None
+    return int4(layer, pairs, scale, zero, dtype, order, activation)
 
 
 def _eight_bits(
@@ -232,7 +233,7 @@ def _table_of_16(
     shape = blocks_of(pairs.shape[0], 2 * pairs.shape[1], scheme.block_size)
     group_size = scheme.block_size[1]
     if scheme.strategy == "group":
-        scale = take_scale(layer, tensors, "weight_scale", shape, EXPONENTS)
+        scale = take_scale(layer, tensors, "weight_scale", shape, EXPONENT_DTYPES)
         return table_of_16(layer, pairs, E2M1, scale, group_size, dtype)
     scale = take(layer, tensors, "weight_scale", (torch.float8_e4m3fn,), shape)
     divisor = take_whole_scale(layer, tensors, "weight_global_scale")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aoext.blocks import E2M1
 from aoext.checkpoints.base import (
     Writer,
     exactly,
@@ -16,8 +17,7 @@ from aoext.checkpoints.base import (
     integers,
     refuse_what_is_aoexts_own,
 )
-from aoext.checkpoints.blocks import E2M1, EXPONENTS
-from aoext.packing import dtype_name
+from aoext.packing import EXPONENT_DTYPES, dtype_name
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 
 _KINDS = {torch.int8: "int", torch.float8_e4m3fn: "float"}
@@ -33,7 +33,8 @@ class CompressedTensorsWriter(Writer):
     """pack-, int-, float-, mxfp8-quantized, nvfp4- or mxfp4-pack-quantized, as each weight is; a group in the
     config for each.
 
-    Scales keep float32 where no narrower dtype of a checkpoint holds them exactly.
+    Scales keep float32 where no narrower dtype of a checkpoint holds them exactly. nvfp4's one scale becomes a
+    divisor, which rounds once.
     """
 
     def write(self, layer: str, weight: QuantizedTensor) -> _Written:
@@ -63,7 +64,7 @@ class CompressedTensorsWriter(Writer):
         if ordered:
             tensors["weight_g_idx"] = group.to(torch.int32)
             weights["actorder"] = "group"
-        return tensors, {"format": "pack-quantized", "weights": weights}
+        return tensors, {"format": "pack-quantized", "weights": weights, **_by_tokens(weight)}
 
     def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
         kinds: dict[str, list[str]] = {}
@@ -94,10 +95,16 @@ def _eight_bits(layer: str, weight: QuantizedTensor) -> tuple[str, dict[str, Any
 def _rows(layer: str, weight: Int8Tensor | Float8Tensor) -> _Written:
     kind, eight = _eight_bits(layer, weight)
     facts: dict[str, Any] = {"format": f"{kind}-quantized", "weights": {**eight, "strategy": "channel"}}
-    if weight.dynamic_activation:
-        facts["input_activations"] = {**eight, "strategy": "token", "dynamic": True}
     scale = exactly(layer, weight.scale, weight.dtype, torch.float32)
-    return {"weight": weight.qdata, "weight_scale": scale}, facts
+    return {"weight": weight.qdata, "weight_scale": scale}, {**facts, **_by_tokens(weight)}
+
+
+def _by_tokens(weight: QuantizedTensor) -> dict[str, Any]:
+    """What is said of activations that are quantised row by row; nothing of others."""
+    if weight.quantizes_input_to is None:
+        return {}
+    eight = {"num_bits": 8, "type": _KINDS[weight.quantizes_input_to], "symmetric": True}
+    return {"input_activations": {**eight, "strategy": "token", "dynamic": True}}
 
 
 def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
@@ -110,7 +117,7 @@ def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
     by_block = {"strategy": "block", "block_structure": [block_n, block_k]}
     weights = {**eight, **(along_k if in_groups else by_block)}
     facts: dict[str, Any] = {"format": f"{kind}-quantized", "weights": weights}
-    exponents = weight.scale.dtype in EXPONENTS
+    exponents = weight.scale.dtype in EXPONENT_DTYPES
     if exponents and kind == "float" and weight.block_size == [1, _MX_GROUP]:
         scale = weight.scale.view(torch.uint8)
         facts["format"] = "mxfp8-quantized"
@@ -131,14 +138,14 @@ def _table_of_16(layer: str, weight: Lut4Tensor) -> _Written:
     tensors = {"weight_packed": weight.qdata}
     whole, group_size = weight.global_scale, weight.block_size[1]
     in_groups = weight.block_size[0] == 1 and weight.shape[1] % group_size == 0
-    if in_groups and weight.scale.dtype in EXPONENTS and whole is None and group_size == _MX_GROUP:
+    if in_groups and weight.scale.dtype in EXPONENT_DTYPES and whole is None and group_size == _MX_GROUP:
         four.update(strategy="group", group_size=group_size, scale_dtype="torch.uint8")
         tensors["weight_scale"] = weight.scale.view(torch.uint8).contiguous()
         return tensors, {"format": "mxfp4-pack-quantized", "weights": four}
     if in_groups and weight.scale.dtype is torch.float8_e4m3fn and group_size == _NVFP4_GROUP:
         four.update(strategy="tensor_group", group_size=group_size, scale_dtype="torch.float8_e4m3fn")
         tensors["weight_scale"] = weight.scale.contiguous()
-        tensors["weight_global_scale"] = _divisor(layer, whole)
+        tensors["weight_global_scale"] = _divisor(whole, weight.device)
         return tensors, {"format": "nvfp4-pack-quantized", "weights": four}
     raise ValueError(
         f"{layer}: the format has e2m1 with exponents for groups of {_MX_GROUP}, or with float8_e4m3fn for "
@@ -147,15 +154,12 @@ def _table_of_16(layer: str, weight: Lut4Tensor) -> _Written:
     )
 
 
-def _divisor(layer: str, whole: Tensor | None) -> Tensor:
-    """The number whose inverse in float32 is this one: float32 [1]; ValueError where there is none."""
+def _divisor(whole: Tensor | None, device: torch.device) -> Tensor:
+    """The float32 [1] whose inverse is this one, or the nearest to it where none is."""
     if whole is None:
-        return torch.ones(1)
-    near = whole.reciprocal()
+        return torch.ones(1, device=device)
+    near = whole.cpu().reciprocal()
     infinity = torch.full_like(near, torch.inf)
-    for divisor in (near, near.nextafter(infinity), near.nextafter(-infinity)):
-        if torch.equal(divisor.reciprocal(), whole):
-            return divisor
-    raise ValueError(
-        f"{layer}: its global_scale {whole.item()!r} is no inverse of a float32, by which the format divides"
-    )
+    some = torch.stack((near, near.nextafter(infinity), near.nextafter(-infinity)))
+    best = (some.reciprocal().double() - whole.cpu().double()).abs().argmin()
+    return some[best].to(device)

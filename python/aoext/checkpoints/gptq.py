@@ -109,6 +109,8 @@ class GptqWriter(Writer):
     """The same four tensors, scales in float16. Zeros minus one where all are 8 (or 128), else version 2."""
 
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if weight.quantizes_input_to is not None:
+            raise ValueError(f"{layer}: activations that are quantised have no place in the format")
         if isinstance(weight, (Int8Tensor, BlockwiseTensor)):
             return self._eight_bits(layer, weight)
         codes, scale, zero, group, ordered = integers(layer, weight)
@@ -133,8 +135,6 @@ class GptqWriter(Writer):
         (rows, columns), group_size = weight.shape, weight.block_size[1]
         if weight.qdata.dtype is not torch.int8:
             raise ValueError(f"{layer}: the format has integers alone, got {weight.qdata.dtype}")
-        if _quantises_activations(weight):
-            raise ValueError(f"{layer}: activations that are quantised have no place in the format")
         if rows % 4 or columns % 4 or columns % group_size or weight.block_size[0] != 1:
             raise ValueError(
                 f"{layer}: N and K must be multiples of 4, and K of the group size, got {[rows, columns]} with "
@@ -172,10 +172,6 @@ class GptqWriter(Writer):
             "pack_dtype": "int32",
             "dynamic": {**{f"-:^{re.escape(layer)}$": {} for layer in left_alone}, **others},
         }
-
-
-def _quantises_activations(weight: Int8Tensor | BlockwiseTensor) -> bool:
-    return weight.dynamic_activation if isinstance(weight, Int8Tensor) else weight.input_block is not None
 
 
 class AwqReader(Reader):

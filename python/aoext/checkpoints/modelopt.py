@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aoext.blocks import E2M1
 from aoext.checkpoints.base import Reader, setting, take
 from aoext.checkpoints.blocks import (
-    E2M1,
-    EXPONENTS,
     by_blocks,
     by_rows,
     table_of_16,
     take_scale,
     take_whole_scale,
 )
-from aoext.packing import FLOAT_DTYPES, describe
+from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
 
@@ -75,7 +74,7 @@ class ModelOptReader(Reader):
     ) -> QuantizedTensor:
         rows, columns = weight.shape
         given = tensors.get("weight_scale")
-        exponents = given is not None and given.dtype in EXPONENTS
+        exponents = given is not None and given.dtype in EXPONENT_DTYPES
         if given is None or not exponents and (given.numel() == 1 or list(given.shape) in ([rows], [rows, 1])):
             return by_rows(layer, tensors, "weight_scale", weight, dtype, dynamic)
         if exponents:

@@ -57,6 +57,7 @@ def _int4(
         },
         dtype,
         block_size=[1, 2 * qdata.shape[1] // scale.shape[0]],
+        activation=None,
     )
 
 
@@ -163,8 +164,6 @@ class TorchaoWriter(Writer):
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
         name = f"{layer}.weight"
         refuse_what_is_aoexts_own(layer, weight)
-        if not isinstance(weight, (Int4Tensor, Int8Tensor, Float8Tensor)):
-            raise ValueError(f"{layer}: torchao's files have no {type(weight).__name__} that aoext writes")
         if isinstance(weight, Int4Tensor) and weight.k_order is not None:
             raise ValueError(f"{layer}: torchao's int4 weights have no columns in another order")
         if isinstance(weight, Int4Tensor) and weight.scale.dtype != weight.dtype:
