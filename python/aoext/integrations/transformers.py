@@ -121,6 +121,17 @@ class AoextConfig(QuantizationConfigMixin):
     # The quantization_config of a checkpoint that another library has quantised.
     foreign: Mapping[str, Any] | None = None
 
+    def for_checkpoint_of(self, stored: Mapping[str, Any]) -> AoextConfig:
+        """This config for a checkpoint that another library has quantised; ValueError but for keep()."""
+        if self.scheme is not None:
+            raise ValueError(
+                f"the checkpoint is quantised by {stored['quant_method']} already; AoextConfig.keep() runs it "
+                "on aoext's kernels"
+            )
+        kept = AoextConfig.keep()
+        kept.foreign = stored
+        return kept
+
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON's types."""
         return {
@@ -490,14 +501,7 @@ def _keep_foreign_checkpoints() -> None:
             )
         if not isinstance(given, AoextConfig) or method == METHOD:
             return merge(cls, stored, given)
-        if given.scheme is not None:
-            raise ValueError(
-                f"the checkpoint is quantised by {method} already; AoextConfig.keep() runs it on aoext's "
-                "kernels"
-            )
-        kept = AoextConfig.keep()
-        kept.foreign = stored if isinstance(stored, dict) else stored.to_dict()
-        return kept
+        return given.for_checkpoint_of(stored if isinstance(stored, dict) else stored.to_dict())
 
     def supported(stored: Any) -> bool:
         method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
