@@ -48,8 +48,16 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "nf4": lambda w: Lut4Tensor.from_hp(w, "nf4", block_size=BLOCK),
 }
 
+# The largest loss of weights, by what their format's name has; in this order.
+LARGEST_LOSS = {"int4": 0.13, "int8": 0.02, "float8": 0.07, "fp8": 0.07, "fp4": 0.16, "nf4": 0.13}
+
 # One of each class, for tests of what does not depend on the rest.
 CLASSES = ["int4", "int8_dynamic", "float8", "block_float8_dynamic", "nvfp4"]
+
+
+def largest_loss(format: str) -> float:
+    """Of the norm of normally distributed weights."""
+    return next(bound for kind, bound in LARGEST_LOSS.items() if kind in format)
 
 
 def _prescaled(weight: Int4Tensor) -> Int4Tensor:

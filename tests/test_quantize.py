@@ -13,16 +13,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from aoext import quantize as quantize_module
 from aoext.configs import (
     Float8DynamicActivationFloat8WeightConfig,
+    Float8DynamicActivationInt4WeightConfig,
     Float8WeightOnlyConfig,
     Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    MXFP4WeightOnlyConfig,
+    NF4WeightOnlyConfig,
+    NVFP4WeightOnlyConfig,
+    PerBlock,
 )
 from aoext.quantize import quantize_
 from aoext.reference import randn
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
+from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor
 from formats import same
 
+BY_BLOCKS = Float8DynamicActivationFloat8WeightConfig(granularity=(PerBlock([1, 128]), PerBlock([128, 128])))
 CONFIGS = [
     (Int4WeightOnlyConfig(group_size=32), Int4Tensor, {"block_size": [1, 32]}),
     (Int4WeightOnlyConfig(group_size=64, symmetric=True), Int4Tensor, {"block_size": [1, 64]}),
@@ -31,6 +39,15 @@ CONFIGS = [
     (Float8WeightOnlyConfig(), Float8Tensor, {"dynamic_activation": False}),
     (Float8WeightOnlyConfig(torch.float8_e5m2), Float8Tensor, {"dynamic_activation": False}),
     (Float8DynamicActivationFloat8WeightConfig(), Float8Tensor, {"dynamic_activation": True}),
+    (Int8DynamicActivationInt4WeightConfig(), Int4Tensor, {"activation": torch.int8}),
+    (Float8DynamicActivationInt4WeightConfig(64), Int4Tensor, {"activation": torch.float8_e4m3fn}),
+    (Float8WeightOnlyConfig(granularity=PerBlock([48, 40])), BlockwiseTensor, {"block_size": [48, 40]}),
+    (BY_BLOCKS, BlockwiseTensor, {"block_size": [128, 128], "input_block": [1, 128]}),
+    (MXDynamicActivationMXWeightConfig(), BlockwiseTensor, {"input_block": [1, 32]}),
+    (MXFP4WeightOnlyConfig(), Lut4Tensor, {"block_size": [1, 32]}),
+    (NVFP4WeightOnlyConfig(), Lut4Tensor, {"block_size": [1, 16]}),
+    (NVFP4WeightOnlyConfig(False), Lut4Tensor, {"global_scale": None}),
+    (NF4WeightOnlyConfig(), Lut4Tensor, {"block_size": [1, 64]}),
 ]
 
 

@@ -23,6 +23,10 @@ CONFIGS = {
     "int4": aoext.Int4WeightOnlyConfig(group_size=16),
     "int8_dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
     "float8": aoext.Float8WeightOnlyConfig(),
+    "block_float8_dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(
+        granularity=(aoext.PerBlock([1, 32]), aoext.PerBlock([8, 32]))
+    ),
+    "nvfp4": aoext.NVFP4WeightOnlyConfig(),
 }
 
 VIEWS = {

@@ -58,6 +58,13 @@ def test_a_backward_pass_with_an_overwritten_weight_raises(format, read, write, 
     weight, other = (quantized(format, N, K, FP32, device, generator) for _ in range(2))
     x = randn(generator, 3, K).to(device).requires_grad_()
     y = READS[read](x, weight)
+    if (format, read) == ("block_float8_dynamic", "columns"):  # all that is kept of it are copies
+        expected = torch.nn.functional.pad(meaning(weight)[:, :32].sum(0).expand(3, -1), (0, 32))
+        with torch.no_grad():
+            WRITES[write](weight, other)
+        y.sum().backward()
+        assert_close(x.grad, expected)
+        return
     with torch.no_grad():
         WRITES[write](weight, other)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

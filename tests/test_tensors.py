@@ -10,13 +10,10 @@ from torch.nn.functional import linear
 from aoext import packing
 from aoext.reference import assert_close, randn
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
-from formats import CLASSES, FORMATS, HIGH_PRECISION, meaning, product, quantized
+from formats import CLASSES, FORMATS, HIGH_PRECISION, largest_loss, meaning, product, quantized
 
 BF16, FP16, FP32 = HIGH_PRECISION
 E4M3 = torch.float8_e4m3fn
-
-# Of weights, by what their format's name has; in this order.
-LARGEST_LOSS = {"int4": 0.13, "int8": 0.02, "float8": 0.07, "fp8": 0.07, "fp4": 0.16, "nf4": 0.13}
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION)
@@ -28,7 +25,7 @@ def test_dequantize_is_near_the_weight_and_exact_to_its_fields(format, dtype, de
     assert (restored.shape, restored.dtype, restored.device) == (w.shape, dtype, w.device)
     torch.testing.assert_close(restored.cpu(), meaning(weight).to(dtype))
     error = ((restored - w).float().norm() / w.float().norm()).item()
-    assert error < next(bound for kind, bound in LARGEST_LOSS.items() if kind in format)
+    assert error < largest_loss(format)
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION)

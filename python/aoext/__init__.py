@@ -24,10 +24,18 @@ from aoext import versions as versions  # noqa: E402
 from aoext.aoti import aoti_options, library_path  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
+    Float8DynamicActivationInt4WeightConfig,
     Float8WeightOnlyConfig,
     Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    MXFP4WeightOnlyConfig,
+    NF4WeightOnlyConfig,
+    NVFP4WeightOnlyConfig,
+    PerBlock,
+    PerRow,
 )
 from aoext.info import explain, show_config, warmup  # noqa: E402
 from aoext.quantize import quantize_  # noqa: E402
@@ -55,14 +63,22 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     "BlockwiseTensor",
     "Float8DynamicActivationFloat8WeightConfig",
+    "Float8DynamicActivationInt4WeightConfig",
     "Float8Tensor",
     "Float8WeightOnlyConfig",
     "Int4Tensor",
     "Int4WeightOnlyConfig",
+    "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
     "Int8Tensor",
     "Int8WeightOnlyConfig",
     "Lut4Tensor",
+    "MXDynamicActivationMXWeightConfig",
+    "MXFP4WeightOnlyConfig",
+    "NF4WeightOnlyConfig",
+    "NVFP4WeightOnlyConfig",
+    "PerBlock",
+    "PerRow",
     "aoti_options",
     "explain",
     "flatten_state_dict",

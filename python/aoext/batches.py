@@ -23,6 +23,8 @@ def vmap_rule(
     """
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        # A list of numbers comes with a list of None.
+        in_dims = tuple(None if isinstance(dim, (list, tuple)) else dim for dim in in_dims)
         given = list(zip(args, in_dims, strict=True))
         if all((dim is not None) == (i in of_input) for i, dim in enumerate(in_dims)):
             result = operator(*(a if dim is None else a.movedim(dim, 0) for a, dim in given), **kwargs)

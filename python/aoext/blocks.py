@@ -75,9 +75,9 @@ LUT4_FORMATS = {
 }
 
 
-def check_scaling(who: str, scaling: str) -> None:
+def check_scaling(who: str, argument: str, scaling: str) -> None:
     if scaling not in get_args(Scaling):
-        raise ValueError(f"{who}: scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}")
+        raise ValueError(f"{who}: {argument} must be one of {', '.join(get_args(Scaling))}, got {scaling!r}")
 
 
 # Of the largest magnitudes of blocks: their scales as they are stored, and what values become by them.
@@ -165,7 +165,7 @@ def _check(who: str, w: Tensor, scale_dtype: torch.dtype, scaling: str) -> None:
         raise ValueError(f"{who}: w must be [N, K], neither of them 0, got {describe(w)}")
     if scale_dtype not in BLOCK_SCALE_DTYPES:
         raise ValueError(f"{who}: scale_dtype must be {one_of(BLOCK_SCALE_DTYPES)}, got {shown(scale_dtype)}")
-    check_scaling(who, scaling)
+    check_scaling(who, "scaling", scaling)
 
 
 class _Ordered:

@@ -9,11 +9,20 @@ from typing import Any
 import torch
 
 from aoext.configs import (
+    PER_ROW,
     Float8DynamicActivationFloat8WeightConfig,
+    Float8DynamicActivationInt4WeightConfig,
     Float8WeightOnlyConfig,
     Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    MXFP4WeightOnlyConfig,
+    NF4WeightOnlyConfig,
+    NVFP4WeightOnlyConfig,
+    PerBlock,
+    PerRow,
     QuantizationConfig,
 )
 from aoext.packing import FLOAT8_DTYPES, dtype_name
@@ -24,8 +33,17 @@ SCHEMES: dict[str, type[QuantizationConfig]] = {
     "int8_dynamic": Int8DynamicActivationInt8WeightConfig,
     "float8": Float8WeightOnlyConfig,
     "float8_dynamic": Float8DynamicActivationFloat8WeightConfig,
+    "float8_block": Float8DynamicActivationFloat8WeightConfig,
+    "int4_int8": Int8DynamicActivationInt4WeightConfig,
+    "int4_float8": Float8DynamicActivationInt4WeightConfig,
+    "mxfp8": MXDynamicActivationMXWeightConfig,
+    "mxfp4": MXFP4WeightOnlyConfig,
+    "nvfp4": NVFP4WeightOnlyConfig,
+    "nf4": NF4WeightOnlyConfig,
 }
-_NAMES = {config_type: name for name, config_type in SCHEMES.items()}
+# What a name means beside its config's defaults.
+ARGUMENTS: dict[str, dict[str, Any]] = {"float8_block": {"granularity": [[1, 128], [128, 128]]}}
+_NAMES = {config_type: name for name, config_type in SCHEMES.items() if name not in ARGUMENTS}
 _DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT8_DTYPES}
 
 # What stands for a config: itself, its name, or the dictionary that `to_dict` makes of it.
@@ -52,7 +70,7 @@ def as_config(who: str, scheme: Any) -> QuantizationConfig:
     name = arguments.pop("scheme", None)
     if name not in SCHEMES:
         raise ValueError(f"{who}: scheme must be one of {', '.join(SCHEMES)}, got {name!r}")
-    config_type = SCHEMES[name]
+    config_type, arguments = SCHEMES[name], {**ARGUMENTS.get(name, {}), **arguments}
     known = {field.name for field in fields(config_type)}
     if unknown := sorted(arguments.keys() - known):
         raise ValueError(
@@ -68,7 +86,14 @@ def to_dict(config: QuantizationConfig) -> dict[str, Any]:
     {'scheme': 'int4', 'group_size': 32, 'symmetric': False}
     """
     arguments = {field.name: getattr(config, field.name) for field in fields(config)}
-    return {
-        "scheme": _NAMES[type(config)],
-        **{k: dtype_name(v) if isinstance(v, torch.dtype) else v for k, v in arguments.items()},
-    }
+    return {"scheme": _NAMES[type(config)], **{name: _in_json(value) for name, value in arguments.items()}}
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, PerRow):
+        return PER_ROW
+    if isinstance(value, PerBlock):
+        return list(value.block_size)
+    return [_in_json(each) for each in value] if isinstance(value, tuple) else value

@@ -6,6 +6,7 @@ formulas of their own. The aten overloads answer for calls that come without aut
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -114,6 +115,19 @@ def _multiply(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *, 
             f"got {type(input).__name__} and {type(weight).__name__}"
         )
     input = _cast_by_autocast(name, input, weight)
+    with _without_autocast():
+        return _in_operators_dtype(input, weight, bias, transposed)
+
+
+def _without_autocast() -> AbstractContextManager[Any]:
+    """Autocast would reach into generic kernels, whose products are float32; compiled code runs without."""
+    asked = not torch.compiler.is_compiling() and torch._C._is_any_autocast_enabled()
+    return torch._C._DisableAutocast() if asked else nullcontext()
+
+
+def _in_operators_dtype(
+    input: Tensor, weight: QuantizedTensor, bias: Tensor | None, transposed: bool
+) -> Tensor:
     if input.dtype is torch.float64:
         product = _product(input.float(), weight, None, transposed=transposed).double()
         return product if bias is None else product + bias

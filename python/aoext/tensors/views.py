@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aoext.packing import has_values
 from aoext.tensors.base import QuantizedTensor, counted_versions, implements
 from aoext.tensors.fields import BLOCK, DIM_NAMES, K, ceil_div
 
@@ -200,12 +201,21 @@ def concatenated(tensors: list[Tensor], dim: int = 0) -> QuantizedTensor:
         parts: list[Tensor] = [getattr(weight, name) for weight in weights]
         if name in following:
             fields[name] = torch.cat(parts, following[name][0])
-        elif all(torch.equal(part, parts[0]) for part in parts[1:]):
-            fields[name] = parts[0].clone()
         else:
-            raise ValueError(f"{who}: cat along {DIM_NAMES[along]} needs the same {name} in all weights")
+            fields[name] = _common(f"{who}: cat along {DIM_NAMES[along]} needs the same {name}", parts)
     length = sum(weight.weight_shape[along] for weight in weights)
     return _with_length(first, fields, along, length, whole_rows)
+
+
+def _common(needs: str, parts: list[Tensor]) -> Tensor:
+    """The field that all weights have; a program that is traced asks when it runs."""
+    first, *others = parts
+    for other in others:
+        if not has_values(other):
+            torch._assert_async((other == first).all(), f"{needs} in all weights")
+        elif not torch.equal(other, first):
+            raise ValueError(f"{needs} in all weights")
+    return first.clone()
 
 
 @implements(aten.constant_pad_nd.default)  # what DTensor calls where ranks get unlike numbers of rows
