@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from aoext import checkpoints, schemes, serialization
 from aoext.checkpoints.base import Reader, Writer
-from aoext.configs import Int4WeightOnlyConfig, QuantizationConfig
+from aoext.configs import QuantizationConfig
 from aoext.layers import as_rows, as_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name
 from aoext.serialization import DEFAULT_INDEX
@@ -300,7 +300,7 @@ class _OwnReader(Reader):
 def _is_symmetric(config: QuantizationConfig | None, foreign: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's int4 weights are known to have no zero points."""
     if config is not None:
-        return isinstance(config, Int4WeightOnlyConfig) and config.symmetric
+        return bool(getattr(config, "symmetric", False))
     groups = (foreign.get("config_groups") or {}).values()  # of compressed-tensors
     if groups:
         return all((group.get("weights") or {}).get("symmetric", False) for group in groups)
