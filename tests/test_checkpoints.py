@@ -295,9 +295,14 @@ def test_activations_in_groups_are_quantised_where_the_groups_are_the_weights(si
 def test_activations_of_4_bits_stay_as_they_are_and_that_is_said():
     settings = weights(**NVFP4)
     settings["config_groups"]["group_0"]["input_activations"] = {**NVFP4, "dynamic": "local"}
-    assert "activations stay as they are" in reader_for(settings).notes[0]
+    assert reader_for(settings).notes == (
+        "activations stay as they are, where the checkpoint has them in 4 bits, float",
+    )
     assert "activations stay" in reader_for({"quant_method": "modelopt", "quant_algo": "NVFP4"}).notes[0]
-    for others in (weights(**NVFP4), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, NF4):
+    static = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    for eight_bits in (FP8, static):
+        assert "in 8 bits" in reader_for(eight_bits).notes[0]
+    for others in ({**FP8, "activation_scheme": "dynamic"}, weights(**NVFP4), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, NF4):
         assert not reader_for(others).notes
 
 

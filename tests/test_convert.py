@@ -193,7 +193,18 @@ def test_torchao_itself_reads_what_is_written_for_it(tmp_path, scheme):
     assert (wanted - got).norm() <= 2e-2 * wanted.norm()
 
 
-@pytest.mark.parametrize("scheme", [("int4", "--group-size", 32, "--symmetric"), ("int8",), ("float8",)])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        ("int4", "--group-size", 32, "--symmetric"),
+        ("int8",),
+        ("float8",),
+        ("mxfp8",),
+        ("mxfp4",),
+        ("nvfp4",),
+    ],
+    ids=str,
+)
 def test_compressed_tensors_itself_reads_what_is_written_for_it(tmp_path, scheme):
     pytest.importorskip("compressed_tensors")
     llama(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")

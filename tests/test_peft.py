@@ -243,3 +243,29 @@ def test_a_model_is_prepared_for_training(scheme):
     assert len(gradients) == 4
     assert all(bool(g.isfinite().all()) and bool(g.any()) for g in gradients)
     assert all(map(torch.equal, bits(model), stored))
+
+
+@pytest.mark.parametrize("name", ["nf4, nested", "fp8", "modelopt, nvfp4"])
+def test_adapters_on_a_checkpoint_that_another_library_has_quantised(tmp_path, name):
+    transformers = pytest.importorskip("transformers")
+    from test_transformers import FOREIGN, IDS, foreign_checkpoint
+
+    foreign_checkpoint(tmp_path / "theirs", *FOREIGN[name])
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    keep = {"quantization_config": aoext.AoextConfig.keep(), "dtype": torch.float32}
+    model = peft.prepare_model_for_kbit_training(load(tmp_path / "theirs", **keep))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    losses = []
+    for _ in range(6):
+        loss = model(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    model.eval()
+    logits = model(IDS).logits
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(load(tmp_path / "theirs", **keep), tmp_path / "adapter").eval()
+    assert torch.equal(again(IDS).logits, logits)

@@ -222,6 +222,11 @@ def order_of_groups(
     return None if bool((group.diff() >= 0).all()) else group.argsort(stable=True)
 
 
+def left_as_they_are(bits: Any, kind: str) -> str:
+    """A note on activations that run as they come, and not as the checkpoint has them."""
+    return f"activations stay as they are, where the checkpoint has them in {bits} bits, {kind}"
+
+
 def is_nonzero(tensor: Tensor | None) -> bool:
     """Whether there are values, and one of them is not 0."""
     return tensor is not None and has_values(tensor) and bool(tensor.any())

@@ -19,7 +19,16 @@ import torch
 from torch import Tensor
 
 from aoext.blocks import E2M1
-from aoext.checkpoints.base import Reader, int4, is_nonzero, nibbles, order_of_groups, packed_pairs, take
+from aoext.checkpoints.base import (
+    Reader,
+    int4,
+    is_nonzero,
+    left_as_they_are,
+    nibbles,
+    order_of_groups,
+    packed_pairs,
+    take,
+)
 from aoext.checkpoints.blocks import (
     blocks_of,
     by_blocks,
@@ -77,8 +86,7 @@ class CompressedTensorsReader(Reader):
             raise ValueError("compressed-tensors: sparse weights do not run on aoext")
         if (settings.get("transform_config") or {}).get("config_groups"):
             raise ValueError("compressed-tensors: activations that are transformed do not run on aoext")
-        if any(scheme.leaves_activations_of_4_bits for scheme in self.schemes):
-            self.notes = ("activations stay as they are, where the checkpoint has them in 4 bits",)
+        self.notes = tuple(sorted({scheme.note for scheme in self.schemes if scheme.note}))
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         scheme = next((s for s in self.schemes if s.targets(layer)), None)
@@ -113,7 +121,6 @@ class _Scheme:
         # Rows and columns that share a scale; None where these are whole rows, the weight, or int4's groups.
         self.block_size = None if self.form == (4, "int") else self._blocks(name, weights)
         activations = group.get("input_activations") or {}
-        self.leaves_activations_of_4_bits = activations.get("num_bits") == 4
         self.activation = activations.get("type", "int")
         self.dynamic_activation = (
             bool(activations.get("dynamic"))
@@ -121,6 +128,9 @@ class _Scheme:
             and (self.activation == kind or (self.form == (4, "int") and self.activation in _TYPES))
             and self._quantises_along_k(activations)
         )
+        self.note = ""
+        if activations and not self.dynamic_activation:
+            self.note = left_as_they_are(activations.get("num_bits"), self.activation)
 
     def _blocks(self, name: str, weights: Mapping[str, Any]) -> list[int] | None:
         if self.strategy == "block":

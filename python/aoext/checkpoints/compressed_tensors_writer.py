@@ -118,16 +118,18 @@ def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
     weights = {**eight, **(along_k if in_groups else by_block)}
     facts: dict[str, Any] = {"format": f"{kind}-quantized", "weights": weights}
     exponents = weight.scale.dtype in EXPONENT_DTYPES
+    kept: dict[str, Any] = {}  # what scales are stored in, where the format has one dtype for them
     if exponents and kind == "float" and weight.block_size == [1, _MX_GROUP]:
         scale = weight.scale.view(torch.uint8)
         facts["format"] = "mxfp8-quantized"
-        weights["scale_dtype"] = "torch.uint8"
+        kept = {"scale_dtype": "torch.uint8"}
+        weights.update(kept)
     else:
         floats = weight.scale.view(torch.float8_e8m0fnu).float() if exponents else weight.scale
         scale = exactly(layer, floats, weight.dtype, torch.float32)
     if weight.input_block is not None:
         along_k = {"strategy": "group", "group_size": weight.input_block[1]}
-        facts["input_activations"] = {**eight, **along_k, "dynamic": True}
+        facts["input_activations"] = {**eight, **along_k, **kept, "dynamic": True}
     return {"weight": weight.qdata, "weight_scale": scale.contiguous()}, facts
 
 

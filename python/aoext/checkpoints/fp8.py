@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.checkpoints.base import Reader, setting, take
+from aoext.checkpoints.base import Reader, left_as_they_are, setting, take
 from aoext.checkpoints.blocks import blocks_of, by_blocks, by_rows, powers_of_two, take_scale
 from aoext.packing import FLOAT8_DTYPES
 from aoext.tensors import QuantizedTensor
@@ -37,6 +37,8 @@ class Fp8Reader(Reader):
         who = settings["quant_method"]
         scheme = setting(who, settings, "activation_scheme", ("dynamic", "static"), "dynamic")
         self.dynamic = scheme == "dynamic"
+        if not self.dynamic:
+            self.notes = (left_as_they_are(8, "float"),)
         setting(who, settings, "fmt", ("e4m3", "e5m2", None))
         self.exponents = setting(who, settings, "scale_fmt", ("float", "ue8m0", None)) == "ue8m0"
         block = settings.get("weight_block_size") or (_MX_BLOCK if who == "mxfp8" else None)
