@@ -29,6 +29,24 @@ SCHEMES: dict[str, QuantizationConfig] = {
     "int8-dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
     "float8": aoext.Float8WeightOnlyConfig(),
     "float8-dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(),
+    "float8-block": aoext.Float8DynamicActivationFloat8WeightConfig(
+        granularity=(aoext.PerBlock([1, 128]), aoext.PerBlock([128, 128]))
+    ),
+    "int4-int8": aoext.Int8DynamicActivationInt4WeightConfig(),
+    "nvfp4": aoext.NVFP4WeightOnlyConfig(),
+}
+WEIGHT_ONLY = {
+    "int4": "bf16i4bf16_rowwise",
+    "int8": "bf16i8bf16_rowwise",
+    "float8": "bf16f8bf16_rowwise",
+    "nvfp4": "bf16lut4bf16_blockwise",
+}
+# How the others quantise their input, and how the names of their products end.
+DYNAMIC = {
+    "int8-dynamic": ("rowwise", "rowwise"),
+    "float8-dynamic": ("rowwise", "rowwise"),
+    "float8-block": ("blockwise", "blockwise"),
+    "int4-int8": ("rowwise", "int4"),
 }
 
 
@@ -148,13 +166,16 @@ def test_a_quantised_model_serves_every_batch_and_length_from_one_package(
     path = tmp_path / "model.pt2"
     run = compiled(program, path)
 
-    operator = {"int4": "bf16i4bf16_rowwise", "int8": "bf16i8bf16_rowwise", "float8": "bf16f8bf16_rowwise"}
-    # q, k and v quantise their input once, and so do gate and up, on CUDA in the norm's own loop; the others
-    # stay whole.
-    dynamic = 5 * ["scaled_mm_rowwise"] + 2 * ["scaled_linear_rowwise"]
-    if device.type != "cuda":
-        dynamic = 2 * ["quantize_rowwise"] + dynamic
-    assert_calls(path, device, 7 * [operator[scheme]] if scheme in operator else dynamic)
+    if scheme in WEIGHT_ONLY:
+        assert_calls(path, device, 7 * [WEIGHT_ONLY[scheme]])
+    else:
+        # q, k and v quantise their input once, and so do gate and up, whole rows on CUDA in the norm's own
+        # loop; the others stay whole.
+        quantisation, product = DYNAMIC[scheme]
+        calls = 5 * [f"scaled_mm_{product}"] + 2 * [f"scaled_linear_{product}"]
+        if device.type != "cuda" or quantisation != "rowwise":
+            calls += 2 * [f"quantize_{quantisation}"]
+        assert_calls(path, device, calls)
 
     for shape in ((1, 1), (3, 17), (8, 5), (1, 512)):
         tokens = torch.randint(256, shape, generator=generator).to(device)
@@ -164,7 +185,9 @@ def test_a_quantised_model_serves_every_batch_and_length_from_one_package(
         # Inductor rounds to bfloat16 less often than eager does, and a rounding may move an 8-bit value:
         # the steps of float8 are up to 1/8 wide.
         error = (result - expected).norm() / expected.norm()
-        assert error < (5e-2 if scheme == "float8-dynamic" else 2e-2), f"{shape}: {error:.1e}"
+        assert error < (5e-2 if scheme in ("float8-dynamic", "float8-block") else 2e-2), (
+            f"{shape}: {error:.1e}"
+        )
 
     constants = constant_bytes(path, tmp_path)
     assert summary.model_bytes_after <= constants < 1.02 * summary.model_bytes_after

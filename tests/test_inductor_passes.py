@@ -14,7 +14,9 @@ from torch.nn import functional as F
 import aoext
 from aoext.packing import int4_row_quantize_zp, pack_int4
 from aoext.reference import assert_close, int4_float64, randn, rowwise_values
+from aoext.tensors import BlockwiseTensor, Lut4Tensor
 from aoext_bench.tiny_lm import TinyLM, TinyLMConfig
+from formats import meaning
 from inductor_graphs import Holds, both_ways, compiled, only
 
 ao, aten, prims = torch.ops.ao, torch.ops.aten, torch.ops.prims
@@ -22,6 +24,9 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 N, K, GROUP = 24, 64, 32
 INT8 = aoext.Int8DynamicActivationInt8WeightConfig()
 INT4 = aoext.Int4WeightOnlyConfig(group_size=GROUP)
+BLOCKS = aoext.Float8DynamicActivationFloat8WeightConfig(
+    granularity=(aoext.PerBlock([1, 128]), aoext.PerBlock([128, 128]))
+)
 
 
 def int4_fields(g, dtype=BF16, rows=N):
@@ -67,6 +72,39 @@ def test_a_product_with_a_dequantised_int4_weight_becomes_one_operator(form, dyn
     assert graphs.of_ours() == {f"bf16i4bf16_rowwise{suffix}": 1}
     assert not {"aten.mm", "aten.addmm", "aten.bmm"} & graphs.calls.keys()
     exact = function(x.double(), int4_float64(*fields.values()), b.double())
+    torch.testing.assert_close(result.double(), exact, rtol=2e-2, atol=2e-2 * exact.abs().max().item())
+
+
+# Weights with a scale a block, with the operators that they become.
+BLOCKWISE = {
+    "int8": (lambda w: BlockwiseTensor.from_hp(w, [1, 32], torch.int8), "bf16i8bf16_blockwise"),
+    "float8": (lambda w: BlockwiseTensor.from_hp(w, [16, 40]), "bf16f8bf16_blockwise"),
+    "nvfp4": (lambda w: Lut4Tensor.from_hp(w, "nvfp4"), "bf16lut4bf16_blockwise"),
+    "nf4": (lambda w: Lut4Tensor.from_hp(w, "nf4"), "bf16lut4bf16_blockwise"),
+}
+
+
+@pytest.mark.parametrize("form", INT4_FORMS)
+@pytest.mark.parametrize("kind", BLOCKWISE)
+def test_a_product_with_dequantised_blocks_becomes_one_operator(kind, form, generator):
+    function, _ = INT4_FORMS[form]
+    make, operator = BLOCKWISE[kind]
+    weight, b = make(randn(generator, N, K, dtype=BF16)), randn(generator, N, dtype=BF16)
+    names = [name for name, _ in weight.named_fields()]
+
+    def product(x, b, **fields):
+        return function(x, weight.remade(fields)._dequantize(), b)
+
+    model = Holds(product, b=b, **{name: getattr(weight, name) for name in names})
+    x = randn(generator, 2, 5, K, dtype=BF16)
+    result, graphs, _, plain = both_ways(model, x)
+    assert list(plain.of_ours()) == ["dequantize_lut4" if "lut4" in operator else "dequantize_blockwise"]
+    assert graphs.of_ours() == {operator: 1}
+    assert not {"aten.mm", "aten.addmm", "aten.bmm"} & graphs.calls.keys()
+    (node,) = graphs.nodes(getattr(ao, operator).default)
+    has_bias = isinstance(node.args[-1], torch.fx.Node) and node.args[-1].meta["val"].shape == (N,)
+    assert has_bias == ("bias" in form or "activation" in form)
+    exact = function(x.double(), meaning(weight), b.double())
     torch.testing.assert_close(result.double(), exact, rtol=2e-2, atol=2e-2 * exact.abs().max().item())
 
 
@@ -429,17 +467,47 @@ def model(request, generator):
     return *make(generator), heads
 
 
-def test_linears_of_one_activation_share_its_quantisation(model, generator):
+# Schemes that quantise activations, with how they do it, and how their operators' names end.
+DYNAMIC = {
+    "int8": (INT8, "rowwise", "rowwise"),
+    "int4 under int8": (aoext.Int8DynamicActivationInt4WeightConfig(), "rowwise", "int4"),
+    "int4 under float8": (aoext.Float8DynamicActivationInt4WeightConfig(32), "rowwise", "int4"),
+    "float8 by blocks": (BLOCKS, "blockwise", "blockwise"),
+    "mxfp8": (aoext.MXDynamicActivationMXWeightConfig(), "blockwise", "blockwise"),
+}
+
+
+@pytest.mark.parametrize("scheme", DYNAMIC)
+def test_linears_of_one_activation_share_its_quantisation(scheme, model, generator):
     model, tokens, heads = model
-    aoext.quantize_(model, INT8)
+    config, quantisation, product = DYNAMIC[scheme]
+    aoext.quantize_(model, config)
     result, graphs, expected, plain = both_ways(model, tokens)
-    assert plain.of_ours() == {"scaled_linear_rowwise": 7 + heads}
+    assert plain.of_ours() == {f"scaled_linear_{product}": 7 + heads}
     assert graphs.of_ours() == {
-        "quantize_rowwise": 2,  # q, k, v; gate, up
-        "scaled_mm_rowwise": 5,
-        "scaled_linear_rowwise": 2 + heads,  # out, down; the head
+        f"quantize_{quantisation}": 2,  # q, k, v; gate, up
+        f"scaled_mm_{product}": 5,
+        f"scaled_linear_{product}": 2 + heads,  # out, down; the head
     }
     assert torch.equal(logits(result), logits(expected))
+
+
+def test_linears_share_a_quantisation_whatever_their_weights_are(generator):
+    a, b, c, d = (nn.Linear(K, N, dtype=BF16) for _ in range(4))
+    aoext.quantize_(a, INT8)
+    aoext.quantize_(b, aoext.Int8DynamicActivationInt4WeightConfig())
+    aoext.quantize_(c, BLOCKS)
+    aoext.quantize_(d, aoext.MXDynamicActivationMXWeightConfig())  # whose scales are powers of two
+    call, graphs = compiled(lambda x: (a(x), b(x), c(x), d(x)))
+    x = randn(generator, 3, K, dtype=BF16)
+    for result, layer in zip(call(x), (a, b, c, d), strict=True):
+        assert torch.equal(result, layer(x))
+    assert graphs.of_ours() == {
+        "quantize_rowwise": 1,
+        "scaled_mm_rowwise": 1,
+        "scaled_mm_int4": 1,
+        "scaled_linear_blockwise": 2,
+    }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA alone quantises x within a product")
@@ -458,19 +526,74 @@ def test_linears_that_quantise_in_their_own_kernel_share_nothing_on_cuda(generat
             assert torch.equal(result, linear(x))
 
 
-def test_int4_linears_of_one_activation_are_merged_on_request(model, generator):
+# Schemes whose linears can be merged, with their operators.
+MERGED = {
+    "int4": (INT4, "bf16i4bf16_rowwise"),
+    "float8 by blocks": (
+        aoext.Float8WeightOnlyConfig(granularity=aoext.PerBlock([32, 128])),
+        "bf16f8bf16_blockwise",
+    ),
+    "nf4": (aoext.NF4WeightOnlyConfig(), "bf16lut4bf16_blockwise"),
+}
+
+
+@pytest.mark.parametrize("scheme", MERGED)
+def test_linears_of_one_activation_are_merged_on_request(scheme, model, generator):
     model, tokens, heads = model
-    aoext.quantize_(model, INT4)
+    config, operator = MERGED[scheme]
+    aoext.quantize_(model, config)
     _, graphs, expected, plain = both_ways(model, tokens, freezing=True)
-    assert graphs.of_ours() == plain.of_ours() == {"bf16i4bf16_rowwise": 7 + heads}
+    assert graphs.of_ours() == plain.of_ours() == {operator: 7 + heads}
     with aoext.inductor.patch(merge_linears=True):
         call, graphs = compiled(model, freezing=True)
         result = call(tokens)
-        assert graphs.of_ours() == {"bf16i4bf16_rowwise": 4 + heads}
+        assert graphs.of_ours() == {operator: 4 + heads}
         torch.testing.assert_close(logits(result), logits(expected), rtol=2e-2, atol=2e-2)
         call, graphs = compiled(model)  # weights that may change are not merged
         call(tokens)
-        assert graphs.of_ours() == {"bf16i4bf16_rowwise": 7 + heads}
+        assert graphs.of_ours() == {operator: 7 + heads}
+
+
+def test_merged_linears_that_quantise_their_input_do_it_once(generator):
+    class Three(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(K, N, dtype=BF16) for _ in range(3))
+
+        def forward(self, x):
+            return [layer(x) for layer in self.layers]
+
+    blocks = (aoext.PerBlock([1, 32]), aoext.PerBlock([8, 32]))
+    for config, operator in (
+        (aoext.Int8DynamicActivationInt4WeightConfig(), "scaled_linear_int4"),
+        (aoext.Float8DynamicActivationFloat8WeightConfig(granularity=blocks), "scaled_linear_blockwise"),
+    ):
+        model, x = Three(), randn(generator, 6, K, dtype=BF16)
+        aoext.quantize_(model, config)
+        with aoext.inductor.patch(merge_linears=True):
+            call, graphs = compiled(model, freezing=True)
+            results = call(x)
+        assert graphs.of_ours() == {operator: 1}
+        for result, expected in zip(results, model(x), strict=True):
+            torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_linears_of_partial_blocks_or_other_global_scales_are_not_merged(generator):
+    class Two(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.a, self.b = (nn.Linear(K, N, dtype=BF16) for _ in range(2))
+            aoext.quantize_(self, config)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    blocks = aoext.Float8WeightOnlyConfig(granularity=aoext.PerBlock([16, 32]))
+    for config in (blocks, aoext.NVFP4WeightOnlyConfig()):
+        with aoext.inductor.patch(merge_linears=True):
+            call, graphs = compiled(Two(config), freezing=True)
+            call(randn(generator, 3, K, dtype=BF16))
+        assert sum(graphs.of_ours().values()) == 2
 
 
 def test_results_of_merged_linears_that_are_returned_lie_as_those_of_eager(generator):

@@ -21,8 +21,14 @@ from aoext.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
     Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    MXFP4WeightOnlyConfig,
+    NF4WeightOnlyConfig,
+    NVFP4WeightOnlyConfig,
+    PerBlock,
     QuantizationConfig,
 )
 from aoext.quantize import quantize_
@@ -42,6 +48,14 @@ SCHEMES: dict[str, QuantizationConfig] = {
     "float8 dynamic": Float8DynamicActivationFloat8WeightConfig(),
     "int4 group 128": Int4WeightOnlyConfig(group_size=128),
     "int4 group 32": Int4WeightOnlyConfig(group_size=32),
+    "int4 under int8": Int8DynamicActivationInt4WeightConfig(group_size=32),
+    "float8 block": Float8DynamicActivationFloat8WeightConfig(
+        granularity=(PerBlock([1, 128]), PerBlock([128, 128]))
+    ),
+    "mxfp8": MXDynamicActivationMXWeightConfig(),
+    "mxfp4": MXFP4WeightOnlyConfig(),
+    "nvfp4": NVFP4WeightOnlyConfig(),
+    "nf4": NF4WeightOnlyConfig(),
 }
 
 HELD_OUT = 1 << 30  # more bytes than there are
@@ -230,7 +244,7 @@ def _measure_speed(result: DemoResult, progress: Progress) -> None:
     for name in progress("quantise the wide model", by_name):
         scheme = by_name[name]
         models[name], scheme.wide = _in_scheme(original, name)
-        _time_round(scheme, models[name], tokens, settings.device)  # it warms up and is dropped
+        _time_round(scheme, models[name], tokens, settings.device, steps=1)  # it warms up and is dropped
         scheme.prefill_seconds, scheme.step_seconds = math.inf, []
     del original
     observer = Observer([torch.get_num_threads()], settings.device.watch)
@@ -250,13 +264,15 @@ def _rounds(end: float) -> Iterable[str]:
         yield ""
 
 
-def _time_round(scheme: SchemeResult, model: TinyLM, tokens: Tensor, device: Device) -> None:
+def _time_round(
+    scheme: SchemeResult, model: TinyLM, tokens: Tensor, device: Device, steps: int = DECODE_STEPS
+) -> None:
     """One prefill of `tokens` [1, T] and one decode behind its beginning, kept where faster."""
     prefill = device.seconds(partial(model.prefill, tokens))
     scheme.prefill_seconds = min(scheme.prefill_seconds, prefill)
 
     _, cache = model.prefill(tokens[:, :DECODE_PROMPT])
-    steps = tokens[0, DECODE_PROMPT : DECODE_PROMPT + DECODE_STEPS].split(1)
-    times = [device.seconds(partial(model.decode_step, token, cache)) for token in steps]
+    following = tokens[0, DECODE_PROMPT : DECODE_PROMPT + steps].split(1)
+    times = [device.seconds(partial(model.decode_step, token, cache)) for token in following]
     before = scheme.step_seconds or times
     scheme.step_seconds = [min(pair) for pair in zip(before, times, strict=True)]

@@ -66,8 +66,17 @@ def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> st
     part = weight.to_local()
     if (reason := config.obstacle(part)) is not None:
         return f"{reason}, in the part {list(part.shape)} of this rank"
-    if along_k and config.quantize(torch.empty_like(part, device="meta")).blocks_are_rows:
-        return "ranks have parts of rows, which need one scale: quantise before the weight is sharded"
+    form = config.quantize(torch.empty_like(part, device="meta"))
+    first = "quantise before the weight is sharded"
+    if along_k and form.blocks_are_rows:
+        return f"ranks have parts of rows, which need one scale: {first}"
+    if getattr(form, "global_scale", None) is not None:
+        return f"ranks have parts of a weight that needs one global scale: {first}"
+    if form.any_blocks and any(
+        size < whole and size % block
+        for size, whole, block in zip(part.shape, weight.shape, form.block_size, strict=True)
+    ):
+        return f"ranks have parts of blocks {form.block_size}: {first}"
     return None
 
 

@@ -25,6 +25,13 @@ WITH_BIAS: dict[Any, tuple[Any, int]] = {
     ao.bf16f8bf16_rowwise.default: (ao.bf16f8bf16_rowwise.default, 3),
     ao.scaled_linear_rowwise.default: (ao.scaled_linear_rowwise.default, 3),
     ao.scaled_mm_rowwise.default: (ao.scaled_mm_rowwise.default, 4),
+    ao.bf16i8bf16_blockwise.default: (ao.bf16i8bf16_blockwise.default, 4),
+    ao.bf16f8bf16_blockwise.default: (ao.bf16f8bf16_blockwise.default, 4),
+    ao.bf16lut4bf16_blockwise.default: (ao.bf16lut4bf16_blockwise.default, 6),
+    ao.scaled_linear_blockwise.default: (ao.scaled_linear_blockwise.default, 5),
+    ao.scaled_mm_blockwise.default: (ao.scaled_mm_blockwise.default, 6),
+    ao.scaled_linear_int4.default: (ao.scaled_linear_int4.default, 4),
+    ao.scaled_mm_int4.default: (ao.scaled_mm_int4.default, 5),
 }
 
 
@@ -55,8 +62,9 @@ def _fuse_sum(graph: Graph, product: Node) -> bool:
         return False
     if known(total).dtype is not known(product).dtype or not fx.on_one_device(product, bias):
         return False
+    left_out = [None] * (position - len(product.args))
     with graph.inserting_before(total):
-        fused = fx.call(graph, operator, *product.args[:position], bias, **product.kwargs)
+        fused = fx.call(graph, operator, *product.args[:position], *left_out, bias, **product.kwargs)
         if reshaped is not None:
             fused = fx.call(graph, reshaped.target, fused, reshaped.args[1])
     fx.replace(total, fused)

@@ -59,9 +59,10 @@ def _as_stored(x: Tensor) -> Tensor:
 
 def generate(graph: Graph) -> int:
     """Rewrite quantisations behind code of Inductor's; how many there were."""
-    for (x, dtype), linears in alike(graph).items():
-        if _pays(x, dtype) and not all(map(takes_one_kernel, linears)):
-            split(graph, x, dtype, linears)
+    for quantization, linears in alike(graph).items():
+        by_row = quantization.block is None
+        if by_row and _pays(quantization.x, quantization.dtype) and not all(map(takes_one_kernel, linears)):
+            split(graph, quantization, linears)
     count = 0
     for node in graph.find_nodes(op="call_function", target=ao.quantize_rowwise.default):
         x, dtype = node.args

@@ -83,7 +83,8 @@ HEADS = (
     weight_only.PRODUCTS.keys()
     | scaled.PRODUCTS
     | bias.WITH_BIAS.keys()
-    | {shared.LINEAR, torch.ops.ao.quantize_rowwise.default}
+    | shared.LINEARS.keys()
+    | {torch.ops.ao.quantize_rowwise.default}
 )
 
 

@@ -2,6 +2,8 @@
 
     x · (dequantize_int4(q, s, z))ᵀ            -> bf16i4bf16_rowwise
     x · (q.to(dtype) · s)ᵀ, (x · q.to(dtype)ᵀ) · sᵀ    -> bf16i8bf16_rowwise, bf16f8bf16_rowwise
+    x · (dequantize_blockwise(q, s, …))ᵀ    -> bf16i8bf16_blockwise, bf16f8bf16_blockwise
+    x · (dequantize_lut4(q, table, s, …))ᵀ  -> bf16lut4bf16_blockwise
 
 and with a bias, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The
 8-bit forms are what torchao's weight-only tensors and PyTorch's dequantize_per_channel come down to.
@@ -45,6 +47,9 @@ class Weight:
     qdata: Node
     scale: Any = None  # a node, a number, or None where the product is scaled instead
     zero_point: Node | None = None  # of int4
+    block_size: Any = None  # where scales are those of blocks
+    table: Node | None = None  # of codes of 4 bits that look it up
+    global_scale: Node | None = None
 
     @property
     def rows(self) -> int:
@@ -53,13 +58,29 @@ class Weight:
     def operator(self, with_bias: bool) -> Any:
         if self.zero_point is not None:
             return ao.bf16i4bf16_rowwise_bias.default if with_bias else ao.bf16i4bf16_rowwise.default
+        if self.table is not None:
+            return ao.bf16lut4bf16_blockwise.default
         is_int8 = known(self.qdata).dtype is torch.int8
+        if self.block_size is not None:
+            return ao.bf16i8bf16_blockwise.default if is_int8 else ao.bf16f8bf16_blockwise.default
         return ao.bf16i8bf16_rowwise.default if is_int8 else ao.bf16f8bf16_rowwise.default
 
-    def arguments(self, graph: Graph) -> list[Node]:
+    def arguments(self, graph: Graph) -> list[Any]:
         if self.zero_point is not None:
             return [self.qdata, self.scale, self.zero_point]
+        if self.table is not None:
+            return [self.qdata, self.table, self.scale, self.block_size, self.global_scale]
+        if self.block_size is not None:
+            return [self.qdata, self.scale, self.block_size]
         return [self.qdata, fx.column(graph, self.scale, self.rows, self.qdata)]
+
+
+# Operators that make a weight plain, and what their arguments are of it, in order.
+DEQUANTISATIONS: dict[Any, tuple[str, ...]] = {
+    ao.dequantize_int4.default: ("qdata", "scale", "zero_point"),
+    ao.dequantize_blockwise.default: ("qdata", "scale", "block_size"),
+    ao.dequantize_lut4.default: ("qdata", "table", "scale", "block_size", "global_scale"),
+}
 
 
 def fuse(graph: Graph) -> int:
@@ -119,7 +140,7 @@ def _fits(x: Any, weight: Weight) -> bool:
     """Whether the operator takes them: dtypes, layout, device, and who else reads the chain."""
     if value(x) is None or known(x).dtype not in FLOAT_DTYPES or known(x).dim() < 2:
         return False
-    tensors = [weight.qdata, weight.scale, weight.zero_point]
+    tensors = [weight.qdata, weight.scale, weight.zero_point, weight.table, weight.global_scale]
     nodes = [node for node in tensors if isinstance(node, Node)]
     return fx.static_matrix(value(weight.qdata)) and fx.on_one_device(x, *nodes)
 
@@ -148,9 +169,10 @@ def _read(node: Any, transposed: bool) -> Weight | None:
         return _read(node.args[0], transposed) if fx.narrows(source.dtype, known(node).dtype) else None
     if is_call(node, aten.mul.Tensor):
         return _read_scaled(node, transposed)
-    if is_call(node, ao.dequantize_int4.default):
-        fields: Any = node.args[:3]
-        return None if transposed else Weight(*fields)
+    if is_call(node, *DEQUANTISATIONS):
+        names = DEQUANTISATIONS[node.target]
+        fields: dict[str, Any] = {name: fx.argument(node, at, name) for at, name in enumerate(names)}
+        return None if transposed else Weight(**fields)
     if is_call(node, *_per_channel()):
         return _read_per_channel(node, transposed)
     return None

@@ -174,7 +174,7 @@ class AoextLinearMethod(LinearMethodBase):
         narrow = {name: fields[name].to(self.dtype) for name in follow}
         if all(torch.equal(tensor.float(), fields[name]) for name, tensor in narrow.items()):
             fields.update(narrow)
-        attributes = {name: self.description[name] for name in self.kind.attributes}
+        attributes = serialization.described_attributes(self.kind, self.description)
         every = {**dict.fromkeys(self.kind.fields), **fields}
         weight = self.kind.from_fields(every, self.dtype, **{**attributes, "block_size": self.block_size})
         del layer.weight

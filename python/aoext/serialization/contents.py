@@ -56,7 +56,7 @@ def describe_weight(weight: QuantizedTensor) -> dict[str, Any]:
         "group_size": weight.block_size[K],
         "fields": [name for name, _ in weight.named_fields()],
         QDATA_DTYPE: dtype_name(weight.qdata.dtype),
-        **{name: _in_json(value) for name, value in weight.named_attributes().items()},
+        **{name: _in_json(v) for name, v in weight.named_attributes().items() if v is not None},
         **weight.encoding,
         **({TRANSPOSED: True} if weight.transposed else {}),
     }
