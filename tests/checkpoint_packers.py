@@ -139,7 +139,9 @@ def _scales(rows: int, columns: int, block: Sequence[int]) -> Tensor:
 def _exponents(rows: int, columns: int, block: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Random exponents in uint8, and the powers of two that they stand for, in float64."""
     codes = torch.randint(110, 130, _scales(rows, columns, block).shape, dtype=torch.uint8)
-    return codes, torch.tensor([[2.0 ** (int(code) - 127) for code in row] for row in codes.tolist()]).double()
+    return codes, torch.tensor(
+        [[2.0 ** (int(code) - 127) for code in row] for row in codes.tolist()]
+    ).double()
 
 
 def fp8(rows: int, columns: int, block: Sequence[int], scales: str = "float") -> Stored:

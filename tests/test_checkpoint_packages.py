@@ -109,7 +109,7 @@ def test_compressed_tensors_stores_eight_bits(device, kind):
 def by_the_package(
     scheme: dict[str, Any], form: str, state: dict[str, Tensor], device: torch.device
 ) -> tuple[QuantizedTensor, dict[str, Tensor], Tensor]:
-    """What the package makes of `state`: the weight that is read of it, its tensors, and its own dequantised."""
+    """What the package makes of `state`: the weight that is read, its tensors, and its own dequantised."""
     compress, made = compressor(scheme, form)
     stored = compress.compress(dict(state), made)
     parts = {key: tensor.to(device) for key, tensor in stored.items()}

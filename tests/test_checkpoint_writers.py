@@ -16,11 +16,15 @@ from test_checkpoints import CASES, GROUP, K, N, exactly
 
 # What of CASES each format can say.
 FOUR_BITS = {
-    name
-    for name in CASES
-    if name.startswith(("gptq", "awq", "pack-quantized")) and "8 bits" not in name
+    name for name in CASES if name.startswith(("gptq", "awq", "pack-quantized")) and "8 bits" not in name
 }
-EIGHT_BITS = {"int-quantized", "float-quantized", "float-quantized, one scale", "bitsandbytes", "fp8, one scale"}
+EIGHT_BITS = {
+    "int-quantized",
+    "float-quantized",
+    "float-quantized, one scale",
+    "bitsandbytes",
+    "fp8, one scale",
+}
 INTEGERS_IN_ROWS = {"gptq, 8 bits, whole rows", "pack-quantized, 8 bits, whole rows"}
 INTEGERS_IN_GROUPS = {
     "gptq, 8 bits",

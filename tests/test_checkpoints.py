@@ -51,6 +51,7 @@ def eight(kind: str, **settings: Any) -> dict[str, Any]:
 def grouped(kind: str, size: int) -> dict[str, Any]:
     return eight(kind, strategy="group", group_size=size)
 
+
 # What makes the tensors, the checkpoint's config, and the largest error relative to the largest value.
 CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
     "gptq": (lambda: pack.gptq(N, K, GROUP), GPTQ, 0),
@@ -185,7 +186,11 @@ def exactly(weight: QuantizedTensor) -> Tensor:
         scale = scale.repeat_interleave(block_n, 0)[:rows].repeat_interleave(block_k, 1)[:, :columns]
     if isinstance(weight, Lut4Tensor):
         codes = torch.stack((fields["qdata"] & 15, fields["qdata"] >> 4), -1).flatten(1)
-        return fields["table"].double()[codes.long()] * scale * fields.get("global_scale", torch.ones(1)).double()
+        return (
+            fields["table"].double()[codes.long()]
+            * scale
+            * fields.get("global_scale", torch.ones(1)).double()
+        )
     if not isinstance(weight, Int4Tensor):
         return fields["qdata"].double() * scale
     group = torch.arange(weight.shape[1]) // weight.block_size[1]
@@ -302,7 +307,12 @@ def test_activations_of_4_bits_stay_as_they_are_and_that_is_said():
     static = {"quant_method": "modelopt", "quant_algo": "FP8"}
     for eight_bits in (FP8, static):
         assert "in 8 bits" in reader_for(eight_bits).notes[0]
-    for others in ({**FP8, "activation_scheme": "dynamic"}, weights(**NVFP4), {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, NF4):
+    for others in (
+        {**FP8, "activation_scheme": "dynamic"},
+        weights(**NVFP4),
+        {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"},
+        NF4,
+    ):
         assert not reader_for(others).notes
 
 
@@ -335,7 +345,7 @@ def test_modelopts_layers_that_differ_and_those_that_change_the_activation():
     reader = reader_for(settings)
     tensors, expected = pack.nvfp4(N, K)
     assert torch.equal(exactly(reader.weight("a", tensors, torch.bfloat16)), expected)
-    with pytest.raises(ValueError, match="b: quant_algo must be one of 'NVFP4'.* got 'W4A8_AWQ'"):
+    with pytest.raises(ValueError, match=r"b: quant_algo must be one of 'NVFP4'.* got 'W4A8_AWQ'"):
         reader.weight("b", tensors, torch.bfloat16)
     with pytest.raises(ValueError, match="a: a weight with pre_quant_scale does not run on aoext"):
         reader.weight("a", {**tensors, "pre_quant_scale": torch.ones(K)}, torch.bfloat16)
@@ -436,12 +446,20 @@ def without_sizes(tensor: Tensor) -> Tensor:
             put("weight_scale_inv", lambda t: t[:, :2]),
             r"weight_scale_inv must be .* \[2, 3\], got float32 \[2, 2\]",
         ),
-        ("fp8", put("weight_scale_inv", with_nan), "model.q: weight_scale_inv must be finite, got NaN or Inf"),
+        (
+            "fp8",
+            put("weight_scale_inv", with_nan),
+            "model.q: weight_scale_inv must be finite, got NaN or Inf",
+        ),
         ("fp8", put("weight", lambda t: t.view(torch.int8)), "weight must be float8_e4m3fn .*got int8"),
         ("fp8", put("weight", lambda t: t[None].expand(8, -1, -1)), "weight has several weights, such as"),
         ("fp8", put("weight", with_nan_of_8_bits), "model.q: weight must be finite, got NaN or Inf"),
         ("fp8, exponents", put("weight_scale_inv", with_nan_of_8_bits), "weight_scale_inv must be finite"),
-        ("fp8, one scale", put("weight_scale", lambda t: t.expand(5)), r"weight_scale must be a float \[24, 1\]"),
+        (
+            "fp8, one scale",
+            put("weight_scale", lambda t: t.expand(5)),
+            r"weight_scale must be a float \[24, 1\]",
+        ),
         (
             "mxfp8",
             put("weight_scale_inv", with_nan_of_8_bits),
@@ -472,8 +490,16 @@ def without_sizes(tensor: Tensor) -> Tensor:
             r"weight_scale must be float8_e4m3fn \[24, 8\], got float32",
         ),
         ("nvfp4-pack-quantized", put("weight_scale", with_nan_of_8_bits), "weight_scale must be finite"),
-        ("nvfp4-pack-quantized", put("weight_packed", lambda t: t.int()), r"weight_packed must be uint8 \[\*, \*\]"),
-        ("mxfp4-pack-quantized", put("weight_scale", with_nan_of_8_bits), "must be finite, got the exponent 255"),
+        (
+            "nvfp4-pack-quantized",
+            put("weight_packed", lambda t: t.int()),
+            r"weight_packed must be uint8 \[\*, \*\]",
+        ),
+        (
+            "mxfp4-pack-quantized",
+            put("weight_scale", with_nan_of_8_bits),
+            "must be finite, got the exponent 255",
+        ),
         ("mxfp4-pack-quantized", put("weight_scale", lambda t: t[:3]), r"weight_scale must be .* \[24, 4\]"),
         ("modelopt, nvfp4", put("weight_scale_2", lambda t: None), "lacks model.q.weight_scale_2"),
         ("modelopt, nvfp4", put("weight_scale_2", lambda t: t / 0), "weight_scale_2 must be finite"),

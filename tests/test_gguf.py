@@ -218,7 +218,8 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path, architecture):
 def test_all_formats_in_one_model(tmp_path, architecture):
     """Rows of q and k, which llama's files have in another order, in formats with and without tables."""
     kinds = dict(
-        zip(ALL, ("Q6_K", "MXFP4", "Q8_0", "IQ4_XS", "Q3_K", "Q5_0"), strict=True), **{"blk.0.ffn_down": "IQ4_NL"}
+        zip(ALL, ("Q6_K", "MXFP4", "Q8_0", "IQ4_XS", "Q3_K", "Q5_0"), strict=True),
+        **{"blk.0.ffn_down": "IQ4_NL"},
     )
     kinds |= {"output": "Q6_K"} if architecture == "llama" else {}
     expected = write(tmp_path / "model.gguf", architecture, kinds)

@@ -286,7 +286,9 @@ COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "i
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 
-def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+def compressed(
+    form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None
+) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"a": group}}
 
@@ -316,7 +318,13 @@ FOREIGN: dict[str, tuple[Callable[[int, int], Stored], dict[str, Any]]] = {
         compressed(
             "nvfp4-pack-quantized",
             {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
-            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": "local"},
+            {
+                "num_bits": 4,
+                "type": "float",
+                "strategy": "tensor_group",
+                "group_size": 16,
+                "dynamic": "local",
+            },
         ),
     ),
     "mxfp4-pack-quantized": (
@@ -375,7 +383,15 @@ def smaller(tensors: dict[str, torch.Tensor]) -> None:
     if "weight_global_scale" in tensors:
         tensors["weight_global_scale"] = tensors["weight_global_scale"] / SMALLER
         return
-    known = ("weight_scale_2", "weight.quant_map", "scales", "scale", "weight_scale", "weight_scale_inv", "SCB")
+    known = (
+        "weight_scale_2",
+        "weight.quant_map",
+        "scales",
+        "scale",
+        "weight_scale",
+        "weight_scale_inv",
+        "SCB",
+    )
     key = next(key for key in known if key in tensors)
     scale = tensors[key]
     if scale.itemsize == 1:
@@ -513,7 +529,9 @@ def test_a_method_that_transformers_does_not_know_is_refused_without_keep(tmp_pa
     """Where transformers alone would warn, and load random weights."""
     foreign_checkpoint(tmp_path / "theirs", *FOREIGN["modelopt, nvfp4"])
     load = transformers.AutoModelForCausalLM.from_pretrained
-    with pytest.raises(ValueError, match=r"no quantiser for modelopt: quantization_config=aoext.AoextConfig.keep"):
+    with pytest.raises(
+        ValueError, match=r"no quantiser for modelopt: quantization_config=aoext.AoextConfig.keep"
+    ):
         load(tmp_path / "theirs")
     with pytest.raises(ValueError, match="quantised by modelopt already"):
         load(tmp_path / "theirs", quantization_config=AoextConfig("int8"))
@@ -541,7 +559,7 @@ def test_dynamic_activations_of_a_checkpoint_are_saved_and_loaded_again(tmp_path
 
 
 def expert_checkpoint(folder: Path, *, whole: bool) -> None:
-    """A Qwen3-MoE in block float8: experts one by one, as such files have them, or several in a 3-D tensor."""
+    """A Qwen3-MoE in block float8: experts one by one, as such files have them, or in one 3-D tensor."""
     config = transformers.Qwen3MoeConfig(
         hidden_size=HIDDEN,
         intermediate_size=INNER,
@@ -582,7 +600,9 @@ def test_experts_are_refused_by_name_before_anything_is_loaded(tmp_path, whole):
         lambda: load(tmp_path / "theirs", quantization_config=AoextConfig.keep()),
         lambda: convert_checkpoint(tmp_path / "theirs", tmp_path / "ours"),
     ):
-        with pytest.raises(ValueError, match=f"{count} layers of the checkpoint cannot run on aoext") as raised:
+        with pytest.raises(
+            ValueError, match=f"{count} layers of the checkpoint cannot run on aoext"
+        ) as raised:
             run()
         assert str(raised.value).count(reason) == count
         assert "model.layers.0.mlp.experts." in str(raised.value)

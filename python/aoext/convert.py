@@ -67,8 +67,8 @@ def convert_checkpoint(
     """Write a checkpoint of transformers, a folder, as one of aoext's, which from_pretrained loads.
 
     config: how to quantise a checkpoint that is not quantised: its linear layers but the output layer and
-        what is tied to it. None for one that aoext or another library (checkpoints.READERS) has quantised: its
-        weights come onto aoext's layouts without loss.
+        what is tied to it. None for one that aoext or another library (checkpoints.READERS) has quantised:
+        its weights come onto aoext's layouts without loss.
     format: whose checkpoint the target is: "aoext", or "gptq", "torchao" or "compressed-tensors" where these
         can say exactly what the weights are.
     each: goes through the names of the files, as tqdm does.

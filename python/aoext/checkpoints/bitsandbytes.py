@@ -61,11 +61,10 @@ class BitsandbytesReader(Reader):
         return Int8Tensor(q, (largest / 127).unsqueeze(1), [1, columns], dtype)
 
 
-def _four_bits(
-    layer: str, tensors: Mapping[str, Tensor], state: str, dtype: torch.dtype
-) -> QuantizedTensor:
+def _four_bits(layer: str, tensors: Mapping[str, Tensor], state: str, dtype: torch.dtype) -> QuantizedTensor:
     said = _state(layer, tensors, state)
-    rows, columns, block = *said["shape"], said["blocksize"]
+    rows, columns = said["shape"]
+    block: int = said["blocksize"]
     if columns % 2:
         raise ValueError(f"{layer}: K must be even for weights of 4 bits to run on aoext, got {columns}")
     stored = take(layer, tensors, "weight", _STORAGE, (-1, -1), finite=False)
@@ -92,8 +91,7 @@ def _state(layer: str, tensors: Mapping[str, Tensor], name: str) -> dict[str, An
     try:
         said = json.loads(bytes(text.tolist()))
         shape, sizes = said["shape"], [said["blocksize"], said.get("nested_blocksize", 1)]
-        whole = [*shape, *sizes]
-        good = len(shape) == 2 and all(isinstance(size, int) and size > 0 for size in whole)
+        good = len(shape) == 2 and all(isinstance(size, int) and size > 0 for size in [*shape, *sizes])
         good = good and math.isfinite(said.get("nested_offset", 0))
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{layer}: {name} must be JSON with a shape and a blocksize") from error
@@ -105,7 +103,7 @@ def _state(layer: str, tensors: Mapping[str, Tensor], name: str) -> dict[str, An
 
 
 def _scales(layer: str, tensors: Mapping[str, Tensor], said: Mapping[str, Any], blocks: int) -> Tensor:
-    """float32 [blocks]; of scales that are quantised themselves nested_quant_map[absmax]·nested_absmax + offset."""
+    """float32 [blocks]; of nested ones nested_quant_map[absmax]·nested_absmax + nested_offset, in float64."""
     if "weight.nested_absmax" not in tensors and "nested_offset" not in said:
         return take(layer, tensors, "weight.absmax", (torch.float32,), (blocks,))
     codes = take(layer, tensors, "weight.absmax", (torch.uint8,), (blocks,))

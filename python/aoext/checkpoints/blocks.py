@@ -1,4 +1,4 @@
-"""Weights of 8 bits, and of tables of 16 values, with a scale for each row or block, as checkpoints have them.
+"""Weights of 8 bits and of tables of 16 values, with a scale for each row or block, as checkpoints have them.
 
 Scales keep the dtype that they have in the file; those that are exponents in uint8 become float8_e8m0fnu,
 the same bytes.
@@ -30,7 +30,7 @@ def take_scale(
     shape: Sequence[int],
     dtypes: Sequence[torch.dtype] = SCALES,
 ) -> Tensor:
-    """The scales of this name, as `take` takes them; exponents in uint8 as the float8_e8m0fnu that they are."""
+    """The scales of this name, as `take` takes them; exponents in uint8 as the float8_e8m0fnu they are."""
     scale = take(layer, tensors, name, dtypes, shape)
     if scale.dtype is not torch.uint8:
         return scale

@@ -4,8 +4,8 @@ Served: pack-quantized with 4 bits (by group or row) and, without zeros, with 8;
 float-quantized (by row, group or block, or for the whole tensor); mxfp8-quantized; nvfp4-pack-quantized and
 mxfp4-pack-quantized.
 
-Activations of 8 bits that the checkpoint quantises at run time are quantised so: token by token, or along K in
-the groups of the weight. Those of 4 bits, and those whose scales were fixed beforehand, stay as they are.
+Activations of 8 bits that the checkpoint quantises at run time are quantised so: token by token, or along K
+in the groups of the weight. Those of 4 bits, and those whose scales were fixed beforehand, stay as they are.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ class _Scheme:
             self.note = left_as_they_are(activations.get("num_bits"), self.activation)
 
     def _blocks(self, name: str, weights: Mapping[str, Any]) -> list[int] | None:
+        sizes: Any
         if self.strategy == "block":
             what, given = "block_structure", weights.get("block_structure")
             sizes = given.split("x") if isinstance(given, str) else given

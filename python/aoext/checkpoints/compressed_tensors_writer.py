@@ -33,8 +33,8 @@ class CompressedTensorsWriter(Writer):
     """pack-, int-, float-, mxfp8-quantized, nvfp4- or mxfp4-pack-quantized, as each weight is; a group in the
     config for each.
 
-    Scales keep float32 where no narrower dtype of a checkpoint holds them exactly. nvfp4's one scale becomes a
-    divisor, which rounds once.
+    Scales keep float32 where no narrower dtype of a checkpoint holds them exactly. nvfp4's one scale becomes
+    a divisor, which rounds once.
     """
 
     def write(self, layer: str, weight: QuantizedTensor) -> _Written:
@@ -112,7 +112,9 @@ def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
     block_n, block_k = weight.block_size
     columns, in_groups = weight.shape[1], block_n == 1
     if in_groups and columns % block_k:
-        raise ValueError(f"{layer}: group_size = {block_k} does not divide K = {columns}, as the format has it")
+        raise ValueError(
+            f"{layer}: group_size = {block_k} does not divide K = {columns}, as the format has it"
+        )
     along_k = {"strategy": "group", "group_size": block_k}
     by_block = {"strategy": "block", "block_structure": [block_n, block_k]}
     weights = {**eight, **(along_k if in_groups else by_block)}

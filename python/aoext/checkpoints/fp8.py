@@ -26,9 +26,9 @@ _MX_BLOCK = (1, 32)
 class Fp8Reader(Reader):
     """weight float8 [N, K], weight_scale_inv [ceil(N/block_n), ceil(K/block_k)] of floats or exponents.
 
-    Where the checkpoint's activation_scheme is "dynamic", activations are quantised in blocks [1, block_k], or
-    by rows where the weight has no blocks, with scales that are powers of two where the weight's are; those of
-    activations that were fixed beforehand are left aside, and the activations stay as they are.
+    Where the checkpoint's activation_scheme is "dynamic", activations are quantised in blocks [1, block_k],
+    or by rows where the weight has no blocks, with scales that are powers of two where the weight's are.
+    Scales of activations that were fixed beforehand are left aside, and the activations stay as they are.
     """
 
     names = ("weight", *_SCALES, "activation_scale", "input_scale")

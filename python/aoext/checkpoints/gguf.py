@@ -71,7 +71,9 @@ def _pairs_of_bits(qs: Tensor) -> Tensor:
 # Of these w = (code - 8)·scale, or code·scale + offset, in groups of 32.
 
 
-def _int4(layer: str, codes: Tensor, scale: Tensor, offset: Tensor | None, dtype: torch.dtype) -> QuantizedTensor:
+def _int4(
+    layer: str, codes: Tensor, scale: Tensor, offset: Tensor | None, dtype: torch.dtype
+) -> QuantizedTensor:
     scale = scale.flatten(1).float()
     zero_point = torch.zeros_like(scale) if offset is None else offset.flatten(1).float() + 8 * scale
     return int4_plus(layer, packed_pairs(codes.flatten(1)), scale.t(), zero_point.t(), dtype)

@@ -137,8 +137,8 @@ class GptqWriter(Writer):
             raise ValueError(f"{layer}: the format has integers alone, got {weight.qdata.dtype}")
         if rows % 4 or columns % 4 or columns % group_size or weight.block_size[0] != 1:
             raise ValueError(
-                f"{layer}: N and K must be multiples of 4, and K of the group size, got {[rows, columns]} with "
-                f"blocks of {weight.block_size}"
+                f"{layer}: N and K must be multiples of 4, and K of the group size, got {[rows, columns]} "
+                f"with blocks of {weight.block_size}"
             )
         codes = weight.qdata.contiguous().view(torch.uint8) ^ _MIDDLE
         zeros = codes.new_full((columns // group_size, rows), _MIDDLE - self.symmetric)
@@ -152,7 +152,10 @@ class GptqWriter(Writer):
         return tensors, {"bits": 8, **facts}
 
     def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
-        kinds = {layer: {"bits": facts["bits"], "group_size": facts["group_size"]} for layer, facts in layers.items()}
+        kinds = {
+            layer: {"bits": facts["bits"], "group_size": facts["group_size"]}
+            for layer, facts in layers.items()
+        }
         whole = all(facts["group_size"] == facts["columns"] for facts in layers.values())
         if whole:
             kinds = {layer: {**kind, "group_size": -1} for layer, kind in kinds.items()}

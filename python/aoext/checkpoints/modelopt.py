@@ -24,7 +24,6 @@ from aoext.tensors.fields import ceil_div
 _NVFP4_GROUP, _MX_GROUP, _BLOCK = 16, 32, 128
 
 
-
 class _Algorithm(NamedTuple):
     dynamic: bool = False  # whether activations are quantised at run time, as aoext does it
     leaves: int | None = None  # the bits of activations that it has and aoext leaves as they are
@@ -54,9 +53,12 @@ class ModelOptReader(Reader):
         self.algorithm = _named("modelopt", said)
         # By the names of layers, where they differ.
         self.layer_settings: Mapping[str, Mapping[str, Any]] = said.get("quantized_layers") or {}
-        names = {self.algorithm, *(str(own.get("quant_algo")).upper() for own in self.layer_settings.values())}
+        names = {
+            self.algorithm,
+            *(str(own.get("quant_algo")).upper() for own in self.layer_settings.values()),
+        }
         left = {_ALGORITHMS[name].leaves for name in names if name in _ALGORITHMS}
-        self.notes = tuple(left_as_they_are(bits, "float") for bits in sorted(left - {None}))
+        self.notes = tuple(left_as_they_are(bits, "float") for bits in (4, 8) if bits in left)
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         own = self.layer_settings.get(layer)

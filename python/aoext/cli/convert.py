@@ -34,7 +34,8 @@ class _GroupSize(click.ParamType):
 @click.option(
     "--group-size",
     type=_GroupSize(),
-    help='Of int4 and its like: a number, -1 for whole rows, or "auto" for the largest of 128 to 16 that fits each layer.',
+    help="Of int4 and its like: a number, -1 for whole rows, "
+    'or "auto" for the largest of 128 to 16 that fits each layer.',
 )
 @click.option("--symmetric", is_flag=True, help="int4 without zero points, as gptq's format wants it.")
 @click.option("--format", type=click.Choice(FORMATS), default=AOEXT, help="Whose checkpoint TARGET is.")
@@ -44,7 +45,8 @@ def convert(
     """Write SOURCE as a checkpoint of aoext in the folder TARGET, which from_pretrained loads.
 
     SOURCE is a folder of transformers, plain or quantised by aoext, GPTQ, AWQ, compressed-tensors, ModelOpt,
-    bitsandbytes, HQQ or torchao, or as "fp8" or "mxfp8", or a GGUF file. What was interrupted goes on when it is called again.
+    bitsandbytes, HQQ or torchao, or as "fp8" or "mxfp8", or a GGUF file. What was interrupted goes on when it
+    is called again.
 
     With --format TARGET becomes another library's checkpoint where its format can say exactly what the
     weights are; else the layers are named, and why. More: docs/models.md.

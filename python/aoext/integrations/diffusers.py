@@ -77,7 +77,9 @@ class AoextDiffusersQuantizer(DiffusersQuantizer):
 
     def _keys(self) -> dict[str, list[str]]:
         """What the files call the tensors of each quantised weight."""
-        own = {name: [f"{name}.{part}" for part in what["fields"]] for name, what in self.descriptions.items()}
+        own = {
+            name: [f"{name}.{part}" for part in what["fields"]] for name, what in self.descriptions.items()
+        }
         return {**own, **{name: list(parts.values()) for name, parts in self.parts.items()}}
 
     @property
@@ -176,7 +178,7 @@ def adopt(model: nn.Module) -> None:
 
 
 def _keep_foreign_checkpoints() -> None:
-    """Have diffusers take AoextConfig.keep() for others' checkpoints, in whose place it would leave it aside."""
+    """Have diffusers take AoextConfig.keep() for others' checkpoints, where it would leave it aside."""
     merge = auto.DiffusersAutoQuantizer.merge_quantization_configs.__func__
 
     @functools.wraps(merge)

@@ -60,8 +60,8 @@ _LEFT_OUT = re.compile(r"rope_freqs\.weight")
 
 
 def load_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """The model of a GGUF file, on the CPU: linear layers in Q4_0, Q4_1, Q4_K, IQ4_NL, IQ4_XS and MXFP4 stay in
-    4 bits, those in Q8_0, Q6_K, Q5_0 and Q3_K become int8.
+    """The model of a GGUF file, on the CPU. Linear layers in Q4_0, Q4_1, Q4_K, IQ4_NL, IQ4_XS and MXFP4 stay
+    in 4 bits, those in Q8_0, Q6_K, Q5_0 and Q3_K become int8.
 
     dtype: of activations, and of all that is not quantised; a warning names the weights of other quantised
     formats, which are dequantised. Architectures: llama, qwen2, qwen3, gemma2, gemma3 (text).
@@ -118,7 +118,9 @@ def _tensors(reader: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
         known = layer.get(match[2]) if match else _WHOLE.get(stem)
         if known is None and match and match[2].endswith("_exps"):
-            raise ValueError(f"load_gguf: {tensor.name} has the weights of experts, which do not run on aoext yet")
+            raise ValueError(
+                f"load_gguf: {tensor.name} has the weights of experts, which do not run on aoext yet"
+            )
         if known is None:
             raise ValueError(f"load_gguf: {tensor.name} is no tensor of {architecture} that aoext knows")
         yield (f"model.layers.{match[1]}.{known}.{leaf}" if match else f"{known}.{leaf}"), tensor
@@ -151,7 +153,9 @@ def _rows_by_halves(tensor: Tensor, heads: int) -> Tensor:
     fields = {}
     for name, field in tensor.named_fields():
         dims = [axis.dim for axis in tensor.fields[name].axes]
-        fields[name] = field if N not in dims else gathered(field.movedim(dims.index(N), 0), rows).movedim(
-            0, dims.index(N)
+        fields[name] = (
+            field
+            if N not in dims
+            else gathered(field.movedim(dims.index(N), 0), rows).movedim(0, dims.index(N))
         )
     return tensor.remade(fields)

@@ -125,8 +125,8 @@ class AoextConfig(QuantizationConfigMixin):
         """This config for a checkpoint that another library has quantised; ValueError but for keep()."""
         if self.scheme is not None:
             raise ValueError(
-                f"the checkpoint is quantised by {stored['quant_method']} already; AoextConfig.keep() runs it "
-                "on aoext's kernels"
+                f"the checkpoint is quantised by {stored['quant_method']} already; AoextConfig.keep() runs "
+                "it on aoext's kernels"
             )
         kept = AoextConfig.keep()
         kept.foreign = stored
