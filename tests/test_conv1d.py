@@ -25,6 +25,8 @@ SCHEMES: dict[str, Any] = {
     "int8_dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
     "float8": aoext.Float8WeightOnlyConfig(),
     "float8_dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(),
+    "float8_block": aoext.Float8WeightOnlyConfig(granularity=aoext.PerBlock([32, 64])),
+    "nf4": aoext.NF4WeightOnlyConfig(),
 }
 load = transformers.AutoModelForCausalLM.from_pretrained
 

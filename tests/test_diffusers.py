@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 
 BF16 = torch.bfloat16
 INT4 = {"scheme": "int4", "group_size": 32}
-SCHEMES = [INT4, "int8", "int8_dynamic", "float8", "float8_dynamic"]
+SCHEMES = [INT4, "int8", "int8_dynamic", "float8", "float8_dynamic", "int4_int8", "float8_block", "nf4"]
 
 
 @pytest.fixture(autouse=True)

@@ -237,8 +237,11 @@ def _checkpoint(mesh, seed, format, path):
     again = load(here.model(format), "plain")
     assert all(same(again[i].weight, plain[i].weight) for i in (0, 2))
     x = here.randn(3, K)
-    if format.startswith("int4"):  # whose groups lie within each shard
-        torch.testing.assert_close(load(here.model(format), "parallel")(x), first(x), rtol=1e-4, atol=1e-4)
+    if not first[0].weight.to_local().blocks_are_rows:  # but groups, which lie within each shard
+        whole = load(here.model(format), "parallel")
+        if format not in ("int4_int8", "int4_float8"):  # which quantise the part of a row that a rank has
+            torch.testing.assert_close(whole(x), first(x), rtol=1e-4, atol=1e-4)
+        assert same(whole[2].weight.chunk(SIZE, 1)[here.rank], first[2].weight.to_local())
     else:
         with pytest.raises(BaseException, match="copy_ into a slice along K cannot change its scale"):
             load(here.model(format), "parallel")
@@ -443,7 +446,12 @@ CONFIGS = {
     "int4": aoext.Int4WeightOnlyConfig(group_size=GROUP_SIZE),
     "int8_dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
     "float8": aoext.Float8WeightOnlyConfig(),
+    "block_float8_dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(
+        granularity=(aoext.PerBlock([1, 16]), aoext.PerBlock([8, 16]))
+    ),
+    "nvfp4": aoext.NVFP4WeightOnlyConfig(),
 }
+ALONG_K = ("int4", "block_float8_dynamic")  # what has scales of its own there
 
 
 def _quantize_shards(mesh, seed, format):
@@ -454,12 +462,18 @@ def _quantize_shards(mesh, seed, format):
     parallel = parallelized(copy.deepcopy(model), mesh)
     expected = parallelized(copy.deepcopy(model), mesh)
     summary = aoext.quantize_(parallel, CONFIGS[format])
+    if format == "nvfp4":
+        one = (
+            "ranks have parts of a weight that needs one global scale: quantise before the weight is sharded"
+        )
+        assert summary.skipped == {"0": one, "2": one}
+        return
     along_k = "ranks have parts of rows, which need one scale: quantise before the weight is sharded"
-    assert summary.skipped == ({} if format == "int4" else {"2": along_k})
+    assert summary.skipped == ({} if format in ALONG_K else {"2": along_k})
     rows, columns = 2 * K // SIZE, K
     assert summary.layers[0].shape == (rows, columns)
     assert summary.layers[0].bytes_before == 4 * rows * columns
-    for i in (0, 2) if format == "int4" else (0,):
+    for i in (0, 2) if format in ALONG_K else (0,):
         part = expected[i].weight.to_local().detach()
         assert same(parallel[i].weight.to_local().detach(), CONFIGS[format].quantize(part))
         assert not parallel[i].weight.requires_grad
@@ -473,6 +487,9 @@ def _quantize_shards(mesh, seed, format):
         parallel(x).full_tensor() if isinstance(parallel(x), DTensor) else parallel(x), expected(x)
     )
 
+    cut = aoext.Float8WeightOnlyConfig(granularity=aoext.PerBlock([K // 2 + 1, K]))
+    blocks = parallelize_module(nn.Linear(K, 2 * K, device=here.device), mesh, ColwiseParallel())
+    assert "ranks have parts of blocks" in aoext.quantize_(blocks, cut).skipped[""]
     uneven = parallelize_module(nn.Linear(K, N + 1, device=here.device), mesh, ColwiseParallel())
     assert "unlike parts on 2 ranks" in aoext.quantize_(uneven, CONFIGS[format]).skipped[""]
     for run in (False, True):  # whole weights are in their places behind a forward pass

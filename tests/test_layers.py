@@ -20,6 +20,11 @@ CONFIGS = {
     "int8 dynamic": aoext.Int8DynamicActivationInt8WeightConfig(),
     "float8": aoext.Float8WeightOnlyConfig(),
     "float8 dynamic": aoext.Float8DynamicActivationFloat8WeightConfig(),
+    "int4 under int8": aoext.Int8DynamicActivationInt4WeightConfig(),
+    "float8 by blocks": aoext.Float8DynamicActivationFloat8WeightConfig(
+        granularity=(aoext.PerBlock([1, 128]), aoext.PerBlock([128, 128]))
+    ),
+    "nvfp4": aoext.NVFP4WeightOnlyConfig(),
 }
 MODES = {"inference": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
 
@@ -43,7 +48,7 @@ def test_a_layer_gives_what_the_function_gives(layer, device, mode):
         y = layer(x)
         assert torch.equal(y, linear(x, layer.weight, layer.bias))
     error = torch.linalg.vector_norm(y.double() - expected) / torch.linalg.vector_norm(expected)
-    dynamic = getattr(layer.weight, "dynamic_activation", False)
+    dynamic = layer.weight.quantizes_input_to is not None
     assert error < (0.05 if dynamic else 5e-3)  # 8-bit activations of 64 elements lose this much
     assert y.requires_grad == (mode == "grad")  # for the bias
 

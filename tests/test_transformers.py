@@ -19,6 +19,7 @@ import aoext
 import checkpoint_packers as pack
 from aoext.convert import convert_checkpoint
 from aoext.layers import QuantizedEmbedding
+from aoext.schemes import SCHEMES
 from aoext.tensors import QuantizedTensor
 from checkpoint_packers import Stored
 from test_checkpoints import exactly
@@ -67,11 +68,11 @@ def same_bits(model: nn.Module, other: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("scheme", ["int4", "int8", "int8_dynamic", "float8", "float8_dynamic"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_quantise_save_and_load_again(tmp_path, scheme, tied):
     plain = llama(tie_word_embeddings=tied)
     plain.save_pretrained(tmp_path / "plain", max_shard_size="30KB")
-    config = {"scheme": "int4", "group_size": 32} if scheme == "int4" else scheme
+    config = {"scheme": scheme, "group_size": 32} if scheme in ("int4", "int4_float8") else scheme
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "plain", quantization_config=AoextConfig(config), dtype=torch.bfloat16
     )

@@ -22,6 +22,12 @@ COLOURS = {
     "float8 dynamic": "#bb9ee6",
     "int4 group 128": "#c65d00",
     "int4 group 32": "#f2a654",
+    "int4 under int8": "#8a5a00",
+    "float8 block": "#4b2a80",
+    "mxfp8": "#d9c8f2",
+    "mxfp4": "#2f8f5b",
+    "nvfp4": "#83c9a3",
+    "nf4": "#b8304f",
 }
 WIDTH, HEIGHT = 14, 5.8
 LINE = 0.075  # least distance of labels, as a part of the axis

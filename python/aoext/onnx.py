@@ -5,7 +5,8 @@ Needs onnxscript, as torch.onnx.export does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aoext.ops import ao
@@ -14,7 +15,7 @@ from aoext.ops import ao
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """What torch.onnx.export takes as custom_translation_table; opset 21 or later.
 
-    Weights stay quantised in the file: int8 and float8 as they are, int4 as packed, which the exporter's
+    Weights stay quantised in the file: int8 and float8 as they are, 4 bits as packed, which the exporter's
     optimiser (its default) unpacks to 8 bits. Activations of dynamic schemes are rounded as when they are
     quantised, so that results differ by roundings alone.
 
@@ -54,17 +55,60 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         )
         return op.Reshape(plain, op.Constant(value_ints=[rows, 2 * half]))
 
-    def rounded(input: Any, weight: Any) -> Any:
-        """The input as ao::quantize_rowwise to the weight's dtype leaves it."""
-        values = op.Cast(input, to=_FLOAT)
+    def number(value: float) -> Any:
+        return op.Constant(value_float=value)
+
+    def rounded(values: Any, dtype: int, powers_of_two: bool = False) -> Any:
+        """float32 rows as their quantisation to `dtype` leaves them."""
         absmax = op.ReduceMax(op.Abs(values), op.Constant(value_ints=[-1]), keepdims=1)
-        is_int8 = weight.dtype == _INT8
-        limit = 127.0 if is_int8 else _LARGEST_FLOAT8[int(weight.dtype)]
-        zero, one = op.Constant(value_float=0.0), op.Constant(value_float=1.0)
-        scale = op.Where(op.Equal(absmax, zero), one, op.Div(absmax, op.Constant(value_float=limit)))
+        limit = 127.0 if dtype == _INT8 else _LARGEST_FLOAT8[dtype]
+        scale = op.Where(op.Equal(absmax, number(0.0)), number(1.0), op.Div(absmax, number(limit)))
+        if powers_of_two:  # next to one of them the logarithm is off by a step
+            near = op.Pow(number(2.0), op.Ceil(op.Div(op.Log(scale), number(math.log(2)))))
+            half = op.Mul(near, number(0.5))
+            near = op.Where(op.GreaterOrEqual(half, scale), half, near)
+            scale = op.Where(op.Less(near, scale), op.Mul(near, number(2.0)), near)
         q = op.Div(values, scale)
-        q = op.Round(q) if is_int8 else op.Cast(op.Cast(q, to=int(weight.dtype)), to=_FLOAT)
-        return op.CastLike(op.Mul(q, scale), input)
+        q = op.Round(q) if dtype == _INT8 else op.Cast(op.Cast(q, to=dtype), to=_FLOAT)
+        return op.Mul(q, scale)
+
+    def rounded_rows(input: Any, dtype: int) -> Any:
+        """The input as ao::quantize_rowwise leaves it."""
+        return op.CastLike(rounded(op.Cast(input, to=_FLOAT), dtype), input)
+
+    def rounded_blocks(input: Any, dtype: int, columns: int, block: int, powers_of_two: bool) -> Any:
+        """The input as ao::quantize_blockwise leaves it."""
+        last = op.Constant(value_ints=[-1])
+        missing = op.Constant(value_ints=[0, -columns % block])
+        padded = op.Pad(op.Cast(input, to=_FLOAT), missing, number(0.0), last)
+        rows = op.Reshape(padded, op.Constant(value_ints=[-1, block]))
+        result = op.Reshape(rounded(rows, dtype, powers_of_two), op.Shape(padded))
+        result = op.Slice(result, op.Constant(value_ints=[0]), op.Constant(value_ints=[columns]), last)
+        return op.CastLike(result, input)
+
+    def spread(scale: Any, rows: int, columns: int, block_size: Sequence[int]) -> Any:
+        """Scales of blocks as float32 [rows, columns]."""
+        if int(scale.dtype) == _UINT8:
+            scale = op.Pow(number(2.0), op.Sub(op.Cast(scale, to=_FLOAT), number(127.0)))
+        floats = op.Cast(scale, to=_FLOAT)
+        for axis, (size, block) in enumerate(zip((rows, columns), block_size, strict=True)):
+            floats = op.Gather(floats, op.Constant(value_ints=[i // block for i in range(size)]), axis=axis)
+        return floats
+
+    def by_blocks(weight: Any, scale: Any, block_size: Sequence[int]) -> Any:
+        values = op.DequantizeLinear(weight, number(1.0))
+        rows, columns = weight.shape
+        return op.Mul(values, spread(scale, rows, columns, block_size))
+
+    def by_table(weight: Any, table: Any, scale: Any, block_size: Sequence[int], whole: Any) -> Any:
+        rows, half = weight.shape
+        byte, last = op.Cast(weight, to=_INT32), op.Constant(value_ints=[2])
+        sixteen = op.Constant(value=_int32(16))
+        parts = op.Mod(byte, sixteen), op.Div(byte, sixteen)
+        pairs = op.Concat(*(op.Unsqueeze(part, last) for part in parts), axis=2)
+        codes = op.Reshape(pairs, op.Constant(value_ints=[rows, 2 * half]))
+        plain = op.Mul(op.Gather(table, codes), spread(scale, rows, 2 * half, block_size))
+        return plain if whole is None else op.Mul(plain, whole)
 
     def rowwise(input: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
         return product(input, by_rows(weight, scale), bias)
@@ -73,7 +117,40 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return product(input, by_groups(weight, scale, zero_point), bias)
 
     def dynamic(input: Any, weight: Any, weight_scale: Any, bias: Any = None) -> Any:
-        return product(rounded(input, weight), by_rows(weight, weight_scale), bias)
+        return product(rounded_rows(input, int(weight.dtype)), by_rows(weight, weight_scale), bias)
+
+    def int4_dynamic(
+        input: Any, weight: Any, scale: Any, zero_point: Any, bias: Any = None, input_dtype: int = -1
+    ) -> Any:
+        dtype = _INT8 if input_dtype == -1 else input_dtype
+        return product(rounded_rows(input, dtype), by_groups(weight, scale, zero_point), bias)
+
+    def blockwise(input: Any, weight: Any, scale: Any, block_size: Sequence[int], bias: Any = None) -> Any:
+        return product(input, by_blocks(weight, scale, block_size), bias)
+
+    def lut4(
+        input: Any,
+        weight: Any,
+        table: Any,
+        scale: Any,
+        block_size: Sequence[int],
+        global_scale: Any = None,
+        bias: Any = None,
+    ) -> Any:
+        return product(input, by_table(weight, table, scale, block_size, global_scale), bias)
+
+    def blocks_dynamic(
+        input: Any,
+        weight: Any,
+        weight_scale: Any,
+        input_block: Sequence[int],
+        weight_block: Sequence[int],
+        bias: Any = None,
+    ) -> Any:
+        powers_of_two = int(weight_scale.dtype) == _UINT8
+        columns = weight.shape[1]
+        x = rounded_blocks(input, int(weight.dtype), columns, input_block[1], powers_of_two)
+        return product(x, by_blocks(weight, weight_scale, weight_block), bias)
 
     def cast(plain: Any, scale: Any, dtype: int) -> Any:
         return op.CastLike(plain, scale) if dtype == -1 else op.Cast(plain, to=dtype)
@@ -84,6 +161,21 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def rows_dequantized(weight: Any, scale: Any, dtype: int = -1) -> Any:
         return cast(by_rows(weight, scale), scale, dtype)
 
+    def blocks_dequantized(weight: Any, scale: Any, block_size: Sequence[int], dtype: int = -1) -> Any:
+        plain = by_blocks(weight, scale, block_size)
+        return cast(plain, scale if int(scale.dtype) in _FLOATS else plain, dtype)
+
+    def lut4_dequantized(
+        weight: Any,
+        table: Any,
+        scale: Any,
+        block_size: Sequence[int],
+        global_scale: Any = None,
+        dtype: int = -1,
+    ) -> Any:
+        plain = by_table(weight, table, scale, block_size, global_scale)
+        return cast(plain, scale if int(scale.dtype) in _FLOATS else plain, dtype)
+
     return {
         ao.bf16i4bf16_rowwise.default: groupwise,
         ao.bf16i4bf16_rowwise_bias.default: groupwise,
@@ -92,11 +184,19 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ao.scaled_linear_rowwise.default: dynamic,
         ao.dequantize_int4.default: groups_dequantized,
         ao.dequantize_rowwise.default: rows_dequantized,
+        ao.scaled_linear_int4.default: int4_dynamic,
+        ao.bf16i8bf16_blockwise.default: blockwise,
+        ao.bf16f8bf16_blockwise.default: blockwise,
+        ao.bf16lut4bf16_blockwise.default: lut4,
+        ao.scaled_linear_blockwise.default: blocks_dynamic,
+        ao.dequantize_blockwise.default: blocks_dequantized,
+        ao.dequantize_lut4.default: lut4_dequantized,
     }
 
 
 # onnx.TensorProto.DataType
-_FLOAT, _INT8, _INT32 = 1, 3, 6
+_FLOAT, _UINT8, _INT8, _INT32 = 1, 2, 3, 6
+_FLOATS = (_FLOAT, 10, 16)  # with float16 and bfloat16
 _LARGEST_FLOAT8 = {17: 448.0, 19: 57344.0}  # e4m3fn, e5m2
 
 

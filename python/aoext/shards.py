@@ -57,11 +57,12 @@ def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> st
         return f"its weight is {unlike}"
     from torch.distributed.tensor import Shard
 
-    along_k = False
+    sharded = along_k = False
     for placement, ranks in zip(weight.placements, weight.device_mesh.shape, strict=True):
         if isinstance(placement, Shard):
             if weight.shape[placement.dim] % ranks:
                 return f"its weight {list(weight.shape)} has unlike parts on {ranks} ranks"
+            sharded = True
             along_k |= placement.dim == K
     part = weight.to_local()
     if (reason := config.obstacle(part)) is not None:
@@ -70,7 +71,7 @@ def obstacle(config: QuantizationConfig, layer: nn.Module, weight: Tensor) -> st
     first = "quantise before the weight is sharded"
     if along_k and form.blocks_are_rows:
         return f"ranks have parts of rows, which need one scale: {first}"
-    if getattr(form, "global_scale", None) is not None:
+    if sharded and getattr(form, "global_scale", None) is not None:
         return f"ranks have parts of a weight that needs one global scale: {first}"
     if form.any_blocks and any(
         size < whole and size % block

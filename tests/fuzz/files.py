@@ -45,6 +45,9 @@ SCHEMES = [
     aoext.Int8DynamicActivationInt8WeightConfig(),
     aoext.Float8WeightOnlyConfig(),
     aoext.Float8WeightOnlyConfig(torch.float8_e5m2),
+    aoext.Float8WeightOnlyConfig(granularity=aoext.PerBlock([4, 8])),
+    aoext.Int8DynamicActivationInt4WeightConfig(8),
+    aoext.NVFP4WeightOnlyConfig(),
 ]
 
 

@@ -157,6 +157,8 @@ CONFIGS = {
     "Int8DynamicActivationInt8WeightConfig": 0,
     "Float8WeightOnlyConfig": 0,
     "Float8DynamicActivationFloat8WeightConfig": 0,
+    "MXDynamicActivationMXWeightConfig": 0,
+    "NVFP4WeightOnlyConfig": 0,
 }
 
 

@@ -60,10 +60,10 @@ _STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 class AoextConfig(QuantizationConfigMixin):
     """How from_pretrained quantises a model's linear layers while it loads them.
 
-    scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name: "int4", "int8",
-        "int8_dynamic", "float8", "float8_dynamic". None, as AoextConfig.keep() has it, for checkpoints that
-        are quantised already, by aoext or another library: their weights come onto aoext's layouts without
-        loss
+    scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name in schemes.SCHEMES:
+        "int4", "int8", "float8_block", "nvfp4" and so on. None, as AoextConfig.keep() has it, for
+        checkpoints that are quantised already, by aoext or another library: their weights come onto aoext's
+        layouts without loss
     modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
         the output layer and what is tied to it.
     per_module: schemes of modules, by regular expressions that are searched in their names; the first that is

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,14 +20,38 @@ if TYPE_CHECKING:
 BLOCK_SCALE = Field((Axis(N, BLOCK), Axis(K, BLOCK)), BLOCK_SCALE_DTYPES)
 
 
-class BlockwiseTensor(QuantizedTensor):
+class BlockScaledTensor(QuantizedTensor):
+    """A weight with a scale for each block [block_n, block_k], of which the last ones may be partial.
+
+    Scales of float8_e8m0fnu are kept as the exponents in uint8 that they are: so much of PyTorch and of what
+    reads its files knows no such dtype.
+    """
+
+    any_blocks = True
+
+    scale: Tensor
+
+    @classmethod
+    def from_fields(cls, tensors: Mapping[str, Tensor | None], dtype: torch.dtype, **attributes: Any) -> Self:
+        scale = tensors["scale"]
+        if isinstance(scale, Tensor) and scale.dtype is torch.float8_e8m0fnu:
+            tensors = {**tensors, "scale": scale.view(torch.uint8)}
+        return super().from_fields(tensors, dtype, **attributes)
+
+    def _of_rows(self, indices: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """qdata, scale and block_size of the rows at `indices`."""
+        block_n, block_k = self.block_size
+        return gathered(self.qdata, indices), gathered(self.scale, indices // block_n), [1, block_k]
+
+
+class BlockwiseTensor(BlockScaledTensor):
     """A weight [N, K] as w = qdata·scale: DeepSeek's float8 blocks, mxfp8, int8 in groups (GPTQ, Q8_0).
 
     Elsewhere these are called Float8BlockTensor, Float8Tensor with PerBlock, and MXTensor.
 
     qdata: int8, float8_e4m3fn or float8_e5m2 [N, K]
-    scale: [⌈N/block_n⌉, ⌈K/block_k⌉], float32, bfloat16, float16, float8_e4m3fn, or float8_e8m0fnu, whose
-        exponents may come as uint8: u is 2^(u − 127), and 255 is NaN
+    scale: [⌈N/block_n⌉, ⌈K/block_k⌉], float32, bfloat16, float16, float8_e4m3fn, or exponents in uint8, where
+        u is 2^(u − 127) and 255 is NaN; float8_e8m0fnu becomes these
     block_size: [block_n, block_k]; the last blocks may be partial
     dtype: bfloat16, float16, float32 or float64, that of the activations
     input_block: None where activations meet the weight as they are; [1, block_k] where they are quantised to
@@ -46,14 +70,12 @@ class BlockwiseTensor(QuantizedTensor):
         "scale": BLOCK_SCALE,
     }
     attributes = ("block_size", "input_block")
-    any_blocks = True
     encoding: ClassVar[dict[str, str]] = {
         "format": "8 bits, of qdata's dtype",
         "zero_point": "none: w = q * scale",
-        "exponents": "scales of float8_e8m0fnu and uint8 are 2 ** (u - 127)",
+        "exponents": "scales u of uint8 are 2 ** (u - 127)",
     }
 
-    scale: Tensor
     input_block: list[int] | None
 
     def __new__(
@@ -107,9 +129,8 @@ class BlockwiseTensor(QuantizedTensor):
         return torch.ops.ao.dequantize_blockwise(qdata, scale, self.block_size, dtype=self.operator_dtype)
 
     def _rows(self, indices: Tensor) -> Tensor:
-        block_n, block_k = self.block_size
-        qdata, scale = gathered(self.qdata, indices), gathered(self.scale, indices // block_n)
-        return torch.ops.ao.dequantize_blockwise(qdata, scale, [1, block_k], dtype=self.operator_dtype)
+        qdata, scale, block_size = self._of_rows(indices)
+        return torch.ops.ao.dequantize_blockwise(qdata, scale, block_size, dtype=self.operator_dtype)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         qdata, scale, block_size = self.qdata.contiguous(), self.scale.contiguous(), self.block_size

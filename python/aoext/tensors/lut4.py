@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext.blocks import LUT4_FORMATS, Scaling, lut4_quantize
-from aoext.tensors.base import QuantizedTensor, gathered
-from aoext.tensors.blockwise import BLOCK_SCALE
+from aoext.tensors.blockwise import BLOCK_SCALE, BlockScaledTensor
 from aoext.tensors.fields import FIXED, Axis, Field, K, N, check_block_size
 
 if TYPE_CHECKING:
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 TABLE_SIZE = 16
 
 
-class Lut4Tensor(QuantizedTensor):
+class Lut4Tensor(BlockScaledTensor):
     """A weight [N, K] as w = table[qdata]·scale·global_scale: mxfp4, nvfp4, NF4, fp4 of bitsandbytes, IQ4_NL.
 
     Elsewhere these are called MXTensor, NVFP4Tensor and NF4Tensor.
 
     qdata: uint8 [N, K/2], two indices into the table to a byte, the even k in the low nibble
     table: float32 [16]
-    scale: [⌈N/block_n⌉, ⌈K/block_k⌉], float32, bfloat16, float16, float8_e4m3fn, or float8_e8m0fnu, whose
-        exponents may come as uint8: u is 2^(u − 127), and 255 is NaN
+    scale: [⌈N/block_n⌉, ⌈K/block_k⌉], float32, bfloat16, float16, float8_e4m3fn, or exponents in uint8, where
+        u is 2^(u − 127) and 255 is NaN; float8_e8m0fnu becomes these
     block_size: [block_n, block_k]; the last blocks may be partial
     dtype: bfloat16, float16, float32 or float64, that of the activations, which meet the weight as they are
     global_scale: None, or float32 [1], which multiplies all of the weight
@@ -45,16 +44,14 @@ class Lut4Tensor(QuantizedTensor):
         "scale": BLOCK_SCALE,
         "global_scale": Field((Axis(FIXED, 1),), (torch.float32,), optional=True),
     }
-    any_blocks = True
     encoding: ClassVar[dict[str, str]] = {
         "format": "4 bits that look a table of 16 values up",
         "packing": "two codes per byte along K, even k in the low nibble",
         "zero_point": "none: w = table[code] * scale * global_scale",
-        "exponents": "scales of float8_e8m0fnu and uint8 are 2 ** (u - 127)",
+        "exponents": "scales u of uint8 are 2 ** (u - 127)",
     }
 
     table: Tensor
-    scale: Tensor
     global_scale: Tensor | None
 
     def __new__(
@@ -116,10 +113,7 @@ class Lut4Tensor(QuantizedTensor):
         return self._plain(self.qdata.contiguous(), self.scale.contiguous(), self.block_size)
 
     def _rows(self, indices: Tensor) -> Tensor:
-        block_n, block_k = self.block_size
-        return self._plain(
-            gathered(self.qdata, indices), gathered(self.scale, indices // block_n), [1, block_k]
-        )
+        return self._plain(*self._of_rows(indices))
 
     def _plain(self, qdata: Tensor, scale: Tensor, block_size: list[int]) -> Tensor:
         return torch.ops.ao.dequantize_lut4(
