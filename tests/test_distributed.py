@@ -42,7 +42,7 @@ import aoext
 from aoext import flatten_state_dict
 from aoext.layers import set_weight
 from aoext.reference import assert_close, randn
-from aoext.tensors import QuantizedTensor
+from aoext.tensors import BlockwiseTensor, QuantizedTensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, bits, product, quantized, same
 from ranks import BACKENDS, Ranks
 
@@ -503,6 +503,27 @@ def _quantize_shards(mesh, seed, format):
 @pytest.mark.parametrize("format", CLASSES)
 def test_quantize_takes_shards_or_tells_why_not(format, ranks, seed):
     ranks(_quantize_shards, seed, format)
+
+
+def _blocks_of_rows(mesh, seed):
+    here = Here(mesh, seed)
+    weight = BlockwiseTensor.from_hp(here.randn(32, K), [8, 16], input_block=[1, 16])
+    for dim in (0, 1):
+        sharded = distribute_tensor(weight, mesh, [Shard(dim)])
+        assert same(sharded.to_local(), weight.chunk(SIZE, dim)[here.rank])
+        assert same(sharded.full_tensor(), weight)
+    with pytest.raises(ValueError, match="must begin and end on group boundaries"):
+        distribute_tensor(weight[:24], mesh, [Shard(0)], src_data_rank=None)
+    layer = nn.Linear(K, 32, bias=False, device=here.device)
+    set_weight(layer, nn.Parameter(BlockwiseTensor.from_hp(here.randn(32, K), [8, 16]), requires_grad=False))
+    x = here.randn(3, K)
+    expected = layer(x)
+    fully_shard(layer, mesh=mesh)
+    assert_near(layer(x), expected)
+
+
+def test_blocks_of_several_rows_are_sharded_on_their_borders(ranks, seed):
+    ranks(_blocks_of_rows, seed)
 
 
 def _fully_sharded_data_parallel(mesh, seed, format):

@@ -2,8 +2,8 @@
 
 vLLM calls `register` as it starts. Which layers are quantised, and how, stands in the metadata of the
 checkpoint's files; that is read as soon as vLLM knows where these are. Layers that vLLM merges (q, k and v;
-gate and up) must be quantised alike; where each has one scale for all of its weight (nvfp4), that goes into the
-scales of its blocks, which are float32 then.
+gate and up) must be quantised alike; where each has one scale for all of its weight (nvfp4), that goes into
+the scales of its blocks, which are float32 then.
 """
 
 from __future__ import annotations
