@@ -1,7 +1,6 @@
 """Weights of 8 bits and of tables of 16 values, with a scale for each row or block, as checkpoints have them.
 
-Scales keep the dtype that they have in the file; those that are exponents in uint8 become float8_e8m0fnu,
-the same bytes.
+Scales keep the dtype that they have in the file.
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ def take_scale(
     shape: Sequence[int],
     dtypes: Sequence[torch.dtype] = SCALES,
 ) -> Tensor:
-    """The scales of this name, as `take` takes them; exponents in uint8 as the float8_e8m0fnu they are."""
+    """The scales of this name, as `take` takes them; exponents in uint8 must be finite as well."""
     scale = take(layer, tensors, name, dtypes, shape)
-    if scale.dtype is not torch.uint8:
-        return scale
-    if has_values(scale) and bool((scale == _NAN).any()):
+    if scale.dtype is torch.uint8 and has_values(scale) and bool((scale == _NAN).any()):
         raise ValueError(f"{layer}: {name} must be finite, got the exponent {_NAN}, which is NaN")
-    return scale.view(torch.float8_e8m0fnu)
+    return scale
 
 
 def by_rows(

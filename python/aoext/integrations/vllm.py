@@ -223,7 +223,9 @@ class AoextLinearMethod(LinearMethodBase):
             fields[_GLOBAL_SCALE] = whole[:1].clone()
             return
         of_rows = whole.repeat_interleave(torch.tensor(self.rows_of_parts, device=whole.device))
-        fields["scale"] = fields["scale"].float() * of_rows[:: self.block_size[N], None]
+        scale = fields["scale"]
+        scale = (scale.view(torch.float8_e8m0fnu) if scale.dtype is torch.uint8 else scale).float()
+        fields["scale"] = scale * of_rows[:: self.block_size[N], None]
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(x, layer.weight, bias)
