@@ -7,6 +7,7 @@ with what reads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import torch
@@ -15,12 +16,15 @@ from torch import Tensor
 Stored = tuple[dict[str, Tensor], Tensor]
 
 
-def int32_words(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Eight codes of 4 bits to a word, the first one lowest, along the last dimension."""
+def int32_words(rows: Sequence[Sequence[int]], bits: int = 4) -> Tensor:
+    """Codes of 4 or 8 bits to words of 32, the first one lowest, along the last dimension."""
     words = []
+    count = 32 // bits
     for row in rows:
-        assert len(row) % 8 == 0
-        packed = [sum(int(row[8 * i + j]) << (4 * j) for j in range(8)) for i in range(len(row) // 8)]
+        assert len(row) % count == 0
+        packed = [
+            sum(int(row[count * i + j]) << (bits * j) for j in range(count)) for i in range(len(row) // count)
+        ]
         words.append([word - (1 << 32) if word >= 1 << 31 else word for word in packed])
     return torch.tensor(words, dtype=torch.int32)
 
@@ -117,3 +121,156 @@ def bitsandbytes_int8(rows: int, columns: int) -> Stored:
     largest = torch.rand(rows) + 0.1
     tensors = {"weight": q, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
     return tensors, q.double() * (largest.double()[:, None] / 127)
+
+
+def in_blocks(values: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+    """Each value times the scale of its block, in float64."""
+    rows, columns = values.shape
+    at_rows = torch.arange(rows) // block[0]
+    at_columns = torch.arange(columns) // block[1]
+    return values.double() * scale.double()[at_rows[:, None], at_columns[None, :]]
+
+
+def _scales(rows: int, columns: int, block: Sequence[int]) -> Tensor:
+    """Random float32 ones for the blocks of a weight, the last of which may be partial."""
+    return torch.rand(-(-rows // block[0]), -(-columns // block[1])) * 0.1 + 0.001
+
+
+def _exponents(rows: int, columns: int, block: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Random exponents in uint8, and the powers of two that they stand for, in float64."""
+    codes = torch.randint(110, 130, _scales(rows, columns, block).shape, dtype=torch.uint8)
+    return codes, torch.tensor(
+        [[2.0 ** (int(code) - 127) for code in row] for row in codes.tolist()]
+    ).double()
+
+
+def fp8(rows: int, columns: int, block: Sequence[int], scales: str = "float") -> Stored:
+    """scales: "float", "powers" (float32 that are powers of two), "e8m0" or "bytes"."""
+    q = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    stored: Tensor
+    if scales == "float":
+        stored = _scales(rows, columns, block)
+        exact = stored
+    else:
+        codes, exact = _exponents(rows, columns, block)
+        stored = {"powers": exact.float(), "e8m0": codes.view(torch.float8_e8m0fnu), "bytes": codes}[scales]
+    return {"weight": q, "weight_scale_inv": stored}, in_blocks(q, exact, block)
+
+
+def fp8_whole(rows: int, columns: int) -> Stored:
+    q = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    scale = torch.rand(())
+    tensors = {"weight": q, "weight_scale": scale, "input_scale": torch.rand(())}
+    return tensors, q.double() * scale.double()
+
+
+def _bytes_of_two(codes: Tensor, *, high_first: bool = False) -> Tensor:
+    """Codes of 4 bits [N, K], two to a byte, the first one low."""
+    shifts = (4, 0) if high_first else (0, 4)
+    rows = [
+        [row[i] << shifts[0] | row[i + 1] << shifts[1] for i in range(0, len(row), 2)]
+        for row in codes.tolist()
+    ]
+    return torch.tensor(rows, dtype=torch.uint8)
+
+
+def _e2m1(codes: Tensor) -> Tensor:
+    """The values by their bits: sign, two of exponent, one of mantissa."""
+
+    def value(code: int) -> float:
+        exponent, mantissa = code >> 1 & 3, code & 1
+        magnitude = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2 ** (exponent - 1)
+        return -magnitude if code & 8 else magnitude
+
+    return torch.tensor([[value(code) for code in row] for row in codes.tolist()])
+
+
+def nvfp4(rows: int, columns: int, *, divided: bool = False) -> Stored:
+    """With one more scale that multiplies, as ModelOpt has it, or divides, as compressed-tensors does."""
+    codes = torch.randint(16, (rows, columns))
+    scale = (torch.rand(rows, columns // 16) * 400 + 1).to(torch.float8_e4m3fn)
+    divisor = torch.rand(1) * 900 + 100
+    exact, packed = in_blocks(_e2m1(codes), scale, (1, 16)), _bytes_of_two(codes)
+    if divided:
+        tensors = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": divisor}
+        return tensors, exact / divisor.double()
+    whole = 1 / divisor
+    return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole[0]}, exact * whole.double()
+
+
+def mxfp4(rows: int, columns: int) -> Stored:
+    codes = torch.randint(16, (rows, columns))
+    exponents, scale = _exponents(rows, columns, (1, 32))
+    tensors = {"weight_packed": _bytes_of_two(codes), "weight_scale": exponents}
+    return tensors, in_blocks(_e2m1(codes), scale, (1, 32))
+
+
+def quantized_by_blocks(rows: int, columns: int, block: Sequence[int], kind: str = "float") -> Stored:
+    """float- or int-quantized, or as "mxfp8" those whose scales are exponents."""
+    if kind == "int":
+        q = torch.randint(-128, 128, (rows, columns)).to(torch.int8)
+    else:
+        q = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    stored = scale = _scales(rows, columns, block).bfloat16()
+    if kind == "mxfp8":
+        stored, scale = _exponents(rows, columns, block)
+    return {"weight": q, "weight_scale": stored}, in_blocks(q, scale, block)
+
+
+def pack_quantized_8(rows: int, columns: int, group: int) -> Stored:
+    codes = torch.randint(256, (rows, columns))
+    scale = _scales(rows, columns, (1, group)).bfloat16()
+    filled = [row + [0] * (-columns % 4) for row in codes.tolist()]
+    tensors = {
+        "weight_packed": int32_words(filled, 8),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor([rows, columns]),
+    }
+    return tensors, in_blocks(codes - 128, scale, (1, group))
+
+
+def gptq_8(rows: int, columns: int, group: int, *, form: str = "gptq", zero: int = 128) -> Stored:
+    codes = torch.randint(256, (rows, columns))
+    scales = (torch.rand(rows, columns // group) * 0.1 + 0.001).half()
+    stored = zero - 1 if form == "gptq" else zero
+    tensors = {
+        "qweight": int32_words(codes.tolist(), 8).t().contiguous(),
+        "qzeros": int32_words([[stored] * rows] * (columns // group), 8),
+        "scales": scales.t().contiguous(),
+        "g_idx": (torch.arange(columns) // group).int(),
+    }
+    return tensors, in_blocks(codes - zero, scales, (1, group))
+
+
+def bitsandbytes_4(
+    rows: int, columns: int, block: int = 64, *, kind: str = "nf4", nested: bool = False
+) -> Stored:
+    """Blocks of the flat matrix, the first value in the high nibble."""
+    codes = torch.randint(16, (rows, columns))
+    table = torch.linspace(-1, 1, 16) ** 3
+    blocks = -(-rows * columns // block)
+    said = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [rows, columns]}
+    tensors = {"weight.quant_map": table}
+    if nested:
+        stored = torch.randint(256, (blocks,), dtype=torch.uint8)
+        outer, outer_table = torch.rand(-(-blocks // 256)) + 0.1, torch.linspace(-1, 1, 256)
+        offset = 0.6
+        said |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        tensors |= {"weight.nested_absmax": outer, "weight.nested_quant_map": outer_table}
+        scale = torch.tensor(
+            [
+                float(outer_table[code]) * float(outer[i // 256]) + offset
+                for i, code in enumerate(stored.tolist())
+            ],
+            dtype=torch.float64,
+        )
+    else:
+        stored = torch.rand(blocks) + 0.1
+        scale = stored.double()
+    tensors["weight"] = _bytes_of_two(codes.view(1, -1), high_first=True).view(-1, 1)
+    tensors["weight.absmax"] = stored
+    tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(
+        list(json.dumps(said).encode()), dtype=torch.uint8
+    )
+    flat = table.double()[codes.flatten()] * scale[torch.arange(rows * columns) // block]
+    return tensors, flat.view(rows, columns)

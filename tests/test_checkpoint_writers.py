@@ -9,17 +9,41 @@ import pytest
 import torch
 
 import aoext
+from aoext.blocks import E2M1
 from aoext.checkpoints import WRITERS, reader_for
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from test_checkpoints import CASES, GROUP, K, N, exactly
 
 # What of CASES each format can say.
-FOUR_BITS = {name for name in CASES if name.startswith(("gptq", "awq", "pack-quantized"))}
-EIGHT_BITS = {name for name in CASES if name.startswith(("int-", "float-", "bitsandbytes"))}
+FOUR_BITS = {
+    name for name in CASES if name.startswith(("gptq", "awq", "pack-quantized")) and "8 bits" not in name
+}
+EIGHT_BITS = {
+    "int-quantized",
+    "float-quantized",
+    "float-quantized, one scale",
+    "bitsandbytes",
+    "fp8, one scale",
+}
+INTEGERS_IN_ROWS = {"gptq, 8 bits, whole rows", "pack-quantized, 8 bits, whole rows"}
+INTEGERS_IN_GROUPS = {
+    "gptq, 8 bits",
+    "gptq, 8 bits, version 2",
+    "int-quantized, groups",
+    "pack-quantized, 8 bits",
+}
+BY_BLOCKS = {name for name in CASES if name.startswith(("fp8", "mxfp8", "float-", "int-"))} - EIGHT_BITS
 SAYS = {
-    "gptq": FOUR_BITS - {"pack-quantized, zeros"},  # whose N is odd
-    "compressed-tensors": FOUR_BITS | EIGHT_BITS,
-    "torchao": EIGHT_BITS,
+    "gptq": FOUR_BITS - {"pack-quantized, zeros"}  # whose N is odd
+    | INTEGERS_IN_GROUPS
+    | {"gptq, 8 bits, whole rows"},
+    "compressed-tensors": FOUR_BITS
+    | EIGHT_BITS
+    | INTEGERS_IN_ROWS
+    | INTEGERS_IN_GROUPS
+    | BY_BLOCKS
+    | {"nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt, nvfp4"},
+    "torchao": EIGHT_BITS | INTEGERS_IN_ROWS,
 }
 
 
@@ -65,7 +89,8 @@ def test_weights_of_files_go_back_exactly(device, form, name):
     assert type(back) is type(weight)
     assert back.device == weight.device
     assert torch.equal(exactly(back), exactly(weight))
-    assert getattr(back, "dynamic_activation", None) == getattr(weight, "dynamic_activation", None)
+    for attribute in ("dynamic_activation", "input_block"):
+        assert getattr(back, attribute, None) == getattr(weight, attribute, None)
 
 
 @pytest.mark.parametrize("form", WRITERS)
@@ -91,6 +116,31 @@ def test_weights_that_aoext_has_quantised_go_back_exactly(device, form):
         assert getattr(back, "dynamic_activation", None) == getattr(weight, "dynamic_activation", None)
 
 
+BF16 = torch.bfloat16
+
+
+def lut4(
+    table: Any, scale: torch.Tensor | None = None, group: int = 32, whole: torch.Tensor | None = None
+) -> Lut4Tensor:
+    codes = torch.zeros(N, K // 2, dtype=torch.uint8)
+    scale = torch.ones(N, K // group) if scale is None else scale
+    return Lut4Tensor(codes, torch.tensor(table), scale, [1, group], BF16, whole)
+
+
+def test_nvfp4s_one_scale_is_divided_by_and_rounds_once():
+    """Not every float32 is the inverse of one; then the nearest is written."""
+    scale = torch.ones(N, K // 16).to(torch.float8_e4m3fn)
+    exact = 0
+    for whole in torch.rand(50) + 1:
+        weight = lut4(E2M1, scale, 16, whole.view(1))
+        back = there_and_back("compressed-tensors", weight)
+        assert (back.global_scale - whole).abs() <= 2**-23
+        exact += int(back.global_scale == whole)
+    assert 0 < exact < 50
+    without = there_and_back("compressed-tensors", lut4(E2M1, scale, 16))
+    assert without.global_scale == 1
+
+
 def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
     plain = torch.randn(N, K, dtype=torch.bfloat16)
     symmetric = Int4Tensor.from_hp(plain, [1, GROUP], symmetric=True)
@@ -113,7 +163,53 @@ def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
         ),
         "zeros out of range": ("gptq", far, r"its zeros must be in 0\.\.15, got -8\.\."),
         "scales in float32": ("gptq", float32, "its scales and zero points are not exact in float16"),
-        "eight bits": ("gptq", Int8Tensor.from_hp(plain), "a weight of 4 bits is needed, got Int8Tensor"),
+        "scales of 8 bits": (
+            "gptq",
+            Int8Tensor.from_hp(torch.randn(N, K)),
+            "its scales and zero points are not exact in float16",
+        ),
+        "float8": ("gptq", Float8Tensor.from_hp(plain), "a weight of int4 is needed, got Float8Tensor"),
+        "activations": (
+            "gptq",
+            Int8Tensor.from_hp(plain, dynamic_activation=True),
+            "activations that are quantised have no place",
+        ),
+        "blocks of several rows": (
+            "gptq",
+            BlockwiseTensor(plain.to(torch.int8), torch.ones(3, 4), [8, 32], BF16),
+            "N and K must be multiples of 4, and K of the group size",
+        ),
+        "nf4": ("compressed-tensors", lut4([0.0] * 16), "the format has no table of 16 values but e2m1's"),
+        "e2m1 in other groups": (
+            "compressed-tensors",
+            lut4(E2M1),
+            "the format has e2m1 with exponents for groups of 32, or .* got float32 for blocks",
+        ),
+        "int4 under activations of 8 bits": (
+            "gptq",
+            Int4Tensor.from_hp(plain, [1, GROUP], symmetric=True, activation=torch.int8),
+            "activations that are quantised have no place",
+        ),
+        "groups that do not divide K": (
+            "compressed-tensors",
+            BlockwiseTensor(plain.to(torch.int8), torch.ones(N, 3), [1, 48], BF16),
+            "group_size = 48 does not divide K = 128",
+        ),
+        "e5m2 by blocks": (
+            "compressed-tensors",
+            BlockwiseTensor(plain.to(torch.float8_e5m2), torch.ones(3, 4), [8, 32], BF16),
+            "the format has no float8_e5m2",
+        ),
+        "int4 under activations of 8 bits, torchao": (
+            "torchao",
+            Int4Tensor.from_hp(plain, [1, GROUP], activation=torch.int8),
+            "torchao's int4 weights have no activations of 8 bits",
+        ),
+        "blocks": (
+            "torchao",
+            BlockwiseTensor(plain.to(torch.int8), torch.ones(3, 4), [8, 32], BF16),
+            "aoext makes no tensor of torchao of a BlockwiseTensor",
+        ),
         "odd N": (
             "gptq",
             Int4Tensor.from_hp(plain[:9], [1, GROUP], symmetric=True),
@@ -136,6 +232,8 @@ def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
 @pytest.mark.parametrize("name", refused())
 def test_what_a_format_cannot_say_is_refused_by_name(name):
     form, weight, message = refused()[name]
+    if form == "torchao":
+        pytest.importorskip("torchao")
     with pytest.raises(ValueError, match=rf"^model\.q: .*{message}"):
         WRITERS[form](symmetric=False).write("model.q", weight)
 
@@ -160,7 +258,7 @@ def test_gptq_zeros_of_all_values_and_both_versions():
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    return {"group_size": 32, "columns": 128, "ordered": False, **changes}
+    return {"bits": 4, "group_size": 32, "columns": 128, "ordered": False, **changes}
 
 
 def test_gptq_settings_name_layers_that_differ():
@@ -168,6 +266,8 @@ def test_gptq_settings_name_layers_that_differ():
     settings = WRITERS["gptq"](symmetric=True).settings(layers, ["head"])
     assert (settings["group_size"], settings["desc_act"]) == (32, True)
     assert settings["dynamic"] == {"-:^head$": {}, "+:^b$": {"group_size": 64}}
+    mixed = WRITERS["gptq"](symmetric=True).settings({"a": facts(), "b": facts(bits=8)}, [])
+    assert (mixed["bits"], mixed["dynamic"]) == (4, {"+:^b$": {"bits": 8}})
     whole = WRITERS["gptq"](symmetric=True).settings({"a": facts(group_size=128)}, [])
     assert (whole["group_size"], whole["desc_act"], whole["dynamic"]) == (-1, False, {})
 
@@ -179,14 +279,29 @@ def test_compressed_tensors_has_a_group_for_each_kind():
         "b": Int4Tensor.from_hp(plain, [1, 64], symmetric=True),
         "c": Int8Tensor.from_hp(plain, dynamic_activation=True),
         "d": Int8Tensor.from_hp(plain, dynamic_activation=True),
+        "e": BlockwiseTensor(plain.to(torch.float8_e4m3fn), torch.ones(3, 4), [8, 32], BF16, [1, 32]),
+        "g": Int4Tensor.from_hp(plain, [1, 32], symmetric=True, activation=torch.int8),
+        "h": Int4Tensor.from_hp(plain, [1, 32], symmetric=True, activation=torch.float8_e4m3fn),
+        "f": lut4(E2M1, torch.full((N, K // 32), 120, dtype=torch.uint8)),
     }
     writer = WRITERS["compressed-tensors"](symmetric=True)
     written = {layer: writer.write(layer, weight) for layer, weight in weights.items()}
     settings = writer.settings({layer: facts for layer, (_, facts) in written.items()}, ["head"])
     assert settings["format"] == "mixed-precision"
-    assert [group["targets"] for group in settings["config_groups"].values()] == [["a"], ["b"], ["c", "d"]]
+    assert [group["targets"] for group in settings["config_groups"].values()] == [
+        ["a"],
+        ["b"],
+        ["c", "d"],
+        ["e"],
+        ["g"],
+        ["h"],
+        ["f"],
+    ]
     reader = reader_for(settings)
     for layer, (tensors, _) in written.items():
-        assert torch.equal(exactly(reader.weight(layer, tensors, torch.bfloat16)), exactly(weights[layer]))
+        back = reader.weight(layer, tensors, torch.bfloat16)
+        assert torch.equal(exactly(back), exactly(weights[layer]))
+        assert back.quantizes_input_to == weights[layer].quantizes_input_to
+        assert getattr(back, "input_block", None) == getattr(weights[layer], "input_block", None)
     with pytest.raises(ValueError, match="head: no group of the checkpoint's config has it"):
         reader.weight("head", written["a"][0], torch.bfloat16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import checkpoint_packers as pack
+from aoext import reference
 from aoext.checkpoints import reader_for
 from aoext.packing import unpack_int4
-from aoext.tensors import Int4Tensor, QuantizedTensor
+from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from checkpoint_packers import Stored
 
 N, K, GROUP = 24, 128, 32
@@ -34,6 +36,21 @@ def weights(**settings: Any) -> dict[str, Any]:
 
 PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+GPTQ_8 = {**GPTQ, "bits": 8}
+FP8 = {"quant_method": "fp8", "activation_scheme": "static", "fmt": "e4m3"}
+BLOCKS = [16, 48]  # of which the last ones are partial
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+def eight(kind: str, **settings: Any) -> dict[str, Any]:
+    return weights(num_bits=8, type=kind, **settings)
+
+
+def grouped(kind: str, size: int) -> dict[str, Any]:
+    return eight(kind, strategy="group", group_size=size)
+
 
 # What makes the tensors, the checkpoint's config, and the largest error relative to the largest value.
 CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
@@ -73,13 +90,107 @@ CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
         1e-7,  # SCB/127 rounds once in float32
     ),
     "hqq": (lambda: pack.hqq(N, K, GROUP), {"quant_method": "hqq"}, 1e-7),  # so does its zero
+    "gptq, 8 bits": (lambda: pack.gptq_8(N, K, GROUP), GPTQ_8, 0),
+    "gptq, 8 bits, version 2": (
+        lambda: pack.gptq_8(N, K, GROUP, form="gptq_v2"),
+        {**GPTQ_8, "checkpoint_format": "gptq_v2"},
+        0,
+    ),
+    "gptq, 8 bits, whole rows": (lambda: pack.gptq_8(N, K, K), {**GPTQ_8, "group_size": -1}, 0),
+    "fp8": (lambda: pack.fp8(N + 3, K, BLOCKS), {**FP8, "weight_block_size": BLOCKS}, 0),
+    "fp8, blocks that are larger": (
+        lambda: pack.fp8(N, K, (128, 256)),
+        {**FP8, "weight_block_size": [128, 256]},
+        0,
+    ),
+    "fp8, powers of two": (
+        lambda: pack.fp8(N, K, BLOCKS, "powers"),
+        {**FP8, "weight_block_size": BLOCKS, "scale_fmt": "ue8m0"},
+        0,
+    ),
+    "fp8, no powers of two": (
+        lambda: pack.fp8(N, K, BLOCKS),
+        {**FP8, "weight_block_size": BLOCKS, "scale_fmt": "ue8m0"},
+        0,
+    ),
+    "fp8, exponents": (
+        lambda: pack.fp8(N, K, BLOCKS, "e8m0"),
+        {**FP8, "weight_block_size": BLOCKS, "scale_fmt": "ue8m0"},
+        0,
+    ),
+    "fp8, one scale": (lambda: pack.fp8_whole(N, K), FP8, 0),
+    "mxfp8": (
+        lambda: pack.fp8(N, K, (1, 32), "bytes"),
+        {"quant_method": "mxfp8", "activation_scheme": "static"},
+        0,
+    ),
+    "float-quantized, blocks": (
+        lambda: pack.quantized_by_blocks(N + 3, K, BLOCKS),
+        eight("float", strategy="block", block_structure=BLOCKS),
+        0,
+    ),
+    "float-quantized, groups": (
+        lambda: pack.quantized_by_blocks(N, K, (1, GROUP)),
+        grouped("float", GROUP),
+        0,
+    ),
+    "mxfp8-quantized": (
+        lambda: pack.quantized_by_blocks(N, K, (1, 32), "mxfp8"),
+        grouped("float", 32),
+        0,
+    ),
+    "int-quantized, groups": (
+        lambda: pack.quantized_by_blocks(N, K, (1, GROUP), "int"),
+        grouped("int", GROUP),
+        0,
+    ),
+    "int-quantized, blocks": (
+        lambda: pack.quantized_by_blocks(N, K, BLOCKS, "int"),
+        eight("int", strategy="block", block_structure="16x48"),
+        0,
+    ),
+    "pack-quantized, 8 bits": (lambda: pack.pack_quantized_8(N, K, GROUP), grouped("int", GROUP), 0),
+    "pack-quantized, 8 bits, whole rows": (
+        lambda: pack.pack_quantized_8(N, K - 2, K - 2),
+        eight("int", strategy="channel"),
+        0,
+    ),
+    "nvfp4-pack-quantized": (
+        lambda: pack.nvfp4(N, K, divided=True),
+        weights(**NVFP4),
+        1e-7,  # 1/weight_global_scale rounds once in float32
+    ),
+    "mxfp4-pack-quantized": (lambda: pack.mxfp4(N, K), weights(**MXFP4), 0),
+    "modelopt, nvfp4": (
+        lambda: pack.nvfp4(N, K),
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        0,
+    ),
+    "nf4": (lambda: pack.bitsandbytes_4(N, K), NF4, 0),
+    "nf4, blocks across rows": (lambda: pack.bitsandbytes_4(N, K - 32, 128), NF4, 0),
+    "nf4, nested": (lambda: pack.bitsandbytes_4(3 * N, 4 * K, 16, nested=True), NF4, 1e-7),
+    "fp4": (
+        lambda: pack.bitsandbytes_4(N, K, kind="fp4"),
+        {**NF4, "bnb_4bit_quant_type": "fp4"},
+        0,
+    ),
 }
 
 
 def exactly(weight: QuantizedTensor) -> Tensor:
     """The weight in float64, of its fields, on the CPU."""
     fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
-    scale = fields["scale"].double()
+    scale = reference.values.scales_float64(fields["scale"])
+    if isinstance(weight, (BlockwiseTensor, Lut4Tensor)):
+        (rows, columns), (block_n, block_k) = weight.shape, weight.block_size
+        scale = scale.repeat_interleave(block_n, 0)[:rows].repeat_interleave(block_k, 1)[:, :columns]
+    if isinstance(weight, Lut4Tensor):
+        codes = torch.stack((fields["qdata"] & 15, fields["qdata"] >> 4), -1).flatten(1)
+        return (
+            fields["table"].double()[codes.long()]
+            * scale
+            * fields.get("global_scale", torch.ones(1)).double()
+        )
     if not isinstance(weight, Int4Tensor):
         return fields["qdata"].double() * scale
     group = torch.arange(weight.shape[1]) // weight.block_size[1]
@@ -103,7 +214,7 @@ def test_every_value_of_the_file_survives(device, name):
     difference = (exactly(weight) - expected).abs().max()
     assert difference <= error * expected.abs().max()
 
-    x = torch.randn(3, K, dtype=torch.bfloat16)
+    x = torch.randn(3, expected.shape[1], dtype=torch.bfloat16)
     y = F.linear(x.to(device), weight).double().cpu()
     wanted = x.double() @ expected.t()
     assert (y - wanted).norm() <= 5e-3 * wanted.norm()
@@ -125,6 +236,142 @@ def test_activations_that_the_checkpoint_quantises_are_quantised():
     assert reader_for(settings).weight("layer", tensors, torch.bfloat16).dynamic_activation
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gptq, 8 bits", BlockwiseTensor),
+        ("gptq, 8 bits, whole rows", Int8Tensor),
+        ("fp8", BlockwiseTensor),
+        ("fp8, one scale", Float8Tensor),
+        ("pack-quantized, 8 bits, whole rows", Int8Tensor),
+        ("mxfp4-pack-quantized", Lut4Tensor),
+        ("nf4", Lut4Tensor),
+    ],
+)
+def test_rows_are_rows_and_blocks_are_blocks(name, kind):
+    make, settings, _ = CASES[name]
+    assert type(reader_for(settings).weight("layer", make()[0], torch.bfloat16)) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "exponents"),
+    [
+        ("fp8", False),
+        ("fp8, powers of two", True),
+        ("fp8, no powers of two", False),
+        ("fp8, exponents", True),
+        ("mxfp8", True),
+    ],
+)
+def test_float8_under_dynamic_activations(name, exponents):
+    """As the checkpoint says: along K in blocks of the weight's, powers of two where its scales are."""
+    make, settings, _ = CASES[name]
+    tensors, expected = make()
+    weight = reader_for({**settings, "activation_scheme": "dynamic"}).weight("layer", tensors, torch.float32)
+    assert (weight.scale.dtype is torch.uint8) == exponents
+    assert weight.input_block == [1, weight.block_size[1]]
+    x = torch.randn(5, K)
+    q, scale = reference.values.quantized_blocks(x, torch.float8_e4m3fn, weight.block_size[1], exponents)
+    exact_x = q.double() * reference.values.spread(scale, weight.block_size[1], K).double()
+    wanted = exact_x @ expected.t()
+    assert (F.linear(x, weight).double() - wanted).norm() <= 2e-5 * wanted.norm()
+
+
+def test_float8_by_rows_under_dynamic_activations():
+    tensors, _ = pack.fp8_whole(N, K)
+    for scheme in ("static", "dynamic"):
+        weight = reader_for({**FP8, "activation_scheme": scheme}).weight("layer", tensors, torch.bfloat16)
+        assert weight.dynamic_activation == (scheme == "dynamic")
+    tokens = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+    rows = {"weight": tensors["weight"], "weight_scale": torch.rand(N)}
+    assert reader_for(tokens).weight("layer", rows, torch.bfloat16).dynamic_activation
+
+
+@pytest.mark.parametrize("size", [GROUP, 2 * GROUP])
+def test_activations_in_groups_are_quantised_where_the_groups_are_the_weights(size):
+    settings = grouped("float", GROUP)
+    group = settings["config_groups"]["group_0"]
+    group["input_activations"] = {**group["weights"], "group_size": size, "dynamic": True}
+    tensors, _ = pack.quantized_by_blocks(N, K, (1, GROUP))
+    weight = reader_for(settings).weight("layer", tensors, torch.bfloat16)
+    assert weight.input_block == ([1, GROUP] if size == GROUP else None)
+
+
+def test_activations_of_4_bits_stay_as_they_are_and_that_is_said():
+    settings = weights(**NVFP4)
+    settings["config_groups"]["group_0"]["input_activations"] = {**NVFP4, "dynamic": "local"}
+    assert reader_for(settings).notes == (
+        "activations stay as they are, where the checkpoint has them in 4 bits, float",
+    )
+    assert "activations stay" in reader_for({"quant_method": "modelopt", "quant_algo": "NVFP4"}).notes[0]
+    static = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    for eight_bits in (FP8, static):
+        assert "in 8 bits" in reader_for(eight_bits).notes[0]
+    for others in (
+        {**FP8, "activation_scheme": "dynamic"},
+        weights(**NVFP4),
+        {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"},
+        NF4,
+    ):
+        assert not reader_for(others).notes
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [((N, 1, K // 32, 1), (1, 32)), ((2, 1, 3, 1), (128, 128))],
+)
+def test_modelopts_float8_by_blocks(shape, block):
+    """Exponents for groups of 32, or a float for blocks of 128, in a tensor of two or four dimensions."""
+    rows, columns = (N, K) if block[0] == 1 else (200, 300)
+    q = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    scale = torch.rand(shape) + 0.1
+    if block[0] == 1:
+        scale = torch.randint(120, 130, (N, K // 32), dtype=torch.uint8)
+    algorithm = "MXFP8" if block[0] == 1 else "FP8_PB_WO"
+    reader = reader_for({"quant_method": "modelopt", "quant_algo": algorithm})
+    weight = reader.weight("layer", {"weight": q, "weight_scale": scale}, torch.bfloat16)
+    assert weight.block_size == list(block)
+    values = torch.exp2(scale.double() - 127) if block[0] == 1 else scale.double()
+    wanted = pack.in_blocks(q, values.reshape(weight.scale.shape), block)
+    assert torch.equal(exactly(weight), wanted)
+
+
+def test_modelopts_layers_that_differ_and_those_that_change_the_activation():
+    settings = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "W4A8_AWQ"}},
+    }
+    reader = reader_for(settings)
+    tensors, expected = pack.nvfp4(N, K)
+    assert torch.equal(exactly(reader.weight("a", tensors, torch.bfloat16)), expected)
+    with pytest.raises(ValueError, match=r"b: quant_algo must be one of 'NVFP4'.* got 'W4A8_AWQ'"):
+        reader.weight("b", tensors, torch.bfloat16)
+    with pytest.raises(ValueError, match="a: a weight with pre_quant_scale does not run on aoext"):
+        reader.weight("a", {**tensors, "pre_quant_scale": torch.ones(K)}, torch.bfloat16)
+
+
+@pytest.mark.parametrize("columns", [66, 96, 100])
+def test_nf4_whose_blocks_are_no_parts_of_rows(device, columns):
+    tensors, expected = pack.bitsandbytes_4(N, columns)
+    on_device = {key: tensor.to(device) for key, tensor in tensors.items()}
+    weight = reader_for(NF4).weight("layer", on_device, torch.bfloat16)
+    assert weight.block_size == [1, math.gcd(columns, 64)]
+    assert torch.equal(exactly(weight), expected)
+
+
+def test_nf4_with_an_odd_number_of_columns_is_refused():
+    with pytest.raises(ValueError, match=r"model\.q: K must be even for weights of 4 bits .* got 65"):
+        reader_for(NF4).weight("model.q", pack.bitsandbytes_4(N, 65)[0], torch.bfloat16)
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32])
+def test_nf4_in_the_storage_of_floats(storage):
+    tensors, expected = pack.bitsandbytes_4(N, K)
+    tensors["weight"] = tensors["weight"].view(-1).view(storage).view(-1, 1)
+    assert torch.equal(exactly(reader_for(NF4).weight("layer", tensors, torch.bfloat16)), expected)
+
+
 def put(name: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[str, Tensor]], None]:
     """Changes one tensor of a checkpoint; None takes it away."""
 
@@ -140,6 +387,21 @@ def with_nan(tensor: Tensor) -> Tensor:
     tensor = tensor.clone()
     tensor.view(-1)[3] = float("nan")
     return tensor
+
+
+def with_nan_of_8_bits(tensor: Tensor) -> Tensor:
+    """NaN of float8_e4m3fn, float8_e8m0fnu and of exponents in uint8 has all bits."""
+    numbers = tensor.clone().view(torch.uint8)
+    numbers[1, 2] = 255
+    return numbers.view(tensor.dtype)
+
+
+NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def without_sizes(tensor: Tensor) -> Tensor:
+    text = bytes(tensor.tolist()).replace(b'"blocksize": 64', b'"blocksize": -1')
+    return torch.tensor(list(text), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +433,86 @@ def with_nan(tensor: Tensor) -> Tensor:
         ("int-quantized", put("weight", lambda t: t.float()), "weight must be int8 or float8_e4m3fn"),
         ("bitsandbytes", put("SCB", lambda t: t[:-1]), r"model.q: SCB must be float32 \[24\]"),
         ("hqq", put("shape", lambda t: t + 1), r"model.q: W_q must be \[25·129/g/2, g\]"),
+        (
+            "gptq, 8 bits",
+            put("qzeros", lambda t: t * 0),
+            r"zeros of weights of 8 bits must be 128 \(symmetric\) to run on aoext, got values in 1\.\.1",
+        ),
+        ("gptq, 8 bits", put("g_idx", lambda t: t.flip(0)), "8 bits with act-order do not run on aoext yet"),
+        ("gptq, 8 bits", put("scales", with_nan), "model.q: scales must be finite, got NaN or Inf"),
+        ("fp8", put("weight_scale_inv", lambda t: None), "the checkpoint lacks model.q.weight_scale_inv"),
+        (
+            "fp8",
+            put("weight_scale_inv", lambda t: t[:, :2]),
+            r"weight_scale_inv must be .* \[2, 3\], got float32 \[2, 2\]",
+        ),
+        (
+            "fp8",
+            put("weight_scale_inv", with_nan),
+            "model.q: weight_scale_inv must be finite, got NaN or Inf",
+        ),
+        ("fp8", put("weight", lambda t: t.view(torch.int8)), "weight must be float8_e4m3fn .*got int8"),
+        ("fp8", put("weight", lambda t: t[None].expand(8, -1, -1)), "weight has several weights, such as"),
+        ("fp8", put("weight", with_nan_of_8_bits), "model.q: weight must be finite, got NaN or Inf"),
+        ("fp8, exponents", put("weight_scale_inv", with_nan_of_8_bits), "weight_scale_inv must be finite"),
+        (
+            "fp8, one scale",
+            put("weight_scale", lambda t: t.expand(5)),
+            r"weight_scale must be a float \[24, 1\]",
+        ),
+        (
+            "mxfp8",
+            put("weight_scale_inv", with_nan_of_8_bits),
+            "model.q: weight_scale_inv must be finite, got the exponent 255",
+        ),
+        ("mxfp8", put("weight_scale_inv", lambda t: t.long()), "weight_scale_inv must be .* got int64"),
+        (
+            "float-quantized, blocks",
+            put("weight_scale", lambda t: t.t()),
+            r"weight_scale must be .* \[2, 3\], got bfloat16 \[3, 2\]",
+        ),
+        (
+            "pack-quantized, 8 bits",
+            put("weight_packed", lambda t: t[:, :8]),
+            r"weight_packed must be int32 \[24, 32\] for a weight \[24, 128\], got int32 \[24, 8\]",
+        ),
+        ("pack-quantized, 8 bits", put("weight_shape", lambda t: t[:1]), r"weight_shape must be .* \[2\]"),
+        ("nvfp4-pack-quantized", put("weight_global_scale", lambda t: None), "lacks model.q.weight_global"),
+        ("nvfp4-pack-quantized", put("weight_global_scale", lambda t: t * 0), "divides, and must not be 0"),
+        (
+            "nvfp4-pack-quantized",
+            put("weight_global_scale", lambda t: t.expand(2)),
+            r"weight_global_scale must be one number of .* got float32 \[2\]",
+        ),
+        (
+            "nvfp4-pack-quantized",
+            put("weight_scale", lambda t: t.float()),
+            r"weight_scale must be float8_e4m3fn \[24, 8\], got float32",
+        ),
+        ("nvfp4-pack-quantized", put("weight_scale", with_nan_of_8_bits), "weight_scale must be finite"),
+        (
+            "nvfp4-pack-quantized",
+            put("weight_packed", lambda t: t.int()),
+            r"weight_packed must be uint8 \[\*, \*\]",
+        ),
+        (
+            "mxfp4-pack-quantized",
+            put("weight_scale", with_nan_of_8_bits),
+            "must be finite, got the exponent 255",
+        ),
+        ("mxfp4-pack-quantized", put("weight_scale", lambda t: t[:3]), r"weight_scale must be .* \[24, 4\]"),
+        ("modelopt, nvfp4", put("weight_scale_2", lambda t: None), "lacks model.q.weight_scale_2"),
+        ("modelopt, nvfp4", put("weight_scale_2", lambda t: t / 0), "weight_scale_2 must be finite"),
+        ("modelopt, nvfp4", put("weight", lambda t: t[:, 1:]), r"weight_scale must be .*\[24, 7\], got"),
+        ("nf4", put("weight", lambda t: t[1:]), r"weight must be uint8 \[24·128/2, 1\] for a weight"),
+        ("nf4", put("weight.absmax", lambda t: t[1:]), r"weight.absmax must be float32 \[48\], got"),
+        ("nf4", put("weight.absmax", with_nan), "weight.absmax must be finite"),
+        ("nf4", put("weight.quant_map", lambda t: t[1:]), r"weight.quant_map must be float32 \[16\]"),
+        ("nf4", put(NF4_STATE, lambda t: None), "lacks model.q.weight.quant_state.bitsandbytes__nf4"),
+        ("nf4", put(NF4_STATE, lambda t: t[1:]), "must be JSON with a shape and a blocksize"),
+        ("nf4", put(NF4_STATE, without_sizes), r"must have a shape \[N, K\] and positive sizes of blocks"),
+        ("nf4, nested", put("weight.nested_absmax", lambda t: None), "lacks model.q.weight.nested_absmax"),
+        ("nf4, nested", put("weight.absmax", lambda t: t.float()), r"weight.absmax must be uint8 \[2304\]"),
     ],
 )
 def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
@@ -185,15 +527,29 @@ def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
     ("settings", "message"),
     [
         ({"quant_method": "quip"}, "quant_method must be one of gptq, awq, .* got 'quip'"),
-        ({**GPTQ, "bits": 3}, "gptq: bits must be one of 4 to run on aoext, got 3"),
+        ({**GPTQ, "bits": 3}, "gptq: bits must be one of 4, 8 to run on aoext, got 3"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq: checkpoint_format must be one of .* got 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "version": "exllama"}, "awq: version must be .* got 'exllama'"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "weights of 4 bits .* do not run"),
+        ({**NF4, "bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type must be one of 'nf4', 'fp4' .*'int4'"),
+        ({**FP8, "weight_block_size": [128]}, r"fp8: weight_block_size must be two positive .* got \[128\]"),
+        ({**FP8, "fmt": "e3m4"}, "fp8: fmt must be one of 'e4m3', 'e5m2', None .* got 'e3m4'"),
+        ({**FP8, "activation_scheme": "local"}, "fp8: activation_scheme must be .* got 'local'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo must be one of .* 'NVFP4_AWQ'"),
+        (eight("float", strategy="block"), "group_0: block_structure must be positive numbers, got None"),
+        (grouped("int", 0), "group_0: group_size must be positive numbers, got 0"),
+        (
+            eight("int", strategy="group", group_size=32, symmetric=False),
+            "group_0: weights of 8 bits, int, with zero points do not run on aoext",
+        ),
+        (
+            {**weights(**PACKED), "transform_config": {"config_groups": {"v": {}}}},
+            "activations that are transformed do not run",
+        ),
         ({"quant_method": "compressed-tensors"}, "config has no config_groups"),
         (weights(num_bits=3, type="int"), "group_0: no kernel for weights of 3 bits, int"),
         (
-            weights(num_bits=8, type="int", strategy="group"),
-            "by channel or tensor to run on aoext, got 'group'",
+            weights(num_bits=8, type="int", strategy="token"),
+            "by channel or tensor or group or block to run on aoext, got 'token'",
         ),
         ({"quant_method": "hqq", "axis": 0}, "hqq: axis must be one of 1 to run on aoext, got 0"),
     ],

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 import aoext
+import checkpoint_packers as pack
 from aoext.tensors import QuantizedTensor
 from formats import same
 from models import assert_same_state as same_bits
 from models import quantized_names
+from test_checkpoints import exactly
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("accelerate")
@@ -229,3 +231,59 @@ def test_what_cannot_be_loaded(tmp_path):
     safetensors.torch.save_file(tensors, file, metadata)
     with pytest.raises(ValueError, match=r"lack fields beside proj_out\.weight\.qdata"):
         load(tmp_path / "quantised")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("make", "settings", "smaller"),
+    [
+        (
+            pack.bitsandbytes_4,
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "weight.quant_map",
+        ),
+        (
+            pack.bitsandbytes_int8,
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            "SCB",
+        ),
+        (pack.nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "weight_scale_2"),
+    ],
+)
+def test_models_that_another_library_has_quantised(tmp_path, make, settings, smaller, shards):
+    expected = transformer().to(BF16)
+    state = expected.state_dict()
+    values: dict[str, Tensor] = {}
+    for name, module in expected.named_modules():
+        if isinstance(module, nn.Linear) and ".attn" in name:
+            tensors, exact = make(*module.weight.shape)
+            tensors[smaller] = tensors[smaller] / 128
+            values[f"{name}.weight"] = exact / 128
+            module.weight.data = (exact / 128).to(BF16)
+            del state[f"{name}.weight"]
+            state.update({f"{name}.{key}": tensor for key, tensor in tensors.items()})
+    expected.save_config(tmp_path / "theirs")
+    file = tmp_path / "theirs" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": settings}))
+    save = pytest.importorskip("safetensors.torch").save_file
+    keys = sorted(state)
+    if shards == 1:
+        save(state, tmp_path / "theirs" / "diffusion_pytorch_model.safetensors", {"format": "pt"})
+    else:  # the tensors of a weight lie in two files
+        places = {key: f"part{index % 2}.safetensors" for index, key in enumerate(keys)}
+        for place in set(places.values()):
+            part = {key: state[key] for key in keys if places[key] == place}
+            save(part, tmp_path / "theirs" / place, {"format": "pt"})
+        index = {"metadata": {}, "weight_map": places}
+        (tmp_path / "theirs" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    load = diffusers.SD3Transformer2DModel.from_pretrained
+    model = load(tmp_path / "theirs", quantization_config=aoext.AoextConfig.keep(), torch_dtype=BF16)
+    assert quantized_names(model) == values.keys()
+    for name, value in values.items():
+        difference = exactly(model.get_parameter(name)) - value
+        assert difference.abs().max() <= 1e-7 * value.abs().max()
+    assert (run(model) - run(expected)).norm() <= 2e-2 * run(expected).norm()
+    model.save_pretrained(tmp_path / "ours")
+    same_bits(model, load(tmp_path / "ours", torch_dtype=BF16))
+    with pytest.raises(ValueError, match=r"quantised by \w+ already; AoextConfig.keep\(\) runs it"):
+        load(tmp_path / "theirs", quantization_config=aoext.AoextConfig("int8"))

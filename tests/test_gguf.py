@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import aoext
-from aoext.tensors import QuantizedTensor
+from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
+from test_checkpoints import exactly
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -29,13 +30,28 @@ def _seeded(generator):
     torch.manual_seed(generator.initial_seed())
 
 
+# Where the float16 scales of a block lie; of the others at its beginning.
+SCALES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "MXFP4": ()}
+
+# The weight's class and the values that share a scale.
+KINDS: dict[str, tuple[Any, int]] = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), (aoext.Int4Tensor, 32)),
+    **dict.fromkeys(("Q8_0", "Q5_0"), (BlockwiseTensor, 32)),
+    **dict.fromkeys(("Q6_K", "Q3_K"), (BlockwiseTensor, 16)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), (Lut4Tensor, 32)),
+}
+
+
 def random_blocks(kind: str, rows: int, columns: int) -> numpy.ndarray:
     """Blocks with random bits, but small finite scales."""
     form = blocks.FORMATS[kind]
     raw = torch.randint(256, (rows, columns // form.values, form.bytes), dtype=torch.uint8)
-    for at in range(0, 2 if kind == "Q4_0" else 4, 2):
-        scale = (torch.rand(*raw.shape[:2], 1) * 0.01).half()
+    small = 0.001 if kind in ("Q8_0", "Q6_K", "Q3_K", "IQ4_NL", "IQ4_XS") else 0.01
+    for at in SCALES.get(kind, (0,)):
+        scale = (torch.rand(*raw.shape[:2], 1) * small).half()
         raw[..., at : at + 2] = scale.view(torch.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = torch.randint(110, 122, raw.shape[:2], dtype=torch.uint8)
     return raw.flatten(1).numpy()
 
 
@@ -48,9 +64,14 @@ def test_blocks_keep_their_values(device, kind):
     raw = random_blocks(kind, 24, 512)
     expected = torch.from_numpy(gguf.quants.dequantize(raw, type_of(kind))).double()
     weight = blocks.weight("layer", kind, torch.from_numpy(raw).to(device), torch.bfloat16)
-    assert weight.block_size == [1, 32]
-    exact = weight.to(torch.float32).dequantize().double().cpu()
-    assert (exact - expected).abs().max() <= 3e-7 * expected.abs().max()
+    made, group = KINDS[kind]
+    assert type(weight) is made
+    assert weight.block_size == [1, group]
+    error = 3e-7 if kind in ("Q4_1", "Q4_K") else 0  # whose zeros round once
+    # In float32 their product rounds once, and so does the package's.
+    assert (exactly(weight) - expected).abs().max() <= (error + 2.0**-24) * expected.abs().max()
+    dequantised = weight.to(torch.float32).dequantize().double().cpu()
+    assert (dequantised - expected).abs().max() <= 3e-7 * expected.abs().max()
 
 
 def test_blocks_that_are_none():
@@ -60,15 +81,37 @@ def test_blocks_that_are_none():
         blocks.weight("layer", "Q4_0", torch.full((4, 18), 255, dtype=torch.uint8), torch.float32)
 
 
+@pytest.mark.parametrize("exponent", [0, 1, 254])
+def test_mxfp4_at_the_ends_of_its_exponents(exponent):
+    raw = numpy.zeros((1, 17), dtype=numpy.uint8)
+    raw[0] = [exponent, *range(0, 256, 16)]
+    expected = torch.from_numpy(gguf.quants.dequantize(raw, type_of("MXFP4"))).double()
+    weight = blocks.weight("layer", "MXFP4", torch.from_numpy(raw), torch.float32)
+    finite = expected.isfinite()  # in float32, which the largest are not in
+    assert torch.equal(exactly(weight)[finite], expected[finite])
+
+
+def test_several_weights_and_exponents_that_are_nan_are_refused():
+    experts = torch.zeros(8, 4, 34, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="layer: several weights, such as those of experts, in one 3-D"):
+        blocks.weight("layer", "Q8_0", experts, torch.float32)
+    with pytest.raises(ValueError, match="layer: MXFP4 must have finite scales, got NaN or Inf"):
+        blocks.weight("layer", "MXFP4", torch.full((4, 17), 255, dtype=torch.uint8), torch.float32)
+    with pytest.raises(ValueError, match="layer: Q6_K must have finite scales, got NaN or Inf"):
+        blocks.weight("layer", "Q6_K", torch.full((4, 210), 255, dtype=torch.uint8), torch.float32)
+
+
 def in_pairs(weight: Tensor, heads: int) -> Tensor:
     """Rows as the file has them, for rotations of neighbours."""
     return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def write(path: Path, architecture: str, kinds: dict[str, str]) -> Any:
+def write(
+    path: Path, architecture: str, kinds: dict[str, str], further: dict[str, numpy.ndarray] | None = None
+) -> Any:
     """Writes a model of one layer; returns transformers' model of the values in the file.
 
-    kinds: the formats of the layer's matrices; float32 for those that are not named.
+    kinds: the formats of the layer's matrices; float32 for those that are not named. further: more tensors
     """
     kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}[architecture]
     config = getattr(transformers, f"{kind}Config")(
@@ -139,6 +182,8 @@ def write(path: Path, architecture: str, kinds: dict[str, str]) -> Any:
             if turned:
                 value = in_pairs(value, heads)
             writer.add_tensor(f"{name}.{leaf}", value.numpy())
+    for name, tensor in (further or {}).items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -169,12 +214,34 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path, architecture):
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_all_formats_in_one_model(tmp_path, architecture):
+    """Rows of q and k, which llama's files have in another order, in formats with and without tables."""
+    kinds = dict(
+        zip(ALL, ("Q6_K", "MXFP4", "Q8_0", "IQ4_XS", "Q3_K", "Q5_0"), strict=True),
+        **{"blk.0.ffn_down": "IQ4_NL"},
+    )
+    kinds |= {"output": "Q6_K"} if architecture == "llama" else {}
+    expected = write(tmp_path / "model.gguf", architecture, kinds)
+    model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32)
+    quantised = {name for name, p in model.named_parameters() if isinstance(p, QuantizedTensor)}
+    assert len(quantised) == len(kinds)
+    for name in quantised:
+        weight = model.get_parameter(name).dequantize()
+        torch.testing.assert_close(weight, expected.get_parameter(name), rtol=1e-6, atol=1e-7)
+    wanted = expected(IDS).logits
+    assert (model(IDS).logits - wanted).norm() <= 1e-4 * wanted.norm()
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
 def test_formats_without_kernels_are_dequantised_and_named(tmp_path, caplog):
-    expected = write(tmp_path / "model.gguf", "llama", {**ALL, "blk.0.ffn_down": "Q8_0"})
+    expected = write(tmp_path / "model.gguf", "llama", {**ALL, "blk.0.ffn_down": "Q5_1"})
     with caplog.at_level(logging.WARNING):
         model = load_gguf(tmp_path / "model.gguf")
     assert "1 weights" in caplog.text
-    assert "model.layers.0.mlp.down_proj.weight (Q8_0)" in caplog.text
+    assert "model.layers.0.mlp.down_proj.weight (Q5_1)" in caplog.text
     assert isinstance(model.model.layers[0].mlp.up_proj.weight, aoext.Int4Tensor)
     wanted = expected(IDS).logits
     assert (model(IDS).logits - wanted).norm() <= 5e-2 * wanted.norm()
@@ -186,4 +253,11 @@ def test_unknown_architectures(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(ValueError, match=r"architecture must be one of llama, qwen2, .* got 'mamba'"):
+        load_gguf(tmp_path / "model.gguf")
+
+
+def test_experts_are_refused_by_name(tmp_path):
+    experts = {"blk.0.ffn_gate_exps.weight": numpy.zeros((4, 8, HIDDEN), dtype=numpy.float32)}
+    write(tmp_path / "model.gguf", "llama", ALL, experts)
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_gate_exps\.weight has the weights of experts, which"):
         load_gguf(tmp_path / "model.gguf")

@@ -24,6 +24,7 @@ from aoext.tensors import QuantizedTensor
 from checkpoint_packers import Stored
 from models import assert_same_state as same_bits
 from models import quantized_names
+from test_checkpoints import exactly
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -282,7 +283,69 @@ def test_the_report_of_loading_names_a_weight_with_nan(tmp_path, caplog):
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 TOKENS = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
 COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+def compressed(
+    form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"a": group}}
+
+
 FOREIGN: dict[str, tuple[Callable[[int, int], Stored], dict[str, Any]]] = {
+    "gptq, 8 bits": (lambda n, k: pack.gptq_8(n, k, 32), {**GPTQ, "bits": 8}),
+    "fp8": (
+        lambda n, k: pack.fp8(n, k, (128, 128)),
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]},
+    ),
+    "fp8, exponents": (
+        lambda n, k: pack.fp8(n, k, (48, 48), "e8m0"),
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "static",
+            "weight_block_size": [48, 48],
+            "scale_fmt": "ue8m0",
+        },
+    ),
+    "mxfp8": (
+        lambda n, k: pack.fp8(n, k, (1, 32), "bytes"),
+        {"quant_method": "mxfp8", "activation_scheme": "static"},
+    ),
+    "modelopt, nvfp4": (pack.nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "nvfp4-pack-quantized": (
+        lambda n, k: pack.nvfp4(n, k, divided=True),
+        compressed(
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            {
+                "num_bits": 4,
+                "type": "float",
+                "strategy": "tensor_group",
+                "group_size": 16,
+                "dynamic": "local",
+            },
+        ),
+    ),
+    "mxfp4-pack-quantized": (
+        pack.mxfp4,
+        compressed(
+            "mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+        ),
+    ),
+    "float-quantized, blocks": (
+        lambda n, k: pack.quantized_by_blocks(n, k, (48, 48)),
+        compressed(
+            "float-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [48, 48]},
+        ),
+    ),
+    "pack-quantized, 8 bits": (
+        lambda n, k: pack.pack_quantized_8(n, k, 32),
+        compressed("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 32}),
+    ),
+    "nf4": (pack.bitsandbytes_4, NF4),
+    "nf4, nested": (lambda n, k: pack.bitsandbytes_4(n, k, nested=True), NF4),
     "gptq": (lambda n, k: pack.gptq(n, k, 32), GPTQ),
     "gptq, act-order": (lambda n, k: pack.gptq(n, k, 32, act_order=True), GPTQ),
     "awq": (lambda n, k: pack.awq(n, k, 32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
@@ -312,6 +375,31 @@ FOREIGN: dict[str, tuple[Callable[[int, int], Stored], dict[str, Any]]] = {
 }
 
 
+SMALLER = 2.0**-4  # what random codes and scales are multiplied with, so that a model of them has finite sums
+
+
+def smaller(tensors: dict[str, torch.Tensor]) -> None:
+    """Multiplies the scales, each kind as it is stored."""
+    if "weight_global_scale" in tensors:
+        tensors["weight_global_scale"] = tensors["weight_global_scale"] / SMALLER
+        return
+    known = (
+        "weight_scale_2",
+        "weight.quant_map",
+        "scales",
+        "scale",
+        "weight_scale",
+        "weight_scale_inv",
+        "SCB",
+    )
+    key = next(key for key in known if key in tensors)
+    scale = tensors[key]
+    if scale.itemsize == 1:
+        tensors[key] = (scale.view(torch.uint8) - 4).view(scale.dtype)
+    else:
+        tensors[key] = scale * SMALLER
+
+
 def foreign_checkpoint(folder: Path, make: Callable[[int, int], Stored], settings: dict[str, Any]) -> Any:
     """Writes a checkpoint of another library; returns the model that it stands for, in float32."""
     model = llama().float()
@@ -319,10 +407,8 @@ def foreign_checkpoint(folder: Path, make: Callable[[int, int], Stored], setting
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
             tensors, exact = make(*module.weight.shape)
-            module.weight.data = exact.float() * 0.05
-            for key in ("scales", "scale", "weight_scale", "SCB"):
-                if key in tensors:
-                    tensors[key] = tensors[key] * 0.05
+            module.weight.data = exact.float() * SMALLER
+            smaller(tensors)
             del state[f"{name}.weight"]
             state.update({f"{name}.{key}": tensor for key, tensor in tensors.items()})
     folder.mkdir()
@@ -342,9 +428,14 @@ def test_checkpoints_of_other_libraries(tmp_path, name):
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "foreign", quantization_config=AoextConfig.keep(), dtype=torch.float32
     )
-    assert len(quantized_names(model)) == 14
+    names = quantized_names(model)
+    assert len(names) == 14
+    for weight_name in names:
+        weight = expected.get_parameter(weight_name).double()  # float32 of it
+        difference = exactly(model.get_parameter(weight_name)) - weight
+        assert difference.abs().max() <= 2e-7 * weight.abs().max()
     wanted, got = expected(IDS).logits, model(IDS).logits
-    assert (got - wanted).norm() <= 1e-2 * wanted.norm()  # scales of float16 went through times 0.05
+    assert (got - wanted).norm() <= 1e-2 * wanted.norm()  # its activations grow from layer to layer
     model.save_pretrained(tmp_path / "ours")
     same_bits(model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours"))
 
@@ -358,7 +449,7 @@ def test_what_cannot_be_kept_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match=r"quantised by gptq already; AoextConfig\.keep\(\) runs it"):
         load(tmp_path / "gptq", quantization_config=AoextConfig("int4"))
     foreign_checkpoint(tmp_path / "three", FOREIGN["gptq"][0], {**GPTQ, "bits": 3})
-    with pytest.raises(ValueError, match="gptq: bits must be one of 4 to run on aoext, got 3"):
+    with pytest.raises(ValueError, match="gptq: bits must be one of 4, 8 to run on aoext, got 3"):
         load(tmp_path / "three", quantization_config=AoextConfig.keep())
 
 
@@ -374,7 +465,7 @@ def mixed_checkpoint(folder: Path, name: str, damage: Callable[[dict[str, torch.
 
 
 LEFT_ALONE = "model.layers.0.self_attn.o_proj"
-SCALES = {"scales", "scale", "weight_scale", "SCB"}
+SCALES = {"scales", "scale", "weight_scale", "weight_scale_inv", "SCB", "absmax"}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -393,8 +484,8 @@ def test_all_layers_that_cannot_be_served_are_named_before_anything_is_loaded(tm
 
     def damage(state: dict[str, torch.Tensor]) -> None:
         for key in list(state):
-            layer, _, leaf = key.rpartition(".")
-            if layer in bad and leaf in SCALES:
+            damaged = key.startswith(tuple(f"{layer}." for layer in bad))
+            if damaged and key.rpartition(".")[2] in SCALES:
                 state[key] = torch.cat((state[key], state[key]))
 
     mixed_checkpoint(tmp_path / "foreign", name, damage)
@@ -427,11 +518,95 @@ def test_gptq_settings_of_single_layers(tmp_path):
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(tmp_path / "foreign", quantization_config=AoextConfig.keep())
     assert model.get_submodule(layer).weight.block_size == [1, 64]
-    written["quantization_config"]["dynamic"] = {r".*mlp": {"bits": 8}}
+    written["quantization_config"]["dynamic"] = {r".*mlp": {"bits": 3}}
     file.write_text(json.dumps(written))
     with pytest.raises(ValueError, match="6 layers of the checkpoint cannot") as raised:
         load(tmp_path / "foreign", quantization_config=AoextConfig.keep())
-    assert f"{layer}: bits must be one of 4 to run on aoext, got 8" in str(raised.value)
+    assert f"{layer}: bits must be one of 4, 8 to run on aoext, got 3" in str(raised.value)
+
+
+def test_a_method_that_transformers_does_not_know_is_refused_without_keep(tmp_path):
+    """Where transformers alone would warn, and load random weights."""
+    foreign_checkpoint(tmp_path / "theirs", *FOREIGN["modelopt, nvfp4"])
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with pytest.raises(
+        ValueError, match=r"no quantiser for modelopt: quantization_config=aoext.AoextConfig.keep"
+    ):
+        load(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="quantised by modelopt already"):
+        load(tmp_path / "theirs", quantization_config=AoextConfig("int8"))
+
+
+@pytest.mark.parametrize("name", ["nvfp4-pack-quantized", "modelopt, nvfp4"])
+def test_a_warning_tells_of_activations_that_stay_as_they_are(tmp_path, caplog, name):
+    foreign_checkpoint(tmp_path / "theirs", *FOREIGN[name])
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    load(tmp_path / "theirs", quantization_config=AoextConfig.keep())
+    messages = [r.getMessage() for r in caplog.records if "activations stay as they are" in r.getMessage()]
+    assert len(messages) == 1
+    assert "activations stay as they are" in str(convert_checkpoint(tmp_path / "theirs", tmp_path / "ours"))
+
+
+def test_dynamic_activations_of_a_checkpoint_are_saved_and_loaded_again(tmp_path):
+    settings = {**FOREIGN["fp8"][1], "activation_scheme": "dynamic"}
+    foreign_checkpoint(tmp_path / "theirs", FOREIGN["fp8"][0], settings)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(tmp_path / "theirs", quantization_config=AoextConfig.keep())
+    weights = [p for p in model.parameters() if isinstance(p, QuantizedTensor)]
+    assert {tuple(weight.input_block) for weight in weights} == {(1, 128)}
+    model.save_pretrained(tmp_path / "ours")
+    same_bits(model, load(tmp_path / "ours"))
+
+
+def expert_checkpoint(folder: Path, *, whole: bool) -> None:
+    """A Qwen3-MoE in block float8: experts one by one, as such files have them, or in one 3-D tensor."""
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        moe_intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=2,
+        num_experts_per_tok=1,
+        vocab_size=VOCABULARY,
+    )
+    model = transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16)
+    model.config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model.config.architectures = ["Qwen3MoeForCausalLM"]
+    state = {name: tensor for name, tensor in model.state_dict().items() if "experts" not in name}
+    path = "model.layers.0.mlp.experts"
+    shapes = {"gate_proj": (32, HIDDEN), "up_proj": (32, HIDDEN), "down_proj": (HIDDEN, 32)}
+    for part, shape in shapes.items():
+        experts = [pack.fp8(*shape, (128, 128))[0] for _ in range(2)]
+        for index, tensors in enumerate(experts):
+            for leaf, tensor in tensors.items():
+                if whole:
+                    state[f"{path}.{part}.{leaf}"] = torch.stack([e[leaf] for e in experts])
+                else:
+                    state[f"{path}.{index}.{part}.{leaf}"] = tensor
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    safetensors_torch.save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_experts_are_refused_by_name_before_anything_is_loaded(tmp_path, whole):
+    expert_checkpoint(tmp_path / "theirs", whole=whole)
+    count, reason = (3, "one 3-D tensor") if whole else (6, "the model has its experts in 3-D parameters")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    for run in (
+        lambda: load(tmp_path / "theirs", quantization_config=AoextConfig.keep()),
+        lambda: convert_checkpoint(tmp_path / "theirs", tmp_path / "ours"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"{count} layers of the checkpoint cannot run on aoext"
+        ) as raised:
+            run()
+        assert str(raised.value).count(reason) == count
+        assert "model.layers.0.mlp.experts." in str(raised.value)
+    assert not (tmp_path / "ours").exists()
 
 
 def test_a_release_that_aoext_does_not_know_can_still_be_imported(tmp_path):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from aoext import checkpoints, schemes, serialization
 from aoext.checkpoints.base import Reader, Writer
-from aoext.configs import Int4WeightOnlyConfig, QuantizationConfig
+from aoext.configs import QuantizationConfig
 from aoext.layers import as_rows, as_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name
 from aoext.serialization import DEFAULT_INDEX
@@ -45,13 +45,15 @@ class Conversion:
     others: list[str] = field(default_factory=list)
     bytes_before: int = 0
     bytes_after: int = 0
+    notes: list[str] = field(default_factory=list)  # what is not as the source has it
 
     def __str__(self) -> str:
-        return (
+        line = (
             f"{self.method or 'not quantised'}: {len(self.quantised)} weights quantised by {self.format}, "
             f"{len(self.others)} tensors as they were, {self.bytes_before / 1e6:.1f} -> "
             f"{self.bytes_after / 1e6:.1f} MB"
         )
+        return "\n  ".join((line, *self.notes))
 
 
 def convert_checkpoint(
@@ -65,8 +67,8 @@ def convert_checkpoint(
     """Write a checkpoint of transformers, a folder, as one of aoext's, which from_pretrained loads.
 
     config: how to quantise a checkpoint that is not quantised: its linear layers but the output layer and
-        what is tied to it. None for one that aoext, GPTQ, AWQ, compressed-tensors, bitsandbytes, HQQ or
-        torchao has quantised: its weights come onto aoext's layouts without loss.
+        what is tied to it. None for one that aoext or another library (checkpoints.READERS) has quantised:
+        its weights come onto aoext's layouts without loss.
     format: whose checkpoint the target is: "aoext", or "gptq", "torchao" or "compressed-tensors" where these
         can say exactly what the weights are.
     each: goes through the names of the files, as tqdm does.
@@ -126,9 +128,15 @@ class _Job:
         self.dtype = _dtype(self.settings)
         if self.method in checkpoints.READERS:
             assert self.reader is not None
-            checkpoints.check_files(self.reader, [source / name for name in self.files], self.dtype)
+            checkpoints.check_files(
+                self.reader,
+                [source / name for name in self.files],
+                self.dtype,
+                lambda layer: layer in self.linear_layers,
+            )
         self.chosen = _linear_layers(source, config)
-        self.result = Conversion(self.method, format)
+        notes = () if self.reader is None else self.reader.notes
+        self.result = Conversion(self.method, format, notes=list(notes))
         # Of each file that is done: facts of its quantised layers, and the names of its other tensors.
         self.done: dict[str, dict[str, Any]] = {}
 
@@ -292,7 +300,7 @@ class _OwnReader(Reader):
 def _is_symmetric(config: QuantizationConfig | None, foreign: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's int4 weights are known to have no zero points."""
     if config is not None:
-        return isinstance(config, Int4WeightOnlyConfig) and config.symmetric
+        return bool(getattr(config, "symmetric", False))
     groups = (foreign.get("config_groups") or {}).values()  # of compressed-tensors
     if groups:
         return all((group.get("weights") or {}).get("symmetric", False) for group in groups)

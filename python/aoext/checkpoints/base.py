@@ -21,8 +21,10 @@ class Reader:
     """
 
     names: tuple[str, ...] = ()
-    # Those of them whose values say what the others must be; they are small.
+    # Those of them whose values say what the others must be, by their last parts; they are small.
     telling: tuple[str, ...] = ()
+    # What users should know of how the weights run.
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """settings: the quantization_config of the checkpoint. ValueError for what cannot be served."""
@@ -53,7 +55,11 @@ class Reader:
         tensors: on the meta device, but for those that `telling` names.
         """
         refused: list[str] = []
-        for layer, parts in self.layers(tensors).items():
+        layers = self.layers(tensors)
+        for name, form in tensors.items():  # of 8 bits, with nothing beside it
+            if name.endswith(".weight") and form.itemsize == 1:
+                layers.setdefault(name.removesuffix(".weight"), {"weight": name})
+        for layer, parts in layers.items():
             try:
                 self.weight(layer, {leaf: tensors[name] for leaf, name in parts.items()}, dtype)
             except ValueError as error:
@@ -103,7 +109,7 @@ class Integers(NamedTuple):
 def integers(layer: str, weight: QuantizedTensor) -> Integers:
     """The weight with integer zeros; ValueError, which names the layer, where it has none."""
     if not isinstance(weight, Int4Tensor):
-        raise ValueError(f"{layer}: a weight of 4 bits is needed, got {type(weight).__name__}")
+        raise ValueError(f"{layer}: a weight of int4 is needed, got {type(weight).__name__}")
     refuse_what_is_aoexts_own(layer, weight)
     if weight.shape[1] % 8:
         raise ValueError(f"{layer}: K must be a multiple of 8, got {weight.shape[1]}")
@@ -159,19 +165,34 @@ def setting(
 
 
 def take(
-    layer: str, tensors: Mapping[str, Tensor], name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int]
+    layer: str,
+    tensors: Mapping[str, Tensor],
+    name: str,
+    dtypes: Sequence[torch.dtype],
+    shape: Sequence[int],
+    *,
+    finite: bool = True,
 ) -> Tensor:
-    """The tensor of this name, if it has one of the dtypes and the shape; -1 stands for any size."""
+    """The tensor of this name, if it has one of the dtypes and the shape; -1 stands for any size.
+
+    finite: whether floats must be
+    """
     value = tensors.get(name)
     if value is None:
         raise ValueError(f"{layer}: the checkpoint lacks {layer}.{name}")
+    if value.dim() == 3 and len(shape) == 2:
+        raise ValueError(
+            f"{layer}: {name} has several weights, such as those of experts, in one 3-D tensor, which does "
+            f"not run on aoext yet: {describe(value)}"
+        )
     sizes = ", ".join("*" if size < 0 else str(size) for size in shape)
     fits = value.dim() == len(shape) and all(
         size in (-1, given) for size, given in zip(shape, value.shape, strict=True)
     )
     if value.dtype not in dtypes or not fits:
         raise ValueError(f"{layer}: {name} must be {one_of(dtypes)} [{sizes}], got {describe(value)}")
-    if value.is_floating_point() and has_values(value) and not bool(value.float().isfinite().all()):
+    sound = not finite or not value.is_floating_point() or not has_values(value)
+    if not sound and not bool(value.float().isfinite().all()):
         raise ValueError(f"{layer}: {name} must be finite, got NaN or Inf")
     return value
 
@@ -201,6 +222,11 @@ def order_of_groups(
     return None if bool((group.diff() >= 0).all()) else group.argsort(stable=True)
 
 
+def left_as_they_are(bits: Any, kind: str) -> str:
+    """A note on activations that run as they come, and not as the checkpoint has them."""
+    return f"activations stay as they are, where the checkpoint has them in {bits} bits, {kind}"
+
+
 def is_nonzero(tensor: Tensor | None) -> bool:
     """Whether there are values, and one of them is not 0."""
     return tensor is not None and has_values(tensor) and bool(tensor.any())
@@ -224,6 +250,7 @@ def int4(
     zero: Tensor,
     dtype: torch.dtype,
     k_order: Tensor | None = None,
+    activation: torch.dtype | None = None,
 ) -> Int4Tensor:
     """w = (u - zero)·scale for codes u in 0..15: q·scale + (8 - zero)·scale, with both in float32.
 
@@ -234,7 +261,7 @@ def int4(
         zero_point = ((8 - float64(zero)) * float64(scale)).float().to(scale.device)
     else:
         zero_point = (8 - zero.to(torch.int16)) * scale.float()
-    return int4_plus(layer, pairs, scale, zero_point, dtype, k_order)
+    return int4_plus(layer, pairs, scale, zero_point, dtype, k_order, activation)
 
 
 def int4_plus(
@@ -244,6 +271,7 @@ def int4_plus(
     zero_point: Tensor,
     dtype: torch.dtype,
     k_order: Tensor | None = None,
+    activation: torch.dtype | None = None,
 ) -> Int4Tensor:
     """w = (u - 8)·scale + zero_point; arguments as those of `int4`."""
     fields = {
@@ -254,6 +282,11 @@ def int4_plus(
         "k_order": None if k_order is None else k_order.to(pairs.device),
     }
     try:
-        return Int4Tensor.from_fields(fields, dtype, block_size=[1, 2 * pairs.shape[1] // scale.shape[0]])
+        return Int4Tensor.from_fields(
+            fields,
+            dtype,
+            block_size=[1, 2 * pairs.shape[1] // scale.shape[0]],
+            activation=activation,
+        )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{layer}: {error}") from error

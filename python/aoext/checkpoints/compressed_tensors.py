@@ -1,56 +1,77 @@
 """Checkpoints of llm-compressor and others in compressed-tensors' formats: w = (q - zero)·scale.
 
-Served: pack-quantized with 4 bits (by group or row), int-quantized and float-quantized (by row or for the
-whole tensor). Activations that the checkpoint quantises at run time, token by token, are quantised so; scales
-of activations that were fixed beforehand are left aside, and the activations stay as they are.
+Served: pack-quantized with 4 bits (by group or row) and, without zeros, with 8; int-quantized and
+float-quantized (by row, group or block, or for the whole tensor); mxfp8-quantized; nvfp4-pack-quantized and
+mxfp4-pack-quantized.
+
+Activations of 8 bits that the checkpoint quantises at run time are quantised so: token by token, or along K
+in the groups of the weight. Those of 4 bits, and those whose scales were fixed beforehand, stay as they are.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aoext.blocks import E2M1
 from aoext.checkpoints.base import (
     Reader,
-    Writer,
-    exactly,
     int4,
-    int32_words,
-    integers,
     is_nonzero,
+    left_as_they_are,
     nibbles,
     order_of_groups,
     packed_pairs,
-    refuse_what_is_aoexts_own,
     take,
 )
-from aoext.packing import FLOAT_DTYPES, describe, dtype_name
-from aoext.tensors import Float8Tensor, Int8Tensor, QuantizedTensor
-from aoext.tensors.rowwise import RowScaledTensor
+from aoext.checkpoints.blocks import (
+    blocks_of,
+    by_blocks,
+    by_rows,
+    table_of_16,
+    take_scale,
+    take_whole_scale,
+)
+from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe
+from aoext.tensors import QuantizedTensor
+from aoext.tensors.fields import ceil_div
 
 _INTEGERS = (torch.int32, torch.int64)
-_ROW_TYPES: dict[torch.dtype, type[RowScaledTensor]] = {
-    torch.int8: Int8Tensor,
-    torch.float8_e4m3fn: Float8Tensor,
+_TYPES = {"int": torch.int8, "float": torch.float8_e4m3fn}
+
+# What may share a scale, by the bits and the type of the weights.
+_STRATEGIES = {
+    (4, "int"): ("group", "channel"),
+    (8, "int"): ("channel", "tensor", "group", "block"),
+    (8, "float"): ("channel", "tensor", "group", "block"),
+    (4, "float"): ("group", "tensor_group"),
 }
+
+# What 8 bits without a sign have to the value.
+_OFFSET = 0x80
 
 
 class CompressedTensorsReader(Reader):
-    """weight_packed int32 [N, K/8] or weight [N, K] of 8 bits, with weight_scale and the like."""
+    """weight_packed int32 [N, K/8] (4 bits), int32 [N, K/4] (8 bits), uint8 [N, K/2] (4 bits of floats) or
+    weight [N, K] of 8 bits, with weight_scale and the like.
+
+    weight_global_scale divides; its inverse rounds once.
+    """
 
     names = (
         "weight_zero_point",
         "weight_packed",
         "weight_scale",
+        "weight_global_scale",
         "weight_shape",
         "weight_g_idx",
         "input_scale",
+        "input_global_scale",
         "input_zero_point",
         "weight",
     )
@@ -63,13 +84,20 @@ class CompressedTensorsReader(Reader):
         self.schemes = [_Scheme(name, group) for name, group in groups.items()]
         if settings.get("sparsity_config"):
             raise ValueError("compressed-tensors: sparse weights do not run on aoext")
+        if (settings.get("transform_config") or {}).get("config_groups"):
+            raise ValueError("compressed-tensors: activations that are transformed do not run on aoext")
+        self.notes = tuple(sorted({scheme.note for scheme in self.schemes if scheme.note}))
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         scheme = next((s for s in self.schemes if s.targets(layer)), None)
         if scheme is None:
             raise ValueError(f"{layer}: no group of the checkpoint's config has it among its targets")
-        make = _packed if "weight_packed" in tensors else _by_rows
-        return make(layer, tensors, dtype, scheme)
+        if scheme.form == (4, "float"):
+            return _table_of_16(layer, tensors, dtype, scheme)
+        if "weight_packed" in tensors:
+            return _packed(layer, tensors, dtype, scheme)
+        weight = take(layer, tensors, "weight", tuple(_TYPES.values()), (-1, -1))
+        return _eight_bits(layer, weight, tensors, dtype, scheme)
 
 
 class _Scheme:
@@ -78,25 +106,60 @@ class _Scheme:
     def __init__(self, name: str, group: Mapping[str, Any]) -> None:
         weights = group.get("weights") or {}
         self.names = list(group.get("targets") or ["Linear"])
-        bits, kind = weights.get("num_bits"), weights.get("type", "int")
+        bits, kind = self.form = weights.get("num_bits"), weights.get("type", "int")
         self.strategy = weights.get("strategy") or "tensor"
         self.group_size = weights.get("group_size")
-        if (bits, kind) not in {(4, "int"), (8, "int"), (8, "float")}:
+        self.symmetric = bool(weights.get("symmetric", True))
+        if self.form not in _STRATEGIES:
             raise ValueError(f"compressed-tensors: {name}: no kernel for weights of {bits} bits, {kind}")
-        strategies = ("group", "channel") if bits == 4 else ("channel", "tensor")
+        strategies = _STRATEGIES[self.form]
         if self.strategy not in strategies:
             raise ValueError(
                 f"compressed-tensors: {name}: weights of {bits} bits must have a scale by "
                 f"{' or '.join(strategies)} to run on aoext, got {self.strategy!r}"
             )
-        self.bits, self.symmetric = bits, bool(weights.get("symmetric", True))
+        # Rows and columns that share a scale; None where these are whole rows, the weight, or int4's groups.
+        self.block_size = None if self.form == (4, "int") else self._blocks(name, weights)
         activations = group.get("input_activations") or {}
+        self.activation = activations.get("type", "int")
         self.dynamic_activation = (
             bool(activations.get("dynamic"))
             and activations.get("num_bits") == 8
-            and activations.get("type", "int") == kind
-            and activations.get("strategy", "token") == "token"
+            and (self.activation == kind or (self.form == (4, "int") and self.activation in _TYPES))
+            and self._quantises_along_k(activations)
         )
+        self.note = ""
+        if activations and not self.dynamic_activation:
+            self.note = left_as_they_are(activations.get("num_bits"), self.activation)
+
+    def _blocks(self, name: str, weights: Mapping[str, Any]) -> list[int] | None:
+        sizes: Any
+        if self.strategy == "block":
+            what, given = "block_structure", weights.get("block_structure")
+            sizes = given.split("x") if isinstance(given, str) else given
+        elif self.strategy in ("group", "tensor_group"):
+            what, given = "group_size", self.group_size
+            sizes = [1, given]
+        else:
+            return None
+        try:
+            rows, columns = map(int, sizes)
+        except (TypeError, ValueError):
+            rows = columns = 0
+        if rows < 1 or columns < 1:
+            raise ValueError(f"compressed-tensors: {name}: {what} must be positive numbers, got {given!r}")
+        if not self.symmetric:
+            raise ValueError(
+                f"compressed-tensors: {name}: weights of {self.form[0]} bits, {self.form[1]}, with zero "
+                "points do not run on aoext"
+            )
+        return [rows, columns]
+
+    def _quantises_along_k(self, activations: Mapping[str, Any]) -> bool:
+        """Whether activations have scales where a product by the weight can use them."""
+        if self.block_size is None:
+            return activations.get("strategy", "token") == "token"
+        return activations.get("strategy") == "group" and activations.get("group_size") == self.block_size[1]
 
     def targets(self, layer: str) -> bool:
         """Whether the layer is meant: by the class, its name, or a regular expression behind "re:"."""
@@ -111,16 +174,35 @@ class _Scheme:
 def _packed(
     layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
 ) -> QuantizedTensor:
+    """Integers of 4 or 8 bits without signs, in words of 32."""
     packed = take(layer, tensors, "weight_packed", (torch.int32,), (-1, -1))
     shape = take(layer, tensors, "weight_shape", _INTEGERS, (2,)).tolist()
     rows, columns = shape
-    if scheme.bits != 4:
-        raise ValueError(f"{layer}: packed weights of {scheme.bits} bits do not run on aoext yet")
-    if packed.shape != (rows, -(-columns // 8)):
+    words = ceil_div(columns * scheme.form[0], 32)
+    if packed.shape != (rows, words):
         raise ValueError(
-            f"{layer}: weight_packed must be int32 [{rows}, {-(-columns // 8)}] for a weight {shape}, "
+            f"{layer}: weight_packed must be int32 [{rows}, {words}] for a weight {shape}, "
             f"got {describe(packed)}"
         )
+    if scheme.form == (4, "int"):
+        return _four_bits(layer, packed, shape, tensors, dtype, scheme)
+    if scheme.block_size is not None:
+        groups = blocks_of(rows, columns, scheme.block_size)[1]
+        if order_of_groups(layer, tensors, "weight_g_idx", columns, groups) is not None:
+            raise ValueError(f"{layer}: weights of 8 bits with groups that lie apart do not run on aoext yet")
+    qdata = (packed.contiguous().view(torch.uint8)[:, :columns] ^ _OFFSET).view(torch.int8)
+    return _eight_bits(layer, qdata, tensors, dtype, scheme)
+
+
+def _four_bits(
+    layer: str,
+    packed: Tensor,
+    shape: list[int],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    scheme: _Scheme,
+) -> QuantizedTensor:
+    rows, columns = shape
     scale = take(layer, tensors, "weight_scale", FLOAT_DTYPES, (rows, -1)).t()
     if scheme.strategy == "group" and scheme.group_size and scale.shape[0] * scheme.group_size != columns:
         raise ValueError(
@@ -137,87 +219,35 @@ def _packed(
     order = order_of_groups(layer, tensors, "weight_g_idx", columns, groups)
     if order is not None:
         pairs = packed_pairs(nibbles(packed)[:, order])
-    return int4(layer, pairs, scale, zero, dtype, order)
+    activation = _TYPES[scheme.activation] if scheme.dynamic_activation else None
+    return int4(layer, pairs, scale, zero, dtype, order, activation)
 
 
-def _by_rows(
-    layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
+def _eight_bits(
+    layer: str, qdata: Tensor, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
 ) -> QuantizedTensor:
-    weight = take(layer, tensors, "weight", tuple(_ROW_TYPES), (-1, -1))
-    rows, columns = weight.shape
-    scale = tensors.get("weight_scale")
-    count = rows if scale is not None and scale.numel() == rows else 1
-    if scale is None or scale.numel() not in (1, rows) or not scale.is_floating_point():
-        raise ValueError(f"{layer}: weight_scale must be a float [{rows}, 1] or [1]")
     if is_nonzero(tensors.get("weight_zero_point")):
         raise ValueError(f"{layer}: weights of 8 bits with zero points do not run on aoext")
-    scale = take(layer, {"weight_scale": scale.reshape(count, 1)}, "weight_scale", FLOAT_DTYPES, (count, 1))
-    return _ROW_TYPES[weight.dtype](
-        weight, scale.float().expand(rows, 1).contiguous(), [1, columns], dtype, scheme.dynamic_activation
-    )
+    if scheme.block_size is None:
+        return by_rows(layer, tensors, "weight_scale", qdata, dtype, scheme.dynamic_activation)
+    rows, columns = qdata.shape
+    scale = take_scale(layer, tensors, "weight_scale", blocks_of(rows, columns, scheme.block_size))
+    return by_blocks(layer, qdata, scale, scheme.block_size, dtype, scheme.dynamic_activation)
 
 
-class CompressedTensorsWriter(Writer):
-    """pack-quantized, int-quantized or float-quantized, as each weight is; a group in the config for each.
-
-    Scales keep float32 where no narrower dtype of a checkpoint holds them exactly.
-    """
-
-    def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        refuse_what_is_aoexts_own(layer, weight)
-        scales = (weight.dtype, torch.float32)
-        if isinstance(weight, (Int8Tensor, Float8Tensor)):
-            return self._eight_bits(layer, weight, scales)
-        codes, scale, zero, group, ordered = integers(layer, weight)
-        tensors = {
-            "weight_packed": int32_words(codes),
-            "weight_scale": exactly(layer, scale.t(), *scales),
-            "weight_shape": torch.tensor(list(weight.shape)),
-        }
-        symmetric = bool((zero == 8).all())
-        if not symmetric:  # eight rows to a word
-            filled = torch.nn.functional.pad(zero, (0, -zero.shape[1] % 8))
-            tensors["weight_zero_point"] = int32_words(filled).t().contiguous()
-        weights: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": symmetric}
-        group_size = weight.shape[1] // scale.shape[0]
-        if group_size == weight.shape[1]:
-            weights["strategy"] = "channel"
-        else:
-            weights.update(strategy="group", group_size=group_size)
-        if ordered:
-            tensors["weight_g_idx"] = group.to(torch.int32)
-            weights["actorder"] = "group"
-        return tensors, {"format": "pack-quantized", "weights": weights}
-
-    @staticmethod
-    def _eight_bits(
-        layer: str, weight: Int8Tensor | Float8Tensor, scales: tuple[torch.dtype, ...]
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        if weight.qdata.dtype not in _ROW_TYPES:
-            raise ValueError(f"{layer}: the format has no {dtype_name(weight.qdata.dtype)}")
-        kind = "int" if isinstance(weight, Int8Tensor) else "float"
-        eight: dict[str, Any] = {"num_bits": 8, "type": kind, "symmetric": True}
-        facts: dict[str, Any] = {
-            "format": f"{kind}-quantized",
-            "weights": {**eight, "strategy": "channel"},
-        }
-        if weight.dynamic_activation:
-            facts["input_activations"] = {**eight, "strategy": "token", "dynamic": True}
-        return {"weight": weight.qdata, "weight_scale": exactly(layer, weight.scale, *scales)}, facts
-
-    def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
-        kinds: dict[str, list[str]] = {}
-        for layer, facts in layers.items():
-            kinds.setdefault(json.dumps(facts, sort_keys=True), []).append(layer)
-        groups = {
-            f"group_{index}": {"targets": ["Linear"] if len(kinds) == 1 else targets, **json.loads(facts)}
-            for index, (facts, targets) in enumerate(kinds.items())
-        }
-        formats = {group["format"] for group in groups.values()}
-        return {
-            "quant_method": "compressed-tensors",
-            "format": formats.pop() if len(formats) == 1 else "mixed-precision",
-            "quantization_status": "compressed",
-            "config_groups": groups,
-            "ignore": list(left_alone),
-        }
+def _table_of_16(
+    layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
+) -> QuantizedTensor:
+    """e2m1 with scales of e4m3 and one more (nvfp4), or with exponents (mxfp4)."""
+    pairs = take(layer, tensors, "weight_packed", (torch.uint8,), (-1, -1))
+    assert scheme.block_size is not None
+    shape = blocks_of(pairs.shape[0], 2 * pairs.shape[1], scheme.block_size)
+    group_size = scheme.block_size[1]
+    if scheme.strategy == "group":
+        scale = take_scale(layer, tensors, "weight_scale", shape, EXPONENT_DTYPES)
+        return table_of_16(layer, pairs, E2M1, scale, group_size, dtype)
+    scale = take(layer, tensors, "weight_scale", (torch.float8_e4m3fn,), shape)
+    divisor = take_whole_scale(layer, tensors, "weight_global_scale")
+    if is_nonzero(divisor == 0):
+        raise ValueError(f"{layer}: weight_global_scale divides, and must not be 0")
+    return table_of_16(layer, pairs, E2M1, scale, group_size, dtype, divisor.reciprocal())

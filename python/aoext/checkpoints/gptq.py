@@ -1,6 +1,6 @@
-"""Checkpoints of GPTQ (AutoGPTQ, GPTQModel) and AWQ, 4-bit: w = (u - zero)·scale, exact in float32.
+"""Checkpoints of GPTQ (AutoGPTQ, GPTQModel; 4 and 8 bits) and AWQ (4 bits): w = (u - zero)·scale, exact.
 
-Both pack eight codes to an int32; GPTQ along K, AWQ along N in an order of its own.
+Both pack as many codes as there is room for to an int32; GPTQ along K, AWQ along N in an order of its own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,23 @@ from aoext.checkpoints.base import (
     nibbles,
     order_of_groups,
     packed_pairs,
+    refuse_what_is_aoexts_own,
     setting,
     take,
 )
-from aoext.tensors import QuantizedTensor
+from aoext.checkpoints.blocks import by_blocks
+from aoext.packing import has_values
+from aoext.tensors import BlockwiseTensor, Int8Tensor, QuantizedTensor
 
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
+_BITS = (4, 8)
+
 # GPTQ's first format keeps zeros minus one, each word as one number, so that 15 + 1 carries.
-_ONE_EACH = 0x11111111
+_ONE_EACH = {4: 0x11111111, 8: 0x01010101}
+
+# The zero of 8 bits without zero points, and what they have to the value.
+_MIDDLE = 0x80
 
 # Of the eight columns of one of AWQ's words, the one in each nibble.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -41,14 +49,15 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 class GptqReader(Reader):
     """qweight int32 [K/8, N], qzeros int32 [K/group_size, N/8], scales [K/group_size, N], g_idx int32 [K].
 
-    Groups whose columns lie apart (act-order: a g_idx that does not rise) become a weight with k_order.
+    Groups whose columns lie apart (act-order: a g_idx that does not rise) become a weight with k_order. Of 8
+    bits four codes are in a word; there zeros must be 128, and groups lie together.
     """
 
     names = ("qweight", "qzeros", "scales", "g_idx")
     telling = ("g_idx",)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        setting("gptq", settings, "bits", (4,))
+        self.bits: int = setting("gptq", settings, "bits", _BITS)
         made = setting("gptq", settings, "checkpoint_format", ("gptq", "gptq_v2", "gptq_p"), "gptq")
         self.zeros_minus_one = made == "gptq"
         self.group_size: int = settings.get("group_size", 128)
@@ -57,18 +66,21 @@ class GptqReader(Reader):
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         own = self._own_settings(layer)
-        setting(layer, own, "bits", (4,), 4)
+        bits: int = setting(layer, own, "bits", _BITS, self.bits)
+        in_word = 32 // bits
         qweight = take(layer, tensors, "qweight", (torch.int32,), (-1, -1))
-        columns, rows = 8 * qweight.shape[0], qweight.shape[1]
+        columns, rows = in_word * qweight.shape[0], qweight.shape[1]
         groups = group_count(layer, columns, own.get("group_size", self.group_size))
         scale = take(layer, tensors, "scales", _SCALES, (groups, rows))
-        qzeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, -(-rows // 8)))
-        zero = nibbles(qzeros + _ONE_EACH if self.zeros_minus_one else qzeros)[:, :rows]
-        pairs = qweight.t().contiguous().view(torch.uint8)  # little-endian words: the even k low
+        zeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, -(-rows // in_word)))
+        zeros = zeros + _ONE_EACH[bits] if self.zeros_minus_one else zeros
+        codes = qweight.t().contiguous().view(torch.uint8)  # little-endian words: the first k lowest
         order = order_of_groups(layer, tensors, "g_idx", columns, groups)
+        if bits == 8:
+            return _eight_bits(layer, codes, scale, zeros, dtype, order)
         if order is not None:
-            pairs = packed_pairs(nibbles(pairs.view(torch.int32))[:, order])
-        return int4(layer, pairs, scale, zero, dtype, order)
+            codes = packed_pairs(nibbles(codes.view(torch.int32))[:, order])
+        return int4(layer, codes, scale, nibbles(zeros)[:, :rows], dtype, order)
 
     def _own_settings(self, layer: str) -> Mapping[str, Any]:
         for pattern, own in self.dynamic.items():  # the first that matches, as GPTQModel takes it
@@ -77,10 +89,30 @@ class GptqReader(Reader):
         return {}
 
 
+def _eight_bits(
+    layer: str, codes: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype, order: Tensor | None
+) -> QuantizedTensor:
+    if order is not None:
+        raise ValueError(f"{layer}: weights of 8 bits with act-order do not run on aoext yet")
+    rows, columns = codes.shape
+    zero = zeros.contiguous().view(torch.uint8)[:, :rows]
+    if has_values(zero) and bool((zero != _MIDDLE).any()):
+        raise ValueError(
+            f"{layer}: zeros of weights of 8 bits must be {_MIDDLE} (symmetric) to run on aoext, got values "
+            f"in {int(zero.min())}..{int(zero.max())}"
+        )
+    qdata = (codes ^ _MIDDLE).view(torch.int8)
+    return by_blocks(layer, qdata, scale.t(), (1, columns // scale.shape[0]), dtype)
+
+
 class GptqWriter(Writer):
-    """The same four tensors, scales in float16. Zeros minus one where all are 8, else version 2."""
+    """The same four tensors, scales in float16. Zeros minus one where all are 8 (or 128), else version 2."""
 
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if weight.quantizes_input_to is not None:
+            raise ValueError(f"{layer}: activations that are quantised have no place in the format")
+        if isinstance(weight, (Int8Tensor, BlockwiseTensor)):
+            return self._eight_bits(layer, weight)
         codes, scale, zero, group, ordered = integers(layer, weight)
         if weight.shape[0] % 8:
             raise ValueError(f"{layer}: N must be a multiple of 8, got {weight.shape[0]}")
@@ -88,36 +120,60 @@ class GptqWriter(Writer):
             raise ValueError(f"{layer}: its zeros must be 8, for the checkpoint is said to be symmetric")
         tensors = {
             "qweight": int32_words(codes).t().contiguous(),
-            "qzeros": int32_words(zero) - (_ONE_EACH if self.symmetric else 0),
+            "qzeros": int32_words(zero) - (_ONE_EACH[4] if self.symmetric else 0),
             "scales": exactly(layer, scale, torch.float16),
             "g_idx": group.to(torch.int32),
         }
         columns = weight.shape[1]
-        return tensors, {"group_size": columns // scale.shape[0], "columns": columns, "ordered": ordered}
+        facts = {"group_size": columns // scale.shape[0], "columns": columns, "ordered": ordered}
+        return tensors, {"bits": 4, **facts}
+
+    def _eight_bits(
+        self, layer: str, weight: Int8Tensor | BlockwiseTensor
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        refuse_what_is_aoexts_own(layer, weight)
+        (rows, columns), group_size = weight.shape, weight.block_size[1]
+        if weight.qdata.dtype is not torch.int8:
+            raise ValueError(f"{layer}: the format has integers alone, got {weight.qdata.dtype}")
+        if rows % 4 or columns % 4 or columns % group_size or weight.block_size[0] != 1:
+            raise ValueError(
+                f"{layer}: N and K must be multiples of 4, and K of the group size, got {[rows, columns]} "
+                f"with blocks of {weight.block_size}"
+            )
+        codes = weight.qdata.contiguous().view(torch.uint8) ^ _MIDDLE
+        zeros = codes.new_full((columns // group_size, rows), _MIDDLE - self.symmetric)
+        tensors = {
+            "qweight": codes.view(torch.int32).t().contiguous(),
+            "qzeros": zeros.view(torch.int32),
+            "scales": exactly(layer, weight.scale.t(), torch.float16),
+            "g_idx": torch.arange(columns, dtype=torch.int32, device=codes.device) // group_size,
+        }
+        facts = {"group_size": group_size, "columns": columns, "ordered": False}
+        return tensors, {"bits": 8, **facts}
 
     def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
-        if all(facts["group_size"] == facts["columns"] for facts in layers.values()):
-            most = -1
-        else:
-            ((most, _),) = Counter(facts["group_size"] for facts in layers.values()).most_common(1)
-        others = {layer: facts["group_size"] for layer, facts in layers.items()}
+        kinds = {
+            layer: {"bits": facts["bits"], "group_size": facts["group_size"]}
+            for layer, facts in layers.items()
+        }
+        whole = all(facts["group_size"] == facts["columns"] for facts in layers.values())
+        if whole:
+            kinds = {layer: {**kind, "group_size": -1} for layer, kind in kinds.items()}
+        ((most, _),) = Counter(tuple(kind.items()) for kind in kinds.values()).most_common(1)
+        others = {
+            f"+:^{re.escape(layer)}$": dict(kind.items() - set(most))
+            for layer, kind in kinds.items()
+            if kind != dict(most)
+        }
         return {
             "quant_method": "gptq",
-            "bits": 4,
-            "group_size": most,
+            **dict(most),
             "desc_act": any(facts["ordered"] for facts in layers.values()),
             "sym": self.symmetric,
             "lm_head": "lm_head" in layers,
             "checkpoint_format": "gptq" if self.symmetric else "gptq_v2",
             "pack_dtype": "int32",
-            "dynamic": {
-                **{f"-:^{re.escape(layer)}$": {} for layer in left_alone},
-                **{
-                    f"+:^{re.escape(layer)}$": {"group_size": size}
-                    for layer, size in others.items()
-                    if most not in (-1, size)
-                },
-            },
+            "dynamic": {**{f"-:^{re.escape(layer)}$": {} for layer in left_alone}, **others},
         }
 
 

@@ -57,6 +57,7 @@ def _int4(
         },
         dtype,
         block_size=[1, 2 * qdata.shape[1] // scale.shape[0]],
+        activation=None,
     )
 
 

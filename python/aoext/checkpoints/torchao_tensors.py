@@ -17,6 +17,8 @@ from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
     """The tensor of torchao that a weight of aoext stands for; ValueError, which begins with `name`."""
     if isinstance(weight, Int4Tensor):
+        if weight.activation is not None:
+            raise ValueError(f"{name}: torchao's int4 weights have no activations of 8 bits")
         if weight.k_order is not None or weight.scale.dtype != weight.dtype:
             raise ValueError(
                 f"{name}: torchao's int4 weights have neither columns in another order nor float32 scales "
@@ -38,7 +40,8 @@ def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
         return torchao.Int8Tensor(
             weight.qdata, weight.scale, block_size, weight.dtype, act_quant_kwargs=dynamic
         )
-    assert isinstance(weight, Float8Tensor)
+    if not isinstance(weight, Float8Tensor):
+        raise ValueError(f"{name}: aoext makes no tensor of torchao of a {type(weight).__name__}")
     if weight.dynamic_activation:
         dynamic = QuantizeTensorToFloat8Kwargs(weight.qdata.dtype, rows)
     return torchao.Float8Tensor(

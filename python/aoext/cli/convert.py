@@ -34,7 +34,8 @@ class _GroupSize(click.ParamType):
 @click.option(
     "--group-size",
     type=_GroupSize(),
-    help='Of int4: a number, -1 for whole rows, or "auto" for the largest of 128 to 16 that fits each layer.',
+    help="Of int4 and its like: a number, -1 for whole rows, "
+    'or "auto" for the largest of 128 to 16 that fits each layer.',
 )
 @click.option("--symmetric", is_flag=True, help="int4 without zero points, as gptq's format wants it.")
 @click.option("--format", type=click.Choice(FORMATS), default=AOEXT, help="Whose checkpoint TARGET is.")
@@ -43,8 +44,9 @@ def convert(
 ) -> None:
     """Write SOURCE as a checkpoint of aoext in the folder TARGET, which from_pretrained loads.
 
-    SOURCE is a folder of transformers, plain or quantised by aoext, GPTQ, AWQ, compressed-tensors,
-    bitsandbytes, HQQ or torchao, or a GGUF file. What was interrupted goes on when it is called again.
+    SOURCE is a folder of transformers, plain or quantised by aoext, GPTQ, AWQ, compressed-tensors, ModelOpt,
+    bitsandbytes, HQQ or torchao, or as "fp8" or "mxfp8", or a GGUF file. What was interrupted goes on when it
+    is called again.
 
     With --format TARGET becomes another library's checkpoint where its format can say exactly what the
     weights are; else the layers are named, and why. More: docs/models.md.
@@ -52,8 +54,8 @@ def convert(
     arguments: dict[str, Any] = {} if group_size is None else {"group_size": group_size}
     if symmetric:
         arguments["symmetric"] = True
-    if arguments and scheme != "int4":
-        raise click.UsageError("--group-size and --symmetric are for --scheme int4")
+    if arguments and not (scheme or "").startswith("int4"):
+        raise click.UsageError("--group-size and --symmetric are for --scheme int4 and its like")
     try:
         if source.is_file():
             if scheme is not None or format != AOEXT:

@@ -2,18 +2,21 @@
 
 Imported as soon as a program has imported both aoext and diffusers, in whatever order.
 PipelineQuantizationConfig takes the same config for parts of a pipeline, or "aoext" as its quant_backend.
+AoextConfig.keep() runs a model that another library has quantised, as bitsandbytes' nf4, on aoext's kernels.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from diffusers.quantizers import auto
 from diffusers.quantizers.base import DiffusersQuantizer
 from torch import Tensor, nn
 
-from aoext import serialization
+from aoext import checkpoints, serialization
 from aoext.integrations.transformers import METHOD, AoextConfig, AoextQuantizer
 from aoext.layers import set_weight
 from aoext.tensors import QuantizedTensor
@@ -38,8 +41,12 @@ class AoextDiffusersQuantizer(DiffusersQuantizer):
                 'AoextConfig("int4") quantises it'
             )
         self.chooser = AoextQuantizer(quantization_config, pre_quantized=True)
+        self.reader = self.chooser.reader  # of another library's checkpoint
+        self.dtype = torch.float32
         self.descriptions: dict[str, Any] = {}
-        # Fields whose weight has others in the next file.
+        # What another library calls the tensors of each weight, by the names behind the layer's.
+        self.parts: dict[str, dict[str, str]] = {}
+        # Tensors whose weight has others in the next file.
         self.pending: dict[str, Tensor] = {}
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
@@ -48,30 +55,55 @@ class AoextDiffusersQuantizer(DiffusersQuantizer):
 
     # Loading
 
+    def update_torch_dtype(self, torch_dtype: torch.dtype | None) -> torch.dtype | None:
+        self.dtype = torch_dtype or self.dtype
+        return torch_dtype
+
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: Sequence[Any]) -> list[str]:
         """The names of the weights instead of those of their fields."""
-        for file in checkpoint_files:
-            if str(file).endswith(".safetensors"):
+        files = [file for file in checkpoint_files if str(file).endswith(".safetensors")]
+        if self.reader is None:
+            for file in files:
                 self.descriptions.update(serialization.descriptions_in(file))
-        fields = {f"{name}.{part}" for name, what in self.descriptions.items() for part in what["fields"]}
-        return [*self.descriptions, *(key for key in loaded_keys if key not in fields)]
+        else:
+            for file in files:
+                self.reader.read_metadata(serialization.metadata_of(file))
+            checkpoints.check_files(self.reader, files, self.dtype, lambda layer: True)
+            layers = self.reader.layers(loaded_keys)
+            self.parts = {f"{layer}.weight": parts for layer, parts in layers.items()}
+        weights = self._keys()
+        fields = {key for keys in weights.values() for key in keys}
+        return [*weights, *(key for key in loaded_keys if key not in fields)]
+
+    def _keys(self) -> dict[str, list[str]]:
+        """What the files call the tensors of each quantised weight."""
+        own = {
+            name: [f"{name}.{part}" for part in what["fields"]] for name, what in self.descriptions.items()
+        }
+        return {**own, **{name: list(parts.values()) for name, parts in self.parts.items()}}
 
     @property
     def supports_parallel_loading(self) -> bool:
-        return not self.descriptions  # whose fields may lie in two files
+        return not self._keys()  # whose tensors may lie in two files
 
     def maybe_update_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """A file's tensors with weights in the place of fields, as far as all of them have been read."""
-        if not self.descriptions:
-            return state_dict
         stored = {**self.pending, **state_dict}
         weights: dict[str, Tensor] = {}
-        for name, description in self.descriptions.items():
-            if all(f"{name}.{part}" in stored for part in description["fields"]):
-                weights[name] = serialization.assembled(name, description, stored)
-        unfinished = {f"{name}.{part}" for name, what in self.descriptions.items() for part in what["fields"]}
-        self.pending = {key: tensor for key, tensor in stored.items() if key in unfinished}
-        return {**{key: tensor for key, tensor in stored.items() if key not in unfinished}, **weights}
+        self.pending = {}
+        for name, keys in self._keys().items():
+            fields = {key: stored.pop(key) for key in keys if key in stored}
+            if len(fields) == len(keys):
+                weights[name] = self._weight(name, fields)
+            else:
+                self.pending.update(fields)
+        return {**stored, **weights}
+
+    def _weight(self, name: str, fields: dict[str, Tensor]) -> QuantizedTensor:
+        if self.reader is None:
+            return serialization.assembled(name, self.descriptions[name], fields)
+        tensors = {leaf: fields[key] for leaf, key in self.parts[name].items()}
+        return self.reader.weight(name.removesuffix(".weight"), tensors, self.dtype)
 
     def _process_model_before_weight_loading(
         self, model: nn.Module, keep_in_fp32_modules: Sequence[str] = (), **_: Any
@@ -145,5 +177,20 @@ def adopt(model: nn.Module) -> None:
             part.quantization_method, part.is_quantized = METHOD, True
 
 
+def _keep_foreign_checkpoints() -> None:
+    """Have diffusers take AoextConfig.keep() for others' checkpoints, where it would leave it aside."""
+    merge = auto.DiffusersAutoQuantizer.merge_quantization_configs.__func__
+
+    @functools.wraps(merge)
+    def merged(cls: Any, quantization_config: Any, quantization_config_from_args: Any) -> Any:
+        given, stored = quantization_config_from_args, quantization_config
+        if not isinstance(given, AoextConfig) or stored.get("quant_method") == METHOD:
+            return merge(cls, stored, given)
+        return given.for_checkpoint_of(stored)
+
+    auto.DiffusersAutoQuantizer.merge_quantization_configs = classmethod(merged)
+
+
+_keep_foreign_checkpoints()
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = AoextDiffusersQuantizer
 auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = AoextConfig

@@ -1,4 +1,4 @@
-"""GGUF files, the checkpoints of llama.cpp: models of transformers with aoext's int4 weights.
+"""GGUF files, the checkpoints of llama.cpp: models of transformers with aoext's weights.
 
 The package `gguf` reads the container, transformers makes the model.
 """
@@ -24,6 +24,8 @@ from aoext import serialization
 from aoext.checkpoints import gguf as blocks
 from aoext.integrations.transformers import AoextConfig
 from aoext.tensors import QuantizedTensor
+from aoext.tensors.base import gathered
+from aoext.tensors.fields import N
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +60,12 @@ _LEFT_OUT = re.compile(r"rope_freqs\.weight")
 
 
 def load_gguf(path: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """The model of a GGUF file, on the CPU: linear layers in Q4_0, Q4_1 and Q4_K stay in 4 bits.
+    """The model of a GGUF file, on the CPU. Linear layers in Q4_0, Q4_1, Q4_K, IQ4_NL, IQ4_XS and MXFP4 stay
+    in 4 bits, those in Q8_0, Q6_K, Q5_0 and Q3_K become int8.
 
-    dtype: of activations, and of all that is not of 4 bits; a warning names the weights of other quantised
+    dtype: of activations, and of all that is not quantised; a warning names the weights of other quantised
     formats, which are dequantised. Architectures: llama, qwen2, qwen3, gemma2, gemma3 (text).
-    ValueError for others, and for tensors that the model has no place for.
+    ValueError for others, for experts, and for tensors that the model has no place for.
     """
     path = Path(path)
     reader = gguf.GGUFReader(path)
@@ -114,6 +117,10 @@ def _tensors(reader: Any, architecture: str) -> Iterator[tuple[str, Any]]:
         stem, _, leaf = tensor.name.rpartition(".")
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
         known = layer.get(match[2]) if match else _WHOLE.get(stem)
+        if known is None and match and match[2].endswith("_exps"):
+            raise ValueError(
+                f"load_gguf: {tensor.name} has the weights of experts, which do not run on aoext yet"
+            )
         if known is None:
             raise ValueError(f"load_gguf: {tensor.name} is no tensor of {architecture} that aoext knows")
         yield (f"model.layers.{match[1]}.{known}.{leaf}" if match else f"{known}.{leaf}"), tensor
@@ -143,7 +150,12 @@ def _rows_by_halves(tensor: Tensor, heads: int) -> Tensor:
     rows = torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
     if not isinstance(tensor, QuantizedTensor):
         return tensor[rows]
-    fields = {
-        name: field.index_select(tensor.fields[name].rows, rows) for name, field in tensor.named_fields()
-    }
+    fields = {}
+    for name, field in tensor.named_fields():
+        dims = [axis.dim for axis in tensor.fields[name].axes]
+        fields[name] = (
+            field
+            if N not in dims
+            else gathered(field.movedim(dims.index(N), 0), rows).movedim(0, dims.index(N))
+        )
     return tensor.remade(fields)

@@ -20,6 +20,7 @@ from transformers import core_model_loading
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.quantizers.auto import (
+    AUTO_QUANTIZER_MAPPING,
     AutoHfQuantizer,
     register_quantization_config,
     register_quantizer,
@@ -48,8 +49,11 @@ class _Method(str):
 
 METHOD = _Method("aoext")
 
+# Methods of checkpoints.READERS.
+_UNKNOWN_TO_TRANSFORMERS = {"modelopt"} - AUTO_QUANTIZER_MAPPING.keys()
+
 # Dtypes of quantised weights that are called `weight`.
-_STORED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+_STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @register_quantization_config(METHOD)
@@ -107,7 +111,7 @@ class AoextConfig(QuantizationConfigMixin):
 
     @classmethod
     def keep(cls) -> AoextConfig:
-        """For checkpoints that GPTQ, AWQ, compressed-tensors, bitsandbytes (int8) or HQQ has quantised."""
+        """For checkpoints that are quantised already; those of others that run: docs/models.md."""
         return cls(scheme=None)
 
     def config_for(self, module: str) -> QuantizationConfig | None:
@@ -119,6 +123,17 @@ class AoextConfig(QuantizationConfigMixin):
 
     # The quantization_config of a checkpoint that another library has quantised.
     foreign: Mapping[str, Any] | None = None
+
+    def for_checkpoint_of(self, stored: Mapping[str, Any]) -> AoextConfig:
+        """This config for a checkpoint that another library has quantised; ValueError but for keep()."""
+        if self.scheme is not None:
+            raise ValueError(
+                f"the checkpoint is quantised by {stored['quant_method']} already; AoextConfig.keep() runs "
+                "it on aoext's kernels"
+            )
+        kept = AoextConfig.keep()
+        kept.foreign = stored
+        return kept
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in JSON's types."""
@@ -243,7 +258,15 @@ class AoextQuantizer(HfQuantizer):
                     self._expect(model, serialization.forms_in(file))
 
         if self.reader is not None:
-            checkpoints.check_files(self.reader, checkpoint_files or (), model.dtype)
+            names = {name for name, _ in model.named_parameters()}
+            checkpoints.check_files(
+                self.reader,
+                checkpoint_files or (),
+                model.dtype,
+                lambda layer: not names.isdisjoint(_candidates(model, f"{layer}.weight")),
+            )
+            for note in self.reader.notes:
+                logger.warning("AoextConfig: %s", note)
 
     def _modules_to_leave_alone(self, model: Any) -> list[str]:
         named = self.quantization_config.modules_to_not_convert
@@ -463,25 +486,32 @@ class _Read(_Operation):
 
 
 def _keep_foreign_checkpoints() -> None:
-    """Have AutoHfQuantizer take AoextConfig.keep() for others' checkpoints, which it would refuse."""
+    """Have AutoHfQuantizer take AoextConfig.keep() for others' checkpoints, which it would refuse.
+
+    Methods that it does not know count as such, where it would load random weights in place of the quantised.
+    """
     merge = AutoHfQuantizer.merge_quantization_configs.__func__
+    supports = AutoHfQuantizer.supports_quant_method
 
     @functools.wraps(merge)
     def merged(cls: Any, quantization_config: Any, quantization_config_from_args: Any) -> Any:
         given, stored = quantization_config_from_args, quantization_config
         method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+        if given is None and isinstance(stored, dict) and method in _UNKNOWN_TO_TRANSFORMERS:
+            raise ValueError(
+                f"transformers has no quantiser for {method}: quantization_config=aoext.AoextConfig.keep() "
+                "runs the checkpoint on aoext's kernels"
+            )
         if not isinstance(given, AoextConfig) or method == METHOD:
             return merge(cls, stored, given)
-        if given.scheme is not None:
-            raise ValueError(
-                f"the checkpoint is quantised by {method} already; AoextConfig.keep() runs it on aoext's "
-                "kernels"
-            )
-        kept = AoextConfig.keep()
-        kept.foreign = stored if isinstance(stored, dict) else stored.to_dict()
-        return kept
+        return given.for_checkpoint_of(stored if isinstance(stored, dict) else stored.to_dict())
+
+    def supported(stored: Any) -> bool:
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+        return method in _UNKNOWN_TO_TRANSFORMERS or supports(stored)
 
     AutoHfQuantizer.merge_quantization_configs = classmethod(merged)
+    AutoHfQuantizer.supports_quant_method = staticmethod(supported)
 
 
 def _offload_quantized_weights() -> None:

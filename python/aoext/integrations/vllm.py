@@ -2,7 +2,8 @@
 
 vLLM calls `register` as it starts. Which layers are quantised, and how, stands in the metadata of the
 checkpoint's files; that is read as soon as vLLM knows where these are. Layers that vLLM merges (q, k and v;
-gate and up) must be quantised alike.
+gate and up) must be quantised alike; where each has one scale for all of its weight (nvfp4), that goes into
+the scales of its blocks, which are float32 then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.utils import set_weight_attrs
 
 from aoext import serialization
-from aoext.packing import dtype_name
 from aoext.tensors.fields import K, N
 from aoext.tensors.products import linear
 
@@ -27,6 +27,12 @@ METHOD = "aoext"
 
 # Fields that belong to columns as a whole, which merged layers and shards would have to share.
 _OF_ALL_COLUMNS = ("act_pre_scale", "k_order")
+
+# The one that each of several merged layers has for itself.
+_GLOBAL_SCALE = "global_scale"
+
+# What a description says of its fields' dtypes here, beside what the file has.
+_DTYPES = "dtypes"
 
 
 def register() -> None:
@@ -71,8 +77,13 @@ class AoextVllmConfig(QuantizationConfig):
 
             patterns = ["*.safetensors", "*.safetensors.index.json"]
             folder = Path(snapshot_download(model_name, revision=revision, allow_patterns=patterns))
+        forms: dict[str, Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
             self.descriptions.update(serialization.descriptions_in(file))
+            forms.update(serialization.forms_in(file))
+        for name, description in self.descriptions.items():
+            fields = description["fields"]
+            description[_DTYPES] = {part: forms[f"{name}.{part}"].dtype for part in fields}
         if not self.descriptions:
             raise ValueError(f"aoext: {model_name} has no weights that aoext has quantised")
 
@@ -114,6 +125,14 @@ def _kind(prefix: str, description: Mapping[str, Any] | None) -> Any:
     return {key: value for key, value in description.items() if key != "shape"}
 
 
+def _load_shared(parameter: nn.Parameter, loaded: Tensor, *shard: Any) -> None:
+    """Takes what all parts and ranks have alike, as a table; ValueError where they differ."""
+    if getattr(parameter, "is_loaded", False) and not torch.equal(parameter.data, loaded):
+        raise ValueError("aoext: vLLM merges layers whose weights have different tables")
+    parameter.data.copy_(loaded)
+    cast(Any, parameter).is_loaded = True
+
+
 class AoextLinearMethod(LinearMethodBase):
     """A linear layer whose weight has the fields of one of aoext's tensors.
 
@@ -124,8 +143,6 @@ class AoextLinearMethod(LinearMethodBase):
     def __init__(self, description: Mapping[str, Any]) -> None:
         self.description = description
         self.kind = serialization.TENSOR_TYPES[description["type"]]
-        if self.kind.any_blocks:
-            raise ValueError(f"aoext: weights of the class {self.kind.__name__} are not loaded into vLLM")
 
     def create_weights(
         self,
@@ -138,35 +155,49 @@ class AoextLinearMethod(LinearMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         rows, columns = sum(output_partition_sizes), input_size_per_partition
-        by_row = self.kind.blocks_are_rows
-        self.block_size = [1, columns if by_row else self.description["group_size"]]
-        if columns % self.block_size[K]:
-            raise ValueError(
-                f"aoext: group_size = {self.block_size[K]} does not divide the {columns} columns of a rank"
-            )
+        self.block_size = [1, columns] if self.kind.blocks_are_rows else list(self.description["block_size"])
+        self.rows_of_parts = output_partition_sizes
+        whole = {N: output_size == output_partition_sizes[0], K: input_size == columns}
+        for dim, sizes in ((N, output_partition_sizes), (K, [columns])):
+            step = self.block_size[dim]
+            if any(size % step for size in sizes) and not (self.kind.any_blocks and whole[dim]):
+                raise ValueError(
+                    f"aoext: block_size = {self.block_size} does not divide the {', '.join(map(str, sizes))} "
+                    f"{('rows', 'columns')[dim]} of a rank, each part by itself"
+                )
         parts = nn.Module()
         for name in self.description["fields"]:
             field = self.kind.fields[name]
-            # Scales come in float32, which holds those of all dtypes.
-            dtype = self.qdata_dtype if name == "qdata" else torch.float32
-            empty = torch.empty(field.shape([rows, columns], self.block_size), dtype=dtype)
-            parameter = nn.Parameter(empty, requires_grad=False)
-            # Where ranks and merged layers have their shares; all ranks have the scale of a whole row.
-            shared = by_row and field.per_block
-            sides = {"output_dim" if axis.dim == N else "input_dim": at for at, axis in enumerate(field.axes)}
-            if shared:
-                del sides["input_dim"]
-            set_weight_attrs(parameter, {**sides, **extra_weight_attrs})
+            # What follows the activations' dtype comes in float32, which holds all of them.
+            dtype = torch.float32 if field.follows_dtype else self.description[_DTYPES][name]
+            shape = field.shape([rows, columns], self.block_size)
+            if name == _GLOBAL_SCALE:
+                shape = [len(output_partition_sizes)]
+            parameter = nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+            loader = {"weight_loader": _load_shared} if self._is_shared(name) else {}
+            set_weight_attrs(parameter, {**self._sides(name), **extra_weight_attrs, **loader})
             parts.register_parameter(name, parameter)
         layer.weight = parts
         self.dtype = params_dtype
 
-    @property
-    def qdata_dtype(self) -> torch.dtype:
-        (dtype,) = (
-            d for d in self.kind.fields["qdata"].dtypes if dtype_name(d) == self.description["qdata_dtype"]
-        )
-        return dtype
+    def _is_shared(self, name: str) -> bool:
+        """Whether a field is the same for all rows and columns, as a table is."""
+        return name != _GLOBAL_SCALE and all(axis.dim not in (N, K) for axis in self.kind.fields[name].axes)
+
+    def _sides(self, name: str) -> dict[str, Any]:
+        """Where ranks and merged layers have their shares of a field, as vLLM's loaders want to know it."""
+        if name == _GLOBAL_SCALE:
+            return {"needs_scalar_to_array": True}
+        axes = self.kind.fields[name].axes
+        sides = {
+            ("output_dim", "input_dim")[axis.dim]: at for at, axis in enumerate(axes) if axis.dim in (N, K)
+        }
+        if self.kind.blocks_are_rows and self.kind.fields[name].per_block:
+            del sides["input_dim"]  # all ranks have the scale of a whole row
+        step = next((axis.elements(self.block_size) for axis in axes if axis.dim == N), 1)
+        if step > 1:  # rows that share an entry
+            sides |= {"packed_dim": sides["output_dim"], "packed_factor": step}
+        return sides
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Makes one weight of its fields; scales go back to the activations' dtype where that is exact."""
@@ -176,11 +207,25 @@ class AoextLinearMethod(LinearMethodBase):
         narrow = {name: fields[name].to(self.dtype) for name in follow}
         if all(torch.equal(tensor.float(), fields[name]) for name, tensor in narrow.items()):
             fields.update(narrow)
+        if _GLOBAL_SCALE in fields:
+            self._share_global_scale(fields)
         attributes = serialization.described_attributes(self.kind, self.description)
         every = {**dict.fromkeys(self.kind.fields), **fields}
         weight = self.kind.from_fields(every, self.dtype, **{**attributes, "block_size": self.block_size})
         del layer.weight
         layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
+
+    def _share_global_scale(self, fields: dict[str, Tensor]) -> None:
+        """Gives the scales of blocks what each part has for itself, unless all parts have the same."""
+        whole = fields.pop(_GLOBAL_SCALE)
+        whole = torch.where(whole == 0, whole[0], whole)  # parts that come as one have one
+        if bool((whole == whole[0]).all()):
+            fields[_GLOBAL_SCALE] = whole[:1].clone()
+            return
+        of_rows = whole.repeat_interleave(torch.tensor(self.rows_of_parts, device=whole.device))
+        scale = fields["scale"]
+        scale = (scale.view(torch.float8_e8m0fnu) if scale.dtype is torch.uint8 else scale).float()
+        fields["scale"] = scale * of_rows[:: self.block_size[N], None]
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(x, layer.weight, bias)

@@ -1,0 +1,129 @@
+"""Weights of 8 bits and of tables of 16 values, with a scale for each row or block, as checkpoints have them.
+
+Scales keep the dtype that they have in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aoext.checkpoints.base import take
+from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe, has_values, one_of
+from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
+from aoext.tensors.fields import ceil_div
+
+# What a checkpoint may have scales of rows and blocks in.
+SCALES = (*FLOAT_DTYPES, *EXPONENT_DTYPES)
+
+# The exponent that stands for NaN.
+_NAN = 255
+
+
+def take_scale(
+    layer: str,
+    tensors: Mapping[str, Tensor],
+    name: str,
+    shape: Sequence[int],
+    dtypes: Sequence[torch.dtype] = SCALES,
+) -> Tensor:
+    """The scales of this name, as `take` takes them; exponents in uint8 must be finite as well."""
+    scale = take(layer, tensors, name, dtypes, shape)
+    if scale.dtype is torch.uint8 and has_values(scale) and bool((scale == _NAN).any()):
+        raise ValueError(f"{layer}: {name} must be finite, got the exponent {_NAN}, which is NaN")
+    return scale
+
+
+def by_rows(
+    layer: str, tensors: Mapping[str, Tensor], name: str, qdata: Tensor, dtype: torch.dtype, dynamic: bool
+) -> QuantizedTensor:
+    """w = qdata·scale with a scale for each row, [N] or [N, 1], or one for all of the weight.
+
+    dynamic: whether activations are quantised at every call, row by row
+    """
+    rows, columns = qdata.shape
+    scale = tensors.get(name)
+    if scale is None:
+        raise ValueError(f"{layer}: the checkpoint lacks {layer}.{name}")
+    if scale.numel() not in (1, rows) or not scale.is_floating_point():
+        raise ValueError(f"{layer}: {name} must be a float [{rows}, 1] or [1], got {describe(scale)}")
+    flat = take(layer, {name: scale.reshape(-1, 1)}, name, FLOAT_DTYPES, (scale.numel(), 1))
+    kind = Int8Tensor if qdata.dtype is torch.int8 else Float8Tensor
+    return kind(qdata, flat.float().expand(rows, 1).contiguous(), [1, columns], dtype, dynamic)
+
+
+def by_blocks(
+    layer: str,
+    qdata: Tensor,
+    scale: Tensor,
+    block_size: Sequence[int],
+    dtype: torch.dtype,
+    dynamic: bool = False,
+) -> QuantizedTensor:
+    """w = qdata·scale with a scale for each block [block_n, block_k].
+
+    dynamic: whether activations are quantised at every call, in blocks of block_k along K
+    """
+    columns = qdata.shape[1]
+    if block_size[0] == 1 and block_size[1] >= columns and scale.dtype in FLOAT_DTYPES:
+        return by_rows(layer, {"scale": scale}, "scale", qdata, dtype, dynamic)
+    try:
+        return BlockwiseTensor(
+            qdata.contiguous(),
+            scale.contiguous(),
+            list(block_size),
+            dtype,
+            [1, block_size[1]] if dynamic else None,
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{layer}: {error}") from error
+
+
+def blocks_of(rows: int, columns: int, block_size: Sequence[int]) -> list[int]:
+    """The shape of the scales of a weight [N, K]; the last blocks may be partial."""
+    return [ceil_div(rows, block_size[0]), ceil_div(columns, block_size[1])]
+
+
+def table_of_16(
+    layer: str,
+    pairs: Tensor,
+    table: Sequence[float] | Tensor,
+    scale: Tensor,
+    group_size: int,
+    dtype: torch.dtype,
+    global_scale: Tensor | None = None,
+) -> Lut4Tensor:
+    """w = table[code]·scale·global_scale, with a scale for each group along K.
+
+    pairs: uint8 [N, K/2], the even k low; global_scale: one number
+    """
+    values = torch.as_tensor(table, dtype=torch.float32, device=pairs.device)
+    whole = None if global_scale is None else global_scale.float().reshape(1)
+    try:
+        return Lut4Tensor(
+            pairs.contiguous(), values, scale.contiguous(), [1, group_size], dtype, global_scale=whole
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{layer}: {error}") from error
+
+
+def take_whole_scale(layer: str, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """The one scale of this name that multiplies, or divides, all of a weight: float32 [1]."""
+    scale = tensors.get(name)
+    if scale is None:
+        raise ValueError(f"{layer}: the checkpoint lacks {layer}.{name}")
+    if scale.numel() != 1 or scale.dtype not in FLOAT_DTYPES:
+        raise ValueError(
+            f"{layer}: {name} must be one number of {one_of(FLOAT_DTYPES)}, got {describe(scale)}"
+        )
+    return take(layer, {name: scale.reshape(1)}, name, FLOAT_DTYPES, (1,)).float()
+
+
+def powers_of_two(scale: Tensor) -> Tensor | None:
+    """float32 scales as float8_e8m0fnu, if all of them are what that holds."""
+    if not has_values(scale):
+        return scale.to(torch.float8_e8m0fnu)
+    exponents = scale.float().to(torch.float8_e8m0fnu)
+    return exponents if torch.equal(exponents.float(), scale.float()) else None
