@@ -1,9 +1,10 @@
 #include "cpu/plan.h"
 
+#include <numeric>
+
 #include "common/formats.h"
 #include "cpu/gemm_int4.h"
 #include "cpu/isa.h"
-#include "cpu/segments_weight.h"
 
 namespace aoext::cpu {
 namespace {
@@ -22,7 +23,7 @@ constexpr FewRows kAmx{
     .limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
 constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
 constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
-constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
+constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6};
 constexpr FewRows kPortable{.int4 = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
@@ -127,6 +128,11 @@ Plan plan_scaled_int4(const LinearProblem& p) {
   if (has_gemv_int4(p)) return {Algorithm::gemv_int4, ScalarType::Float};
   const bool exact = kernels().gemm_int4_codes != nullptr && p.group_size % kEightCodes == 0;
   return gemm(exact ? ScalarType::BFloat16 : ScalarType::Float);
+}
+
+int64_t segment_of(const LinearProblem& p) {
+  if (p.input_group_size >= p.K) return p.group_size;
+  return p.group_size >= p.K ? p.input_group_size : std::gcd(p.group_size, p.input_group_size);
 }
 
 Plan plan_blockwise(const LinearProblem& p) {

@@ -38,6 +38,9 @@ Plan plan_scaled(const LinearProblem& p);       // int8_mm too
 Plan plan_scaled_int4(const LinearProblem& p);  // scaled_mm_int4, scaled_linear_int4
 Plan plan_blockwise(const LinearProblem& p);    // scaled_mm_blockwise, scaled_linear_blockwise
 
+// Elements of k of a segment, within which no scale of plan_blockwise's operands ends: all of K where none does.
+int64_t segment_of(const LinearProblem& p);
+
 // For aoext.explain: of operators with a plan, and of those that go row by row.
 Explanation explain(const Plan& plan);
 template <Plan (*kPlan)(const LinearProblem&)>

@@ -2,17 +2,10 @@
 // scale on either side.
 #pragma once
 
-#include <numeric>
-
+#include "cpu/plan.h"
 #include "cpu/weights.h"
 
 namespace aoext::cpu {
-
-// Elements of a segment: all of K where no scale ends within it.
-inline int64_t segment_of(const LinearProblem& p) {
-  if (p.input_group_size >= p.K) return p.group_size;
-  return p.group_size >= p.K ? p.input_group_size : std::gcd(p.group_size, p.input_group_size);
-}
 
 struct SegmentsWeight {
   static constexpr bool kInt4 = false;

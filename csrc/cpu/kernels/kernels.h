@@ -263,6 +263,9 @@ struct Kernels {
   bool (*has_wide_zero_points)(const float* scale, const float* zero_point, int64_t groups);
   void (*split_zero_points)(const float* scale, float* zero_point, int64_t groups, float* beside);
 
+  // zero_point −= offset · scale.
+  void (*shift_zero_points)(const float* scale, float* zero_point, float offset, int64_t groups);
+
   // Sums of a row's groups, `stride` floats apart.
   void (*group_sums)(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride);
 

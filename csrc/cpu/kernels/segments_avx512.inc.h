@@ -13,6 +13,7 @@ struct DotBf16 {
   using Sums = F32;
   using Total = F32;
   static constexpr int64_t kRun = 0;
+  static constexpr int kUnroll = 4;
   static Sums add(Sums sums, U32 w, U32 x) { return (F32)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)x); }
 };
 

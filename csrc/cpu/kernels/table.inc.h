@@ -22,6 +22,7 @@ constexpr Kernels table_of_all(const char* name, const Gemm8Bit* gemm_i8) {
       .dequantize_int4 = dequantize_int4,
       .has_wide_zero_points = has_wide_zero_points,
       .split_zero_points = split_zero_points,
+      .shift_zero_points = shift_zero_points,
       .group_sums = group_sums,
       .scale_row = scale_row,
       .quantize_row = quantize_row,
