@@ -43,7 +43,9 @@ struct SegmentsWeight {
         const int64_t row = (first + i) / w_.block_n;
         same = std::min(count - i, (row + 1) * w_.block_n - first - i);
         kernels().to_float(w_.scale_element, w_.scales + (row * w_.blocks + block) * w_.scale_bytes, row_.data(), blocks);
-        for (int64_t s = from; s < to; ++s) std::fill_n(&staged_[s * kPanel + i], same, row_[s / w_.segments_of_block - block]);
+        for (int64_t b = 0, s = from; b < blocks; ++b)
+          for (const int64_t last = std::min((block + b + 1) * w_.segments_of_block, to); s < last; ++s)
+            for (int64_t j = i; j < i + same; ++j) staged_[s * kPanel + j] = row_[b];
       }
     }
 
