@@ -183,9 +183,11 @@ struct OfBlocks {
   template <int kCount>
   void apply(int64_t segment, int64_t m, int64_t channel, bool, const Total (&totals)[kCount][kVectors],
              F32 (&sums)[kCount][kVectors]) const {
-    const float* const of_x = of.x + m * of.x_stride + segment / of.segments_of_x;
+    const auto scale_of = [&](int64_t segments) { return segments == 1 ? segment : segment / segments; };
+    const float* const of_x = of.x + m * of.x_stride + scale_of(of.segments_of_x);
+    const float* const of_w = of.w + scale_of(of.segments_of_w) * kPanel + channel;
     F32 s[kVectors];
-    for (int v = 0; v < kVectors; ++v) s[v] = load<F32>(of.w + segment * kPanel + channel + v * kFloats);
+    for (int v = 0; v < kVectors; ++v) s[v] = load<F32>(of_w + v * kFloats);
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
       const F32 x_scale = broadcast(of_x[r * of.x_stride]);

@@ -18,6 +18,7 @@ constexpr Kernels table_of_all(const char* name, const Gemm8Bit* gemm_i8) {
       .name = name,
       .to_float = to_float,
       .columns_to_float = columns_to_float,
+      .rows_to_columns = rows_to_columns,
       .from_float = from_float,
       .dequantize_int4 = dequantize_int4,
       .has_wide_zero_points = has_wide_zero_points,
