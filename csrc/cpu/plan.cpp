@@ -2,11 +2,11 @@
 
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "common/formats.h"
 #include "cpu/gemm_int4.h"
 #include "cpu/isa.h"
-#include "cpu/segments_weight.h"
 
 namespace aoext::cpu {
 namespace {
@@ -19,39 +19,14 @@ struct FewRows {
   int64_t int8 = 0, float8 = 0;
   int64_t int8_by_int8 = 0;
   int64_t int4_by_int8 = 0;
-  int64_t blockwise = 0, lut4 = 0;
+  int64_t blockwise = 4, lut4 = 4;
 };
 
-constexpr FewRows kAmx{.limbs2 = 8,
-                       .limbs3 = 8,
-                       .limbs2_packed = 16,
-                       .int4 = 4,
-                       .int8 = 4,
-                       .float8 = 4,
-                       .int8_by_int8 = 4,
-                       .int4_by_int8 = 8,
-                       .blockwise = 4,
-                       .lut4 = 4};
-constexpr FewRows kAvx512{
-    .limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8, .blockwise = 4, .lut4 = 4};
-constexpr FewRows kAvx512Wide{.limbs2 = 16,
-                              .limbs3 = 8,
-                              .int4 = 4,
-                              .int8 = 8,
-                              .float8 = 8,
-                              .int8_by_int8 = 2,
-                              .int4_by_int8 = 8,
-                              .blockwise = 4,
-                              .lut4 = 4};
-constexpr FewRows kAvx2{.limbs2 = 16,
-                        .limbs3 = 8,
-                        .int4 = 2,
-                        .int8 = 8,
-                        .float8 = 4,
-                        .int8_by_int8 = 4,
-                        .int4_by_int8 = 8,
-                        .blockwise = 4,
-                        .lut4 = 4};
+constexpr FewRows kAmx{
+    .limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
+constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
+constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
+constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6};
 constexpr FewRows kPortable{.int4 = 2, .blockwise = 2, .lut4 = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
@@ -215,6 +190,11 @@ Plan plan_scaled_int4(const LinearProblem& p) {
   if (has_gemv_int4(p)) return {Algorithm::gemv_int4, ScalarType::Float};
   const bool exact = kernels().gemm_int4_codes != nullptr && p.group_size % kEightCodes == 0;
   return gemm(exact ? ScalarType::BFloat16 : ScalarType::Float);
+}
+
+int64_t segment_of(const LinearProblem& p) {
+  if (p.input_group_size >= p.K) return p.group_size;
+  return p.group_size >= p.K ? p.input_group_size : std::gcd(p.group_size, p.input_group_size);
 }
 
 Plan plan_scaled_blockwise(const LinearProblem& p) {

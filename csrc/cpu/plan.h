@@ -44,6 +44,9 @@ Plan plan_scaled_blockwise(const LinearProblem& p);  // scaled_mm_blockwise, sca
 Plan plan_blockwise(const LinearProblem& p);
 Plan plan_lut4(const LinearProblem& p, const float* table);  // bf16lut4bf16_blockwise, by what its table holds
 
+// Elements of k of a segment, within which no scale of plan_blockwise's operands ends: all of K where none does.
+int64_t segment_of(const LinearProblem& p);
+
 // For aoext.explain: of operators with a plan, and of those that go row by row.
 Explanation explain(const Plan& plan);
 template <Plan (*kPlan)(const LinearProblem&)>

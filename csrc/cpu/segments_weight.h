@@ -2,17 +2,10 @@
 // scale on either side.
 #pragma once
 
-#include <numeric>
-
+#include "cpu/plan.h"
 #include "cpu/weights.h"
 
 namespace aoext::cpu {
-
-// Elements of a segment: all of K where no scale ends within it.
-inline int64_t segment_of(const LinearProblem& p) {
-  if (p.input_group_size >= p.K) return p.group_size;
-  return p.group_size >= p.K ? p.input_group_size : std::gcd(p.group_size, p.input_group_size);
-}
 
 struct SegmentsWeight {
   static constexpr bool kInt4 = false;
@@ -38,24 +31,22 @@ struct SegmentsWeight {
 
   class Panel {
    public:
-    explicit Panel(const SegmentsWeight& w)
-        : w_(w), staged_(ceil_div(w.K, w.segment) * kPanel), row_(w.blocks), ones_(kPanel, 1.0f) {}
+    explicit Panel(const SegmentsWeight& w) : w_(w), scales_(w.blocks * kPanel), ones_(kPanel, 1.0f) {}
 
-    // Stages scales as floats [segments, kPanel], a run of channels that share them at a time.
+    // Stages scales as floats [blocks, kPanel]; the last row's stand for those that don't exist.
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
-      const int64_t from = begin / w_.segment, to = ceil_div(end, w_.segment);
-      const int64_t block = from / w_.segments_of_block, blocks = (to - 1) / w_.segments_of_block + 1 - block;
-      for (int64_t i = 0, same = 0; i < count; i += same) {
-        const int64_t row = (first + i) / w_.block_n;
-        same = std::min(count - i, (row + 1) * w_.block_n - first - i);
-        kernels().to_float(w_.scale_element, w_.scales + (row * w_.blocks + block) * w_.scale_bytes, row_.data(), blocks);
-        for (int64_t s = from; s < to; ++s) std::fill_n(&staged_[s * kPanel + i], same, row_[s / w_.segments_of_block - block]);
+      const int64_t of_block = w_.segment * w_.segments_of_block, block = begin / of_block;
+      const void* rows[kPanel];
+      for (int64_t i = 0; i < kPanel; ++i) {
+        const int64_t row = (first + std::min(i, count - 1)) / w_.block_n;
+        rows[i] = w_.scales + (row * w_.blocks + block) * w_.scale_bytes;
       }
+      kernels().rows_to_columns(w_.scale_element, rows, ceil_div(end, of_block) - block, &scales_[block * kPanel]);
     }
 
     SegmentScales scales(const float* of_x, int64_t of_row) const {
-      return {w_.segment, of_x, of_row, w_.segments_of_x, staged_.data()};
+      return {w_.segment, of_x, of_row, w_.segments_of_x, scales_.data(), w_.segments_of_block};
     }
     void pack(const GemmSegments& gemm, const BlockOfPanel& block, const Fetch& next, void* out) const {
       const BlockRows rows{block.count, w_.K, values(0) + next.begin, next.stride, next.n};
@@ -68,7 +59,7 @@ struct SegmentsWeight {
 
     const SegmentsWeight& w_;
     int64_t first_ = 0;
-    std::vector<float> staged_, row_, ones_;
+    std::vector<float> scales_, ones_;
   };
 };
 

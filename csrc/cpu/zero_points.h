@@ -35,8 +35,8 @@ inline ZeroPointsBeside take_zero_points_out(const std::vector<float>& scale, st
 // For weights that are packed as q + offset, which have nothing beside them.
 inline void shift_zero_points(const std::vector<float>& scale, std::vector<float>& zero_point, float offset, int64_t group_size,
                               int64_t begin, int64_t end) {
-  for (int64_t i = begin / group_size * kPanel; i < ((end - 1) / group_size + 1) * kPanel; ++i)
-    zero_point[i] -= offset * scale[i];
+  const int64_t first = begin / group_size, last = (end - 1) / group_size + 1, from = first * kPanel;
+  kernels().shift_zero_points(&scale[from], &zero_point[from], offset, last - first);
 }
 
 }  // namespace aoext::cpu

@@ -27,7 +27,7 @@ const Kernels& kernels_amx() {
     all.gemv_limbs2_packed = &kGemvLimbs2Packed;
     all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
     all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
-    all.gemm_segments_bf16 = &segments::kGemmSegments<segments::DotBf16, RowsAsBf16>;
+    all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb, kIntoSecondCache>;
     return all;
   }();

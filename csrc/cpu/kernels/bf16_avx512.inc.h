@@ -64,6 +64,15 @@ inline void values_as_bf16(__m512i values, __m512i (&out)[2]) {
   out[1] = _mm512_maskz_unpackhi_epi8(kAllBytes, low, high);
 }
 
+// Words of four 8-bit values as two of two.
+template <Element kType>
+inline void halve(U32 words, __m512i (&out)[2]) {
+  // In each lane of 128 bits the first halves of its words, then the second ones.
+  const __m512i halves =
+      _mm512_maskz_broadcast_i32x4(0xffff, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  values_as_bf16<kType>(_mm512_maskz_shuffle_epi8(kAllBytes, (__m512i)words, halves), out);
+}
+
 template <Element kType>
 inline int64_t values_to_bf16(const void* source, uint16_t* out, int64_t n) {
   int64_t i = 0;

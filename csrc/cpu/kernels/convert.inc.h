@@ -61,6 +61,25 @@ inline int64_t bytes_of(Element e) {
   return e == Element::f32 || e == Element::i32 ? 4 : e == Element::bf16 || e == Element::f16 ? 2 : 1;
 }
 
+// Through floats in the first cache, which are transposed kFloats by kFloats.
+void rows_to_columns(Element from, const void* const* rows, int64_t n, float* out) {
+  constexpr int64_t kChunk = 64;
+  static_assert(kChunk % kFloats == 0);
+  float values[kFloats][kChunk] = {};
+  for (int64_t k = 0; k < n; k += kChunk)
+    for (int64_t row = 0; row < kPanel; row += kFloats) {
+      const int64_t count = n - k < kChunk ? n - k : kChunk;
+      for (int i = 0; i < kFloats; ++i)
+        to_float(from, static_cast<const char*>(rows[row + i]) + k * bytes_of(from), values[i], count);
+      for (int64_t j = 0; j < count; j += kFloats) {
+        U32 columns[kFloats];
+        for (int i = 0; i < kFloats; ++i) columns[i] = load<U32>(values[i] + j);
+        transpose_words(columns);
+        for (int i = 0; i < kFloats && j + i < count; ++i) store(out + (k + j + i) * kPanel + row, columns[i]);
+      }
+    }
+}
+
 void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {
   constexpr int64_t kChunk = 256;
   const int64_t bytes = bytes_of(from);

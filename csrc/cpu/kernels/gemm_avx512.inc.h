@@ -157,15 +157,6 @@ inline void pack_words(const void* source, const BlockRows& block, int64_t n, vo
   }
 }
 
-// Words of four 8-bit values as two of two.
-template <Element kType>
-inline void halve(U32 words, __m512i (&out)[2]) {
-  // In each lane of 128 bits the first halves of its words, then the second ones.
-  const __m512i halves =
-      _mm512_maskz_broadcast_i32x4(0xffff, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-  values_as_bf16<kType>(_mm512_maskz_shuffle_epi8(kAllBytes, (__m512i)words, halves), out);
-}
-
 template <Element kType>
 struct WordsOf8Bit {
   static constexpr int kWords = 2;

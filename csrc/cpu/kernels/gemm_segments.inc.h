@@ -15,6 +15,7 @@
 //   using Operand                          what a word has, of w and of x
 //   using Sums, Total                      of one run of words, and of a segment: I32 or F32
 //   static constexpr int64_t kRun          words that Sums holds exactly; 0: as many as a Total, which it is
+//   static constexpr int kUnroll           words of a step, where kRun is 0: more than one where sums cannot be reordered
 //   static Sums add(Sums, U32 w, U32 x)
 //   static Total total(Sums)
 //
@@ -47,6 +48,7 @@ struct DotF32 {
   using Sums = F32;
   using Total = F32;
   static constexpr int64_t kRun = 0;
+  static constexpr int kUnroll = 1;
   static Sums add(Sums sums, U32 w, U32 x) { return multiply_add((F32)w, (F32)x, sums); }
 };
 static_assert(kKC<DotF32> * 128 * 128 <= 1 << 24);
@@ -72,18 +74,19 @@ inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t en
     }
   };
   if constexpr (Dot::kRun == 0) {
-#pragma GCC unroll 2
-    for (int64_t word = begin; word < end; ++word) add(word, totals);
+    int64_t word = begin;
+    for (; word + Dot::kUnroll <= end; word += Dot::kUnroll)
+#pragma GCC unroll 4
+      for (int i = 0; i < Dot::kUnroll; ++i) add(word + i, totals);
+#pragma GCC unroll 1
+    for (; word < end; ++word) add(word, totals);
   } else {
     for (int64_t word = begin; word < end;) {
       typename Dot::Sums sums[kRows][kVectors] = {};
-      if (end - word >= Dot::kRun) {
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < Dot::kRun; ++i) add(word + i, sums);
-        word += Dot::kRun;
-      } else {
-        for (; word < end; ++word) add(word, sums);
-      }
+      // Not unrolled: a compiler would add products up in another order, for which registers do not suffice.
+      const int64_t stop = end - word < Dot::kRun ? end : word + Dot::kRun;
+#pragma GCC unroll 1
+      for (; word < stop; ++word) add(word, sums);
       for (int m = 0; m < kRows; ++m)
         for (int v = 0; v < kVectors; ++v) totals[m][v] += Dot::total(sums[m][v]);
     }
@@ -153,13 +156,17 @@ struct OfGroups {
   void apply(int64_t group, int64_t m, int64_t channel, bool starts, const Total (&totals)[kCount][kVectors],
              F32 (&sums)[kCount][kVectors]) const {
     const float* const of_x = x_sums + group * x_stride + m;
+    F32 s[kVectors], z[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const int64_t at = group * kPanel + channel + v * kFloats;
-      const F32 s = load<F32>(scale + at), z = load<F32>(zero_point + at);
-      for (int r = 0; r < kCount; ++r) {
-        sums[r][v] = multiply_add(s, as_floats(totals[r][v]), sums[r][v]);
-        if (starts) sums[r][v] = multiply_add(z, broadcast(of_x[r]), sums[r][v]);
-      }
+      s[v] = load<F32>(scale + at);
+      z[v] = starts ? load<F32>(zero_point + at) : F32{};
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) {
+      const F32 x_sum = broadcast(of_x[r]);
+      for (int v = 0; v < kVectors; ++v)
+        sums[r][v] = multiply_add(s[v], as_floats(totals[r][v]), multiply_add(z[v], x_sum, sums[r][v]));
     }
   }
 };
@@ -176,11 +183,15 @@ struct OfBlocks {
   template <int kCount>
   void apply(int64_t segment, int64_t m, int64_t channel, bool, const Total (&totals)[kCount][kVectors],
              F32 (&sums)[kCount][kVectors]) const {
-    const float* const of_x = of.x + m * of.x_stride + segment / of.segments_of_x;
-    for (int v = 0; v < kVectors; ++v) {
-      const F32 s = load<F32>(of.w + segment * kPanel + channel + v * kFloats);
-      for (int r = 0; r < kCount; ++r)
-        sums[r][v] = multiply_add(as_floats(totals[r][v]) * broadcast(of_x[r * of.x_stride]), s, sums[r][v]);
+    const auto scale_of = [&](int64_t segments) { return segments == 1 ? segment : segment / segments; };
+    const float* const of_x = of.x + m * of.x_stride + scale_of(of.segments_of_x);
+    const float* const of_w = of.w + scale_of(of.segments_of_w) * kPanel + channel;
+    F32 s[kVectors];
+    for (int v = 0; v < kVectors; ++v) s[v] = load<F32>(of_w + v * kFloats);
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) {
+      const F32 x_scale = broadcast(of_x[r * of.x_stride]);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(as_floats(totals[r][v]) * x_scale, s[v], sums[r][v]);
     }
   }
 };
@@ -233,11 +244,12 @@ inline void pack_words(const char* source, const BlockRows& block, int64_t bytes
     }
     char* const to = static_cast<char*>(out) + channel * kWord;
     each_words(rows, bytes, [&](const U32(&words)[kFloats], int64_t first) __attribute__((always_inline)) {
+#pragma GCC unroll 16
       for (int i = 0; i < kFloats; ++i) {
         U32 made[Loader::kWords];
         Loader::load(words[i], made);
         for (int j = 0; j < Loader::kWords; ++j) store(to + ((first + i) * Loader::kWords + j) * kWordOfPanel, made[j]);
-        if (first * kWord < block.next_bytes && first * kWord % kLine == 0) __builtin_prefetch(next[i] + first * kWord);
+        if (first % (kLine / kWord) == 0 && first * kWord < block.next_bytes) __builtin_prefetch(next[i] + first * kWord);
       }
     });
   }
@@ -258,6 +270,7 @@ inline void pack_operands(const BlockRows& block, int64_t n, void* out, const Lo
     char* const to = static_cast<char*>(out) + channel * kWord;
     const int64_t bytes = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof(typename Dot::Operand));
     each_words(rows, bytes, [&](const U32(&words)[kFloats], int64_t first) __attribute__((always_inline)) {
+#pragma GCC unroll 16
       for (int i = 0; i < kFloats; ++i) store(to + (first + i) * kWordOfPanel, words[i]);
     });
   }
@@ -297,19 +310,21 @@ struct Nibbles {
 }
 
 [[maybe_unused]] void pack_x_nibbles(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
+  using Eights = uint64_t __attribute__((vector_size(kVector)));
+  const auto low_bytes = [](Eights v) {
+    v &= 0x00ff00ff00ff00ffu;
+    v = (v | v >> 8) & 0x0000ffff0000ffffu;
+    return (v | v >> 16) & 0xffffffffu;
+  };
+  const auto ordered = [&](Eights v) { return low_bytes(v) | low_bytes(v >> 8) << 32; };
   const char* const in = static_cast<const char*>(source);
   char* const to = static_cast<char*>(out);
-  for (int64_t k = 0; k < n; k += 8) {
-    uint64_t eight = 0;
-    memcpy(&eight, in + k, n - k < 8 ? static_cast<size_t>(n - k) : 8);
-    const auto low_bytes = [](uint64_t v) {
-      v &= 0x00ff00ff00ff00ffu;
-      v = (v | v >> 8) & 0x0000ffff0000ffffu;
-      return (v | v >> 16) & 0xffffffffu;
-    };
-    const uint64_t ordered = low_bytes(eight) | low_bytes(eight >> 8) << 32;
-    memcpy(to + k, &ordered, 8);
-  }
+  int64_t k = 0;
+  for (; k + kVector <= n; k += kVector) store(to + k, ordered(load<Eights>(in + k)));
+  if (k == n) return;
+  Eights rest = {};
+  memcpy(&rest, in + k, static_cast<size_t>(n - k));
+  store(to + k, ordered(rest));
 }
 
 // ---- tables --------------------------------------------------------------------------------------------

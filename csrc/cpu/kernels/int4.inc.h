@@ -68,6 +68,11 @@ void split_zero_points(const float* scale, float* zero_point, int64_t groups, fl
   }
 }
 
+void shift_zero_points(const float* scale, float* zero_point, float offset, int64_t groups) {
+  for (int64_t i = 0; i < groups * kPanel; i += kFloats)
+    store(zero_point + i, load<F32>(zero_point + i) - offset * load<F32>(scale + i));
+}
+
 void dequantize_int4(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out) {
   if (to == Element::bf16) return dequantize_int4_as(row, begin, n, static_cast<uint16_t*>(out));
   dequantize_int4_as(row, begin, n, static_cast<float*>(out));

@@ -163,13 +163,14 @@ struct GemmInt4Codes {
                        int64_t begin, int64_t n, void* acc);
 };
 
-// Scales of weights and of x along k: those of x lie x_stride floats from one row's to the next's, each for so many segments;
-// those of a panel of weights lie [segments, kPanel].
+// Scales of x and of a panel of weights along k, each for so many segments: those of x lie x_stride floats from one row's to the
+// next's, those of weights [scales, kPanel].
 struct SegmentScales {
   int64_t segment;  // elements of k
   const float* x;
   int64_t x_stride, segments_of_x;
   const float* w;
+  int64_t segments_of_w;
 };
 
 // 8-bit weights by 8-bit x, both with a scale for each segment of k: the sum of a segment, or of its part in a block, is exact
@@ -296,6 +297,8 @@ struct Kernels {
   // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. Of more than kGroupsAhead rows as many
   // columns to the right of them are on their way afterwards.
   void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
+  // kPanel rows of n elements as n rows of kPanel floats.
+  void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
@@ -309,6 +312,9 @@ struct Kernels {
   // and none away from it: of 16 scales and more it is nothing.
   bool (*has_wide_zero_points)(const float* scale, const float* zero_point, int64_t groups);
   void (*split_zero_points)(const float* scale, float* zero_point, int64_t groups, float* beside);
+
+  // zero_point −= offset · scale.
+  void (*shift_zero_points)(const float* scale, float* zero_point, float offset, int64_t groups);
 
   // Sums of a row's groups, `stride` floats apart.
   void (*group_sums)(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride);

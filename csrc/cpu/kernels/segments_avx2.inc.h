@@ -24,6 +24,7 @@ struct DotI16 {
   using Sums = I32;
   using Total = I32;
   static constexpr int64_t kRun = 0;
+  static constexpr int kUnroll = 1;
   static Sums add(Sums sums, U32 w, U32 x) { return sums + (I32)_mm256_madd_epi16((__m256i)w, (__m256i)x); }
 };
 

@@ -14,6 +14,7 @@ struct DotNibbles {
   using Sums = I32;
   using Total = I32;
   static constexpr int64_t kRun = 0;
+  static constexpr int kUnroll = 4;
   static Sums add(Sums sums, U32 w, U32 x) { return dot_bytes(sums, w, x); }
 };
 
@@ -23,6 +24,7 @@ struct DotI8 {
   using Sums = I32;
   using Total = I32;
   static constexpr int64_t kRun = 0;
+  static constexpr int kUnroll = 4;
   static Sums add(Sums sums, U32 w, U32 x) { return dot_bytes(sums, x, w); }
 };
 
