@@ -19,15 +19,16 @@ struct FewRows {
   int64_t int8 = 0, float8 = 0;
   int64_t int8_by_int8 = 0;
   int64_t int4_by_int8 = 0;
-  int64_t blockwise = 4, lut4 = 4;
+  int64_t lut4 = 4;
 };
 
 constexpr FewRows kAmx{
     .limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
 constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
 constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
-constexpr FewRows kAvx2{.limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6};
-constexpr FewRows kPortable{.int4 = 2, .blockwise = 2, .lut4 = 2};
+constexpr FewRows kAvx2{
+    .limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6, .lut4 = 6};
+constexpr FewRows kPortable{.int4 = 2, .lut4 = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
 constexpr int64_t kScaledRows = 48;
@@ -49,6 +50,8 @@ const FewRows& few_rows([[maybe_unused]] const LinearProblem& p) {
 #endif
   return kPortable;
 }
+
+int64_t few_rows_of_8bit(const LinearProblem& p) { return p.code == Code::int8 ? few_rows(p).int8 : few_rows(p).float8; }
 
 Plan gemm(ScalarType compute) { return {Algorithm::gemm, compute}; }
 
@@ -104,7 +107,7 @@ Plan plan_int4_floats(const LinearProblem& p) {
 }
 
 Plan plan_rowwise(const LinearProblem& p) {
-  const int64_t most = p.code == Code::int8 ? few_rows(p).int8 : few_rows(p).float8;
+  const int64_t most = few_rows_of_8bit(p);
   const bool by_bf16 = kernels().gemv_8bit_bf16 != nullptr && !is_wide(p);
   return p.M <= most ? Plan{Algorithm::gemv_8bit, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float} : plan_gemm(p);
 }
@@ -134,7 +137,7 @@ bool has_many_rows_by_short_groups(const LinearProblem& p) { return p.M >= kScal
 Plan plan_blockwise(const LinearProblem& p) {
   const Kernels& k = kernels();
   if (p.group_size == p.K) return plan_rowwise(p);
-  if (has_gemv_blockwise(p) && p.M <= few_rows(p).blockwise)
+  if (has_gemv_blockwise(p) && p.M <= few_rows_of_8bit(p))
     return {Algorithm::gemv_blockwise,
             k.gemv_blockwise_bf16 != nullptr && !is_wide(p) ? ScalarType::BFloat16 : ScalarType::Float};
   constexpr int64_t kMultiple = 4;

@@ -9,36 +9,78 @@ namespace {
 // kFloats codes of 4 bits, one in the low bits of each lane.
 inline U32 nibbles_in_turn(const uint8_t* packed) {
   constexpr int kOfWord = 8;
-  uint32_t words[2] = {};
-  memcpy(words, packed, kFloats / 2);
-  U32 lanes, shifts;
-  for (int i = 0; i < kFloats; ++i) {
-    lanes[i] = words[i / kOfWord];
-    shifts[i] = 4 * static_cast<uint32_t>(i % kOfWord);
+  U32 shifts;
+  for (int i = 0; i < kFloats; ++i) shifts[i] = 4 * static_cast<uint32_t>(i % kOfWord);
+  uint32_t word = 0;
+  memcpy(&word, packed, kFloats < kOfWord ? kFloats / 2 : 4);
+  U32 lanes = U32{} + word;
+  if constexpr (kFloats > kOfWord) {
+    uint32_t next;
+    memcpy(&next, packed + 4, 4);
+    const U32 second = U32{} + next;
+    I32 lane;
+    for (int i = 0; i < kFloats; ++i) lane[i] = i;
+    lanes = lane < kOfWord ? lanes : second;
   }
   return lanes >> shifts;
 }
 
-inline void look_up_row(const uint8_t* packed, const float* values, int64_t n, float* out) {
-  const Table table(values);
+// n values of codes that share a scale, from an even one on.
+inline void look_up_scaled(const uint8_t* packed, const float* values, float scale, int64_t n, float* out) {
+  float scaled[16];
+  for (int i = 0; i < 16; ++i) scaled[i] = values[i] * scale;
+  const Table table(scaled);
   int64_t k = 0;
   for (; k + kFloats <= n; k += kFloats) store(out + k, look_up(table, nibbles_in_turn(packed + k / 2)));
-  for (; k < n; ++k) out[k] = values[k % 2 == 0 ? packed[k / 2] & 15 : packed[k / 2] >> 4];
+  for (; k < n; ++k) out[k] = scaled[k % 2 == 0 ? packed[k / 2] & 15 : packed[k / 2] >> 4];
+}
+
+template <Element kType>
+inline void scaled_values(const char* codes, float scale, int64_t n, float* out) {
+  constexpr int kVectors = Exact<kType>::kVectors;
+  int64_t k = 0;
+  for (F32 v[kVectors]; k + kVectors * kFloats <= n; k += kVectors * kFloats) {
+    Exact<kType>::load(codes + k, v);
+    for (int i = 0; i < kVectors; ++i) store(out + k + i * kFloats, v[i] * Exact<kType>::kFactor * scale);
+  }
+  if (k == n) return;
+  to_float(kType, codes + k, out + k, n - k);
+  for (; k < n; ++k) out[k] *= scale;
+}
+
+// f(scale, first, n) for the parts of [begin, begin + n) of a row that share a scale, counted from `begin`.
+template <class F>
+inline void each_scale(const BlockwiseRows& rows, int64_t i, int64_t begin, int64_t n, const F& f) {
+  const float* scale = rows.scale_rows[i] + begin / rows.group_size;
+  int64_t left = rows.group_size - begin % rows.group_size;  // of the group in hand
+  for (int64_t k = 0, count; k < n; k += count, ++scale, left = rows.group_size) {
+    count = left < n - k ? left : n - k;
+    f(*scale, k, count);
+  }
 }
 
 void dequantize_blockwise(const BlockwiseRows& rows, int64_t i, int64_t begin, int64_t n, float* out) {
+  constexpr int64_t kShort = 16;  // groups to which calls of their own cost more than values do
   const char* const codes = rows.row(i) + rows.bytes(begin);
-  if (rows.table == nullptr)
-    to_float(rows.type, codes, out, n);
-  else
-    look_up_row(reinterpret_cast<const uint8_t*>(codes), rows.table, n, out);
-  const float* scale = rows.scale_rows[i] + begin / rows.group_size;
-  int64_t left = rows.group_size - begin % rows.group_size;  // of the group in hand
-  for (int64_t k = 0; k < n; ++scale, left = rows.group_size) {
-    const int64_t end = left < n - k ? k + left : n;
-    for (; k + kFloats <= end; k += kFloats) store(out + k, aoext::cpu::load<F32>(out + k) * *scale);
-    for (; k < end; ++k) out[k] *= *scale;
+  const uint8_t* const packed = reinterpret_cast<const uint8_t*>(codes);
+  if (rows.group_size < kShort || rows.group_size % 2 != 0) {
+    if (rows.table == nullptr)
+      to_float(rows.type, codes, out, n);
+    else
+      look_up_scaled(packed, rows.table, 1.0f, n, out);
+    return each_scale(rows, i, begin, n, [&](float scale, int64_t k, int64_t count) {
+      for (int64_t j = k; j < k + count; ++j) out[j] *= scale;
+    });
   }
+  if (rows.table == nullptr)
+    with_8bit_type(rows.type, [&](auto of) {
+      each_scale(rows, i, begin, n, [&](float scale, int64_t k, int64_t count) {
+        scaled_values<decltype(of)::type>(codes + k, scale, count, out + k);
+      });
+    });
+  else
+    each_scale(rows, i, begin, n,
+               [&](float scale, int64_t k, int64_t count) { look_up_scaled(packed + k / 2, rows.table, scale, count, out + k); });
 }
 
 // Loaders (gemm.inc.h).

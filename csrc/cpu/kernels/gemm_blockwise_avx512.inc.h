@@ -36,7 +36,8 @@ void pack_lut4_codes(const BlockwiseRows& first, const BlockRows& rows, int64_t 
 }
 
 void pack_lut4_scaled(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
-  const ScaledNibbles<kWithoutZeroPoints> loader(load<F32>(first.table), first.group_size, first.scale_columns, nullptr, begin, n);
+  const ScaledNibbles<kWithoutZeroPoints> loader(load<F32>(first.table), first.group_size, first.scale_columns, nullptr, begin,
+                                                 n);
   pack_scaled_nibbles(first.codes + begin / 2, rows, n, out, loader);
 }
 
@@ -75,7 +76,9 @@ void pack_8bit_scaled(const BlockwiseRows& first, const BlockRows& rows, int64_t
 template <int kLimbs, int64_t kStep>
 void macro_kernel_by_groups(const void* w, int, const void* x, int64_t M, const BlockwiseRows& first, int64_t begin, int64_t n,
                             void* acc) {
-  const auto whole = [](int64_t elements) { return (elements + kStep - 1) / kStep * kStep; };  // of the last group, or the only one
+  const auto whole = [](int64_t elements) {
+    return (elements + kStep - 1) / kStep * kStep;
+  };  // of the last group, or the only one
   const Groups groups{first.scale_columns, nullptr, nullptr, 0, whole(first.group_size)};
   macro_kernel_groups<kLimbs, kWithoutZeroPoints>(w, x, groups, M, begin, whole(n), acc);
 }

@@ -75,8 +75,7 @@ inline void micro_kernel_units(const Loader& loader, const typename Loader::Oper
         s = broadcast(scale_rows[i][scale]);
       else
         s = spread<kGroups>(scale_rows[i] + scale);
-      for (int m = 0; m < M; ++m)
-        sums[m][i] += s * (kWays == 1 ? part[0][m][i] : part[0][m][i] + part[kWays - 1][m][i]);
+      for (int m = 0; m < M; ++m) sums[m][i] += s * (kWays == 1 ? part[0][m][i] : part[0][m][i] + part[kWays - 1][m][i]);
     }
   };
   ScaleCursor<kUnit, kGroups> scales(w.group_size, begin);

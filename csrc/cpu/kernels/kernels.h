@@ -353,7 +353,8 @@ struct Kernels {
   // Weights with a scale a block, of 8 bits and of 4, which are codes into a table. Those of bfloat16 take x and values that are
   // bfloat16; limbs take x of float32 and half as two limbs of bfloat16.
   const GemmBlockwise* gemm_blockwise_f32;
-  const GemmBlockwise* gemm_8bit_bf16 = nullptr;  // rounded with their scales; by columns of these groups of 2ⁿ·8 elements, or rows
+  const GemmBlockwise* gemm_8bit_bf16 =
+      nullptr;  // rounded with their scales; by columns of these groups of 2ⁿ·8 elements, or rows
   const GemmBlockwise* gemm_lut4_bf16 = nullptr;
   const GemmBlockwise* gemm_8bit_groups = nullptr;  // exact; groups of a multiple of 4 elements
   const GemmBlockwise* gemm_8bit_groups_limbs = nullptr;

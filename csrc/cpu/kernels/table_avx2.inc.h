@@ -10,6 +10,7 @@
 #include "cpu/kernels/gemm_i8_avx2.inc.h"
 #include "cpu/kernels/gemv_i8_avx2.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_avx2.inc.h"
+#include "cpu/kernels/gemv_lut4_avx2.inc.h"
 #include "cpu/kernels/without_avx512.inc.h"
 
 namespace aoext::cpu {
@@ -18,6 +19,7 @@ namespace {
 constexpr Kernels table_avx2(const char* name) {
   constexpr int64_t kKC = 384;  // floats
   Kernels table = table_of_all<kKC>(name, &kGemmI8<2 * kKC>);
+  table.gemv_lut4_f32 = &kGemvLut4Avx2;
   table.gemv_i8 = dot_i8;
   table.gemv_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs>;
   table.gemv_limbs3_staged = &kGemvLimbsStaged<kThreeInt8Limbs>;
