@@ -557,3 +557,12 @@ def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
 def test_what_has_no_kernel_is_refused_at_once(settings, message):
     with pytest.raises(ValueError, match=message):
         reader_for(settings)
+
+
+def test_a_weight_of_8_bits_with_nothing_beside_it_is_refused():
+    """Its scales are gone, or it was left out of the config; other layers without scales are plain."""
+    forms = {
+        "a.weight": torch.empty(N, K, dtype=torch.float8_e4m3fn, device="meta"),
+        "b.weight": torch.empty(N, K, dtype=torch.bfloat16, device="meta"),
+    }
+    assert reader_for(FP8).refusals(forms, torch.bfloat16) == ["a: the checkpoint lacks a.weight_scale_inv"]

@@ -29,7 +29,7 @@ from aoext.checkpoints.base import (
     take,
 )
 from aoext.checkpoints.blocks import by_blocks
-from aoext.packing import has_values
+from aoext.packing import dtype_name, has_values
 from aoext.tensors import BlockwiseTensor, Int8Tensor, QuantizedTensor
 
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -134,7 +134,7 @@ class GptqWriter(Writer):
         refuse_what_is_aoexts_own(layer, weight)
         (rows, columns), group_size = weight.shape, weight.block_size[1]
         if weight.qdata.dtype is not torch.int8:
-            raise ValueError(f"{layer}: the format has integers alone, got {weight.qdata.dtype}")
+            raise ValueError(f"{layer}: the format has integers alone, got {dtype_name(weight.qdata.dtype)}")
         if rows % 4 or columns % 4 or columns % group_size or weight.block_size[0] != 1:
             raise ValueError(
                 f"{layer}: N and K must be multiples of 4, and K of the group size, got {[rows, columns]} "
