@@ -198,6 +198,17 @@ def test_a_bias_that_is_left_out_adds_nothing(operator, M, eight_bit, device, ke
     assert (on_meta.shape, on_meta.dtype) == (result.shape, result.dtype)
 
 
+@pytest.mark.parametrize("group_size", [2, 24, 32, 128, 256, 1024])
+@pytest.mark.parametrize("M", [1, 7, 40])
+def test_int4_by_int8_is_exact_within_a_group(M, group_size, device, kernel_of, generator):
+    x = torch.randint(-128, 128, (M, 3072), dtype=torch.int8, generator=generator)
+    packed = torch.randint(-128, 128, (37, 1536), dtype=torch.int8, generator=generator)
+    ones, zeros = torch.ones(3072 // group_size, 37), torch.zeros(3072 // group_size, 37)
+    args = (t.to(device) for t in (x, packed, torch.ones(M, 1), ones, zeros))
+    result = kernel_of("scaled_mm_int4")(*args, out_dtype=torch.float32)
+    assert torch.equal(result.cpu().double(), x.double() @ reference.int4_float64(packed, ones, zeros).t())
+
+
 @pytest.mark.parametrize("M", [1, 9])
 def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
     x = torch.full((M, 131071), -128, dtype=torch.int8)
