@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/kernels/few_rows.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/rowwise_decode.cuh"
 
 namespace aoext::cuda {
@@ -19,40 +20,39 @@ using Kernel = void (*)(Walk);
 
 constexpr int64_t kMostQuantized = 8;  // rows of x
 
-template <class T, Element W, X kX, int Octets>
-Kernel kernel_of(const RowwiseDecodeConfig& c) {
-  using rowwise_decode::rowwise_decode_kernel;
-  if (c.depth == 2) return rowwise_decode_kernel<T, W, kX, Octets, 2>;
-  if (c.depth == 4) return rowwise_decode_kernel<T, W, kX, Octets, 4>;
-  return nullptr;
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"x", "weight", "quantizes", "octets", "depth"};
+
+// f(key, kernel) of each: x of the weight's type, which may have to be quantised, where there are up to 8 rows of it, or of 16
+// bits.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::int8, Element::e4m3, Element::e5m2>([&](auto w) {
+    each<1, 2>([&](auto octets) {
+      each<2, 4>([&](auto depth) {
+        using rowwise_decode::rowwise_decode_kernel;
+        constexpr Element W = decltype(w)::value;
+        constexpr int kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
+        using T = std::conditional_t<W == Element::int8, int8_t, __half>;
+        const auto key = [](Element x, int quantizes) { return Key{int(x), int(W), quantizes, kOctets, kDepth}; };
+        f(key(W, 0), Kernel(rowwise_decode_kernel<T, W, X::eight, kOctets, kDepth>));
+        if constexpr (kOctets == 1) f(key(W, 1), Kernel(rowwise_decode_kernel<T, W, X::quantized, kOctets, kDepth>));
+        f(key(Element::fp16, 0), Kernel(rowwise_decode_kernel<__half, W, X::sixteen, kOctets, kDepth>));
+        f(key(Element::bf16, 0), Kernel(rowwise_decode_kernel<__nv_bfloat16, W, X::sixteen, kOctets, kDepth>));
+      });
+    });
+  });
 }
 
-template <class T, Element W, X kX>
-Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  return p.M <= 8 ? kernel_of<T, W, kX, 1>(c) : kernel_of<T, W, kX, 2>(c);
-}
-
-// x of 8 bits.
-template <class T, Element W>
-Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  return p.quantizes ? kernel_of<T, W, X::quantized, 1>(c) : kernel_of<T, W, X::eight>(p, c);
-}
-
-template <class T>
-Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  if (p.weight_type == Element::int8) return kernel_of<T, Element::int8, X::sixteen>(p, c);
-  if (p.weight_type == Element::e4m3) return kernel_of<T, Element::e4m3, X::sixteen>(p, c);
-  return kernel_of<T, Element::e5m2, X::sixteen>(p, c);
+Key key_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  return {int(multiplied_type(p)), int(p.weight_type), p.quantizes, p.M <= 8 ? 1 : 2, c.depth};
 }
 
 Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  switch (multiplied_type(p)) {
-    case Element::int8: return kernel_of<int8_t, Element::int8>(p, c);
-    case Element::e4m3: return kernel_of<__half, Element::e4m3>(p, c);
-    case Element::e5m2: return kernel_of<__half, Element::e5m2>(p, c);
-    case Element::fp16: return kernel_of<__half>(p, c);
-    default: return kernel_of<__nv_bfloat16>(p, c);
-  }
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
 }
 
 // Of one m, in a unit.
@@ -68,9 +68,8 @@ struct Launch {
 bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) {
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, M = static_cast<int>(p.M);
-  const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
   // A half warp either sends or collects, and every block collects something.
-  if (!cluster || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
+  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
       c.tiles * M < c.cluster)
     return false;
   w.linear = p, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
@@ -93,26 +92,29 @@ bool lay_out(const RowwiseLinear& p, const RowwiseDecodeConfig& c, Launch& out) 
 
 // Microseconds of a cut, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by arithmetic and by
 // latency, and what stands before and behind them: x on its way, the first ring filling and the last one emptying, sums that
-// meet. Several blocks on a multiprocessor hide that from each other, and from the kernels before and after. The constants are a
-// fit to cuts measured on an H200, M = 1 and 16, int8 and e4m3, eight N x K.
-double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Launch& l, int sms, int resident) {
+// meet. Several blocks on a multiprocessor hide that from each other, and from the kernels before and after.
+double model_time(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Launch& l, const Device& device, int resident) {
   const Walk& w = l.walk;
-  const bool wide = p.M > 8, integer = multiplied_type(p) == Element::int8;
+  const RowwiseDecodeFit& fit = fits_of(device).rowwise_decode;
+  const bool wide = p.M > 8;
+  const RowwiseDecodeFit::Costs& cost = multiplied_type(p) == Element::int8 ? fit.int8 : fit.others;
   const auto fourth = [](double a, double b) { return std::pow(std::pow(a, 4) + std::pow(b, 4), 0.25); };
   const double warps = resident * c.tiles * c.slices, filled = std::min(c.depth, w.warp_steps);
-  const double read = static_cast<double>(p.N) * p.K / 4.66e6 * (0.961 + 0.107 / c.slices);
-  const double work = warps * (integer ? (wide ? 0.0419 : 0.0362) : (wide ? 0.0536 : 0.0425));
-  const double latency = (integer ? 0.648 : 0.713) / c.depth + (wide ? 0.205 : 0);
+  const double read = static_cast<double>(p.N) * p.K / device.bandwidth * (fit.read + fit.read_slice / c.slices);
+  const double work = warps * (wide ? cost.work_wide : cost.work);
+  const double latency = cost.latency / c.depth + (wide ? fit.latency_wide : 0);
   const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * fourth(work, latency);
   const double x = 1e-3 * resident * w.part_units * static_cast<double>(p.M * unit_x_bytes(p));
-  const double x_again = w.chunks > 1 ? 0.00998 * x * (l.turns - 1.0 / w.chunks) + 1.05 * (w.chunks - 1) * l.turns : 0;
-  const double met = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) * (0.254 + 0.015 * c.slices);
+  const double x_again = w.chunks > 1 ? fit.x_again * x * (l.turns - 1.0 / w.chunks) + fit.chunk * (w.chunks - 1) * l.turns : 0;
+  const double met = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) *
+                     (fit.meeting + fit.meeting_slice * c.slices);
   // Less on the way than any of those cuts has, or more multiprocessors idle: not known, and hardly better.
-  const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.tiles * static_cast<double>(l.turns) * sms * resident);
-  const double few = std::max({1.0, 32 / (warps * c.depth), 0.9 / busy});
-  return few * (0.66 + fourth(read, rounds)) + 0.0154 * x / w.chunks + x_again + 0.0247 * warps * filled +
-         (integer ? 0.125 : 0.303) * filled + met + (resident == 1 ? 0.637 : 0) + (c.cluster > 1 ? 1.17 : 0) +
-         (c.cluster > 2 ? 0.88 : 0);
+  const double busy = static_cast<double>(p.N) * c.cluster /
+                      (kTileN * c.tiles * static_cast<double>(l.turns) * device.multiprocessors * resident);
+  const double few = std::max({1.0, fit.fewest_units / (warps * c.depth), fit.fewest_busy / busy});
+  return few * (fit.launch + fourth(read, rounds)) + fit.x * x / w.chunks + x_again + fit.ring * warps * filled +
+         cost.filled * filled + met + (resident == 1 ? fit.alone : 0) + (c.cluster > 1 ? fit.cluster : 0) +
+         (c.cluster > 2 ? fit.large_cluster : 0);
 }
 
 }  // namespace
@@ -125,8 +127,10 @@ bool rowwise_decode_takes(const RowwiseLinear& p) {
          p.N <= int64_t{1} << 30;
 }
 
-RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper) {
+RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device) {
   constexpr int kAhead = 1024, kMostBlocks = 65535;
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = device.is_hopper();
   const int sm_warps = p.M > 8 ? 16 : 21;  // that have registers
   RowwiseDecodeConfig best{}, c{2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   double best_time = 1e30;
@@ -142,7 +146,7 @@ RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int s
             Launch l;
             if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
             const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
-            const double time = model_time(p, c, l, sms, at_once);
+            const double time = model_time(p, c, l, device, at_once);
             if (time < best_time) best_time = time, best = c;
           }
   return best;
@@ -150,7 +154,7 @@ RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int s
 
 bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
   Launch l;
-  return lay_out(p, c, l);
+  return kernel_of(p, c) && lay_out(p, c, l);
 }
 
 cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream) {
@@ -159,6 +163,14 @@ cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeCon
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+}
+
+std::string rowwise_decode_instances() {
+  return instances_text("rowwise_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string rowwise_decode_instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  return instance_text("rowwise_decode", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda
