@@ -61,9 +61,14 @@ def _one_after_the_other(
 _OF_INPUT: dict[str, tuple[int, ...]] = {
     "int8_mm": (0,),
     "scaled_mm_rowwise": (0, 2),
+    "scaled_mm_blockwise": (0, 2),
+    "scaled_mm_int4": (0, 2),
     "quantize_rowwise": (0,),
+    "quantize_blockwise": (0,),
     "dequantize_int4": (),
+    "dequantize_lut4": (),
     "dequantize_rowwise": (),
+    "dequantize_blockwise": (),
     "convert_weight_to_int4pack": (),
 }
 

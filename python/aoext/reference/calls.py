@@ -57,11 +57,14 @@ def _of_operator(operator: str) -> MakeCall:
 
 _TINYGEMM = ("convert_weight_to_int4pack", "weight_int4pack_mm")
 
-# Every operator with a floating point or int32 result; quantize_rowwise has tests of its own.
+# These have results of two tensors, and tests of their own.
+QUANTIZE = ("quantize_rowwise", "quantize_blockwise")
+
+# Every operator with a floating point or int32 result.
 CALLS: dict[str, MakeCall] = {
     operator: _of_operator(operator)
     for operator in dict.fromkeys(subject.operator for subject in SUBJECTS)
-    if operator not in (*_TINYGEMM, "quantize_rowwise")
+    if operator not in (*_TINYGEMM, *QUANTIZE)
 }
 bf16i4bf16_rowwise = CALLS["bf16i4bf16_rowwise"]
 
@@ -90,7 +93,7 @@ TINYGEMM_CALLS: dict[str, MakeCall] = {
 ALL_CALLS = {**CALLS, **TINYGEMM_CALLS}
 
 # Operators whose input is a high-precision activation, and those that have any input.
-ACTIVATION_CALLS = [name for name in CALLS if name.startswith("bf16") or name == "scaled_linear_rowwise"]
+ACTIVATION_CALLS = [name for name in CALLS if name.startswith(("bf16", "scaled_linear"))]
 DEQUANTIZE_CALLS = [name for name in CALLS if name.startswith("dequantize")]
 INPUT_CALLS = [name for name in CALLS if name not in DEQUANTIZE_CALLS]
 INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "dequantize_int4"]
