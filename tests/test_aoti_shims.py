@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import _aoti
 
 import aoext
-from aoext.reference import ALL_CALLS, EIGHT_BIT, Problem, randn
+from aoext.reference import ALL_CALLS, EIGHT_BIT, QUANTIZE, Problem, moved, randn
 from formats import bits
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +69,12 @@ def call(device: str, operator: str, *values: Any, missing: int | None = None) -
             if value is None:
                 arguments.append(None)
                 continue
-            if isinstance(value, Tensor):
+            if isinstance(value, list):
+                arguments += [(ctypes.c_int64 * len(value))(*value), ctypes.c_int64(len(value))]
+                continue
+            if isinstance(value, bool):
+                c = ctypes.c_int32(value)
+            elif isinstance(value, Tensor):
                 c = next(left)
             elif isinstance(value, torch.dtype):
                 c = ctypes.c_int32(dtype_number(value))
@@ -84,15 +89,16 @@ def call(device: str, operator: str, *values: Any, missing: int | None = None) -
 
 def arguments(operator: str, device: torch.device, generator: torch.Generator) -> list[list[Any]]:
     """Calls of an operator, all of its arguments in schema's order: with what may be None, and without."""
-    if operator == "quantize_rowwise":
-        return [[randn(generator, 3, 64).to(device), dtype] for dtype in EIGHT_BIT]
+    if operator in QUANTIZE:
+        blocks = [] if operator == "quantize_rowwise" else [[1, 24], True]
+        return [[randn(generator, 3, 64).to(device), dtype, *blocks] for dtype in EIGHT_BIT]
     call = ALL_CALLS[operator](PROBLEM, generator)
-    names = [a.name for a in getattr(torch.ops.ao, operator).default._schema.arguments]
-    given = dict(zip(names, call.args, strict=False)) | call.kwargs
-    values = [given.get(name) for name in names]
-    values = [v.to(device) if isinstance(v, Tensor) else v for v in values]
+    schema = getattr(torch.ops.ao, operator).default._schema.arguments
+    given = call.named() | call.kwargs
+    values = [moved(given.get(a.name), device) for a in schema]
     without = [
-        None if name in ("bias", "dtype", "out_dtype") else v for name, v in zip(names, values, strict=True)
+        None if isinstance(a.real_type, torch.OptionalType) else v
+        for a, v in zip(schema, values, strict=True)
     ]
     if operator == "bf16i4bf16_rowwise_bias":
         return [values]

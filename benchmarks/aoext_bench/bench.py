@@ -41,10 +41,9 @@ FORMATS = list(dict.fromkeys(subject.format for subject in SUBJECTS))
 def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subject]:
     """The subjects of these names; without names, one of each kind."""
     names = operators or [name for name in OPERATORS if not name.endswith("_bias")]
-    kinds = formats or [format for format in FORMATS if format != "float8_e5m2"]
-    chosen = [s for s in SUBJECTS if s.operator in names and s.format in kinds]
+    chosen = [s for s in SUBJECTS if s.operator in names and (s.format in formats if formats else s.typical)]
     if not chosen:
-        raise click.UsageError(f"no operator of {', '.join(names)} has the format {', '.join(kinds)}")
+        raise click.UsageError(f"no operator of {', '.join(names)} has the format {', '.join(formats)}")
     return chosen
 
 

@@ -288,7 +288,7 @@ class _WeightBench:
             point.missing["torch"] = str(error).splitlines()[0]
         if self.settings.check:
             sample = Sample.draw(subject, p, inputs, own.original, self.generator)
-            self.check(sample, ways, point, lambda result: self.completed(p, inputs, result))
+            self.check(sample, p, ways, point, lambda result: self.completed(p, inputs, result))
 
         for name, way in ways.items():
             if name not in point.errors:  # nothing has warmed it up
@@ -391,6 +391,7 @@ class _WeightBench:
     def check(
         self,
         sample: Sample,
+        p: Problem,
         ways: dict[str, Way],
         point: Point,
         complete_peer: Callable[[Tensor], Any],
@@ -400,7 +401,7 @@ class _WeightBench:
             result = ways[name].back_to_back().prepare()()
             if name == "torch":
                 result = complete_peer(result)
-            error = sample.error(result)
+            error = sample.error(self.subject.dense(p, result))
             allowed = PEER_BOUND if name == "torch" else bound(result)
             if error <= allowed:
                 point.errors[name] = error

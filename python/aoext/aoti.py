@@ -23,7 +23,7 @@ _C_TYPES = {
     "Tensor": "AtenTensorHandle",
     "int": "int64_t",
     "bool": "int32_t",
-    "int[]": "const int64_t*, int64_t",
+    "List[int]": "const int64_t*, int64_t",
     "ScalarType": "int32_t",
 }
 

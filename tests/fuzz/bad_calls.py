@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 import aoext
-from aoext.reference import ALL_CALLS, BIAS_CALLS, EIGHT_BIT, HIGH_PRECISION, INT4_CALLS, Problem
+from aoext.reference import (
+    ALL_CALLS,
+    BIAS_CALLS,
+    DEQUANTIZE_CALLS,
+    EIGHT_BIT,
+    HIGH_PRECISION,
+    INT4_CALLS,
+    QUANTIZE,
+    Problem,
+)
 from fuzz.draws import (
     DTYPES,
     INTEGERS,
@@ -25,7 +34,7 @@ from fuzz.draws import (
 )
 
 # Operators whose result has the leading dimensions of the first argument.
-OF_NO_INPUT = ("dequantize_int4", "dequantize_rowwise", "convert_weight_to_int4pack")
+OF_NO_INPUT = (*DEQUANTIZE_CALLS, "convert_weight_to_int4pack")
 
 
 def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]]:
@@ -42,9 +51,11 @@ def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str,
         draw.choice(EIGHT_BIT),
     )
     options: dict[str, Any] = {}
-    if operator == "quantize_rowwise":
+    if operator in QUANTIZE:
         x = torch.randn(problem.M, K, generator=draw.generator()).to(problem.dtype)
         arguments: list[Any] = [x, problem.eight_bit]
+        if operator == "quantize_blockwise":
+            arguments.append([1, group_size])
     else:
         call = ALL_CALLS[operator](problem, draw.generator())
         arguments, options = list(call.args), dict(call.kwargs)
@@ -73,7 +84,27 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
     rows = ([0, K], eight_bit), ([0, 1], floats if operator.startswith("bf16") else torch.float32)
     inner = draw.choice([2, 4, 8])
     packed = ([0, K // (16 * inner), 32, inner // 2], torch.int32)
+    block = [draw.choice([1, 7, 128, 2**40]), draw.choice([1, 32, 128, K // 2, K, 2**60])]
+    scales = ([0, -(-K // block[1])], floats)
+    codes = ([0, K // 2], torch.uint8), ([16], torch.float32), scales
+    blocks_of_input = ([*leading, -(-K // block[1])], torch.float32)
     arguments = {
+        "dequantize_blockwise": lambda: [*parts(rows[0], scales), block],
+        "dequantize_lut4": lambda: [*parts(*codes), block],
+        "bf16i8bf16_blockwise": lambda: [*parts(x, ([0, K], torch.int8), scales), block],
+        "bf16f8bf16_blockwise": lambda: [*parts(x, ([0, K], float8), scales), block],
+        "bf16lut4bf16_blockwise": lambda: [*parts(x, *codes), block],
+        "quantize_blockwise": lambda: [*parts(x), eight_bit, [1, block[1]]],
+        "scaled_mm_blockwise": lambda: [
+            *parts(([*leading, K], eight_bit), rows[0], blocks_of_input, scales),
+            [1, block[1]],
+            block,
+        ],
+        "scaled_linear_blockwise": lambda: [*parts(x, rows[0], scales), [1, block[1]], block],
+        "scaled_mm_int4": lambda: parts(
+            ([*leading, K], torch.int8), int4[0], ([*leading, 1], torch.float32), *int4[1:], bias
+        ),
+        "scaled_linear_int4": lambda: parts(x, *int4, bias),
         "dequantize_int4": lambda: parts(*int4),
         "dequantize_rowwise": lambda: parts(*rows),
         "int8_mm": lambda: parts(([*leading, K], torch.int8), rows[0]),
@@ -110,6 +141,8 @@ def changed(draw: Draw, argument: Any, good_type: type) -> Any:
         return draw.choice(DTYPES)
     if good_type is int:
         return draw.choice(INTEGERS)
+    if good_type is list:
+        return [draw.choice(INTEGERS) for _ in range(draw.choice([0, 1, 2, 2, 2, 3]))]
     if kind == "tensor" or not is_changeable(argument):
         return draw.tensor()
     if kind == "dtype":
@@ -132,7 +165,7 @@ def bad_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     # The generic twin is asked of dense CPU tensors alone: it is called past the dispatcher.
     generic = draw.chance(0.5) and type(arguments[0]) is Tensor
     generic &= all(
-        type(a) in (torch.dtype, int)
+        type(a) in (torch.dtype, int, list)
         or (type(a) is Tensor and a.device.type == "cpu" and a.layout is torch.strided)
         for a in arguments
     )

@@ -35,7 +35,8 @@ def draw_problem(draw: Draw) -> Problem:
         M, N = (M + 1) // 2, (N + 1) // 2
     leading = draw.choice([None, None, (), (M,), (1, M), (2, M), (M, 1, 3)])
     dtype, scale_dtype = draw.choice(HIGH_PRECISION), draw.choice(HIGH_PRECISION)
-    return Problem(M, N, K, group_size, dtype, scale_dtype, draw.choice(EIGHT_BIT), leading)
+    block_n = draw.choice([1, 1, 2, 3, 7, 16, 128])
+    return Problem(M, N, K, group_size, dtype, scale_dtype, draw.choice(EIGHT_BIT), leading, block_n=block_n)
 
 
 def good_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:

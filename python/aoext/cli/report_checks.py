@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.packing import FLOAT_DTYPES, dtype_name
-from aoext.reference import SUBJECTS, Problem, Sample, Subject, Tensors, bound
+from aoext.reference import QUANTIZE, SUBJECTS, Problem, Sample, Subject, Tensors, bound
 
 OUTLIER = 1000.0
 
@@ -105,7 +105,7 @@ def _change_activation(
     subject: Subject, case: Case, inputs: Tensors, rotated: Tensors, g: Generator
 ) -> tuple[Tensors, Tensors] | None:
     """The arguments with another activation; None for operators without one in high precision."""
-    if subject.operator == "quantize_rowwise":
+    if subject.operator in QUANTIZE:
         return inputs, (case.activation(rotated[0], g),)
     if inputs and inputs[0].dtype in FLOAT_DTYPES:
         return (case.activation(inputs[0], g), *inputs[1:]), rotated
@@ -150,12 +150,13 @@ def _judge(
     sizes = [getattr(p, name) for name in subject.result]
     rows, columns = torch.arange(sizes[0]), torch.arange(sizes[1])
     if case.activation is _with_nan:
-        values = result[0].double() * result[1].double() if isinstance(result, tuple) else result
-        if not values[0].isnan().all():
+        first = torch.arange(1)
+        expected = subject.reference(p, inputs, rotated, first, columns)[0].isnan()
+        if not torch.equal(subject.dense(p, result)[0].isnan(), expected):
             return None, "the row of NaN has other values"
         rows = rows[1:]
     sample = Sample(rows, columns, subject.reference(p, inputs, rotated, rows, columns))
-    error, allowed = sample.error(result), bound(result)
+    error, allowed = sample.error(subject.dense(p, result)), bound(result)
     problem = (
         "" if error <= allowed else f"a row differs from float64 by {error:.1e}, allowed is {allowed:.1e}"
     )

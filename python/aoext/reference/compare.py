@@ -68,11 +68,8 @@ class Sample:
         )
         return cls(rows, columns, subject.reference(p, inputs, rotated, rows, columns))
 
-    def error(self, result: Any) -> float:
-        """The largest relative error of a row; of values times scales where the result is both."""
-        if isinstance(result, tuple):
-            values, scales = (r.cpu() for r in result)
-            result = values.double() * scales.double()
+    def error(self, result: Tensor) -> float:
+        """The largest relative error of a row of what Subject.dense makes of a result."""
         result = result.flatten(1)  # a packed weight has more dimensions
         here = [index.to(result.device) for index in (self.rows, self.columns)]
         difference = result[here[0]][:, here[1]].cpu().double() - self.values

@@ -97,6 +97,9 @@ class Subject:
     grouped: bool = False  # whether group_size matters
     adds_bias: Callable[[Problem], bool] = lambda p: False  # a tensor [N], the last that rotates
     serves: Callable[[Problem], bool] = lambda p: True  # whether the operator takes such a problem at all
+    weight: Weight | None = None  # of the operators that take a quantised one
+    block_k: Callable[[Problem], int] = lambda p: p.K  # columns of values that share a scale, of an input
+    typical: bool = True  # whether it stands for the others of its operator where time or space is short
 
     @property
     def name(self) -> str:
@@ -120,6 +123,13 @@ class Subject:
     def multiplies_in_8_bit(self) -> bool:
         """Whether both operands of its products are 8 bits wide."""
         return self.is_linear and not self.multiplies_in_high_precision
+
+    def dense(self, p: Problem, result: Any) -> Tensor:
+        """A result as one tensor: values times scales where it is both."""
+        if not isinstance(result, tuple):
+            return result
+        quantized, scales = result
+        return quantized.double() * values.spread(scales.double(), self.block_k(p), p.K)
 
     def arguments(self, problem: Problem, inputs: Tensors, rotated: Tensors) -> tuple[Any, ...]:
         """The positional arguments of a call."""
@@ -167,6 +177,10 @@ def _int4_rows(p: Problem, stored: Tensors, index: Index) -> Tensor:
 INT4 = Weight(_random_int4, _int4_rows)
 
 
+def _is_typical(dtype: torch.dtype) -> bool:
+    return dtype is not torch.float8_e5m2
+
+
 def _linear(
     operator: str,
     format: str,
@@ -178,6 +192,7 @@ def _linear(
     exact: bool = False,
     grouped: bool = False,
     serves: Callable[[Problem], bool] = lambda p: True,
+    typical: bool = True,
 ) -> Subject:
     """A subject that multiplies; dense_input gives rows of its input in float64."""
 
@@ -202,6 +217,8 @@ def _linear(
         grouped=grouped,
         adds_bias=adds_bias,
         serves=serves,
+        weight=weight,
+        typical=typical,
     )
 
 
@@ -214,6 +231,7 @@ def _scaled_mm(dtype: torch.dtype) -> Subject:
         inputs=lambda p, g: values.rowwise_values(p.rows, p.K, dtype, g),
         call=lambda kernel, p, x, w: kernel(x[0], w[0], x[1], w[1], *w[2:], out_dtype=p.dtype),
         adds_bias=lambda p: p.bias,
+        typical=_is_typical(dtype),
     )
 
 
@@ -224,6 +242,7 @@ def _scaled_linear(dtype: torch.dtype) -> Subject:
         _rowwise(dtype, weight_only=False),
         lambda p, x, rows: _scaled(values.quantized(x[0][rows], dtype), ALL),
         adds_bias=lambda p: p.bias,
+        typical=_is_typical(dtype),
     )
 
 
@@ -240,6 +259,7 @@ def _quantize(dtype: torch.dtype) -> Subject:
             None,
         ),
         ("M", "K"),
+        typical=_is_typical(dtype),
     )
 
 
@@ -262,6 +282,7 @@ def _dequantize(
     weight: Weight,
     call: Callable[[Callable[..., Any], Problem, Tensors, Tensors], Any] | None = None,
     grouped: bool = False,
+    typical: bool = True,
 ) -> Subject:
     return Subject(
         operator,
@@ -272,11 +293,14 @@ def _dequantize(
         lambda p, x, w, rows, columns: (weight.rows(p, w, rows)[:, columns], None),
         ("N", "K"),
         grouped=grouped,
+        weight=weight,
+        typical=typical,
     )
 
 
 def _dequantize_rowwise(dtype: torch.dtype) -> Subject:
-    return _dequantize("dequantize_rowwise", dtype_name(dtype), _rowwise(dtype, weight_only=True))
+    weight = _rowwise(dtype, weight_only=True)
+    return _dequantize("dequantize_rowwise", dtype_name(dtype), weight, typical=_is_typical(dtype))
 
 
 def _dequantize_int4() -> Subject:
@@ -334,7 +358,9 @@ def tinygemm_mm(inner: Callable[[int], int] = values.inner_k_tiles) -> Subject:
 def _weight_only(dtype: torch.dtype) -> Subject:
     operator = "bf16i8bf16_rowwise" if dtype is torch.int8 else "bf16f8bf16_rowwise"
     weight = _rowwise(dtype, weight_only=True)
-    return _linear(operator, dtype_name(dtype), weight, adds_bias=lambda p: p.bias)
+    return _linear(
+        operator, dtype_name(dtype), weight, adds_bias=lambda p: p.bias, typical=_is_typical(dtype)
+    )
 
 
 def _scaled_mm_int4(dtype: torch.dtype) -> Subject:
@@ -347,6 +373,7 @@ def _scaled_mm_int4(dtype: torch.dtype) -> Subject:
         call=lambda kernel, p, x, w: kernel(x[0], w[0], x[1], *w[1:], out_dtype=p.dtype),
         adds_bias=lambda p: p.bias,
         grouped=True,
+        typical=dtype is torch.int8,
     )
 
 
@@ -359,6 +386,7 @@ def _scaled_linear_int4(dtype: torch.dtype) -> Subject:
         call=lambda kernel, p, x, w: kernel(x[0], *w, input_dtype=dtype),
         adds_bias=lambda p: p.bias,
         grouped=True,
+        typical=dtype is torch.int8,
     )
 
 
@@ -372,6 +400,7 @@ class Blockwise:
     scale: torch.dtype | None = None
     table: tuple[float, ...] | None = None
     has_global_scale: bool = False
+    typical: bool = True
 
     def block_of(self, p: Problem) -> list[int]:
         return list(self.block or (p.block_n, p.group_size))
@@ -418,12 +447,12 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 E4M3 = torch.float8_e4m3fn
 
 EIGHT_BIT_BLOCKWISE = [
-    *(Blockwise(dtype_name(dtype), dtype) for dtype in EIGHT_BIT),
+    *(Blockwise(dtype_name(dtype), dtype, typical=False) for dtype in EIGHT_BIT),
     Blockwise("float8_e4m3fn 128x128", E4M3, (128, 128), torch.float32),
-    Blockwise("mxfp8", E4M3, (1, 32), torch.float8_e8m0fnu),
+    Blockwise("mxfp8", E4M3, (1, 32), torch.float8_e8m0fnu, typical=False),
 ]
 LUT4_BLOCKWISE = [
-    Blockwise("lut4", torch.uint8, has_global_scale=True),
+    Blockwise("lut4", torch.uint8, has_global_scale=True, typical=False),
     Blockwise("mxfp4", torch.uint8, (1, 32), torch.float8_e8m0fnu, E2M1),
     Blockwise("nvfp4", torch.uint8, (1, 16), E4M3, E2M1, has_global_scale=True),
     Blockwise("nf4", torch.uint8, (1, 64), torch.float32, NF4),
@@ -439,6 +468,7 @@ def _blockwise_weight_only(format: Blockwise) -> Subject:
         call=lambda kernel, p, x, w: kernel(x[0], *format.arguments(p, w)),
         adds_bias=lambda p: p.bias,
         grouped=format.block is None,
+        typical=format.typical or format.code is torch.int8,
     )
 
 
@@ -449,6 +479,7 @@ def _dequantize_blockwise(format: Blockwise) -> Subject:
         Weight(format.random, format.rows),
         lambda kernel, p, x, w: kernel(*format.arguments(p, w), dtype=p.dtype),
         grouped=format.block is None,
+        typical=format.name in ("float8_e4m3fn 128x128", "mxfp4"),
     )
 
 
@@ -478,6 +509,7 @@ def _scaled_mm_blockwise(format: Blockwise) -> Subject:
         ),
         adds_bias=lambda p: p.bias,
         grouped=format.block is None,
+        typical=format.typical,
     )
 
 
@@ -497,6 +529,7 @@ def _scaled_linear_blockwise(format: Blockwise) -> Subject:
         ),
         adds_bias=lambda p: p.bias,
         grouped=format.block is None,
+        typical=format.typical,
     )
 
 
@@ -519,6 +552,8 @@ def _quantize_blockwise(format: Blockwise) -> Subject:
         expected,
         ("M", "K"),
         grouped=format.block is None,
+        block_k=lambda p: _input_block(format, p)[1],
+        typical=format.typical,
     )
 
 
