@@ -21,17 +21,18 @@ from torch import Tensor
 
 from aoext import ops, reference
 from aoext.ops import ao, plan, with_plan
-from aoext.reference import ALL_CALLS, Call, Problem, assert_close
+from aoext.reference import ALL_CALLS, Blockwise, Call, Problem, assert_close
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 INT8, E4M3, E5M2 = reference.EIGHT_BIT
-ELEMENTS = (BF16, FP16, FP32, INT8, E4M3, E5M2, torch.int32)  # csrc/cuda/kernels/element.h
+E8M0, LUT4 = torch.float8_e8m0fnu, torch.uint8
+ELEMENTS = (BF16, FP16, FP32, INT8, E4M3, E5M2, torch.int32, E8M0, LUT4)  # csrc/cuda/kernels/element.h
 
 needs_plans = pytest.mark.skipif(not ops._has_plans(), reason="aoext was built without CUDA")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 pytestmark = needs_plans
 
-HOPPER_KERNELS = ("int4_batch", "int4_wgmma", "rowwise_wgmma", "weight_only_wgmma")
+HOPPER_KERNELS = ("int4_batch", "int4_wgmma", "rowwise_wgmma", "weight_only_wgmma", "blocks_wgmma")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +45,19 @@ class Case:
     config: dict[str, int]
     bias: bool = True
     inner_k_tiles: int = 8
+    format: Blockwise | None = None
 
     def call(self, generator: torch.Generator) -> Call:
         if self.operator == "weight_int4pack_mm":
             return reference.weight_int4pack_mm(self.problem, generator, self.inner_k_tiles)
+        if self.format:
+            return reference.blockwise_weight_only(self.format, self.problem, generator)
         call = ALL_CALLS[self.operator](self.problem, generator)
         return call if self.bias else reference.without_bias(call)
 
     def __str__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        return f"{self.kernel} {config} {self.operator} {self.problem}"
+        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or ''}"
 
 
 def tiles_of(rows: int, tokens: int, N: int, M: int) -> dict[str, int]:
@@ -149,6 +153,56 @@ def rowwise_mma(type: int, weight: int, float8: int, block_n: int, block_m: int)
                 yield Case("rowwise_mma", "int8_mm", problem, config)
 
 
+def of_blocks(
+    kernel: str,
+    code: torch.dtype,
+    block: tuple[int, int],
+    scale: torch.dtype,
+    M: int,
+    N: int,
+    K: int,
+    dtype: torch.dtype,
+    config: dict[str, int],
+) -> Case:
+    """A weight with a scale a block: through random tables, and with a scale of all, those of 4 bits."""
+    lut4 = code is LUT4
+    name = "lut4" if lut4 else "i8" if code is INT8 else "f8"
+    format = Blockwise("", code, block, scale, has_global_scale=lut4)
+    return Case(kernel, f"bf16{name}bf16_blockwise", Problem(M, N, K, K, dtype, BF16), config, format=format)
+
+
+# Blocks by the k that have one scale at least, as instances know it, of weights of 4 bits or not.
+GRANULES: dict[tuple[bool, int], list[tuple[tuple[int, int], torch.dtype]]] = {
+    (True, 16): [((1, 16), E4M3), ((5, 48), BF16)],
+    (True, 32): [((1, 32), E8M0), ((1, 64), FP32), ((2, 96), FP16)],
+    (True, 128): [((1, 128), BF16), ((128, 256), FP32), ((1, 10_000), FP32)],
+    (False, 16): [((1, 16), FP16), ((1, 32), E8M0), ((3, 48), BF16)],
+    (False, 64): [((128, 128), FP32), ((1, 64), BF16), ((2, 10_000), FP32)],
+}
+WGMMA_GRANULES = {
+    (True, 16): GRANULES[True, 16],
+    (True, 32): [*GRANULES[True, 32], *GRANULES[True, 128]],
+    (False, 32): [((1, 32), E8M0), ((1, 64), BF16), ((7, 96), FP16)],
+    (False, 128): [((128, 128), FP32), ((1, 256), E8M0), ((2, 10_000), FP32)],
+}
+
+
+def blocks_decode(type: int, weight: int, granule: int, octets: int, depth: int) -> Iterator[Case]:
+    code = ELEMENTS[weight]
+    for M in (8 * octets - 7, 8 * octets):
+        for block, scale in GRANULES[code is LUT4, granule]:
+            config = {"depth": depth, "tiles": 2, "slices": 2}
+            yield of_blocks("blocks_decode", code, block, scale, M, 77, 672, ELEMENTS[type], config)
+
+
+def blocks_wgmma(type: int, weight: int, granule: int, rows: int, tokens: int) -> Iterator[Case]:
+    code = ELEMENTS[weight]
+    for M in (tokens - 7, tokens + 5):
+        config = tiles_of(rows, tokens, 203, M)
+        for block, scale in WGMMA_GRANULES[code is LUT4, granule]:
+            yield of_blocks("blocks_wgmma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
+
+
 def tinygemm_mm(inner_k_tiles: int, sub_groups: int, tokens: int) -> Iterator[Case]:
     for M, group_size in ((tokens - 5, 128 if sub_groups == 1 else 64), (tokens, 256 // sub_groups)):
         problem = Problem(M, 72, 768, group_size)
@@ -168,6 +222,8 @@ CASES = {
         rowwise_wgmma,
         weight_only_wgmma,
         rowwise_mma,
+        blocks_decode,
+        blocks_wgmma,
         tinygemm_mm,
     )
 }
@@ -215,8 +271,13 @@ def cuts() -> Iterator[Case]:
             for eight_bit in (INT8, E4M3):
                 problem = Problem(M, 350, 4112, 4112, BF16, FP32, eight_bit)
                 yield Case("rowwise_decode", "scaled_mm_rowwise", problem, {**cut, "ahead": 512})
+                block = ((1, 32), E8M0) if eight_bit is INT8 else ((128, 128), FP32)
+                yield of_blocks("blocks_decode", eight_bit, *block, M, 350, 4112, BF16, {**cut, "ahead": 512})
                 if M <= 8 and cut["blocks"] == 2:
                     yield Case("rowwise_decode", "scaled_linear_rowwise", problem, cut)
+            for b in (((1, 16), E4M3), ((1, 64), FP32)):
+                config = {**cut, "ahead": 512, "depth": 2}
+                yield of_blocks("blocks_decode", LUT4, *b, M, 350, 4128, BF16, config)
         # As little shared memory as makes x go through it in chunks.
         few = {"tiles": 2, "slices": 4, "cluster": 1, "shared_memory": 90_000}
         for blocks in (1, 100):
@@ -226,6 +287,8 @@ def cuts() -> Iterator[Case]:
             yield Case("int4_decode", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), long)
             problem = Problem(M, 350, 24592, 24592, BF16, FP32, INT8)
             yield Case("rowwise_decode", "scaled_mm_rowwise", problem, long)
+            yield of_blocks("blocks_decode", E4M3, (1, 32), E8M0, M, 350, 24592, BF16, long)
+            yield of_blocks("blocks_decode", LUT4, (1, 32), E8M0, M, 350, 49184, BF16, long)
     for splits in (1, 2, 5, 16):
         for block_m in (32, 64, 128):
             config = {"block_m": block_m, "splits": splits}
@@ -250,6 +313,11 @@ def cuts() -> Iterator[Case]:
         for cut in wgmma_cuts(rows, tokens, 3):
             problem = Problem(M, N, 2064, 2064, BF16, FP32, E4M3)
             yield Case("weight_only_wgmma", "bf16f8bf16_rowwise", problem, cut)
+    for rows, tokens in ((128, 128), (64, 32)):
+        M, N = tokens - 9, 6 * rows + 40
+        for cut in wgmma_cuts(rows, tokens, 2):
+            yield of_blocks("blocks_wgmma", LUT4, (1, 16), E4M3, M, N, 4128, BF16, cut)
+            yield of_blocks("blocks_wgmma", E4M3, (128, 128), FP32, M, N, 2064, BF16, cut)
     for rows, tokens, turned in ((128, 128, 0), (112, 64, 0), (48, 32, 0), (64, 128, 0), (144, 128, 1)):
         problem = Problem(tokens - 9, 6 * rows + 40, 2064, 2064, BF16, FP32, INT8)
         for cluster, blocks in ((1, 1), (1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
@@ -263,6 +331,9 @@ def cuts() -> Iterator[Case]:
     for M in (1, 40):
         yield Case("int4_any", "bf16i4bf16_rowwise", Problem(M, 77, 416, 32), {})
         yield Case("rowwise_any", "scaled_mm_rowwise", Problem(M, 77, 416, 416), {})
+        for dtype in (BF16, FP32):
+            yield of_blocks("blocks_any", LUT4, (1, 16), E4M3, M, 77, 418, dtype, {})
+            yield of_blocks("blocks_any", E5M2, (3, 7), FP16, M, 77, 415, dtype, {})
         yield Case("tinygemm_unpack", "weight_int4pack_mm", Problem(M, 136, 1280, 128), {})
     scaled = Problem(200, 272, 416, 416, BF16, BF16, E4M3)
     yield Case("aten::_scaled_mm", "scaled_mm_rowwise", scaled, {})
@@ -290,6 +361,13 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
         groups = [empty(p.scale_dtype, p.K // p.group_size, p.N)] * 2
         arguments = [empty(p.dtype, p.M, p.K), empty(INT8, p.N, p.K // 2), *groups]
         return [*arguments, *([bias] if case.operator.endswith("_bias") else [])], {}
+    if case.format:
+        f, (block_n, block_k) = case.format, case.format.block_of(p)
+        scales = empty(f.scale or FP32, math.ceil(p.N / block_n), math.ceil(p.K / block_k))
+        tail = [scales, [block_n, block_k], *([empty(FP32, 1)] if f.has_global_scale else [])]
+        four_bits = [empty(LUT4, p.N, p.K // 2), empty(FP32, 16)]
+        codes = four_bits if f.code is LUT4 else [empty(f.code, p.N, p.K)]
+        return [empty(p.dtype, p.M, p.K), *codes, *tail, bias], {}
     if case.operator == "int8_mm":
         return [empty(INT8, p.M, p.K), empty(INT8, p.N, p.K)], {}
     weight = empty(p.eight_bit, p.N, p.K)
@@ -302,7 +380,7 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
 def planned(gpu: str, case: Case) -> list[str]:
     args, kwargs = on_meta(case)
     arguments = ops.bound(case.operator, tuple(args), kwargs)
-    return ao._plan(gpu, case.operator, *ops.described(arguments)).split("\n")
+    return ao._plan(gpu, case.operator, *ops.described(case.operator, arguments)).split("\n")
 
 
 def test_instances_are_those_of_every_kernel() -> None:

@@ -6,6 +6,8 @@
 #include <string>
 #include <variant>
 
+#include "cuda/kernels/blocks_decode.h"
+#include "cuda/kernels/blocks_wgmma.h"
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
 #include "cuda/kernels/int4_mma.h"
@@ -28,6 +30,9 @@ struct Int4Any {  // every size, type and alignment (kernels/int4_any.cu)
 };
 struct RowwiseAny {  // likewise (kernels/rowwise_any.cu)
   bool operator==(const RowwiseAny&) const = default;
+};
+struct BlocksAny {  // likewise (kernels/blocks_any.cu)
+  bool operator==(const BlocksAny&) const = default;
 };
 struct ScaledMm {  // PyTorch's own kernel
   bool operator==(const ScaledMm&) const = default;
@@ -63,6 +68,11 @@ template <>
 struct Fields<RowwiseAny> {
   static constexpr const char* kKernel = "rowwise_any";
   static constexpr NoFields<RowwiseAny> kAll{};
+};
+template <>
+struct Fields<BlocksAny> {
+  static constexpr const char* kKernel = "blocks_any";
+  static constexpr NoFields<BlocksAny> kAll{};
 };
 template <>
 struct Fields<ScaledMm> {
@@ -126,18 +136,24 @@ struct Fields<RowwiseMmaConfig> {
   static constexpr auto kAll = std::to_array<Field<C>>(
       {{"block_n", &C::block_n}, {"block_m", &C::block_m}, {"splits", &C::splits}, {"float8", &C::float8}});
 };
+template <class Config>
+constexpr auto kUnitFields = std::to_array<Field<Config>>({{"depth", &Config::depth},
+                                                           {"tiles", &Config::tiles},
+                                                           {"slices", &Config::slices},
+                                                           {"cluster", &Config::cluster},
+                                                           {"blocks", &Config::blocks},
+                                                           {"shared_memory", &Config::shared_memory},
+                                                           {"ahead", &Config::ahead},
+                                                           {"overlaps", &Config::overlaps}});
 template <>
 struct Fields<RowwiseDecodeConfig> {
-  using C = RowwiseDecodeConfig;
   static constexpr const char* kKernel = "rowwise_decode";
-  static constexpr auto kAll = std::to_array<Field<C>>({{"depth", &C::depth},
-                                                        {"tiles", &C::tiles},
-                                                        {"slices", &C::slices},
-                                                        {"cluster", &C::cluster},
-                                                        {"blocks", &C::blocks},
-                                                        {"shared_memory", &C::shared_memory},
-                                                        {"ahead", &C::ahead},
-                                                        {"overlaps", &C::overlaps}});
+  static constexpr auto kAll = kUnitFields<RowwiseDecodeConfig>;
+};
+template <>
+struct Fields<BlocksDecodeConfig> {
+  static constexpr const char* kKernel = "blocks_decode";
+  static constexpr auto kAll = kUnitFields<BlocksDecodeConfig>;
 };
 template <class Config>
 constexpr auto kWgmmaFields = std::to_array<Field<Config>>({{"tokens", &Config::tokens},
@@ -162,6 +178,11 @@ struct Fields<RowwiseWgmmaConfig> {
   static constexpr auto kAll = kWgmmaFields<RowwiseWgmmaConfig>;
 };
 template <>
+struct Fields<BlocksWgmmaConfig> {
+  static constexpr const char* kKernel = "blocks_wgmma";
+  static constexpr auto kAll = kWgmmaFields<BlocksWgmmaConfig>;
+};
+template <>
 struct Fields<TinygemmConfig> {
   using C = TinygemmConfig;
   static constexpr const char* kKernel = "tinygemm_mm";
@@ -176,6 +197,7 @@ struct Fields<TinygemmConfig> {
 using Int4Kernel = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig>;
 using RowwiseKernel =
     std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, ScaledMm, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
+using BlocksKernel = std::variant<Generic, BlocksAny, BlocksDecodeConfig, BlocksWgmmaConfig>;
 using TinygemmKernel = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 
 // "int4_mma block_n=128 block_m=32 splits=1"

@@ -5,6 +5,7 @@
 #include "common/library.h"
 #include "cuda/forced.h"
 #include "cuda/plan.h"
+#include "cuda/plan_blocks.h"
 #include "cuda/plan_rowwise.h"
 #include "cuda/plan_tinygemm.h"
 
@@ -52,6 +53,18 @@ std::string scaled_linear_text(const LinearProblem& p, const Device& device) {
   return text(plan) + "\n" + instance(linear, plan.kernel);
 }
 
+// Of one scale a row, whose kernels are those of row-wise weights.
+std::string blocks_text(const LinearProblem& p, const Device& device) {
+  if (is_rowwise(p)) return rowwise_text(p, device);
+  const BlocksPlan plan = plan_blocks(p, device, true);
+  const BlockLinear linear = block_linear(p);
+  const std::string name = std::visit(Overloaded{[](const auto&) { return std::string(); },
+                                                 [&](const BlocksDecodeConfig& c) { return blocks_decode_instance(linear, c); },
+                                                 [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_instance(linear, c); }},
+                                      plan.kernel);
+  return text(plan.kernel) + "\n" + name;
+}
+
 std::string tinygemm_text(const LinearProblem& p, const Device& device) {
   const TinygemmPlan plan = plan_tinygemm(p, device);
   const auto* const config = std::get_if<TinygemmConfig>(&plan.kernel);
@@ -62,10 +75,12 @@ using PlanText = std::string(const LinearProblem&, const Device&);
 
 PlanText* plan_of(const std::string& op) {
   static const std::map<std::string, PlanText*> plans = {
-      {"bf16i4bf16_rowwise", int4_text},     {"bf16i4bf16_rowwise_bias", int4_text},
-      {"weight_int4pack_mm", tinygemm_text}, {"int8_mm", rowwise_text},
-      {"scaled_mm_rowwise", rowwise_text},   {"bf16i8bf16_rowwise", rowwise_text},
-      {"bf16f8bf16_rowwise", rowwise_text},  {"scaled_linear_rowwise", scaled_linear_text},
+      {"bf16i4bf16_rowwise", int4_text},       {"bf16i4bf16_rowwise_bias", int4_text},
+      {"weight_int4pack_mm", tinygemm_text},   {"int8_mm", rowwise_text},
+      {"scaled_mm_rowwise", rowwise_text},     {"bf16i8bf16_rowwise", rowwise_text},
+      {"bf16f8bf16_rowwise", rowwise_text},    {"scaled_linear_rowwise", scaled_linear_text},
+      {"bf16i8bf16_blockwise", blocks_text},   {"bf16f8bf16_blockwise", blocks_text},
+      {"bf16lut4bf16_blockwise", blocks_text},
   };
   const auto found = plans.find(op);
   if (found == plans.end()) throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + op);
@@ -73,16 +88,16 @@ PlanText* plan_of(const std::string& op) {
 }
 
 // Operands are taken to be aligned.
-std::string plan(const std::string& gpu, const std::string& op, const std::vector<Tensor>& tensors, std::optional<int64_t> number,
-                 std::optional<ScalarType> dtype) {
-  return plan_of(op)(check_by_name(op, {tensors, number, dtype}), device_named(gpu));
+std::string plan(const std::string& gpu, const std::string& op, const std::vector<OptionalTensor>& tensors,
+                 const std::vector<int64_t>& numbers, std::optional<ScalarType> dtype) {
+  return plan_of(op)(check_by_name(op, {tensors, numbers, dtype}), device_named(gpu));
 }
 
 // Of all kernels that have more than one.
 std::string kernel_instances() {
   return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
          int4_mma_instances() + rowwise_decode_instances() + rowwise_wgmma_instances() + weight_only_wgmma_instances() +
-         rowwise_mma_instances() + tinygemm_mm_instances();
+         rowwise_mma_instances() + blocks_decode_instances() + blocks_wgmma_instances() + tinygemm_mm_instances();
 }
 
 std::string force_plan(const std::string& plan) { return force(plan); }
