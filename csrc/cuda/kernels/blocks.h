@@ -25,6 +25,14 @@ inline int64_t scale_columns(const BlockLinear& p) { return ceil_div(p.K, p.bloc
 inline int scale_bytes(Element scale) {
   return scale == Element::fp32 ? 4 : scale == Element::bf16 || scale == Element::fp16 ? 2 : 1;
 }
+
+// Whether kernels that multiply weights by their scales before they multiply by x take scales relative to a larger one, lest
+// these are rounded to x's type, or leave its range.
+inline bool relative_scales(const BlockLinear& p) {
+  if (p.type == Element::fp16) return p.block_scale_type != Element::e4m3 || p.weight_type != Element::lut4;
+  return p.block_scale_type == Element::fp32 || p.block_scale_type == Element::fp16;
+}
+
 inline int64_t row_bytes(const BlockLinear& p) { return p.weight_type == Element::lut4 ? p.K / 2 : p.K; }  // of the weight
 
 }  // namespace aoext::cuda

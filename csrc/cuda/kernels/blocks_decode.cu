@@ -21,7 +21,7 @@ int granule(const BlockLinear& p) {
 }  // namespace
 
 int unit_k(const BlockWalk& p) { return is_table(p) ? 256 : 128; }
-int unit_scales(const BlockWalk& p) { return is_table(p) && granule(p) == 16 ? 8 : 4; }
+int unit_bytes(const BlockWalk& p) { return kWeightBytes + p.words * (kTileN * 4); }
 int64_t weight_row_bytes(const BlockWalk& p) { return row_bytes(p); }
 
 }  // namespace rowwise_decode
@@ -30,6 +30,7 @@ namespace {
 
 using rowwise_decode::BlocksOf;
 using rowwise_decode::BlockWalk;
+using rowwise_decode::unit_k;
 using rowwise_decode::X;
 using Kernel = void (*)(rowwise_decode::Walk<BlockWalk>);
 
@@ -71,6 +72,15 @@ Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
   return found;
 }
 
+// Words that hold a row's scales of a unit, wherever it begins.
+int scale_words(const BlockLinear& p, int64_t unit_k, int64_t bytes) {
+  if (p.block_k >= p.K || p.block_k % unit_k == 0) return 1;
+  const bool whole = unit_k % p.block_k == 0, even = is_aligned(p.block_scale, 4) && scale_columns(p) * bytes % 4 == 0;
+  const int64_t touched = (whole ? unit_k / p.block_k : (unit_k - 16) / p.block_k + 2) * bytes;
+  if (even && whole && (touched % 4 == 0 || 4 % touched == 0)) return static_cast<int>(ceil_div(touched, 4));
+  return static_cast<int>(ceil_div(touched, 4) + (bytes < 4));
+}
+
 BlockWalk walk_of(const BlockLinear& p) {
   BlockWalk w{p};
   w.scale_bytes = static_cast<uint32_t>(scale_bytes(p.block_scale_type));
@@ -79,6 +89,14 @@ BlockWalk walk_of(const BlockLinear& p) {
   w.scales_end = static_cast<uint32_t>(all + static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.block_scale) & 3));
   const int64_t sixteens = p.block_k / 16;
   w.block_magic = p.block_k >= p.K ? 0 : static_cast<uint32_t>(((int64_t{1} << 31) + sixteens - 1) / sixteens);
+  w.last_k = static_cast<uint32_t>((p.K - 1) / 16 * 16);
+  w.words = scale_words(p, unit_k(w), w.scale_bytes);
+  w.relative = relative_scales(p);
+  const bool exponents = p.block_scale_type == Element::e8m0;
+  w.shifts = exponents || p.block_scale_type == Element::fp32 || p.block_scale_type == Element::bf16;
+  w.mask = exponents ? 0xff : w.scale_bytes == 4 ? ~0u : 0xffff;
+  w.shift = exponents ? 23 : w.scale_bytes == 4 ? 0 : 16;
+  w.subnormal = exponents ? 0x00400000 : 0;
   return w;
 }
 

@@ -1,9 +1,10 @@
 // Weights with a scale a block as rowwise_decode.cuh loads them: of 8 bits, or of 4 bits through a table of 16.
 //
-// A lane copies, beside its 16 bytes of a row and half of a unit, the aligned words that have their scales, so that blocks may be
+// The four lanes of a row pair copy, beside its weights, the aligned words that have its scales of a unit, so that blocks may be
 // of any size that is a multiple of 16 along k, scales of any type, and rows of scales begin anywhere. Where a half of a unit
-// lies in one block its scale multiplies the half's sum in float32. Otherwise it multiplies the weights, which are rounded to x's
-// type then; fp16, whose range is shorter than that of scales, gets them relative to the largest of the half and row.
+// lies in one block its scale multiplies the half's sum in float32. Otherwise scales multiply weights, which are rounded to x's
+// type then; those that this type does not hold exactly are taken relative to the largest of the half and row, which multiplies
+// the sum.
 #pragma once
 
 #include "cuda/kernels/blocks.cuh"
@@ -18,7 +19,20 @@ struct BlockWalk : BlockLinear {
   uint32_t scale_row_bytes, scale_bytes;  // of a row of scales, of one
   uint32_t scales_end;                    // bytes of all, from the word on in which they begin
   uint32_t block_magic;                   // k / block_k = umulhi(k / 8, block_magic) for k a multiple of 16
+  uint32_t last_k;                        // the largest multiple of 16 below K
+  int words;                              // that hold a row's scales of a unit
+  bool relative;                          // relative_scales
+  // Scales whose bits are those of a float32 after a shift; `subnormal` is what e8m0's 0 and 255 lack.
+  bool shifts;
+  uint32_t mask, shift, subnormal;
 };
+
+// Of a power of two exactly.
+__device__ __forceinline__ float reciprocal(float v) {
+  float r;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
 
 template <class T>
 __device__ __forceinline__ uint32_t both(float v) {
@@ -43,7 +57,9 @@ struct BlocksOf {
   static constexpr int kLaneK = kHalf / 4;                       // of a row and half
   static constexpr bool kWhole = kGranule == kHalf;              // halves have one scale
   static constexpr int kLaneScales = kGranule < kLaneK ? 2 : 1;  // of a row and half
-  static constexpr int kScales = 4 * kLaneScales;
+  static constexpr bool kBlocks = true;
+
+  static __device__ __forceinline__ int unit_bytes(const BlockWalk& p) { return kWeightBytes + p.words * (kTileN * 4); }
 
   template <class T>
   static __device__ __forceinline__ float row_scale(const BlockWalk& p, int) {
@@ -77,68 +93,72 @@ struct BlocksOf {
       begin[1] = static_cast<uint32_t>(next) / size * p.scale_row_bytes + misaligned(p);
     }
 
-    __device__ static __forceinline__ uint32_t first_k(int unit, int h, int t, int s) {
-      return unit * kUnitK + h * kHalf + (kWhole ? 0 : t * kLaneK + s * 16);
+    // Of k, which may lie behind K: in bytes from its row's first scale.
+    __device__ static __forceinline__ uint32_t offset_of(const BlockWalk& p, uint32_t k) {
+      return __umulhi(min(k, p.last_k) / 8, p.block_magic) * p.scale_bytes;
     }
-    __device__ static __forceinline__ uint32_t block_offset(const BlockWalk& p, uint32_t k) {
-      return __umulhi(k / 8, p.block_magic) * p.scale_bytes;
+    __device__ __forceinline__ uint32_t first_word(const BlockWalk& p, int row, int unit) const {
+      return (begin[row] + offset_of(p, unit * kUnitK)) & ~3u;
     }
 
-    __device__ __forceinline__ void copy(const BlockWalk& p, uint32_t to, int unit, int t) const {
+    // [row pair][row][word]
+    __device__ __forceinline__ void copy(const BlockWalk& p, uint32_t to, int unit, int g, int t) const {
       const auto* const words = reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(p.block_scale) & ~uintptr_t{3});
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int s = 0; s < kLaneScales; ++s) {
-          const uint32_t k = first_k(unit, h, t, s), offset = block_offset(p, k);
-#pragma unroll
-          for (int row = 0; row < 2; ++row) {
-            const uint32_t from = (begin[row] + offset) & ~3u;
-            const uint32_t count = k < p.K ? min(4u, p.scales_end - from) : 0;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + ((h * 2 + row) * kLaneScales + s) * 128),
-                         "l"(words + (count ? from : 0)), "r"(count)
-                         : "memory");
-          }
-        }
+      const uint32_t first = first_word(p, 0, unit), next = first_word(p, 1, unit);
+      for (int i = t; i < 2 * p.words; i += 4) {
+        const uint32_t from = i < p.words ? first + i * 4 : next + (i - p.words) * 4;
+        const uint32_t count = from < p.scales_end ? min(4u, p.scales_end - from) : 0;
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (g * 2 * p.words + i) * 4),
+                     "l"(words + (count ? from : 0)), "r"(count)
+                     : "memory");
+      }
+    }
+
+    __device__ static __forceinline__ float scale_of(const BlockWalk& p, uint32_t word) {
+      if (!p.shifts) return scale_of_bits(word, p.block_scale_type);
+      const uint32_t masked = word & p.mask;
+      return __uint_as_float(masked << p.shift | (((masked + 1) & 0xfe) != 0 ? 0 : p.subnormal));
     }
 
     template <class T>
-    __device__ __forceinline__ OfHalf read(const BlockWalk& p, uint32_t from, int unit, int h, int t) const {
-      OfHalf all;
+    __device__ __forceinline__ OfHalf read(const BlockWalk& p, uint32_t from, int unit, int h, int g, int t) const {
       float scale[2][kLaneScales];
 #pragma unroll
-      for (int s = 0; s < kLaneScales; ++s) {
-        const uint32_t offset = block_offset(p, first_k(unit, h, t, s));
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const uint32_t word = load_shared_word(from + ((h * 2 + row) * kLaneScales + s) * 128);
-          scale[row][s] = scale_of_bits(word >> 8 * ((begin[row] + offset) & 3), p.block_scale_type);
-        }
-      }
-      if constexpr (kWhole) {
-        all.sum[0] = scale[0][0], all.sum[1] = scale[1][0];
-      } else if constexpr (!std::is_same_v<T, __half>) {
-        all.sum[0] = all.sum[1] = 1;
-#pragma unroll
-        for (int i = 0; i < 2 * kLaneScales; ++i)
-          all.weights[i / kLaneScales][i % kLaneScales] = both<T>(scale[i / kLaneScales][i % kLaneScales]);
-      } else {
-        uint32_t exponents = 0;  // the largest of both rows
+      for (int row = 0; row < 2; ++row) {
+        const uint32_t words = from + (g * 2 + row) * p.words * 4 - first_word(p, row, unit);
 #pragma unroll
         for (int s = 0; s < kLaneScales; ++s) {
-          const uint32_t two = (__float_as_uint(scale[0][s]) >> 23 & 0xff) | (__float_as_uint(scale[1][s]) >> 7 & 0xff0000);
-          exponents = __vmaxu2(exponents, two);
-        }
-        exponents = __vmaxu2(exponents, __shfl_xor_sync(~0u, exponents, 1));
-        exponents = __vmaxu2(exponents, __shfl_xor_sync(~0u, exponents, 2));
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const uint32_t e = min(max(exponents >> 16 * row & 0xffff, 1u), 252u);
-          all.sum[row] = __uint_as_float((e + 1) << 23);
-#pragma unroll
-          for (int s = 0; s < kLaneScales; ++s) all.weights[row][s] = both<T>(scale[row][s] * __uint_as_float((253 - e) << 23));
+          const uint32_t k = unit * kUnitK + h * kHalf + (kWhole ? 0 : t * kLaneK + s * 16), at = begin[row] + offset_of(p, k);
+          scale[row][s] = scale_of(p, load_shared_word(words + (at & ~3u)) >> (at & 3) * 8);
         }
       }
+      OfHalf all;
+      if constexpr (kWhole) {
+        all.sum[0] = scale[0][0], all.sum[1] = scale[1][0];
+        return all;
+      }
+      all.sum[0] = all.sum[1] = 1;
+      if (p.relative) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          uint32_t largest = 0;  // that is finite
+#pragma unroll
+          for (int s = 0; s < kLaneScales; ++s) {
+            const uint32_t magnitude = __float_as_uint(scale[row][s]) & 0x7fffffff;
+            largest = max(largest, magnitude < 0x7f800000 ? magnitude : 0);
+          }
+          largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+          largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+          all.sum[row] = largest == 0 ? 1 : __uint_as_float(largest);
+          const float inverse = reciprocal(all.sum[row]);
+#pragma unroll
+          for (int s = 0; s < kLaneScales; ++s) scale[row][s] *= inverse;
+        }
+      }
+#pragma unroll
+      for (int row = 0; row < 2; ++row)
+#pragma unroll
+        for (int s = 0; s < kLaneScales; ++s) all.weights[row][s] = both<T>(scale[row][s]);
       return all;
     }
 

@@ -22,13 +22,14 @@
 //     using Linear;                       // the problem
 //     static constexpr Element kType;     // of the weight
 //     static constexpr int kUnitK;        // k of 128 bytes
-//     static constexpr int kScales;       // words that a lane copies for a unit beside its weights, into the ring
+//     static constexpr bool kBlocks;      // whether scales go through the ring, too
+//     static int unit_bytes(p);           // of the ring
 //     static float row_scale<T>(p, m);    // that ends the sums of a row of x
-//     struct Lane {                       // what a lane keeps; nothing where kScales is 0
+//     struct Lane {                       // what a lane keeps; nothing without kBlocks
 //       void start<T>(p);
 //       void aim(p, row, next);           // at rows 2g and 2g + 1
-//       void copy(p, to, unit, t);        // the words of a unit, 32 words apart
-//       auto read<T>(p, from, unit, h, t) const;            // the scales of half h: `sum` of both rows, and what `pairs` wants
+//       void copy(p, to, unit, g, t);     // the scales of a unit to the ring
+//       auto read<T>(p, from, unit, h, g, t) const;         // the scales of half h: `sum` of both rows, and what `pairs` wants
 //       void pairs<T>(v, j, scales, row, pairs) const;      // eight k as mma multiplies them: of a lane's 16 bytes those that
 //                                                           // stand beside piece j of x
 //     };
@@ -53,16 +54,18 @@ constexpr int kRowBytes = 128;  // of a unit and row n
 constexpr int kTileN = 16;      // rows n of a tile
 constexpr int kThreads = 512;   // that a block may have, of 128 registers
 
-// Bytes of a warp's unit in its ring: weights, and a lane's words.
-__host__ __device__ constexpr int unit_bytes(int scales) { return kTileN * kRowBytes + scales * 32 * 4; }
+constexpr int kWeightBytes = kTileN * kRowBytes;  // of a unit
 
 // Weights of 8 bits with a scale a row, which is the epilogue's.
 template <Element W>
 struct RowsOf {
   using Linear = RowwiseLinear;
   static constexpr Element kType = W;
-  static constexpr int kUnitK = 128, kScales = 0;
+  static constexpr int kUnitK = 128;
+  static constexpr bool kBlocks = false;
   struct Lane {};
+
+  static __device__ __forceinline__ int unit_bytes(const RowwiseLinear&) { return kWeightBytes; }
 
   template <class T>
   static __device__ __forceinline__ float row_scale(const RowwiseLinear& p, int m) {
@@ -95,26 +98,26 @@ enum class X { eight, quantized, sixteen };
 template <class T, class Loader, X kX, int Octets, int Depth>
 __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __grid_constant__ Walk<typename Loader::Linear> p) {
   constexpr Element W = Loader::kType;
-  constexpr bool kInteger = std::is_same_v<T, int8_t>, X8 = kX != X::sixteen, kBlocks = Loader::kScales > 0;
+  constexpr bool kInteger = std::is_same_v<T, int8_t>, X8 = kX != X::sixteen, kBlocks = Loader::kBlocks;
   using Sum = std::conditional_t<kInteger, int, float>;
   using Linear = typename Loader::Linear;
   constexpr int kUnitK = Loader::kUnitK, kHalfX = kUnitK / 2 * (X8 ? 1 : 2), kPieces = kUnitK / 64;
   constexpr int kRowX = 2 * kHalfX;  // bytes of x of a unit and m; of a half, kPieces times 16 a lane where it has 16 bits
-  constexpr int kUnitBytes = unit_bytes(Loader::kScales);
   extern __shared__ __align__(128) uint8_t smem[];
   const int lane = threadIdx.x, slice = threadIdx.y, tile = threadIdx.z, g = lane >> 2, t = lane & 3;
   const int slices = blockDim.y, tiles = blockDim.z, warps = slices * tiles, warp = tile * slices + slice;
   const int rank = blockIdx.x, cluster = gridDim.x;
   const int part_begin = rank * p.part_units, part_end = min(part_begin + p.part_units, p.units);
   const Linear& linear = p.linear;
+  const int unit_bytes = Loader::unit_bytes(linear);
   const int K = static_cast<int>(linear.K), row_bytes = K / (kUnitK / kRowBytes);
 
   // Shared memory: x [chunk unit][m] of kRowX, the warps' rings, two barriers, row scales, two tables of a group's channels,
   // partial sums.
   const uint32_t xs = shared_address(smem);
-  const uint32_t ring = xs + p.chunk_units * p.M * kRowX + warp * Depth * kUnitBytes + lane * 16;
-  const uint32_t scale_words = ring - lane * 12 + kTileN * kRowBytes;  // this lane's; the next one's are 32 words further
-  uint8_t* const beyond = smem + p.chunk_units * p.M * kRowX + warps * Depth * kUnitBytes;
+  const uint32_t ring = xs + p.chunk_units * p.M * kRowX + warp * Depth * unit_bytes + lane * 16;
+  const uint32_t scales_at = ring - lane * 16 + kWeightBytes;
+  uint8_t* const beyond = smem + p.chunk_units * p.M * kRowX + warps * Depth * unit_bytes;
   float* const row_scales = reinterpret_cast<float*>(beyond + 16);
   Channel* const channels = reinterpret_cast<Channel*>(row_scales + Octets * 8);
   const int table = tiles * kTileN;  // channels of a group, fewer than threads
@@ -153,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
   };
   const auto fetch = [&](int slot) {
     if (at.group < p.tile_groups && at.unit < at.end) {
-      const uint32_t to = ring + slot * kUnitBytes;
+      const uint32_t to = ring + slot * unit_bytes;
       const int byte = at.unit * kRowBytes;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
         copy16(to + h * 1024, from, inside);
         copy16(to + h * 1024 + 512, from + at.to_next, inside);
       }
-      if constexpr (kBlocks) scales_ahead.copy(linear, scale_words + slot * kUnitBytes, at.unit, t);
+      if constexpr (kBlocks) scales_ahead.copy(linear, scales_at + slot * unit_bytes, at.unit, g, t);
     }
     commit_copies();
     at.unit += slices;
@@ -257,13 +260,13 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
   // Sums that do not wait for each other, as many as registers allow.
   constexpr int kChains = Octets == 1 && !kInteger ? 4 : X8 ? 2 : 1;
   const auto compute = [&](int slot, int unit, int first_unit) {  // unit: of the chunk that begins at first_unit
-    const uint32_t from = ring + slot * kUnitBytes, x = unit * p.M * kRowX;
+    const uint32_t from = ring + slot * unit_bytes, x = unit * p.M * kRowX;
     Sum acc[kChains][Octets][4] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint4 v = load_shared_16(from + h * 1024), w = load_shared_16(from + h * 1024 + 512);  // rows 2g and 2g + 1
       if constexpr (kBlocks) {
-        const auto of_half = scales.template read<T>(linear, scale_words + slot * kUnitBytes, first_unit + unit, h, t);
+        const auto of_half = scales.template read<T>(linear, scales_at + slot * unit_bytes, first_unit + unit, h, g, t);
         float (&sum)[Octets][4] = acc[h % kChains];
 #pragma unroll
         for (int j = 0; j < kPieces; ++j) {
@@ -388,7 +391,9 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
 #pragma unroll 1
       for (int unit = slice, i = 0; i < p.warp_steps; ++i, unit += slices) {
         wait_copies<Depth - 1>();
+        if constexpr (kBlocks) __syncwarp();  // a lane reads scales that others copied
         if (begin + unit < end) compute(slot, unit, begin);
+        if constexpr (kBlocks) __syncwarp();
         fetch(slot);
         slot = slot + 1 == Depth ? 0 : slot + 1;
       }

@@ -28,6 +28,7 @@ wgmma::Arranged arranged(const BlockLinear& p, const WgmmaConfig& c, void* works
   char* at = static_cast<char*>(workspace) + round(wgmma::workspace_bytes(p, stage(p), c));
   a.table = reinterpret_cast<Table16*>(at), at += 256;
   a.factor = reinterpret_cast<float*>(at), at += round(sizeof(float) * p.N);
+  if (relative_scales(p)) a.largest = reinterpret_cast<float*>(at), at += round(sizeof(float) * p.N);
   a.scales = at;
   return a;
 }
@@ -37,12 +38,13 @@ cudaError_t arrange(const BlockLinear& p, const wgmma::Arranged& a, cudaStream_t
   using wgmma::kArrangeThreads;
   const int64_t columns = scale_columns(p);
   const auto blocks = [](int64_t work, int each) { return static_cast<unsigned>(ceil_div(work, each)); };
-  if constexpr (std::is_same_v<T, __half>)
-    wgmma::find_factors<<<blocks(p.N, kArrangeThreads / 32), kArrangeThreads, 0, stream>>>(p, a, columns);
+  const auto grid = [&](dim3 all) { return Grid{all, kArrangeThreads, 0, stream, 1, Overlap::after_ours}; };
+  if (a.largest) {
+    const cudaError_t error = launch(wgmma::find_largest, grid(blocks(p.N, kArrangeThreads / 32)), p, a, columns);
+    if (error != cudaSuccess) return error;
+  }
   const dim3 tiles(blocks(a.stride, wgmma::kArrangeRows), blocks(a.groups, wgmma::kArrangeGroups));
-  wgmma::arrange_scales<T, kGranule><<<tiles, kArrangeThreads, 0, stream>>>(p, a, columns);
-  wgmma::finish_factors<T><<<blocks(p.N, kArrangeThreads), kArrangeThreads, 0, stream>>>(p, a);
-  return cudaGetLastError();
+  return launch(wgmma::arrange_scales<T, kGranule>, grid(tiles), p, a, columns);
 }
 
 template <class T, Element kType, int kGranule, class Shapes>

@@ -15,37 +15,45 @@ namespace aoext::cuda::wgmma {
 
 // What arrange_scales leaves for the product.
 struct Arranged {
-  void* scales;   // [K / granule, stride] of x's type
-  float* factor;  // [N]
+  void* scales;             // [K / granule, stride] of x's type
+  float *largest, *factor;  // [N]; largest is null where scales are not relative to it
   Table16* table;
   int64_t groups, stride;  // rows, and their length: N and what fills up 16 bytes
 };
 
 constexpr int kArrangeRows = 32, kArrangeGroups = 64, kArrangeThreads = 256;
 
-// The power of two that brings the largest scale of each row of w below 1, and with it what a row's sums are multiplied by.
+// The largest finite scale of each row of w.
 static __global__ void __launch_bounds__(kArrangeThreads)
-    find_factors(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+    find_largest(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  wait_for_last_kernel();
+  start_next_kernel();
   const int64_t n = int64_t{blockIdx.x} * (kArrangeThreads / 32) + threadIdx.x / 32;
   if (n >= p.N) return;
-  uint32_t exponent = 1;
+  uint32_t largest = 0;
   for (int64_t i = threadIdx.x % 32; i < columns; i += 32) {
     const float scale = load_scale(p.block_scale, n / p.block_n * columns + i, p.block_scale_type);
-    exponent = max(exponent, __float_as_uint(scale) >> 23 & 0xff);
+    const uint32_t magnitude = __float_as_uint(scale) & 0x7fffffff;
+    largest = max(largest, magnitude < 0x7f800000 ? magnitude : 0);
   }
-  exponent = min(__reduce_max_sync(~0u, exponent), 252u);
-  if (threadIdx.x % 32 == 0) a.factor[n] = __uint_as_float((exponent + 1) << 23);
+  largest = __reduce_max_sync(~0u, largest);
+  if (threadIdx.x % 32 == 0) a.largest[n] = largest == 0 ? 1.0f : __uint_as_float(largest);
 }
 
 // Tiles of 32 rows of w by 64 granules.
 template <class T, int kGranule>
 __global__ void __launch_bounds__(kArrangeThreads)
     arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
-  constexpr bool kRelative = std::is_same_v<T, __half>;
+  wait_for_last_kernel();
+  start_next_kernel();
   __shared__ float tile[kArrangeGroups][kArrangeRows + 1];
   const int64_t n0 = int64_t{blockIdx.x} * kArrangeRows, g0 = int64_t{blockIdx.y} * kArrangeGroups;
-  const float table = p.table ? table_factor<T>(p.table) : 1.0f;
-  if (p.table && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) a.table->template read<T>(p.table, table);
+  if (blockIdx.y == 0 && threadIdx.x < kArrangeRows && n0 + threadIdx.x < p.N) {
+    const float table = p.table ? table_factor<T>(p.table) : 1.0f;
+    const float largest = a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
+    a.factor[n0 + threadIdx.x] = largest * (global_scale(p) / table);
+    if (p.table && blockIdx.x == 0 && threadIdx.x == 0) a.table->template read<T>(p.table, table);
+  }
   for (int i = threadIdx.x; i < kArrangeRows * kArrangeGroups; i += kArrangeThreads) {
     const int row = i / kArrangeGroups, group = i % kArrangeGroups;
     const int64_t n = n0 + row, k = (g0 + group) * kGranule;
@@ -53,7 +61,7 @@ __global__ void __launch_bounds__(kArrangeThreads)
     if (n < p.N && k < p.K) {
       scale = load_scale(p.block_scale, n / p.block_n * columns + static_cast<uint32_t>(k) / static_cast<uint32_t>(p.block_k),
                          p.block_scale_type);
-      if constexpr (kRelative) scale *= __uint_as_float((254u << 23) - __float_as_uint(a.factor[n]));  // 1 / it, a power of two
+      if (a.largest) scale /= a.largest[n];
     }
     tile[group][row] = scale;
   }
@@ -63,15 +71,6 @@ __global__ void __launch_bounds__(kArrangeThreads)
     if (n0 + row < a.stride && g0 + group < a.groups)
       static_cast<T*>(a.scales)[(g0 + group) * a.stride + n0 + row] = rounded<T>(tile[group][row]);
   }
-}
-
-// Once more than one block has read the factors of fp16: those of all of w on top of them.
-template <class T>
-__global__ void __launch_bounds__(kArrangeThreads) finish_factors(const __grid_constant__ BlockLinear p, const Arranged a) {
-  const int64_t n = int64_t{blockIdx.x} * kArrangeThreads + threadIdx.x;
-  if (n >= p.N) return;
-  const float all = global_scale(p) / (p.table ? table_factor<T>(p.table) : 1.0f);
-  a.factor[n] = std::is_same_v<T, __half> ? a.factor[n] * all : all;
 }
 
 // kGranule: k of a scale that was arranged; of 8 bits 32 or a whole stage, of lut4 16 or 32.
@@ -126,8 +125,8 @@ struct BlockWeights {
     __device__ Reader(const BlockWeights& w, uint32_t lines, uint32_t extra, const Thread& me)
         : row_(kept(row_address(lines, me, kTable ? 16 : 32) + (kTable ? 0 : 2 * me.quad))),
           scale_(extra + me.row() * int(sizeof(T)) + 2 * me.way * (32 / kGranule) * kRowOfScales) {
+      wait_for_last_kernel();  // arrange_scales
       if constexpr (kTable) {
-        wait_for_last_kernel();
         table_ = *w.table;
         pick_ = kept(me.quad | (4 + me.quad) << 4);
       }
