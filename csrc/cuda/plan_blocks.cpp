@@ -7,17 +7,19 @@
 namespace aoext::cuda {
 namespace {
 
-constexpr int64_t kAnyRows = 16;     // up to which a kernel for any size wins over dequantising for cuBLAS
-constexpr int64_t kFewRows = 16;     // that decode takes
-constexpr int64_t kCutColumns = 32;  // with fewer, rounding each dequantised weight to x's type may show in a row of y
+constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over dequantising for cuBLAS
+constexpr int64_t kFewRows = 16;  // that decode takes
+// Fewer output columns than this, and rounding each weight to the input's type may show in a row of y.
+constexpr int64_t kRoundedColumns = 32;
 
 BlocksPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   if (!takes_one_pass(p.K, device)) return {};
   const BlockLinear raw = block_linear(p);
   if (p.M > 0 && p.N > 0 && aligned) {
-    if (p.M <= kFewRows && blocks_decode_takes(raw)) return {choose_blocks_decode(raw, device)};
-    if (p.M > kFewRows && p.N >= kCutColumns && device.is_hopper() && blocks_wgmma_takes(raw))
-      return {choose_blocks_wgmma(raw, device)};
+    const bool many = p.N >= kRoundedColumns;
+    if (p.M <= kFewRows && blocks_decode_takes(raw) && (many || blocks_decode_is_exact(raw)))
+      return {choose_blocks_decode(raw, device)};
+    if (p.M > kFewRows && many && device.is_hopper() && blocks_wgmma_takes(raw)) return {choose_blocks_wgmma(raw, device)};
   }
   if (p.M > kAnyRows) return {};
   return {BlocksAny{}};

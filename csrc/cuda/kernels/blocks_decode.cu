@@ -22,6 +22,7 @@ int granule(const BlockLinear& p) {
 
 int unit_k(const BlockWalk& p) { return is_table(p) ? 256 : 128; }
 int unit_bytes(const BlockWalk& p) { return kWeightBytes + p.words * (kTileN * 4); }
+int table_bytes(const BlockWalk& p) { return is_table(p) ? PairTable::kBytes : 0; }
 int64_t weight_row_bytes(const BlockWalk& p) { return row_bytes(p); }
 
 }  // namespace rowwise_decode
@@ -108,6 +109,8 @@ bool blocks_decode_takes(const BlockLinear& p) {
   return (p.type == Element::bf16 || p.type == Element::fp16) && blocks && is_aligned(p.x) && is_aligned(p.weight) && p.M <= 16 &&
          row_bytes(p) % 16 == 0 && p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30 && scales < int64_t{1} << 31;
 }
+
+bool blocks_decode_is_exact(const BlockLinear& p) { return !rowwise_decode::is_table(p) && rowwise_decode::granule(p) == 64; }
 
 BlocksDecodeConfig choose_blocks_decode(const BlockLinear& p, const Device& device) {
   return {rowwise_decode::choose_cut(walk_of(p), device)};

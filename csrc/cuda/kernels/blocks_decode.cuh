@@ -5,6 +5,10 @@
 // lies in one block its scale multiplies the half's sum in float32. Otherwise scales multiply weights, which are rounded to x's
 // type then; those that this type does not hold exactly are taken relative to the largest of the half and row, which multiplies
 // the sum.
+//
+// Codes of 4 bits are looked up two at a time: a table of 256 pairs lies in shared memory 32 times, once for each bank, so that
+// all lanes read at once. That is one instruction for two weights beside the two that make its address, where permutations of
+// registers (table16.cuh) take five, all of them of the ALUs, which issue one every other cycle.
 #pragma once
 
 #include "cuda/kernels/blocks.cuh"
@@ -47,6 +51,35 @@ __device__ __forceinline__ uint32_t product(uint32_t a, uint32_t b) {
     return bits<uint32_t>(__hmul2(bits<__nv_bfloat162>(a), bits<__nv_bfloat162>(b)));
 }
 
+// Pairs of a table's numbers for each byte of two codes.
+struct PairTable {
+  static constexpr int kBytes = 256 * 32 * 4;  // [byte][bank]
+
+  uint32_t at;  // this lane's bank
+
+  template <class T>
+  __device__ __forceinline__ void start(const float* numbers, uint32_t table, int lane, int warp, int warps) {
+    at = table + lane * 4;
+    const float number = numbers[lane & 15] * table_factor<T>(numbers);
+    for (int byte = warp; byte < 256; byte += warps) {
+      const float low = __shfl_sync(~0u, number, byte & 15), high = __shfl_sync(~0u, number, byte >> 4);
+      store_shared(at + byte * 128, __uint_as_float(rounded_pair<T>(low, high)));
+    }
+  }
+
+  __device__ __forceinline__ void pairs(uint32_t codes, uint32_t (&pair)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pair[i] = look_up(at + __byte_perm(codes, 0, 0x4440 + i) * 128);
+  }
+
+  // Not volatile: the table stays as it is.
+  __device__ static __forceinline__ uint32_t look_up(uint32_t address) {
+    uint32_t v;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+  }
+};
+
 // kGranule: k that have one scale at least: 16, 32 of lut4, or half of a unit.
 template <Element W, int kGranule>
 struct BlocksOf {
@@ -58,6 +91,7 @@ struct BlocksOf {
   static constexpr bool kWhole = kGranule == kHalf;              // halves have one scale
   static constexpr int kLaneScales = kGranule < kLaneK ? 2 : 1;  // of a row and half
   static constexpr bool kBlocks = true;
+  static constexpr int kTableBytes = kTable ? PairTable::kBytes : 0;
 
   static __device__ __forceinline__ int unit_bytes(const BlockWalk& p) { return kWeightBytes + p.words * (kTileN * 4); }
 
@@ -76,11 +110,11 @@ struct BlocksOf {
 
   struct Lane {
     uint32_t begin[2];  // of the rows of scales, in bytes from the word on in which all begin
-    std::conditional_t<kTable, Table16, Nothing> table;
+    std::conditional_t<kTable, PairTable, Nothing> table;
 
     template <class T>
-    __device__ __forceinline__ void start(const BlockWalk& p) {
-      if constexpr (kTable) table.template read<T>(p.table, table_factor<T>(p.table));
+    __device__ __forceinline__ void start(const BlockWalk& p, uint32_t shared, int lane, int warp, int warps) {
+      if constexpr (kTable) table.template start<T>(p.table, shared, lane, warp, warps);
     }
 
     __device__ static __forceinline__ uint32_t misaligned(const BlockWalk& p) {

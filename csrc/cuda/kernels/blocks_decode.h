@@ -19,6 +19,8 @@ struct BlocksDecodeConfig : RowwiseDecodeConfig {
 // M <= 16, rows of w of whole 16 bytes, block_k a multiple of 16 or all of K, x and weight at 16-byte alignment; x of bf16 or
 // fp16.
 bool blocks_decode_takes(const BlockLinear& p);
+// Whether weights are multiplied as they are, and scales in float32.
+bool blocks_decode_is_exact(const BlockLinear& p);
 BlocksDecodeConfig choose_blocks_decode(const BlockLinear& p, const Device& device);
 // Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
 bool blocks_decode_fits(const BlockLinear& p, const BlocksDecodeConfig& c);

@@ -24,9 +24,10 @@
 //     static constexpr int kUnitK;        // k of 128 bytes
 //     static constexpr bool kBlocks;      // whether scales go through the ring, too
 //     static int unit_bytes(p);           // of the ring
+//     static constexpr int kTableBytes;   // of shared memory, for what all warps read
 //     static float row_scale<T>(p, m);    // that ends the sums of a row of x
 //     struct Lane {                       // what a lane keeps; nothing without kBlocks
-//       void start<T>(p);
+//       void start<T>(p, table, lane, warp, warps);  // before all threads meet
 //       void aim(p, row, next);           // at rows 2g and 2g + 1
 //       void copy(p, to, unit, g, t);     // the scales of a unit to the ring
 //       auto read<T>(p, from, unit, h, g, t) const;         // the scales of half h: `sum` of both rows, and what `pairs` wants
@@ -63,6 +64,7 @@ struct RowsOf {
   static constexpr Element kType = W;
   static constexpr int kUnitK = 128;
   static constexpr bool kBlocks = false;
+  static constexpr int kTableBytes = 0;
   struct Lane {};
 
   static __device__ __forceinline__ int unit_bytes(const RowwiseLinear&) { return kWeightBytes; }
@@ -112,12 +114,12 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
   const int unit_bytes = Loader::unit_bytes(linear);
   const int K = static_cast<int>(linear.K), row_bytes = K / (kUnitK / kRowBytes);
 
-  // Shared memory: x [chunk unit][m] of kRowX, the warps' rings, two barriers, row scales, two tables of a group's channels,
-  // partial sums.
-  const uint32_t xs = shared_address(smem);
+  // Shared memory: the loader's table, x [chunk unit][m] of kRowX, the warps' rings, two barriers, row scales, two tables of a
+  // group's channels, partial sums.
+  const uint32_t xs = shared_address(smem) + Loader::kTableBytes;
   const uint32_t ring = xs + p.chunk_units * p.M * kRowX + warp * Depth * unit_bytes + lane * 16;
   const uint32_t scales_at = ring - lane * 16 + kWeightBytes;
-  uint8_t* const beyond = smem + p.chunk_units * p.M * kRowX + warps * Depth * unit_bytes;
+  uint8_t* const beyond = smem + Loader::kTableBytes + p.chunk_units * p.M * kRowX + warps * Depth * unit_bytes;
   float* const row_scales = reinterpret_cast<float*>(beyond + 16);
   Channel* const channels = reinterpret_cast<Channel*>(row_scales + Octets * 8);
   const int table = tiles * kTileN;  // channels of a group, fewer than threads
@@ -354,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, 1) rowwise_decode_kernel(const __gri
   commit_copies();
 #pragma unroll 1
   for (int d = 0; d < Depth; ++d) fetch(d);
-  if constexpr (kBlocks) scales.template start<T>(linear);
+  if constexpr (kBlocks) scales.template start<T>(linear, shared_address(smem), lane, warp, warps);
   meeting.start();
   if constexpr (kX == X::quantized) {
     switch (linear.type) {

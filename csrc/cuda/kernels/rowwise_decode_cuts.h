@@ -10,9 +10,10 @@
 
 namespace aoext::cuda::rowwise_decode {
 
-// What a loader says of a problem: k of a unit, its bytes in the ring, bytes of a row of w.
+// What a loader says of a problem: k of a unit, its bytes in the ring, those of a table, bytes of a row of w.
 inline int unit_k(const RowwiseLinear&) { return RowsOf<Element::int8>::kUnitK; }
 inline int unit_bytes(const RowwiseLinear&) { return kWeightBytes; }
+inline int table_bytes(const RowwiseLinear&) { return 0; }
 inline int64_t weight_row_bytes(const RowwiseLinear& p) { return p.K; }
 
 // Of one m, in a unit.
@@ -46,7 +47,7 @@ bool lay_out(const Linear& p, const RowwiseDecodeConfig& c, Launch<Linear>& out)
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
   w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<int>::sums(c.tiles, c.slices, M, 1)) : 0;
-  const size_t fixed = size_t(warps) * c.depth * unit_bytes(p) + 16 + (M > 8 ? 16 : 8) * sizeof(float) +
+  const size_t fixed = table_bytes(p) + size_t(warps) * c.depth * unit_bytes(p) + 16 + (M > 8 ? 16 : 8) * sizeof(float) +
                        2 * c.tiles * kTileN * sizeof(Channel) +
                        Meeting<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
   const size_t per_unit = M * unit_x_bytes(p);

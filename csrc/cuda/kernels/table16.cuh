@@ -41,15 +41,20 @@ struct Table16 {
   }
 };
 
-// A power of two that brings the table's numbers below 1 where T is fp16, whose range they may exceed.
+// What a table's numbers are multiplied by before they are rounded to T: 1 where T holds them all, so that codes' values stay
+// what they are; else 1 over the largest, which is exact then, as its weights count most. (Numbers up to 128 leave fp16 room for
+// scales.)
 template <class T>
 __device__ __forceinline__ float table_factor(const float* table) {
-  if constexpr (!std::is_same_v<T, __half>) return 1;
   float largest = 0;
+  bool exact = true;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) largest = fmaxf(largest, fabsf(table[i]));
-  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);
-  return largest == 0 ? 1.0f : __uint_as_float(static_cast<uint32_t>(253 - max(2, min(exponent, 252))) << 23);
+  for (int i = 0; i < 16; ++i) {
+    largest = fmaxf(largest, fabsf(table[i]));
+    exact = exact && to_float(rounded<T>(table[i])) == table[i];
+  }
+  const bool in_range = !std::is_same_v<T, __half> || largest <= 128;
+  return (exact && in_range) || !(largest > 0) || isinf(largest) ? 1.0f : 1 / largest;
 }
 
 }  // namespace aoext::cuda
