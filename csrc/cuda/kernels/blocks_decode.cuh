@@ -141,10 +141,14 @@ struct BlocksOf {
       const uint32_t first = first_word(p, 0, unit), next = first_word(p, 1, unit);
       for (int i = t; i < 2 * p.words; i += 4) {
         const uint32_t from = i < p.words ? first + i * 4 : next + (i - p.words) * 4;
-        const uint32_t count = from < p.scales_end ? min(4u, p.scales_end - from) : 0;
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + (g * 2 * p.words + i) * 4),
-                     "l"(words + (count ? from : 0)), "r"(count)
-                     : "memory");
+        const uint32_t at = to + (g * 2 * p.words + i) * 4;
+        if (from + 4 <= p.scales_end || from >= p.scales_end) {
+          aoext::cuda::copy<4>(at, words + (from < p.scales_end ? from : 0), from < p.scales_end);
+        } else {  // not all of the last word is there to be read
+          uint32_t word = 0;
+          for (uint32_t byte = 0; from + byte < p.scales_end; ++byte) word |= uint32_t{words[from + byte]} << 8 * byte;
+          store_shared(at, __uint_as_float(word));
+        }
       }
     }
 
