@@ -287,8 +287,8 @@ def cuts() -> Iterator[Case]:
             yield Case("int4_decode", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), long)
             problem = Problem(M, 350, 24592, 24592, BF16, FP32, INT8)
             yield Case("rowwise_decode", "scaled_mm_rowwise", problem, long)
-            yield of_blocks("blocks_decode", E4M3, (1, 32), E8M0, M, 350, 24592, BF16, long)
-            more = {**long, "shared_memory": 130_000}
+            shallow, more = {**long, "depth": 2}, {**long, "depth": 2, "shared_memory": 130_000}
+            yield of_blocks("blocks_decode", E4M3, (1, 32), E8M0, M, 350, 24592, BF16, shallow)
             yield of_blocks("blocks_decode", LUT4, (1, 32), E8M0, M, 350, 49184, BF16, more)
     for splits in (1, 2, 5, 16):
         for block_m in (32, 64, 128):

@@ -113,7 +113,8 @@ bool blocks_decode_takes(const BlockLinear& p) {
 bool blocks_decode_is_exact(const BlockLinear& p) { return !rowwise_decode::is_table(p) && rowwise_decode::granule(p) == 64; }
 
 BlocksDecodeConfig choose_blocks_decode(const BlockLinear& p, const Device& device) {
-  return {rowwise_decode::choose_cut(walk_of(p), device)};
+  constexpr int kMostCluster = 2;  // larger ones never were the fastest
+  return {rowwise_decode::choose_cut(walk_of(p), device, kMostCluster)};
 }
 
 bool blocks_decode_fits(const BlockLinear& p, const BlocksDecodeConfig& c) {

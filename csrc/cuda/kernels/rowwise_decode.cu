@@ -62,7 +62,7 @@ bool rowwise_decode_takes(const RowwiseLinear& p) {
 }
 
 RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device) {
-  return rowwise_decode::choose_cut(p, device);
+  return rowwise_decode::choose_cut(p, device, 8);
 }
 
 bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {

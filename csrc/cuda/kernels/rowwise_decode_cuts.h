@@ -86,7 +86,7 @@ double model_time(const Linear& p, const RowwiseDecodeConfig& c, const Launch<Li
 
 // What the model says is fastest.
 template <class Linear>
-RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device) {
+RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device, int most_cluster) {
   constexpr int kAhead = 1024, kMostBlocks = 65535;
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const bool hopper = device.is_hopper();
@@ -94,7 +94,7 @@ RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device) {
   RowwiseDecodeConfig best{}, c{2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   double best_time = 1e30;
   for (c.depth = 2; c.depth <= 4; c.depth += 2)
-    for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
+    for (c.cluster = 1; c.cluster <= (hopper ? most_cluster : 1); c.cluster *= 2)
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
         for (c.slices = 1; c.tiles * c.slices <= 16; ++c.slices)
           for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
