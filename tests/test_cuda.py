@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import aoext
 from aoext import packing, reference
-from aoext.info import Explanation
 from aoext.reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn, without_bias
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -101,11 +100,6 @@ def is_hopper() -> bool:
     return torch.cuda.get_device_capability() == (9, 0) and "AOEXT_CUDA_FAMILY" not in os.environ
 
 
-def is_measured() -> bool:
-    """Whether this is a card that plans come from."""
-    return is_hopper() and torch.cuda.get_device_properties(0).multi_processor_count == 132
-
-
 def operator_of(name: str):
     return getattr(torch.ops.ao, name)
 
@@ -178,19 +172,6 @@ def test_few_rows(M, N, group_size, dtypes, generator):
 
 
 @needs_own_kernels
-@pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP16), (BF16, FP32), (FP16, FP32)], ids=str)
-@pytest.mark.parametrize("group_size", [64, 128, 256])
-@pytest.mark.parametrize("M", [3, 8])
-def test_few_rows_of_a_large_weight(M, group_size, dtypes, generator):
-    N = 20490  # even, and not of whole tiles
-    call = ALL_CALLS["bf16i4bf16_rowwise"](Problem(M, N, 3584, group_size, *dtypes), generator)
-    args = on_cuda(call)
-    assert_close(operator_of(call.operator)(*args), call.reference)
-    if is_measured() and dtypes[0] == dtypes[1]:
-        assert aoext.explain(call.operator, *args).kernel == "int4_decode"
-
-
-@needs_own_kernels
 @pytest.mark.parametrize("M", [1, 2, 3, 8])
 @pytest.mark.parametrize(("N", "group_size"), [(256, 32), (256, 64), (256, 128), (257, 128)])
 def test_few_rows_get_a_kernel_for_few(M, N, group_size, generator):
@@ -221,48 +202,6 @@ def exact(x: Tensor, weight: list[Tensor]) -> Tensor:
 
 
 @needs_own_kernels
-@pytest.mark.parametrize(("N", "K"), [(6144, 2048), (10240, 4096), (28672, 1024), (1024, 4096), (256, 12288)])
-@pytest.mark.parametrize("M", [16, 40, 64, 100, 128, 256, 400, 600])
-def test_tiles_that_do_not_come_out_even(M, N, K, generator):
-    """On an H200 whole tiles, and the rest shared along K by clusters or by all blocks (segments.h)."""
-    q = torch.randint(-8, 8, (N, K), generator=generator, dtype=torch.int8)
-    scale, zero_point = torch.rand(2, K // 128, N, generator=generator).to(BF16)
-    weight = [t.to("cuda") for t in (packing.pack_int4(q), scale, zero_point)]
-    x = torch.randn(M, K, generator=generator).to("cuda", BF16)
-    result = torch.ops.ao.bf16i4bf16_rowwise(x, *weight)
-    assert_close(result, exact(x, weight).cpu())
-    for _ in range(3):
-        assert torch.equal(torch.ops.ao.bf16i4bf16_rowwise(x, *weight), result)
-
-
-@needs_own_kernels
-@pytest.mark.parametrize("dtypes", [(BF16, BF16), (BF16, FP32), (FP16, FP32)], ids=str)
-@pytest.mark.parametrize(
-    ("M", "N", "K", "plan"),
-    [
-        (20, 28680, 2176, {"tile_n": 256, "tile_m": 32, "slices": 1}),
-        (50, 28680, 2048, {"tile_n": 256, "tile_m": 64, "slices": 1}),
-        (20, 16328, 4096, {"tile_n": 128, "tile_m": 32, "slices": 2}),
-        (20, 8200, 4224, {"tile_n": 64, "tile_m": 32, "slices": 4}),
-        (50, 8200, 4096, {"tile_n": 64, "tile_m": 64, "slices": 4}),
-        (20, 4104, 8320, {"tile_n": 64, "tile_m": 32, "slices": 4, "cluster": 2}),
-        (50, 4104, 8192, {"tile_n": 64, "tile_m": 64, "slices": 4, "cluster": 2}),
-    ],
-)
-def test_a_batch_of_rows_of_a_large_weight(M, N, K, plan, dtypes, generator):
-    """On an H200 all ways to cut int4_batch."""
-    weight = torch.randint(-128, 128, (N, K // 2), generator=generator, dtype=torch.int8)
-    scale, zero_point = (torch.rand(2, K // 128, N, generator=generator) - 0.5).to(dtypes[1])
-    operands = [t.to("cuda") for t in (weight, scale, zero_point)]
-    x = torch.randn(M, K, generator=generator).to("cuda", dtypes[0])
-    if is_measured():
-        assert aoext.explain("bf16i4bf16_rowwise", x, *operands) == Explanation("cuda", "int4_batch", plan)
-    result = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
-    assert_close(result, exact(x, operands).cpu())
-    assert torch.equal(torch.ops.ao.bf16i4bf16_rowwise(x, *operands), result)
-
-
-@needs_own_kernels
 @pytest.mark.parametrize("M", [1, 40, 200])
 def test_an_input_that_starts_anywhere_is_explained_as_what_runs(M, generator):
     """It is copied to where the kernels of aligned inputs read it."""
@@ -278,37 +217,6 @@ def test_an_input_that_starts_anywhere_is_explained_as_what_runs(M, generator):
 
 
 @needs_own_kernels
-@pytest.mark.parametrize("group_size", [32, 128])
-@pytest.mark.parametrize("dtypes", [(BF16, BF16), (FP16, FP32)], ids=str)
-@pytest.mark.parametrize(
-    ("N", "K", "plan"),
-    [
-        (5584, 4096, {"tile_n": 128, "tile_m": 128, "shared_blocks": 88}),
-        (17200, 4096, {"tile_n": 192, "tile_m": 128, "shared_blocks": 40}),
-        (25360, 4096, {"tile_n": 128, "tile_m": 128, "shared_blocks": 108}),
-        (33800, 2048, {"tile_n": 192, "tile_m": 128, "cluster": 2}),
-        (33800, 2304, {"tile_n": 192, "tile_m": 128, "cluster": 2}),
-        (67600, 1280, {"tile_n": 192, "tile_m": 128}),
-    ],
-)
-def test_many_tiles_of_128_rows_of_x(N, K, plan, dtypes, group_size, generator):
-    """On an H200 tiles of which ranges have the first stages or, beside whole ones, all; clusters."""
-    weight = torch.randint(-128, 128, (N, K // 2), generator=generator, dtype=torch.int8)
-    scale, zero_point = (torch.rand(2, K // group_size, N, generator=generator) - 0.5).to(dtypes[1])
-    operands = [t.to("cuda") for t in (weight, scale, zero_point)]
-    x = torch.randn(100, K, generator=generator).to("cuda", dtypes[0])
-    if is_measured():
-        assert aoext.explain("bf16i4bf16_rowwise", x, *operands).choices == plan
-    result = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
-    assert_close(result, exact(x, operands).cpu())
-    x[1] = torch.nan
-    others = torch.arange(100, device="cuda") != 1
-    poisoned = torch.ops.ao.bf16i4bf16_rowwise(x, *operands)
-    assert poisoned[1].isnan().all()
-    assert torch.equal(poisoned[others], result[others])
-
-
-@needs_own_kernels
 @pytest.mark.parametrize(("N", "K"), [(40, 1152), (1001, 4112), (4104, 1024), (256, 12288), (8448, 640)])
 @pytest.mark.parametrize("M", [2, 9, 16, 17, 40, 64, 100, 128, 300])
 @pytest.mark.parametrize("product", EIGHT_BIT)
@@ -321,34 +229,6 @@ def test_products_of_8_bits(product, M, N, K, generator):
     assert_close(result, call.reference)
     for _ in range(2):
         assert torch.equal(operator_of(call.operator)(*args, **call.kwargs), result)
-
-
-@needs_own_kernels
-@pytest.mark.parametrize("N", [2064, 6144, 10240, 28672])
-@pytest.mark.parametrize("M", [3, 16, 40, 100, 256])
-@pytest.mark.parametrize("product", ["int8_mm", "scaled_mm_rowwise, e4m3"])
-def test_tiles_of_fewer_rows(product, M, N, generator):
-    """On an H200 tiles of 48, 80 and 112 rows of w come out even over the multiprocessors."""
-    for columns in (N, N - 8):
-        call = EIGHT_BIT[product](Problem(M, columns, 512, 512, BF16, FP32), generator)
-        assert_close(call.run("cuda", operator_of(call.operator)), call.reference)
-
-
-TURNED = [(65, 10240), (128, 10240), (200, 10240), (65, 10001), (200, 10001), (128, 18952), (200, 18952)]
-TURNED += [(256, 6144), (512, 6144), (200, 6139), (500, 6139)]
-
-
-@needs_own_kernels
-@pytest.mark.parametrize("dtypes", [(BF16, FP32), (FP16, FP16), (BF16, BF16)])
-@pytest.mark.parametrize(("M", "N"), TURNED)
-@pytest.mark.parametrize("product", [name for name in EIGHT_BIT if not name.startswith("bf16")])
-def test_turned_tiles(product, M, N, dtypes, generator):
-    """On an H200 tiles of 80, 96, 144, 160 and 192 rows of w, to the right of 128 rows of x."""
-    call = EIGHT_BIT[product](Problem(M, N, 528, 528, *dtypes), generator)
-    args = on_cuda(call)
-    if is_measured():
-        assert "turned" in aoext.explain(call.operator, *args).choices
-    assert_close(operator_of(call.operator)(*args, **call.kwargs), call.reference)
 
 
 DYNAMIC_SIZES = [(1, 33, 48), (1, 4096, 4096), (1, 40, 8192), (2, 515, 1040), (3, 72, 2064), (7, 130, 1024)]
@@ -373,21 +253,6 @@ def test_a_dynamic_product_has_the_bits_of_its_two_operators(M, N, K, dtype, eig
         result = torch.ops.ao.scaled_linear_rowwise(x, w, scale)
         assert torch.equal(result.isnan(), expected.isnan())
         assert torch.equal(result.nan_to_num(), expected.nan_to_num())
-
-
-@needs_own_kernels
-def test_short_rows_of_x_are_quantised_by_the_product():
-    if torch.cuda.get_device_properties(0).multi_processor_count != 132:
-        pytest.skip("cuts are those of an H200")
-
-    def quantizes(M: int, K: int) -> bool:
-        w = torch.zeros(4096, K, dtype=torch.int8, device="cuda")
-        x, scale = torch.zeros(M, K, device="cuda", dtype=BF16), torch.ones(4096, 1, device="cuda")
-        return "quantizes_input" in aoext.explain("scaled_linear_rowwise", x, w, scale, None).choices
-
-    assert quantizes(1, 4096)
-    assert not quantizes(8, 4096)
-    assert not quantizes(1, 28672)
 
 
 @needs_own_kernels

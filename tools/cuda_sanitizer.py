@@ -59,7 +59,8 @@ def calls() -> Iterator[tuple[Any, Any]]:
     """reference.Problem and reference.Call, on the CPU, of all that has kernels of its own."""
     import torch
 
-    from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem
+    from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem, blockwise_weight_only
+    from aoext.reference.subjects import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE
 
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -80,6 +81,10 @@ def calls() -> Iterator[tuple[Any, Any]]:
         for j, operator in enumerate((weight_only, scaled, "scaled_linear_rowwise")):
             p = Problem(M, N, K - i % 5 // 4, K, dtype, fp32, EIGHT_BIT[(i + j) % 3])
             yield p, ALL_CALLS[operator](p, generator)
+        # Of those with a scale a block one of 4 bits and one of 8.
+        for formats in (LUT4_BLOCKWISE, EIGHT_BIT_BLOCKWISE):
+            p = Problem(M, N, K, group_size, dtype, scale_dtype, block_n=1 + i % 3)
+            yield p, blockwise_weight_only(formats[i % len(formats)], p, generator)
 
 
 def run_all() -> None:

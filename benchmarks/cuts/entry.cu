@@ -12,20 +12,18 @@
 #include "cuda/kernels/rowwise_mma.h"
 #include "cuda/kernels/rowwise_wgmma.h"
 #include "cuda/kernels/weight_only_wgmma.h"
+#include "cuda/properties.h"
 
 using namespace aoext::cuda;
-
-struct Gpu {
-  int multiprocessors, shared_memory, hopper;
-};
 
 namespace {
 
 // A problem is an Int4Linear or a RowwiseLinear; configurations travel as the ints that they are made of.
 struct Kernel {
   const char* name;
-  int (*choose)(const void* problem, const Gpu& gpu, int* config);  // how many ints it wrote, 0 where the kernel does not serve
-  size_t (*workspace)(const void* problem, const int* config);      // bytes
+  int (*choose)(const void* problem, const Device& device,
+                int* config);                                   // how many ints it wrote, 0 where the kernel does not serve
+  size_t (*workspace)(const void* problem, const int* config);  // bytes
   cudaError_t (*launch)(const void* problem, const int* config, void* workspace, cudaStream_t stream);
 };
 
@@ -55,8 +53,8 @@ template <class Problem, class Config, bool (*kTakes)(const Problem&), auto kCho
           cudaError_t (*kLaunch)(const Problem&, const Config&, void*, cudaStream_t)>
 Kernel tiled(const char* name) {
   return {name,
-          [](const void* p, const Gpu& gpu, int* config) {
-            return kTakes(as<Problem>(p)) ? to_ints(kChoose(as<Problem>(p), gpu.multiprocessors), config) : 0;
+          [](const void* p, const Device& device, int* config) {
+            return kTakes(as<Problem>(p)) ? to_ints(kChoose(as<Problem>(p), device), config) : 0;
           },
           [](const void* p, const int* config) { return kWorkspace(as<Problem>(p), as<Config>(config)); },
           [](const void* p, const int* config, void* workspace, cudaStream_t stream) {
@@ -69,10 +67,8 @@ template <class Problem, class Config, bool (*kTakes)(const Problem&), auto kCho
           cudaError_t (*kLaunch)(const Problem&, const Config&, cudaStream_t)>
 Kernel few_rows(const char* name) {
   return {name,
-          [](const void* p, const Gpu& gpu, int* config) {
-            return kTakes(as<Problem>(p))
-                       ? to_ints(kChoose(as<Problem>(p), gpu.multiprocessors, gpu.shared_memory, gpu.hopper), config)
-                       : 0;
+          [](const void* p, const Device& device, int* config) {
+            return kTakes(as<Problem>(p)) ? to_ints(kChoose(as<Problem>(p), device), config) : 0;
           },
           no_workspace,
           [](const void* p, const int* config, void*, cudaStream_t stream) {
@@ -80,23 +76,19 @@ Kernel few_rows(const char* name) {
           }};
 }
 
-RowwiseMmaConfig choose_mma(const RowwiseLinear& p, int multiprocessors) { return choose_rowwise_mma(p, multiprocessors); }
-
 const Kernel kKernels[] = {
     few_rows<Int4Linear, RingConfig, int4_ring_takes, choose_int4_ring, launch_int4_ring>("int4_ring"),
     few_rows<Int4Linear, DecodeConfig, int4_decode_takes, choose_int4_decode, launch_int4_decode>("int4_decode"),
     tiled<Int4Linear, MmaConfig, serves_int4_mma, choose_int4_mma, int4_mma_workspace, launch_int4_mma>("int4_mma"),
     few_rows<RowwiseLinear, RowwiseDecodeConfig, rowwise_decode_takes, choose_rowwise_decode, launch_rowwise_decode>(
         "rowwise_decode"),
-    tiled<RowwiseLinear, RowwiseMmaConfig, rowwise_mma_takes, choose_mma, rowwise_mma_workspace, launch_rowwise_mma>(
+    tiled<RowwiseLinear, RowwiseMmaConfig, rowwise_mma_takes, choose_rowwise_mma, rowwise_mma_workspace, launch_rowwise_mma>(
         "rowwise_mma"),
 #ifdef WITH_HOPPER
     {"int4_batch",
-     [](const void* p, const Gpu& gpu, int* config) {
+     [](const void* p, const Device& device, int* config) {
        const auto& problem = as<Int4Linear>(p);
-       return serves_int4_mma(problem) && int4_batch_takes(problem)
-                  ? to_ints(choose_int4_batch(problem, gpu.multiprocessors, gpu.shared_memory), config)
-                  : 0;
+       return serves_int4_mma(problem) && int4_batch_takes(problem) ? to_ints(choose_int4_batch(problem, device), config) : 0;
      },
      [](const void* p, const int* config) { return int4_batch_workspace(as<Int4Linear>(p), as<BatchConfig>(config)); },
      [](const void* p, const int* config, void* workspace, cudaStream_t stream) {
@@ -104,9 +96,9 @@ const Kernel kKernels[] = {
      }},
     tiled<Int4Linear, WgmmaConfig, int4_wgmma_takes, choose_int4_wgmma, int4_wgmma_workspace, launch_int4_wgmma>("int4_wgmma"),
     {"rowwise_wgmma",
-     [](const void* p, const Gpu& gpu, int* config) {
+     [](const void* p, const Device& device, int* config) {
        const auto& problem = as<RowwiseLinear>(p);
-       return rowwise_wgmma_takes(problem) ? to_ints(choose_rowwise_wgmma(problem, gpu.multiprocessors), config) : 0;
+       return rowwise_wgmma_takes(problem) ? to_ints(choose_rowwise_wgmma(problem, device), config) : 0;
      },
      no_workspace,
      [](const void* p, const int* config, void*, cudaStream_t stream) {
@@ -128,8 +120,9 @@ int find_kernel(const char* name) {
   return found == std::end(kKernels) ? -1 : static_cast<int>(found - std::begin(kKernels));
 }
 
-int choose(int kernel, const void* problem, const Gpu* gpu, int* config) {
-  return kKernels[kernel].choose(problem, *gpu, config);
+// What the plan takes on a device by its index.
+int choose(int kernel, const void* problem, int device, int* config) {
+  return kKernels[kernel].choose(problem, device_of(device), config);
 }
 
 size_t workspace_bytes(int kernel, const void* problem, const int* config) { return kKernels[kernel].workspace(problem, config); }

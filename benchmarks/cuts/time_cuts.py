@@ -17,6 +17,7 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import torch
@@ -49,12 +50,10 @@ MOST_INTS = 16
 Config = tuple[int, ...]
 
 
-class Gpu(ctypes.Structure):
-    _fields_ = (
-        ("multiprocessors", ctypes.c_int),
-        ("shared_memory", ctypes.c_int),
-        ("hopper", ctypes.c_int),
-    )
+class Gpu(NamedTuple):
+    multiprocessors: int
+    shared_memory: int
+    hopper: int
 
     @classmethod
     def current(cls) -> Gpu:
@@ -91,9 +90,12 @@ def build(folder: Path, hopper: bool) -> ctypes.CDLL:
     """The kernels as a library, made anew where a source is younger."""
     kernels = ROOT / "csrc/cuda/kernels"
     sources = [Path(__file__).with_name("entry.cu"), *(kernels / name for name in SOURCES)]
+    sources.append(ROOT / "csrc/cuda/properties.cpp")
     sources += [kernels / "sm90a" / name for name in HOPPER_SOURCES] if hopper else []
     library = folder / "cuts.so"
-    youngest = max(path.stat().st_mtime for path in [*kernels.rglob("*.*"), *sources])
+    youngest = max(
+        path.stat().st_mtime for path in [*kernels.rglob("*.*"), *kernels.parent.glob("*.h"), *sources]
+    )
     if not library.is_file() or library.stat().st_mtime < youngest:
         folder.mkdir(parents=True, exist_ok=True)
         target = ["-gencode=arch=compute_90a,code=sm_90a", "-DWITH_HOPPER"] if hopper else ["-arch=native"]
@@ -323,7 +325,7 @@ class Cuts:
             return ()
         ints = (ctypes.c_int * MOST_INTS)()
         problem = ctypes.byref(self.problems[0])
-        return tuple(ints[: self.library.choose(self.index, problem, ctypes.byref(self.gpu), ints)])
+        return tuple(ints[: self.library.choose(self.index, problem, torch.cuda.current_device(), ints)])
 
     def seconds(self, config: Config, samples: int) -> float | None:
         """The median of so many samples of one call, or None where the launch is refused."""

@@ -13,15 +13,15 @@ using generic::Int4Weight;
 Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_type() == dtype ? t : aten::to(t, dtype); }
 
 // What the operator does not copy to where it is aligned: the input is not among it.
-Plan plan_of(const LinearProblem& p, const Int4Weight& w) {
+Int4Plan plan_of(const LinearProblem& p, const Int4Weight& w) {
   return plan_int4(p, device_of(w.weight), are_aligned({&w.weight, &w.scale, &w.zero_point}));
 }
 
 // Null where no kernel of this folder serves.
 OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Weight& w, const OptionalTensor& bias) {
   const Tensor x = aligned(input);
-  const Plan plan = plan_of(p, w);
-  if (plan.algorithm == Algorithm::generic) return std::nullopt;
+  const Int4Plan plan = plan_of(p, w);
+  if (std::holds_alternative<Generic>(plan.kernel)) return std::nullopt;
   const Launch launch(input);
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;

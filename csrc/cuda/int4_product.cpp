@@ -4,26 +4,23 @@
 
 namespace aoext::cuda {
 
-size_t int4_workspace(const Int4Linear& linear, const Plan& plan) {
-  switch (plan.algorithm) {
-    case Algorithm::batch: return int4_batch_workspace(linear, plan.batch);
-    case Algorithm::mma: return int4_mma_workspace(linear, plan.mma);
-    case Algorithm::wgmma: return int4_wgmma_workspace(linear, plan.wgmma);
-    default: return 0;
-  }
+size_t int4_workspace(const Int4Linear& p, const Int4Plan& plan) {
+  return std::visit(
+      Overloaded{[](const auto&) { return size_t{0}; }, [&](const BatchConfig& c) { return int4_batch_workspace(p, c); },
+                 [&](const MmaConfig& c) { return int4_mma_workspace(p, c); },
+                 [&](const Int4WgmmaConfig& c) { return int4_wgmma_workspace(p, c); }},
+      plan.kernel);
 }
 
-cudaError_t launch_int4(const Int4Linear& linear, const Plan& plan, void* workspace, cudaStream_t stream) {
-  switch (plan.algorithm) {
-    case Algorithm::ring: return launch_int4_ring(linear, plan.ring, stream);
-    case Algorithm::decode: return launch_int4_decode(linear, plan.decode, stream);
-    case Algorithm::batch: return launch_int4_batch(linear, plan.batch, workspace, stream);
-    case Algorithm::mma: return launch_int4_mma(linear, plan.mma, workspace, stream);
-    case Algorithm::wgmma: return launch_int4_wgmma(linear, plan.wgmma, workspace, stream);
-    case Algorithm::any: return launch_int4_any(linear, stream);
-    case Algorithm::generic: break;
-  }
-  return cudaErrorNotSupported;
+cudaError_t launch_int4(const Int4Linear& p, const Int4Plan& plan, void* workspace, cudaStream_t stream) {
+  return std::visit(
+      Overloaded{[](const Generic&) { return cudaErrorNotSupported; }, [&](const Int4Any&) { return launch_int4_any(p, stream); },
+                 [&](const RingConfig& c) { return launch_int4_ring(p, c, stream); },
+                 [&](const DecodeConfig& c) { return launch_int4_decode(p, c, stream); },
+                 [&](const BatchConfig& c) { return launch_int4_batch(p, c, workspace, stream); },
+                 [&](const Int4WgmmaConfig& c) { return launch_int4_wgmma(p, c, workspace, stream); },
+                 [&](const MmaConfig& c) { return launch_int4_mma(p, c, workspace, stream); }},
+      plan.kernel);
 }
 
 }  // namespace aoext::cuda

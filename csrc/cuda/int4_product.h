@@ -7,9 +7,9 @@
 
 namespace aoext::cuda {
 
-size_t int4_workspace(const Int4Linear& linear, const Plan& plan);  // bytes
+size_t int4_workspace(const Int4Linear& p, const Int4Plan& plan);  // bytes
 
-// `workspace` may be null where int4_workspace is 0. Not for Algorithm::generic.
-cudaError_t launch_int4(const Int4Linear& linear, const Plan& plan, void* workspace, cudaStream_t stream);
+// `workspace` may be null where int4_workspace is 0. Not for Generic.
+cudaError_t launch_int4(const Int4Linear& p, const Int4Plan& plan, void* workspace, cudaStream_t stream);
 
 }  // namespace aoext::cuda

@@ -24,7 +24,7 @@ cudaError_t unpack_and_multiply(const TinygemmLinear& linear, const Device& devi
   void* const zero_point = scale == nullptr ? nullptr : allocate(static_cast<size_t>(2 * scales));
   if (zero_point == nullptr) return cudaErrorMemoryAllocation;
 
-  const Plan plan = plan_int4(p, device, true);
+  const Int4Plan plan = plan_int4(p, device, true);
   Int4Linear plain = int4_linear(p);
   plain.x = linear.x, plain.y = linear.y;
   plain.weight = static_cast<const uint8_t*>(weight), plain.scale = scale, plain.zero_point = zero_point;
@@ -41,12 +41,10 @@ cudaError_t unpack_and_multiply(const TinygemmLinear& linear, const Device& devi
 
 cudaError_t launch_int4pack(const TinygemmLinear& linear, const TinygemmPlan& plan, const Device& device,
                             const Allocate& allocate, cudaStream_t stream) {
-  switch (plan.algorithm) {
-    case TinygemmAlgorithm::direct: return launch_tinygemm_mm(linear, plan.config, stream);
-    case TinygemmAlgorithm::unpack: return unpack_and_multiply(linear, device, allocate, stream);
-    case TinygemmAlgorithm::generic: break;
-  }
-  return cudaErrorNotSupported;
+  return std::visit(Overloaded{[](const Generic&) { return cudaErrorNotSupported; },
+                               [&](const TinygemmUnpack&) { return unpack_and_multiply(linear, device, allocate, stream); },
+                               [&](const TinygemmConfig& c) { return launch_tinygemm_mm(linear, c, stream); }},
+                    plan.kernel);
 }
 
 }  // namespace aoext::cuda

@@ -13,7 +13,7 @@ namespace aoext::cuda {
 // null.
 using Allocate = std::function<void*(size_t bytes)>;
 
-// Nothing is empty. Not for TinygemmAlgorithm::generic.
+// Nothing is empty. Not for Generic.
 cudaError_t launch_int4pack(const TinygemmLinear& linear, const TinygemmPlan& plan, const Device& device,
                             const Allocate& allocate, cudaStream_t stream);
 

@@ -1,7 +1,8 @@
 // Weight-only int4.
-#include <array>
+#include <optional>
 
 #include "cuda/choose_once.h"
+#include "cuda/forced.h"
 #include "cuda/plan.h"
 
 namespace aoext::cuda {
@@ -14,6 +15,8 @@ Element element(ScalarType dtype) {
     case ScalarType::Float8_e4m3fn: return Element::e4m3;
     case ScalarType::Float8_e5m2: return Element::e5m2;
     case ScalarType::Int: return Element::int32;
+    case ScalarType::Float8_e8m0fnu: return Element::e8m0;
+    case ScalarType::Byte: return Element::lut4;
     default: return Element::fp32;
   }
 }
@@ -39,34 +42,13 @@ constexpr int64_t kMostAnyDepth = int64_t{1} << 31;
 // Of both, which count bytes of scales, and of their rows of w, in 32 bits.
 constexpr int64_t kMostFewRowsColumns = int64_t{1} << 29, kMostFewRowsDepth = int64_t{1} << 25;
 
-bool is_hopper(const Device& device) { return device.family == Family::sm90; }
-
-template <class Choose>
-auto chosen(const Int4Linear& raw, const Device& device, Choose&& choose) {
-  const std::array<int64_t, 8> key = {raw.M,
-                                      raw.N,
-                                      raw.K,
-                                      raw.group_size,
-                                      static_cast<int64_t>(raw.type),
-                                      static_cast<int64_t>(raw.scale_type),
-                                      2 * device.multiprocessors + is_hopper(device),
-                                      device.shared_memory};
-  return choose_once(raw.M, key, choose);
-}
-
 // Ring or decode, whichever is said to be faster.
-void set_few_rows(Plan& plan, const Int4Linear& raw, const Device& device) {
-  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
-  const bool hopper = is_hopper(device);
-  const auto ring = chosen(raw, device, [&] { return choose_int4_ring(raw, sms, shared_memory, hopper); });
-  plan.algorithm = Algorithm::ring, plan.ring = ring.config;
-  if (raw.M <= kRingRows || !int4_decode_takes(raw)) return;
-  const auto decode = chosen(raw, device, [&] { return choose_int4_decode(raw, sms, shared_memory, hopper); });
-  if (decode.microseconds < ring.microseconds) plan.algorithm = Algorithm::decode, plan.decode = decode.config;
-}
-
-Choice<BatchConfig> batch_of(const Int4Linear& raw, const Device& device) {
-  return chosen(raw, device, [&] { return choose_int4_batch(raw, device.multiprocessors, device.shared_memory); });
+Int4Kernel few_rows(const Int4Linear& raw, const Device& device) {
+  const Choice<RingConfig> ring = choose_int4_ring(raw, device);
+  if (raw.M <= kRingRows || !int4_decode_takes(raw)) return ring.config;
+  const Choice<DecodeConfig> decode = choose_int4_decode(raw, device);
+  if (decode.microseconds < ring.microseconds) return decode.config;
+  return ring.config;
 }
 
 // Whether all of batch runs at once, on all multiprocessors but a few, and K is long.
@@ -76,47 +58,78 @@ bool is_even(const Int4Linear& raw, const BatchConfig& c, const Device& device) 
          blocks <= device.multiprocessors && 32 * blocks >= 31 * device.multiprocessors;
 }
 
-// Batch or wgmma, which serve Hopper; false where neither takes the problem.
-bool set_engine(Plan& plan, const Int4Linear& raw, const Device& device) {
+// Batch or wgmma, which serve Hopper; nothing where neither takes the problem.
+std::optional<Int4Kernel> engine(const Int4Linear& raw, const Device& device) {
   Choice<BatchConfig> batch;
   Choice<WgmmaConfig> tiles;
-  if (int4_batch_takes(raw)) batch = batch_of(raw, device);
+  if (int4_batch_takes(raw)) batch = choose_int4_batch(raw, device);
   const bool modelled = batch.config.tokens == 0 || raw.group_size >= kModelledGroup;
-  if (modelled && raw.N >= kRoundedColumns && int4_wgmma_takes(raw))
-    tiles = chosen(raw, device, [&] { return choose_int4_wgmma(raw, device.multiprocessors); });
-  if (batch.config.tokens == 0 && tiles.config.tokens == 0) return false;
-  const bool batches = batch.microseconds <= tiles.microseconds;
-  plan.algorithm = batches ? Algorithm::batch : Algorithm::wgmma;
-  plan.batch = batch.config, plan.wgmma = tiles.config;
-  return true;
+  if (modelled && raw.N >= kRoundedColumns && int4_wgmma_takes(raw)) tiles = choose_int4_wgmma(raw, device);
+  if (batch.config.tokens == 0 && tiles.config.tokens == 0) return std::nullopt;
+  if (batch.microseconds <= tiles.microseconds) return batch.config;
+  return Int4WgmmaConfig{tiles.config};
+}
+
+// What fast kernels take of a problem.
+struct Regular {
+  Int4Linear raw;
+  ScalarType scale;  // of the input's type or float32
+  bool serves;
+
+  Regular(const LinearProblem& p, bool aligned) : raw(int4_linear(p)), scale(p.scale == p.output ? p.scale : ScalarType::Float) {
+    raw.scale_type = element(scale);
+    serves = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
+  }
+};
+
+Int4Plan choose(const LinearProblem& p, const Device& device, bool aligned) {
+  if (device.family == Family::none || p.K >= kMostAnyDepth) return {};
+  const Regular regular(p, aligned);
+  const Int4Linear& raw = regular.raw;
+  const bool batches = regular.serves && device.is_hopper() && int4_batch_takes(raw);
+  bool few = p.M <= (batches ? kFewBatchRows : kFewRows) && p.N < kMostFewRowsColumns && p.K < kMostFewRowsDepth;
+  if (batches && few && p.M >= kEvenRows) few = !is_even(raw, choose_int4_batch(raw, device).config, device);
+  if (regular.serves && few) return {few_rows(raw, device), regular.scale};
+  if (regular.serves && device.is_hopper())
+    if (const auto kernel = engine(raw, device)) return {*kernel, regular.scale};
+  if (regular.serves && p.N >= kRoundedColumns) return {choose_int4_mma(raw, device), regular.scale};
+  if (regular.serves || p.M <= kAnyRows) return {Int4Any{}, p.scale};
+  return {Generic{}, regular.scale};
+}
+
+Int4Plan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
+  const Regular regular(p, aligned);
+  const Int4Linear& raw = regular.raw;
+  const bool served = device.family != Family::none && p.K < kMostAnyDepth, serves = served && regular.serves;
+  const bool few = serves && p.N < kMostFewRowsColumns && p.K < kMostFewRowsDepth, hopper = serves && device.is_hopper();
+  const auto plan = [&]<class Config>(bool takes, const auto& choose,
+                                      bool (*fits)(const Int4Linear&, const Config&)) -> Int4Plan {
+    return {forced_config<Config>(f, text(p), device, takes, choose, [&](const Config& c) { return fits(raw, c); }),
+            regular.scale};
+  };
+  if (f.is<RingConfig>())
+    return plan(few && int4_ring_takes(raw), [&] { return choose_int4_ring(raw, device).config; }, int4_ring_fits);
+  if (f.is<DecodeConfig>())
+    return plan(few && int4_decode_takes(raw), [&] { return choose_int4_decode(raw, device).config; }, int4_decode_fits);
+  if (f.is<BatchConfig>())
+    return plan(hopper && int4_batch_takes(raw), [&] { return choose_int4_batch(raw, device).config; }, int4_batch_fits);
+  if (f.is<MmaConfig>()) return plan(serves, [&] { return choose_int4_mma(raw, device); }, int4_mma_fits);
+  if (f.is<Int4WgmmaConfig>()) {
+    const auto choose = [&] { return choose_int4_wgmma(raw, device).config; };
+    const auto fits = [&](const Int4WgmmaConfig& c) { return int4_wgmma_fits(raw, c); };
+    return {forced_config<Int4WgmmaConfig>(f, text(p), device, hopper && int4_wgmma_takes(raw), choose, fits), regular.scale};
+  }
+  if (f.is<Int4Any>() && !served) refuse_kernel(f, text(p), device);
+  if (f.is<Int4Any>()) return {Int4Any{}, p.scale};
+  return {};
 }
 
 }  // namespace
 
-Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
-  Plan plan;
-  if (device.family == Family::none || p.K >= kMostAnyDepth) return plan;
-  Int4Linear raw = int4_linear(p);
-  // Fast kernels take scales of the input's type or float32.
-  plan.scale = p.scale == p.output ? p.scale : ScalarType::Float;
-  raw.scale_type = element(plan.scale);
-  const bool regular = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
-  const bool batches = regular && is_hopper(device) && int4_batch_takes(raw);
-  bool few = p.M <= (batches ? kFewBatchRows : kFewRows) && p.N < kMostFewRowsColumns && p.K < kMostFewRowsDepth;
-  if (batches && few && p.M >= kEvenRows) few = !is_even(raw, batch_of(raw, device).config, device);
-  if (regular && few) {
-    set_few_rows(plan, raw, device);
-    return plan;
-  }
-  if (regular && is_hopper(device) && set_engine(plan, raw, device)) return plan;
-  if (regular && p.N >= kRoundedColumns) {
-    plan.algorithm = Algorithm::mma;
-    plan.mma = choose_int4_mma(raw, device.multiprocessors);
-  } else if (regular || p.M <= kAnyRows) {
-    plan.algorithm = Algorithm::any;
-    plan.scale = p.scale;
-  }
-  return plan;
+Int4Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned) {
+  const Forced* const f = forced();
+  if (f != nullptr && is_one_of(*f, Int4Kernel())) return forced_plan(*f, p, device, aligned);
+  return choose_once(p, device, aligned, [&] { return choose(p, device, aligned); });
 }
 
 bool takes_one_pass(int64_t K, const Device& device) { return device.family != Family::none && K < kMostAnyDepth; }
@@ -149,21 +162,26 @@ Explanation explain_wgmma(const char* kernel, const WgmmaConfig& c) {
   return with_sharing(e, c.cluster, c.ranges);
 }
 
-Explanation explain(const Plan& plan) {
-  switch (plan.algorithm) {
-    case Algorithm::generic: break;
-    case Algorithm::any: return explain_kernel("int4_any");
-    case Algorithm::ring: return explain_few_rows("int4_ring", plan.ring);
-    case Algorithm::decode: return explain_few_rows("int4_decode", plan.decode);
-    case Algorithm::batch: return explain_batch(plan.batch);
-    case Algorithm::wgmma: return explain_wgmma("int4_wgmma", plan.wgmma);
-    case Algorithm::mma:
-      return explain_kernel("int4_mma")
-          .with("tile_n", plan.mma.block_n)
-          .with("tile_m", plan.mma.block_m)
-          .with("splits", plan.mma.splits);
-  }
-  return generic_explanation();
+Explanation explain(const Int4Plan& plan) {
+  return std::visit(
+      Overloaded{[](const Generic&) { return generic_explanation(); }, [](const Int4Any&) { return explain_kernel("int4_any"); },
+                 [](const RingConfig& c) { return explain_few_rows("int4_ring", c); },
+                 [](const DecodeConfig& c) { return explain_few_rows("int4_decode", c); },
+                 [](const BatchConfig& c) { return explain_batch(c); },
+                 [](const Int4WgmmaConfig& c) { return explain_wgmma("int4_wgmma", c); },
+                 [](const MmaConfig& c) {
+                   return explain_kernel("int4_mma").with("tile_n", c.block_n).with("tile_m", c.block_m).with("splits", c.splits);
+                 }},
+      plan.kernel);
+}
+
+std::string text(const Int4Plan& plan) { return text(plan.kernel) + " | scale=" + torch::headeronly::toString(plan.scale); }
+
+std::string text(const LinearProblem& p) {
+  const auto part = [](const char* name, int64_t value) { return std::string(name) + " = " + std::to_string(value); };
+  std::string all = part("M", p.M) + ", " + part("N", p.N) + ", " + part("K", p.K);
+  if (p.group_size < p.K) all += ", " + part("group_size", p.group_size);
+  return all + ", input " + torch::headeronly::toString(p.input) + ", output " + torch::headeronly::toString(p.output);
 }
 
 }  // namespace aoext::cuda

@@ -1,10 +1,10 @@
 #include "cuda/plan_rowwise.h"
 
-#include <array>
+#include <optional>
 
 #include "cuda/choose_once.h"
+#include "cuda/forced.h"
 #include "cuda/kernels/sizes.h"
-#include "cuda/plan.h"
 
 namespace aoext::cuda {
 
@@ -23,61 +23,106 @@ int64_t decode_rows(const RowwiseLinear& p) {
   return p.K >= kLongRow && p.K >= p.N ? 2 : 8;
 }
 
-template <class Choose>
-auto chosen(const RowwiseLinear& raw, const Device& device, Choose&& choose) {
-  const std::array<int64_t, 8> key = {raw.M,
-                                      raw.N,
-                                      raw.K,
-                                      static_cast<int64_t>(raw.type),
-                                      static_cast<int64_t>(raw.weight_type),
-                                      static_cast<int64_t>(raw.output),
-                                      2 * device.multiprocessors + (device.family == Family::sm90),
-                                      device.shared_memory};
-  return choose_once(raw.M, key, choose);
-}
-
 // Where a launch saved is worth that every block of decode quantises its part of x.
 bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Device& device) {
   constexpr int64_t kMostValues = 16384;  // of a multiprocessor
   return ceil_div(int64_t{c.blocks} * c.cluster, device.multiprocessors) * p.M * ceil_div(p.K, c.cluster) <= kMostValues;
 }
 
+bool scaled_mm_takes(const LinearProblem& p, const RowwiseLinear& raw) {
+  return raw.type == Element::e4m3 && raw.output == Element::bf16 && raw.N % kPiece == 0 &&
+         (!p.has_bias || p.bias == ScalarType::BFloat16);
+}
+
 // Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: where these fit at once and
-// fill most of the GPU, or are very many and fill it in every round. It must also know the problem.
-bool prefers_scaled_mm(const LinearProblem& p, const RowwiseLinear& raw, const Device& device) {
+// fill most of the GPU, or are very many and fill it in every round.
+bool prefers_scaled_mm(const RowwiseLinear& raw, const Device& device) {
   constexpr int64_t kTile = 128, kFewRows = 64, kManyTiles = 4096;
   const int64_t tiles = ceil_div(raw.M, kTile) * ceil_div(raw.N, kTile), sms = device.multiprocessors;
   const int64_t rounds = ceil_div(tiles, sms);
-  const bool knows = raw.type == Element::e4m3 && raw.output == Element::bf16 && raw.N % kPiece == 0 &&
-                     (!p.has_bias || p.bias == ScalarType::BFloat16);
   const bool fill = rounds == 1 ? 5 * tiles >= 3 * sms : tiles >= kManyTiles && 10 * tiles >= 9 * rounds * sms;
-  return knows && raw.M > kFewRows && fill;
+  return raw.M > kFewRows && fill;
 }
 
-// Of the kernels whose rows are whole pieces; false where none serves.
-bool plan_pieces(RowwisePlan& plan, const LinearProblem& p, int64_t K, const Device& device) {
+// Of the kernels whose rows are whole pieces; nothing where none serves.
+std::optional<RowwiseKernel> choose_pieces(const LinearProblem& p, int64_t K, const Device& device) {
   const RowwiseLinear raw = rowwise_linear(p, K);
-  const int sms = device.multiprocessors;
-  const bool hopper = device.family == Family::sm90, exact = raw.type == Element::int8 || raw.N >= kCutColumns;
+  const bool hopper = device.is_hopper(), exact = raw.type == Element::int8 || raw.N >= kCutColumns;
   const bool engine = hopper && exact && rowwise_wgmma_takes(raw);
-  if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) {
-    plan.algorithm = RowwiseAlgorithm::decode;
-    plan.decode = chosen(raw, device, [&] { return choose_rowwise_decode(raw, sms, device.shared_memory, hopper); });
-  } else if (engine) {
-    plan.wgmma = choose_rowwise_wgmma(raw, sms);
-    const bool even = plan.wgmma.turned;  // over the GPU, where whole tiles of 128 by 128 leave some of it idle
-    plan.algorithm = !even && prefers_scaled_mm(p, raw, device) ? RowwiseAlgorithm::scaled_mm : RowwiseAlgorithm::wgmma;
-  } else if (hopper && weight_only_wgmma_takes(raw)) {
-    plan.algorithm = RowwiseAlgorithm::weight_only_wgmma;
-    plan.wgmma = chosen(raw, device, [&] { return choose_weight_only_wgmma(raw, sms); });
-  } else if (rowwise_mma_takes(raw)) {
-    plan.algorithm = RowwiseAlgorithm::mma;
-    plan.mma = choose_rowwise_mma(raw, sms, device.float8_units);
-  } else {
-    return false;
+  if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) return choose_rowwise_decode(raw, device);
+  if (engine) {
+    const RowwiseWgmmaConfig c{choose_rowwise_wgmma(raw, device)};
+    const bool even = c.turned;  // over the GPU, where whole tiles of 128 by 128 leave some of it idle
+    if (!even && scaled_mm_takes(p, raw) && prefers_scaled_mm(raw, device)) return ScaledMm{};
+    return c;
   }
-  plan.K = K;
-  return true;
+  if (hopper && weight_only_wgmma_takes(raw)) return WeightOnlyWgmmaConfig{choose_weight_only_wgmma(raw, device)};
+  if (rowwise_mma_takes(raw)) return choose_rowwise_mma(raw, device);
+  return std::nullopt;
+}
+
+// Whether both operands are read as they are.
+bool is_regular(const LinearProblem& p, bool aligned) { return aligned && p.K % kPiece == 0; }
+int64_t whole_pieces(int64_t K) { return ceil_div(K, kPiece) * kPiece; }
+
+RowwisePlan choose(const LinearProblem& p, const Device& device, bool aligned) {
+  if (!takes_one_pass(p.K, device)) return {};
+  const bool some = p.M > 0 && p.N > 0, regular = is_regular(p, aligned);
+  if (some && (regular || p.M > kAnyRows))
+    if (const auto kernel = choose_pieces(p, whole_pieces(p.K), device)) return {*kernel, !regular, whole_pieces(p.K)};
+  if (p.input == ScalarType::Float && p.M > kAnyRows) return {};
+  return {RowwiseAny{}, false, p.K};
+}
+
+RowwiseKernel forced_kernel(const Forced& f, const LinearProblem& p, const Device& device) {
+  const RowwiseLinear raw = rowwise_linear(p, whole_pieces(p.K));
+  const bool serves = takes_one_pass(p.K, device) && p.M > 0 && p.N > 0, hopper = serves && device.is_hopper();
+  const auto kernel = [&]<class Config>(const Config&, bool takes, const auto& choose, const auto& fits) -> RowwiseKernel {
+    return forced_config<Config>(
+        f, text(p), device, takes, [&] { return choose(raw, device); }, [&](const Config& c) { return fits(raw, c); });
+  };
+  if (f.is<RowwiseDecodeConfig>())
+    return kernel(RowwiseDecodeConfig{}, serves && rowwise_decode_takes(raw), choose_rowwise_decode, rowwise_decode_fits);
+  if (f.is<RowwiseWgmmaConfig>())
+    return kernel(RowwiseWgmmaConfig{}, hopper && rowwise_wgmma_takes(raw), choose_rowwise_wgmma, rowwise_wgmma_fits);
+  if (f.is<WeightOnlyWgmmaConfig>())
+    return kernel(WeightOnlyWgmmaConfig{}, hopper && weight_only_wgmma_takes(raw), choose_weight_only_wgmma,
+                  weight_only_wgmma_fits);
+  if (f.is<RowwiseMmaConfig>())
+    return kernel(RowwiseMmaConfig{}, serves && rowwise_mma_takes(raw), choose_rowwise_mma, rowwise_mma_fits);
+  if (!(f.is<ScaledMm>() ? hopper && scaled_mm_takes(p, raw) : takes_one_pass(p.K, device))) refuse_kernel(f, text(p), device);
+  if (f.is<ScaledMm>()) return ScaledMm{};
+  return RowwiseAny{};
+}
+
+RowwisePlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
+  if (f.is<Generic>()) return {};
+  const RowwiseKernel kernel = forced_kernel(f, p, device);
+  if (std::holds_alternative<RowwiseAny>(kernel)) return {kernel, false, p.K};
+  return {kernel, !is_regular(p, aligned), whole_pieces(p.K)};
+}
+
+bool is_forced() {
+  const Forced* const f = forced();
+  return f != nullptr && is_one_of(*f, RowwiseKernel());
+}
+
+RowwisePlan plan_now(const LinearProblem& p, const Device& device, bool aligned) {
+  return is_forced() ? forced_plan(*forced(), p, device, aligned) : choose(p, device, aligned);
+}
+
+// The product of quantised operands, and whether decode quantises x itself.
+RowwisePlan plan_scaled_linear_now(const LinearProblem& p, const Device& device, bool aligned) {
+  LinearProblem product = p;
+  product.input = storage(p.code);
+  RowwisePlan plan = plan_now(product, device, aligned);
+  const auto* const decode = std::get_if<RowwiseDecodeConfig>(&plan.kernel);
+  if (decode == nullptr || plan.copies) return plan;
+  // The same cut, or the bits of y would be others.
+  RowwiseLinear raw = rowwise_linear(p, p.K);
+  raw.quantizes = true;
+  plan.quantizes = rowwise_decode_takes(raw) && rowwise_decode_fits(raw, *decode) && quantizes_itself(raw, *decode, device);
+  return plan;
 }
 
 }  // namespace
@@ -91,57 +136,38 @@ RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K) {
 }
 
 RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool aligned) {
-  RowwisePlan plan;
-  if (!takes_one_pass(p.K, device)) return plan;
-  const bool some = p.M > 0 && p.N > 0, regular = aligned && p.K % kPiece == 0;
-  plan.copies = !regular;
-  if (some && (regular || p.M > kAnyRows) && plan_pieces(plan, p, ceil_div(p.K, kPiece) * kPiece, device)) return plan;
-  plan.copies = false;
-  if (p.input == ScalarType::Float && p.M > kAnyRows) return plan;
-  plan.algorithm = RowwiseAlgorithm::any;
-  plan.K = p.K;
-  return plan;
+  if (is_forced()) return plan_now(p, device, aligned);
+  return choose_once(p, device, aligned, [&] { return plan_now(p, device, aligned); });
 }
 
 RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned) {
-  LinearProblem product = p;
-  product.input = storage(p.code);
-  RowwisePlan plan = plan_rowwise(product, device, aligned);
-  // The same cut, or the bits of y would be others.
-  RowwiseLinear raw = rowwise_linear(p, p.K);
-  raw.quantizes = true;
-  plan.quantizes = plan.algorithm == RowwiseAlgorithm::decode && !plan.copies && rowwise_decode_takes(raw) &&
-                   rowwise_decode_fits(raw, plan.decode) && quantizes_itself(raw, plan.decode, device);
-  return plan;
+  if (is_forced()) return plan_scaled_linear_now(p, device, aligned);
+  return choose_once(p, device, aligned, [&] { return plan_scaled_linear_now(p, device, aligned); });
 }
 
-namespace {
-
-Explanation explain_kernel_of(const RowwisePlan& plan) {
-  switch (plan.algorithm) {
-    case RowwiseAlgorithm::generic: break;
-    case RowwiseAlgorithm::decode: {
-      Explanation e = explain_kernel("rowwise_decode");
-      e.with("tile_n", plan.decode.tiles * 16).with("slices", plan.decode.slices).with("cluster", plan.decode.cluster);
-      return plan.quantizes ? e.with("quantizes_input", 1) : e;
-    }
-    case RowwiseAlgorithm::wgmma: return explain_wgmma("rowwise_wgmma", plan.wgmma);
-    case RowwiseAlgorithm::scaled_mm: return explain_kernel("aten::_scaled_mm");
-    case RowwiseAlgorithm::weight_only_wgmma: return explain_wgmma("weight_only_wgmma", plan.wgmma);
-    case RowwiseAlgorithm::mma:
-      return explain_kernel("rowwise_mma")
-          .with("tile_n", plan.mma.block_n)
-          .with("tile_m", plan.mma.block_m)
-          .with("splits", plan.mma.splits);
-    case RowwiseAlgorithm::any: return explain_kernel("rowwise_any");
-  }
-  return generic_explanation();
+std::string text(const RowwisePlan& plan) {
+  return text(plan.kernel) + " | copies=" + std::to_string(plan.copies) + " K=" + std::to_string(plan.K) +
+         " quantizes=" + std::to_string(plan.quantizes);
 }
-
-}  // namespace
 
 Explanation explain(const RowwisePlan& plan, const LinearProblem& p) {
-  Explanation e = explain_kernel_of(plan);
+  Explanation e = std::visit(
+      Overloaded{
+          [](const Generic&) { return generic_explanation(); }, [](const RowwiseAny&) { return explain_kernel("rowwise_any"); },
+          [](const ScaledMm&) { return explain_kernel(Fields<ScaledMm>::kKernel); },
+          [](const RowwiseDecodeConfig& c) {
+            return explain_kernel("rowwise_decode")
+                .with("tile_n", c.tiles * 16)
+                .with("slices", c.slices)
+                .with("cluster", c.cluster);
+          },
+          [](const RowwiseWgmmaConfig& c) { return explain_wgmma("rowwise_wgmma", c); },
+          [](const WeightOnlyWgmmaConfig& c) { return explain_wgmma("weight_only_wgmma", c); },
+          [](const RowwiseMmaConfig& c) {
+            return explain_kernel("rowwise_mma").with("tile_n", c.block_n).with("tile_m", c.block_m).with("splits", c.splits);
+          }},
+      plan.kernel);
+  if (plan.quantizes) e.with("quantizes_input", 1);
   return plan.K > p.K ? e.with("padded_k", plan.K) : e;
 }
 

@@ -1,34 +1,21 @@
 // Which kernel a product with 8-bit weights gets on a CUDA device.
 #pragma once
 
-#include "common/checks.h"
-#include "common/explanation.h"
-#include "cuda/device.h"
-#include "cuda/kernels/rowwise_decode.h"
-#include "cuda/kernels/rowwise_mma.h"
-#include "cuda/kernels/rowwise_wgmma.h"
-#include "cuda/kernels/weight_only_wgmma.h"
+#include "cuda/plan.h"
 
 namespace aoext::cuda {
 
-enum class RowwiseAlgorithm {
-  decode,             // few rows of x: a ring of weights in shared memory for each warp (kernels/rowwise_decode.cuh)
-  wgmma,              // more, both operands of 8 bits, on compute capability 9.0 (kernels/sm90a/rowwise_wgmma.cuh)
-  weight_only_wgmma,  // more, x of 16 bits, there (kernels/sm90a/weight_only_wgmma.cuh)
-  scaled_mm,          // many, e4m3 to bf16, there: PyTorch's own kernel
-  mma,                // more, anywhere (kernels/rowwise_mma.cuh)
-  any,                // every size, type and alignment (kernels/rowwise_any.cu)
-  generic,            // ATen operators, where nothing else serves
-};
-
+// RowwiseDecodeConfig for few rows of x: a ring of weights in shared memory for each warp (kernels/rowwise_decode.cuh). For more:
+// RowwiseWgmmaConfig, both operands of 8 bits, and WeightOnlyWgmmaConfig, x of 16 bits, on compute capability 9.0
+// (kernels/sm90a/rowwise_wgmma.cuh, weight_only_wgmma.cuh), where ScaledMm takes many rows of e4m3 to bf16; RowwiseMmaConfig
+// anywhere (kernels/rowwise_mma.cuh).
 struct RowwisePlan {
-  RowwiseAlgorithm algorithm = RowwiseAlgorithm::generic;
+  RowwiseKernel kernel = Generic{};
   bool copies = false;     // both operands go first to rows that start at multiples of 16 bytes and end in zeros
   int64_t K = 0;           // of the operands then, or the problem's
   bool quantizes = false;  // x first, by decode itself
-  RowwiseDecodeConfig decode = {};
-  WgmmaConfig wgmma = {};  // of weight_only_wgmma too
-  RowwiseMmaConfig mma = {};
+
+  bool operator==(const RowwisePlan&) const = default;
 };
 
 // The problem as kernels see it, without its pointers, over K of its operands.
@@ -39,6 +26,8 @@ RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool alig
 
 // scaled_linear_rowwise in one launch, or the product that is left once quantize_rowwise has made x of the weight's type.
 RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned);
+
+std::string text(const RowwisePlan& plan);
 
 // For aoext.explain.
 Explanation explain(const RowwisePlan& plan, const LinearProblem& p);

@@ -1,6 +1,7 @@
 #include "cuda/plan_tinygemm.h"
 
-#include "cuda/plan.h"
+#include "cuda/choose_once.h"
+#include "cuda/forced.h"
 
 namespace aoext::cuda {
 namespace {
@@ -18,32 +19,47 @@ TinygemmLinear tinygemm_linear(const LinearProblem& p) {
   return linear;
 }
 
-TinygemmPlan plan_tinygemm(const LinearProblem& p, const Device& device) {
-  TinygemmPlan plan;
-  if (!takes_one_pass(p.K, device)) return plan;
-  if (p.M > kDirectRows) {
-    plan.algorithm = TinygemmAlgorithm::unpack;
-    return plan;
+namespace {
+
+TinygemmPlan choose(const LinearProblem& p, const Device& device) {
+  if (!takes_one_pass(p.K, device)) return {};
+  if (p.M > kDirectRows) return {TinygemmUnpack{}};
+  return {choose_tinygemm_mm(tinygemm_linear(p), device)};
+}
+
+TinygemmPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device) {
+  const bool takes = takes_one_pass(p.K, device) && p.M > 0 && p.N > 0;
+  if (f.is<TinygemmConfig>()) {
+    const TinygemmLinear linear = tinygemm_linear(p);
+    return {forced_config<TinygemmConfig>(
+        f, text(p), device, takes && p.M <= kDirectRows, [&] { return choose_tinygemm_mm(linear, device); },
+        [&](const TinygemmConfig& c) { return tinygemm_mm_fits(linear, c, device); })};
   }
-  plan.algorithm = TinygemmAlgorithm::direct;
-  plan.config = tinygemm_config(tinygemm_linear(p), device.multiprocessors, device.shared_memory);
-  plan.config.overlaps = device.family == Family::sm90;
-  return plan;
+  if (f.is<Generic>()) return {};
+  if (!takes) refuse_kernel(f, text(p), device);
+  return {TinygemmUnpack{}};
+}
+
+}  // namespace
+
+TinygemmPlan plan_tinygemm(const LinearProblem& p, const Device& device) {
+  const Forced* const f = forced();
+  if (f != nullptr && is_one_of(*f, TinygemmKernel())) return forced_plan(*f, p, device);
+  return choose_once(p, device, true, [&] { return choose(p, device); });
 }
 
 Explanation explain(const TinygemmPlan& plan) {
-  const TinygemmConfig& c = plan.config;
-  switch (plan.algorithm) {
-    case TinygemmAlgorithm::generic: break;
-    case TinygemmAlgorithm::unpack: return explain_kernel("tinygemm_unpack, then as bf16i4bf16_rowwise");
-    case TinygemmAlgorithm::direct:
-      return explain_kernel("tinygemm_mm")
-          .with("tile_m", c.tokens)
-          .with("blocks", c.blocks)
-          .with("warps", c.warps)
-          .with("phase_k", c.phase_chunks * 128);
-  }
-  return generic_explanation();
+  return std::visit(
+      Overloaded{[](const Generic&) { return generic_explanation(); },
+                 [](const TinygemmUnpack&) { return explain_kernel("tinygemm_unpack, then as bf16i4bf16_rowwise"); },
+                 [](const TinygemmConfig& c) {
+                   return explain_kernel("tinygemm_mm")
+                       .with("tile_m", c.tokens)
+                       .with("blocks", c.blocks)
+                       .with("warps", c.warps)
+                       .with("phase_k", c.phase_chunks * 128);
+                 }},
+      plan.kernel);
 }
 
 }  // namespace aoext::cuda

@@ -23,11 +23,29 @@ Tensor scaled_mm(const LinearProblem& p, const Tensor& x, const Tensor& weight, 
   return aten::reshape(y, output_sizes(operands.input, p.N));
 }
 
+size_t workspace_bytes(const RowwiseLinear& p, const RowwiseKernel& kernel) {
+  return std::visit(Overloaded{[](const auto&) { return size_t{0}; },
+                               [&](const WeightOnlyWgmmaConfig& c) { return weight_only_wgmma_workspace(p, c); },
+                               [&](const RowwiseMmaConfig& c) { return rowwise_mma_workspace(p, c); }},
+                    kernel);
+}
+
+cudaError_t launch_kernel(const RowwiseLinear& p, const RowwiseKernel& kernel, void* workspace, cudaStream_t stream) {
+  return std::visit(
+      Overloaded{[](const Generic&) { return cudaErrorNotSupported; }, [](const ScaledMm&) { return cudaErrorNotSupported; },
+                 [&](const RowwiseAny&) { return launch_rowwise_any(p, stream); },
+                 [&](const RowwiseDecodeConfig& c) { return launch_rowwise_decode(p, c, stream); },
+                 [&](const RowwiseWgmmaConfig& c) { return launch_rowwise_wgmma(p, c, stream); },
+                 [&](const WeightOnlyWgmmaConfig& c) { return launch_weight_only_wgmma(p, c, workspace, stream); },
+                 [&](const RowwiseMmaConfig& c) { return launch_rowwise_mma(p, c, workspace, stream); }},
+      kernel);
+}
+
 }  // namespace
 
 OptionalTensor rowwise(const LinearProblem& p, const generic::RowwiseOperands& operands) {
   const RowwisePlan plan = plan_rowwise(p, device_of(operands.input), are_aligned({&operands.weight}));
-  if (plan.algorithm == RowwiseAlgorithm::generic) return std::nullopt;
+  if (std::holds_alternative<Generic>(plan.kernel)) return std::nullopt;
   return rowwise_by(plan, p, operands);
 }
 
@@ -37,7 +55,7 @@ Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const generic
   const Tensor weight = plan.copies ? filled_up(operands.weight, p.N, plan.K) : operands.weight;
   const auto dense = [](const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); };
   const OptionalTensor row_scale = dense(operands.input_scale), bias = dense(operands.bias ? &*operands.bias : nullptr);
-  if (plan.algorithm == RowwiseAlgorithm::scaled_mm) return scaled_mm(p, x, weight, operands, bias);
+  if (std::holds_alternative<ScaledMm>(plan.kernel)) return scaled_mm(p, x, weight, operands, bias);
   const Tensor y = aten::empty(output_sizes(operands.input, p.N), p.output, operands.input);
   if (p.M == 0 || p.N == 0) return y;
 
@@ -49,22 +67,8 @@ Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const generic
   raw.y = y.mutable_data_ptr();
   raw.quantizes = plan.quantizes;
 
-  const cudaStream_t stream = launch.stream();
-  switch (plan.algorithm) {
-    case RowwiseAlgorithm::decode: check(launch_rowwise_decode(raw, plan.decode, stream), "rowwise_decode"); break;
-    case RowwiseAlgorithm::wgmma: check(launch_rowwise_wgmma(raw, plan.wgmma, stream), "rowwise_wgmma"); break;
-    case RowwiseAlgorithm::weight_only_wgmma: {
-      const OptionalTensor space = workspace(weight_only_wgmma_workspace(raw, plan.wgmma), y);
-      check(launch_weight_only_wgmma(raw, plan.wgmma, data_of(space), stream), "weight_only_wgmma");
-      break;
-    }
-    case RowwiseAlgorithm::mma: {
-      const OptionalTensor space = workspace(rowwise_mma_workspace(raw, plan.mma), y);
-      check(launch_rowwise_mma(raw, plan.mma, data_of(space), stream), "rowwise_mma");
-      break;
-    }
-    default: check(launch_rowwise_any(raw, stream), "rowwise_any");
-  }
+  const OptionalTensor space = workspace(workspace_bytes(raw, plan.kernel), y);
+  check(launch_kernel(raw, plan.kernel, data_of(space), launch.stream()), "rowwise");
   return y;
 }
 

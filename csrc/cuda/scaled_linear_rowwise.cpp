@@ -10,7 +10,7 @@ namespace {
 Tensor scaled_linear_rowwise(const Tensor& input, const Tensor& weight, const Tensor& weight_scale, const OptionalTensor& bias) {
   LinearProblem p = check_scaled_linear_rowwise(input, weight, weight_scale, bias);
   const RowwisePlan plan = plan_scaled_linear(p, device_of(input), are_aligned({&weight}));
-  if (plan.algorithm == RowwiseAlgorithm::generic) return generic::scaled_linear_rowwise(input, weight, weight_scale, bias);
+  if (std::holds_alternative<Generic>(plan.kernel)) return generic::scaled_linear_rowwise(input, weight, weight_scale, bias);
   if (plan.quantizes) return rowwise_by(plan, p, {input, weight, nullptr, &weight_scale, bias});
   const auto [values, scale] = quantize_rowwise(input, storage(p.code));
   p.input = storage(p.code);

@@ -12,7 +12,7 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
   const LinearProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   const Device& device = device_of(input);
   const TinygemmPlan plan = plan_tinygemm(p, device);
-  if (plan.algorithm == TinygemmAlgorithm::generic) return generic::weight_int4pack_mm(input, weight, group_size, scale_and_zero);
+  if (std::holds_alternative<Generic>(plan.kernel)) return generic::weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   const Launch launch(input);
   const Tensor y = aten::empty({p.M, p.N}, p.output, input);
   if (p.M == 0 || p.N == 0) return y;

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/fits.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 
+constexpr bool is_cluster(int blocks) { return blocks == 1 || blocks == 2 || blocks == 4 || blocks == 8; }
 constexpr int log2_of_cluster(int cluster) { return cluster == 8 ? 3 : cluster / 2; }  // of 1, 2, 4 or 8 blocks
 
 // Clusters that run at once where `resident` blocks fit on a multiprocessor. Those of more than two leave some idle in a GPC.
@@ -25,14 +27,13 @@ constexpr int blocks_at_once(int sms, int most, int cluster, int clusters) {
   return resident;
 }
 
-// Microseconds for which sums meet, as every turn ends; `warps` of a multiprocessor have so many tiles each. The constants are a
-// fit to the cuts of both kernels for few rows and int4, theirs with them.
+// Microseconds for which sums meet, as every turn ends; `warps` of a multiprocessor have so many tiles each.
 template <class Config>
-double meeting_time(const Config& c, int turns, double warps, int warp_tiles, int64_t M) {
+double meeting_time(const MeetingFit& fit, const Config& c, int turns, double warps, int warp_tiles, int64_t M) {
   const double sums = warps * warp_tiles * static_cast<double>(M);
   const double rounds = static_cast<double>(ceil_div(warp_tiles * M, 2 * c.slices));
-  const double turn = 0.0418 + 0.00103 * sums + 0.425 * rounds + (c.cluster > 1 ? 0.469 + 0.000359 * sums : 0);
-  return turns * turn + (c.cluster > 2 ? 0.314 * (log2_of_cluster(c.cluster) - 1) : 0);
+  const double turn = fit.turn + fit.sum * sums + fit.round * rounds + (c.cluster > 1 ? fit.cluster + fit.cluster_sum * sums : 0);
+  return turns * turn + (c.cluster > 2 ? fit.large_cluster * (log2_of_cluster(c.cluster) - 1) : 0);
 }
 
 // Cuts a block's part of K into chunks of which x fits into shared memory beside `fixed` bytes, whole steps of `step` units each,

@@ -1,8 +1,11 @@
 // Products for a batch of rows, on Hopper's matrix engine: kernels/sm90a/int4_batch.cuh.
 #pragma once
 
+#include <string>
+
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -14,12 +17,20 @@ struct BatchConfig {
   int cluster;        // blocks that share the groups of rows that do not come out even (segments.h): 1 or 2
   int blocks;         // in all, which run at once
   int shared_memory;  // bytes that a block may have
+
+  bool operator==(const BatchConfig&) const = default;
 };
 
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
 bool int4_batch_takes(const Int4Linear& p);
-Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, int sms, int shared_memory);
+Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device);
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool int4_batch_fits(const Int4Linear& p, const BatchConfig& config);
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& config);  // bytes
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& config, void* workspace, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string int4_batch_instances();
+std::string int4_batch_instance(const Int4Linear& p, const BatchConfig& c);
 
 }  // namespace aoext::cuda

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/kernels/few_rows.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/int4_decode.cuh"
 
 namespace aoext::cuda {
@@ -21,31 +22,49 @@ constexpr int threads_of(int rows, int warp_tiles, int units) { return rows == 8
 // The k that share a scale, as far as there are kernels for them.
 int sub_of(const Int4Linear& p) { return p.group_size % kUnitK == 0 ? kUnitK : 64; }
 
-// Has kernels of all shapes (warp_tiles, units); any other problem has (2, 1) alone.
-bool common(const Int4Linear& p) { return sub_of(p) == kUnitK && p.scale_type == p.type; }
+// What tells instances apart.
+using Key = std::array<int, 6>;
+constexpr std::array<const char*, 6> kKeyNames = {"type", "scale", "sub", "rows", "warp_tiles", "units"};
 
-template <Element X, int Rows>
-Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
-  using int4_decode::int4_decode_kernel;
-  constexpr int kThreads = threads_of(Rows, 2, 1);
-  const int shape = c.warp_tiles * 10 + c.units;
-  if (common(p)) {
-    if (shape == 12) return int4_decode_kernel<X, X, 128, Rows, 1, 2, threads_of(Rows, 1, 2)>;
-    if constexpr (Rows < 16)
-      if (shape == 22) return int4_decode_kernel<X, X, 128, Rows, 2, 2, kThreads>;
-    if (shape == 21) return int4_decode_kernel<X, X, 128, Rows, 2, 1, kThreads>;
-  }
-  if (shape != 21) return nullptr;
-  if (p.scale_type == Element::fp32) return int4_decode_kernel<X, Element::fp32, 128, Rows, 2, 1, kThreads>;
-  return int4_decode_kernel<X, X, 64, Rows, 2, 1, kThreads>;
+// Groups of whole units with scales of the input's type have kernels of more shapes (warp_tiles, units) than (2, 1).
+constexpr bool has_kernel(bool own_scales, int sub, int rows, int warp_tiles, int units) {
+  if (!own_scales && sub < kUnitK) return false;
+  if (warp_tiles == 2 && units == 1) return true;
+  return own_scales && sub == kUnitK && units == 2 && (warp_tiles == 1 || rows < 16);
+}
+
+// f(key, kernel) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      each<64, kUnitK>([&](auto sub) {
+        each<8, 16>([&](auto rows) {
+          each<1, 2>([&](auto warp_tiles) {
+            each<1, 2>([&](auto units) {
+              constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+              constexpr int kSub = decltype(sub)::value, kRows = decltype(rows)::value;
+              constexpr int kTiles = decltype(warp_tiles)::value, kUnits = decltype(units)::value;
+              if constexpr (has_kernel(X == S, kSub, kRows, kTiles, kUnits))
+                f(Key{int(X), int(S), kSub, kRows, kTiles, kUnits},
+                  Kernel(int4_decode::int4_decode_kernel<X, S, kSub, kRows, kTiles, kUnits, threads_of(kRows, kTiles, kUnits)>));
+            });
+          });
+        });
+      });
+    });
+  });
+}
+
+Key key_of(const Int4Linear& p, const DecodeConfig& c) {
+  return {int(p.type), int(p.scale_type), sub_of(p), c.rows, c.warp_tiles, c.units};
 }
 
 Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
-  if (p.M > c.rows) return nullptr;
-  const bool half = p.type == Element::fp16;
-  if (c.rows == 8) return half ? kernel_of<Element::fp16, 8>(p, c) : kernel_of<Element::bf16, 8>(p, c);
-  if (c.rows == 16) return half ? kernel_of<Element::fp16, 16>(p, c) : kernel_of<Element::bf16, 16>(p, c);
-  return nullptr;
+  Kernel found = nullptr;
+  if (p.M > c.rows) return found;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
 }
 
 struct Launch {
@@ -59,7 +78,9 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   // A half warp either sends or collects, and every block collects something.
-  if (warps * 32 > threads_of(c.rows, c.warp_tiles, c.units) || warps * 2 % c.cluster || tiles * M < c.cluster) return false;
+  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 ||
+      warps * 32 > threads_of(c.rows, c.warp_tiles, c.units) || warps * 2 % c.cluster || tiles * M < c.cluster)
+    return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
   w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.sub_per_group = static_cast<int>(p.group_size / sub);
@@ -79,31 +100,22 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   return out.shared > 0;
 }
 
-// What differs with the room for x: µs for a KB of a warp's weights, more per m, and at least; for a unit of x that is staged;
-// for staging that waits; for a µs of reading; and for what is left.
-struct Costs {
-  double work, work_m, latency, staged, again, read, rest;
-};
-
-constexpr Costs kEight{0.0155, 0, 0.114, 0.0111, 0.83, 0.505, 2.48}, kSixteen{0, 0.00118, 0.21, 0.00658, 2.09, 0.888, 2.22};
-constexpr double kSmallGroups = 1.1;  // times as long for rounds
-
 // Microseconds of a cut, by a model: reading the weight; the rounds of a multiprocessor's warps, limited by arithmetic and
-// latency; x staged once, or in each turn where it does not fit at once; sums that meet. The constants were searched for what
-// choose_int4_decode takes of the cuts measured on an H200, and the plan of these and int4_ring's: M = 4, 8, 12 and 16, groups of
-// 128, up to 31 N x K.
-double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, int resident) {
+// latency; x staged once, or in each turn where it does not fit at once; sums that meet.
+double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, const Device& device, int resident) {
   const Walk& w = l.walk;
-  const Costs& cost = c.rows > 8 ? kSixteen : kEight;
+  const DecodeFit& fit = fits_of(device).int4_decode;
+  const DecodeFit::Costs& cost = c.rows > 8 ? fit.more_rows : fit.eight_rows;
   const double kb = c.warp_tiles * c.units, m = w.M, warps = resident * c.tiles * c.slices;
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
   const double round = std::hypot(busiest * kb * (cost.work + cost.work_m * m / c.warp_tiles), cost.latency * kb);
-  const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * round * (sub_of(p) < kUnitK ? kSmallGroups : 1);
-  const double read = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK)) / 4.66e6;
+  const double rounds =
+      static_cast<double>(l.turns) * w.chunks * w.warp_steps * round * (sub_of(p) < kUnitK ? fit.small_groups : 1);
+  const double read = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK)) / device.bandwidth;
   const double staged = m * resident * w.part_units * (w.chunks > 1 ? l.turns : 1), again = (w.chunks - 1.0) * l.turns;
   return cost.rest + cost.read * read + rounds + cost.staged * staged + cost.again * again +
-         meeting_time(c, l.turns, warps, c.warp_tiles, p.M);
+         meeting_time(fits_of(device).meeting, c, l.turns, warps, c.warp_tiles, p.M);
 }
 
 }  // namespace
@@ -115,8 +127,10 @@ bool int4_decode_takes(const Int4Linear& p) {
          is_aligned(p.scale, 4) && is_aligned(p.zero_point, 4);
 }
 
-Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
+Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& device) {
   constexpr int kMostBlocks = 65535;
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = device.is_hopper();
   const int rows = p.M <= 8 ? 8 : 16;
   const bool small_groups = sub_of(p) < kUnitK;
   // As far as was ever better.
@@ -146,10 +160,15 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, int sms, int shared
           const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
           c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
           if (turns > 1 && !lay_out(p, c, l)) continue;
-          best.consider(c, model_time(p, c, l, blocks_at_once(sms, resident, c.cluster, c.blocks)));
+          best.consider(c, model_time(p, c, l, device, blocks_at_once(sms, resident, c.cluster, c.blocks)));
         }
   }
   return best;
+}
+
+bool int4_decode_fits(const Int4Linear& p, const DecodeConfig& c) {
+  Launch l;
+  return kernel_of(p, c) && lay_out(p, c, l);
 }
 
 cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream) {
@@ -157,6 +176,14 @@ cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaS
   Launch l;
   if (!int4_decode_takes(p) || !kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+}
+
+std::string int4_decode_instances() {
+  return instances_text("int4_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string int4_decode_instance(const Int4Linear& p, const DecodeConfig& c) {
+  return instance_text("int4_decode", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

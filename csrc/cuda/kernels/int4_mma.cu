@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/int4_mma.cuh"
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/launch.h"
@@ -14,18 +16,11 @@ namespace {
 // integer work keeps the tensor cores waiting. With few tokens stages are deep along K, so that more of a row of weights
 // is under way. At least two blocks fit a multiprocessor of 164 KB, and one the 99 KB of sm_86 and sm_89.
 //
-// With M tokens and K split over blocks, the time in µs on an H200 (132 multiprocessors) is about
-//   us · (64-deep steps of a block + 0.5) · max(blocks of a multiprocessor, filled)
-//     + 3.1 + 0.3 per MB of partial sums written and read, if K is split.
-// The numbers were fitted to 50 shapes, M = 17 to 4096, where the fastest tile and split by this formula is at most 3% off
-// the fastest that was measured. Other GPUs have other numbers, but the choice needs only their ratios.
-struct Cost {
-  int block_m;
-  double us, filled;
-};
-constexpr Cost kCosts[] = {{32, 0.274, 1.15}, {64, 0.387, 1.67}, {128, 0.663, 1.16}};
-constexpr double kSplitCost = 3.1, kCostPerMB = 0.3;
-constexpr int kMaxSplits = 16, kMinK = 256;
+// With M tokens and K split over blocks, the time in µs is about
+//   step · (64-deep steps of a block + fill_steps) · max(blocks of a multiprocessor, filled)
+//     + split + split_mb per MB of partial sums written and read, if K is split.
+// Other GPUs than the one that was measured have other numbers, but the choice needs only their ratios.
+constexpr int kMaxSplits = 16, kMinK = 256, kBlockN = 128;
 
 // clang-format off
 //                  warps N, M  warp N, M  block_k  stages     KB of shared memory
@@ -36,11 +31,29 @@ using Tile128 = Tile<4, 1,      32, 128,   64,      3>;     // 64
 
 constexpr int64_t kMaxK = int64_t{1} << 25;  // the strides of a thread fit 32 bits
 
-// f(Tile{}) of the configuration's tile.
+// What tells instances apart.
+using Key = std::array<int, 3>;
+constexpr std::array<const char*, 3> kKeyNames = {"type", "scale", "block_m"};
+
+template <Element kElement>
+using TypeOf =
+    std::conditional_t<kElement == Element::fp32, float, std::conditional_t<kElement == Element::fp16, __half, __nv_bfloat16>>;
+
+// f(key, X{}, S{}, Tile{}) of each: the types of x and of scales.
 template <class F>
-auto with_tile(const MmaConfig& c, const F& f) {
-  return c.block_m == 32 ? f(Tile32{}) : c.block_m == 64 ? f(Tile64{}) : f(Tile128{});
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+      const auto call = [&](auto... tiles) {
+        (f(Key{int(X), int(S), decltype(tiles)::kBlockM}, TypeOf<X>(), TypeOf<S>(), tiles), ...);
+      };
+      call(Tile32(), Tile64(), Tile128());
+    });
+  });
 }
+
+Key key_of(const Int4Linear& p, const MmaConfig& c) { return {int(p.type), int(p.scale_type), c.block_m}; }
 
 int64_t tiles(const Int4Linear& p, const MmaConfig& c) { return ceil_div(p.N, c.block_n) * ceil_div(p.M, c.block_m); }
 
@@ -84,22 +97,32 @@ bool serves_int4_mma(const Int4Linear& p) {
          p.K % 32 == 0 && p.group_size % 32 == 0 && p.K <= int4_mma::kMaxK && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-MmaConfig choose_int4_mma(const Int4Linear& p, int sms) {
+MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
   using namespace int4_mma;
+  const Int4MmaFit& fit = fits_of(device).int4_mma;
+  const int sms = device.multiprocessors;
   MmaConfig best{};
   double least = std::numeric_limits<double>::infinity();
-  for (const Cost& cost : kCosts) {
-    const int64_t unsplit = tiles(p, {128, cost.block_m, 1});
+  for (const MmaFit::Tile& cost : fit.tiles) {
+    const int64_t unsplit = tiles(p, {cost.block_n, cost.block_m, 1});
     const int64_t most = unsplit <= 2 * sms ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
     for (int splits = 1; splits <= most; ++splits) {
-      const MmaConfig c{128, cost.block_m, splits};
+      const MmaConfig c{cost.block_n, cost.block_m, splits};
       const int64_t blocks = unsplit * splits;
-      double us = cost.us * (ceil_div(p.K, 64 * splits) + 0.5) * std::max<double>(ceil_div(blocks, sms), cost.filled);
-      if (splits > 1) us += kSplitCost + kCostPerMB * 2e-6 * static_cast<double>(partials_bytes(p, c));
+      double us =
+          cost.step * (ceil_div(p.K, 64 * splits) + fit.fill_steps) * std::max<double>(ceil_div(blocks, sms), cost.filled);
+      if (splits > 1) us += fit.split + fit.split_mb * 2e-6 * static_cast<double>(partials_bytes(p, c));
       if (us < least) least = us, best = c;
     }
   }
   return best;
+}
+
+bool int4_mma_fits(const Int4Linear& p, const MmaConfig& c) {
+  using namespace int4_mma;
+  bool found = false;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, auto...) { found = found || k == key; });
+  return found && c.block_n == kBlockN && c.splits >= 1 && c.splits <= kMaxSplits;
 }
 
 size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& c) {
@@ -107,15 +130,20 @@ size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& c) {
 }
 
 cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
-  return int4_mma::with_tile(c, [&](auto tile) {
-    using T = decltype(tile);
-    const bool own = p.scale_type == p.type;
-    if (p.type == Element::bf16)
-      return own ? int4_mma::launch<__nv_bfloat16, __nv_bfloat16, T>(p, c, workspace, stream)
-                 : int4_mma::launch<__nv_bfloat16, float, T>(p, c, workspace, stream);
-    return own ? int4_mma::launch<__half, __half, T>(p, c, workspace, stream)
-               : int4_mma::launch<__half, float, T>(p, c, workspace, stream);
+  if (!int4_mma_fits(p, c)) return cudaErrorInvalidValue;
+  cudaError_t error = cudaErrorInvalidValue;
+  int4_mma::for_each_instance([&, key = int4_mma::key_of(p, c)](const int4_mma::Key& k, auto x, auto s, auto tile) {
+    if (k == key) error = int4_mma::launch<decltype(x), decltype(s), decltype(tile)>(p, c, workspace, stream);
   });
+  return error;
+}
+
+std::string int4_mma_instances() {
+  return instances_text("int4_mma", int4_mma::kKeyNames, [](auto&& f) { int4_mma::for_each_instance(f); });
+}
+
+std::string int4_mma_instance(const Int4Linear& p, const MmaConfig& c) {
+  return instance_text("int4_mma", int4_mma::kKeyNames, int4_mma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/kernels/few_rows.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/int4_ring.cuh"
 
 namespace aoext::cuda {
@@ -31,33 +32,51 @@ int sub_of(const Int4Linear& p) {
   return p.group_size % kUnitK == 0 && p.M <= kUnitRows && scale_bytes(p) ? kUnitK : 32;
 }
 
-template <Element X, Element S, int Sub, int Rows, bool Ringed>
-Kernel kernel_of(const RingConfig& c) {
-  using int4_ring::int4_ring_kernel;
-  if (c.warp_tiles == 1) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 1>;
-  if constexpr (Rows < 16 || (Ringed && S == X))  // others spill
-    if (c.warp_tiles == 2) return int4_ring_kernel<X, S, Sub, Rows, Ringed, 2>;
-  return nullptr;
+// What tells instances apart.
+using Key = std::array<int, 6>;
+constexpr std::array<const char*, 6> kKeyNames = {"type", "scale", "sub", "rows", "ringed", "warp_tiles"};
+
+// Groups of whole units need aligned scales and serve up to 8 rows; scales of float32 are aligned always. Two tiles a warp of 16
+// rows spill but for the most usual scales.
+constexpr bool has_kernel(bool own_scales, int sub, int rows, bool ringed, int warp_tiles) {
+  if (sub == kUnitK && (rows != 8 || !ringed)) return false;
+  if (!own_scales && !ringed) return false;
+  return warp_tiles == 1 || rows < 16 || (ringed && own_scales);
 }
 
-template <Element X, Element S, int Sub, bool Ringed>
-Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
-  if constexpr (Sub < kUnitK)
-    if (p.M <= 2) return kernel_of<X, S, Sub, 2, Ringed>(c);
-  return p.M <= 8 ? kernel_of<X, S, Sub, 8, Ringed>(c) : kernel_of<X, S, Sub, 16, Ringed>(c);
+// f(key, kernel) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      each<32, kUnitK>([&](auto sub) {
+        each<2, 8, 16>([&](auto rows) {
+          each<false, true>([&](auto ringed) {
+            each<1, 2>([&](auto warp_tiles) {
+              constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+              constexpr int kSub = decltype(sub)::value, kRows = decltype(rows)::value, kTiles = decltype(warp_tiles)::value;
+              constexpr bool kRinged = decltype(ringed)::value;
+              if constexpr (has_kernel(X == S, kSub, kRows, kRinged, kTiles))
+                f(Key{int(X), int(S), kSub, kRows, kRinged, kTiles},
+                  Kernel(int4_ring::int4_ring_kernel<X, S, kSub, kRows, kRinged, kTiles>));
+            });
+          });
+        });
+      });
+    });
+  });
 }
 
-template <Element X>
-Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
-  const bool unit = sub_of(p) == kUnitK;
-  if (p.scale_type == Element::fp32)
-    return unit ? kernel_of<X, Element::fp32, kUnitK, 8, true>(c) : kernel_of<X, Element::fp32, 32, true>(p, c);
-  if (!scale_bytes(p)) return kernel_of<X, X, 32, false>(p, c);
-  return unit ? kernel_of<X, X, kUnitK, 8, true>(c) : kernel_of<X, X, 32, true>(p, c);
+Key key_of(const Int4Linear& p, const RingConfig& c) {
+  const bool ringed = p.scale_type == Element::fp32 || scale_bytes(p);
+  const int sub = sub_of(p), rows = sub < kUnitK && p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
+  return {int(p.type), int(p.scale_type), sub, rows, ringed, c.warp_tiles};
 }
 
 Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
-  return p.type == Element::fp16 ? kernel_of<Element::fp16>(p, c) : kernel_of<Element::bf16>(p, c);
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
 }
 
 struct Launch {
@@ -71,11 +90,10 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
   Walk& w = out.walk;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   const int units = kStepUnits / c.warp_tiles;  // of k, that a step takes
-  const bool cluster = c.cluster == 1 || c.cluster == 2 || c.cluster == 4 || c.cluster == 8;
   const bool depth = c.depth == 2 || c.depth == 3;
   // A half warp either sends or collects, and every block collects something.
-  if (!cluster || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps || warps * 2 % c.cluster ||
-      tiles * M < c.cluster)
+  if (!is_cluster(c.cluster) || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps ||
+      warps * 2 % c.cluster || tiles * M < c.cluster)
     return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
   w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
@@ -100,16 +118,10 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
   return out.shared > 0;
 }
 
-// What differs between kernels: µs for a µs of reading, for a KB of a warp's weights and more per m, and for those of the first
-// steps, on their way.
-struct Costs {
-  double read, work, work_m, fill;
-};
-
-Costs costs_of(const Int4Linear& p) {
-  if (sub_of(p) == kUnitK) return {0.73, 0.00538, 0.000873, 0.0167};
-  if (p.M <= 2) return {0.757, 0, 0.00202, 0.0177};
-  return p.M <= 8 ? Costs{0.942, 0, 0.00101, 0.0188} : Costs{1.69, 0, 0.00061, 0.0174};
+// What differs between kernels.
+const RingFit::Costs& costs_of(const RingFit& fit, const Int4Linear& p) {
+  if (sub_of(p) == kUnitK) return fit.whole_units;
+  return p.M <= 2 ? fit.two_rows : p.M <= 8 ? fit.eight_rows : fit.more_rows;
 }
 
 // Steps on the way: two, but three where a multiprocessor has so few warps that the next kernel's fit beside them.
@@ -118,25 +130,28 @@ constexpr int depth_of(int warps) { return warps <= kFewWarps ? 3 : 2; }
 
 // Microseconds of a cut, by a model: reading the weight, by pieces of rows; the steps of a multiprocessor's warps; x on its way
 // and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet. Several blocks on a
-// multiprocessor hide that from each other, few warps from the next kernel. The constants were searched for what
-// choose_int4_ring takes of the cuts measured on an H200: M = 1, 2, 4 and 8 with groups of 128, 2, 8, 12 and 16 with groups of
-// 32, up to 31 N x K.
-double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, int sms, int resident) {
+// multiprocessor hide that from each other, few warps from the next kernel.
+double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, const Device& device, int resident) {
   const Walk& w = l.walk;
-  const Costs cost = costs_of(p);
+  const RingFit& fit = fits_of(device).int4_ring;
+  const RingFit::Costs& cost = costs_of(fit, p);
   constexpr double kStepKb = kStepUnits;
   const double m = w.M, turns = l.turns, warps = resident * c.tiles * c.slices;
   const double units = kStepKb / c.warp_tiles;
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
   const double work = busiest * kStepKb * (cost.work + cost.work_m * m / c.warp_tiles);
-  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, 0.131 * kStepKb);
-  const double busy = static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * sms * resident);
+  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, fit.latency * kStepKb);
+  const double busy =
+      static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * device.multiprocessors * resident);
   const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK));
-  const double read = bytes / 4.66e6 * (cost.read + 0.143 / (c.slices * units)) * (0.672 + 0.328 / std::min(busy, 1.0));
+  const double read = bytes / device.bandwidth * (cost.read + fit.slice_read / (c.slices * units)) *
+                      (fit.read_busy + fit.read_idle / std::min(busy, 1.0));
   const double x = m * resident * w.part_units / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
-  return 0.894 + read + steps + (0.00884 + 0.00876 * again) * x + cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) +
-         meeting_time(c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? 0.433 : 0) - (warps <= kFewWarps ? 0.3 : 0);
+  return fit.launch + read + steps + (fit.x + fit.x_again * again) * x +
+         cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) +
+         meeting_time(fits_of(device).meeting, c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? fit.alone : 0) -
+         (warps <= kFewWarps ? fit.few_warps : 0);
 }
 
 }  // namespace
@@ -146,8 +161,10 @@ bool int4_ring_takes(const Int4Linear& p) {
          p.M <= 16 && p.K % 32 == 0 && p.group_size % 32 == 0 && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-Choice<RingConfig> choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper) {
+Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kMostSlices = 8, kFewestWarps = 4;
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = device.is_hopper();
   Choice<RingConfig> best;
   RingConfig c{1, 2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   for (c.warp_tiles = 1; c.warp_tiles <= 2 && kernel_of(p, c); ++c.warp_tiles)
@@ -164,9 +181,14 @@ Choice<RingConfig> choose_int4_ring(const Int4Linear& p, int sms, int shared_mem
             c.depth = depth_of(at_once * tiles * c.slices);
             Launch l;
             if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
-            best.consider(c, model_time(p, c, l, sms, at_once));
+            best.consider(c, model_time(p, c, l, device, at_once));
           }
   return best;
+}
+
+bool int4_ring_fits(const Int4Linear& p, const RingConfig& c) {
+  Launch l;
+  return kernel_of(p, c) && lay_out(p, c, l);
 }
 
 cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream) {
@@ -175,6 +197,14 @@ cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStrea
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+}
+
+std::string int4_ring_instances() {
+  return instances_text("int4_ring", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string int4_ring_instance(const Int4Linear& p, const RingConfig& c) {
+  return instance_text("int4_ring", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <string>
 
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -21,12 +23,20 @@ struct RingConfig {
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
   int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
+
+  bool operator==(const RingConfig&) const = default;
 };
 
-// What measured best (H200), scaled to the multiprocessors of another device.
-Choice<RingConfig> choose_int4_ring(const Int4Linear& p, int sms, int shared_memory, bool hopper);
+// What the model of its time (cuda/fits.h) says is fastest.
+Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device);
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool int4_ring_fits(const Int4Linear& p, const RingConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string int4_ring_instances();
+std::string int4_ring_instance(const Int4Linear& p, const RingConfig& c);
 
 }  // namespace aoext::cuda

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <string>
 
 #include "cuda/kernels/rowwise.h"
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -21,15 +23,22 @@ struct RowwiseDecodeConfig {
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
   int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
+
+  bool operator==(const RowwiseDecodeConfig&) const = default;
 };
 
-// What measured best (H200), scaled to the multiprocessors of another device.
-RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, int sms, int shared_memory, bool hopper);
+// What the model of its time (cuda/fits.h) says is fastest.
+RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device);
 
-// Whether a config that is chosen for a product serves where x has to be quantised: all of x is in shared memory then.
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say. A
+// config that is chosen for a product may not serve where x has to be quantised: all of x is in shared memory then.
 bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
 
 // cudaErrorInvalidValue for a config that does not fit the problem or the device.
 cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string rowwise_decode_instances();
+std::string rowwise_decode_instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
 
 }  // namespace aoext::cuda

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
 #include "cuda/kernels/rowwise_mma.h"
@@ -33,25 +35,11 @@ using Float8Tile128x128 =                   Tile<2, 4, 1,       64, 32,    64,  
 using Tile256x128 =                         Tile<4, 2, 1,       64, 64,    64,      4>;      // 96
 // clang-format on
 
-// With M rows and K split over blocks, the time in µs on an H200 (132 multiprocessors) is about
-//   us · (64-deep steps of a block + 2) · max(blocks of a multiprocessor, filled)
-//     + 4 + 0.25 per MB of partial sums written and read, if K is split,
-// or what reading the weights takes, if that is more. The numbers were fitted to 7 shapes, M = 17 to 4096, where the tile and
-// split by this formula are on average 1% off the fastest that were measured, at most 20%. Other GPUs have other numbers, but
-// the choice needs only their ratios.
-struct Cost {
-  Element x;  // int8, e4m3 for every float8, bf16 for 16 bits
-  int block_n, block_m;
-  double us, filled;
-};
-constexpr Cost kCosts[] = {
-    {Element::int8, 32, 32, 0.0475, 1.47},  {Element::int8, 128, 32, 0.162, 1.54},  {Element::int8, 128, 64, 0.253, 1.12},
-    {Element::int8, 128, 128, 0.463, 1.09}, {Element::int8, 256, 128, 0.881, 1.00}, {Element::e4m3, 32, 32, 0.0765, 1.13},
-    {Element::e4m3, 128, 32, 0.225, 1.33},  {Element::e4m3, 128, 64, 0.359, 1.27},  {Element::e4m3, 128, 128, 0.630, 1.14},
-    {Element::bf16, 32, 32, 0.0790, 1.47},  {Element::bf16, 128, 32, 0.215, 1.42},  {Element::bf16, 128, 64, 0.393, 1.10},
-    {Element::bf16, 128, 128, 0.656, 1.10},
-};
-constexpr double kSplitCost = 4, kCostPerMB = 0.25;
+// With M rows and K split over blocks, the time in µs is about
+//   step · (64-deep steps of a block + fill_steps) · max(blocks of a multiprocessor, filled)
+//     + split + split_mb per MB of partial sums written and read, if K is split,
+// or what reading the weights takes, if that is more. Other GPUs than the one that was measured have other numbers, but the
+// choice needs only their ratios.
 constexpr int kMaxSplits = 16, kMinK = 256;
 
 constexpr int64_t kMost = int64_t{1} << 30;  // of M, N and K: what a block counts in ints
@@ -83,32 +71,38 @@ cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* work
   return launch(rowwise_mma_kernel<Kind, T>, Grid{grid, T::kThreads, kBytes, stream, 1, Overlap::never}, a);
 }
 
-template <class Kind>
-cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
-  const auto is = [&](int block_n, int block_m) { return c.block_n == block_n && c.block_m == block_m; };
-  if (is(32, 32)) return launch<Kind, Tile32x32<Kind>>(p, c, workspace, stream);
-  if (is(128, 32)) return launch<Kind, Tile128x32>(p, c, workspace, stream);
-  if (is(128, 64))
-    return launch<Kind, std::conditional_t<Kind::kWideX || Kind::kFloat8, Tile128x64, DeepTile128x64>>(p, c, workspace, stream);
-  if (is(128, 128))
-    return launch<Kind, std::conditional_t<Kind::kFloat8, Float8Tile128x128, Tile128x128<Kind>>>(p, c, workspace, stream);
-  if constexpr (Kind::kInt8)
-    if (is(256, 128)) return launch<Kind, Tile256x128>(p, c, workspace, stream);
-  return cudaErrorInvalidValue;
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "float8", "block_n", "block_m"};
+
+// f(Tile{}) of each of a kind.
+template <class Kind, class F>
+void for_each_tile(F&& f) {
+  f(Tile32x32<Kind>());
+  f(Tile128x32());
+  f(std::conditional_t<Kind::kWideX || Kind::kFloat8, Tile128x64, DeepTile128x64>());
+  f(std::conditional_t<Kind::kFloat8, Float8Tile128x128, Tile128x128<Kind>>());
+  if constexpr (Kind::kInt8) f(Tile256x128());
 }
 
-template <Element x>
-cudaError_t launch_weight_only(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
-  switch (p.weight_type) {
-    case Element::int8: return launch<Kind<x, Element::int8>>(p, c, workspace, stream);
-    case Element::e4m3: return launch<Kind<x, Element::e4m3>>(p, c, workspace, stream);
-    default: return launch<Kind<x, Element::e5m2>>(p, c, workspace, stream);
-  }
+// f(key, Kind{}, Tile{}) of each: x of the weight's type, float8 as it is or as fp16, or of 16 bits.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::int8, Element::e4m3, Element::e5m2>([&](auto w) {
+    constexpr Element W = decltype(w)::value;
+    const auto kind = [&](auto kind, Element x, int float8) {
+      for_each_tile<decltype(kind)>(
+          [&](auto tile) { f(Key{int(x), int(W), float8, decltype(tile)::kBlockN, decltype(tile)::kBlockM}, kind, tile); });
+    };
+    kind(Kind<W, W>(), W, 0);
+    if constexpr (W != Element::int8) kind(Kind<W, W, true>(), W, 1);
+    kind(Kind<Element::bf16, W>(), Element::bf16, 0);
+    kind(Kind<Element::fp16, W>(), Element::fp16, 0);
+  });
 }
 
-template <Element w>
-cudaError_t launch_float8(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
-  return c.float8 ? launch<Kind<w, w, true>>(p, c, workspace, stream) : launch<Kind<w, w>>(p, c, workspace, stream);
+Key key_of(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  return {int(p.type), int(p.weight_type), c.float8, c.block_n, c.block_m};
 }
 
 }  // namespace
@@ -124,26 +118,40 @@ bool rowwise_mma_takes(const RowwiseLinear& p) {
          tiles(p, {32, 32, 1, 0}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, int sms, bool float8_units) {
+RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device) {
   using namespace rowwise_mma;
+  const RowwiseMmaFit& fit = fits_of(device).rowwise_mma;
+  const int sms = device.multiprocessors;
   RowwiseMmaConfig best{};
   double least = std::numeric_limits<double>::infinity();
   const bool int8 = p.type == Element::int8, wide = !is_8bit(p.type);
-  const int float8 = float8_units && !int8 && !wide && p.output != Element::fp32;
+  const int float8 = device.float8_units && !int8 && !wide && p.output != Element::fp32;
   const Element x = int8 ? Element::int8 : wide ? Element::bf16 : Element::e4m3;
-  for (const Cost& cost : kCosts) {
+  for (const MmaFit::Tile& cost : fit.tiles) {
     if (cost.x != x) continue;
     const int64_t unsplit = tiles(p, {cost.block_n, cost.block_m, 1, 0});
     const bool splits_k = cost.block_n > 32 && unsplit <= 2 * sms;
     const int64_t most = splits_k ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
     for (int splits = 1; splits <= most; ++splits) {
       const RowwiseMmaConfig c{cost.block_n, cost.block_m, splits, float8};
-      double us = cost.us * (ceil_div(p.K, 64 * splits) + 2) * std::max<double>(ceil_div(unsplit * splits, sms), cost.filled);
-      if (splits > 1) us += kSplitCost + kCostPerMB * 2e-6 * static_cast<double>(partials_bytes(p, c));
+      double us = cost.step * (ceil_div(p.K, 64 * splits) + fit.fill_steps) *
+                  std::max<double>(ceil_div(unsplit * splits, sms), cost.filled);
+      if (splits > 1) us += fit.split + fit.split_mb * 2e-6 * static_cast<double>(partials_bytes(p, c));
       if (us < least) least = us, best = c;
     }
   }
   return best;
+}
+
+bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  using namespace rowwise_mma;
+  if (c.splits < 1 || c.splits > kMaxSplits || c.float8 < 0 || c.float8 > 1) return false;
+  if (c.float8 && (p.output == Element::fp32 || p.type == Element::int8 || !is_8bit(p.type))) return false;
+  bool found = false;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, auto, auto tile) {
+    found = found || (k == key && (c.splits == 1 || decltype(tile)::kWarpsK == 1));  // one whose warps share K does not split it
+  });
+  return found;
 }
 
 size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
@@ -153,15 +161,20 @@ size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) 
 
 cudaError_t launch_rowwise_mma(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
   using namespace rowwise_mma;
-  if (c.splits < 1 || c.splits > kMaxSplits || (c.float8 && p.output == Element::fp32)) return cudaErrorInvalidValue;
-  switch (p.type) {
-    case Element::int8: return launch<Kind<Element::int8, Element::int8>>(p, c, workspace, stream);
-    case Element::e4m3: return launch_float8<Element::e4m3>(p, c, workspace, stream);
-    case Element::e5m2: return launch_float8<Element::e5m2>(p, c, workspace, stream);
-    case Element::bf16: return launch_weight_only<Element::bf16>(p, c, workspace, stream);
-    case Element::fp16: return launch_weight_only<Element::fp16>(p, c, workspace, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  if (!rowwise_mma_fits(p, c)) return cudaErrorInvalidValue;
+  cudaError_t error = cudaErrorInvalidValue;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, auto kind, auto tile) {
+    if (k == key) error = launch<decltype(kind), decltype(tile)>(p, c, workspace, stream);
+  });
+  return error;
+}
+
+std::string rowwise_mma_instances() {
+  return instances_text("rowwise_mma", rowwise_mma::kKeyNames, [](auto&& f) { rowwise_mma::for_each_instance(f); });
+}
+
+std::string rowwise_mma_instance(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  return instance_text("rowwise_mma", rowwise_mma::kKeyNames, rowwise_mma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

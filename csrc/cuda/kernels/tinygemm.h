@@ -5,6 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+
+#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
@@ -24,15 +27,17 @@ struct TinygemmConfig {
   int warps;         // of a block
   int blocks;        // that share the row tiles
   int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time
-  int64_t shared_bytes;
-  bool overlaps;  // may start while the last kernel ends (launch.h), on Hopper
+  int overlaps;      // whether it may start while the last kernel ends (launch.h), on Hopper
+
+  bool operator==(const TinygemmConfig&) const = default;
 };
 
 constexpr int kTinygemmMaxRows = 16;  // of x, in one launch
 
-// The configuration for a device with so many multiprocessors and bytes of shared memory for a block. Fewer warps
-// than max_warps are taken where that shares the work better.
-TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int64_t max_shared_bytes, int max_warps = 16);
+TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device);
+
+// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
+bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& config, const Device& device);
 
 cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream);
 
@@ -45,5 +50,9 @@ cudaError_t launch_tinygemm_unpack(const void* packed, void* weight, int64_t N, 
 
 // scale_and_zero [groups, N, 2] to scale and zero [groups, N], of 16-bit elements.
 cudaError_t launch_tinygemm_split(const void* scale_and_zero, void* scale, void* zero, int64_t count, cudaStream_t stream);
+
+// Its instances, a line each, and the line of what a launch runs (instances.h).
+std::string tinygemm_mm_instances();
+std::string tinygemm_mm_instance(const TinygemmLinear& p, const TinygemmConfig& c);
 
 }  // namespace aoext::cuda

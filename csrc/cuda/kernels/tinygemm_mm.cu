@@ -2,26 +2,46 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
 namespace {
 
 using tinygemm::Shape;
 
+constexpr int kMostWarps = 16;        // of a block
 constexpr int64_t kFewestChunks = 2;  // of a phase, where fewer warps can help it
 
-template <int Inner, int Sub>
-auto kernel_for(int tokens) {
-  return tokens == 8 ? tinygemm::mm_kernel<Inner, Sub, 1> : tinygemm::mm_kernel<Inner, Sub, 2>;
-}
+// What tells instances apart.
+using Key = std::array<int, 3>;
+constexpr std::array<const char*, 3> kKeyNames = {"inner_k_tiles", "sub_groups", "tokens"};
 
-template <int Inner>
-auto kernel_for(int sub, int tokens) {
-  return sub == 1 ? kernel_for<Inner, 1>(tokens) : kernel_for<Inner, 4>(tokens);
+using Kernel = void (*)(Shape);
+
+// f(key, kernel) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<2, 4, 8>([&](auto inner) {
+    each<1, 4>([&](auto sub) {
+      each<1, 2>([&](auto octets) {
+        constexpr int kInner = decltype(inner)::value, kSub = decltype(sub)::value, kOctets = decltype(octets)::value;
+        f(Key{kInner, kSub, 8 * kOctets}, Kernel(tinygemm::mm_kernel<kInner, kSub, kOctets>));
+      });
+    });
+  });
 }
 
 int sub_groups(const TinygemmLinear& p) { return p.group_size < kTinygemmChunk ? 4 : 1; }
+
+Key key_of(const TinygemmLinear& p, const TinygemmConfig& c) { return {p.inner_k_tiles, sub_groups(p), c.tokens}; }
+
+Kernel kernel_of(const TinygemmLinear& p, const TinygemmConfig& c) {
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
+}
 
 }  // namespace
 
@@ -42,7 +62,21 @@ Shape shape(const TinygemmLinear& p, const TinygemmConfig& config) {
 
 }  // namespace tinygemm
 
-TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int64_t max_shared_bytes, int max_warps) {
+namespace {
+
+// Bytes of shared memory: for so many chunks of K at a time, and for the sums of a block's tiles where they wait for the next.
+int64_t shared_bytes(const TinygemmLinear& p, const TinygemmConfig& c) {
+  const int64_t slots = 16 * c.tokens, tiles = ceil_div(p.N, tinygemm::kRows);
+  const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(c.tokens) * c.warps * slots * 4;
+  const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * c.tokens * 4;
+  const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
+  const int64_t tile_bytes = c.phase_chunks < ceil_div(p.K, kTinygemmChunk) ? ceil_div(tiles, c.blocks) * slots * 4 : 0;
+  return warp_bytes + pad_bytes + tile_bytes + c.phase_chunks * chunk_bytes;
+}
+
+// Fewer warps than max_warps are taken where that shares the work better.
+TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_warps) {
+  const int64_t max_shared_bytes = device.shared_memory;
   TinygemmConfig config{};
   config.tokens = p.M <= 8 ? 8 : 16;
   const int64_t chunks = (p.K + kTinygemmChunk - 1) / kTinygemmChunk;
@@ -55,39 +89,54 @@ TinygemmConfig tinygemm_config(const TinygemmLinear& p, int multiprocessors, int
   const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(config.tokens) * config.warps * slots * 4;
   const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * config.tokens * 4;
   const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
-  config.blocks = static_cast<int>(std::min<int64_t>(tiles, multiprocessors));
-  int64_t tile_bytes = 0;
+  config.blocks = static_cast<int>(std::min<int64_t>(tiles, device.multiprocessors));
   int64_t fits = (max_shared_bytes - warp_bytes - pad_bytes) / chunk_bytes;
   if (fits < chunks) {
     // Sums wait for the next phase: at most a quarter of the memory is theirs, by more blocks where need be.
     const int64_t most = std::max<int64_t>(1, max_shared_bytes / 4 / (slots * 4));
     config.blocks = static_cast<int>(std::max<int64_t>(config.blocks, (tiles + most - 1) / most));
-    tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
+    const int64_t tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
     fits = (max_shared_bytes - warp_bytes - pad_bytes - tile_bytes) / chunk_bytes;
     // Little memory and many tokens: fewer warps leave more of it.
-    if (fits < kFewestChunks && max_warps > 1) return tinygemm_config(p, multiprocessors, max_shared_bytes, max_warps / 2);
+    if (fits < kFewestChunks && max_warps > 1) return choose(p, device, max_warps / 2);
     const int64_t phases = (chunks + fits - 1) / fits;
     const int64_t even = (chunks + phases - 1) / phases;
     fits = std::min(fits, (even + config.warps - 1) / config.warps * config.warps);
   }
   config.phase_chunks = static_cast<int>(std::min(fits, chunks));
-  config.shared_bytes = warp_bytes + pad_bytes + tile_bytes + config.phase_chunks * chunk_bytes;
+  config.overlaps = device.is_hopper();
   return config;
+}
+
+}  // namespace
+
+TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) { return choose(p, device, kMostWarps); }
+
+bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device) {
+  const bool tokens = (c.tokens == 8 || c.tokens == 16) && p.M <= c.tokens;
+  return tokens && c.warps >= 1 && c.warps <= kMostWarps && c.blocks >= 1 && c.phase_chunks >= 1 &&
+         c.phase_chunks <= ceil_div(p.K, kTinygemmChunk) && shared_bytes(p, c) <= device.shared_memory;
 }
 
 cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream) {
   const Shape shape = tinygemm::shape(p, config);
-  const int sub = sub_groups(p);
-  const auto kernel = p.inner_k_tiles == 8   ? kernel_for<8>(sub, config.tokens)
-                      : p.inner_k_tiles == 4 ? kernel_for<4>(sub, config.tokens)
-                                             : kernel_for<2>(sub, config.tokens);
+  const Kernel kernel = kernel_of(p, config);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
   const Grid grid{static_cast<unsigned>(config.blocks),
                   static_cast<unsigned>(config.warps * 32),
-                  static_cast<size_t>(config.shared_bytes),
+                  static_cast<size_t>(shared_bytes(p, config)),
                   stream,
                   1,
                   config.overlaps ? Overlap::after_ours : Overlap::never};
   return launch(kernel, grid, shape);
+}
+
+std::string tinygemm_mm_instances() {
+  return instances_text("tinygemm_mm", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string tinygemm_mm_instance(const TinygemmLinear& p, const TinygemmConfig& c) {
+  return instance_text("tinygemm_mm", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -10,6 +10,19 @@ struct WgmmaConfig {
   int blocks;      // in all, which run at once
   int rows = 128;  // of w in a tile: 192, 128 or 64; of two operands of 8 bits any multiple of 16 up to there
   int turned = 0;  // 1: rows of x are the left operand, of two operands of 8 bits alone; rows up to 192 then
+
+  bool operator==(const WgmmaConfig&) const = default;
+};
+
+// Of each kernel that is cut so.
+struct Int4WgmmaConfig : WgmmaConfig {
+  bool operator==(const Int4WgmmaConfig&) const = default;
+};
+struct WeightOnlyWgmmaConfig : WgmmaConfig {
+  bool operator==(const WeightOnlyWgmmaConfig&) const = default;
+};
+struct RowwiseWgmmaConfig : WgmmaConfig {
+  bool operator==(const RowwiseWgmmaConfig&) const = default;
 };
 
 }  // namespace aoext::cuda

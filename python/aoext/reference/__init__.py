@@ -24,13 +24,14 @@ from .calls import (
     TINYGEMM_CALLS,
     Call,
     bf16i4bf16_rowwise,
+    blockwise_weight_only,
     moved,
     op,
     weight_int4pack_mm,
     without_bias,
 )
 from .compare import Sample, assert_close, bound
-from .subjects import SUBJECTS, Problem, Subject, Tensors, full_name
+from .subjects import SUBJECTS, Blockwise, Problem, Subject, Tensors, full_name
 from .values import (
     EIGHT_BIT,
     HIGH_PRECISION,
@@ -64,6 +65,7 @@ __all__ = [
     "QUANTIZE",
     "SUBJECTS",
     "TINYGEMM_CALLS",
+    "Blockwise",
     "Call",
     "Problem",
     "Sample",
@@ -71,6 +73,7 @@ __all__ = [
     "Tensors",
     "assert_close",
     "bf16i4bf16_rowwise",
+    "blockwise_weight_only",
     "bound",
     "full_name",
     "int4_float64",

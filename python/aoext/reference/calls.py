@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from aoext.packing import dtype_name
 
-from .subjects import ALL, SUBJECTS, Problem, Subject, tinygemm_mm
+from .subjects import ALL, SUBJECTS, Blockwise, Problem, Subject, tinygemm_mm, weight_only_blockwise
 from .values import inner_k_tiles
 
 
@@ -68,6 +68,11 @@ def _of_operator(operator: str) -> MakeCall:
         return _call(subject, p, g)
 
     return make
+
+
+def blockwise_weight_only(format: Blockwise, p: Problem, g: Generator) -> Call:
+    """A weight-only product in a format that need not be one of SUBJECTS."""
+    return _call(weight_only_blockwise(format), p, g)
 
 
 _TINYGEMM = ("convert_weight_to_int4pack", "weight_int4pack_mm")

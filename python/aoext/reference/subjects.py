@@ -459,7 +459,7 @@ LUT4_BLOCKWISE = [
 ]
 
 
-def _blockwise_weight_only(format: Blockwise) -> Subject:
+def weight_only_blockwise(format: Blockwise) -> Subject:
     name = {torch.int8: "bf16i8bf16", torch.uint8: "bf16lut4bf16"}.get(format.code, "bf16f8bf16")
     return _linear(
         f"{name}_blockwise",
@@ -570,9 +570,14 @@ def blockwise_subject(operator: str, format: Blockwise) -> Subject:
 
 
 def _blockwise() -> list[Subject]:
-    makers = (_blockwise_weight_only, _scaled_mm_blockwise, _scaled_linear_blockwise, _quantize_blockwise)
+    makers = (
+        weight_only_blockwise,
+        _scaled_mm_blockwise,
+        _scaled_linear_blockwise,
+        _quantize_blockwise,
+    )
     subjects = [make(format) for make in makers for format in EIGHT_BIT_BLOCKWISE]
-    subjects += [_blockwise_weight_only(format) for format in LUT4_BLOCKWISE]
+    subjects += [weight_only_blockwise(format) for format in LUT4_BLOCKWISE]
     return subjects + [_dequantize_blockwise(format) for format in (*EIGHT_BIT_BLOCKWISE, *LUT4_BLOCKWISE)]
 
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/int4_batch.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
@@ -43,29 +45,35 @@ Instance instance() {
           Meet::blocks};
 }
 
-template <Element X, Element S, int kTokens>
-Instance instance(const Int4Linear& p) {
-  if constexpr (kTokens <= most_rows(32)) {
-    if (p.group_size == 32) return instance<X, S, 32, kTokens>();
-    if (p.group_size == 64) return instance<X, S, 64, kTokens>();
-  }
-  return instance<X, S, 128, kTokens>();
+// What tells instances apart.
+using Key = std::array<int, 4>;
+constexpr std::array<const char*, 4> kKeyNames = {"type", "scale", "sub", "tokens"};
+
+// f(key, instance) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      each<32, 64, kUnitK>([&](auto sub) {
+        each<16, 32, 64>([&](auto tokens) {
+          constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+          constexpr int kSub = decltype(sub)::value, kTokens = decltype(tokens)::value;
+          if constexpr (kTokens <= most_rows(kSub)) f(Key{int(X), int(S), kSub, kTokens}, instance<X, S, kSub, kTokens>());
+        });
+      });
+    });
+  });
 }
 
-template <Element X, Element S>
-Instance instance(const Int4Linear& p, int tokens) {
-  switch (tokens) {
-    case 16: return instance<X, S, 16>(p);
-    case 32: return instance<X, S, 32>(p);
-    default: return instance<X, S, 64>(p);
-  }
+Key key_of(const Int4Linear& p, const BatchConfig& c) {
+  return {int(p.type), int(p.scale_type), static_cast<int>(std::min<int64_t>(p.group_size, kUnitK)), c.tokens};
 }
 
-Instance instance(const Int4Linear& p, int tokens) {
-  const bool same = p.scale_type == p.type;
-  if (p.type == Element::bf16)
-    return same ? instance<Element::bf16, Element::bf16>(p, tokens) : instance<Element::bf16, Element::fp32>(p, tokens);
-  return same ? instance<Element::fp16, Element::fp16>(p, tokens) : instance<Element::fp16, Element::fp32>(p, tokens);
+// Empty where there is none.
+Instance instance(const Int4Linear& p, const BatchConfig& c) {
+  Instance found{};
+  for_each_instance([&, key = key_of(p, c)](const Key& k, const Instance& i) { found = k == key ? i : found; });
+  return found;
 }
 
 struct Launch {
@@ -95,23 +103,6 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
 
 }  // namespace
 
-// A model of the time: turns of so many steps. In microseconds of int4_wgmma's model, which those of an H200 exceed by a
-// twentieth: the constants were searched for what the plan takes of both, and of these configurations, for groups of 128,
-// fourteen N x K and M = 7 to 64.
-namespace {
-
-struct Cost {
-  int tokens;
-  double step[3];  // of 1, 2 and 4 slices
-};
-
-constexpr Cost kCosts[] = {{16, {1.10, 0.602, 0.324}}, {32, {1.26, 0.702, 0.371}}, {64, {1.71, 0.947, 0.515}}};
-constexpr double kLaunches = 2.72;                        // of both kernels
-constexpr double kTurn = 0.226, kTurnRow = 0.00891;       // of a turn, and for each row of x
-constexpr double kCluster = 0.874, kClusterRow = 0.0151;  // of two blocks that meet, likewise
-
-}  // namespace
-
 bool int4_batch_takes(const Int4Linear& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const bool groups = p.group_size == 32 || p.group_size == 64 || p.group_size % kUnitK == 0;
@@ -120,13 +111,17 @@ bool int4_batch_takes(const Int4Linear& p) {
          p.K < kMost;
 }
 
-Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, int sms, int shared_memory) {
-  const Cost& cost = *std::find_if(std::begin(kCosts), std::end(kCosts), [&](const Cost& c) { return p.M <= c.tokens; });
-  const Instance kernels = instance(p, cost.tokens);
+// By a model of the time: turns of so many steps.
+Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device) {
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const BatchFit& fit = fits_of(device).int4_batch;
+  const BatchFit::Tile& cost =
+      *std::find_if(std::begin(fit.tiles), std::end(fit.tiles), [&](const BatchFit::Tile& tile) { return p.M <= tile.tokens; });
+  const Instance kernels = instance(p, BatchConfig{cost.tokens});
   Choice<BatchConfig> best;
   for (int slices = 1; slices <= 4; slices *= 2) {
     const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, int4_batch::kPairUnits);
-    const double step = cost.step[log2_of(slices)], turn = kTurn + kTurnRow * cost.tokens;
+    const double step = cost.step[log2_of(slices)], turn = fit.turn + fit.turn_row * cost.tokens;
     for (const int cluster : {1, 2}) {
       const auto config = [&](int64_t blocks) {
         return BatchConfig{cost.tokens, slices, cluster, static_cast<int>(blocks), shared_memory};
@@ -136,23 +131,31 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, int sms, int shared_m
       Launch l;
       if (cluster == 1 || !lay_out(p, c, kernels, l)) c = config(even_blocks(tiles, cluster, sms));
       if (!lay_out(p, c, kernels, l)) continue;
-      double time = kLaunches + ceil_div(l.walk.segments.whole_tiles, c.blocks) * (steps * step + turn);
-      if (rest_tiles(l.walk.segments) > 0) time += ceil_div(steps, cluster) * step + turn + kCluster + kClusterRow * cost.tokens;
+      double time = fit.launches + ceil_div(l.walk.segments.whole_tiles, c.blocks) * (steps * step + turn);
+      if (rest_tiles(l.walk.segments) > 0)
+        time += ceil_div(steps, cluster) * step + turn + fit.cluster + fit.cluster_row * cost.tokens;
       best.consider(c, time);
     }
   }
   return best;
 }
 
+bool int4_batch_fits(const Int4Linear& p, const BatchConfig& c) {
+  const bool slices = c.slices == 1 || c.slices == 2 || c.slices == 4;
+  const Instance kernels = instance(p, c);
+  Launch l;
+  return kernels.multiply && slices && p.M <= c.tokens && c.cluster >= 1 && c.blocks >= 1 && lay_out(p, c, kernels, l);
+}
+
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
-  return static_cast<size_t>(ceil_div(p.K / kUnitK, int4_batch::kPairUnits)) * instance(p, c.tokens).pair_bytes;
+  return static_cast<size_t>(ceil_div(p.K / kUnitK, int4_batch::kPairUnits)) * instance(p, c).pair_bytes;
 }
 
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
-  if (p.M > c.tokens || !int4_batch_takes(p)) return cudaErrorInvalidValue;
-  const Instance kernels = instance(p, c.tokens);
+  if (!int4_batch_takes(p) || !int4_batch_fits(p, c)) return cudaErrorInvalidValue;
+  const Instance kernels = instance(p, c);
   Launch l;
-  if (!lay_out(p, c, kernels, l)) return cudaErrorInvalidValue;
+  lay_out(p, c, kernels, l);
   l.walk.x = static_cast<const char*>(workspace);
   const int64_t rows = kBatchRows / c.slices, groups = p.K / p.group_size;
   const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? int4_batch::kPairUnits : 1);
@@ -180,6 +183,14 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,
                       static_cast<unsigned>(c.cluster), Overlap::always};
   return launch(kernels.multiply, multiply, w.map, scale.map, zero.map, l.walk);
+}
+
+std::string int4_batch_instances() {
+  return instances_text("int4_batch", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string int4_batch_instance(const Int4Linear& p, const BatchConfig& c) {
+  return instance_text("int4_batch", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -15,6 +15,12 @@ constexpr wgmma::TileShapes<wgmma::TilesOf<192, 96, 128>, wgmma::TilesOf<128, 32
 // The group size that the kernel counts with: one group, which may have any, is as long as all stages are.
 int64_t counted_group_size(const Int4Linear& p) { return p.group_size == p.K ? ceil_div(p.K, kStage) * kStage : p.group_size; }
 
+// Of a stage: groups of 32 have one, those of 64 two, longer ones four.
+int scale_chunks(const Int4Linear& p) {
+  const int64_t group_size = counted_group_size(p);
+  return group_size < 64 ? 1 : group_size < 128 ? 2 : 4;
+}
+
 template <class T, class S, int kScaleChunks>
 cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   const int64_t group_size = counted_group_size(p), scale_rows = group_size < kStage ? kStage / group_size : 1;
@@ -36,26 +42,40 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspa
 
 template <class T, class S>
 cudaError_t launch(const Int4Linear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  const int64_t group_size = counted_group_size(p);
-  if (group_size < 64) return launch<T, S, 1>(p, c, workspace, stream);
-  if (group_size < 128) return launch<T, S, 2>(p, c, workspace, stream);
-  return launch<T, S, 4>(p, c, workspace, stream);
+  switch (scale_chunks(p)) {
+    case 1: return launch<T, S, 1>(p, c, workspace, stream);
+    case 2: return launch<T, S, 2>(p, c, workspace, stream);
+    default: return launch<T, S, 4>(p, c, workspace, stream);
+  }
 }
 
-// Searched for what the choice then takes of measured configurations: benchmarks/cuda.md, "Choosing".
-constexpr wgmma::Model kModel{{{0, 0, 0.423, 0.507, 0, 0}, 0.35, 3.70},
-                              {{0.244, 0.270, 0.318, 0.363, 0.462, 0.603}, 0.96, 2.36},
-                              {{0.157, 0.164, 0, 0.224, 0, 0.327}, 1.65, 2.57},
-                              0.98,
-                              1.57,
-                              3.33,
-                              2.32,
-                              1.16,
-                              2};
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "scale", "scale_chunks", "rows", "tokens"};
+
+// f(key) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const Element type : {Element::bf16, Element::fp16})
+    for (const Element scale : {type, Element::fp32})
+      for (const int chunks : {1, 2, 4})
+        wgmma::for_each_shape(kShapes,
+                              [&](auto shape) { f(Key{int(type), int(scale), chunks, shape.kTileRows, shape.kTokens}); });
+}
+
+Key key_of(const Int4Linear& p, const WgmmaConfig& c) {
+  return {int(p.type), int(p.scale_type), scale_chunks(p), c.rows, c.tokens};
+}
+
+constexpr int kMostCluster = 2;
 
 }  // namespace
 
-Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, int sms) { return wgmma::choose(p, kStage, kModel, sms); }
+Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, const Device& device) {
+  return wgmma::choose(p, kStage, kMostCluster, fits_of(device).int4_wgmma, device.multiprocessors);
+}
+
+bool int4_wgmma_fits(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::fits(kShapes, p, kStage, kMostCluster, c); }
 
 size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 
@@ -72,6 +92,14 @@ cudaError_t launch_int4_wgmma(const Int4Linear& p, const WgmmaConfig& c, void* w
                                          : launch<__nv_bfloat16, float>(p, c, workspace, stream);
   return p.scale_type == Element::fp16 ? launch<__half, __half>(p, c, workspace, stream)
                                        : launch<__half, float>(p, c, workspace, stream);
+}
+
+std::string int4_wgmma_instances() {
+  return instances_text("int4_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string int4_wgmma_instance(const Int4Linear& p, const WgmmaConfig& c) {
+  return instance_text("int4_wgmma", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/fits.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
@@ -51,10 +53,6 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream
   a.segments = segments(p, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
-  if (config.rows % 16 != 0 || config.ranges != 0 || config.cluster > 2 || !shares_fit(a.segments, config.blocks) ||
-      (config.turned && a.segments.whole_tiles < a.segments.tiles))
-    return cudaErrorInvalidValue;
-
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
   };
@@ -71,25 +69,32 @@ constexpr bool has_tile(Element type, Element output, int rows, int tokens) {
   return tokens < 256 || (rows == wgmma::kRows && (type == Element::int8 || output == Element::bf16));
 }
 
+// Tiles that there are kernels for: rows of w, or fewer, by rows of x.
+template <int kRowsOfW, int kTokensOfX>
+struct Tile {
+  static constexpr int kRows = kRowsOfW, kTokens = kTokensOfX;
+  static bool is_of(const WgmmaConfig& c) { return height(c.rows, c.turned) == kRows && c.tokens == kTokens; }
+};
+
+// f(Tile{}) for each of them.
+template <class F>
+void for_each_tile(F&& f) {
+  const auto call = [&](auto... tiles) { (f(tiles), ...); };
+  call(Tile<64, 32>(), Tile<64, 64>(), Tile<64, 128>(), Tile<80, 128>(), Tile<96, 128>(), Tile<160, 128>(), Tile<192, 128>(),
+       Tile<128, 32>(), Tile<128, 64>(), Tile<128, 128>(), Tile<128, 256>());
+}
+
 template <Element kType, Element kOutput>
 cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
   using Half = std::conditional_t<kOutput == Element::fp16, __half, __nv_bfloat16>;
   using Output = std::conditional_t<kOutput == Element::fp32, float, Half>;
-  switch (height(c.rows, c.turned) * 1000 + c.tokens) {
-    case 64'032: return launch<kType, Output, 64, 32>(p, c, stream);
-    case 64'064: return launch<kType, Output, 64, 64>(p, c, stream);
-    case 64'128: return launch<kType, Output, 64, 128>(p, c, stream);
-    case 80'128: return launch<kType, Output, 80, 128>(p, c, stream);
-    case 96'128: return launch<kType, Output, 96, 128>(p, c, stream);
-    case 160'128: return launch<kType, Output, 160, 128>(p, c, stream);
-    case 192'128: return launch<kType, Output, 192, 128>(p, c, stream);
-    case 128'032: return launch<kType, Output, 128, 32>(p, c, stream);
-    case 128'064: return launch<kType, Output, 128, 64>(p, c, stream);
-    case 128'128: return launch<kType, Output, 128, 128>(p, c, stream);
-    case 128'256:
-      if constexpr (has_tile(kType, kOutput, 128, 256)) return launch<kType, Output, 128, 256>(p, c, stream);
-  }
-  return cudaErrorInvalidValue;
+  cudaError_t error = cudaErrorInvalidValue;
+  for_each_tile([&](auto tile) {
+    using T = decltype(tile);
+    if constexpr (has_tile(kType, kOutput, T::kRows, T::kTokens))
+      if (T::is_of(c)) error = launch<kType, Output, T::kRows, T::kTokens>(p, c, stream);
+  });
+  return error;
 }
 
 template <Element kType>
@@ -101,36 +106,45 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, cudaStre
   return cudaErrorInvalidValue;
 }
 
-// ---- The choice: a model of the time, in microseconds on an H200. Rounds of tiles, each of them stages that take what the
-// engine and the copies take, or what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of
-// neighbouring multiprocessors alike, so that a round which fills the second of some pairs takes as long as one that fills all.
-// Fitted to 7505 measured configurations of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6%
-// from the fastest, at most 8%. Turned tiles, and those of 128 by 128, to 700 with M = 72 to 512: turned ones 5 to 10% off, and
-// what it takes is 0.7% from the fastest, at most 11%. ----
+// What tells instances apart.
+using Key = std::array<int, 4>;
+constexpr std::array<const char*, 4> kKeyNames = {"type", "output", "height", "tokens"};
 
-struct Cost {
-  int height, tokens;   // of tiles of so many rows or fewer, more than half; turned where the height is theirs
-  double int8, float8;  // a stage
-};
+// f(key) of each. A float32 and an int32 result have one, of int8 alone.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const Element type : {Element::int8, Element::e4m3, Element::e5m2})
+    for (const Element output : {Element::bf16, Element::fp16, Element::fp32})
+      if (output != Element::fp32 || type == Element::int8)
+        for_each_tile([&](auto tile) {
+          if (has_tile(type, output, tile.kRows, tile.kTokens)) f(Key{int(type), int(output), tile.kRows, tile.kTokens});
+        });
+}
 
-constexpr Cost kCosts[] = {{64, 32, 0.151, 0.155},  {64, 64, 0.150, 0.151},   {64, 128, 0.189, 0.205},  {128, 32, 0.214, 0.215},
-                           {128, 64, 0.223, 0.229}, {128, 128, 0.335, 0.375}, {128, 256, 0.542, 0.650}, {80, 128, 0.250, 0.285},
-                           {96, 128, 0.285, 0.340}, {160, 128, 0.430, 0.485}, {192, 128, 0.515, 0.600}};
-constexpr double kCaches = 14.59e6, kMemory = 6.155e6;  // bytes a microsecond
-constexpr double kTile = 1.12, kOutput = 6.6e-5, kCluster = 2.02;
-constexpr double kBoth = 0.342;       // of the shorter of reading and multiplying does not hide behind the other
+Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
+  const Element output = p.output == Element::int32 ? Element::fp32 : p.output;
+  return {int(p.type), int(output), height(c.rows, c.turned), c.tokens};
+}
+
+// ---- The choice: a model of the time. Rounds of tiles, each of them stages that take what the engine and the copies take, or
+// what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of neighbouring multiprocessors alike,
+// so that a round which fills the second of some pairs takes as long as one that fills all. ----
+
 constexpr int64_t kFewRows = 256;     // of x up to which tiles of fewer rows than 128 were measured
 constexpr int64_t kTurnedRows = 512;  // and turned ones
 constexpr int kNarrow = 128;          // tokens likewise
 
 }  // namespace
 
-WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
+WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device) {
+  const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
+  const int sms = device.multiprocessors;
+  const double from_memory = fit.memory * bandwidth_ratio(device);
   const int64_t stages = ceil_div(p.K, wgmma::kLine);
-  const double reading = static_cast<double>(p.N) * p.K / kMemory;
+  const double reading = static_cast<double>(p.N) * p.K / from_memory;
   WgmmaConfig best{};
   double least = 0;
-  for (const Cost& cost : kCosts) {
+  for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
     const bool turned = wgmma::is_turned(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
@@ -146,8 +160,9 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
       // So many blocks at once, each with so many stages.
       const auto round = [&](int64_t blocks, int64_t parts) {
         const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
-        const double memory = w_bytes / beside * in_pair * pairs / kMemory, caches = blocks * (w_bytes + x_bytes) / kCaches;
-        return parts * std::max({step, memory, caches}) + kTile + kOutput * outputs;
+        const double memory = w_bytes / beside * in_pair * pairs / from_memory,
+                     caches = blocks * (w_bytes + x_bytes) / fit.caches;
+        return parts * std::max({step, memory, caches}) + fit.tile + fit.output * outputs;
       };
       const auto consider = [&](int cluster, int64_t blocks) {
         const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, turned};
@@ -155,8 +170,8 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, int sms) {
         if (!shares_fit(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
         if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
-        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + kCluster;
-        const double time = std::max(multiplying, reading) + kBoth * std::min(multiplying, reading);
+        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
+        const double time = std::max(multiplying, reading) + fit.both * std::min(multiplying, reading);
         if (best.tokens != 0 && time >= least) return;
         least = time;
         best = config;
@@ -178,13 +193,30 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
+bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
+  bool tile = false;
+  for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kRows, t.kTokens)); });
+  if (!tile || c.rows < 16 || c.rows % 16 != 0 || c.ranges != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1) return false;
+  const Segments s = segments(p, c);
+  return shares_fit(s, c.blocks) && !(c.turned && s.whole_tiles < s.tiles);
+}
+
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
+  if (!rowwise_wgmma_fits(p, c)) return cudaErrorInvalidValue;
   switch (p.weight_type) {
     case Element::int8: return launch_output<Element::int8>(p, c, stream);
     case Element::e4m3: return launch_output<Element::e4m3>(p, c, stream);
     case Element::e5m2: return launch_output<Element::e5m2>(p, c, stream);
     default: return cudaErrorInvalidValue;
   }
+}
+
+std::string rowwise_wgmma_instances() {
+  return instances_text("rowwise_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string rowwise_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c) {
+  return instance_text("rowwise_wgmma", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "cuda/fits.h"
 #include "cuda/kernels/choice.h"
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
 #include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
@@ -104,6 +106,16 @@ struct TilesOf {
 template <class... Tiles>
 struct TileShapes {};
 
+// f(TileShape{}) of each.
+template <int kRowsOfW, int... kTokensOfX, class F>
+void for_each_shape(TilesOf<kRowsOfW, kTokensOfX...>, F&& f) {
+  (f(TileShape<kRowsOfW, kTokensOfX>()), ...);
+}
+template <class... Tiles, class F>
+void for_each_shape(TileShapes<Tiles...>, F&& f) {
+  (for_each_shape(Tiles(), f), ...);
+}
+
 template <class... Tiles, class Run>
 cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
   cudaError_t error = cudaErrorInvalidValue;
@@ -111,29 +123,21 @@ cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
   return error;
 }
 
+// Whether there is a kernel for a configuration, and its blocks can share the tiles so.
+template <class Tiles, class Problem>
+bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const WgmmaConfig& c) {
+  const auto found = [](auto) { return cudaSuccess; };
+  return with_tile(shapes, c, found) == cudaSuccess && !c.turned && c.cluster >= 1 && c.cluster <= most_cluster &&
+         c.ranges >= 0 && c.blocks > c.ranges && shares_fit(segments(p, stage, c), c.blocks);
+}
+
 // ---- The choice ----
 
 constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
 constexpr int64_t kMostTurns = 2;  // of whole tiles, beside which ranges are worth it
 
-// What tiles of one kind cost.
-struct TileCost {
-  double steps[6];  // of tiles of kTokenCounts, 0 where there are none
-  double tile, cluster;
-};
-
-// A model of the time, in microseconds on an H200: rounds of tiles, each of them steps of 64 k, and what blocks pay that share
-// one.
-struct Model {
-  TileCost rows_192, rows_128, rows_64;
-  // Of ranges: counters that are cleared before, an owner that waits for the last to be left; leaving the sums of any other tile
-  // of 128 by 256, and adding what one range left of it, at the end or beside whole tiles.
-  double clearing, waiting, leaving, adding, adding_beside;
-  int most_cluster;  // 3: where parts of the chip have odd sizes, an eighth of it may stay idle
-};
-
 // What ranges take, of so many microseconds a stage; `tile`: what a tile takes beside its stages; `size`: its, of 128 by 256.
-inline double time_of_ranges(const Segments& s, int blocks, double stage, double tile, double size, const Model& m) {
+inline double time_of_ranges(const Segments& s, int blocks, double stage, double tile, double size, const WeightOnlyWgmmaFit& m) {
   const int rest = rest_tiles(s), longest = s.part_stages + (s.longer > 0);
   const bool even = s.longer == 0 && (s.shared_stages % longest == 0 || longest % s.shared_stages == 0);
   const auto touched = [&](int stages, int by) { return even ? ceil_div(stages, by) : (stages + by - 2) / by + 1; };
@@ -148,11 +152,13 @@ inline double time_of_ranges(const Segments& s, int blocks, double stage, double
   return m.clearing + time;
 }
 
+// By a model of the time: rounds of tiles, each of them steps of 64 k, and what blocks pay that share one. Clusters of 3: where
+// parts of the chip have odd sizes, an eighth of it may stay idle.
 template <class Problem>
-Choice<WgmmaConfig> choose(const Problem& p, int stage, const Model& model, int sms) {
+Choice<WgmmaConfig> choose(const Problem& p, int stage, int most_cluster, const WeightOnlyWgmmaFit& model, int sms) {
   const int64_t stages = ceil_div(p.K, stage);
   Choice<WgmmaConfig> best;
-  const auto consider_tiles = [&](int rows, int tokens, double step, const TileCost& cost) {
+  const auto consider_tiles = [&](int rows, int tokens, double step, const WeightOnlyWgmmaFit::Tiles& cost) {
     const int64_t tiles = ceil_div(p.N, rows) * ceil_div(p.M, tokens), rest = tiles % sms;
     const auto time_of = [&](int64_t parts) { return parts * (stage / kStep) * step + cost.tile; };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
@@ -167,7 +173,7 @@ Choice<WgmmaConfig> choose(const Problem& p, int stage, const Model& model, int 
     };
     consider(1, 0, even_blocks(tiles, 1, sms));
     consider(2, 0, even_blocks(tiles, 2, sms));
-    if (model.most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
+    if (most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
     if (rest == 0 || tiles / sms > kMostTurns) return;
     if (tiles < sms) {
       // As many ranges as there are blocks for, or fewer of the same length, which leave fewer parts of tiles.
@@ -182,7 +188,7 @@ Choice<WgmmaConfig> choose(const Problem& p, int stage, const Model& model, int 
     for (int64_t longest = shortest; longest < shortest + kLengths; ++longest) consider(1, ceil_div(shared, longest), sms);
     consider(1, (sms - 1) / rest * rest, sms);
   };
-  const auto consider_kind = [&](int rows, const TileCost& cost) {
+  const auto consider_kind = [&](int rows, const WeightOnlyWgmmaFit::Tiles& cost) {
     for (int i = 0; i < 6; ++i)
       if (cost.steps[i] > 0) consider_tiles(rows, kTokenCounts[i], cost.steps[i], cost);
   };

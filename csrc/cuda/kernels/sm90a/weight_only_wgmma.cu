@@ -33,20 +33,31 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace
   }
 }
 
-// Fitted to times of bf16 by int8: what it takes is 0.6% from the fastest of those measured, at most 7%.
-constexpr wgmma::Model kModel{{{0, 0.423, 0.502, 0.558, 0, 0}, 0.03, 5.01},
-                              {{0.282, 0, 0.362, 0.413, 0.489, 0.640}, 0.49, 3.53},
-                              {{0.170, 0.190, 0, 0.232, 0, 0}, 1.33, 0.36},
-                              1.76,
-                              2.05,
-                              3.99,
-                              2.28,
-                              0.91,
-                              3};
+// What tells instances apart.
+using Key = std::array<int, 4>;
+constexpr std::array<const char*, 4> kKeyNames = {"type", "weight", "rows", "tokens"};
+
+// f(key) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const Element type : {Element::bf16, Element::fp16})
+    for (const Element weight : {Element::int8, Element::e4m3, Element::e5m2})
+      wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(weight), shape.kTileRows, shape.kTokens}); });
+}
+
+Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) { return {int(p.type), int(p.weight_type), c.rows, c.tokens}; }
+
+constexpr int kMostCluster = 3;
 
 }  // namespace
 
-WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, int sms) { return wgmma::choose(p, kStage, kModel, sms).config; }
+WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, const Device& device) {
+  return wgmma::choose(p, kStage, kMostCluster, fits_of(device).weight_only_wgmma, device.multiprocessors).config;
+}
+
+bool weight_only_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
+  return wgmma::fits(kShapes, p, kStage, kMostCluster, c);
+}
 
 size_t weight_only_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
 
@@ -58,6 +69,14 @@ bool weight_only_wgmma_takes(const RowwiseLinear& p) {
 
 cudaError_t launch_weight_only_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   return p.type == Element::bf16 ? launch<__nv_bfloat16>(p, c, workspace, stream) : launch<__half>(p, c, workspace, stream);
+}
+
+std::string weight_only_wgmma_instances() {
+  return instances_text("weight_only_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string weight_only_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c) {
+  return instance_text("weight_only_wgmma", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -1,0 +1,141 @@
+// Instances of rowwise_decode.cuh for weights with a scale a block, and their launcher.
+#include "cuda/kernels/blocks_decode.h"
+
+#include "cuda/kernels/blocks_decode.cuh"
+#include "cuda/kernels/instances.h"
+#include "cuda/kernels/rowwise_decode_cuts.h"
+
+namespace aoext::cuda {
+namespace rowwise_decode {
+namespace {
+
+bool is_table(const BlockLinear& p) { return p.weight_type == Element::lut4; }
+
+// The k that have one scale at least, as instances know it.
+int granule(const BlockLinear& p) {
+  const int half = is_table(p) ? 128 : 64;
+  if (p.block_k % half == 0 || p.block_k >= p.K) return half;
+  return is_table(p) && p.block_k % 32 == 0 ? 32 : 16;
+}
+
+}  // namespace
+
+int unit_k(const BlockWalk& p) { return is_table(p) ? 256 : 128; }
+int unit_bytes(const BlockWalk& p) { return kWeightBytes + p.words * (kTileN * 4); }
+int table_bytes(const BlockWalk& p) { return is_table(p) ? PairTable::kBytes : 0; }
+int64_t weight_row_bytes(const BlockWalk& p) { return row_bytes(p); }
+
+}  // namespace rowwise_decode
+
+namespace {
+
+using rowwise_decode::BlocksOf;
+using rowwise_decode::BlockWalk;
+using rowwise_decode::unit_k;
+using rowwise_decode::X;
+using Kernel = void (*)(rowwise_decode::Walk<BlockWalk>);
+
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "granule", "octets", "depth"};
+
+// f(key, kernel) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<Element::int8, Element::e4m3, Element::e5m2, Element::lut4>([&](auto w) {
+    each<16, 32, 64, 128>([&](auto granule) {
+      each<1, 2>([&](auto octets) {
+        each<2, 4>([&](auto depth) {
+          using rowwise_decode::rowwise_decode_kernel;
+          constexpr Element W = decltype(w)::value;
+          constexpr bool kTable = W == Element::lut4;
+          constexpr int kGranule = decltype(granule)::value, kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
+          if constexpr (kTable ? kGranule != 64 : kGranule == 16 || kGranule == 64) {
+            using Loader = BlocksOf<W, kGranule>;
+            f(Key{int(Element::bf16), int(W), kGranule, kOctets, kDepth},
+              Kernel(rowwise_decode_kernel<__nv_bfloat16, Loader, X::sixteen, kOctets, kDepth>));
+            f(Key{int(Element::fp16), int(W), kGranule, kOctets, kDepth},
+              Kernel(rowwise_decode_kernel<__half, Loader, X::sixteen, kOctets, kDepth>));
+          }
+        });
+      });
+    });
+  });
+}
+
+Key key_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
+  return {int(p.type), int(p.weight_type), rowwise_decode::granule(p), p.M <= 8 ? 1 : 2, c.depth};
+}
+
+Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
+}
+
+// Words that hold a row's scales of a unit, wherever it begins.
+int scale_words(const BlockLinear& p, int64_t unit_k, int64_t bytes) {
+  if (p.block_k >= p.K || p.block_k % unit_k == 0) return 1;
+  const bool whole = unit_k % p.block_k == 0, even = is_aligned(p.block_scale, 4) && scale_columns(p) * bytes % 4 == 0;
+  const int64_t touched = (whole ? unit_k / p.block_k : (unit_k - 16) / p.block_k + 2) * bytes;
+  if (even && whole && (touched % 4 == 0 || 4 % touched == 0)) return static_cast<int>(ceil_div(touched, 4));
+  return static_cast<int>(ceil_div(touched, 4) + (bytes < 4));
+}
+
+BlockWalk walk_of(const BlockLinear& p) {
+  BlockWalk w{p};
+  w.scale_bytes = static_cast<uint32_t>(scale_bytes(p.block_scale_type));
+  w.scale_row_bytes = static_cast<uint32_t>(scale_columns(p) * w.scale_bytes);
+  const int64_t all = ceil_div(p.N, p.block_n) * scale_columns(p) * w.scale_bytes;
+  w.scales_end = static_cast<uint32_t>(all + static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.block_scale) & 3));
+  const int64_t sixteens = p.block_k / 16;
+  w.block_magic = p.block_k >= p.K ? 0 : static_cast<uint32_t>(((int64_t{1} << 31) + sixteens - 1) / sixteens);
+  w.last_k = static_cast<uint32_t>((p.K - 1) / 16 * 16);
+  w.words = scale_words(p, unit_k(w), w.scale_bytes);
+  w.relative = relative_scales(p);
+  const bool exponents = p.block_scale_type == Element::e8m0;
+  w.shifts = exponents || p.block_scale_type == Element::fp32 || p.block_scale_type == Element::bf16;
+  w.mask = exponents ? 0xff : w.scale_bytes == 4 ? ~0u : 0xffff;
+  w.shift = exponents ? 23 : w.scale_bytes == 4 ? 0 : 16;
+  w.subnormal = exponents ? 0x00400000 : 0;
+  return w;
+}
+
+}  // namespace
+
+bool blocks_decode_takes(const BlockLinear& p) {
+  const bool blocks = p.block_k >= p.K || (p.block_k % 16 == 0 && p.K / 16 * (p.block_k / 16) < int64_t{1} << 31);
+  const int64_t scales = ceil_div(p.N, p.block_n) * scale_columns(p) * 4;
+  return (p.type == Element::bf16 || p.type == Element::fp16) && blocks && is_aligned(p.x) && is_aligned(p.weight) && p.M <= 16 &&
+         row_bytes(p) % 16 == 0 && p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30 && scales < int64_t{1} << 31;
+}
+
+bool blocks_decode_is_exact(const BlockLinear& p) { return !rowwise_decode::is_table(p) && rowwise_decode::granule(p) == 64; }
+
+BlocksDecodeConfig choose_blocks_decode(const BlockLinear& p, const Device& device) {
+  constexpr int kMostCluster = 2;  // larger ones never were the fastest
+  return {rowwise_decode::choose_cut(walk_of(p), device, kMostCluster)};
+}
+
+bool blocks_decode_fits(const BlockLinear& p, const BlocksDecodeConfig& c) {
+  rowwise_decode::Launch<BlockWalk> l;
+  return kernel_of(p, c) && rowwise_decode::lay_out(walk_of(p), c, l);
+}
+
+cudaError_t launch_blocks_decode(const BlockLinear& p, const BlocksDecodeConfig& c, cudaStream_t stream) {
+  if (!blocks_decode_takes(p)) return cudaErrorInvalidValue;
+  const Kernel kernel = kernel_of(p, c);
+  rowwise_decode::Launch<BlockWalk> l;
+  if (!kernel || !rowwise_decode::lay_out(walk_of(p), c, l)) return cudaErrorInvalidValue;
+  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+}
+
+std::string blocks_decode_instances() {
+  return instances_text("blocks_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string blocks_decode_instance(const BlockLinear& p, const BlocksDecodeConfig& c) {
+  return instance_text("blocks_decode", kKeyNames, key_of(p, c));
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,157 @@
+#include "cuda/kernels/blocks_wgmma.h"
+
+#include "cuda/kernels/sm90a/blocks_wgmma.cuh"
+#include "cuda/kernels/sm90a/weight_only_launch.h"
+
+namespace aoext::cuda {
+namespace {
+
+constexpr wgmma::TileShapes<wgmma::TilesOf<128, 32, 96, 128, 192, 256>, wgmma::TilesOf<64, 32, 64, 128>> kShapes8;
+constexpr wgmma::TileShapes<wgmma::TilesOf<128, 32, 64, 128, 192, 256>, wgmma::TilesOf<64, 32, 64, 128>> kShapes4;
+constexpr int kMostCluster = 2;
+
+bool is_table(const BlockLinear& p) { return p.weight_type == Element::lut4; }
+int stage(const BlockLinear& p) { return is_table(p) ? 256 : 128; }
+
+// k of a scale that is arranged.
+int granule(const BlockLinear& p) {
+  const bool one = p.block_k >= p.K;
+  if (is_table(p)) return one || p.block_k % 32 == 0 ? 32 : 16;
+  return one || p.block_k % 128 == 0 ? 128 : 32;
+}
+
+// The workspace: sums of tiles that are shared, then what is arranged.
+wgmma::Arranged arranged(const BlockLinear& p, const WgmmaConfig& c, void* workspace) {
+  const auto round = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  wgmma::Arranged a{};
+  a.groups = ceil_div(p.K, granule(p)), a.stride = ceil_div(p.N, 8) * 8;
+  char* at = static_cast<char*>(workspace) + round(wgmma::workspace_bytes(p, stage(p), c));
+  a.table = reinterpret_cast<Table16*>(at), at += 256;
+  a.factor = reinterpret_cast<float*>(at), at += round(sizeof(float) * p.N);
+  if (relative_scales(p)) a.largest = reinterpret_cast<float*>(at), at += round(sizeof(float) * p.N);
+  a.scales = at;
+  return a;
+}
+
+template <class T, int kGranule>
+cudaError_t arrange(const BlockLinear& p, const wgmma::Arranged& a, cudaStream_t stream) {
+  using wgmma::kArrangeThreads;
+  const int64_t columns = scale_columns(p);
+  const auto blocks = [](int64_t work, int each) { return static_cast<unsigned>(ceil_div(work, each)); };
+  const auto grid = [&](dim3 all) { return Grid{all, kArrangeThreads, 0, stream, 1, Overlap::after_ours}; };
+  if (a.largest) {
+    const cudaError_t error = launch(wgmma::find_largest, grid(blocks(p.N, kArrangeThreads / 32)), p, a, columns);
+    if (error != cudaSuccess) return error;
+  }
+  const dim3 tiles(blocks(a.stride, wgmma::kArrangeRows), blocks(a.groups, wgmma::kArrangeGroups));
+  return launch(wgmma::arrange_scales<T, kGranule>, grid(tiles), p, a, columns);
+}
+
+template <class T, Element kType, int kGranule, class Shapes>
+cudaError_t launch(Shapes shapes, const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+  const wgmma::Arranged a = arranged(p, c, workspace);
+  const TensorMap lines = wgmma::lines_map(p, row_bytes(p), c.rows);
+  const TensorMap scale(map_type(p.type), a.scales, CU_TENSOR_MAP_SWIZZLE_NONE, {a.stride, a.groups},
+                        {a.stride * int64_t{sizeof(T)}}, {c.rows, stage(p) / kGranule});
+  if (!lines.valid || !scale.valid) return cudaErrorNotSupported;
+  const cudaError_t error = arrange<T, kGranule>(p, a, stream);
+  if (error != cudaSuccess) return error;
+  const wgmma::FactoredRows<T> epilogue{static_cast<T*>(p.y), static_cast<int>(p.M), static_cast<int>(p.N), a.factor, p.bias,
+                                        p.bias_type};
+  return wgmma::with_tile(shapes, c, [&](auto shape) {
+    using Weights = wgmma::BlockWeights<T, kType, kGranule, decltype(shape)>;
+    return wgmma::launch_weight_only<T, shape.kTokens>(p, Weights{a.table}, {lines.map, scale.map}, epilogue, c, workspace,
+                                                       stream);
+  });
+}
+
+template <class T>
+cudaError_t launch(const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+  const bool fine = granule(p) < 32 || (granule(p) == 32 && !is_table(p));
+  switch (p.weight_type) {
+    case Element::int8:
+      return fine ? launch<T, Element::int8, 32>(kShapes8, p, c, workspace, stream)
+                  : launch<T, Element::int8, 128>(kShapes8, p, c, workspace, stream);
+    case Element::e4m3:
+      return fine ? launch<T, Element::e4m3, 32>(kShapes8, p, c, workspace, stream)
+                  : launch<T, Element::e4m3, 128>(kShapes8, p, c, workspace, stream);
+    default:
+      return fine ? launch<T, Element::lut4, 16>(kShapes4, p, c, workspace, stream)
+                  : launch<T, Element::lut4, 32>(kShapes4, p, c, workspace, stream);
+  }
+}
+
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "granule", "rows", "tokens"};
+
+// f(key) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const Element type : {Element::bf16, Element::fp16}) {
+    for (const Element weight : {Element::int8, Element::e4m3})
+      for (const int granule : {32, 128})
+        wgmma::for_each_shape(kShapes8,
+                              [&](auto shape) { f(Key{int(type), int(weight), granule, shape.kTileRows, shape.kTokens}); });
+    for (const int granule : {16, 32})
+      wgmma::for_each_shape(kShapes4,
+                            [&](auto shape) { f(Key{int(type), int(Element::lut4), granule, shape.kTileRows, shape.kTokens}); });
+  }
+}
+
+Key key_of(const BlockLinear& p, const WgmmaConfig& c) { return {int(p.type), int(p.weight_type), granule(p), c.rows, c.tokens}; }
+
+// Times of tiles that there are.
+template <class Shapes>
+WeightOnlyWgmmaFit those_of(Shapes shapes, const WeightOnlyWgmmaFit& all) {
+  WeightOnlyWgmmaFit fit = all;
+  const auto restrict_to = [&](WeightOnlyWgmmaFit::Tiles& tiles, int rows) {
+    for (int i = 0; i < 6; ++i) {
+      bool found = false;
+      wgmma::for_each_shape(
+          shapes, [&](auto shape) { found = found || (shape.kTileRows == rows && shape.kTokens == wgmma::kTokenCounts[i]); });
+      if (!found) tiles.steps[i] = 0;
+    }
+  };
+  restrict_to(fit.rows_192, 192), restrict_to(fit.rows_128, 128), restrict_to(fit.rows_64, 64);
+  return fit;
+}
+
+}  // namespace
+
+BlocksWgmmaConfig choose_blocks_wgmma(const BlockLinear& p, const Device& device) {
+  const WeightOnlyWgmmaFit fit =
+      is_table(p) ? those_of(kShapes4, fits_of(device).int4_wgmma) : those_of(kShapes8, fits_of(device).weight_only_wgmma);
+  return {wgmma::choose(p, stage(p), kMostCluster, fit, device.multiprocessors).config};
+}
+
+bool blocks_wgmma_fits(const BlockLinear& p, const BlocksWgmmaConfig& c) {
+  return is_table(p) ? wgmma::fits(kShapes4, p, stage(p), kMostCluster, c) : wgmma::fits(kShapes8, p, stage(p), kMostCluster, c);
+}
+
+size_t blocks_wgmma_workspace(const BlockLinear& p, const BlocksWgmmaConfig& c) {
+  const wgmma::Arranged a = arranged(p, c, nullptr);
+  return reinterpret_cast<size_t>(a.scales) + static_cast<size_t>(a.groups * a.stride) * 2;
+}
+
+bool blocks_wgmma_takes(const BlockLinear& p) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 256;
+  const bool codes = is_table(p) || p.weight_type == Element::int8 || p.weight_type == Element::e4m3;
+  const bool blocks = p.block_k >= p.K || p.block_k % (is_table(p) ? 16 : 32) == 0;
+  return (p.type == Element::bf16 || p.type == Element::fp16) && codes && blocks && p.output == p.type &&
+         row_bytes(p) % 16 == 0 && p.M < kMost && p.N < kMost && p.K < kMost;
+}
+
+cudaError_t launch_blocks_wgmma(const BlockLinear& p, const BlocksWgmmaConfig& c, void* workspace, cudaStream_t stream) {
+  return p.type == Element::bf16 ? launch<__nv_bfloat16>(p, c, workspace, stream) : launch<__half>(p, c, workspace, stream);
+}
+
+std::string blocks_wgmma_instances() {
+  return instances_text("blocks_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string blocks_wgmma_instance(const BlockLinear& p, const BlocksWgmmaConfig& c) {
+  return instance_text("blocks_wgmma", kKeyNames, key_of(p, c));
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,227 @@
+// Weights of 8 bits, or of 4 bits through a table of 16, with a scale a block, as weights of weight_only_wgmma.cuh: codes become
+// x's type exactly (a table is rounded to it), are multiplied by their scale, rounded to x's type, and y = sum · factor + bias, a
+// factor a row of w.
+//
+// The copy engine wants scales as [K / granule, N] of x's type. A kernel before writes them so (arrange_scales), whatever their
+// block and type: of fp16, whose range is shorter than that of scales, relative to the largest of a row, which is its factor
+// then.
+#pragma once
+
+#include "cuda/kernels/blocks.cuh"
+#include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
+#include "cuda/kernels/table16.cuh"
+
+namespace aoext::cuda::wgmma {
+
+// What arrange_scales leaves for the product.
+struct Arranged {
+  void* scales;             // [K / granule, stride] of x's type
+  float *largest, *factor;  // [N]; largest is null where scales are not relative to it
+  Table16* table;
+  int64_t groups, stride;  // rows, and their length: N and what fills up 16 bytes
+};
+
+constexpr int kArrangeRows = 32, kArrangeGroups = 64, kArrangeThreads = 256;
+
+// The largest finite scale of each row of w.
+static __global__ void __launch_bounds__(kArrangeThreads)
+    find_largest(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  wait_for_last_kernel();
+  start_next_kernel();
+  const int64_t n = int64_t{blockIdx.x} * (kArrangeThreads / 32) + threadIdx.x / 32;
+  if (n >= p.N) return;
+  uint32_t largest = 0;
+  for (int64_t i = threadIdx.x % 32; i < columns; i += 32) {
+    const float scale = load_scale(p.block_scale, n / p.block_n * columns + i, p.block_scale_type);
+    const uint32_t magnitude = __float_as_uint(scale) & 0x7fffffff;
+    largest = max(largest, magnitude < 0x7f800000 ? magnitude : 0);
+  }
+  largest = __reduce_max_sync(~0u, largest);
+  if (threadIdx.x % 32 == 0) a.largest[n] = largest == 0 ? 1.0f : __uint_as_float(largest);
+}
+
+// Tiles of 32 rows of w by 64 granules.
+template <class T, int kGranule>
+__global__ void __launch_bounds__(kArrangeThreads)
+    arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  wait_for_last_kernel();
+  start_next_kernel();
+  __shared__ float tile[kArrangeGroups][kArrangeRows + 1];
+  const int64_t n0 = int64_t{blockIdx.x} * kArrangeRows, g0 = int64_t{blockIdx.y} * kArrangeGroups;
+  if (blockIdx.y == 0 && threadIdx.x < kArrangeRows && n0 + threadIdx.x < p.N) {
+    const float table = p.table ? table_factor<T>(p.table) : 1.0f;
+    const float largest = a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
+    a.factor[n0 + threadIdx.x] = largest * (global_scale(p) / table);
+    if (p.table && blockIdx.x == 0 && threadIdx.x == 0) a.table->template read<T>(p.table, table);
+  }
+  for (int i = threadIdx.x; i < kArrangeRows * kArrangeGroups; i += kArrangeThreads) {
+    const int row = i / kArrangeGroups, group = i % kArrangeGroups;
+    const int64_t n = n0 + row, k = (g0 + group) * kGranule;
+    float scale = 0;
+    if (n < p.N && k < p.K) {
+      scale = load_scale(p.block_scale, n / p.block_n * columns + static_cast<uint32_t>(k) / static_cast<uint32_t>(p.block_k),
+                         p.block_scale_type);
+      if (a.largest) scale /= a.largest[n];
+    }
+    tile[group][row] = scale;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kArrangeRows * kArrangeGroups; i += kArrangeThreads) {
+    const int row = i % kArrangeRows, group = i / kArrangeRows;
+    if (n0 + row < a.stride && g0 + group < a.groups)
+      static_cast<T*>(a.scales)[(g0 + group) * a.stride + n0 + row] = rounded<T>(tile[group][row]);
+  }
+}
+
+// kGranule: k of a scale that was arranged; of 8 bits 32 or a whole stage, of lut4 16 or 32.
+template <class T, Element kType, int kGranule, class Shape>
+struct BlockWeights {
+  static constexpr bool kTable = kType == Element::lut4;
+  static constexpr int kTileRows = Shape::kTileRows, kLinesBytes = kTileRows * kLine;
+  static constexpr int kStage = kTable ? 256 : 128;  // of K
+  static constexpr int kGroups = kStage / kGranule;  // of a stage
+  static constexpr int kRowOfScales = kTileRows * int(sizeof(T));
+  static constexpr int kExtraBytes = kGroups * kRowOfScales;
+  static constexpr int kNarrowStages = kTable ? 4 : 8, kWideStages = kTable ? (Shape::kTokens <= 128 ? 2 : 3) : 4;
+  static constexpr int kMostCluster = 2;
+  static_assert(kExtraBytes % 128 == 0);
+
+  struct Maps {
+    CUtensorMap lines, scale;
+    __device__ void prefetch() const { prefetch_map(&lines), prefetch_map(&scale); }
+  };
+
+  const Table16* table;
+
+  class Copies {
+   public:
+    __device__ Copies(const BlockWeights&, const Maps& maps) : maps_(maps) {}
+
+    __device__ uint32_t bytes() const { return kLinesBytes + kExtraBytes; }
+    __device__ void start(int row, int stage) { row_ = row, stage_ = stage; }
+
+    __device__ void prefetch() {
+      prefetch_tile(&maps_.lines, stage_ * kLine, row_);
+      ++stage_;
+    }
+
+    __device__ void copy(uint32_t lines, uint32_t extra, uint32_t arrived) {
+      copy_tile(lines, &maps_.lines, arrived, stage_ * kLine, row_);
+      copy_tile(extra, &maps_.scale, arrived, row_, stage_ * kGroups);
+      ++stage_;
+    }
+
+   private:
+    const Maps& maps_;
+    int row_, stage_;
+  };
+
+  // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment. Of 8 bits these are two bytes each of its 16, of which
+  // the four read eight neighbours. Of 4 bits they are a byte each, and a chunk's 32 k are 16 bytes, which all four read: byte t
+  // of each word.
+  template <int kWays>
+  class Reader {
+   public:
+    __device__ Reader(const BlockWeights& w, uint32_t lines, uint32_t extra, const Thread& me)
+        : row_(kept(row_address(lines, me, kTable ? 16 : 32) + (kTable ? 0 : 2 * me.quad))),
+          scale_(extra + me.row() * int(sizeof(T)) + 2 * me.way * (32 / kGranule) * kRowOfScales) {
+      wait_for_last_kernel();  // arrange_scales
+      if constexpr (kTable) {
+        table_ = *w.table;
+        pick_ = kept(me.quad | (4 + me.quad) << 4);
+      }
+    }
+
+    // Rows g and g + 8 of the warp's 16.
+    template <class Ring>
+    __device__ void load(const Ring& ring, int c) {
+      const uint32_t at = (row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWays>(c) << (kTable ? 4 : 5));
+      if constexpr (kTable) {
+        upper_words_ = load_shared_16(at + ring.step() * kLinesBytes);
+        lower_words_ = load_shared_16(at + ring.step() * kLinesBytes + 8 * kLine);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t from = (at ^ (i / 2 << 4)) + i % 2 * 8 + ring.step() * kLinesBytes;
+          upper_[i] = load_shared_half(from);
+          lower_[i] = load_shared_half(from + 8 * kLine);
+        }
+      }
+      if (kGranule <= 32 || c == 0) {
+        const uint32_t from = scale_ + ring.slot() * kExtraBytes + own_chunk<kWays>(c) * 32 / kGranule * kRowOfScales;
+#pragma unroll
+        for (int i = 0; i < kScales; ++i) {
+          upper_scale_[i] = load_both(from + i * kRowOfScales);
+          lower_scale_[i] = load_both(from + i * kRowOfScales + 8 * int(sizeof(T)));
+        }
+      }
+    }
+
+    __device__ void unpack(uint32_t (&f)[2][4]) const {
+      uint32_t upper[4], lower[4];
+      if constexpr (kTable) {
+        table_.pairs(codes(upper_words_), upper);
+        table_.pairs(codes(lower_words_), lower);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          upper[i] = widened_pair<T, kType>(upper_[i], 0);
+          lower[i] = widened_pair<T, kType>(lower_[i], 0);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        f[i / 2][i % 2 * 2] = product(upper[i], upper_scale_[i / 2 % kScales]);
+        f[i / 2][i % 2 * 2 + 1] = product(lower[i], lower_scale_[i / 2 % kScales]);
+      }
+    }
+
+   private:
+    static constexpr int kScales = kGranule == 16 ? 2 : 1;  // of a row's chunk
+
+    __device__ static uint32_t load_both(uint32_t address) {
+      uint32_t both;
+      asm volatile("{\n.reg .b16 v;\nld.shared.b16 v, [%1];\nmov.b32 %0, {v, v};\n}" : "=r"(both) : "r"(address) : "memory");
+      return both;
+    }
+
+    __device__ static uint32_t product(uint32_t a, uint32_t b) {
+      using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+      return bits<uint32_t>(__hmul2(bits<Pair>(a), bits<Pair>(b)));
+    }
+
+    // Byte t of each word.
+    __device__ uint32_t codes(const uint4& v) const {
+      return __byte_perm(__byte_perm(v.x, v.y, pick_), __byte_perm(v.z, v.w, pick_), 0x5410);
+    }
+
+    uint32_t row_, scale_, pick_;
+    uint32_t upper_[4], lower_[4];
+    uint4 upper_words_, lower_words_;
+    uint32_t upper_scale_[kScales], lower_scale_[kScales];
+    Table16 table_;
+  };
+};
+
+// What ends a sum: the factor of its row of w, and the bias.
+template <class T>
+struct FactoredRows {
+  using Sum = float;
+  using Output = T;
+  static constexpr bool kWholeVectors = false;
+  struct Nothing {};
+
+  T* y;
+  int M, N;
+  const float* factor;
+  const void* bias;
+  Element bias_type;
+
+  __device__ Channel channel(int n) const {
+    return n < N ? Channel{factor[n], bias ? load_float(bias, n, bias_type) : 0.0f} : Channel{};
+  }
+  __device__ Nothing token(int) const { return {}; }
+  __device__ float operator()(float sum, Nothing, const Channel& c) const { return scaled(sum, 1.0f, c); }
+};
+
+}  // namespace aoext::cuda::wgmma

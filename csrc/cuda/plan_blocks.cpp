@@ -1,0 +1,78 @@
+#include "cuda/plan_blocks.h"
+
+#include "common/formats.h"
+#include "cuda/choose_once.h"
+#include "cuda/forced.h"
+
+namespace aoext::cuda {
+namespace {
+
+constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over dequantising for cuBLAS
+constexpr int64_t kFewRows = 16;  // that decode takes
+// Fewer output columns than this, and rounding each weight to the input's type may show in a row of y.
+constexpr int64_t kRoundedColumns = 32;
+
+BlocksPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
+  if (!takes_one_pass(p.K, device)) return {};
+  const BlockLinear raw = block_linear(p);
+  if (p.M > 0 && p.N > 0 && aligned) {
+    const bool many = p.N >= kRoundedColumns;
+    if (p.M <= kFewRows && blocks_decode_takes(raw) && (many || blocks_decode_is_exact(raw)))
+      return {choose_blocks_decode(raw, device)};
+    if (p.M > kFewRows && many && device.is_hopper() && blocks_wgmma_takes(raw)) return {choose_blocks_wgmma(raw, device)};
+  }
+  if (p.M > kAnyRows) return {};
+  return {BlocksAny{}};
+}
+
+BlocksPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
+  if (f.is<Generic>()) return {};
+  const BlockLinear raw = block_linear(p);
+  const bool served = takes_one_pass(p.K, device), serves = served && p.M > 0 && p.N > 0 && aligned;
+  if (f.is<BlocksDecodeConfig>())
+    return {forced_config<BlocksDecodeConfig>(
+        f, text(p), device, serves && blocks_decode_takes(raw), [&] { return choose_blocks_decode(raw, device); },
+        [&](const BlocksDecodeConfig& c) { return blocks_decode_fits(raw, c); })};
+  if (f.is<BlocksWgmmaConfig>())
+    return {forced_config<BlocksWgmmaConfig>(
+        f, text(p), device, serves && device.is_hopper() && blocks_wgmma_takes(raw),
+        [&] { return choose_blocks_wgmma(raw, device); }, [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_fits(raw, c); })};
+  if (!served) refuse_kernel(f, text(p), device);
+  return {BlocksAny{}};
+}
+
+}  // namespace
+
+bool is_rowwise(const LinearProblem& p) {
+  return p.code != Code::lut4 && p.block_n == 1 && p.group_size == p.K && is_high_precision(p.scale);
+}
+
+BlockLinear block_linear(const LinearProblem& p) {
+  BlockLinear raw{};
+  raw.M = p.M, raw.N = p.N, raw.K = p.K;
+  raw.type = element(p.input), raw.weight_type = element(storage(p.code)), raw.output = element(p.output);
+  raw.bias_type = element(p.bias);
+  raw.block_n = p.block_n, raw.block_k = p.group_size, raw.block_scale_type = element(p.scale);
+  return raw;
+}
+
+BlocksPlan plan_blocks(const LinearProblem& p, const Device& device, bool aligned) {
+  const Forced* const f = forced();
+  if (f != nullptr && is_one_of(*f, BlocksKernel())) return forced_plan(*f, p, device, aligned);
+  return choose_once(p, device, aligned, [&] { return choose(p, device, aligned); });
+}
+
+Explanation explain(const BlocksPlan& plan) {
+  return std::visit(Overloaded{[](const Generic&) { return generic_explanation(); },
+                               [](const BlocksAny&) { return explain_kernel("blocks_any"); },
+                               [](const BlocksDecodeConfig& c) {
+                                 return explain_kernel("blocks_decode")
+                                     .with("tile_n", c.tiles * 16)
+                                     .with("slices", c.slices)
+                                     .with("cluster", c.cluster);
+                               },
+                               [](const BlocksWgmmaConfig& c) { return explain_wgmma("blocks_wgmma", c); }},
+                    plan.kernel);
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,113 @@
+// Plans from Python: what a GPU would be given, and forcing one (aoext.ops.plan, aoext.ops.with_plan).
+#include <map>
+
+#include "common/by_name.h"
+#include "common/library.h"
+#include "cuda/forced.h"
+#include "cuda/plan.h"
+#include "cuda/plan_blocks.h"
+#include "cuda/plan_rowwise.h"
+#include "cuda/plan_tinygemm.h"
+
+namespace aoext::cuda {
+namespace {
+
+std::string instance(const Int4Linear& p, const Int4Kernel& kernel) {
+  return std::visit(
+      Overloaded{[](const auto&) { return std::string(); }, [&](const RingConfig& c) { return int4_ring_instance(p, c); },
+                 [&](const DecodeConfig& c) { return int4_decode_instance(p, c); },
+                 [&](const BatchConfig& c) { return int4_batch_instance(p, c); },
+                 [&](const Int4WgmmaConfig& c) { return int4_wgmma_instance(p, c); },
+                 [&](const MmaConfig& c) { return int4_mma_instance(p, c); }},
+      kernel);
+}
+
+std::string instance(const RowwiseLinear& p, const RowwiseKernel& kernel) {
+  return std::visit(Overloaded{[](const auto&) { return std::string(); },
+                               [&](const RowwiseDecodeConfig& c) { return rowwise_decode_instance(p, c); },
+                               [&](const RowwiseWgmmaConfig& c) { return rowwise_wgmma_instance(p, c); },
+                               [&](const WeightOnlyWgmmaConfig& c) { return weight_only_wgmma_instance(p, c); },
+                               [&](const RowwiseMmaConfig& c) { return rowwise_mma_instance(p, c); }},
+                    kernel);
+}
+
+// A line for the plan, and one for the instance of the kernel's template that it launches, empty where there is but one.
+std::string int4_text(const LinearProblem& p, const Device& device) {
+  const Int4Plan plan = plan_int4(p, device, true);
+  Int4Linear linear = int4_linear(p);
+  linear.scale_type = element(plan.scale);
+  return text(plan) + "\n" + instance(linear, plan.kernel);
+}
+
+std::string rowwise_text(const LinearProblem& p, const Device& device) {
+  const RowwisePlan plan = plan_rowwise(p, device, true);
+  return text(plan) + "\n" + instance(rowwise_linear(p, plan.K), plan.kernel);
+}
+
+std::string scaled_linear_text(const LinearProblem& p, const Device& device) {
+  const RowwisePlan plan = plan_scaled_linear(p, device, true);
+  LinearProblem product = p;
+  if (!plan.quantizes) product.input = storage(p.code);
+  RowwiseLinear linear = rowwise_linear(product, plan.K);
+  linear.quantizes = plan.quantizes;
+  return text(plan) + "\n" + instance(linear, plan.kernel);
+}
+
+// Of one scale a row, whose kernels are those of row-wise weights.
+std::string blocks_text(const LinearProblem& p, const Device& device) {
+  if (is_rowwise(p)) return rowwise_text(p, device);
+  const BlocksPlan plan = plan_blocks(p, device, true);
+  const BlockLinear linear = block_linear(p);
+  const std::string name = std::visit(Overloaded{[](const auto&) { return std::string(); },
+                                                 [&](const BlocksDecodeConfig& c) { return blocks_decode_instance(linear, c); },
+                                                 [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_instance(linear, c); }},
+                                      plan.kernel);
+  return text(plan.kernel) + "\n" + name;
+}
+
+std::string tinygemm_text(const LinearProblem& p, const Device& device) {
+  const TinygemmPlan plan = plan_tinygemm(p, device);
+  const auto* const config = std::get_if<TinygemmConfig>(&plan.kernel);
+  return text(plan) + "\n" + (config == nullptr ? "" : tinygemm_mm_instance(tinygemm_linear(p), *config));
+}
+
+using PlanText = std::string(const LinearProblem&, const Device&);
+
+PlanText* plan_of(const std::string& op) {
+  static const std::map<std::string, PlanText*> plans = {
+      {"bf16i4bf16_rowwise", int4_text},       {"bf16i4bf16_rowwise_bias", int4_text},
+      {"weight_int4pack_mm", tinygemm_text},   {"int8_mm", rowwise_text},
+      {"scaled_mm_rowwise", rowwise_text},     {"bf16i8bf16_rowwise", rowwise_text},
+      {"bf16f8bf16_rowwise", rowwise_text},    {"scaled_linear_rowwise", scaled_linear_text},
+      {"bf16i8bf16_blockwise", blocks_text},   {"bf16f8bf16_blockwise", blocks_text},
+      {"bf16lut4bf16_blockwise", blocks_text},
+  };
+  const auto found = plans.find(op);
+  if (found == plans.end()) throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + op);
+  return found->second;
+}
+
+// Operands are taken to be aligned.
+std::string plan(const std::string& gpu, const std::string& op, const std::vector<OptionalTensor>& tensors,
+                 const std::vector<int64_t>& numbers, std::optional<ScalarType> dtype) {
+  return plan_of(op)(check_by_name(op, {tensors, numbers, dtype}), device_named(gpu));
+}
+
+// Of all kernels that have more than one.
+std::string kernel_instances() {
+  return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
+         int4_mma_instances() + rowwise_decode_instances() + rowwise_wgmma_instances() + weight_only_wgmma_instances() +
+         rowwise_mma_instances() + blocks_decode_instances() + blocks_wgmma_instances() + tinygemm_mm_instances();
+}
+
+std::string force_plan(const std::string& plan) { return force(plan); }
+
+}  // namespace
+
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
+  m.impl("_plan", TORCH_BOX(&plan));
+  m.impl("_force_plan", TORCH_BOX(&force_plan));
+  m.impl("_kernel_instances", TORCH_BOX(&kernel_instances));
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,558 @@
+"""CUDA's kernels by configuration: every instance of their templates and every way to cut a product, by name.
+
+What an instance or a cut needs of a problem stands here, and no plan is asked to come upon it. That a case
+gets the instance that it is for is shown without a GPU, on meta tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aoext import ops, reference
+from aoext.ops import ao, plan, with_plan
+from aoext.reference import ALL_CALLS, Blockwise, Call, Problem, assert_close
+
+BF16, FP16, FP32 = reference.HIGH_PRECISION
+INT8, E4M3, E5M2 = reference.EIGHT_BIT
+E8M0, LUT4 = torch.float8_e8m0fnu, torch.uint8
+ELEMENTS = (BF16, FP16, FP32, INT8, E4M3, E5M2, torch.int32, E8M0, LUT4)  # csrc/cuda/kernels/element.h
+
+needs_plans = pytest.mark.skipif(not ops._has_plans(), reason="aoext was built without CUDA")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+pytestmark = needs_plans
+
+HOPPER_KERNELS = ("int4_batch", "int4_wgmma", "rowwise_wgmma", "weight_only_wgmma", "blocks_wgmma")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A problem of an operator, and what is forced on it."""
+
+    kernel: str
+    operator: str
+    problem: Problem
+    config: dict[str, int]
+    bias: bool = True
+    inner_k_tiles: int = 8
+    format: Blockwise | None = None
+
+    def call(self, generator: torch.Generator) -> Call:
+        if self.operator == "weight_int4pack_mm":
+            return reference.weight_int4pack_mm(self.problem, generator, self.inner_k_tiles)
+        if self.format:
+            return reference.blockwise_weight_only(self.format, self.problem, generator)
+        call = ALL_CALLS[self.operator](self.problem, generator)
+        return call if self.bias else reference.without_bias(call)
+
+    def __str__(self) -> str:
+        config = " ".join(f"{name}={value}" for name, value in self.config.items())
+        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or ''}"
+
+
+def tiles_of(rows: int, tokens: int, N: int, M: int) -> dict[str, int]:
+    """A tile of the matrix engine, each to a block of its own."""
+    blocks = math.ceil(N / rows) * math.ceil(M / tokens)
+    return {"tokens": tokens, "rows": rows, "cluster": 1, "ranges": 0, "blocks": blocks, "turned": 0}
+
+
+def operator_of(x: torch.dtype, weight: torch.dtype) -> str:
+    """The product of such operands."""
+    if x is weight:
+        return "scaled_mm_rowwise"
+    return "bf16i8bf16_rowwise" if weight is INT8 else "bf16f8bf16_rowwise"
+
+
+# ---- What an instance needs, by what tells it from others (csrc/cuda/kernels/instances.h) -----------------
+
+
+def int4_ring(type: int, scale: int, sub: int, rows: int, ringed: int, warp_tiles: int) -> Iterator[Case]:
+    dtypes = (ELEMENTS[type], ELEMENTS[scale])
+    fewest = 1 if sub == 128 or rows == 2 else rows // 2 + 1 if rows == 16 else 3
+    # Rows of scales that begin at multiples of 16 and of 4 bytes, or at others.
+    for N in (88, 90) if ringed else (77,):
+        for M in (fewest, rows):
+            problem = Problem(M, N, 640 if sub == 128 else 416, sub, *dtypes)
+            yield Case("int4_ring", "bf16i4bf16_rowwise_bias", problem, {"warp_tiles": warp_tiles})
+
+
+def int4_decode(type: int, scale: int, sub: int, rows: int, warp_tiles: int, units: int) -> Iterator[Case]:
+    for M in (rows - 5, rows):
+        problem = Problem(M, 90, 640, sub, ELEMENTS[type], ELEMENTS[scale])
+        config = {"rows": rows, "warp_tiles": warp_tiles, "units": units}
+        yield Case("int4_decode", "bf16i4bf16_rowwise_bias", problem, config)
+
+
+def int4_batch(type: int, scale: int, sub: int, tokens: int) -> Iterator[Case]:
+    for M, group_size in ((tokens - 3, sub), (tokens, sub if sub < 128 else 384)):
+        problem = Problem(M, 264, 1152, group_size, ELEMENTS[type], ELEMENTS[scale])
+        yield Case("int4_batch", "bf16i4bf16_rowwise_bias", problem, {"tokens": tokens})
+
+
+def int4_wgmma(type: int, scale: int, scale_chunks: int, rows: int, tokens: int) -> Iterator[Case]:
+    for M in (tokens - 7, tokens + 5):
+        problem = Problem(M, 200, 640, 32 * scale_chunks, ELEMENTS[type], ELEMENTS[scale])
+        yield Case("int4_wgmma", "bf16i4bf16_rowwise_bias", problem, tiles_of(rows, tokens, 200, M))
+
+
+def int4_mma(type: int, scale: int, block_m: int) -> Iterator[Case]:
+    for M, group_size in ((block_m - 7, 32), (block_m + 5, 416)):
+        problem = Problem(M, 200, 416, group_size, ELEMENTS[type], ELEMENTS[scale])
+        yield Case("int4_mma", "bf16i4bf16_rowwise_bias", problem, {"block_m": block_m, "splits": 1})
+
+
+def rowwise_decode(x: int, weight: int, quantizes: int, octets: int, depth: int) -> Iterator[Case]:
+    for M in (8 * octets - 7, 8 * octets):
+        for dtype in (BF16, FP16, FP32) if x == weight else (ELEMENTS[x],):
+            name = "scaled_linear_rowwise" if quantizes else operator_of(ELEMENTS[x], ELEMENTS[weight])
+            problem = Problem(M, 77, 656, 656, dtype, FP32, ELEMENTS[weight])
+            # Warps enough to quantise a row each.
+            yield Case("rowwise_decode", name, problem, {"depth": depth, "tiles": 2, "slices": 4})
+
+
+def rowwise_wgmma(type: int, output: int, height: int, tokens: int) -> Iterator[Case]:
+    turned = int(height not in (64, 128))
+    for rows, M in ((height, tokens - 7), (height - 16 if height in (64, 96, 128) else height, tokens + 5)):
+        if not turned and rows <= 64 < height:
+            continue
+        config = {**tiles_of(rows, tokens, 200, M), "turned": turned}
+        problem = Problem(M, 200, 656, 656, ELEMENTS[output], FP32, ELEMENTS[type])
+        if height == 96 and rows == 80:  # the tile of 80 rows has them
+            config = {**tiles_of(height, tokens, 200, M), "turned": turned}
+        yield Case("rowwise_wgmma", "scaled_mm_rowwise", problem, config)
+        if ELEMENTS[output] is FP32:
+            yield Case("rowwise_wgmma", "int8_mm", problem, config)
+
+
+def weight_only_wgmma(type: int, weight: int, rows: int, tokens: int) -> Iterator[Case]:
+    for M in (tokens - 7, tokens + 5):
+        problem = Problem(M, 200, 656, 656, ELEMENTS[type], FP32, ELEMENTS[weight])
+        operator = operator_of(ELEMENTS[type], ELEMENTS[weight])
+        yield Case("weight_only_wgmma", operator, problem, tiles_of(rows, tokens, 200, M))
+
+
+def rowwise_mma(type: int, weight: int, float8: int, block_n: int, block_m: int) -> Iterator[Case]:
+    x, w = ELEMENTS[type], ELEMENTS[weight]
+    config = {"block_n": block_n, "block_m": block_m, "splits": 1, "float8": float8}
+    outputs = (x,) if x is not w else (BF16, FP16) if float8 else (BF16, FP16, FP32)
+    for output in outputs:
+        for M in (block_m - 7, block_m + 5):
+            problem = Problem(M, 300, 656, 656, output, FP32, w)
+            yield Case("rowwise_mma", operator_of(x, w), problem, config)
+            if output is FP32 and w is INT8:
+                yield Case("rowwise_mma", "int8_mm", problem, config)
+
+
+def of_blocks(
+    kernel: str,
+    code: torch.dtype,
+    block: tuple[int, int],
+    scale: torch.dtype,
+    M: int,
+    N: int,
+    K: int,
+    dtype: torch.dtype,
+    config: dict[str, int],
+) -> Case:
+    """A weight with a scale a block: through random tables, and with a scale of all, those of 4 bits."""
+    lut4 = code is LUT4
+    name = "lut4" if lut4 else "i8" if code is INT8 else "f8"
+    format = Blockwise("", code, block, scale, has_global_scale=lut4)
+    return Case(kernel, f"bf16{name}bf16_blockwise", Problem(M, N, K, K, dtype, BF16), config, format=format)
+
+
+# Blocks by the k that have one scale at least, as instances know it, of weights of 4 bits or not.
+GRANULES: dict[tuple[bool, int], list[tuple[tuple[int, int], torch.dtype]]] = {
+    (True, 16): [((1, 16), E4M3), ((5, 48), BF16)],
+    (True, 32): [((1, 32), E8M0), ((1, 64), FP32), ((2, 96), FP16)],
+    (True, 128): [((1, 128), BF16), ((128, 256), FP32), ((1, 10_000), FP32)],
+    (False, 16): [((1, 16), FP16), ((1, 32), E8M0), ((3, 48), BF16)],
+    (False, 64): [((128, 128), FP32), ((1, 64), BF16), ((2, 10_000), FP32)],
+}
+WGMMA_GRANULES = {
+    (True, 16): GRANULES[True, 16],
+    (True, 32): [*GRANULES[True, 32], *GRANULES[True, 128]],
+    (False, 32): [((1, 32), E8M0), ((1, 64), BF16), ((7, 96), FP16)],
+    (False, 128): [((128, 128), FP32), ((1, 256), E8M0), ((2, 10_000), FP32)],
+}
+
+
+def blocks_decode(type: int, weight: int, granule: int, octets: int, depth: int) -> Iterator[Case]:
+    code = ELEMENTS[weight]
+    for M in (8 * octets - 7, 8 * octets):
+        for block, scale in GRANULES[code is LUT4, granule]:
+            config = {"depth": depth, "tiles": 2, "slices": 2}
+            yield of_blocks("blocks_decode", code, block, scale, M, 77, 672, ELEMENTS[type], config)
+
+
+def blocks_wgmma(type: int, weight: int, granule: int, rows: int, tokens: int) -> Iterator[Case]:
+    code = ELEMENTS[weight]
+    for M in (tokens - 7, tokens + 5):
+        config = tiles_of(rows, tokens, 203, M)
+        for block, scale in WGMMA_GRANULES[code is LUT4, granule]:
+            yield of_blocks("blocks_wgmma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
+
+
+def tinygemm_mm(inner_k_tiles: int, sub_groups: int, tokens: int) -> Iterator[Case]:
+    for M, group_size in ((tokens - 5, 128 if sub_groups == 1 else 64), (tokens, 256 // sub_groups)):
+        problem = Problem(M, 72, 768, group_size)
+        config = {"tokens": tokens}
+        yield Case("tinygemm_mm", "weight_int4pack_mm", problem, config, inner_k_tiles=inner_k_tiles)
+
+
+CASES = {
+    make.__name__: make
+    for make in (
+        int4_ring,
+        int4_decode,
+        int4_batch,
+        int4_wgmma,
+        int4_mma,
+        rowwise_decode,
+        rowwise_wgmma,
+        weight_only_wgmma,
+        rowwise_mma,
+        blocks_decode,
+        blocks_wgmma,
+        tinygemm_mm,
+    )
+}
+INSTANCES = ao._kernel_instances().splitlines() if ops._has_plans() else []
+
+
+def cases_of(instance: str) -> list[Case]:
+    kernel, *key = instance.split()
+    return list(CASES[kernel](**{name: int(value) for name, value in (k.split("=") for k in key)}))
+
+
+# ---- Ways to cut a product --------------------------------------------------------------------------------
+
+
+def few_rows_cuts() -> Iterator[dict[str, int]]:
+    """A block alone, several turns of one, x in pieces of shared memory, K shared by clusters."""
+    yield {"tiles": 1, "slices": 8, "cluster": 1, "blocks": 1}
+    yield {"tiles": 4, "slices": 2, "cluster": 1, "blocks": 2}
+    yield {"tiles": 2, "slices": 4, "cluster": 1, "blocks": 100, "overlaps": 0}
+    for cluster in (2, 4, 8):
+        yield {"tiles": 4, "slices": 4, "cluster": cluster, "blocks": 2}
+
+
+SEVEN = 7  # tiles: six and one left
+
+
+def wgmma_cuts(rows: int, tokens: int, most_cluster: int) -> Iterator[dict[str, int]]:
+    """Whole tiles in turns, and tiles that clusters or ranges share, beside whole ones and without."""
+    tile = {"rows": rows, "tokens": tokens}
+    yield {**tile, "cluster": 1, "ranges": 0, "blocks": 1}
+    yield {**tile, "cluster": 1, "ranges": 0, "blocks": SEVEN - 1}
+    for cluster in range(2, most_cluster + 1):
+        yield {**tile, "cluster": cluster, "ranges": 0, "blocks": cluster * SEVEN}
+        yield {**tile, "cluster": cluster, "ranges": 0, "blocks": SEVEN - 1}
+    yield {**tile, "cluster": 1, "ranges": 3, "blocks": SEVEN + 3}
+    yield {**tile, "cluster": 1, "ranges": 2, "blocks": SEVEN - 1}
+
+
+def cuts() -> Iterator[Case]:
+    for M in (2, 8, 13):
+        for cut in few_rows_cuts():
+            int4 = Problem(M, 360, 4224, 128)
+            yield Case("int4_ring", "bf16i4bf16_rowwise", int4, {**cut, "ahead": 512})
+            yield Case("int4_decode", "bf16i4bf16_rowwise", int4, cut)
+            for eight_bit in (INT8, E4M3):
+                problem = Problem(M, 350, 4112, 4112, BF16, FP32, eight_bit)
+                yield Case("rowwise_decode", "scaled_mm_rowwise", problem, {**cut, "ahead": 512})
+                block = ((1, 32), E8M0) if eight_bit is INT8 else ((128, 128), FP32)
+                yield of_blocks("blocks_decode", eight_bit, *block, M, 350, 4112, BF16, {**cut, "ahead": 512})
+                if M <= 8 and cut["blocks"] == 2:
+                    yield Case("rowwise_decode", "scaled_linear_rowwise", problem, cut)
+            for b in (((1, 16), E4M3), ((1, 64), FP32)):
+                config = {**cut, "ahead": 512, "depth": 2}
+                yield of_blocks("blocks_decode", LUT4, *b, M, 350, 4128, BF16, config)
+        # As little shared memory as makes x go through it in chunks.
+        few = {"tiles": 2, "slices": 4, "cluster": 1, "shared_memory": 90_000}
+        for blocks in (1, 100):
+            long = {**few, "blocks": blocks}
+            narrow = {**long, "warp_tiles": 1, "depth": 2}
+            yield Case("int4_ring", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), narrow)
+            yield Case("int4_decode", "bf16i4bf16_rowwise", Problem(M, 360, 16512, 128), long)
+            problem = Problem(M, 350, 24592, 24592, BF16, FP32, INT8)
+            yield Case("rowwise_decode", "scaled_mm_rowwise", problem, long)
+            shallow, more = {**long, "depth": 2}, {**long, "depth": 2, "shared_memory": 130_000}
+            yield of_blocks("blocks_decode", E4M3, (1, 32), E8M0, M, 350, 24592, BF16, shallow)
+            yield of_blocks("blocks_decode", LUT4, (1, 32), E8M0, M, 350, 49184, BF16, more)
+    for splits in (1, 2, 5, 16):
+        for block_m in (32, 64, 128):
+            config = {"block_m": block_m, "splits": splits}
+            yield Case("int4_mma", "bf16i4bf16_rowwise", Problem(70, 264, 4096, 64), config)
+            for dtype in (INT8, E4M3):
+                problem = Problem(70, 264, 4112, 4112, BF16, FP32, dtype)
+                wide = {"block_n": 128, **config}
+                yield Case("rowwise_mma", "scaled_mm_rowwise", problem, wide)
+                yield Case("rowwise_mma", operator_of(BF16, dtype), problem, wide)
+    for slices in (1, 2, 4):
+        for M in (16, 50):
+            problem = Problem(M, 520, 2176, 128)
+            tiles = math.ceil(520 * slices / 256)
+            for cluster, blocks in ((1, 1), (1, tiles), (1, tiles - 1), (2, 2 * tiles), (2, 4)):
+                config = {"slices": slices, "cluster": cluster, "blocks": blocks}
+                if cluster == 1 or tiles % blocks <= blocks // cluster:
+                    yield Case("int4_batch", "bf16i4bf16_rowwise", problem, config)
+    for rows, tokens in ((128, 128), (64, 32), (192, 96)):
+        M, N = tokens - 9, 6 * rows + 40
+        for cut in wgmma_cuts(rows, tokens, 2):
+            yield Case("int4_wgmma", "bf16i4bf16_rowwise", Problem(M, N, 4096, 128), cut)
+        for cut in wgmma_cuts(rows, tokens, 3):
+            problem = Problem(M, N, 2064, 2064, BF16, FP32, E4M3)
+            yield Case("weight_only_wgmma", "bf16f8bf16_rowwise", problem, cut)
+    for rows, tokens in ((128, 128), (64, 32)):
+        M, N = tokens - 9, 6 * rows + 40
+        for cut in wgmma_cuts(rows, tokens, 2):
+            yield of_blocks("blocks_wgmma", LUT4, (1, 16), E4M3, M, N, 4128, BF16, cut)
+            yield of_blocks("blocks_wgmma", E4M3, (128, 128), FP32, M, N, 2064, BF16, cut)
+    for rows, tokens, turned in ((128, 128, 0), (112, 64, 0), (48, 32, 0), (64, 128, 0), (144, 128, 1)):
+        problem = Problem(tokens - 9, 6 * rows + 40, 2064, 2064, BF16, FP32, INT8)
+        for cluster, blocks in ((1, 1), (1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
+            config = {"rows": rows, "tokens": tokens, "turned": turned, "cluster": cluster, "blocks": blocks}
+            if cluster == 1 or not turned:
+                yield Case("rowwise_wgmma", "scaled_mm_rowwise", problem, {**config, "ranges": 0})
+    for M in (3, 16):
+        for phase_chunks, warps, blocks in ((1, 1, 1), (2, 4, 3), (5, 16, 100), (10, 8, 2)):
+            config = {"phase_chunks": phase_chunks, "warps": warps, "blocks": blocks}
+            yield Case("tinygemm_mm", "weight_int4pack_mm", Problem(M, 136, 1280, 128), config)
+    for M in (1, 40):
+        yield Case("int4_any", "bf16i4bf16_rowwise", Problem(M, 77, 416, 32), {})
+        yield Case("rowwise_any", "scaled_mm_rowwise", Problem(M, 77, 416, 416), {})
+        for dtype in (BF16, FP32):
+            yield of_blocks("blocks_any", LUT4, (1, 16), E4M3, M, 77, 418, dtype, {})
+            yield of_blocks("blocks_any", E5M2, (3, 7), FP16, M, 77, 415, dtype, {})
+        yield Case("tinygemm_unpack", "weight_int4pack_mm", Problem(M, 136, 1280, 128), {})
+    scaled = Problem(200, 272, 416, 416, BF16, BF16, E4M3)
+    yield Case("aten::_scaled_mm", "scaled_mm_rowwise", scaled, {})
+
+
+CUTS = list(dict.fromkeys(map(str, cuts())))
+CUTS_BY_NAME = {str(case): case for case in cuts()}
+
+
+# ---- Without a GPU ----------------------------------------------------------------------------------------
+
+
+def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a case's call, without numbers."""
+    p, inner = case.problem, case.inner_k_tiles
+
+    def empty(dtype: torch.dtype, *sizes: int) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    bias, scale = empty(p.scale_dtype, p.N), empty(FP32, p.N, 1)
+    if case.operator == "weight_int4pack_mm":
+        weight = empty(torch.int32, p.N // 8, p.K // (16 * inner), 32, inner // 2)
+        return [empty(BF16, p.M, p.K), weight, p.group_size, empty(BF16, p.K // p.group_size, p.N, 2)], {}
+    if case.operator.startswith("bf16i4"):
+        groups = [empty(p.scale_dtype, p.K // p.group_size, p.N)] * 2
+        arguments = [empty(p.dtype, p.M, p.K), empty(INT8, p.N, p.K // 2), *groups]
+        return [*arguments, *([bias] if case.operator.endswith("_bias") else [])], {}
+    if case.format:
+        f, (block_n, block_k) = case.format, case.format.block_of(p)
+        scales = empty(f.scale or FP32, math.ceil(p.N / block_n), math.ceil(p.K / block_k))
+        tail = [scales, [block_n, block_k], *([empty(FP32, 1)] if f.has_global_scale else [])]
+        four_bits = [empty(LUT4, p.N, p.K // 2), empty(FP32, 16)]
+        codes = four_bits if f.code is LUT4 else [empty(f.code, p.N, p.K)]
+        return [empty(p.dtype, p.M, p.K), *codes, *tail, bias], {}
+    if case.operator == "int8_mm":
+        return [empty(INT8, p.M, p.K), empty(INT8, p.N, p.K)], {}
+    weight = empty(p.eight_bit, p.N, p.K)
+    if case.operator == "scaled_mm_rowwise":
+        row_scale = empty(FP32, p.M, 1)
+        return [empty(p.eight_bit, p.M, p.K), weight, row_scale, scale, bias], {"out_dtype": p.dtype}
+    return [empty(p.dtype, p.M, p.K), weight, scale, bias], {}
+
+
+def planned(gpu: str, case: Case) -> list[str]:
+    args, kwargs = on_meta(case)
+    arguments = ops.bound(case.operator, tuple(args), kwargs)
+    return ao._plan(gpu, case.operator, *ops.described(case.operator, arguments)).split("\n")
+
+
+def test_instances_are_those_of_every_kernel() -> None:
+    assert {line.split()[0] for line in INSTANCES} == set(CASES)
+    assert len(INSTANCES) == len(set(INSTANCES))
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_a_case_gets_the_instance_that_it_is_for(kernel: str) -> None:
+    for instance in [line for line in INSTANCES if line.split()[0] == kernel]:
+        cases = cases_of(instance)
+        assert cases, instance
+        for case in cases:
+            with with_plan(case.kernel, **case.config):
+                text, launched = planned("H200", case)
+            assert launched == instance, (case, text)
+            fields = dict(f.split("=") for f in text.split(" | ")[0].split()[1:])
+            assert {name: int(fields[name]) for name in case.config} == case.config
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_cut_fits(name: str) -> None:
+    case = CUTS_BY_NAME[name]
+    with with_plan(case.kernel, **case.config):
+        assert planned("H200", case)[0].split()[0] == case.kernel
+
+
+def test_plans_of_an_h200_are_those_that_were_measured() -> None:
+    """A choice that is changed on purpose is written anew: benchmarks/plans.py says how."""
+    script = Path(__file__).parent.parent / "benchmarks" / "plans.py"
+    if not script.is_file():
+        pytest.skip("needs the project's sources")
+    spec = importlib.util.spec_from_file_location("plans", script)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    expected = (Path(__file__).parent / "plans_h200.txt").read_text().splitlines()
+    assert list(module.plans("H200")) == expected
+
+
+def int4_operands(M: int, group_size: int = 128) -> list[Any]:
+    case = Case("int4_ring", "bf16i4bf16_rowwise", Problem(M, 4096, 4096, group_size), {})
+    return on_meta(case)[0]
+
+
+@pytest.mark.parametrize("gpu", ["H200", "H100 SXM", "H100 PCIe", "A100", "L40S", "RTX 4090", "B200"])
+def test_plans_of_a_gpu_are_for_what_it_has(gpu: str) -> None:
+    for M in (1, 5, 16, 40, 300):
+        text = plan(gpu, "bf16i4bf16_rowwise", *int4_operands(M))
+        fields = dict(f.split("=") for f in text.split(" | ")[0].split()[1:])
+        if not gpu.startswith("H"):
+            assert text.split()[0] not in HOPPER_KERNELS
+            assert fields.get("cluster", "1") == "1"
+            assert fields.get("overlaps", "0") == "0"
+
+
+def test_an_unknown_gpu_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"gpu must be one of H200, .*got H2000"):
+        plan("H2000", "bf16i4bf16_rowwise", *int4_operands(1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "message"),
+    [
+        ("int4_rings", {}, "kernel must be one of .*int4_ring, .*got int4_rings"),
+        ("int4_ring", {"tile": 1}, "int4_ring has .*tiles, .*got tile"),
+        ("int4_any", {"tiles": 1}, "int4_any has no field, got tiles"),
+    ],
+)
+def test_what_there_is_not_is_named(kernel: str, config: dict[str, int], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message), with_plan(kernel, **config):
+        pass
+    assert ao._force_plan("") == ""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "M", "kernel", "config", "message"),
+    [
+        ("H200", 17, "int4_ring", {}, "kernel must be one that takes M = 17, .*got int4_ring"),
+        ("A100", 40, "int4_wgmma", {}, "kernel must be one that takes M = 40, .* on A100, got int4_wgmma"),
+        ("H200", 4, "int4_ring", {"tiles": 99}, "tiles = 99 must fit M = 4, "),
+        ("H200", 40, "int4_mma", {"block_m": 48}, "block_m = 48 must fit M = 40, "),
+        ("H200", 40, "int4_wgmma", {"tokens": 48}, "tokens = 48 must fit M = 40, "),
+        ("A100", 4, "int4_ring", {"cluster": 2}, "cluster must be 1 on A100, got 2"),
+        (
+            "L40S",
+            4,
+            "int4_decode",
+            {"shared_memory": 200_000},
+            "shared_memory must be at most 101376",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    gpu: str, M: int, kernel: str, config: dict[str, int], message: str
+) -> None:
+    with with_plan(kernel, **config), pytest.raises(RuntimeError, match=message):
+        plan(gpu, "bf16i4bf16_rowwise", *int4_operands(M))
+
+
+def test_a_forced_plan_ends_and_nests_and_is_a_threads_own() -> None:
+    chosen = plan("H200", "bf16i4bf16_rowwise", *int4_operands(4))
+    found: list[str] = []
+    with with_plan("int4_mma", splits=2):
+        with with_plan("int4_ring", tiles=3):
+            assert " tiles=3 " in plan("H200", "bf16i4bf16_rowwise", *int4_operands(4))
+            thread = threading.Thread(
+                target=lambda: found.append(plan("H200", "bf16i4bf16_rowwise", *int4_operands(4)))
+            )
+            thread.start()
+            thread.join()
+        assert plan("H200", "bf16i4bf16_rowwise", *int4_operands(4)).startswith("int4_mma ")
+        int8 = [torch.empty(4, 256, dtype=INT8, device="meta")] * 2
+        assert plan("H200", "int8_mm", *int8).startswith("rowwise_")  # has no such kernel
+    assert found == [chosen]
+    assert plan("H200", "bf16i4bf16_rowwise", *int4_operands(4)) == chosen
+
+
+def test_short_rows_of_x_are_quantised_by_the_product() -> None:
+    def quantizes(M: int, K: int) -> bool:
+        case = Case("", "scaled_linear_rowwise", Problem(M, 4096, K, K), {})
+        return "quantizes=1" in plan("H200", case.operator, *on_meta(case)[0])
+
+    assert quantizes(1, 4096)
+    assert not quantizes(8, 4096)
+    assert not quantizes(1, 28672)
+
+
+# ---- On a GPU ---------------------------------------------------------------------------------------------
+
+
+def runs_here(case: Case) -> bool:
+    """Whether this GPU has what a case needs."""
+    capability = torch.cuda.get_device_capability()
+    hopper = capability == (9, 0) and "AOEXT_CUDA_FAMILY" not in os.environ
+    if case.kernel in HOPPER_KERNELS or case.config.get("cluster", 1) > 1 or case.kernel.startswith("aten"):
+        return hopper
+    return capability >= (8, 9) or not case.config.get("float8", 0)
+
+
+def check(case: Case, generator: torch.Generator) -> None:
+    """A launch is right, it gives the same bits again, and a row that is not a number stays alone."""
+    call = case.call(generator)
+    args = [a.to("cuda") if isinstance(a, Tensor) else a for a in call.args]
+    operator = getattr(ao, case.operator)
+    with with_plan(case.kernel, **case.config):
+        result = operator(*args, **call.kwargs)
+        assert_close(result, call.reference, call.terms)
+        assert torch.equal(operator(*args, **call.kwargs), result)
+        if args[0].is_floating_point() and case.problem.M > 1:
+            args[0][1] = torch.nan
+            poisoned = operator(*args, **call.kwargs)
+            others = torch.arange(case.problem.M, device="cuda") != 1
+            assert poisoned[1].isnan().all()
+            assert torch.equal(poisoned[others], result[others])
+
+
+@needs_cuda
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_an_instance_is_right(instance: str, generator: torch.Generator) -> None:
+    for case in cases_of(instance):
+        if not runs_here(case):
+            pytest.skip("another GPU has it")
+        check(case, generator)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", CUTS)
+def test_a_cut_is_right(name: str, generator: torch.Generator) -> None:
+    case = CUTS_BY_NAME[name]
+    if not runs_here(case):
+        pytest.skip("another GPU has it")
+    check(case, generator)
