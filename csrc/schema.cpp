@@ -10,11 +10,11 @@ AOEXT_LIBRARY_DEFINE(m) {
   m.def("_operators() -> str");
 
   // What an operator raises for arguments that it refuses, for fake kernels, which know no more than shapes and dtypes.
-  m.def("_check_call(str operator, Tensor[] tensors, int? number, ScalarType? dtype) -> ()");
+  m.def("_check_call(str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> ()");
 
   // Behind aoext.explain, aoext.warmup and aoext.show_config: what a device would run for a call, getting its kernels
   // ready, and how the library was built.
-  m.def("_explain(str operator, Tensor[] tensors, int? number, ScalarType? dtype) -> str");
+  m.def("_explain(str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> str");
   m.def("_warmup(Tensor like) -> str");
   m.def("_build_config() -> str");
 

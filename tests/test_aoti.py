@@ -101,7 +101,7 @@ def every_operator(device: torch.device, generator: torch.Generator) -> Calls:
     calls = Calls()
     for operator, make in ALL_CALLS.items():
         call = make(Problem(5, 24, 64, 32), generator)
-        calls.add(operator, *[a.to(device) if isinstance(a, Tensor) else a for a in call.args], **call.kwargs)
+        calls.add(operator, *call.on(device), **call.kwargs)
     x, w = (randn(generator, n, 64).to(device) for n in (3, 8))
     calls.add("quantize_rowwise", x, torch.float8_e5m2)
     values, scale = torch.ops.ao.quantize_rowwise(w, torch.int8)

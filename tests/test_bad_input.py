@@ -7,7 +7,16 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import aoext
-from aoext.reference import ALL_CALLS, BIAS_CALLS, CALLS, INPUT_CALLS, Problem, randn
+from aoext.reference import (
+    ALL_CALLS,
+    BIAS_CALLS,
+    CALLS,
+    INPUT_CALLS,
+    QUANTIZE,
+    Problem,
+    moved,
+    randn,
+)
 
 GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
 
@@ -15,14 +24,20 @@ GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
 def arguments(operator, generator):
     """Names and values of a good call, in the schema's order."""
     call = CALLS[operator](GOOD, generator)
-    schema = getattr(torch.ops.ao, operator).default._schema
-    return dict(zip([a.name for a in schema.arguments], call.args, strict=False)), call.kwargs
+    return call.named(), call.kwargs
 
 
 # (operators, argument, how to spoil it, the error after "ao::<operator>: ").
-INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias"]
+INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "scaled_linear_int4"]
+INT4_WEIGHT = [*INT4, "scaled_mm_int4", "dequantize_int4"]
 ROWWISE = ["bf16i8bf16_rowwise", "bf16f8bf16_rowwise", "scaled_linear_rowwise"]
-FLOAT_INPUT = [*INT4, *ROWWISE]
+BLOCKWISE = ["bf16i8bf16_blockwise", "bf16f8bf16_blockwise", "scaled_linear_blockwise"]
+EIGHT_BIT = [*ROWWISE, *BLOCKWISE, "scaled_mm_rowwise", "scaled_mm_blockwise", "int8_mm"]
+LUT4 = ["bf16lut4bf16_blockwise", "dequantize_lut4"]
+FLOAT_INPUT = [*INT4, *ROWWISE, *BLOCKWISE, "bf16lut4bf16_blockwise"]
+BLOCK_SIZE = ["bf16i8bf16_blockwise", "bf16f8bf16_blockwise", "dequantize_blockwise", *LUT4]
+WEIGHT_SCALE = ["scaled_mm_blockwise", "scaled_linear_blockwise"]
+SCALES = r"float32, bfloat16, float16, float8_e8m0fnu \(or uint8 exponents\) or float8_e4m3fn"
 
 CASES = [
     (FLOAT_INPUT, "input", lambda t: t.double(), r"input must be bfloat16, float16 or float32 \[..., K\], got float64 \[3, 64\]"),
@@ -33,35 +48,52 @@ CASES = [
     (INT4, "input", lambda t: t[:, :63], r"input must be \[..., K\] with K even, got bfloat16 \[3, 63\]"),
     (INT4, "input", lambda t: t[:, :62], r"weight must be int8 \[N, K/2\] = \[\*, 31\] for an input with K = 62, got int8 \[40, 32\]"),
     (["int8_mm"], "input", lambda t: t.float(), r"input must be int8 \[..., K\], got float32 \[3, 64\]"),
-    (["int8_mm", "scaled_mm_rowwise"], "input", lambda t: t.new_zeros(1, 131072), r"input must be \[..., K\] with K <= 131071"),
-    ([*INT4, "dequantize_int4"], "weight", lambda t: t.view(torch.uint8), r"weight must be int8 .*, got uint8 \[40, 32\]"),
-    ([*INT4, "dequantize_int4"], "weight", lambda t: t[0], r"weight must be int8 \[N, K/2\].*, got int8 \[32\]"),
-    ([*INT4, "dequantize_int4"], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous, got int8 \[40, 32\] with strides \[1, 40\]"),
+    (["int8_mm", "scaled_mm_rowwise", "scaled_mm_blockwise", "scaled_mm_int4"], "input", lambda t: t.new_zeros(1, 131072), r"input must be \[..., K\] with K <= 131071"),
+    (INT4_WEIGHT, "weight", lambda t: t.view(torch.uint8), r"weight must be int8 .*, got uint8 \[40, 32\]"),
+    (INT4_WEIGHT, "weight", lambda t: t[0], r"weight must be int8 \[N, K/2\].*, got int8 \[32\]"),
+    (INT4_WEIGHT, "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous, got int8 \[40, 32\] with strides \[1, 40\]"),
     (["dequantize_int4"], "weight", lambda t: t[:, :0], r"weight must be int8 \[N, K/2\] with K > 0, got int8 \[40, 0\]"),
-    (["dequantize_rowwise"], "weight", lambda t: t[:, :0], r"weight must be int8, .* \[N, K\] with K > 0, got int8 \[40, 0\]"),
+    (["dequantize_rowwise", "dequantize_blockwise"], "weight", lambda t: t[:, :0], r"weight must be int8, .* \[N, K\] with K > 0, got int8 \[40, 0\]"),
     (["dequantize_rowwise"], "weight", lambda t: t.float(), r"weight must be int8, .* \[N, K\].*, got float32 \[40, 64\]"),
     (["dequantize_rowwise"], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous, got int8 \[40, 64\] with strides \[1, 40\]"),
     (["dequantize_rowwise"], "scale", lambda t: t[1:], r"scale must be bfloat16, float16 or float32 \[N, 1\] = \[40, 1\], got bfloat16 \[39, 1\]"),
     (["dequantize_rowwise"], "scale", lambda t: t.double(), r"scale must be .*, got float64 \[40, 1\]"),
-    (ROWWISE, "weight", lambda t: t[:, :32], r"weight must be .* \[N, K\] = \[\*, 64\] for an input with K = 64, got \w+ \[40, 32\]"),
-    (ROWWISE, "weight", lambda t: t[:, None], r"weight must be .*, got \w+ \[40, 1, 64\]"),
-    (ROWWISE, "weight", lambda t: t.float(), r"weight must be .*, got float32 \[40, 64\]"),
-    (["bf16i8bf16_rowwise", "int8_mm"], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous"),
-    (["scaled_mm_rowwise"], "weight", lambda t: t.to(torch.float8_e5m2), r"weight must be of input's dtype, int8, \[N, K\] = \[\*, 64\].*, got float8_e5m2"),
-    ([*INT4, "dequantize_int4"], "scale", lambda t: t.double(), r"scale must be bfloat16, float16 or float32 \[K/group_size, N\] = \[\*, 40\] with a group_size that divides K = 64, got float64"),
-    ([*INT4, "dequantize_int4"], "scale", lambda t: torch.cat([t, t[:1]]), r"scale must be .* divides K = 64, got bfloat16 \[3, 40\]"),
-    ([*INT4, "dequantize_int4"], "scale", lambda t: t[:0], r"scale must be .*, got bfloat16 \[0, 40\]"),
-    ([*INT4, "dequantize_int4"], "scale", lambda t: t[:, 1:], r"scale must be .*, got bfloat16 \[2, 39\]"),
-    ([*INT4, "dequantize_int4"], "scale", lambda t: t.t().contiguous().t(), r"scale must be contiguous"),
-    ([*INT4, "dequantize_int4"], "zero_point", lambda t: t.float(), r"zero_point must be of scale's dtype and shape, bfloat16 \[2, 40\], got float32 \[2, 40\]"),
-    ([*INT4, "dequantize_int4"], "zero_point", lambda t: t[:1], r"zero_point must be of scale's dtype and shape, .*, got bfloat16 \[1, 40\]"),
-    ([*INT4, "dequantize_int4"], "zero_point", lambda t: t.t().contiguous().t(), r"zero_point must be contiguous"),
+    (EIGHT_BIT, "weight", lambda t: t[:, :32], r"weight must be .* \[N, K\] = \[\*, 64\] for an input with K = 64, got \w+ \[40, 32\]"),
+    (EIGHT_BIT, "weight", lambda t: t[:, None], r"weight must be .*, got \w+ \[40, 1, 64\]"),
+    (EIGHT_BIT, "weight", lambda t: t.float(), r"weight must be .*, got float32 \[40, 64\]"),
+    (["bf16i8bf16_rowwise", "int8_mm", *BLOCKWISE, *LUT4], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous"),
+    (["scaled_mm_rowwise", "scaled_mm_blockwise"], "weight", lambda t: t.to(torch.float8_e5m2), r"weight must be of input's dtype, int8, \[N, K\] = \[\*, 64\].*, got float8_e5m2"),
+    (INT4_WEIGHT, "scale", lambda t: t.double(), r"scale must be bfloat16, float16 or float32 \[K/group_size, N\] = \[\*, 40\] with a group_size that divides K = 64, got float64"),
+    (INT4_WEIGHT, "scale", lambda t: torch.cat([t, t[:1]]), r"scale must be .* divides K = 64, got bfloat16 \[3, 40\]"),
+    (INT4_WEIGHT, "scale", lambda t: t[:0], r"scale must be .*, got bfloat16 \[0, 40\]"),
+    (INT4_WEIGHT, "scale", lambda t: t[:, 1:], r"scale must be .*, got bfloat16 \[2, 39\]"),
+    (INT4_WEIGHT, "scale", lambda t: t.t().contiguous().t(), r"scale must be contiguous"),
+    (INT4_WEIGHT, "zero_point", lambda t: t.float(), r"zero_point must be of scale's dtype and shape, bfloat16 \[2, 40\], got float32 \[2, 40\]"),
+    (INT4_WEIGHT, "zero_point", lambda t: t[:1], r"zero_point must be of scale's dtype and shape, .*, got bfloat16 \[1, 40\]"),
+    (INT4_WEIGHT, "zero_point", lambda t: t.t().contiguous().t(), r"zero_point must be contiguous"),
     (["bf16i8bf16_rowwise"], "scale", lambda t: t[:, 0], r"scale must be bfloat16, float16 or float32 \[N, 1\] = \[40, 1\], got bfloat16 \[40\]"),
     (["bf16i8bf16_rowwise"], "scale", lambda t: t[1:], r"scale must be .*, got bfloat16 \[39, 1\]"),
     (["scaled_mm_rowwise", "scaled_linear_rowwise"], "weight_scale", lambda t: t.bfloat16(), r"weight_scale must be float32 \[N, 1\] = \[40, 1\], got bfloat16"),
-    (["scaled_mm_rowwise"], "input_scale", lambda t: t.half(), r"input_scale must be float32 \[..., 1\] with the leading dimensions of input, \[3, 64\], got float16"),
+    (["scaled_mm_rowwise", "scaled_mm_int4"], "input_scale", lambda t: t.half(), r"input_scale must be float32 \[..., 1\] with the leading dimensions of input, \[3, 64\], got float16"),
     (["scaled_mm_rowwise"], "input_scale", lambda t: t[:2], r"input_scale must be .*, got float32 \[2, 1\]"),
     (["scaled_mm_rowwise"], "input_scale", lambda t: t[0], r"input_scale must be .*, got float32 \[1\]"),
+    (["scaled_mm_blockwise"], "input_scale", lambda t: t.half(), r"input_scale must be float32 \[..., ceil\(K/block_k\)\] with the leading dimensions of input, \[3, 64\], got float16"),
+    (["scaled_mm_blockwise"], "input_scale", lambda t: t[:, :1], r"input_scale must be .*, got float32 \[3, 1\]"),
+    (LUT4, "weight", lambda t: t.view(torch.int8), r"weight must be uint8 \[N, K/2\].*, got int8 \[40, 32\]"),
+    (LUT4, "weight", lambda t: t[0], r"weight must be uint8 \[N, K/2\].*, got uint8 \[32\]"),
+    (LUT4, "table", lambda t: t.bfloat16(), r"table must be float32 \[16\], got bfloat16 \[16\]"),
+    (LUT4, "table", lambda t: t[:15], r"table must be float32 \[16\], got float32 \[15\]"),
+    (LUT4, "table", lambda t: t.repeat(2)[::2], r"table must be contiguous"),
+    (LUT4, "global_scale", lambda t: t.repeat(2), r"global_scale must be float32 with one element, got float32 \[2\]"),
+    (LUT4, "global_scale", lambda t: t.bfloat16(), r"global_scale must be float32 with one element, got bfloat16 \[1\]"),
+    (BLOCK_SIZE, "scale", lambda t: t.int(), rf"scale must be {SCALES} \[ceil\(N/block_n\), ceil\(K/block_k\)\] = \[40, 2\], got int32"),
+    (BLOCK_SIZE, "scale", lambda t: t[:, 1:], r"scale must be .* = \[40, 2\], got bfloat16 \[40, 1\]"),
+    (BLOCK_SIZE, "scale", lambda t: t.t().contiguous().t(), r"scale must be contiguous"),
+    (WEIGHT_SCALE, "weight_scale", lambda t: t[1:], r"weight_scale must be .* = \[40, 2\], got bfloat16 \[39, 2\]"),
+    (BLOCK_SIZE, "block_size", lambda b: b[:1], r"block_size must be \[block_n, block_k\], both positive, got \[1\]"),
+    (BLOCK_SIZE, "block_size", lambda b: [0, 32], r"block_size must be \[block_n, block_k\], both positive, got \[0, 32\]"),
+    (WEIGHT_SCALE, "weight_block", lambda b: [1, -1], r"weight_block must be \[block_n, block_k\], both positive, got \[1, -1\]"),
+    (WEIGHT_SCALE, "input_block", lambda b: [2, 32], r"input_block must be \[1, block_k\], block_k positive, got \[2, 32\]"),
     (BIAS_CALLS, "bias", lambda t: t[1:], r"bias must be bfloat16, float16 or float32 \[N\] = \[40\], got bfloat16 \[39\]"),
     (BIAS_CALLS, "bias", lambda t: t.double(), r"bias must be .*, got float64 \[40\]"),
     (BIAS_CALLS, "bias", lambda t: t[None], r"bias must be .*, got bfloat16 \[1, 40\]"),
@@ -75,7 +107,7 @@ CASES = [
 )
 def test_a_bad_argument_is_named(operator, argument, spoil, message, device, generator):
     args, kwargs = arguments(operator, generator)
-    args = {name: t.to(device) for name, t in args.items()}
+    args = {name: moved(t, device) for name, t in args.items()}
     args[argument] = spoil(args[argument])
     with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {message}"):
         getattr(torch.ops.ao, operator)(**args, **kwargs)
@@ -90,11 +122,11 @@ def test_a_fake_kernel_refuses_what_the_real_one_refuses(operator, argument, spo
     """In the same words, and so does a call on meta tensors."""
     args, kwargs = arguments(operator, generator)
     with FakeTensorMode() as mode:
-        fake = {name: mode.from_tensor(t) for name, t in args.items()}
+        fake = {name: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for name, t in args.items()}
         fake[argument] = spoil(fake[argument])
         with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {message}"):
             getattr(torch.ops.ao, operator)(**fake, **kwargs)
-    meta = {name: t.to("meta") for name, t in args.items()}
+    meta = {name: moved(t, "meta") for name, t in args.items()}
     meta[argument] = spoil(meta[argument])
     with pytest.raises(RuntimeError, match=rf"^ao::{operator}: {message}"):
         getattr(torch.ops.ao, operator)(**meta, **kwargs)
@@ -152,7 +184,7 @@ def test_every_tensor_on_another_device_is_named(operator, generator):
     """Meta tensors stand for a second device; they reach the fake kernel, which must refuse them."""
     args, kwargs = arguments(operator, generator)
     first = next(iter(args))
-    for name in list(args)[1:]:
+    for name in [name for name, a in args.items() if isinstance(a, torch.Tensor)][1:]:
         mixed = {**args, name: args[name].to("meta")}
         with pytest.raises(
             RuntimeError,
@@ -165,6 +197,8 @@ def test_every_tensor_on_another_device_is_named(operator, generator):
 def test_sparse_and_nested_tensors_are_refused(operator, generator):
     args, kwargs = arguments(operator, generator)
     for name, t in args.items():
+        if not isinstance(t, torch.Tensor):
+            continue
         if t.dtype in (torch.bfloat16, torch.float32, torch.int8):
             with pytest.raises(
                 RuntimeError, match=rf"^ao::{operator}: {name} must be a dense \(strided\) tensor"
@@ -178,10 +212,11 @@ def test_sparse_and_nested_tensors_are_refused(operator, generator):
 
 def everything(operator, device, generator):
     """All arguments of a good call in order, and those that go by name; of every operator there is."""
-    if operator == "quantize_rowwise":
-        return [randn(generator, 3, 64).to(device), torch.int8], {}
+    if operator in QUANTIZE:
+        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
+        return [randn(generator, 3, 64).to(device), torch.int8, *blocks], {}
     call = ALL_CALLS[operator](GOOD, generator)
-    return [a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args], call.kwargs
+    return call.on(device), call.kwargs
 
 
 def operands():
@@ -192,8 +227,8 @@ def operands():
                 yield operator, a.name
 
 
-def test_operators_have_38_operands():
-    assert len(list(operands())) == 38
+def test_operators_have_79_operands():
+    assert len(list(operands())) == 79
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])

@@ -10,22 +10,27 @@ from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     CALLS,
+    QUANTIZE,
     Problem,
     assert_close,
+    moved,
     op,
 )
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
+# What the generic kernel serves on a CPU.
+BY_ATEN = ("dequantize_rowwise", "dequantize_blockwise", "dequantize_lut4")
 
 
 @pytest.mark.parametrize("operator", aoext.ops.operators())
 def test_opcheck_passes(operator, device, generator):
-    if operator == "quantize_rowwise":
-        args, kwargs = (torch.randn(3, 40, generator=generator), torch.int8), {}
+    if operator in QUANTIZE:
+        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
+        args, kwargs = (torch.randn(3, 40, generator=generator), torch.int8, *blocks), {}
     else:
         call = ALL_CALLS[operator](PROBLEM, generator)
         args, kwargs = call.args, call.kwargs
-    args = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in args)
+    args = tuple(moved(a, device) for a in args)
     if operator in (*ACTIVATION_CALLS, "weight_int4pack_mm"):
         args[0].requires_grad_()
     checks = [
@@ -37,10 +42,12 @@ def test_opcheck_passes(operator, device, generator):
     if any(isinstance(a, torch.Tensor) and "float8" in str(a.dtype) for a in args):
         # CPU torch cannot compare float8 tensors, as that check does: what it is for is tested here.
         checks.remove("test_schema")
-        before = [a.clone() for a in args]
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        before = [a.clone() for a in tensors]
         op(operator)(*args, **kwargs)
         assert all(
-            torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(args, before, strict=True)
+            torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            for a, b in zip(tensors, before, strict=True)
         )
     torch.library.opcheck(op(operator), args, kwargs, test_utils=checks)
 
@@ -60,7 +67,7 @@ def test_operators_have_no_overloads_but_their_out_variants():
 @pytest.mark.parametrize("operator", aoext.ops.operators())
 def test_every_operator_has_generic_cpu_and_fake_kernels(operator):
     keys = ["CompositeExplicitAutograd", "Meta"]
-    if operator != "dequantize_rowwise":  # which the generic kernel serves
+    if operator not in BY_ATEN:
         keys.append("CPU")
     for key in keys:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key), key
@@ -79,7 +86,7 @@ def test_one_compiled_graph_serves_every_batch(operator, device, generator):
     )
     for M in (2, 5, 33):
         call = CALLS[operator](Problem(M, 40, 64, 32), generator)
-        args = [a.to(device) for a in call.args]
+        args = call.on(device)
         assert torch.equal(compiled(*args), getattr(torch.ops.ao, operator)(*args) * 2)
 
 
@@ -99,7 +106,7 @@ def test_fake_results_have_the_shape_and_dtype_of_real_ones(operator, generator)
     for problem in (PROBLEM, Problem(6, 10, 32, 16, leading=(2, 3)), Problem(0, 8, 32, 32)):
         call = CALLS[operator](problem, generator)
         real = op(operator)(*call.args, **call.kwargs)
-        meta = op(operator)(*(a.to("meta") for a in call.args), **call.kwargs)
+        meta = op(operator)(*call.on("meta"), **call.kwargs)
         assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
 
 
@@ -111,7 +118,7 @@ def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator)
     for operator in ALL_CALLS:
         call = ALL_CALLS[operator](PROBLEM, generator)
         explanation = aoext.explain(operator, *call.args, **call.kwargs)
-        by_aten = operator == "dequantize_rowwise"
+        by_aten = operator in BY_ATEN
         assert explanation.device == ("generic" if by_aten else "cpu")
         assert str(explanation).startswith(f"{explanation.device}: {explanation.kernel}")
         if not by_aten:

@@ -92,7 +92,7 @@ ODD_ROWS = [
 
 
 def on_cuda(call: reference.Call) -> list[Any]:
-    return [a.to("cuda") if isinstance(a, Tensor) else a for a in call.args]
+    return call.on("cuda")
 
 
 def is_hopper() -> bool:
@@ -681,7 +681,7 @@ from aoext import reference
 for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "scaled_linear_rowwise"):
     for M in (1, 16, 64, 300):
         call = reference.CALLS[operator](reference.Problem(M, 256, 1024, 128), torch.Generator())
-        args = [a.to("cuda") for a in call.args]
+        args = call.on("cuda")
         reference.assert_close(getattr(ao, operator)(*args), call.reference)
         print(aoext.explain(operator, *args))
 """

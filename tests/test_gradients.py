@@ -7,17 +7,15 @@ import torch
 from torch.autograd import forward_ad
 
 import aoext
-from aoext import layouts, reference
 from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     BIAS_CALLS,
     CALLS,
     INPUT_CALLS,
-    INT4_CALLS,
+    QUANTIZE,
     Problem,
     assert_close,
-    int4_float64,
     op,
     randn,
 )
@@ -29,20 +27,17 @@ DIFFERENTIABLE = [*ACTIVATION_CALLS, "weight_int4pack_mm"]
 @pytest.mark.parametrize("operator", ACTIVATION_CALLS)
 def test_gradients_reach_input_and_bias_and_nothing_else(operator, device, generator):
     call = CALLS[operator](PROBLEM, generator)
-    x, *others = (a.to(device) for a in call.args)
+    x, *others = call.on(device)
     x.requires_grad_()
     has_bias = operator in BIAS_CALLS
-    floating = [t for t in others if t.dtype in (torch.float32, torch.bfloat16)]
+    tensors = [t for t in others if isinstance(t, torch.Tensor)]
+    floating = [t for t in tensors if t.dtype in (torch.float32, torch.bfloat16)]
     for t in floating:
         t.requires_grad_()
-    result = getattr(torch.ops.ao, operator)(x, *others)
+    result = getattr(torch.ops.ao, operator)(x, *others, **call.kwargs)
     grad = torch.randn(result.shape, generator=generator).to(device)
     result.backward(grad)
-    if operator in INT4_CALLS:
-        w = int4_float64(*(t.detach().cpu() for t in others[:3]))
-    else:
-        w = others[0].cpu().double() * others[1].detach().cpu().double()
-    assert_close(x.grad, grad.cpu().double() @ w)
+    assert_close(x.grad, grad.cpu().double() @ call.weight)
     if has_bias:
         assert_close(others[-1].grad[None], grad.cpu().double().sum(0, keepdim=True))
     assert all(t.grad is None for t in floating[: len(floating) - has_bias])
@@ -72,14 +67,14 @@ def test_a_weight_is_kept_for_the_backward_pass_only_where_the_input_wants_a_gra
         getattr(torch.ops.ao, operator)(x.requires_grad_(), *weight)
 
 
-BATCHED = {name: (0, 2) if name == "scaled_mm_rowwise" else (0,) for name in INPUT_CALLS}
+BATCHED = {name: (0, 2) if name.startswith("scaled_mm") else (0,) for name in INPUT_CALLS}
 
 
 @pytest.mark.parametrize("operator", BATCHED)
 @pytest.mark.filterwarnings("error")  # PyTorch warns where it has to go through a batch by itself
 def test_vmap_over_the_input_is_a_leading_dimension(operator, device, generator):
     call = CALLS[operator](Problem(6, 40, 64, 32, leading=(2, 3)), generator)
-    args = [a.to(device) for a in call.args]
+    args = call.on(device)
     in_dims = tuple(1 if i in BATCHED[operator] else None for i in range(len(args)))
     expected = op(operator)(*args, **call.kwargs)
     result = torch.vmap(lambda *a: op(operator)(*a, **call.kwargs), in_dims, out_dims=1)(*args)
@@ -90,13 +85,17 @@ def test_vmap_over_the_input_is_a_leading_dimension(operator, device, generator)
 @pytest.mark.filterwarnings("error")
 def test_vmap_over_weights_takes_each_in_turn(operator, device, generator):
     calls = [CALLS[operator](PROBLEM, generator) for _ in range(3)]
-    args = [[a.to(device) for a in call.args] for call in calls]
+    args = [call.on(device) for call in calls]
 
     def kernel(*a):
         return op(operator)(*a, **calls[0].kwargs)
 
-    result = torch.vmap(kernel)(*(torch.stack(tensors) for tensors in zip(*args, strict=True)))
-    assert torch.equal(result, torch.stack([kernel(*a) for a in args]))
+    in_dims = tuple(0 if isinstance(a, torch.Tensor) else None for a in args[0])
+    stacked = [
+        a[0] if dim is None else torch.stack(a)
+        for a, dim in zip(zip(*args, strict=True), in_dims, strict=True)
+    ]
+    assert torch.equal(torch.vmap(kernel, in_dims)(*stacked), torch.stack([kernel(*a) for a in args]))
 
 
 @pytest.fixture(params=DIFFERENTIABLE)
@@ -104,20 +103,13 @@ def linear_map(request, device, generator):
     """A product as a function of its input [..., K], an input [3, K], and the weight [N, K] in float64."""
     operator = request.param
     call = ALL_CALLS[operator](PROBLEM, generator)
-    x, *others = (a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args)
-    fields = [t.cpu() for t in others if isinstance(t, torch.Tensor)]
-    if operator == "weight_int4pack_mm":
-        weight = reference.tinygemm_float64(layouts.tinygemm_unpack(fields[0]), fields[1])
-    elif operator in INT4_CALLS:
-        weight = int4_float64(*fields[:3])
-    else:
-        weight = fields[0].double() * fields[1].double()
+    x, *others = call.on(device)
 
     def function(a):
-        y = op(operator)(a.reshape(-1, a.shape[-1]), *others)
+        y = op(operator)(a.reshape(-1, a.shape[-1]), *others, **call.kwargs)
         return y.reshape(*a.shape[:-1], y.shape[-1])
 
-    return function, x, weight
+    return function, x, call.weight
 
 
 def test_vjp_and_grad(linear_map, generator):
@@ -172,11 +164,12 @@ def test_functionalize(linear_map):
 @pytest.mark.parametrize("operator", aoext.ops.operators())
 def test_vmap_over_a_batch_of_none(operator, device, generator):
     """Of each tensor alone, and of all at once."""
-    if operator == "quantize_rowwise":
-        args, kwargs = [torch.randn(3, 64).to(device), torch.int8], {}
+    if operator in QUANTIZE:
+        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
+        args, kwargs = [torch.randn(3, 64).to(device), torch.int8, *blocks], {}
     else:
         call = ALL_CALLS[operator](Problem(3, 8, 64, 32), generator)
-        args, kwargs = [a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args], call.kwargs
+        args, kwargs = call.on(device), call.kwargs
 
     def run(*args):
         result = op(operator)(*args, **kwargs)
@@ -202,9 +195,10 @@ def test_vmap_over_empty_inputs(linear_map):
 
 @pytest.mark.parametrize("operator", [name for name in ACTIVATION_CALLS if name in BIAS_CALLS])
 def test_tangents_of_the_bias(operator, device, generator):
-    *args, bias = (a.to(device) for a in CALLS[operator](PROBLEM, generator).args)
+    call = CALLS[operator](PROBLEM, generator)
+    *args, bias = call.on(device)
     tangent = torch.randn(bias.shape, generator=generator).to(bias)
-    _, result = torch.func.jvp(lambda b: op(operator)(*args, b), (bias,), (tangent,))
+    _, result = torch.func.jvp(lambda b: op(operator)(*args, b, **call.kwargs), (bias,), (tangent,))
     assert torch.equal(result, tangent.to(result.dtype).expand_as(result))
 
 

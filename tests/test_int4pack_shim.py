@@ -126,7 +126,7 @@ def write_products(path: Path, device: torch.device, generator: torch.Generator)
         file.write(struct.pack("q", len(PRODUCTS)))
         for M, N, K, group_size, inner in PRODUCTS:
             call = reference.weight_int4pack_mm(Problem(M, N, K, group_size), generator, inner)
-            x, packed, _, scales = (a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args)
+            x, packed, _, scales = call.on(device)
             y = torch.ops.ao.weight_int4pack_mm(x, packed, group_size, scales)
             file.write(struct.pack("5q", M, N, K, group_size, inner))
             for tensor in (x, packed, scales, y):

@@ -18,12 +18,15 @@ from aoext.reference import (
     CALLS,
     DEQUANTIZE_CALLS,
     EIGHT_BIT,
+    FOUR_BIT_CALLS,
     HIGH_PRECISION,
     INPUT_CALLS,
     INT4_CALLS,
     OPTIONAL_BIAS_CALLS,
+    QUANTIZE,
     Problem,
     assert_close,
+    moved,
     without_bias,
 )
 from conftest import on_the_device_alone, zero_point_slack
@@ -67,7 +70,7 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
 
 
 def test_every_operator_has_a_reference() -> None:
-    assert set(aoext.ops.operators()) == {*ALL_CALLS, "quantize_rowwise"}
+    assert set(aoext.ops.operators()) == {*ALL_CALLS, *QUANTIZE}
 
 
 @pytest.mark.parametrize("problem", SHAPES, ids=str)
@@ -121,7 +124,7 @@ def test_int4_weights_of_zero_meet_an_outlier_as_zero(M, group_size, device, ker
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("M", [1, 2, 3, 4])
-@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if op not in INT4_CALLS])
+@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if op not in FOUR_BIT_CALLS])
 def test_few_rows_by_long_ones(operator, M, eight_bit, device, kernel_of, generator):
     """Longer than what CPUs multiply in one piece, and of a length that no vector divides."""
     call = CALLS[operator](Problem(M, 43, 16453, 16453, BF16, BF16, eight_bit), generator)
@@ -150,7 +153,7 @@ def test_every_eight_bit_format_gives_every_output_dtype(
 
 
 @pytest.mark.parametrize("M", [1, 5, 33])
-@pytest.mark.parametrize("operator", [op for op in CALLS if op not in INT4_CALLS])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op not in FOUR_BIT_CALLS])
 def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 1, 1, FP32, FP32), generator)
     assert_close(call.run(device, kernel_of(operator)), call.reference)
@@ -191,7 +194,7 @@ def test_a_bias_that_is_left_out_adds_nothing(operator, M, eight_bit, device, ke
     call = without_bias(CALLS[operator](Problem(M, 40, 64, 64, FP32, FP32, eight_bit), generator))
     result = call.run(device, kernel_of(operator))
     assert_close(result, call.reference)
-    on_meta = getattr(torch.ops.ao, operator)(*(a.to("meta") for a in call.args), **call.kwargs)
+    on_meta = getattr(torch.ops.ao, operator)(*call.on("meta"), **call.kwargs)
     assert (on_meta.shape, on_meta.dtype) == (result.shape, result.dtype)
 
 
@@ -294,7 +297,7 @@ def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, g
     clean = call.run(device, kernel_of(operator)).cpu()
     x = call.args[0].clone()
     x[1, 77] = poison
-    dirty = kernel_of(operator)(*(a.to(device) for a in (x, *call.args[1:]))).cpu()
+    dirty = kernel_of(operator)(x.to(device), *call.on(device)[1:]).cpu()
     others = torch.arange(M) != 1
     assert torch.equal(dirty[others], clean[others])
     assert not torch.isfinite(dirty[1]).any()
@@ -311,7 +314,7 @@ def test_a_row_of_huge_or_tiny_numbers_changes_no_other(
     clean = call.run(device, kernel_of(operator)).cpu()
     x = call.args[0].clone()
     x[1] *= 2.0**exponent
-    scaled = kernel_of(operator)(*(a.to(device) for a in (x, *call.args[1:]))).cpu()
+    scaled = kernel_of(operator)(x.to(device), *call.on(device)[1:]).cpu()
     others = torch.arange(M) != 1
     assert torch.equal(scaled[others], clean[others])
     assert_close(scaled[1:2], call.reference[1:2] * 2.0**exponent)
@@ -358,21 +361,19 @@ def test_every_float8_value_keeps_its_meaning_in_a_weight(
 @pytest.mark.parametrize("operator", [op for op in BIAS_CALLS if op.startswith("bf16")])
 def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, kernel_of, generator):
     """It takes away 15/16 of a product that float16 cannot hold and that rounding would leave its mark on."""
-    x, *weight, _ = CALLS[operator](Problem(M, 40, 128, 32, dtype, FP32), generator).args
-    x = x[:1].repeat(M, 1)
-
-    def product():
-        int4 = operator in INT4_CALLS
-        w = reference.int4_float64(*weight) if int4 else weight[0].double() * weight[1].double()
-        return x.double() @ w.t()
-
-    factor = 2.0**18 / product().abs().max().float()
-    weight = [t if t.element_size() == 1 else t * factor for t in weight]
-    bias = (product()[0] * (-15 / 16)).float()
-    assert (product().abs() > torch.finfo(FP16).max).any()
-    result = kernel_of(operator)(*(t.to(device) for t in (x, *weight, bias)))
+    call = CALLS[operator](Problem(M, 40, 128, 32, dtype, FP32), generator)
+    args = call.named()
+    args["input"] = args["input"][:1].repeat(M, 1)
+    product = args["input"].double() @ call.weight.t()
+    factor = 2.0 ** (17 - product.abs().max().log2().floor())
+    for name in {"scale", "zero_point"} & args.keys():
+        args[name] = args[name] * factor
+    product *= factor
+    assert (product.abs() > torch.finfo(FP16).max).any()
+    args["bias"] = (product[0] * (-15 / 16)).float()
+    result = kernel_of(operator)(*(moved(a, device) for a in args.values()))
     rounds_weights = dtype is BF16 and kernel_of is not aoext.ops.generic  # as a device may
-    assert_close(result, product() + bias.double(), slack=16 if rounds_weights else 1)
+    assert_close(result, product + args["bias"].double(), slack=16 if rounds_weights else 1)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
@@ -380,7 +381,7 @@ def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, ker
 @pytest.mark.parametrize("operator", BIAS_CALLS)
 def test_a_bias_that_is_not_finite_stays_in_its_column(operator, M, value, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 128, 32), generator)
-    *args, bias = (a.to(device) for a in call.args)
+    *args, bias = call.on(device)
     clean = kernel_of(operator)(*args, bias, **call.kwargs).cpu()
     bias[7] = value
     result = kernel_of(operator)(*args, bias, **call.kwargs).cpu()
@@ -396,8 +397,7 @@ def test_a_bias_that_is_not_finite_stays_in_its_column(operator, M, value, devic
 def test_non_contiguous_input_gives_the_same_bits(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 36, 160, 32), generator)
     expected = call.run(device, kernel_of(operator))
-    x = call.args[0].to(device)
-    others = [a.to(device) for a in call.args[1:]]
+    x, *others = call.on(device)
     column_major = x.t().contiguous().t()
     strided = torch.stack([x, x], -1)[..., 0]
     for view in (column_major, strided):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgen.model import FunctionSchema, SchemaKind
 
 from aoext.ops import operators
-from aoext.reference import randn
+from aoext.reference import ALL_CALLS, QUANTIZE, Problem, randn
 from conftest import compiler_for
 
 ao = torch.ops.ao
@@ -21,39 +21,10 @@ BF16 = torch.bfloat16
 
 def arguments(operator: str, device: torch.device, generator: torch.Generator) -> list:
     """Fresh arguments of an operator."""
-
-    def integers(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
-        low, high = (-128, 128) if dtype is torch.int8 else (0, 256)
-        return torch.randint(low, high, shape, generator=generator).to(dtype).to(device)
-
-    def floats(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-        return randn(generator, *shape, dtype=dtype).to(device)
-
-    float8 = floats(N, K).to(torch.float8_e4m3fn)
-    bias, scale = floats(N), floats(N, 1, dtype=torch.float32)
-    int4 = [integers(N, K // 2), floats(K // 16, N), floats(K // 16, N)]
-    packed = ao.convert_weight_to_int4pack(integers(N, K // 2, dtype=torch.uint8).cpu(), 2).to(device)
-    given = {
-        "bf16i4bf16_rowwise": [floats(M, K), *int4],
-        "bf16i4bf16_rowwise_bias": [floats(M, K), *int4, bias],
-        "dequantize_int4": int4,
-        "convert_weight_to_int4pack": [integers(N, K // 2, dtype=torch.uint8), 2],
-        "weight_int4pack_mm": [floats(M, K), packed, 32, floats(K // 32, N, 2)],
-        "bf16i8bf16_rowwise": [floats(M, K), integers(N, K), scale],
-        "bf16f8bf16_rowwise": [floats(M, K), float8, scale, bias],
-        "dequantize_rowwise": [integers(N, K), scale],
-        "int8_mm": [integers(M, K), integers(N, K)],
-        "scaled_mm_rowwise": [
-            integers(M, K),
-            integers(N, K),
-            floats(M, 1, dtype=torch.float32),
-            scale,
-            bias,
-        ],
-        "quantize_rowwise": [floats(M, K), torch.int8],
-        "scaled_linear_rowwise": [floats(M, K), integers(N, K), scale, bias],
-    }
-    return given[operator]
+    if operator in QUANTIZE:
+        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
+        return [randn(generator, M, K, dtype=BF16).to(device), torch.int8, *blocks]
+    return ALL_CALLS[operator](Problem(M, N, K, 16), generator).on(device)
 
 
 def results_of(result) -> tuple[Tensor, ...]:
@@ -137,14 +108,14 @@ def test_fake_tensors_and_bad_arguments(operator, device, generator):
 
 
 def test_out_may_be_an_argument(device, generator):
-    x, weight, scale = (t for t in arguments("bf16i8bf16_rowwise", device, generator))
+    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)[:3]
     expected = ao.bf16i8bf16_rowwise(x, weight, scale)
     ao.bf16i8bf16_rowwise.out(x, weight, scale, out=x)
     assert torch.equal(x, expected)
 
 
 def test_out_and_gradients_exclude_each_other(device, generator):
-    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)
+    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)[:3]
     out = torch.empty(M, N, dtype=BF16, device=device)
     x.requires_grad_()
     with pytest.raises(RuntimeError, match="no argument may require gradients"):
@@ -156,7 +127,7 @@ def test_out_and_gradients_exclude_each_other(device, generator):
 
 def test_compiled_code_writes_into_out(device, generator):
     torch._dynamo.reset()
-    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)
+    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)[:3]
     out = torch.zeros(M, N, dtype=BF16, device=device)
 
     def write(x, out):

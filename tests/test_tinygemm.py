@@ -308,7 +308,7 @@ def test_fake_results_have_the_shape_and_dtype_of_real_ones(operator, generator)
     for problem in (Problem(3, 40, 128, 64), Problem(0, 8, 96, 32), Problem(2, 0, 256, 256)):
         call = reference.TINYGEMM_CALLS[operator](problem, generator)
         function = getattr(torch.ops.ao, operator)
-        meta = function(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in call.args))
+        meta = function(*call.on("meta"))
         real = function(*call.args)
         assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
 
@@ -339,7 +339,7 @@ def test_a_compiled_function_serves_every_batch(device, generator):
     )
     for M in (2, 5, 33):
         call = product(M, 40, 256, 64, 8, generator)
-        args = [a.to(device) if isinstance(a, torch.Tensor) else a for a in call.args]
+        args = call.on(device)
         assert torch.equal(compiled(*args), torch.ops.ao.weight_int4pack_mm(*args) * 2)
 
 

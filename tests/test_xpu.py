@@ -66,7 +66,7 @@ def test_every_operator_has_a_kernel_for_xpu():
 @pytest.mark.parametrize("operator", OWN)
 def test_no_operator_computes_by_aten(operator, M, generator):
     call = call_of(operator, generator, M)
-    args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
+    args = call.on("xpu")
     with on_the_device_alone():
         getattr(torch.ops.ao, operator)(*args, **call.kwargs)
     assert aoext.explain(operator, *args, **call.kwargs).device == "xpu"
@@ -76,7 +76,7 @@ def test_no_operator_computes_by_aten(operator, M, generator):
 @pytest.mark.parametrize("operator", OWN)
 def test_no_operator_waits_for_the_device(operator, generator):
     call = call_of(operator, generator)
-    args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
+    args = call.on("xpu")
     op = getattr(torch.ops.ao, operator)
     op(*args, **call.kwargs)  # builds its kernels
     before = XPU_SIM.host_waits()
@@ -117,7 +117,7 @@ def test_work_goes_to_the_current_stream(operator, generator):
     """The operands arrive late on a side stream: a kernel on any other queue would read them too early."""
     call = call_of(operator, generator)
     op = getattr(torch.ops.ao, operator)
-    ready = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
+    ready = call.on("xpu")
     expected = op(*ready, **call.kwargs)
     late = [torch.zeros_like(a) if isinstance(a, torch.Tensor) else a for a in ready]
     torch.xpu.synchronize()
@@ -169,7 +169,7 @@ def test_threads_may_call_at_once(generator):
 @pytest.mark.parametrize("operator", OWN)
 def test_the_same_call_gives_the_same_bits(operator, M, generator):
     call = call_of(operator, generator, M)
-    args = [a.to("xpu") if isinstance(a, torch.Tensor) else a for a in call.args]
+    args = call.on("xpu")
 
     def bits():
         result = getattr(torch.ops.ao, operator)(*args, **call.kwargs)

@@ -3,6 +3,8 @@
 //   Tensor       AtenTensorHandle, borrowed
 //   Tensor?      AtenTensorHandle*, null for None
 //   int          int64_t
+//   int[]        const int64_t*, int64_t: the numbers and how many
+//   bool         int32_t
 //   ScalarType   int32_t, PyTorch's number of the dtype
 //   ScalarType?  int32_t*, null for None
 //   a result     AtenTensorHandle* behind the arguments; what is put there is the caller's
@@ -41,31 +43,45 @@ inline OwnedHandle share(AtenTensorHandle handle) {
   return OwnedHandle(shared);
 }
 
+// The C types of an argument, in a tuple, and its value.
 template <class T>
 struct Argument;
 
 template <>
 struct Argument<Tensor> {
-  using C = AtenTensorHandle;
-  static Tensor value(C handle) { return Tensor(share(handle).release()); }
+  using C = std::tuple<AtenTensorHandle>;
+  static Tensor value(AtenTensorHandle handle) { return Tensor(share(handle).release()); }
 };
 
 template <>
 struct Argument<int64_t> {
-  using C = int64_t;
-  static int64_t value(C number) { return number; }
+  using C = std::tuple<int64_t>;
+  static int64_t value(int64_t number) { return number; }
+};
+
+template <>
+struct Argument<bool> {
+  using C = std::tuple<int32_t>;
+  static bool value(int32_t flag) { return flag != 0; }
+};
+
+template <>
+struct Argument<Integers> {
+  using C = std::tuple<const int64_t*, int64_t>;
+  static Integers value(const int64_t* numbers, int64_t count) { return Integers(numbers, numbers + count); }
 };
 
 template <>
 struct Argument<ScalarType> {
-  using C = int32_t;
-  static ScalarType value(C number) { return torch::stable::detail::to<ScalarType>(torch::stable::detail::from(number)); }
+  using C = std::tuple<int32_t>;
+  static ScalarType value(int32_t number) { return torch::stable::detail::to<ScalarType>(torch::stable::detail::from(number)); }
 };
 
 template <class T>
 struct Argument<std::optional<T>> {
-  using C = typename Argument<T>::C*;
-  static std::optional<T> value(C given) {
+  using Given = std::tuple_element_t<0, typename Argument<T>::C>*;
+  using C = std::tuple<Given>;
+  static std::optional<T> value(Given given) {
     return given == nullptr ? std::nullopt : std::optional<T>(Argument<T>::value(*given));
   }
 };
@@ -102,13 +118,14 @@ struct Shim;
 
 template <class Result, class... Args, Result (*kGeneric)(Args...)>
 struct Shim<kGeneric> {
-  using C = decltype(std::tuple_cat(std::declval<std::tuple<typename Argument<std::decay_t<Args>>::C...>>(),
+  using Arguments = std::tuple<Argument<std::decay_t<Args>>...>;
+  using C = decltype(std::tuple_cat(std::declval<typename Argument<std::decay_t<Args>>::C>()...,
                                     std::declval<typename Takers<Result>::C>()));
 
   static AOTITorchError call(Key key, const char* op, const C& c) noexcept {
-    constexpr size_t arguments = sizeof...(Args);
     try {
-      run(key, op, c, std::make_index_sequence<arguments>(), std::make_index_sequence<std::tuple_size_v<C> - arguments>());
+      run(key, op, c, std::index_sequence_for<Args...>(),
+          std::make_index_sequence<std::tuple_size_v<C> - first_part(sizeof...(Args))>());
       return AOTI_TORCH_SUCCESS;
     } catch (const std::exception& error) {
       return fail(error.what());
@@ -118,12 +135,29 @@ struct Shim<kGeneric> {
   }
 
  private:
+  // Where the C arguments of an argument begin; of the results, where `argument` counts all arguments.
+  static constexpr size_t first_part(size_t argument) {
+    constexpr size_t parts[] = {std::tuple_size_v<typename Argument<std::decay_t<Args>>::C>...};
+    size_t first = 0;
+    for (size_t i = 0; i < argument; ++i) first += parts[i];
+    return first;
+  }
+
+  template <size_t argument>
+  static auto value(const C& c) {
+    using Of = std::tuple_element_t<argument, Arguments>;
+    return [&]<size_t... part>(std::index_sequence<part...>) {
+      return Of::value(std::get<first_part(argument) + part>(c)...);
+    }(std::make_index_sequence<std::tuple_size_v<typename Of::C>>());
+  }
+
   template <size_t... argument, size_t... result>
   static void run(Key key, const char* op, const C& c, std::index_sequence<argument...>, std::index_sequence<result...>) {
-    check_takers(std::get<sizeof...(Args) + result>(c)...);
-    const std::tuple<std::decay_t<Args>...> values{Argument<std::decay_t<Args>>::value(std::get<argument>(c))...};
+    constexpr size_t first_result = first_part(sizeof...(Args));
+    check_takers(std::get<first_result + result>(c)...);
+    const std::tuple<std::decay_t<Args>...> values{value<argument>(c)...};
     check_device(op, std::get<0>(values), key);
-    give(kernel_of<kGeneric>[static_cast<int>(key)](std::get<argument>(values)...), std::get<sizeof...(Args) + result>(c)...);
+    give(kernel_of<kGeneric>[static_cast<int>(key)](std::get<argument>(values)...), std::get<first_result + result>(c)...);
   }
 };
 

@@ -14,11 +14,19 @@ using Parameter = std::tuple_element_t<i, typename Shim<kGeneric>::C>;
 #define AOEXT_PARAMETERS_5(op) AOEXT_PARAMETERS_4(op), Parameter<&generic::op, 4> p4
 #define AOEXT_PARAMETERS_6(op) AOEXT_PARAMETERS_5(op), Parameter<&generic::op, 5> p5
 #define AOEXT_PARAMETERS_7(op) AOEXT_PARAMETERS_6(op), Parameter<&generic::op, 6> p6
+#define AOEXT_PARAMETERS_8(op) AOEXT_PARAMETERS_7(op), Parameter<&generic::op, 7> p7
+#define AOEXT_PARAMETERS_9(op) AOEXT_PARAMETERS_8(op), Parameter<&generic::op, 8> p8
+#define AOEXT_PARAMETERS_10(op) AOEXT_PARAMETERS_9(op), Parameter<&generic::op, 9> p9
+#define AOEXT_PARAMETERS_11(op) AOEXT_PARAMETERS_10(op), Parameter<&generic::op, 10> p10
 #define AOEXT_VALUES_3 p0, p1, p2
 #define AOEXT_VALUES_4 AOEXT_VALUES_3, p3
 #define AOEXT_VALUES_5 AOEXT_VALUES_4, p4
 #define AOEXT_VALUES_6 AOEXT_VALUES_5, p5
 #define AOEXT_VALUES_7 AOEXT_VALUES_6, p6
+#define AOEXT_VALUES_8 AOEXT_VALUES_7, p7
+#define AOEXT_VALUES_9 AOEXT_VALUES_8, p8
+#define AOEXT_VALUES_10 AOEXT_VALUES_9, p9
+#define AOEXT_VALUES_11 AOEXT_VALUES_10, p10
 
 #define AOEXT_SHIM(device, key, count, op)                                                               \
   extern "C" AOTI_TORCH_EXPORT AOTITorchError aoti_torch_##device##_##op(AOEXT_PARAMETERS_##count(op)) { \

@@ -15,15 +15,20 @@ class Reader {
 
   template <class T>
   T next() {
-    const std::vector<Tensor>& tensors = arguments_.tensors;
     if constexpr (std::is_same_v<T, Tensor>) {
-      if (next_ >= tensors.size()) fail(std::to_string(next_ + 1) + " tensors or more", std::to_string(tensors.size()));
-      return tensors[next_++];
+      const OptionalTensor tensor = next_tensor();
+      if (!tensor) fail(std::to_string(next_) + " tensors or more", "None");
+      return *tensor;
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
-      return next_ < tensors.size() ? OptionalTensor(tensors[next_++]) : std::nullopt;
+      return next_tensor();
     } else if constexpr (std::is_same_v<T, int64_t>) {
-      if (!arguments_.number) fail("a number", "none");
-      return *arguments_.number;
+      return next_number();
+    } else if constexpr (std::is_same_v<T, bool>) {
+      return next_number() != 0;
+    } else if constexpr (std::is_same_v<T, Integers>) {
+      Integers list(next_number());
+      for (int64_t& number : list) number = next_number();
+      return list;
     } else if constexpr (std::is_same_v<T, ScalarType>) {
       if (!arguments_.dtype) fail("a dtype", "none");
       return *arguments_.dtype;
@@ -34,13 +39,23 @@ class Reader {
   }
 
  private:
+  OptionalTensor next_tensor() {
+    const size_t i = next_++;
+    return i < arguments_.tensors.size() ? arguments_.tensors[i] : std::nullopt;
+  }
+
+  int64_t next_number() {
+    if (next_number_ >= arguments_.numbers.size()) fail("more numbers", std::to_string(arguments_.numbers.size()));
+    return arguments_.numbers[next_number_++];
+  }
+
   [[noreturn]] void fail(const std::string& must, const std::string& got) const {
     throw std::runtime_error("ao::" + op_ + ": arguments must have " + must + ", got " + got);
   }
 
   const std::string& op_;
   const Arguments& arguments_;
-  size_t next_ = 0;
+  size_t next_ = 0, next_number_ = 0;
 };
 
 template <class... Parameters>

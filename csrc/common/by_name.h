@@ -9,22 +9,23 @@
 
 namespace aoext {
 
-// The arguments of a call: tensors in their order, one that may be None only where it is none, and the one argument of an
-// operator that is no tensor.
+// The arguments of a call, by kind and in their order.
 struct Arguments {
-  std::vector<Tensor> tensors;
-  std::optional<int64_t> number;    // group_size or inner_k_tiles
-  std::optional<ScalarType> dtype;  // of what comes out
+  std::vector<OptionalTensor> tensors;
+  std::vector<int64_t> numbers;     // a list of numbers has its length first; a bool is 0 or 1
+  std::optional<ScalarType> dtype;  // the one argument of an operator that is a dtype
 };
 
 struct Call {
   const std::string& op;
-  const std::vector<Tensor>& tensors;
+  const std::vector<OptionalTensor>& tensors;
   const LinearProblem& problem;
+
+  const Tensor& tensor(size_t i) const { return *tensors[i]; }  // one that may not be None
 };
 
-// The problem of ao::<op> for these arguments. Raises RuntimeError for an unknown operator, for arguments that are too few, and
-// whatever the operator would refuse.
+// The problem of ao::<op> for these arguments. Raises RuntimeError for an unknown operator, for arguments that are too few (a
+// tensor that may be None and those behind it can be left out), and whatever the operator would refuse.
 LinearProblem check_by_name(const std::string& op, const Arguments& arguments);
 
 // The names of all operators, a line each.

@@ -14,6 +14,10 @@ namespace aoext {
 namespace {
 
 constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
+constexpr const char* kHighPrecision = "bfloat16, float16 or float32";
+constexpr const char* k8Bit = "int8, float8_e4m3fn or float8_e5m2";
+constexpr const char* kInt4Input = "int8 or float8_e4m3fn";  // under int4 weights
+constexpr const char* kBlockScale = "float32, bfloat16, float16, float8_e8m0fnu (or uint8 exponents) or float8_e4m3fn";
 
 // Parts of an error's text, put together where the error is raised: a call that is right builds no text. A part that takes
 // work to say is a function.
@@ -113,6 +117,56 @@ class Checker {
     p.scale = dtype_of(scale);
   }
 
+  // The two sizes of a block [block_n, block_k].
+  void block(const char* argument, const Integers& block) const {
+    if (block.size() != 2 || block[0] < 1 || block[1] < 1) fail(argument, "[block_n, block_k], both positive", list(block));
+  }
+
+  // Of the input, whose rows share no scale.
+  void input_block(LinearProblem& p, const char* argument, const Integers& block) const {
+    if (block.size() != 2 || block[0] != 1 || block[1] < 1) fail(argument, "[1, block_k], block_k positive", list(block));
+    p.input_group_size = std::min(block[1], p.K);
+  }
+
+  // The scales of a weight [N, K] that one and all in a block [block_n, block_k] share.
+  void block_scale(LinearProblem& p, const char* argument, const Tensor& scale, const char* block_argument,
+                   const Integers& block_size) const {
+    block(block_argument, block_size);
+    p.block_n = std::min(block_size[0], std::max<int64_t>(p.N, 1)), p.group_size = std::min(block_size[1], p.K);
+    const int64_t rows = ceil_div(p.N, block_size[0]), columns = ceil_div(p.K, block_size[1]);
+    operand(argument, scale);
+    require(is_block_scale(dtype_of(scale)) && scale.dim() == 2 && scale.size(0) == rows && scale.size(1) == columns, argument,
+            text(kBlockScale, " [ceil(N/block_n), ceil(K/block_k)] = [", rows, ", ", columns, "]"), scale);
+    contiguous(argument, scale);
+    p.scale = dtype_of(scale) == ScalarType::Byte ? ScalarType::Float8_e8m0fnu : dtype_of(scale);
+  }
+
+  // A weight of codes into a table, two to a byte; K comes from the input where there is one.
+  void lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const OptionalTensor& global_scale) const {
+    if (p.K == 0) {
+      require(dtype_of(weight) == ScalarType::Byte && weight.dim() == 2 && weight.size(1) > 0, "weight",
+              "uint8 [N, K/2] with K > 0", weight);
+      p.K = 2 * weight.size(1);
+    } else {
+      require(p.K % 2 == 0, "input", "[..., K] with K even", anchor_);
+      operand("weight", weight);
+      require(dtype_of(weight) == ScalarType::Byte && weight.dim() == 2 && weight.size(1) == p.K / 2, "weight",
+              text("uint8 [N, K/2] = [*, ", p.K / 2, "] for an input with K = ", p.K), weight);
+    }
+    contiguous("weight", weight);
+    p.N = weight.size(0);
+    p.code = Code::lut4;
+    result(p);
+    operand("table", table);
+    require(dtype_of(table) == ScalarType::Float && table.dim() == 1 && table.size(0) == 16, "table", "float32 [16]", table);
+    contiguous("table", table);
+    p.has_global_scale = global_scale.has_value();
+    if (!global_scale) return;
+    operand("global_scale", *global_scale);
+    require(dtype_of(*global_scale) == ScalarType::Float && global_scale->numel() == 1, "global_scale",
+            "float32 with one element", *global_scale);
+  }
+
   // Checks weight, scale and zero_point of the int4 layout; K comes from the input where there is one.
   void int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) const {
     const bool from_input = p.K > 0;
@@ -201,9 +255,6 @@ class Checker {
   const std::pair<int32_t, int32_t> device_;
 };
 
-constexpr const char* kHighPrecision = "bfloat16, float16 or float32";
-constexpr const char* k8Bit = "int8, float8_e4m3fn or float8_e5m2";
-
 LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
                           const Tensor& zero_point, const Tensor* bias) {
   const Checker check(op, "input", input);
@@ -224,9 +275,32 @@ LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weigh
   return p;
 }
 
+LinearProblem weight_only_blockwise(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input,
+                                    const Tensor& weight, const Tensor& scale, const Integers& block_size,
+                                    const OptionalTensor& bias) {
+  const Checker check(op, "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.weight8(p, weight_ok, weight_dtypes, weight);
+  check.block_scale(p, "scale", scale, "block_size", block_size);
+  if (bias) check.bias(p, *bias);
+  return p;
+}
+
+// What a dequantisation gives where it is not asked for a dtype.
+ScalarType dequantized_dtype(const LinearProblem& p) { return is_high_precision(p.scale) ? p.scale : ScalarType::Float; }
+
 void check_int8_depth(const Checker& check, const LinearProblem& p, ScalarType operands, const Tensor& input) {
   check.require(operands != ScalarType::Char || p.K <= kInt8MaxK, "input",
                 text("[..., K] with K <= ", kInt8MaxK, ", where an int32 sum still fits"), input);
+}
+
+// The scales of an input that is quantised already, [..., columns].
+void check_input_scale(const Checker& check, const Tensor& input, const Tensor& scale, const char* shape, int64_t columns) {
+  check.operand("input_scale", scale);
+  bool rows_match = scale.dim() == input.dim() && scale.size(input.dim() - 1) == columns;
+  for (int64_t d = 0; rows_match && d + 1 < input.dim(); ++d) rows_match = scale.size(d) == input.size(d);
+  check.require(dtype_of(scale) == ScalarType::Float && rows_match, "input_scale",
+                text("float32 ", shape, " with the leading dimensions of input, ", [&] { return list(input.sizes()); }), scale);
 }
 
 }  // namespace
@@ -281,12 +355,7 @@ LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight,
   LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
   check_int8_depth(check, p, p.input, input);
   check.weight8(p, dtype_of(weight) == p.input, text("of input's dtype, ", dtype_name(p.input), ","), weight);
-  check.operand("input_scale", input_scale);
-  bool rows_match = input_scale.dim() == input.dim() && input_scale.size(input.dim() - 1) == 1;
-  for (int64_t d = 0; rows_match && d + 1 < input.dim(); ++d) rows_match = input_scale.size(d) == input.size(d);
-  check.require(dtype_of(input_scale) == ScalarType::Float && rows_match, "input_scale",
-                text("float32 [..., 1] with the leading dimensions of input, ", [&] { return list(input.sizes()); }),
-                input_scale);
+  check_input_scale(check, input, input_scale, "[..., 1]", 1);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   if (bias) check.bias(p, *bias);
   p.output = out_dtype.value_or(ScalarType::BFloat16);
@@ -301,6 +370,121 @@ LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& wei
   check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
   check_int8_depth(check, p, storage(p.code), input);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
+  if (bias) check.bias(p, *bias);
+  return p;
+}
+
+LinearProblem check_bf16i8bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                         const Integers& block_size, const OptionalTensor& bias) {
+  const bool weight_ok = dtype_of(weight) == ScalarType::Char;
+  return weight_only_blockwise("bf16i8bf16_blockwise", weight_ok, "int8", input, weight, scale, block_size, bias);
+}
+
+LinearProblem check_bf16f8bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                         const Integers& block_size, const OptionalTensor& bias) {
+  const bool weight_ok = is_float8(dtype_of(weight));
+  return weight_only_blockwise("bf16f8bf16_blockwise", weight_ok, "float8_e4m3fn or float8_e5m2", input, weight, scale,
+                               block_size, bias);
+}
+
+LinearProblem check_bf16lut4bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& table, const Tensor& scale,
+                                           const Integers& block_size, const OptionalTensor& global_scale,
+                                           const OptionalTensor& bias) {
+  const Checker check("bf16lut4bf16_blockwise", "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.lut4(p, weight, table, global_scale);
+  check.block_scale(p, "scale", scale, "block_size", block_size);
+  if (bias) check.bias(p, *bias);
+  return p;
+}
+
+LinearProblem check_dequantize_blockwise(const Tensor& weight, const Tensor& scale, const Integers& block_size,
+                                         std::optional<ScalarType> dtype) {
+  const Checker check("dequantize_blockwise", "weight", weight);
+  LinearProblem p{};
+  check.require(is_8bit(dtype_of(weight)) && weight.dim() == 2 && weight.size(1) > 0, "weight", text(k8Bit, " [N, K] with K > 0"),
+                weight);
+  p.K = weight.size(1);
+  check.weight8(p, true, k8Bit, weight);
+  check.block_scale(p, "scale", scale, "block_size", block_size);
+  p.output = dtype.value_or(dequantized_dtype(p));
+  check.dtype(is_high_precision(p.output), "dtype", kHighPrecision, p.output);
+  return p;
+}
+
+LinearProblem check_dequantize_lut4(const Tensor& weight, const Tensor& table, const Tensor& scale, const Integers& block_size,
+                                    const OptionalTensor& global_scale, std::optional<ScalarType> dtype) {
+  const Checker check("dequantize_lut4", "weight", weight);
+  LinearProblem p{};
+  check.lut4(p, weight, table, global_scale);
+  check.block_scale(p, "scale", scale, "block_size", block_size);
+  p.output = dtype.value_or(dequantized_dtype(p));
+  check.dtype(is_high_precision(p.output), "dtype", kHighPrecision, p.output);
+  return p;
+}
+
+LinearProblem check_quantize_blockwise(const Tensor& input, ScalarType dtype, const Integers& block_size, bool power_of_two) {
+  const Checker check("quantize_blockwise", "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.dtype(is_8bit(dtype), "dtype", k8Bit, dtype);
+  check.input_block(p, "block_size", block_size);
+  p.power_of_two = power_of_two;
+  p.output = dtype;
+  return p;
+}
+
+LinearProblem check_scaled_mm_blockwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale,
+                                        const Tensor& weight_scale, const Integers& input_block, const Integers& weight_block,
+                                        const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
+  const Checker check("scaled_mm_blockwise", "input", input);
+  LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
+  check_int8_depth(check, p, p.input, input);
+  check.weight8(p, dtype_of(weight) == p.input, text("of input's dtype, ", dtype_name(p.input), ","), weight);
+  check.input_block(p, "input_block", input_block);
+  check_input_scale(check, input, input_scale, "[..., ceil(K/block_k)]", ceil_div(p.K, p.input_group_size));
+  check.block_scale(p, "weight_scale", weight_scale, "weight_block", weight_block);
+  if (bias) check.bias(p, *bias);
+  p.output = out_dtype.value_or(ScalarType::BFloat16);
+  check.dtype(is_high_precision(p.output), "out_dtype", kHighPrecision, p.output);
+  return p;
+}
+
+LinearProblem check_scaled_linear_blockwise(const Tensor& input, const Tensor& weight, const Tensor& weight_scale,
+                                            const Integers& input_block, const Integers& weight_block,
+                                            const OptionalTensor& bias) {
+  const Checker check("scaled_linear_blockwise", "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
+  check_int8_depth(check, p, storage(p.code), input);
+  check.input_block(p, "input_block", input_block);
+  check.block_scale(p, "weight_scale", weight_scale, "weight_block", weight_block);
+  p.power_of_two = p.scale == ScalarType::Float8_e8m0fnu;  // scales of one kind on both sides
+  if (bias) check.bias(p, *bias);
+  return p;
+}
+
+LinearProblem check_scaled_mm_int4(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
+                                   const Tensor& zero_point, const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
+  const Checker check("scaled_mm_int4", "input", input);
+  const ScalarType dtype = dtype_of(input);
+  LinearProblem p = check.input(dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn, kInt4Input);
+  check_int8_depth(check, p, dtype, input);
+  check.int4(p, weight, scale, zero_point);
+  check_input_scale(check, input, input_scale, "[..., 1]", 1);
+  if (bias) check.bias(p, *bias);
+  p.output = out_dtype.value_or(ScalarType::BFloat16);
+  check.dtype(is_high_precision(p.output), "out_dtype", kHighPrecision, p.output);
+  return p;
+}
+
+LinearProblem check_scaled_linear_int4(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
+                                       const OptionalTensor& bias, std::optional<ScalarType> input_dtype) {
+  const Checker check("scaled_linear_int4", "input", input);
+  LinearProblem p = check.input(is_high_precision(dtype_of(input)), kHighPrecision);
+  const ScalarType dtype = input_dtype.value_or(ScalarType::Char);
+  check.dtype(dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn, "input_dtype", kInt4Input, dtype);
+  check_int8_depth(check, p, dtype, input);
+  check.int4(p, weight, scale, zero_point);
   if (bias) check.bias(p, *bias);
   return p;
 }

@@ -14,6 +14,7 @@
 namespace aoext {
 
 using OptionalTensor = std::optional<Tensor>;
+using Integers = std::vector<int64_t>;  // int[] of a schema
 
 // check_<operator>, with the operator's own parameters.
 #define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) LinearProblem check_##name parameters;

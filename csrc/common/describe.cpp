@@ -6,11 +6,10 @@
 namespace aoext {
 
 ScalarType dtype_of(const Tensor& t) {
-  try {
-    return t.scalar_type();
-  } catch (const std::exception&) {  // a dtype that the stable ABI has no name for
-    return ScalarType::Undefined;
-  }
+  int32_t dtype =
+      0;  // PyTorch's number: Tensor::scalar_type() raises for dtypes that the stable ABI of torch 2.10 has no name for
+  aoti_torch_get_dtype(t.get(), &dtype);
+  return static_cast<ScalarType>(dtype);
 }
 
 const char* dtype_name(ScalarType dtype) {
@@ -105,10 +104,6 @@ bool is_in_storage(const Tensor& t) {
   return bytes < 0 || end <= bytes / static_cast<int64_t>(t.element_size());
 }
 
-std::string describe(const Tensor& t) {
-  int32_t dtype = 0;  // PyTorch's number, for the stable ABI has no name for some of them
-  aoti_torch_get_dtype(t.get(), &dtype);
-  return std::string(dtype_name(static_cast<ScalarType>(dtype))) + " " + list(t.sizes());
-}
+std::string describe(const Tensor& t) { return std::string(dtype_name(dtype_of(t))) + " " + list(t.sizes()); }
 
 }  // namespace aoext

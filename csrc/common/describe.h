@@ -8,7 +8,7 @@
 
 namespace aoext {
 
-ScalarType dtype_of(const Tensor& t);  // Undefined for a dtype that the stable ABI has no name for
+ScalarType dtype_of(const Tensor& t);  // of the enumeration, whatever its value
 bool is_strided(const Tensor& t);
 // Whether its storage still holds its elements: who resizes a storage, as FSDP does between uses, does not ask its tensors. True
 // of a tensor without a storage.

@@ -55,6 +55,8 @@ Tensor contiguous(const Tensor& t) {
 
 Tensor reshape(const Tensor& t, Sizes sizes) { return call("aten::reshape", "", t, sizes); }
 
+Tensor view_as(const Tensor& t, ScalarType dtype) { return call("aten::view", "dtype", t, dtype); }
+
 Tensor narrow(const Tensor& t, int64_t dim, int64_t start, int64_t length) {
   return call("aten::narrow", "", t, dim, start, length);
 }
@@ -72,6 +74,12 @@ Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a,
 Tensor mul(const Tensor& a, const Tensor& b) { return call("aten::mul", "Tensor", a, b); }
 
 Tensor div(const Tensor& a, const Tensor& b) { return call("aten::div", "Tensor", a, b); }
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) { return call("aten::where", "self", condition, a, b); }
+
+Tensor repeat_interleave(const Tensor& t, int64_t repeats, int64_t dim) {
+  return call("aten::repeat_interleave", "self_int", t, repeats, std::optional(dim), std::optional(repeats * t.size(dim)));
+}
 
 Tensor stack_last(const Tensor& a, const Tensor& b) { return call("aten::stack", "", std::vector<Tensor>{a, b}, int64_t{-1}); }
 

@@ -37,6 +37,7 @@ Tensor scalar_like(double value, ScalarType dtype, const Tensor& device_of);
 Tensor to(const Tensor& t, ScalarType dtype);
 Tensor contiguous(const Tensor& t);
 Tensor reshape(const Tensor& t, Sizes sizes);
+Tensor view_as(const Tensor& t, ScalarType dtype);  // the same bytes
 Tensor narrow(const Tensor& t, int64_t dim, int64_t start, int64_t length);
 Tensor transpose(const Tensor& t);  // of the two dimensions of a matrix
 Tensor unsqueeze(const Tensor& t, int64_t dim);
@@ -46,6 +47,8 @@ Tensor mm(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, const Tensor& b);
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+Tensor repeat_interleave(const Tensor& t, int64_t repeats, int64_t dim);
 Tensor stack_last(const Tensor& a, const Tensor& b);  // [..., 2] of two [...]
 
 }  // namespace aten

@@ -9,16 +9,18 @@ namespace aoext {
 
 using torch::headeronly::ScalarType;
 
-// What the bits of a weight's elements mean.
-enum class Code { int4, int8, e4m3, e5m2 };
+// What the bits of a weight's elements mean; lut4 is an index into a table of 16 float32 values.
+enum class Code { int4, int8, e4m3, e5m2, lut4 };
 
 // How a weight [N, K] is stored. Checks make it of an operator's arguments; whoever chooses, launches or computes asks it and no
 // operator's name.
 struct WeightFormat {
   Code code;
-  int64_t group_size;   // elements along k that share a scale; K for one scale a row
-  ScalarType scale;     // of the scales, and of the zero points
-  bool has_zero_point;  // w = code · scale + zero_point, the zero point a float
+  int64_t group_size;             // elements along k that share a scale; K for one scale a row
+  int64_t block_n = 1;            // rows that share one
+  ScalarType scale;               // of the scales, and of the zero points; exponents in uint8 count as float8_e8m0fnu
+  bool has_zero_point = false;    // w = code · scale + zero_point, the zero point a float
+  bool has_global_scale = false;  // w = code · scale · global_scale, one float32 for the weight
 };
 
 // y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. Of an operator that makes or unpacks a weight, M is
@@ -29,10 +31,15 @@ struct LinearProblem : WeightFormat {
   bool has_bias;
   ScalarType bias;        // where there is one
   int64_t inner_k_tiles;  // of a weight in the tinygemm layout: int32 [N/8, K/(16 · inner_k_tiles), 32, inner_k_tiles/2]
+  // Of an input of 8 bits, or that is quantised to them: elements along k that share a scale, and whether scales are rounded up
+  // to powers of two.
+  int64_t input_group_size;
+  bool power_of_two;
 };
 
-// The dtype that holds the elements, two of int4 in one of its elements.
+// The dtype that holds the elements; two of 4 bits in one of its elements.
 constexpr ScalarType storage(Code code) {
+  if (code == Code::lut4) return ScalarType::Byte;
   return code == Code::e4m3 ? ScalarType::Float8_e4m3fn : code == Code::e5m2 ? ScalarType::Float8_e5m2 : ScalarType::Char;
 }
 

@@ -43,7 +43,7 @@ OptionalTensor linear(const LinearProblem& p, const Tensor& input, const Int4Wei
 }
 
 Explanation explain_product(const Call& call) {
-  return explain(plan_of(call.problem, {call.tensors[1], call.tensors[2], call.tensors[3]}));
+  return explain(plan_of(call.problem, {call.tensor(1), call.tensor(2), call.tensor(3)}));
 }
 
 }  // namespace

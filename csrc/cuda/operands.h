@@ -37,7 +37,7 @@ inline OptionalTensor workspace(size_t bytes, const Tensor& like) {
 
 // For aoext.explain: of an operator with one kernel, which has its name.
 inline Explanation explain_one_pass(const Call& call) {
-  const bool serves = takes_one_pass(call.problem.K, device_of(call.tensors[0]));
+  const bool serves = takes_one_pass(call.problem.K, device_of(call.tensor(0)));
   return serves ? explain_kernel(call.op.c_str()) : generic_explanation();
 }
 

@@ -18,7 +18,7 @@ Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const generic
 template <RowwisePlan (*kPlan)(const LinearProblem&, const Device&, bool)>
 Explanation explain_rowwise(const Call& call) {
   // Weights that are not aligned stay where they are; an input is copied.
-  return explain(kPlan(call.problem, device_of(call.tensors[0]), are_aligned({&call.tensors[1]})), call.problem);
+  return explain(kPlan(call.problem, device_of(call.tensor(0)), are_aligned({&call.tensor(1)})), call.problem);
 }
 
 }  // namespace aoext::cuda

@@ -31,7 +31,7 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
   return y;
 }
 
-Explanation explain_product(const Call& call) { return explain(plan_tinygemm(call.problem, device_of(call.tensors[0]))); }
+Explanation explain_product(const Call& call) { return explain(plan_tinygemm(call.problem, device_of(call.tensor(0)))); }
 
 }  // namespace
 

@@ -19,7 +19,7 @@ Tensor pack(const LinearProblem& p, const Tensor& rows) {
   const auto pair = [&](const Tensor& a, const Tensor& b) { return call("aten::bitwise_or", "Tensor", a, to_high_nibble(b)); };
   const std::vector<Tensor> by_h = {pair(high_nibble(first), high_nibble(second)), pair(low_nibble(first), low_nibble(second))};
   const Tensor packed = call("aten::stack", "", by_h, int64_t{4});  // [tile, outer, lane, block, h, b]
-  return view_as(aten::reshape(packed, {tiles, outer, 32, blocks * 4}), ScalarType::Int);
+  return aten::view_as(aten::reshape(packed, {tiles, outer, 32, blocks * 4}), ScalarType::Int);
 }
 
 }  // namespace

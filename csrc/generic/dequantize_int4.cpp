@@ -29,10 +29,13 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
   return out;
 }
 
+Tensor unpack_int4_rows(const Tensor& weight, int64_t first, int64_t count) {
+  return aten::reshape(aten::to(unpack(aten::narrow(weight, 0, first, count)), ScalarType::Float), {count, 2 * weight.size(1)});
+}
+
 Tensor dequantize_int4_rows(const LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
                             int64_t first, int64_t count) {
-  const Tensor q = aten::reshape(aten::to(unpack(aten::narrow(weight, 0, first, count)), ScalarType::Float),
-                                 {count, p.K / p.group_size, p.group_size});
+  const Tensor q = aten::reshape(unpack_int4_rows(weight, first, count), {count, p.K / p.group_size, p.group_size});
   const Tensor w = aten::add(aten::mul(q, group_column(scale, first, count)), group_column(zero_point, first, count));
   return aten::reshape(w, {count, p.K});
 }

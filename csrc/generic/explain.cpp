@@ -32,19 +32,19 @@ std::string lines_of(const Explanation& e) {
 }
 
 // Empty for a device that this library has no kernel of the operator for.
-std::string explain(const std::string& op, const std::vector<Tensor>& tensors, std::optional<int64_t> number,
+std::string explain(const std::string& op, const std::vector<OptionalTensor>& tensors, const Integers& numbers,
                     std::optional<ScalarType> dtype) {
-  const LinearProblem problem = check_by_name(op, {tensors, number, dtype});
-  const std::optional<Key> key = key_of(tensors[0]);
+  const LinearProblem problem = check_by_name(op, {tensors, numbers, dtype});
+  const std::optional<Key> key = key_of(*tensors[0]);
   const Explain of_device = key ? explain_of(*key, op) : nullptr;
   return of_device == nullptr ? "" : lines_of(of_device({op, tensors, problem}));
 }
 
 std::string warmup(const Tensor& /*like*/) { return ""; }
 
-void check_call(const std::string& op, const std::vector<Tensor>& tensors, std::optional<int64_t> number,
+void check_call(const std::string& op, const std::vector<OptionalTensor>& tensors, const Integers& numbers,
                 std::optional<ScalarType> dtype) {
-  check_by_name(op, {tensors, number, dtype});
+  check_by_name(op, {tensors, numbers, dtype});
 }
 
 }  // namespace

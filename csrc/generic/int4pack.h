@@ -11,8 +11,6 @@ namespace aoext::generic::int4pack {
 
 inline Tensor permute(const Tensor& t, const std::vector<int64_t>& order) { return call("aten::permute", "", t, order); }
 
-inline Tensor view_as(const Tensor& t, ScalarType dtype) { return call("aten::view", "dtype", t, dtype); }
-
 inline Tensor binary(const char* op, const Tensor& t, int64_t constant) {
   return call(op, "Tensor", t, aten::scalar_like(static_cast<double>(constant), t.scalar_type(), t));
 }

@@ -85,7 +85,7 @@ Explanation explain(const Plan& plan, sycl::queue& queue) {
 }
 
 Explanation explain_product(const Call& call, Plan (*plan)(const LinearProblem&, sycl::queue&, int)) {
-  const Tensor &input = call.tensors[0], &weight = call.tensors[1];
+  const Tensor &input = call.tensor(0), &weight = call.tensor(1);
   sycl::queue& queue = current_queue(input);
   // An input with gaps becomes a copy, which is aligned.
   const int alignment = input.is_contiguous() ? alignment_of({&input, &weight}) : alignment_of({&weight});
@@ -93,7 +93,7 @@ Explanation explain_product(const Call& call, Plan (*plan)(const LinearProblem&,
 }
 
 Explanation explain_one_pass(const Call& call) {
-  return serves(current_queue(call.tensors[0]), call.op + ".lanes") ? Explanation{"xpu", call.op} : generic_explanation();
+  return serves(current_queue(call.tensor(0)), call.op + ".lanes") ? Explanation{"xpu", call.op} : generic_explanation();
 }
 
 }  // namespace aoext::xpu

@@ -121,7 +121,8 @@ void add_int4(std::vector<Probe>& probes, Draw& draw, ScalarType dtype, const st
     const Tensor weight = draw.bytes({N, K / 2}), scale = draw.positive({K / group_size, N}, dtype);
     const Tensor zero_point = draw.normal({K / group_size, N}, dtype), bias = draw.normal({N}, dtype);
     for (const int64_t M : rows) {
-      if (!takes(problem({Code::int4, group_size, dtype, true}, M, N, K, dtype, dtype, dtype))) continue;
+      const WeightFormat format{.code = Code::int4, .group_size = group_size, .scale = dtype, .has_zero_point = true};
+      if (!takes(problem(format, M, N, K, dtype, dtype, dtype))) continue;
       const Tensor x = draw.normal({M, K}, dtype);
       probes.push_back({"bf16i4bf16_rowwise_bias with M = " + std::to_string(M) + ", group_size = " + std::to_string(group_size) +
                             ", " + dtype_name(dtype),
@@ -143,7 +144,7 @@ void add_rowwise(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type,
   const std::string weight_only = weight_type == ScalarType::Char ? "bf16i8bf16_rowwise" : "bf16f8bf16_rowwise";
   const ScalarType output = scaled ? ScalarType::Float : input_type;
   for (const int64_t M : rows) {
-    const WeightFormat format{code_of(weight_type), K, ScalarType::Float, false};
+    const WeightFormat format{.code = code_of(weight_type), .group_size = K, .scale = ScalarType::Float};
     if (!takes(problem(format, M, N, K, input_type, output, ScalarType::Float))) continue;
     const Tensor x = scaled ? eight_bit({M, K}) : draw.normal({M, K}, input_type);
     const std::string sizes =

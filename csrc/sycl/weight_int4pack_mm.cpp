@@ -33,7 +33,7 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
 
 Explanation explain_packed(const Call& call) {
   const LinearProblem& p = call.problem;
-  sycl::queue& queue = current_queue(call.tensors[0]);
+  sycl::queue& queue = current_queue(call.tensor(0));
   if (p.K >= kMaxAnyDepth || !serves(queue, kInt4PackImage)) return generic_explanation();
   Int4PackLinear linear{};
   linear.M = p.M, linear.N = p.N, linear.K = p.K;

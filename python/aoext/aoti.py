@@ -19,7 +19,13 @@ from aoext.ops import ao, operators
 _DEVICES = ("cpu", "cuda", "xpu")
 
 # How an argument of a schema's type arrives in C; one that may be None is a pointer to that.
-_C_TYPES = {"Tensor": "AtenTensorHandle", "int": "int64_t", "ScalarType": "int32_t"}
+_C_TYPES = {
+    "Tensor": "AtenTensorHandle",
+    "int": "int64_t",
+    "bool": "int32_t",
+    "List[int]": "const int64_t*, int64_t",
+    "ScalarType": "int32_t",
+}
 
 
 def library_path() -> Path:

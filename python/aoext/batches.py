@@ -22,9 +22,10 @@ def vmap_rule(
     of_input: the arguments that have the input's leading dimensions.
     """
 
-    def batched(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        given = list(zip(args, in_dims, strict=True))
-        if all((dim is not None) == (i in of_input) for i, dim in enumerate(in_dims)):
+    def batched(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        # Of a list of numbers `in_dims` has a list of None.
+        given = [(a, dim if isinstance(a, Tensor) else None) for a, dim in zip(args, in_dims, strict=True)]
+        if all((dim is not None) == (i in of_input) for i, (_, dim) in enumerate(given)):
             result = operator(*(a if dim is None else a.movedim(dim, 0) for a, dim in given), **kwargs)
         else:
             result = _one_after_the_other(operator, info.batch_size, given, kwargs)
@@ -61,9 +62,14 @@ def _one_after_the_other(
 _OF_INPUT: dict[str, tuple[int, ...]] = {
     "int8_mm": (0,),
     "scaled_mm_rowwise": (0, 2),
+    "scaled_mm_blockwise": (0, 2),
+    "scaled_mm_int4": (0, 2),
     "quantize_rowwise": (0,),
+    "quantize_blockwise": (0,),
     "dequantize_int4": (),
+    "dequantize_lut4": (),
     "dequantize_rowwise": (),
+    "dequantize_blockwise": (),
     "convert_weight_to_int4pack": (),
 }
 

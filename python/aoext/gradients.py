@@ -80,10 +80,11 @@ class _TimesDequantized(torch.autograd.Function):
 def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Callable[..., Tensor]) -> None:
     """Gradients of a product of the argument 0 and a weight [N, K] that others make up.
 
-    `dequantized(dtype, *tensors)` gives the weight from the arguments `weight_arguments`; rounding or
-    quantising the input counts as nothing. Behind the weight comes the bias, if there is one; it may be None.
+    `dequantized(dtype, *parts)` gives the weight from the arguments `weight_arguments`, of which some may be
+    no tensors, or None; rounding or quantising the input counts as nothing. Behind the weight comes the bias,
+    if there is one; it may be None.
     """
-    overload = getattr(ao, operator).default
+    overload, in_order = _positional(getattr(ao, operator).default)
     bias_argument = weight_arguments[-1] + 1
 
     def product(input: Tensor, *others: Any) -> Tensor:
@@ -103,20 +104,27 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            parts = [inputs[i] for i in weight_arguments]
+            parts = [inputs[i] if i < len(inputs) else None for i in weight_arguments]
+            tensors = [part if isinstance(part, Tensor) else None for part in parts]
             if ctx.needs_input_grad[0]:
-                ctx.save_for_backward(*parts)
-            ctx.save_for_forward(*parts)  # compiled code does not say here whether it is in forward mode
+                ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)  # compiled code does not say here whether it is in forward mode
+            ctx.others = [None if isinstance(part, Tensor) else part for part in parts]
             bias = bias_of(inputs)
             ctx.bias_dtype = None if bias is None else bias.dtype
             ctx.count = len(inputs)
             ctx.dtype = output.dtype
 
         @staticmethod
+        def weight(ctx: Any, dtype: torch.dtype) -> Tensor:
+            saved = zip(ctx.saved_tensors, ctx.others, strict=True)
+            return dequantized(dtype, *(other if tensor is None else tensor for tensor, other in saved))
+
+        @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             grads: list[Tensor | None] = [None] * ctx.count
             if ctx.needs_input_grad[0]:
-                grads[0] = grad @ dequantized(grad.dtype, *ctx.saved_tensors)
+                grads[0] = grad @ Product.weight(ctx, grad.dtype)
             if ctx.bias_dtype is not None and ctx.needs_input_grad[bias_argument]:
                 rows = grad.reshape(-1, grad.shape[-1])
                 grads[bias_argument] = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
@@ -124,7 +132,7 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Tensor:
-            weight = dequantized(ctx.dtype, *ctx.saved_tensors)
+            weight = Product.weight(ctx, ctx.dtype)
             bias = bias_of(tangents)
             return linear(tangents[0], weight, None if bias is None else bias.to(ctx.dtype))
 
@@ -132,23 +140,41 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
 
     # Not Product.apply itself, which reads the signature of forward at every call; nor other steps.
     apply = super(torch.autograd.Function, Product).apply
-    call = overload._op
+    call = getattr(ao, operator).default._op
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
     below_autograd = torch._C._AutoDispatchBelowAutograd
 
-    def kernel(*arguments: Any) -> Tensor:
+    def kernel(*arguments: Any, **options: Any) -> Tensor:
         backward = is_grad_enabled() and any_requires_grad(*arguments)
         if backward or _in_forward_mode():
-            return apply(*arguments)
+            return apply(*in_order(arguments, options))
         with below_autograd():
-            return call(*arguments)
+            return call(*arguments, **options)
 
-    def transformed(*arguments: Any) -> Tensor:
-        return _transformed(Product, overload, arguments)
+    def transformed(*arguments: Any, **options: Any) -> Tensor:
+        return _transformed(Product, overload, in_order(arguments, options))
 
     Product.__name__ = Product.__qualname__ = operator
     _library.impl(operator, kernel, "Autograd")
     _library.impl(operator, transformed, "FuncTorchDynamicLayerFrontMode")  # before a transform of torch.func
+
+
+def _positional(overload: Any) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
+    """An operator that takes all of its arguments by position, and how those of a call are put in order."""
+    schema = overload._schema.arguments
+    names = [argument.name for argument in schema if argument.kwarg_only]
+    others = schema[: len(schema) - len(names)]
+    if not names:
+        return overload, lambda arguments, options: arguments
+
+    def call(*given: Any) -> Any:
+        return overload(*given[: len(others)], **dict(zip(names, given[len(others) :], strict=False)))
+
+    def in_order(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        left_out = (argument.default_value for argument in others[len(arguments) :])
+        return *arguments, *left_out, *(options.get(name) for name in names)
+
+    return call, in_order
 
 
 def _transformed(
@@ -180,9 +206,35 @@ def _int4pack_dequantized(dtype: torch.dtype, weight: Tensor, scale_and_zero: Te
     return _int4_dequantized(dtype, *tinygemm_to_plain(weight, scale_and_zero))
 
 
+def _blocks_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, block_size: list[int]) -> Tensor:
+    return ao.dequantize_blockwise(weight, scale, block_size, dtype=dtype)
+
+
+def _lut4_dequantized(
+    dtype: torch.dtype,
+    weight: Tensor,
+    table: Tensor,
+    scale: Tensor,
+    block_size: list[int],
+    global_scale: Tensor | None,
+) -> Tensor:
+    return ao.dequantize_lut4(weight, table, scale, block_size, global_scale, dtype=dtype)
+
+
+def _blocks_of_both_dequantized(
+    dtype: torch.dtype, weight: Tensor, scale: Tensor, input_block: list[int], weight_block: list[int]
+) -> Tensor:
+    return _blocks_dequantized(dtype, weight, scale, weight_block)
+
+
 _register("bf16i4bf16_rowwise", (1, 2, 3), _int4_dequantized)
 _register("bf16i4bf16_rowwise_bias", (1, 2, 3), _int4_dequantized)
 _register("bf16i8bf16_rowwise", (1, 2), rows_dequantized)
 _register("bf16f8bf16_rowwise", (1, 2), rows_dequantized)
+_register("bf16i8bf16_blockwise", (1, 2, 3), _blocks_dequantized)
+_register("bf16f8bf16_blockwise", (1, 2, 3), _blocks_dequantized)
+_register("bf16lut4bf16_blockwise", (1, 2, 3, 4, 5), _lut4_dequantized)
 _register("scaled_linear_rowwise", (1, 2), rows_dequantized)
+_register("scaled_linear_blockwise", (1, 2, 3, 4), _blocks_of_both_dequantized)
+_register("scaled_linear_int4", (1, 2, 3), _int4_dequantized)
 _register("weight_int4pack_mm", (1, 3), _int4pack_dequantized)

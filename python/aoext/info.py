@@ -88,12 +88,13 @@ def explain(operator: str, *arguments: Tensor | torch.dtype | int | None, **opti
     if len(arguments) > len(names) or options.keys() - set(names):
         given = [f"{len(arguments)} by position", *options]
         raise TypeError(f"explain: arguments must be {', '.join(names)}, got {', '.join(given)}")
-    tensors, number, dtype = described(bound(operator, arguments, options))
-    if not tensors:
+    tensors, numbers, dtype = described(operator, bound(operator, arguments, options))
+    first = next((t for t in tensors if t is not None), None)
+    if first is None:
         raise TypeError(f"explain: arguments must be those of ao::{operator}, got no tensor")
-    lines = [line.split(": ", 1) for line in ao._explain(operator, tensors, number, dtype).splitlines()]
+    lines = [line.split(": ", 1) for line in ao._explain(operator, tensors, numbers, dtype).splitlines()]
     if not lines:
-        device = tensors[0].device.type
+        device = first.device.type
         key = torch._C._dispatch_key_for_device(device)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key):
             return Explanation(device, "a kernel that another package registered")

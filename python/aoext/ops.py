@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from aoext.packing import FLOAT_DTYPES
+
 ao = torch.ops.ao
 
 # Largest relative Frobenius error of a row of a result against float64, by the result's dtype.
@@ -40,12 +42,32 @@ def bound(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
     return {name: given.get(name) for name in names}
 
 
-def described(arguments: dict[str, Any]) -> tuple[list[Tensor], int | None, torch.dtype | None]:
-    """The tensors of a call in order, its number and its dtype, if it has one: what `_explain` takes."""
-    values = arguments.values()
-    tensors = [a for a in values if isinstance(a, Tensor)]
-    number = next((a for a in values if isinstance(a, int)), None)
-    return tensors, number, next((a for a in values if isinstance(a, torch.dtype)), None)
+def described(
+    operator: str, arguments: dict[str, Any]
+) -> tuple[list[Tensor | None], list[int], torch.dtype | None]:
+    """The arguments of a call, as `bound` gives them, by kind, each kind in order: what `_explain` takes.
+
+    A list of numbers has its length first; what is left out and has a default of its own takes that.
+    """
+    tensors: list[Tensor | None] = []
+    numbers: list[int] = []
+    dtype = None
+    for argument in getattr(ao, operator).default._schema.arguments:
+        value = arguments[argument.name]
+        if value is None:
+            value = argument.default_value
+        kind = argument.real_type
+        if isinstance(kind, torch.OptionalType):
+            kind = kind.getElementType()
+        if isinstance(kind, torch.TensorType):
+            tensors.append(value)
+        elif isinstance(value, torch.dtype):
+            dtype = value
+        elif isinstance(value, (list, tuple)):
+            numbers += [len(value), *value]
+        elif value is not None:
+            numbers.append(int(value))
+    return tensors, numbers, dtype
 
 
 def _check(operator: str, arguments: dict[str, Any]) -> None:
@@ -67,11 +89,14 @@ def _check(operator: str, arguments: dict[str, Any]) -> None:
             )
         if value is None and isinstance(argument.real_type, torch.TensorType):
             raise RuntimeError(f"ao::{operator}: {argument.name} must be a tensor, got None")
-    tensors, number, dtype = described(arguments)
+    tensors, numbers, dtype = described(operator, arguments)
+    known = [_hint(n) for n in numbers]
     with _disable_current_modes():
-        traced = [_traced(t) for t in tensors]
-        if all(t is not None for t in traced):
-            ao._check_call(operator, traced, number, dtype)
+        traced = [None if t is None else _traced(t) for t in tensors]
+        if None not in known and all(
+            (t is None) == (u is None) for t, u in zip(tensors, traced, strict=True)
+        ):
+            ao._check_call(operator, traced, known, dtype)
 
 
 def _traced(t: Tensor) -> Tensor | None:
@@ -105,11 +130,24 @@ def _of_input(*, input: Tensor, **_: Any) -> torch.dtype:
     return input.dtype
 
 
+def _blocks_quantized(
+    *, input: Tensor, dtype: torch.dtype, block_size: list[int], **_: Any
+) -> tuple[Tensor, Tensor]:
+    blocks = -(-input.shape[-1] // block_size[-1])
+    scales = input.new_empty((*input.shape[:-1], blocks), dtype=torch.float32)
+    return input.new_empty(input.shape, dtype=dtype), scales
+
+
+def _of_out_dtype(*, out_dtype: torch.dtype | None, **_: Any) -> torch.dtype:
+    return out_dtype or torch.bfloat16
+
+
 def _dequantized(per_element: int) -> Callable[..., Tensor]:
     """[N, K] of a weight with so many numbers in an element."""
 
     def result(*, weight: Tensor, scale: Tensor, dtype: torch.dtype | None, **_: Any) -> Tensor:
-        return weight.new_empty((weight.shape[0], per_element * weight.shape[1]), dtype=dtype or scale.dtype)
+        own = scale.dtype if scale.dtype in FLOAT_DTYPES else torch.float32
+        return weight.new_empty((weight.shape[0], per_element * weight.shape[1]), dtype=dtype or own)
 
     return result
 
@@ -134,12 +172,22 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "bf16i4bf16_rowwise_bias": _product(_of_input),
     "bf16i8bf16_rowwise": _product(_of_input),
     "bf16f8bf16_rowwise": _product(_of_input),
+    "bf16i8bf16_blockwise": _product(_of_input),
+    "bf16f8bf16_blockwise": _product(_of_input),
+    "bf16lut4bf16_blockwise": _product(_of_input),
     "scaled_linear_rowwise": _product(_of_input),
+    "scaled_linear_blockwise": _product(_of_input),
+    "scaled_linear_int4": _product(_of_input),
     "int8_mm": _product(lambda **_: torch.int32),
-    "scaled_mm_rowwise": _product(lambda *, out_dtype, **_: out_dtype or torch.bfloat16),
+    "scaled_mm_rowwise": _product(_of_out_dtype),
+    "scaled_mm_blockwise": _product(_of_out_dtype),
+    "scaled_mm_int4": _product(_of_out_dtype),
     "quantize_rowwise": _rows_quantized,
+    "quantize_blockwise": _blocks_quantized,
     "dequantize_int4": _dequantized(2),
+    "dequantize_lut4": _dequantized(2),
     "dequantize_rowwise": _dequantized(1),
+    "dequantize_blockwise": _dequantized(1),
     "convert_weight_to_int4pack": _packed,
     "weight_int4pack_mm": _packed_product,
 }

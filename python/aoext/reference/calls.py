@@ -22,10 +22,24 @@ class Call:
     kwargs: dict[str, Any]
     reference: Tensor  # float64, or int32 where the result is exact
     terms: Tensor | None = None  # Σ|x·w| + |bias|, of products that are rounded
+    weight: Tensor | None = None  # what the weight stands for, float64 [N, K]
+
+    def on(self, device: torch.device | str) -> list[Any]:
+        """The positional arguments there."""
+        return [moved(argument, device) for argument in self.args]
+
+    def named(self) -> dict[str, Any]:
+        """The positional arguments by name."""
+        names = (argument.name for argument in op(self.operator)._schema.arguments)
+        return dict(zip(names, self.args, strict=False))
 
     def run(self, device: torch.device, kernel: Callable[..., Any]) -> Any:
-        args = [a.to(device) if isinstance(a, Tensor) else a for a in self.args]
-        return kernel(*args, **self.kwargs)
+        return kernel(*self.on(device), **self.kwargs)
+
+
+def moved(argument: Any, device: torch.device | str) -> Any:
+    """An argument of a call on a device; what is no tensor stays."""
+    return argument.to(device) if isinstance(argument, Tensor) else argument
 
 
 MakeCall = Callable[[Problem, Generator], Call]
@@ -41,7 +55,8 @@ def _call(subject: Subject, p: Problem, g: Generator) -> Call:
     reference, terms = subject.expected(p, x, w, ALL, ALL)
     if subject.exact:
         return Call(subject.operator, args, kwargs, reference.to(torch.int32))
-    return Call(subject.operator, args, kwargs, reference, terms)
+    weight = None if subject.weight is None else subject.weight.rows(p, w, ALL)
+    return Call(subject.operator, args, kwargs, reference, terms, weight)
 
 
 def _of_operator(operator: str) -> MakeCall:
@@ -57,11 +72,14 @@ def _of_operator(operator: str) -> MakeCall:
 
 _TINYGEMM = ("convert_weight_to_int4pack", "weight_int4pack_mm")
 
-# Every operator with a floating point or int32 result; quantize_rowwise has tests of its own.
+# These have results of two tensors, and tests of their own.
+QUANTIZE = ("quantize_rowwise", "quantize_blockwise")
+
+# Every operator with a floating point or int32 result.
 CALLS: dict[str, MakeCall] = {
     operator: _of_operator(operator)
     for operator in dict.fromkeys(subject.operator for subject in SUBJECTS)
-    if operator not in (*_TINYGEMM, "quantize_rowwise")
+    if operator not in (*_TINYGEMM, *QUANTIZE)
 }
 bf16i4bf16_rowwise = CALLS["bf16i4bf16_rowwise"]
 
@@ -90,10 +108,13 @@ TINYGEMM_CALLS: dict[str, MakeCall] = {
 ALL_CALLS = {**CALLS, **TINYGEMM_CALLS}
 
 # Operators whose input is a high-precision activation, and those that have any input.
-ACTIVATION_CALLS = [name for name in CALLS if name.startswith("bf16") or name == "scaled_linear_rowwise"]
+ACTIVATION_CALLS = [name for name in CALLS if name.startswith(("bf16", "scaled_linear"))]
 DEQUANTIZE_CALLS = [name for name in CALLS if name.startswith("dequantize")]
 INPUT_CALLS = [name for name in CALLS if name not in DEQUANTIZE_CALLS]
 INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "dequantize_int4"]
+# Operators whose weights have two codes to a byte, so that K is even.
+FOUR_BIT_CALLS = [name for name in CALLS if "i4" in name or "int4" in name or "lut4" in name]
+BLOCKWISE_CALLS = [name for name in CALLS if "blockwise" in name or "lut4" in name]
 # Operators whose last argument is a bias, and those that can do without one.
 BIAS_CALLS = [name for name in INPUT_CALLS if name not in ("bf16i4bf16_rowwise", "int8_mm")]
 OPTIONAL_BIAS_CALLS = [name for name in BIAS_CALLS if name not in INT4_CALLS]

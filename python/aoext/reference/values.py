@@ -73,6 +73,57 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (q.round() if dtype is torch.int8 else q).to(dtype), torch.where(sound, scale, torch.nan)
 
 
+def quantized_blocks(
+    x: Tensor, dtype: torch.dtype, block_k: int, power_of_two: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The same of quantize_blockwise: values [..., K] and scales [..., ceil(K / block_k)]."""
+    K = x.shape[-1]
+    blocks = -(-K // block_k)
+    padded = torch.nn.functional.pad(x.float(), (0, blocks * block_k - K)).unflatten(-1, (blocks, block_k))
+    q, scale = quantized(padded, dtype)
+    if power_of_two:
+        mantissa, exponent = scale.frexp()
+        above = torch.where(mantissa == 0.5, scale, torch.ldexp(torch.ones_like(scale), exponent))
+        scale = torch.where(scale.isfinite(), above, scale)
+        limit = quantized_max(dtype)
+        q = torch.where(scale.isfinite(), (padded / scale).clamp(-limit, limit), 0.0)
+        q = (q.round() if dtype is torch.int8 else q).to(dtype)
+    return q.flatten(-2)[..., :K], scale.squeeze(-1)
+
+
+def spread(scales: Tensor, block: int, length: int) -> Tensor:
+    """Scales [..., ceil(length / block)] as one for each of `length` elements."""
+    return scales.repeat_interleave(block, -1)[..., :length]
+
+
+def block_scales(rows: int, columns: int, dtype: torch.dtype, size: float, g: Generator) -> Tensor:
+    """Positive scales of half to one and a half times `size`, or the powers of two near it."""
+    scales = (torch.rand(rows, columns, generator=g, device=g.device) + 0.5) * size
+    if dtype is not torch.float8_e8m0fnu:
+        return scales.to(dtype)
+    return (scales.log2().floor() + 127).to(torch.uint8).view(dtype)
+
+
+def scales_float64(scales: Tensor) -> Tensor:
+    if scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        return scales.double()
+    exponents = scales.view(torch.uint8).double()
+    return torch.where(exponents == 255, torch.nan, torch.exp2(exponents - 127))
+
+
+def lut4_float64(packed: Tensor, table: Tensor) -> Tensor:
+    """Values [n, K] of codes [n, K/2], the even k in the low nibble."""
+    codes = torch.stack([packed % 16, packed // 16], -1).flatten(-2)
+    return table.double()[codes.long()]
+
+
+def blockwise_float64(values: Tensor, scales: Tensor, block: list[int], rows: Tensor | slice) -> Tensor:
+    """Values [n, K] of these rows of a weight times their scales."""
+    index = torch.arange(scales.shape[0], device=scales.device).repeat_interleave(block[0])
+    index = index[: index.numel() if isinstance(rows, Tensor) else values.shape[0]][rows]
+    return values * spread(scales_float64(scales)[index], block[1], values.shape[1])
+
+
 def inner_k_tiles(K: int) -> int:
     """The widest that divides K."""
     return next(n for n in (8, 4, 2) if K % (16 * n) == 0)
