@@ -302,7 +302,7 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
 def planned(gpu: str, case: Case) -> list[str]:
     args, kwargs = on_meta(case)
     arguments = ops.bound(case.operator, tuple(args), kwargs)
-    return ao._plan(gpu, case.operator, *ops.described(arguments)).split("\n")
+    return ao._plan(gpu, case.operator, *ops.described(case.operator, arguments)).split("\n")
 
 
 def test_instances_are_those_of_every_kernel() -> None:

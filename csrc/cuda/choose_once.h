@@ -15,19 +15,22 @@ namespace aoext::cuda {
 constexpr int64_t kRememberedRows = 512;
 
 // All that a plan depends on. Devices stay where they are.
-using PlanKey = std::array<int64_t, 12>;
+using PlanKey = std::array<int64_t, 15>;
 inline PlanKey plan_key(const LinearProblem& p, const Device& device, bool aligned) {
   const auto number = [](auto value) { return static_cast<int64_t>(value); };
   return {p.M,
           p.N,
           p.K,
           p.group_size,
+          p.block_n,
+          p.input_group_size,
           number(p.code),
           number(p.scale),
           number(p.input),
           number(p.output),
           p.has_bias ? number(p.bias) : -1,
           p.inner_k_tiles,
+          p.has_global_scale,
           aligned,
           static_cast<int64_t>(reinterpret_cast<intptr_t>(&device))};
 }

@@ -14,6 +14,7 @@
 #include "cuda/kernels/rowwise_decode.h"
 #include "cuda/kernels/rowwise_mma.h"
 #include "cuda/kernels/rowwise_wgmma.h"
+#include "cuda/kernels/scaled_wgmma.h"
 #include "cuda/kernels/tinygemm.h"
 #include "cuda/kernels/weight_only_wgmma.h"
 
@@ -28,6 +29,9 @@ struct Int4Any {  // every size, type and alignment (kernels/int4_any.cu)
 };
 struct RowwiseAny {  // likewise (kernels/rowwise_any.cu)
   bool operator==(const RowwiseAny&) const = default;
+};
+struct ScaledAny {  // likewise (kernels/scaled_any.cu)
+  bool operator==(const ScaledAny&) const = default;
 };
 struct ScaledMm {  // PyTorch's own kernel
   bool operator==(const ScaledMm&) const = default;
@@ -63,6 +67,11 @@ template <>
 struct Fields<RowwiseAny> {
   static constexpr const char* kKernel = "rowwise_any";
   static constexpr NoFields<RowwiseAny> kAll{};
+};
+template <>
+struct Fields<ScaledAny> {
+  static constexpr const char* kKernel = "scaled_any";
+  static constexpr NoFields<ScaledAny> kAll{};
 };
 template <>
 struct Fields<ScaledMm> {
@@ -162,6 +171,11 @@ struct Fields<RowwiseWgmmaConfig> {
   static constexpr auto kAll = kWgmmaFields<RowwiseWgmmaConfig>;
 };
 template <>
+struct Fields<ScaledWgmmaConfig> {
+  static constexpr const char* kKernel = "scaled_wgmma";
+  static constexpr auto kAll = kWgmmaFields<ScaledWgmmaConfig>;
+};
+template <>
 struct Fields<TinygemmConfig> {
   using C = TinygemmConfig;
   static constexpr const char* kKernel = "tinygemm_mm";
@@ -176,6 +190,7 @@ struct Fields<TinygemmConfig> {
 using Int4Kernel = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig>;
 using RowwiseKernel =
     std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, ScaledMm, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
+using ScaledKernel = std::variant<Generic, ScaledAny, ScaledWgmmaConfig>;
 using TinygemmKernel = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 
 // "int4_mma block_n=128 block_m=32 splits=1"

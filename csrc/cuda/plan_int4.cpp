@@ -15,6 +15,8 @@ Element element(ScalarType dtype) {
     case ScalarType::Float8_e4m3fn: return Element::e4m3;
     case ScalarType::Float8_e5m2: return Element::e5m2;
     case ScalarType::Int: return Element::int32;
+    case ScalarType::Float8_e8m0fnu: return Element::e8m0;
+    case ScalarType::Byte: return Element::lut4;
     default: return Element::fp32;
   }
 }

@@ -6,6 +6,7 @@
 #include "cuda/forced.h"
 #include "cuda/plan.h"
 #include "cuda/plan_rowwise.h"
+#include "cuda/plan_scaled.h"
 #include "cuda/plan_tinygemm.h"
 
 namespace aoext::cuda {
@@ -52,6 +53,12 @@ std::string scaled_linear_text(const LinearProblem& p, const Device& device) {
   return text(plan) + "\n" + instance(linear, plan.kernel);
 }
 
+std::string scaled_text(const LinearProblem& p, const Device& device) {
+  const ScaledPlan plan = plan_scaled(p, device, true);
+  const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
+  return text(plan) + "\n" + (config == nullptr ? "" : scaled_wgmma_instance(scaled_linear(p, plan.scale), *config));
+}
+
 std::string tinygemm_text(const LinearProblem& p, const Device& device) {
   const TinygemmPlan plan = plan_tinygemm(p, device);
   const auto* const config = std::get_if<TinygemmConfig>(&plan.kernel);
@@ -66,6 +73,7 @@ PlanText* plan_of(const std::string& op) {
       {"weight_int4pack_mm", tinygemm_text}, {"int8_mm", rowwise_text},
       {"scaled_mm_rowwise", rowwise_text},   {"bf16i8bf16_rowwise", rowwise_text},
       {"bf16f8bf16_rowwise", rowwise_text},  {"scaled_linear_rowwise", scaled_linear_text},
+      {"scaled_mm_blockwise", scaled_text},  {"scaled_mm_int4", scaled_text},
   };
   const auto found = plans.find(op);
   if (found == plans.end()) throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + op);
@@ -73,16 +81,16 @@ PlanText* plan_of(const std::string& op) {
 }
 
 // Operands are taken to be aligned.
-std::string plan(const std::string& gpu, const std::string& op, const std::vector<Tensor>& tensors, std::optional<int64_t> number,
-                 std::optional<ScalarType> dtype) {
-  return plan_of(op)(check_by_name(op, {tensors, number, dtype}), device_named(gpu));
+std::string plan(const std::string& gpu, const std::string& op, const std::vector<OptionalTensor>& tensors,
+                 const std::vector<int64_t>& numbers, std::optional<ScalarType> dtype) {
+  return plan_of(op)(check_by_name(op, {tensors, numbers, dtype}), device_named(gpu));
 }
 
 // Of all kernels that have more than one.
 std::string kernel_instances() {
   return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
          int4_mma_instances() + rowwise_decode_instances() + rowwise_wgmma_instances() + weight_only_wgmma_instances() +
-         rowwise_mma_instances() + tinygemm_mm_instances();
+         rowwise_mma_instances() + scaled_wgmma_instances() + tinygemm_mm_instances();
 }
 
 std::string force_plan(const std::string& plan) { return force(plan); }

@@ -244,7 +244,7 @@ def plan(gpu: str, operator: str, *arguments: Any, **options: Any) -> str:
     """
     if not _has_plans():
         raise RuntimeError("plan: this aoext was built without kernels for CUDA")
-    return ao._plan(gpu, operator, *described(bound(operator, arguments, options))).splitlines()[0]
+    return ao._plan(gpu, operator, *described(operator, bound(operator, arguments, options))).splitlines()[0]
 
 
 @contextmanager

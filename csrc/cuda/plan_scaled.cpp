@@ -1,0 +1,75 @@
+#include "cuda/plan_scaled.h"
+
+#include "cuda/choose_once.h"
+#include "cuda/forced.h"
+
+namespace aoext::cuda {
+namespace {
+
+// With fewer output columns than this, what the matrix engine cuts off sums of float8 may show in a row of y.
+constexpr int64_t kCutColumns = 32;
+
+bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
+
+// The problem for the engine, by scales that it takes: as they are, or in float32.
+ScalarType engine_scale(const LinearProblem& p) {
+  if (scaled_wgmma_takes(scaled_linear(p, p.scale)) || is_power_of_two_scale(p)) return p.scale;
+  return ScalarType::Float;
+}
+
+bool engine_takes(const LinearProblem& p, const Device& device, bool aligned, ScalarType scale) {
+  return device.is_hopper() && aligned && p.M > 0 && p.N > 0 && scaled_wgmma_takes(scaled_linear(p, scale));
+}
+
+ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
+  if (!takes_one_pass(p.K, device)) return {};
+  const ScalarType scale = engine_scale(p);
+  const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
+  if (exact && engine_takes(p, device, aligned, scale))
+    return {ScaledWgmmaConfig{choose_scaled_wgmma(scaled_linear(p, scale), device)}, scale};
+  return {ScaledAny{}, p.scale};
+}
+
+ScaledPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
+  if (f.is<ScaledWgmmaConfig>()) {
+    const ScalarType scale = engine_scale(p);
+    const ScaledLinear raw = scaled_linear(p, scale);
+    return {forced_config<ScaledWgmmaConfig>(
+                f, text(p), device, engine_takes(p, device, aligned, scale), [&] { return choose_scaled_wgmma(raw, device); },
+                [&](const ScaledWgmmaConfig& c) { return scaled_wgmma_fits(raw, c); }),
+            scale};
+  }
+  if (f.is<Generic>()) return {};
+  if (!takes_one_pass(p.K, device)) refuse_kernel(f, text(p), device);
+  return {ScaledAny{}, p.scale};
+}
+
+}  // namespace
+
+ScaledLinear scaled_linear(const LinearProblem& p, ScalarType scale) {
+  ScaledLinear raw{};
+  raw.M = p.M, raw.N = p.N, raw.K = p.K;
+  raw.int4 = p.code == Code::int4;
+  raw.x_group = raw.int4 ? p.K : p.input_group_size, raw.w_group = p.group_size, raw.block_n = p.block_n;
+  raw.scale_n = raw.int4 ? 1 : w_groups(raw), raw.scale_k = raw.int4 ? p.N : 1;
+  raw.type = element(p.input), raw.output = element(p.output);
+  raw.scale_type = element(scale), raw.bias_type = element(p.bias);
+  return raw;
+}
+
+ScaledPlan plan_scaled(const LinearProblem& p, const Device& device, bool aligned) {
+  const Forced* const f = forced();
+  if (f != nullptr && is_one_of(*f, ScaledKernel())) return forced_plan(*f, p, device, aligned);
+  return choose_once(p, device, aligned, [&] { return choose(p, device, aligned); });
+}
+
+std::string text(const ScaledPlan& plan) { return text(plan.kernel) + " | scale=" + torch::headeronly::toString(plan.scale); }
+
+Explanation explain(const ScaledPlan& plan) {
+  return std::visit(Overloaded{[](const Generic&) { return generic_explanation(); },
+                               [](const ScaledAny&) { return explain_kernel("scaled_any"); },
+                               [](const ScaledWgmmaConfig& c) { return explain_wgmma("scaled_wgmma", c); }},
+                    plan.kernel);
+}
+
+}  // namespace aoext::cuda
