@@ -8,6 +8,7 @@ namespace {
 
 // With fewer output columns than this, what the matrix engine cuts off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
+constexpr int64_t kFewRows = 64;  // of x, up to which reading int4 takes the time
 
 bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
 
@@ -21,9 +22,25 @@ bool engine_takes(const LinearProblem& p, const Device& device, bool aligned, Sc
   return device.is_hopper() && aligned && p.M > 0 && p.N > 0 && scaled_wgmma_takes(scaled_linear(p, scale));
 }
 
+// By the kernels of weight-only int4, whatever is forced; nothing where they do not serve.
+std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& device, bool aligned) {
+  if (p.code != Code::int4 || p.output == ScalarType::Float) return std::nullopt;
+  LinearProblem wide = p;
+  wide.input = p.output;
+  const Int4Plan plan = plan_int4(wide, device, aligned);
+  using Plan = std::optional<ScaledPlan>;
+  return std::visit(Overloaded{[](const auto&) { return Plan(); }, [&](const RingConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const DecodeConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const BatchConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const MmaConfig& c) { return Plan({c, plan.scale}); }},
+                    plan.kernel);
+}
+
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   if (!takes_one_pass(p.K, device)) return {};
   const ScalarType scale = engine_scale(p);
+  if (p.M <= kFewRows || !device.is_hopper())
+    if (const auto plan = by_weight_only(p, device, aligned)) return *plan;
   const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
   if (exact && engine_takes(p, device, aligned, scale))
     return {ScaledWgmmaConfig{choose_scaled_wgmma(scaled_linear(p, scale), device)}, scale};
@@ -38,6 +55,10 @@ ScaledPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& de
                 f, text(p), device, engine_takes(p, device, aligned, scale), [&] { return choose_scaled_wgmma(raw, device); },
                 [&](const ScaledWgmmaConfig& c) { return scaled_wgmma_fits(raw, c); }),
             scale};
+  }
+  if (f.is<RingConfig>() || f.is<DecodeConfig>() || f.is<BatchConfig>() || f.is<MmaConfig>()) {
+    const auto plan = by_weight_only(p, device, aligned);
+    return plan ? *plan : choose(p, device, aligned);
   }
   if (f.is<Generic>()) return {};
   if (!takes_one_pass(p.K, device)) refuse_kernel(f, text(p), device);
@@ -68,7 +89,16 @@ std::string text(const ScaledPlan& plan) { return text(plan.kernel) + " | scale=
 Explanation explain(const ScaledPlan& plan) {
   return std::visit(Overloaded{[](const Generic&) { return generic_explanation(); },
                                [](const ScaledAny&) { return explain_kernel("scaled_any"); },
-                               [](const ScaledWgmmaConfig& c) { return explain_wgmma("scaled_wgmma", c); }},
+                               [](const ScaledWgmmaConfig& c) { return explain_wgmma("scaled_wgmma", c); },
+                               [&](const auto&) { return explain(*weight_only(plan)); }},
+                    plan.kernel);
+}
+
+std::optional<Int4Plan> weight_only(const ScaledPlan& plan) {
+  using Plan = std::optional<Int4Plan>;
+  return std::visit(Overloaded{[](const Generic&) { return Plan(); }, [](const ScaledAny&) { return Plan(); },
+                               [](const ScaledWgmmaConfig&) { return Plan(); },
+                               [&](const auto& config) { return Plan({config, plan.scale}); }},
                     plan.kernel);
 }
 

@@ -56,6 +56,11 @@ std::string scaled_linear_text(const LinearProblem& p, const Device& device) {
 std::string scaled_text(const LinearProblem& p, const Device& device) {
   const ScaledPlan plan = plan_scaled(p, device, true);
   const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
+  if (const auto weight_only_plan = weight_only(plan)) {
+    Int4Linear linear = int4_linear(p);
+    linear.scale_type = element(plan.scale);
+    return text(plan) + "\n" + instance(linear, weight_only_plan->kernel);
+  }
   return text(plan) + "\n" + (config == nullptr ? "" : scaled_wgmma_instance(scaled_linear(p, plan.scale), *config));
 }
 

@@ -1,7 +1,9 @@
 #include "cuda/scaled.h"
 
 #include "common/dispatcher.h"
+#include "cuda/int4_product.h"
 #include "cuda/kernels/scaled_any.h"
+#include "cuda/kernels/widen.h"
 
 namespace aoext::cuda {
 namespace {
@@ -12,10 +14,25 @@ bool are_weights_aligned(const Tensor& weight, const Tensor& scale, const Tensor
   return are_aligned({&weight}) && (zero_point == nullptr || are_aligned({&scale, zero_point}));
 }
 
+// By a kernel of weight-only int4.
+void launch_weight_only(const LinearProblem& p, const Int4Plan& plan, const ScaledLinear& raw, const Tensor& x, const Tensor& y,
+                        cudaStream_t stream) {
+  const Tensor wide = aten::empty({p.M, p.K}, p.output, x);
+  check(launch_widen({x.const_data_ptr(), wide.mutable_data_ptr(), p.M * p.K, raw.type, raw.output}, stream), "scaled");
+  Int4Linear product = int4_linear(p);
+  product.x = wide.const_data_ptr();
+  product.weight = static_cast<const uint8_t*>(raw.weight);
+  product.scale = raw.scale, product.zero_point = raw.zero, product.scale_type = raw.scale_type;
+  product.bias = raw.bias, product.row_scale = raw.x_scale, product.y = raw.y;
+  const OptionalTensor space = workspace(int4_workspace(product, plan), y);
+  check(launch_int4(product, plan, data_of(space), stream), "scaled");
+}
+
 cudaError_t launch_kernel(const ScaledLinear& p, const ScaledKernel& kernel, void* workspace, cudaStream_t stream) {
   return std::visit(Overloaded{[](const Generic&) { return cudaErrorNotSupported; },
                                [&](const ScaledAny&) { return launch_scaled_any(p, stream); },
-                               [&](const ScaledWgmmaConfig& c) { return launch_scaled_wgmma(p, c, workspace, stream); }},
+                               [&](const ScaledWgmmaConfig& c) { return launch_scaled_wgmma(p, c, workspace, stream); },
+                               [](const auto&) { return cudaErrorNotSupported; }},
                     kernel);
 }
 
@@ -40,6 +57,10 @@ OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {
   raw.scale = scale.const_data_ptr(), raw.zero = data_of(zero_point), raw.bias = data_of(bias);
   raw.y = y.mutable_data_ptr();
 
+  if (const auto weight_only_plan = weight_only(plan)) {
+    launch_weight_only(p, *weight_only_plan, raw, x, y, launch.stream());
+    return y;
+  }
   const size_t bytes = std::holds_alternative<ScaledWgmmaConfig>(plan.kernel) ? scaled_wgmma_workspace(raw) : 0;
   const OptionalTensor space = workspace(bytes, y);
   check(launch_kernel(raw, plan.kernel, data_of(space), launch.stream()), "scaled");

@@ -1,8 +1,8 @@
 // Dynamic quantisation by blocks of k: the arithmetic of quantize_rowwise.cuh for each block of a row.
 //
 // Bound by memory: 2 or 4 bytes of an element in, one out. Where a block is a power of two of pieces of 16 bytes, at most a
-// warp's, neighbouring lanes have one each and the largest magnitude goes around them by shuffles; a thread has kPieces of them on
-// their way at once. Other blocks, and rows that begin anywhere, have a warp each, which reads them twice.
+// warp's, neighbouring lanes have one each and the largest magnitude goes around them by shuffles; a thread of many has four of
+// them on their way at once. Other blocks, and rows that begin anywhere, have a warp each, which reads them twice.
 #include "cuda/kernels/quantize_blockwise.h"
 
 #include <algorithm>
@@ -18,7 +18,9 @@ namespace {
 
 using namespace quantize;
 
-constexpr int kWarp = 32, kThreads = 256, kPieces = 4;
+constexpr int kWarp = 32, kThreads = 256;
+constexpr int kMostPieces = 4;            // of a thread
+constexpr int64_t kManyBlocks = 4 * 132;  // that so many pieces leave, at least
 
 // Rows are taken as whole blocks: what lies past K of the last one is nothing.
 struct Problem {
@@ -28,7 +30,7 @@ struct Problem {
   int64_t pieces;        // of all rows, or blocks where a warp has one
 };
 
-template <class T, Element kOutput>
+template <class T, Element kOutput, int kPieces>
 __global__ void __launch_bounds__(kThreads) quantize_pieces(const __grid_constant__ Problem a) {
   constexpr int kCount = 16 / sizeof(T);
   start_next_kernel();
@@ -89,10 +91,12 @@ cudaError_t launch_to(const QuantizeBlockwise& p, cudaStream_t stream) {
   while (a.team < kWarp && a.team * kCount < p.block) a.team *= 2, ++a.team_log2;
   const bool pieces = a.team * kCount == p.block && p.K % kCount == 0 && is_aligned(p.x) && is_aligned(p.values, kCount);
   a.pieces = p.M * a.blocks * (pieces ? a.team : 1);
-  const int64_t blocks = ceil_div(a.pieces, pieces ? kThreads * kPieces : kThreads / kWarp);
+  const bool many = pieces && a.pieces >= kManyBlocks * kThreads * kMostPieces;
+  const int64_t blocks = ceil_div(a.pieces, pieces ? kThreads * (many ? kMostPieces : 1) : kThreads / kWarp);
   if (blocks > std::numeric_limits<int>::max()) return cudaErrorInvalidConfiguration;
   const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, 1, Overlap::after_ours};
-  return launch(pieces ? quantize_pieces<T, kOutput> : quantize_any<T, kOutput>, grid, a);
+  if (many) return launch(quantize_pieces<T, kOutput, kMostPieces>, grid, a);
+  return launch(pieces ? quantize_pieces<T, kOutput, 1> : quantize_any<T, kOutput>, grid, a);
 }
 
 template <class T>

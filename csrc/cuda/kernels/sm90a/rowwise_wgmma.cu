@@ -119,9 +119,10 @@ Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
 }  // namespace
 
 WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device) {
-  return wgmma::choose_tiles({p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device, [&](const auto& tile, int) {
-    return has_tile(p.type, p.output, tile.height, tile.tokens);
-  });
+  return wgmma::choose_tiles(
+      {p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device,
+      [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.tokens); },
+      [](const auto& tile) { return !wgmma::is_turned(tile.height); });
 }
 
 bool rowwise_wgmma_takes(const RowwiseLinear& p) {

@@ -36,9 +36,9 @@ struct TileProblem {
   int w_line;  // bytes of a row of w in a stage
 };
 
-// Of the tiles that the fit knows and of which `has(tile, rows)`.
-template <class Has>
-WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has) {
+// Of the tiles that the fit knows and of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
+template <class Has, class Shares>
+WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, Shares&& shares) {
   const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
   const int sms = device.multiprocessors;
   const double from_memory = fit.memory * bandwidth_ratio(device);
@@ -80,7 +80,7 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has) 
         best = config;
       };
       consider(1, even_blocks(tiles, 1, sms));
-      if (turned) continue;
+      if (!shares(cost)) continue;
       consider(2, even_blocks(tiles, 2, sms));
       consider(2, std::min<int64_t>(2 * tiles, sms / 2 * 2));
     }

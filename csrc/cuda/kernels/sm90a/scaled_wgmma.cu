@@ -12,7 +12,8 @@ constexpr int kSumThreads = 256;
 
 // Sums of chunks of x: a lane takes 16 bytes, as many lanes as a chunk has pieces meet by shuffles.
 template <Element kType, int kChunk>
-__global__ void __launch_bounds__(kSumThreads) sum_chunks(const uint8_t* x, float* sums, int64_t M, uint32_t K, uint32_t chunks) {
+__global__ void __launch_bounds__(kSumThreads) sum_chunks(const uint8_t* x, float* sums, int64_t M, uint32_t K, uint32_t chunks,
+                                                           int64_t pitch) {
   constexpr int kLanes = kChunk / 16;
   start_next_kernel();
   wait_for_last_kernel();
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_chunks(const uint8_t* x, floa
   }
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-  if (m < M && in_row % kLanes == 0) sums[m * chunks + in_row / kLanes] = sum;
+  if (m < M && in_row % kLanes == 0) sums[in_row / kLanes * pitch + m] = sum;
 }
 
 cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_t stream) {
@@ -49,13 +50,17 @@ cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_
   const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
   const auto kernel = p.type == Element::int8 ? (sub == 1 ? sum_chunks<Element::int8, 128> : sum_chunks<Element::int8, 32>)
                                               : (sub == 1 ? sum_chunks<Element::e4m3, 128> : sum_chunks<Element::e4m3, 32>);
-  return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks);
+  return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks,
+                chunk_sums_pitch(p.M));
 }
 
-bool has_tile(const ScaledLinear& p, const WgmmaConfig& c) {
+// Whether there is such a tile, and rows of w in it share scales as its kernel takes them.
+bool is_tile_of(const ScaledLinear& p, int rows, int tokens) {
+  const ScaledBy by = scaled_kind(p).by;
+  if (by == ScaledBy::tile && p.block_n % rows != 0 && p.block_n < p.N) return false;
   bool found = false;
   for_each_scaled_tile([&](auto tile) {
-    found = found || (tile.is_of(c) && has_scaled_tile(scaled_kind(p).by, p.type, p.output, tile.kRows, tile.kTokens));
+    found = found || (tile.kRows == rows && tile.kTokens == tokens && has_scaled_tile(by, p.type, p.output, rows, tokens));
   });
   return found;
 }
@@ -110,20 +115,29 @@ bool scaled_wgmma_takes(const ScaledLinear& p) {
 
 WgmmaConfig choose_scaled_wgmma(const ScaledLinear& p, const Device& device) {
   const ScaledKind kind = scaled_kind(p);
-  return choose_tiles({p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine}, device,
-                      [&](const auto& tile, int rows) {
-                        return tile.height == rows && has_scaled_tile(kind.by, p.type, p.output, rows, tile.tokens) &&
-                               (rows == 64 || rows == kRows);
-                      });
+  WgmmaConfig best = choose_tiles(
+      {p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine}, device,
+      [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.tokens); },
+      [&](const auto& tile) { return !is_x_left(kind.by, tile.tokens); });
+  // Many tokens, and low tiles alone: what was not measured.
+  if (best.tokens == 0) {
+    constexpr int kLow = 64;
+    const int64_t tiles = ceil_div(p.N, kLow) * ceil_div(p.M, kRows);
+    best = {kRows, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
+  }
+  best.turned = is_x_left(kind.by, best.tokens);
+  return best;
 }
 
 bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
-  if (!has_tile(p, c) || c.turned || c.ranges != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1) return false;
+  const bool x_is_left = is_x_left(scaled_kind(p).by, c.tokens);
+  if (!is_tile_of(p, c.rows, c.tokens) || c.turned != x_is_left) return false;
+  if (c.ranges != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
   return shares_fit(segments_of(p.M, p.N, p.K, c), c.blocks);
 }
 
 size_t scaled_wgmma_workspace(const ScaledLinear& p) {
-  return p.int4 ? static_cast<size_t>(p.M) * ceil_div(p.K, kLine / scaled_kind(p).sub) * sizeof(float) : 0;
+  return p.int4 ? static_cast<size_t>(chunk_sums_pitch(p.M)) * ceil_div(p.K, kLine / scaled_kind(p).sub) * sizeof(float) : 0;
 }
 
 cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {

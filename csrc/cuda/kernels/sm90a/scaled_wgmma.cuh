@@ -3,15 +3,17 @@
 // It walks memory as rowwise_wgmma.cuh does: y comes transposed, a block takes 128 or 64 rows of w by kTokens rows of x in stages
 // of 128 k, two warpgroups multiply and one copies. What differs is what a stage's product becomes: the engine starts anew for
 // each block of k, and its sums go to float32 in other registers, multiplied by the scales of that block. Those lie in the ring
-// beside the stage: a warp of the copying warpgroup brings them by cp.async, whose end the stage's barrier counts. Of one scale
+// beside the stage: two warps of the copying warpgroup bring them by cp.async, whose end the stage's barrier counts. Of one scale
 // for 64 rows of w, as blocks of 128 by 128 have, the threads that multiply read it from memory themselves, a stage ahead.
 //
 // int4 becomes 8 bits in registers, which hold the left operand: 16 q of int8, so that a byte needs no sign to be extended, and q
 // of e4m3, whose subnormal numbers count in steps of 2^-9. The zero point of a group multiplies the sums of x over the
 // group's chunks, which a kernel before this one has found (chunk_sums).
 //
-// With 128 tokens a stage is 512 cycles of the matrix engine, and 16384 sums to be scaled, two operations each: 256 cycles in
-// which the other warpgroup multiplies. Blocks of 32 have four times as many.
+// With scales of that kind and many tokens x is the left operand, so that a thread has two factors a stage, and y does not come
+// transposed. For 128 rows by 256 tokens a stage is 1024 cycles of the matrix engine, and each thread's 128 sums take an operation
+// each. Otherwise a thread has many tokens, whose values it reads while the engine works, and two operations a sum: of 128 by
+// 128 rows 256 cycles of all against 512. Blocks of 32 have four times as many. While one warpgroup adds, the other multiplies.
 #pragma once
 
 #include "cuda/kernels/scaled.cuh"
@@ -26,22 +28,27 @@ struct ScaledArguments {
   RowwiseArguments rowwise;  // of int4 its row scales are those of x
   const void* scale;         // as in ScaledLinear
   const void* zero;
-  const float* x_values;     // [M, x_groups]: scales of x or, of int4, sums of x over chunks
+  const float* x_values;     // [M, x_groups], scales of x; of int4 [x_chunks, x_groups], sums of x over chunks for each token
   int64_t scale_n, scale_k;
   int block_n, x_groups, w_groups;
   int x_chunks, w_chunks;    // chunks of k that share a value
   Element scale_type;
 };
 
+// Whether x is the left operand. A thread then has sums of two tokens and many rows of w for each 64 tokens of a warpgroup, and
+// with one scale for all those rows two factors a stage.
+constexpr bool is_x_left(ScaledBy by, int tokens) { return by == ScaledBy::tile && tokens >= kRows; }
+
 // kSub: chunks of a stage, which have scales of their own.
 template <ScaledBy kBy, class Output, int kTileRows, int kTokens, int kStages, int kSub>
 struct ScaledLayout {
   static constexpr bool kInt4 = kBy == ScaledBy::group;
-  static constexpr int kTurns = kTileRows == kRows / 2 ? 2 : 1;  // that warpgroups take with stages
+  static constexpr bool kXIsLeft = is_x_left(kBy, kTokens);
+  static constexpr int kTurns = !kXIsLeft && kTileRows == kRows / 2 ? 2 : 1;  // that warpgroups take with stages
   static_assert(kStages % kTurns == 0);
-  static constexpr int kTokensOfGroup = kTokens, kChannelsOfGroup = 64;
-  static constexpr bool kTurned = false;
-  static constexpr int kMine = kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
+  static constexpr int kTokensOfGroup = kTokens, kChannelsOfGroup = kXIsLeft ? kTileRows : 64;
+  static constexpr bool kTurned = false;  // each warpgroup has row scales of all tokens
+  static constexpr int kMine = kXIsLeft ? 0 : kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
   static constexpr int kWLine = kInt4 ? kLine / 2 : kLine;
   static constexpr int kWBytes = kTileRows * kWLine, kXBytes = kTokens * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
@@ -61,7 +68,7 @@ struct ScaledLayout {
   static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;
   // Of a thread that copies, which has more addresses to count where w has values in the ring, and of one that multiplies.
   static constexpr int kCopyRegisters = kBy == ScaledBy::tile ? 40 : 56, kMultiplyRegisters = kBy == ScaledBy::tile ? 232 : 224;
-  using Shares = ClusterShares<Output, kMine, 2>;
+  using Shares = ClusterShares<Output, kXIsLeft ? 32 : kMine, 2>;
   static_assert(kStages == 0 || Shares::bytes(kPair) <= kStaging);
 };
 
@@ -69,6 +76,9 @@ struct ScaledLayout {
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
+
+// Keeps registers as they are up to here.
+__device__ inline void keep(uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
 // ---- int4 to 8 bits ----
 
@@ -109,50 +119,77 @@ __device__ inline void load_nibbles(uint32_t (&f)[kSteps][4], uint32_t lines, in
 
 // ---- The kernel ----
 
-// One warp: what a stage's blocks of k have of x and of w, into the ring beside it.
+constexpr int kValueThreads = 64;  // that bring what stands beside a stage
+
+// What a stage's blocks of k have of x and of w, into the ring beside it. Where values lie is found once a tile, so that a stage
+// costs a thread little more than its copies.
 template <ScaledBy kBy, class L, int kTileRows, int kTokens, int kStages, int kSub>
 __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
-                                   int lane) {
+                                   int thread) {
   const RowwiseLinear& p = a.rowwise.p;
+  constexpr int kOfX = (kTokens + kValueThreads - 1) / kValueThreads, kOfW = kTileRows / kValueThreads;
+  const auto column = [](int chunk, int chunks, int groups) { return min(chunks == 1 ? chunk : chunk / chunks, groups - 1); };
   Ring<kStages> ring;
   each_segment<false>(a.rowwise.segments, rest, [&](const Segment& segment) {
     const Tile tile = tile_of(a.rowwise.tiles, segment.tile, kTokens, kTileRows);
-    const int tokens = min(kTokens, int(p.M) - tile.token);
+    const int tokens = min(kTokens, int(p.M) - tile.token), rows = min(kTileRows, int(p.N) - tile.row);
+    const float* of_x[kOfX];
+#pragma unroll
+    for (int i = 0; i < kOfX; ++i) {
+      const int t = thread + i * kValueThreads;
+      of_x[i] = a.x_values + int64_t(tile.token + (t < tokens ? t : 0)) * a.x_groups;
+    }
+    [[maybe_unused]] const char* of_w[kOfW];
+    if constexpr (kBy == ScaledBy::row) {
+#pragma unroll
+      for (int i = 0; i < kOfW; ++i) {
+        const int r = thread + i * kValueThreads;
+        const int64_t first = (tile.row + (r < rows ? r : 0)) / a.block_n * a.scale_n;
+        of_w[i] = static_cast<const char*>(a.scale) + first * (a.scale_type == Element::e8m0 ? 1 : 4);
+      }
+    }
 #pragma unroll 1
     for (int stage = segment.first_stage; stage < segment.first_stage + segment.stages; ++stage) {
-      const uint32_t to = shared + L::kValues + ring.slot() * L::kStageValues;
+      const uint32_t to = shared + L::kValues + ring.slot() * L::kStageValues, to_w = to + L::kXValues;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
-#pragma unroll
-      for (int sub = 0; sub < kSub; ++sub) {
-        const int chunk = stage * kSub + sub;
-        const float* const from = a.x_values + min(chunk / a.x_chunks, a.x_groups - 1) + int64_t(tile.token) * a.x_groups;
-#pragma unroll 4
-        for (int t = lane; t < tokens; t += 32) copy<4>(to + (sub * kTokens + t) * 4, from + int64_t(t) * a.x_groups, true);
-        if constexpr (kBy != ScaledBy::tile) {
-          const int column = min(chunk / a.w_chunks, a.w_groups - 1);
-          if constexpr (kBy == ScaledBy::group) {
-            const int bytes = a.scale_type == Element::fp32 ? 4 : 2, pieces = kTileRows * bytes / 16;
-            const uint32_t scales = to + L::kXValues + sub * kTileRows * 8;
-            const int64_t first = column * a.scale_k + tile.row;
-            for (int i = lane; i < 2 * pieces; i += 32) {
-              const int piece = i % pieces;
-              const bool inside = tile.row + piece * 16 / bytes < p.N;
-              const char* const values = static_cast<const char*>(i < pieces ? a.scale : a.zero);
-              copy<16>(scales + (i < pieces ? 0 : kTileRows * 4) + piece * 16, values + (inside ? first * bytes + piece * 16 : 0),
-                       inside);
-            }
-          } else if (a.scale_type == Element::e8m0) {
-            if (sub == 0)
-              for (int r = lane; r < kTileRows; r += 32) {
-                const bool inside = tile.row + r < p.N;
-                copy<4>(to + L::kXValues + r * 4,
-                        static_cast<const char*>(a.scale) + (inside ? (tile.row + r) / a.block_n * a.scale_n + chunk : 0), inside);
-              }
+      if constexpr (kBy == ScaledBy::group) {
+        // Sums of x side by side by tokens, scales and zeros by rows: all of a chunk by pieces of 16 bytes, x by one warp.
+        const int bytes = a.scale_type == Element::fp32 ? 4 : 2, pieces = kTileRows * bytes / 16;
+#pragma unroll 1
+        for (int sub = 0; sub < kSub; ++sub) {
+          const int chunk = stage * kSub + sub;
+          if (thread < 32) {
+            const float* const from = a.x_values + int64_t(min(chunk, a.x_chunks - 1)) * a.x_groups + tile.token + thread * 4;
+            if (thread * 4 < tokens) copy<16>(to + (sub * kTokens + thread * 4) * 4, from, true);
           } else {
-            for (int r = lane; r < kTileRows; r += 32) {
-              const bool inside = tile.row + r < p.N;
-              copy<4>(to + L::kXValues + (sub * kTileRows + r) * 4,
-                      static_cast<const float*>(a.scale) + (inside ? (tile.row + r) / a.block_n * a.scale_n + column : 0), inside);
+            const int64_t first = column(chunk, a.w_chunks, a.w_groups) * a.scale_k + tile.row;
+            for (int i = thread - 32; i < 2 * pieces; i += 32) {
+              const int piece = i < pieces ? i : i - pieces;
+              const char* const from = static_cast<const char*>(i < pieces ? a.scale : a.zero) + first * bytes + piece * 16;
+              if (piece * 16 < rows * bytes) copy<16>(to_w + (2 * sub + (i >= pieces)) * kTileRows * 4 + piece * 16, from, true);
+            }
+          }
+        }
+      } else {
+#pragma unroll
+        for (int sub = 0; sub < kSub; ++sub) {
+          const int at = column(stage * kSub + sub, a.x_chunks, a.x_groups);
+#pragma unroll
+          for (int i = 0; i < kOfX; ++i) {
+            const int t = thread + i * kValueThreads;
+            if (t < tokens) copy<4>(to + (sub * kTokens + t) * 4, of_x[i] + at, true);
+          }
+        }
+        if constexpr (kBy == ScaledBy::row) {
+          const bool exponents = a.scale_type == Element::e8m0;  // four to a word
+#pragma unroll
+          for (int sub = 0; sub < kSub; ++sub) {
+            if (exponents && sub > 0) break;
+            const int at = exponents ? stage * kSub : 4 * column(stage * kSub + sub, a.w_chunks, a.w_groups);
+#pragma unroll
+            for (int i = 0; i < kOfW; ++i) {
+              const int r = thread + i * kValueThreads;
+              if (r < rows) copy<4>(to_w + (sub * kTileRows + r) * 4, of_w[i] + at, true);
             }
           }
         }
@@ -192,8 +229,12 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     scaled_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                  const __grid_constant__ ScaledArguments a) {
   using L = ScaledLayout<kBy, Output, kTileRows, kTokens, kStages, kSub>;
-  constexpr bool kHigh = L::kTurns == 1, kInt4 = kBy == ScaledBy::group;
+  constexpr bool kInt4 = kBy == ScaledBy::group, kXIsLeft = L::kXIsLeft;
+  constexpr bool kHigh = L::kTurns == 1;  // both warpgroups multiply every stage
   constexpr int kMine = L::kMine, kTurns = L::kTurns;
+  constexpr int kColumns = kXIsLeft ? kTileRows : kTokens;    // of the instruction
+  constexpr int kPieces = kXIsLeft ? kTokens / kRows : 1;     // of 64 tokens each, that a warpgroup multiplies one after the other
+  constexpr int kPart = kColumns / 2;
   using Sum = WgmmaSum<kType>;
   const RowwiseArguments& r = a.rowwise;
   const Segments& s = r.segments;
@@ -205,7 +246,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(full + 8 * i, 1 + 32);
+      barrier_init(full + 8 * i, 1 + kValueThreads);
       barrier_init(empty + 8 * i, kPairWarps / kTurns * kArrivals);
     }
     if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
@@ -231,9 +272,9 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     } else if (!kHigh && threadIdx.x == kPair + 32) {
       wait_for_last_kernel();
       copy(std::false_type(), kYes);
-    } else if (warp == kPairWarps + 2) {
+    } else if (warp >= kPairWarps + 2) {
       wait_for_last_kernel();
-      copy_values<kBy, L, kTileRows, kTokens, kStages, kSub>(a, rest, shared, full, empty, lane);
+      copy_values<kBy, L, kTileRows, kTokens, kStages, kSub>(a, rest, shared, full, empty, threadIdx.x - kPair - 64);
       wait_all_copies();
     }
     __syncwarp();
@@ -244,26 +285,27 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     if (s.cluster > 1) cluster_wait();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
-    const int first_row = kHigh ? me.group * 64 : 0, row = first_row + warp % 4 * 16 + lane / 4;  // in the tile
+    const int first_row = kHigh && !kXIsLeft ? me.group * 64 : 0;  // in the tile
+    const int lane_row = warp % 4 * 16 + lane / 4, row = first_row + lane_row;
+    const int first_token = kXIsLeft ? me.group * (kTokens / 2) : 0;
     const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
                    row_scales = shared + L::kRowScales + me.group * L::kTokensOfGroup * int(sizeof(float));
     Ring<kStages> ring(kHigh ? 0 : me.group);
     int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
-    float sums[kTokens / 2];
+    float sums[kPieces * kPart];
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
     const auto free = [&](int slot) {
       __syncwarp();
       if (arrives(lane)) barrier_arrive(empty + 8 * slot);
     };
-    const auto left = [&] { return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first_row * kLine)); };
-    const auto right = [&](int column) {
-      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + column * kLine));
+    const auto of_w = [&] { return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first_row * kLine)); };
+    const auto of_x = [&](int piece) {
+      return matrix_of_lines(
+          lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + (first_token + piece * 64) * kLine));
     };
-    // Of a chunk in a slot: x's value of a token and the next, w's scale and zero of this thread's two rows.
-    const auto x_pair = [&](int slot, int sub, int token) {
-      return load_shared_pair(shared + L::kValues + slot * L::kStageValues + (sub * kTokens + token) * 4);
-    };
+    // Of a chunk in a slot: where x's values begin; w's scale and zero of a row.
+    const auto x_values = [&](int slot, int sub) { return shared + L::kValues + slot * L::kStageValues + sub * kTokens * 4; };
     const auto w_value = [&](int slot, int sub, int which, int r) {
       const uint32_t values = shared + L::kValues + slot * L::kStageValues + L::kXValues;
       if constexpr (kInt4) {
@@ -282,21 +324,21 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       Tile tile = tile_of(r.tiles, segment.tile, kTokens, kTileRows);
       tile.end = tile.row + kTileRows;
       if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
+      if constexpr (kXIsLeft) tile.group_rows = 0;
       Scales<L> scales;
       scales.load(r.p, tile, me.group, thread);
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
+      for (int i = 0; i < kPieces * kPart; ++i) sums[i] = 0;
 
-      // Of a scale for all 64 rows: its place in memory.
+      // Of a scale for all rows: its bits in memory.
       const int64_t scale_row = (tile.row + first_row < r.p.N ? tile.row + first_row : tile.row) / a.block_n * a.scale_n;
       const auto tile_scale = [&](int stage) {
-        return load_scale(a.scale, scale_row + min((segment.first_stage + stage) / a.w_chunks, a.w_groups - 1), a.scale_type);
+        return load_scale_bits(a.scale, scale_row + min((segment.first_stage + stage) / a.w_chunks, a.w_groups - 1),
+                               a.scale_type);
       };
-      float ahead = 0;
+      uint32_t ahead = 0;
       if constexpr (kBy == ScaledBy::tile) ahead = next < segment.stages ? tile_scale(next) : 0;
 
-      constexpr int kPieces = kTokens <= 128 ? 1 : 2;  // of a stage's columns, that registers are for
-      constexpr int kPart = kTokens / 2 / kPieces;
       uint32_t fragments[kInt4 ? kSteps : 1][4];
       const auto load_fragments = [&](uint32_t (&f)[kInt4 ? kSteps : 1][4]) {
         if constexpr (kInt4) load_nibbles<kType>(f, shared + ring.slot() * L::kStage, row, me.quad);
@@ -310,49 +352,46 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         const bool more = next + kTurns < segment.stages;
         const int slot = ring.slot();
         bool here = true;
-        const float shared_scale = ahead;
+        const uint32_t present = ahead;
         if constexpr (kBy == ScaledBy::tile) ahead = more ? tile_scale(next + kTurns) : 0;
         uint32_t next_fragments[kInt4 ? kSteps : 1][4];
         Sum part[kPart];
-        // Adds what the engine has of a chunk, and the zero points' part with the first of it.
-        const auto promote = [&](int sub, int piece, bool begins) {
-          float scale[2], zero[2] = {};
-          if constexpr (kBy == ScaledBy::tile) {
-            scale[0] = scale[1] = shared_scale;
-          } else {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              scale[i] = w_value(slot, sub, 0, row + 8 * i);
-              if constexpr (kInt4) scale[i] *= kCodeStep<kType>, zero[i] = begins ? w_value(slot, sub, 1, row + 8 * i) : 0;
-            }
-          }
-#pragma unroll
-          for (int i = 0; i < kPart / 4; ++i) {
-            const float2 x = x_pair(slot, sub, piece * 2 * kPart + 8 * i + 2 * me.quad);
-            float* const to = sums + piece * kPart + 4 * i;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              const float of_x = j % 2 == 0 ? x.x : x.y, value = static_cast<float>(part[4 * i + j]);
-              if constexpr (kInt4)
-                to[j] = fmaf(value, scale[j / 2], begins ? fmaf(of_x, zero[j / 2], to[j]) : to[j]);
-              else if constexpr (kBy == ScaledBy::tile)
-                to[j] = fmaf(value, of_x * scale[0], to[j]);
-              else
-                to[j] = fmaf(value * scale[j / 2], of_x, to[j]);
-            }
-          }
-        };
-        // Multiplies steps of a chunk; the last of a stage asks for the next one meanwhile.
+        // Multiplies steps of a chunk, and adds what the engine has of it. All that lies in shared memory is read while it works;
+        // with the last of a stage the next one is asked for. `begins`: the zero points' part comes with it.
         const auto chunk = [&]<int kFirst, int kEnd>(int piece) {
+          [[maybe_unused]] constexpr int kOfChunk = kSub == 1 ? 0 : kFirst * kSub / kSteps;
+          [[maybe_unused]] constexpr bool kBegins = kSub > 1 || kFirst == 0;
           if constexpr (kInt4) {
             wgmma_fence();
 #pragma unroll
             for (int step = kFirst; step < kEnd; ++step)
-              Wgmma<2 * kPart>::multiply(std::integral_constant<Element, kType>(), part, fragments[step],
-                                         right(piece * 2 * kPart) + 2 * step, step > kFirst);
+              Wgmma<2 * kPart>::multiply(std::integral_constant<Element, kType>(), part, fragments[step], of_x(0) + 2 * step,
+                                         step > kFirst);
             wgmma_commit();
+          } else if constexpr (kXIsLeft) {
+            multiply<kType, kFirst, kEnd>(part, of_x(piece), of_w(), false);
           } else {
-            multiply<kType, kFirst, kEnd>(part, left(), right(piece * 2 * kPart), false);
+            multiply<kType, kFirst, kEnd>(part, of_w(), of_x(0), false);
+          }
+
+          constexpr int kPairs = kXIsLeft ? 1 : kPart / 4;
+          float2 x[kPairs];
+          [[maybe_unused]] float scale[2], zero[2] = {};
+          if constexpr (kXIsLeft) {
+            const uint32_t from = x_values(slot, 0) + (first_token + piece * 64 + lane_row) * 4;
+            x[0] = {load_shared(from), load_shared(from + 8 * 4)};
+          } else {
+            const uint32_t from = x_values(slot, kOfChunk) + me.quad * 8;
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) x[i] = load_shared_pair(from + i * 32);
+          }
+          if constexpr (kBy != ScaledBy::tile) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              scale[i] = w_value(slot, kOfChunk, 0, row + 8 * i);
+              if constexpr (kInt4) scale[i] *= kCodeStep<kType>;
+              if constexpr (kInt4 && kBegins) zero[i] = w_value(slot, kOfChunk, 1, row + 8 * i);
+            }
           }
           const bool last = kEnd == kSteps && piece + 1 == kPieces;
           if (last) {
@@ -365,7 +404,31 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           }
           wgmma_wait<0>();
           settle(part);
-          promote(kSub == 1 ? 0 : kFirst * kSub / kSteps, piece, kSub > 1 || kFirst == 0);
+          if constexpr (kInt4) {
+#pragma unroll
+            for (int step = kFirst; step < kEnd; ++step) keep(fragments[step]);  // which the engine has read until now
+          }
+          if (last) free(slot);
+
+          if constexpr (kXIsLeft) {
+            const float of_tile = scale_of_bits(present, a.scale_type), upper = x[0].x * of_tile, lower = x[0].y * of_tile;
+#pragma unroll
+            for (int i = 0; i < kPart; ++i)
+              sums[piece * kPart + i] = fmaf(static_cast<float>(part[i]), i % 4 < 2 ? upper : lower, sums[piece * kPart + i]);
+          } else {
+            if constexpr (kBy == ScaledBy::tile) scale[0] = scale[1] = scale_of_bits(present, a.scale_type);
+#pragma unroll
+            for (int i = 0; i < kPart; ++i) {
+              const float of_x = i % 2 == 0 ? x[i / 4].x : x[i / 4].y, value = static_cast<float>(part[i]);
+              [[maybe_unused]] const int half = i % 4 / 2;
+              if constexpr (kInt4)
+                sums[i] = fmaf(value, scale[half], kBegins ? fmaf(of_x, zero[half], sums[i]) : sums[i]);
+              else if constexpr (kBy == ScaledBy::tile)
+                sums[i] = fmaf(value, of_x * scale[0], sums[i]);
+              else
+                sums[i] = fmaf(value * scale[half], of_x, sums[i]);
+            }
+          }
         };
         // Left to the engine's sums: a chunk, or half of it where results are fp16 and sums of float8.
         constexpr bool kExact = kType == Element::int8 || std::is_same_v<Output, __nv_bfloat16>;
@@ -380,7 +443,6 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
             chunk.template operator()<0, kSteps / 2>(piece), chunk.template operator()<kSteps / 2, kSteps>(piece);
           }
         }
-        free(slot);
         if constexpr (kInt4) {
 #pragma unroll
           for (int i = 0; i < kSteps * 4; ++i) fragments[i / 4][i % 4] = next_fragments[i / 4][i % 4];
@@ -403,7 +465,14 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         if (segment.stages < s.stages) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
         write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
       };
-      if constexpr (kHigh) {
+      if constexpr (kXIsLeft) {
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          Thread tokens = me;
+          tokens.warp_row = first_token + piece * 64 + warp % 4 * 16;
+          write_turned_tile<kColumns>(*reinterpret_cast<const float(*)[kPart]>(sums + piece * kPart), tokens, epilogue, tile);
+        }
+      } else if constexpr (kHigh) {
         finish(sums);
       } else {
         float mine[kMine / 2];

@@ -17,9 +17,13 @@ struct ScaledKind {
 
 ScaledKind scaled_kind(const ScaledLinear& p);
 
+// From the sums of one chunk of x to those of the next: whole pieces of 16 bytes.
+inline int64_t chunk_sums_pitch(int64_t M) { return ceil_div(M, 4) * 4; }
+
 // Tiles of a kind and type: all of them, those that results of bf16 have, and few.
 constexpr bool has_scaled_tile(ScaledBy by, Element type, Element output, int rows, int tokens) {
-  const bool few = (rows == 64 && tokens == 32) || (rows == 128 && tokens == 128);
+  const bool few = (rows == 64 && tokens == 32) || (rows == 128 && tokens == 128) ||
+                   (by == ScaledBy::tile && rows == 64 && tokens == 128);  // blocks of 64 rows have no other for many tokens
   if (output != Element::bf16) return few;
   if (by == ScaledBy::tile && type == Element::e4m3) return true;
   return few || (rows == 64 && tokens == 64);
@@ -62,8 +66,8 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   a.block_n = static_cast<int>(p.block_n);
   a.w_groups = static_cast<int>(w_groups(p)), a.w_chunks = chunks(p.w_group, w_groups(p));
   a.x_values = kInt4 ? chunk_sums : p.x_scale;
-  a.x_groups = static_cast<int>(kInt4 ? ceil_div(p.K, kChunk) : x_groups(p));
-  a.x_chunks = kInt4 ? 1 : chunks(p.x_group, x_groups(p));
+  a.x_groups = static_cast<int>(kInt4 ? chunk_sums_pitch(p.M) : x_groups(p));
+  a.x_chunks = kInt4 ? static_cast<int>(ceil_div(p.K, kChunk)) : chunks(p.x_group, x_groups(p));
 
   const TensorMap x(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K},
                     {kLine, a.rowwise.copy_tokens});
