@@ -13,7 +13,8 @@
 // With scales of that kind and many tokens x is the left operand, so that a thread has two factors a stage, and y does not come
 // transposed. For 128 rows by 256 tokens a stage is 1024 cycles of the matrix engine, and each thread's 128 sums take an operation
 // each. Otherwise a thread has many tokens, whose values it reads while the engine works, and two operations a sum: of 128 by
-// 128 rows 256 cycles of all against 512. Blocks of 32 have four times as many. While one warpgroup adds, the other multiplies.
+// 128 rows 256 cycles of all against 512. Blocks of 32 have four times as many. While one warpgroup
+// adds, the other multiplies, in turns.
 #pragma once
 
 #include "cuda/kernels/scaled.cuh"
@@ -75,6 +76,12 @@ struct ScaledLayout {
 // The barrier counts one of this thread's arrivals when all copies that it has asked for are there.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+constexpr int kTurnBarrier = 6;  // of threads, one for each of two warpgroups
+
+__device__ inline void arrive_at(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Keeps registers as they are up to here.
@@ -290,6 +297,10 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     const int first_token = kXIsLeft ? me.group * (kTokens / 2) : 0;
     const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
                    row_scales = shared + L::kRowScales + me.group * L::kTokensOfGroup * int(sizeof(float));
+    // Where both multiply every stage, they take turns with the engine, or both would wait for it and then add at once. One's turn
+    // ends as the last of its products begins.
+    constexpr bool kTakesTurns = kHigh && kSub == 1;
+    if (kTakesTurns && me.group == 1) arrive_at(kTurnBarrier, kPair);
     Ring<kStages> ring(kHigh ? 0 : me.group);
     int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
     float sums[kPieces * kPart];
@@ -304,19 +315,29 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       return matrix_of_lines(
           lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + (first_token + piece * 64) * kLine));
     };
-    // Of a chunk in a slot: where x's values begin; w's scale and zero of a row.
+    // Of a chunk in a slot: where x's values begin; w's scales, or zeros.
     const auto x_values = [&](int slot, int sub) { return shared + L::kValues + slot * L::kStageValues + sub * kTokens * 4; };
-    const auto w_value = [&](int slot, int sub, int which, int r) {
+    const bool wide = a.scale_type == Element::fp32;
+    const auto w_values = [&](int slot, int sub, int which, float (&v)[2]) {  // of this thread's two rows
       const uint32_t values = shared + L::kValues + slot * L::kStageValues + L::kXValues;
       if constexpr (kInt4) {
         const uint32_t from = values + (2 * sub + which) * kTileRows * 4;
-        if (a.scale_type == Element::fp32) return load_shared(from + r * 4);
-        const uint32_t half = load_shared_half(from + r * 2);
-        return a.scale_type == Element::bf16 ? __uint_as_float(half << 16)
-                                             : __half2float(__ushort_as_half(static_cast<unsigned short>(half)));
+        if (wide) {
+          v[0] = load_shared(from + row * 4), v[1] = load_shared(from + row * 4 + 32);
+        } else {
+          const uint32_t halves[2] = {load_shared_half(from + row * 2), load_shared_half(from + row * 2 + 16)};
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float of_half = __half2float(__ushort_as_half(static_cast<unsigned short>(halves[i])));
+            v[i] = a.scale_type == Element::bf16 ? __uint_as_float(halves[i] << 16) : of_half;
+          }
+        }
       } else {
-        if (a.scale_type == Element::e8m0) return power_of_exponent(load_shared_byte(values + r * 4 + sub));
-        return load_shared(values + (sub * kTileRows + r) * 4);
+        const uint32_t words[2] = {load_shared_word(values + (wide ? sub * kTileRows * 4 : 0) + row * 4),
+                                   load_shared_word(values + (wide ? sub * kTileRows * 4 : 0) + row * 4 + 32)};
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          v[i] = wide ? __uint_as_float(words[i]) : power_of_exponent(words[i] >> 8 * sub & 0xff);
       }
     };
 
@@ -330,13 +351,16 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 #pragma unroll
       for (int i = 0; i < kPieces * kPart; ++i) sums[i] = 0;
 
-      // Of a scale for all rows: its bits in memory.
+      // Of a scale for all rows: its place in memory.
       const int64_t scale_row = (tile.row + first_row < r.p.N ? tile.row + first_row : tile.row) / a.block_n * a.scale_n;
+      // What most have costs one load; whatever else there is, branches that nobody takes.
+      const bool plain = a.scale_type == Element::fp32 && a.w_chunks == 1;
+      const float* const floats = static_cast<const float*>(a.scale) + scale_row + segment.first_stage;
       const auto tile_scale = [&](int stage) {
-        return load_scale_bits(a.scale, scale_row + min((segment.first_stage + stage) / a.w_chunks, a.w_groups - 1),
-                               a.scale_type);
+        if (plain) return floats[stage];
+        return load_scale(a.scale, scale_row + min((segment.first_stage + stage) / a.w_chunks, a.w_groups - 1), a.scale_type);
       };
-      uint32_t ahead = 0;
+      float ahead = 0;
       if constexpr (kBy == ScaledBy::tile) ahead = next < segment.stages ? tile_scale(next) : 0;
 
       uint32_t fragments[kInt4 ? kSteps : 1][4];
@@ -352,7 +376,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         const bool more = next + kTurns < segment.stages;
         const int slot = ring.slot();
         bool here = true;
-        const uint32_t present = ahead;
+        const float present = ahead;
         if constexpr (kBy == ScaledBy::tile) ahead = more ? tile_scale(next + kTurns) : 0;
         uint32_t next_fragments[kInt4 ? kSteps : 1][4];
         Sum part[kPart];
@@ -361,17 +385,25 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         const auto chunk = [&]<int kFirst, int kEnd>(int piece) {
           [[maybe_unused]] constexpr int kOfChunk = kSub == 1 ? 0 : kFirst * kSub / kSteps;
           [[maybe_unused]] constexpr bool kBegins = kSub > 1 || kFirst == 0;
-          if constexpr (kInt4) {
-            wgmma_fence();
+          const auto issue = [&]<int kFrom, int kTo>() {
+            if constexpr (kInt4) {
+              wgmma_fence();
 #pragma unroll
-            for (int step = kFirst; step < kEnd; ++step)
-              Wgmma<2 * kPart>::multiply(std::integral_constant<Element, kType>(), part, fragments[step], of_x(0) + 2 * step,
-                                         step > kFirst);
-            wgmma_commit();
-          } else if constexpr (kXIsLeft) {
-            multiply<kType, kFirst, kEnd>(part, of_x(piece), of_w(), false);
+              for (int step = kFrom; step < kTo; ++step)
+                Wgmma<2 * kPart>::multiply(std::integral_constant<Element, kType>(), part, fragments[step], of_x(0) + 2 * step,
+                                           step > kFirst);
+              wgmma_commit();
+            } else if constexpr (kXIsLeft) {
+              multiply<kType, kFrom, kTo>(part, of_x(piece), of_w(), kFrom > kFirst);
+            } else {
+              multiply<kType, kFrom, kTo>(part, of_w(), of_x(0), kFrom > kFirst);
+            }
+          };
+          if constexpr (kTakesTurns) {
+            sync_threads_of(kTurnBarrier + me.group, kPair);
+            issue.template operator()<kFirst, kEnd - 1>(), issue.template operator()<kEnd - 1, kEnd>();
           } else {
-            multiply<kType, kFirst, kEnd>(part, of_w(), of_x(0), false);
+            issue.template operator()<kFirst, kEnd>();
           }
 
           constexpr int kPairs = kXIsLeft ? 1 : kPart / 4;
@@ -386,12 +418,13 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
             for (int i = 0; i < kPairs; ++i) x[i] = load_shared_pair(from + i * 32);
           }
           if constexpr (kBy != ScaledBy::tile) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              scale[i] = w_value(slot, kOfChunk, 0, row + 8 * i);
-              if constexpr (kInt4) scale[i] *= kCodeStep<kType>;
-              if constexpr (kInt4 && kBegins) zero[i] = w_value(slot, kOfChunk, 1, row + 8 * i);
-            }
+            w_values(slot, kOfChunk, 0, scale);
+            if constexpr (kInt4) scale[0] *= kCodeStep<kType>, scale[1] *= kCodeStep<kType>;
+            if constexpr (kInt4 && kBegins) w_values(slot, kOfChunk, 1, zero);
+          }
+          if constexpr (kTakesTurns) {
+            wgmma_wait<1>();
+            arrive_at(kTurnBarrier + (me.group ^ 1), kPair);
           }
           const bool last = kEnd == kSteps && piece + 1 == kPieces;
           if (last) {
@@ -411,12 +444,12 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           if (last) free(slot);
 
           if constexpr (kXIsLeft) {
-            const float of_tile = scale_of_bits(present, a.scale_type), upper = x[0].x * of_tile, lower = x[0].y * of_tile;
+            const float upper = x[0].x * present, lower = x[0].y * present;
 #pragma unroll
             for (int i = 0; i < kPart; ++i)
               sums[piece * kPart + i] = fmaf(static_cast<float>(part[i]), i % 4 < 2 ? upper : lower, sums[piece * kPart + i]);
           } else {
-            if constexpr (kBy == ScaledBy::tile) scale[0] = scale[1] = scale_of_bits(present, a.scale_type);
+            if constexpr (kBy == ScaledBy::tile) scale[0] = scale[1] = present;
 #pragma unroll
             for (int i = 0; i < kPart; ++i) {
               const float of_x = i % 2 == 0 ? x[i / 4].x : x[i / 4].y, value = static_cast<float>(part[i]);
@@ -480,6 +513,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         finish(mine);
       }
     });
+    if (kTakesTurns && me.group == 0) sync_threads_of(kTurnBarrier, kPair);  // what the other has left
   }
 }
 
