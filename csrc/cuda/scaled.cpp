@@ -61,7 +61,8 @@ OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {
     launch_weight_only(p, *weight_only_plan, raw, x, y, launch.stream());
     return y;
   }
-  const size_t bytes = std::holds_alternative<ScaledWgmmaConfig>(plan.kernel) ? scaled_wgmma_workspace(raw) : 0;
+  const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
+  const size_t bytes = config == nullptr ? 0 : scaled_wgmma_workspace(raw, *config);
   const OptionalTensor space = workspace(bytes, y);
   check(launch_kernel(raw, plan.kernel, data_of(space), launch.stream()), "scaled");
   return y;

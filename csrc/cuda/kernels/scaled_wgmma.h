@@ -17,7 +17,7 @@ bool scaled_wgmma_takes(const ScaledLinear& p);
 
 WgmmaConfig choose_scaled_wgmma(const ScaledLinear& p, const Device& device);
 bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c);
-size_t scaled_wgmma_workspace(const ScaledLinear& p);  // bytes
+size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c);  // bytes
 cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream);
 
 // Its instances, a line each, and the line of what a launch runs (instances.h).

@@ -3,9 +3,9 @@
 
 namespace aoext::cuda::wgmma {
 
-cudaError_t launch_scaled_tile(const ScaledLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
-  if (p.type == Element::e4m3) return launch_scaled<ScaledBy::tile, Element::e4m3, 1>(p, c, nullptr, stream);
-  return launch_scaled<ScaledBy::tile, Element::int8, 1>(p, c, nullptr, stream);
+cudaError_t launch_scaled_tile(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
+  if (p.type == Element::e4m3) return launch_scaled<ScaledBy::tile, Element::e4m3, 1>(p, c, by_chunks, stream);
+  return launch_scaled<ScaledBy::tile, Element::int8, 1>(p, c, by_chunks, stream);
 }
 
 }  // namespace aoext::cuda::wgmma

@@ -51,7 +51,22 @@ cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_
   const auto kernel = p.type == Element::int8 ? (sub == 1 ? sum_chunks<Element::int8, 128> : sum_chunks<Element::int8, 32>)
                                               : (sub == 1 ? sum_chunks<Element::e4m3, 128> : sum_chunks<Element::e4m3, 32>);
   return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks,
-                chunk_sums_pitch(p.M));
+                chunk_pitch(p.M));
+}
+
+// Scales of x by chunks, so that those of tokens are side by side.
+__global__ void __launch_bounds__(kSumThreads) turn_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
+  start_next_kernel();
+  wait_for_last_kernel();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x, group = i / M, m = i - group * M;
+  if (group < groups) to[group * pitch + m] = scales[m * groups + group];
+}
+
+cudaError_t launch_turn(const ScaledLinear& p, float* to, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(p.M * x_groups(p), kSumThreads);
+  if (blocks > (int64_t{1} << 31) - 1) return cudaErrorInvalidConfiguration;
+  const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
+  return launch(turn_scales, grid, p.x_scale, to, p.M, x_groups(p), chunk_pitch(p.M));
 }
 
 // Whether there is such a tile, and rows of w in it share scales as its kernel takes them.
@@ -136,18 +151,24 @@ bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
   return shares_fit(segments_of(p.M, p.N, p.K, c), c.blocks);
 }
 
-size_t scaled_wgmma_workspace(const ScaledLinear& p) {
-  return p.int4 ? static_cast<size_t>(chunk_sums_pitch(p.M)) * ceil_div(p.K, kLine / scaled_kind(p).sub) * sizeof(float) : 0;
+size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {
+  const ScaledKind kind = scaled_kind(p);
+  const int64_t chunks = p.int4 ? ceil_div(p.K, kLine / kind.sub) : is_x_left(kind.by, c.tokens) ? x_groups(p) : 0;
+  return static_cast<size_t>(chunk_pitch(p.M) * chunks) * sizeof(float);
 }
 
 cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   if (!scaled_wgmma_fits(p, c)) return cudaErrorInvalidValue;
   const ScaledKind kind = scaled_kind(p);
-  if (kind.by == ScaledBy::tile) return launch_scaled_tile(p, c, stream);
   if (kind.by == ScaledBy::row) return launch_scaled_row(p, c, stream);
-  const auto sums = static_cast<float*>(workspace);
-  const cudaError_t error = launch_sums(p, kind.sub, sums, stream);
-  return error != cudaSuccess ? error : launch_scaled_group(p, c, sums, stream);
+  auto* const by_chunks = static_cast<float*>(workspace);
+  cudaError_t error = cudaSuccess;
+  if (kind.by == ScaledBy::group)
+    error = launch_sums(p, kind.sub, by_chunks, stream);
+  else if (is_x_left(kind.by, c.tokens))
+    error = launch_turn(p, by_chunks, stream);
+  if (error != cudaSuccess) return error;
+  return kind.by == ScaledBy::group ? launch_scaled_group(p, c, by_chunks, stream) : launch_scaled_tile(p, c, by_chunks, stream);
 }
 
 std::string scaled_wgmma_instances() {

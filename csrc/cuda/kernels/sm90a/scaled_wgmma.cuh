@@ -6,9 +6,10 @@
 // beside the stage: two warps of the copying warpgroup bring them by cp.async, whose end the stage's barrier counts. Of one scale
 // for 64 rows of w, as blocks of 128 by 128 have, the threads that multiply read it from memory themselves, a stage ahead.
 //
-// int4 becomes 8 bits in registers, which hold the left operand: 16 q of int8, so that a byte needs no sign to be extended, and q
-// of e4m3, whose subnormal numbers count in steps of 2^-9. The zero point of a group multiplies the sums of x over the
-// group's chunks, which a kernel before this one has found (chunk_sums).
+// int4 becomes 8 bits in shared memory, a stage ahead of the engine, by the warpgroup that multiplies it: 16 q of int8, so that a
+// byte needs no sign to be extended, and q of e4m3, whose subnormal numbers count in steps of 2^-9. (Left operands in registers
+// took the engine twice as long.) The zero point of a group multiplies the sums of x over the group's chunks, which a kernel
+// before this one has found (chunk_sums).
 //
 // With scales of that kind and many tokens x is the left operand, so that a thread has two factors a stage, and y does not come
 // transposed. For 128 rows by 256 tokens a stage is 1024 cycles of the matrix engine, and each thread's 128 sums take an operation
@@ -29,10 +30,13 @@ struct ScaledArguments {
   RowwiseArguments rowwise;  // of int4 its row scales are those of x
   const void* scale;         // as in ScaledLinear
   const void* zero;
-  const float* x_values;     // [M, x_groups], scales of x; of int4 [x_chunks, x_groups], sums of x over chunks for each token
+  // Scales of x, [M, x_groups]. Where x is the left operand, and of int4, whose sums of x over chunks they are, by chunks,
+  // [x_chunks, x_groups], so that tokens are side by side.
+  const float* x_values;
   int64_t scale_n, scale_k;
   int block_n, x_groups, w_groups;
-  int x_chunks, w_chunks;    // chunks of k that share a value
+  int x_chunks, w_chunks;    // chunks of k that share a value; x's by chunks as above
+  int x_chunk;               // stages that share one of these
   Element scale_type;
 };
 
@@ -44,7 +48,7 @@ constexpr bool is_x_left(ScaledBy by, int tokens) { return by == ScaledBy::tile 
 template <ScaledBy kBy, class Output, int kTileRows, int kTokens, int kStages, int kSub>
 struct ScaledLayout {
   static constexpr bool kInt4 = kBy == ScaledBy::group;
-  static constexpr bool kXIsLeft = is_x_left(kBy, kTokens);
+  static constexpr bool kXIsLeft = is_x_left(kBy, kTokens), kByChunks = kXIsLeft || kInt4;  // x's values are by chunks
   static constexpr int kTurns = !kXIsLeft && kTileRows == kRows / 2 ? 2 : 1;  // that warpgroups take with stages
   static_assert(kStages % kTurns == 0);
   static constexpr int kTokensOfGroup = kTokens, kChannelsOfGroup = kXIsLeft ? kTileRows : 64;
@@ -54,9 +58,12 @@ struct ScaledLayout {
   static constexpr int kWBytes = kTileRows * kWLine, kXBytes = kTokens * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
   static constexpr int kXValues = kSub * kTokens * 4;  // bytes: [kSub][kTokens]
-  // Of rows [kSub][kTileRows] float32, or 4 exponents for each; of groups scales, then zeros, of 2 or 4 bytes.
-  static constexpr int kWValues = kBy == ScaledBy::tile ? 0 : kSub * kTileRows * 4 * (kInt4 ? 2 : 1);
-  static constexpr int kValues = kStages * kStage;  // of each stage x's, then w's
+  // Of a tile one, if it is a float32; of rows [kSub][kTileRows] float32, or 4 exponents for each; of groups scales, then zeros, of
+  // 2 or 4 bytes.
+  static constexpr int kWValues = kBy == ScaledBy::tile ? 16 : kSub * kTileRows * 4 * (kInt4 ? 2 : 1);
+  // Where int4 becomes 8 bits: of each warpgroup two stages' 64 rows in turns.
+  static constexpr int kExpanded = kStages * kStage, kExpandedBytes = kInt4 ? 64 * kLine : 0;
+  static constexpr int kValues = kExpanded + 4 * kExpandedBytes;  // of each stage x's, then w's
   static constexpr int kStageValues = kXValues + kWValues;
   static constexpr int kStaging = kValues + kStages * kStageValues;
   using S = Staging<Output, kMine>;
@@ -68,7 +75,7 @@ struct ScaledLayout {
   static constexpr int kClusterBarriers = kBarriers + 2 * 8 * kStages;
   static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;
   // Of a thread that copies, which has more addresses to count where w has values in the ring, and of one that multiplies.
-  static constexpr int kCopyRegisters = kBy == ScaledBy::tile ? 40 : 56, kMultiplyRegisters = kBy == ScaledBy::tile ? 232 : 224;
+  static constexpr int kCopyRegisters = kBy == ScaledBy::group ? 56 : 40, kMultiplyRegisters = kBy == ScaledBy::group ? 224 : 232;
   using Shares = ClusterShares<Output, kXIsLeft ? 32 : kMine, 2>;
   static_assert(kStages == 0 || Shares::bytes(kPair) <= kStaging);
 };
@@ -84,12 +91,9 @@ __device__ inline void arrive_at(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Keeps registers as they are up to here.
-__device__ inline void keep(uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
-
 // ---- int4 to 8 bits ----
 
-// Nibbles k, k + 1, k + 2, k + 3 of each half of a word, as bytes: 16 q of int8, q · 2^-9 of e4m3.
+// The nibbles of each half of a word, as bytes: 16 q of int8, q · 2^-9 of e4m3.
 template <Element kType>
 __device__ inline void unpack_nibbles(uint32_t v, uint32_t& low, uint32_t& high) {
   if constexpr (kType == Element::int8) {
@@ -110,18 +114,21 @@ __device__ inline void unpack_nibbles(uint32_t v, uint32_t& low, uint32_t& high)
 template <Element kType>
 constexpr float kCodeStep = kType == Element::int8 ? 0x1p-4f : 0x1p9f;
 
-// The left operand of a stage's steps: rows g and g + 8 of the warp's 16, bytes 2t, 2t + 1 and 8 + 2t, 9 + 2t of each step's 16.
+// 64 rows of a stage, of 64 bytes as the copy engine swizzled them, to lines of 128: a thread has half a row.
 template <Element kType>
-__device__ inline void load_nibbles(uint32_t (&f)[kSteps][4], uint32_t lines, int row, int quad) {
-  const uint32_t upper = lines + row * (kLine / 2) + 2 * quad, swizzle = (row >> 1 & 3) << 4;  // row + 8 has the same
+__device__ inline void expand(uint32_t from, uint32_t to, int thread) {
+  const int row = thread / 2, half = thread % 2;
+  const uint32_t line = to + row * kLine;
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const uint32_t at = upper + (step << 4 ^ swizzle);
-    const uint32_t first = load_shared_half(at) | load_shared_half(at + 8) << 16;
-    const uint32_t second = load_shared_half(at + 4 * kLine) | load_shared_half(at + 4 * kLine + 8) << 16;
-    unpack_nibbles<kType>(first, f[step][0], f[step][2]);
-    unpack_nibbles<kType>(second, f[step][1], f[step][3]);
+  for (int i = 0; i < 2; ++i) {
+    const uint4 packed = load_shared_16(from + row * (kLine / 2) + ((2 * half + i ^ (row >> 1 & 3)) << 4));
+    uint4 first, second;
+    unpack_nibbles<kType>(packed.x, first.x, first.y), unpack_nibbles<kType>(packed.y, first.z, first.w);
+    unpack_nibbles<kType>(packed.z, second.x, second.y), unpack_nibbles<kType>(packed.w, second.z, second.w);
+    const int chunk = 4 * half + 2 * i;
+    store_shared_16(line + ((chunk ^ (row & 7)) << 4), first), store_shared_16(line + ((chunk + 1 ^ (row & 7)) << 4), second);
   }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // ---- The kernel ----
@@ -140,12 +147,15 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
   each_segment<false>(a.rowwise.segments, rest, [&](const Segment& segment) {
     const Tile tile = tile_of(a.rowwise.tiles, segment.tile, kTokens, kTileRows);
     const int tokens = min(kTokens, int(p.M) - tile.token), rows = min(kTileRows, int(p.N) - tile.row);
-    const float* of_x[kOfX];
+    [[maybe_unused]] const float* of_x[kOfX];
+    if constexpr (!L::kByChunks) {
 #pragma unroll
-    for (int i = 0; i < kOfX; ++i) {
-      const int t = thread + i * kValueThreads;
-      of_x[i] = a.x_values + int64_t(tile.token + (t < tokens ? t : 0)) * a.x_groups;
+      for (int i = 0; i < kOfX; ++i) {
+        const int t = thread + i * kValueThreads;
+        of_x[i] = a.x_values + int64_t(tile.token + (t < tokens ? t : 0)) * a.x_groups;
+      }
     }
+    [[maybe_unused]] const float* const of_tile = static_cast<const float*>(a.scale) + int64_t(tile.row / a.block_n) * a.scale_n;
     [[maybe_unused]] const char* of_w[kOfW];
     if constexpr (kBy == ScaledBy::row) {
 #pragma unroll
@@ -177,6 +187,10 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
             }
           }
         }
+      } else if constexpr (L::kByChunks) {
+        const int at = a.x_chunk == 1 ? stage : stage / a.x_chunk;
+        if (thread * 4 < tokens)
+          copy<16>(to + thread * 16, a.x_values + int64_t(min(at, a.x_chunks - 1)) * a.x_groups + tile.token + thread * 4, true);
       } else {
 #pragma unroll
         for (int sub = 0; sub < kSub; ++sub) {
@@ -201,6 +215,8 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
           }
         }
       }
+      if constexpr (kBy == ScaledBy::tile)
+        if (thread == 0 && a.scale_type == Element::fp32) copy<4>(to_w, of_tile + column(stage, a.w_chunks, a.w_groups), true);
       arrive_after_copies(full + 8 * ring.full());
       ring.advance();
     }
@@ -310,7 +326,11 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       __syncwarp();
       if (arrives(lane)) barrier_arrive(empty + 8 * slot);
     };
-    const auto of_w = [&] { return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first_row * kLine)); };
+    int expanded = 0;  // of the two stages' places, that of the present one
+    const auto place = [&](int which) { return shared + L::kExpanded + (2 * me.group + which) * L::kExpandedBytes; };
+    const auto of_w = [&] {
+      return matrix_of_lines(lines_descriptor(kInt4 ? place(expanded) : shared + ring.slot() * L::kStage + first_row * kLine));
+    };
     const auto of_x = [&](int piece) {
       return matrix_of_lines(
           lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + (first_token + piece * 64) * kLine));
@@ -351,34 +371,20 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 #pragma unroll
       for (int i = 0; i < kPieces * kPart; ++i) sums[i] = 0;
 
-      // Of a scale for all rows: its place in memory.
-      const int64_t scale_row = (tile.row + first_row < r.p.N ? tile.row + first_row : tile.row) / a.block_n * a.scale_n;
-      // What most have costs one load; whatever else there is, branches that nobody takes.
-      const bool plain = a.scale_type == Element::fp32 && a.w_chunks == 1;
-      const float* const floats = static_cast<const float*>(a.scale) + scale_row + segment.first_stage;
-      const auto tile_scale = [&](int stage) {
-        if (plain) return floats[stage];
-        return load_scale(a.scale, scale_row + min((segment.first_stage + stage) / a.w_chunks, a.w_groups - 1), a.scale_type);
-      };
-      float ahead = 0;
-      if constexpr (kBy == ScaledBy::tile) ahead = next < segment.stages ? tile_scale(next) : 0;
-
-      uint32_t fragments[kInt4 ? kSteps : 1][4];
-      const auto load_fragments = [&](uint32_t (&f)[kInt4 ? kSteps : 1][4]) {
-        if constexpr (kInt4) load_nibbles<kType>(f, shared + ring.slot() * L::kStage, row, me.quad);
+      // Of a scale for all rows that the ring does not bring.
+      const int64_t scale_row = tile.row / a.block_n * a.scale_n;
+      const auto expand_stage = [&](int to) {
+        if constexpr (kInt4) expand<kType>(shared + ring.slot() * L::kStage + first_row * L::kWLine, place(to), thread);
       };
       if (next < segment.stages) {
         wait();
-        load_fragments(fragments);
+        expand_stage(expanded);
       }
 #pragma unroll 1
       for (; next < segment.stages; next += kTurns) {
         const bool more = next + kTurns < segment.stages;
         const int slot = ring.slot();
         bool here = true;
-        const float present = ahead;
-        if constexpr (kBy == ScaledBy::tile) ahead = more ? tile_scale(next + kTurns) : 0;
-        uint32_t next_fragments[kInt4 ? kSteps : 1][4];
         Sum part[kPart];
         // Multiplies steps of a chunk, and adds what the engine has of it. All that lies in shared memory is read while it works;
         // with the last of a stage the next one is asked for. `begins`: the zero points' part comes with it.
@@ -386,14 +392,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           [[maybe_unused]] constexpr int kOfChunk = kSub == 1 ? 0 : kFirst * kSub / kSteps;
           [[maybe_unused]] constexpr bool kBegins = kSub > 1 || kFirst == 0;
           const auto issue = [&]<int kFrom, int kTo>() {
-            if constexpr (kInt4) {
-              wgmma_fence();
-#pragma unroll
-              for (int step = kFrom; step < kTo; ++step)
-                Wgmma<2 * kPart>::multiply(std::integral_constant<Element, kType>(), part, fragments[step], of_x(0) + 2 * step,
-                                           step > kFirst);
-              wgmma_commit();
-            } else if constexpr (kXIsLeft) {
+            if constexpr (kXIsLeft) {
               multiply<kType, kFrom, kTo>(part, of_x(piece), of_w(), kFrom > kFirst);
             } else {
               multiply<kType, kFrom, kTo>(part, of_w(), of_x(0), kFrom > kFirst);
@@ -403,6 +402,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
             sync_threads_of(kTurnBarrier + me.group, kPair);
             issue.template operator()<kFirst, kEnd - 1>(), issue.template operator()<kEnd - 1, kEnd>();
           } else {
+            if constexpr (kInt4 && kFirst == 0) sync_threads_of(kGroupBarrier + me.group, 128);  // what the others have expanded
             issue.template operator()<kFirst, kEnd>();
           }
 
@@ -417,7 +417,13 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) x[i] = load_shared_pair(from + i * 32);
           }
-          if constexpr (kBy != ScaledBy::tile) {
+          if constexpr (kBy == ScaledBy::tile) {
+            if (wide)
+              scale[0] = load_shared(x_values(slot, 0) + L::kXValues);
+            else
+              scale[0] = load_scale(a.scale, scale_row + min((segment.first_stage + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
+            scale[1] = scale[0];
+          } else {
             w_values(slot, kOfChunk, 0, scale);
             if constexpr (kInt4) scale[0] *= kCodeStep<kType>, scale[1] *= kCodeStep<kType>;
             if constexpr (kInt4 && kBegins) w_values(slot, kOfChunk, 1, zero);
@@ -430,26 +436,21 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           if (last) {
             ring.advance(kTurns);
             if constexpr (kInt4) {
-              if (more) wait(), load_fragments(next_fragments);
+              if (more) wait(), expand_stage(expanded ^ 1);
             } else if (more) {
               here = barrier_test(full + 8 * ring.full(), ring.full_parity());
             }
           }
           wgmma_wait<0>();
           settle(part);
-          if constexpr (kInt4) {
-#pragma unroll
-            for (int step = kFirst; step < kEnd; ++step) keep(fragments[step]);  // which the engine has read until now
-          }
           if (last) free(slot);
 
           if constexpr (kXIsLeft) {
-            const float upper = x[0].x * present, lower = x[0].y * present;
+            const float upper = x[0].x * scale[0], lower = x[0].y * scale[0];
 #pragma unroll
             for (int i = 0; i < kPart; ++i)
               sums[piece * kPart + i] = fmaf(static_cast<float>(part[i]), i % 4 < 2 ? upper : lower, sums[piece * kPart + i]);
           } else {
-            if constexpr (kBy == ScaledBy::tile) scale[0] = scale[1] = present;
 #pragma unroll
             for (int i = 0; i < kPart; ++i) {
               const float of_x = i % 2 == 0 ? x[i / 4].x : x[i / 4].y, value = static_cast<float>(part[i]);
@@ -476,10 +477,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
             chunk.template operator()<0, kSteps / 2>(piece), chunk.template operator()<kSteps / 2, kSteps>(piece);
           }
         }
-        if constexpr (kInt4) {
-#pragma unroll
-          for (int i = 0; i < kSteps * 4; ++i) fragments[i / 4][i % 4] = next_fragments[i / 4][i % 4];
-        }
+        expanded ^= 1;
         if (!here) wait();
       }
       next -= segment.stages;

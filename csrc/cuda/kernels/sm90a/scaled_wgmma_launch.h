@@ -17,8 +17,8 @@ struct ScaledKind {
 
 ScaledKind scaled_kind(const ScaledLinear& p);
 
-// From the sums of one chunk of x to those of the next: whole pieces of 16 bytes.
-inline int64_t chunk_sums_pitch(int64_t M) { return ceil_div(M, 4) * 4; }
+// From the values of one chunk of x to those of the next: whole pieces of 16 bytes.
+inline int64_t chunk_pitch(int64_t M) { return ceil_div(M, 4) * 4; }
 
 // Tiles of a kind and type: all of them, those that results of bf16 have, and few.
 constexpr bool has_scaled_tile(ScaledBy by, Element type, Element output, int rows, int tokens) {
@@ -43,7 +43,7 @@ void for_each_scaled_tile(F&& f) {
 }
 
 template <ScaledBy kBy, Element kType, class Output, int kRows, int kTokens, int kSub>
-cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* chunk_sums, cudaStream_t stream) {
+cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
   using Empty = ScaledLayout<kBy, Output, kRows, kTokens, 0, kSub>;
   constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));
   constexpr int kStages =
@@ -65,9 +65,12 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   a.scale = p.scale, a.zero = p.zero, a.scale_type = p.scale_type, a.scale_n = p.scale_n, a.scale_k = p.scale_k;
   a.block_n = static_cast<int>(p.block_n);
   a.w_groups = static_cast<int>(w_groups(p)), a.w_chunks = chunks(p.w_group, w_groups(p));
-  a.x_values = kInt4 ? chunk_sums : p.x_scale;
-  a.x_groups = static_cast<int>(kInt4 ? chunk_sums_pitch(p.M) : x_groups(p));
-  a.x_chunks = kInt4 ? static_cast<int>(ceil_div(p.K, kChunk)) : chunks(p.x_group, x_groups(p));
+  a.x_values = L::kByChunks ? by_chunks : p.x_scale;
+  a.x_groups = static_cast<int>(L::kByChunks ? chunk_pitch(p.M) : x_groups(p));
+  a.x_chunks = kInt4           ? static_cast<int>(ceil_div(p.K, kChunk))
+               : L::kByChunks ? static_cast<int>(x_groups(p))
+                              : chunks(p.x_group, x_groups(p));
+  a.x_chunk = kInt4 ? 1 : chunks(p.x_group, x_groups(p));
 
   const TensorMap x(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K},
                     {kLine, a.rowwise.copy_tokens});
@@ -81,23 +84,23 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
 }
 
 template <ScaledBy kBy, Element kType, int kSub>
-cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* chunk_sums, cudaStream_t stream) {
+cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
   for_each_scaled_tile([&](auto tile) {
     using T = decltype(tile);
     if constexpr (has_scaled_tile(kBy, kType, Element::bf16, T::kRows, T::kTokens))
       if (T::is_of(c) && p.output == Element::bf16)
-        error = launch_scaled<kBy, kType, __nv_bfloat16, T::kRows, T::kTokens, kSub>(p, c, chunk_sums, stream);
+        error = launch_scaled<kBy, kType, __nv_bfloat16, T::kRows, T::kTokens, kSub>(p, c, by_chunks, stream);
     if constexpr (has_scaled_tile(kBy, kType, Element::fp16, T::kRows, T::kTokens))
       if (T::is_of(c) && p.output == Element::fp16)
-        error = launch_scaled<kBy, kType, __half, T::kRows, T::kTokens, kSub>(p, c, chunk_sums, stream);
+        error = launch_scaled<kBy, kType, __half, T::kRows, T::kTokens, kSub>(p, c, by_chunks, stream);
   });
   return error;
 }
 
 // The parts, each in a file of its own, so that they are compiled side by side.
-cudaError_t launch_scaled_tile(const ScaledLinear& p, const WgmmaConfig& c, cudaStream_t stream);
+cudaError_t launch_scaled_tile(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream);
 cudaError_t launch_scaled_row(const ScaledLinear& p, const WgmmaConfig& c, cudaStream_t stream);
-cudaError_t launch_scaled_group(const ScaledLinear& p, const WgmmaConfig& c, const float* chunk_sums, cudaStream_t stream);
+cudaError_t launch_scaled_group(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream);
 
 }  // namespace aoext::cuda::wgmma
