@@ -8,8 +8,8 @@
 //
 // int4 becomes 8 bits in shared memory, a stage ahead of the engine, by the warpgroup that multiplies it: 16 q of int8, so that a
 // byte needs no sign to be extended, and q of e4m3, whose subnormal numbers count in steps of 2^-9. (Left operands in registers
-// took the engine twice as long.) The zero point of a group multiplies the sums of x over the group's chunks, which a kernel
-// before this one has found (chunk_sums).
+// took the engine twice as long.) Zero points multiply sums of x over chunks of k, which a
+// kernel before this one has found: a small product of its own, by which a tile begins.
 //
 // With scales of that kind and many tokens x is the left operand, so that a thread has two factors a stage, and y does not come
 // transposed. For 128 rows by 256 tokens a stage is 1024 cycles of the matrix engine, and each thread's 128 sums take an operation
@@ -57,10 +57,10 @@ struct ScaledLayout {
   static constexpr int kWLine = kInt4 ? kLine / 2 : kLine;
   static constexpr int kWBytes = kTileRows * kWLine, kXBytes = kTokens * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
-  static constexpr int kXValues = kSub * kTokens * 4;  // bytes: [kSub][kTokens]
-  // Of a tile one, if it is a float32; of rows [kSub][kTileRows] float32, or 4 exponents for each; of groups scales, then zeros, of
-  // 2 or 4 bytes.
-  static constexpr int kWValues = kBy == ScaledBy::tile ? 16 : kSub * kTileRows * 4 * (kInt4 ? 2 : 1);
+  static constexpr int kXValues = kInt4 ? 0 : kSub * kTokens * 4;  // bytes: [kSub][kTokens]
+  // Of a tile one, if it is a float32; of rows [kSub][kTileRows] float32, or 4 exponents for each; of groups
+  // [kSub][kTileRows] of 2 or 4 bytes.
+  static constexpr int kWValues = kBy == ScaledBy::tile ? 16 : kSub * kTileRows * 4;
   // Where int4 becomes 8 bits: of each warpgroup two stages' 64 rows in turns.
   static constexpr int kExpanded = kStages * kStage, kExpandedBytes = kInt4 ? 64 * kLine : 0;
   static constexpr int kValues = kExpanded + 4 * kExpandedBytes;  // of each stage x's, then w's
@@ -131,6 +131,57 @@ __device__ inline void expand(uint32_t from, uint32_t to, int thread) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// ---- Zero points of int4 ----
+
+// The upper halves of two floats' bits as bf16, rounded, and what is left of them likewise.
+struct SplitPair {
+  uint32_t high, low;
+  __device__ SplitPair(float a, float b) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    high = bits<uint32_t>(pair);
+    low = rounded_pair<__nv_bfloat16>(a - __low2float(pair), b - __high2float(pair));
+  }
+};
+
+// sums += zero[n, c] · sum of x[m, k] over chunk c, of chunks [first, end), by mma.sync, whose sums lie as those of the engine do.
+// Both factors are two bf16 each.
+template <int kTokens>
+__device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArguments& a, int first, int end, int n, int token,
+                                 int lane) {
+  const RowwiseLinear& p = a.rowwise.p;
+  const int quad = lane % 4, own = token + lane / 4;
+#pragma unroll 1
+  for (int c0 = first; c0 < end; c0 += 16) {
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float z[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int c = c0 + 2 * quad + i / 2 * 8 + j, row = n + i % 2 * 8;
+        const int64_t at = (a.w_chunks == 1 ? c : c / a.w_chunks) * a.scale_k + row;
+        z[j] = c < end && row < p.N ? load_float(a.zero, at, a.scale_type) : 0;
+      }
+      const SplitPair pair(z[0], z[1]);
+      high[i] = pair.high, low[i] = pair.low;
+    }
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j) {
+      float x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int c = c0 + 2 * quad + i / 2 * 8 + i % 2;
+        x[i] = c < end && own + 8 * j < p.M ? a.x_values[int64_t(c) * a.x_groups + own + 8 * j] : 0;
+      }
+      const SplitPair upper(x[0], x[1]), lower(x[2], x[3]);
+      auto& d = *reinterpret_cast<float(*)[4]>(sums + 4 * j);
+      mma<__nv_bfloat16>(d, high, upper.high, lower.high);
+      mma<__nv_bfloat16>(d, high, upper.low, lower.low);
+      if (a.scale_type != Element::bf16) mma<__nv_bfloat16>(d, low, upper.high, lower.high);
+    }
+  }
+}
+
 // ---- The kernel ----
 
 constexpr int kValueThreads = 64;  // that bring what stands beside a stage
@@ -170,22 +221,12 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
       const uint32_t to = shared + L::kValues + ring.slot() * L::kStageValues, to_w = to + L::kXValues;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if constexpr (kBy == ScaledBy::group) {
-        // Sums of x side by side by tokens, scales and zeros by rows: all of a chunk by pieces of 16 bytes, x by one warp.
-        const int bytes = a.scale_type == Element::fp32 ? 4 : 2, pieces = kTileRows * bytes / 16;
+        const int bytes = a.scale_type == Element::fp32 ? 4 : 2;
 #pragma unroll 1
         for (int sub = 0; sub < kSub; ++sub) {
-          const int chunk = stage * kSub + sub;
-          if (thread < 32) {
-            const float* const from = a.x_values + int64_t(min(chunk, a.x_chunks - 1)) * a.x_groups + tile.token + thread * 4;
-            if (thread * 4 < tokens) copy<16>(to + (sub * kTokens + thread * 4) * 4, from, true);
-          } else {
-            const int64_t first = column(chunk, a.w_chunks, a.w_groups) * a.scale_k + tile.row;
-            for (int i = thread - 32; i < 2 * pieces; i += 32) {
-              const int piece = i < pieces ? i : i - pieces;
-              const char* const from = static_cast<const char*>(i < pieces ? a.scale : a.zero) + first * bytes + piece * 16;
-              if (piece * 16 < rows * bytes) copy<16>(to_w + (2 * sub + (i >= pieces)) * kTileRows * 4 + piece * 16, from, true);
-            }
-          }
+          const int64_t first = column(stage * kSub + sub, a.w_chunks, a.w_groups) * a.scale_k + tile.row;
+          if (thread * 16 < rows * bytes)
+            copy<16>(to_w + sub * kTileRows * 4 + thread * 16, static_cast<const char*>(a.scale) + first * bytes + thread * 16, true);
         }
       } else if constexpr (L::kByChunks) {
         const int at = a.x_chunk == 1 ? stage : stage / a.x_chunk;
@@ -203,9 +244,8 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
         }
         if constexpr (kBy == ScaledBy::row) {
           const bool exponents = a.scale_type == Element::e8m0;  // four to a word
-#pragma unroll
-          for (int sub = 0; sub < kSub; ++sub) {
-            if (exponents && sub > 0) break;
+#pragma unroll 1
+          for (int sub = 0; sub < (exponents ? 1 : kSub); ++sub) {
             const int at = exponents ? stage * kSub : 4 * column(stage * kSub + sub, a.w_chunks, a.w_groups);
 #pragma unroll
             for (int i = 0; i < kOfW; ++i) {
@@ -335,13 +375,13 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       return matrix_of_lines(
           lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + (first_token + piece * 64) * kLine));
     };
-    // Of a chunk in a slot: where x's values begin; w's scales, or zeros.
+    // Of a chunk in a slot: where x's values begin; w's scales.
     const auto x_values = [&](int slot, int sub) { return shared + L::kValues + slot * L::kStageValues + sub * kTokens * 4; };
     const bool wide = a.scale_type == Element::fp32;
-    const auto w_values = [&](int slot, int sub, int which, float (&v)[2]) {  // of this thread's two rows
+    const auto w_values = [&](int slot, int sub, float (&v)[2]) {  // of this thread's two rows
       const uint32_t values = shared + L::kValues + slot * L::kStageValues + L::kXValues;
       if constexpr (kInt4) {
-        const uint32_t from = values + (2 * sub + which) * kTileRows * 4;
+        const uint32_t from = values + sub * kTileRows * 4;
         if (wide) {
           v[0] = load_shared(from + row * 4), v[1] = load_shared(from + row * 4 + 32);
         } else {
@@ -371,6 +411,11 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 #pragma unroll
       for (int i = 0; i < kPieces * kPart; ++i) sums[i] = 0;
 
+      if constexpr (kInt4)
+        if (kHigh || me.group == 0)
+          add_zeros<kTokens>(sums, a, segment.first_stage * kSub,
+                             min((segment.first_stage + segment.stages) * kSub, a.x_chunks), tile.row + row, tile.token, lane);
+
       // Of a scale for all rows that the ring does not bring.
       const int64_t scale_row = tile.row / a.block_n * a.scale_n;
       const auto expand_stage = [&](int to) {
@@ -387,10 +432,9 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         bool here = true;
         Sum part[kPart];
         // Multiplies steps of a chunk, and adds what the engine has of it. All that lies in shared memory is read while it works;
-        // with the last of a stage the next one is asked for. `begins`: the zero points' part comes with it.
+        // with the last of a stage the next one is asked for.
         const auto chunk = [&]<int kFirst, int kEnd>(int piece) {
           [[maybe_unused]] constexpr int kOfChunk = kSub == 1 ? 0 : kFirst * kSub / kSteps;
-          [[maybe_unused]] constexpr bool kBegins = kSub > 1 || kFirst == 0;
           const auto issue = [&]<int kFrom, int kTo>() {
             if constexpr (kXIsLeft) {
               multiply<kType, kFrom, kTo>(part, of_x(piece), of_w(), kFrom > kFirst);
@@ -407,12 +451,12 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           }
 
           constexpr int kPairs = kXIsLeft ? 1 : kPart / 4;
-          float2 x[kPairs];
-          [[maybe_unused]] float scale[2], zero[2] = {};
+          [[maybe_unused]] float2 x[kPairs];
+          [[maybe_unused]] float scale[2];
           if constexpr (kXIsLeft) {
             const uint32_t from = x_values(slot, 0) + (first_token + piece * 64 + lane_row) * 4;
             x[0] = {load_shared(from), load_shared(from + 8 * 4)};
-          } else {
+          } else if constexpr (!kInt4) {
             const uint32_t from = x_values(slot, kOfChunk) + me.quad * 8;
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) x[i] = load_shared_pair(from + i * 32);
@@ -424,9 +468,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
               scale[0] = load_scale(a.scale, scale_row + min((segment.first_stage + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
             scale[1] = scale[0];
           } else {
-            w_values(slot, kOfChunk, 0, scale);
+            w_values(slot, kOfChunk, scale);
             if constexpr (kInt4) scale[0] *= kCodeStep<kType>, scale[1] *= kCodeStep<kType>;
-            if constexpr (kInt4 && kBegins) w_values(slot, kOfChunk, 1, zero);
           }
           if constexpr (kTakesTurns) {
             wgmma_wait<1>();
@@ -453,10 +496,11 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           } else {
 #pragma unroll
             for (int i = 0; i < kPart; ++i) {
-              const float of_x = i % 2 == 0 ? x[i / 4].x : x[i / 4].y, value = static_cast<float>(part[i]);
+              [[maybe_unused]] const float of_x = i % 2 == 0 ? x[i / 4].x : x[i / 4].y;
+              const float value = static_cast<float>(part[i]);
               [[maybe_unused]] const int half = i % 4 / 2;
               if constexpr (kInt4)
-                sums[i] = fmaf(value, scale[half], kBegins ? fmaf(of_x, zero[half], sums[i]) : sums[i]);
+                sums[i] = fmaf(value, scale[half], sums[i]);
               else if constexpr (kBy == ScaledBy::tile)
                 sums[i] = fmaf(value, of_x * scale[0], sums[i]);
               else
