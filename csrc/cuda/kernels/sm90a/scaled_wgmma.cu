@@ -39,12 +39,22 @@ __global__ void __launch_bounds__(kSumThreads) sum_chunks(const uint8_t* x, floa
   }
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-  if (m < M && in_row % kLanes == 0) sums[in_row / kLanes * pitch + m] = sum;
+  if (m >= M || in_row % kLanes != 0) return;
+  const int chunk = in_row / kLanes;
+  auto* const to = reinterpret_cast<__nv_bfloat16*>(sums);
+  const __nv_bfloat16 rounded = __float2bfloat16_rn(sum);
+  to[place_of_sum(chunk, m, pitch, false)] = rounded;
+  to[place_of_sum(chunk, m, pitch, true)] = __float2bfloat16_rn(sum - __bfloat162float(rounded));
+}
+
+// Whole blocks of them, of which those behind K are zeros.
+int64_t sum_chunks_of(const ScaledLinear& p, int sub) {
+  return ceil_div(p.K, kSumsOfBlock * (kLine / sub)) * kSumsOfBlock;
 }
 
 cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_t stream) {
   const int chunk = kLine / sub;
-  const auto chunks = static_cast<uint32_t>(ceil_div(p.K, chunk));
+  const auto chunks = static_cast<uint32_t>(sum_chunks_of(p, sub));
   const int64_t blocks = ceil_div(p.M * chunks * (chunk / 16), kSumThreads);
   if (blocks > (int64_t{1} << 31) - 1) return cudaErrorInvalidConfiguration;
   const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
@@ -153,7 +163,7 @@ bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
 
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
-  const int64_t chunks = p.int4 ? ceil_div(p.K, kLine / kind.sub) : is_x_left(kind.by, c.tokens) ? x_groups(p) : 0;
+  const int64_t chunks = p.int4 ? sum_chunks_of(p, kind.sub) : is_x_left(kind.by, c.tokens) ? x_groups(p) : 0;
   return static_cast<size_t>(chunk_pitch(p.M) * chunks) * sizeof(float);
 }
 

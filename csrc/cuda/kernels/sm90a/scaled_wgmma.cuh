@@ -30,8 +30,8 @@ struct ScaledArguments {
   RowwiseArguments rowwise;  // of int4 its row scales are those of x
   const void* scale;         // as in ScaledLinear
   const void* zero;
-  // Scales of x, [M, x_groups]. Where x is the left operand, and of int4, whose sums of x over chunks they are, by chunks,
-  // [x_chunks, x_groups], so that tokens are side by side.
+  // Scales of x, [M, x_groups]. Where x is the left operand, by chunks, [x_chunks, x_groups], so that tokens are side by side. Of
+  // int4 sums of x over chunks, x_groups tokens of each 16 of them (place_of_sum).
   const float* x_values;
   int64_t scale_n, scale_k;
   int block_n, x_groups, w_groups;
@@ -48,7 +48,7 @@ constexpr bool is_x_left(ScaledBy by, int tokens) { return by == ScaledBy::tile 
 template <ScaledBy kBy, class Output, int kTileRows, int kTokens, int kStages, int kSub>
 struct ScaledLayout {
   static constexpr bool kInt4 = kBy == ScaledBy::group;
-  static constexpr bool kXIsLeft = is_x_left(kBy, kTokens), kByChunks = kXIsLeft || kInt4;  // x's values are by chunks
+  static constexpr bool kXIsLeft = is_x_left(kBy, kTokens), kByChunks = kXIsLeft || kInt4;  // x's values come by chunks
   static constexpr int kTurns = !kXIsLeft && kTileRows == kRows / 2 ? 2 : 1;  // that warpgroups take with stages
   static_assert(kStages % kTurns == 0);
   static constexpr int kTokensOfGroup = kTokens, kChannelsOfGroup = kXIsLeft ? kTileRows : 64;
@@ -143,6 +143,14 @@ struct SplitPair {
   }
 };
 
+// Sums of x over chunks as add_zeros reads them: of 16 chunks and a token four lanes have 16 bytes each, the lane t that of chunks
+// 2t, 2t + 1, 2t + 8 and 2t + 9, first their bf16 and then what these leave over. The place of a chunk's, in bf16.
+constexpr int kSumsOfBlock = 16;  // chunks
+__host__ __device__ constexpr int64_t place_of_sum(int chunk, int64_t token, int64_t pitch, bool rest) {
+  const int in_block = chunk % kSumsOfBlock;
+  return ((chunk / kSumsOfBlock * pitch + token) * 4 + in_block % 8 / 2) * 8 + (rest * 2 + in_block / 8) * 2 + in_block % 2;
+}
+
 // sums += zero[n, c] · sum of x[m, k] over chunk c, of chunks [first, end), by mma.sync, whose sums lie as those of the engine do.
 // Both factors are two bf16 each.
 template <int kTokens>
@@ -151,33 +159,31 @@ __device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArgumen
   const RowwiseLinear& p = a.rowwise.p;
   const int quad = lane % 4, own = token + lane / 4;
 #pragma unroll 1
-  for (int c0 = first; c0 < end; c0 += 16) {
+  for (int block = first / kSumsOfBlock; block * kSumsOfBlock < end; ++block) {
+    uint4 x[kTokens / 8];
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j)
+      x[j] = own + 8 * j < p.M ? reinterpret_cast<const uint4*>(a.x_values)[(int64_t(block) * a.x_groups + own + 8 * j) * 4 + quad]
+                               : uint4{};
     uint32_t high[4], low[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float z[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int c = c0 + 2 * quad + i / 2 * 8 + j, row = n + i % 2 * 8;
+        const int c = block * kSumsOfBlock + 2 * quad + i / 2 * 8 + j, row = n + i % 2 * 8;
         const int64_t at = (a.w_chunks == 1 ? c : c / a.w_chunks) * a.scale_k + row;
-        z[j] = c < end && row < p.N ? load_float(a.zero, at, a.scale_type) : 0;
+        z[j] = c >= first && c < end && row < p.N ? load_float(a.zero, at, a.scale_type) : 0;
       }
       const SplitPair pair(z[0], z[1]);
       high[i] = pair.high, low[i] = pair.low;
     }
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
-      float x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int c = c0 + 2 * quad + i / 2 * 8 + i % 2;
-        x[i] = c < end && own + 8 * j < p.M ? a.x_values[int64_t(c) * a.x_groups + own + 8 * j] : 0;
-      }
-      const SplitPair upper(x[0], x[1]), lower(x[2], x[3]);
       auto& d = *reinterpret_cast<float(*)[4]>(sums + 4 * j);
-      mma<__nv_bfloat16>(d, high, upper.high, lower.high);
-      mma<__nv_bfloat16>(d, high, upper.low, lower.low);
-      if (a.scale_type != Element::bf16) mma<__nv_bfloat16>(d, low, upper.high, lower.high);
+      mma<__nv_bfloat16>(d, high, x[j].x, x[j].y);
+      mma<__nv_bfloat16>(d, high, x[j].z, x[j].w);
+      if (a.scale_type != Element::bf16) mma<__nv_bfloat16>(d, low, x[j].x, x[j].y);
     }
   }
 }
