@@ -528,7 +528,10 @@ def at_once(calls: list[reference.Call], rounds: int) -> None:
 
 def test_threads_may_call_at_once(generator):
     """All from the start, when kernels are being loaded."""
-    at_once([make(Problem(M, 96, 512, 128), generator) for make in {**PRODUCTS, **SCALED}.values() for M in ROWS], 10)
+    at_once(
+        [make(Problem(M, 96, 512, 128), generator) for make in {**PRODUCTS, **SCALED}.values() for M in ROWS],
+        10,
+    )
 
 
 @pytest.mark.parametrize("M", [1, 2, 8, 12, 40])

@@ -310,7 +310,9 @@ def cuts() -> Iterator[Case]:
             problem = Problem(M, 77, 415, 7, BF16, BF16, eight_bit, block_n=3)
             yield Case("scaled_any", "scaled_mm_blockwise", problem, {})
             if eight_bit is not E5M2:
-                yield Case("scaled_any", "scaled_mm_int4", dataclasses.replace(problem, K=420, group_size=42), {})
+                yield Case(
+                    "scaled_any", "scaled_mm_int4", dataclasses.replace(problem, K=420, group_size=42), {}
+                )
         yield Case("tinygemm_unpack", "weight_int4pack_mm", Problem(M, 136, 1280, 128), {})
     scaled = Problem(200, 272, 416, 416, BF16, BF16, E4M3)
     yield Case("aten::_scaled_mm", "scaled_mm_rowwise", scaled, {})

@@ -96,10 +96,10 @@ Explanation explain(const ScaledPlan& plan) {
 
 std::optional<Int4Plan> weight_only(const ScaledPlan& plan) {
   using Plan = std::optional<Int4Plan>;
-  return std::visit(Overloaded{[](const Generic&) { return Plan(); }, [](const ScaledAny&) { return Plan(); },
-                               [](const ScaledWgmmaConfig&) { return Plan(); },
-                               [&](const auto& config) { return Plan({config, plan.scale}); }},
-                    plan.kernel);
+  return std::visit(
+      Overloaded{[](const Generic&) { return Plan(); }, [](const ScaledAny&) { return Plan(); },
+                 [](const ScaledWgmmaConfig&) { return Plan(); }, [&](const auto& config) { return Plan({config, plan.scale}); }},
+      plan.kernel);
 }
 
 }  // namespace aoext::cuda

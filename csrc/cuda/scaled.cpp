@@ -74,8 +74,8 @@ Explanation explain_scaled(const Call& call, size_t weight, size_t scale) {
   if (p.input == ScalarType::BFloat16 || p.input == ScalarType::Half || p.input == ScalarType::Float)
     p.input = int4 ? ScalarType::Char : storage(p.code);
   const Tensor* const zero_point = int4 ? &call.tensor(scale + 1) : nullptr;
-  return explain(plan_scaled(p, device_of(call.tensor(0)),
-                             are_weights_aligned(call.tensor(weight), call.tensor(scale), zero_point)));
+  return explain(
+      plan_scaled(p, device_of(call.tensor(0)), are_weights_aligned(call.tensor(weight), call.tensor(scale), zero_point)));
 }
 
 }  // namespace aoext::cuda

@@ -25,9 +25,9 @@ constexpr int64_t kManyBlocks = 4 * 132;  // that so many pieces leave, at least
 // Rows are taken as whole blocks: what lies past K of the last one is nothing.
 struct Problem {
   QuantizeBlockwise p;
-  uint32_t blocks;       // of a row
-  int team, team_log2;   // lanes of a block
-  int64_t pieces;        // of all rows, or blocks where a warp has one
+  uint32_t blocks;      // of a row
+  int team, team_log2;  // lanes of a block
+  int64_t pieces;       // of all rows, or blocks where a warp has one
 };
 
 template <class T, Element kOutput, int kPieces>

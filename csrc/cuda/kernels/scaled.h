@@ -14,13 +14,14 @@ namespace aoext::cuda {
 // y[m, n] = sum_c x_scale[m, c] · (scale[n, c] · sum_k x[m, k] · weight[n, k] + zero[n, c] · sum_k x[m, k]) + bias[n], where c is
 // the block that has k: the scales of x have one for x_group of them, those of w for w_group of them and block_n rows.
 struct ScaledLinear {
-  const void* x;          // [M, K] of `type`: int8, e4m3 or e5m2
-  const void* weight;     // [N, K] of `type` or, of int4, [N, K/2], the even k in the low nibble, nibbles signed
-  const float* x_scale;   // [M, ceil(K / x_group)]
-  const void* scale;      // of `scale_type`: fp32, bf16, fp16, e8m0 or e4m3; of (n, k) at n / block_n · scale_n + k / w_group · scale_k
-  const void* zero;       // likewise, of int4 alone; or null
-  const void* bias;       // [N] of `bias_type`, or null
-  void* y;                // [M, N] of `output`
+  const void* x;         // [M, K] of `type`: int8, e4m3 or e5m2
+  const void* weight;    // [N, K] of `type` or, of int4, [N, K/2], the even k in the low nibble, nibbles signed
+  const float* x_scale;  // [M, ceil(K / x_group)]
+  const void*
+      scale;  // of `scale_type`: fp32, bf16, fp16, e8m0 or e4m3; of (n, k) at n / block_n · scale_n + k / w_group · scale_k
+  const void* zero;  // likewise, of int4 alone; or null
+  const void* bias;  // [N] of `bias_type`, or null
+  void* y;           // [M, N] of `output`
   int64_t M, N, K, x_group, w_group, block_n, scale_n, scale_k;
   Element type, scale_type, bias_type, output;
   bool int4;

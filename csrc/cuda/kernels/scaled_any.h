@@ -10,5 +10,4 @@ namespace aoext::cuda {
 // K is below 2³¹.
 cudaError_t launch_scaled_any(const ScaledLinear& p, cudaStream_t stream);
 
-
 }  // namespace aoext::cuda

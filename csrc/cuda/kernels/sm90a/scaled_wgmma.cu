@@ -12,8 +12,8 @@ constexpr int kSumThreads = 256;
 
 // Sums of chunks of x: a lane takes 16 bytes, as many lanes as a chunk has pieces meet by shuffles.
 template <Element kType, int kChunk>
-__global__ void __launch_bounds__(kSumThreads) sum_chunks(const uint8_t* x, float* sums, int64_t M, uint32_t K, uint32_t chunks,
-                                                           int64_t pitch) {
+__global__ void __launch_bounds__(kSumThreads)
+    sum_chunks(const uint8_t* x, float* sums, int64_t M, uint32_t K, uint32_t chunks, int64_t pitch) {
   constexpr int kLanes = kChunk / 16;
   start_next_kernel();
   wait_for_last_kernel();
@@ -48,9 +48,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_chunks(const uint8_t* x, floa
 }
 
 // Whole blocks of them, of which those behind K are zeros.
-int64_t sum_chunks_of(const ScaledLinear& p, int sub) {
-  return ceil_div(p.K, kSumsOfBlock * (kLine / sub)) * kSumsOfBlock;
-}
+int64_t sum_chunks_of(const ScaledLinear& p, int sub) { return ceil_div(p.K, kSumsOfBlock * (kLine / sub)) * kSumsOfBlock; }
 
 cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_t stream) {
   const int chunk = kLine / sub;
@@ -60,12 +58,12 @@ cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_
   const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
   const auto kernel = p.type == Element::int8 ? (sub == 1 ? sum_chunks<Element::int8, 128> : sum_chunks<Element::int8, 32>)
                                               : (sub == 1 ? sum_chunks<Element::e4m3, 128> : sum_chunks<Element::e4m3, 32>);
-  return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks,
-                chunk_pitch(p.M));
+  return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks, chunk_pitch(p.M));
 }
 
 // Scales of x by chunks, so that those of tokens are side by side.
-__global__ void __launch_bounds__(kSumThreads) turn_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
+__global__ void __launch_bounds__(kSumThreads)
+    turn_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
   start_next_kernel();
   wait_for_last_kernel();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x, group = i / M, m = i - group * M;
@@ -187,8 +185,7 @@ std::string scaled_wgmma_instances() {
 
 std::string scaled_wgmma_instance(const ScaledLinear& p, const WgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
-  return instance_text("scaled_wgmma", kKeyNames,
-                       Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.rows, c.tokens});
+  return instance_text("scaled_wgmma", kKeyNames, Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.rows, c.tokens});
 }
 
 }  // namespace aoext::cuda

@@ -3,19 +3,19 @@
 // It walks memory as rowwise_wgmma.cuh does: y comes transposed, a block takes 128 or 64 rows of w by kTokens rows of x in stages
 // of 128 k, two warpgroups multiply and one copies. What differs is what a stage's product becomes: the engine starts anew for
 // each block of k, and its sums go to float32 in other registers, multiplied by the scales of that block. Those lie in the ring
-// beside the stage: two warps of the copying warpgroup bring them by cp.async, whose end the stage's barrier counts. Of one scale
-// for 64 rows of w, as blocks of 128 by 128 have, the threads that multiply read it from memory themselves, a stage ahead.
+// beside the stage: two warps of the copying warpgroup bring them by cp.async, whose end the stage's barrier counts. Where they
+// lie is found once a tile: with addresses and divisions in every stage these two warps took longer than all others.
 //
 // int4 becomes 8 bits in shared memory, a stage ahead of the engine, by the warpgroup that multiplies it: 16 q of int8, so that a
-// byte needs no sign to be extended, and q of e4m3, whose subnormal numbers count in steps of 2^-9. (Left operands in registers
-// took the engine twice as long.) Zero points multiply sums of x over chunks of k, which a
-// kernel before this one has found: a small product of its own, by which a tile begins.
+// byte needs no sign to be extended, and q of e4m3, whose subnormal numbers count in steps of 2^-9. Zero points multiply sums of
+// x over chunks of k, which a kernel before this one has found: a small product of its own, by which a tile begins.
 //
-// With scales of that kind and many tokens x is the left operand, so that a thread has two factors a stage, and y does not come
-// transposed. For 128 rows by 256 tokens a stage is 1024 cycles of the matrix engine, and each thread's 128 sums take an operation
-// each. Otherwise a thread has many tokens, whose values it reads while the engine works, and two operations a sum: of 128 by
-// 128 rows 256 cycles of all against 512. Blocks of 32 have four times as many. While one warpgroup
-// adds, the other multiplies, in turns.
+// Of one scale for all rows of w in a tile, as blocks of 128 by 128 have, and many tokens x is the left operand, so that a thread
+// has two factors a stage, and y does not come transposed. Scales of x then lie by chunks of k, or two warps would read a line
+// for each of them. For 128 rows by 256 tokens a stage is 1024 cycles of the matrix engine, and each thread's 128 sums take an
+// operation each. Otherwise a thread has many tokens, whose values it reads while the engine works, and two operations a sum: of
+// 128 by 128 rows 256 cycles of all against 512. Blocks of 32 have four times as many. While one warpgroup adds, the other
+// multiplies, in turns.
 #pragma once
 
 #include "cuda/kernels/scaled.cuh"
@@ -35,8 +35,8 @@ struct ScaledArguments {
   const float* x_values;
   int64_t scale_n, scale_k;
   int block_n, x_groups, w_groups;
-  int x_chunks, w_chunks;    // chunks of k that share a value; x's by chunks as above
-  int x_chunk;               // stages that share one of these
+  int x_chunks, w_chunks;  // chunks of k that share a value; x's by chunks as above
+  int x_chunk;             // stages that share one of these
   Element scale_type;
 };
 
@@ -49,14 +49,14 @@ template <ScaledBy kBy, class Output, int kTileRows, int kTokens, int kStages, i
 struct ScaledLayout {
   static constexpr bool kInt4 = kBy == ScaledBy::group;
   static constexpr bool kXIsLeft = is_x_left(kBy, kTokens), kByChunks = kXIsLeft || kInt4;  // x's values come by chunks
-  static constexpr int kTurns = !kXIsLeft && kTileRows == kRows / 2 ? 2 : 1;  // that warpgroups take with stages
+  static constexpr int kTurns = !kXIsLeft && kTileRows == kRows / 2 ? 2 : 1;                // that warpgroups take with stages
   static_assert(kStages % kTurns == 0);
   static constexpr int kTokensOfGroup = kTokens, kChannelsOfGroup = kXIsLeft ? kTileRows : 64;
-  static constexpr bool kTurned = false;  // each warpgroup has row scales of all tokens
+  static constexpr bool kTurned = false;                                    // each warpgroup has row scales of all tokens
   static constexpr int kMine = kXIsLeft ? 0 : kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
   static constexpr int kWLine = kInt4 ? kLine / 2 : kLine;
   static constexpr int kWBytes = kTileRows * kWLine, kXBytes = kTokens * kLine;
-  static constexpr int kStage = kWBytes + kXBytes;  // w, then x
+  static constexpr int kStage = kWBytes + kXBytes;                 // w, then x
   static constexpr int kXValues = kInt4 ? 0 : kSub * kTokens * 4;  // bytes: [kSub][kTokens]
   // Of a tile one, if it is a float32; of rows [kSub][kTileRows] float32, or 4 exponents for each; of groups
   // [kSub][kTileRows] of 2 or 4 bytes.
@@ -143,16 +143,16 @@ struct SplitPair {
   }
 };
 
-// Sums of x over chunks as add_zeros reads them: of 16 chunks and a token four lanes have 16 bytes each, the lane t that of chunks
-// 2t, 2t + 1, 2t + 8 and 2t + 9, first their bf16 and then what these leave over. The place of a chunk's, in bf16.
+// Sums of x over chunks as add_zeros reads them: of 16 chunks and a token four lanes have 16 bytes each, the lane t that of
+// chunks 2t, 2t + 1, 2t + 8 and 2t + 9, first their bf16 and then what these leave over. The place of a chunk's, in bf16.
 constexpr int kSumsOfBlock = 16;  // chunks
 __host__ __device__ constexpr int64_t place_of_sum(int chunk, int64_t token, int64_t pitch, bool rest) {
   const int in_block = chunk % kSumsOfBlock;
   return ((chunk / kSumsOfBlock * pitch + token) * 4 + in_block % 8 / 2) * 8 + (rest * 2 + in_block / 8) * 2 + in_block % 2;
 }
 
-// sums += zero[n, c] · sum of x[m, k] over chunk c, of chunks [first, end), by mma.sync, whose sums lie as those of the engine do.
-// Both factors are two bf16 each.
+// sums += zero[n, c] · sum of x[m, k] over chunk c, of chunks [first, end), by mma.sync, whose sums lie as those of the engine
+// do. Both factors are two bf16 each.
 template <int kTokens>
 __device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArguments& a, int first, int end, int n, int token,
                                  int lane) {
@@ -163,8 +163,9 @@ __device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArgumen
     uint4 x[kTokens / 8];
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j)
-      x[j] = own + 8 * j < p.M ? reinterpret_cast<const uint4*>(a.x_values)[(int64_t(block) * a.x_groups + own + 8 * j) * 4 + quad]
-                               : uint4{};
+      x[j] = own + 8 * j < p.M
+                 ? reinterpret_cast<const uint4*>(a.x_values)[(int64_t(block) * a.x_groups + own + 8 * j) * 4 + quad]
+                 : uint4{};
     uint32_t high[4], low[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -180,7 +181,7 @@ __device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArgumen
     }
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
-      auto& d = *reinterpret_cast<float(*)[4]>(sums + 4 * j);
+      auto& d = *reinterpret_cast<float (*)[4]>(sums + 4 * j);
       mma<__nv_bfloat16>(d, high, x[j].x, x[j].y);
       mma<__nv_bfloat16>(d, high, x[j].z, x[j].w);
       if (a.scale_type != Element::bf16) mma<__nv_bfloat16>(d, low, x[j].x, x[j].y);
@@ -232,7 +233,8 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
         for (int sub = 0; sub < kSub; ++sub) {
           const int64_t first = column(stage * kSub + sub, a.w_chunks, a.w_groups) * a.scale_k + tile.row;
           if (thread * 16 < rows * bytes)
-            copy<16>(to_w + sub * kTileRows * 4 + thread * 16, static_cast<const char*>(a.scale) + first * bytes + thread * 16, true);
+            copy<16>(to_w + sub * kTileRows * 4 + thread * 16, static_cast<const char*>(a.scale) + first * bytes + thread * 16,
+                     true);
         }
       } else if constexpr (L::kByChunks) {
         const int at = a.x_chunk == 1 ? stage : stage / a.x_chunk;
@@ -301,8 +303,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   constexpr bool kInt4 = kBy == ScaledBy::group, kXIsLeft = L::kXIsLeft;
   constexpr bool kHigh = L::kTurns == 1;  // both warpgroups multiply every stage
   constexpr int kMine = L::kMine, kTurns = L::kTurns;
-  constexpr int kColumns = kXIsLeft ? kTileRows : kTokens;    // of the instruction
-  constexpr int kPieces = kXIsLeft ? kTokens / kRows : 1;     // of 64 tokens each, that a warpgroup multiplies one after the other
+  constexpr int kColumns = kXIsLeft ? kTileRows : kTokens;  // of the instruction
+  constexpr int kPieces = kXIsLeft ? kTokens / kRows : 1;   // of 64 tokens each, that a warpgroup multiplies one after the other
   constexpr int kPart = kColumns / 2;
   using Sum = WgmmaSum<kType>;
   const RowwiseArguments& r = a.rowwise;
@@ -359,8 +361,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     const int first_token = kXIsLeft ? me.group * (kTokens / 2) : 0;
     const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
                    row_scales = shared + L::kRowScales + me.group * L::kTokensOfGroup * int(sizeof(float));
-    // Where both multiply every stage, they take turns with the engine, or both would wait for it and then add at once. One's turn
-    // ends as the last of its products begins.
+    // Where both multiply every stage, they take turns with the engine, or both would wait for it and then add at once. One's
+    // turn ends as the last of its products begins.
     constexpr bool kTakesTurns = kHigh && kSub == 1;
     if (kTakesTurns && me.group == 1) arrive_at(kTurnBarrier, kPair);
     Ring<kStages> ring(kHigh ? 0 : me.group);
@@ -402,8 +404,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         const uint32_t words[2] = {load_shared_word(values + (wide ? sub * kTileRows * 4 : 0) + row * 4),
                                    load_shared_word(values + (wide ? sub * kTileRows * 4 : 0) + row * 4 + 32)};
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          v[i] = wide ? __uint_as_float(words[i]) : power_of_exponent(words[i] >> 8 * sub & 0xff);
+        for (int i = 0; i < 2; ++i) v[i] = wide ? __uint_as_float(words[i]) : power_of_exponent(words[i] >> 8 * sub & 0xff);
       }
     };
 
@@ -419,8 +420,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 
       if constexpr (kInt4)
         if (kHigh || me.group == 0)
-          add_zeros<kTokens>(sums, a, segment.first_stage * kSub,
-                             min((segment.first_stage + segment.stages) * kSub, a.x_chunks), tile.row + row, tile.token, lane);
+          add_zeros<kTokens>(sums, a, segment.first_stage * kSub, min((segment.first_stage + segment.stages) * kSub, a.x_chunks),
+                             tile.row + row, tile.token, lane);
 
       // Of a scale for all rows that the ring does not bring.
       const int64_t scale_row = tile.row / a.block_n * a.scale_n;
@@ -471,7 +472,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
             if (wide)
               scale[0] = load_shared(x_values(slot, 0) + L::kXValues);
             else
-              scale[0] = load_scale(a.scale, scale_row + min((segment.first_stage + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
+              scale[0] =
+                  load_scale(a.scale, scale_row + min((segment.first_stage + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
             scale[1] = scale[0];
           } else {
             w_values(slot, kOfChunk, scale);
@@ -551,7 +553,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         for (int piece = 0; piece < kPieces; ++piece) {
           Thread tokens = me;
           tokens.warp_row = first_token + piece * 64 + warp % 4 * 16;
-          write_turned_tile<kColumns>(*reinterpret_cast<const float(*)[kPart]>(sums + piece * kPart), tokens, epilogue, tile);
+          write_turned_tile<kColumns>(*reinterpret_cast<const float (*)[kPart]>(sums + piece * kPart), tokens, epilogue, tile);
         }
       } else if constexpr (kHigh) {
         finish(sums);

@@ -67,7 +67,7 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   a.w_groups = static_cast<int>(w_groups(p)), a.w_chunks = chunks(p.w_group, w_groups(p));
   a.x_values = L::kByChunks ? by_chunks : p.x_scale;
   a.x_groups = static_cast<int>(L::kByChunks ? chunk_pitch(p.M) : x_groups(p));
-  a.x_chunks = kInt4           ? static_cast<int>(ceil_div(p.K, kChunk))
+  a.x_chunks = kInt4          ? static_cast<int>(ceil_div(p.K, kChunk))
                : L::kByChunks ? static_cast<int>(x_groups(p))
                               : chunks(p.x_group, x_groups(p));
   a.x_chunk = kInt4 ? 1 : chunks(p.x_group, x_groups(p));
@@ -78,7 +78,7 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, kInt4 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                     {w_row, p.N}, {w_row}, {L::kWLine, kRows});
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
-  const Grid grid{static_cast<unsigned>(c.blocks),  kRowwiseThreads, L::kBytes, stream,
+  const Grid grid{static_cast<unsigned>(c.blocks),  kRowwiseThreads,    L::kBytes, stream,
                   static_cast<unsigned>(c.cluster), Overlap::after_ours};
   return launch(scaled_wgmma<kBy, kType, Output, kRows, kTokens, kStages, kSub>, grid, x.map, w.map, a);
 }
