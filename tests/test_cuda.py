@@ -49,7 +49,17 @@ EIGHT_BIT = {
     "scaled_linear_rowwise, e4m3": in_format("scaled_linear_rowwise", E4M3),
 }
 PRODUCTS = {**INT4, **EIGHT_BIT}
-EVERYTHING = {**PRODUCTS, "dequantize_int4": ALL_CALLS["dequantize_int4"], **TINYGEMM_CALLS}
+# Under inputs of 8 bits: blocks as long as the problem's groups, and of 1 or 128 rows.
+SCALED = {
+    "scaled_mm_blockwise, int8": ALL_CALLS["scaled_mm_blockwise"],
+    "scaled_linear_blockwise, e4m3": in_format("scaled_linear_blockwise", E4M3),
+    "scaled_linear_blockwise, 128x128": lambda p, g: ALL_CALLS["scaled_linear_blockwise"](
+        dataclasses.replace(p, eight_bit=E4M3, block_n=128), g
+    ),
+    "scaled_mm_int4, int8": ALL_CALLS["scaled_mm_int4"],
+    "scaled_linear_int4, e4m3": in_format("scaled_linear_int4", E4M3),
+}
+EVERYTHING = {**PRODUCTS, **SCALED, "dequantize_int4": ALL_CALLS["dequantize_int4"], **TINYGEMM_CALLS}
 ROWS = [1, 3, 8, 16, 33, 70, 130, 300]  # decode, middle and prefill, with tails
 
 # Tails in every direction, group sizes with and without kernels of their own, split and unsplit K.
@@ -518,7 +528,10 @@ def at_once(calls: list[reference.Call], rounds: int) -> None:
 
 def test_threads_may_call_at_once(generator):
     """All from the start, when kernels are being loaded."""
-    at_once([make(Problem(M, 96, 512, 128), generator) for make in PRODUCTS.values() for M in ROWS], 10)
+    at_once(
+        [make(Problem(M, 96, 512, 128), generator) for make in {**PRODUCTS, **SCALED}.values() for M in ROWS],
+        10,
+    )
 
 
 @pytest.mark.parametrize("M", [1, 2, 8, 12, 40])

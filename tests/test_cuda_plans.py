@@ -32,7 +32,14 @@ needs_plans = pytest.mark.skipif(not ops._has_plans(), reason="aoext was built w
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 pytestmark = needs_plans
 
-HOPPER_KERNELS = ("int4_batch", "int4_wgmma", "rowwise_wgmma", "weight_only_wgmma", "blocks_wgmma")
+HOPPER_KERNELS = (
+    "int4_batch",
+    "int4_wgmma",
+    "rowwise_wgmma",
+    "weight_only_wgmma",
+    "blocks_wgmma",
+    "scaled_wgmma",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +210,21 @@ def blocks_wgmma(type: int, weight: int, granule: int, rows: int, tokens: int) -
             yield of_blocks("blocks_wgmma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
 
 
+def scaled_wgmma(by: int, sub: int, type: int, output: int, rows: int, tokens: int) -> Iterator[Case]:
+    """by: how w is scaled, by blocks of 64 rows or more, by rows, or int4 by groups."""
+    turned = int(by == 0 and tokens >= 128)
+    for M in (tokens - 7, tokens + 5):
+        config = {**tiles_of(rows, tokens, 200, M), "turned": turned}
+        K, dtype = 656 if by < 2 else 640, ELEMENTS[output]
+        for group in (128, 256, K) if sub == 1 else (32, 96) if by < 2 else (32, 64):
+            if by == 2 and K % group:
+                continue
+            scale = dtype if by == 2 and group < 256 else FP32
+            problem = Problem(M, 200, K, group, dtype, scale, ELEMENTS[type], block_n=1 if by else 128)
+            operator = "scaled_mm_int4" if by == 2 else "scaled_mm_blockwise"
+            yield Case("scaled_wgmma", operator, problem, config)
+
+
 def tinygemm_mm(inner_k_tiles: int, sub_groups: int, tokens: int) -> Iterator[Case]:
     for M, group_size in ((tokens - 5, 128 if sub_groups == 1 else 64), (tokens, 256 // sub_groups)):
         problem = Problem(M, 72, 768, group_size)
@@ -224,6 +246,7 @@ CASES = {
         rowwise_mma,
         blocks_decode,
         blocks_wgmma,
+        scaled_wgmma,
         tinygemm_mm,
     )
 }
@@ -325,6 +348,32 @@ def cuts() -> Iterator[Case]:
             config = {"rows": rows, "tokens": tokens, "turned": turned, "cluster": cluster, "blocks": blocks}
             if cluster == 1 or not turned:
                 yield Case("rowwise_wgmma", "scaled_mm_rowwise", problem, {**config, "ranges": 0})
+    for rows, tokens, turned in ((128, 128, 1), (128, 256, 1), (64, 32, 0), (128, 64, 0)):
+        problem = Problem(tokens - 9, 6 * rows + 40, 2064, 128, BF16, FP32, E4M3, block_n=128)
+        for cluster, blocks in ((1, 1), (1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
+            config = {"rows": rows, "tokens": tokens, "turned": turned, "cluster": cluster, "blocks": blocks}
+            if cluster == 1 or not turned:
+                yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, {**config, "ranges": 0})
+    for rows, tokens in ((128, 128), (64, 32)):
+        config = {"rows": rows, "tokens": tokens, "turned": 0, "ranges": 0}
+        for cluster, blocks in ((1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
+            cut = {**config, "cluster": cluster, "blocks": blocks}
+            for group in (32, 128):
+                for eight_bit in (INT8, E4M3):
+                    problem = Problem(tokens - 9, 6 * rows + 40, 2048, group, BF16, BF16, eight_bit)
+                    yield Case("scaled_wgmma", "scaled_mm_int4", problem, cut)
+            problem = dataclasses.replace(problem, group_size=32, scale_dtype=FP32)
+            yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, cut)
+    for M, kernel, config in (
+        (2, "int4_ring", {"tiles": 2}),
+        (8, "int4_decode", {"tiles": 2}),
+        (50, "int4_batch", {"slices": 2}),
+        (50, "int4_mma", {"splits": 2}),
+    ):
+        for eight_bit in (INT8, E4M3):
+            for dtype in (BF16, FP16):
+                problem = Problem(M, 520, 2176, 128, dtype, dtype, eight_bit)
+                yield Case(kernel, "scaled_mm_int4", problem, config)
     for M in (3, 16):
         for phase_chunks, warps, blocks in ((1, 1, 1), (2, 4, 3), (5, 16, 100), (10, 8, 2)):
             config = {"phase_chunks": phase_chunks, "warps": warps, "blocks": blocks}
@@ -335,6 +384,13 @@ def cuts() -> Iterator[Case]:
         for dtype in (BF16, FP32):
             yield of_blocks("blocks_any", LUT4, (1, 16), E4M3, M, 77, 418, dtype, {})
             yield of_blocks("blocks_any", E5M2, (3, 7), FP16, M, 77, 415, dtype, {})
+        for eight_bit in (INT8, E4M3, E5M2):
+            problem = Problem(M, 77, 415, 7, BF16, BF16, eight_bit, block_n=3)
+            yield Case("scaled_any", "scaled_mm_blockwise", problem, {})
+            if eight_bit is not E5M2:
+                yield Case(
+                    "scaled_any", "scaled_mm_int4", dataclasses.replace(problem, K=420, group_size=42), {}
+                )
         yield Case("tinygemm_unpack", "weight_int4pack_mm", Problem(M, 136, 1280, 128), {})
     scaled = Problem(200, 272, 416, 416, BF16, BF16, E4M3)
     yield Case("aten::_scaled_mm", "scaled_mm_rowwise", scaled, {})
@@ -371,7 +427,16 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
         return [empty(p.dtype, p.M, p.K), *codes, *tail, bias], {}
     if case.operator == "int8_mm":
         return [empty(INT8, p.M, p.K), empty(INT8, p.N, p.K)], {}
+    if case.operator == "scaled_mm_int4":
+        groups = [empty(p.scale_dtype, p.K // p.group_size, p.N)] * 2
+        arguments = [empty(p.eight_bit, p.M, p.K), empty(INT8, p.N, p.K // 2), empty(FP32, p.M, 1)]
+        return [*arguments, *groups, bias], {"out_dtype": p.dtype}
     weight = empty(p.eight_bit, p.N, p.K)
+    if case.operator == "scaled_mm_blockwise":
+        blocks = [math.ceil(p.N / p.block_n), math.ceil(p.K / p.group_size)]
+        scales = [empty(FP32, p.M, blocks[1]), empty(p.scale_dtype, *blocks)]
+        arguments = [empty(p.eight_bit, p.M, p.K), weight, *scales]
+        return [*arguments, [1, p.group_size], [p.block_n, p.group_size], bias], {"out_dtype": p.dtype}
     if case.operator == "scaled_mm_rowwise":
         row_scale = empty(FP32, p.M, 1)
         return [empty(p.eight_bit, p.M, p.K), weight, row_scale, scale, bias], {"out_dtype": p.dtype}

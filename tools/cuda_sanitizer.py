@@ -85,6 +85,14 @@ def calls() -> Iterator[tuple[Any, Any]]:
         for formats in (LUT4_BLOCKWISE, EIGHT_BIT_BLOCKWISE):
             p = Problem(M, N, K, group_size, dtype, scale_dtype, block_n=1 + i % 3)
             yield p, blockwise_weight_only(formats[i % len(formats)], p, generator)
+        # Inputs of 8 bits with a scale a block, and on int4: blocks of 128 by 128, of 32, and odd ones.
+        block_n, block_k = ((128, 128), (1, 32), (3, 7))[i % 3]
+        for j, operator in enumerate(
+            ("scaled_mm_blockwise", "scaled_linear_blockwise", "scaled_linear_int4")
+        ):
+            group = group_size if operator.endswith("int4") else block_k
+            p = Problem(M, N, K, group, dtype, scale_dtype, EIGHT_BIT[(i + j) % 2], block_n=block_n)
+            yield p, ALL_CALLS[operator](p, generator)
 
 
 def run_all() -> None:

@@ -16,6 +16,7 @@
 #include "cuda/kernels/rowwise_decode.h"
 #include "cuda/kernels/rowwise_mma.h"
 #include "cuda/kernels/rowwise_wgmma.h"
+#include "cuda/kernels/scaled_wgmma.h"
 #include "cuda/kernels/tinygemm.h"
 #include "cuda/kernels/weight_only_wgmma.h"
 
@@ -33,6 +34,10 @@ struct RowwiseAny {  // likewise (kernels/rowwise_any.cu)
 };
 struct BlocksAny {  // likewise (kernels/blocks_any.cu)
   bool operator==(const BlocksAny&) const = default;
+};
+
+struct ScaledAny {  // likewise (kernels/scaled_any.cu)
+  bool operator==(const ScaledAny&) const = default;
 };
 struct ScaledMm {  // PyTorch's own kernel
   bool operator==(const ScaledMm&) const = default;
@@ -73,6 +78,12 @@ template <>
 struct Fields<BlocksAny> {
   static constexpr const char* kKernel = "blocks_any";
   static constexpr NoFields<BlocksAny> kAll{};
+};
+
+template <>
+struct Fields<ScaledAny> {
+  static constexpr const char* kKernel = "scaled_any";
+  static constexpr NoFields<ScaledAny> kAll{};
 };
 template <>
 struct Fields<ScaledMm> {
@@ -182,6 +193,12 @@ struct Fields<BlocksWgmmaConfig> {
   static constexpr const char* kKernel = "blocks_wgmma";
   static constexpr auto kAll = kWgmmaFields<BlocksWgmmaConfig>;
 };
+
+template <>
+struct Fields<ScaledWgmmaConfig> {
+  static constexpr const char* kKernel = "scaled_wgmma";
+  static constexpr auto kAll = kWgmmaFields<ScaledWgmmaConfig>;
+};
 template <>
 struct Fields<TinygemmConfig> {
   using C = TinygemmConfig;
@@ -198,6 +215,7 @@ using Int4Kernel = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, Batc
 using RowwiseKernel =
     std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, ScaledMm, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
 using BlocksKernel = std::variant<Generic, BlocksAny, BlocksDecodeConfig, BlocksWgmmaConfig>;
+using ScaledKernel = std::variant<Generic, ScaledAny, ScaledWgmmaConfig, RingConfig, DecodeConfig, BatchConfig, MmaConfig>;
 using TinygemmKernel = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 
 // "int4_mma block_n=128 block_m=32 splits=1"

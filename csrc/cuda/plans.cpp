@@ -7,6 +7,7 @@
 #include "cuda/plan.h"
 #include "cuda/plan_blocks.h"
 #include "cuda/plan_rowwise.h"
+#include "cuda/plan_scaled.h"
 #include "cuda/plan_tinygemm.h"
 
 namespace aoext::cuda {
@@ -65,6 +66,17 @@ std::string blocks_text(const LinearProblem& p, const Device& device) {
   return text(plan.kernel) + "\n" + name;
 }
 
+std::string scaled_text(const LinearProblem& p, const Device& device) {
+  const ScaledPlan plan = plan_scaled(p, device, true);
+  const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
+  if (const auto weight_only_plan = weight_only(plan)) {
+    Int4Linear linear = int4_linear(p);
+    linear.scale_type = element(plan.scale);
+    return text(plan) + "\n" + instance(linear, weight_only_plan->kernel);
+  }
+  return text(plan) + "\n" + (config == nullptr ? "" : scaled_wgmma_instance(scaled_linear(p, plan.scale), *config));
+}
+
 std::string tinygemm_text(const LinearProblem& p, const Device& device) {
   const TinygemmPlan plan = plan_tinygemm(p, device);
   const auto* const config = std::get_if<TinygemmConfig>(&plan.kernel);
@@ -80,7 +92,8 @@ PlanText* plan_of(const std::string& op) {
       {"scaled_mm_rowwise", rowwise_text},     {"bf16i8bf16_rowwise", rowwise_text},
       {"bf16f8bf16_rowwise", rowwise_text},    {"scaled_linear_rowwise", scaled_linear_text},
       {"bf16i8bf16_blockwise", blocks_text},   {"bf16f8bf16_blockwise", blocks_text},
-      {"bf16lut4bf16_blockwise", blocks_text},
+      {"bf16lut4bf16_blockwise", blocks_text}, {"scaled_mm_blockwise", scaled_text},
+      {"scaled_mm_int4", scaled_text},
   };
   const auto found = plans.find(op);
   if (found == plans.end()) throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + op);
@@ -97,7 +110,8 @@ std::string plan(const std::string& gpu, const std::string& op, const std::vecto
 std::string kernel_instances() {
   return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
          int4_mma_instances() + rowwise_decode_instances() + rowwise_wgmma_instances() + weight_only_wgmma_instances() +
-         rowwise_mma_instances() + blocks_decode_instances() + blocks_wgmma_instances() + tinygemm_mm_instances();
+         rowwise_mma_instances() + blocks_decode_instances() + blocks_wgmma_instances() + scaled_wgmma_instances() +
+         tinygemm_mm_instances();
 }
 
 std::string force_plan(const std::string& plan) { return force(plan); }

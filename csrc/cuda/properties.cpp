@@ -31,7 +31,7 @@ Family family_of(int capability) {
 // What follows from the capability.
 void set_capability(Device& device, int capability) {
   device.capability = capability;
-  device.float8_units = capability == 89;
+  device.float8_units = capability == 89 || capability >= 120;
   device.family = family_of(capability);
 }
 
@@ -55,9 +55,16 @@ void set_numbers(Device& device, const Gpu& gpu) {
 }
 
 Device ask(int index) {
-  cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
   Device device{};
+  cudaDeviceProp properties{};
+  const cudaError_t error = cudaGetDeviceProperties(&properties, index);
+  // PyTorch for ROCm calls its GPUs "cuda" too, and there is no driver of NVIDIA's beside it: no kernel of ours serves those.
+  if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice) {
+    cudaGetLastError();
+    device.family = Family::none;
+    return device;
+  }
+  check(error, "cudaGetDeviceProperties");
   device.name = properties.name;
   device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, index);
   device.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);

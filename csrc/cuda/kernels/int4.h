@@ -10,7 +10,7 @@
 
 namespace aoext::cuda {
 
-// y[M, N] = x[M, K] · w[N, K]ᵀ + bias[N] with w = q · scale + zero_point; see docs/operators.md for the layout.
+// y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale[M] + bias[N] with w = q · scale + zero_point; see docs/operators.md for the layout.
 struct Int4Linear {
   const void* x;           // [M, K] of `type`
   const uint8_t* weight;   // [N, K/2], the even k in the low nibble, nibbles signed
@@ -20,6 +20,7 @@ struct Int4Linear {
   void* y;                 // [M, N] of `type`
   int64_t M, N, K, group_size;
   Element type, scale_type, bias_type;
+  const float* row_scale;  // [M], or null; int4_ring, int4_decode, int4_batch and int4_mma know it
 };
 
 }  // namespace aoext::cuda

@@ -36,6 +36,7 @@ struct Walk {
   const void* x;
   const uint8_t* weight;
   const void *scale, *zero_point, *bias;
+  const float* row_scale;
   void* y;
   int M;
   uint32_t m_magic;      // ceil(2^20 / M)
@@ -271,6 +272,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
   const auto store = [&](int turn, int in_block, int m, float sum) {
     const int64_t n = (static_cast<int64_t>(blockIdx.y + turn * gridDim.y) * tiles + in_block) * kTileN + (lane & 15);
     if (n >= p.N) return;
+    if (p.row_scale) sum *= p.row_scale[m];
     if (p.bias) sum += load_float(p.bias, n, static_cast<Element>(p.bias_type));
     static_cast<typename Num::type*>(p.y)[m * p.N + n] = static_cast<typename Num::type>(sum);
   };

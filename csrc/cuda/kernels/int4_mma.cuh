@@ -378,10 +378,11 @@ __global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_c
     for (int e = 0; e < 2; ++e) {
       const int64_t m = m0 + warp_m + 8 * j + 2 * t + e;
       if (m >= a.p.M) continue;
+      const float of_row = a.p.row_scale ? a.p.row_scale[m] : 1.0f;
       uint32_t y[kChannels / 2];
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r)
-        y[r] = rounded_pair<X>(sum[r][j][e] + added[2 * r], sum[r][j][e + 2] + added[2 * r + 1]);
+        y[r] = rounded_pair<X>(fmaf(sum[r][j][e], of_row, added[2 * r]), fmaf(sum[r][j][e + 2], of_row, added[2 * r + 1]));
       uint16_t* const to = static_cast<uint16_t*>(a.p.y) + m * a.p.N + n;
       if (a.vector_y) {
         if constexpr (kChannels == 8)

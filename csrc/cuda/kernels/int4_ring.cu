@@ -96,7 +96,7 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
       warps * 2 % c.cluster || tiles * M < c.cluster)
     return false;
   w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
-  w.bias = p.bias, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
+  w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.sub_per_group = static_cast<int>(p.group_size / sub);
   w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
   w.scale_groups = static_cast<int>(p.K / p.group_size), w.scale_bytes = scale_bytes(p);

@@ -75,6 +75,11 @@ __device__ __forceinline__ float row_scale(float absmax) {
   return absmax == 0 ? 1.0f : fmaxf(__fdiv_rn(absmax, kLimit<kOutput>), kSmallestNormal);
 }
 
+// A positive normal number rounded up to a power of two.
+__device__ __forceinline__ float power_of_two_from(float scale) {
+  return __uint_as_float((__float_as_uint(scale) + 0x007fffff) & kInfinity);
+}
+
 // x / scale as IEEE rounds it, wherever that is above 2^-100: x times a power of two, then by a number in [1, 2).
 //
 // The power is exact for such x, subnormal ones too. With the divisor's reciprocal to nearest, one correction is enough: all
@@ -150,6 +155,11 @@ struct Row {
 
   __device__ __forceinline__ explicit Row(uint32_t absmax)
       : finite(absmax < kInfinity), scale(row_scale<kOutput>(bits<float>(absmax))), quotient(scale) {}
+
+  __device__ __forceinline__ Row(uint32_t absmax, bool power_of_two)
+      : finite(absmax < kInfinity), scale(row_scale<kOutput>(bits<float>(absmax))), quotient(scale) {
+    if (power_of_two) scale = power_of_two_from(scale), quotient = Division(scale);
+  }
 
   __device__ __forceinline__ float stored_scale() const { return finite ? scale : bits<float>(0x7fc00000u); }
 

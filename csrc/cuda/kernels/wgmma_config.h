@@ -24,5 +24,8 @@ struct WeightOnlyWgmmaConfig : WgmmaConfig {
 struct RowwiseWgmmaConfig : WgmmaConfig {
   bool operator==(const RowwiseWgmmaConfig&) const = default;
 };
+struct ScaledWgmmaConfig : WgmmaConfig {
+  bool operator==(const ScaledWgmmaConfig&) const = default;
+};
 
 }  // namespace aoext::cuda

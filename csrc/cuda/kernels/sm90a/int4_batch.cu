@@ -84,7 +84,7 @@ struct Launch {
 // The walk of a config, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels, Launch& out) {
   Walk& w = out.walk;
-  w.N = p.N, w.bias = p.bias, w.y = p.y, w.M = static_cast<int>(p.M);
+  w.N = p.N, w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = static_cast<int>(p.M);
   w.scale_units = static_cast<int>(std::max<int64_t>(p.group_size / kUnitK, 1));
   w.slices_log2 = log2_of(c.slices), w.cluster_log2 = log2_of(c.cluster);
   w.units = static_cast<int>(p.K / kUnitK);

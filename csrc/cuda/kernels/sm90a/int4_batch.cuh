@@ -81,6 +81,7 @@ struct Walk {
   int64_t N;
   const char* x;  // pairs of units, PairX
   const void* bias;
+  const float* row_scale;
   void* y;
   int M;
   int scale_units;  // units of K that share a row of scales, where groups are longer than a unit; else 1
@@ -451,7 +452,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         typename Num::pair pair;
-        pair.x = static_cast<T>(y[o][i] + bias.x), pair.y = static_cast<T>(y[o][2 + i] + bias.y);
+        const float of_row = p.row_scale && m + o * 8 + i < p.M ? p.row_scale[m + o * 8 + i] : 1.0f;
+        pair.x = static_cast<T>(fmaf(y[o][i], of_row, bias.x)), pair.y = static_cast<T>(fmaf(y[o][2 + i], of_row, bias.y));
         if (m + o * 8 + i < p.M) *reinterpret_cast<typename Num::pair*>(out + int64_t{o * 8 + i} * N) = pair;
       }
     }

@@ -6,6 +6,7 @@
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
+#include "cuda/kernels/sm90a/rowwise_wgmma_tiles.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
 
 namespace aoext::cuda {
@@ -13,10 +14,7 @@ namespace {
 
 constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
 
-Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) {
-  const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
-  return share_tiles(tiles, ceil_div(p.K, wgmma::kLine), c.blocks, c.cluster, 0);
-}
+Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::segments_of(p.M, p.N, p.K, c); }
 
 // Rows of the kernel that multiplies such tiles, the fewest that hold them; 0 where none does.
 constexpr int height(int rows, bool turned) {
@@ -32,14 +30,6 @@ constexpr int stages() {
   return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16) / Empty::kTurns * Empty::kTurns;
 }
 
-// Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.
-int copy_tokens(int64_t M, int tokens) {
-  int rows = tokens;
-  while (rows > 32 && M % rows != 0 && M < 8 * tokens) rows /= 2;
-  while (rows > 8 && M <= rows / 2) rows /= 2;
-  return rows;
-}
-
 template <Element kType, class Output, int kRows, int kTokens>
 cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream_t stream) {
   constexpr int kStages = stages<Output, kRows, kTokens>();
@@ -51,7 +41,7 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream
   a.tiles = {static_cast<int>(ceil_div(p.N, config.rows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.rows = config.rows;
   a.segments = segments(p, config);
-  a.copy_tokens = copy_tokens(p.M, kTokens);
+  a.copy_tokens = wgmma::copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
@@ -126,63 +116,13 @@ Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
   return {int(p.type), int(output), height(c.rows, c.turned), c.tokens};
 }
 
-// ---- The choice: a model of the time. Rounds of tiles, each of them stages that take what the engine and the copies take, or
-// what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of neighbouring multiprocessors alike,
-// so that a round which fills the second of some pairs takes as long as one that fills all. ----
-
-constexpr int64_t kFewRows = 256;     // of x up to which tiles of fewer rows than 128 were measured
-constexpr int64_t kTurnedRows = 512;  // and turned ones
-constexpr int kNarrow = 128;          // tokens likewise
-
 }  // namespace
 
 WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device) {
-  const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
-  const int sms = device.multiprocessors;
-  const double from_memory = fit.memory * bandwidth_ratio(device);
-  const int64_t stages = ceil_div(p.K, wgmma::kLine);
-  const double reading = static_cast<double>(p.N) * p.K / from_memory;
-  WgmmaConfig best{};
-  double least = 0;
-  for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
-    const bool turned = wgmma::is_turned(cost.height);
-    const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
-    const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
-    if (!has_tile(p.type, p.output, cost.height, cost.tokens) || w_again) continue;
-    // Of as good ones the lowest: more blocks read.
-    for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
-      if (rows < wgmma::kRows && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
-      if (turned && (p.M > kTurnedRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
-      const int64_t tiles = ceil_div(p.N, rows) * beside;
-      const double step = p.type == Element::int8 ? cost.int8 : cost.float8;
-      const double outputs = static_cast<double>(cost.height) * cost.tokens;
-      const double w_bytes = rows * wgmma::kLine, x_bytes = std::min<int64_t>(cost.tokens, p.M) * wgmma::kLine;
-      // So many blocks at once, each with so many stages.
-      const auto round = [&](int64_t blocks, int64_t parts) {
-        const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
-        const double memory = w_bytes / beside * in_pair * pairs / from_memory,
-                     caches = blocks * (w_bytes + x_bytes) / fit.caches;
-        return parts * std::max({step, memory, caches}) + fit.tile + fit.output * outputs;
-      };
-      const auto consider = [&](int cluster, int64_t blocks) {
-        const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, turned};
-        const Segments s = segments(p, config);
-        if (!shares_fit(s, config.blocks)) return;
-        double multiplying = s.whole_tiles / blocks * round(blocks, stages);
-        if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
-        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
-        const double time = std::max(multiplying, reading) + fit.both * std::min(multiplying, reading);
-        if (best.tokens != 0 && time >= least) return;
-        least = time;
-        best = config;
-      };
-      consider(1, even_blocks(tiles, 1, sms));
-      if (turned) continue;
-      consider(2, even_blocks(tiles, 2, sms));
-      consider(2, std::min<int64_t>(2 * tiles, sms / 2 * 2));
-    }
-  }
-  return best;
+  return wgmma::choose_tiles(
+      {p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device,
+      [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.tokens); },
+      [](const auto& tile) { return !wgmma::is_turned(tile.height); });
 }
 
 bool rowwise_wgmma_takes(const RowwiseLinear& p) {

@@ -1,0 +1,119 @@
+// y = sum x · w + bias with scales of both by blocks, for what faster kernels do not take: any K, any block (of int4 it may start
+// in the middle of a byte), any alignment. All arithmetic is float32 fma on what the codes stand for. The walks are those of
+// product_any.cuh, over bytes of w.
+#include "cuda/kernels/scaled_any.h"
+
+#include "cuda/kernels/product_any.cuh"
+#include "cuda/kernels/scaled.cuh"
+
+namespace aoext::cuda {
+namespace {
+
+using product_any::kRowsThreads;
+using product_any::kTileThreads;
+
+template <Element W, bool kInt4>
+struct Operands {
+  using Value = float;
+  using Sum = float;
+  using RawX = float;
+  using RawW = uint8_t;
+  static constexpr int kRun = kInt4 ? 2 : 1, kTokens = 8, kChannels = 4;
+
+  const ScaledLinear& p;
+  int64_t M, N;
+  uint32_t length, x_group, w_group, x_groups;
+
+  __device__ __forceinline__ explicit Operands(const ScaledLinear& p)
+      : p(p),
+        M(p.M),
+        N(p.N),
+        length(static_cast<uint32_t>(p.K)),
+        x_group(static_cast<uint32_t>(p.x_group)),
+        w_group(static_cast<uint32_t>(p.w_group)),
+        x_groups((length + x_group - 1) / x_group) {}
+
+  static __device__ __forceinline__ float value_of(uint8_t code) {
+    return __low2float(eight_bit::half_pair(eight_bit::half_pair_of<W>(code, 0)));
+  }
+  __device__ __forceinline__ float raw_x(int64_t m, uint32_t k) const {
+    return value_of(static_cast<const uint8_t*>(p.x)[m * p.K + k]) * p.x_scale[m * x_groups + k / x_group];
+  }
+  __device__ __forceinline__ float value(float raw) const { return raw; }
+  __device__ __forceinline__ void xs(int64_t m, uint32_t k, float (&v)[kRun]) const {
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) v[j] = raw_x(m, k + j);
+  }
+  __device__ __forceinline__ uint8_t raw_w(int64_t n, uint32_t k) const {
+    return static_cast<const uint8_t*>(p.weight)[n * (p.K / kRun) + k / kRun];
+  }
+
+  struct Affine {
+    float scale, zero;
+  };
+  __device__ __forceinline__ Affine affine(int64_t n, uint32_t k) const {
+    const int64_t i = n / p.block_n * p.scale_n + k / w_group * p.scale_k;
+    return {load_scale(p.scale, i, p.scale_type), kInt4 ? load_scale(p.zero, i, p.scale_type) : 0.0f};
+  }
+  static __device__ __forceinline__ float weight(uint8_t raw, int j, const Affine& a) {
+    return kInt4 ? fmaf(nibble(raw, j), a.scale, a.zero) : value_of(raw) * a.scale;
+  }
+  __device__ __forceinline__ void ws(const uint8_t (&raw)[kChannels], int64_t n, uint32_t k, float (&w)[kChannels][kRun]) const {
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c)
+#pragma unroll
+      for (int j = 0; j < kRun; ++j) w[c][j] = weight(raw[c], j, affine(min(n + c, N - 1), k + j));
+  }
+  static __device__ __forceinline__ float add(float sum, float x, float w) { return fmaf(x, w, sum); }
+  __device__ __forceinline__ void store(int64_t m, int64_t n, float sum) const {
+    if (p.bias) sum += load_float(p.bias, n, p.bias_type);
+    store_rounded(p, m, n, sum);
+  }
+
+  // Scale and zero point are read again when k enters another group.
+  struct Channel {
+    const Operands& o;
+    int64_t n;
+    uint32_t end = 0;  // of the group's k
+    Affine a = {};
+
+    __device__ __forceinline__ void ws(uint8_t raw, uint32_t k, float (&w)[kRun]) {
+#pragma unroll
+      for (int j = 0; j < kRun; ++j) {
+        if (k + j >= end) a = o.affine(n, k + j), end = ((k + j) / o.w_group + 1) * o.w_group;
+        w[j] = weight(raw, j, a);
+      }
+    }
+  };
+};
+
+template <Element W, bool kInt4>
+__global__ void __launch_bounds__(kTileThreads, 2) scaled_any_tile(const __grid_constant__ ScaledLinear p) {
+  product_any::walk_tile(Operands<W, kInt4>(p));
+}
+
+template <Element W, bool kInt4>
+__global__ void __launch_bounds__(kRowsThreads) scaled_any_rows(const __grid_constant__ ScaledLinear p) {
+  product_any::walk_rows(Operands<W, kInt4>(p));
+}
+
+template <Element W, bool kInt4>
+cudaError_t launch(const ScaledLinear& p, cudaStream_t stream) {
+  using O = Operands<W, kInt4>;
+  if (p.M <= O::kTokens || p.N < 32)
+    return product_any::launch(scaled_any_rows<W, kInt4>, product_any::rows_blocks<O>(p.M, p.N), kRowsThreads, p, stream);
+  return product_any::launch(scaled_any_tile<W, kInt4>, product_any::tile_blocks(p.M, p.N), kTileThreads, p, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_scaled_any(const ScaledLinear& p, cudaStream_t stream) {
+  switch (p.type) {
+    case Element::int8: return p.int4 ? launch<Element::int8, true>(p, stream) : launch<Element::int8, false>(p, stream);
+    case Element::e4m3: return p.int4 ? launch<Element::e4m3, true>(p, stream) : launch<Element::e4m3, false>(p, stream);
+    case Element::e5m2: return p.int4 ? cudaErrorInvalidValue : launch<Element::e5m2, false>(p, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,191 @@
+// The choice among the tiles of scaled_wgmma.cuh, its launcher, and what int4 needs beside it: sums of x.
+#include "cuda/kernels/scaled_wgmma.h"
+
+#include "cuda/kernels/instances.h"
+#include "cuda/kernels/sm90a/scaled_wgmma_launch.h"
+
+namespace aoext::cuda {
+namespace wgmma {
+namespace {
+
+constexpr int kSumThreads = 256;
+
+// Sums of chunks of x: a lane takes 16 bytes, as many lanes as a chunk has pieces meet by shuffles.
+template <Element kType, int kChunk>
+__global__ void __launch_bounds__(kSumThreads)
+    sum_chunks(const uint8_t* x, float* sums, int64_t M, uint32_t K, uint32_t chunks, int64_t pitch) {
+  constexpr int kLanes = kChunk / 16;
+  start_next_kernel();
+  wait_for_last_kernel();
+  const int64_t piece = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  const uint32_t row_pieces = chunks * kLanes;
+  const int64_t m = piece / row_pieces;
+  const uint32_t in_row = static_cast<uint32_t>(piece - m * row_pieces);
+  float sum = 0;
+  if (m < M && in_row * 16 < K) {
+    const uint4 v = *reinterpret_cast<const uint4*>(x + m * K + in_row * 16);
+    if constexpr (kType == Element::int8) {
+      const int ones = 0x01010101;
+      sum = static_cast<float>(__dp4a(int(v.x), ones, __dp4a(int(v.y), ones, __dp4a(int(v.z), ones, __dp4a(int(v.w), ones, 0)))));
+    } else {
+#pragma unroll
+      for (const uint32_t word : {v.x, v.y, v.z, v.w})
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float2 pair = __half22float2(eight_bit::half_pair(eight_bit::half_pair_of<kType>(word, i)));
+          sum += pair.x + pair.y;
+        }
+    }
+  }
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+  if (m >= M || in_row % kLanes != 0) return;
+  const int chunk = in_row / kLanes;
+  auto* const to = reinterpret_cast<__nv_bfloat16*>(sums);
+  const __nv_bfloat16 rounded = __float2bfloat16_rn(sum);
+  to[place_of_sum(chunk, m, pitch, false)] = rounded;
+  to[place_of_sum(chunk, m, pitch, true)] = __float2bfloat16_rn(sum - __bfloat162float(rounded));
+}
+
+// Whole blocks of them, of which those behind K are zeros.
+int64_t sum_chunks_of(const ScaledLinear& p, int sub) { return ceil_div(p.K, kSumsOfBlock * (kLine / sub)) * kSumsOfBlock; }
+
+cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_t stream) {
+  const int chunk = kLine / sub;
+  const auto chunks = static_cast<uint32_t>(sum_chunks_of(p, sub));
+  const int64_t blocks = ceil_div(p.M * chunks * (chunk / 16), kSumThreads);
+  if (blocks > (int64_t{1} << 31) - 1) return cudaErrorInvalidConfiguration;
+  const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
+  const auto kernel = p.type == Element::int8 ? (sub == 1 ? sum_chunks<Element::int8, 128> : sum_chunks<Element::int8, 32>)
+                                              : (sub == 1 ? sum_chunks<Element::e4m3, 128> : sum_chunks<Element::e4m3, 32>);
+  return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks, chunk_pitch(p.M));
+}
+
+// Scales of x by chunks, so that those of tokens are side by side.
+__global__ void __launch_bounds__(kSumThreads)
+    turn_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
+  start_next_kernel();
+  wait_for_last_kernel();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x, group = i / M, m = i - group * M;
+  if (group < groups) to[group * pitch + m] = scales[m * groups + group];
+}
+
+cudaError_t launch_turn(const ScaledLinear& p, float* to, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(p.M * x_groups(p), kSumThreads);
+  if (blocks > (int64_t{1} << 31) - 1) return cudaErrorInvalidConfiguration;
+  const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
+  return launch(turn_scales, grid, p.x_scale, to, p.M, x_groups(p), chunk_pitch(p.M));
+}
+
+// Whether there is such a tile, and rows of w in it share scales as its kernel takes them.
+bool is_tile_of(const ScaledLinear& p, int rows, int tokens) {
+  const ScaledBy by = scaled_kind(p).by;
+  if (by == ScaledBy::tile && p.block_n % rows != 0 && p.block_n < p.N) return false;
+  bool found = false;
+  for_each_scaled_tile([&](auto tile) {
+    found = found || (tile.kRows == rows && tile.kTokens == tokens && has_scaled_tile(by, p.type, p.output, rows, tokens));
+  });
+  return found;
+}
+
+// What tells instances apart; `by` counts ScaledBy.
+using Key = std::array<int, 6>;
+constexpr std::array<const char*, 6> kKeyNames = {"by", "sub", "type", "output", "rows", "tokens"};
+
+// f(key) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const ScaledKind kind : {ScaledKind{ScaledBy::tile, 1}, {ScaledBy::row, 4}, {ScaledBy::group, 1}, {ScaledBy::group, 4}})
+    for (const Element type : {Element::int8, Element::e4m3})
+      for (const Element output : {Element::bf16, Element::fp16})
+        for_each_scaled_tile([&](auto tile) {
+          if (has_scaled_tile(kind.by, type, output, tile.kRows, tile.kTokens))
+            f(Key{int(kind.by), kind.sub, int(type), int(output), tile.kRows, tile.kTokens});
+        });
+}
+
+// Whether groups are chunks of k, some of them or all.
+bool are_chunks(int64_t group, int64_t K, int chunk) { return group % chunk == 0 || group >= K; }
+
+}  // namespace
+
+ScaledKind scaled_kind(const ScaledLinear& p) {
+  const bool whole = are_chunks(p.w_group, p.K, kLine) && are_chunks(p.x_group, p.K, kLine);
+  if (p.int4) return {ScaledBy::group, whole ? 1 : 4};
+  return whole && (p.block_n % 64 == 0 || p.block_n >= p.N) ? ScaledKind{ScaledBy::tile, 1} : ScaledKind{ScaledBy::row, 4};
+}
+
+}  // namespace wgmma
+
+using namespace wgmma;
+
+bool scaled_wgmma_takes(const ScaledLinear& p) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 256;  // tiles end below 2^31
+  constexpr int kLeast = 32;
+  const ScaledKind kind = scaled_kind(p);
+  const bool half = p.output == Element::bf16 || p.output == Element::fp16;
+  const bool chunks = are_chunks(p.w_group, p.K, kLeast) && are_chunks(p.x_group, p.K, kLeast);
+  bool scales = true;
+  if (kind.by == ScaledBy::group)
+    scales = p.N % 8 == 0 && p.K % 32 == 0 && is_aligned(p.scale) && is_aligned(p.zero) &&
+             (p.scale_type == Element::bf16 || p.scale_type == Element::fp16 || p.scale_type == Element::fp32);
+  else if (kind.by == ScaledBy::row)
+    scales = p.scale_type == Element::fp32 ||
+             (p.scale_type == Element::e8m0 && p.w_group == kLeast && p.K % kLine == 0 && is_aligned(p.scale, 4));
+  return (p.type == Element::e4m3 || p.type == Element::int8) && half && chunks && scales && p.K % 16 == 0 && is_aligned(p.x) &&
+         is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
+}
+
+WgmmaConfig choose_scaled_wgmma(const ScaledLinear& p, const Device& device) {
+  const ScaledKind kind = scaled_kind(p);
+  WgmmaConfig best = choose_tiles(
+      {p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine}, device,
+      [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.tokens); },
+      [&](const auto& tile) { return !is_x_left(kind.by, tile.tokens); });
+  // Many tokens, and low tiles alone: what was not measured.
+  if (best.tokens == 0) {
+    constexpr int kLow = 64;
+    const int64_t tiles = ceil_div(p.N, kLow) * ceil_div(p.M, kRows);
+    best = {kRows, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
+  }
+  best.turned = is_x_left(kind.by, best.tokens);
+  return best;
+}
+
+bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
+  const bool x_is_left = is_x_left(scaled_kind(p).by, c.tokens);
+  if (!is_tile_of(p, c.rows, c.tokens) || c.turned != x_is_left) return false;
+  if (c.ranges != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
+  return shares_fit(segments_of(p.M, p.N, p.K, c), c.blocks);
+}
+
+size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {
+  const ScaledKind kind = scaled_kind(p);
+  const int64_t chunks = p.int4 ? sum_chunks_of(p, kind.sub) : is_x_left(kind.by, c.tokens) ? x_groups(p) : 0;
+  return static_cast<size_t>(chunk_pitch(p.M) * chunks) * sizeof(float);
+}
+
+cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+  if (!scaled_wgmma_fits(p, c)) return cudaErrorInvalidValue;
+  const ScaledKind kind = scaled_kind(p);
+  if (kind.by == ScaledBy::row) return launch_scaled_row(p, c, stream);
+  auto* const by_chunks = static_cast<float*>(workspace);
+  cudaError_t error = cudaSuccess;
+  if (kind.by == ScaledBy::group)
+    error = launch_sums(p, kind.sub, by_chunks, stream);
+  else if (is_x_left(kind.by, c.tokens))
+    error = launch_turn(p, by_chunks, stream);
+  if (error != cudaSuccess) return error;
+  return kind.by == ScaledBy::group ? launch_scaled_group(p, c, by_chunks, stream) : launch_scaled_tile(p, c, by_chunks, stream);
+}
+
+std::string scaled_wgmma_instances() {
+  return instances_text("scaled_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string scaled_wgmma_instance(const ScaledLinear& p, const WgmmaConfig& c) {
+  const ScaledKind kind = scaled_kind(p);
+  return instance_text("scaled_wgmma", kKeyNames, Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.rows, c.tokens});
+}
+
+}  // namespace aoext::cuda

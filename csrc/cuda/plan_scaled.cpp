@@ -1,0 +1,105 @@
+#include "cuda/plan_scaled.h"
+
+#include "cuda/choose_once.h"
+#include "cuda/forced.h"
+
+namespace aoext::cuda {
+namespace {
+
+// With fewer output columns than this, what the matrix engine cuts off sums of float8 may show in a row of y.
+constexpr int64_t kCutColumns = 32;
+constexpr int64_t kFewRows = 64;  // of x, up to which reading int4 takes the time
+
+bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
+
+// The problem for the engine, by scales that it takes: as they are, or in float32.
+ScalarType engine_scale(const LinearProblem& p) {
+  if (scaled_wgmma_takes(scaled_linear(p, p.scale)) || is_power_of_two_scale(p)) return p.scale;
+  return ScalarType::Float;
+}
+
+bool engine_takes(const LinearProblem& p, const Device& device, bool aligned, ScalarType scale) {
+  return device.is_hopper() && aligned && p.M > 0 && p.N > 0 && scaled_wgmma_takes(scaled_linear(p, scale));
+}
+
+// By the kernels of weight-only int4, whatever is forced; nothing where they do not serve.
+std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& device, bool aligned) {
+  if (p.code != Code::int4 || p.output == ScalarType::Float) return std::nullopt;
+  LinearProblem wide = p;
+  wide.input = p.output;
+  const Int4Plan plan = plan_int4(wide, device, aligned);
+  using Plan = std::optional<ScaledPlan>;
+  return std::visit(Overloaded{[](const auto&) { return Plan(); }, [&](const RingConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const DecodeConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const BatchConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const MmaConfig& c) { return Plan({c, plan.scale}); }},
+                    plan.kernel);
+}
+
+ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
+  if (!takes_one_pass(p.K, device)) return {};
+  const ScalarType scale = engine_scale(p);
+  if (p.M <= kFewRows || !device.is_hopper())
+    if (const auto plan = by_weight_only(p, device, aligned)) return *plan;
+  const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
+  if (exact && engine_takes(p, device, aligned, scale))
+    return {ScaledWgmmaConfig{choose_scaled_wgmma(scaled_linear(p, scale), device)}, scale};
+  return {ScaledAny{}, p.scale};
+}
+
+ScaledPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
+  if (f.is<ScaledWgmmaConfig>()) {
+    const ScalarType scale = engine_scale(p);
+    const ScaledLinear raw = scaled_linear(p, scale);
+    return {forced_config<ScaledWgmmaConfig>(
+                f, text(p), device, engine_takes(p, device, aligned, scale), [&] { return choose_scaled_wgmma(raw, device); },
+                [&](const ScaledWgmmaConfig& c) { return scaled_wgmma_fits(raw, c); }),
+            scale};
+  }
+  if (f.is<RingConfig>() || f.is<DecodeConfig>() || f.is<BatchConfig>() || f.is<MmaConfig>()) {
+    const auto plan = by_weight_only(p, device, aligned);
+    return plan ? *plan : choose(p, device, aligned);
+  }
+  if (f.is<Generic>()) return {};
+  if (!takes_one_pass(p.K, device)) refuse_kernel(f, text(p), device);
+  return {ScaledAny{}, p.scale};
+}
+
+}  // namespace
+
+ScaledLinear scaled_linear(const LinearProblem& p, ScalarType scale) {
+  ScaledLinear raw{};
+  raw.M = p.M, raw.N = p.N, raw.K = p.K;
+  raw.int4 = p.code == Code::int4;
+  raw.x_group = raw.int4 ? p.K : p.input_group_size, raw.w_group = p.group_size, raw.block_n = p.block_n;
+  raw.scale_n = raw.int4 ? 1 : w_groups(raw), raw.scale_k = raw.int4 ? p.N : 1;
+  raw.type = element(p.input), raw.output = element(p.output);
+  raw.scale_type = element(scale), raw.bias_type = element(p.bias);
+  return raw;
+}
+
+ScaledPlan plan_scaled(const LinearProblem& p, const Device& device, bool aligned) {
+  const Forced* const f = forced();
+  if (f != nullptr && is_one_of(*f, ScaledKernel())) return forced_plan(*f, p, device, aligned);
+  return choose_once(p, device, aligned, [&] { return choose(p, device, aligned); });
+}
+
+std::string text(const ScaledPlan& plan) { return text(plan.kernel) + " | scale=" + torch::headeronly::toString(plan.scale); }
+
+Explanation explain(const ScaledPlan& plan) {
+  return std::visit(Overloaded{[](const Generic&) { return generic_explanation(); },
+                               [](const ScaledAny&) { return explain_kernel("scaled_any"); },
+                               [](const ScaledWgmmaConfig& c) { return explain_wgmma("scaled_wgmma", c); },
+                               [&](const auto&) { return explain(*weight_only(plan)); }},
+                    plan.kernel);
+}
+
+std::optional<Int4Plan> weight_only(const ScaledPlan& plan) {
+  using Plan = std::optional<Int4Plan>;
+  return std::visit(
+      Overloaded{[](const Generic&) { return Plan(); }, [](const ScaledAny&) { return Plan(); },
+                 [](const ScaledWgmmaConfig&) { return Plan(); }, [&](const auto& config) { return Plan({config, plan.scale}); }},
+      plan.kernel);
+}
+
+}  // namespace aoext::cuda

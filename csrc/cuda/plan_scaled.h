@@ -1,0 +1,34 @@
+// Which kernel a product of an input of 8 bits gets whose operands have a scale a block, or whose weight is int4.
+#pragma once
+
+#include <optional>
+
+#include "cuda/kernels/scaled.h"
+#include "cuda/plan.h"
+
+namespace aoext::cuda {
+
+// Of int4 under few rows of x, and on GPUs without ScaledWgmmaConfig, the kernels of weight-only int4, to which x goes as numbers
+// of the result's 16 bits, and whose sums its scales multiply.
+struct ScaledPlan {
+  ScaledKernel kernel = Generic{};
+  ScalarType scale = ScalarType::Float;  // what scales of w are converted to first, where they are of another type
+
+  bool operator==(const ScaledPlan&) const = default;
+};
+
+// The problem as kernels see it, without its pointers, its scales of w of some type. Its input is of 8 bits.
+ScaledLinear scaled_linear(const LinearProblem& p, ScalarType scale);
+
+// scaled_mm_blockwise and scaled_mm_int4. `aligned` says so of the weight and, of int4, of its scales and zeros.
+ScaledPlan plan_scaled(const LinearProblem& p, const Device& device, bool aligned);
+
+std::string text(const ScaledPlan& plan);
+
+// A plan for weight-only int4, where it is one.
+std::optional<Int4Plan> weight_only(const ScaledPlan& plan);
+
+// For aoext.explain.
+Explanation explain(const ScaledPlan& plan);
+
+}  // namespace aoext::cuda

@@ -1,0 +1,81 @@
+#include "cuda/scaled.h"
+
+#include "common/dispatcher.h"
+#include "cuda/int4_product.h"
+#include "cuda/kernels/scaled_any.h"
+#include "cuda/kernels/widen.h"
+
+namespace aoext::cuda {
+namespace {
+
+Tensor converted(const Tensor& t, ScalarType from, ScalarType to) { return from == to ? t : aten::to(t, to); }
+
+bool are_weights_aligned(const Tensor& weight, const Tensor& scale, const Tensor* zero_point) {
+  return are_aligned({&weight}) && (zero_point == nullptr || are_aligned({&scale, zero_point}));
+}
+
+// By a kernel of weight-only int4.
+void launch_weight_only(const LinearProblem& p, const Int4Plan& plan, const ScaledLinear& raw, const Tensor& x, const Tensor& y,
+                        cudaStream_t stream) {
+  const Tensor wide = aten::empty({p.M, p.K}, p.output, x);
+  check(launch_widen({x.const_data_ptr(), wide.mutable_data_ptr(), p.M * p.K, raw.type, raw.output}, stream), "scaled");
+  Int4Linear product = int4_linear(p);
+  product.x = wide.const_data_ptr();
+  product.weight = static_cast<const uint8_t*>(raw.weight);
+  product.scale = raw.scale, product.zero_point = raw.zero, product.scale_type = raw.scale_type;
+  product.bias = raw.bias, product.row_scale = raw.x_scale, product.y = raw.y;
+  const OptionalTensor space = workspace(int4_workspace(product, plan), y);
+  check(launch_int4(product, plan, data_of(space), stream), "scaled");
+}
+
+cudaError_t launch_kernel(const ScaledLinear& p, const ScaledKernel& kernel, void* workspace, cudaStream_t stream) {
+  return std::visit(Overloaded{[](const Generic&) { return cudaErrorNotSupported; },
+                               [&](const ScaledAny&) { return launch_scaled_any(p, stream); },
+                               [&](const ScaledWgmmaConfig& c) { return launch_scaled_wgmma(p, c, workspace, stream); },
+                               [](const auto&) { return cudaErrorNotSupported; }},
+                    kernel);
+}
+
+}  // namespace
+
+OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {
+  const bool weights_aligned = are_weights_aligned(operands.weight, operands.scale, operands.zero_point);
+  const ScaledPlan plan = plan_scaled(p, device_of(operands.input), weights_aligned);
+  if (std::holds_alternative<Generic>(plan.kernel)) return std::nullopt;
+  const Launch launch(operands.input);
+  const Tensor y = aten::empty(output_sizes(operands.input, p.N), p.output, operands.input);
+  if (p.M == 0 || p.N == 0) return y;
+  const Tensor x = aligned(operands.input), x_scale = aten::contiguous(operands.input_scale);
+  const Tensor scale = converted(operands.scale, p.scale, plan.scale);
+  OptionalTensor zero_point, bias;
+  if (operands.zero_point != nullptr) zero_point = converted(*operands.zero_point, p.scale, plan.scale);
+  if (operands.bias) bias = aten::contiguous(*operands.bias);
+
+  ScaledLinear raw = scaled_linear(p, plan.scale);
+  raw.x = x.const_data_ptr(), raw.weight = operands.weight.const_data_ptr();
+  raw.x_scale = static_cast<const float*>(x_scale.const_data_ptr());
+  raw.scale = scale.const_data_ptr(), raw.zero = data_of(zero_point), raw.bias = data_of(bias);
+  raw.y = y.mutable_data_ptr();
+
+  if (const auto weight_only_plan = weight_only(plan)) {
+    launch_weight_only(p, *weight_only_plan, raw, x, y, launch.stream());
+    return y;
+  }
+  const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
+  const size_t bytes = config == nullptr ? 0 : scaled_wgmma_workspace(raw, *config);
+  const OptionalTensor space = workspace(bytes, y);
+  check(launch_kernel(raw, plan.kernel, data_of(space), launch.stream()), "scaled");
+  return y;
+}
+
+Explanation explain_scaled(const Call& call, size_t weight, size_t scale) {
+  LinearProblem p = call.problem;
+  const bool int4 = p.code == Code::int4;
+  if (p.input == ScalarType::BFloat16 || p.input == ScalarType::Half || p.input == ScalarType::Float)
+    p.input = int4 ? ScalarType::Char : storage(p.code);
+  const Tensor* const zero_point = int4 ? &call.tensor(scale + 1) : nullptr;
+  return explain(
+      plan_scaled(p, device_of(call.tensor(0)), are_weights_aligned(call.tensor(weight), call.tensor(scale), zero_point)));
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,25 @@
+// Dynamic quantisation of the input by rows, and the product with an int4 weight, on CUDA.
+#include "cuda/quantize_rowwise.h"
+#include "cuda/scaled.h"
+#include "generic/register.h"
+
+namespace aoext::cuda {
+namespace {
+
+Tensor scaled_linear_int4(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
+                          const OptionalTensor& bias, std::optional<ScalarType> input_dtype) {
+  LinearProblem p = check_scaled_linear_int4(input, weight, scale, zero_point, bias, input_dtype);
+  const ScalarType dtype = input_dtype.value_or(ScalarType::Char);
+  const auto [values, input_scale] = quantize_rowwise(input, dtype);
+  p.input = dtype;
+  if (const OptionalTensor y = scaled(p, {values, weight, input_scale, scale, &zero_point, bias})) return *y;
+  return generic::scaled_mm_int4(values, weight, input_scale, scale, zero_point, bias, p.output);
+}
+
+Explanation explain_product(const Call& call) { return explain_scaled(call, 1, 2); }
+
+}  // namespace
+
+AOEXT_REGISTER(CUDA, scaled_linear_int4, &explain_product, &scaled_linear_int4)
+
+}  // namespace aoext::cuda
