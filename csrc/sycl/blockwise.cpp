@@ -16,12 +16,18 @@ namespace {
 
 constexpr const char* kProduct = "linear_any.lanes";
 constexpr const char* kQuantize = "quantize_rowwise.lanes";
-constexpr int64_t kSubGroups = 8;                     // in a work-group of quantize_blockwise
+constexpr const char* kDequantize = "dequantize_blocks.lanes";
+constexpr int64_t kDequantizedRows = 32;              // of kernels/dequantize_blocks.cpp
+constexpr int64_t kSubGroups = 8;                     // in a work-group of a kernel that quantises or dequantises
 constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;  // each goes on with further blocks
 
 bool product_serves(sycl::queue& queue, const LinearProblem& p) { return p.K < kMaxAnyDepth && serves(queue, kProduct); }
 bool quantize_serves(sycl::queue& queue, const LinearProblem& p) {
   return p.K <= std::numeric_limits<int>::max() / 2 && serves(queue, kQuantize);
+}
+
+bool dequantize_serves(sycl::queue& queue, const LinearProblem& p) {
+  return p.K <= std::numeric_limits<int>::max() / 2 && serves(queue, kDequantize);
 }
 
 Explanation explain_any(const Call& call) {
@@ -30,6 +36,11 @@ Explanation explain_any(const Call& call) {
 
 Explanation explain_quantize(const Call& call) {
   return quantize_serves(current_queue(call.tensor(0)), call.problem) ? Explanation{"xpu", call.op} : generic_explanation();
+}
+
+Explanation explain_dequantize(const Call& call) {
+  return dequantize_serves(current_queue(call.tensor(0)), call.problem) ? Explanation{"xpu", "dequantize_blocks"}
+                                                                        : generic_explanation();
 }
 
 OptionalTensor contiguous(const OptionalTensor& t) { return t ? OptionalTensor(aten::contiguous(*t)) : std::nullopt; }
@@ -45,9 +56,8 @@ OptionalTensor product(const LinearProblem& p, const Tensor& input, const Tensor
   if (p.M == 0 || p.N == 0) return y;
   const Tensor x = aten::contiguous(input), dense_weight = aten::contiguous(weight), scales = aten::contiguous(scale);
   const OptionalTensor rows = contiguous(input_scale), values = contiguous(table), dense_bias = contiguous(bias);
-  linear_any_blocks(
-      queue, p, y,
-      {x, dense_weight, scales, pointer(values), pointer(global_scale), pointer(rows), pointer(dense_bias)});
+  linear_any_blocks(queue, p, y,
+                    {x, dense_weight, scales, pointer(values), pointer(global_scale), pointer(rows), pointer(dense_bias)});
   return y;
 }
 
@@ -79,8 +89,7 @@ Tensor scaled_mm_int4(const Tensor& input, const Tensor& weight, const Tensor& i
                       const Tensor& zero_point, const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
   const LinearProblem p = check_scaled_mm_int4(input, weight, input_scale, scale, zero_point, bias, out_dtype);
   sycl::queue& queue = current_queue(input);
-  if (!product_serves(queue, p))
-    return generic::scaled_mm_int4(input, weight, input_scale, scale, zero_point, bias, out_dtype);
+  if (!product_serves(queue, p)) return generic::scaled_mm_int4(input, weight, input_scale, scale, zero_point, bias, out_dtype);
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const Tensor x = aten::contiguous(input), rows = aten::contiguous(input_scale);
@@ -107,6 +116,39 @@ std::tuple<Tensor, Tensor> quantize_blockwise(const Tensor& input, ScalarType dt
   return {values, scales};
 }
 
+// Null where the kernel does not serve.
+OptionalTensor dequantized(const LinearProblem& p, const Tensor& weight, const Tensor& scale, const OptionalTensor& table = {},
+                           const OptionalTensor& global_scale = {}) {
+  sycl::queue& queue = current_queue(weight);
+  if (!dequantize_serves(queue, p)) return std::nullopt;
+  const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
+  if (p.N == 0) return out;
+  const Tensor codes = aten::contiguous(weight), scales = aten::contiguous(scale);
+  const OptionalTensor values = contiguous(table);
+  constexpr size_t kWidth = kSubGroups * kLanes;
+  launch(queue, {kDequantize, "dequantize_blocks"},
+         sycl::nd_range<2>(
+             {static_cast<size_t>(ceil_div(p.N, kDequantizedRows)), static_cast<size_t>(ceil_div(p.K, int64_t{kWidth})) * kWidth},
+             {1, kWidth}),
+         out.mutable_data_ptr(), codes.const_data_ptr(), static_cast<const float*>(data_of(values)), scales.const_data_ptr(),
+         static_cast<const float*>(data_of(global_scale)), p.N, p.block_n, static_cast<int>(p.K), static_cast<int>(p.group_size),
+         int{element(storage(p.code))}, int{element(p.output)}, int{element(p.scale)});
+  return out;
+}
+
+Tensor dequantize_blockwise(const Tensor& weight, const Tensor& scale, const Integers& block_size,
+                            std::optional<ScalarType> dtype) {
+  const OptionalTensor w = dequantized(check_dequantize_blockwise(weight, scale, block_size, dtype), weight, scale);
+  return w ? *w : generic::dequantize_blockwise(weight, scale, block_size, dtype);
+}
+
+Tensor dequantize_lut4(const Tensor& weight, const Tensor& table, const Tensor& scale, const Integers& block_size,
+                       const OptionalTensor& global_scale, std::optional<ScalarType> dtype) {
+  const LinearProblem p = check_dequantize_lut4(weight, table, scale, block_size, global_scale, dtype);
+  const OptionalTensor w = dequantized(p, weight, scale, table, global_scale);
+  return w ? *w : generic::dequantize_lut4(weight, table, scale, block_size, global_scale, dtype);
+}
+
 }  // namespace
 
 AOEXT_REGISTER(XPU, bf16i8bf16_blockwise, &explain_any, &weight_only<check_bf16i8bf16_blockwise, generic::bf16i8bf16_blockwise>)
@@ -115,6 +157,8 @@ AOEXT_REGISTER(XPU, bf16lut4bf16_blockwise, &explain_any, &bf16lut4bf16_blockwis
 AOEXT_REGISTER(XPU, scaled_mm_blockwise, &explain_any, &scaled_mm_blockwise)
 AOEXT_REGISTER(XPU, scaled_mm_int4, &explain_any, &scaled_mm_int4)
 AOEXT_REGISTER(XPU, quantize_blockwise, &explain_quantize, &quantize_blockwise)
+AOEXT_REGISTER(XPU, dequantize_blockwise, &explain_dequantize, &dequantize_blockwise)
+AOEXT_REGISTER(XPU, dequantize_lut4, &explain_dequantize, &dequantize_lut4)
 // The two operators that these call are those above.
 AOEXT_REGISTER(XPU, scaled_linear_blockwise, &explain_any, &generic::scaled_linear_blockwise)
 AOEXT_REGISTER(XPU, scaled_linear_int4, &explain_any, &generic::scaled_linear_int4)

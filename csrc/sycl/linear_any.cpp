@@ -25,8 +25,8 @@ sycl::nd_range<2> range_of(const LinearProblem& p) {
 
 void linear_any(sycl::queue& queue, const LinearProblem& p, const Tensor& y, const Tensor& x, const Tensor& weight,
                 const Tensor* scale, const Tensor* zero_point, const Tensor* input_scale, const OptionalTensor& bias) {
-  launch(queue, {"linear_any.lanes", "linear_any"}, range_of(p), y.mutable_data_ptr(), x.const_data_ptr(), weight.const_data_ptr(),
-         data_of(scale), data_of(zero_point), static_cast<const float*>(data_of(input_scale)),
+  launch(queue, {"linear_any.lanes", "linear_any"}, range_of(p), y.mutable_data_ptr(), x.const_data_ptr(),
+         weight.const_data_ptr(), data_of(scale), data_of(zero_point), static_cast<const float*>(data_of(input_scale)),
          bias ? bias->const_data_ptr() : nullptr, p.M, p.N, static_cast<int>(p.K), static_cast<int>(p.group_size),
          int{element(x.scalar_type())}, int{element(weight.scalar_type())}, int{element(y.scalar_type())},
          scale == nullptr ? 0 : int{element(scale->scalar_type())}, bias ? int{element(bias->scalar_type())} : 0);

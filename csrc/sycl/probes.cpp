@@ -250,6 +250,25 @@ void add_dequantize(std::vector<Probe>& probes, Draw& draw) {
   }
 }
 
+void add_dequantize_blocks(std::vector<Probe>& probes, Draw& draw) {
+  constexpr int64_t N = 37, K = 150;
+  const std::vector<int64_t> block{5, 16};
+  const Tensor scale = draw.positive({8, 10}, ScalarType::BFloat16);
+  for (const ScalarType dtype : kEightBit) {
+    const Tensor weight = dtype == ScalarType::Char ? draw.bytes({N, K}) : draw.normal({N, K}, dtype);
+    probes.push_back({std::string("dequantize_blockwise of ") + dtype_name(dtype), [=] {
+                        return call("ao::dequantize_blockwise", "", weight, scale, block, std::optional(ScalarType::Float));
+                      }});
+  }
+  const Tensor codes = call("aten::view", "dtype", draw.bytes({N, K / 2}), ScalarType::Byte);
+  const Tensor table = draw.normal({16}, ScalarType::Float);
+  const OptionalTensor global_scale = draw.positive({1}, ScalarType::Float);
+  probes.push_back({"dequantize_lut4", [=] {
+                      return call("ao::dequantize_lut4", "", codes, table, scale, block, global_scale,
+                                  std::optional(ScalarType::Float));
+                    }});
+}
+
 void add_int4pack(std::vector<Probe>& probes, Draw& draw) {
   for (const int64_t inner_k_tiles : {2, 4, 8}) {
     constexpr int64_t N = 40, K = 640, group_size = 64;
@@ -294,6 +313,7 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
   }
   if (family == "linear_any.lanes") add_any(probes, draw), add_blocks(probes, draw);
   if (family == "quantize_rowwise.lanes") add_quantize(probes, draw);
+  if (family == "dequantize_blocks.lanes") add_dequantize_blocks(probes, draw);
   if (family == "dequantize_int4.lanes") add_dequantize(probes, draw);
   if (family == "int4pack_mm.lanes") add_int4pack(probes, draw);
   return probes;

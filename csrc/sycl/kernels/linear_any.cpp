@@ -126,8 +126,7 @@ inline void linear_any(void* y, const void* x, const void* weight, const void* s
       if constexpr (kBlocks) {
         const unsigned group = static_cast<unsigned>(k) / static_cast<unsigned>(blocks.group_size);
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-          w[c] = w[c] * load_scale(scale, column_scales[c] + group, scale_type) * global_scale;
+        for (int c = 0; c < kColumns; ++c) w[c] = w[c] * load_scale(scale, column_scales[c] + group, scale_type) * global_scale;
         if (input_scale != nullptr) {
           const unsigned input_group = static_cast<unsigned>(k) / static_cast<unsigned>(blocks.input_group_size);
 #pragma unroll

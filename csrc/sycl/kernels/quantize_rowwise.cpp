@@ -185,8 +185,8 @@ AOEXT_KERNEL(quantize_rowwise_any)
   aoext::xpu::quantize_rowwise<1>(values, scales, input, M, K, input_type, output_type, sub_groups);
 }
 
-// The same for each block [1, block] of a row, the last of which may be shorter: scales [M, ceil(K/block)], rounded up to powers of
-// two where asked. A block belongs to a sub-group, whose lanes read it twice, from a cache the second time.
+// The same for each block [1, block] of a row, the last of which may be shorter: scales [M, ceil(K/block)], rounded up to powers
+// of two where asked. A block belongs to a sub-group, whose lanes read it twice, from a cache the second time.
 AOEXT_KERNEL(quantize_blockwise)
 (void* values, float* scales, const void* input, int64_t M, int K, int block, int input_type, int output_type, int power_of_two) {
   using namespace aoext::xpu;
@@ -215,9 +215,8 @@ AOEXT_KERNEL(quantize_blockwise)
       const int k = base + lane;
       const float x = load_piece<1>(input, first + sycl::min(k, length - 1), input_type);
       const float a = divide(divide.times_power<1>(x));
-      const uint32_t code = output_type == kInt8
-                                ? bits(a + 12582912.0f)  // 1.5 · 2^23, whose ulp is 1
-                                : encode_float8(sycl::fabs(a), format) | (bits(x) >> 31 << 7);
+      const uint32_t code = output_type == kInt8 ? bits(a + 12582912.0f)  // 1.5 · 2^23, whose ulp is 1
+                                                 : encode_float8(sycl::fabs(a), format) | (bits(x) >> 31 << 7);
       if (k < length) static_cast<uint8_t*>(values)[first + k] = static_cast<uint8_t>(code & kept_bits);
     }
   }
