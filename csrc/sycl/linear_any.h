@@ -14,4 +14,12 @@ namespace aoext::xpu {
 void linear_any(sycl::queue& queue, const LinearProblem& p, const Tensor& y, const Tensor& x, const Tensor& weight,
                 const Tensor* scale, const Tensor* zero_point, const Tensor* input_scale, const OptionalTensor& bias);
 
+// The same where x, the weight or both have a scale a block: null table of codes of 8 bits, null input_scale of x in high
+// precision. Scales and bias are contiguous.
+struct BlocksOperands {
+  const Tensor &x, &weight, &scale;
+  const Tensor *table, *global_scale, *input_scale, *bias;
+};
+void linear_any_blocks(sycl::queue& queue, const LinearProblem& p, const Tensor& y, const BlocksOperands& operands);
+
 }  // namespace aoext::xpu

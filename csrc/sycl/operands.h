@@ -16,6 +16,7 @@ inline Element element(ScalarType dtype) {
     case ScalarType::Char: return kInt8;
     case ScalarType::Float8_e4m3fn: return kE4m3;
     case ScalarType::Float8_e5m2: return kE5m2;
+    case ScalarType::Float8_e8m0fnu: return kE8m0;
     default: return kInt32;
   }
 }

@@ -178,6 +178,48 @@ void add_any(std::vector<Probe>& probes, Draw& draw) {
   }
 }
 
+// The same kernel where scales belong to blocks, of any of their types, and int4 under an input of 8 bits.
+void add_blocks(std::vector<Probe>& probes, Draw& draw) {
+  constexpr int64_t M = 5, N = 37, K = 150, group_size = 6;
+  const OptionalTensor none;
+  const Tensor x = draw.normal({M, K}, ScalarType::Float), input_scale = draw.positive({M, 10}, ScalarType::Float);
+  const Tensor scale = draw.positive({8, 10}, ScalarType::BFloat16);
+  const std::vector<int64_t> block{5, 16}, input_block{1, 16};  // the last ones are partial
+  for (const ScalarType dtype : kEightBit) {
+    const auto eight_bit = [&](const std::vector<int64_t>& sizes) {
+      return dtype == ScalarType::Char ? draw.bytes(sizes) : draw.normal(sizes, dtype);
+    };
+    const Tensor weight = eight_bit({N, K}), input = eight_bit({M, K});
+    const std::string op = dtype == ScalarType::Char ? "bf16i8bf16_blockwise" : "bf16f8bf16_blockwise";
+    const std::string with = std::string(" with K = 150, ") + dtype_name(dtype);
+    probes.push_back({op + with, [=] { return call(("ao::" + op).c_str(), "", x, weight, scale, block, none); }});
+    probes.push_back({"scaled_mm_blockwise" + with, [=] {
+                        return call("ao::scaled_mm_blockwise", "", input, weight, input_scale, scale, input_block, block, none,
+                                    std::optional(ScalarType::Float));
+                      }});
+  }
+  const Tensor packed = draw.bytes({N, K / 2}), codes = call("aten::view", "dtype", packed, ScalarType::Byte);
+  const Tensor table = draw.normal({16}, ScalarType::Float);
+  const OptionalTensor global_scale = draw.positive({1}, ScalarType::Float);
+  for (const ScalarType dtype : {ScalarType::Half, ScalarType::Float8_e4m3fn, ScalarType::Byte}) {
+    // Exponents around 125, which is a quarter.
+    const Tensor scales =
+        dtype == ScalarType::Byte
+            ? aten::to(aten::add(draw.normal({8, 10}, ScalarType::Float), aten::scalar_like(125, ScalarType::Float, x)), dtype)
+            : draw.positive({8, 10}, dtype);
+    probes.push_back({std::string("bf16lut4bf16_blockwise with scales of ") + dtype_name(dtype), [=] {
+                        return call("ao::bf16lut4bf16_blockwise", "", x, codes, table, scales, block, global_scale, none);
+                      }});
+  }
+  const Tensor group_scale = draw.positive({K / group_size, N}, ScalarType::BFloat16);
+  const Tensor zero_point = draw.normal({K / group_size, N}, ScalarType::BFloat16);
+  const Tensor input = draw.bytes({M, K}), row_scale = draw.positive({M, 1}, ScalarType::Float);
+  probes.push_back({"scaled_mm_int4 with K = 150, group_size = 6", [=] {
+                      return call("ao::scaled_mm_int4", "", input, packed, row_scale, group_scale, zero_point, none,
+                                  std::optional(ScalarType::Float));
+                    }});
+}
+
 void add_quantize(std::vector<Probe>& probes, Draw& draw) {
   for (const ScalarType dtype : kEightBit) {
     for (const int64_t K : {37, 1024}) {
@@ -186,6 +228,13 @@ void add_quantize(std::vector<Probe>& probes, Draw& draw) {
       const std::string what = std::string("quantize_rowwise to ") + dtype_name(dtype) + " with K = " + std::to_string(K);
       probes.push_back({what + ": values", [=] { return std::get<0>(run()); }, Exact::yes});
       probes.push_back({what + ": scales", [=] { return std::get<1>(run()); }, Exact::yes});
+      for (const bool power_of_two : {false, true}) {
+        const std::vector<int64_t> block{1, 24};
+        const auto by_blocks = [=] { return call2("ao::quantize_blockwise", "", x, dtype, block, power_of_two); };
+        const std::string blocks = what + (power_of_two ? ", by blocks, powers of two" : ", by blocks");
+        probes.push_back({blocks + ": values", [=] { return std::get<0>(by_blocks()); }, Exact::yes});
+        probes.push_back({blocks + ": scales", [=] { return std::get<1>(by_blocks()); }, Exact::yes});
+      }
     }
   }
 }
@@ -199,6 +248,25 @@ void add_dequantize(std::vector<Probe>& probes, Draw& draw) {
                         return call("ao::dequantize_int4", "", weight, scale, zero_point, std::optional(ScalarType::Float));
                       }});
   }
+}
+
+void add_dequantize_blocks(std::vector<Probe>& probes, Draw& draw) {
+  constexpr int64_t N = 37, K = 150;
+  const std::vector<int64_t> block{5, 16};
+  const Tensor scale = draw.positive({8, 10}, ScalarType::BFloat16);
+  for (const ScalarType dtype : kEightBit) {
+    const Tensor weight = dtype == ScalarType::Char ? draw.bytes({N, K}) : draw.normal({N, K}, dtype);
+    probes.push_back({std::string("dequantize_blockwise of ") + dtype_name(dtype), [=] {
+                        return call("ao::dequantize_blockwise", "", weight, scale, block, std::optional(ScalarType::Float));
+                      }});
+  }
+  const Tensor codes = call("aten::view", "dtype", draw.bytes({N, K / 2}), ScalarType::Byte);
+  const Tensor table = draw.normal({16}, ScalarType::Float);
+  const OptionalTensor global_scale = draw.positive({1}, ScalarType::Float);
+  probes.push_back({"dequantize_lut4", [=] {
+                      return call("ao::dequantize_lut4", "", codes, table, scale, block, global_scale,
+                                  std::optional(ScalarType::Float));
+                    }});
 }
 
 void add_int4pack(std::vector<Probe>& probes, Draw& draw) {
@@ -243,8 +311,9 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
       if (family == product_family(weight, input)) add_rowwise(probes, draw, weight, input, many, rowwise);
     }
   }
-  if (family == "linear_any.lanes") add_any(probes, draw);
+  if (family == "linear_any.lanes") add_any(probes, draw), add_blocks(probes, draw);
   if (family == "quantize_rowwise.lanes") add_quantize(probes, draw);
+  if (family == "dequantize_blocks.lanes") add_dequantize_blocks(probes, draw);
   if (family == "dequantize_int4.lanes") add_dequantize(probes, draw);
   if (family == "int4pack_mm.lanes") add_int4pack(probes, draw);
   return probes;

@@ -27,6 +27,7 @@ foreach(weight IN ITEMS Int8 E4m3 E5m2)
   endforeach()
 endforeach()
 
-foreach(source IN ITEMS arrange_input dequantize_int4 int4_correction int4pack_mm linear_any quantize_rowwise scale_rows)
+foreach(source IN ITEMS arrange_input dequantize_blocks dequantize_int4 int4_correction int4pack_mm linear_any quantize_rowwise
+        scale_rows)
   aoext_sycl_image(${source} lanes)
 endforeach()

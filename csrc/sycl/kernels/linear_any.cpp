@@ -1,7 +1,10 @@
 // Every product that no other kernel takes: any K, group size and alignment, element by element.
 //
 //   y[m, n] = (Σ_k x[m, k] · w[n, k]) · input_scale[m] · scale[n] + bias[n]        8-bit weights
-//   y[m, n] =  Σ_k x[m, k] · (q[n, k] · scale[k / G, n] + zero_point[k / G, n]) + bias[n]        int4
+//   y[m, n] =  Σ_k x[m, k] · (q[n, k] · scale[k / G, n] + zero_point[k / G, n]) · input_scale[m] + bias[n]        int4
+//   y[m, n] =  Σ_k (x[m, k] · input_scale[m, k / H]) · (w[n, k] · scale[n / B, k / G] · global_scale) + bias[n]   blocks
+//
+// Codes of 4 bits of a weight by blocks look up a table of 16 values, of which each lane holds one.
 //
 // A sub-group computes 4 rows by 2 columns of y; its 16 lanes multiply neighbouring k. An element that is loaded
 // serves 2 or 4 multiplications. Types are run-time arguments, with a switch for each load of 4 or 2 elements, so that
@@ -12,6 +15,7 @@
 #include "float8.h"
 #include "kernel.h"
 #include "numeric.h"
+#include "scale.h"
 #include "vector.h"
 
 namespace aoext::xpu {
@@ -43,21 +47,24 @@ inline Vector<float, R> load(const char* const (&rows)[R], int k, int type) {
   }
 }
 
-}  // namespace
-}  // namespace aoext::xpu
+// What a product by blocks has beyond one by rows; scales of a row are contiguous.
+struct Blocks {
+  const float *table, *global_scale;  // may be null
+  int64_t block_n;
+  int group_size, input_group_size;
+};
 
-// int4 weights have a zero_point, 8-bit ones none. y is int32 or a float; scale, input_scale and bias may be null.
-AOEXT_KERNEL(linear_any)
-(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const float* input_scale,
- const void* bias, int64_t M, int64_t N, int K, int group_size, int input_type, int weight_type, int output_type, int scale_type,
- int bias_type) {
-  using namespace aoext::xpu;
+template <bool kBlocks>
+inline void linear_any(void* y, const void* x, const void* weight, const void* scale, const void* zero_point,
+                       const float* input_scale, const void* bias, int64_t M, int64_t N, int K, int group_size, int input_type,
+                       int weight_type, int output_type, int scale_type, int bias_type, const Blocks& blocks) {
   const auto item = this_item();
   const auto sg = this_sub_group();
   const int lane = sg.get_local_linear_id();
   const int64_t pair = static_cast<int64_t>(item.get_group(1)) * sg.get_group_linear_range() + sg.get_group_linear_id();
   const int64_t first_row = static_cast<int64_t>(item.get_group(0)) * kRows, first_column = pair * kColumns;
-  const bool int4 = zero_point != nullptr, integers = input_type == kInt8 && !int4;
+  const bool int4 = !kBlocks && zero_point != nullptr, integers = !kBlocks && input_type == kInt8 && !int4;
+  const bool packed = int4 || (kBlocks && blocks.table != nullptr);
   const int64_t pitch = static_cast<int64_t>(K) * (input_type == kFp32 ? 4 : input_type == kBf16 || input_type == kFp16 ? 2 : 1);
 
   const char* rows[kRows];
@@ -68,7 +75,21 @@ AOEXT_KERNEL(linear_any)
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     n[c] = sycl::min(first_column + c, N - 1);
-    columns[c] = static_cast<const char*>(weight) + n[c] * (int4 ? K / 2 : K);
+    columns[c] = static_cast<const char*>(weight) + n[c] * (packed ? K / 2 : K);
+  }
+  // Of products by blocks: what a lane looks up for others, and where the scales of rows and columns start.
+  float own_value = 0, global_scale = 1;
+  const float* row_scales[kRows];
+  int64_t column_scales[kColumns];
+  if constexpr (kBlocks) {
+    if (packed) own_value = blocks.table[lane];
+    if (blocks.global_scale != nullptr) global_scale = *blocks.global_scale;
+    const auto count = [&](int size) { return (static_cast<unsigned>(K) + size - 1u) / static_cast<unsigned>(size); };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      row_scales[r] = input_scale + sycl::min(first_row + r, M - 1) * count(blocks.input_group_size);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) column_scales[c] = n[c] / blocks.block_n * count(blocks.group_size);
   }
 
   float short_sum[kRows][kColumns], total[kRows][kColumns];
@@ -93,10 +114,25 @@ AOEXT_KERNEL(linear_any)
           return sycl::fma(static_cast<float>(q), load_float(scale, group + n[c], scale_type),
                            load_float(zero_point, group + n[c], scale_type));
         });
+      } else if (packed) {
+        w = decode_all<kColumns>([&](int c) {
+          const uint32_t byte = static_cast<uint8_t>(columns[c][k / 2]);
+          return sycl::select_from_group(sg, own_value, (k % 2 == 0 ? byte : byte >> 4) & 15);
+        });
       } else {
         w = load<kColumns>(columns, k, weight_type);
       }
-      const auto v = load<kRows>(rows, k, input_type);
+      auto v = load<kRows>(rows, k, input_type);
+      if constexpr (kBlocks) {
+        const unsigned group = static_cast<unsigned>(k) / static_cast<unsigned>(blocks.group_size);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) w[c] = w[c] * load_scale(scale, column_scales[c] + group, scale_type) * global_scale;
+        if (input_scale != nullptr) {
+          const unsigned input_group = static_cast<unsigned>(k) / static_cast<unsigned>(blocks.input_group_size);
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) v[r] *= row_scales[r][input_group];
+        }
+      }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) w[c] = inside ? w[c] : 0.0f;
 #pragma unroll
@@ -137,8 +173,30 @@ AOEXT_KERNEL(linear_any)
     return;
   }
   if (integers) result = static_cast<float>(exact_result);
-  if (input_scale != nullptr) result *= input_scale[row];
-  if (!int4 && scale != nullptr) result *= load_float(scale, column, scale_type);
+  if (!kBlocks && input_scale != nullptr) result *= input_scale[row];
+  if (!kBlocks && !int4 && scale != nullptr) result *= load_float(scale, column, scale_type);
   if (bias != nullptr) result += load_float(bias, column, bias_type);
   store_float(y, row * N + column, output_type, result);
+}
+
+}  // namespace
+}  // namespace aoext::xpu
+
+// int4 weights have a zero_point, 8-bit ones none. y is int32 or a float; scale, input_scale and bias may be null.
+AOEXT_KERNEL(linear_any)
+(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const float* input_scale,
+ const void* bias, int64_t M, int64_t N, int K, int group_size, int input_type, int weight_type, int output_type, int scale_type,
+ int bias_type) {
+  aoext::xpu::linear_any<false>(y, x, weight, scale, zero_point, input_scale, bias, M, N, K, group_size, input_type, weight_type,
+                                output_type, scale_type, bias_type, {});
+}
+
+// With a table the weight is codes of 4 bits [N, K/2], without of 8 bits [N, K]. input_scale is [M, ceil(K/input_group_size)] or
+// null, scale [ceil(N/block_n), ceil(K/group_size)] of any of five types.
+AOEXT_KERNEL(linear_any_blocks)
+(void* y, const void* x, const void* weight, const float* table, const void* scale, const float* global_scale,
+ const float* input_scale, const void* bias, int64_t M, int64_t N, int64_t block_n, int K, int group_size, int input_group_size,
+ int input_type, int weight_type, int output_type, int scale_type, int bias_type) {
+  aoext::xpu::linear_any<true>(y, x, weight, scale, nullptr, input_scale, bias, M, N, K, group_size, input_type, weight_type,
+                               output_type, scale_type, bias_type, {table, global_scale, block_n, group_size, input_group_size});
 }

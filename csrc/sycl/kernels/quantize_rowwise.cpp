@@ -184,3 +184,40 @@ AOEXT_KERNEL(quantize_rowwise_any)
 (void* values, float* scales, const void* input, int64_t M, int K, int input_type, int output_type, int sub_groups) {
   aoext::xpu::quantize_rowwise<1>(values, scales, input, M, K, input_type, output_type, sub_groups);
 }
+
+// The same for each block [1, block] of a row, the last of which may be shorter: scales [M, ceil(K/block)], rounded up to powers
+// of two where asked. A block belongs to a sub-group, whose lanes read it twice, from a cache the second time.
+AOEXT_KERNEL(quantize_blockwise)
+(void* values, float* scales, const void* input, int64_t M, int K, int block, int input_type, int output_type, int power_of_two) {
+  using namespace aoext::xpu;
+  const auto item = this_item();
+  const auto sg = this_sub_group();
+  const int lane = sg.get_local_linear_id();
+  const int blocks = static_cast<int>((static_cast<unsigned>(K) + block - 1u) / static_cast<unsigned>(block));
+  const int64_t together = sg.get_group_linear_range(), total = M * blocks;
+  for (int64_t i = static_cast<int64_t>(item.get_group(1)) * together + sg.get_group_linear_id(); i < total;
+       i += static_cast<int64_t>(item.get_group_range(1)) * together) {
+    const int64_t m = i / blocks;
+    const int begin = static_cast<int>(i - m * blocks) * block, length = sycl::min(block, K - begin);
+    const int64_t first = m * K + begin;
+    uint32_t absmax = 0;
+    for (int base = 0; base < length; base += kLanes)
+      absmax = absmax_of<1>(load_piece<1>(input, first + sycl::min(base + lane, length - 1), input_type), absmax);
+    absmax = sycl::reduce_over_group(sg, absmax, sycl::maximum<uint32_t>());
+    const bool finite = absmax < kInfinity;
+    uint32_t scale = absmax == 0 ? bits(1.0f) : row_scale(finite ? absmax : kSmallestNormal, output_type);
+    if (power_of_two != 0 && (scale & 0x007FFFFFu) != 0) scale = (scale & kInfinity) + kSmallestNormal;
+    const uint32_t kept_bits = finite ? 0xFFu : 0;
+    const Division divide(scale);
+    if (lane == 0) scales[i] = from_bits(finite ? scale : 0x7FC00000u);
+    const Float8Format format = output_type == kE4m3 ? kE4m3Format : kE5m2Format;
+    for (int base = 0; base < length; base += kLanes) {
+      const int k = base + lane;
+      const float x = load_piece<1>(input, first + sycl::min(k, length - 1), input_type);
+      const float a = divide(divide.times_power<1>(x));
+      const uint32_t code = output_type == kInt8 ? bits(a + 12582912.0f)  // 1.5 · 2^23, whose ulp is 1
+                                                 : encode_float8(sycl::fabs(a), format) | (bits(x) >> 31 << 7);
+      if (k < length) static_cast<uint8_t*>(values)[first + k] = static_cast<uint8_t>(code & kept_bits);
+    }
+  }
+}
