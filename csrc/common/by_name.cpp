@@ -17,7 +17,7 @@ class Reader {
   T next() {
     if constexpr (std::is_same_v<T, Tensor>) {
       const OptionalTensor tensor = next_tensor();
-      if (!tensor) fail(std::to_string(next_) + " tensors or more", "None");
+      if (!tensor) fail(std::to_string(next_) + " tensors or more", std::to_string(next_ - 1));
       return *tensor;
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
       return next_tensor();

@@ -23,6 +23,10 @@ inline Element element(ScalarType dtype) {
 
 inline const void* data_of(const std::optional<Tensor>& t) { return t ? t->const_data_ptr() : nullptr; }
 
+inline std::optional<Tensor> contiguous(const std::optional<Tensor>& t) {
+  return t ? std::optional(aten::contiguous(*t)) : std::nullopt;
+}
+
 inline bool is_aligned(const Tensor& t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0; }
 
 }  // namespace aoext::xpu

@@ -1,0 +1,10 @@
+// Weight-only int8 with a scale a block on an XPU.
+#include "generic/register.h"
+#include "sycl/blocks_product.h"
+
+namespace aoext::xpu {
+
+AOEXT_REGISTER(XPU, bf16i8bf16_blockwise, &explain_any,
+               &weight_only_blockwise<check_bf16i8bf16_blockwise, generic::bf16i8bf16_blockwise>)
+
+}  // namespace aoext::xpu

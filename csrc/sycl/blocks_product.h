@@ -1,0 +1,27 @@
+// Products of weights that have a scale a block, and of int4 by 8 bits, by the kernel for any size.
+#pragma once
+
+#include "common/checks.h"
+#include "common/explain.h"
+#include "sycl/queue.h"
+
+namespace aoext::xpu {
+
+// Whether the kernel serves a problem.
+bool any_serves(sycl::queue& queue, const LinearProblem& p);
+Explanation explain_any(const Call& call);
+
+// Null where the kernel does not serve.
+OptionalTensor blocks_product(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
+                              const OptionalTensor& bias, const OptionalTensor& input_scale = {},
+                              const OptionalTensor& table = {}, const OptionalTensor& global_scale = {});
+
+// bf16i8bf16_blockwise and bf16f8bf16_blockwise, by the operator's check and its generic kernel.
+template <auto kCheck, auto kGeneric>
+Tensor weight_only_blockwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Integers& block_size,
+                             const OptionalTensor& bias) {
+  const OptionalTensor y = blocks_product(kCheck(input, weight, scale, block_size, bias), input, weight, scale, bias);
+  return y ? *y : kGeneric(input, weight, scale, block_size, bias);
+}
+
+}  // namespace aoext::xpu
