@@ -566,7 +566,7 @@ def blockwise_subject(operator: str, format: Blockwise) -> Subject:
         "scaled_linear_blockwise": _scaled_linear_blockwise,
         "quantize_blockwise": _quantize_blockwise,
     }
-    return makers.get(operator, _blockwise_weight_only)(format)
+    return makers.get(operator, weight_only_blockwise)(format)
 
 
 def _blockwise() -> list[Subject]:
