@@ -10,6 +10,7 @@ import pytest
 import torch
 from aoext import reference
 from aoext.reference import ALL_CALLS, CALLS, EIGHT_BIT, Problem, assert_close
+from aoext.reference.values import blockwise_float64, lut4_float64
 
 import hostdev
 
@@ -51,11 +52,15 @@ def registered_kernel(operator: str) -> str:
 def run_and_check(operator: str, generator: torch.Generator) -> int:
     """Runs an operator on the device against its reference; how many calls that took."""
     function = getattr(torch.ops.ao, operator)
-    if operator == "quantize_rowwise":
+    if operator in reference.QUANTIZE:
         for dtype in EIGHT_BIT:
             x = reference.randn(generator, 7, 50)
-            results = function(x.to("hostdev"), dtype)
-            for result, expected in zip(results, reference.quantized(x, dtype), strict=True):
+            if operator == "quantize_rowwise":
+                results, quantized = function(x.to("hostdev"), dtype), reference.quantized(x, dtype)
+            else:
+                results = function(x.to("hostdev"), dtype, [1, 16])
+                quantized = reference.quantized_blocks(x, dtype, 16)
+            for result, expected in zip(results, quantized, strict=True):
                 assert result.device.type == "hostdev"
                 assert torch.equal(result.cpu().float(), expected.float())
         return len(EIGHT_BIT)
@@ -182,12 +187,20 @@ def test_a_quantized_linear_layer_runs_on_the_device(config, quantized_on, gener
 
     # A dynamic scheme rounds the activation too, by the reference's formula.
     x64 = x.double()
-    if "Dynamic" in config:
+    fields = {name: tensor.cpu() for name, tensor in layer.weight.named_fields()}
+    if config.startswith("MX"):
+        q, scales = reference.quantized_blocks(x, layer.weight.qdata.dtype, 32, power_of_two=True)
+        x64 = q.double() * scales.double().repeat_interleave(32, 1)
+    elif "Dynamic" in config:
         values, scales = reference.quantized(x, layer.weight.qdata.dtype)
         x64 = values.double() * scales.double()
     if config.startswith("Int4"):
-        fields = (layer.weight.qdata, layer.weight.scale, layer.weight.zero_point)
-        w64 = reference.int4_float64(*(t.cpu() for t in fields))
+        w64 = reference.int4_float64(fields["qdata"], fields["scale"], fields["zero_point"])
+    elif config.startswith(("MX", "NVFP4")):
+        values = fields["qdata"].double()
+        if "table" in fields:
+            values = lut4_float64(fields["qdata"], fields["table"]) * fields["global_scale"].double()
+        w64 = blockwise_float64(values, fields["scale"], layer.weight.block_size, slice(None))
     else:
         w64 = layer.weight.qdata.cpu().double() * layer.weight.scale.cpu().double()
     assert_close(y, x64 @ w64.t() + layer.bias.detach().cpu().double())
