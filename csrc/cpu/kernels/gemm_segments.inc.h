@@ -288,8 +288,12 @@ void pack_8bit(Element from, const void* source, const BlockRows& rows, int64_t,
 void pack_codes_f32(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
   constexpr float kOne = 1, kNothing = 0;
   constexpr int64_t kAll = int64_t{1} << 48;  // one group
+  const int64_t whole = n / kNibbles * kNibbles;
   pack_operands<DotF32>(rows, n, out, [&](int64_t row, float* to) {
-    dequantize_int4({first.packed + row * rows.stride, &kOne, &kNothing, kAll}, begin, n, Element::f32, to);
+    const uint8_t* const packed = first.packed + row * rows.stride;
+    dequantize_int4({packed, &kOne, &kNothing, kAll}, begin, whole, Element::f32, to);
+    // The last, one by one, for a row may end there: groups of an odd length are not read by vectors.
+    if (whole < n) dequantize_int4({packed, &kOne, &kNothing, kAll + 1}, begin + whole, n - whole, Element::f32, to + whole);
     pad_with_zeros(to, n);
   });
 }
