@@ -21,7 +21,7 @@ from aoext.reference import (
     quantized_blocks,
     randn,
 )
-from aoext.reference.subjects import E2M1, Blockwise, blockwise_subject
+from aoext.reference.blockwise import E2M1, Blockwise, blockwise_subject
 from aoext.reference.values import block_scales, scales_float64
 
 BF16, FP16, FP32 = HIGH_PRECISION

@@ -5,16 +5,12 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "common/problem.h"
 #include "common/torch_api.h"
 
 namespace aoext {
-
-using OptionalTensor = std::optional<Tensor>;
-using Integers = std::vector<int64_t>;  // int[] of a schema
 
 // check_<operator>, with the operator's own parameters.
 #define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) LinearProblem check_##name parameters;

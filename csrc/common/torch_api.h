@@ -6,10 +6,17 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <optional>
+#include <vector>
+
 namespace aoext {
 
 using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+// Of a schema: Tensor? and int[].
+using OptionalTensor = std::optional<Tensor>;
+using Integers = std::vector<int64_t>;
 
 }  // namespace aoext

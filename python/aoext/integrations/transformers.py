@@ -22,145 +22,30 @@ from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.quantizers.auto import (
     AUTO_QUANTIZER_MAPPING,
     AutoHfQuantizer,
-    register_quantization_config,
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from aoext import checkpoints, schemes, serialization
+from aoext import checkpoints, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
+from aoext.integrations.transformers_config import METHOD, AoextConfig
+from aoext.integrations.transformers_weights import Assemble, Operation, Quantize, Read
 from aoext.layers import CLASSES, as_rows, as_weight, give_classes, set_plain_weight, why_never_quantized
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
-from aoext.schemes import Scheme, as_config
 from aoext.summary import grouped
 from aoext.tensors import QuantizedTensor
 
+__all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "has_quantised"]
+
 logger = logging.getLogger(__name__)
-
-
-class _Method(str):
-    """The name of a method; diffusers expects a member of an enumeration."""
-
-    value = property(str.__str__)
-
-
-METHOD = _Method("aoext")
 
 # Methods of checkpoints.READERS.
 _UNKNOWN_TO_TRANSFORMERS = {"modelopt"} - AUTO_QUANTIZER_MAPPING.keys()
 
 # Dtypes of quantised weights that are called `weight`.
 _STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-@register_quantization_config(METHOD)
-class AoextConfig(QuantizationConfigMixin):
-    """How from_pretrained quantises a model's linear layers while it loads them.
-
-    scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name in schemes.SCHEMES:
-        "int4", "int8", "float8_block", "nvfp4" and so on. None, as AoextConfig.keep() has it, for
-        checkpoints that are quantised already, by aoext or another library: their weights come onto aoext's
-        layouts without loss
-    modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
-        the output layer and what is tied to it.
-    per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
-        found counts; None leaves a module as it is.
-    quantize_embeddings: whether to quantise nn.Embedding too. An output layer that shares the weight of one
-        goes on sharing it, quantised, unless modules_to_not_convert names either.
-
-    TypeError for what is no scheme, ValueError for unknown names. A warning tells of names and expressions
-    that fit no module, and of linear layers that the scheme cannot serve.
-
-    >>> AoextConfig("int4", per_module={r"down_proj$": "int8"}).config_for("model.layers.0.mlp.down_proj")
-    Int8WeightOnlyConfig()
-    """
-
-    def __init__(
-        self,
-        scheme: Scheme | None = "int4",
-        modules_to_not_convert: Sequence[str] | None = None,
-        per_module: Mapping[str, Scheme | None] | None = None,
-        quantize_embeddings: bool = False,
-        **further: Any,
-    ) -> None:
-        self.quant_method = METHOD
-        further.pop("quant_method", None)
-        # What is known of the quantised weights of a state that comes without files.
-        self.described: dict[str, Any] = further.pop("described", {})
-        if further:
-            raise TypeError(
-                f"AoextConfig: unknown arguments {', '.join(sorted(further))}; those of a scheme go into its "
-                "config, as in AoextConfig(Int4WeightOnlyConfig(group_size=32))"
-            )
-        if isinstance(modules_to_not_convert, str):
-            raise TypeError(
-                f"AoextConfig: modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}"
-            )
-        if not isinstance(quantize_embeddings, bool):
-            raise TypeError(f"AoextConfig: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
-        self.quantize_embeddings = quantize_embeddings
-        self.scheme = None if scheme is None else as_config("AoextConfig", scheme)
-        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
-        self.per_module = {
-            _pattern(pattern): None if value is None else as_config(f"AoextConfig: {pattern}", value)
-            for pattern, value in (per_module or {}).items()
-        }
-
-    @classmethod
-    def keep(cls) -> AoextConfig:
-        """For checkpoints that are quantised already; those of others that run: docs/models.md."""
-        return cls(scheme=None)
-
-    def config_for(self, module: str) -> QuantizationConfig | None:
-        """The config of the module of this name; None if it stays as it is."""
-        for pattern, config in self.per_module.items():
-            if re.search(pattern, module):
-                return config
-        return self.scheme
-
-    # The quantization_config of a checkpoint that another library has quantised.
-    foreign: Mapping[str, Any] | None = None
-
-    def for_checkpoint_of(self, stored: Mapping[str, Any]) -> AoextConfig:
-        """This config for a checkpoint that another library has quantised; ValueError but for keep()."""
-        if self.scheme is not None:
-            raise ValueError(
-                f"the checkpoint is quantised by {stored['quant_method']} already; AoextConfig.keep() runs "
-                "it on aoext's kernels"
-            )
-        kept = AoextConfig.keep()
-        kept.foreign = stored
-        return kept
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it in JSON's types."""
-        return {
-            "quant_method": METHOD,
-            "scheme": None if self.scheme is None else schemes.to_dict(self.scheme),
-            "modules_to_not_convert": self.modules_to_not_convert,
-            "per_module": {
-                pattern: None if config is None else schemes.to_dict(config)
-                for pattern, config in self.per_module.items()
-            },
-            "quantize_embeddings": self.quantize_embeddings,
-        }
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """The same, which older releases print."""
-        return self.to_dict()
-
-
-def _pattern(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"AoextConfig: per_module must have regular expressions as keys, got {pattern!r}: {error}"
-        ) from error
-    return pattern
 
 
 @register_quantizer(METHOD)
@@ -340,7 +225,7 @@ class AoextQuantizer(HfQuantizer):
         return self.dtypes.get(name) or model.get_parameter(name).dtype
 
     def get_quantize_ops(self) -> ConversionOps:
-        return _Quantize(self)
+        return Quantize(self)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
         if not self.pre_quantized:
@@ -348,9 +233,9 @@ class AoextQuantizer(HfQuantizer):
         if self.reader is not None:
             # The longest first: older releases take the first pattern that begins a name.
             names = sorted(self.reader.names, key=len, reverse=True)
-            return [WeightConverter(names, "weight", operations=[_Read(self)])]
+            return [WeightConverter(names, "weight", operations=[Read(self)])]
         names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
-        return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[_Assemble(self)])]
+        return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[Assemble(self)])]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         give_classes(model)
@@ -359,7 +244,7 @@ class AoextQuantizer(HfQuantizer):
         model._weight_conversions = [
             conversion
             for conversion in getattr(model, "_weight_conversions", None) or []
-            if not any(isinstance(op, _Operation) for op in getattr(conversion, "operations", ()))
+            if not any(isinstance(op, Operation) for op in getattr(conversion, "operations", ()))
         ]
         return model
 
@@ -429,60 +314,6 @@ def _let_cast(model: nn.Module) -> None:
     """transformers refuses to cast models that are quantised; ours can be cast like others."""
     for method in (nn.Module.half, nn.Module.float):
         setattr(model, method.__name__, MethodType(method, model))
-
-
-class _Operation(ConversionOps):
-    """Makes a weight of what a checkpoint has of it."""
-
-    def __init__(self, quantizer: AoextQuantizer) -> None:
-        self.hf_quantizer = quantizer
-
-    def convert(
-        self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **_: Any
-    ) -> dict[str, Tensor]:
-        tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
-        weight = self.weight(model, full_layer_name, tensors)
-        quantized = isinstance(weight, QuantizedTensor)
-        if full_layer_name in self.hf_quantizer.distributions:
-            weight = self.hf_quantizer.distributions[full_layer_name].distributed(weight)
-        return {full_layer_name: nn.Parameter(weight, requires_grad=not quantized)}
-
-    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
-        raise NotImplementedError
-
-
-class _Quantize(_Operation):
-    """Of one that is not quantised."""
-
-    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
-        (plain,) = tensors.values()
-        config = self.hf_quantizer.config_for(model, name)
-        assert config is not None
-        try:
-            module, _ = get_module_from_name(model, name)
-            return as_weight(module, config.quantize(as_rows(module, plain)))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-
-
-class _Assemble(_Operation):
-    """Of the fields that aoext has saved."""
-
-    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
-        stored = {name + key.removeprefix("weight"): value for key, value in tensors.items()}
-        weight = serialization.assembled(name, self.hf_quantizer.describes(model, name), stored)
-        return weight.to(self.hf_quantizer.dtype_of(model, name))
-
-
-class _Read(_Operation):
-    """Of what another library has saved."""
-
-    def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
-        dtype = self.hf_quantizer.dtype_of(model, name)
-        if tensors.keys() == {"weight"} and tensors["weight"].dtype in FLOAT_DTYPES:  # not quantised
-            return tensors["weight"].to(dtype)
-        assert self.hf_quantizer.reader is not None
-        return self.hf_quantizer.reader.weight(name.removesuffix(".weight"), tensors, dtype)
 
 
 def _keep_foreign_checkpoints() -> None:

@@ -9,6 +9,7 @@ float64 on the same quantised values. Whoever brings a kernel for another device
 >>> assert_close(call.run(torch.device("cpu"), torch.ops.ao.int8_mm), call.reference)
 """
 
+from .blockwise import Blockwise
 from .calls import (
     ACTIVATION_CALLS,
     ALL_CALLS,
@@ -31,7 +32,8 @@ from .calls import (
     without_bias,
 )
 from .compare import Sample, assert_close, bound
-from .subjects import SUBJECTS, Blockwise, Problem, Subject, Tensors, full_name
+from .subject import Problem, Subject, Tensors, full_name
+from .subjects import SUBJECTS
 from .values import (
     EIGHT_BIT,
     HIGH_PRECISION,

@@ -11,7 +11,9 @@ from torch import Generator, Tensor
 
 from aoext.packing import dtype_name
 
-from .subjects import ALL, SUBJECTS, Blockwise, Problem, Subject, tinygemm_mm, weight_only_blockwise
+from .blockwise import Blockwise, weight_only_blockwise
+from .subject import ALL, Problem, Subject
+from .subjects import SUBJECTS, tinygemm_mm
 from .values import inner_k_tiles
 
 

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from aoext.ops import ERROR_BOUND, ERROR_FLOOR, ERROR_OF_SUMS, FEW_COLUMNS
 
-from .subjects import Problem, Subject, Tensors
+from .subject import Problem, Subject, Tensors
 
 # Enough rows and columns to find what is wrong, few enough to be quick.
 ROWS, COLUMNS = 4, 64

@@ -1,0 +1,198 @@
+#include "common/checker.h"
+
+#include <algorithm>
+
+#include "common/int4pack.h"
+#include "common/sizes.h"
+
+namespace aoext {
+namespace {
+
+constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
+constexpr const char* kBlockScale = "float32, bfloat16, float16, float8_e8m0fnu (or uint8 exponents) or float8_e4m3fn";
+
+}  // namespace
+
+Checker::Checker(const char* op, const char* anchor_name, const Tensor& anchor)
+    : op_(op), anchor_name_(anchor_name), anchor_(anchor), device_(device_of(anchor)) {
+  memory(anchor_name, anchor);
+}
+
+void Checker::operand(const char* argument, const Tensor& t) const {
+  memory(argument, t);
+  if (device_of(t) != device_)
+    fail(argument, text("on the device of ", anchor_name_, ", ", device_name(anchor_)), device_name(t));
+}
+
+void Checker::contiguous(const char* argument, const Tensor& t) const {
+  if (t.is_contiguous()) return;
+  fail(argument, "contiguous", text(describe(t), " with strides ", list(t.strides())));
+}
+
+LinearProblem Checker::input(bool dtype_ok, const char* dtypes) const {
+  require(dtype_ok && anchor_.dim() >= 1, "input", text(dtypes, " [..., K]"), anchor_);
+  LinearProblem p{};
+  p.K = anchor_.size(anchor_.dim() - 1);
+  require(p.K > 0, "input", "[..., K] with K > 0", anchor_);
+  p.M = 1;
+  for (int64_t d = 0; d + 1 < anchor_.dim(); ++d) p.M *= anchor_.size(d);
+  p.input = p.output = dtype_of(anchor_);
+  return p;
+}
+
+LinearProblem Checker::weight8_alone() const {
+  require(is_8bit(dtype_of(anchor_)) && anchor_.dim() == 2 && anchor_.size(1) > 0, "weight", text(k8Bit, " [N, K] with K > 0"),
+          anchor_);
+  LinearProblem p{};
+  p.K = anchor_.size(1);
+  take_weight8(p, anchor_);
+  return p;
+}
+
+void Checker::take_weight8(LinearProblem& p, const Tensor& weight) const {
+  contiguous("weight", weight);
+  p.N = weight.size(0);
+  p.code = code_of(dtype_of(weight));
+  p.group_size = p.K;
+  result(p);
+}
+
+void Checker::two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor& weight) const {
+  const bool dtype_ok = dtype_of(weight) == dtype;
+  if (p.K == 0) {
+    require(dtype_ok && weight.dim() == 2 && weight.size(1) > 0, "weight", text(dtype_name(dtype), " [N, K/2] with K > 0"),
+            weight);
+    p.K = 2 * weight.size(1);
+  } else {
+    require(p.K % 2 == 0, "input", "[..., K] with K even", anchor_);
+    operand("weight", weight);
+    require(dtype_ok && weight.dim() == 2 && weight.size(1) == p.K / 2, "weight",
+            text(dtype_name(dtype), " [N, K/2] = [*, ", p.K / 2, "] for an input with K = ", p.K), weight);
+  }
+  contiguous("weight", weight);
+  p.N = weight.size(0);
+  result(p);
+}
+
+void Checker::lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const OptionalTensor& global_scale) const {
+  two_codes_a_byte(p, ScalarType::Byte, weight);
+  p.code = Code::lut4;
+  operand("table", table);
+  require(dtype_of(table) == ScalarType::Float && table.dim() == 1 && table.size(0) == 16, "table", "float32 [16]", table);
+  contiguous("table", table);
+  p.has_global_scale = global_scale.has_value();
+  if (!global_scale) return;
+  operand("global_scale", *global_scale);
+  require(dtype_of(*global_scale) == ScalarType::Float && global_scale->numel() == 1, "global_scale", "float32 with one element",
+          *global_scale);
+}
+
+void Checker::int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) const {
+  two_codes_a_byte(p, ScalarType::Char, weight);
+  p.code = Code::int4, p.has_zero_point = true;
+  operand("scale", scale);
+  require(is_high_precision(dtype_of(scale)) && scale.dim() == 2 && scale.size(1) == p.N && scale.size(0) > 0 &&
+              p.K % scale.size(0) == 0,
+          "scale", text(kHighPrecision, " [K/group_size, N] = [*, ", p.N, "] with a group_size that divides K = ", p.K), scale);
+  contiguous("scale", scale);
+  p.scale = dtype_of(scale);
+  p.group_size = p.K / scale.size(0);
+  operand("zero_point", zero_point);
+  require(dtype_of(zero_point) == p.scale && zero_point.dim() == 2 && zero_point.size(0) == scale.size(0) &&
+              zero_point.size(1) == p.N,
+          "zero_point", text("of scale's dtype and shape, ", [&] { return describe(scale); }), zero_point);
+  contiguous("zero_point", zero_point);
+}
+
+void Checker::packed_weight(LinearProblem& p, const Tensor& weight) const {
+  operand("weight", weight);
+  const int64_t* const sizes = weight.sizes().data();
+  require(dtype_of(weight) == ScalarType::Int && int4pack::is_weight(weight.dim(), sizes, p.K), "weight",
+          text([&] { return int4pack::weight_must_be(p.K); }), weight);
+  contiguous("weight", weight);
+  p.N = int4pack::rows_of(sizes);
+  p.code = Code::int4, p.has_zero_point = true;
+  p.inner_k_tiles = int4pack::inner_k_tiles_of(sizes);
+  result(p);
+}
+
+void Checker::scale_and_zero(LinearProblem& p, int64_t group_size, const Tensor& t) const {
+  if (!int4pack::is_group_size(group_size, p.K))
+    fail("group_size", int4pack::group_size_must_be(p.K), std::to_string(group_size));
+  operand("scale_and_zero", t);
+  const int64_t groups = p.K / group_size;
+  require(dtype_of(t) == ScalarType::BFloat16 && int4pack::is_scale_and_zero(t.dim(), t.sizes().data(), groups, p.N),
+          "scale_and_zero", text([&] { return int4pack::scale_and_zero_must_be(groups, p.N); }), t);
+  contiguous("scale_and_zero", t);
+  p.scale = ScalarType::BFloat16;
+  p.group_size = group_size;
+}
+
+void Checker::row_scale(LinearProblem& p, const char* argument, bool dtype_ok, const char* dtypes, const Tensor& scale) const {
+  operand(argument, scale);
+  require(dtype_ok && scale.dim() == 2 && scale.size(0) == p.N && scale.size(1) == 1, argument,
+          text(dtypes, " [N, 1] = [", p.N, ", 1]"), scale);
+  contiguous(argument, scale);
+  p.scale = dtype_of(scale);
+}
+
+void Checker::input_block(LinearProblem& p, const char* argument, const Integers& block) const {
+  if (block.size() != 2 || block[0] != 1 || block[1] < 1) fail(argument, "[1, block_k], block_k positive", list(block));
+  p.input_group_size = std::min(block[1], p.K);
+}
+
+void Checker::block_scale(LinearProblem& p, const char* argument, const Tensor& scale, const char* block_argument,
+                          const Integers& block) const {
+  if (block.size() != 2 || block[0] < 1 || block[1] < 1) fail(block_argument, "[block_n, block_k], both positive", list(block));
+  p.block_n = std::min(block[0], std::max<int64_t>(p.N, 1)), p.group_size = std::min(block[1], p.K);
+  const int64_t rows = ceil_div(p.N, block[0]), columns = ceil_div(p.K, block[1]);
+  operand(argument, scale);
+  require(is_block_scale(dtype_of(scale)) && scale.dim() == 2 && scale.size(0) == rows && scale.size(1) == columns, argument,
+          text(kBlockScale, " [ceil(N/block_n), ceil(K/block_k)] = [", rows, ", ", columns, "]"), scale);
+  contiguous(argument, scale);
+  p.scale = dtype_of(scale) == ScalarType::Byte ? ScalarType::Float8_e8m0fnu : dtype_of(scale);
+}
+
+void Checker::input_scale(const Tensor& scale, const char* shape, int64_t columns) const {
+  operand("input_scale", scale);
+  const int64_t last = anchor_.dim() - 1;
+  bool rows_match = scale.dim() == anchor_.dim() && scale.size(last) == columns;
+  for (int64_t d = 0; rows_match && d < last; ++d) rows_match = scale.size(d) == anchor_.size(d);
+  require(dtype_of(scale) == ScalarType::Float && rows_match, "input_scale",
+          text("float32 ", shape, " with the leading dimensions of input, ", [&] { return list(anchor_.sizes()); }), scale);
+}
+
+void Checker::int8_depth(const LinearProblem& p, ScalarType operands) const {
+  require(operands != ScalarType::Char || p.K <= kInt8MaxK, "input",
+          text("[..., K] with K <= ", kInt8MaxK, ", where an int32 sum still fits"), anchor_);
+}
+
+void Checker::bias(LinearProblem& p, const OptionalTensor& bias) const {
+  if (!bias) return;
+  operand("bias", *bias);
+  require(is_high_precision(dtype_of(*bias)) && bias->dim() == 1 && bias->size(0) == p.N, "bias",
+          text(kHighPrecision, " [N] = [", p.N, "]"), *bias);
+  p.has_bias = true;
+  p.bias = dtype_of(*bias);
+}
+
+void Checker::output(LinearProblem& p, const char* argument, ScalarType output) const {
+  dtype(is_high_precision(output), argument, kHighPrecision, output);
+  p.output = output;
+}
+
+void Checker::memory(const char* argument, const Tensor& t) const {
+  if (!is_strided(t)) fail(argument, "a dense (strided) tensor", text("a tensor of another layout, ", describe(t)));
+  const Sizes sizes = t.sizes();
+  require(is_countable(sizes.data(), static_cast<int64_t>(sizes.size())), argument, kCountable, t);
+  if (!is_in_storage(t))
+    fail(argument, "a tensor whose storage holds it", text(describe(t), " in a storage of ", storage_bytes(t), " bytes"));
+}
+
+void Checker::result(const LinearProblem& p) const {
+  const int64_t sizes[] = {p.M, p.N};
+  if (!is_countable(sizes, 2))
+    fail(anchor_name_, text("[..., K] with so few rows that the result is ", kCountable), text(p.M, " rows for N = ", p.N));
+}
+
+}  // namespace aoext

@@ -1,0 +1,126 @@
+// What one argument of an operator must be, in pieces that the operators' checks are made of, and the error texts.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "common/describe.h"
+#include "common/formats.h"
+#include "common/problem.h"
+#include "common/torch_api.h"
+
+namespace aoext {
+
+constexpr const char* kHighPrecision = "bfloat16, float16 or float32";
+constexpr const char* k8Bit = "int8, float8_e4m3fn or float8_e5m2";
+
+// Parts of an error's text, put together where the error is raised: a call that is right builds no text. A part that takes
+// work to say is a function.
+template <class... Parts>
+class Text {
+ public:
+  explicit Text(const Parts&... parts) : parts_(parts...) {}
+
+  friend std::ostream& operator<<(std::ostream& out, const Text& text) {
+    std::apply([&](const Parts&... parts) { (put(out, parts), ...); }, text.parts_);
+    return out;
+  }
+
+ private:
+  template <class Part>
+  static void put(std::ostream& out, const Part& part) {
+    if constexpr (std::is_invocable_v<Part>)
+      out << part();
+    else
+      out << part;
+  }
+
+  std::tuple<const Parts&...> parts_;  // they live as long as the check that they are written in
+};
+
+template <class... Parts>
+Text<Parts...> text(const Parts&... parts) {
+  return Text<Parts...>(parts...);
+}
+
+// The checks of one call: `op` is whom errors name, `anchor` the tensor whose device the others share. What a check learns of
+// the call goes into the problem. RuntimeError where an argument is not what it must be.
+class Checker {
+ public:
+  Checker(const char* op, const char* anchor_name, const Tensor& anchor);
+
+  template <class Must, class Got>
+  [[noreturn]] void fail(const char* argument, const Must& must, const Got& got) const {
+    std::ostringstream out;
+    out << text("ao::", op_, ": ", argument, " must be ", must, ", got ", got);
+    throw std::runtime_error(out.str());
+  }
+
+  template <class Must>
+  void require(bool condition, const char* argument, const Must& must, const Tensor& got) const {
+    if (!condition) fail(argument, must, describe(got));
+  }
+
+  void dtype(bool condition, const char* argument, const char* must, ScalarType got) const {
+    if (!condition) fail(argument, must, dtype_name(got));
+  }
+
+  // Memory and device of an operand beside the anchor.
+  void operand(const char* argument, const Tensor& t) const;
+  void contiguous(const char* argument, const Tensor& t) const;
+
+  // An input [..., K] is the anchor. Sets M, K and the dtypes.
+  LinearProblem input(bool dtype_ok, const char* dtypes) const;
+  LinearProblem high_precision_input() const { return input(is_high_precision(dtype_of(anchor_)), kHighPrecision); }
+  // A call without input: the anchor is an 8-bit weight [N, K].
+  LinearProblem weight8_alone() const;
+
+  // Sets N and the code from an 8-bit weight [N, K].
+  template <class Dtypes>
+  void weight8(LinearProblem& p, bool dtype_ok, const Dtypes& dtypes, const Tensor& weight) const {
+    operand("weight", weight);
+    require(dtype_ok && weight.dim() == 2 && weight.size(1) == p.K, "weight",
+            text(dtypes, " [N, K] = [*, ", p.K, "] for an input with K = ", p.K), weight);
+    take_weight8(p, weight);
+  }
+
+  // Codes into a table, and int4 with its scales and zero points: K comes from the input where there is one.
+  void lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const OptionalTensor& global_scale) const;
+  void int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) const;
+
+  // The tinygemm layout. Sets N and inner_k_tiles.
+  void packed_weight(LinearProblem& p, const Tensor& weight) const;
+  void scale_and_zero(LinearProblem& p, int64_t group_size, const Tensor& t) const;
+
+  void row_scale(LinearProblem& p, const char* argument, bool dtype_ok, const char* dtypes, const Tensor& scale) const;
+  // Of the input, whose rows share no scale.
+  void input_block(LinearProblem& p, const char* argument, const Integers& block) const;
+  // The scales of a weight [N, K] that one and all in a block [block_n, block_k] share.
+  void block_scale(LinearProblem& p, const char* argument, const Tensor& scale, const char* block_argument,
+                   const Integers& block_size) const;
+  // The scales of an input that is quantised already, [..., columns].
+  void input_scale(const Tensor& scale, const char* shape, int64_t columns) const;
+  // Products of int8 whose sums must fit into an int32.
+  void int8_depth(const LinearProblem& p, ScalarType operands) const;
+
+  void bias(LinearProblem& p, const OptionalTensor& bias) const;
+  void output(LinearProblem& p, const char* argument, ScalarType dtype) const;
+
+ private:
+  void memory(const char* argument, const Tensor& t) const;
+  void take_weight8(LinearProblem& p, const Tensor& weight) const;
+  // A weight of two codes to a byte. Sets N, and K where no input has done so.
+  void two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor& weight) const;
+  void result(const LinearProblem& p) const;  // of a product whose M and N are known
+
+  const char* op_;
+  const char* anchor_name_;
+  const Tensor& anchor_;
+  const std::pair<int32_t, int32_t> device_;
+};
+
+}  // namespace aoext

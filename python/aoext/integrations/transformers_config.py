@@ -1,0 +1,133 @@
+"""AoextConfig, the quantization_config that users give to transformers and diffusers.
+
+Imported through transformers.py, beside its quantiser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers.quantizers.auto import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from aoext import schemes
+from aoext.configs import QuantizationConfig
+from aoext.schemes import Scheme, as_config
+
+
+class _Method(str):
+    """The name of a method; diffusers expects a member of an enumeration."""
+
+    value = property(str.__str__)
+
+
+METHOD = _Method("aoext")
+
+
+@register_quantization_config(METHOD)
+class AoextConfig(QuantizationConfigMixin):
+    """How from_pretrained quantises a model's linear layers while it loads them.
+
+    scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name in schemes.SCHEMES:
+        "int4", "int8", "float8_block", "nvfp4" and so on. None, as AoextConfig.keep() has it, for
+        checkpoints that are quantised already, by aoext or another library: their weights come onto aoext's
+        layouts without loss
+    modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
+        the output layer and what is tied to it.
+    per_module: schemes of modules, by regular expressions that are searched in their names; the first that is
+        found counts; None leaves a module as it is.
+    quantize_embeddings: whether to quantise nn.Embedding too. An output layer that shares the weight of one
+        goes on sharing it, quantised, unless modules_to_not_convert names either.
+
+    TypeError for what is no scheme, ValueError for unknown names. A warning tells of names and expressions
+    that fit no module, and of linear layers that the scheme cannot serve.
+
+    >>> AoextConfig("int4", per_module={r"down_proj$": "int8"}).config_for("model.layers.0.mlp.down_proj")
+    Int8WeightOnlyConfig()
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | None = "int4",
+        modules_to_not_convert: Sequence[str] | None = None,
+        per_module: Mapping[str, Scheme | None] | None = None,
+        quantize_embeddings: bool = False,
+        **further: Any,
+    ) -> None:
+        self.quant_method = METHOD
+        further.pop("quant_method", None)
+        # What is known of the quantised weights of a state that comes without files.
+        self.described: dict[str, Any] = further.pop("described", {})
+        if further:
+            raise TypeError(
+                f"AoextConfig: unknown arguments {', '.join(sorted(further))}; those of a scheme go into its "
+                "config, as in AoextConfig(Int4WeightOnlyConfig(group_size=32))"
+            )
+        if isinstance(modules_to_not_convert, str):
+            raise TypeError(
+                f"AoextConfig: modules_to_not_convert must be a list of names, got {modules_to_not_convert!r}"
+            )
+        if not isinstance(quantize_embeddings, bool):
+            raise TypeError(f"AoextConfig: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
+        self.quantize_embeddings = quantize_embeddings
+        self.scheme = None if scheme is None else as_config("AoextConfig", scheme)
+        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
+        self.per_module = {
+            _pattern(pattern): None if value is None else as_config(f"AoextConfig: {pattern}", value)
+            for pattern, value in (per_module or {}).items()
+        }
+
+    @classmethod
+    def keep(cls) -> AoextConfig:
+        """For checkpoints that are quantised already; those of others that run: docs/models.md."""
+        return cls(scheme=None)
+
+    def config_for(self, module: str) -> QuantizationConfig | None:
+        """The config of the module of this name; None if it stays as it is."""
+        for pattern, config in self.per_module.items():
+            if re.search(pattern, module):
+                return config
+        return self.scheme
+
+    # The quantization_config of a checkpoint that another library has quantised.
+    foreign: Mapping[str, Any] | None = None
+
+    def for_checkpoint_of(self, stored: Mapping[str, Any]) -> AoextConfig:
+        """This config for a checkpoint that another library has quantised; ValueError but for keep()."""
+        if self.scheme is not None:
+            raise ValueError(
+                f"the checkpoint is quantised by {stored['quant_method']} already; AoextConfig.keep() runs "
+                "it on aoext's kernels"
+            )
+        kept = AoextConfig.keep()
+        kept.foreign = stored
+        return kept
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in JSON's types."""
+        return {
+            "quant_method": METHOD,
+            "scheme": None if self.scheme is None else schemes.to_dict(self.scheme),
+            "modules_to_not_convert": self.modules_to_not_convert,
+            "per_module": {
+                pattern: None if config is None else schemes.to_dict(config)
+                for pattern, config in self.per_module.items()
+            },
+            "quantize_embeddings": self.quantize_embeddings,
+        }
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The same, which older releases print."""
+        return self.to_dict()
+
+
+def _pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"AoextConfig: per_module must have regular expressions as keys, got {pattern!r}: {error}"
+        ) from error
+    return pattern
