@@ -13,7 +13,14 @@ from torch import Tensor
 
 import checkpoint_packers as pack
 from aoext.checkpoints import WRITERS, reader_for
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors import (
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+    QuantizedTensor,
+)
 from test_checkpoints import exactly
 
 N, K, GROUP = 32, 128, 32
@@ -319,10 +326,21 @@ def torchao_state(weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str,
     return tensors, metadata, theirs
 
 
-@pytest.mark.parametrize("made", [Int8Tensor, Float8Tensor, Int4Tensor])
-def test_torchao_files(device, made):
-    plain = torch.randn(N, K, dtype=torch.bfloat16)
-    weight = made.from_hp(plain, [1, GROUP]) if made is Int4Tensor else made.from_hp(plain)
+MX_SCALES = {"scale_dtype": torch.float8_e8m0fnu, "input_block": [1, 32]}
+TORCHAO_MADE = {
+    "int8": Int8Tensor.from_hp,
+    "float8": Float8Tensor.from_hp,
+    "int4": lambda plain: Int4Tensor.from_hp(plain, [1, GROUP]),
+    "float8 by blocks": lambda plain: BlockwiseTensor.from_hp(plain, [8, 32]),
+    "mxfp8": lambda plain: BlockwiseTensor.from_hp(plain, [1, 32], **MX_SCALES),
+    "mxfp4": lambda plain: Lut4Tensor.from_hp(plain, "mxfp4"),
+    "nvfp4": lambda plain: Lut4Tensor.from_hp(plain, "nvfp4"),
+}
+
+
+@pytest.mark.parametrize("name", TORCHAO_MADE)
+def test_torchao_files(device, name):
+    weight = TORCHAO_MADE[name](torch.randn(N, K, dtype=torch.bfloat16))
     stored, metadata, theirs = torchao_state(weight)
     reader = reader_for({"quant_method": "torchao"})
     reader.read_metadata(metadata)
@@ -339,5 +357,5 @@ def test_torchao_files(device, made):
     )
     assert not left
     assert type(state["q.weight"]) is type(theirs)
-    if made is not Int4Tensor:  # whose dequantisation torchao has on GPUs alone
+    if name != "int4":  # whose dequantisation torchao has on GPUs alone
         assert torch.equal(state["q.weight"].dequantize(), theirs.dequantize())

@@ -43,7 +43,9 @@ SAYS = {
     | INTEGERS_IN_GROUPS
     | BY_BLOCKS
     | {"nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt, nvfp4"},
-    "torchao": EIGHT_BITS | INTEGERS_IN_ROWS,
+    "torchao": EIGHT_BITS
+    | INTEGERS_IN_ROWS
+    | {"mxfp8", "mxfp8-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt, nvfp4"},
 }
 
 
@@ -208,7 +210,7 @@ def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
         "blocks": (
             "torchao",
             BlockwiseTensor(plain.to(torch.int8), torch.ones(3, 4), [8, 32], BF16),
-            "aoext makes no tensor of torchao of a BlockwiseTensor",
+            "torchao has float8 with float32 scales or exponents",
         ),
         "odd N": (
             "gptq",

@@ -117,6 +117,61 @@ def test_models_go_there_and_back(name, dynamic):
     assert torch.equal(exactly(model[0].weight), weights[0])
 
 
+def by_blocks(kind: str, swizzled: bool, plain: Tensor) -> Any:
+    """A weight that torchao itself has quantised."""
+    mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
+    if kind == "float8":
+        return torchao.Float8Tensor.from_hp(plain, torch.float8_e4m3fn, torchao.PerBlock([16, 32]))
+    if kind == "nvfp4":
+        nvfp4 = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
+        largest = nvfp4.per_tensor_amax_to_scale(plain.abs().max())
+        return nvfp4.NVFP4Tensor.to_nvfp4(plain, per_tensor_scale=largest, is_swizzled_scales=swizzled)
+    element = torch.float4_e2m1fn_x2 if kind == "mxfp4" else torch.float8_e4m3fn
+    return mx.MXTensor.to_mx(plain, element, 32, is_swizzled_scales=swizzled)
+
+
+@pytest.mark.parametrize(
+    ("kind", "swizzled"),
+    [(kind, swizzled) for kind in ("mxfp8", "mxfp4", "nvfp4") for swizzled in (False, True)]
+    + [("float8", False)],
+)
+@pytest.mark.parametrize("rows", [32, 208])  # part of a tile of scales, and several of them
+def test_weights_with_a_scale_a_block_convert_exactly(kind, swizzled, rows):
+    plain = torch.randn(rows, 160, dtype=torch.bfloat16)
+    theirs = by_blocks(kind, swizzled, plain)
+    weight = ours.weight_to_aoext("layer", theirs)
+    assert weight.dtype is torch.bfloat16
+    assert weight.shape == plain.shape
+    expected = theirs.dequantize().float()
+    assert torch.equal(weight.dequantize().float(), expected)
+    back = ours.weight_to_torchao("layer", weight)
+    assert type(back) is type(theirs)
+    assert torch.equal(back.dequantize().float(), expected)
+
+
+@pytest.mark.parametrize("kind", ["mxfp8", "nvfp4"])
+def test_tiles_of_scales_of_another_size_are_refused(kind):
+    theirs = by_blocks(kind, True, torch.randn(32, 160, dtype=torch.bfloat16))
+    theirs.scale = theirs.scale.flatten()[:-16]
+    with pytest.raises(ValueError, match=r"layer: scale must have .* entries in tiles"):
+        ours.weight_to_aoext("layer", theirs)
+
+
+def test_mx_activations_of_8_bits_are_quantised():
+    mx = pytest.importorskip("torchao.prototype.mx_formats")
+    wanted = {torch.float8_e4m3fn: torch.float8_e4m3fn, torch.float4_e2m1fn_x2: None}
+    for element, quantizes_to in wanted.items():
+        model = nn.Sequential(nn.Linear(K, N)).bfloat16()
+        config = mx.MXDynamicActivationMXWeightConfig(activation_dtype=element, weight_dtype=element)
+        torchao.quantize_(model, config)
+        expected = model[0].weight.dequantize().double()
+        assert ours.to_aoext(model) == ["0"]
+        assert model[0].weight.quantizes_input_to is quantizes_to
+        x = torch.randn(3, K, dtype=torch.bfloat16)
+        y = nn.functional.linear(x.double(), expected, model[0].bias.double())
+        assert (model(x).double() - y).norm() <= 0.05 * y.norm()
+
+
 def test_ties_stay_and_nothing_changes_on_failure():
     model = nn.Sequential(nn.Linear(K, K), nn.Linear(K, K)).bfloat16()
     model[1].weight = model[0].weight

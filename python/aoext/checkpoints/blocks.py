@@ -109,6 +109,11 @@ def table_of_16(
         raise ValueError(f"{layer}: {error}") from error
 
 
+def looks_up(weight: QuantizedTensor, table: Sequence[float]) -> bool:
+    """Whether a weight's codes are indices into these 16 values."""
+    return isinstance(weight, Lut4Tensor) and torch.equal(weight.table.cpu(), torch.tensor(table))
+
+
 def take_whole_scale(layer: str, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """The one scale of this name that multiplies, or divides, all of a weight: float32 [1]."""
     scale = tensors.get(name)

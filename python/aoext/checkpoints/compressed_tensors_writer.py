@@ -17,6 +17,7 @@ from aoext.checkpoints.base import (
     integers,
     refuse_what_is_aoexts_own,
 )
+from aoext.checkpoints.blocks import looks_up
 from aoext.packing import EXPONENT_DTYPES, dtype_name
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 
@@ -136,7 +137,7 @@ def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
 
 
 def _table_of_16(layer: str, weight: Lut4Tensor) -> _Written:
-    if not torch.equal(weight.table.cpu(), torch.tensor(E2M1)):
+    if not looks_up(weight, E2M1):
         raise ValueError(f"{layer}: the format has no table of 16 values but e2m1's")
     four: dict[str, Any] = {"num_bits": 4, "type": "float", "symmetric": True}
     tensors = {"weight_packed": weight.qdata}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aoext import layouts
+from aoext.checkpoints import torchao_blocks
 from aoext.checkpoints.base import Reader, Writer, exactly, is_nonzero, refuse_what_is_aoexts_own, take
 from aoext.packing import FLOAT_DTYPES
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
@@ -86,9 +87,10 @@ def _tinygemm(
     return _int4(fields, layouts.tinygemm_to_plain(packed, scale_and_zero), dtype)
 
 
-def _rows(
-    kind: type[RowScaledTensor], dtypes: tuple[torch.dtype, ...]
-) -> Callable[[str, Mapping[str, Tensor], Mapping[str, Any], torch.dtype], QuantizedTensor]:
+_Conversion = Callable[[str, Mapping[str, Tensor], Mapping[str, Any], torch.dtype], QuantizedTensor]
+
+
+def _rows(kind: type[RowScaledTensor], dtypes: tuple[torch.dtype, ...]) -> _Conversion:
     def converted(
         layer: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
     ) -> QuantizedTensor:
@@ -109,14 +111,25 @@ def _rows(
     return converted
 
 
-_CONVERSIONS: dict[
-    str, Callable[[str, Mapping[str, Tensor], Mapping[str, Any], torch.dtype], QuantizedTensor]
-] = {
+_float8_by_rows = _rows(Float8Tensor, (torch.float8_e4m3fn, torch.float8_e5m2))
+
+
+def _float8(
+    layer: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
+) -> QuantizedTensor:
+    qdata, block = fields.get("qdata"), attributes.get("block_size")
+    by_rows = block is None or qdata is None or list(block) in ([1, qdata.shape[-1]], list(qdata.shape))
+    return (_float8_by_rows if by_rows else torchao_blocks.float8)(layer, fields, attributes, dtype)
+
+
+_CONVERSIONS: dict[str, _Conversion] = {
     "Int4Tensor": _plain,
     "Int4PlainInt32Tensor": _plain_int32,
     "Int4TilePackedTo4dTensor": _tinygemm,
     "Int8Tensor": _rows(Int8Tensor, (torch.int8,)),
-    "Float8Tensor": _rows(Float8Tensor, (torch.float8_e4m3fn, torch.float8_e5m2)),
+    "Float8Tensor": _float8,
+    "MXTensor": torchao_blocks.mx,
+    "NVFP4Tensor": torchao_blocks.nvfp4,
 }
 
 

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torchao.quantization as torchao
 from torch import Tensor
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.prototype.mx_formats.inference_workflow import (
+    MXDynamicActivationMXWeightConfig,
+    NVFP4WeightOnlyConfig,
+)
+from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
+from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+from torchao.quantization.quantize_.common import KernelPreference
 from torchao.quantization.quantize_.workflows import (
     QuantizeTensorToFloat8Kwargs,
     QuantizeTensorToInt8Kwargs,
 )
 
-from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.blocks import E2M1
+from aoext.checkpoints.blocks import looks_up
+from aoext.packing import EXPONENT_DTYPES, FLOAT8_DTYPES, describe, dtype_name
+from aoext.tensors import (
+    BlockwiseTensor,
+    Float8Tensor,
+    Int4Tensor,
+    Int8Tensor,
+    Lut4Tensor,
+    QuantizedTensor,
+)
 
 
 def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
@@ -32,6 +51,8 @@ def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
             weight.shape,
             weight.act_pre_scale,
         )
+    if isinstance(weight, (BlockwiseTensor, Lut4Tensor)):
+        return _by_blocks(name, weight)
     block_size, rows = list(weight.block_size), torchao.PerRow()
     dynamic: Any = None
     if isinstance(weight, Int8Tensor):
@@ -49,8 +70,61 @@ def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
     )
 
 
+def _by_blocks(name: str, weight: BlockwiseTensor | Lut4Tensor) -> Tensor:
+    exponents = weight.scale.dtype in EXPONENT_DTYPES
+    block_size, e2m1 = list(weight.block_size), looks_up(weight, E2M1)
+    global_scale = weight.global_scale if isinstance(weight, Lut4Tensor) else None
+    whole_blocks = all(size % block == 0 for size, block in zip(weight.shape, block_size, strict=True))
+    float8 = weight.qdata.dtype in FLOAT8_DTYPES
+    if exponents and block_size[0] == 1 and whole_blocks and (float8 or (e2m1 and global_scale is None)):
+        element = weight.qdata.dtype if float8 else torch.float4_e2m1fn_x2
+        dynamic = weight.quantizes_input_to is not None
+        return MXTensor(
+            weight.qdata,
+            weight.scale.view(torch.float8_e8m0fnu),
+            element,
+            block_size[1],
+            weight.dtype,
+            KernelPreference.EMULATED,
+            QuantizeTensorToMXKwargs(element, block_size[1], ScaleCalculationMode.RCEIL) if dynamic else None,
+            False,  # whether scales lie in cuBLAS' tiles
+        )
+    if e2m1 and block_size == [1, 16] and whole_blocks and weight.scale.dtype is torch.float8_e4m3fn:
+        whole = None if global_scale is None else global_scale.reshape(())
+        return NVFP4Tensor(weight.qdata, weight.scale, block_size[1], weight.dtype, whole)
+    if (
+        float8
+        and weight.scale.dtype is torch.float32
+        and whole_blocks
+        and weight.shape[0] % block_size[0] == 0
+    ):
+        kwargs: Any = None
+        if weight.quantizes_input_to is not None:
+            kwargs = QuantizeTensorToFloat8Kwargs(weight.qdata.dtype, torchao.PerBlock((1, block_size[1])))
+        return torchao.Float8Tensor(
+            weight.qdata, weight.scale, block_size, act_quant_kwargs=kwargs, dtype=weight.dtype
+        )
+    raise ValueError(
+        f"{name}: torchao has float8 with float32 scales or exponents, and e2m1 with exponents or "
+        f"float8_e4m3fn for groups of 16, all for whole blocks, got {describe(weight.qdata)} with "
+        f"{dtype_name(weight.scale.dtype)} for blocks of {block_size}"
+    )
+
+
 def config_like(weight: QuantizedTensor) -> Any:
-    """The config by which torchao makes weights of this kind."""
+    """The config by which torchao makes weights of this kind, or where it has none, the nearest."""
+    if isinstance(weight, (BlockwiseTensor, Lut4Tensor)):
+        if weight.scale.dtype in EXPONENT_DTYPES:
+            four = isinstance(weight, Lut4Tensor)
+            element = torch.float4_e2m1fn_x2 if four else weight.qdata.dtype
+            return MXDynamicActivationMXWeightConfig(
+                block_size=weight.block_size[1], activation_dtype=element, weight_dtype=element
+            )
+        if isinstance(weight, Lut4Tensor):
+            return NVFP4WeightOnlyConfig()
+        if weight.block_size == [128, 128]:
+            blocks = (torchao.PerBlock((1, 128)), torchao.PerBlock((128, 128)))
+            return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=blocks)
     if isinstance(weight, Int4Tensor):
         return torchao.Int4WeightOnlyConfig(group_size=weight.block_size[1])
     if isinstance(weight, Int8Tensor):
