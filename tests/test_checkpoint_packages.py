@@ -206,6 +206,29 @@ def test_bitsandbytes_four_bits(device, kind, nested, shape):
     close(weight, plain, 0.2)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_bitsandbytes_reads_what_is_written_for_it(kind, nested):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    plain = torch.randn(128, 320)  # blocks enough for more than one block of scales
+    weight = Lut4Tensor.from_hp(plain, kind)
+    writer = WRITERS["bitsandbytes"](symmetric=False, **{"double_quantization": nested})
+    ours, _ = writer.write("q", weight)
+    packed, state = functional.quantize_4bit(plain, blocksize=64, quant_type=kind, compress_statistics=nested)
+    theirs = {"weight": packed, **{f"weight.{k}": v for k, v in state.as_dict(packed=True).items()}}
+    assert ours.keys() == theirs.keys()
+    for key in ("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"):
+        if key in theirs:
+            assert ours[key].dtype is theirs[key].dtype
+            difference = ours[key].double() - theirs[key].double()
+            assert difference.abs().max() <= (1 if key == "weight.absmax" and nested else 1e-6)
+    stored = {key: tensor for key, tensor in ours.items() if key != "weight"}
+    read = functional.QuantState.from_dict(
+        {key.removeprefix("weight."): value for key, value in stored.items()}, device=torch.device("cpu")
+    )
+    close(weight, functional.dequantize_4bit(ours["weight"], read), 0.01 if nested else 2**-22)
+
+
 def test_bitsandbytes_rows(device):
     functional = pytest.importorskip("bitsandbytes.functional")
     q, largest, _ = functional.int8_vectorwise_quant(torch.randn(N, K).half())

@@ -46,6 +46,7 @@ SAYS = {
     "torchao": EIGHT_BITS
     | INTEGERS_IN_ROWS
     | {"mxfp8", "mxfp8-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt, nvfp4"},
+    "bitsandbytes": set(),  # whose 4 bits have other tables in CASES than its own
 }
 
 
@@ -103,7 +104,9 @@ def test_weights_that_aoext_has_quantised_go_back_exactly(device, form):
     weights: list[QuantizedTensor] = [
         Int4Tensor.from_hp(plain, [1, size], symmetric=True) for size in (GROUP, K)
     ]
-    if form != "gptq":
+    if form == "bitsandbytes":
+        weights = [Lut4Tensor.from_hp(plain, "nf4", block_size=[1, size]) for size in (GROUP, 64, K)]
+    elif form != "gptq":
         weights += [
             made(plain, dynamic_activation=dynamic)
             for made in (Int8Tensor.from_hp, Float8Tensor.from_hp)
@@ -127,6 +130,24 @@ def lut4(
     codes = torch.zeros(N, K // 2, dtype=torch.uint8)
     scale = torch.ones(N, K // group) if scale is None else scale
     return Lut4Tensor(codes, torch.tensor(table), scale, [1, group], BF16, whole)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_scales_of_8_bits_are_near_those_that_they_stand_for(device, kind):
+    plain = torch.randn(64, 320).to(device, BF16)
+    weight = Lut4Tensor.from_hp(plain, kind)
+    writer = WRITERS["bitsandbytes"](symmetric=False, **{"double_quantization": True})
+    tensors, facts = writer.write("model.q", weight)
+    assert tensors["weight.absmax"].dtype is torch.uint8
+    assert tensors["weight.nested_absmax"].shape == (2,)  # of 320 scales
+    settings = writer.settings({"model.q": facts}, [])
+    assert settings["bnb_4bit_use_double_quant"]
+    back = reader_for(settings).weight("model.q", tensors, BF16)
+    assert torch.equal(back.qdata, weight.qdata)
+    spread = (weight.scale - weight.scale.mean()).abs().max()
+    assert (back.scale - weight.scale).abs().max() <= 0.04 * spread  # half of the widest step of the table
+    with pytest.raises(ValueError, match=rf"^other: a checkpoint is nf4 or fp4, and this one has {kind}"):
+        writer.write("other", Lut4Tensor.from_hp(plain, "fp4" if kind == "nf4" else "nf4"))
 
 
 def test_nvfp4s_one_scale_is_divided_by_and_rounds_once():
@@ -212,6 +233,12 @@ def refused() -> dict[str, tuple[str, QuantizedTensor, str]]:
             BlockwiseTensor(plain.to(torch.int8), torch.ones(3, 4), [8, 32], BF16),
             "torchao has float8 with float32 scales or exponents",
         ),
+        "nf4 by other blocks": (
+            "bitsandbytes",
+            Lut4Tensor.from_hp(plain, "nf4", block_size=[8, 64]),
+            "the format has one float32 for each 32, 64",
+        ),
+        "int4": ("bitsandbytes", Int4Tensor.from_hp(plain, [1, GROUP]), "the format has nf4 and fp4 alone"),
         "odd N": (
             "gptq",
             Int4Tensor.from_hp(plain[:9], [1, GROUP], symmetric=True),

@@ -149,6 +149,9 @@ def same_weights(model: Any, other: Any) -> None:
         ("compressed-tensors", ("nvfp4",)),
         ("compressed-tensors", ("int4_int8", "--group-size", 32, "--symmetric")),
         ("compressed-tensors", ("int4_float8", "--group-size", 32, "--symmetric")),
+        ("torchao", ("mxfp8",)),
+        ("torchao", ("nvfp4",)),
+        ("bitsandbytes", ("nf4",)),
         ("torchao", ("int4", "--group-size", 32)),
         ("torchao", ("int8",)),
         ("torchao", ("int8_dynamic",)),
@@ -176,6 +179,19 @@ def test_another_librarys_checkpoint(tmp_path, form, scheme):
     done = run(tmp_path / "theirs", tmp_path / "back")
     assert done.exit_code == 0, done.output
     same_weights(ours, load(tmp_path / "back"))
+
+
+def test_scales_of_8_bits_for_bitsandbytes(tmp_path):
+    llama(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
+    asked = ("--scheme", "nf4", "--format", "bitsandbytes", "--double-quantization")
+    done = run(tmp_path / "plain", tmp_path / "theirs", *asked)
+    assert done.exit_code == 0, done.output
+    theirs, plain = keep(tmp_path / "theirs"), load(tmp_path / "plain")
+    logits, expected = theirs(IDS).logits.float(), plain(IDS).logits.float()
+    assert (logits - expected).norm() < 0.2 * expected.norm()
+    done = run(tmp_path / "plain", tmp_path / "ours", "--scheme", "nf4", "--double-quantization")
+    assert done.exit_code == 1
+    assert "double_quantization is for format 'bitsandbytes', got 'aoext'" in done.output
 
 
 @pytest.mark.parametrize("scheme", ["int8", "float8"])

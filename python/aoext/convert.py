@@ -62,6 +62,7 @@ def convert_checkpoint(
     config: QuantizationConfig | None = None,
     *,
     format: str = AOEXT,
+    double_quantization: bool = False,
     each: Callable[[list[str]], Iterable[str]] = list,
 ) -> Conversion:
     """Write a checkpoint of transformers, a folder, as one of aoext's, which from_pretrained loads.
@@ -69,14 +70,15 @@ def convert_checkpoint(
     config: how to quantise a checkpoint that is not quantised: its linear layers but the output layer and
         what is tied to it. None for one that aoext or another library (checkpoints.READERS) has quantised:
         its weights come onto aoext's layouts without loss.
-    format: whose checkpoint the target is: "aoext", or "gptq", "torchao" or "compressed-tensors" where these
-        can say exactly what the weights are.
+    format: whose checkpoint the target is: "aoext", or "gptq", "torchao", "compressed-tensors" or
+        "bitsandbytes", where these can say exactly what the weights are.
+    double_quantization: whether bitsandbytes' scales become 8 bits themselves, which rounds them.
     each: goes through the names of the files, as tqdm does.
 
     FileExistsError for a target that is there and is no unfinished conversion of the same; FileNotFoundError
     and ValueError, which name the file or layers, for a source that cannot be converted.
     """
-    job = _Job(Path(source), Path(target), config, format)
+    job = _Job(Path(source), Path(target), config, format, double_quantization)
     job.begin()
     try:
         for name in each(job.files):
@@ -92,10 +94,20 @@ _File = tuple[dict[str, Tensor], dict[str, str], dict[str, dict[str, Any]]]
 
 
 class _Job:
-    def __init__(self, source: Path, target: Path, config: QuantizationConfig | None, format: str) -> None:
+    def __init__(
+        self,
+        source: Path,
+        target: Path,
+        config: QuantizationConfig | None,
+        format: str,
+        double_quantization: bool,
+    ) -> None:
         self.source, self.target, self.config, self.format = source, target, config, format
+        self.double_quantization = double_quantization
         if format not in FORMATS:
             raise ValueError(f"convert: format must be one of {', '.join(FORMATS)}, got {format!r}")
+        if double_quantization and format != "bitsandbytes":
+            raise ValueError(f"convert: double_quantization is for format 'bitsandbytes', got {format!r}")
         if not (source / "config.json").is_file():
             raise FileNotFoundError(f"convert: {source} must be a folder with a config.json")
         self.settings: dict[str, Any] = json.loads((source / "config.json").read_text())
@@ -124,7 +136,8 @@ class _Job:
         self.writer: Writer | None = None
         if format != AOEXT:
             symmetric = _is_symmetric(config, foreign or {})
-            self.writer = checkpoints.WRITERS[format](symmetric=symmetric)
+            options = {"double_quantization": True} if double_quantization else {}
+            self.writer = checkpoints.WRITERS[format](symmetric=symmetric, **options)
         self.dtype = _dtype(self.settings)
         if self.method in checkpoints.READERS:
             assert self.reader is not None
@@ -159,7 +172,12 @@ class _Job:
     @property
     def _claim(self) -> dict[str, Any]:
         scheme = None if self.config is None else schemes.to_dict(self.config)
-        return {"source": str(self.source.resolve()), "scheme": scheme, "format": self.format}
+        return {
+            "source": str(self.source.resolve()),
+            "scheme": scheme,
+            "format": self.format,
+            "double_quantization": self.double_quantization,
+        }
 
     def _remember(self) -> None:
         self._marker.write_text(json.dumps({"claim": self._claim, "done": self.done}))

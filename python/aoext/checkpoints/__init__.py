@@ -16,7 +16,7 @@ import torch
 
 from aoext import serialization
 from aoext.checkpoints.base import Reader, Writer
-from aoext.checkpoints.bitsandbytes import BitsandbytesReader
+from aoext.checkpoints.bitsandbytes import BitsandbytesReader, BitsandbytesWriter
 from aoext.checkpoints.compressed_tensors import CompressedTensorsReader
 from aoext.checkpoints.compressed_tensors_writer import CompressedTensorsWriter
 from aoext.checkpoints.fp8 import Fp8Reader
@@ -41,6 +41,7 @@ WRITERS: dict[str, type[Writer]] = {
     "gptq": GptqWriter,
     "torchao": TorchaoWriter,
     "compressed-tensors": CompressedTensorsWriter,
+    "bitsandbytes": BitsandbytesWriter,
 }
 
 

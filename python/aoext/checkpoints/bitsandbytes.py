@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.checkpoints.base import Reader, setting, take
-from aoext.checkpoints.blocks import table_of_16
+from aoext.blocks import LUT4_FORMATS
+from aoext.checkpoints.base import Reader, Writer, refuse_what_is_aoexts_own, setting, take
+from aoext.checkpoints.blocks import looks_up, table_of_16
 from aoext.layouts import float64
-from aoext.packing import describe, has_values
-from aoext.tensors import Int8Tensor, QuantizedTensor
+from aoext.packing import describe, dtype_name, has_values
+from aoext.tensors import Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
 
 _KINDS = ("nf4", "fp4")
@@ -26,6 +27,11 @@ _STATES = tuple(f"bitsandbytes__{kind}" for kind in _KINDS)
 
 # What bytes are stored as for programs that gather floats alone.
 _STORAGE = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)
+
+
+# Sizes of blocks that its kernels have, and how many scales share one where these are quantised themselves.
+_BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_NESTED_BLOCK = 256
 
 
 class BitsandbytesReader(Reader):
@@ -115,3 +121,85 @@ def _scales(layer: str, tensors: Mapping[str, Tensor], said: Mapping[str, Any], 
     spread = float64(outer).repeat_interleave(size)[:blocks]
     scale = float64(table)[codes.cpu().long()] * spread + said.get("nested_offset", 0.0)
     return scale.float().to(codes.device)
+
+
+class BitsandbytesWriter(Writer):
+    """nf4 and fp4 as the reader takes them, with a float32 for each block.
+
+    double_quantization: whether these scales become 8 bits themselves, as bitsandbytes has them with
+        bnb_4bit_use_double_quant, which rounds them
+    """
+
+    def __init__(self, *, symmetric: bool, double_quantization: bool = False) -> None:
+        super().__init__(symmetric=symmetric)
+        self.double_quantization = double_quantization
+        self._kind: str | None = None  # of the layers so far, of which a checkpoint has one alone
+
+    def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        kind = next((kind for kind in _KINDS if looks_up(weight, LUT4_FORMATS[kind].table)), None)
+        if not isinstance(weight, Lut4Tensor) or kind is None:
+            raise ValueError(f"{layer}: the format has nf4 and fp4 alone, got a {type(weight).__name__}")
+        if self._kind not in (None, kind):
+            raise ValueError(f"{layer}: a checkpoint is {' or '.join(_KINDS)}, and this one has {self._kind}")
+        refuse_what_is_aoexts_own(layer, weight)
+        (rows, columns), (block_n, block) = weight.shape, weight.block_size
+        good = block_n == 1 and columns % block == 0 and block in _BLOCK_SIZES
+        if not good or weight.scale.dtype is not torch.float32 or weight.global_scale is not None:
+            raise ValueError(
+                f"{layer}: the format has one float32 for each {', '.join(map(str, _BLOCK_SIZES))} of a row, "
+                f"got {describe(weight.scale)} for blocks of {weight.block_size} of {[rows, columns]}"
+            )
+        said: dict[str, Any] = {"quant_type": kind, "blocksize": block}
+        said |= {"dtype": dtype_name(weight.dtype), "shape": [rows, columns]}
+        tensors = {
+            "weight": ((weight.qdata << 4) | (weight.qdata >> 4)).reshape(-1, 1).contiguous(),
+            "weight.absmax": weight.scale.reshape(-1).contiguous(),
+            "weight.quant_map": weight.table.contiguous(),
+        }
+        if self.double_quantization:
+            nested, offset = _nested(tensors["weight.absmax"])
+            tensors |= nested
+            said |= {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset}
+        text = list(json.dumps(said).encode())
+        tensors[f"{_STATE}bitsandbytes__{kind}"] = torch.tensor(text, dtype=torch.uint8)
+        self._kind = kind
+        return tensors, {"kind": kind, "dtype": said["dtype"]}
+
+    def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
+        first = next(iter(layers.values()), {"kind": _KINDS[0], "dtype": "bfloat16"})
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "_load_in_4bit": True,
+            "bnb_4bit_quant_type": first["kind"],
+            "bnb_4bit_use_double_quant": self.double_quantization,
+            "bnb_4bit_compute_dtype": first["dtype"],
+            "bnb_4bit_quant_storage": "uint8",
+            "llm_int8_skip_modules": list(left_alone),
+        }
+
+
+def _nested(scale: Tensor) -> tuple[dict[str, Tensor], float]:
+    """Scales in 8 bits with one float32 for each 256, and what is to be added to them."""
+    offset = scale.mean()
+    shifted = torch.nn.functional.pad(scale - offset, (0, -scale.numel() % _NESTED_BLOCK))
+    blocks = shifted.view(-1, _NESTED_BLOCK)
+    outer = blocks.abs().amax(1)
+    table = _table_of_256().to(scale.device)
+    relative = blocks / outer.where(outer > 0, 1).unsqueeze(1)
+    above = torch.searchsorted(table, relative.contiguous()).clamp(1, len(table) - 1)
+    below = above - 1
+    nearer = relative - table[below] > table[above] - relative  # of two that are as near, the lower
+    codes = torch.where(nearer, above, below).view(-1)[: scale.numel()].to(torch.uint8)
+    names = ("weight.absmax", "weight.nested_absmax", "weight.nested_quant_map")
+    return dict(zip(names, (codes, outer, table), strict=True)), float(offset)
+
+
+def _table_of_256() -> Tensor:
+    """float32 [256]: 0, 1, and numbers of both signs, a bit of fraction more for each decimal exponent."""
+    magnitudes = []
+    for exponent in range(7):
+        bounds = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)
+        magnitudes.append(10 ** (exponent - 6) * ((bounds[:-1] + bounds[1:]) / 2.0))
+    several = torch.cat(magnitudes)
+    return torch.cat((several, -several, torch.tensor([0.0, 1.0]))).sort().values

@@ -38,9 +38,20 @@ class _GroupSize(click.ParamType):
     'or "auto" for the largest of 128 to 16 that fits each layer.',
 )
 @click.option("--symmetric", is_flag=True, help="int4 without zero points, as gptq's format wants it.")
+@click.option(
+    "--double-quantization",
+    is_flag=True,
+    help="Of --format bitsandbytes: scales of 8 bits, rounded.",
+)
 @click.option("--format", type=click.Choice(FORMATS), default=AOEXT, help="Whose checkpoint TARGET is.")
 def convert(
-    source: Path, target: Path, scheme: str | None, group_size: int | str | None, symmetric: bool, format: str
+    source: Path,
+    target: Path,
+    scheme: str | None,
+    group_size: int | str | None,
+    symmetric: bool,
+    double_quantization: bool,
+    format: str,
 ) -> None:
     """Write SOURCE as a checkpoint of aoext in the folder TARGET, which from_pretrained loads.
 
@@ -65,7 +76,8 @@ def convert(
             aoext.load_gguf(source).save_pretrained(target)
             return
         config = None if scheme is None else as_config("convert", {"scheme": scheme, **arguments})
-        click.echo(convert_checkpoint(source, target, config, format=format, each=_with_progress))
+        options: dict[str, Any] = {"format": format, "double_quantization": double_quantization}
+        click.echo(convert_checkpoint(source, target, config, **options, each=_with_progress))
     except (OSError, ValueError, ImportError) as error:
         raise click.ClickException(str(error)) from error
 
