@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,7 +40,7 @@ def show(out: Console, content: Content) -> None:
     out.print(_checks(content.checks))
     for shape, choices in itertools.groupby(content.choices, key=lambda choice: (choice.N, choice.K)):
         section(out, f"kernels chosen at N x K = {shape[0]} x {shape[1]}")
-        out.print("\n".join(_choice(choice) for choice in choices))
+        out.print("\n".join(_choices(choices)))
     if content.speed:
         content.speed.show(out)
     else:
@@ -60,39 +61,42 @@ def _families(families: dict[str, str]) -> str:
 
 
 def _checks(checks: Sequence[Check]) -> Table:
-    """A line for each operator, a column for each dtype's bound."""
+    """A line for each operator, of all its formats; a column for each dtype's bound."""
     dtypes = list(dict.fromkeys(check.dtype for check in checks))
-    table = part_grid("operator", "calls", *dtypes, "verdict")
-    for (operator, format), group in itertools.groupby(checks, key=lambda c: (c.operator, c.format)):
+    table = part_grid("operator", "formats", "calls", *dtypes, "verdict")
+    for operator, group in itertools.groupby(checks, key=lambda check: check.operator):
         own = list(group)
-        wrong = sum(not check.passed for check in own)
-        verdict = Text(f"{wrong} wrong", style="red") if wrong else Text("ok", style="green")
+        formats = dict.fromkeys(check.format for check in own)
+        wrong = dict.fromkeys(check.format for check in own if not check.passed)
+        verdict = Text(f"wrong: {', '.join(wrong)}", style="red") if wrong else Text("ok", style="green")
         cells = (_worst([check for check in own if check.dtype == dtype]) for dtype in dtypes)
-        table.add_row(full_name(operator, format), str(len(own)), *cells, verdict)
+        table.add_row(operator, str(len(formats)), str(len(own)), *cells, verdict)
     return table
 
 
 def _worst(checks: Sequence[Check]) -> str:
-    errors = [check.error for check in checks if check.error is not None]
-    if not errors:
+    """The error that takes the most of its bound, and that bound."""
+    known = [(check.error, check.bound) for check in checks if check.error is not None]
+    if not known:
         return "–"
-    bound = max(check.bound for check in checks)
-    return (
-        f"{max(errors):.1e} ({bound:.0e})"
-        if bound
-        else "exact"
-        if not any(errors)
-        else f"{max(errors):.1e} (0)"
-    )
+    error, bound = max(known, key=lambda pair: pair[0] / pair[1] if pair[1] else pair[0] * math.inf)
+    if bound:
+        return f"{error:.1e} ({bound:.0e})"
+    return "exact" if not error else f"{error:.1e} (0)"
 
 
-def _choice(choice: Choice) -> str:
-    """Rows with the same kernel together."""
-    by_plan: dict[str, list[str]] = {}
-    for M, plan in choice.plans.items():
-        by_plan.setdefault(plan, []).append(str(M))
-    plans = (f"{', '.join(rows)}: {plan}" for plan, rows in by_plan.items())
-    return f"{full_name(choice.operator, choice.format)}  M = {'; M = '.join(plans)}"
+def _choices(choices: Iterable[Choice]) -> Iterator[str]:
+    """A line for each operator and way in which formats choose; rows with the same kernel together."""
+    for operator, group in itertools.groupby(choices, key=lambda choice: choice.operator):
+        formats: dict[str, list[str]] = {}
+        for choice in group:
+            by_plan: dict[str, list[str]] = {}
+            for M, plan in choice.plans.items():
+                by_plan.setdefault(plan, []).append(str(M))
+            plans = (f"{', '.join(rows)}: {plan}" for plan, rows in by_plan.items())
+            formats.setdefault("; M = ".join(plans), []).append(choice.format)
+        for plans_said, names in formats.items():
+            yield f"{full_name(operator, ', '.join(names))}  M = {plans_said}"
 
 
 def as_json(content: Content) -> dict[str, Any]:
