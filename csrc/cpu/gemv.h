@@ -39,17 +39,30 @@ void each_panel(const LinearProblem& p, const Weight& weight, const Output& outp
 class PackedRows {
  public:
   template <class Gemv>
-  PackedRows(const LinearProblem& p, const Tensor& input, const Gemv& gemv)
-      : stride_(padded(p.K)), rows_(p.M * stride_ * gemv.operand_bytes) {
-    const int64_t row_bytes = stride_ * gemv.operand_bytes;
-    std::memset(rows_ + 0, 0, p.M * row_bytes);
-    each_input_row(p, input, [&](int64_t m, const void* row) { gemv.pack_x(element(p.input), row, p.K, rows_ + m * row_bytes); });
+  PackedRows(const LinearProblem& p, const Tensor& input, const Gemv& gemv) : PackedRows(p.M, p.K, gemv.operand_bytes) {
+    each_input_row(p, input, [&](int64_t m, const void* row) { gemv.pack_x(element(p.input), row, p.K, row_of(m)); });
+  }
+  // Rows of codes with a scale for each `block` of them, as the values that they stand for.
+  template <class Gemv>
+  PackedRows(const InputRows& x, int64_t block, const Gemv& gemv) : PackedRows(x.M, x.K, gemv.operand_bytes) {
+    std::vector<float> values(x.K);
+    for (int64_t m = 0; m < x.M; ++m) {
+      kernels().to_float(x.element, x.row(m), values.data(), x.K);
+      for (int64_t k = 0; k < x.K; ++k) values[k] *= x.scales[m * x.scales_of_row + k / block];
+      gemv.pack_x(Element::f32, values.data(), x.K, row_of(m));
+    }
   }
   const void* data() const { return rows_ + 0; }
   int64_t stride() const { return stride_; }  // operands
 
  private:
-  int64_t stride_;
+  PackedRows(int64_t M, int64_t K, int64_t operand_bytes)
+      : stride_(padded(K)), row_bytes_(stride_ * operand_bytes), rows_(M * row_bytes_) {
+    std::memset(rows_ + 0, 0, M * row_bytes_);
+  }
+  char* row_of(int64_t m) const { return rows_ + m * row_bytes_; }
+
+  int64_t stride_, row_bytes_;
   Scratch rows_;
 };
 

@@ -6,14 +6,15 @@
 
 namespace aoext::cpu {
 
-inline void multiply_gemv_blockwise(const LinearProblem& p, const Plan& plan, const Tensor& input, const BlockwiseWeight& weight,
-                                    const Output& output) {
+inline const GemvBlockwise& gemv_blockwise(const Plan& plan, const BlockwiseWeight& weight) {
   const Kernels& k = kernels();
   const bool by_bf16 = plan.compute == ScalarType::BFloat16;
-  const GemvBlockwise& gemv = weight.is_lut4() ? by_bf16 ? *k.gemv_lut4_bf16 : *k.gemv_lut4_f32
-                              : by_bf16        ? *k.gemv_blockwise_bf16
-                                               : *k.gemv_blockwise_f32;
-  const PackedRows x(p, input, gemv);
+  if (weight.is_lut4()) return by_bf16 ? *k.gemv_lut4_bf16 : *k.gemv_lut4_f32;
+  return by_bf16 ? *k.gemv_blockwise_bf16 : *k.gemv_blockwise_f32;
+}
+
+inline void multiply_gemv_blockwise(const LinearProblem& p, const GemvBlockwise& gemv, const PackedRows& x,
+                                    const BlockwiseWeight& weight, const Output& output) {
   each_panel(p, weight, output, [&](BlockwiseWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
     panel.move(first, count, 0, p.K);
     gemv.dot(x.data(), x.stride(), p.M, panel.rows(0), count, p.K, sums);

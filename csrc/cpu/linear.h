@@ -24,7 +24,8 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
     multiply_few_int4(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, BlockwiseWeight>) {
-    multiply_gemv_blockwise(p, plan, input, weight, output);
+    const GemvBlockwise& gemv = gemv_blockwise(plan, weight);
+    multiply_gemv_blockwise(p, gemv, PackedRows(p, input, gemv), weight, output);
   }
   return y;
 }

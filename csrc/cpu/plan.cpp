@@ -20,15 +20,53 @@ struct FewRows {
   int64_t int8_by_int8 = 0;
   int64_t int4_by_int8 = 0;
   int64_t lut4 = 4;
+  // Of 8 bits by 8 bits with scales of blocks: where the input's values are bfloat16 exactly, and where they are floats.
+  int64_t by_blocks = 0;
+  int64_t int8_by_blocks = 0, float8_by_blocks = 0;
 };
 
-constexpr FewRows kAmx{
-    .limbs2 = 8, .limbs3 = 8, .limbs2_packed = 16, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
-constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8};
-constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
-constexpr FewRows kAvx2{
-    .limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6, .lut4 = 6};
-constexpr FewRows kPortable{.int4 = 2, .lut4 = 2};
+constexpr FewRows kAmx{.limbs2 = 8,
+                       .limbs3 = 8,
+                       .limbs2_packed = 16,
+                       .int4 = 4,
+                       .int8 = 4,
+                       .float8 = 4,
+                       .int8_by_int8 = 4,
+                       .int4_by_int8 = 8,
+                       .by_blocks = 4,
+                       .int8_by_blocks = 2,
+                       .float8_by_blocks = 2};
+constexpr FewRows kAvx512{.limbs2 = 8,
+                          .limbs3 = 8,
+                          .int4 = 4,
+                          .int8 = 4,
+                          .float8 = 4,
+                          .int8_by_int8 = 4,
+                          .int4_by_int8 = 8,
+                          .by_blocks = 4,
+                          .int8_by_blocks = 2,
+                          .float8_by_blocks = 3};
+constexpr FewRows kAvx512Wide{.limbs2 = 16,
+                              .limbs3 = 8,
+                              .int4 = 4,
+                              .int8 = 8,
+                              .float8 = 8,
+                              .int8_by_int8 = 2,
+                              .int4_by_int8 = 8,
+                              .by_blocks = 4,
+                              .int8_by_blocks = 2,
+                              .float8_by_blocks = 3};
+constexpr FewRows kAvx2{.limbs2 = 16,
+                        .limbs3 = 8,
+                        .int4 = 2,
+                        .int8 = 8,
+                        .float8 = 4,
+                        .int8_by_int8 = 4,
+                        .int4_by_int8 = 6,
+                        .lut4 = 6,
+                        .int8_by_blocks = 4,
+                        .float8_by_blocks = 6};
+constexpr FewRows kPortable{.int4 = 2, .lut4 = 2, .int8_by_blocks = 2, .float8_by_blocks = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
 constexpr int64_t kScaledRows = 48;
@@ -201,6 +239,11 @@ int64_t segment_of(const LinearProblem& p) {
 }
 
 Plan plan_scaled_blockwise(const LinearProblem& p) {
+  const FewRows& few = few_rows(p);
+  const bool by_bf16 = p.power_of_two && kernels().gemv_blockwise_bf16 != nullptr;
+  const int64_t most = by_bf16 ? few.by_blocks : p.code == Code::int8 ? few.int8_by_blocks : few.float8_by_blocks;
+  if (has_gemv_blockwise(p) && p.M <= most)
+    return {Algorithm::gemv_blockwise, by_bf16 ? ScalarType::BFloat16 : ScalarType::Float};
   const int64_t segment = segment_of(p);
   const bool whole_words = segment == p.K || segment % kEightCodes == 0;
   const bool int8 = p.code == Code::int8;

@@ -11,7 +11,9 @@ Tensor scaled_linear_blockwise(const Tensor& input, const Tensor& weight, const 
                                const Integers& weight_block, const OptionalTensor& bias) {
   const LinearProblem p = check_scaled_linear_blockwise(input, weight, weight_scale, input_block, weight_block, bias);
   const auto [values, scale] = quantize_by_blocks(p, input, storage(p.code), p.input_group_size);
-  return scaled_mm_blockwise(values, weight, scale, weight_scale, input_block, weight_block, bias, p.output);
+  LinearProblem product = p;
+  product.input = storage(p.code);
+  return multiply_by_blocks(product, values, weight, scale, weight_scale, bias);
 }
 
 }  // namespace

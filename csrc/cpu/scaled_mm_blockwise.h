@@ -4,8 +4,8 @@
 
 namespace aoext::cpu {
 
-Tensor scaled_mm_blockwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& weight_scale,
-                           const Integers& input_block, const Integers& weight_block, const OptionalTensor& bias,
-                           std::optional<ScalarType> out_dtype);
+// The product of scaled_mm_blockwise, whose problem this is; `power_of_two` where the input's scales are known to be such.
+Tensor multiply_by_blocks(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& input_scale,
+                          const Tensor& weight_scale, const OptionalTensor& bias);
 
 }  // namespace aoext::cpu
