@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import aoext
+from aoext.schemes import as_config
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,12 @@ SCHEMES = {
         Scheme("ao_int4", _tinygemm(128), devices=_CUDA),
         Scheme("int4g32", _ours(aoext.Int4WeightOnlyConfig(group_size=32)), "ao_int4g32"),
         Scheme("ao_int4g32", _tinygemm(32), devices=_CUDA),
+        Scheme("int4_int8", _ours(aoext.Int8DynamicActivationInt4WeightConfig(group_size=128))),
+        Scheme("int4g32_int8", _ours(aoext.Int8DynamicActivationInt4WeightConfig(group_size=32))),
+        Scheme("mxfp4", _ours(aoext.MXFP4WeightOnlyConfig())),
+        Scheme("nvfp4", _ours(aoext.NVFP4WeightOnlyConfig())),
+        Scheme("nf4", _ours(aoext.NF4WeightOnlyConfig())),
+        Scheme("fp8block", _ours(as_config("benchmarks", "float8_block"))),
         Scheme("int8wo", _ours(aoext.Int8WeightOnlyConfig()), "ao_int8wo"),
         Scheme("ao_int8wo", _torchao("Int8WeightOnlyConfig")),
         Scheme("int8dyn", _ours(aoext.Int8DynamicActivationInt8WeightConfig()), "ao_int8dyn"),

@@ -1,0 +1,170 @@
+"""The same Llama on a CPU by llama.cpp and by transformers with aoext, in turn: tokens a second.
+
+    python benchmarks/llama_cpp.py BIN     # the folder with llama-bench and llama-quantize
+
+llama.cpp has no Python program around it, of which a good part of transformers' eager steps is: the last column
+is of compiled ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import llama_models
+from schemes import SCHEMES
+
+
+def write_gguf(path: Path, size: str, seed: int) -> None:
+    """A Llama of random weights in float16, without a tokenizer."""
+    import gguf
+
+    sizes = llama_models.SIZES[size]
+    hidden, wide, heads = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_attention_heads"]
+    of_keys = hidden // heads * sizes["num_key_value_heads"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(llama_models.POSITIONS)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(sizes["num_hidden_layers"])
+    writer.add_feed_forward_length(wide)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(sizes["num_key_value_heads"])
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(1)
+    writer.add_vocab_size(sizes["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    random = np.random.default_rng(seed)
+    shapes = {
+        "token_embd": (sizes["vocab_size"], hidden),
+        "output": (sizes["vocab_size"], hidden),
+        "output_norm": (hidden,),
+    }
+    for layer in range(sizes["num_hidden_layers"]):
+        block = {
+            "attn_q": (hidden, hidden),
+            "attn_k": (of_keys, hidden),
+            "attn_v": (of_keys, hidden),
+            "attn_output": (hidden, hidden),
+            "ffn_gate": (wide, hidden),
+            "ffn_up": (wide, hidden),
+            "ffn_down": (hidden, wide),
+            "attn_norm": (hidden,),
+            "ffn_norm": (hidden,),
+        }
+        shapes.update({f"blk.{layer}.{name}": shape for name, shape in block.items()})
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+        else:
+            drawn = random.standard_normal(shape, dtype=np.float32)
+            writer.add_tensor(f"{name}.weight", (drawn * 0.02).astype(np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def by_llama_cpp(folder: Path, model: Path, prompt: int, steps: int, threads: int) -> dict[str, float]:
+    command = [folder / "llama-bench", "-m", model, "-t", str(threads), "-p", str(prompt), "-n", str(steps)]
+    done = subprocess.run([*command, "-r", "3", "-o", "json"], check=True, capture_output=True, text=True)
+    results = {("prefill" if r["n_prompt"] else "decode"): r for r in json.loads(done.stdout)}
+    return {name: max(result["samples_ts"]) for name, result in results.items()}
+
+
+def best(of: Callable[[], Any], tokens: int) -> float:
+    """Tokens a second of the fastest of three."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        of()
+        seconds.append(time.perf_counter() - start)
+    return tokens / min(seconds)
+
+
+def by_transformers(model: Any, prompt: int, steps: int) -> dict[str, float]:
+    with torch.inference_mode():
+        fill = llama_models.prefill(model, 1, prompt)
+        decoding = llama_models.Decoding(model, 1, 8, 512)
+        compiled = torch.compile(decoding.step)
+
+        def decode(step: Callable[..., Any]) -> Callable[[], None]:
+            def run() -> None:
+                decoding.position = torch.tensor([8])
+                for _ in range(steps):
+                    decoding.advance(step)
+
+            return run
+
+        decode(compiled)()
+        return {
+            "prefill": best(fill, prompt),
+            "decode": best(decode(decoding.step), steps),
+            "compiled decode": best(decode(compiled), steps),
+        }
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--type", "types", multiple=True, default=["Q4_0"], help="Of llama.cpp. Can be repeated.")
+@click.option("--scheme", "schemes", multiple=True, default=["int4g32_int8", "int4_int8", "int4g32"])
+@click.option("--size", default="small", type=click.Choice(list(llama_models.SIZES)))
+@click.option("--prompt", default=512)
+@click.option("--steps", default=32)
+@click.option("--rounds", default=2, help="How often all come in turn.")
+@click.option("--threads", default=os.cpu_count() or 1)
+def main(
+    folder: Path,
+    types: tuple[str, ...],
+    schemes: tuple[str, ...],
+    size: str,
+    prompt: int,
+    steps: int,
+    rounds: int,
+    threads: int,
+) -> None:
+    """Tokens a second, the best of all rounds."""
+    torch.set_num_threads(threads)
+    results: dict[str, dict[str, float]] = {}
+
+    def keep(name: str, measured: dict[str, float]) -> None:
+        known = results.setdefault(name, {})
+        known.update({what: max(value, known.get(what, 0.0)) for what, value in measured.items()})
+
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / "f16.gguf"
+        write_gguf(plain, size, 0)
+        files = {kind: Path(scratch) / f"{kind}.gguf" for kind in types}
+        for kind, file in files.items():
+            command = [folder / "llama-quantize", "--pure", plain, file, kind]
+            subprocess.run(command, check=True, capture_output=True)
+        models = {
+            name: llama_models.make(size, SCHEMES[name], torch.device("cpu"), torch.bfloat16, 0)
+            for name in schemes
+        }
+        for _ in range(rounds):
+            for kind, file in files.items():
+                keep(f"llama.cpp {kind}", by_llama_cpp(folder, file, prompt, steps, threads))
+            for name, model in models.items():
+                keep(f"aoext {name}", by_transformers(model, prompt, steps))
+    columns = ("prefill", "decode", "compiled decode")
+    table = Table("tokens/s", *columns)
+    for name, measured in results.items():
+        table.add_row(name, *(f"{measured[c]:.1f}" if c in measured else "–" for c in columns))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
