@@ -2,7 +2,7 @@
 
     python benchmarks/llama_cpp.py BIN     # the folder with llama-bench and llama-quantize
 
-llama.cpp has no Python program around it, of which a good part of transformers' eager steps is: the last column
+llama.cpp has no Python program around it, which is a good part of transformers' eager steps: the last column
 is of compiled ones.
 """
 
