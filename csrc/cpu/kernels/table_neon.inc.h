@@ -1,0 +1,23 @@
+// What the tables of all instruction sets of aarch64 have alike.
+#pragma once
+
+#include "cpu/kernels/vectors_neon.inc.h"
+
+#include "cpu/kernels/table.inc.h"
+
+#include "cpu/kernels/gemm_i8_portable.inc.h"
+#include "cpu/kernels/gemv_lut4_neon.inc.h"
+#include "cpu/kernels/without_avx512.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+constexpr Kernels table_neon(const char* name) {
+  constexpr int64_t kKC = 256;  // floats
+  Kernels table = table_of_all<kKC>(name, &kGemmI8<kKC>);
+  table.gemv_lut4_f32 = &kGemvLut4Neon;
+  return table;
+}
+
+}  // namespace
+}  // namespace aoext::cpu
