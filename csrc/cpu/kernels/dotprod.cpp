@@ -1,4 +1,4 @@
-// NEON with dot products of int8: sdot.
+// NEON and its products of four bytes (sdot): Neoverse N1, Apple M1.
 #include "cpu/kernels/table_neon.inc.h"
 
 #include "cpu/kernels/limb_sums_dotprod.inc.h"

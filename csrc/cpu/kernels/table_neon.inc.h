@@ -1,4 +1,4 @@
-// What the tables of all instruction sets of aarch64 have alike.
+// What NEON's instruction sets share; products of bytes and of bfloat16 are their own.
 #pragma once
 
 #include "cpu/kernels/vectors_neon.inc.h"
