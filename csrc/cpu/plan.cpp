@@ -28,6 +28,7 @@ constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float
 constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
 constexpr FewRows kAvx2{
     .limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6, .lut4 = 6};
+constexpr FewRows kNeon{.limbs2 = 8, .limbs3 = 4, .int4 = 2, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6};
 constexpr FewRows kPortable{.int4 = 2, .lut4 = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
@@ -47,6 +48,9 @@ const FewRows& few_rows([[maybe_unused]] const LinearProblem& p) {
   if (&kernels() == &kernels_amx()) return kAmx;
   if (&kernels() == &kernels_avx512()) return is_wide(p) ? kAvx512Wide : kAvx512;
   if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return kAvx2;
+#endif
+#ifdef __aarch64__
+  if (&kernels() != &kernels_portable()) return kNeon;
 #endif
   return kPortable;
 }
