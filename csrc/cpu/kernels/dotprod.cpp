@@ -4,10 +4,24 @@
 #include "cpu/kernels/products_i8_dotprod.inc.h"
 #include "cpu/kernels/table_neon.inc.h"
 
+#include "cpu/kernels/limb_sums_dotprod.inc.h"
+
 namespace aoext::cpu {
+namespace {
+
+template <int kLimbs, int kRows>
+struct LimbSums : DotLimbSums<kLimbs, kRows> {};
+
+}  // namespace
 
 const Kernels& kernels_dotprod() {
-  static constexpr Kernels table = table_neon("dotprod");
+  static constexpr Kernels table = [] {
+    Kernels all = table_neon("dotprod");
+    all.gemv_limb = &kGemvLimbs<kOneInt8Limb>;
+    all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs>;
+    all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;
+    return all;
+  }();
   return table;
 }
 

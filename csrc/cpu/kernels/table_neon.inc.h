@@ -6,6 +6,7 @@
 #include "cpu/kernels/table.inc.h"
 
 #include "cpu/kernels/gemm_i8_neon.inc.h"
+#include "cpu/kernels/gemv_lut4_neon.inc.h"
 #include "cpu/kernels/without_avx512.inc.h"
 
 namespace aoext::cpu {
@@ -17,6 +18,7 @@ constexpr Kernels table_neon(const char* name) {
   table.gemv_i8 = dot_i8;
   table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles, segments::SignedNibbles>;
   table.gemm_segments_i8 = &segments::kGemmSegmentsI8;
+  table.gemv_lut4_f32 = &kGemvLut4Neon;
   return table;
 }
 

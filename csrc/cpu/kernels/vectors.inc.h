@@ -14,6 +14,8 @@ using U32 = uint32_t __attribute__((vector_size(4 * kFloats)));
 using I32 = int32_t __attribute__((vector_size(4 * kFloats)));
 using Bytes = uint8_t __attribute__((vector_size(4 * kFloats)));
 
+constexpr int kPanelVectors = kPanel / kFloats;
+
 template <class V>
 inline V load(const void* p) {
   V v;

@@ -133,11 +133,16 @@ constexpr int kExactE4m3 = 2;
 
 inline void load_e4m3(const void* p, F32* out) { widen_bytes<Element::e4m3>(load<uint8x8_t>(p), out); }
 
-inline void load_e4m3_and_nan(const void* p, F32* out) {
-  const uint8x8_t bytes = load<uint8x8_t>(p), nan = vceq_u8(vand_u8(bytes, vdup_n_u8(0x7f)), vdup_n_u8(0x7f));
+// As widen_bytes, with NaN kept.
+template <Element kType>
+inline void widen_exact(uint8x8_t bytes, F32* out) {
+  if constexpr (kType != Element::e4m3) return widen_bytes<kType>(bytes, out);
+  const uint8x8_t nan = vceq_u8(vand_u8(bytes, vdup_n_u8(0x7f)), vdup_n_u8(0x7f));
   const uint16x8_t halves = vandq_u16(vreinterpretq_u16_s16(vshll_n_s8(vreinterpret_s8_u8(bytes), 7)), vdupq_n_u16(0xbfff));
   widen(vorrq_u16(halves, vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(nan)))), out);
 }
+
+inline void load_e4m3_and_nan(const void* p, F32* out) { widen_exact<Element::e4m3>(load<uint8x8_t>(p), out); }
 
 inline Bytes largest_bytes(Bytes a, Bytes b) { return (Bytes)vmaxq_u8((uint8x16_t)a, (uint8x16_t)b); }
 
