@@ -65,7 +65,7 @@ concept TakesLanes = requires(typename Dot::Sums sums, U32 words) { Dot::templat
 // kFloats words of kRows rows of x, which are loaded together.
 template <class Dot, int kRows>
 inline void add_lanes(const char* w, const char* x, typename Dot::Total (&totals)[kRows][kVectors]) {
-  static_assert(kFloats == 4);
+  static_assert(sizeof(typename Dot::Sums) == 4 * kWord, "of four words, which follow one by one");
   U32 xk[kRows];
   for (int m = 0; m < kRows; ++m) xk[m] = load<U32>(x + m * kBlockRow);
   const auto add = [&](auto lane) __attribute__((always_inline)) {
