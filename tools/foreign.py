@@ -5,9 +5,10 @@
     python tools/foreign.py test aarch64 --tests all   all of them
     python tools/foreign.py run aarch64 -c 'import aoext; print(aoext.show_config())'
 
-PLATFORMS says what a platform consists of. What it needs is downloaded once into build/<platform>/, and nothing
-of this machine is changed: programs that PATH lacks (tools/), a root with its libraries and Python (root/), its
-torch and the tests' packages (site/), into which `test` and `run` unpack the newest wheel of dist/.
+PLATFORMS says what a platform consists of. What it needs is downloaded once into build/<platform>/, and
+nothing of this machine is changed: programs that PATH lacks (tools/), a root with its libraries and Python
+(root/), its torch and the tests' packages (site/), into which `test` and `run` unpack the newest wheel of
+dist/.
 """
 
 from __future__ import annotations
@@ -101,7 +102,16 @@ class Foreign:
             return
         tags = [argument for tag in self.platform.tags for argument in ("--platform", tag)]
         wheels.run(
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", "--upgrade"),
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--upgrade",
+            ),
             *("--target", self.site, "--python-version", self.platform.python_version, *tags, *packages),
         )
         note(self.site, packages)
@@ -114,7 +124,9 @@ class Foreign:
 
     def unpack_wheel(self) -> Path:
         """The newest wheel of dist/, beside torch, where its library looks for it."""
-        found = sorted((ROOT / "dist").glob(f"aoext-*{self.platform.machine}.whl"), key=lambda p: p.stat().st_mtime)
+        found = sorted(
+            (ROOT / "dist").glob(f"aoext-*{self.platform.machine}.whl"), key=lambda p: p.stat().st_mtime
+        )
         if not found:
             sys.exit(f"foreign: dist/ must have a wheel for {self.platform.machine}, got none")
         for old in (*self.site.glob("aoext-*.dist-info"), self.site / "aoext"):
@@ -209,7 +221,9 @@ def test(foreign: Foreign, which: str, isas: list[str]) -> None:
         shutil.copy(ROOT / "tests" / file, tests)
     for isa in isas:
         cpu = foreign.platform.cpus[isa]
-        program = f"from aoext.info import build_config as c; assert c()['cpu instruction set'] == {isa!r}, c()"
+        program = (
+            f"from aoext.info import build_config as c; assert c()['cpu instruction set'] == {isa!r}, c()"
+        )
         if foreign.run("-c", program, cwd=tests, cpu=cpu):
             sys.exit(f"foreign: {cpu} must run {isa}")
         if foreign.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[which], cwd=tests, cpu=cpu):
@@ -217,7 +231,9 @@ def test(foreign: Foreign, which: str, isas: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["wheel", "test", "run"])
     parser.add_argument("platform", choices=PLATFORMS)
     parser.add_argument("--tests", choices=TESTS, default="share")

@@ -84,7 +84,9 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
     return str(done.stdout)
 
 
-def build(variant: str, scratch: Path, defines_beside: dict[str, str] | None = None, **variables: str) -> Path:
+def build(
+    variant: str, scratch: Path, defines_beside: dict[str, str] | None = None, **variables: str
+) -> Path:
     chosen = {**VARIANTS[variant].devices, "AOEXT_GLIBC": OLDEST_GLIBC, **(defines_beside or {})}
     defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in chosen.items()]
     run(

@@ -28,6 +28,13 @@ constexpr FewRows kAvx512{.limbs2 = 8, .limbs3 = 8, .int4 = 4, .int8 = 4, .float
 constexpr FewRows kAvx512Wide{.limbs2 = 16, .limbs3 = 8, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 2, .int4_by_int8 = 8};
 constexpr FewRows kAvx2{
     .limbs2 = 16, .limbs3 = 8, .int4 = 2, .int8 = 8, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 6, .lut4 = 6};
+// Arm's are predicted by instructions a weight (tools/arm_loops.py), not measured.
+constexpr FewRows kNeon{.int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 4};
+constexpr FewRows kDotprod{.limbs2 = 32, .limbs3 = 16, .int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 4, .int4_by_int8 = 8};
+constexpr FewRows kI8mm{
+    .limbs2 = 12, .limbs3 = 8, .int4 = 2, .int8 = 2, .float8 = 2, .int8_by_int8 = 4, .int4_by_int8 = 8, .lut4 = 2};
+constexpr FewRows kI8mmWide{
+    .limbs2 = 24, .limbs3 = 8, .int4 = 2, .int8 = 4, .float8 = 4, .int8_by_int8 = 4, .int4_by_int8 = 8, .lut4 = 2};
 constexpr FewRows kPortable{.int4 = 2, .lut4 = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
@@ -47,6 +54,11 @@ const FewRows& few_rows([[maybe_unused]] const LinearProblem& p) {
   if (&kernels() == &kernels_amx()) return kAmx;
   if (&kernels() == &kernels_avx512()) return is_wide(p) ? kAvx512Wide : kAvx512;
   if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return kAvx2;
+#endif
+#ifdef __aarch64__
+  if (&kernels() == &kernels_i8mm()) return is_wide(p) ? kI8mmWide : kI8mm;
+  if (&kernels() == &kernels_dotprod()) return kDotprod;
+  if (&kernels() == &kernels_neon()) return kNeon;
 #endif
   return kPortable;
 }

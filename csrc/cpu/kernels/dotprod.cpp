@@ -1,4 +1,7 @@
 // NEON and its products of four bytes (sdot): Neoverse N1, Apple M1.
+#include "cpu/kernels/vectors_neon.inc.h"
+
+#include "cpu/kernels/products_i8_dotprod.inc.h"
 #include "cpu/kernels/table_neon.inc.h"
 
 #include "cpu/kernels/limb_sums_dotprod.inc.h"

@@ -1,7 +1,10 @@
-// NEON with dot products and matrix products of int8 and bfloat16: sdot, smmla, bfdot and bfmmla.
+// NEON, sdot, and matrix products of bytes (smmla) and of bfloat16 (bfmmla): Neoverse V1, N2 and V2, Apple M2.
+#include "cpu/kernels/vectors_neon.inc.h"
+
+#include "cpu/kernels/products_i8_dotprod.inc.h"
 #include "cpu/kernels/table_neon.inc.h"
 
-#include "cpu/kernels/gemm_bf16_mmla.inc.h"
+#include "cpu/kernels/gemm_i8_mmla.inc.h"
 #include "cpu/kernels/gemv_lut4_bf16_neon.inc.h"
 #include "cpu/kernels/limb_sums_mmla.inc.h"
 
@@ -10,6 +13,10 @@ namespace aoext::cpu {
 const Kernels& kernels_i8mm() {
   static constexpr Kernels table = [] {
     Kernels all = table_neon("i8mm");
+    all.gemm_i8 = &mmla::kGemmI8;
+    all.gemm_int4_i8 = &mmla::kGemmInt4I8;
+    all.gemm_segments_i8 = &mmla::kGemmSegmentsI8;
+    all.gemm_segments_bf16 = &mmla::kGemmSegmentsBf16;
     all.gemm_bf16 = &mmla::kGemmBf16;
     all.gemm_bf16_limbs = &mmla::kGemmBf16Limbs;
     all.gemm_int4_codes = &mmla::kGemmInt4Codes;

@@ -12,7 +12,6 @@ constexpr int kFloats = 4, kRegisters = 32;
 }  // namespace aoext::cpu
 
 #include "cpu/kernels/scalars.inc.h"
-#include "cpu/kernels/store_codes.inc.h"
 #include "cpu/kernels/weights_8bit.inc.h"
 
 namespace aoext::cpu {
@@ -86,6 +85,18 @@ inline void transpose_words(U32 (&rows)[kFloats]) {
   rows[1] = (U32)vtrn1q_u64(doubles(odd[0]), doubles(odd[1]));
   rows[2] = (U32)vtrn2q_u64(doubles(even[0]), doubles(even[1]));
   rows[3] = (U32)vtrn2q_u64(doubles(odd[0]), doubles(odd[1]));
+}
+
+template <bool kSigned>
+inline void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out) {
+  const auto code = [&](int i) { return (uint16x8_t)codes[i]; };
+  uint8x16_t bytes = vuzp1q_u8((uint8x16_t)vuzp1q_u16(code(0), code(1)), (uint8x16_t)vuzp1q_u16(code(2), code(3)));
+  if constexpr (kSigned) {
+    const auto from = [&](int i) { return (uint16x8_t)x[i]; };  // whose highest bytes have the sign
+    const uint8x16_t signs = vuzp2q_u8((uint8x16_t)vuzp2q_u16(from(0), from(1)), (uint8x16_t)vuzp2q_u16(from(2), from(3)));
+    bytes = vbslq_u8(vdupq_n_u8(0x80), signs, bytes);
+  }
+  store(out, bytes);
 }
 
 // A table as 64 bytes in four registers.
