@@ -13,10 +13,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def make_wheel(folder: Path, version: str) -> Path:
+ARM = "manylinux_2_17_aarch64.manylinux2014_aarch64"
+
+
+def make_wheel(folder: Path, version: str, platform: str = "linux_x86_64") -> Path:
     """A package of one file under the project's name."""
     name = f"aoext-{version}"
-    wheel = folder / f"{name}-py3-none-linux_x86_64.whl"
+    wheel = folder / f"{name}-py3-none-{platform}.whl"
     files = {
         "aoext_probe.py": "answer = 42\n",
         f"{name}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: aoext\nVersion: {version}\n",
@@ -41,6 +44,7 @@ def released(tmp_path: Path) -> Path:
     dist.mkdir()
     for variant in ("cpu", "cu130"):
         make_wheel(dist, f"7.8.9+{variant}")
+    make_wheel(dist, "7.8.9+cpu", ARM)
     done = index(dist, tmp_path / "index", "v7.8.9")
     assert done.returncode == 0, done.stderr
     return tmp_path / "index"
@@ -58,7 +62,8 @@ def test_pip_reads_the_index_of_a_device(released: Path, tmp_path: Path) -> None
 
 
 def test_the_wheel_for_pypi_is_whole_and_has_no_label(released: Path, tmp_path: Path) -> None:
-    (wheel,) = (released / "pypi").glob("*.whl")
+    wheel, of_arm = sorted((released / "pypi").glob("*.whl"))
+    assert of_arm.name == f"aoext-7.8.9-py3-none-{ARM}.whl"
     assert wheel.name == "aoext-7.8.9-py3-none-linux_x86_64.whl"
     with zipfile.ZipFile(wheel) as archive:
         assert "Version: 7.8.9\n" in archive.read("aoext-7.8.9.dist-info/METADATA").decode()
@@ -94,5 +99,7 @@ def test_a_tag_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_the_index_says_the_hashes_of_its_wheels(released: Path) -> None:
     page = (released / "cpu" / "aoext" / "index.html").read_text()
-    (wheel,) = (released / "cpu" / "aoext").glob("*.whl")
-    assert f"sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}" in page
+    wheels = list((released / "cpu" / "aoext").glob("*.whl"))
+    assert len(wheels) == 2
+    for wheel in wheels:
+        assert f"sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}" in page

@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-WHEEL = re.compile(r"aoext-(?P<version>[\d.]+(?:(?:a|b|rc)\d+)?)\+(?P<variant>\w+)-py3-none-\w+\.whl")
+WHEEL = re.compile(r"aoext-(?P<version>[\d.]+(?:(?:a|b|rc)\d+)?)\+(?P<variant>\w+)-py3-none-[\w.]+\.whl")
 
 
 def digest(path: Path) -> str:

@@ -5,68 +5,12 @@
 #include <numeric>
 
 #include "common/formats.h"
+#include "cpu/few_rows.h"
 #include "cpu/gemm_int4.h"
 #include "cpu/isa.h"
 
 namespace aoext::cpu {
 namespace {
-
-// Rows of x up to which a gemv is the fastest; benchmarks/cpu.md says how to measure around one.
-struct FewRows {
-  int64_t limbs2 = 0, limbs3 = 0;
-  int64_t limbs2_packed = 0;  // by groups of 128
-  int64_t int4 = 0;
-  int64_t int8 = 0, float8 = 0;
-  int64_t int8_by_int8 = 0;
-  int64_t int4_by_int8 = 0;
-  int64_t lut4 = 4;
-  // Of 8 bits by 8 bits with scales of blocks: where the input's values are bfloat16 exactly, and where they are floats.
-  int64_t by_blocks = 0;
-  int64_t int8_by_blocks = 0, float8_by_blocks = 0;
-};
-
-constexpr FewRows kAmx{.limbs2 = 8,
-                       .limbs3 = 8,
-                       .limbs2_packed = 16,
-                       .int4 = 4,
-                       .int8 = 4,
-                       .float8 = 4,
-                       .int8_by_int8 = 4,
-                       .int4_by_int8 = 8,
-                       .by_blocks = 4,
-                       .int8_by_blocks = 2,
-                       .float8_by_blocks = 2};
-constexpr FewRows kAvx512{.limbs2 = 8,
-                          .limbs3 = 8,
-                          .int4 = 4,
-                          .int8 = 4,
-                          .float8 = 4,
-                          .int8_by_int8 = 4,
-                          .int4_by_int8 = 8,
-                          .by_blocks = 4,
-                          .int8_by_blocks = 2,
-                          .float8_by_blocks = 3};
-constexpr FewRows kAvx512Wide{.limbs2 = 16,
-                              .limbs3 = 8,
-                              .int4 = 4,
-                              .int8 = 8,
-                              .float8 = 8,
-                              .int8_by_int8 = 2,
-                              .int4_by_int8 = 8,
-                              .by_blocks = 4,
-                              .int8_by_blocks = 2,
-                              .float8_by_blocks = 3};
-constexpr FewRows kAvx2{.limbs2 = 16,
-                        .limbs3 = 8,
-                        .int4 = 2,
-                        .int8 = 8,
-                        .float8 = 4,
-                        .int8_by_int8 = 4,
-                        .int4_by_int8 = 6,
-                        .lut4 = 6,
-                        .int8_by_blocks = 4,
-                        .float8_by_blocks = 6};
-constexpr FewRows kPortable{.int4 = 2, .lut4 = 2, .int8_by_blocks = 2, .float8_by_blocks = 2};
 
 // From so many rows on packed weights with their scales are faster than codes.
 constexpr int64_t kScaledRows = 48;
@@ -85,6 +29,11 @@ const FewRows& few_rows([[maybe_unused]] const LinearProblem& p) {
   if (&kernels() == &kernels_amx()) return kAmx;
   if (&kernels() == &kernels_avx512()) return is_wide(p) ? kAvx512Wide : kAvx512;
   if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return kAvx2;
+#endif
+#ifdef __aarch64__
+  if (&kernels() == &kernels_i8mm()) return is_wide(p) ? kI8mmWide : kI8mm;
+  if (&kernels() == &kernels_dotprod()) return kDotprod;
+  if (&kernels() == &kernels_neon()) return kNeon;
 #endif
   return kPortable;
 }

@@ -119,6 +119,19 @@ void macro_kernel_of_scaled(const void* w, int N, const void* x, int64_t M, cons
   kKernel(w, N, x, M, (n + kPad - 1) / kPad * kPad, acc);
 }
 
+// A lane is an output channel, so its scales are a vector for each group: kFloats rows by kFloats groups at a time.
+[[maybe_unused]] void columns_of_scales(const float* const* scale_rows, int64_t begin, int64_t end, float* out) {
+  for (int vector = 0; vector < kPanelVectors; ++vector) {
+    const char* rows[kFloats];
+    for (int i = 0; i < kFloats; ++i) rows[i] = reinterpret_cast<const char*>(scale_rows[vector * kFloats + i]);
+    for (int64_t g = begin; g < end; g += kFloats) {
+      U32 words[kFloats];
+      load_words(rows, g * static_cast<int64_t>(sizeof(float)), words);
+      for (int64_t i = 0; i < kFloats && g + i < end; ++i) store(out + (g + i) * kPanel + vector * kFloats, words[i]);
+    }
+  }
+}
+
 template <int64_t kKC>
 constexpr GemmBlockwise kGemmBlockwiseF32{.shape = kShapeF32<kKC>,
                                           .pack_w = pack_blockwise_rows<BlockwiseAsF32, kKC>,

@@ -27,7 +27,7 @@ static_assert(kNR == 4, "four sums are added up at once");
 // ---- micro-kernel, macro-kernel ------------------------------------------------------------------------
 
 struct MultiplyF32 {
-  static constexpr int kMR = kFloats >= 16 ? 4 : 3;  // what 32 registers hold, and 16
+  static constexpr int kMR = kRegisters >= 32 ? 4 : 3;  // what registers hold
   using Operand = float;
   using Vector = F32;
   using Sums = F32;
@@ -68,7 +68,7 @@ void macro_kernel(const void* w, int N, const void* x, int64_t M, int64_t K, voi
 }
 
 void add_group_terms(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
-  constexpr int kVectors = kPanel / kFloats;
+  constexpr int kVectors = kPanelVectors;
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
     float* const to = static_cast<float*>(acc) + m * kPanel;
@@ -81,6 +81,14 @@ void add_group_terms(const float* x_sums, int64_t x_stride, const float* terms, 
       }
     memcpy(to, sums, sizeof sums);
   });
+}
+
+// ---- words of rows ---------------------------------------------------------------------------------------
+
+// As many bytes of each of kFloats rows as a vector has, as kFloats vectors of a word of each.
+inline void load_words(const char* const (&rows)[kFloats], int64_t at, U32 (&words)[kFloats]) {
+  for (int i = 0; i < kFloats; ++i) words[i] = load<U32>(rows[i] + at);
+  transpose_words(words);
 }
 
 // ---- loaders -------------------------------------------------------------------------------------------

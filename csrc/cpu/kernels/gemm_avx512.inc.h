@@ -24,13 +24,13 @@
 #pragma once
 
 #include "cpu/kernels/bf16_avx512.inc.h"
+#include "cpu/kernels/bf16_operands.inc.h"
 #include "cpu/kernels/gemm.inc.h"
 
 namespace aoext::cpu {
 namespace {
 
 constexpr int64_t kWordBytes = 4, kKCBytes = 512;
-constexpr int kPanelVectors = kPanel / kFloats;
 constexpr int64_t kStepBytes = kPanelVectors * kLine;  // of a block: a word of each row
 
 struct DotBf16 {
@@ -119,12 +119,6 @@ void macro_kernel_channels(const void* w, int, const void* x, int64_t M, int64_t
 
 // ---- blocks --------------------------------------------------------------------------------------------
 
-// 64 bytes of each of 16 rows as 16 vectors of a word of each.
-inline void load_words(const char* const (&rows)[kFloats], int64_t at, U32 (&words)[kFloats]) {
-  for (int i = 0; i < kFloats; ++i) words[i] = load<U32>(rows[i] + at);
-  transpose_words(words);
-}
-
 // A block of the words of n bytes of each row, unpacked; zeros follow up to a multiple of Loader::kMultiple bytes, and the last
 // row stands for those that don't exist. What is next is fetched a line at a time.
 template <class Loader>
@@ -193,8 +187,6 @@ void pack_x_i8(Element, const void* source, int64_t, int64_t, int64_t n, void* o
 }
 
 // ---- tables --------------------------------------------------------------------------------------------
-
-constexpr int kOneLimb = 1;
 
 constexpr GemmShape kShapeBf16{.operand_bytes = sizeof(uint16_t),
                                .NC = kPanel,

@@ -9,8 +9,6 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr int kTwoLimbs = 2;
-
 // kEights: in the order of int4's words.
 template <bool kEights>
 void pack_x_limbs(Element from, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
@@ -59,35 +57,6 @@ void pack_int4_exact(const Int4Row& first, const BlockRows& rows, int64_t begin,
   const F32 values = values_of_nibbles();
   pack_words(first.packed + begin / 2, rows, n / 2, out, LookedUpNibbles(reinterpret_cast<const float*>(&values)));
 }
-
-// Rows whose limbs are neither infinite nor, but for what is far below the rest, subnormal. By int4 the largest x may be kWidest
-// times the mean of those about it: what the limbs lose of it meets q, and shows where scale and zero point make a weight of 0.
-template <bool kInt4>
-bool accepts_limbs(Element from, const void* row, int64_t K) {
-  constexpr float kWidest = 32;
-  constexpr uint32_t kLeast = (127 - 100) << 23, kMost = (127 + 100) << 23;  // 2⁻¹⁰⁰, 2¹⁰⁰
-  const int64_t bytes = from == Element::f32 ? 4 : 2;
-  uint32_t largest = 0;
-  for (int64_t k = 0; k < K; k += kPad) {
-    const int64_t n = K - k < kPad ? K - k : kPad;
-    alignas(kLine) float x[kPad] = {};
-    to_float(from, static_cast<const char*>(row) + k * bytes, x, n);
-    U32 most = {};
-    F32 sizes = {};
-    for (int64_t i = 0; i < kPad; i += kFloats) {
-      const F32 size = magnitude(load<F32>(x + i));
-      most = (U32)size > most ? (U32)size : most;
-      sizes += size;
-    }
-    uint32_t here = 0;
-    for (int i = 0; i < kFloats; ++i) here = most[i] > here ? most[i] : here;
-    if (kInt4 && !(from_bits(here) * static_cast<float>(n) <= kWidest * sum<float>(sizes))) return false;
-    largest = here > largest ? here : largest;
-  }
-  return largest == 0 || (largest >= kLeast && largest < kMost);
-}
-
-constexpr bool kByInt4 = true, kBy8Bit = false;
 
 template <bool kInt4>
 constexpr GemmShape kShapeBf16Limbs{.operand_bytes = sizeof(uint16_t),

@@ -14,19 +14,6 @@ namespace {
 
 constexpr int64_t kFour = 4;  // 8-bit values of a word
 
-// A lane is an output channel, so its scales are a vector for each group: 16 rows by 16 groups at a time.
-void columns_of_scales(const float* const* scale_rows, int64_t begin, int64_t end, float* out) {
-  for (int vector = 0; vector < kPanelVectors; ++vector) {
-    const char* rows[kFloats];
-    for (int i = 0; i < kFloats; ++i) rows[i] = reinterpret_cast<const char*>(scale_rows[vector * kFloats + i]);
-    for (int64_t g = begin; g < end; g += kFloats) {
-      U32 words[kFloats];
-      load_words(rows, g * static_cast<int64_t>(sizeof(float)), words);
-      for (int64_t i = 0; i < kFloats && g + i < end; ++i) store(out + (g + i) * kPanel + vector * kFloats, words[i]);
-    }
-  }
-}
-
 void pack_8bit_codes(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
   pack_8bit(first.type, first.codes + begin, rows, n, out);
 }

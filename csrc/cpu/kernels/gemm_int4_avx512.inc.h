@@ -157,19 +157,6 @@ void macro_kernel_int4_codes(const void* w, const void* x, const float* x_sums, 
   macro_kernel_groups<kLimbs, kWithZeroPoints>(w, x, groups, M, begin, n, acc);
 }
 
-// Not rows whose sums of x by 31, or of x alone, might leave float32's range where those by weights do not.
-bool accepts_bf16(Element from, const void* row, int64_t K) {
-  if (from == Element::e4m3) return true;
-  constexpr uint32_t kExponent = 0x7fff, kMost = (127 + 100) << 7;  // 2¹⁰⁰
-  const uint16_t* const x = static_cast<const uint16_t*>(row);
-  uint16_t most = 0;
-  for (int64_t k = 0; k < K; ++k) {
-    const uint16_t magnitude = x[k] & kExponent;
-    most = magnitude > most ? magnitude : most;
-  }
-  return most < kMost;
-}
-
 constexpr GemmInt4 kGemmInt4Bf16{.shape = kShapeBf16,
                                  .pack_w = pack_int4_scaled,
                                  .macro_kernel = macro_kernel_channels<DotBf16, kOneLimb>,

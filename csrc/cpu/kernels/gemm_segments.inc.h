@@ -18,6 +18,7 @@
 //   static constexpr int kUnroll           words of a step, where kRun is 0: more than one where sums cannot be reordered
 //   static Sums add(Sums, U32 w, U32 x)
 //   static Total total(Sums)
+//   static Sums add_lane<i>(Sums, U32 w, U32 x)   where kRun is 0 and there is an instruction: by word i of kFloats words of x
 //
 // Groups of bytes that vpdpbusd takes as unsigned are 128 more than they stand for: x where w is int8, so that what is too much
 // depends on w alone and its sums, which start with it, stand behind the packed block.
@@ -58,6 +59,29 @@ inline F32 as_floats(I32 v) { return __builtin_convertvector(v, F32); }
 
 // ---- micro-kernel, macro-kernel ------------------------------------------------------------------------
 
+template <class Dot>
+concept TakesLanes = requires(typename Dot::Sums sums, U32 words) { Dot::template add_lane<0>(sums, words, words); };
+
+// kFloats words of kRows rows of x, which are loaded together.
+template <class Dot, int kRows>
+inline void add_lanes(const char* w, const char* x, typename Dot::Total (&totals)[kRows][kVectors]) {
+  static_assert(sizeof(typename Dot::Sums) == 4 * kWord, "of four words, which follow one by one");
+  U32 xk[kRows];
+  for (int m = 0; m < kRows; ++m) xk[m] = load<U32>(x + m * kBlockRow);
+  const auto add = [&](auto lane) __attribute__((always_inline)) {
+    constexpr int kLane = decltype(lane)::count;
+    for (int v = 0; v < kVectors; ++v) {
+      const U32 wk = load<U32>(w + kLane * kWordOfPanel + v * kVector);
+#pragma GCC unroll 8
+      for (int m = 0; m < kRows; ++m) totals[m][v] = Dot::template add_lane<kLane>(totals[m][v], wk, xk[m]);
+    }
+  };
+  add(Rows<0>());
+  add(Rows<1>());
+  add(Rows<2>());
+  add(Rows<3>());
+}
+
 // Words [begin, end) of kRows rows of x, by two vectors of a block.
 template <class Dot, int kRows>
 inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t end,
@@ -75,6 +99,8 @@ inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t en
   };
   if constexpr (Dot::kRun == 0) {
     int64_t word = begin;
+    if constexpr (TakesLanes<Dot>)
+      for (; word + kFloats <= end; word += kFloats) add_lanes<Dot>(w + word * kWordOfPanel, x + word * kWord, totals);
     for (; word + Dot::kUnroll <= end; word += Dot::kUnroll)
 #pragma GCC unroll 4
       for (int i = 0; i < Dot::kUnroll; ++i) add(word + i, totals);
@@ -94,7 +120,7 @@ inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t en
 }
 
 // Rows of x at once: what registers hold.
-constexpr int kMR = kFloats >= 16 ? 6 : kFloats >= 8 ? 4 : 3;
+constexpr int kMR = kRegisters >= 32 ? 6 : kFloats >= 8 ? 4 : 3;
 
 template <int kMost, class Body>
 inline void with_rows(int64_t count, const Body& body) {
@@ -255,6 +281,11 @@ inline void pack_words(const char* source, const BlockRows& block, int64_t bytes
   }
 }
 
+struct Words {
+  static constexpr int kWords = 1;
+  static void load(U32 words, U32 (&out)[kWords]) { out[0] = words; }
+};
+
 // A block whose rows become operands one by one, in the first cache: load(row, out).
 template <class Dot, class Load>
 inline void pack_operands(const BlockRows& block, int64_t n, void* out, const Load& load) {
@@ -309,8 +340,9 @@ struct Nibbles {
   }
 };
 
-[[maybe_unused]] void pack_nibbles(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
-  pack_words<Nibbles>(reinterpret_cast<const char*>(first.packed) + begin / 2, rows, n / 2, out);
+template <class Loader>
+void pack_nibbles(const Int4Row& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
+  pack_words<Loader>(reinterpret_cast<const char*>(first.packed) + begin / 2, rows, n / 2, out);
 }
 
 [[maybe_unused]] void pack_x_nibbles(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
@@ -342,10 +374,10 @@ constexpr GemmShape shape_of(decltype(GemmShape::pack_x) pack_x) {
 constexpr GemmInt4Codes kGemmInt4CodesF32{
     .shape = shape_of<DotF32>(pack_x_rows<RowsAsF32>), .pack_w = pack_codes_f32, .macro_kernel = macro_kernel_int4<DotF32>};
 
-template <class Dot>  // of unsigned bytes by signed ones
+template <class Dot, class Loader = Nibbles>  // of bytes that Loader makes by signed ones
 constexpr GemmInt4Codes kGemmInt4I8{.shape = shape_of<Dot>(pack_x_nibbles),
-                                    .code_offset = Nibbles::kOffset,
-                                    .pack_w = pack_nibbles,
+                                    .code_offset = Loader::kOffset,
+                                    .pack_w = pack_nibbles<Loader>,
                                     .macro_kernel = macro_kernel_int4<Dot>};
 
 template <class Dot, class RowLoader>

@@ -9,6 +9,7 @@
 
 #include "cpu/kernels/gemm_amx.inc.h"
 #include "cpu/kernels/int8_limbs.inc.h"
+#include "cpu/kernels/unsigned_nibbles.inc.h"
 
 namespace aoext::cpu {
 namespace {

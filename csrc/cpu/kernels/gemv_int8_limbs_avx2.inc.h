@@ -9,6 +9,7 @@
 
 #include "cpu/kernels/convert.inc.h"
 #include "cpu/kernels/int8_limbs.inc.h"
+#include "cpu/kernels/unsigned_nibbles.inc.h"
 #include "cpu/kernels/vectors_avx2.inc.h"
 
 namespace aoext::cpu {

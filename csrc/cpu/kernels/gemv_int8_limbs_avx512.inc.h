@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/int8_limbs.inc.h"
+#include "cpu/kernels/unsigned_nibbles.inc.h"
 #include "cpu/kernels/vectors_avx512.inc.h"
 
 namespace aoext::cpu {

@@ -11,16 +11,6 @@
 namespace aoext::cpu {
 namespace {
 
-// The even and the odd nibbles of words as bytes 0..15, their sign bit flipped: each instruction set's own.
-void unpack(U32 words, U32* even, U32* odd);
-
-// A loader: codes as unsigned bytes, and how much larger these are than what the codes stand for. A new format whose values are
-// integers (e2m1, doubled) is one more.
-struct UnsignedNibbles {
-  static constexpr int kOffset = 8;
-  static void load(U32 words, U32* even, U32* odd) { unpack(words, even, odd); }
-};
-
 constexpr int kOneInt8Limb = 1, kTwoInt8Limbs = 2, kThreeInt8Limbs = 3;
 constexpr int64_t kLimbBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
 constexpr int64_t kLimbUnit = 2 * kLimbBytes;

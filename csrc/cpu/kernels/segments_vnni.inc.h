@@ -32,11 +32,6 @@ constexpr int64_t kLeastSegment = 8;
 constexpr int64_t kMostStarts = kKC<DotI8> / kLeastSegment + 1;
 constexpr uint32_t kTops = 0x80808080u;  // 128 in each byte
 
-struct Words {
-  static constexpr int kWords = 1;
-  static void load(U32 words, U32 (&out)[kWords]) { out[0] = words; }
-};
-
 void pack_i8(Element, const void* source, const BlockRows& rows, int64_t segment, int64_t begin, int64_t n, void* out) {
   pack_words<Words>(static_cast<const char*>(source), rows, n, out);
   char* const starts = static_cast<char*>(out) + kBlockBytes;

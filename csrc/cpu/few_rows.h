@@ -1,0 +1,97 @@
+// Rows of x up to which a gemv is the fastest, by instruction set: what plan.cpp chooses by. benchmarks/cpu.md says how to
+// measure around one.
+#pragma once
+
+#include <cstdint>
+
+namespace aoext::cpu {
+
+struct FewRows {
+  int64_t limbs2 = 0, limbs3 = 0;
+  int64_t limbs2_packed = 0;  // by groups of 128
+  int64_t int4 = 0;
+  int64_t int8 = 0, float8 = 0;
+  int64_t int8_by_int8 = 0;
+  int64_t int4_by_int8 = 0;
+  int64_t lut4 = 4;
+  // Of 8 bits by 8 bits with scales of blocks: where the input's values are bfloat16 exactly, and where they are floats.
+  int64_t by_blocks = 0;
+  int64_t int8_by_blocks = 0, float8_by_blocks = 0;
+};
+constexpr FewRows kAmx{.limbs2 = 8,
+                       .limbs3 = 8,
+                       .limbs2_packed = 16,
+                       .int4 = 4,
+                       .int8 = 4,
+                       .float8 = 4,
+                       .int8_by_int8 = 4,
+                       .int4_by_int8 = 8,
+                       .by_blocks = 4,
+                       .int8_by_blocks = 2,
+                       .float8_by_blocks = 2};
+constexpr FewRows kAvx512{.limbs2 = 8,
+                          .limbs3 = 8,
+                          .int4 = 4,
+                          .int8 = 4,
+                          .float8 = 4,
+                          .int8_by_int8 = 4,
+                          .int4_by_int8 = 8,
+                          .by_blocks = 4,
+                          .int8_by_blocks = 2,
+                          .float8_by_blocks = 3};
+constexpr FewRows kAvx512Wide{.limbs2 = 16,
+                              .limbs3 = 8,
+                              .int4 = 4,
+                              .int8 = 8,
+                              .float8 = 8,
+                              .int8_by_int8 = 2,
+                              .int4_by_int8 = 8,
+                              .by_blocks = 4,
+                              .int8_by_blocks = 2,
+                              .float8_by_blocks = 3};
+constexpr FewRows kAvx2{.limbs2 = 16,
+                        .limbs3 = 8,
+                        .int4 = 2,
+                        .int8 = 8,
+                        .float8 = 4,
+                        .int8_by_int8 = 4,
+                        .int4_by_int8 = 6,
+                        .lut4 = 6,
+                        .int8_by_blocks = 4,
+                        .float8_by_blocks = 6};
+// Arm's are predicted by instructions a weight (tools/arm_loops.py), not measured.
+constexpr FewRows kNeon{.int4 = 4, .int8 = 8, .float8 = 8, .int8_by_int8 = 4, .int8_by_blocks = 4, .float8_by_blocks = 4};
+constexpr FewRows kDotprod{.limbs2 = 32,
+                           .limbs3 = 16,
+                           .int4 = 4,
+                           .int8 = 8,
+                           .float8 = 8,
+                           .int8_by_int8 = 4,
+                           .int4_by_int8 = 8,
+                           .int8_by_blocks = 2,
+                           .float8_by_blocks = 4};
+constexpr FewRows kI8mm{.limbs2 = 12,
+                        .limbs3 = 8,
+                        .int4 = 2,
+                        .int8 = 2,
+                        .float8 = 2,
+                        .int8_by_int8 = 4,
+                        .int4_by_int8 = 8,
+                        .lut4 = 2,
+                        .by_blocks = 2,
+                        .int8_by_blocks = 2,
+                        .float8_by_blocks = 2};
+constexpr FewRows kI8mmWide{.limbs2 = 24,
+                            .limbs3 = 8,
+                            .int4 = 2,
+                            .int8 = 4,
+                            .float8 = 4,
+                            .int8_by_int8 = 4,
+                            .int4_by_int8 = 8,
+                            .lut4 = 2,
+                            .by_blocks = 2,
+                            .int8_by_blocks = 2,
+                            .float8_by_blocks = 2};
+constexpr FewRows kPortable{.int4 = 2, .lut4 = 2, .int8_by_blocks = 2, .float8_by_blocks = 2};
+
+}  // namespace aoext::cpu

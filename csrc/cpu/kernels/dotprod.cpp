@@ -1,0 +1,28 @@
+// NEON and its products of four bytes (sdot): Neoverse N1, Apple M1.
+#include "cpu/kernels/vectors_neon.inc.h"
+
+#include "cpu/kernels/products_i8_dotprod.inc.h"
+#include "cpu/kernels/table_neon.inc.h"
+
+#include "cpu/kernels/limb_sums_dotprod.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+template <int kLimbs, int kRows>
+struct LimbSums : DotLimbSums<kLimbs, kRows> {};
+
+}  // namespace
+
+const Kernels& kernels_dotprod() {
+  static constexpr Kernels table = [] {
+    Kernels all = table_neon("dotprod");
+    all.gemv_limb = &kGemvLimbs<kOneInt8Limb>;
+    all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs>;
+    all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;
+    return all;
+  }();
+  return table;
+}
+
+}  // namespace aoext::cpu

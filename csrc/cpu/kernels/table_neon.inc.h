@@ -1,0 +1,26 @@
+// The table of NEON's instruction sets; products_i8_<it>.inc.h is what sdot makes faster.
+#pragma once
+
+#include "cpu/kernels/vectors_neon.inc.h"
+
+#include "cpu/kernels/table.inc.h"
+
+#include "cpu/kernels/gemm_i8_neon.inc.h"
+#include "cpu/kernels/gemv_lut4_neon.inc.h"
+#include "cpu/kernels/without_avx512.inc.h"
+
+namespace aoext::cpu {
+namespace {
+
+constexpr Kernels table_neon(const char* name) {
+  constexpr int64_t kKC = 256;  // floats
+  Kernels table = table_of_all<kKC>(name, &kGemmI8<4 * kKC>);
+  table.gemv_i8 = dot_i8;
+  table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles, segments::SignedNibbles>;
+  table.gemm_segments_i8 = &segments::kGemmSegmentsI8;
+  table.gemv_lut4_f32 = &kGemvLut4Neon;
+  return table;
+}
+
+}  // namespace
+}  // namespace aoext::cpu

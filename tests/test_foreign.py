@@ -1,0 +1,36 @@
+"""What tools/foreign.py knows of platforms, against what is compiled for them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+foreign = importlib.import_module("foreign")
+
+
+def test_every_instruction_set_of_aarch64_has_a_cpu_that_runs_none_better() -> None:
+    """Its list is in the order of choice, of which `portable` stands beside all."""
+    source = (ROOT / "csrc" / "cpu" / "isa.cpp").read_text(encoding="utf-8")
+    table = source[source.index("kInstructionSets[]") :]
+    of_arm = table[table.index("__aarch64__") :].split("#endif")[0]
+    names = re.findall(r"\{kernels_(\w+),", of_arm)
+    cpus = foreign.PLATFORMS["aarch64"].cpus
+    assert names == list(cpus)
+    assert len(set(cpus.values())) == len(names)
+    flags = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert all(f"csrc/cpu/kernels/{name}.cpp" in flags for name in names)
+
+
+def test_an_empty_dist_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(foreign, "ROOT", tmp_path)
+    monkeypatch.setattr(foreign.Foreign, "install", lambda self: None)
+    monkeypatch.setattr(foreign, "unpack_packages", lambda *arguments: None)
+    with pytest.raises(SystemExit, match="must have a wheel for aarch64"):
+        foreign.Foreign("aarch64").unpack_wheel()
