@@ -40,8 +40,14 @@ BLOCKS = [
     (64, 1),
     (200, 2000),
 ]
-CODES = {"int8": torch.int8, "e4m3": E4M3, "e5m2": torch.float8_e5m2, "lut4": torch.uint8}
-WEIGHT_ONLY = {"int8": "bf16i8bf16_blockwise", "lut4": "bf16lut4bf16_blockwise"}
+CODES = {
+    "int8": torch.int8,
+    "e4m3": E4M3,
+    "e5m2": torch.float8_e5m2,
+    "lut4": torch.uint8,
+    "e2m1": torch.uint8,
+}
+WEIGHT_ONLY = {torch.int8: "bf16i8bf16_blockwise", torch.uint8: "bf16lut4bf16_blockwise"}
 
 
 @pytest.fixture(params=["own", "generic"])
@@ -50,11 +56,12 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
 
 
 def weight_only(code: str) -> str:
-    return WEIGHT_ONLY.get(code, "bf16f8bf16_blockwise")
+    return WEIGHT_ONLY.get(CODES[code], "bf16f8bf16_blockwise")
 
 
 def format_of(code: str, block: tuple[int, int] | None = None, scale: torch.dtype | None = None) -> Blockwise:
-    return Blockwise(code, CODES[code], block, scale, has_global_scale=code == "lut4")
+    table = E2M1 if code == "e2m1" else None
+    return Blockwise(code, CODES[code], block, scale, table, has_global_scale=CODES[code] is torch.uint8)
 
 
 def run(operator: str, format: Blockwise, p: Problem, device, kernel_of, generator) -> None:
@@ -95,7 +102,7 @@ def test_the_last_blocks_may_be_partial(code, M, N, K, block, device, kernel_of,
 @pytest.mark.parametrize("M", [1, 6, 33])
 @pytest.mark.parametrize("code", CODES)
 def test_every_dtype_of_scales_and_inputs(code, M, dtype, scale, device, kernel_of, generator):
-    if scale is E4M3 and code != "lut4":
+    if scale is E4M3 and CODES[code] is not torch.uint8:
         pytest.skip("its smallest number is too large for weights of 8 bits under results in float16")
     run(
         weight_only(code),
@@ -105,6 +112,21 @@ def test_every_dtype_of_scales_and_inputs(code, M, dtype, scale, device, kernel_
         kernel_of,
         generator,
     )
+
+
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("M", [1, 3, 12])
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+def test_an_outlier_keeps_the_bound_of_its_row_of_e2m1(group, M, dtype, device, kernel_of, generator):
+    """One activation 1000 times its group: it meets random weights, and weights of zero."""
+    format = Blockwise("e2m1", torch.uint8, (1, group), FP32, E2M1)
+    subject = blockwise_subject("bf16lut4bf16_blockwise", format)
+    p = Problem(M, 64, 256, 1, dtype, FP32)
+    (x,), w = subject.inputs(p, generator), subject.rotated(p, generator)
+    x[0, 37] *= 1000
+    w[0][:32, 37 // 2] &= 0x0F  # an odd k lies in the high nibble
+    arguments = subject.arguments(p, (x.to(device),), tuple(t.to(device) for t in w))
+    assert_close(kernel_of("bf16lut4bf16_blockwise")(*arguments), subject.reference(p, (x,), w))
 
 
 @pytest.mark.parametrize(

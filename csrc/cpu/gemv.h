@@ -42,13 +42,13 @@ class PackedRows {
   PackedRows(const LinearProblem& p, const Tensor& input, const Gemv& gemv) : PackedRows(p.M, p.K, gemv.operand_bytes) {
     each_input_row(p, input, [&](int64_t m, const void* row) { gemv.pack_x(element(p.input), row, p.K, row_of(m)); });
   }
-  // Rows of codes with a scale for each `block` of them, as the values that they stand for.
+  // Rows with a scale for each `block` of elements, or with none, as the values that they stand for.
   template <class Gemv>
   PackedRows(const InputRows& x, int64_t block, const Gemv& gemv) : PackedRows(x.M, x.K, gemv.operand_bytes) {
     std::vector<float> values(x.K);
     for (int64_t m = 0; m < x.M; ++m) {
       kernels().to_float(x.element, x.row(m), values.data(), x.K);
-      for (int64_t k = 0; k < x.K; ++k) values[k] *= x.scales[m * x.scales_of_row + k / block];
+      for (int64_t k = 0; x.scales != nullptr && k < x.K; ++k) values[k] *= x.scales[m * x.scales_of_row + k / block];
       gemv.pack_x(Element::f32, values.data(), x.K, row_of(m));
     }
   }

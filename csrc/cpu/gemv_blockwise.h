@@ -13,12 +13,16 @@ inline const GemvBlockwise& gemv_blockwise(const Plan& plan, const BlockwiseWeig
   return by_bf16 ? *k.gemv_blockwise_bf16 : *k.gemv_blockwise_f32;
 }
 
-inline void multiply_gemv_blockwise(const LinearProblem& p, const GemvBlockwise& gemv, const PackedRows& x,
-                                    const BlockwiseWeight& weight, const Output& output) {
-  each_panel(p, weight, output, [&](BlockwiseWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
-    panel.move(first, count, 0, p.K);
-    gemv.dot(x.data(), x.stride(), p.M, panel.rows(0), count, p.K, sums);
-  });
+// M rows of x, which are those that `order` names, or all.
+inline void multiply_gemv_blockwise(const LinearProblem& p, const GemvBlockwise& gemv, const PackedRows& x, int64_t M,
+                                    const BlockwiseWeight& weight, const Output& output, const std::vector<int64_t>& order = {}) {
+  each_panel(
+      p, weight, output,
+      [&](BlockwiseWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
+        panel.move(first, count, 0, p.K);
+        gemv.dot(x.data(), x.stride(), M, panel.rows(0), count, p.K, sums);
+      },
+      order);
 }
 
 }  // namespace aoext::cpu

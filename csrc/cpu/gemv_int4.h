@@ -10,11 +10,17 @@
 
 namespace aoext::cpu {
 
-// x [M, K] as floats.
+// x [M, K] as floats, and some of its rows.
 inline std::vector<float> rows_of_floats(const LinearProblem& p, const Tensor& input) {
   std::vector<float> rows(p.M * p.K);
   each_input_row(p, input, [&](int64_t m, const void* row) { kernels().to_float(element(p.input), row, &rows[m * p.K], p.K); });
   return rows;
+}
+
+inline std::vector<float> chosen_rows(const std::vector<float>& rows, int64_t K, const std::vector<int64_t>& chosen) {
+  std::vector<float> out;
+  for (const int64_t m : chosen) out.insert(out.end(), rows.begin() + m * K, rows.begin() + (m + 1) * K);
+  return out;
 }
 
 // Rows of x, packed for Kernels::gemv_int4.
@@ -73,7 +79,8 @@ class LimbRows {
   const std::vector<int64_t>& within() const { return within_; }
   const std::vector<int64_t>& beyond() const { return beyond_; }
 
-  void multiply(Int4Weight::Panel& panel, int64_t first, int64_t channels, float (*sums)[kPanel]) const {
+  template <class Panel>
+  void multiply(Panel& panel, int64_t first, int64_t channels, float (*sums)[kPanel]) const {
     if (count() == 0) return;
     const GroupsOfX of_x{scales_.data(), fixed_sums_.data(), sums_.data()};
     if constexpr (kStaged)
@@ -117,8 +124,7 @@ void multiply_gemv_limbs(const Gemv& gemv, const LinearProblem& p, const Tensor&
   const LimbRows<Gemv> limbs(gemv, p, rows);
   std::vector<int64_t> beyond = limbs.beyond();
   if (const Plan floats = plan_int4_floats(p); !beyond.empty() && floats.algorithm != Algorithm::gemv_int4) {
-    std::vector<float> x;
-    for (const int64_t m : beyond) x.insert(x.end(), rows.begin() + m * p.K, rows.begin() + (m + 1) * p.K);
+    const std::vector<float> x = chosen_rows(rows, p.K, beyond);
     const int64_t count = static_cast<int64_t>(beyond.size());
     multiply_gemm(floats, {x.data(), Element::f32, sizeof(float), count, p.K}, weight, output, beyond);
     beyond.clear();

@@ -4,8 +4,7 @@
 #include <type_traits>
 
 #include "cpu/gemv.h"
-#include "cpu/gemv_blockwise.h"
-#include "cpu/gemv_int4.h"
+#include "cpu/gemv_e2m1.h"
 #include "cpu/multiply_gemm.h"
 
 namespace aoext::cpu {
@@ -24,8 +23,12 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
     multiply_few_int4(p, plan, input, weight, output);
   } else if constexpr (std::is_same_v<Weight, BlockwiseWeight>) {
-    const GemvBlockwise& gemv = gemv_blockwise(plan, weight);
-    multiply_gemv_blockwise(p, gemv, PackedRows(p, input, gemv), weight, output);
+    if (plan.algorithm == Algorithm::gemv_blockwise) {
+      const GemvBlockwise& gemv = gemv_blockwise(plan, weight);
+      multiply_gemv_blockwise(p, gemv, PackedRows(p, input, gemv), p.M, weight, output);
+    } else {
+      multiply_e2m1_limbs(p, plan, input, weight, output);
+    }
   }
   return y;
 }

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "common/formats.h"
 #include "cpu/few_rows.h"
@@ -136,8 +137,30 @@ Plan plan_blockwise(const LinearProblem& p) {
   return gemm(scaled ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
+namespace {
+
+bool is_e2m1(const float* table) {
+  constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  for (int i = 0; i < 8; ++i)
+    if (table[i] != kMagnitudes[i] || table[8 + i] != -kMagnitudes[i]) return false;
+  return true;
+}
+
+// By which limbs of int8 few rows meet codes of e2m1, or none.
+std::optional<Plan> plan_e2m1_limbs(const LinearProblem& p) {
+  const bool groups = p.group_size % kPad == 0 || p.group_size == 16 || p.group_size == 32 || p.group_size == 64;
+  if (!groups || p.K % p.group_size != 0 || p.N < kRoundedInputChannels || kernels().gemv_e2m1_limbs2 == nullptr) return {};
+  const bool three = p.output == ScalarType::Float;
+  if (p.M > (three ? few_rows(p).limbs3 : few_rows(p).limbs2)) return {};
+  return Plan{three ? Algorithm::gemv_limbs3 : Algorithm::gemv_limbs2, ScalarType::Char};
+}
+
+}  // namespace
+
 Plan plan_lut4(const LinearProblem& p, const float* table) {
   const Kernels& k = kernels();
+  if (is_e2m1(table))
+    if (const auto limbs = plan_e2m1_limbs(p)) return *limbs;
   bool finite = true, of_bf16 = true;
   for (int i = 0; i < 16; ++i) {
     finite &= std::isfinite(table[i]);

@@ -22,7 +22,7 @@ Tensor multiply_by_blocks(const LinearProblem& p, const Tensor& input, const Ten
   if (plan.algorithm == Algorithm::gemv_blockwise) {
     const BlockwiseWeight blocks(p, weight, weight_scale);
     const GemvBlockwise& gemv = gemv_blockwise(plan, blocks);
-    multiply_gemv_blockwise(p, gemv, PackedRows(rows, p.input_group_size, gemv), blocks, output);
+    multiply_gemv_blockwise(p, gemv, PackedRows(rows, p.input_group_size, gemv), p.M, blocks, output);
     return y;
   }
   gemm_product<float>(gemm_segments(plan), rows, p.N, SegmentsWeight(p, weight, weight_scale), kParallelFor,

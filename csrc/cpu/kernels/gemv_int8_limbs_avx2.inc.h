@@ -23,6 +23,20 @@ static_assert(kFloats == 2 * kFour);
 template <int kLimbs, int kUnits>
 I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x);
 
+// A loader of e2m1, whose values are integers once they are doubled.
+struct DoubledE2m1 {
+  static constexpr int kOffset = 12;
+  static constexpr bool kZeroPoints = false;
+  static void load(U32 words, U32* even, U32* odd) {
+    // Of a code whose sign bit is flipped, as unpack leaves it.
+    const __m256i values = _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24));
+    U32 low, high;
+    unpack(words, &low, &high);
+    *even = (U32)_mm256_shuffle_epi8(values, (__m256i)low);
+    *odd = (U32)_mm256_shuffle_epi8(values, (__m256i)high);
+  }
+};
+
 // ---- scales --------------------------------------------------------------------------------------------
 
 // N columns of a line, and nothing behind them.
@@ -38,6 +52,7 @@ inline void columns(Element from, const char* line, int64_t N, F32 (&out)[kPanel
 }
 
 // Groups [begin, end) of N rows of w.
+template <class Loader>
 void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K, int64_t begin, int64_t end,
                   const StagedScales& out) {
   constexpr int kVectors = kPanel / kFloats;
@@ -46,7 +61,7 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
   if (begin == 0) memset(out.sums, 0, static_cast<size_t>(M * kPanel) * sizeof(float));
   const auto bring = [&](int64_t g, Vectors& scale, Vectors& zero_point) __attribute__((always_inline)) {
     columns(w.element, w.scale + g * w.stride, N, scale);
-    columns(w.element, w.zero_point + g * w.stride, N, zero_point);
+    if constexpr (Loader::kZeroPoints) columns(w.element, w.zero_point + g * w.stride, N, zero_point);
   };
   const auto keep = [&](int64_t g, const Vectors& scale) __attribute__((always_inline)) {
     for (int v = 0; v < kVectors; ++v) {
@@ -65,7 +80,10 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
   // Adds a group, which is i of x's.
   const auto add = [&](int64_t i, const Vectors& scale, const Vectors& zero_point, Vectors& sums) __attribute__((always_inline)) {
     const F32 fixed_sum = broadcast(of_x.fixed_sums[i]), sum = broadcast(of_x.sums[i]);
-    for (int v = 0; v < kVectors; ++v) sums[v] = multiply_add(scale[v], fixed_sum, multiply_add(zero_point[v], sum, sums[v]));
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (Loader::kZeroPoints) sums[v] = multiply_add(zero_point[v], sum, sums[v]);
+      sums[v] = multiply_add(scale[v], fixed_sum, sums[v]);
+    }
   };
   if (M == 1) {
     Vectors sums, scale, zero_point;
@@ -95,8 +113,9 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
   }
 }
 
+template <class Loader>
 void stage_scales(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K, const StagedScales& out) {
-  stage_groups(of_x, M, w, N, K, 0, K / w.group_size, out);
+  stage_groups<Loader>(of_x, M, w, N, K, 0, K / w.group_size, out);
 }
 
 // ---- products ------------------------------------------------------------------------------------------
@@ -113,21 +132,36 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   return v;
 }
 
-// N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups; where a group is four lanes, the sums of
-// four rows' groups fill one vector. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where
+// Of four rows, in each of whose totals a group is kFloats / kGroups lanes: the sums of groups, four rows' side by side, a vector
+// for every other group and the one two behind it. Where a group is four lanes that is one vector.
+template <int kGroups>
+inline void groups_of_fours(const I32 (&totals)[kFour], I32 (&out)[kGroups / 2]) {
+  if constexpr (kGroups == 2) {
+    out[0] = sums_of_fours(totals);
+  } else {
+    const __m256i a = _mm256_hadd_epi32((__m256i)totals[0], (__m256i)totals[1]);
+    const __m256i b = _mm256_hadd_epi32((__m256i)totals[2], (__m256i)totals[3]);
+    out[0] = (I32)_mm256_shuffle_ps((__m256)a, (__m256)b, 0x88);
+    out[1] = (I32)_mm256_shuffle_ps((__m256)a, (__m256)b, 0xdd);
+  }
+}
+
+// N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups: where these are several, the sums of four
+// rows' groups fill vectors. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where
 // the result is not.
 template <class Loader, int kLimbs, int M, int N, int kGroups, int kUnits>
 inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed,
                                 int64_t group_size, const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kPanel]) {
-  constexpr bool kFours = kGroups * kFour == kFloats && N == kFour;
+  constexpr bool kFours = kGroups > 1 && N == kFour;
   constexpr int64_t kStep = kUnits * kLimbUnit;
   const int64_t bytes = K / 2, groups = K / group_size;
   F32 sums[M][kFours ? 1 : N] = {};
   // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
   const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
     fetch_group(&ahead);
-    F32 x_scale[M];
-    for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
+    [[maybe_unused]] F32 x_scale[M];
+    if constexpr (!kFours)
+      for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
     [[maybe_unused]] I32 totals[M][N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
@@ -152,10 +186,20 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
       }
     }
     if constexpr (kFours) {
-      const float* const of_groups = scale + g * kFour;
-      const F32 s =
-          its_groups == kGroups ? load<F32>(of_groups) : (F32)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(of_groups));
-      for (int m = 0; m < M; ++m) sums[m][0] += s * (x_scale[m] * __builtin_convertvector(sums_of_fours(totals[m]), F32));
+      constexpr int kApart = kGroups / 2;                                          // of the groups of a vector
+      const auto group = [&](int64_t i) { return g + (i < its_groups ? i : 0); };  // totals of those that don't exist are 0
+      for (int j = 0; j < kApart; ++j) {
+        const float *const low = scale + group(j) * kFour, *const high = scale + group(j + kApart) * kFour;
+        const bool together = kGroups == 2 && its_groups == kGroups;
+        const F32 s = together ? load<F32>(low) : (F32)_mm256_set_m128(_mm_loadu_ps(high), _mm_loadu_ps(low));
+        for (int m = 0; m < M; ++m) {
+          I32 of_groups[kApart];
+          groups_of_fours<kGroups>(totals[m], of_groups);
+          const float* const of_row = x_scales + m * groups;
+          const F32 xs = (F32)_mm256_set_m128(_mm_broadcast_ss(of_row + group(j + kApart)), _mm_broadcast_ss(of_row + group(j)));
+          sums[m][0] += s * (xs * __builtin_convertvector(of_groups[j], F32));
+        }
+      }
     }
   };
   const int64_t span = kUnits == 1 ? kStep : group_size;
@@ -195,7 +239,7 @@ inline void macro_kernel_staged(const int8_t* x, int64_t x_stride, const GroupsO
         return Ahead{from + begin * w.stride, w.stride, stages ? end - begin : 0, kPanel * w.element_bytes};
       };
       rows(Rows<kFour>(), n, {ahead(next.w.scale), ahead(next.w.zero_point)});
-      if (stages) stage_groups(of_x, M, next.w, next.N, K, begin, end, next.scales);
+      if (stages) stage_groups<Loader>(of_x, M, next.w, next.N, K, begin, end, next.scales);
     }
     for (; n < N; ++n) rows(Rows<1>(), n, {});
   };
@@ -207,6 +251,8 @@ template <class Loader, int kLimbs>
 void dot_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t N, int64_t K,
                 const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]) {
   const int64_t in_unit = kLimbUnit / w.group_size;
+  if (in_unit == 4)
+    return macro_kernel_staged<Loader, kLimbs, /*kGroups=*/4, /*kUnits=*/1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
   if (in_unit == 2)
     return macro_kernel_staged<Loader, kLimbs, /*kGroups=*/2, /*kUnits=*/1>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
   if (in_unit == 1)
@@ -214,9 +260,9 @@ void dot_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_
   macro_kernel_staged<Loader, kLimbs, /*kGroups=*/1, kPad / kLimbUnit>(x, x_stride, of_x, M, w, N, K, scales, next, acc);
 }
 
-template <int kLimbs>
+template <int kLimbs, class Loader = UnsignedNibbles>
 constexpr GemvLimbsStaged kGemvLimbsStaged{
-    .limbs = kInt8Limbs<UnsignedNibbles, kLimbs>, .stage = stage_scales, .dot = dot_staged<UnsignedNibbles, kLimbs>};
+    .limbs = kInt8Limbs<Loader, kLimbs>, .stage = stage_scales<Loader>, .dot = dot_staged<Loader, kLimbs>};
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -15,7 +15,7 @@ constexpr int kOneInt8Limb = 1, kTwoInt8Limbs = 2, kThreeInt8Limbs = 3;
 constexpr int64_t kLimbBytes = 4 * kFloats;  // of a vector: so many even k's nibbles and so many odd ones'
 constexpr int64_t kLimbUnit = 2 * kLimbBytes;
 static_assert(kPad <= 128, "a step's sums are exact");
-constexpr int64_t kStretch = 32;  // divides groups and units
+constexpr int64_t kStretch = 16;  // divides groups and units
 
 // The largest value in fixed point: below 128 in its first limb, and what kRounder rounds.
 template <int kLimbs>

@@ -10,7 +10,7 @@ namespace {
 template <int kLimbs, int kUnits>
 inline I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x) {
   const auto of_unit = [&](int unit, int limb) { return x + kLimbs * kLimbUnit * unit + kLimbUnit * limb; };
-  // 16 bits: at most four pairs of 15 · 128.
+  // 16 bits: at most four pairs of 24 · 128.
   const auto pairs = [&](int limb) {
     __m256i sums = {};
     for (int unit = 0; unit < kUnits; ++unit) {

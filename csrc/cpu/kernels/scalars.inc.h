@@ -44,9 +44,10 @@ inline float e4m3_to_float(uint8_t b) {
   return (b & 0x7f) == 0x7f ? from_bits(0x7fc00000u) : value;
 }
 
-// 2^(u − 127) by the bits of float32: 0 is 2⁻¹²⁷, a subnormal number, and 255 is NaN.
+// 2^(u − 127) by the bits of float32: 0 is 2⁻¹²⁷, a subnormal number, and 255 is NaN. Without branches: rows become vectors.
 inline float e8m0_to_float(uint8_t u) {
-  return from_bits(u == 0 ? 0x00400000u : u == 255 ? 0x7fc00000u : static_cast<uint32_t>(u) << 23);
+  const uint32_t is_edge = static_cast<uint32_t>(u == 0) | static_cast<uint32_t>(u == 255);
+  return from_bits(static_cast<uint32_t>(u) << 23 | is_edge << 22);
 }
 
 // ---- conversions of rows -------------------------------------------------------------------------------

@@ -1,0 +1,68 @@
+// Codes of e2m1 by few rows of x as int8 limbs: Algorithm::gemv_limbs2 and gemv_limbs3 of weights with a scale a block.
+#pragma once
+
+#include "cpu/gemv_blockwise.h"
+#include "cpu/gemv_int4.h"
+
+namespace aoext::cpu {
+
+// A weight of e2m1 as the kernels of int4 take it: integers, twice the values, whose scales lie in columns; what halves them
+// meets the sums with the scale of all of the weight.
+struct DoubledWeight {
+  const BlockwiseWeight& of;
+
+  class Panel {
+   public:
+    explicit Panel(const DoubledWeight& w) : w_(w.of), scales_(w_.groups * kPanel), halves_(kPanel, 0.5f * w_.global_scale) {}
+
+    void dot_staged(const GemvLimbsStaged& gemv, const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M,
+                    int64_t first, int64_t count, float (*acc)[kPanel]) {
+      staged_.resize((w_.groups + M) * kPanel);
+      const StagedScales staged{staged_.data(), staged_.data() + w_.groups * kPanel};
+      const Int4Panel panel = in_columns(first, count);
+      gemv.stage(of_x, M, panel, count, w_.K, staged);
+      gemv.dot(x, x_stride, of_x, M, panel, count, w_.K, staged, {panel, 0, staged}, acc);
+    }
+    const float* row_scales() const { return halves_.data(); }
+
+   private:
+    Int4Panel in_columns(int64_t first, int64_t count) {
+      const void* rows[kPanel];
+      for (int64_t i = 0; i < kPanel; ++i)
+        rows[i] = w_.scale + (first + std::min(i, count - 1)) / w_.block_n * w_.scale_row_bytes;
+      kernels().rows_to_columns(w_.scale_element, rows, w_.groups, scales_.data());
+      return {reinterpret_cast<const uint8_t*>(w_.codes + first * w_.row_bytes),
+              reinterpret_cast<const char*>(scales_.data()),
+              nullptr,
+              Element::f32,
+              sizeof(float),
+              kPanel * sizeof(float),
+              w_.group_size};
+    }
+
+    const BlockwiseWeight& w_;
+    std::vector<float> scales_, halves_, staged_;
+  };
+};
+
+inline void multiply_e2m1_limbs(const LinearProblem& p, const Plan& plan, const Tensor& input, const BlockwiseWeight& weight,
+                                const Output& output) {
+  const Kernels& k = kernels();
+  const std::vector<float> rows = rows_of_floats(p, input);
+  const LimbRows limbs(plan.algorithm == Algorithm::gemv_limbs2 ? *k.gemv_e2m1_limbs2 : *k.gemv_e2m1_limbs3, p, rows);
+  if (limbs.count() > 0)
+    each_panel(
+        p, DoubledWeight{weight}, output,
+        [&](DoubledWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
+          limbs.multiply(panel, first, count, sums);
+        },
+        limbs.within());
+  if (limbs.beyond().empty()) return;
+  const std::vector<float> others = chosen_rows(rows, p.K, limbs.beyond());
+  const int64_t M = static_cast<int64_t>(limbs.beyond().size());
+  const GemvBlockwise& floats = *k.gemv_lut4_f32;
+  const PackedRows x(InputRows{others.data(), Element::f32, sizeof(float), M, p.K}, p.K, floats);
+  multiply_gemv_blockwise(p, floats, x, M, weight, output, limbs.beyond());
+}
+
+}  // namespace aoext::cpu
