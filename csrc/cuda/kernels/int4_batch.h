@@ -14,7 +14,7 @@ constexpr int kBatchRows = 256;  // of w: a block's, times its slices
 struct BatchConfig {
   int tokens;         // rows of x that have room: 16, 32 or 64
   int slices;         // of K in a block: 1, 2 or 4, the rest of the four warpgroups are row groups of 64
-  int cluster;        // blocks that share the groups of rows that do not come out even (segments.h): 1 or 2
+  int cluster;        // blocks that share the groups of rows that do not come out even (tile_scheduler.h): 1 or 2
   int blocks;         // in all, which run at once
   int shared_memory;  // bytes that a block may have
 

@@ -5,7 +5,7 @@ namespace aoext::cuda {
 
 struct WgmmaConfig {
   int tokens;      // rows of x in a tile: 32, 64, 128 or 256, of narrow weights 96 or 192 too
-  int cluster;     // blocks that share a tile of those that do not come out even (segments.h): 1, 2 or, of 8-bit weights alone, 3
+  int cluster;     // blocks that share a tile of those that do not come out even (tile_scheduler.h): 1, 2 or, of 8-bit weights alone, 3
   int ranges;      // or, of weight-only products alone, the first so many blocks, that share all of these; or 0
   int blocks;      // in all, which run at once
   int rows = 128;  // of w in a tile: 192, 128 or 64; of two operands of 8 bits any multiple of 16 up to there

@@ -89,13 +89,13 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   w.slices_log2 = log2_of(c.slices), w.cluster_log2 = log2_of(c.cluster);
   w.units = static_cast<int>(p.K / kUnitK);
   w.bias_type = static_cast<int>(p.bias_type);
-  w.segments =
-      share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, int4_batch::kPairUnits), c.blocks, c.cluster, 0);
-  if (!shares_fit(w.segments, c.blocks) || c.cluster > 2) return false;  // every block owns something
+  w.schedule =
+      schedule_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, int4_batch::kPairUnits), c.blocks, c.cluster, 0);
+  if (!schedule_fits(w.schedule, c.blocks) || c.cluster > 2) return false;  // every block owns something
   const int step = kernels.step_bytes(c.slices);
   const int fixed =
       1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
-  const int turns = int4_batch::step_turns(c.slices), most = (c.shared_memory - int(sizeof(Rest)) - fixed) / step;
+  const int turns = int4_batch::step_turns(c.slices), most = (c.shared_memory - int(sizeof(BlockWork)) - fixed) / step;
   w.depth = std::min(int4_batch::kMostDepth, most) / turns * turns;  // wgmma::Ring says why
   out.shared = fixed + w.depth * step;
   return w.depth >= 2;
@@ -131,8 +131,8 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
       Launch l;
       if (cluster == 1 || !lay_out(p, c, kernels, l)) c = config(even_blocks(tiles, cluster, sms));
       if (!lay_out(p, c, kernels, l)) continue;
-      double time = fit.launches + ceil_div(l.walk.segments.whole_tiles, c.blocks) * (steps * step + turn);
-      if (rest_tiles(l.walk.segments) > 0)
+      double time = fit.launches + ceil_div(l.walk.schedule.whole_tiles, c.blocks) * (steps * step + turn);
+      if (shared_tiles(l.walk.schedule) > 0)
         time += ceil_div(steps, cluster) * step + turn + fit.cluster + fit.cluster_row * cost.tokens;
       best.consider(c, time);
     }

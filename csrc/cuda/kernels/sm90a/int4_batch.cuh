@@ -8,7 +8,7 @@
 // A first kernel lays x out as the engine wants it: for each unit of 128 k and every 16 of them a matrix of 8 x 16-byte cores, k
 // permuted to the order of the nibbles. The second starts while the first runs. A block is four warpgroups, row groups of 64
 // rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory. Where groups of rows do not come
-// out even over the blocks, pairs of blocks share the rest of them along K (segments.h).
+// out even over the blocks, pairs of blocks share the rest of them along K (tile_scheduler.h).
 //
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
@@ -16,7 +16,7 @@
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode_ops.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
-#include "cuda/kernels/sm90a/segments.cuh"
+#include "cuda/kernels/sm90a/tile_scheduler.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
 
 namespace aoext::cuda::int4_batch {
@@ -87,10 +87,10 @@ struct Walk {
   int scale_units;  // units of K that share a row of scales, where groups are longer than a unit; else 1
   int slices_log2;  // of 4: the rest are row groups
   int cluster_log2;
-  int units;          // K / 128
-  int depth;          // of the ring
-  int bias_type;      // Element
-  Segments segments;  // tiles of all rows of a block, stages that are steps of the ring
+  int units;               // K / 128
+  int depth;               // of the ring
+  int bias_type;           // Element
+  TileScheduler schedule;  // tiles of all rows of a block, stages that are steps of the ring
 };
 
 // Bytes of shared memory beside the ring: sums of slices on their way to the first, those of other blocks on their way to the one
@@ -243,15 +243,15 @@ struct Ring {
 };
 
 template <class Body>
-__device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, Body&& body) {
+__device__ inline void each_step(const Walk& p, const BlockWork& block_work, const Ring& ring, Body&& body) {
   int place = 0;
   uint32_t parity = 1;
-  each_segment<false>(p.segments, rest, [&](const Segment& segment) {
-    const int end = (segment.first_stage + segment.stages) * kPairUnits;
+  for_each_work<false>(p.schedule, block_work, [&](const WorkTile& work) {
+    const int end = (work.first_k_tile + work.k_tiles) * kPairUnits;
 #pragma unroll 1
-    for (int unit = segment.first_stage * kPairUnits; unit < end; unit += kPairUnits) {
+    for (int unit = work.first_k_tile * kPairUnits; unit < end; unit += kPairUnits) {
       barrier_wait(ring.empty + 8 * place, parity);
-      body(segment.tile, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
+      body(work.tile, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
   });
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Meet = Meeting<kTokens>;
   constexpr int kSubs = P::kSubs, kOctets = kTokens / 8;
   extern __shared__ uint8_t unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
   Ring ring;
   ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);  // so that loops don't compute it again
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_fence();
   }
   if (threadIdx.x == kMath) {
-    rest.find(p.segments);
+    block_work.find(p.schedule);
     prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
   }
   __syncthreads();
@@ -301,11 +301,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == kMath) {
       const int copies = p.scale_units == 1 ? 1 : kPairUnits;  // of scales: at once where every unit has rows of its own
       // The first weights to L2 while the first kernel runs; more of them would delay what that reads.
-      const Segment early = first_segment(p.segments, rest);
-      for (int i = 0; i < min(early.stages, turns); ++i)
-        prefetch_tile(&w_map, (early.first_stage + i) * kPairUnits * (kUnitK / 2), early.tile * rows);
+      const WorkTile early = first_work(p.schedule, block_work);
+      for (int i = 0; i < min(early.k_tiles, turns); ++i)
+        prefetch_tile(&w_map, (early.first_k_tile + i) * kPairUnits * (kUnitK / 2), early.tile * rows);
       wait_for_last_kernel();
-      each_step(p, rest, ring, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
+      each_step(p, block_work, ring, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
         const int row = tile * rows;
         barrier_expect(arrived, step_x);
         copy_tile(to, &w_map, arrived, unit * (kUnitK / 2), row);
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (threadIdx.x == kMath + 32) {
       wait_for_last_kernel();
       start_next_kernel();
-      each_step(p, rest, ring, [&](int, int unit, uint32_t to, uint32_t arrived) {
+      each_step(p, block_work, ring, [&](int, int unit, uint32_t to, uint32_t arrived) {
         barrier_expect(arrived, P::kBytes);
         copy_bytes(to + step_x, p.x + int64_t(unit / kPairUnits) * P::kBytes, arrived, P::kBytes);
       });
@@ -409,8 +409,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto in_block = [&](int o) { return o & ((1 << block_log2) - 1); };
   const auto slice_of = [&](int o) { return in_block(o) >> slice_log2; };
   bool again = false;
-  const auto finish = [&](const Segment& segment) {
-    const bool shared = segment.stages < p.segments.stages;
+  const auto finish = [&](const WorkTile& work) {
+    const bool shared = work.k_tiles < p.schedule.k_tiles;
     const int index = thread_now(), thread = index / 128 >> p.slices_log2 << 7 | index % 128;  // among those of a slice
     if (slices > 1) {
       // A slice's octets for the next slices, in their order.
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (slice_of(o) == slice && block_of(o) != rank) store_remote(there + in_block(o) * octet_bytes, counts, y[o]);
       barrier_wait_cluster(from_cluster, 0);
     }
-    const int64_t n = static_cast<int64_t>(segment.tile) * rows + tile_row + row;
+    const int64_t n = static_cast<int64_t>(work.tile) * rows + tile_row + row;
     if (n >= p.N) return;
     const auto bias_type = static_cast<Element>(p.bias_type);
     const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
@@ -462,14 +462,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (cluster > 1) cluster_wait();  // the other has started
   int place = 0;
   uint32_t parity = 0;
-  each_segment<false>(p.segments, rest, [&](const Segment& segment) {
+  for_each_work<false>(p.schedule, block_work, [&](const WorkTile& work) {
 #pragma unroll
     for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
 #pragma unroll 1
-    for (int i = 0; i < segment.stages; ++i) {
+    for (int i = 0; i < work.k_tiles; ++i) {
       if ((i & (turns - 1)) == turn) {
         const uint32_t step = ring.base + place * ring.bytes;
-        const int unit = (segment.first_stage + i) * kPairUnits + first;
+        const int unit = (work.first_k_tile + i) * kPairUnits + first;
         barrier_wait(ring.full + 8 * place, parity);
 #pragma unroll 1
         for (int h = 0; h < own_units; ++h)
@@ -481,7 +481,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
-    finish(segment);
+    finish(work);
   });
 }
 

@@ -12,9 +12,9 @@
 namespace aoext::cuda {
 namespace {
 
-constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
+constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));  // of a multiprocessor, less what one block costs
 
-Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::segments_of(p.M, p.N, p.K, c); }
+TileScheduler schedule(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::schedule_of(p.M, p.N, p.K, c); }
 
 // Rows of the kernel that multiplies such tiles, the fewest that hold them; 0 where none does.
 constexpr int height(int rows, bool turned) {
@@ -40,7 +40,7 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream
   a.p = p;
   a.tiles = {static_cast<int>(ceil_div(p.N, config.rows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.rows = config.rows;
-  a.segments = segments(p, config);
+  a.schedule = schedule(p, config);
   a.copy_tokens = wgmma::copy_tokens(p.M, kTokens);
   a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
@@ -137,8 +137,8 @@ bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
   bool tile = false;
   for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kRows, t.kTokens)); });
   if (!tile || c.rows < 16 || c.rows % 16 != 0 || c.ranges != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1) return false;
-  const Segments s = segments(p, c);
-  return shares_fit(s, c.blocks) && !(c.turned && s.whole_tiles < s.tiles);
+  const TileScheduler s = schedule(p, c);
+  return schedule_fits(s, c.blocks) && !(c.turned && s.whole_tiles < s.tiles);
 }
 
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {

@@ -11,7 +11,7 @@
 // at the end. A thread of a third one copies, or one w and another x where stages are small, since to ask for a copy takes
 // 0.1 µs. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB of w and more
 // are on their way to a multiprocessor. Where tiles do not come out even over the blocks, the last of them are shared along K
-// (segments.h).
+// (tile_scheduler.h).
 //
 // What it adds up in. int8: int32, exact. float8: the engine keeps 14 bits of a sum and cuts off the rest, so every 128 k, or 64
 // where results are fp16, float32 in other registers takes it over. Of random positive numbers a row is off by 2e-4 after 64 k,
@@ -34,10 +34,10 @@ constexpr int kEarly = 4;           // stages of w that L2 is asked for while th
 struct RowwiseArguments {
   RowwiseLinear p;
   Tiles tiles;
-  Segments segments;  // what lies outside K in the last stage is zero
-  int rows;           // of w in a tile, as many as the kernel is for or fewer
-  int copy_tokens;    // rows of x that are copied at once
-  uint64_t w_policy;  // of L2
+  TileScheduler schedule;  // what lies outside K in the last stage is zero
+  int rows;                // of w in a tile, as many as the kernel is for or fewer
+  int copy_tokens;         // rows of x that are copied at once
+  uint64_t w_policy;       // of L2
 };
 
 // ---- Shared memory ----
@@ -211,15 +211,15 @@ constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;  // of a thread
 
 // One thread: stages of w, of x, or of both into the ring.
 template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
-__device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
-                                   const CUtensorMap& x_map, const CUtensorMap& w_map) {
+__device__ inline void copy_stages(const RowwiseArguments& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
+                                   uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
-  each_segment<false>(a.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
+  for_each_work<false>(a.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(a.tiles, work.tile, kTokens, a.rows);
     const int tokens = copied_tokens(a.p.M, tile, kTokens, a.copy_tokens);
-    const int end = (segment.first_stage + segment.stages) * kLine;
+    const int end = (work.first_k_tile + work.k_tiles) * kLine;
 #pragma unroll 1
-    for (int k = segment.first_stage * kLine; k < end; k += kLine) {
+    for (int k = work.first_k_tile * kLine; k < end; k += kLine) {
       const uint32_t arrived = full + 8 * ring.full(), to = shared + ring.slot() * L::kStage;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
@@ -243,9 +243,9 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   constexpr int kColumns = L::kTurned ? kTileRows : kTokens;
   constexpr int kMine = L::kMine, kTurns = L::kTurns;
   using Sum = WgmmaSum<kType>;
-  const Segments& s = a.segments;
+  const TileScheduler& s = a.schedule;
   extern __shared__ char unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   const int warp = warp_index(), lane = threadIdx.x % 32;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     }
     if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
     barrier_init_fence();
-    rest.find(s);
+    block_work.find(s);
   }
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
@@ -265,14 +265,14 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   if (warp >= kPairWarps) {
     release_registers<kCopyRegisters>();
     const auto copy = [&](auto of_w, auto of_x) {
-      copy_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(a, rest, shared, full, empty, x_map, w_map);
+      copy_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(a, block_work, shared, full, empty, x_map, w_map);
     };
     constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
-      const Segment first = first_segment(s, rest);
+      const WorkTile first = first_work(s, block_work);
       const int row = tile_of(a.tiles, first.tile, kTokens, a.rows).row;
-      for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
+      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * kLine, row);
       wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
     } else if (!kHigh && threadIdx.x == kPair + 32) {
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
                    row_scales = shared + L::kRowScales + me.group * L::kTokensOfGroup * int(sizeof(float));
     Ring<kStages> ring(kHigh ? 0 : me.group);
-    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
+    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from the first of a work tile on
     Sum sums[kColumns / 2];
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
@@ -307,8 +307,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));
     };
 
-    each_segment<false>(s, rest, [&](const Segment& segment) {
-      Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
+    for_each_work<false>(s, block_work, [&](const WorkTile& work) {
+      Tile tile = tile_of(a.tiles, work.tile, kTokens, a.rows);
       tile.end = tile.row + a.rows;
       if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
       if constexpr (L::kTurned) tile.group_rows = 0;
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       if constexpr (kType == Element::int8) {
         int previous = -1;  // slot
 #pragma unroll 1
-        for (; next < segment.stages; next += kTurns) {
+        for (; next < work.k_tiles; next += kTurns) {
           wait();
           multiply<kType, 0, kSteps>(sums, left(), right(0), true);
           wgmma_wait<1>();
@@ -334,10 +334,10 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         constexpr int kAtOnce = std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // left to the engine's sums
         constexpr int kPieces = kColumns <= 192 ? 1 : 2;  // of a stage's columns, that registers are for
         constexpr int kPart = kColumns / 2 / kPieces;
-        if (next < segment.stages) wait();
+        if (next < work.k_tiles) wait();
 #pragma unroll 1
-        for (; next < segment.stages; next += kTurns) {
-          const bool more = next + kTurns < segment.stages;
+        for (; next < work.k_tiles; next += kTurns) {
+          const bool more = next + kTurns < work.k_tiles;
           const int slot = ring.slot();
           bool here = true;  // the next stage: asked for while the last products run
           Sum part[kPart];
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           if (!here) wait();
         }
       }
-      next -= segment.stages;
+      next -= work.k_tiles;
       scales.store(channels, row_scales, thread);
       sync_threads_of(kGroupBarrier + me.group, 128);
 
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                      row_scales - (L::kTurned ? me.group * 64 * int(sizeof(float)) : 0)};
       const auto finish = [&](auto& mine) {
         unsigned chunks = ~0u;  // that are complete
-        if (segment.stages < s.stages) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
+        if (work.k_tiles < s.k_tiles) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
         write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
       };
       if constexpr (L::kTurned) {

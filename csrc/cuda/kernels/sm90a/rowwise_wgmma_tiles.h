@@ -4,14 +4,14 @@
 #include <algorithm>
 
 #include "cuda/fits.h"
-#include "cuda/kernels/segments.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
+#include "cuda/kernels/tile_scheduler.h"
 #include "cuda/kernels/wgmma_config.h"
 
 namespace aoext::cuda::wgmma {
 
-inline Segments segments_of(int64_t M, int64_t N, int64_t K, const WgmmaConfig& c) {
-  return share_tiles(ceil_div(N, c.rows) * ceil_div(M, c.tokens), ceil_div(K, kLine), c.blocks, c.cluster, 0);
+inline TileScheduler schedule_of(int64_t M, int64_t N, int64_t K, const WgmmaConfig& c) {
+  return schedule_tiles(ceil_div(N, c.rows) * ceil_div(M, c.tokens), ceil_div(K, kLine), c.blocks, c.cluster, 0);
 }
 
 // Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.
@@ -69,11 +69,11 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
       };
       const auto consider = [&](int cluster, int64_t blocks) {
         const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, turned};
-        const Segments s = segments_of(p.M, p.N, p.K, config);
-        if (!shares_fit(s, config.blocks)) return;
+        const TileScheduler s = schedule_of(p.M, p.N, p.K, config);
+        if (!schedule_fits(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
         if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
-        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
+        if (shared_tiles(s) > 0) multiplying += round(shared_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
         const double time = std::max(multiplying, reading) + fit.both * std::min(multiplying, reading);
         if (best.tokens != 0 && time >= least) return;
         least = time;

@@ -156,7 +156,7 @@ bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
   const bool x_is_left = is_x_left(scaled_kind(p).by, c.tokens);
   if (!is_tile_of(p, c.rows, c.tokens) || c.turned != x_is_left) return false;
   if (c.ranges != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
-  return shares_fit(segments_of(p.M, p.N, p.K, c), c.blocks);
+  return schedule_fits(schedule_of(p.M, p.N, p.K, c), c.blocks);
 }
 
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {

@@ -196,14 +196,14 @@ constexpr int kValueThreads = 64;  // that bring what stands beside a stage
 // What a stage's blocks of k have of x and of w, into the ring beside it. Where values lie is found once a tile, so that a stage
 // costs a thread little more than its copies.
 template <ScaledBy kBy, class L, int kTileRows, int kTokens, int kStages, int kSub>
-__device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
-                                   int thread) {
+__device__ inline void copy_values(const ScaledArguments& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
+                                   uint32_t empty, int thread) {
   const RowwiseLinear& p = a.rowwise.p;
   constexpr int kOfX = (kTokens + kValueThreads - 1) / kValueThreads, kOfW = kTileRows / kValueThreads;
   const auto column = [](int chunk, int chunks, int groups) { return min(chunks == 1 ? chunk : chunk / chunks, groups - 1); };
   Ring<kStages> ring;
-  each_segment<false>(a.rowwise.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.rowwise.tiles, segment.tile, kTokens, kTileRows);
+  for_each_work<false>(a.rowwise.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(a.rowwise.tiles, work.tile, kTokens, kTileRows);
     const int tokens = min(kTokens, int(p.M) - tile.token), rows = min(kTileRows, int(p.N) - tile.row);
     [[maybe_unused]] const float* of_x[kOfX];
     if constexpr (!L::kByChunks) {
@@ -224,7 +224,7 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
       }
     }
 #pragma unroll 1
-    for (int stage = segment.first_stage; stage < segment.first_stage + segment.stages; ++stage) {
+    for (int stage = work.first_k_tile; stage < work.first_k_tile + work.k_tiles; ++stage) {
       const uint32_t to = shared + L::kValues + ring.slot() * L::kStageValues, to_w = to + L::kXValues;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if constexpr (kBy == ScaledBy::group) {
@@ -273,14 +273,14 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
 
 // One thread: stages of w and x.
 template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
-__device__ inline void copy_scaled_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full,
+__device__ inline void copy_scaled_stages(const RowwiseArguments& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
                                           uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
-  each_segment<false>(a.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
+  for_each_work<false>(a.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(a.tiles, work.tile, kTokens, kTileRows);
     const int tokens = copied_tokens(a.p.M, tile, kTokens, a.copy_tokens);
 #pragma unroll 1
-    for (int stage = segment.first_stage; stage < segment.first_stage + segment.stages; ++stage) {
+    for (int stage = work.first_k_tile; stage < work.first_k_tile + work.k_tiles; ++stage) {
       const uint32_t arrived = full + 8 * ring.full(), to = shared + ring.slot() * L::kStage;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
@@ -308,9 +308,9 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   constexpr int kPart = kColumns / 2;
   using Sum = WgmmaSum<kType>;
   const RowwiseArguments& r = a.rowwise;
-  const Segments& s = r.segments;
+  const TileScheduler& s = r.schedule;
   extern __shared__ char unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   const int warp = warp_index(), lane = threadIdx.x % 32;
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     }
     if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
     barrier_init_fence();
-    rest.find(s);
+    block_work.find(s);
   }
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
@@ -330,14 +330,14 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   if (warp >= kPairWarps) {
     release_registers<L::kCopyRegisters>();
     const auto copy = [&](auto of_w, auto of_x) {
-      copy_scaled_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(r, rest, shared, full, empty, x_map, w_map);
+      copy_scaled_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(r, block_work, shared, full, empty, x_map, w_map);
     };
     constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
-      const Segment first = first_segment(s, rest);
+      const WorkTile first = first_work(s, block_work);
       const int row = tile_of(r.tiles, first.tile, kTokens, kTileRows).row;
-      for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * L::kWLine, row);
+      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * L::kWLine, row);
       wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
     } else if (!kHigh && threadIdx.x == kPair + 32) {
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       copy(std::false_type(), kYes);
     } else if (warp >= kPairWarps + 2) {
       wait_for_last_kernel();
-      copy_values<kBy, L, kTileRows, kTokens, kStages, kSub>(a, rest, shared, full, empty, threadIdx.x - kPair - 64);
+      copy_values<kBy, L, kTileRows, kTokens, kStages, kSub>(a, block_work, shared, full, empty, threadIdx.x - kPair - 64);
       wait_all_copies();
     }
     __syncwarp();
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     constexpr bool kTakesTurns = kHigh && kSub == 1;
     if (kTakesTurns && me.group == 1) arrive_at(kTurnBarrier, kPair);
     Ring<kStages> ring(kHigh ? 0 : me.group);
-    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
+    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from the first of a work tile on
     float sums[kPieces * kPart];
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
@@ -408,8 +408,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       }
     };
 
-    each_segment<false>(s, rest, [&](const Segment& segment) {
-      Tile tile = tile_of(r.tiles, segment.tile, kTokens, kTileRows);
+    for_each_work<false>(s, block_work, [&](const WorkTile& work) {
+      Tile tile = tile_of(r.tiles, work.tile, kTokens, kTileRows);
       tile.end = tile.row + kTileRows;
       if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
       if constexpr (kXIsLeft) tile.group_rows = 0;
@@ -420,7 +420,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 
       if constexpr (kInt4)
         if (kHigh || me.group == 0)
-          add_zeros<kTokens>(sums, a, segment.first_stage * kSub, min((segment.first_stage + segment.stages) * kSub, a.x_chunks),
+          add_zeros<kTokens>(sums, a, work.first_k_tile * kSub, min((work.first_k_tile + work.k_tiles) * kSub, a.x_chunks),
                              tile.row + row, tile.token, lane);
 
       // Of a scale for all rows that the ring does not bring.
@@ -428,13 +428,13 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       const auto expand_stage = [&](int to) {
         if constexpr (kInt4) expand<kType>(shared + ring.slot() * L::kStage + first_row * L::kWLine, place(to), thread);
       };
-      if (next < segment.stages) {
+      if (next < work.k_tiles) {
         wait();
         expand_stage(expanded);
       }
 #pragma unroll 1
-      for (; next < segment.stages; next += kTurns) {
-        const bool more = next + kTurns < segment.stages;
+      for (; next < work.k_tiles; next += kTurns) {
+        const bool more = next + kTurns < work.k_tiles;
         const int slot = ring.slot();
         bool here = true;
         Sum part[kPart];
@@ -473,7 +473,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
               scale[0] = load_shared(x_values(slot, 0) + L::kXValues);
             else
               scale[0] =
-                  load_scale(a.scale, scale_row + min((segment.first_stage + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
+                  load_scale(a.scale, scale_row + min((work.first_k_tile + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
             scale[1] = scale[0];
           } else {
             w_values(slot, kOfChunk, scale);
@@ -532,7 +532,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         expanded ^= 1;
         if (!here) wait();
       }
-      next -= segment.stages;
+      next -= work.k_tiles;
       scales.store(channels, row_scales, thread);
       sync_threads_of(kGroupBarrier + me.group, 128);
 
@@ -545,7 +545,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                        row_scales};
       const auto finish = [&](auto& mine) {
         unsigned chunks = ~0u;  // that are complete
-        if (segment.stages < s.stages) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
+        if (work.k_tiles < s.k_tiles) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
         write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
       };
       if constexpr (kXIsLeft) {

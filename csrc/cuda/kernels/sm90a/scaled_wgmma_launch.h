@@ -45,7 +45,7 @@ void for_each_scaled_tile(F&& f) {
 template <ScaledBy kBy, Element kType, class Output, int kRows, int kTokens, int kSub>
 cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
   using Empty = ScaledLayout<kBy, Output, kRows, kTokens, 0, kSub>;
-  constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));
+  constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));
   constexpr int kStages =
       (kSharedMemory - Empty::kBytes) / (Empty::kStage + Empty::kStageValues + 16) / Empty::kTurns * Empty::kTurns;
   using L = ScaledLayout<kBy, Output, kRows, kTokens, kStages, kSub>;
@@ -58,7 +58,7 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   r.M = p.M, r.N = p.N, r.K = p.K, r.type = r.weight_type = p.type, r.bias_type = p.bias_type, r.output = p.output;
   a.rowwise.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
   a.rowwise.rows = kRows;
-  a.rowwise.segments = segments_of(p.M, p.N, p.K, c);
+  a.rowwise.schedule = schedule_of(p.M, p.N, p.K, c);
   a.rowwise.copy_tokens = copy_tokens(p.M, kTokens);
   a.rowwise.w_policy = a.rowwise.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
   const auto chunks = [&](int64_t group, int64_t groups) { return groups == 1 ? 1 << 30 : static_cast<int>(group / kChunk); };

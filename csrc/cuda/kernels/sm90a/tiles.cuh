@@ -18,7 +18,7 @@
 
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
-#include "cuda/kernels/sm90a/segments.cuh"
+#include "cuda/kernels/sm90a/tile_scheduler.cuh"
 
 namespace aoext::cuda::wgmma {
 

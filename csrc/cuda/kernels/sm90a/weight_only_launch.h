@@ -14,12 +14,12 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
+constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));  // of a multiprocessor, less what one block costs
 
 template <class Problem>
-Segments segments(const Problem& p, int stage, const WgmmaConfig& c) {
+TileScheduler schedule(const Problem& p, int stage, const WgmmaConfig& c) {
   const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
-  return share_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.ranges);
+  return schedule_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.ranges);
 }
 
 // Rows of x that are copied at once: all of a tile, unless there are so few that leaving those beyond M out gains more than
@@ -34,7 +34,7 @@ inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows *
 
 template <class Problem>
 size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
-  const Segments s = segments(p, stage, c);
+  const TileScheduler s = schedule(p, stage, c);
   return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
 
@@ -58,10 +58,10 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
 
   Arguments<Weights, Epilogue> a{weights, epilogue};
   a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kTileRows)), static_cast<int>(ceil_div(p.M, kTokens))};
-  a.segments = segments(p, Weights::kStage, config);
+  a.schedule = schedule(p, Weights::kStage, config);
   a.copy_tokens = copy_tokens(p.M, kTokens);
-  if (config.cluster > Weights::kMostCluster || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
-  place(a.segments, workspace, tile_bytes(config));
+  if (config.cluster > Weights::kMostCluster || !schedule_fits(a.schedule, config.blocks)) return cudaErrorInvalidValue;
+  set_workspace(a.schedule, workspace, tile_bytes(config));
 
   const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, a.copy_tokens});
   if (!x.valid) return cudaErrorNotSupported;
@@ -72,9 +72,9 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
             stream,
             static_cast<unsigned>(config.cluster),
             Overlap::after_ours};
-  if (a.segments.ranges > 0) {
+  if (a.schedule.stream_k_blocks > 0) {
     const Grid one{1, 128, 0, stream, 1, Overlap::after_ours};
-    const cudaError_t error = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
+    const cudaError_t error = launch(clear_counters<unsigned>, one, a.schedule.counters, shared_tiles(a.schedule));
     if (error != cudaSuccess) return error;
     grid.overlap = Overlap::always;
   }
@@ -128,7 +128,7 @@ template <class Tiles, class Problem>
 bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const WgmmaConfig& c) {
   const auto found = [](auto) { return cudaSuccess; };
   return with_tile(shapes, c, found) == cudaSuccess && !c.turned && c.cluster >= 1 && c.cluster <= most_cluster &&
-         c.ranges >= 0 && c.blocks > c.ranges && shares_fit(segments(p, stage, c), c.blocks);
+         c.ranges >= 0 && c.blocks > c.ranges && schedule_fits(schedule(p, stage, c), c.blocks);
 }
 
 // ---- The choice ----
@@ -136,19 +136,22 @@ bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const Wgm
 constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
 constexpr int64_t kMostTurns = 2;  // of whole tiles, beside which ranges are worth it
 
-// What ranges take, of so many microseconds a stage; `tile`: what a tile takes beside its stages; `size`: its, of 128 by 256.
-inline double time_of_ranges(const Segments& s, int blocks, double stage, double tile, double size, const WeightOnlyWgmmaFit& m) {
-  const int rest = rest_tiles(s), longest = s.part_stages + (s.longer > 0);
-  const bool even = s.longer == 0 && (s.shared_stages % longest == 0 || longest % s.shared_stages == 0);
-  const auto touched = [&](int stages, int by) { return even ? ceil_div(stages, by) : (stages + by - 2) / by + 1; };
-  const double range = longest * stage + (touched(longest, s.shared_stages) - 1) * m.leaving * size;
-  const double parts = touched(s.shared_stages, s.part_stages) * size;
+// Microseconds that stream-K takes. `stage`: those of a k-tile; `tile`: those of a tile beside its k-tiles; `size`: a tile's
+// outputs, of 128 by 256.
+inline double time_of_stream_k(const TileScheduler& s, int blocks, double stage, double tile, double size,
+                               const WeightOnlyWgmmaFit& m) {
+  const int shared = shared_tiles(s), longest = s.split_k_tiles + (s.longer_splits > 0);
+  const bool even = s.longer_splits == 0 && (s.shared_k_tiles % longest == 0 || longest % s.shared_k_tiles == 0);
+  // Tiles that a range touches, or ranges that a tile does.
+  const auto touched = [&](int k_tiles, int by) { return even ? ceil_div(k_tiles, by) : (k_tiles + by - 2) / by + 1; };
+  const double range = longest * stage + (touched(longest, s.shared_k_tiles) - 1) * m.leaving * size;
+  const double parts = touched(s.shared_k_tiles, s.split_k_tiles) * size;
   double time = tile + m.waiting + parts * m.adding;
-  if (s.whole_tiles > 0)  // the ends of owners, or of the others
-    time += s.whole_tiles / blocks * (s.stages * stage + tile) +
-            std::max(range, ceil_div(rest, s.owners) * (m.waiting + parts * m.adding_beside));
+  if (s.whole_tiles > 0)  // when the fix-up blocks end, or the others
+    time += s.whole_tiles / blocks * (s.k_tiles * stage + tile) +
+            std::max(range, ceil_div(shared, s.fix_up_blocks) * (m.waiting + parts * m.adding_beside));
   else
-    time += std::max(range, (s.stages - s.shared_stages) * stage);
+    time += std::max(range, (s.k_tiles - s.shared_k_tiles) * stage);
   return m.clearing + time;
 }
 
@@ -163,12 +166,12 @@ Choice<WgmmaConfig> choose(const Problem& p, int stage, int most_cluster, const 
     const auto time_of = [&](int64_t parts) { return parts * (stage / kStep) * step + cost.tile; };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
       const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows};
-      const Segments s = segments(p, stage, config);
-      if (!shares_fit(s, config.blocks)) return;
+      const TileScheduler s = schedule(p, stage, config);
+      if (!schedule_fits(s, config.blocks)) return;
       const double size = rows * tokens / (128. * 256);
-      double time = ranges > 0 ? time_of_ranges(s, config.blocks, stage / kStep * step, cost.tile, size, model)
+      double time = ranges > 0 ? time_of_stream_k(s, config.blocks, stage / kStep * step, cost.tile, size, model)
                                : ceil_div(s.whole_tiles, blocks) * time_of(stages);
-      if (cluster > 1 && rest_tiles(s) > 0) time += time_of(ceil_div(stages, cluster)) + cost.cluster;
+      if (cluster > 1 && shared_tiles(s) > 0) time += time_of(ceil_div(stages, cluster)) + cost.cluster;
       best.consider(config, time);
     };
     consider(1, 0, even_blocks(tiles, 1, sms));
@@ -178,7 +181,7 @@ Choice<WgmmaConfig> choose(const Problem& p, int stage, int most_cluster, const 
     if (tiles < sms) {
       // As many ranges as there are blocks for, or fewer of the same length, which leave fewer parts of tiles.
       for (int64_t ranges = sms - tiles; ranges > 0; --ranges)
-        if (ranges == sms - tiles || share_tiles(tiles, stages, tiles + ranges, 1, ranges).longer == 0)
+        if (ranges == sms - tiles || schedule_tiles(tiles, stages, tiles + ranges, 1, ranges).longer_splits == 0)
           consider(1, ranges, tiles + ranges);
       return;
     }

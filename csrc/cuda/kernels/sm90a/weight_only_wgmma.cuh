@@ -8,7 +8,7 @@
 // tiles are narrow or have 64, see below) multiplies, two threads of another copy. Weights come in stages of a 128-byte line a
 // row, x in steps of 64 k. For 128 by 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the
 // matrix engine; L2 keeps up with that (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out
-// even over the blocks, the last of them are shared along K (segments.h).
+// even over the blocks, the last of them are shared along K (tile_scheduler.h).
 //
 // How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
 // sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
@@ -66,8 +66,8 @@ struct Arguments {
   Weights weights;
   Epilogue epilogue;
   Tiles tiles;
-  Segments segments;  // what lies outside K in the last stage is zero
-  int copy_tokens;    // rows of x that are copied at once
+  TileScheduler schedule;  // what lies outside K in the last stage is zero
+  int copy_tokens;         // rows of x that are copied at once
 };
 
 // ---- Shared memory ----
@@ -94,8 +94,8 @@ struct Layout {
   using XRing = std::conditional_t<kXStages % kSteps == 0, RingOfRounds<kXStages, kWays, kRound * kSteps>, XCopies>;
   using WRing = std::conditional_t<kRound == 2, RingOfRounds<kWStages, 1, kRound>, Ring<kWStages>>;
   static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
-  static constexpr int kLeavingBarriers = kClusterBarriers + kClusterBarrierBytes;
-  static constexpr int kBytes = kLeavingBarriers + kLeavingBarrierBytes + 1024;  // the copy engine's alignment
+  static constexpr int kPartialBarriers = kClusterBarriers + kClusterBarrierBytes;
+  static constexpr int kBytes = kPartialBarriers + kPartialBarrierBytes + 1024;  // the copy engine's alignment
   // What the blocks of a cluster send lies over the rings.
   static_assert(kXStages == 0 || ClusterShares<Output, kMine, 2>::bytes(kThreads) <= kOut);
   static_assert(kXStages == 0 || ClusterShares<Output, kMine, Weights::kMostCluster>::bytes(kThreads) <= kOut);
@@ -122,20 +122,20 @@ __device__ inline uint32_t row_address(uint32_t lines, const Thread& me, int byt
 // done once a tile belongs in the inner loops. ----
 
 template <class L, int kTokens, int kWStages, class Weights, class Epilogue>
-__device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
-                                    uint32_t empty, const typename Weights::Maps& maps) {
+__device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const BlockWork& block_work, uint32_t shared,
+                                    uint32_t full, uint32_t empty, const typename Weights::Maps& maps) {
   typename Weights::Copies copies(p.weights, maps);
   // The first of them to L2 while the last kernel ends.
   maps.prefetch();
-  const Segment first = first_segment(p.segments, rest);
-  copies.start(tile_of(p.tiles, first.tile, kTokens, Weights::kTileRows).row, first.first_stage);
-  for (int stage = 0; stage < min(first.stages, kWStages); ++stage) copies.prefetch();
+  const WorkTile first = first_work(p.schedule, block_work);
+  copies.start(tile_of(p.tiles, first.tile, kTokens, Weights::kTileRows).row, first.first_k_tile);
+  for (int stage = 0; stage < min(first.k_tiles, kWStages); ++stage) copies.prefetch();
   wait_for_last_kernel();
   Ring<kWStages> w;
-  each_segment(p.segments, rest, [&](const Segment& segment) {
-    copies.start(tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).row, segment.first_stage);
+  for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
+    copies.start(tile_of(p.tiles, work.tile, kTokens, Weights::kTileRows).row, work.first_k_tile);
 #pragma unroll 1
-    for (int stage = 0; stage < segment.stages; ++stage) {
+    for (int stage = 0; stage < work.k_tiles; ++stage) {
       const uint32_t arrived = full + 8 * w.full();
       barrier_wait(empty + 8 * w.slot(), w.empty_parity() ^ 1);
       barrier_expect(arrived, copies.bytes());
@@ -147,19 +147,19 @@ __device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const
 }
 
 template <class L, int kTokens, class Weights, class Epilogue>
-__device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
-                                  uint32_t empty, const CUtensorMap& x_map) {
+__device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const BlockWork& block_work, uint32_t shared,
+                                  uint32_t full, uint32_t empty, const CUtensorMap& x_map) {
   constexpr int kStage = Weights::kStage;
   prefetch_map(&x_map);
   wait_for_last_kernel();
   start_next_kernel();
   typename L::XCopies x;
-  each_segment(p.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
+  for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(p.tiles, work.tile, kTokens, Weights::kTileRows);
     const int tokens = copied_tokens(p.epilogue.M, tile, kTokens, p.copy_tokens);
-    const int end = (segment.first_stage + segment.stages) * kStage;
+    const int end = (work.first_k_tile + work.k_tiles) * kStage;
 #pragma unroll 1
-    for (int k = segment.first_stage * kStage; k < end; k += kStep) {
+    for (int k = work.first_k_tile * kStage; k < end; k += kStep) {
       const uint32_t arrived = full + 8 * x.full(), to = shared + L::kX + x.slot() * L::kXBytes;
       barrier_wait(empty + 8 * x.slot(), x.empty_parity() ^ 1);
       barrier_expect(arrived, tokens * kLine);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
   using XRing = typename L::XRing;
   constexpr int kTileRows = Weights::kTileRows, kMath = multiplying(kWays, kTileRows), kWayWarps = kTileRows / 16;
   extern __shared__ char unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * XRing::kFullBarriers;
   const uint32_t w_full = x_empty + 8 * kXStages, w_empty = w_full + 8 * kWStages;
@@ -220,25 +220,25 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       barrier_init(w_full + 8 * i, 1);
       barrier_init(w_empty + 8 * i, kMath / 32 * kArrivals);
     }
-    if (p.segments.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, p.segments.cluster);
-    init_leaving_barriers(shared + L::kLeavingBarriers, L::kThreads / 32);
+    if (p.schedule.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, p.schedule.cluster);
+    init_partial_barriers(shared + L::kPartialBarriers, L::kThreads / 32);
     barrier_init_fence();
-    rest.find(p.segments);
+    block_work.find(p.schedule);
   }
   __syncthreads();
-  if (p.segments.cluster > 1) cluster_arrive_initialised();
+  if (p.schedule.cluster > 1) cluster_arrive_initialised();
 
   if (warp >= kMath / 32) {
     release_registers<Registers<kMath>::kCopy>();
     if (threadIdx.x == kMath) {
-      copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
+      copy_weights<L, kTokens, kWStages>(p, block_work, shared, w_full, w_empty, maps);
     } else if (threadIdx.x == kMath + 32) {
-      copy_input<L, kTokens>(p, rest, shared, x_full, x_empty, x_map);
+      copy_input<L, kTokens>(p, block_work, shared, x_full, x_empty, x_map);
     } else if (threadIdx.x == kMath + 64) {
-      count_leaving(p.segments, rest, shared + L::kLeavingBarriers);
+      signal_partials(p.schedule, block_work, shared + L::kPartialBarriers);
     }
     __syncwarp();
-    if (p.segments.cluster > 1) cluster_wait();
+    if (p.schedule.cluster > 1) cluster_wait();
   } else {
     claim_registers<Registers<kMath>::kMultiply>();
     const int way = kWays == 1 ? 0 : warp / kWayWarps, in_way = warp - way * kWayWarps;
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     XRing x(me.way);
     const uint32_t x_lines = kept(lines_descriptor(shared + L::kX));
     typename L::WRing w;
-    if (p.segments.cluster > 1) cluster_wait();
+    if (p.schedule.cluster > 1) cluster_wait();
 
     const bool speaks = arrives(kept(lane));
     const auto free_weights = [&] {
@@ -271,10 +271,10 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       wgmma_commit();
     };
 
-    each_segment(p.segments, rest, [&](const Segment& segment) {
+    for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
-      if (segment.stages > 0) {
+      if (work.k_tiles > 0) {
         await_weights();
         weights.load(w, 0);
         await_x();
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
         int stage = 0;
         bool last;
         const auto multiply_stage = [&] {
-          last = stage == segment.stages - 1;
+          last = stage == work.k_tiles - 1;
 #pragma unroll
           for (int c = 0; c < kOwn; ++c) {
             const bool more = c < kOwn - 1 || !last, next_x = more && c % 2 == 1;
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
 #pragma unroll 1
         do {
           if constexpr (L::kRound == 2) {
-            if (w.step() == 0) {  // or the last segment ended in the middle of a round
+            if (w.step() == 0) {  // or the last tile ended in the middle of a round
               w.assume(0), x.assume(0);
               multiply_stage();
               if (last) break;
@@ -321,26 +321,26 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
         free_x(previous);
       }
 
-      Tile tile = tile_of(p.tiles, segment.tile, kTokens, kTileRows);
+      Tile tile = tile_of(p.tiles, work.tile, kTokens, kTileRows);
       const auto finish = [&](auto& mine, const Thread& who) {
-        const Partials<float, L::kMine / 2, L::kThreads> partials(p.segments, segment.tile);
-        if (is_left(p.segments, segment)) return partials.leave(mine, rest, shared + L::kLeavingBarriers);
-        const bool meets = p.segments.cluster > 1 && segment.stages < p.segments.stages;
+        const StreamKPartials<float, L::kMine / 2, L::kThreads> partials(p.schedule, work.tile);
+        if (is_of_range(p.schedule, work)) return partials.store(mine, block_work, shared + L::kPartialBarriers);
+        const bool meets = p.schedule.cluster > 1 && work.k_tiles < p.schedule.k_tiles;
         const auto with_cluster = [&](auto cluster) {
           return meet_cluster<cluster, Output, L::kMine>(mine, L::kThreads, shared + L::kClusterBarriers, shared);
         };
         unsigned chunks = ~0u;  // that are complete
-        if (meets && Weights::kMostCluster > 2 && p.segments.cluster > 2)
+        if (meets && Weights::kMostCluster > 2 && p.schedule.cluster > 2)
           chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
         else if (meets)
           chunks = with_cluster(std::integral_constant<int, 2>());
-        else if (is_owned(p.segments, segment))
+        else if (is_fix_up(p.schedule, work))
           partials.add(mine, kMeetBarrier);
         write_tile<L::kMine>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
       };
       if constexpr (L::kShares) {
         float mine[L::kMine / 2] = {};
-        if (segment.stages > 0) share_out<typename L::Shared>(sums, mine, me.way, shared + L::kOut);
+        if (work.k_tiles > 0) share_out<typename L::Shared>(sums, mine, me.way, shared + L::kOut);
         Thread half = me;
         half.group = me.way, tile.group_rows = 0, tile.group_tokens = L::kMine;
         finish(mine, half);
