@@ -1,4 +1,4 @@
-// How 8-bit products of Hopper's matrix engine are cut into tiles, for the launchers of rowwise_wgmma.cuh and scaled_wgmma.cuh.
+// How 8-bit products by wgmma are cut into tiles, for the launchers of rowwise_wgmma.cuh and scaled_wgmma.cuh.
 #pragma once
 
 #include <algorithm>
@@ -15,25 +15,25 @@ inline TileScheduler schedule_of(int64_t M, int64_t N, int64_t K, const WgmmaCon
 }
 
 // Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.
-inline int copy_tokens(int64_t M, int tokens) {
-  int rows = tokens;
-  while (rows > 32 && M % rows != 0 && M < 8 * tokens) rows /= 2;
+inline int copy_rows(int64_t M, int block_m) {
+  int rows = block_m;
+  while (rows > 32 && M % rows != 0 && M < 8 * block_m) rows /= 2;
   while (rows > 8 && M <= rows / 2) rows /= 2;
   return rows;
 }
 
-// ---- The choice: a model of the time. Rounds of tiles, each of them stages that take what the engine and the copies take, or
-// what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of neighbouring multiprocessors alike,
-// so that a round which fills the second of some pairs takes as long as one that fills all. ----
+// ---- The choice: a model of the time. Turns of tiles, each of k-tiles that take as long as the tensor cores and the copies, or
+// as memory or L2 needs to deliver them; beside it, reading w once. Neighbouring multiprocessors share their bandwidth in pairs,
+// so that a turn that uses the second of some pairs takes as long as one that uses all. ----
 
-constexpr int64_t kFewRows = 256;     // of x up to which tiles of fewer rows than 128 were measured
-constexpr int64_t kTurnedRows = 512;  // and turned ones
-constexpr int kNarrow = 128;          // tokens likewise
+constexpr int64_t kFewRows = 256;    // of x up to which tiles of fewer than 128 output channels were measured
+constexpr int64_t kXLeftRows = 512;  // and tiles without swap_ab
+constexpr int kNarrow = 128;         // BLOCK_M, likewise
 
 struct TileProblem {
   int64_t M, N, K;
   bool int8;
-  int w_line;  // bytes of a row of w in a stage
+  int w_line;  // bytes of an output channel in a k-tile
 };
 
 // Of the tiles that the fit knows and of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
@@ -47,15 +47,15 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
   WgmmaConfig best{};
   double least = 0;
   for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
-    const bool turned = is_turned(cost.height);
+    const bool turned = is_x_left(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
     if (w_again) continue;
     // Of as good ones the lowest: more blocks read.
     for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
       if (!has(cost, rows)) continue;
-      if (rows < kRows && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
-      if (turned && (p.M > kTurnedRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
+      if (rows < kPairN && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
+      if (turned && (p.M > kXLeftRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
       const int64_t tiles = ceil_div(p.N, rows) * beside;
       const double step = p.int8 ? cost.int8 : cost.float8;
       const double outputs = static_cast<double>(cost.height) * cost.tokens;
