@@ -33,7 +33,8 @@
 // places are distinct and there are ranges + tiles of them at most.
 //
 // A block waits only for lower-numbered blocks, which were scheduled earlier and wait for nobody before they have stored their
-// partial sums, so there is no deadlock. Sums are added in one order, that of K: the same call gives the same bits.
+// partial sums, or for those of its cluster, which run at the same time: so there is no deadlock. Sums are added in one order,
+// that of K: the same call gives the same bits.
 //
 // Groups. A dense product is one group. A grouped product (experts: y_g = x_g · w_gᵀ) has the same walk over (group, tile), with
 // the tiles of all groups numbered in a row:
@@ -46,10 +47,11 @@
 //   Numbers of rows come from the router, so they are in device memory: what TileScheduler holds as `tiles` becomes
 //   first_tile[groups], and BlockWork::find, which one thread of a block runs once, reads it and derives whole_tiles and the
 //   ranges from it by the formulas of schedule_tiles. `blocks` stays the host's choice, for it depends on the device alone. A
-//   WorkTile gets `group`, found by stepping from the last one, as tile numbers only grow within a block; tile_of gets the tile
-//   relative to first_tile[group], and the row of x at which the group begins. Copies of w have the group as a third coordinate
-//   of the tensor map; those of x have the group's first row added, and are cut off at its end by the epilogue's M. With one
-//   group, known at compile time, all of that folds into what stands here.
+//   WorkTile gets `group`: a search in first_tile for the first of a block's range and the first of its other tiles, from where
+//   on it steps forward, since tile numbers only grow in each of the two; tile_of gets the tile relative to first_tile[group],
+//   and the row of x at which the group begins. Copies of w have the group as a third coordinate of the tensor map; those of x
+//   have the group's first row added, and are cut off at its end by the epilogue's M. With one group, known at compile time, all
+//   of that folds into what stands here.
 #pragma once
 
 #include <cuda_runtime_api.h>
