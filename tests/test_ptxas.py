@@ -1,6 +1,7 @@
 """tools/ptxas.py: what it reads out of machine code, and that it fails on what it should.
 
-cuobjdump is a stand-in that prints prepared text; .ci/run has the real one look at the wheel of cu130.
+cuobjdump and ptxas are stand-ins that print prepared text; .ci/run has the real ones look at the wheel of
+cu130.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ TOOL = Path(__file__).parent.parent / "tools" / "ptxas.py"
 pytestmark = pytest.mark.skipif(not TOOL.is_file(), reason="needs the project's sources")
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a")
+LATER = ("sm_100", "sm_120")
 FINE = "_ZN5aoext4cuda4fineILi2EEEvPf"
 SPILLING = "_ZN5aoext4cuda12_GLOBAL__N__8spillingEPf"
 THEIRS = "_ZN5other6kernelEPf"
 
 
-def code(architecture: str, **stacks: int) -> str:
-    lines = ["Fatbin elf code:", "================", f"arch = {architecture}", "Resource usage:", " Common:"]
+def cubin(**stacks: int) -> str:
+    lines = ["Resource usage:", " Common:"]
     for name, stack in stacks.items():
         lines += [
             f" Function {name}:",
@@ -32,11 +34,44 @@ def code(architecture: str, **stacks: int) -> str:
     return "\n".join(lines)
 
 
-def look(folder: Path, usage: str, ptx: str = "PTX file    1: x.1.sm_90.ptx", name: str = "x.so") -> str:
-    """The tool's output on a library of this machine code; its last line is the exit code."""
-    stand_in = folder / "cuobjdump"
-    stand_in.write_text(f"#!/bin/sh\nif [ $1 = --list-ptx ]; then echo '{ptx}'; else echo '{usage}'; fi\n")
-    stand_in.chmod(0o755)
+def code(architecture: str, **stacks: int) -> str:
+    return "\n".join(["Fatbin elf code:", "================", f"arch = {architecture}", cubin(**stacks)])
+
+
+# Of a library: the architectures of its PTX, the PTX, and its machine code; of a cubin, what stands in it.
+CUOBJDUMP = """#!/bin/sh
+case "$1 $3" in
+  --list-ptx*) cat {folder}/listed ;;
+  --extract-ptx*) cp {folder}/ptx x.1.sm_90.ptx ;;
+  *) case "$2" in *.cubin) cat "$2" ;; *) cat {folder}/usage ;; esac ;;
+esac
+"""
+# Its arguments: -arch=..., -o, the cubin, the PTX.
+PTXAS = """#!/bin/sh
+grep -q "^of ${1#-arch=}$" "$4" || exit 1
+awk -v header="of ${1#-arch=}" '/^of / { on = $0 == header; next } on' "$4" > "$3"
+"""
+
+
+def look(
+    folder: Path,
+    usage: str,
+    later: dict[str, int] | None = None,
+    ptx: str = "PTX file    1: x.1.sm_90.ptx",
+    name: str = "x.so",
+) -> str:
+    """The tool's output on a library of this machine code; its last line is the exit code.
+
+    `later`: stack bytes of the kernel that ptxas makes of the PTX, by architecture.
+    """
+    stacks = later or dict.fromkeys(LATER, 0)
+    (folder / "usage").write_text(usage)
+    (folder / "listed").write_text(ptx)
+    lines = (f"of {a}\n{cubin(**{FINE: stack})}" for a, stack in stacks.items())
+    (folder / "ptx").write_text("\n".join(lines) + "\n")
+    for tool, text in (("cuobjdump", CUOBJDUMP), ("ptxas", PTXAS)):
+        (folder / tool).write_text(text.replace("{folder}", str(folder)))
+        (folder / tool).chmod(0o755)
     library = folder / name
     if name.endswith(".whl"):
         with zipfile.ZipFile(library, "w") as archive:
@@ -55,7 +90,7 @@ def test_kernels_without_spills_pass(name: str, tmp_path: Path) -> None:
     output = look(tmp_path, usage, name=name)
     assert output.endswith("\n0"), output
     assert "fine<2>" in output
-    assert "1 kernels, 4 with architectures, 0 spilling" in output
+    assert "1 kernels, 6 with architectures, 0 spilling" in output
 
 
 def test_a_spilling_kernel_is_named(tmp_path: Path) -> None:
@@ -66,6 +101,33 @@ def test_a_spilling_kernel_is_named(tmp_path: Path) -> None:
     output = look(tmp_path, usage)
     assert output.endswith("\n1"), output
     assert "400 bytes a thread on sm_80: aoext::cuda::spilling: SPILLS" in output
+
+
+@pytest.mark.parametrize("architecture", LATER)
+def test_a_kernel_that_spills_where_a_later_gpu_compiles_its_ptx_is_named(
+    architecture: str, tmp_path: Path
+) -> None:
+    usage = "\n".join(code(name, **{FINE: 0}) for name in ARCHITECTURES)
+    output = look(tmp_path, usage, {name: 64 * (name == architecture) for name in LATER})
+    assert output.endswith("\n1"), output
+    assert f"64 bytes a thread on {architecture}: aoext::cuda::fine<2>: SPILLS" in output
+    assert "1 spilling" in output
+
+
+def test_ptx_that_a_later_gpu_cannot_compile_is_an_error(tmp_path: Path) -> None:
+    usage = "\n".join(code(name, **{FINE: 0}) for name in ARCHITECTURES)
+    output = look(tmp_path, usage, {"sm_100": 0})
+    assert output.endswith("\n1"), output
+    assert "failed:" in output
+    assert "-arch=sm_120" in output
+
+
+def test_excuses_hold_for_their_architectures_and_bytes_alone(tmp_path: Path) -> None:
+    kernel = "_ZN5aoext4cuda8tinygemm9mm_kernelILi8ELi1ELi2EEEvNS1_5ShapeE"
+    for architecture, stack, exit_code in (("sm_80", 8, 0), ("sm_80", 16, 1), ("sm_90", 8, 1)):
+        usage = "\n".join(code(name, **{kernel: stack * (name == architecture)}) for name in ARCHITECTURES)
+        output = look(tmp_path, usage)
+        assert output.endswith(f"\n{exit_code}"), output
 
 
 def test_missing_architectures_are_named(tmp_path: Path) -> None:

@@ -6,11 +6,16 @@ Reads the machine code itself (cuobjdump --dump-resource-usage), so it holds for
 ours that keeps a stack frame or local memory spills, or indexes an array by what only a run knows: either way
 its registers go through memory, and the check fails, as it does where machine code for an architecture or the
 PTX for later GPUs is missing. A wheel (.whl) is looked into.
+
+Later GPUs compile the PTX themselves. ptxas does here what their driver does there, for one architecture of
+each kind (LATER), and the machine code that comes of it is looked at in the same way: it takes minutes.
+The driver's compiler may be another release than this one.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -18,25 +23,40 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 NAMESPACE = "aoext::cuda::"
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_90a")
 PTX = "sm_90"  # as cuobjdump names compute_90
+LATER = ("sm_100", "sm_120")  # that run the PTX: Blackwell's data centres, and its workstations
 
-# Kernels that may keep so many bytes of a thread in memory: a pattern of the name -> the bytes, and why that
-# costs nothing that matters: how many instructions of the loops that multiply touch them, at most.
-EXCUSED: dict[str, tuple[int, str]] = {
-    r"int4_decode_kernel<": (8, "a cursor that moves between turns, no instruction"),
-    r"int4_ring_kernel<": (32, "a cursor that moves between turns, 3 of 600 with float32 scales"),
-    r"tinygemm::mm_kernel<., 4, 2>": (16, "groups of 32, 28 of 3,900"),
-    r"tinygemm::mm_kernel<., 1, .>": (8, "before sm_90, 3 of 2,700"),
-}
 
-HOW_TO_INSTALL = "pip install nvidia-cuda-cuobjdump, or put the CUDA toolkit's bin folder on PATH"
+@dataclass(frozen=True)
+class Excuse:
+    """Kernels that may keep some of a thread's registers in memory."""
+
+    pattern: str  # of the kernel's name
+    most: int  # bytes of a thread
+    why: str  # that costs nothing that matters: how many instructions of the inner loops touch memory
+    architectures: tuple[str, ...] = (*ARCHITECTURES, *LATER)
+
+
+EXCUSES = (
+    Excuse(r"int4_decode_kernel<", 8, "a cursor that moves between turns, no instruction"),
+    Excuse(r"int4_ring_kernel<", 32, "a cursor that moves between turns, 4 of 650 with float32 scales"),
+    Excuse(r"int4_mma_kernel<.*Tile<4, 1, 32, 128,", 24, "all registers, no instruction", ("sm_120",)),
+    Excuse(
+        r"rowwise_mma_kernel<.*Tile<2, 2, 1, 64, 64, 64, 3>", 16, "all registers, no instruction", ("sm_120",)
+    ),
+    Excuse(r"tinygemm::mm_kernel<., 4, 2>", 16, "groups of 32, 28 of 3,900"),
+    Excuse(r"tinygemm::mm_kernel<., 1, .>", 8, "3 of 2,700", ("sm_80", "sm_89", *LATER)),
+)
+
+PACKAGES = {"cuobjdump": "nvidia-cuda-cuobjdump", "ptxas": "nvidia-cuda-nvcc"}  # of PyPI
 
 
 @dataclass(frozen=True)
@@ -57,28 +77,35 @@ class Kernel:
 
     @property
     def excuse(self) -> str | None:
-        for pattern, (most, why) in EXCUSED.items():
-            if self.in_memory <= most and re.search(pattern, self.name):
-                return why
-        return None
+        fitting = (
+            e.why
+            for e in EXCUSES
+            if self.in_memory <= e.most
+            and self.architecture in e.architectures
+            and re.search(e.pattern, self.name)
+        )
+        return next(fitting, None)
 
 
-def find_cuobjdump() -> str:
+def find_tool(name: str) -> str:
     """From PATH, from the CUDA toolkit, or from PyPI's package."""
-    candidates = [shutil.which("cuobjdump"), "/usr/local/cuda/bin/cuobjdump"]
+    candidates = [shutil.which(name), f"/usr/local/cuda/bin/{name}"]
     try:
-        files = metadata.files("nvidia-cuda-cuobjdump") or []
-        candidates += [str(file.locate()) for file in files if file.name == "cuobjdump"]
+        files = metadata.files(PACKAGES[name]) or []
+        candidates += [str(file.locate()) for file in files if file.name == name]
     except metadata.PackageNotFoundError:
         pass
     for candidate in candidates:
         if candidate and Path(candidate).is_file():
             return candidate
-    raise FileNotFoundError(f"ptxas.py: cuobjdump was not found: {HOW_TO_INSTALL}")
+    raise FileNotFoundError(
+        f"ptxas.py: {name} was not found: pip install {PACKAGES[name]}, or put the CUDA toolkit's bin folder "
+        "on PATH"
+    )
 
 
-def _output(*command: str, given: str | None = None) -> str:
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+def _output(*command: str, given: str | None = None, folder: Path | None = None) -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         sys.exit(f"{done.stderr or done.stdout}\nptxas.py: failed: {' '.join(command)}")
     return done.stdout
@@ -93,10 +120,13 @@ def demangled(names: list[str]) -> list[str]:
     return [re.sub(r"^void ", "", re.sub(r"\((?!.*>).*\)$", "", line)) for line in anonymous]
 
 
-def kernels_of(library: Path) -> list[Kernel]:
-    """All kernels of our namespace, for each architecture that there is machine code for."""
-    architecture, mangled, found = "", "", []
-    for line in _output(find_cuobjdump(), "--dump-resource-usage", str(library)).splitlines():
+def kernels_of(library: Path, architecture: str = "") -> list[Kernel]:
+    """All kernels of our namespace, for each architecture that there is machine code for.
+
+    `architecture`: that of a cubin, which does not say it.
+    """
+    mangled, found = "", []
+    for line in _output(find_tool("cuobjdump"), "--dump-resource-usage", str(library)).splitlines():
         if match := re.match(r"arch = (\w+)", line):
             architecture = match[1]
         elif match := re.match(r"\s*Function (\S+):", line):
@@ -105,16 +135,32 @@ def kernels_of(library: Path) -> list[Kernel]:
             registers, stack, shared, local = map(int, match.groups())
             found.append((mangled, Kernel("", architecture, registers, stack, local, shared)))
     names = demangled([mangled for mangled, _ in found])
-    kernels = [
-        Kernel(name, k.architecture, k.registers, k.stack, k.local, k.shared)
-        for name, (_, k) in zip(names, found, strict=True)
-    ]
+    kernels = [replace(k, name=name) for name, (_, k) in zip(names, found, strict=True)]
     return [kernel for kernel in kernels if kernel.name.startswith(NAMESPACE)]
+
+
+def kernels_of_ptx(library: Path) -> list[Kernel]:
+    """What ptxas makes of the PTX for each of the later architectures."""
+    ptxas = find_tool("ptxas")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _output(find_tool("cuobjdump"), "--extract-ptx", "all", str(library.resolve()), folder=folder)
+        sources = sorted(folder.glob("*.ptx"), key=lambda path: -path.stat().st_size)
+
+        def compiled(job: tuple[Path, str]) -> list[Kernel]:
+            source, architecture = job
+            cubin = source.with_suffix(f".{architecture}.cubin")
+            _output(ptxas, f"-arch={architecture}", "-o", str(cubin), str(source))
+            return kernels_of(cubin, architecture)
+
+        jobs = [(source, architecture) for source in sources for architecture in LATER]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [kernel for kernels in pool.map(compiled, jobs) for kernel in kernels]
 
 
 def ptx_of(library: Path) -> set[str]:
     """The architectures that there is PTX for."""
-    listed = _output(find_cuobjdump(), "--list-ptx", str(library))
+    listed = _output(find_tool("cuobjdump"), "--list-ptx", str(library))
     return set(re.findall(r"\.(sm_\w+)\.ptx", listed))
 
 
@@ -131,7 +177,9 @@ def missing_code(library: Path, kernels: list[Kernel]) -> list[str]:
 def table(kernels: list[Kernel]) -> list[str]:
     """A line for each kernel; registers by architecture."""
     names = list(dict.fromkeys(kernel.name for kernel in kernels))
-    architectures = [name for name in ARCHITECTURES if any(k.architecture == name for k in kernels)]
+    architectures = [
+        name for name in (*ARCHITECTURES, *LATER) if any(k.architecture == name for k in kernels)
+    ]
     lines = [f"{'registers on':>12} {' '.join(f'{name:>6}' for name in architectures)}  shared"]
     for name in sorted(names):
         of_name = {kernel.architecture: kernel for kernel in kernels if kernel.name == name}
@@ -163,6 +211,8 @@ def main() -> None:
         try:
             kernels = kernels_of(library)
             wrong = missing_code(library, kernels)
+            if kernels and not wrong:
+                kernels += kernels_of_ptx(library)
         except FileNotFoundError as error:
             sys.exit(str(error))
     if not kernels:

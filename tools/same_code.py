@@ -6,9 +6,12 @@ Functions are compared by what they do, not by name, so that renamed ones count 
 objdump prints them, jumps relative to their function, calls and addresses of data without their names. Prints
 what stands in one object only, largest first, and exits with 1 if there is any. It does not see constants in
 memory, nor which function a call goes to: tests do.
+
+Of CUDA kernels (nvcc -cubin -arch=sm_90a, or cuobjdump --extract-elf all of a library) it compares bytes.
 """
 
 import re
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -21,8 +24,29 @@ _PADDING = {"nop", "nopw", "nopl", "xchg", "cs", "data16", "int3"}  # between fu
 _TARGET = re.compile(r"\b([0-9a-f]+) <([^>+]+)(?:\+0x[0-9a-f]+)?>")
 
 
+_EM_CUDA = 190  # machine of an ELF file
+
+
+def _kernels(cubin: bytes) -> dict[str, list[str]]:
+    """Each CUDA kernel's name and its instructions, of 16 bytes each."""
+    (headers,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, headers + i * size) for i in range(count)]
+    found = {}
+    for name_at, _, _, _, offset, length in sections:
+        start = sections[names][4] + name_at
+        name = cubin[start : cubin.index(b"\0", start)].decode()
+        if name.startswith(".text."):
+            code = cubin[offset : offset + length]
+            found[name.removeprefix(".text.")] = [code[i : i + 16].hex() for i in range(0, length, 16)]
+    return found
+
+
 def functions(path: Path) -> dict[str, list[str]]:
     """Each function's name and its instructions, normalised."""
+    content = path.read_bytes()
+    if content[:4] == b"\x7fELF" and struct.unpack_from("<H", content, 0x12)[0] == _EM_CUDA:
+        return _kernels(content)
     command = ["objdump", "--disassemble", "--reloc", "--no-show-raw-insn", str(path)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found: dict[str, list[str]] = {}

@@ -3,17 +3,8 @@
 #include "generic/register.h"
 
 namespace aoext::cuda {
-namespace {
 
-Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, const Integers& block_size,
-               const OptionalTensor& bias) {
-  const LinearProblem p = check_bf16f8bf16_blockwise(input, weight, scale, block_size, bias);
-  const OptionalTensor y = blocks(p, input, {weight, scale}, bias);
-  return y ? *y : generic::bf16f8bf16_blockwise(input, weight, scale, block_size, bias);
-}
-
-}  // namespace
-
-AOEXT_REGISTER(CUDA, bf16f8bf16_blockwise, &explain_blocks, &product)
+AOEXT_REGISTER(CUDA, bf16f8bf16_blockwise, &explain_blocks,
+               &weight_only_blockwise<check_bf16f8bf16_blockwise, generic::bf16f8bf16_blockwise>)
 
 }  // namespace aoext::cuda

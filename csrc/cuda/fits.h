@@ -7,8 +7,8 @@
 
 namespace aoext::cuda {
 
-// Sums that meet, of the kernels for few rows of x (kernels/few_rows.h).
-struct MeetingFit {
+// The split-K reduction of the kernels for few rows of x (kernels/few_rows.h).
+struct ReductionFit {
   double turn, sum, round;      // of every turn
   double cluster, cluster_sum;  // more of each where blocks share K
   double large_cluster;         // once, for each doubling of clusters of two
@@ -24,7 +24,7 @@ struct RingFit {
 };
 
 struct DecodeFit {
-  // For a KB of a warp's weights, more per m, and at least; for a unit of x that is staged; for staging that waits; for a µs of
+  // For a KB of a warp's weights, more per m, and at least; for a k-tile of x that is staged; for staging that waits; for a µs of
   // reading; and for what is left.
   struct Costs {
     double work, work_m, latency, staged, again, read, rest;
@@ -53,31 +53,31 @@ struct RowwiseMmaFit : MmaFit {
 struct BatchFit {
   struct Tile {
     int tokens;
-    double step[3];  // of 1, 2 and 4 slices
+    double step[3];  // of 1, 2 and 4 k-splits
   };
   Tile tiles[3];
   double launches;              // of both kernels
   double turn, turn_row;        // of a turn, and for each row of x
-  double cluster, cluster_row;  // of two blocks that meet, likewise
+  double cluster, cluster_row;  // of a reduction over two blocks, likewise
 };
 
-// Weight-only products of Hopper's matrix engine (kernels/sm90a/weight_only_launch.h).
+// Weight-only products by wgmma (kernels/sm90a/weight_only_launch.h).
 struct WeightOnlyWgmmaFit {
-  // Tiles of one height.
+  // Tiles of one BLOCK_N.
   struct Tiles {
     double steps[6];  // of 32, 64, 96, 128, 192 and 256 rows of x; 0 where there are none
     double tile, cluster;
   };
   Tiles rows_192, rows_128, rows_64;
-  // Of ranges: counters that are cleared before, an owner that waits for the last to be left; leaving the sums of any other tile
-  // of 128 by 256, and adding what one range left of it, at the end or beside whole tiles.
+  // Of stream-K: clearing counters before; a fix-up block that waits for the last partial sums; storing those of any further tile
+  // of 128 by 256, and adding those of one range, at the end or beside whole tiles.
   double clearing, waiting, leaving, adding, adding_beside;
 };
 
 struct RowwiseWgmmaFit {
   struct Tile {
-    int height, tokens;   // of tiles of so many rows or fewer, more than half; turned where the height is theirs
-    double int8, float8;  // a stage
+    int height, tokens;   // BLOCK_N of the kernel, for tiles of so many output channels or fewer, more than half; BLOCK_M
+    double int8, float8;  // a k-tile
   };
   Tile tiles[11];
   double caches, memory;  // bytes a microsecond
@@ -87,18 +87,18 @@ struct RowwiseWgmmaFit {
 
 struct RowwiseDecodeFit {
   struct Costs {
-    double work, work_wide, latency, filled;  // a warp's unit, with more than 8 rows of x, over the depth; a ring that fills
+    double work, work_wide, latency, filled;  // a warp's k-tile, with more than 8 rows of x, over the depth; a ring that fills
   };
   Costs int8, others;
   double read, read_slice, latency_wide;
   double launch, x, x_again, chunk, ring;
-  double meeting, meeting_slice, alone, cluster, large_cluster;
-  double fewest_units, fewest_busy;  // on the way, and of the multiprocessors: what was measured
+  double reduction, reduction_slice, alone, cluster, large_cluster;
+  double fewest_units, fewest_busy;  // in flight, and of the multiprocessors: the range that was measured
 };
 
 struct Fits {
   double bandwidth;  // of the GPU that was measured, as Device has it
-  MeetingFit meeting;
+  ReductionFit reduction;
   RingFit int4_ring;
   DecodeFit int4_decode;
   Int4MmaFit int4_mma;
@@ -110,18 +110,18 @@ struct Fits {
 };
 
 // int4_ring: searched for what it takes of the cuts measured, M = 1, 2, 4 and 8 with groups of 128, 2, 8, 12 and 16 with groups
-// of 32, up to 31 N x K; int4_decode likewise, of these and int4_ring's: M = 4, 8, 12 and 16, groups of 128. Sums that meet: a
+// of 32, up to 31 N x K; int4_decode likewise, of these and int4_ring's: M = 4, 8, 12 and 16, groups of 128. The reduction: a
 // fit to the cuts of both. int4_mma: 50 shapes, M = 17 to 4096, where what it takes is at most 3% off the fastest. rowwise_mma: 7
 // shapes, M = 17 to 4096, on average 1% off, at most 20%. int4_batch: in microseconds of int4_wgmma's model, which those of an
 // H200 exceed by a twentieth: searched for what the plan takes of both, and of these configurations, for groups of 128, fourteen
 // N x K and M = 7 to 64. int4_wgmma: 0.1% from the fastest of what benchmarks/cuda.md lists, at most 3%. weight_only_wgmma: bf16
 // by int8, 0.6%, at most 7%. rowwise_decode: cuts of M = 1 and 16, int8 and e4m3, eight N x K. rowwise_wgmma: 7505 configurations
-// of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6% from the fastest, at most 8%. Turned
-// tiles, and those of 128 by 128, 700 with M = 72 to 512: turned ones 5 to 10% off, and what it takes is 0.7% from the fastest,
-// at most 11%.
+// of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6% from the fastest, at most 8%. Tiles
+// without swap_ab, and those of 128 by 128, 700 with M = 72 to 512: the former 5 to 10% off, and what it takes is 0.7% from the
+// fastest, at most 11%.
 constexpr Fits kH200Fits{
     .bandwidth = 4.66e6,
-    .meeting =
+    .reduction =
         {.turn = 0.0418, .sum = 0.00103, .round = 0.425, .cluster = 0.469, .cluster_sum = 0.000359, .large_cluster = 0.314},
     .int4_ring = {.whole_units = {0.73, 0.00538, 0.000873, 0.0167},
                   .two_rows = {0.757, 0, 0.00202, 0.0177},
@@ -175,8 +175,8 @@ constexpr Fits kH200Fits{
                        .x_again = 0.00998,
                        .chunk = 1.05,
                        .ring = 0.0247,
-                       .meeting = 0.254,
-                       .meeting_slice = 0.015,
+                       .reduction = 0.254,
+                       .reduction_slice = 0.015,
                        .alone = 0.637,
                        .cluster = 1.17,
                        .large_cluster = 0.88,

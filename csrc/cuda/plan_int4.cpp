@@ -136,7 +136,7 @@ bool takes_one_pass(int64_t K, const Device& device) { return device.family != F
 
 namespace {
 
-// How tiles that do not come out even over the blocks are shared along K (kernels/segments.h).
+// How tiles that do not come out even over the blocks are shared along K (kernels/tile_scheduler.h).
 Explanation& with_sharing(Explanation& e, int cluster, int ranges) {
   if (cluster > 1) return e.with("cluster", cluster);
   return ranges > 0 ? e.with("shared_blocks", ranges) : e;

@@ -12,18 +12,19 @@ namespace {
 
 constexpr int64_t kPiece = 16;    // bytes that fast kernels read at once: K is a multiple of it
 constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over copying its operands for a fast one
-// With fewer output columns than this, what the matrix engine cuts off sums of float8 may show in a row of y.
+// With fewer output columns than this, what the tensor cores cut off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
 
-// Rows of x up to which decode wins over wgmma. Each of its blocks brings all of x, which a weight must be small for; long rows
-// of few channels do not hide it either, and of a large weight not even those of one row.
+// Rows of x up to which rowwise_decode is faster than wgmma. Each of its blocks reads all of x, so for more rows this pays only
+// for small weights; few output channels of large K do not hide that time either, and of a large weight not even for one row of
+// x.
 int64_t decode_rows(const RowwiseLinear& p) {
   constexpr int64_t kLongRow = 8192, kSmallWeight = int64_t{1} << 24;
   if (p.N * p.K > kSmallWeight) return p.K >= kLongRow ? 0 : 2;
   return p.K >= kLongRow && p.K >= p.N ? 2 : 8;
 }
 
-// Where a launch saved is worth that every block of decode quantises its part of x.
+// Whether saving a launch is worth that every block of rowwise_decode quantises its k-split of x.
 bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, const Device& device) {
   constexpr int64_t kMostValues = 16384;  // of a multiprocessor
   return ceil_div(int64_t{c.blocks} * c.cluster, device.multiprocessors) * p.M * ceil_div(p.K, c.cluster) <= kMostValues;
@@ -34,8 +35,8 @@ bool scaled_mm_takes(const LinearProblem& p, const RowwiseLinear& raw) {
          (!p.has_bias || p.bias == ScalarType::BFloat16);
 }
 
-// Where aten::_scaled_mm is the faster one, which walks whole tiles of 128 by 128 and shares none: where these fit at once and
-// fill most of the GPU, or are very many and fill it in every round.
+// Where aten::_scaled_mm is faster. It computes whole tiles of 128 by 128 and shares none: so where these run at once and fill
+// most of the GPU, or are so many that they fill it in almost every round.
 bool prefers_scaled_mm(const RowwiseLinear& raw, const Device& device) {
   constexpr int64_t kTile = 128, kFewRows = 64, kManyTiles = 4096;
   const int64_t tiles = ceil_div(raw.M, kTile) * ceil_div(raw.N, kTile), sms = device.multiprocessors;
@@ -52,7 +53,7 @@ std::optional<RowwiseKernel> choose_pieces(const LinearProblem& p, int64_t K, co
   if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) return choose_rowwise_decode(raw, device);
   if (engine) {
     const RowwiseWgmmaConfig c{choose_rowwise_wgmma(raw, device)};
-    const bool even = c.turned;  // over the GPU, where whole tiles of 128 by 128 leave some of it idle
+    const bool even = c.turned;  // tiles without swap_ab are chosen where they come out even over the GPU
     if (!even && scaled_mm_takes(p, raw) && prefers_scaled_mm(raw, device)) return ScaledMm{};
     return c;
   }

@@ -6,7 +6,7 @@
 namespace aoext::cuda {
 namespace {
 
-// With fewer output columns than this, what the matrix engine cuts off sums of float8 may show in a row of y.
+// With fewer output columns than this, what the tensor cores cut off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
 constexpr int64_t kFewRows = 64;  // of x, up to which reading int4 takes the time
 

@@ -1,5 +1,5 @@
 // y[M, N] = x[M, K] · w[N, K]ᵀ + bias[N] with a scale a block, for what faster kernels do not take: any K, any block, any
-// alignment, x of any type. All arithmetic is float32 fma. The walks are those of product_any.cuh, over bytes of w: one weight
+// alignment, x of any type. All arithmetic is float32 fma. The loops are those of product_any.cuh, over bytes of w: one weight
 // or, of lut4, two.
 #include "cuda/kernels/blocks_any.h"
 
@@ -14,29 +14,21 @@ using product_any::kTileThreads;
 
 // W: the weight's type.
 template <class X, Element W>
-struct Operands {
-  using Value = float;
-  using Sum = float;
+struct Operands : product_any::ByteOperands<BlockLinear, W == Element::lut4 ? 2 : 1> {
+  using Base = product_any::ByteOperands<BlockLinear, W == Element::lut4 ? 2 : 1>;
+  using Base::kBlockN, Base::kRun, Base::N, Base::p;
   using RawX = X;
-  using RawW = uint8_t;
   static constexpr bool kTable = W == Element::lut4;
-  static constexpr int kRun = kTable ? 2 : 1, kTokens = 8, kChannels = 4;
 
-  const BlockLinear& p;
-  int64_t M, N, columns;
-  uint32_t length;
+  int64_t columns;
 
-  __device__ __forceinline__ explicit Operands(const BlockLinear& p)
-      : p(p), M(p.M), N(p.N), columns((p.K + p.block_k - 1) / p.block_k), length(static_cast<uint32_t>(p.K)) {}
+  __device__ __forceinline__ explicit Operands(const BlockLinear& p) : Base(p), columns((p.K + p.block_k - 1) / p.block_k) {}
 
   __device__ __forceinline__ X raw_x(int64_t m, uint32_t k) const { return static_cast<const X*>(p.x)[m * p.K + k]; }
   __device__ __forceinline__ float value(X raw) const { return to_float(raw); }
   __device__ __forceinline__ void xs(int64_t m, uint32_t k, float (&v)[kRun]) const {
 #pragma unroll
     for (int j = 0; j < kRun; ++j) v[j] = to_float(raw_x(m, k + j));
-  }
-  __device__ __forceinline__ uint8_t raw_w(int64_t n, uint32_t k) const {
-    return static_cast<const uint8_t*>(p.weight)[n * (p.K / kRun) + k / kRun];
   }
   // Of code j of a byte.
   __device__ __forceinline__ float value_of(uint8_t raw, int j) const {
@@ -46,15 +38,14 @@ struct Operands {
       return __low2float(eight_bit::half_pair(eight_bit::half_pair_of<W>(raw, 0)));
   }
   __device__ __forceinline__ float scale(int64_t n, uint32_t k) const {
-    return load_scale(p.block_scale, n / p.block_n * columns + k / static_cast<uint32_t>(p.block_k), p.block_scale_type);
+    return load_block_scale(p, n / p.block_n * columns + k / static_cast<uint32_t>(p.block_k));
   }
-  __device__ __forceinline__ void ws(const uint8_t (&raw)[kChannels], int64_t n, uint32_t k, float (&w)[kChannels][kRun]) const {
+  __device__ __forceinline__ void ws(const uint8_t (&raw)[kBlockN], int64_t n, uint32_t k, float (&w)[kBlockN][kRun]) const {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c)
+    for (int c = 0; c < kBlockN; ++c)
 #pragma unroll
       for (int j = 0; j < kRun; ++j) w[c][j] = value_of(raw[c], j) * scale(min(n + c, N - 1), k + j);
   }
-  static __device__ __forceinline__ float add(float sum, float x, float w) { return fmaf(x, w, sum); }
   __device__ __forceinline__ void store(int64_t m, int64_t n, float sum) const {
     sum *= global_scale(p);
     if (p.bias) sum += load_float(p.bias, n, p.bias_type);
@@ -94,10 +85,8 @@ __global__ void __launch_bounds__(kRowsThreads) blocks_any_rows(const __grid_con
 
 template <class X, Element W>
 cudaError_t launch(const BlockLinear& p, cudaStream_t stream) {
-  if (p.M <= Operands<X, W>::kTokens || p.N < 32)
-    return product_any::launch(blocks_any_rows<X, W>, product_any::rows_blocks<Operands<X, W>>(p.M, p.N), kRowsThreads, p,
-                               stream);
-  return product_any::launch(blocks_any_tile<X, W>, product_any::tile_blocks(p.M, p.N), kTileThreads, p, stream);
+  using O = Operands<X, W>;
+  return product_any::launch<O>(blocks_any_tile<X, W>, blocks_any_rows<X, W>, O::kBlockM, p, stream);
 }
 
 template <class X>

@@ -20,20 +20,20 @@ int granule(const BlockLinear& p) {
 
 }  // namespace
 
-int unit_k(const BlockWalk& p) { return is_table(p) ? 256 : 128; }
-int unit_bytes(const BlockWalk& p) { return kWeightBytes + p.words * (kTileN * 4); }
-int table_bytes(const BlockWalk& p) { return is_table(p) ? PairTable::kBytes : 0; }
-int64_t weight_row_bytes(const BlockWalk& p) { return row_bytes(p); }
+int tile_k(const BlockParams& p) { return is_table(p) ? 256 : 128; }
+int k_tile_bytes(const BlockParams& p) { return kWeightBytes + p.words * (kTileN * 4); }
+int table_bytes(const BlockParams& p) { return is_table(p) ? PairTable::kBytes : 0; }
+int64_t weight_row_bytes(const BlockParams& p) { return row_bytes(p); }
 
 }  // namespace rowwise_decode
 
 namespace {
 
+using rowwise_decode::BlockParams;
 using rowwise_decode::BlocksOf;
-using rowwise_decode::BlockWalk;
-using rowwise_decode::unit_k;
+using rowwise_decode::tile_k;
 using rowwise_decode::X;
-using Kernel = void (*)(rowwise_decode::Walk<BlockWalk>);
+using Kernel = void (*)(rowwise_decode::Params<BlockParams>);
 
 // What tells instances apart.
 using Key = std::array<int, 5>;
@@ -73,17 +73,17 @@ Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
   return found;
 }
 
-// Words that hold a row's scales of a unit, wherever it begins.
-int scale_words(const BlockLinear& p, int64_t unit_k, int64_t bytes) {
-  if (p.block_k >= p.K || p.block_k % unit_k == 0) return 1;
-  const bool whole = unit_k % p.block_k == 0, even = is_aligned(p.block_scale, 4) && scale_columns(p) * bytes % 4 == 0;
-  const int64_t touched = (whole ? unit_k / p.block_k : (unit_k - 16) / p.block_k + 2) * bytes;
+// Words that hold an output channel's scales of a k-tile, wherever it begins.
+int scale_words(const BlockLinear& p, int64_t tile_k, int64_t bytes) {
+  if (p.block_k >= p.K || p.block_k % tile_k == 0) return 1;
+  const bool whole = tile_k % p.block_k == 0, even = is_aligned(p.block_scale, 4) && scale_columns(p) * bytes % 4 == 0;
+  const int64_t touched = (whole ? tile_k / p.block_k : (tile_k - 16) / p.block_k + 2) * bytes;
   if (even && whole && (touched % 4 == 0 || 4 % touched == 0)) return static_cast<int>(ceil_div(touched, 4));
   return static_cast<int>(ceil_div(touched, 4) + (bytes < 4));
 }
 
-BlockWalk walk_of(const BlockLinear& p) {
-  BlockWalk w{p};
+BlockParams params_of(const BlockLinear& p) {
+  BlockParams w{p};
   w.scale_bytes = static_cast<uint32_t>(scale_bytes(p.block_scale_type));
   w.scale_row_bytes = static_cast<uint32_t>(scale_columns(p) * w.scale_bytes);
   const int64_t all = ceil_div(p.N, p.block_n) * scale_columns(p) * w.scale_bytes;
@@ -91,7 +91,7 @@ BlockWalk walk_of(const BlockLinear& p) {
   const int64_t sixteens = p.block_k / 16;
   w.block_magic = p.block_k >= p.K ? 0 : static_cast<uint32_t>(((int64_t{1} << 31) + sixteens - 1) / sixteens);
   w.last_k = static_cast<uint32_t>((p.K - 1) / 16 * 16);
-  w.words = scale_words(p, unit_k(w), w.scale_bytes);
+  w.words = scale_words(p, tile_k(w), w.scale_bytes);
   w.relative = relative_scales(p);
   const bool exponents = p.block_scale_type == Element::e8m0;
   w.shifts = exponents || p.block_scale_type == Element::fp32 || p.block_scale_type == Element::bf16;
@@ -114,20 +114,20 @@ bool blocks_decode_is_exact(const BlockLinear& p) { return !rowwise_decode::is_t
 
 BlocksDecodeConfig choose_blocks_decode(const BlockLinear& p, const Device& device) {
   constexpr int kMostCluster = 2;  // larger ones never were the fastest
-  return {rowwise_decode::choose_cut(walk_of(p), device, kMostCluster)};
+  return {rowwise_decode::choose_cut(params_of(p), device, kMostCluster)};
 }
 
 bool blocks_decode_fits(const BlockLinear& p, const BlocksDecodeConfig& c) {
-  rowwise_decode::Launch<BlockWalk> l;
-  return kernel_of(p, c) && rowwise_decode::lay_out(walk_of(p), c, l);
+  rowwise_decode::Launch<BlockParams> l;
+  return kernel_of(p, c) && rowwise_decode::lay_out(params_of(p), c, l);
 }
 
 cudaError_t launch_blocks_decode(const BlockLinear& p, const BlocksDecodeConfig& c, cudaStream_t stream) {
   if (!blocks_decode_takes(p)) return cudaErrorInvalidValue;
   const Kernel kernel = kernel_of(p, c);
-  rowwise_decode::Launch<BlockWalk> l;
-  if (!kernel || !rowwise_decode::lay_out(walk_of(p), c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+  rowwise_decode::Launch<BlockParams> l;
+  if (!kernel || !rowwise_decode::lay_out(params_of(p), c, l)) return cudaErrorInvalidValue;
+  return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
 std::string blocks_decode_instances() {

@@ -1,10 +1,10 @@
 // Weights with a scale a block as rowwise_decode.cuh loads them: of 8 bits, or of 4 bits through a table of 16.
 //
-// The four lanes of a row pair copy, beside its weights, the aligned words that have its scales of a unit, so that blocks may be
-// of any size that is a multiple of 16 along k, scales of any type, and rows of scales begin anywhere. Where a half of a unit
-// lies in one block its scale multiplies the half's sum in float32. Otherwise scales multiply weights, which are rounded to x's
-// type then; those that this type does not hold exactly are taken relative to the largest of the half and row, which multiplies
-// the sum.
+// The four lanes of a row pair copy, beside its weights, the aligned words that have its scales of a k-tile, so that blocks may
+// be of any size that is a multiple of 16 along k, scales of any type, and rows of scales begin anywhere. Where a half of a
+// k-tile lies in one block its scale multiplies the half's sum in float32. Otherwise scales multiply weights, which are rounded
+// to x's type then; those that this type does not hold exactly are taken relative to the largest of the half and row, which
+// multiplies the sum.
 //
 // Codes of 4 bits are looked up two at a time: a table of 256 pairs lies in shared memory 32 times, once for each bank, so that
 // all lanes read at once. That is one instruction for two weights beside the two that make its address, where permutations of
@@ -18,13 +18,13 @@
 
 namespace aoext::cuda::rowwise_decode {
 
-// A BlockLinear, and what kernels would divide for.
-struct BlockWalk : BlockLinear {
+// A BlockLinear, and what the kernel would need divisions for.
+struct BlockParams : BlockLinear {
   uint32_t scale_row_bytes, scale_bytes;  // of a row of scales, of one
   uint32_t scales_end;                    // bytes of all, from the word on in which they begin
   uint32_t block_magic;                   // k / block_k = umulhi(k / 8, block_magic) for k a multiple of 16
   uint32_t last_k;                        // the largest multiple of 16 below K
-  int words;                              // that hold a row's scales of a unit
+  int words;                              // that hold an output channel's scales of a k-tile
   bool relative;                          // relative_scales
   // Scales whose bits are those of a float32 after a shift; `subnormal` is what e8m0's 0 and 255 lack.
   bool shifts;
@@ -80,23 +80,23 @@ struct PairTable {
   }
 };
 
-// kGranule: k that have one scale at least: 16, 32 of lut4, or half of a unit.
+// kGranule: k that have one scale at least: 16, 32 of lut4, or half of a k-tile.
 template <Element W, int kGranule>
 struct BlocksOf {
-  using Linear = BlockWalk;
+  using Linear = BlockParams;
   static constexpr Element kType = W;
   static constexpr bool kTable = W == Element::lut4;
-  static constexpr int kUnitK = kTable ? 256 : 128, kHalf = kUnitK / 2;
+  static constexpr int kTileK = kTable ? 256 : 128, kHalf = kTileK / 2;
   static constexpr int kLaneK = kHalf / 4;                       // of a row and half
   static constexpr bool kWhole = kGranule == kHalf;              // halves have one scale
   static constexpr int kLaneScales = kGranule < kLaneK ? 2 : 1;  // of a row and half
   static constexpr bool kBlocks = true;
   static constexpr int kTableBytes = kTable ? PairTable::kBytes : 0;
 
-  static __device__ __forceinline__ int unit_bytes(const BlockWalk& p) { return kWeightBytes + p.words * (kTileN * 4); }
+  static __device__ __forceinline__ int k_tile_bytes(const BlockParams& p) { return kWeightBytes + p.words * (kTileN * 4); }
 
   template <class T>
-  static __device__ __forceinline__ float row_scale(const BlockWalk& p, int) {
+  static __device__ __forceinline__ float row_scale(const BlockParams& p, int) {
     if constexpr (kTable) return global_scale(p) / table_factor<T>(p.table);
     return global_scale(p);
   }
@@ -113,32 +113,32 @@ struct BlocksOf {
     std::conditional_t<kTable, PairTable, Nothing> table;
 
     template <class T>
-    __device__ __forceinline__ void start(const BlockWalk& p, uint32_t shared, int lane, int warp, int warps) {
+    __device__ __forceinline__ void start(const BlockParams& p, uint32_t shared, int lane, int warp, int warps) {
       if constexpr (kTable) table.template start<T>(p.table, shared, lane, warp, warps);
     }
 
-    __device__ static __forceinline__ uint32_t misaligned(const BlockWalk& p) {
+    __device__ static __forceinline__ uint32_t misaligned(const BlockParams& p) {
       return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p.block_scale)) & 3;
     }
 
-    __device__ __forceinline__ void aim(const BlockWalk& p, int row, int next) {
+    __device__ __forceinline__ void aim(const BlockParams& p, int row, int next) {
       const uint32_t size = static_cast<uint32_t>(p.block_n);
       begin[0] = static_cast<uint32_t>(row) / size * p.scale_row_bytes + misaligned(p);
       begin[1] = static_cast<uint32_t>(next) / size * p.scale_row_bytes + misaligned(p);
     }
 
     // Of k, which may lie behind K: in bytes from its row's first scale.
-    __device__ static __forceinline__ uint32_t offset_of(const BlockWalk& p, uint32_t k) {
+    __device__ static __forceinline__ uint32_t offset_of(const BlockParams& p, uint32_t k) {
       return __umulhi(min(k, p.last_k) / 8, p.block_magic) * p.scale_bytes;
     }
-    __device__ __forceinline__ uint32_t first_word(const BlockWalk& p, int row, int unit) const {
-      return (begin[row] + offset_of(p, unit * kUnitK)) & ~3u;
+    __device__ __forceinline__ uint32_t first_word(const BlockParams& p, int row, int k_tile) const {
+      return (begin[row] + offset_of(p, k_tile * kTileK)) & ~3u;
     }
 
     // [row pair][row][word]
-    __device__ __forceinline__ void copy(const BlockWalk& p, uint32_t to, int unit, int g, int t) const {
+    __device__ __forceinline__ void copy(const BlockParams& p, uint32_t to, int k_tile, int g, int t) const {
       const auto* const words = reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(p.block_scale) & ~uintptr_t{3});
-      const uint32_t first = first_word(p, 0, unit), next = first_word(p, 1, unit);
+      const uint32_t first = first_word(p, 0, k_tile), next = first_word(p, 1, k_tile);
       for (int i = t; i < 2 * p.words; i += 4) {
         const uint32_t from = i < p.words ? first + i * 4 : next + (i - p.words) * 4;
         const uint32_t at = to + (g * 2 * p.words + i) * 4;
@@ -152,21 +152,21 @@ struct BlocksOf {
       }
     }
 
-    __device__ static __forceinline__ float scale_of(const BlockWalk& p, uint32_t word) {
+    __device__ static __forceinline__ float scale_of(const BlockParams& p, uint32_t word) {
       if (!p.shifts) return scale_of_bits(word, p.block_scale_type);
       const uint32_t masked = word & p.mask;
       return __uint_as_float(masked << p.shift | (((masked + 1) & 0xfe) != 0 ? 0 : p.subnormal));
     }
 
     template <class T>
-    __device__ __forceinline__ OfHalf read(const BlockWalk& p, uint32_t from, int unit, int h, int g, int t) const {
+    __device__ __forceinline__ OfHalf read(const BlockParams& p, uint32_t from, int k_tile, int h, int g, int t) const {
       float scale[2][kLaneScales];
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const uint32_t words = from + (g * 2 + row) * p.words * 4 - first_word(p, row, unit);
+        const uint32_t words = from + (g * 2 + row) * p.words * 4 - first_word(p, row, k_tile);
 #pragma unroll
         for (int s = 0; s < kLaneScales; ++s) {
-          const uint32_t k = unit * kUnitK + h * kHalf + (kWhole ? 0 : t * kLaneK + s * 16), at = begin[row] + offset_of(p, k);
+          const uint32_t k = k_tile * kTileK + h * kHalf + (kWhole ? 0 : t * kLaneK + s * 16), at = begin[row] + offset_of(p, k);
           scale[row][s] = scale_of(p, load_shared_word(words + (at & ~3u)) >> (at & 3) * 8);
         }
       }

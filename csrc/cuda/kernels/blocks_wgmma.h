@@ -1,4 +1,4 @@
-// Weight-only products of Hopper's matrix engine with a scale a block of w, from 17 rows of x on: kernels/sm90a/blocks_wgmma.cuh.
+// Weight-only products by wgmma with a scale a block of w, from 17 rows of x on: kernels/sm90a/blocks_wgmma.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>

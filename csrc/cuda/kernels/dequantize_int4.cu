@@ -1,7 +1,7 @@
 // w[N, K] = q · scale + zero_point, in float32 by one fma, rounded once.
 //
 // Bound by memory: K/2 bytes of a row in, 2 K or 4 K out. A thread takes 16 bytes of output (4 or 8 weights) in each of 8
-// rows, so that 8 reads are under way and one sector of scales [K/G, N] serves them all. The threads of a warp are
+// rows, so that 8 reads are in flight and one sector of scales [K/G, N] serves them all. The threads of a warp are
 // neighbours along k: every store of a warp is 512 bytes in a row.
 #include "cuda/kernels/dequantize_int4.h"
 

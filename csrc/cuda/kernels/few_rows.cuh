@@ -1,4 +1,4 @@
-// What kernels for few rows of x share: the meeting of sums over parts of K.
+// What kernels for few rows of x share: the split-K reduction.
 #pragma once
 
 #include <cstdint>
@@ -7,24 +7,24 @@
 
 namespace aoext::cuda {
 
-// Sums of tiles of 16 rows n: those of slices of k, which the warps of a block have, meet in shared memory, those of parts of K,
-// which the blocks of a cluster have, in the shared memory of the one that owns the item; an item is 16 rows n of one m, of which
-// a half warp takes care. A block of a cluster sends what the others own, and collects what it owns a turn later, when the
-// others' part has long come. Two buffers do: before a block writes one again, it has waited for what the others sent after they
-// had read it. Everything is added in a fixed order.
+// Adds the partial sums of tiles of 16 output channels: first those of the k-splits of a block's warps (`slices`), in shared
+// memory; then those of the blocks of a cluster, in the shared memory of the block that owns the item. An item is 16 output
+// channels by one row of x, for a half warp. A block sends the sums that others own at the end of a turn, and collects those that
+// it owns a turn later, when the others' have long arrived. Two buffers are enough: before a block writes one again, it has
+// waited for what the others sent after they had read it. Everything is added in a fixed order.
 template <class Sum>
-struct Meeting {
+struct SplitKReduction {
   static_assert(sizeof(Sum) == 4);
   static constexpr int kTileN = 16;
-  static constexpr int kStride = 20;  // between rows m of a partial sum: 16, and 4 that keep its stores free of bank conflicts
+  static constexpr int kStride = 20;  // from a row of x to the next: 16 sums, and 4 that keep stores free of bank conflicts
 
   struct alignas(8) Pair {
     Sum first, second;
   };
 
-  Sum* partial;       // in shared memory, at 8-byte alignment: [tile][slice][m][kStride], and what comes from the cluster,
+  Sum* partial;       // in shared memory, at 8-byte alignment: [tile][slice][m][kStride], and what arrives from the cluster,
                       // [block][item][16]
-  uint32_t barriers;  // in shared memory, of 8 bytes, one for a buffer
+  uint32_t barriers;  // in shared memory, of 8 bytes, one for each buffer
   int M;
   uint32_t m_magic;   // ceil(2^20 / M)
   int tiles, slices;  // of a block
@@ -32,7 +32,7 @@ struct Meeting {
   int rank, cluster, cluster_log2;
   int warp, warps, lane;
 
-  // Sums of a buffer, as many as a host asks for.
+  // How many sums a buffer has room for.
   static constexpr size_t sums(int tiles, int slices, int M, int cluster) {
     return size_t(tiles) * slices * M * kStride + (cluster > 1 ? size_t(cluster) * owned(tiles * M, cluster) * kTileN : 0);
   }
@@ -55,7 +55,7 @@ struct Meeting {
     cluster_arrive_initialised();
   }
 
-  // Of a warp's tile in C's order, whose rows g and g + 8 are rows 2g and 2g + 1 of the tile.
+  // Stores a warp's partial sums of a tile, in the order of mma's C, whose rows g and g + 8 are output channels 2g and 2g + 1.
   template <int Octets>
   __device__ __forceinline__ void put(int turn, int tile, int slice, const Sum (&y)[Octets][4]) const {
     const int g = lane >> 2, t = lane & 3;
@@ -77,7 +77,7 @@ struct Meeting {
     return v;
   }
 
-  // body(turn, tile, m, sum) for all items of this block, each lane with the sum of row n = lane % 16 of the tile.
+  // body(turn, tile, m, sum) for all items of this block, each lane with the sum of output channel lane % 16 of the tile.
   template <class Body>
   __device__ __forceinline__ void collect(int turn, Body&& body) const {
     if (cluster > 1) barrier_wait_cluster(barriers + (turn & 1) * 8, turn >> 1 & 1);
@@ -93,9 +93,9 @@ struct Meeting {
     }
   }
 
-  // After put, for every turn in order: has `body` called for this turn's items, or the last one's in a cluster.
+  // After put, for every turn in order: calls `body` for this turn's items, or in a cluster for those of the turn before.
   template <class Body>
-  __device__ __forceinline__ void meet(int turn, Body&& body) const {
+  __device__ __forceinline__ void reduce(int turn, Body&& body) const {
     if (cluster > 1 && turn > 0) collect(turn - 1, body);
     __syncthreads();
     if (cluster == 1) {

@@ -1,6 +1,6 @@
-// What the launchers of kernels for few rows of x share (few_rows.cuh): how a part of K goes through shared memory, how many
-// clusters run at once, how long sums take to meet, and the launch. A Walk has part_units, chunks, chunk_units, warp_steps and
-// tile_groups; a Config has blocks, cluster, slices, tiles and overlaps.
+// What the launchers of kernels for few rows of x share (few_rows.cuh): how the x of a k-split goes through shared memory, how
+// many clusters run at once, how long the split-K reduction takes, and the launch. Params have split_k_tiles, chunks,
+// chunk_k_tiles, warp_stages and tile_groups; a Config has blocks, cluster, slices, tiles and overlaps.
 #pragma once
 
 #include <algorithm>
@@ -27,39 +27,39 @@ constexpr int blocks_at_once(int sms, int most, int cluster, int clusters) {
   return resident;
 }
 
-// Microseconds for which sums meet, as every turn ends; `warps` of a multiprocessor have so many tiles each.
+// Microseconds of the split-K reductions, one at the end of every turn; `warps` of a multiprocessor have so many tiles each.
 template <class Config>
-double meeting_time(const MeetingFit& fit, const Config& c, int turns, double warps, int warp_tiles, int64_t M) {
+double reduction_time(const ReductionFit& fit, const Config& c, int turns, double warps, int warp_tiles, int64_t M) {
   const double sums = warps * warp_tiles * static_cast<double>(M);
   const double rounds = static_cast<double>(ceil_div(warp_tiles * M, 2 * c.slices));
   const double turn = fit.turn + fit.sum * sums + fit.round * rounds + (c.cluster > 1 ? fit.cluster + fit.cluster_sum * sums : 0);
   return turns * turn + (c.cluster > 2 ? fit.large_cluster * (log2_of_cluster(c.cluster) - 1) : 0);
 }
 
-// Cuts a block's part of K into chunks of which x fits into shared memory beside `fixed` bytes, whole steps of `step` units each,
-// of `per_unit` bytes. The bytes of all, 0 where not one step fits.
-template <class Walk>
-size_t lay_out_chunks(Walk& w, size_t fixed, size_t per_unit, int step, size_t limit) {
-  if (fixed + per_unit * step > limit) return 0;
-  const int room = static_cast<int>((limit - fixed) / per_unit);
-  if (w.part_units <= room) {
-    w.chunks = 1, w.chunk_units = w.part_units;
+// Cuts a block's k-split into chunks whose x fits into shared memory beside `fixed` bytes; a chunk is a multiple of `step`
+// k-tiles of `per_k_tile` bytes. The bytes of all, 0 where not even `step` k-tiles fit.
+template <class Params>
+size_t lay_out_chunks(Params& w, size_t fixed, size_t per_k_tile, int step, size_t limit) {
+  if (fixed + per_k_tile * step > limit) return 0;
+  const int room = static_cast<int>((limit - fixed) / per_k_tile);
+  if (w.split_k_tiles <= room) {
+    w.chunks = 1, w.chunk_k_tiles = w.split_k_tiles;
   } else {
-    w.chunks = static_cast<int>(ceil_div(w.part_units, room / step * step));
-    w.chunk_units = static_cast<int>(ceil_div(ceil_div(w.part_units, w.chunks), step) * step);
-    w.chunks = static_cast<int>(ceil_div(w.part_units, w.chunk_units));
+    w.chunks = static_cast<int>(ceil_div(w.split_k_tiles, room / step * step));
+    w.chunk_k_tiles = static_cast<int>(ceil_div(ceil_div(w.split_k_tiles, w.chunks), step) * step);
+    w.chunks = static_cast<int>(ceil_div(w.split_k_tiles, w.chunk_k_tiles));
   }
-  w.warp_steps = static_cast<int>(ceil_div(w.chunk_units, step));
-  return fixed + per_unit * w.chunk_units;
+  w.warp_stages = static_cast<int>(ceil_div(w.chunk_k_tiles, step));
+  return fixed + per_k_tile * w.chunk_k_tiles;
 }
 
-template <class Walk, class Config>
-cudaError_t launch_few_rows(void (*kernel)(Walk), const Walk& walk, const Config& c, size_t shared, cudaStream_t stream) {
-  const dim3 blocks(c.cluster, std::min(c.blocks, walk.tile_groups)), threads(32, c.slices, c.tiles);
+template <class Params, class Config>
+cudaError_t launch_few_rows(void (*kernel)(Params), const Params& params, const Config& c, size_t shared, cudaStream_t stream) {
+  const dim3 blocks(c.cluster, std::min(c.blocks, params.tile_groups)), threads(32, c.slices, c.tiles);
   return launch(
       kernel,
       Grid{blocks, threads, shared, stream, static_cast<unsigned>(c.cluster), c.overlaps ? Overlap::after_ours : Overlap::never},
-      walk);
+      params);
 }
 
 }  // namespace aoext::cuda

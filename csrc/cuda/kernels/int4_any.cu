@@ -1,5 +1,5 @@
 // y[M, N] = x[M, K] · w[N, K]ᵀ + bias[N], w = q · scale + zero_point, for what faster kernels do not take: any even K, any
-// group (it may start in the middle of a byte), any alignment, x of any type. All arithmetic is float32 fma. The walks are those
+// group (it may start in the middle of a byte), any alignment, x of any type. All arithmetic is float32 fma. The loops are those
 // of product_any.cuh, over bytes of w: two weights.
 #include "cuda/kernels/int4_any.h"
 
@@ -13,37 +13,27 @@ using product_any::kRowsThreads;
 using product_any::kTileThreads;
 
 template <class X>
-struct Operands {
-  using Value = float;
-  using Sum = float;
+struct Operands : product_any::ByteOperands<Int4Linear, 2> {
   using RawX = X;
-  using RawW = uint8_t;
-  static constexpr int kRun = 2, kTokens = 8, kChannels = 4;
 
-  const Int4Linear& p;
-  int64_t M, N;
-  uint32_t length;
-
-  __device__ __forceinline__ explicit Operands(const Int4Linear& p) : p(p), M(p.M), N(p.N), length(static_cast<uint32_t>(p.K)) {}
+  __device__ __forceinline__ explicit Operands(const Int4Linear& p) : ByteOperands(p) {}
 
   __device__ __forceinline__ X raw_x(int64_t m, uint32_t k) const { return static_cast<const X*>(p.x)[m * p.K + k]; }
   __device__ __forceinline__ float value(X raw) const { return to_float(raw); }
   __device__ __forceinline__ void xs(int64_t m, uint32_t k, float (&v)[2]) const {
     v[0] = to_float(raw_x(m, k)), v[1] = to_float(raw_x(m, k + 1));
   }
-  __device__ __forceinline__ uint8_t raw_w(int64_t n, uint32_t k) const { return p.weight[n * (p.K / 2) + k / 2]; }
-  __device__ __forceinline__ void ws(const uint8_t (&raw)[kChannels], int64_t n, uint32_t k, float (&w)[kChannels][2]) const {
+  __device__ __forceinline__ void ws(const uint8_t (&raw)[kBlockN], int64_t n, uint32_t k, float (&w)[kBlockN][2]) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int64_t group = static_cast<int64_t>((k + j) / static_cast<uint32_t>(p.group_size)) * N;
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c) {
+      for (int c = 0; c < kBlockN; ++c) {
         const int64_t i = group + min(n + c, N - 1);
         w[c][j] = fmaf(nibble(raw[c], j), load_float(p.scale, i, p.scale_type), load_float(p.zero_point, i, p.scale_type));
       }
     }
   }
-  static __device__ __forceinline__ float add(float sum, float x, float w) { return fmaf(x, w, sum); }
   __device__ __forceinline__ void store(int64_t m, int64_t n, float sum) const {
     if (p.bias) sum += load_float(p.bias, n, p.bias_type);
     static_cast<X*>(p.y)[m * p.N + n] = rounded<X>(sum);
@@ -83,9 +73,7 @@ __global__ void __launch_bounds__(kRowsThreads) int4_any_rows(const __grid_const
 
 template <class X>
 cudaError_t launch(const Int4Linear& p, cudaStream_t stream) {
-  if (p.M <= Operands<X>::kTokens || p.N < 32)
-    return product_any::launch(int4_any_rows<X>, product_any::rows_blocks<Operands<X>>(p.M, p.N), kRowsThreads, p, stream);
-  return product_any::launch(int4_any_tile<X>, product_any::tile_blocks(p.M, p.N), kTileThreads, p, stream);
+  return product_any::launch<Operands<X>>(int4_any_tile<X>, int4_any_rows<X>, Operands<X>::kBlockM, p, stream);
 }
 
 }  // namespace

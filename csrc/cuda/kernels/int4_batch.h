@@ -1,4 +1,4 @@
-// Products for a batch of rows, on Hopper's matrix engine: kernels/sm90a/int4_batch.cuh.
+// int4 products for a batch of rows of x by wgmma: kernels/sm90a/int4_batch.cuh.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace aoext::cuda {
 
-constexpr int kBatchRows = 256;  // of w: a block's, times its slices
+constexpr int kBatchRows = 256;  // output channels of a block, times its slices
 
 struct BatchConfig {
-  int tokens;         // rows of x that have room: 16, 32 or 64
-  int slices;         // of K in a block: 1, 2 or 4, the rest of the four warpgroups are row groups of 64
-  int cluster;        // blocks that share the groups of rows that do not come out even (segments.h): 1 or 2
+  int tokens;         // rows of x at most: 16, 32 or 64
+  int slices;         // k-splits of a block: 1, 2 or 4 of its four warpgroups; 4 / slices are row groups of 64
+  int cluster;        // blocks that share the tiles that do not come out even (tile_scheduler.h): 1 or 2
   int blocks;         // in all, which run at once
   int shared_memory;  // bytes that a block may have
 

@@ -11,26 +11,26 @@
 namespace aoext::cuda {
 namespace {
 
+using int4_decode::kTileK;
 using int4_decode::kTileN;
-using int4_decode::kUnitK;
-using int4_decode::Walk;
-using Kernel = void (*)(Walk);
+using int4_decode::Params;
+using Kernel = void (*)(Params);
 
 // Threads that a block may have. 512 leave a thread 128 registers, 640 leave it 96.
 constexpr int threads_of(int rows, int warp_tiles, int units) { return rows == 8 && warp_tiles == 1 && units == 2 ? 640 : 512; }
 
 // The k that share a scale, as far as there are kernels for them.
-int sub_of(const Int4Linear& p) { return p.group_size % kUnitK == 0 ? kUnitK : 64; }
+int sub_of(const Int4Linear& p) { return p.group_size % kTileK == 0 ? kTileK : 64; }
 
 // What tells instances apart.
 using Key = std::array<int, 6>;
 constexpr std::array<const char*, 6> kKeyNames = {"type", "scale", "sub", "rows", "warp_tiles", "units"};
 
-// Groups of whole units with scales of the input's type have kernels of more shapes (warp_tiles, units) than (2, 1).
+// Groups of whole k-tiles with scales of the input's type have kernels of more shapes (warp_tiles, units) than (2, 1).
 constexpr bool has_kernel(bool own_scales, int sub, int rows, int warp_tiles, int units) {
-  if (!own_scales && sub < kUnitK) return false;
+  if (!own_scales && sub < kTileK) return false;
   if (warp_tiles == 2 && units == 1) return true;
-  return own_scales && sub == kUnitK && units == 2 && (warp_tiles == 1 || rows < 16);
+  return own_scales && sub == kTileK && units == 2 && (warp_tiles == 1 || rows < 16);
 }
 
 // f(key, kernel) of each.
@@ -38,7 +38,7 @@ template <class F>
 void for_each_instance(F&& f) {
   each<Element::bf16, Element::fp16>([&](auto x) {
     each<decltype(x)::value, Element::fp32>([&](auto s) {
-      each<64, kUnitK>([&](auto sub) {
+      each<64, kTileK>([&](auto sub) {
         each<8, 16>([&](auto rows) {
           each<1, 2>([&](auto warp_tiles) {
             each<1, 2>([&](auto units) {
@@ -68,14 +68,14 @@ Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
 }
 
 struct Launch {
-  Walk walk;
+  Params params;
   int turns;
   size_t shared;  // bytes
 };
 
-// The walk of a config, and the memory it takes; false if it does not fit.
+// The parameters of a configuration, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
-  Walk& w = out.walk;
+  Params& w = out.params;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
   // A half warp either sends or collects, and every block collects something.
   if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 ||
@@ -86,24 +86,24 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   w.sub_per_group = static_cast<int>(p.group_size / sub);
   w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
-  w.units = static_cast<int>(ceil_div(p.K, kUnitK));
-  w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), c.units) * c.units);
+  w.k_tiles = static_cast<int>(ceil_div(p.K, kTileK));
+  w.split_k_tiles = static_cast<int>(ceil_div(ceil_div(w.k_tiles, c.cluster), c.units) * c.units);
   w.cluster_log2 = log2_of_cluster(c.cluster);
   w.bias_type = static_cast<int>(p.bias_type), w.scale_groups = static_cast<int>(p.K / p.group_size);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
-  w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<float>::sums(tiles, c.slices, M, 1)) : 0;
-  const size_t fixed = 16 + Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
-  const size_t per_unit = size_t(c.rows) * (kUnitK * 2 + kUnitK / sub * 8);
+  w.buffer_stride = buffers > 1 ? static_cast<int>(SplitKReduction<float>::sums(tiles, c.slices, M, 1)) : 0;
+  const size_t fixed = 16 + SplitKReduction<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
+  const size_t per_k_tile = size_t(c.rows) * (kTileK * 2 + kTileK / sub * 8);
   const int step = c.slices * c.units;
-  out.shared = lay_out_chunks(w, fixed, per_unit, step, static_cast<size_t>(c.shared_memory));
+  out.shared = lay_out_chunks(w, fixed, per_k_tile, step, static_cast<size_t>(c.shared_memory));
   return out.shared > 0;
 }
 
-// Microseconds of a cut, by a model: reading the weight; the rounds of a multiprocessor's warps, limited by arithmetic and
-// latency; x staged once, or in each turn where it does not fit at once; sums that meet.
+// Microseconds of a configuration, by a model: reading the weight; the stages of a multiprocessor's warps, limited by arithmetic
+// and latency; x staged once, or in each turn where it does not fit at once; the split-K reduction.
 double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, const Device& device, int resident) {
-  const Walk& w = l.walk;
+  const Params& w = l.params;
   const DecodeFit& fit = fits_of(device).int4_decode;
   const DecodeFit::Costs& cost = c.rows > 8 ? fit.more_rows : fit.eight_rows;
   const double kb = c.warp_tiles * c.units, m = w.M, warps = resident * c.tiles * c.slices;
@@ -111,18 +111,18 @@ double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, c
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
   const double round = std::hypot(busiest * kb * (cost.work + cost.work_m * m / c.warp_tiles), cost.latency * kb);
   const double rounds =
-      static_cast<double>(l.turns) * w.chunks * w.warp_steps * round * (sub_of(p) < kUnitK ? fit.small_groups : 1);
-  const double read = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK)) / device.bandwidth;
-  const double staged = m * resident * w.part_units * (w.chunks > 1 ? l.turns : 1), again = (w.chunks - 1.0) * l.turns;
+      static_cast<double>(l.turns) * w.chunks * w.warp_stages * round * (sub_of(p) < kTileK ? fit.small_groups : 1);
+  const double read = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kTileK)) / device.bandwidth;
+  const double staged = m * resident * w.split_k_tiles * (w.chunks > 1 ? l.turns : 1), again = (w.chunks - 1.0) * l.turns;
   return cost.rest + cost.read * read + rounds + cost.staged * staged + cost.again * again +
-         meeting_time(fits_of(device).meeting, c, l.turns, warps, c.warp_tiles, p.M);
+         reduction_time(fits_of(device).reduction, c, l.turns, warps, c.warp_tiles, p.M);
 }
 
 }  // namespace
 
 bool int4_decode_takes(const Int4Linear& p) {
   const bool types = (p.type == Element::bf16 || p.type == Element::fp16) &&
-                     (p.scale_type == p.type || (p.scale_type == Element::fp32 && p.group_size % kUnitK == 0));
+                     (p.scale_type == p.type || (p.scale_type == Element::fp32 && p.group_size % kTileK == 0));
   return types && p.M <= 16 && p.N % 2 == 0 && p.group_size % 64 == 0 && is_aligned(p.x) && is_aligned(p.weight) &&
          is_aligned(p.scale, 4) && is_aligned(p.zero_point, 4);
 }
@@ -132,8 +132,8 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& devic
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const bool hopper = device.is_hopper();
   const int rows = p.M <= 8 ? 8 : 16;
-  const bool small_groups = sub_of(p) < kUnitK;
-  // As far as was ever better.
+  const bool small_groups = sub_of(p) < kTileK;
+  // As many as ever were faster.
   const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : rows == 8 ? 4 : 8;
   const int fewest_slices = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
   Choice<DecodeConfig> best;
@@ -157,8 +157,8 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& devic
               std::min<int>(sm_warps / warps, (static_cast<size_t>(shared_memory) + 1024) / (l.shared + 1024)), 1, most_blocks);
           const int slots = clusters_at_once(sms, resident, c.cluster);
           if (slots < 1) continue;
-          const int turns = static_cast<int>(ceil_div(l.walk.tile_groups, slots));
-          c.blocks = static_cast<int>(ceil_div(l.walk.tile_groups, turns));
+          const int turns = static_cast<int>(ceil_div(l.params.tile_groups, slots));
+          c.blocks = static_cast<int>(ceil_div(l.params.tile_groups, turns));
           if (turns > 1 && !lay_out(p, c, l)) continue;
           best.consider(c, model_time(p, c, l, device, blocks_at_once(sms, resident, c.cluster, c.blocks)));
         }
@@ -175,7 +175,7 @@ cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaS
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!int4_decode_takes(p) || !kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+  return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
 std::string int4_decode_instances() {

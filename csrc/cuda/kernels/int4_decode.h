@@ -14,11 +14,12 @@ namespace aoext::cuda {
 // M <= 16, N even, group_size a multiple of 64 (of 128 with float32 scales), x and weight at 16-byte alignment, scales at 4.
 bool int4_decode_takes(const Int4Linear& p);
 
-// How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 rows n and a slice of their k.
+// How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
+// their k-tiles.
 struct DecodeConfig {
-  int rows;        // of x that have room in shared memory: 8 or 16, M or more
+  int rows;        // of x, at most: 8 or 16
   int warp_tiles;  // 1 or 2
-  int units;       // of 128 k that a warp loads at a time
+  int units;       // k-tiles of 128 k in a stage
   int tiles, slices;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left

@@ -99,7 +99,7 @@ struct ScalePair<Element::fp32> {
   __device__ __forceinline__ float2 get() const { return {a, b}; }
 };
 
-// The exponent, as in its bits, of the largest |x| in a unit of which each of four lanes holds `v`; NaN's is that of infinity.
+// The exponent, as in its bits, of the largest |x| in a k-tile of which each of four lanes holds `v`; NaN's is that of infinity.
 template <typename N>
 __device__ __forceinline__ int top_exponent(const uint4 (&v)[4]) {
   constexpr uint32_t abs = 0x7fff7fffu;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void operands(uint32_t upper, uint32_t lower, uint32_
   }
 }
 
-// Where word j of lane t of a unit lies once its groups of `Sub` k are spread over the four lanes that mma sums over.
+// Where word j of lane t of a k-tile lies once its groups of `Sub` k are spread over the four lanes that mma sums over.
 template <int Sub>
 __device__ __forceinline__ int word_k(int t, int j) {
   if constexpr (Sub == 128) return 32 * t + 8 * j;

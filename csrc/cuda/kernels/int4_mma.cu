@@ -12,11 +12,11 @@ namespace aoext::cuda {
 namespace int4_mma {
 namespace {
 
-// A warp has at most 32 × 128 outputs, 128 registers of sums: the more tokens share a dequantised weight, the less their
-// integer work keeps the tensor cores waiting. With few tokens stages are deep along K, so that more of a row of weights
-// is under way. At least two blocks fit a multiprocessor of 164 KB, and one the 99 KB of sm_86 and sm_89.
+// A warp has at most 32 × 128 outputs, 128 registers of sums: the more rows share a dequantised weight, the less the integer work
+// of dequantising holds up the tensor cores. For few rows BLOCK_K is larger, so that more of an output channel is in flight. At
+// least two blocks fit a multiprocessor with 164 KB of shared memory, and one the 99 KB of sm_86 and sm_89.
 //
-// With M tokens and K split over blocks, the time in µs is about
+// With M rows, and K split over blocks, the time in µs is about
 //   step · (64-deep steps of a block + fill_steps) · max(blocks of a multiprocessor, filled)
 //     + split + split_mb per MB of partial sums written and read, if K is split.
 // Other GPUs than the one that was measured have other numbers, but the choice needs only their ratios.
@@ -64,7 +64,7 @@ size_t partials_bytes(const Int4Linear& p, const MmaConfig& c) {
 template <class X, class S, class T>
 cudaError_t launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
   constexpr int kBytes = T::kStages * T::template kStageBytes<S>;
-  Problem a{};
+  Params a{};
   a.p = p;
   a.tiles_n = ceil_div(p.N, T::kBlockN);
   a.tiles_m = ceil_div(p.M, T::kBlockM);

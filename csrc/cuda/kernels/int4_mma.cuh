@@ -1,20 +1,21 @@
 // y[M, N] = x[M, K] · w[N, K]ᵀ + bias[N], w = q · scale + zero_point, by mma.sync m16n8k16.
 //
-// Weights are the A operand (16 channels × 16 k), x is B (16 k × 8 tokens), so an accumulator is a piece of yᵀ. A block
-// computes block_n channels × block_m tokens and walks K by block_k, kStages deep by cp.async; weights stay packed in
-// shared memory and become bf16 or fp16 in registers.
+// swap_ab: weights are the A operand (16 output channels × 16 k), x is B (16 k × 8 rows), so an accumulator is a piece of yᵀ. A
+// block computes BLOCK_N output channels × BLOCK_M rows of x, and loads k-tiles of BLOCK_K into kStages stages by cp.async.
+// Weights stay packed in shared memory and become bf16 or fp16 in registers.
 //
-// The order of k inside an mma is free as long as A and B agree, and so is the order of channels. Hence lane
-// (g = lane / 4, t = lane % 4) owns
-//   k         block_k / 4 neighbours, one 8- or 16-byte read of packed weights per channel. They lie within one group,
-//             because group_size % 32 == 0: one scale per lane, channel and stage, at group size 32 as at 128;
+// The order of k inside an mma is free as long as A and B agree, and so is the order of output channels. Hence lane (g = lane /
+// 4, t = lane % 4) owns
+//   k         BLOCK_K / 4 neighbours, one 8- or 16-byte read of packed weights per output channel. They lie within one group,
+//             because group_size % 32 == 0: one scale per lane, output channel and stage, at group size 32 as at 128;
 //   channels  warp_n / 8 neighbours, so that one read brings their scales and one store writes their results.
-// A word holds 8 k of one channel: pairs 0 and 1 feed one mma, pairs 2 and 3 the next, and 16 bytes of x feed the same two.
+// A word holds 8 k of one output channel: pairs 0 and 1 are operands of one mma, pairs 2 and 3 of the next, and 16 bytes of x of
+// the same two.
 //
-// Fragments are one k16 step ahead of the tensor cores: x is reloaded into the registers just read, and the next weights
-// are dequantised between the mma of this step. The last step of a stage needs registers only, so its shared memory
-// is refilled there, and kStages buffers hold kStages stages. With 32 × 128 outputs a warp, a stage of 64 k costs 128 mma
-// and about 350 other instructions (64 of them fma2, 100 other work on weights, 38 reads of shared memory, 100 for copies).
+// Fragments are one step of 16 k ahead of the tensor cores: x is reloaded into the registers just read, and the next weights are
+// dequantised between the mma of this step. The last step of a stage needs registers only, so its shared memory is refilled
+// there, and kStages buffers hold kStages stages. With 32 × 128 outputs a warp, a k-tile of 64 k costs 128 mma and about 350
+// other instructions (64 of them fma2, 100 other work on weights, 38 reads of shared memory, 100 for copies).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -40,7 +41,7 @@ __device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return d;
 }
 
-// Without the hint: scales are reused by other blocks and lines of them are not all this block's.
+// copy16 without its cache hint: other blocks read the same scales, and the same lines of them.
 __device__ __forceinline__ void copy16_if(bool issued, uint32_t to, const void* from, bool valid) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %3, 0;"
@@ -64,7 +65,7 @@ __device__ __forceinline__ uint32_t exact_pair(uint32_t word, uint32_t high_nibb
   return fma2<Q>(biased, kHalf ? 0x3c003c00 : 0x3f803f80, kHalf ? 0xe408e408 : 0xc308c308);  // · 1 − 1032 or − 136
 }
 
-// Scales and zero points of a lane's channels, and w from them by one rounding.
+// Scales and zero points of a lane's output channels, and w from them with one rounding.
 template <class X, class S, int kChannels>
 struct Scales {
   static constexpr bool kFloat = std::is_same_v<S, float>;
@@ -102,12 +103,12 @@ struct Scales {
   }
 };
 
-// What a launch adds to the problem; host-side divisions are done once.
-struct Problem {
+// What a launch needs beside the problem; host-side divisions are done once.
+struct Params {
   Int4Linear p;
-  int tiles_m;      // of block_m tokens
-  int64_t tiles_n;  // of block_n channels
-  int steps;        // of block_k in a split
+  int tiles_m;      // of BLOCK_M rows of x
+  int64_t tiles_n;  // of BLOCK_N output channels
+  int steps;        // k-tiles of a k-split
   uint32_t magic;   // k / group_size = umulhi(k / 16, magic) >> shift for k a multiple of 32 below 2³¹
   int shift;
   uint32_t stride_weight, stride_x;  // bytes between the rows that a thread copies
@@ -119,7 +120,7 @@ struct Problem {
   unsigned* counters;                // [tiles], zero
 };
 
-// Warps of a block along N and M, what a warp computes, depth of a stage along K, stages.
+// Warps of a block along N and M, outputs of a warp along both, k of a stage (BLOCK_K), stages.
 template <int warps_n, int warps_m, int warp_n, int warp_m, int block_k, int stages>
 struct Tile {
   static constexpr int kWarpsN = warps_n, kWarpsM = warps_m, kWarpN = warp_n, kWarpM = warp_m, kBlockK = block_k;
@@ -128,10 +129,10 @@ struct Tile {
   static constexpr int kBlockN = kWarpsN * kWarpN, kBlockM = kWarpsM * kWarpM;
   static constexpr int kChannels = kWarpN / 8;                          // of a lane
   static constexpr int kRowTiles = kWarpN / 16, kColumns = kWarpM / 8;  // mma tiles of a warp
-  static constexpr int kGroup = kColumns <= 8 ? kColumns : 4;           // columns whose x is in registers
+  static constexpr int kGroup = kColumns <= 8 ? kColumns : 4;           // columns whose x is in registers at a time
   static constexpr int kGroups = kColumns / kGroup;
-  static constexpr int kWords = kBlockK / 32;  // packed words of a lane and channel in a stage, each good for two k16 steps
-  static constexpr int kSlots = kBlockK / 32;  // groups that a stage may touch
+  static constexpr int kWords = kBlockK / 32;  // packed words of a lane and output channel in a stage, two steps of 16 k each
+  static constexpr int kSlots = kBlockK / 32;  // groups that a stage may have k of
   static_assert(kBlockK == 64 || kBlockK == 128);
 
   // Bytes of shared memory. A slot of scales is padded by 32 bytes to spread the slots of a quad's lanes over the banks.
@@ -143,32 +144,32 @@ struct Tile {
   template <class S>
   static constexpr int kStageBytes = kWeightBytes + kXBytes + 2 * kScaleBytes<S>;
 
-  // Where 16-byte chunk c of token m lies in its row of x, so that the 8 lanes of a read phase (two tokens, chunks
+  // Where 16-byte chunk c of row m lies in its row of x, so that the 8 lanes of a read phase (two rows, chunks
   // kWords · t + const) meet 8 different chunks of 128 bytes.
   __device__ static __forceinline__ int swizzled(int m, int c) {
     return kBlockK == 64 ? c ^ (m & 1) : c ^ (c >> 3 & 1) ^ (m & 1) << 1;
   }
 };
 
-// Copies stages of a block from global memory; each thread has fixed chunks of 16 bytes. What lies past M, N or `end` (of
-// this block's k) becomes zeros.
+// Copies a block's k-tiles to its stages; each thread has fixed chunks of 16 bytes. What lies past M, N or `end` (of the block's
+// k-split) becomes zeros.
 template <class T, class S>
 struct Loader {
-  static constexpr int kChunksW = T::kBlockK / 32, kRowsW = T::kThreads / kChunksW;  // rows that all threads copy at once
+  static constexpr int kChunksW = T::kBlockK / 32, kRowsW = T::kThreads / kChunksW;  // rows that all threads copy together
   static constexpr int kChunksX = T::kBlockK / 8, kRowsX = T::kThreads / kChunksX;
   static_assert(kRowsW % T::kWarpN == 0 && T::kBlockN % kRowsW == 0 && T::kBlockM % kRowsX == 0);
   static_assert(kRowsX % 2 == 0);  // the swizzle is the same for all of a thread's rows
   static constexpr int kScaleBytes = T::template kScaleBytes<S>, kSlotBytes = T::template kSlotBytes<S>;
 
-  const Problem& a;
+  const Params& a;
   const int64_t n0;
   const int thread, end;
-  int k;               // of the next stage
+  int k;               // of the next k-tile
   int rows_n, rows_m;  // left from this thread's first row on
   const uint8_t *weight, *x;
   uint32_t to_weight, to_x, to_scales;
 
-  __device__ Loader(const Problem& a, uint32_t shared, int thread, int64_t n0, int64_t m0, int k, int end)
+  __device__ Loader(const Params& a, uint32_t shared, int thread, int64_t n0, int64_t m0, int k, int end)
       : a(a), n0(n0), thread(thread), end(end), k(k) {
     // Channel g · kChannels + i of a warp lies in row i · 8 + g, so that lanes g of a read meet neighbouring rows.
     const int row = thread / kChunksW, in_warp = row % T::kWarpN;
@@ -183,7 +184,7 @@ struct Loader {
     to_scales = shared + T::kWeightBytes + T::kXBytes;
   }
 
-  // No branches, so that the copies can be issued between mma.
+  // Without branches, so that the copies can be issued between mma.
   __device__ __forceinline__ void copy(int stage) {
     const uint32_t offset = stage * T::template kStageBytes<S>;
     const int left_n = k + thread % kChunksW * 32 < end ? rows_n : 0, left_m = k + thread % kChunksX * 8 < end ? rows_m : 0;
@@ -208,7 +209,7 @@ struct Loader {
     k += T::kBlockK;
   }
 
-  // Scales where rows of them are not made of aligned chunks.
+  // Copies scales whose rows do not consist of aligned 16-byte chunks.
   __device__ __forceinline__ void copy_single_scales(int k, int stage) const {
     const uint32_t to = to_scales + stage * T::template kStageBytes<S>;
 #pragma unroll 1
@@ -245,14 +246,13 @@ __device__ inline float fp16_factor(const Int4Linear& p, int64_t n, int64_t k, i
 }
 
 template <class X, class S, class T>
-__global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_constant__ Problem a) {
+__global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_constant__ Params a) {
   constexpr int kRowTiles = T::kRowTiles, kColumns = T::kColumns, kChannels = T::kChannels, kStages = T::kStages;
   constexpr int kStage = T::template kStageBytes<S>, kGroup = T::kGroup, kGroups = T::kGroups;
   constexpr bool kRescales = std::is_same_v<X, __half> && std::is_same_v<S, float>;
   extern __shared__ __align__(128) uint8_t memory[];
   const uint32_t shared = shared_address(memory);
-  const int thread = threadIdx.x;
-  const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   const int warp_n = warp % T::kWarpsN * T::kWarpN, warp_m = warp / T::kWarpsN * T::kWarpM;
   int64_t n0, m0;
   tile_origin<T>(int64_t{blockIdx.x}, a.tiles_n, a.tiles_m, n0, m0);
@@ -363,9 +363,9 @@ __global__ void __launch_bounds__(T::kThreads, 2) int4_mma_kernel(const __grid_c
     }
   }
 
-  if (gridDim.y > 1 && !gather_sums<T::kThreads>(sum, a.partials, a.counters)) return;
+  if (gridDim.y > 1 && !reduce_splits<T::kThreads>(sum, a.partials, a.counters)) return;
 
-  // Lane (g, t) has channels g · kChannels + [0, kChannels) of tokens 8 j + 2 t and 8 j + 2 t + 1.
+  // Lane (g, t) has output channels g · kChannels + [0, kChannels) of rows 8 j + 2 t and 8 j + 2 t + 1.
   const int64_t n = n0 + warp_n + g * kChannels;
   const int count = static_cast<int>(min(int64_t{kChannels}, a.p.N - n));
   if (count <= 0) return;

@@ -11,11 +11,11 @@
 namespace aoext::cuda {
 namespace {
 
-using int4_ring::kStepUnits;
+using int4_ring::kStageTiles;
+using int4_ring::kTileK;
 using int4_ring::kTileN;
-using int4_ring::kUnitK;
-using int4_ring::Walk;
-using Kernel = void (*)(Walk);
+using int4_ring::Params;
+using Kernel = void (*)(Params);
 
 constexpr int kMostWarps = int4_ring::kThreads / 32;  // of a block, and of a multiprocessor, which has registers for so many
 
@@ -29,17 +29,17 @@ int scale_bytes(const Int4Linear& p) {
 // The k that share a scale, as far as there are kernels for them: 32 serves any group.
 int sub_of(const Int4Linear& p) {
   constexpr int kUnitRows = 8;
-  return p.group_size % kUnitK == 0 && p.M <= kUnitRows && scale_bytes(p) ? kUnitK : 32;
+  return p.group_size % kTileK == 0 && p.M <= kUnitRows && scale_bytes(p) ? kTileK : 32;
 }
 
 // What tells instances apart.
 using Key = std::array<int, 6>;
 constexpr std::array<const char*, 6> kKeyNames = {"type", "scale", "sub", "rows", "ringed", "warp_tiles"};
 
-// Groups of whole units need aligned scales and serve up to 8 rows; scales of float32 are aligned always. Two tiles a warp of 16
-// rows spill but for the most usual scales.
+// Groups of whole k-tiles need aligned scales and serve up to 8 rows; scales of float32 are aligned always. Two tiles a warp of
+// 16 rows spill but for the most usual scales.
 constexpr bool has_kernel(bool own_scales, int sub, int rows, bool ringed, int warp_tiles) {
-  if (sub == kUnitK && (rows != 8 || !ringed)) return false;
+  if (sub == kTileK && (rows != 8 || !ringed)) return false;
   if (!own_scales && !ringed) return false;
   return warp_tiles == 1 || rows < 16 || (ringed && own_scales);
 }
@@ -49,7 +49,7 @@ template <class F>
 void for_each_instance(F&& f) {
   each<Element::bf16, Element::fp16>([&](auto x) {
     each<decltype(x)::value, Element::fp32>([&](auto s) {
-      each<32, kUnitK>([&](auto sub) {
+      each<32, kTileK>([&](auto sub) {
         each<2, 8, 16>([&](auto rows) {
           each<false, true>([&](auto ringed) {
             each<1, 2>([&](auto warp_tiles) {
@@ -69,7 +69,7 @@ void for_each_instance(F&& f) {
 
 Key key_of(const Int4Linear& p, const RingConfig& c) {
   const bool ringed = p.scale_type == Element::fp32 || scale_bytes(p);
-  const int sub = sub_of(p), rows = sub < kUnitK && p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
+  const int sub = sub_of(p), rows = sub < kTileK && p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;
   return {int(p.type), int(p.scale_type), sub, rows, ringed, c.warp_tiles};
 }
 
@@ -80,16 +80,16 @@ Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
 }
 
 struct Launch {
-  Walk walk;
+  Params params;
   int turns;
   size_t shared;  // bytes
 };
 
-// The walk of a config, and the memory it takes; false if it does not fit.
+// The parameters of a configuration, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
-  Walk& w = out.walk;
+  Params& w = out.params;
   const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
-  const int units = kStepUnits / c.warp_tiles;  // of k, that a step takes
+  const int stage_k_tiles = kStageTiles / c.warp_tiles;
   const bool depth = c.depth == 2 || c.depth == 3;
   // A half warp either sends or collects, and every block collects something.
   if (!is_cluster(c.cluster) || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps ||
@@ -101,56 +101,56 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
   w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
   w.scale_groups = static_cast<int>(p.K / p.group_size), w.scale_bytes = scale_bytes(p);
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
-  w.units = static_cast<int>(ceil_div(p.K, kUnitK));
-  w.part_units = static_cast<int>(ceil_div(ceil_div(w.units, c.cluster), units) * units);
+  w.k_tiles = static_cast<int>(ceil_div(p.K, kTileK));
+  w.split_k_tiles = static_cast<int>(ceil_div(ceil_div(w.k_tiles, c.cluster), stage_k_tiles) * stage_k_tiles);
   w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
   w.cluster_log2 = log2_of_cluster(c.cluster);
   w.bias_type = static_cast<int>(p.bias_type);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
-  w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<float>::sums(tiles, c.slices, M, 1)) : 0;
-  const int step_bytes = int4_ring::step_bytes(w.scale_bytes > 0, sub, p.scale_type == Element::fp32 ? 4 : 2);
-  const size_t fixed = size_t(warps) * w.depth * step_bytes + int4_ring::kFixedBytes +
-                       Meeting<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
-  const size_t per_unit = int4_ring::unit_x_bytes(M) + int4_ring::unit_sum_bytes(M, sub) + int4_ring::unit_back_bytes(M);
-  const int step = c.slices * units;
-  out.shared = lay_out_chunks(w, fixed, per_unit, step, static_cast<size_t>(c.shared_memory));
+  w.buffer_stride = buffers > 1 ? static_cast<int>(SplitKReduction<float>::sums(tiles, c.slices, M, 1)) : 0;
+  const int stage_bytes = int4_ring::stage_bytes(w.scale_bytes > 0, sub, p.scale_type == Element::fp32 ? 4 : 2);
+  const size_t fixed = size_t(warps) * w.depth * stage_bytes + int4_ring::kFixedBytes +
+                       SplitKReduction<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
+  const size_t per_k_tile = int4_ring::k_tile_x_bytes(M) + int4_ring::k_tile_sum_bytes(M, sub) + int4_ring::k_tile_back_bytes(M);
+  const int step = c.slices * stage_k_tiles;
+  out.shared = lay_out_chunks(w, fixed, per_k_tile, step, static_cast<size_t>(c.shared_memory));
   return out.shared > 0;
 }
 
 // What differs between kernels.
 const RingFit::Costs& costs_of(const RingFit& fit, const Int4Linear& p) {
-  if (sub_of(p) == kUnitK) return fit.whole_units;
+  if (sub_of(p) == kTileK) return fit.whole_units;
   return p.M <= 2 ? fit.two_rows : p.M <= 8 ? fit.eight_rows : fit.more_rows;
 }
 
-// Steps on the way: two, but three where a multiprocessor has so few warps that the next kernel's fit beside them.
+// Stages of a ring: two, but three where a multiprocessor has so few warps that those of the next kernel fit beside them.
 constexpr int kFewWarps = 8;
 constexpr int depth_of(int warps) { return warps <= kFewWarps ? 3 : 2; }
 
-// Microseconds of a cut, by a model: reading the weight, by pieces of rows; the steps of a multiprocessor's warps; x on its way
-// and laid out, once or in every turn where it does not fit at once; the first steps; sums that meet. Several blocks on a
-// multiprocessor hide that from each other, few warps from the next kernel.
+// Microseconds of a configuration, by a model: reading the weight, by pieces of output channels; the stages of a multiprocessor's
+// warps; reading x and laying it out, once or in every turn where it does not fit at once; the first stages; the split-K
+// reduction. Several blocks on a multiprocessor hide that from each other, few warps from the next kernel.
 double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, const Device& device, int resident) {
-  const Walk& w = l.walk;
+  const Params& w = l.params;
   const RingFit& fit = fits_of(device).int4_ring;
   const RingFit::Costs& cost = costs_of(fit, p);
-  constexpr double kStepKb = kStepUnits;
+  constexpr double kStepKb = kStageTiles;
   const double m = w.M, turns = l.turns, warps = resident * c.tiles * c.slices;
-  const double units = kStepKb / c.warp_tiles;
+  const double stage_k_tiles = kStepKb / c.warp_tiles;
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
   const double work = busiest * kStepKb * (cost.work + cost.work_m * m / c.warp_tiles);
-  const double steps = turns * w.chunks * w.warp_steps * std::hypot(work, fit.latency * kStepKb);
+  const double steps = turns * w.chunks * w.warp_stages * std::hypot(work, fit.latency * kStepKb);
   const double busy =
       static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * device.multiprocessors * resident);
-  const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kUnitK));
-  const double read = bytes / device.bandwidth * (cost.read + fit.slice_read / (c.slices * units)) *
+  const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kTileK));
+  const double read = bytes / device.bandwidth * (cost.read + fit.slice_read / (c.slices * stage_k_tiles)) *
                       (fit.read_busy + fit.read_idle / std::min(busy, 1.0));
-  const double x = m * resident * w.part_units / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
+  const double x = m * resident * w.split_k_tiles / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
   return fit.launch + read + steps + (fit.x + fit.x_again * again) * x +
-         cost.fill * warps * kStepKb * std::min(c.depth, w.warp_steps) +
-         meeting_time(fits_of(device).meeting, c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? fit.alone : 0) -
+         cost.fill * warps * kStepKb * std::min(c.depth, w.warp_stages) +
+         reduction_time(fits_of(device).reduction, c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? fit.alone : 0) -
          (warps <= kFewWarps ? fit.few_warps : 0);
 }
 
@@ -196,7 +196,7 @@ cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStrea
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+  return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
 std::string int4_ring_instances() {

@@ -13,15 +13,16 @@ namespace aoext::cuda {
 // M <= 16, K and group_size multiples of 32, x and weight at 16-byte alignment.
 bool int4_ring_takes(const Int4Linear& p);
 
-// How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 rows n and a slice of their k.
+// How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
+// their k-tiles.
 struct RingConfig {
   int warp_tiles;  // 1 or 2
-  int depth;       // steps of 2 KB that a warp has on the way: 2 or 3
+  int depth;       // stages of 2 KB in a warp's ring: 2 or 3
   int tiles, slices;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
-  int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
+  int ahead;          // bytes of each output channel that are prefetched into L2 while the last kernel ends, on Hopper
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
 
   bool operator==(const RingConfig&) const = default;

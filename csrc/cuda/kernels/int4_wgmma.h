@@ -1,4 +1,4 @@
-// The int4 product of Hopper's matrix engine, from 17 rows of x on: kernels/sm90a/weight_only_wgmma.cuh with int4_wgmma.cuh.
+// The int4 product by wgmma, from 17 rows of x on: kernels/sm90a/weight_only_wgmma.cuh with int4_wgmma.cuh.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// What kernels by mma.sync share that walk K through stages of shared memory: reads of them, the order of tiles, sums over blocks
-// that split K.
+// What the mma.sync kernels for many rows share: reads of stages, the order of tiles, the split-K reduction over blocks.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,8 @@ __device__ __forceinline__ void read_shared(uint32_t (&v)[kWords], uint32_t from
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(from));
 }
 
-// Origin of a tile of T::kBlockN channels and T::kBlockM tokens. Blocks that run together cover 8 tiles of tokens and their share
-// of channels, so that L2 holds what they read.
+// Origin of a tile of T::kBlockN output channels by T::kBlockM rows of x. Blocks that run at the same time cover 8 tiles along M
+// and their share along N, so that L2 holds what they read.
 template <class T, class Count>
 __device__ __forceinline__ void tile_origin(Count tile, Count tiles_n, int tiles_m, int64_t& n0, int64_t& m0) {
   constexpr int kTogether = 8;
@@ -32,10 +31,11 @@ __device__ __forceinline__ void tile_origin(Count tile, Count tiles_n, int tiles
   m0 = static_cast<int64_t>(band * kTogether + rest % height) * T::kBlockM;
 }
 
-// Where gridDim.y blocks split K: the last block of a tile to arrive adds the partial sums of all, in the order of k; others get
-// false. Partials are [tiles, splits] of a block's sums in the order of its threads, counters [tiles], zero at first.
+// Split-K reduction over gridDim.y blocks: the last of a tile's to arrive adds the partial sums of all, in the order of K, and
+// gets true; the others get false. Partials are [tiles, splits] of a block's sums in the order of its threads, counters [tiles],
+// zero at first.
 template <int kThreads, class Sum, int kRowTiles, int kColumns>
-__device__ __forceinline__ bool gather_sums(Sum (&sum)[kRowTiles][kColumns][4], Sum* partials, unsigned* counters) {
+__device__ __forceinline__ bool reduce_splits(Sum (&sum)[kRowTiles][kColumns][4], Sum* partials, unsigned* counters) {
   using Four = std::conditional_t<std::is_same_v<Sum, int>, int4, float4>;
   constexpr int kBlock = kThreads * kRowTiles * kColumns;
   const int thread = threadIdx.x;

@@ -1,17 +1,17 @@
-// How products of any size are walked: y[m, n] = sum over i of x[m, i] · w[n, i], for what faster kernels do not take.
+// How products of any size are computed: y[m, n] = sum over i of x[m, i] · w[n, i], for what faster kernels do not take.
 //
 // `walk_tile`: a block of 256 threads computes 64 × 64 outputs, 4 × 4 a thread, from tiles of 64 × 32 of x and w in shared
-// memory. Threads keep the next tile in registers, as it is stored, while they multiply.
-// `walk_rows`: for few tokens or few channels. The 8 warps of a block share out the values of a few rows of w, neighbouring
-// lanes neighbouring runs, for a few tokens; the next runs are on their way while these are multiplied. Partial sums meet in a
-// fixed order, in registers and then in shared memory.
+// memory. Threads hold the next tile in registers, unconverted, while they multiply.
+// `walk_rows`: for few rows of x or few output channels. The 8 warps of a block split the values of a few rows of w among them,
+// neighbouring lanes taking neighbouring runs, for a few rows of x; the next runs are in flight while these are multiplied.
+// Partial sums are added in a fixed order, in registers and then in shared memory.
 //
 // Operands say what the values are and how they are read:
 //
 //   Value, Sum                     what is multiplied and what is added
 //   M, N, length                   rows of x, rows of w, values in each
 //   kRun                           neighbouring values of w that are read at once, from a multiple of kRun on
-//   kTokens, kChannels             rows of x and of w that a block of walk_rows takes
+//   kBlockM, kBlockN               rows of x and output channels of a block of walk_rows
 //   raw_x(m, i) -> RawX            a value of x as it is stored
 //   value(raw_x)
 //   xs(m, i, v)                    a run of x; what lies past the row's end is 0, as in every run
@@ -48,7 +48,7 @@ __device__ __forceinline__ void walk_tile(const Operands& o) {
   const uint32_t tiles_n = static_cast<uint32_t>((o.N + kTile - 1) / kTile);
   const int64_t m0 = static_cast<int64_t>(blockIdx.x / tiles_n) * kTile, n0 = static_cast<int64_t>(blockIdx.x % tiles_n) * kTile;
 
-  // A warp reads 32 neighbouring values of one token, and 8 of each of 32 neighbouring channels.
+  // A warp reads 32 neighbouring values of one row, and 8 of each of 32 neighbouring channels.
   const int x_i = thread % kTileLength, x_m = thread / kTileLength;
   const int w_n = thread % kTile, w_i = thread / kTile * kPerThread;
   typename Operands::Channel channel{o, n0 + w_n};
@@ -105,7 +105,7 @@ constexpr int kWarps = 8, kRowsThreads = 32 * kWarps;
 
 template <class Operands>
 int64_t rows_blocks(int64_t M, int64_t N) {
-  return ceil_div(M, Operands::kTokens) * ceil_div(N, Operands::kChannels);
+  return ceil_div(M, Operands::kBlockM) * ceil_div(N, Operands::kBlockN);
 }
 
 // Adds up each of kCount numbers over a warp, as a butterfly does; lane l is left with those from l · kCount / 32 on.
@@ -125,33 +125,33 @@ template <class Operands>
 __device__ __forceinline__ void walk_rows(const Operands& o) {
   using Value = typename Operands::Value;
   using Sum = typename Operands::Sum;
-  constexpr int kRun = Operands::kRun, kTokens = Operands::kTokens, kChannels = Operands::kChannels;
-  constexpr int kAtOnce = 2;  // tokens
-  constexpr int kSums = kTokens * kChannels;
+  constexpr int kRun = Operands::kRun, kBlockM = Operands::kBlockM, kBlockN = Operands::kBlockN;
+  constexpr int kAtOnce = 2;  // rows
+  constexpr int kSums = kBlockM * kBlockN;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // Blocks that share what there is more of are neighbours.
-  const uint32_t tiles_m = static_cast<uint32_t>((o.M + kTokens - 1) / kTokens);
-  const uint32_t tiles_n = static_cast<uint32_t>((o.N + kChannels - 1) / kChannels);
+  const uint32_t tiles_m = static_cast<uint32_t>((o.M + kBlockM - 1) / kBlockM);
+  const uint32_t tiles_n = static_cast<uint32_t>((o.N + kBlockN - 1) / kBlockN);
   const uint32_t inner = min(tiles_m, tiles_n), outer_tile = blockIdx.x / inner, inner_tile = blockIdx.x - outer_tile * inner;
-  const int64_t m0 = static_cast<int64_t>(tiles_m < tiles_n ? inner_tile : outer_tile) * kTokens;
-  const int64_t n0 = static_cast<int64_t>(tiles_m < tiles_n ? outer_tile : inner_tile) * kChannels;
-  const int tokens = static_cast<int>(min(int64_t{kTokens}, o.M - m0));
+  const int64_t m0 = static_cast<int64_t>(tiles_m < tiles_n ? inner_tile : outer_tile) * kBlockM;
+  const int64_t n0 = static_cast<int64_t>(tiles_m < tiles_n ? outer_tile : inner_tile) * kBlockN;
+  const int rows = static_cast<int>(min(int64_t{kBlockM}, o.M - m0));
 
-  // Past the last token and channel the last ones serve again: loads need no branches, sums are not stored.
+  // Past the last row and channel the last ones serve again: loads need no branches, sums are not stored.
   Sum sum[kSums] = {};
-  typename Operands::RawW next[kChannels] = {};
+  typename Operands::RawW next[kBlockN] = {};
   const auto load = [&](uint32_t i) {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c) next[c] = o.raw_w(min(n0 + c, o.N - 1), i);
+    for (int c = 0; c < kBlockN; ++c) next[c] = o.raw_w(min(n0 + c, o.N - 1), i);
   };
   if (threadIdx.x * kRun < o.length) load(threadIdx.x * kRun);
   for (uint32_t i = threadIdx.x * kRun; i < o.length; i += kRowsThreads * kRun) {
-    Value w[kChannels][kRun];
+    Value w[kBlockN][kRun];
     o.ws(next, n0, i, w);
     if (i + kRowsThreads * kRun < o.length) load(i + kRowsThreads * kRun);
 #pragma unroll
-    for (int m = 0; m < kTokens; m += kAtOnce)
-      if (m < tokens) {
+    for (int m = 0; m < kBlockM; m += kAtOnce)
+      if (m < rows) {
         Value v[kAtOnce][kRun];
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) o.xs(min(m0 + m + j, o.M - 1), i, v[j]);
@@ -160,8 +160,8 @@ __device__ __forceinline__ void walk_rows(const Operands& o) {
 #pragma unroll
           for (int r = 0; r < kRun; ++r)
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c) {
-              Sum& s = sum[(m + j) * kChannels + c];
+            for (int c = 0; c < kBlockN; ++c) {
+              Sum& s = sum[(m + j) * kBlockN + c];
               s = Operands::add(s, v[j][r], w[c][r]);
             }
       }
@@ -173,9 +173,9 @@ __device__ __forceinline__ void walk_rows(const Operands& o) {
 #pragma unroll
   for (int i = 0; i < kSums / 32; ++i) partial[warp][lane * (kSums / 32) + i] = sum[i];
   __syncthreads();
-  const int m = threadIdx.x / kChannels;
-  const int64_t n = n0 + threadIdx.x % kChannels;
-  if (m >= tokens || n >= o.N) return;
+  const int m = threadIdx.x / kBlockN;
+  const int64_t n = n0 + threadIdx.x % kBlockN;
+  if (m >= rows || n >= o.N) return;
   Sum total = 0;
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) total += partial[i][threadIdx.x];
@@ -188,5 +188,33 @@ cudaError_t launch(void (*kernel)(Problem), int64_t blocks, int threads, const P
   kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(p);
   return cudaGetLastError();
 }
+
+// By `rows`, which calls walk_rows, up to `few_rows` rows of x and for few output channels; else by `tile`, which calls
+// walk_tile.
+template <class Operands, class Problem>
+cudaError_t launch(void (*tile)(Problem), void (*rows)(Problem), int64_t few_rows, const Problem& p, cudaStream_t stream) {
+  if (p.M <= few_rows || p.N < 32) return launch(rows, rows_blocks<Operands>(p.M, p.N), kRowsThreads, p, stream);
+  return launch(tile, tile_blocks(p.M, p.N), kTileThreads, p, stream);
+}
+
+// What operands have in common whose w is read byte by byte, `run` values each, and multiplied in float32.
+template <class Problem, int run>
+struct ByteOperands {
+  using Value = float;
+  using Sum = float;
+  using RawW = uint8_t;
+  static constexpr int kRun = run, kBlockM = 8, kBlockN = 4;
+
+  const Problem& p;
+  int64_t M, N;
+  uint32_t length;
+
+  __device__ __forceinline__ explicit ByteOperands(const Problem& p) : p(p), M(p.M), N(p.N), length(static_cast<uint32_t>(p.K)) {}
+
+  __device__ __forceinline__ uint8_t raw_w(int64_t n, uint32_t k) const {
+    return static_cast<const uint8_t*>(p.weight)[n * (p.K / kRun) + k / kRun];
+  }
+  static __device__ __forceinline__ float add(float sum, float x, float w) { return fmaf(x, w, sum); }
+};
 
 }  // namespace aoext::cuda::product_any

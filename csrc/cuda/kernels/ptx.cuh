@@ -1,4 +1,4 @@
-// Instructions that C++ has no words for, and more than one kernel needs. Hopper's own are in sm90a/ptx.cuh.
+// Instructions that C++ cannot express, of more than one kernel. Hopper's own are in sm90a/ptx.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -64,11 +64,11 @@ __device__ __forceinline__ void store_shared(uint32_t address, float v, float w)
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-// By way of L1.
+// Through L1.
 __device__ __forceinline__ void copy16_cached(uint32_t to, const void* from, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-// Of as many bytes as asked for, 16 or 4.
+// Of 16 or 4 bytes.
 template <int kBytes>
 __device__ __forceinline__ void copy(uint32_t to, const void* from, bool inside) {
   if constexpr (kBytes == 16)
@@ -158,7 +158,7 @@ __device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) 
   return done != 0;
 }
 
-// Makes initialised barriers known to the copy engine and to the cluster.
+// Makes initialised barriers visible to bulk copies and to the cluster.
 __device__ __forceinline__ void barrier_init_fence() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

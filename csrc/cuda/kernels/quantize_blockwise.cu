@@ -2,7 +2,7 @@
 //
 // Bound by memory: 2 or 4 bytes of an element in, one out. Where a block is a power of two of pieces of 16 bytes, at most a
 // warp's, neighbouring lanes have one each and the largest magnitude goes around them by shuffles; a thread of many has four of
-// them on their way at once. Other blocks, and rows that begin anywhere, have a warp each, which reads them twice.
+// them in flight at once. Other blocks, and rows that begin anywhere, have a warp each, which reads them twice.
 #include "cuda/kernels/quantize_blockwise.h"
 
 #include <algorithm>
@@ -20,9 +20,9 @@ using namespace quantize;
 
 constexpr int kWarp = 32, kThreads = 256;
 constexpr int kMostPieces = 4;            // of a thread
-constexpr int64_t kManyBlocks = 4 * 132;  // that so many pieces leave, at least
+constexpr int64_t kManyBlocks = 4 * 132;  // at least, where a thread takes so many pieces
 
-// Rows are taken as whole blocks: what lies past K of the last one is nothing.
+// Rows count as whole blocks: past K the last one has no elements.
 struct Problem {
   QuantizeBlockwise p;
   uint32_t blocks;      // of a row

@@ -6,7 +6,7 @@
 // Bound by memory: 2 K or 4 K bytes of a row in, K out. A row belongs to a team of threads, a warp or a whole block. A thread
 // keeps 4 pieces of 16 bytes of it in registers, or 8 of a row that would take more than 512 threads otherwise, so that a team
 // of 1024 reads 128 KB once; what is longer is read again, from its end back to its start, from L2. Neighbouring threads read
-// and write neighbouring pieces. Teams are no larger than that asks for: smaller ones meet sooner, and more run at once.
+// and write neighbouring pieces. Teams are no larger than that needs: smaller ones synchronise faster, and more run at once.
 //
 // The arithmetic is in quantize_rowwise.cuh.
 #include "cuda/kernels/quantize_rowwise.h"

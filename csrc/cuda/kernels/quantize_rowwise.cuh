@@ -1,5 +1,5 @@
-// The arithmetic of dynamic quantisation (quantize_rowwise.h), of which every kernel that quantises makes the same bits: those of
-// every other device (DESIGN.md).
+// The arithmetic of dynamic quantisation (quantize_rowwise.h), with which every kernel that quantises gives the same bits as
+// every other device.
 //
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once

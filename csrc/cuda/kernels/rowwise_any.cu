@@ -1,5 +1,5 @@
 // y = (sum x · w) · row_scale · scale + bias for what faster kernels do not take: any K, any alignment, x of any type. int8 by
-// int8 goes four at a time into int32, everything else through float32 fma. The walks are those of product_any.cuh, over runs of
+// int8 goes four at a time into int32, everything else through float32 fma. The loops are those of product_any.cuh, over runs of
 // four elements: words of w.
 #include "cuda/kernels/rowwise_any.h"
 
@@ -14,7 +14,7 @@ namespace {
 using product_any::kRowsThreads;
 using product_any::kTileThreads;
 
-constexpr int kFewTokens = 48;  // up to so many, reading w again costs less than tiles do
+constexpr int kFewRows = 48;  // of x, up to which reading w again costs less than tiles do
 
 // Four neighbouring bytes of a row of K, from a multiple of four on; past its end they are 0. kAligned: rows start and end at
 // multiples of four.
@@ -57,7 +57,7 @@ struct Problem {
   const RowwiseLinear& p;
   int64_t M, N;
   uint32_t length;
-  static constexpr int kTokens = kAligned ? 8 : 4, kChannels = 8;  // as many as registers hold
+  static constexpr int kBlockM = kAligned ? 8 : 4, kBlockN = 8;  // as many as registers hold
 
   __device__ __forceinline__ Problem(const RowwiseLinear& p, int64_t length)
       : p(p), M(p.M), N(p.N), length(static_cast<uint32_t>(length)) {}
@@ -72,7 +72,7 @@ struct Problem {
 template <bool kAligned>
 struct Int8Operands : Problem<kAligned> {
   using Problem<kAligned>::p;
-  using Problem<kAligned>::kChannels;
+  using Problem<kAligned>::kBlockN;
   using Value = int;
   using Sum = int;
   using RawX = uint32_t;
@@ -85,9 +85,9 @@ struct Int8Operands : Problem<kAligned> {
   __device__ __forceinline__ int value(uint32_t raw) const { return static_cast<int>(raw); }
   __device__ __forceinline__ void xs(int64_t m, uint32_t i, int (&v)[1]) const { v[0] = value(raw_x(m, i)); }
   __device__ __forceinline__ uint32_t raw_w(int64_t n, uint32_t i) const { return load_bytes<kAligned>(p.weight, n, 4 * i, p.K); }
-  __device__ __forceinline__ void ws(const uint32_t (&raw)[kChannels], int64_t, uint32_t, int (&w)[kChannels][1]) const {
+  __device__ __forceinline__ void ws(const uint32_t (&raw)[kBlockN], int64_t, uint32_t, int (&w)[kBlockN][1]) const {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c) w[c][0] = value(raw[c]);
+    for (int c = 0; c < kBlockN; ++c) w[c][0] = value(raw[c]);
   }
   static __device__ __forceinline__ int add(int sum, int x, int w) { return __dp4a(x, w, sum); }
 
@@ -174,9 +174,7 @@ __global__ void __launch_bounds__(kRowsThreads, 2) rowwise_any_rows(const __grid
 
 template <class Operands>
 cudaError_t launch(const RowwiseLinear& p, cudaStream_t stream) {
-  if (p.M <= kFewTokens || p.N < 32)
-    return product_any::launch(rowwise_any_rows<Operands>, product_any::rows_blocks<Operands>(p.M, p.N), kRowsThreads, p, stream);
-  return product_any::launch(rowwise_any_tile<Operands>, product_any::tile_blocks(p.M, p.N), kTileThreads, p, stream);
+  return product_any::launch<Operands>(rowwise_any_tile<Operands>, rowwise_any_rows<Operands>, kFewRows, p, stream);
 }
 
 template <bool kAligned>

@@ -11,7 +11,7 @@ namespace {
 using rowwise_decode::lay_out;
 using rowwise_decode::RowsOf;
 using rowwise_decode::X;
-using Kernel = void (*)(rowwise_decode::Walk<RowwiseLinear>);
+using Kernel = void (*)(rowwise_decode::Params<RowwiseLinear>);
 using Launch = rowwise_decode::Launch<RowwiseLinear>;
 
 constexpr int64_t kMostQuantized = 8;  // rows of x
@@ -75,7 +75,7 @@ cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeCon
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.walk, c, l.shared, stream);
+  return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
 std::string rowwise_decode_instances() {

@@ -14,14 +14,14 @@ namespace aoext::cuda {
 // be quantised, of M <= 8.
 bool rowwise_decode_takes(const RowwiseLinear& p);
 
-// How a launch is cut. A block has tiles * slices warps; a warp takes 16 rows n and a slice of their k.
+// How a launch is cut. A block has tiles * slices warps; a warp takes a tile of 16 output channels and a k-split of its k-tiles.
 struct RowwiseDecodeConfig {
-  int depth;  // units of 2 KB that a warp has on the way
+  int depth;  // stages of 2 KB in a warp's ring
   int tiles, slices;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time
-  int ahead;          // bytes of each row that L2 is asked for while the last kernel ends, on Hopper
+  int ahead;          // bytes of each output channel that are prefetched into L2 while the last kernel ends, on Hopper
   int overlaps;       // whether it may start while the last kernel ends (launch.h), on Hopper
 
   bool operator==(const RowwiseDecodeConfig&) const = default;

@@ -10,29 +10,29 @@
 
 namespace aoext::cuda::rowwise_decode {
 
-// What a loader says of a problem: k of a unit, its bytes in the ring, those of a table, bytes of a row of w.
-inline int unit_k(const RowwiseLinear&) { return RowsOf<Element::int8>::kUnitK; }
-inline int unit_bytes(const RowwiseLinear&) { return kWeightBytes; }
+// What a loader says of a problem: k of a k-tile, its bytes in the ring, those of a table, bytes of an output channel.
+inline int tile_k(const RowwiseLinear&) { return RowsOf<Element::int8>::kTileK; }
+inline int k_tile_bytes(const RowwiseLinear&) { return kWeightBytes; }
 inline int table_bytes(const RowwiseLinear&) { return 0; }
 inline int64_t weight_row_bytes(const RowwiseLinear& p) { return p.K; }
 
-// Of one m, in a unit.
+// Of one row of x, in a k-tile.
 template <class Linear>
-size_t unit_x_bytes(const Linear& p) {
-  return unit_k(p) * (is_8bit(multiplied_type(p)) ? 1 : 2);
+size_t k_tile_x_bytes(const Linear& p) {
+  return tile_k(p) * (is_8bit(multiplied_type(p)) ? 1 : 2);
 }
 
 template <class Linear>
 struct Launch {
-  Walk<Linear> walk;
+  Params<Linear> params;
   int turns;
   size_t shared;  // bytes
 };
 
-// The walk of a config, and the memory it takes; false if it does not fit.
+// The parameters of a configuration, and the memory it takes; false if it does not fit.
 template <class Linear>
 bool lay_out(const Linear& p, const RowwiseDecodeConfig& c, Launch<Linear>& out) {
-  Walk<Linear>& w = out.walk;
+  Params<Linear>& w = out.params;
   const int warps = c.tiles * c.slices, M = static_cast<int>(p.M);
   // A half warp either sends or collects, and every block collects something.
   if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
@@ -40,47 +40,47 @@ bool lay_out(const Linear& p, const RowwiseDecodeConfig& c, Launch<Linear>& out)
     return false;
   w.linear = p, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * c.tiles));
-  w.units = static_cast<int>(ceil_div(p.K, unit_k(p)));
-  w.part_units = static_cast<int>(ceil_div(w.units, c.cluster));
+  w.k_tiles = static_cast<int>(ceil_div(p.K, tile_k(p)));
+  w.split_k_tiles = static_cast<int>(ceil_div(w.k_tiles, c.cluster));
   w.cluster_log2 = log2_of_cluster(c.cluster);
   w.ahead = c.ahead / 16 * 16;
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
-  w.buffer_stride = buffers > 1 ? static_cast<int>(Meeting<int>::sums(c.tiles, c.slices, M, 1)) : 0;
-  const size_t fixed = table_bytes(p) + size_t(warps) * c.depth * unit_bytes(p) + 16 + (M > 8 ? 16 : 8) * sizeof(float) +
+  w.buffer_stride = buffers > 1 ? static_cast<int>(SplitKReduction<int>::sums(c.tiles, c.slices, M, 1)) : 0;
+  const size_t fixed = table_bytes(p) + size_t(warps) * c.depth * k_tile_bytes(p) + 16 + (M > 8 ? 16 : 8) * sizeof(float) +
                        2 * c.tiles * kTileN * sizeof(Channel) +
-                       Meeting<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
-  const size_t per_unit = M * unit_x_bytes(p);
-  out.shared = lay_out_chunks(w, fixed, per_unit, c.slices, static_cast<size_t>(c.shared_memory));
+                       SplitKReduction<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
+  const size_t per_k_tile = M * k_tile_x_bytes(p);
+  out.shared = lay_out_chunks(w, fixed, per_k_tile, c.slices, static_cast<size_t>(c.shared_memory));
   if (out.shared == 0) return false;
   return !p.quantizes || (w.chunks == 1 && warps >= M);  // once, and a row by whole warps
 }
 
-// Microseconds of a cut, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by arithmetic and by
-// latency, and what stands before and behind them: x on its way, the first ring filling and the last one emptying, sums that
-// meet. Several blocks on a multiprocessor hide that from each other, and from the kernels before and after.
+// Microseconds of a configuration, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by
+// arithmetic and by latency, and what comes before and after them: x in flight, the first ring filling and the last one emptying,
+// the split-K reduction. Several blocks on a multiprocessor hide that from each other, and from the kernels before and after.
 template <class Linear>
 double model_time(const Linear& p, const RowwiseDecodeConfig& c, const Launch<Linear>& l, const Device& device, int resident) {
-  const Walk<Linear>& w = l.walk;
+  const Params<Linear>& w = l.params;
   const RowwiseDecodeFit& fit = fits_of(device).rowwise_decode;
   const bool wide = p.M > 8;
   const RowwiseDecodeFit::Costs& cost = multiplied_type(p) == Element::int8 ? fit.int8 : fit.others;
   const auto fourth = [](double a, double b) { return std::pow(std::pow(a, 4) + std::pow(b, 4), 0.25); };
-  const double warps = resident * c.tiles * c.slices, filled = std::min(c.depth, w.warp_steps);
+  const double warps = resident * c.tiles * c.slices, filled = std::min(c.depth, w.warp_stages);
   const double read = static_cast<double>(p.N) * weight_row_bytes(p) / device.bandwidth * (fit.read + fit.read_slice / c.slices);
   const double work = warps * (wide ? cost.work_wide : cost.work);
   const double latency = cost.latency / c.depth + (wide ? fit.latency_wide : 0);
-  const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_steps * fourth(work, latency);
-  const double x = 1e-3 * resident * w.part_units * static_cast<double>(p.M * unit_x_bytes(p));
+  const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_stages * fourth(work, latency);
+  const double x = 1e-3 * resident * w.split_k_tiles * static_cast<double>(p.M * k_tile_x_bytes(p));
   const double x_again = w.chunks > 1 ? fit.x_again * x * (l.turns - 1.0 / w.chunks) + fit.chunk * (w.chunks - 1) * l.turns : 0;
-  const double met = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) *
-                     (fit.meeting + fit.meeting_slice * c.slices);
-  // Less on the way than any of those cuts has, or more multiprocessors idle: not known, and hardly better.
+  const double reducing = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) *
+                          (fit.reduction + fit.reduction_slice * c.slices);
+  // Less in flight than in any configuration that was measured, or more multiprocessors idle: unknown, and hardly faster.
   const double busy = static_cast<double>(p.N) * c.cluster /
                       (kTileN * c.tiles * static_cast<double>(l.turns) * device.multiprocessors * resident);
   const double few = std::max({1.0, fit.fewest_units / (warps * c.depth), fit.fewest_busy / busy});
   return few * (fit.launch + fourth(read, rounds)) + fit.x * x / w.chunks + x_again + fit.ring * warps * filled +
-         cost.filled * filled + met + (resident == 1 ? fit.alone : 0) + (c.cluster > 1 ? fit.cluster : 0) +
+         cost.filled * filled + reducing + (resident == 1 ? fit.alone : 0) + (c.cluster > 1 ? fit.cluster : 0) +
          (c.cluster > 2 ? fit.large_cluster : 0);
 }
 

@@ -16,10 +16,10 @@ namespace {
 template <class Kind, class Narrow, class Wide>
 using ByX = std::conditional_t<Kind::kWideX, Wide, Narrow>;
 
-// For few rows a block has 32 channels and its warps share K, so that there are blocks enough without partial sums in memory;
-// the more rows, the larger the tile, which is what L2 is read less for. Two blocks fit a multiprocessor of 164 KB, one the 99 KB
-// of sm_86 and sm_89; of the first and the last tile one fits either. Sums of float8's own mma take twice their registers, hence
-// eight smaller warps.
+// For few rows a block has 32 output channels and its warps split K, so that there are enough blocks without partial sums in
+// global memory; the more rows, the larger the tile, which reads less from L2. Two blocks fit a multiprocessor with 164 KB of
+// shared memory, one the 99 KB of sm_86 and sm_89; of the first and the last tile one fits either. Sums of mma on float8 take
+// twice the registers, hence eight smaller warps.
 // clang-format off
 //                                               warps N, M, K  warp N, M  block_k  stages      KB of shared memory
 template <class Kind>
@@ -35,7 +35,7 @@ using Float8Tile128x128 =                   Tile<2, 4, 1,       64, 32,    64,  
 using Tile256x128 =                         Tile<4, 2, 1,       64, 64,    64,      4>;      // 96
 // clang-format on
 
-// With M rows and K split over blocks, the time in µs is about
+// With M rows, and K split over blocks, the time in µs is about
 //   step · (64-deep steps of a block + fill_steps) · max(blocks of a multiprocessor, filled)
 //     + split + split_mb per MB of partial sums written and read, if K is split,
 // or what reading the weights takes, if that is more. Other GPUs than the one that was measured have other numbers, but the
@@ -55,7 +55,7 @@ template <class Kind, class T>
 cudaError_t launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
   if (c.splits > 1 && T::kWarpsK > 1) return cudaErrorInvalidValue;
   constexpr int kBytes = T::kStages * T::template kStageBytes<Kind>;
-  Problem a{};
+  Params a{};
   a.p = p;
   a.tiles_n = static_cast<int>(ceil_div(p.N, T::kBlockN));
   a.tiles_m = static_cast<int>(ceil_div(p.M, T::kBlockM));

@@ -1,18 +1,18 @@
 // y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale · scale + bias by mma.sync, w 8 bits wide.
 //
-// Weights are the A operand (16 channels × k), x is B (k × 8 tokens), so an accumulator is a piece of yᵀ. A block computes
-// block_n channels × block_m tokens and walks K in stages, kStages deep by cp.async, both operands in shared memory as they are
-// in global memory. Its warps share the outputs or, where a block has few, each stage's K. An mma takes
-//   32 k  of int8, and of float8 where the tensor cores know it: both operands come by ldmatrix;
-//   16 k  of bf16 or fp16, to which 8-bit numbers turn in registers. ldmatrix moves pairs of bytes: lane (g = lane / 4,
-//         t = lane % 4) gets k 4t … 4t + 3 of row g in a word, which widens to what it holds of that row for one mma, as the
+// swap_ab: weights are the A operand (16 output channels × k), x is B (k × 8 rows), so an accumulator is a piece of yᵀ. A block
+// computes BLOCK_N output channels × BLOCK_M rows of x, and loads k-tiles into kStages stages by cp.async, both operands as they
+// lie in global memory. Its warps share the outputs or, where a block has few, split the k of each stage. An mma takes
+//   32 k  of int8, and of float8 where the tensor cores have it: both operands come by ldmatrix;
+//   16 k  of bf16 or fp16, to which 8-bit numbers are converted in registers. ldmatrix moves pairs of bytes: lane (g = lane / 4,
+//         t = lane % 4) gets k 4t … 4t + 3 of row g in a word, which is widened to what it holds of that row for one mma, as the
 //         order of k inside an mma is free as long as A and B agree. Of a 16-bit x it reads the same four k, 8 bytes.
-// The order of channels is free too: a lane owns warp_n / 8 neighbours, so that one store writes its results for a token.
+// The order of output channels is free too: a lane owns warp_n / 8 neighbours, so that one store writes its results for a row.
 //
-// Weights are one mma's k ahead of the tensor cores in a second set of registers, x is reloaded into the registers just read. The
-// last mma of a stage need registers only, so its shared memory is refilled there, and kStages buffers hold kStages stages.
-// With 64 × 64 outputs a warp, 32 mma come with 8 ldmatrix of int8; with 4 and 48 instructions to convert of float8 made fp16;
-// with 2, 8 reads of x and 64 instructions to convert of int8 and bf16.
+// Weights are one mma's k ahead of the tensor cores in a second set of registers, and x is reloaded into the registers just read.
+// The last mma of a stage needs registers only, so its shared memory is refilled there, and kStages buffers hold kStages stages.
+// With 64 × 64 outputs a warp, 32 mma come with 8 ldmatrix of int8; with 4, and 48 instructions to convert, of float8 as fp16;
+// with 2, 8 reads of x and 64 instructions to convert of int8 by bf16.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@
 
 namespace aoext::cuda::rowwise_mma {
 
-// What is multiplied with what; kFloat8 where the tensor cores are given float8.
+// Types of x and w; float8: the tensor cores multiply float8 as it is.
 template <Element x, Element w, bool float8 = false>
 struct Kind {
   static constexpr Element kX = x, kW = w;
@@ -36,7 +36,7 @@ struct Kind {
   static constexpr int kSizeX = kWideX ? 2 : 1;
   static constexpr int kDepth = kDirect ? 32 : 16;  // k of an mma
   using Sum = std::conditional_t<kInt8, int, float>;
-  using Value = std::conditional_t<x == Element::bf16, __nv_bfloat16, __half>;  // that 8-bit numbers turn to
+  using Value = std::conditional_t<x == Element::bf16, __nv_bfloat16, __half>;  // to which 8-bit numbers are converted
 };
 
 // Four matrices of 8 rows of 16 bytes; lane 8 i + j has the address of row j of matrix i, and gets of each bytes 4t … 4t + 3 of
@@ -47,7 +47,7 @@ __device__ __forceinline__ void read_matrices(uint32_t* v, uint32_t address) {
                : "r"(address));
 }
 
-// These units keep about 14 bits of a sum, so what they add up is 32 products.
+// The tensor cores keep about 14 bits of a sum of float8, so they add up 32 products only; float32 adds those.
 template <Element W>
 __device__ __forceinline__ void mma_float8(float (&d)[4], const uint32_t (&a)[4], const uint32_t* b) {
 #if __CUDA_ARCH__ >= 890
@@ -67,29 +67,30 @@ __device__ __forceinline__ void mma_float8(float (&d)[4], const uint32_t (&a)[4]
 #endif
 }
 
-// What a launch adds to the problem.
-struct Problem {
+// What a launch needs beside the problem.
+struct Params {
   RowwiseLinear p;
-  int tiles_m;         // of block_m tokens
-  int tiles_n;         // of block_n channels
-  int steps;           // stages of a split
+  int tiles_m;         // of BLOCK_M rows of x
+  int tiles_n;         // of BLOCK_N output channels
+  int steps;           // k-tiles of a k-split
   bool vector_y;       // y can be stored by 16 bytes
   void* partials;      // [tiles, splits, block_n · block_m] in the order of the accumulators
   unsigned* counters;  // [tiles], zero
 };
 
-// Warps of a block along N, M and K, what a warp computes, depth of its part of a stage along K, stages.
+// Warps of a block along N, M and K, outputs of a warp along N and M, k that a warp has of a stage, stages.
 template <int warps_n, int warps_m, int warps_k, int warp_n, int warp_m, int block_k, int stages>
 struct Tile {
   static constexpr int kWarpsN = warps_n, kWarpsM = warps_m, kWarpsK = warps_k, kWarpN = warp_n, kWarpM = warp_m;
   static constexpr int kBlockK = block_k, kStageK = kWarpsK * kBlockK, kStages = stages;
-  static constexpr int kThreads = 32 * kWarpsN * kWarpsM * kWarpsK, kBlocks = kThreads == 128 ? 2 : 1;  // of a multiprocessor
+  static constexpr int kThreads = 32 * kWarpsN * kWarpsM * kWarpsK,
+                       kBlocks = kThreads == 128 ? 2 : 1;  // that a multiprocessor has room for
   static constexpr int kBlockN = kWarpsN * kWarpN, kBlockM = kWarpsM * kWarpM;
   static constexpr int kChannels = kWarpN / 8;                          // of a lane
   static constexpr int kRowTiles = kWarpN / 16, kColumns = kWarpM / 8;  // mma tiles of a warp
   static_assert(kRowTiles % 2 == 0 && kColumns % 4 == 0 && kColumns % kWarpsK == 0);
 
-  // Bytes of shared memory: a stage has a slice for each of the warps along K, weights first.
+  // Bytes of shared memory: a stage has a slice for each warp along K, weights first.
   static constexpr int kWeightBytes = kBlockN * kBlockK;
   template <class Kind>
   static constexpr int kSliceBytes = kWeightBytes + kBlockM * kBlockK * Kind::kSizeX;
@@ -97,8 +98,8 @@ struct Tile {
   static constexpr int kStageBytes = kWarpsK * kSliceBytes<Kind>;
 };
 
-// By what the number of a 16-byte chunk in a row of shared memory is changed (exclusive or), so that what is read at once lies in
-// different banks: one chunk of 8 rows by ldmatrix, two of 4 rows of a 16-bit x.
+// The swizzle of 16-byte chunks in a row of shared memory, by exclusive or, so that what is read at once lies in different banks:
+// one chunk of 8 rows by ldmatrix, two of 4 rows of a 16-bit x.
 template <int kRowBytes, bool kTwo>
 __device__ __forceinline__ int swizzle(int row) {
   static_assert(kRowBytes == 64 || kRowBytes == 128 || (kTwo && kRowBytes == 256));
@@ -106,12 +107,12 @@ __device__ __forceinline__ int swizzle(int row) {
   return kTwo ? (line & (kRowBytes == 64 ? 1 : 3)) * 2 : line & (kRowBytes == 64 ? 3 : 7);
 }
 
-// Copies stages of a block from global memory; each thread has fixed chunks of 16 bytes. What lies past M, N or `end` (of
-// this block's k) becomes zeros.
+// Copies a block's k-tiles to its stages; each thread has fixed chunks of 16 bytes. What lies past M, N or `end` (of the block's
+// k-split) becomes zeros.
 template <class Kind, class T>
 struct Loader {
   static constexpr int kRowBytesX = T::kBlockK * Kind::kSizeX;
-  static constexpr int kChunksW = T::kBlockK / 16, kRowsW = T::kThreads / kChunksW;  // rows that all threads copy at once
+  static constexpr int kChunksW = T::kBlockK / 16, kRowsW = T::kThreads / kChunksW;  // rows that all threads copy together
   static constexpr int kChunksX = kRowBytesX / 16, kRowsX = T::kThreads / kChunksX;
   static_assert(kRowsW % 8 == 0 && kRowsX % 8 == 0);  // the swizzle is the same for all of a thread's rows
   static_assert(kRowsW % T::kWarpN == 0 || T::kWarpN % kRowsW == 0);
@@ -119,7 +120,7 @@ struct Loader {
 
   const uint8_t *weight, *x;
   uint32_t bytes_weight, bytes_x;  // of a row
-  int left_weight, left_x;         // k from this thread's chunk of the next stage to the end
+  int left_weight, left_x;         // k from this thread's chunk of the next k-tile to the end
   int rows_n, rows_m;              // from this thread's first row on
   uint32_t to_weight, to_x;
 
@@ -139,13 +140,13 @@ struct Loader {
     to_x = shared + T::kWeightBytes + m * kRowBytesX + (c ^ swizzle<kRowBytesX, Kind::kWideX>(m)) * 16;
   }
 
-  // Of a row of shared memory.
+  // The output channel of a row of shared memory.
   __host__ __device__ static constexpr int channel(int row) {
     const int in_warp = row % T::kWarpN;
     return row - in_warp + in_warp % 8 * T::kChannels + in_warp / 8;
   }
 
-  // No branches, so that the copies can be issued between mma.
+  // Without branches, so that the copies can be issued between mma.
   __device__ __forceinline__ void copy(int stage) {
 #pragma unroll
     for (int slice = 0; slice < T::kWarpsK; ++slice) {
@@ -164,13 +165,13 @@ struct Loader {
   }
 };
 
-// A warp's operands on their way from a stage's shared memory to the tensor cores.
+// A warp's operands, from a stage in shared memory to the tensor cores.
 template <class Kind, class T>
 struct Operands {
   static constexpr int kRowTiles = T::kRowTiles, kColumns = T::kColumns, kRowBytesX = T::kBlockK * Kind::kSizeX;
   static constexpr int kSteps = T::kBlockK / Kind::kDepth;                 // of an mma's depth in a stage
-  static constexpr int kWordsX = Kind::kDirect || Kind::kWideX ? 2 : 1;    // of a lane, column and step
-  static constexpr int kReadX = Kind::kWideX ? 1 : Kind::kDirect ? 2 : 4;  // columns that one read brings
+  static constexpr int kWordsX = Kind::kDirect || Kind::kWideX ? 2 : 1;    // of a lane, column and step of an mma's k
+  static constexpr int kReadX = Kind::kWideX ? 1 : Kind::kDirect ? 2 : 4;  // columns of one read
   static_assert(kSteps % 2 == 0);
 
   uint32_t from_weight, from_x;
@@ -236,7 +237,7 @@ struct Operands {
   }
 };
 
-// A token's results for neighbouring channels, of which the first `count` exist; by vectors where all do and lie well.
+// A row's results for neighbouring channels, of which the first `count` exist; by vectors where all do and lie well.
 template <int kChannels, class Sum>
 __device__ __forceinline__ void store_channels(const RowwiseLinear& p, int64_t i, const Sum (&sum)[kChannels], float row_scale,
                                                const Channel (&channels)[kChannels], int count, bool vector) {
@@ -278,10 +279,10 @@ __device__ __forceinline__ void store_channels(const RowwiseLinear& p, int64_t i
   }
 }
 
-// Adds up what a block's warps along K have, in the order of k; each of them keeps its share of the columns.
+// Split-K reduction over a block's warps along K, in the order of k; each of them keeps its share of the columns.
 template <class T, class Sum, int kOwn>
-__device__ __forceinline__ void add_slices(const Sum (&sum)[T::kRowTiles][T::kColumns][4], Sum (&own)[T::kRowTiles][kOwn][4],
-                                           uint8_t* memory, int lane, int place, int slice) {
+__device__ __forceinline__ void reduce_warps(const Sum (&sum)[T::kRowTiles][T::kColumns][4], Sum (&own)[T::kRowTiles][kOwn][4],
+                                             uint8_t* memory, int lane, int place, int slice) {
   using Four = std::conditional_t<std::is_same_v<Sum, int>, int4, float4>;
   const auto at = [&](int slice, int r, int j) {
     const int warp = slice * T::kWarpsN * T::kWarpsM + place;
@@ -307,9 +308,9 @@ __device__ __forceinline__ void add_slices(const Sum (&sum)[T::kRowTiles][T::kCo
     }
 }
 
-// A warp's results: lane (g, t) has channels g · kChannels + [0, kChannels) of tokens 8 j + 2 t and 8 j + 2 t + 1.
+// A warp's results: lane (g, t) has channels g · kChannels + [0, kChannels) of rows 8 j + 2 t and 8 j + 2 t + 1.
 template <class T, class Sum, int kColumns>
-__device__ __forceinline__ void store(const Problem& a, const Sum (&sum)[T::kRowTiles][kColumns][4], int lane, int64_t n0,
+__device__ __forceinline__ void store(const Params& a, const Sum (&sum)[T::kRowTiles][kColumns][4], int lane, int64_t n0,
                                       int64_t m0) {
   constexpr int kChannels = T::kChannels;
   const int64_t n = n0 + lane / 4 * kChannels;
@@ -324,15 +325,15 @@ __device__ __forceinline__ void store(const Problem& a, const Sum (&sum)[T::kRow
     for (int e = 0; e < 2; ++e) {
       const int64_t m = m0 + 8 * j + lane % 4 * 2 + e;
       if (m >= a.p.M) continue;
-      Sum of_token[kChannels];
+      Sum of_row[kChannels];
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c) of_token[c] = sum[c / 2][j][e + c % 2 * 2];
-      store_channels(a.p, m * a.p.N + n, of_token, load_row_scale(a.p, m), channels, count, a.vector_y);
+      for (int c = 0; c < kChannels; ++c) of_row[c] = sum[c / 2][j][e + c % 2 * 2];
+      store_channels(a.p, m * a.p.N + n, of_row, load_row_scale(a.p, m), channels, count, a.vector_y);
     }
 }
 
 template <class Kind, class T>
-__global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(const __grid_constant__ Problem a) {
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(const __grid_constant__ Params a) {
   constexpr int kRowTiles = T::kRowTiles, kColumns = T::kColumns, kStages = T::kStages, kStage = T::template kStageBytes<Kind>;
   using Source = Operands<Kind, T>;
   using Sum = typename Kind::Sum;
@@ -395,10 +396,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(co
   if constexpr (T::kWarpsK > 1) {
     constexpr int kOwn = kColumns / T::kWarpsK;
     Sum own[kRowTiles][kOwn][4];
-    add_slices<T>(sum, own, memory, lane, place, slice);
+    reduce_warps<T>(sum, own, memory, lane, place, slice);
     store<T>(a, own, lane, n0 + warp_n, m0 + warp_m + slice * kOwn * 8);
   } else {
-    if (gridDim.y > 1 && !gather_sums<T::kThreads>(sum, static_cast<Sum*>(a.partials), a.counters)) return;
+    if (gridDim.y > 1 && !reduce_splits<T::kThreads>(sum, static_cast<Sum*>(a.partials), a.counters)) return;
     store<T>(a, sum, lane, n0 + warp_n, m0 + warp_m);
   }
 }

@@ -1,4 +1,4 @@
-// The 8-bit by 8-bit product of Hopper's matrix engine: kernels/sm90a/rowwise_wgmma.cuh.
+// The 8-bit by 8-bit product by wgmma: kernels/sm90a/rowwise_wgmma.cuh.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // y = sum x · w + bias with scales of both by blocks, for what faster kernels do not take: any K, any block (of int4 it may start
-// in the middle of a byte), any alignment. All arithmetic is float32 fma on what the codes stand for. The walks are those of
+// in the middle of a byte), any alignment. All arithmetic is float32 fma on what the codes stand for. The loops are those of
 // product_any.cuh, over bytes of w.
 #include "cuda/kernels/scaled_any.h"
 
@@ -13,22 +13,15 @@ using product_any::kRowsThreads;
 using product_any::kTileThreads;
 
 template <Element W, bool kInt4>
-struct Operands {
-  using Value = float;
-  using Sum = float;
+struct Operands : product_any::ByteOperands<ScaledLinear, kInt4 ? 2 : 1> {
+  using Base = product_any::ByteOperands<ScaledLinear, kInt4 ? 2 : 1>;
+  using Base::kBlockN, Base::kRun, Base::length, Base::N, Base::p;
   using RawX = float;
-  using RawW = uint8_t;
-  static constexpr int kRun = kInt4 ? 2 : 1, kTokens = 8, kChannels = 4;
 
-  const ScaledLinear& p;
-  int64_t M, N;
-  uint32_t length, x_group, w_group, x_groups;
+  uint32_t x_group, w_group, x_groups;
 
   __device__ __forceinline__ explicit Operands(const ScaledLinear& p)
-      : p(p),
-        M(p.M),
-        N(p.N),
-        length(static_cast<uint32_t>(p.K)),
+      : Base(p),
         x_group(static_cast<uint32_t>(p.x_group)),
         w_group(static_cast<uint32_t>(p.w_group)),
         x_groups((length + x_group - 1) / x_group) {}
@@ -44,9 +37,6 @@ struct Operands {
 #pragma unroll
     for (int j = 0; j < kRun; ++j) v[j] = raw_x(m, k + j);
   }
-  __device__ __forceinline__ uint8_t raw_w(int64_t n, uint32_t k) const {
-    return static_cast<const uint8_t*>(p.weight)[n * (p.K / kRun) + k / kRun];
-  }
 
   struct Affine {
     float scale, zero;
@@ -58,13 +48,12 @@ struct Operands {
   static __device__ __forceinline__ float weight(uint8_t raw, int j, const Affine& a) {
     return kInt4 ? fmaf(nibble(raw, j), a.scale, a.zero) : value_of(raw) * a.scale;
   }
-  __device__ __forceinline__ void ws(const uint8_t (&raw)[kChannels], int64_t n, uint32_t k, float (&w)[kChannels][kRun]) const {
+  __device__ __forceinline__ void ws(const uint8_t (&raw)[kBlockN], int64_t n, uint32_t k, float (&w)[kBlockN][kRun]) const {
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c)
+    for (int c = 0; c < kBlockN; ++c)
 #pragma unroll
       for (int j = 0; j < kRun; ++j) w[c][j] = weight(raw[c], j, affine(min(n + c, N - 1), k + j));
   }
-  static __device__ __forceinline__ float add(float sum, float x, float w) { return fmaf(x, w, sum); }
   __device__ __forceinline__ void store(int64_t m, int64_t n, float sum) const {
     if (p.bias) sum += load_float(p.bias, n, p.bias_type);
     store_rounded(p, m, n, sum);
@@ -100,9 +89,7 @@ __global__ void __launch_bounds__(kRowsThreads) scaled_any_rows(const __grid_con
 template <Element W, bool kInt4>
 cudaError_t launch(const ScaledLinear& p, cudaStream_t stream) {
   using O = Operands<W, kInt4>;
-  if (p.M <= O::kTokens || p.N < 32)
-    return product_any::launch(scaled_any_rows<W, kInt4>, product_any::rows_blocks<O>(p.M, p.N), kRowsThreads, p, stream);
-  return product_any::launch(scaled_any_tile<W, kInt4>, product_any::tile_blocks(p.M, p.N), kTileThreads, p, stream);
+  return product_any::launch<O>(scaled_any_tile<W, kInt4>, scaled_any_rows<W, kInt4>, O::kBlockM, p, stream);
 }
 
 }  // namespace

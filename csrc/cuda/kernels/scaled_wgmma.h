@@ -1,4 +1,4 @@
-// Products of scaled.h by Hopper's matrix engine: kernels/sm90a/scaled_wgmma.cuh.
+// Products of scaled.h by wgmma: kernels/sm90a/scaled_wgmma.cuh.
 #pragma once
 
 #include <cstddef>

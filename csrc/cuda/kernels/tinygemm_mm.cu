@@ -97,7 +97,7 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
     config.blocks = static_cast<int>(std::max<int64_t>(config.blocks, (tiles + most - 1) / most));
     const int64_t tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
     fits = (max_shared_bytes - warp_bytes - pad_bytes - tile_bytes) / chunk_bytes;
-    // Little memory and many tokens: fewer warps leave more of it.
+    // Little shared memory and many rows: fewer warps leave more of it.
     if (fits < kFewestChunks && max_warps > 1) return choose(p, device, max_warps / 2);
     const int64_t phases = (chunks + fits - 1) / fits;
     const int64_t even = (chunks + phases - 1) / phases;
@@ -113,8 +113,8 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
 TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) { return choose(p, device, kMostWarps); }
 
 bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device) {
-  const bool tokens = (c.tokens == 8 || c.tokens == 16) && p.M <= c.tokens;
-  return tokens && c.warps >= 1 && c.warps <= kMostWarps && c.blocks >= 1 && c.phase_chunks >= 1 &&
+  const bool rows = (c.tokens == 8 || c.tokens == 16) && p.M <= c.tokens;
+  return rows && c.warps >= 1 && c.warps <= kMostWarps && c.blocks >= 1 && c.phase_chunks >= 1 &&
          c.phase_chunks <= ceil_div(p.K, kTinygemmChunk) && shared_bytes(p, c) <= device.shared_memory;
 }
 

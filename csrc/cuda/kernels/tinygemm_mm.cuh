@@ -1,21 +1,21 @@
 // y[M, N] = x[M, K] · wᵀ from the tinygemm layout, for few rows of x.
 //
-// w = (u − 8) · s + z. The tensor cores multiply x by 128 + u, an exact bfloat16 that costs one logic operation
-// for two values; with v = 128 + u, w = v · s + (z − 136 s), so that for each group of k
+// w = (u − 8) · s + z. The tensor cores multiply x by 128 + u, an exact bfloat16 that costs one logic operation for two values;
+// with v = 128 + u, w = v · s + (z − 136 s), so that for each group of k
 //   y += s · Σ x v + (z − 136 s) · Σ x,      in float32.
 //
-// The weight is operand A of mma.m16n8k16: two n-tiles are its 16 rows, 8 tokens its columns. A lane's word of
-// the layout holds its A values of two such products, so weights go from memory straight to registers.
+// The weight is operand A of mma.m16n8k16 (swap_ab): two n-tiles of the layout are its 16 rows, 8 rows of x its columns. A lane's
+// word of the layout holds its A values of two such products, so weights go from memory straight to registers.
 //
-// How memory is walked. Blocks are as many as multiprocessors and share the row tiles (16 channels); the warps
-// of a block share the chunks (128 of k) of a row tile. A unit is one chunk of one row tile: 2 · 16 bytes a lane
-// and the scales of two rows. A warp computes one pair of units while the next pair is in flight, across row
-// tiles: 16 warps × 2 KB = 32 KB a multiprocessor at any time. (Deeper queues of single units kept less in
-// flight: the compiler counts all loads on one scoreboard, so waiting for a unit waited for those after it.)
-// Warps do not wait for each other: their sums of a row tile go to one of some buffers in shared memory, and who
-// comes by one row tile later adds them, in the order of the warps: same input, same bits. x lies in shared
-// memory in the order in which lanes want it (one 16-byte read for two products), all of K where it fits, else a
-// "phase" of it at a time: row tiles are then walked once for each phase and their sums wait in shared memory.
+// Memory. There are as many blocks as multiprocessors, and they share the row tiles (16 output channels); the warps of a block
+// split the chunks (128 k) of a row tile. A unit is one chunk of one row tile: 2 · 16 bytes a lane and the scales of two output
+// channels. A warp computes one pair of units while the next pair is in flight, across row tiles: 16 warps × 2 KB = 32 KB a
+// multiprocessor at any time. (Deeper queues of single units had less in flight: the compiler counts all loads on one scoreboard,
+// so waiting for a unit waited for those after it.) Warps do not wait for each other: their partial sums of a row tile go to one
+// of some buffers in shared memory, and whichever warp comes by one row tile later adds them, in the order of the warps: same
+// input, same bits. x lies in shared memory in the order in which lanes read it (one 16-byte read for two products), all of K
+// where it fits, else a "phase" of it at a time: row tiles are then computed once for each phase, and their sums wait in shared
+// memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,11 +25,11 @@
 
 namespace aoext::cuda::tinygemm {
 
-constexpr int kChunkBytes = 288;  // of a token's inputs: 256 and 32 that turn the banks from one chunk to the next
+constexpr int kChunkBytes = 288;  // of a row of x: 256, and 32 that rotate the banks from one chunk to the next
 constexpr float kOffset = 136.f;  // 128 + 8
 constexpr int kMostWarps = 16;    // of a block
 
-// Neighbouring tokens start half a line of banks apart.
+// Neighbouring rows of x start half a line of banks apart.
 __host__ __device__ constexpr int row_bytes(int chunks) { return (chunks * kChunkBytes + 127) / 128 * 128 + 64; }
 
 // Shared memory, in this order. A slot is one of the 128 · MT results of a row tile: [MT][4 registers][32 lanes].
@@ -37,7 +37,7 @@ struct Shared {
   uint32_t full;   // [buffers] barriers: every warp has written its part
   uint32_t empty;  // [buffers] barriers: every slot has been read
   char* x;         // [M] rows of row_bytes(phase_chunks)
-  float* sums;     // [phase_chunks · Sub][tokens]: Σ x of a group's part of a chunk
+  float* sums;     // [phase_chunks · Sub][rows]: Σ x of a group's part of a chunk
   float* part;     // [buffers][warps][slots]: each warp's part of a row tile
   float* tile;     // [row tiles of the block][slots], where there are several phases
 };
@@ -54,16 +54,16 @@ __device__ __forceinline__ uint32_t values(uint32_t word, int p) {
 // Copies a phase of x: in every 32 of k, the four pairs that lane t of a quad multiplies lie together, and the
 // four lanes' places turn in the second half of a chunk, so that neighbouring threads write to different banks.
 template <int Sub>
-__device__ __forceinline__ void stage(const Shared& shared, const Shape& s, const Turn& at, int tokens) {
+__device__ __forceinline__ void stage(const Shared& shared, const Shape& s, const Turn& at, int rows) {
   const int blocks = at.count * 4, total = static_cast<int>(s.p.M) * blocks, bytes = row_bytes(s.phase_chunks);
   const int lane = threadIdx.x % 32;
   for (int first = threadIdx.x - lane; first < total; first += blockDim.x) {
-    const int index = first + lane, token = index / blocks, block = index - token * blocks;
+    const int index = first + lane, row = index / blocks, block = index - row * blocks;
     const int k = at.begin * kTinygemmChunk + 32 * block;
     const bool here = index < total;
     uint4 v[4] = {};
     if (here && k < s.p.K) {
-      const uint4* source = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(s.p.x) + token * s.p.K + k);
+      const uint4* source = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(s.p.x) + row * s.p.K + k);
 #pragma unroll
       for (int p = 0; p < 4; ++p) v[p] = __ldg(source + p);
     }
@@ -78,16 +78,16 @@ __device__ __forceinline__ void stage(const Shared& shared, const Shape& s, cons
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
     }
     if (!here) continue;
-    char* out = shared.x + token * bytes + block / 4 * kChunkBytes + block % 4 * 64;
+    char* out = shared.x + row * bytes + block / 4 * kChunkBytes + block % 4 * 64;
     const int turn = block % 4 / 2;
     *reinterpret_cast<uint4*>(out + ((turn + 0) & 3) * 16) = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
     *reinterpret_cast<uint4*>(out + ((turn + 1) & 3) * 16) = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
     *reinterpret_cast<uint4*>(out + ((turn + 2) & 3) * 16) = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
     *reinterpret_cast<uint4*>(out + ((turn + 3) & 3) * 16) = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
     if (Sub == 4) {
-      shared.sums[block * tokens + token] = sum;
+      shared.sums[block * rows + row] = sum;
     } else if (block % 4 == 0) {
-      shared.sums[block / 4 * tokens + token] = sum;
+      shared.sums[block / 4 * rows + row] = sum;
     }
   }
 }
@@ -97,7 +97,7 @@ template <int Sub, int MT>
 __device__ __forceinline__ void multiply(float (&total)[MT][4], const Unit& unit, const char* x_chunk, const float* sums,
                                          const int (&row)[MT], int lane) {
   const int t = lane % 4;
-  // With few tokens two chains of products, since each waits for the one before.
+  // With few rows two chains of products, since each waits for the one before.
   constexpr int kChains = MT == 1 ? 2 : 1;
   float part[kChains][MT][4] = {};
 #pragma unroll
@@ -133,13 +133,13 @@ __device__ __forceinline__ void multiply(float (&total)[MT][4], const Unit& unit
   }
 }
 
-// Whether a slot row has results of tokens that exist; 8 · (row / 4) + row % 2 is its first token.
-__device__ __forceinline__ bool has_tokens(int row, int M) { return row / 4 * 8 + row % 2 < M; }
+// Whether a slot row has results of rows of x that exist; 8 · (row / 4) + row % 2 is the first of them.
+__device__ __forceinline__ bool has_results(int row, int M) { return row / 4 * 8 + row % 2 < M; }
 
-// Hands in a warp's part of a row tile.
+// Stores a warp's partial sums of a row tile.
 template <int MT>
-__device__ __forceinline__ void hand_in(float (&total)[MT][4], const Shared& shared, const Shape& s, const Turn& at, int warp,
-                                        int warps, int lane) {
+__device__ __forceinline__ void store_partial(float (&total)[MT][4], const Shared& shared, const Shape& s, const Turn& at,
+                                              int warp, int warps, int lane) {
   constexpr int kSlots = 128 * MT;
   barrier_wait(shared.empty + 8 * at.buffer, at.parity ^ 1);
   float* part = shared.part + (at.buffer * warps + warp) * kSlots + lane;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void hand_in(float (&total)[MT][4], const Shared& sha
   for (int m = 0; m < MT; ++m) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      if (has_tokens(m * 4 + c, static_cast<int>(s.p.M))) part[(m * 4 + c) * 32] = total[m][c];
+      if (has_results(m * 4 + c, static_cast<int>(s.p.M))) part[(m * 4 + c) * 32] = total[m][c];
       total[m][c] = 0;
     }
   }
@@ -155,15 +155,15 @@ __device__ __forceinline__ void hand_in(float (&total)[MT][4], const Shared& sha
   if (arrives(lane)) barrier_arrive(shared.full + 8 * at.buffer);
 }
 
-// Adds the parts of a row tile and writes its results, or keeps them for the next phase: in every phase a row of
-// slots belongs to the same warp.
+// Adds the partial sums of a row tile, and stores y or keeps the sums for the next phase: in every phase a row of slots belongs
+// to the same warp.
 template <int MT>
-__device__ __forceinline__ void add_parts(const Shared& shared, const Shape& s, const Turn& at, int warps, int lane) {
+__device__ __forceinline__ void reduce_partials(const Shared& shared, const Shape& s, const Turn& at, int warps, int lane) {
   constexpr int kSlots = 128 * MT;
   const int M = static_cast<int>(s.p.M), g = lane / 4, t = lane % 4;
   const bool first_phase = at.begin == 0, last_phase = at.begin + at.count >= s.chunks;
   for (int row = at.first_row; row < 4 * MT; row += warps) {
-    if (!has_tokens(row, M)) continue;
+    if (!has_results(row, M)) continue;
     barrier_wait(shared.full + 8 * at.buffer, at.parity);
     const float* part = shared.part + at.buffer * warps * kSlots + row * 32 + lane;
     float y = 0;
@@ -177,9 +177,9 @@ __device__ __forceinline__ void add_parts(const Shared& shared, const Shape& s, 
       *kept = y;
       continue;
     }
-    const int token = row / 4 * 8 + 2 * t + row % 2;
+    const int m = row / 4 * 8 + 2 * t + row % 2;
     const int64_t n = static_cast<int64_t>(at.tile) * kRows + g + (row % 4 < 2 ? 0 : 8);
-    if (token < M && n < s.p.N) static_cast<__nv_bfloat16*>(s.p.y)[token * s.p.N + n] = __float2bfloat16_rn(y);
+    if (m < M && n < s.p.N) static_cast<__nv_bfloat16*>(s.p.y)[m * s.p.N + n] = __float2bfloat16_rn(y);
   }
 }
 
@@ -198,13 +198,13 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
   shared.tile = shared.part + kBuffers * warps * 128 * MT;
   if (threadIdx.x == 0) {
     int rows = 0;
-    for (int r = 0; r < 4 * MT; ++r) rows += has_tokens(r, M);
+    for (int r = 0; r < 4 * MT; ++r) rows += has_results(r, M);
     for (int b = 0; b < kBuffers; ++b) {
       barrier_init(shared.full + 8 * b, kArrivals * warps);
       barrier_init(shared.empty + 8 * b, kArrivals * rows);
     }
   }
-  int row[MT];  // columns past M repeat the last token; their results are dropped
+  int row[MT];  // columns past M repeat the last row; their results are dropped
 #pragma unroll
   for (int m = 0; m < MT; ++m) row[m] = min(8 * m + lane / 4, M - 1) * bytes;
 
@@ -247,13 +247,13 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
   };
   const auto finish = [&] {
     if (left > 0) return;
-    hand_in<MT>(total, shared, s, at, warp, warps, lane);
-    if (any_before) add_parts<MT>(shared, s, before, warps, lane);
+    store_partial<MT>(total, shared, s, at, warp, warps, lane);
+    if (any_before) reduce_partials<MT>(shared, s, before, warps, lane);
     any_before = true;
     before = at;
     at.advance<MT>(s, warp, warps);
   };
-  const uint32_t zero = s.p.inner_k_tiles & 1;  // which the compiler does not know
+  const uint32_t zero = s.p.inner_k_tiles & 1;  // zero, which the compiler does not know
   const auto step = [&](const Unit(&now)[2], Unit(&next)[2]) {
     // Adds nothing, but so the next loads can start only once all loads of `now` are here: the wait for them
     // stands in one place on every path, and does not wait for the next ones too.
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
   };
   while (step(even, odd) && step(odd, even)) {
   }
-  add_parts<MT>(shared, s, before, warps, lane);
+  reduce_partials<MT>(shared, s, before, warps, lane);
 }
 
 }  // namespace aoext::cuda::tinygemm

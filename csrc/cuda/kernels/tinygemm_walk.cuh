@@ -20,7 +20,7 @@ struct Shape {
 };
 
 // So many row tiles a warp may be ahead of another.
-__host__ __device__ constexpr int buffers(int tokens) { return tokens == 8 ? 3 : 2; }
+__host__ __device__ constexpr int buffers(int block_m) { return block_m == 8 ? 3 : 2; }
 
 // Where a warp is in its sequence of turns: phases, in them the block's row tiles. A warp has `units` units in
 // each turn. No divisions here, for a turn may be as short as one unit.
@@ -28,7 +28,7 @@ struct Turn {
   int begin, count, units;  // of the phase: its chunks, and how many of them each warp has at most
   int tile, index;          // the row tile, and which of the block's it is
   int first_row;            // of the slot rows that this warp adds
-  int buffer, parity;       // where the parts meet, and how often that buffer was used before, modulo 2
+  int buffer, parity;       // where partial sums are added, and how often that buffer was used before, modulo 2
 
   __device__ __forceinline__ Turn(const Shape& s, int warp) : begin(0), buffer(0), parity(0) { start_phase(s, warp); }
   __device__ __forceinline__ void start_phase(const Shape& s, int warp) {

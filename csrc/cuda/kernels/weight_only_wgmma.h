@@ -1,4 +1,4 @@
-// Weight-only products of Hopper's matrix engine, from 17 rows of x on: kernels/sm90a/weight_only_wgmma.cuh. Weights of 8 bits
+// Weight-only products by wgmma, from 17 rows of x on: kernels/sm90a/weight_only_wgmma.cuh. Weights of 8 bits
 // here, int4 in int4_wgmma.h.
 #pragma once
 

@@ -1,15 +1,16 @@
-// How a product of Hopper's matrix engine is cut into tiles, rows of w by rows of x.
+// How a product by wgmma is cut into tiles, output channels by rows of x.
 #pragma once
 
 namespace aoext::cuda {
 
 struct WgmmaConfig {
-  int tokens;      // rows of x in a tile: 32, 64, 128 or 256, of narrow weights 96 or 192 too
-  int cluster;     // blocks that share a tile of those that do not come out even (segments.h): 1, 2 or, of 8-bit weights alone, 3
-  int ranges;      // or, of weight-only products alone, the first so many blocks, that share all of these; or 0
+  int tokens;      // rows of x of a tile (BLOCK_M): 32, 64, 128 or 256, of weight-only products 96 or 192 too
+  int cluster;     // blocks that share a tile of those that do not come out even (tile_scheduler.h): 1, 2 or, of 8-bit weights
+                   // alone, 3
+  int ranges;      // or, of weight-only products, the blocks with a range of stream-K; or 0
   int blocks;      // in all, which run at once
-  int rows = 128;  // of w in a tile: 192, 128 or 64; of two operands of 8 bits any multiple of 16 up to there
-  int turned = 0;  // 1: rows of x are the left operand, of two operands of 8 bits alone; rows up to 192 then
+  int rows = 128;  // output channels of a tile (BLOCK_N): 192, 128 or 64; of two 8-bit operands any multiple of 16 up to 192
+  int turned = 0;  // 1: without swap_ab, x is the left operand; of two 8-bit operands only
 
   bool operator==(const WgmmaConfig&) const = default;
 };

@@ -6,8 +6,12 @@
 namespace aoext::cuda {
 namespace {
 
-constexpr wgmma::TileShapes<wgmma::TilesOf<128, 32, 96, 128, 192, 256>, wgmma::TilesOf<64, 32, 64, 128>> kShapes8;
-constexpr wgmma::TileShapes<wgmma::TilesOf<128, 32, 64, 128, 192, 256>, wgmma::TilesOf<64, 32, 64, 128>> kShapes4;
+constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 96, 128, 192, 256>,
+                            wgmma::TilesOf</*block_n=*/64, /*block_m=*/32, 64, 128>>
+    kShapes8;
+constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 64, 128, 192, 256>,
+                            wgmma::TilesOf</*block_n=*/64, /*block_m=*/32, 64, 128>>
+    kShapes4;
 constexpr int kMostCluster = 2;
 
 bool is_table(const BlockLinear& p) { return p.weight_type == Element::lut4; }
@@ -60,7 +64,7 @@ cudaError_t launch(Shapes shapes, const BlockLinear& p, const WgmmaConfig& c, vo
                                         p.bias_type};
   return wgmma::with_tile(shapes, c, [&](auto shape) {
     using Weights = wgmma::BlockWeights<T, kType, kGranule, decltype(shape)>;
-    return wgmma::launch_weight_only<T, shape.kTokens>(p, Weights{a.table}, {lines.map, scale.map}, epilogue, c, workspace,
+    return wgmma::launch_weight_only<T, shape.kBlockM>(p, Weights{a.table}, {lines.map, scale.map}, epilogue, c, workspace,
                                                        stream);
   });
 }
@@ -92,10 +96,10 @@ void for_each_instance(F&& f) {
     for (const Element weight : {Element::int8, Element::e4m3})
       for (const int granule : {32, 128})
         wgmma::for_each_shape(kShapes8,
-                              [&](auto shape) { f(Key{int(type), int(weight), granule, shape.kTileRows, shape.kTokens}); });
+                              [&](auto shape) { f(Key{int(type), int(weight), granule, shape.kBlockN, shape.kBlockM}); });
     for (const int granule : {16, 32})
       wgmma::for_each_shape(kShapes4,
-                            [&](auto shape) { f(Key{int(type), int(Element::lut4), granule, shape.kTileRows, shape.kTokens}); });
+                            [&](auto shape) { f(Key{int(type), int(Element::lut4), granule, shape.kBlockN, shape.kBlockM}); });
   }
 }
 
@@ -108,8 +112,8 @@ WeightOnlyWgmmaFit those_of(Shapes shapes, const WeightOnlyWgmmaFit& all) {
   const auto restrict_to = [&](WeightOnlyWgmmaFit::Tiles& tiles, int rows) {
     for (int i = 0; i < 6; ++i) {
       bool found = false;
-      wgmma::for_each_shape(
-          shapes, [&](auto shape) { found = found || (shape.kTileRows == rows && shape.kTokens == wgmma::kTokenCounts[i]); });
+      wgmma::for_each_shape(shapes,
+                            [&](auto shape) { found = found || (shape.kBlockN == rows && shape.kBlockM == wgmma::kBlockMs[i]); });
       if (!found) tiles.steps[i] = 0;
     }
   };

@@ -2,9 +2,9 @@
 // x's type exactly (a table is rounded to it), are multiplied by their scale, rounded to x's type, and y = sum · factor + bias, a
 // factor a row of w.
 //
-// The copy engine wants scales as [K / granule, N] of x's type. A kernel before writes them so (arrange_scales), whatever their
-// block and type: of fp16, whose range is shorter than that of scales, relative to the largest of a row, which is its factor
-// then.
+// Bulk tensor copies want scales as [K / granule, N] of x's type. An earlier kernel lays them out so (arrange_scales), whatever
+// their block and type. For fp16, whose range is shorter than that of the scales, they are relative to the largest scale of an
+// output channel, which becomes part of that channel's factor.
 #pragma once
 
 #include "cuda/kernels/blocks.cuh"
@@ -13,17 +13,17 @@
 
 namespace aoext::cuda::wgmma {
 
-// What arrange_scales leaves for the product.
+// The output of arrange_scales, for the product.
 struct Arranged {
   void* scales;             // [K / granule, stride] of x's type
-  float *largest, *factor;  // [N]; largest is null where scales are not relative to it
+  float *largest, *factor;  // [N]; `largest` is null where scales are not relative to it
   Table16* table;
-  int64_t groups, stride;  // rows, and their length: N and what fills up 16 bytes
+  int64_t groups, stride;  // rows, and their length: N rounded up to 16 bytes
 };
 
 constexpr int kArrangeRows = 32, kArrangeGroups = 64, kArrangeThreads = 256;
 
-// The largest finite scale of each row of w.
+// The largest finite scale of each output channel.
 static __global__ void __launch_bounds__(kArrangeThreads)
     find_largest(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
   wait_for_last_kernel();
@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(kArrangeThreads)
   if (n >= p.N) return;
   uint32_t largest = 0;
   for (int64_t i = threadIdx.x % 32; i < columns; i += 32) {
-    const float scale = load_scale(p.block_scale, n / p.block_n * columns + i, p.block_scale_type);
+    const float scale = load_block_scale(p, n / p.block_n * columns + i);
     const uint32_t magnitude = __float_as_uint(scale) & 0x7fffffff;
     largest = max(largest, magnitude < 0x7f800000 ? magnitude : 0);
   }
@@ -40,7 +40,7 @@ static __global__ void __launch_bounds__(kArrangeThreads)
   if (threadIdx.x % 32 == 0) a.largest[n] = largest == 0 ? 1.0f : __uint_as_float(largest);
 }
 
-// Tiles of 32 rows of w by 64 granules.
+// Tiles of 32 output channels by 64 granules.
 template <class T, int kGranule>
 __global__ void __launch_bounds__(kArrangeThreads)
     arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
@@ -59,8 +59,7 @@ __global__ void __launch_bounds__(kArrangeThreads)
     const int64_t n = n0 + row, k = (g0 + group) * kGranule;
     float scale = 0;
     if (n < p.N && k < p.K) {
-      scale = load_scale(p.block_scale, n / p.block_n * columns + static_cast<uint32_t>(k) / static_cast<uint32_t>(p.block_k),
-                         p.block_scale_type);
+      scale = load_block_scale(p, n / p.block_n * columns + static_cast<uint32_t>(k) / static_cast<uint32_t>(p.block_k));
       if (a.largest) scale /= a.largest[n];
     }
     tile[group][row] = scale;
@@ -73,16 +72,16 @@ __global__ void __launch_bounds__(kArrangeThreads)
   }
 }
 
-// kGranule: k of a scale that was arranged; of 8 bits 32 or a whole stage, of lut4 16 or 32.
+// kGranule: k of an arranged scale; of 8 bits 32 or a whole stage, of lut4 16 or 32.
 template <class T, Element kType, int kGranule, class Shape>
 struct BlockWeights {
   static constexpr bool kTable = kType == Element::lut4;
-  static constexpr int kTileRows = Shape::kTileRows, kLinesBytes = kTileRows * kLine;
+  static constexpr int kBlockN = Shape::kBlockN, kLinesBytes = kBlockN * kLine;
   static constexpr int kStage = kTable ? 256 : 128;  // of K
   static constexpr int kGroups = kStage / kGranule;  // of a stage
-  static constexpr int kRowOfScales = kTileRows * int(sizeof(T));
+  static constexpr int kRowOfScales = kBlockN * int(sizeof(T));
   static constexpr int kExtraBytes = kGroups * kRowOfScales;
-  static constexpr int kNarrowStages = kTable ? 4 : 8, kWideStages = kTable ? (Shape::kTokens <= 128 ? 2 : 3) : 4;
+  static constexpr int kNarrowStages = kTable ? 4 : 8, kWideStages = kTable ? (Shape::kBlockM <= 128 ? 2 : 3) : 4;
   static constexpr int kMostCluster = 2;
   static_assert(kExtraBytes % 128 == 0);
 
@@ -98,22 +97,22 @@ struct BlockWeights {
     __device__ Copies(const BlockWeights&, const Maps& maps) : maps_(maps) {}
 
     __device__ uint32_t bytes() const { return kLinesBytes + kExtraBytes; }
-    __device__ void start(int row, int stage) { row_ = row, stage_ = stage; }
+    __device__ void start(int n, int k_tile) { n_ = n, k_tile_ = k_tile; }
 
     __device__ void prefetch() {
-      prefetch_tile(&maps_.lines, stage_ * kLine, row_);
-      ++stage_;
+      prefetch_tile(&maps_.lines, k_tile_ * kLine, n_);
+      ++k_tile_;
     }
 
     __device__ void copy(uint32_t lines, uint32_t extra, uint32_t arrived) {
-      copy_tile(lines, &maps_.lines, arrived, stage_ * kLine, row_);
-      copy_tile(extra, &maps_.scale, arrived, row_, stage_ * kGroups);
-      ++stage_;
+      copy_tile(lines, &maps_.lines, arrived, k_tile_ * kLine, n_);
+      copy_tile(extra, &maps_.scale, arrived, n_, k_tile_ * kGroups);
+      ++k_tile_;
     }
 
    private:
     const Maps& maps_;
-    int row_, stage_;
+    int n_, k_tile_;
   };
 
   // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment. Of 8 bits these are two bytes each of its 16, of which
@@ -203,7 +202,7 @@ struct BlockWeights {
   };
 };
 
-// What ends a sum: the factor of its row of w, and the bias.
+// The epilogue: the factor of the output channel, and the bias.
 template <class T>
 struct FactoredRows {
   using Sum = float;
@@ -220,7 +219,7 @@ struct FactoredRows {
   __device__ Channel channel(int n) const {
     return n < N ? Channel{factor[n], bias ? load_float(bias, n, bias_type) : 0.0f} : Channel{};
   }
-  __device__ Nothing token(int) const { return {}; }
+  __device__ Nothing row(int) const { return {}; }
   __device__ float operator()(float sum, Nothing, const Channel& c) const { return scaled(sum, 1.0f, c); }
 };
 

@@ -1,5 +1,5 @@
-// 8-bit numbers as weights of weight_only_wgmma.cuh: they become x's type exactly, and y = sum · scale + bias, a scale a row of
-// w.
+// 8-bit numbers as weights of weight_only_wgmma.cuh: they become x's type exactly, and y = sum · scale + bias, with a scale for
+// each output channel.
 #pragma once
 
 #include "cuda/kernels/eight_bit.cuh"
@@ -10,7 +10,7 @@ namespace aoext::cuda::wgmma {
 
 template <class T, Element kType, class Shape>
 struct EightBitWeights {
-  static constexpr int kTileRows = Shape::kTileRows, kLinesBytes = kTileRows * kLine;
+  static constexpr int kBlockN = Shape::kBlockN, kLinesBytes = kBlockN * kLine;
   static constexpr int kStage = kLine;  // of K
   static constexpr int kExtraBytes = 0;
   static constexpr int kNarrowStages = 8, kWideStages = 4;
@@ -26,21 +26,21 @@ struct EightBitWeights {
     __device__ Copies(const EightBitWeights&, const Maps& maps) : maps_(maps) {}
 
     __device__ uint32_t bytes() const { return kLinesBytes; }
-    __device__ void start(int row, int stage) { row_ = row, k_ = stage * kStage; }
+    __device__ void start(int n, int k_tile) { n_ = n, k_ = k_tile * kStage; }
 
     __device__ void prefetch() {
-      prefetch_tile(&maps_.lines, k_, row_);
+      prefetch_tile(&maps_.lines, k_, n_);
       k_ += kStage;
     }
 
     __device__ void copy(uint32_t lines, uint32_t, uint32_t arrived) {
-      copy_tile(lines, &maps_.lines, arrived, k_, row_);
+      copy_tile(lines, &maps_.lines, arrived, k_, n_);
       k_ += kStage;
     }
 
    private:
     const Maps& maps_;
-    int row_, k_;
+    int n_, k_;
   };
 
   // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment, two bytes each of its 16. The four read eight
@@ -72,8 +72,8 @@ struct EightBitWeights {
     }
 
    private:
-    // e5m2 becomes fp16 by a permutation of bytes alone, which ptxas moves behind the fence of the product that reads it, and so
-    // has every product waited for (C7520). A multiplication by one it leaves where it is.
+    // e5m2 becomes fp16 by a byte permutation, which ptxas moves behind the fence of the wgmma that reads it, and then serialises
+    // all wgmma (warning C7520). It does not move a multiplication by one.
     __device__ static uint32_t fragment(uint32_t pair) {
       const uint32_t widened = widened_pair<T, kType>(pair, 0);
       if constexpr (std::is_same_v<T, __half> && kType == Element::e5m2)
@@ -87,7 +87,7 @@ struct EightBitWeights {
   };
 };
 
-// What ends a sum: the scale of its row of w, and the bias.
+// The epilogue: the scale of the output channel, and the bias.
 template <class T>
 struct ScaledRows {
   using Sum = float;
@@ -100,7 +100,7 @@ struct ScaledRows {
   RowwiseLinear problem;
 
   __device__ Channel channel(int n) const { return n < N ? load_channel(problem, n) : Channel{}; }
-  __device__ Nothing token(int) const { return {}; }
+  __device__ Nothing row(int) const { return {}; }
   __device__ float operator()(float sum, Nothing, const Channel& c) const { return scaled(sum, 1.0f, c); }
 };
 

@@ -13,36 +13,36 @@
 namespace aoext::cuda {
 namespace {
 
-using int4_batch::kUnitK;
+using int4_batch::kTileK;
 using int4_batch::log2_of;
-using int4_batch::Walk;
+using int4_batch::Params;
 
 constexpr int kReserved = 4096;  // at least what a block of the first kernel takes of shared memory unasked
 
 // Applying scales costs the more the smaller the groups, so that other kernels win with fewer rows.
-constexpr int most_rows(int64_t group_size) { return group_size < kUnitK ? 32 : 64; }
+constexpr int most_rows(int64_t group_size) { return group_size < kTileK ? 32 : 64; }
 
 struct Instance {
   void (*stage)(const uint16_t*, char*, int, int64_t);
-  void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Walk);
+  void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
   int sub, scale_bytes, pair_bytes;
-  int (*step_bytes)(int);
+  int (*stage_bytes)(int);
   int (*slices_bytes)(int);
   int (*blocks_bytes)(int, int);
 };
 
-template <Element X, Element S, int Sub, int kTokens>
+template <Element X, Element S, int Sub, int kBlockM>
 Instance instance() {
-  using L = int4_batch::Step<S, Sub, kTokens>;
-  using Meet = int4_batch::Meeting<kTokens>;
-  return {int4_batch::stage_kernel<X, Sub, kTokens>,
-          int4_batch::int4_batch_kernel<X, S, Sub, kTokens>,
+  using L = int4_batch::Stage<S, Sub, kBlockM>;
+  using Reduction = int4_batch::SplitKReduction<kBlockM>;
+  return {int4_batch::stage_kernel<X, Sub, kBlockM>,
+          int4_batch::int4_batch_kernel<X, S, Sub, kBlockM>,
           Sub,
           L::kScaleBytes,
-          int4_batch::PairX<Sub, kTokens>::kBytes,
+          int4_batch::PairX<Sub, kBlockM>::kBytes,
           L::bytes,
-          Meet::slices,
-          Meet::blocks};
+          Reduction::slices,
+          Reduction::blocks};
 }
 
 // What tells instances apart.
@@ -54,11 +54,11 @@ template <class F>
 void for_each_instance(F&& f) {
   each<Element::bf16, Element::fp16>([&](auto x) {
     each<decltype(x)::value, Element::fp32>([&](auto s) {
-      each<32, 64, kUnitK>([&](auto sub) {
+      each<32, 64, kTileK>([&](auto sub) {
         each<16, 32, 64>([&](auto tokens) {
           constexpr Element X = decltype(x)::value, S = decltype(s)::value;
-          constexpr int kSub = decltype(sub)::value, kTokens = decltype(tokens)::value;
-          if constexpr (kTokens <= most_rows(kSub)) f(Key{int(X), int(S), kSub, kTokens}, instance<X, S, kSub, kTokens>());
+          constexpr int kSub = decltype(sub)::value, kBlockM = decltype(tokens)::value;
+          if constexpr (kBlockM <= most_rows(kSub)) f(Key{int(X), int(S), kSub, kBlockM}, instance<X, S, kSub, kBlockM>());
         });
       });
     });
@@ -66,7 +66,7 @@ void for_each_instance(F&& f) {
 }
 
 Key key_of(const Int4Linear& p, const BatchConfig& c) {
-  return {int(p.type), int(p.scale_type), static_cast<int>(std::min<int64_t>(p.group_size, kUnitK)), c.tokens};
+  return {int(p.type), int(p.scale_type), static_cast<int>(std::min<int64_t>(p.group_size, kTileK)), c.tokens};
 }
 
 // Empty where there is none.
@@ -77,25 +77,25 @@ Instance instance(const Int4Linear& p, const BatchConfig& c) {
 }
 
 struct Launch {
-  Walk walk;
+  Params params;
   int shared;  // bytes
 };
 
-// The walk of a config, and the memory it takes; false if it does not fit.
+// The parameters of a configuration, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels, Launch& out) {
-  Walk& w = out.walk;
+  Params& w = out.params;
   w.N = p.N, w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = static_cast<int>(p.M);
-  w.scale_units = static_cast<int>(std::max<int64_t>(p.group_size / kUnitK, 1));
+  w.scale_k_tiles = static_cast<int>(std::max<int64_t>(p.group_size / kTileK, 1));
   w.slices_log2 = log2_of(c.slices), w.cluster_log2 = log2_of(c.cluster);
-  w.units = static_cast<int>(p.K / kUnitK);
+  w.k_tiles = static_cast<int>(p.K / kTileK);
   w.bias_type = static_cast<int>(p.bias_type);
-  w.segments =
-      share_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.units, int4_batch::kPairUnits), c.blocks, c.cluster, 0);
-  if (!shares_fit(w.segments, c.blocks) || c.cluster > 2) return false;  // every block owns something
-  const int step = kernels.step_bytes(c.slices);
-  const int fixed =
-      1024 + int4_batch::Meeting<16>::kBarriers + kernels.slices_bytes(c.slices) + kernels.blocks_bytes(c.slices, c.cluster);
-  const int turns = int4_batch::step_turns(c.slices), most = (c.shared_memory - int(sizeof(Rest)) - fixed) / step;
+  w.schedule =
+      schedule_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.k_tiles, int4_batch::kPairKTiles), c.blocks, c.cluster, 0);
+  if (!schedule_fits(w.schedule, c.blocks) || c.cluster > 2) return false;  // every block owns something
+  const int step = kernels.stage_bytes(c.slices);
+  const int fixed = 1024 + int4_batch::SplitKReduction<16>::kBarriers + kernels.slices_bytes(c.slices) +
+                    kernels.blocks_bytes(c.slices, c.cluster);
+  const int turns = int4_batch::stage_turns(c.slices), most = (c.shared_memory - int(sizeof(BlockWork)) - fixed) / step;
   w.depth = std::min(int4_batch::kMostDepth, most) / turns * turns;  // wgmma::Ring says why
   out.shared = fixed + w.depth * step;
   return w.depth >= 2;
@@ -105,13 +105,13 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
 
 bool int4_batch_takes(const Int4Linear& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
-  const bool groups = p.group_size == 32 || p.group_size == 64 || p.group_size % kUnitK == 0;
+  const bool groups = p.group_size == 32 || p.group_size == 64 || p.group_size % kTileK == 0;
   return groups && p.M <= most_rows(p.group_size) && p.type != Element::fp32 &&
-         (p.scale_type == p.type || p.scale_type == Element::fp32) && p.K % kUnitK == 0 && p.N % 8 == 0 && p.N < kMost &&
+         (p.scale_type == p.type || p.scale_type == Element::fp32) && p.K % kTileK == 0 && p.N % 8 == 0 && p.N < kMost &&
          p.K < kMost;
 }
 
-// By a model of the time: turns of so many steps.
+// By a model of the time: turns of so many stages.
 Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device) {
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const BatchFit& fit = fits_of(device).int4_batch;
@@ -120,7 +120,7 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
   const Instance kernels = instance(p, BatchConfig{cost.tokens});
   Choice<BatchConfig> best;
   for (int slices = 1; slices <= 4; slices *= 2) {
-    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kUnitK, int4_batch::kPairUnits);
+    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kTileK, int4_batch::kPairKTiles);
     const double step = cost.step[log2_of(slices)], turn = fit.turn + fit.turn_row * cost.tokens;
     for (const int cluster : {1, 2}) {
       const auto config = [&](int64_t blocks) {
@@ -131,8 +131,8 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
       Launch l;
       if (cluster == 1 || !lay_out(p, c, kernels, l)) c = config(even_blocks(tiles, cluster, sms));
       if (!lay_out(p, c, kernels, l)) continue;
-      double time = fit.launches + ceil_div(l.walk.segments.whole_tiles, c.blocks) * (steps * step + turn);
-      if (rest_tiles(l.walk.segments) > 0)
+      double time = fit.launches + ceil_div(l.params.schedule.whole_tiles, c.blocks) * (steps * step + turn);
+      if (shared_tiles(l.params.schedule) > 0)
         time += ceil_div(steps, cluster) * step + turn + fit.cluster + fit.cluster_row * cost.tokens;
       best.consider(c, time);
     }
@@ -148,7 +148,7 @@ bool int4_batch_fits(const Int4Linear& p, const BatchConfig& c) {
 }
 
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
-  return static_cast<size_t>(ceil_div(p.K / kUnitK, int4_batch::kPairUnits)) * instance(p, c).pair_bytes;
+  return static_cast<size_t>(ceil_div(p.K / kTileK, int4_batch::kPairKTiles)) * instance(p, c).pair_bytes;
 }
 
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
@@ -156,11 +156,11 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   const Instance kernels = instance(p, c);
   Launch l;
   lay_out(p, c, kernels, l);
-  l.walk.x = static_cast<const char*>(workspace);
+  l.params.x = static_cast<const char*>(workspace);
   const int64_t rows = kBatchRows / c.slices, groups = p.K / p.group_size;
-  const int64_t scale_rows = kUnitK / kernels.sub * (l.walk.scale_units == 1 ? int4_batch::kPairUnits : 1);
+  const int64_t scale_rows = kTileK / kernels.sub * (l.params.scale_k_tiles == 1 ? int4_batch::kPairKTiles : 1);
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
-                    {kUnitK, rows});
+                    {kTileK, rows});
   const auto scale_map = [&](const void* data) {
     return TensorMap(map_type(p.scale_type), data, CU_TENSOR_MAP_SWIZZLE_NONE, {p.N, groups}, {p.N * kernels.scale_bytes},
                      {rows, scale_rows});
@@ -170,19 +170,19 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
 
   // Shared memory that the first kernel has no use for spreads its blocks: all of them on the few multiprocessors that the last
   // kernel leaves idle took 2 µs longer.
-  const int room = std::max<int>(c.shared_memory / ceil_div(l.walk.units, c.blocks) - kReserved, 0);
-  const Grid stage{static_cast<unsigned>(l.walk.units),
+  const int room = std::max<int>(c.shared_memory / ceil_div(l.params.k_tiles, c.blocks) - kReserved, 0);
+  const Grid stage{static_cast<unsigned>(l.params.k_tiles),
                    static_cast<unsigned>(c.tokens * 4),
                    static_cast<size_t>(room),
                    stream,
                    1,
                    Overlap::after_ours};
   const cudaError_t error =
-      launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.walk.M, p.K);
+      launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.params.M, p.K);
   if (error != cudaSuccess) return error;
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,
                       static_cast<unsigned>(c.cluster), Overlap::always};
-  return launch(kernels.multiply, multiply, w.map, scale.map, zero.map, l.walk);
+  return launch(kernels.multiply, multiply, w.map, scale.map, zero.map, l.params);
 }
 
 std::string int4_batch_instances() {

@@ -1,14 +1,15 @@
-// y[m, n] = sum_k x[m, k] (q[n, k] s[k/g, n] + z[k/g, n]) + bias[n] for a batch of up to 64 rows m on Hopper.
+// y[m, n] = sum_k x[m, k] (q[n, k] s[k/g, n] + z[k/g, n]) + bias[n] for a batch of up to 64 rows of x, on Hopper.
 //
-// The operands of int4_decode.cuh (nibbles as subnormal numbers, x scaled up by a power of two, scales applied to the sums of a
-// group) with the matrix engine of a warpgroup. There every warp reads x from shared memory for its 16 rows n; here the engine
-// reads it once for 64, and what that costs hardly grows with M. Measured without loads, in cycles that a quarter of a
-// multiprocessor spends on 1 KB of weights: 196, 229 and 334 for 16, 32 and 64 rows of x, where memory brings one in 220.
+// Operands are those of int4_decode.cuh (the subnormal trick, x scaled up by a power of two, scales applied to a group's sums),
+// but multiplied by wgmma. There every warp reads x from shared memory for its 16 output channels; here the tensor cores read it
+// once for 64, and the cost of that hardly grows with M. Measured without loads, in cycles of a quarter of a multiprocessor for 1
+// KB of weights: 196, 229 and 334 for 16, 32 and 64 rows of x, where memory delivers one in 220.
 //
-// A first kernel lays x out as the engine wants it: for each unit of 128 k and every 16 of them a matrix of 8 x 16-byte cores, k
-// permuted to the order of the nibbles. The second starts while the first runs. A block is four warpgroups, row groups of 64
-// rows n by slices of K; two threads of a fifth copy weights and x to a ring of shared memory. Where groups of rows do not come
-// out even over the blocks, pairs of blocks share the rest of them along K (segments.h).
+// Memory. A first kernel lays x out as wgmma reads it: for every 16 k of a k-tile of 128 k a matrix of 8 x 16-byte cores, k
+// permuted to the order of the nibbles. The second kernel starts while the first runs. Its block has four consumer warpgroups,
+// row groups of 64 output channels by k-splits (`slices`); two producer threads of a fifth copy weights and x to a ring of
+// stages. Where row groups do not come out even over the blocks, pairs of blocks share the last of them along K
+// (tile_scheduler.h).
 //
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
@@ -16,7 +17,7 @@
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode_ops.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
-#include "cuda/kernels/sm90a/segments.cuh"
+#include "cuda/kernels/sm90a/tile_scheduler.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
 
 namespace aoext::cuda::int4_batch {
@@ -30,82 +31,84 @@ using int4_decode::spread;
 using int4_decode::top_exponent;
 using int4_decode::word_k;
 
-constexpr int kUnitK = 128;  // k of a unit
-constexpr int kTileN = 16;   // rows n of a warp
-constexpr int kMath = 512;   // threads that multiply
+constexpr int kTileK = 128;  // k of a k-tile
+constexpr int kTileN = 16;   // output channels of a warp
+constexpr int kMath = 512;   // consumer threads
 constexpr int kMathWarps = kMath / 32;
-constexpr int kThreads = kMath + 128;                     // and some that copy: registers go to whole warpgroups
+constexpr int kThreads = kMath + 128;  // and the producers: setmaxnreg moves registers between whole warpgroups
 constexpr int kCopyRegisters = 32, kMathRegisters = 112;  // of a thread
 constexpr int kMostDepth = 12;
 
 __host__ __device__ constexpr int log2_of(int v) { return v > 1 ? 1 + log2_of(v / 2) : 0; }
 
-// Two units of x as the first kernel leaves them, each X' [k16][half][m][16 B], sums of x [sub][m], 2^-e.
+// Two k-tiles of x as the first kernel stores them, each X' [k16][half][m][16 B], sums of x [group][m], 2^-e.
 //
 // Zeros times sums of x take two multiply-adds for each sum of a lane, and as many loads for each pair of them. For 64 rows of x,
-// or several groups in a unit, they are a product of bfloat16 like the others. To it 16 bytes of numbers come for each m, behind
-// both units: three for a sum and a zero, [m][unit] or [unit][m][sub], or two where a unit has four sums.
-constexpr int kPairUnits = 2;
-template <int Sub, int kTokens>
+// or several groups in a k-tile, they are a product of bfloat16 by wgmma instead. Its operand has 16 bytes for each row of x,
+// behind both k-tiles: a sum as three bfloat16 and a zero, [m][k-tile] or [k-tile][m][group], or as two where a k-tile has four
+// groups.
+constexpr int kPairKTiles = 2;
+template <int Sub, int kBlockM>
 struct PairX {
-  static constexpr int kSubs = kUnitK / Sub;
-  static constexpr bool kMultipliesSums = kTokens == 64 || kSubs > 1;
-  static constexpr int kSlice = kTokens * 32;  // 16 k
-  static constexpr int kSums = kTokens * kUnitK * 2;
-  static constexpr int kBack = kSums + (kMultipliesSums ? 0 : kSubs * kTokens * 4);
-  static constexpr int kUnit = (kBack + 4 + 127) / 128 * 128;
-  static constexpr int kNumbers = kPairUnits * kUnit;                 // of sums
-  static constexpr int kUnitNumbers = kSubs == 1 ? 0 : kTokens * 16;  // from one unit's to the next
-  static constexpr int kSumNumbers = kSubs == 4 ? 4 : 8;              // bytes of a sum's
-  static constexpr int kBytes = kNumbers + (kMultipliesSums ? kTokens * 16 + kUnitNumbers : 0);
+  static constexpr int kSubs = kTileK / Sub;
+  static constexpr bool kMultipliesSums = kBlockM == 64 || kSubs > 1;
+  static constexpr int kSlice = kBlockM * 32;  // 16 k
+  static constexpr int kSums = kBlockM * kTileK * 2;
+  static constexpr int kBack = kSums + (kMultipliesSums ? 0 : kSubs * kBlockM * 4);
+  static constexpr int kKTileBytes = (kBack + 4 + 127) / 128 * 128;
+  static constexpr int kNumbers = kPairKTiles * kKTileBytes;           // of sums
+  static constexpr int kKTileNumbers = kSubs == 1 ? 0 : kBlockM * 16;  // from one k-tile's to the next
+  static constexpr int kSumNumbers = kSubs == 4 ? 4 : 8;               // bytes of one sum
+  static constexpr int kBytes = kNumbers + (kMultipliesSums ? kBlockM * 16 + kKTileNumbers : 0);
 };
 
-// A step in the ring, of two units: rows of 128 bytes, scales and zeros [unit][sub][row], x. Two slices have a unit each;
-// four take turns with steps, two at a time.
-__host__ __device__ constexpr int step_turns(int slices) { return slices == 4 ? 2 : 1; }
+// A stage, of two k-tiles: rows of 128 bytes, scales and zeros [k-tile][group][output channel], x. Two k-splits take a k-tile
+// each; four take the stages in turns, two at a time.
+__host__ __device__ constexpr int stage_turns(int slices) { return slices == 4 ? 2 : 1; }
 
-template <Element S, int Sub, int kTokens>
-struct Step {
+template <Element S, int Sub, int kBlockM>
+struct Stage {
   static constexpr int kScaleBytes = S == Element::fp32 ? 4 : 2;
-  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * kPairUnits * kUnitK / 2; }
+  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * kPairKTiles * kTileK / 2; }
   __host__ __device__ static constexpr int scales(int slices) {
-    return kBatchRows / slices * kPairUnits * (kUnitK / Sub) * kScaleBytes;
+    return kBatchRows / slices * kPairKTiles * (kTileK / Sub) * kScaleBytes;
   }
   __host__ __device__ static constexpr int x(int slices) { return weights(slices) + 2 * scales(slices); }
   __host__ __device__ static constexpr int bytes(int slices) {
-    return (x(slices) + PairX<Sub, kTokens>::kBytes + 1023) / 1024 * 1024;
+    return (x(slices) + PairX<Sub, kBlockM>::kBytes + 1023) / 1024 * 1024;
   }
 };
 
-struct Walk {
+struct Params {
   int64_t N;
-  const char* x;  // pairs of units, PairX
+  const char* x;  // pairs of k-tiles, PairX
   const void* bias;
   const float* row_scale;
   void* y;
   int M;
-  int scale_units;  // units of K that share a row of scales, where groups are longer than a unit; else 1
-  int slices_log2;  // of 4: the rest are row groups
+  int scale_k_tiles;  // k-tiles that share a scale, where groups are longer than a k-tile; else 1
+  int slices_log2;    // of 4 warpgroups; 4 / slices are row groups
   int cluster_log2;
-  int units;          // K / 128
-  int depth;          // of the ring
-  int bias_type;      // Element
-  Segments segments;  // tiles of all rows of a block, stages that are steps of the ring
+  int k_tiles;             // K / 128
+  int depth;               // of the ring
+  int bias_type;           // Element
+  TileScheduler schedule;  // tiles of all output channels of a block, whose k_tiles are stages of two
 };
 
-// Bytes of shared memory beside the ring: sums of slices on their way to the first, those of other blocks on their way to the one
-// that owns them, barriers.
-template <int kTokens>
-struct Meeting {
-  __host__ __device__ static constexpr int slices(int slices) { return (slices - 1) * (kMath / slices) * kTokens * 2; }
+// Bytes of shared memory beside the ring, for the split-K reductions: sums on their way from warpgroup to warpgroup, and from
+// block to block; barriers.
+template <int kBlockM>
+struct SplitKReduction {
+  __host__ __device__ static constexpr int slices(int slices) { return (slices - 1) * (kMath / slices) * kBlockM * 2; }
   __host__ __device__ static constexpr int blocks(int slices, int cluster) {
-    return (cluster - 1) * (kTokens / 4 / cluster) * (kMath / slices) * 8;
+    return (cluster - 1) * (kBlockM / 4 / cluster) * (kMath / slices) * 8;
   }
-  static constexpr int kFromCluster = 2 * kMostDepth * 8;  // behind those of the ring, what counts the other block's sums
+  static constexpr int kFromCluster = 2 * kMostDepth * 8;  // behind the ring's barriers, that of the other block's sums
   static constexpr int kBarriers = kFromCluster + 16;
 };
 
-__device__ __forceinline__ int thread_now() {  // what is computed of it stays where it is needed, out of the registers of loops
+__device__ __forceinline__ int
+thread_now() {  // volatile, so that what is computed from it does not occupy registers in the loops
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
@@ -113,27 +116,27 @@ __device__ __forceinline__ int thread_now() {  // what is computed of it stays w
 
 __device__ __forceinline__ void sync_math() { sync_threads_of(1, kMath); }
 
-// ---- Scales and zeros, and the numbers of bfloat16 that sums of x and zeros are sums of ----
+// ---- Scales and zeros, and sums of x and zeros as sums of bfloat16 ----
 
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) { return bits<uint32_t>(__floats2bfloat162_rn(low, high)); }
 
-// What the nearest of them lacks.
+// What remains after rounding to bfloat16.
 __device__ __forceinline__ float bf16_rest(float v) { return v - __bfloat162float(__float2bfloat16_rn(v)); }
 
-// Three of them, all that float32 holds, and a zero; of what is not finite, itself.
+// Three of them, which hold all of a float32, and a zero; what is not finite is kept as it is.
 __device__ __forceinline__ uint2 sum_numbers(float v) {
   const float second = isfinite(v) ? bf16_rest(v) : 0;
   return {bf16_pair(v, second), bf16_pair(bf16_rest(second), 0)};
 }
 
-// Of a lane's two rows n.
+// Of a lane's two output channels.
 template <Element X, Element S>
 class Affine {
  public:
   __device__ Affine(uint32_t scale, uint32_t zero) : scale_(load(scale)), zero_(load(zero)) {}
 
   __device__ float2 scale() const { return unpack(scale_); }
-  // Less the 8 scales that nibbles are over.
+  // Less 8 scales, since the operands are q + 8.
   __device__ float2 zero() const {
     const float2 a = scale(), z = unpack(zero_);
     return kOver ? float2{fmaf(-8.f, a.x, z.x), fmaf(-8.f, a.y, z.y)} : z;
@@ -173,13 +176,13 @@ class Affine {
   Pair scale_, zero_;
 };
 
-// ---- The first kernel: a block for a unit, a warp for 8 rows m, lane group g for row g. ----
+// ---- The first kernel: a block for a k-tile, a warp for 8 rows of x, the four lanes of group g for row g. ----
 
-template <Element X, int Sub, int kTokens>
-__global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
+template <Element X, int Sub, int kBlockM>
+__global__ void __launch_bounds__(kBlockM * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
   using Num = Number<X>;
-  using P = PairX<Sub, kTokens>;
-  start_next_kernel();  // the second, which reads and writes nothing before this one is over
+  using P = PairX<Sub, kBlockM>;
+  start_next_kernel();  // the second, which waits for this one before it reads or writes
   wait_for_last_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, m = warp * 8 + g;
   const bool mine = m < M;
@@ -188,26 +191,26 @@ __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, c
   uint4 v[4] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j)
-    if (mine) v[j] = *reinterpret_cast<const uint4*>(x + m * K + int64_t(blockIdx.x) * kUnitK + word_k<Sub>(t, j));
+    if (mine) v[j] = *reinterpret_cast<const uint4*>(x + m * K + int64_t(blockIdx.x) * kTileK + word_k<Sub>(t, j));
   __syncthreads();
   int shift = 0;
   if constexpr (!Num::kNormal) {
     const int exponent = top_exponent<Num>(v);
-    // Rows that hold an |x| of 2^121 or more, whose 2^-e no float holds, count as infinite and leave the others alone.
+    // Rows with an |x| of 2^121 or more, whose 2^-e no float holds, count as infinite and do not affect the others.
     constexpr int kMostExponent = Num::kTop + Num::kExponentBias - 6;
     if (t == 0 && exponent <= kMostExponent) atomicMax(&top_of_all, exponent);
     __syncthreads();
     shift = min(Num::kTop + Num::kExponentBias - top_of_all, Num::kMaxShift);
   }
   const uint32_t even = power_pair<Num>(shift), odd = power_pair<Num>(shift - 4);
-  const int in_pair = blockIdx.x % kPairUnits;
-  char* const pair = out + int64_t(blockIdx.x / kPairUnits) * P::kBytes;
-  char* const unit = pair + in_pair * P::kUnit;
+  const int in_pair = blockIdx.x % kPairKTiles;
+  char* const pair = out + int64_t(blockIdx.x / kPairKTiles) * P::kBytes;
+  char* const k_tile = pair + in_pair * P::kKTileBytes;
   float sum[4][4] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint4 b = arranged<Num>(v[j], even, odd, sum[j]);
-    auto* const to = reinterpret_cast<uint32_t*>(unit + 2 * j * P::kSlice + m * 16 + t * 4);
+    auto* const to = reinterpret_cast<uint32_t*>(k_tile + 2 * j * P::kSlice + m * 16 + t * 4);
     constexpr int kHalf = P::kSlice / 8;  // words
     to[0] = b.x, to[kHalf] = b.y, to[2 * kHalf] = b.z, to[3 * kHalf] = b.w;
   }
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, c
 #pragma unroll
       for (int j = s * 4 / P::kSubs; j < (s + 1) * 4 / P::kSubs; ++j) total += g & 1 ? sum[j][1] : sum[j][0];
       if constexpr (P::kMultipliesSums) {
-        char* const numbers = pair + P::kNumbers + in_pair * P::kUnitNumbers + m * 16;
+        char* const numbers = pair + P::kNumbers + in_pair * P::kKTileNumbers + m * 16;
         const uint2 v = sum_numbers(total * down);
         if constexpr (P::kSubs == 4)
           *reinterpret_cast<uint32_t*>(numbers + s * P::kSumNumbers) = v.x;
@@ -228,14 +231,14 @@ __global__ void __launch_bounds__(kTokens * 4) stage_kernel(const uint16_t* x, c
         const bool alone = P::kSubs == 1 && in_pair == 0 && blockIdx.x + 1 == gridDim.x;
         if (alone) *reinterpret_cast<uint2*>(numbers + P::kSumNumbers) = uint2{};  // which are multiplied by zeros
       } else {
-        reinterpret_cast<float*>(unit + P::kSums)[s * kTokens + m] = total * down;
+        reinterpret_cast<float*>(k_tile + P::kSums)[s * kBlockM + m] = total * down;
       }
     }
   }
-  if (threadIdx.x == 0) *reinterpret_cast<float*>(unit + P::kBack) = Num::kNormal ? 1.f : pow2(-Num::kUlp - shift);
+  if (threadIdx.x == 0) *reinterpret_cast<float*>(k_tile + P::kBack) = Num::kNormal ? 1.f : pow2(-Num::kUlp - shift);
 }
 
-// ---- The second: copying. One thread for weights and scales, one for x. ----
+// ---- The second kernel ----
 
 struct Ring {
   uint32_t base, full, empty;
@@ -243,44 +246,44 @@ struct Ring {
 };
 
 template <class Body>
-__device__ inline void each_step(const Walk& p, const Rest& rest, const Ring& ring, Body&& body) {
+__device__ inline void for_each_stage(const Params& p, const BlockWork& block_work, const Ring& ring, Body&& body) {
   int place = 0;
   uint32_t parity = 1;
-  each_segment<false>(p.segments, rest, [&](const Segment& segment) {
-    const int end = (segment.first_stage + segment.stages) * kPairUnits;
+  for_each_work</*kStreamK=*/false>(p.schedule, block_work, [&](const WorkTile& work) {
+    const int end = (work.first_k_tile + work.k_tiles) * kPairKTiles;
 #pragma unroll 1
-    for (int unit = segment.first_stage * kPairUnits; unit < end; unit += kPairUnits) {
+    for (int k_tile = work.first_k_tile * kPairKTiles; k_tile < end; k_tile += kPairKTiles) {
       barrier_wait(ring.empty + 8 * place, parity);
-      body(segment.tile, unit, ring.base + place * ring.bytes, ring.full + 8 * place);
+      body(work.tile, k_tile, ring.base + place * ring.bytes, ring.full + 8 * place);
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
   });
 }
 
-template <Element X, Element S, int Sub, int kTokens>
+template <Element X, Element S, int Sub, int kBlockM>
 __global__ void __launch_bounds__(kThreads, 1)
     int4_batch_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap scale_map,
-                      const __grid_constant__ CUtensorMap zero_map, const __grid_constant__ Walk p) {
+                      const __grid_constant__ CUtensorMap zero_map, const __grid_constant__ Params p) {
   using Num = Number<X>;
   using T = typename Num::type;
-  using L = Step<S, Sub, kTokens>;
-  using P = PairX<Sub, kTokens>;
-  using Meet = Meeting<kTokens>;
-  constexpr int kSubs = P::kSubs, kOctets = kTokens / 8;
+  using L = Stage<S, Sub, kBlockM>;
+  using P = PairX<Sub, kBlockM>;
+  using Reduction = SplitKReduction<kBlockM>;
+  constexpr int kSubs = P::kSubs, kOctets = kBlockM / 8;
   extern __shared__ uint8_t unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
   Ring ring;
-  ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);  // so that loops don't compute it again
+  ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);  // so that loops do not recompute it
   ring.bytes = L::bytes(slices), ring.depth = p.depth;
   ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
-  const uint32_t from_cluster = ring.full + Meet::kFromCluster;
-  const uint32_t from_slices = ring.full + Meet::kBarriers, from_blocks = from_slices + Meet::slices(slices);
+  const uint32_t from_cluster = ring.full + Reduction::kFromCluster;
+  const uint32_t from_slices = ring.full + Reduction::kBarriers, from_blocks = from_slices + Reduction::slices(slices);
   const int warp = warp_index(), lane = threadIdx.x % 32;
   const int rows = kBatchRows >> p.slices_log2;
-  const int turns = step_turns(slices);
+  const int turns = stage_turns(slices);
   const int zeros = L::scales(slices), step_x = L::x(slices);
-  const int octet_bytes = (kMath >> p.slices_log2) * 16;  // sums of all lanes of a slice
+  const int octet_bytes = (kMath >> p.slices_log2) * 16;  // sums of all lanes of a k-split
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.depth; ++i)
@@ -290,7 +293,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_fence();
   }
   if (threadIdx.x == kMath) {
-    rest.find(p.segments);
+    block_work.find(p.schedule);
     prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
   }
   __syncthreads();
@@ -299,19 +302,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kMathWarps) {
     release_registers<kCopyRegisters>();
     if (threadIdx.x == kMath) {
-      const int copies = p.scale_units == 1 ? 1 : kPairUnits;  // of scales: at once where every unit has rows of its own
-      // The first weights to L2 while the first kernel runs; more of them would delay what that reads.
-      const Segment early = first_segment(p.segments, rest);
-      for (int i = 0; i < min(early.stages, turns); ++i)
-        prefetch_tile(&w_map, (early.first_stage + i) * kPairUnits * (kUnitK / 2), early.tile * rows);
+      const int copies = p.scale_k_tiles == 1 ? 1 : kPairKTiles;  // of scales: one where every k-tile has scales of its own
+      // The first weights into L2 while the first kernel runs; more of them would delay what that kernel reads.
+      const WorkTile early = first_work(p.schedule, block_work);
+      for (int i = 0; i < min(early.k_tiles, turns); ++i)
+        prefetch_tile(&w_map, (early.first_k_tile + i) * kPairKTiles * (kTileK / 2), early.tile * rows);
       wait_for_last_kernel();
-      each_step(p, rest, ring, [&](int tile, int unit, uint32_t to, uint32_t arrived) {
+      for_each_stage(p, block_work, ring, [&](int tile, int k_tile, uint32_t to, uint32_t arrived) {
         const int row = tile * rows;
         barrier_expect(arrived, step_x);
-        copy_tile(to, &w_map, arrived, unit * (kUnitK / 2), row);
+        copy_tile(to, &w_map, arrived, k_tile * (kTileK / 2), row);
 #pragma unroll 1
         for (int i = 0; i < copies; ++i) {
-          const int scale_row = copies == 1 ? unit * kSubs : (unit + i) / p.scale_units;
+          const int scale_row = copies == 1 ? k_tile * kSubs : (k_tile + i) / p.scale_k_tiles;
           const uint32_t scales = to + L::weights(slices) + i * rows * kSubs * L::kScaleBytes;
           copy_tile(scales, &scale_map, arrived, row, scale_row);
           copy_tile(scales + zeros, &zero_map, arrived, row, scale_row);
@@ -320,9 +323,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (threadIdx.x == kMath + 32) {
       wait_for_last_kernel();
       start_next_kernel();
-      each_step(p, rest, ring, [&](int, int unit, uint32_t to, uint32_t arrived) {
+      for_each_stage(p, block_work, ring, [&](int, int k_tile, uint32_t to, uint32_t arrived) {
         barrier_expect(arrived, P::kBytes);
-        copy_bytes(to + step_x, p.x + int64_t(unit / kPairUnits) * P::kBytes, arrived, P::kBytes);
+        copy_bytes(to + step_x, p.x + int64_t(k_tile / kPairKTiles) * P::kBytes, arrived, P::kBytes);
       });
     }
     __syncwarp();
@@ -333,37 +336,37 @@ __global__ void __launch_bounds__(kThreads, 1)
   claim_registers<kMathRegisters>();
   const int g = lane >> 2, t = lane & 3;
   const int slice = warp / 4 & (slices - 1), row_group = warp / 4 >> p.slices_log2, turn = slice / 2;
-  const int tile_row = row_group * 64 + warp % 4 * kTileN;  // this warp's first in the block
+  const int tile_row = row_group * 64 + warp % 4 * kTileN;  // this warp's first output channel in the block
 
-  // This lane's rows n of the tile, in an order that lets lanes 0 to 7 read other banks of the ring, whose rows of 128 bytes the
-  // copy engine swizzles.
-  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slice % 2;  // unit of a step
+  // This lane's output channels of the tile, in an order in which lanes 0 to 7 read different banks of a stage, whose rows of 128
+  // bytes are swizzled.
+  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slice % 2;  // k-tile of a stage
   const uint32_t my_weights = ((tile_row + row) * 8 + ((first * 4 + t) ^ (row & 7))) * 16;
   const uint32_t my_scales = L::weights(slices) + (first * kSubs * rows + tile_row + row) * L::kScaleBytes;
-  const uint32_t my_x = step_x + first * P::kUnit, my_numbers = step_x + P::kNumbers + first * P::kUnitNumbers;
-  const uint32_t mine = t / 2 == first ? ~0u : 0;  // lanes that have zeros of this slice's first unit
+  const uint32_t my_x = step_x + first * P::kKTileBytes, my_numbers = step_x + P::kNumbers + first * P::kKTileNumbers;
+  const uint32_t mine = t / 2 == first ? ~0u : 0;  // lanes that have the zeros of this k-split's first k-tile
   const int own_units = slices == 1 ? 2 : 1;
 
   float y[kOctets][4];
-  auto& sums = reinterpret_cast<float (&)[kTokens / 2]>(y);
+  auto& sums = reinterpret_cast<float (&)[kBlockM / 2]>(y);
   const auto compute = [&](uint32_t weights, uint32_t scales, uint32_t x_unit, uint32_t x_numbers, uint32_t mine) {
-    uint4 upper = load_shared_16(weights), lower = load_shared_16(weights ^ (128 + 16));  // 1024-byte aligned steps
+    uint4 upper = load_shared_16(weights), lower = load_shared_16(weights ^ (128 + 16));  // stages are 1024-byte aligned
     spread<Sub>(upper, t), spread<Sub>(lower, t);
     const uint32_t w[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
     // Cores of 8 m by 16 bytes: the other half of 16 k is half a slice away, the next 8 m 128 bytes.
     const uint64_t x = matrix_descriptor(x_unit, P::kSlice / 2, 128);
     const float back = __uint_as_float(load_shared_word(x_unit + P::kBack));
-    // Of 16 k that are the same 8 twice a unit, or a group of it, has those of one lane or two.
+    // 16 k of the instruction, 8 twice: a k-tile, or a group of it, has those of one lane or two.
     const auto multiply_sums = [&] {
       const uint32_t of_lane = scales + t * kSubs / 4 * rows * L::kScaleBytes;
       uint32_t z[4];
       Affine<X, S>(of_lane, of_lane + zeros).zero_numbers(z, kSubs == 1 ? mine : ~0u);
       wgmma_fence();
-      Wgmma<kTokens>::multiply(__nv_bfloat16(), sums, z, matrix_descriptor(x_numbers, 0, 128), true);
+      Wgmma<kBlockM>::multiply(__nv_bfloat16(), sums, z, matrix_descriptor(x_numbers, 0, 128), true);
       wgmma_commit();
     };
     if constexpr (kSubs > 1) multiply_sums();
-    float acc[kTokens / 2];
+    float acc[kBlockM / 2];
     uint32_t even[2][4], odd[2][4];
 #pragma unroll
     for (int s = 0; s < kSubs; ++s) {
@@ -371,8 +374,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = s * 4 / kSubs; j < (s + 1) * 4 / kSubs; ++j) {
         operands<Num>(w[0][j], w[1][j], even[j % 2], odd[j % 2]);
         wgmma_fence();
-        Wgmma<kTokens>::multiply(T(), acc, even[j % 2], x + (2 * j * P::kSlice >> 4), j > s * 4 / kSubs);
-        Wgmma<kTokens>::multiply(T(), acc, odd[j % 2], x + ((2 * j + 1) * P::kSlice >> 4), true);
+        Wgmma<kBlockM>::multiply(T(), acc, even[j % 2], x + (2 * j * P::kSlice >> 4), j > s * 4 / kSubs);
+        Wgmma<kBlockM>::multiply(T(), acc, odd[j % 2], x + ((2 * j + 1) * P::kSlice >> 4), true);
         wgmma_commit();
         if (j + 1 < (s + 1) * 4 / kSubs) wgmma_wait<1>();
       }
@@ -384,13 +387,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         if constexpr (kSubs == 1) multiply_sums();
         wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) sums[i] = fmaf(i & 2 ? a.y : a.x, acc[i], sums[i]);
+        for (int i = 0; i < kBlockM / 2; ++i) sums[i] = fmaf(i & 2 ? a.y : a.x, acc[i], sums[i]);
       } else {
         const float2 z = affine.zero();
         wgmma_wait<0>();
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) {
-          const float2 sum = load_shared_pair(x_unit + P::kSums + 2 * t * 4 + (s * kTokens + o * 8) * 4);  // of m, of m + 1
+          const float2 sum = load_shared_pair(x_unit + P::kSums + 2 * t * 4 + (s * kBlockM + o * 8) * 4);  // of m, of m + 1
           y[o][0] = fmaf(z.x, sum.x, fmaf(a.x, acc[o * 4], y[o][0]));
           y[o][1] = fmaf(z.x, sum.y, fmaf(a.x, acc[o * 4 + 1], y[o][1]));
           y[o][2] = fmaf(z.y, sum.x, fmaf(a.y, acc[o * 4 + 2], y[o][2]));
@@ -400,20 +403,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
 
-  // y of a group of tiles to memory. A lane's sums are of octets of m, of which each block of a pair owns half, and each slice a
-  // part of that, or the first ones alone where octets are few. They go to the owner's slice first, from there to the same lane
-  // of the owner block. All of this runs once a tile: what it takes is reading its instructions, so it should have few.
+  // The split-K reductions of a tile, and y. A lane has sums of octets of rows of x. Each block of a pair owns half of the
+  // octets, and each k-split a part of that, or only the first ones do where octets are few. Sums go to the owning k-split first,
+  // from there to the same lane of the owning block. This runs once a tile, so its time is that of fetching instructions: it
+  // should have few.
   const int block_log2 = log2_of(kOctets) - p.cluster_log2;  // of a block's octets
   const int slice_log2 = max(block_log2 - p.slices_log2, 0);
   const auto block_of = [&](int o) { return o >> block_log2; };
   const auto in_block = [&](int o) { return o & ((1 << block_log2) - 1); };
   const auto slice_of = [&](int o) { return in_block(o) >> slice_log2; };
   bool again = false;
-  const auto finish = [&](const Segment& segment) {
-    const bool shared = segment.stages < p.segments.stages;
+  const auto finish = [&](const WorkTile& work) {
+    const bool shared = work.k_tiles < p.schedule.k_tiles;
     const int index = thread_now(), thread = index / 128 >> p.slices_log2 << 7 | index % 128;  // among those of a slice
     if (slices > 1) {
-      // A slice's octets for the next slices, in their order.
+      // A k-split's octets for the next ones, in their order.
       const uint32_t slots = from_slices + thread * 16;
       const auto slot = [&](int distance, int o) { return slots + ((distance - 1) * kOctets + o) * octet_bytes; };
       if (again) sync_math();  // what was there has been read
@@ -439,7 +443,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (slice_of(o) == slice && block_of(o) != rank) store_remote(there + in_block(o) * octet_bytes, counts, y[o]);
       barrier_wait_cluster(from_cluster, 0);
     }
-    const int64_t n = static_cast<int64_t>(segment.tile) * rows + tile_row + row;
+    const int64_t n = static_cast<int64_t>(work.tile) * rows + tile_row + row;
     if (n >= p.N) return;
     const auto bias_type = static_cast<Element>(p.bias_type);
     const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
@@ -462,26 +466,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (cluster > 1) cluster_wait();  // the other has started
   int place = 0;
   uint32_t parity = 0;
-  each_segment<false>(p.segments, rest, [&](const Segment& segment) {
+  for_each_work</*kStreamK=*/false>(p.schedule, block_work, [&](const WorkTile& work) {
 #pragma unroll
     for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
 #pragma unroll 1
-    for (int i = 0; i < segment.stages; ++i) {
+    for (int i = 0; i < work.k_tiles; ++i) {
       if ((i & (turns - 1)) == turn) {
         const uint32_t step = ring.base + place * ring.bytes;
-        const int unit = (segment.first_stage + i) * kPairUnits + first;
+        const int k_tile = (work.first_k_tile + i) * kPairKTiles + first;
         barrier_wait(ring.full + 8 * place, parity);
 #pragma unroll 1
         for (int h = 0; h < own_units; ++h)
-          if (unit + h < p.units)
+          if (k_tile + h < p.k_tiles)
             compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
-                    step + my_x + h * P::kUnit, step + my_numbers + h * P::kUnitNumbers, h == 0 ? mine : ~mine);
+                    step + my_x + h * P::kKTileBytes, step + my_numbers + h * P::kKTileNumbers, h == 0 ? mine : ~mine);
         __syncwarp();
         if (arrives(lane)) barrier_arrive(ring.empty + 8 * place);
       }
       if (++place == ring.depth) place = 0, parity ^= 1;
     }
-    finish(segment);
+    finish(work);
   });
 }
 

@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kStage = 256;  // of K, whatever the scales are
 
-constexpr wgmma::TileShapes<wgmma::TilesOf<192, 96, 128>, wgmma::TilesOf<128, 32, 64, 96, 128, 192, 256>,
-                            wgmma::TilesOf<64, 32, 64, 128, 256>>
+constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/96, 128>,
+                            wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 64, 96, 128, 192, 256>,
+                            wgmma::TilesOf</*block_n=*/64, /*block_m=*/32, 64, 128, 256>>
     kShapes;
 
 // The group size that the kernel counts with: one group, which may have any, is as long as all stages are.
@@ -35,7 +36,7 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspa
   return wgmma::with_tile(kShapes, config, [&](auto shape) {
     using Weights = wgmma::Int4Weights<T, S, kScaleChunks, decltype(shape)>;
     static_assert(Weights::kStage == kStage);
-    return wgmma::launch_weight_only<T, shape.kTokens>(p, Weights{static_cast<int>(group_size)}, {lines.map, scale.map, zero.map},
+    return wgmma::launch_weight_only<T, shape.kBlockM>(p, Weights{static_cast<int>(group_size)}, {lines.map, scale.map, zero.map},
                                                        epilogue, config, workspace, stream);
   });
 }
@@ -59,8 +60,7 @@ void for_each_instance(F&& f) {
   for (const Element type : {Element::bf16, Element::fp16})
     for (const Element scale : {type, Element::fp32})
       for (const int chunks : {1, 2, 4})
-        wgmma::for_each_shape(kShapes,
-                              [&](auto shape) { f(Key{int(type), int(scale), chunks, shape.kTileRows, shape.kTokens}); });
+        wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(scale), chunks, shape.kBlockN, shape.kBlockM}); });
 }
 
 Key key_of(const Int4Linear& p, const WgmmaConfig& c) {

@@ -14,7 +14,7 @@ struct Format;
 template <>
 struct Format<__nv_bfloat16> {
   using Pair = __nv_bfloat162;
-  static constexpr uint32_t kMagic = 0x43084308;  // 128, of which a nibble makes 128 + 8 + q
+  static constexpr uint32_t kMagic = 0x43084308;  // 128: with a nibble in its low bits it is 128 + 8 + q
   static constexpr float kOffset = 136;
   __device__ static Pair both(float v) { return __float2bfloat162_rn(v); }
   __device__ static float2 floats(Pair v) { return __bfloat1622float2(v); }
@@ -64,24 +64,24 @@ struct Affine<T, float> {
   }
 };
 
-// A byte of two nibbles as a pair of x's type. The multiplication puts the odd k at bit 16, on another pipe than the
-// logic, of which a byte needs one operation: integer logic runs at half the rate of everything else here.
+// A byte of two nibbles as a pair of x's type. The multiplication moves the odd k to bit 16, on another pipe than logic
+// operations, which run at half the rate of everything else here; a byte needs one of those.
 template <class T, class A>
 __device__ inline uint32_t dequantise(uint32_t byte, const A& affine) {
   return affine(and_xor<0x000F000F, Format<T>::kMagic>(byte * 0x1001));
 }
 
-// Scales and zeros are of x's type or float32, and loaded once for kScaleChunks chunks, which groups have at least.
+// S: type of scales and zeros, x's or float32. kScaleChunks: chunks of 32 k for which they are loaded once; a group has no fewer.
 template <class T, class S, int kScaleChunks, class Shape>
 struct Int4Weights {
-  static constexpr int kTileRows = Shape::kTileRows, kLinesBytes = kTileRows * kLine;
-  static constexpr int kStage = 256;                                       // of K
-  static constexpr int kMostGroups = 8;                                    // in a stage: groups of 32
-  static constexpr int kZeros = kMostGroups * kTileRows * int(sizeof(S));  // where they begin, after the scales
+  static constexpr int kBlockN = Shape::kBlockN, kLinesBytes = kBlockN * kLine;
+  static constexpr int kStage = 256;                                     // of K
+  static constexpr int kMostGroups = 8;                                  // in a stage: groups of 32
+  static constexpr int kZeros = kMostGroups * kBlockN * int(sizeof(S));  // where they begin, after the scales
   static constexpr int kExtraBytes = 2 * kZeros;
   static constexpr int kNarrowStages = 4;
-  // Two, for rounds of two stages, where x has room for two as well and scales leave registers for it.
-  static constexpr int kWideStages = Shape::kTokens <= 128 && (kScaleChunks > 1 || sizeof(S) == 2) ? 2 : 3;
+  // Two, for loops over two stages, where x has room for two as well and scales leave registers for it.
+  static constexpr int kWideStages = Shape::kBlockM <= 128 && (kScaleChunks > 1 || sizeof(S) == 2) ? 2 : 3;
   static constexpr int kMostCluster = 2;
 
   struct Maps {
@@ -94,37 +94,37 @@ struct Int4Weights {
   class Copies {
    public:
     __device__ Copies(const Int4Weights& w, const Maps& maps)
-        : maps_(maps), groups_(max(kStage / w.group_size, 1)), stages_(max((w.group_size + kStage - 1) / kStage, 1)) {}
+        : maps_(maps), groups_(max(kStage / w.group_size, 1)), k_tiles_(max((w.group_size + kStage - 1) / kStage, 1)) {}
 
-    __device__ uint32_t bytes() const { return kLinesBytes + 2 * groups_ * kTileRows * sizeof(S); }
+    __device__ uint32_t bytes() const { return kLinesBytes + 2 * groups_ * kBlockN * sizeof(S); }
 
-    __device__ void start(int row, int stage) {
-      row_ = row, k_ = stage * kLine, scale_row_ = stage / stages_ * groups_, in_group_ = stage % stages_;
+    __device__ void start(int n, int k_tile) {
+      n_ = n, k_ = k_tile * kLine, scale_row_ = k_tile / k_tiles_ * groups_, in_group_ = k_tile % k_tiles_;
     }
 
     __device__ void prefetch() {
-      prefetch_tile(&maps_.lines, k_, row_);
-      prefetch_tile(&maps_.scale, row_, scale_row_);
-      prefetch_tile(&maps_.zero, row_, scale_row_);
+      prefetch_tile(&maps_.lines, k_, n_);
+      prefetch_tile(&maps_.scale, n_, scale_row_);
+      prefetch_tile(&maps_.zero, n_, scale_row_);
       advance();
     }
 
     __device__ void copy(uint32_t lines, uint32_t extra, uint32_t arrived) {
-      copy_tile(lines, &maps_.lines, arrived, k_, row_);
-      copy_tile(extra, &maps_.scale, arrived, row_, scale_row_);
-      copy_tile(extra + kZeros, &maps_.zero, arrived, row_, scale_row_);
+      copy_tile(lines, &maps_.lines, arrived, k_, n_);
+      copy_tile(extra, &maps_.scale, arrived, n_, scale_row_);
+      copy_tile(extra + kZeros, &maps_.zero, arrived, n_, scale_row_);
       advance();
     }
 
    private:
     __device__ void advance() {
       k_ += kLine;
-      if (++in_group_ == stages_) in_group_ = 0, scale_row_ += groups_;
+      if (++in_group_ == k_tiles_) in_group_ = 0, scale_row_ += groups_;
     }
 
     const Maps& maps_;
-    int groups_, stages_;  // groups in a stage, stages in a group: one of them is 1
-    int row_, k_, scale_row_, in_group_;
+    int groups_, k_tiles_;  // groups in a k-tile, k-tiles in a group: one of them is 1
+    int n_, k_, scale_row_, in_group_;
   };
 
   // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment: bytes t and t + 4 of its 8. The four read them from one
@@ -147,8 +147,8 @@ struct Int4Weights {
         lower_[i] = load_shared_byte(at + 4 * i + 8 * kLine);
       }
       if (own_chunk<kWays>(c) % kScaleChunks == 0) {
-        const uint32_t from = scale_ + ring.slot() * kExtraBytes +
-                              ((own_chunk<kWays>(c) + 2 * way_) >> group_shift_) * (kTileRows * int(sizeof(S)));
+        const uint32_t from =
+            scale_ + ring.slot() * kExtraBytes + ((own_chunk<kWays>(c) + 2 * way_) >> group_shift_) * (kBlockN * int(sizeof(S)));
         constexpr uint32_t kRow8 = 8 * sizeof(S);
         upper_affine_.scale = Affine<T, S>::load(from), upper_affine_.zero = Affine<T, S>::load(from + kZeros);
         lower_affine_.scale = Affine<T, S>::load(from + kRow8), lower_affine_.zero = Affine<T, S>::load(from + kRow8 + kZeros);
@@ -171,7 +171,7 @@ struct Int4Weights {
   };
 };
 
-// What ends a sum: the bias.
+// The epilogue: the bias.
 template <class T>
 struct Biased {
   using Sum = float;
@@ -185,7 +185,7 @@ struct Biased {
   int M, N;
 
   __device__ float channel(int n) const { return bias == nullptr || n >= N ? 0 : load_float(bias, n, bias_type); }
-  __device__ Nothing token(int) const { return {}; }
+  __device__ Nothing row(int) const { return {}; }
   __device__ float operator()(float sum, Nothing, float bias) const { return sum + bias; }
 };
 

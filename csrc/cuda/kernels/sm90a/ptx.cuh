@@ -1,4 +1,4 @@
-// Hopper's own vocabulary: the bulk tensor copy engine, distributed shared memory, products of a warpgroup.
+// Hopper's own instructions: bulk tensor copies, distributed shared memory, products of a warpgroup.
 #pragma once
 
 #include <cuda.h>
@@ -20,7 +20,7 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
                : "memory");
 }
 
-// Policies of L2 (what createpolicy makes): memory that is read once gives way to other.
+// Cache hints for L2 (as createpolicy makes them): what is read once is evicted first.
 constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000;
 
 __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, uint64_t policy) {
@@ -57,7 +57,7 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// Tells another block that reads are over. (What a thread wrote is not ordered by it: see cluster_arrive_initialised.)
+// Tells another block that this one has finished reading. (It does not order writes: see cluster_arrive_initialised.)
 __device__ inline void barrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -71,8 +71,8 @@ __device__ inline void store_remote(uint32_t address, uint32_t barrier, const fl
 
 // ---- Warps ----
 
-// This thread's, as the compiler knows to be the same for all of its lanes: what depends on it is computed once for the warp, and
-// descriptors of matrices, which are, need no way back from lanes.
+// This thread's warp. The compiler knows it to be uniform: what depends on it is computed once for the warp, and descriptors of
+// matrices, which must be uniform, need no broadcast.
 __device__ inline int warp_index() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }
 
 // ---- Matrix products of a warpgroup (wgmma.cuh) ----
@@ -92,7 +92,7 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// ---- Registers: what one warpgroup gives back, another may claim. ----
+// ---- Registers: what one warpgroup releases, another may claim. ----
 
 template <int kRegisters>
 __device__ inline void release_registers() {

@@ -12,41 +12,41 @@
 namespace aoext::cuda {
 namespace {
 
-constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
+constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));  // of a multiprocessor, less what one block costs
 
-Segments segments(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::segments_of(p.M, p.N, p.K, c); }
+TileScheduler schedule(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::schedule_of(p.M, p.N, p.K, c); }
 
-// Rows of the kernel that multiplies such tiles, the fewest that hold them; 0 where none does.
-constexpr int height(int rows, bool turned) {
+// BLOCK_N of the kernel that multiplies tiles of so many output channels, the least that holds them; 0 where none does.
+constexpr int height(int tile_n, bool x_left) {
   for (const int most : {64, 80, 96, 128, 160, 192})
-    if (rows <= most && wgmma::is_turned(most) == turned) return most;
+    if (tile_n <= most && wgmma::is_x_left(most) == x_left) return most;
   return 0;
 }
 
 // As many stages as fit.
-template <class Output, int kRows, int kTokens>
+template <class Output, int kBlockN, int kBlockM>
 constexpr int stages() {
-  using Empty = wgmma::RowwiseLayout<Output, kRows, kTokens, 0>;
+  using Empty = wgmma::RowwiseLayout<Output, kBlockN, kBlockM, 0>;
   return (kSharedMemory - Empty::kBytes) / (Empty::kStage + 16) / Empty::kTurns * Empty::kTurns;
 }
 
-template <Element kType, class Output, int kRows, int kTokens>
+template <Element kType, class Output, int kBlockN, int kBlockM>
 cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream_t stream) {
-  constexpr int kStages = stages<Output, kRows, kTokens>();
-  using L = wgmma::RowwiseLayout<Output, kRows, kTokens, kStages>;
-  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kRows, kTokens, kStages>;
+  constexpr int kStages = stages<Output, kBlockN, kBlockM>();
+  using L = wgmma::RowwiseLayout<Output, kBlockN, kBlockM, kStages>;
+  const auto kernel = wgmma::rowwise_wgmma<kType, Output, kBlockN, kBlockM, kStages>;
 
-  wgmma::RowwiseArguments a{};
+  wgmma::RowwiseParams a{};
   a.p = p;
-  a.tiles = {static_cast<int>(ceil_div(p.N, config.rows)), static_cast<int>(ceil_div(p.M, kTokens))};
-  a.rows = config.rows;
-  a.segments = segments(p, config);
-  a.copy_tokens = wgmma::copy_tokens(p.M, kTokens);
-  a.w_policy = a.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
+  a.tiles = {static_cast<int>(ceil_div(p.N, config.rows)), static_cast<int>(ceil_div(p.M, kBlockM))};
+  a.tile_n = config.rows;
+  a.schedule = schedule(p, config);
+  a.copy_rows = wgmma::copy_rows(p.M, kBlockM);
+  a.w_policy = a.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
   };
-  const TensorMap x = map(p.x, p.M, a.copy_tokens), w = map(p.weight, p.N, config.rows);
+  const TensorMap x = map(p.x, p.M, a.copy_rows), w = map(p.weight, p.N, config.rows);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
   const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
@@ -55,21 +55,21 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream
 }
 
 // Tiles of 256 rows of x are not for float8 to fp16, whose sums the engine keeps for 64 k alone.
-constexpr bool has_tile(Element type, Element output, int rows, int tokens) {
-  return tokens < 256 || (rows == wgmma::kRows && (type == Element::int8 || output == Element::bf16));
+constexpr bool has_tile(Element type, Element output, int block_n, int block_m) {
+  return block_m < 256 || (block_n == wgmma::kPairN && (type == Element::int8 || output == Element::bf16));
 }
 
 // Tiles that there are kernels for: rows of w, or fewer, by rows of x.
-template <int kRowsOfW, int kTokensOfX>
+template <int block_n, int block_m>
 struct Tile {
-  static constexpr int kRows = kRowsOfW, kTokens = kTokensOfX;
-  static bool is_of(const WgmmaConfig& c) { return height(c.rows, c.turned) == kRows && c.tokens == kTokens; }
+  static constexpr int kBlockN = block_n, kBlockM = block_m;
+  static bool is_of(const WgmmaConfig& c) { return height(c.rows, c.turned) == kBlockN && c.tokens == kBlockM; }
 };
 
 // f(Tile{}) for each of them.
 template <class F>
 void for_each_tile(F&& f) {
-  const auto call = [&](auto... tiles) { (f(tiles), ...); };
+  const auto call = [&](auto... tiles) { (f(tiles), ...); };  // Tile<block_n, block_m>
   call(Tile<64, 32>(), Tile<64, 64>(), Tile<64, 128>(), Tile<80, 128>(), Tile<96, 128>(), Tile<160, 128>(), Tile<192, 128>(),
        Tile<128, 32>(), Tile<128, 64>(), Tile<128, 128>(), Tile<128, 256>());
 }
@@ -81,8 +81,8 @@ cudaError_t launch_tile(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream
   cudaError_t error = cudaErrorInvalidValue;
   for_each_tile([&](auto tile) {
     using T = decltype(tile);
-    if constexpr (has_tile(kType, kOutput, T::kRows, T::kTokens))
-      if (T::is_of(c)) error = launch<kType, Output, T::kRows, T::kTokens>(p, c, stream);
+    if constexpr (has_tile(kType, kOutput, T::kBlockN, T::kBlockM))
+      if (T::is_of(c)) error = launch<kType, Output, T::kBlockN, T::kBlockM>(p, c, stream);
   });
   return error;
 }
@@ -107,7 +107,7 @@ void for_each_instance(F&& f) {
     for (const Element output : {Element::bf16, Element::fp16, Element::fp32})
       if (output != Element::fp32 || type == Element::int8)
         for_each_tile([&](auto tile) {
-          if (has_tile(type, output, tile.kRows, tile.kTokens)) f(Key{int(type), int(output), tile.kRows, tile.kTokens});
+          if (has_tile(type, output, tile.kBlockN, tile.kBlockM)) f(Key{int(type), int(output), tile.kBlockN, tile.kBlockM});
         });
 }
 
@@ -122,7 +122,7 @@ WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device) {
   return wgmma::choose_tiles(
       {p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device,
       [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.tokens); },
-      [](const auto& tile) { return !wgmma::is_turned(tile.height); });
+      [](const auto& tile) { return !wgmma::is_x_left(tile.height); });
 }
 
 bool rowwise_wgmma_takes(const RowwiseLinear& p) {
@@ -135,10 +135,10 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
 
 bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
   bool tile = false;
-  for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kRows, t.kTokens)); });
+  for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kBlockN, t.kBlockM)); });
   if (!tile || c.rows < 16 || c.rows % 16 != 0 || c.ranges != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1) return false;
-  const Segments s = segments(p, c);
-  return shares_fit(s, c.blocks) && !(c.turned && s.whole_tiles < s.tiles);
+  const TileScheduler s = schedule(p, c);
+  return schedule_fits(s, c.blocks) && !(c.turned && s.whole_tiles < s.tiles);
 }
 
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {

@@ -1,21 +1,21 @@
 // 8-bit products on Hopper: y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale[M] · scale[N] + bias[N], x and w both int8, e4m3 or e5m2.
 //
-// What it computes with. wgmma takes both operands from shared memory as the copy engine brought them. w is the left one: a
-// warpgroup multiplies 64 rows by up to 256 rows of x, so y comes transposed, and few rows of x still fill the instruction.
-// In turned tiles x is the left one, 128 rows of it, and the rows of w are its columns, of which the engine takes any multiple of
-// 8: tiles that come out even over the blocks then cost what they hold.
+// Operands. wgmma reads both from shared memory, where bulk tensor copies left them. Most tiles use swap_ab: w is the left
+// operand, a warpgroup multiplies 64 output channels by up to 256 rows of x, y comes transposed, and few rows of x still fill the
+// instruction. In the others (kXIsLeft) 128 rows of x are the left operand, and the output channels are the instruction's
+// columns, of which it takes any multiple of 8: such tiles come out even over the blocks, and cost only what they hold.
 //
-// How it walks memory. A block takes 128 or 64 rows of w by kTokens rows of x, in stages of 128 k, a 128-byte line of each row.
-// So that tiles come out even over the blocks, they may have fewer rows, beside which the engine multiplies what memory holds.
-// Two warpgroups multiply: of high tiles each has 64 rows; of low ones they take turns with the stages and share out the tokens
-// at the end. A thread of a third one copies, or one w and another x where stages are small, since to ask for a copy takes
-// 0.1 µs. For 128 by 256 a stage is 48 KiB against 1024 cycles of the matrix engine; with few rows of x 128 KiB of w and more
-// are on their way to a multiprocessor. Where tiles do not come out even over the blocks, the last of them are shared along K
-// (segments.h).
+// Memory. A tile has BLOCK_N = 128 or 64 output channels by BLOCK_M rows of x; a k-tile is 128 k, a line of 128 bytes a row. So
+// that tiles come out even over the blocks they may have fewer output channels than BLOCK_N: the instruction multiplies all the
+// same, and results beyond the tile's are dropped. Two consumer warpgroups multiply. Of BLOCK_N = 128 each has 64 output
+// channels; of 64 they take the k-tiles in turns, and each finishes half the rows of x. One thread of a third warpgroup is the
+// producer, or two where k-tiles are small, one for w and one for x, since issuing a copy takes 0.1 µs. For tiles of 128 by 256 a
+// k-tile is 48 KiB against 1024 cycles of the tensor cores; with few rows of x 128 KiB of w or more are in flight to a
+// multiprocessor. Tiles that do not fill a last turn are shared along K (tile_scheduler.h).
 //
-// What it adds up in. int8: int32, exact. float8: the engine keeps 14 bits of a sum and cuts off the rest, so every 128 k, or 64
-// where results are fp16, float32 in other registers takes it over. Of random positive numbers a row is off by 2e-4 after 64 k,
-// 7e-4 after 128, 2e-3 after 256, 6e-3 after 512, however long K is. While one warpgroup adds, the other multiplies.
+// Accumulation. int8: int32, exact. float8: the tensor cores keep 14 bits of a sum and cut off the rest, so after every 128 k, or
+// 64 where results are fp16, the sum is added to a float32 in other registers. Of random positive numbers a row is off by 2e-4
+// after 64 k, 7e-4 after 128, 2e-3 after 256, 6e-3 after 512, however long K is. While one warpgroup adds, the other multiplies.
 //
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
@@ -29,44 +29,45 @@
 namespace aoext::cuda::wgmma {
 
 constexpr int kSteps = kLine / 32;  // an instruction takes 32 k
-constexpr int kEarly = 4;           // stages of w that L2 is asked for while the last kernel ends
+constexpr int kEarly = 4;           // k-tiles of w that are prefetched into L2 while the last kernel ends
 
-struct RowwiseArguments {
+struct RowwiseParams {
   RowwiseLinear p;
   Tiles tiles;
-  Segments segments;  // what lies outside K in the last stage is zero
-  int rows;           // of w in a tile, as many as the kernel is for or fewer
-  int copy_tokens;    // rows of x that are copied at once
-  uint64_t w_policy;  // of L2
+  TileScheduler schedule;  // what lies outside K in the last k-tile is zero
+  int tile_n;              // output channels of a tile: BLOCK_N or fewer
+  int copy_rows;           // rows of x in one copy
+  uint64_t w_policy;       // cache hint for L2
 };
 
 // ---- Shared memory ----
 
-// Tiles whose rows of w are not those of one warpgroup or of two are turned.
-constexpr bool is_turned(int tile_rows) { return tile_rows != kRows && tile_rows != kRows / 2; }
+// Without swap_ab: tiles whose output channels are not those of one warpgroup or of two.
+constexpr bool is_x_left(int block_n) { return block_n != kPairN && block_n != kPairN / 2; }
 
-template <class Output, int kTileRows, int kTokens, int kStages>
+template <class Output, int kBlockN, int kBlockM, int kStages>
 struct RowwiseLayout {
-  static constexpr bool kTurned = is_turned(kTileRows);
-  static constexpr int kTurns = kTileRows == kRows / 2 ? 2 : 1;  // that warpgroups take with stages
+  static constexpr bool kXIsLeft = is_x_left(kBlockN);
+  static constexpr bool kSplitsM = kXIsLeft;                    // each warpgroup has the row scales of its own rows of x alone
+  static constexpr int kTurns = kBlockN == kPairN / 2 ? 2 : 1;  // in which the warpgroups take k-tiles
   static_assert(kStages % kTurns == 0);
-  static_assert(kTurned ? kTokens == kRows : kTileRows == kRows || kTileRows == kRows / 2);
-  static constexpr int kChannelsOfGroup = kTurned ? kTileRows : 64,
-                       kTokensOfGroup = kTurned ? 64 : kTokens;            // that it multiplies
-  static constexpr int kMine = kTurned ? 0 : kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
-  static constexpr int kWBytes = kTileRows * kLine, kXBytes = kTokens * kLine;
+  static_assert(kXIsLeft ? kBlockM == kPairN : kBlockN == kPairN || kBlockN == kPairN / 2);
+  static constexpr int kGroupN = kXIsLeft ? kBlockN : 64,
+                       kGroupM = kXIsLeft ? 64 : kBlockM;                  // of a warpgroup
+  static constexpr int kOwnM = kXIsLeft ? 0 : kBlockM * kBlockN / kPairN;  // rows of x that a warpgroup stores
+  static constexpr int kWBytes = kBlockN * kLine, kXBytes = kBlockM * kLine;
   static constexpr int kStage = kWBytes + kXBytes;  // w, then x
   static constexpr int kStaging = kStages * kStage;
-  using S = Staging<Output, kMine>;
-  using Shared = Sharing<kTokens, 4>;
+  using S = Staging<Output, kOwnM>;
+  using Shared = Sharing<kBlockM, 4>;
   static constexpr int kStagingBytes = std::max(2 * S::kBuffers * S::kBufferBytes, kTurns == 2 ? Shared::kBytes : 0);
   static constexpr int kChannels = kStaging + kStagingBytes;  // of each warpgroup its own, as are row scales
-  static constexpr int kRowScales = kChannels + 2 * kChannelsOfGroup * int(sizeof(Channel));
-  static constexpr int kBarriers = kRowScales + 2 * kTokensOfGroup * int(sizeof(float));
+  static constexpr int kRowScales = kChannels + 2 * kGroupN * int(sizeof(Channel));
+  static constexpr int kBarriers = kRowScales + 2 * kGroupM * int(sizeof(float));
   static constexpr int kClusterBarriers = kBarriers + 2 * 8 * kStages;
-  static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the copy engine's alignment
-  // What the blocks of a cluster send lies over the ring; those of turned tiles send nothing.
-  using Shares = ClusterShares<Output, (kTurned ? 32 : kMine), 2>;
+  static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;  // the alignment of bulk tensor copies
+  // What the blocks of a cluster receive overlays the stages; tiles without swap_ab are not shared.
+  using Shares = ClusterShares<Output, (kXIsLeft ? 32 : kOwnM), 2>;
   static_assert(kStages == 0 || Shares::bytes(kPair) <= kStaging);
 };
 
@@ -79,15 +80,15 @@ struct RowwiseEpilogue {
   static constexpr bool kWholeVectors = false;
   Output* y;
   int M, N;
-  bool as_is;  // y is the sum
+  bool as_is;  // y is the sum itself
   Tile tile;
-  uint32_t channels, row_scales;  // in shared memory, of the tile, as this warpgroup has them
+  uint32_t channels, row_scales;  // in shared memory, this warpgroup's of the tile
 
   __device__ Channel channel(int n) const {
-    const float2 c = load_shared_pair(channels + (n - tile.row) * int(sizeof(Channel)));
+    const float2 c = load_shared_pair(channels + (n - tile.n) * int(sizeof(Channel)));
     return {c.x, c.y};
   }
-  __device__ float token(int m) const { return load_shared(row_scales + (m - tile.token) * int(sizeof(float))); }
+  __device__ float row(int m) const { return load_shared(row_scales + (m - tile.m) * int(sizeof(float))); }
   __device__ float operator()(Sum sum, float row_scale, const Channel& c) const {
     if constexpr (std::is_same_v<Sum, int> && std::is_same_v<Output, float>)
       if (as_is) return bits<float>(sum);
@@ -95,65 +96,66 @@ struct RowwiseEpilogue {
   }
 };
 
-// What a thread brings of scales and bias: loaded before the tile is multiplied, stored after it.
+// Scales and bias that a thread loads before the tile is multiplied, and stores to shared memory after it.
 template <class L>
 struct Scales {
-  static constexpr int kChannels = (L::kChannelsOfGroup + 127) / 128, kRowScales = (L::kTokensOfGroup + 127) / 128;
+  static constexpr int kChannels = (L::kGroupN + 127) / 128, kRowScales = (L::kGroupM + 127) / 128;
   Channel channels[kChannels];
   float row_scales[kRowScales];
 
   __device__ void load(const RowwiseLinear& p, const Tile& tile, int group, int thread) {
-    const int first_row = tile.row + group * tile.group_rows, first_token = tile.token + (L::kTurned ? group * 64 : 0);
+    const int first_n = tile.n + group * tile.group_n, first_m = tile.m + (L::kSplitsM ? group * 64 : 0);
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
-      const int row = thread + i * 128;
-      channels[i] = row < L::kChannelsOfGroup && first_row + row < p.N ? load_channel(p, first_row + row) : Channel{};
+      const int n = thread + i * 128;
+      channels[i] = n < L::kGroupN && first_n + n < p.N ? load_channel(p, first_n + n) : Channel{};
     }
 #pragma unroll
     for (int i = 0; i < kRowScales; ++i) {
-      const int token = thread + i * 128;
-      row_scales[i] = token < L::kTokensOfGroup && first_token + token < p.M ? load_row_scale(p, first_token + token) : 0;
+      const int m = thread + i * 128;
+      row_scales[i] = m < L::kGroupM && first_m + m < p.M ? load_row_scale(p, first_m + m) : 0;
     }
   }
 
   __device__ void store(uint32_t my_channels, uint32_t my_row_scales, int thread) const {
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
-      const int row = thread + i * 128;
-      if (row < L::kChannelsOfGroup) store_shared(my_channels + row * int(sizeof(Channel)), channels[i].scale, channels[i].bias);
+      const int n = thread + i * 128;
+      if (n < L::kGroupN) store_shared(my_channels + n * int(sizeof(Channel)), channels[i].scale, channels[i].bias);
     }
 #pragma unroll
     for (int i = 0; i < kRowScales; ++i) {
-      const int token = thread + i * 128;
-      if (token < L::kTokensOfGroup) store_shared(my_row_scales + token * int(sizeof(float)), row_scales[i]);
+      const int m = thread + i * 128;
+      if (m < L::kGroupM) store_shared(my_row_scales + m * int(sizeof(float)), row_scales[i]);
     }
   }
 };
 
-// A warpgroup's 64 tokens by kColumns rows of w. Registers hold pieces of two outputs of a row of y, a quad eight of them: for
-// four octets of columns its lanes exchange those of 16 bits, so that each stores 16 bytes and a quad 64 side by side.
+// Stores a warpgroup's 64 rows of x by kColumns output channels. A thread has pairs of outputs of a row of y, a quad eight of a
+// row: the lanes of a quad exchange 16-bit outputs of four octets of columns, so that each lane stores 16 bytes, the quad 64.
 template <int kColumns, class Epilogue, class Sum>
-__device__ inline void write_turned_tile(const Sum (&sums)[kColumns / 2], const Thread& me, const Epilogue& epilogue,
+__device__ inline void write_x_left_tile(const Sum (&sums)[kColumns / 2], const Thread& me, const Epilogue& epilogue,
                                          const Tile& tile) {
   using Output = typename Epilogue::Output;
   constexpr int kOctets = kColumns / 8, kAtOnce = 4;
-  const int upper = tile.token + me.row(), end = min(epilogue.N, tile.end);
-  const decltype(epilogue.token(upper)) tokens[2] = {epilogue.token(upper), epilogue.token(upper + 8)};
+  const int upper = tile.m + me.row(), end = min(epilogue.N, tile.end_n);
+  const decltype(epilogue.row(upper)) row_values[2] = {epilogue.row(upper), epilogue.row(upper + 8)};
   const auto store = [&](int half, int n, const auto& outputs) {
     const int m = upper + 8 * half;
-    if (m < epilogue.M && n < end) store_outputs<false>(epilogue.y + int64_t(m) * epilogue.N, n, epilogue.N, outputs);
+    if (m < epilogue.M && n < end)
+      store_outputs</*kWholeVectors=*/false>(epilogue.y + int64_t(m) * epilogue.N, n, epilogue.N, outputs);
   };
 #pragma unroll
   for (int first = 0; first < kOctets; first += kAtOnce) {
     uint32_t pieces[2][kAtOnce] = {};
 #pragma unroll
     for (int octet = first; octet < min(first + kAtOnce, kOctets); ++octet) {
-      const int n = tile.row + 8 * octet + 2 * me.quad;
+      const int n = tile.n + 8 * octet + 2 * me.quad;
       const auto left = epilogue.channel(n), right = epilogue.channel(n + 1);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 4 * octet + 2 * half;
-        const float a = epilogue(sums[i], tokens[half], left), b = epilogue(sums[i + 1], tokens[half], right);
+        const float a = epilogue(sums[i], row_values[half], left), b = epilogue(sums[i + 1], row_values[half], right);
         if constexpr (sizeof(Output) == 2)
           pieces[half][octet - first] = rounded_pair<Output>(a, b);
         else
@@ -166,16 +168,37 @@ __device__ inline void write_turned_tile(const Sum (&sums)[kColumns / 2], const 
       for (int half = 0; half < 2; ++half) {
         uint32_t (&v)[kAtOnce] = pieces[half];
         transpose_quad(v, me.quad);
-        if (octet < kOctets) store(half, tile.row + 8 * octet, uint4{v[0], v[1], v[2], v[3]});
+        if (octet < kOctets) store(half, tile.n + 8 * octet, uint4{v[0], v[1], v[2], v[3]});
       }
     }
   }
   sync_threads_of(kGroupBarrier + me.group, 128);  // scales and bias may be written again
 }
 
+// Finishes a tile with swap_ab: adds the sums of warpgroups that took k-tiles in turns, and of the blocks of a cluster where
+// these share the tile, and stores y.
+template <class L, class Epilogue, class Sum, int kSums>
+__device__ inline void finish_tile(Sum (&sums)[kSums], const Thread& me, const Epilogue& epilogue, const Tile& tile,
+                                   bool is_shared, uint32_t shared) {
+  const auto finish = [&](auto& mine) {
+    unsigned chunks = ~0u;  // of rows of x, that this block has the sums of
+    if (is_shared)
+      chunks =
+          reduce_cluster</*kCluster=*/2, typename Epilogue::Output, L::kOwnM>(mine, kPair, shared + L::kClusterBarriers, shared);
+    write_tile<L::kOwnM>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
+  };
+  if constexpr (L::kTurns == 1) {
+    finish(sums);
+  } else {
+    Sum mine[L::kOwnM / 2];
+    share_out<typename L::Shared>(sums, mine, me.group, shared + L::kStaging);
+    finish(mine);
+  }
+}
+
 // ---- Products ----
 
-// Issues d (+)= the product of a stage, or of some of its steps.
+// Issues d (+)= the product of a k-tile, or of some of its steps of 32 k.
 template <Element kType, int kFirst, int kEnd, class Sum, int kSums>
 __device__ inline void multiply(Sum (&d)[kSums], uint64_t left, uint64_t right, bool add) {
   wgmma_fence();
@@ -186,7 +209,7 @@ __device__ inline void multiply(Sum (&d)[kSums], uint64_t left, uint64_t right, 
   wgmma_commit();
 }
 
-// What reads sums stays behind the wait for the product that leaves them.
+// Keeps the compiler from moving reads of the sums before the wait for the product that writes them.
 template <class Sum, int kSums>
 __device__ inline void settle(Sum (&sums)[kSums]) {
 #pragma unroll
@@ -206,73 +229,78 @@ __device__ inline void add(float* sums, const float (&part)[kCount]) {
 
 // ---- The kernel ----
 
-constexpr int kRowwiseThreads = kPair + 128;                  // registers go to whole warpgroups
+constexpr int kRowwiseThreads = kPair + 128;                  // setmaxnreg moves registers between whole warpgroups
 constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;  // of a thread
 
-// One thread: stages of w, of x, or of both into the ring.
-template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
-__device__ inline void copy_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
-                                   const CUtensorMap& x_map, const CUtensorMap& w_map) {
+// Initialises the barriers of a block, and finds what it works through. By one thread.
+template <class L, int kStages>
+__device__ inline void init_block(const TileScheduler& s, BlockWork& block_work, uint32_t shared, int full_arrivals) {
+  const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
+  for (int i = 0; i < kStages; ++i) {
+    barrier_init(full + 8 * i, full_arrivals);
+    barrier_init(empty + 8 * i, kPairWarps / L::kTurns * kArrivals);
+  }
+  if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
+  barrier_init_fence();
+  block_work.find(s);
+}
+
+// The producer: copies k-tiles of w (kW), of x (kX), or of both into the stages. By one thread.
+template <class L, int kBlockN, int kBlockM, int kStages, bool kW, bool kX>
+__device__ inline void copy_stages(const RowwiseParams& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
+                                   uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
-  each_segment<false>(a.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
-    const int tokens = copied_tokens(a.p.M, tile, kTokens, a.copy_tokens);
-    const int end = (segment.first_stage + segment.stages) * kLine;
+  for_each_work</*kStreamK=*/false>(a.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(a.tiles, work.tile, kBlockM, a.tile_n);
+    const int rows = copied_rows(a.p.M, tile, kBlockM, a.copy_rows);
+    const int end = (work.first_k_tile + work.k_tiles) * kLine;
 #pragma unroll 1
-    for (int k = segment.first_stage * kLine; k < end; k += kLine) {
+    for (int k = work.first_k_tile * kLine; k < end; k += kLine) {
       const uint32_t arrived = full + 8 * ring.full(), to = shared + ring.slot() * L::kStage;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
-        barrier_expect(arrived, (a.rows + tokens) * kLine);
-        copy_tile(to, &w_map, arrived, k, tile.row, a.w_policy);
+        barrier_expect(arrived, (a.tile_n + rows) * kLine);
+        copy_tile(to, &w_map, arrived, k, tile.n, a.w_policy);
       }
 #pragma unroll 1
-      for (int token = 0; kX && token < tokens; token += a.copy_tokens)
-        copy_tile(to + L::kWBytes + token * kLine, &x_map, arrived, k, tile.token + token);
+      for (int row = 0; kX && row < rows; row += a.copy_rows)
+        copy_tile(to + L::kWBytes + row * kLine, &x_map, arrived, k, tile.m + row);
       ring.advance();
     }
   });
 }
 
-template <Element kType, class Output, int kTileRows, int kTokens, int kStages>
+template <Element kType, class Output, int kBlockN, int kBlockM, int kStages>
 __global__ void __launch_bounds__(kRowwiseThreads, 1)
     rowwise_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                  const __grid_constant__ RowwiseArguments a) {
-  using L = RowwiseLayout<Output, kTileRows, kTokens, kStages>;
-  constexpr bool kHigh = L::kTurns == 1;  // the warpgroups' rows lie above each other; else they take turns with stages
-  constexpr int kColumns = L::kTurned ? kTileRows : kTokens;
-  constexpr int kMine = L::kMine, kTurns = L::kTurns;
+                  const __grid_constant__ RowwiseParams a) {
+  using L = RowwiseLayout<Output, kBlockN, kBlockM, kStages>;
+  constexpr bool kHigh = L::kTurns == 1;  // each warpgroup has output channels of its own; else they take turns with k-tiles
+  constexpr int kColumns = L::kXIsLeft ? kBlockN : kBlockM;
+  constexpr int kTurns = L::kTurns;
   using Sum = WgmmaSum<kType>;
-  const Segments& s = a.segments;
+  const TileScheduler& s = a.schedule;
   extern __shared__ char unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   const int warp = warp_index(), lane = threadIdx.x % 32;
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(full + 8 * i, 1);
-      barrier_init(empty + 8 * i, kPairWarps / kTurns * kArrivals);
-    }
-    if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
-    barrier_init_fence();
-    rest.find(s);
-  }
+  if (threadIdx.x == 0) init_block<L, kStages>(s, block_work, shared, /*full_arrivals=*/1);
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
 
   if (warp >= kPairWarps) {
     release_registers<kCopyRegisters>();
     const auto copy = [&](auto of_w, auto of_x) {
-      copy_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(a, rest, shared, full, empty, x_map, w_map);
+      copy_stages<L, kBlockN, kBlockM, kStages, of_w, of_x>(a, block_work, shared, full, empty, x_map, w_map);
     };
     constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
-      const Segment first = first_segment(s, rest);
-      const int row = tile_of(a.tiles, first.tile, kTokens, a.rows).row;
-      for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * kLine, row);
+      const WorkTile first = first_work(s, block_work);
+      const int row = tile_of(a.tiles, first.tile, kBlockM, a.tile_n).n;
+      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * kLine, row);
       wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
     } else if (!kHigh && threadIdx.x == kPair + 32) {
@@ -287,41 +315,41 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     if (s.cluster > 1) cluster_wait();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
-    const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
-                   row_scales = shared + L::kRowScales + me.group * L::kTokensOfGroup * int(sizeof(float));
+    const uint32_t channels = shared + L::kChannels + me.group * L::kGroupN * int(sizeof(Channel)),
+                   row_scales = shared + L::kRowScales + me.group * L::kGroupM * int(sizeof(float));
     Ring<kStages> ring(kHigh ? 0 : me.group);
-    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
+    int next = kHigh ? 0 : me.group;  // k-tile of this warpgroup, counted from the first of its work tile
     Sum sums[kColumns / 2];
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
-    const auto free = [&](int slot) {  // after wgmma_wait, for which a warp meets
+    const auto free = [&](int slot) {  // after wgmma_wait, which synchronises a warp
       if (arrives(lane)) barrier_arrive(empty + 8 * slot);
     };
-    // Of the present stage: this warpgroup's rows of the left operand, and the right one's from a column on.
+    // Of the current stage: this warpgroup's rows of the left operand, and the right operand from a column on.
     const auto left = [&] {
-      const int first = (L::kTurned ? L::kWBytes : 0) + (kHigh ? me.group * 64 * kLine : 0);
+      const int first = (L::kXIsLeft ? L::kWBytes : 0) + (kHigh ? me.group * 64 * kLine : 0);
       return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));
     };
     const auto right = [&](int column) {
-      const int first = (L::kTurned ? 0 : L::kWBytes) + column * kLine;
+      const int first = (L::kXIsLeft ? 0 : L::kWBytes) + column * kLine;
       return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));
     };
 
-    each_segment<false>(s, rest, [&](const Segment& segment) {
-      Tile tile = tile_of(a.tiles, segment.tile, kTokens, a.rows);
-      tile.end = tile.row + a.rows;
-      if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
-      if constexpr (L::kTurned) tile.group_rows = 0;
+    for_each_work</*kStreamK=*/false>(s, block_work, [&](const WorkTile& work) {
+      Tile tile = tile_of(a.tiles, work.tile, kBlockM, a.tile_n);
+      tile.end_n = tile.n + a.tile_n;
+      if constexpr (!kHigh) tile.group_n = 0, tile.group_m = kBlockM / 2;
+      if constexpr (L::kXIsLeft) tile.group_n = 0;
       Scales<L> scales;
       scales.load(a.p, tile, me.group, thread);
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) sums[i] = 0;
       if constexpr (kType == Element::int8) {
-        int previous = -1;  // slot
+        int previous = -1;  // stage that the tensor cores may still read
 #pragma unroll 1
-        for (; next < segment.stages; next += kTurns) {
+        for (; next < work.k_tiles; next += kTurns) {
           wait();
-          multiply<kType, 0, kSteps>(sums, left(), right(0), true);
+          multiply<kType, /*kFirst=*/0, /*kEnd=*/kSteps>(sums, left(), right(0), true);
           wgmma_wait<1>();
           if (previous >= 0) free(previous);
           previous = ring.slot();
@@ -331,15 +359,16 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         settle(sums);
         if (previous >= 0) free(previous);
       } else {
-        constexpr int kAtOnce = std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // left to the engine's sums
-        constexpr int kPieces = kColumns <= 192 ? 1 : 2;  // of a stage's columns, that registers are for
+        constexpr int kAtOnce =
+            std::is_same_v<Output, __nv_bfloat16> ? kSteps : kSteps / 2;  // that the tensor cores add up by themselves
+        constexpr int kPieces = kColumns <= 192 ? 1 : 2;  // of the columns, whose product has registers beside the sums
         constexpr int kPart = kColumns / 2 / kPieces;
-        if (next < segment.stages) wait();
+        if (next < work.k_tiles) wait();
 #pragma unroll 1
-        for (; next < segment.stages; next += kTurns) {
-          const bool more = next + kTurns < segment.stages;
+        for (; next < work.k_tiles; next += kTurns) {
+          const bool more = next + kTurns < work.k_tiles;
           const int slot = ring.slot();
-          bool here = true;  // the next stage: asked for while the last products run
+          bool here = true;  // whether the next k-tile is: tested while the last products run
           Sum part[kPart];
 #pragma unroll
           for (int piece = 0; piece < kPieces; ++piece) {
@@ -351,17 +380,17 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
               settle(part);
               add(sums + piece * kPart, part);
             };
-            multiply<kType, 0, kAtOnce>(part, left(), right(piece * 2 * kPart), false);
+            multiply<kType, /*kFirst=*/0, /*kEnd=*/kAtOnce>(part, left(), right(piece * 2 * kPart), false);
             take(piece + 1 == kPieces && kAtOnce == kSteps);
             if constexpr (kAtOnce < kSteps) {
-              multiply<kType, kAtOnce, kSteps>(part, left(), right(piece * 2 * kPart), false);
+              multiply<kType, /*kFirst=*/kAtOnce, /*kEnd=*/kSteps>(part, left(), right(piece * 2 * kPart), false);
               take(piece + 1 == kPieces);
             }
           }
           if (!here) wait();
         }
       }
-      next -= segment.stages;
+      next -= work.k_tiles;
       scales.store(channels, row_scales, thread);
       sync_threads_of(kGroupBarrier + me.group, 128);
 
@@ -370,22 +399,12 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                      int(a.p.N),
                                                      a.p.output == Element::int32,
                                                      tile,
-                                                     tile.group_rows > 0 ? shared + L::kChannels : channels,
-                                                     row_scales - (L::kTurned ? me.group * 64 * int(sizeof(float)) : 0)};
-      const auto finish = [&](auto& mine) {
-        unsigned chunks = ~0u;  // that are complete
-        if (segment.stages < s.stages) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
-        write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
-      };
-      if constexpr (L::kTurned) {
-        write_turned_tile<kColumns>(sums, me, epilogue, tile);
-      } else if constexpr (kHigh) {
-        finish(sums);
-      } else {
-        Sum mine[kMine / 2];
-        share_out<typename L::Shared>(sums, mine, me.group, shared + L::kStaging);
-        finish(mine);
-      }
+                                                     tile.group_n > 0 ? shared + L::kChannels : channels,
+                                                     row_scales - (L::kXIsLeft ? me.group * 64 * int(sizeof(float)) : 0)};
+      if constexpr (L::kXIsLeft)
+        write_x_left_tile<kColumns>(sums, me, epilogue, tile);
+      else
+        finish_tile<L>(sums, me, epilogue, tile, work.k_tiles < s.k_tiles, shared);
     });
   }
 }

@@ -1,39 +1,39 @@
-// How 8-bit products of Hopper's matrix engine are cut into tiles, for the launchers of rowwise_wgmma.cuh and scaled_wgmma.cuh.
+// How 8-bit products by wgmma are cut into tiles, for the launchers of rowwise_wgmma.cuh and scaled_wgmma.cuh.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/fits.h"
-#include "cuda/kernels/segments.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
+#include "cuda/kernels/tile_scheduler.h"
 #include "cuda/kernels/wgmma_config.h"
 
 namespace aoext::cuda::wgmma {
 
-inline Segments segments_of(int64_t M, int64_t N, int64_t K, const WgmmaConfig& c) {
-  return share_tiles(ceil_div(N, c.rows) * ceil_div(M, c.tokens), ceil_div(K, kLine), c.blocks, c.cluster, 0);
+inline TileScheduler schedule_of(int64_t M, int64_t N, int64_t K, const WgmmaConfig& c) {
+  return schedule_tiles(ceil_div(N, c.rows) * ceil_div(M, c.tokens), ceil_div(K, kLine), c.blocks, c.cluster, 0);
 }
 
 // Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.
-inline int copy_tokens(int64_t M, int tokens) {
-  int rows = tokens;
-  while (rows > 32 && M % rows != 0 && M < 8 * tokens) rows /= 2;
+inline int copy_rows(int64_t M, int block_m) {
+  int rows = block_m;
+  while (rows > 32 && M % rows != 0 && M < 8 * block_m) rows /= 2;
   while (rows > 8 && M <= rows / 2) rows /= 2;
   return rows;
 }
 
-// ---- The choice: a model of the time. Rounds of tiles, each of them stages that take what the engine and the copies take, or
-// what memory or L2 needs to deliver them; beside it, reading w once. Memory serves pairs of neighbouring multiprocessors alike,
-// so that a round which fills the second of some pairs takes as long as one that fills all. ----
+// ---- The choice: a model of the time. Turns of tiles, each of k-tiles that take as long as the tensor cores and the copies, or
+// as memory or L2 needs to deliver them; beside it, reading w once. Neighbouring multiprocessors share their bandwidth in pairs,
+// so that a turn that uses the second of some pairs takes as long as one that uses all. ----
 
-constexpr int64_t kFewRows = 256;     // of x up to which tiles of fewer rows than 128 were measured
-constexpr int64_t kTurnedRows = 512;  // and turned ones
-constexpr int kNarrow = 128;          // tokens likewise
+constexpr int64_t kFewRows = 256;    // of x up to which tiles of fewer than 128 output channels were measured
+constexpr int64_t kXLeftRows = 512;  // and tiles without swap_ab
+constexpr int kNarrow = 128;         // BLOCK_M, likewise
 
 struct TileProblem {
   int64_t M, N, K;
   bool int8;
-  int w_line;  // bytes of a row of w in a stage
+  int w_line;  // bytes of an output channel in a k-tile
 };
 
 // Of the tiles that the fit knows and of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
@@ -47,15 +47,15 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
   WgmmaConfig best{};
   double least = 0;
   for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
-    const bool turned = is_turned(cost.height);
+    const bool turned = is_x_left(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
     if (w_again) continue;
     // Of as good ones the lowest: more blocks read.
     for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
       if (!has(cost, rows)) continue;
-      if (rows < kRows && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
-      if (turned && (p.M > kTurnedRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
+      if (rows < kPairN && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
+      if (turned && (p.M > kXLeftRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
       const int64_t tiles = ceil_div(p.N, rows) * beside;
       const double step = p.int8 ? cost.int8 : cost.float8;
       const double outputs = static_cast<double>(cost.height) * cost.tokens;
@@ -69,11 +69,11 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
       };
       const auto consider = [&](int cluster, int64_t blocks) {
         const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, turned};
-        const Segments s = segments_of(p.M, p.N, p.K, config);
-        if (!shares_fit(s, config.blocks)) return;
+        const TileScheduler s = schedule_of(p.M, p.N, p.K, config);
+        if (!schedule_fits(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
         if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
-        if (rest_tiles(s) > 0) multiplying += round(rest_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
+        if (shared_tiles(s) > 0) multiplying += round(shared_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
         const double time = std::max(multiplying, reading) + fit.both * std::min(multiplying, reading);
         if (best.tokens != 0 && time >= least) return;
         least = time;

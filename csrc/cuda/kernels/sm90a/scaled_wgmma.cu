@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kSumThreads = 256;
 
-// Sums of chunks of x: a lane takes 16 bytes, as many lanes as a chunk has pieces meet by shuffles.
+// Sums of chunks of x: a lane takes 16 bytes, and the lanes of a chunk add their sums by shuffles.
 template <Element kType, int kChunk>
 __global__ void __launch_bounds__(kSumThreads)
     sum_chunks(const uint8_t* x, float* sums, int64_t M, uint32_t K, uint32_t chunks, int64_t pitch) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kSumThreads)
   to[place_of_sum(chunk, m, pitch, true)] = __float2bfloat16_rn(sum - __bfloat162float(rounded));
 }
 
-// Whole blocks of them, of which those behind K are zeros.
+// A whole number of blocks of them, zeros behind K.
 int64_t sum_chunks_of(const ScaledLinear& p, int sub) { return ceil_div(p.K, kSumsOfBlock * (kLine / sub)) * kSumsOfBlock; }
 
 cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_t stream) {
@@ -61,7 +61,7 @@ cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_
   return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks, chunk_pitch(p.M));
 }
 
-// Scales of x by chunks, so that those of tokens are side by side.
+// Transposes scales of x to [chunk][row].
 __global__ void __launch_bounds__(kSumThreads)
     turn_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
   start_next_kernel();
@@ -77,13 +77,14 @@ cudaError_t launch_turn(const ScaledLinear& p, float* to, cudaStream_t stream) {
   return launch(turn_scales, grid, p.x_scale, to, p.M, x_groups(p), chunk_pitch(p.M));
 }
 
-// Whether there is such a tile, and rows of w in it share scales as its kernel takes them.
-bool is_tile_of(const ScaledLinear& p, int rows, int tokens) {
+// Whether there is such a tile, and its output channels share scales as the kernel wants.
+bool is_tile_of(const ScaledLinear& p, int block_n, int block_m) {
   const ScaledBy by = scaled_kind(p).by;
-  if (by == ScaledBy::tile && p.block_n % rows != 0 && p.block_n < p.N) return false;
+  if (by == ScaledBy::tile && p.block_n % block_n != 0 && p.block_n < p.N) return false;
   bool found = false;
   for_each_scaled_tile([&](auto tile) {
-    found = found || (tile.kRows == rows && tile.kTokens == tokens && has_scaled_tile(by, p.type, p.output, rows, tokens));
+    found =
+        found || (tile.kBlockN == block_n && tile.kBlockM == block_m && has_scaled_tile(by, p.type, p.output, block_n, block_m));
   });
   return found;
 }
@@ -99,8 +100,8 @@ void for_each_instance(F&& f) {
     for (const Element type : {Element::int8, Element::e4m3})
       for (const Element output : {Element::bf16, Element::fp16})
         for_each_scaled_tile([&](auto tile) {
-          if (has_scaled_tile(kind.by, type, output, tile.kRows, tile.kTokens))
-            f(Key{int(kind.by), kind.sub, int(type), int(output), tile.kRows, tile.kTokens});
+          if (has_scaled_tile(kind.by, type, output, tile.kBlockN, tile.kBlockM))
+            f(Key{int(kind.by), kind.sub, int(type), int(output), tile.kBlockN, tile.kBlockM});
         });
 }
 
@@ -142,11 +143,11 @@ WgmmaConfig choose_scaled_wgmma(const ScaledLinear& p, const Device& device) {
       {p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine}, device,
       [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.tokens); },
       [&](const auto& tile) { return !is_x_left(kind.by, tile.tokens); });
-  // Many tokens, and low tiles alone: what was not measured.
+  // Many rows of x, and tiles of BLOCK_N = 64 only: what was not measured.
   if (best.tokens == 0) {
     constexpr int kLow = 64;
-    const int64_t tiles = ceil_div(p.N, kLow) * ceil_div(p.M, kRows);
-    best = {kRows, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
+    const int64_t tiles = ceil_div(p.N, kLow) * ceil_div(p.M, kPairN);
+    best = {kPairN, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
   }
   best.turned = is_x_left(kind.by, best.tokens);
   return best;
@@ -156,7 +157,7 @@ bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
   const bool x_is_left = is_x_left(scaled_kind(p).by, c.tokens);
   if (!is_tile_of(p, c.rows, c.tokens) || c.turned != x_is_left) return false;
   if (c.ranges != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
-  return shares_fit(segments_of(p.M, p.N, p.K, c), c.blocks);
+  return schedule_fits(schedule_of(p.M, p.N, p.K, c), c.blocks);
 }
 
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {

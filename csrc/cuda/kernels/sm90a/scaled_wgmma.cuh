@@ -1,21 +1,22 @@
-// 8-bit products with a scale a block on Hopper (scaled.h): x of e4m3 or int8 by w of the same, or of int4.
+// 8-bit products with a scale a block on Hopper (scaled.h): x of e4m3 or int8 by w of the same type, or of int4.
 //
-// It walks memory as rowwise_wgmma.cuh does: y comes transposed, a block takes 128 or 64 rows of w by kTokens rows of x in stages
-// of 128 k, two warpgroups multiply and one copies. What differs is what a stage's product becomes: the engine starts anew for
-// each block of k, and its sums go to float32 in other registers, multiplied by the scales of that block. Those lie in the ring
-// beside the stage: two warps of the copying warpgroup bring them by cp.async, whose end the stage's barrier counts. Where they
-// lie is found once a tile: with addresses and divisions in every stage these two warps took longer than all others.
+// It walks memory as rowwise_wgmma.cuh does: swap_ab, a tile has 128 or 64 output channels by BLOCK_M rows of x, a k-tile 128 k,
+// two warpgroups consume and one produces. The difference is what becomes of a k-tile's product: the tensor cores start from zero
+// for each block of k, and the sums are multiplied by the scales of that block and added to float32 in other registers. Scales
+// lie beside the operands in each stage: two warps of the producer warpgroup bring them by cp.async, which arrives on the stage's
+// barrier. Their addresses are computed once a tile: with addresses and divisions in every k-tile these two warps were slower
+// than all others.
 //
-// int4 becomes 8 bits in shared memory, a stage ahead of the engine, by the warpgroup that multiplies it: 16 q of int8, so that a
-// byte needs no sign to be extended, and q of e4m3, whose subnormal numbers count in steps of 2^-9. Zero points multiply sums of
-// x over chunks of k, which a kernel before this one has found: a small product of its own, by which a tile begins.
+// int4 becomes 8 bits in shared memory, a k-tile ahead of the tensor cores, by the warpgroup that multiplies it: 16 q as int8, so
+// that a byte needs no sign extension, and q as e4m3, whose subnormal numbers count in steps of 2^-9. Zero points multiply sums
+// of x over chunks of k, which an earlier kernel computed: a small product of its own, with which a tile begins.
 //
-// Of one scale for all rows of w in a tile, as blocks of 128 by 128 have, and many tokens x is the left operand, so that a thread
-// has two factors a stage, and y does not come transposed. Scales of x then lie by chunks of k, or two warps would read a line
-// for each of them. For 128 rows by 256 tokens a stage is 1024 cycles of the matrix engine, and each thread's 128 sums take an
-// operation each. Otherwise a thread has many tokens, whose values it reads while the engine works, and two operations a sum: of
-// 128 by 128 rows 256 cycles of all against 512. Blocks of 32 have four times as many. While one warpgroup adds, the other
-// multiplies, in turns.
+// Where all output channels of a tile have one scale, as with blocks of 128 by 128, and BLOCK_M >= 128, x is the left operand (no
+// swap_ab): a thread then has two factors a k-tile, and y does not come transposed. Scales of x are laid out chunk by chunk
+// first, or two warps would read a line for each of them. For 128 output channels by 256 rows a k-tile is 1024 cycles of the
+// tensor cores, and each of a thread's 128 sums takes one operation. With swap_ab a thread has sums of many rows of x, whose
+// scales it reads while the tensor cores work, and needs two operations a sum: for 128 by 128, 256 cycles of all float units
+// against 512 of the tensor cores. Blocks of 32 k take four times as many. While one warpgroup adds, the other multiplies.
 #pragma once
 
 #include "cuda/kernels/scaled.cuh"
@@ -23,69 +24,70 @@
 
 namespace aoext::cuda::wgmma {
 
-// Of w: 8 bits with a scale for 64 rows or more by 128 k or more; 8 bits with a scale for each row; int4.
+// How w is scaled: 8 bits with a scale for 64 output channels or more by 128 k or more; 8 bits with scales for each output
+// channel; int4.
 enum class ScaledBy { tile, row, group };
 
-struct ScaledArguments {
-  RowwiseArguments rowwise;  // of int4 its row scales are those of x
-  const void* scale;         // as in ScaledLinear
+struct ScaledParams {
+  RowwiseParams rowwise;  // of int4, row_scale is the scale of x
+  const void* scale;      // as in ScaledLinear
   const void* zero;
-  // Scales of x, [M, x_groups]. Where x is the left operand, by chunks, [x_chunks, x_groups], so that tokens are side by side. Of
-  // int4 sums of x over chunks, x_groups tokens of each 16 of them (place_of_sum).
+  // Scales of x, [M, x_groups]. Where x is the left operand, by chunks, [x_chunks, x_groups], so that rows are neighbours. Of
+  // int4, sums of x over chunks, x_groups rows of x for each 16 chunks (place_of_sum).
   const float* x_values;
   int64_t scale_n, scale_k;
   int block_n, x_groups, w_groups;
   int x_chunks, w_chunks;  // chunks of k that share a value; x's by chunks as above
-  int x_chunk;             // stages that share one of these
+  int x_chunk;             // k-tiles that share one of these
   Element scale_type;
 };
 
-// Whether x is the left operand. A thread then has sums of two tokens and many rows of w for each 64 tokens of a warpgroup, and
-// with one scale for all those rows two factors a stage.
-constexpr bool is_x_left(ScaledBy by, int tokens) { return by == ScaledBy::tile && tokens >= kRows; }
+// Whether x is the left operand. A thread then has sums of two rows of x by many output channels for each 64 rows of a warpgroup,
+// and with one scale for all these channels two factors a k-tile.
+constexpr bool is_x_left(ScaledBy by, int block_m) { return by == ScaledBy::tile && block_m >= kPairN; }
 
-// kSub: chunks of a stage, which have scales of their own.
-template <ScaledBy kBy, class Output, int kTileRows, int kTokens, int kStages, int kSub>
+// kSub: chunks of a k-tile that have scales of their own.
+template <ScaledBy kBy, class Output, int kBlockN, int kBlockM, int kStages, int kSub>
 struct ScaledLayout {
   static constexpr bool kInt4 = kBy == ScaledBy::group;
-  static constexpr bool kXIsLeft = is_x_left(kBy, kTokens), kByChunks = kXIsLeft || kInt4;  // x's values come by chunks
-  static constexpr int kTurns = !kXIsLeft && kTileRows == kRows / 2 ? 2 : 1;                // that warpgroups take with stages
+  static constexpr bool kXIsLeft = is_x_left(kBy, kBlockM), kByChunks = kXIsLeft || kInt4;  // x's scales or sums come by chunks
+  static constexpr int kTurns = !kXIsLeft && kBlockN == kPairN / 2 ? 2 : 1;  // in which the warpgroups take k-tiles
   static_assert(kStages % kTurns == 0);
-  static constexpr int kTokensOfGroup = kTokens, kChannelsOfGroup = kXIsLeft ? kTileRows : 64;
-  static constexpr bool kTurned = false;                                    // each warpgroup has row scales of all tokens
-  static constexpr int kMine = kXIsLeft ? 0 : kTokens * kTileRows / kRows;  // tokens of a warpgroup as the tile leaves
+  static constexpr int kGroupM = kBlockM, kGroupN = kXIsLeft ? kBlockN : 64;
+  static constexpr bool kSplitsM = false;                                  // each warpgroup has the row scales of all rows of x
+  static constexpr int kOwnM = kXIsLeft ? 0 : kBlockM * kBlockN / kPairN;  // rows of x that a warpgroup stores
   static constexpr int kWLine = kInt4 ? kLine / 2 : kLine;
-  static constexpr int kWBytes = kTileRows * kWLine, kXBytes = kTokens * kLine;
+  static constexpr int kWBytes = kBlockN * kWLine, kXBytes = kBlockM * kLine;
   static constexpr int kStage = kWBytes + kXBytes;                 // w, then x
-  static constexpr int kXValues = kInt4 ? 0 : kSub * kTokens * 4;  // bytes: [kSub][kTokens]
-  // Of a tile one, if it is a float32; of rows [kSub][kTileRows] float32, or 4 exponents for each; of groups
-  // [kSub][kTileRows] of 2 or 4 bytes.
-  static constexpr int kWValues = kBy == ScaledBy::tile ? 16 : kSub * kTileRows * 4;
-  // Where int4 becomes 8 bits: of each warpgroup two stages' 64 rows in turns.
+  static constexpr int kXValues = kInt4 ? 0 : kSub * kBlockM * 4;  // bytes: [kSub][kBlockM]
+  // ScaledBy::tile: one float32. ScaledBy::row: [kSub][kBlockN] float32, or 4 exponents for each. ScaledBy::group:
+  // [kSub][kBlockN] of 2 or 4 bytes.
+  static constexpr int kWValues = kBy == ScaledBy::tile ? 16 : kSub * kBlockN * 4;
+  // Where int4 becomes 8 bits: two buffers of 64 output channels for each warpgroup.
   static constexpr int kExpanded = kStages * kStage, kExpandedBytes = kInt4 ? 64 * kLine : 0;
-  static constexpr int kValues = kExpanded + 4 * kExpandedBytes;  // of each stage x's, then w's
+  static constexpr int kValues = kExpanded + 4 * kExpandedBytes;  // of each stage: those of x, then of w
   static constexpr int kStageValues = kXValues + kWValues;
   static constexpr int kStaging = kValues + kStages * kStageValues;
-  using S = Staging<Output, kMine>;
-  using Shared = Sharing<kTokens, 4>;
+  using S = Staging<Output, kOwnM>;
+  using Shared = Sharing<kBlockM, 4>;
   static constexpr int kStagingBytes = std::max(2 * S::kBuffers * S::kBufferBytes, kTurns == 2 ? Shared::kBytes : 0);
   static constexpr int kChannels = kStaging + kStagingBytes;
-  static constexpr int kRowScales = kChannels + 2 * kChannelsOfGroup * int(sizeof(Channel));
-  static constexpr int kBarriers = kRowScales + 2 * kTokensOfGroup * int(sizeof(float));
+  static constexpr int kRowScales = kChannels + 2 * kGroupN * int(sizeof(Channel));
+  static constexpr int kBarriers = kRowScales + 2 * kGroupM * int(sizeof(float));
   static constexpr int kClusterBarriers = kBarriers + 2 * 8 * kStages;
   static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;
-  // Of a thread that copies, which has more addresses to count where w has values in the ring, and of one that multiplies.
+  // Of a producer thread, which keeps more addresses where w has scales in the stages, and of a consumer.
   static constexpr int kCopyRegisters = kBy == ScaledBy::group ? 56 : 40, kMultiplyRegisters = kBy == ScaledBy::group ? 224 : 232;
-  using Shares = ClusterShares<Output, kXIsLeft ? 32 : kMine, 2>;
+  using Shares = ClusterShares<Output, kXIsLeft ? 32 : kOwnM, 2>;
   static_assert(kStages == 0 || Shares::bytes(kPair) <= kStaging);
 };
 
-// The barrier counts one of this thread's arrivals when all copies that it has asked for are there.
+// This thread arrives on the barrier when all cp.async that it has issued are complete.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-constexpr int kTurnBarrier = 6;  // of threads, one for each of two warpgroups
+constexpr int kTurnBarrier = 6;  // a named barrier for each of two warpgroups
 
 __device__ inline void arrive_at(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -93,7 +95,7 @@ __device__ inline void arrive_at(int barrier, int threads) {
 
 // ---- int4 to 8 bits ----
 
-// The nibbles of each half of a word, as bytes: 16 q of int8, q · 2^-9 of e4m3.
+// The nibbles of each half of a word as bytes: 16 q as int8, q · 2^-9 as e4m3.
 template <Element kType>
 __device__ inline void unpack_nibbles(uint32_t v, uint32_t& low, uint32_t& high) {
   if constexpr (kType == Element::int8) {
@@ -110,11 +112,11 @@ __device__ inline void unpack_nibbles(uint32_t v, uint32_t& low, uint32_t& high)
   }
 }
 
-// What takes back the steps in which codes count.
+// The factor that undoes 16 or 2^-9.
 template <Element kType>
 constexpr float kCodeStep = kType == Element::int8 ? 0x1p-4f : 0x1p9f;
 
-// 64 rows of a stage, of 64 bytes as the copy engine swizzled them, to lines of 128: a thread has half a row.
+// 64 output channels of a stage, from the swizzled 64 bytes of a bulk tensor copy to lines of 128: a thread has half a row.
 template <Element kType>
 __device__ inline void expand(uint32_t from, uint32_t to, int thread) {
   const int row = thread / 2, half = thread % 2;
@@ -143,26 +145,25 @@ struct SplitPair {
   }
 };
 
-// Sums of x over chunks as add_zeros reads them: of 16 chunks and a token four lanes have 16 bytes each, the lane t that of
+// Sums of x over chunks as add_zeros reads them: of 16 chunks and a row of x four lanes have 16 bytes each, lane t that of
 // chunks 2t, 2t + 1, 2t + 8 and 2t + 9, first their bf16 and then what these leave over. The place of a chunk's, in bf16.
 constexpr int kSumsOfBlock = 16;  // chunks
-__host__ __device__ constexpr int64_t place_of_sum(int chunk, int64_t token, int64_t pitch, bool rest) {
+__host__ __device__ constexpr int64_t place_of_sum(int chunk, int64_t m, int64_t pitch, bool remainder) {
   const int in_block = chunk % kSumsOfBlock;
-  return ((chunk / kSumsOfBlock * pitch + token) * 4 + in_block % 8 / 2) * 8 + (rest * 2 + in_block / 8) * 2 + in_block % 2;
+  return ((chunk / kSumsOfBlock * pitch + m) * 4 + in_block % 8 / 2) * 8 + (remainder * 2 + in_block / 8) * 2 + in_block % 2;
 }
 
 // sums += zero[n, c] · sum of x[m, k] over chunk c, of chunks [first, end), by mma.sync, whose sums lie as those of the engine
 // do. Both factors are two bf16 each.
-template <int kTokens>
-__device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArguments& a, int first, int end, int n, int token,
-                                 int lane) {
+template <int kBlockM>
+__device__ inline void add_zeros(float (&sums)[kBlockM / 2], const ScaledParams& a, int first, int end, int n, int m, int lane) {
   const RowwiseLinear& p = a.rowwise.p;
-  const int quad = lane % 4, own = token + lane / 4;
+  const int quad = lane % 4, own = m + lane / 4;
 #pragma unroll 1
   for (int block = first / kSumsOfBlock; block * kSumsOfBlock < end; ++block) {
-    uint4 x[kTokens / 8];
+    uint4 x[kBlockM / 8];
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j)
+    for (int j = 0; j < kBlockM / 8; ++j)
       x[j] = own + 8 * j < p.M
                  ? reinterpret_cast<const uint4*>(a.x_values)[(int64_t(block) * a.x_groups + own + 8 * j) * 4 + quad]
                  : uint4{};
@@ -180,7 +181,7 @@ __device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArgumen
       high[i] = pair.high, low[i] = pair.low;
     }
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
+    for (int j = 0; j < kBlockM / 8; ++j) {
       auto& d = *reinterpret_cast<float (*)[4]>(sums + 4 * j);
       mma<__nv_bfloat16>(d, high, x[j].x, x[j].y);
       mma<__nv_bfloat16>(d, high, x[j].z, x[j].w);
@@ -191,63 +192,63 @@ __device__ inline void add_zeros(float (&sums)[kTokens / 2], const ScaledArgumen
 
 // ---- The kernel ----
 
-constexpr int kValueThreads = 64;  // that bring what stands beside a stage
+constexpr int kValueThreads = 64;  // of the two warps that copy scales
 
-// What a stage's blocks of k have of x and of w, into the ring beside it. Where values lie is found once a tile, so that a stage
-// costs a thread little more than its copies.
-template <ScaledBy kBy, class L, int kTileRows, int kTokens, int kStages, int kSub>
-__device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, uint32_t shared, uint32_t full, uint32_t empty,
-                                   int thread) {
+// Copies the scales of x and w for each k-tile into its stage. Addresses are computed once a tile, so that a k-tile costs a
+// thread little more than its copies.
+template <ScaledBy kBy, class L, int kBlockN, int kBlockM, int kStages, int kSub>
+__device__ inline void copy_values(const ScaledParams& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
+                                   uint32_t empty, int thread) {
   const RowwiseLinear& p = a.rowwise.p;
-  constexpr int kOfX = (kTokens + kValueThreads - 1) / kValueThreads, kOfW = kTileRows / kValueThreads;
+  constexpr int kOfX = (kBlockM + kValueThreads - 1) / kValueThreads, kOfW = kBlockN / kValueThreads;
   const auto column = [](int chunk, int chunks, int groups) { return min(chunks == 1 ? chunk : chunk / chunks, groups - 1); };
   Ring<kStages> ring;
-  each_segment<false>(a.rowwise.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.rowwise.tiles, segment.tile, kTokens, kTileRows);
-    const int tokens = min(kTokens, int(p.M) - tile.token), rows = min(kTileRows, int(p.N) - tile.row);
+  for_each_work</*kStreamK=*/false>(a.rowwise.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(a.rowwise.tiles, work.tile, kBlockM, kBlockN);
+    const int rows = min(kBlockM, int(p.M) - tile.m), channels = min(kBlockN, int(p.N) - tile.n);
     [[maybe_unused]] const float* of_x[kOfX];
     if constexpr (!L::kByChunks) {
 #pragma unroll
       for (int i = 0; i < kOfX; ++i) {
-        const int t = thread + i * kValueThreads;
-        of_x[i] = a.x_values + int64_t(tile.token + (t < tokens ? t : 0)) * a.x_groups;
+        const int m = thread + i * kValueThreads;
+        of_x[i] = a.x_values + int64_t(tile.m + (m < rows ? m : 0)) * a.x_groups;
       }
     }
-    [[maybe_unused]] const float* const of_tile = static_cast<const float*>(a.scale) + int64_t(tile.row / a.block_n) * a.scale_n;
+    [[maybe_unused]] const float* const of_tile = static_cast<const float*>(a.scale) + int64_t(tile.n / a.block_n) * a.scale_n;
     [[maybe_unused]] const char* of_w[kOfW];
     if constexpr (kBy == ScaledBy::row) {
 #pragma unroll
       for (int i = 0; i < kOfW; ++i) {
-        const int r = thread + i * kValueThreads;
-        const int64_t first = (tile.row + (r < rows ? r : 0)) / a.block_n * a.scale_n;
+        const int n = thread + i * kValueThreads;
+        const int64_t first = (tile.n + (n < channels ? n : 0)) / a.block_n * a.scale_n;
         of_w[i] = static_cast<const char*>(a.scale) + first * (a.scale_type == Element::e8m0 ? 1 : 4);
       }
     }
 #pragma unroll 1
-    for (int stage = segment.first_stage; stage < segment.first_stage + segment.stages; ++stage) {
+    for (int stage = work.first_k_tile; stage < work.first_k_tile + work.k_tiles; ++stage) {
       const uint32_t to = shared + L::kValues + ring.slot() * L::kStageValues, to_w = to + L::kXValues;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if constexpr (kBy == ScaledBy::group) {
         const int bytes = a.scale_type == Element::fp32 ? 4 : 2;
 #pragma unroll 1
         for (int sub = 0; sub < kSub; ++sub) {
-          const int64_t first = column(stage * kSub + sub, a.w_chunks, a.w_groups) * a.scale_k + tile.row;
-          if (thread * 16 < rows * bytes)
-            copy<16>(to_w + sub * kTileRows * 4 + thread * 16, static_cast<const char*>(a.scale) + first * bytes + thread * 16,
+          const int64_t first = column(stage * kSub + sub, a.w_chunks, a.w_groups) * a.scale_k + tile.n;
+          if (thread * 16 < channels * bytes)
+            copy<16>(to_w + sub * kBlockN * 4 + thread * 16, static_cast<const char*>(a.scale) + first * bytes + thread * 16,
                      true);
         }
       } else if constexpr (L::kByChunks) {
         const int at = a.x_chunk == 1 ? stage : stage / a.x_chunk;
-        if (thread * 4 < tokens)
-          copy<16>(to + thread * 16, a.x_values + int64_t(min(at, a.x_chunks - 1)) * a.x_groups + tile.token + thread * 4, true);
+        if (thread * 4 < rows)
+          copy<16>(to + thread * 16, a.x_values + int64_t(min(at, a.x_chunks - 1)) * a.x_groups + tile.m + thread * 4, true);
       } else {
 #pragma unroll
         for (int sub = 0; sub < kSub; ++sub) {
           const int at = column(stage * kSub + sub, a.x_chunks, a.x_groups);
 #pragma unroll
           for (int i = 0; i < kOfX; ++i) {
-            const int t = thread + i * kValueThreads;
-            if (t < tokens) copy<4>(to + (sub * kTokens + t) * 4, of_x[i] + at, true);
+            const int m = thread + i * kValueThreads;
+            if (m < rows) copy<4>(to + (sub * kBlockM + m) * 4, of_x[i] + at, true);
           }
         }
         if constexpr (kBy == ScaledBy::row) {
@@ -257,8 +258,8 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
             const int at = exponents ? stage * kSub : 4 * column(stage * kSub + sub, a.w_chunks, a.w_groups);
 #pragma unroll
             for (int i = 0; i < kOfW; ++i) {
-              const int r = thread + i * kValueThreads;
-              if (r < rows) copy<4>(to_w + (sub * kTileRows + r) * 4, of_w[i] + at, true);
+              const int n = thread + i * kValueThreads;
+              if (n < channels) copy<4>(to_w + (sub * kBlockN + n) * 4, of_w[i] + at, true);
             }
           }
         }
@@ -271,73 +272,67 @@ __device__ inline void copy_values(const ScaledArguments& a, const Rest& rest, u
   });
 }
 
-// One thread: stages of w and x.
-template <class L, int kTileRows, int kTokens, int kStages, bool kW, bool kX>
-__device__ inline void copy_scaled_stages(const RowwiseArguments& a, const Rest& rest, uint32_t shared, uint32_t full,
+// The producer, as rowwise_wgmma.cuh's copy_stages: this one counts k-tiles and knows BLOCK_N, whereas that one counts k and
+// takes tiles of fewer output channels. One loop for both costs either kernel instructions.
+template <class L, int kBlockN, int kBlockM, int kStages, bool kW, bool kX>
+__device__ inline void copy_scaled_stages(const RowwiseParams& a, const BlockWork& block_work, uint32_t shared, uint32_t full,
                                           uint32_t empty, const CUtensorMap& x_map, const CUtensorMap& w_map) {
   Ring<kStages> ring;
-  each_segment<false>(a.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(a.tiles, segment.tile, kTokens, kTileRows);
-    const int tokens = copied_tokens(a.p.M, tile, kTokens, a.copy_tokens);
+  for_each_work</*kStreamK=*/false>(a.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(a.tiles, work.tile, kBlockM, kBlockN);
+    const int rows = copied_rows(a.p.M, tile, kBlockM, a.copy_rows);
 #pragma unroll 1
-    for (int stage = segment.first_stage; stage < segment.first_stage + segment.stages; ++stage) {
+    for (int stage = work.first_k_tile; stage < work.first_k_tile + work.k_tiles; ++stage) {
       const uint32_t arrived = full + 8 * ring.full(), to = shared + ring.slot() * L::kStage;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
-        barrier_expect(arrived, L::kWBytes + tokens * kLine);
-        copy_tile(to, &w_map, arrived, stage * L::kWLine, tile.row, a.w_policy);
+        barrier_expect(arrived, L::kWBytes + rows * kLine);
+        copy_tile(to, &w_map, arrived, stage * L::kWLine, tile.n, a.w_policy);
       }
 #pragma unroll 1
-      for (int token = 0; kX && token < tokens; token += a.copy_tokens)
-        copy_tile(to + L::kWBytes + token * kLine, &x_map, arrived, stage * kLine, tile.token + token);
+      for (int row = 0; kX && row < rows; row += a.copy_rows)
+        copy_tile(to + L::kWBytes + row * kLine, &x_map, arrived, stage * kLine, tile.m + row);
       ring.advance();
     }
   });
 }
 
-template <ScaledBy kBy, Element kType, class Output, int kTileRows, int kTokens, int kStages, int kSub>
+template <ScaledBy kBy, Element kType, class Output, int kBlockN, int kBlockM, int kStages, int kSub>
 __global__ void __launch_bounds__(kRowwiseThreads, 1)
     scaled_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                 const __grid_constant__ ScaledArguments a) {
-  using L = ScaledLayout<kBy, Output, kTileRows, kTokens, kStages, kSub>;
+                 const __grid_constant__ ScaledParams a) {
+  using L = ScaledLayout<kBy, Output, kBlockN, kBlockM, kStages, kSub>;
   constexpr bool kInt4 = kBy == ScaledBy::group, kXIsLeft = L::kXIsLeft;
-  constexpr bool kHigh = L::kTurns == 1;  // both warpgroups multiply every stage
-  constexpr int kMine = L::kMine, kTurns = L::kTurns;
-  constexpr int kColumns = kXIsLeft ? kTileRows : kTokens;  // of the instruction
-  constexpr int kPieces = kXIsLeft ? kTokens / kRows : 1;   // of 64 tokens each, that a warpgroup multiplies one after the other
+  constexpr bool kHigh = L::kTurns == 1;  // both warpgroups multiply every k-tile
+  constexpr int kTurns = L::kTurns;
+  constexpr int kColumns = kXIsLeft ? kBlockN : kBlockM;  // of the instruction
+  constexpr int kPieces =
+      kXIsLeft ? kBlockM / kPairN : 1;  // of 64 rows of x each, that a warpgroup multiplies one after the other
   constexpr int kPart = kColumns / 2;
   using Sum = WgmmaSum<kType>;
-  const RowwiseArguments& r = a.rowwise;
-  const Segments& s = r.segments;
+  const RowwiseParams& r = a.rowwise;
+  const TileScheduler& s = r.schedule;
   extern __shared__ char unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t full = shared + L::kBarriers, empty = full + 8 * kStages;
   const int warp = warp_index(), lane = threadIdx.x % 32;
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(full + 8 * i, 1 + kValueThreads);
-      barrier_init(empty + 8 * i, kPairWarps / kTurns * kArrivals);
-    }
-    if (s.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, s.cluster);
-    barrier_init_fence();
-    rest.find(s);
-  }
+  if (threadIdx.x == 0) init_block<L, kStages>(s, block_work, shared, /*full_arrivals=*/1 + kValueThreads);
   __syncthreads();
   if (s.cluster > 1) cluster_arrive_initialised();
 
   if (warp >= kPairWarps) {
     release_registers<L::kCopyRegisters>();
     const auto copy = [&](auto of_w, auto of_x) {
-      copy_scaled_stages<L, kTileRows, kTokens, kStages, of_w, of_x>(r, rest, shared, full, empty, x_map, w_map);
+      copy_scaled_stages<L, kBlockN, kBlockM, kStages, of_w, of_x>(r, block_work, shared, full, empty, x_map, w_map);
     };
     constexpr auto kYes = std::true_type();
     if (threadIdx.x == kPair) {
       prefetch_map(&x_map), prefetch_map(&w_map);
-      const Segment first = first_segment(s, rest);
-      const int row = tile_of(r.tiles, first.tile, kTokens, kTileRows).row;
-      for (int i = 0; i < min(first.stages, kEarly); ++i) prefetch_tile(&w_map, (first.first_stage + i) * L::kWLine, row);
+      const WorkTile first = first_work(s, block_work);
+      const int row = tile_of(r.tiles, first.tile, kBlockM, kBlockN).n;
+      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * L::kWLine, row);
       wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
     } else if (!kHigh && threadIdx.x == kPair + 32) {
@@ -345,7 +340,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       copy(std::false_type(), kYes);
     } else if (warp >= kPairWarps + 2) {
       wait_for_last_kernel();
-      copy_values<kBy, L, kTileRows, kTokens, kStages, kSub>(a, rest, shared, full, empty, threadIdx.x - kPair - 64);
+      copy_values<kBy, L, kBlockN, kBlockM, kStages, kSub>(a, block_work, shared, full, empty, threadIdx.x - kPair - 64);
       wait_all_copies();
     }
     __syncwarp();
@@ -358,15 +353,15 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
     const int first_row = kHigh && !kXIsLeft ? me.group * 64 : 0;  // in the tile
     const int lane_row = warp % 4 * 16 + lane / 4, row = first_row + lane_row;
-    const int first_token = kXIsLeft ? me.group * (kTokens / 2) : 0;
-    const uint32_t channels = shared + L::kChannels + me.group * L::kChannelsOfGroup * int(sizeof(Channel)),
-                   row_scales = shared + L::kRowScales + me.group * L::kTokensOfGroup * int(sizeof(float));
-    // Where both multiply every stage, they take turns with the engine, or both would wait for it and then add at once. One's
-    // turn ends as the last of its products begins.
+    const int first_m = kXIsLeft ? me.group * (kBlockM / 2) : 0;
+    const uint32_t channels = shared + L::kChannels + me.group * L::kGroupN * int(sizeof(Channel)),
+                   row_scales = shared + L::kRowScales + me.group * L::kGroupM * int(sizeof(float));
+    // Where both warpgroups multiply every k-tile, they use the tensor cores in turns, or both would wait for them and then add
+    // at the same time. A warpgroup's turn ends when the last of its products begins.
     constexpr bool kTakesTurns = kHigh && kSub == 1;
     if (kTakesTurns && me.group == 1) arrive_at(kTurnBarrier, kPair);
     Ring<kStages> ring(kHigh ? 0 : me.group);
-    int next = kHigh ? 0 : me.group;  // of this warpgroup's stages, counted from a segment's first on
+    int next = kHigh ? 0 : me.group;  // k-tile of this warpgroup, counted from the first of its work tile
     float sums[kPieces * kPart];
 
     const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
@@ -374,22 +369,21 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       __syncwarp();
       if (arrives(lane)) barrier_arrive(empty + 8 * slot);
     };
-    int expanded = 0;  // of the two stages' places, that of the present one
+    int expanded = 0;  // which of the two buffers has the current k-tile
     const auto place = [&](int which) { return shared + L::kExpanded + (2 * me.group + which) * L::kExpandedBytes; };
     const auto of_w = [&] {
       return matrix_of_lines(lines_descriptor(kInt4 ? place(expanded) : shared + ring.slot() * L::kStage + first_row * kLine));
     };
     const auto of_x = [&](int piece) {
-      return matrix_of_lines(
-          lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + (first_token + piece * 64) * kLine));
+      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + (first_m + piece * 64) * kLine));
     };
-    // Of a chunk in a slot: where x's values begin; w's scales.
-    const auto x_values = [&](int slot, int sub) { return shared + L::kValues + slot * L::kStageValues + sub * kTokens * 4; };
+    // Of a chunk in a stage: where the scales of x begin; the scales of w.
+    const auto x_values = [&](int slot, int sub) { return shared + L::kValues + slot * L::kStageValues + sub * kBlockM * 4; };
     const bool wide = a.scale_type == Element::fp32;
-    const auto w_values = [&](int slot, int sub, float (&v)[2]) {  // of this thread's two rows
+    const auto w_values = [&](int slot, int sub, float (&v)[2]) {  // of this thread's two output channels
       const uint32_t values = shared + L::kValues + slot * L::kStageValues + L::kXValues;
       if constexpr (kInt4) {
-        const uint32_t from = values + sub * kTileRows * 4;
+        const uint32_t from = values + sub * kBlockN * 4;
         if (wide) {
           v[0] = load_shared(from + row * 4), v[1] = load_shared(from + row * 4 + 32);
         } else {
@@ -401,18 +395,18 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           }
         }
       } else {
-        const uint32_t words[2] = {load_shared_word(values + (wide ? sub * kTileRows * 4 : 0) + row * 4),
-                                   load_shared_word(values + (wide ? sub * kTileRows * 4 : 0) + row * 4 + 32)};
+        const uint32_t words[2] = {load_shared_word(values + (wide ? sub * kBlockN * 4 : 0) + row * 4),
+                                   load_shared_word(values + (wide ? sub * kBlockN * 4 : 0) + row * 4 + 32)};
 #pragma unroll
         for (int i = 0; i < 2; ++i) v[i] = wide ? __uint_as_float(words[i]) : power_of_exponent(words[i] >> 8 * sub & 0xff);
       }
     };
 
-    each_segment<false>(s, rest, [&](const Segment& segment) {
-      Tile tile = tile_of(r.tiles, segment.tile, kTokens, kTileRows);
-      tile.end = tile.row + kTileRows;
-      if constexpr (!kHigh) tile.group_rows = 0, tile.group_tokens = kTokens / 2;
-      if constexpr (kXIsLeft) tile.group_rows = 0;
+    for_each_work</*kStreamK=*/false>(s, block_work, [&](const WorkTile& work) {
+      Tile tile = tile_of(r.tiles, work.tile, kBlockM, kBlockN);
+      tile.end_n = tile.n + kBlockN;
+      if constexpr (!kHigh) tile.group_n = 0, tile.group_m = kBlockM / 2;
+      if constexpr (kXIsLeft) tile.group_n = 0;
       Scales<L> scales;
       scales.load(r.p, tile, me.group, thread);
 #pragma unroll
@@ -420,26 +414,26 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
 
       if constexpr (kInt4)
         if (kHigh || me.group == 0)
-          add_zeros<kTokens>(sums, a, segment.first_stage * kSub, min((segment.first_stage + segment.stages) * kSub, a.x_chunks),
-                             tile.row + row, tile.token, lane);
+          add_zeros<kBlockM>(sums, a, work.first_k_tile * kSub, min((work.first_k_tile + work.k_tiles) * kSub, a.x_chunks),
+                             tile.n + row, tile.m, lane);
 
-      // Of a scale for all rows that the ring does not bring.
-      const int64_t scale_row = tile.row / a.block_n * a.scale_n;
+      // For scales of ScaledBy::tile that are no float32, which do not come through the stages.
+      const int64_t scale_row = tile.n / a.block_n * a.scale_n;
       const auto expand_stage = [&](int to) {
         if constexpr (kInt4) expand<kType>(shared + ring.slot() * L::kStage + first_row * L::kWLine, place(to), thread);
       };
-      if (next < segment.stages) {
+      if (next < work.k_tiles) {
         wait();
         expand_stage(expanded);
       }
 #pragma unroll 1
-      for (; next < segment.stages; next += kTurns) {
-        const bool more = next + kTurns < segment.stages;
+      for (; next < work.k_tiles; next += kTurns) {
+        const bool more = next + kTurns < work.k_tiles;
         const int slot = ring.slot();
         bool here = true;
         Sum part[kPart];
-        // Multiplies steps of a chunk, and adds what the engine has of it. All that lies in shared memory is read while it works;
-        // with the last of a stage the next one is asked for.
+        // Multiplies steps [kFirst, kEnd) of a k-tile, and adds their product to the sums. Scales are read from shared memory
+        // while the tensor cores work; with the last steps the next stage's barrier is tested.
         const auto chunk = [&]<int kFirst, int kEnd>(int piece) {
           [[maybe_unused]] constexpr int kOfChunk = kSub == 1 ? 0 : kFirst * kSub / kSteps;
           const auto issue = [&]<int kFrom, int kTo>() {
@@ -453,7 +447,8 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
             sync_threads_of(kTurnBarrier + me.group, kPair);
             issue.template operator()<kFirst, kEnd - 1>(), issue.template operator()<kEnd - 1, kEnd>();
           } else {
-            if constexpr (kInt4 && kFirst == 0) sync_threads_of(kGroupBarrier + me.group, 128);  // what the others have expanded
+            if constexpr (kInt4 && kFirst == 0)
+              sync_threads_of(kGroupBarrier + me.group, 128);  // all of the warpgroup have expanded
             issue.template operator()<kFirst, kEnd>();
           }
 
@@ -461,7 +456,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
           [[maybe_unused]] float2 x[kPairs];
           [[maybe_unused]] float scale[2];
           if constexpr (kXIsLeft) {
-            const uint32_t from = x_values(slot, 0) + (first_token + piece * 64 + lane_row) * 4;
+            const uint32_t from = x_values(slot, 0) + (first_m + piece * 64 + lane_row) * 4;
             x[0] = {load_shared(from), load_shared(from + 8 * 4)};
           } else if constexpr (!kInt4) {
             const uint32_t from = x_values(slot, kOfChunk) + me.quad * 8;
@@ -473,7 +468,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
               scale[0] = load_shared(x_values(slot, 0) + L::kXValues);
             else
               scale[0] =
-                  load_scale(a.scale, scale_row + min((segment.first_stage + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
+                  load_scale(a.scale, scale_row + min((work.first_k_tile + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
             scale[1] = scale[0];
           } else {
             w_values(slot, kOfChunk, scale);
@@ -516,7 +511,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
             }
           }
         };
-        // Left to the engine's sums: a chunk, or half of it where results are fp16 and sums of float8.
+        // What the tensor cores add up by themselves: a chunk, or half of it where results are fp16 and operands float8.
         constexpr bool kExact = kType == Element::int8 || std::is_same_v<Output, __nv_bfloat16>;
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
@@ -532,7 +527,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
         expanded ^= 1;
         if (!here) wait();
       }
-      next -= segment.stages;
+      next -= work.k_tiles;
       scales.store(channels, row_scales, thread);
       sync_threads_of(kGroupBarrier + me.group, 128);
 
@@ -541,29 +536,20 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                        int(r.p.N),
                                                        false,
                                                        tile,
-                                                       tile.group_rows > 0 ? shared + L::kChannels : channels,
+                                                       tile.group_n > 0 ? shared + L::kChannels : channels,
                                                        row_scales};
-      const auto finish = [&](auto& mine) {
-        unsigned chunks = ~0u;  // that are complete
-        if (segment.stages < s.stages) chunks = meet_cluster<2, Output, kMine>(mine, kPair, shared + L::kClusterBarriers, shared);
-        write_tile<kMine>(mine, me, epilogue, tile, shared + L::kStaging, chunks);
-      };
       if constexpr (kXIsLeft) {
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
-          Thread tokens = me;
-          tokens.warp_row = first_token + piece * 64 + warp % 4 * 16;
-          write_turned_tile<kColumns>(*reinterpret_cast<const float (*)[kPart]>(sums + piece * kPart), tokens, epilogue, tile);
+          Thread in_piece = me;
+          in_piece.warp_row = first_m + piece * 64 + warp % 4 * 16;
+          write_x_left_tile<kColumns>(*reinterpret_cast<const float (*)[kPart]>(sums + piece * kPart), in_piece, epilogue, tile);
         }
-      } else if constexpr (kHigh) {
-        finish(sums);
       } else {
-        float mine[kMine / 2];
-        share_out<typename L::Shared>(sums, mine, me.group, shared + L::kStaging);
-        finish(mine);
+        finish_tile<L>(sums, me, epilogue, tile, work.k_tiles < s.k_tiles, shared);
       }
     });
-    if (kTakesTurns && me.group == 0) sync_threads_of(kTurnBarrier, kPair);  // what the other has left
+    if (kTakesTurns && me.group == 0) sync_threads_of(kTurnBarrier, kPair);  // the other's last arrival
   }
 }
 

@@ -1,4 +1,4 @@
-// What the parts of scaled_wgmma.cu share, one for each way that w is scaled: tiles that there are kernels for, and the launch.
+// What the parts of scaled_wgmma.cu share, one for each ScaledBy: tiles that there are kernels for, and the launch.
 #pragma once
 
 #include "cuda/kernels/launch.h"
@@ -9,7 +9,7 @@
 
 namespace aoext::cuda::wgmma {
 
-// How a problem's w is scaled, and chunks of a stage with scales of their own.
+// How a problem's w is scaled, and chunks of a k-tile that have scales of their own.
 struct ScaledKind {
   ScaledBy by;
   int sub;
@@ -21,46 +21,46 @@ ScaledKind scaled_kind(const ScaledLinear& p);
 inline int64_t chunk_pitch(int64_t M) { return ceil_div(M, 4) * 4; }
 
 // Tiles of a kind and type: all of them, those that results of bf16 have, and few.
-constexpr bool has_scaled_tile(ScaledBy by, Element type, Element output, int rows, int tokens) {
-  const bool few = (rows == 64 && tokens == 32) || (rows == 128 && tokens == 128) ||
-                   (by == ScaledBy::tile && rows == 64 && tokens == 128);  // blocks of 64 rows have no other for many tokens
+constexpr bool has_scaled_tile(ScaledBy by, Element type, Element output, int block_n, int block_m) {
+  const bool few = (block_n == 64 && block_m == 32) || (block_n == 128 && block_m == 128) ||
+                   (by == ScaledBy::tile && block_n == 64 && block_m == 128);  // the only one for many rows by scale blocks of 64
   if (output != Element::bf16) return few;
   if (by == ScaledBy::tile && type == Element::e4m3) return true;
-  return few || (rows == 64 && tokens == 64);
+  return few || (block_n == 64 && block_m == 64);
 }
 
-template <int kRowsOfW, int kTokensOfX>
+template <int block_n, int block_m>
 struct ScaledTile {
-  static constexpr int kRows = kRowsOfW, kTokens = kTokensOfX;
-  static bool is_of(const WgmmaConfig& c) { return c.rows == kRows && c.tokens == kTokens; }
+  static constexpr int kBlockN = block_n, kBlockM = block_m;
+  static bool is_of(const WgmmaConfig& c) { return c.rows == kBlockN && c.tokens == kBlockM; }
 };
 
 template <class F>
 void for_each_scaled_tile(F&& f) {
-  const auto call = [&](auto... tiles) { (f(tiles), ...); };
+  const auto call = [&](auto... tiles) { (f(tiles), ...); };  // ScaledTile<block_n, block_m>
   call(ScaledTile<64, 32>(), ScaledTile<64, 64>(), ScaledTile<64, 128>(), ScaledTile<128, 32>(), ScaledTile<128, 64>(),
        ScaledTile<128, 128>(), ScaledTile<128, 256>());
 }
 
-template <ScaledBy kBy, Element kType, class Output, int kRows, int kTokens, int kSub>
+template <ScaledBy kBy, Element kType, class Output, int kBlockN, int kBlockM, int kSub>
 cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
-  using Empty = ScaledLayout<kBy, Output, kRows, kTokens, 0, kSub>;
-  constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));
+  using Empty = ScaledLayout<kBy, Output, kBlockN, kBlockM, 0, kSub>;
+  constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));
   constexpr int kStages =
       (kSharedMemory - Empty::kBytes) / (Empty::kStage + Empty::kStageValues + 16) / Empty::kTurns * Empty::kTurns;
-  using L = ScaledLayout<kBy, Output, kRows, kTokens, kStages, kSub>;
+  using L = ScaledLayout<kBy, Output, kBlockN, kBlockM, kStages, kSub>;
   constexpr bool kInt4 = kBy == ScaledBy::group;
   constexpr int kChunk = kLine / kSub;
 
-  ScaledArguments a{};
+  ScaledParams a{};
   RowwiseLinear& r = a.rowwise.p;
   r.x = p.x, r.weight = p.weight, r.row_scale = kInt4 ? p.x_scale : nullptr, r.bias = p.bias, r.y = p.y;
   r.M = p.M, r.N = p.N, r.K = p.K, r.type = r.weight_type = p.type, r.bias_type = p.bias_type, r.output = p.output;
-  a.rowwise.tiles = {static_cast<int>(ceil_div(p.N, kRows)), static_cast<int>(ceil_div(p.M, kTokens))};
-  a.rowwise.rows = kRows;
-  a.rowwise.segments = segments_of(p.M, p.N, p.K, c);
-  a.rowwise.copy_tokens = copy_tokens(p.M, kTokens);
-  a.rowwise.w_policy = a.rowwise.tiles.along_tokens == 1 ? kEvictFirst : kEvictNormal;
+  a.rowwise.tiles = {static_cast<int>(ceil_div(p.N, kBlockN)), static_cast<int>(ceil_div(p.M, kBlockM))};
+  a.rowwise.tile_n = kBlockN;
+  a.rowwise.schedule = schedule_of(p.M, p.N, p.K, c);
+  a.rowwise.copy_rows = copy_rows(p.M, kBlockM);
+  a.rowwise.w_policy = a.rowwise.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
   const auto chunks = [&](int64_t group, int64_t groups) { return groups == 1 ? 1 << 30 : static_cast<int>(group / kChunk); };
   a.scale = p.scale, a.zero = p.zero, a.scale_type = p.scale_type, a.scale_n = p.scale_n, a.scale_k = p.scale_k;
   a.block_n = static_cast<int>(p.block_n);
@@ -73,14 +73,14 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   a.x_chunk = kInt4 ? 1 : chunks(p.x_group, x_groups(p));
 
   const TensorMap x(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K},
-                    {kLine, a.rowwise.copy_tokens});
+                    {kLine, a.rowwise.copy_rows});
   const int64_t w_row = kInt4 ? p.K / 2 : p.K;
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, kInt4 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                    {w_row, p.N}, {w_row}, {L::kWLine, kRows});
+                    {w_row, p.N}, {w_row}, {L::kWLine, kBlockN});
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
   const Grid grid{static_cast<unsigned>(c.blocks),  kRowwiseThreads,    L::kBytes, stream,
                   static_cast<unsigned>(c.cluster), Overlap::after_ours};
-  return launch(scaled_wgmma<kBy, kType, Output, kRows, kTokens, kStages, kSub>, grid, x.map, w.map, a);
+  return launch(scaled_wgmma<kBy, kType, Output, kBlockN, kBlockM, kStages, kSub>, grid, x.map, w.map, a);
 }
 
 template <ScaledBy kBy, Element kType, int kSub>
@@ -88,12 +88,12 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   cudaError_t error = cudaErrorInvalidValue;
   for_each_scaled_tile([&](auto tile) {
     using T = decltype(tile);
-    if constexpr (has_scaled_tile(kBy, kType, Element::bf16, T::kRows, T::kTokens))
+    if constexpr (has_scaled_tile(kBy, kType, Element::bf16, T::kBlockN, T::kBlockM))
       if (T::is_of(c) && p.output == Element::bf16)
-        error = launch_scaled<kBy, kType, __nv_bfloat16, T::kRows, T::kTokens, kSub>(p, c, by_chunks, stream);
-    if constexpr (has_scaled_tile(kBy, kType, Element::fp16, T::kRows, T::kTokens))
+        error = launch_scaled<kBy, kType, __nv_bfloat16, T::kBlockN, T::kBlockM, kSub>(p, c, by_chunks, stream);
+    if constexpr (has_scaled_tile(kBy, kType, Element::fp16, T::kBlockN, T::kBlockM))
       if (T::is_of(c) && p.output == Element::fp16)
-        error = launch_scaled<kBy, kType, __half, T::kRows, T::kTokens, kSub>(p, c, by_chunks, stream);
+        error = launch_scaled<kBy, kType, __half, T::kBlockN, T::kBlockM, kSub>(p, c, by_chunks, stream);
   });
   return error;
 }

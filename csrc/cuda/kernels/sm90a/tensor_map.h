@@ -1,4 +1,4 @@
-// Descriptions of tensors for Hopper's copy engine.
+// Tensor maps, the descriptions of tensors that bulk tensor copies take.
 #pragma once
 
 #include <cuda.h>

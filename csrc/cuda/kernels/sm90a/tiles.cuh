@@ -1,5 +1,6 @@
-// Tiles of y as Hopper's matrix engine leaves them: rows of w are rows of the instruction, tokens (rows of x) its columns, so
-// that y comes transposed. What kernels with such tiles share: where a tile lies, rings of stages, and the way from sums to y.
+// What the wgmma kernels share: where a tile lies, rings of stages, and the way from sums to y.
+//
+// With swap_ab output channels are rows of the instruction, and rows of x its columns, so that y comes transposed.
 //
 // Sums are float, or int where x and w are int8. What makes outputs of them is a kernel's own:
 //
@@ -7,9 +8,9 @@
 //     using Sum = ...; using Output = ...;     // Output: bf16, fp16, float or int
 //     static constexpr bool kWholeVectors;     // N is a multiple of 16 bytes of outputs
 //     Output* y; int M, N;
-//     auto channel(int n) const;               // what the outputs of a row of w share; n may lie beyond N
-//     auto token(int m) const;                 // what those of a token share; m may lie beyond M
-//     auto operator()(Sum, token, channel) const;  // float, or int where y is
+//     auto channel(int n) const;               // what the outputs of an output channel share; n may lie beyond N
+//     auto row(int m) const;                   // what those of a row of x share; m may lie beyond M
+//     auto operator()(Sum, row, channel) const;  // float, or int where y is
 //   };
 #pragma once
 
@@ -18,55 +19,55 @@
 
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
-#include "cuda/kernels/sm90a/segments.cuh"
+#include "cuda/kernels/sm90a/tile_scheduler.cuh"
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kRows = 128;  // of w in a tile, of which each of two warpgroups multiplies 64
-constexpr int kPair = 256;  // threads of the two
+constexpr int kPairN = 128;  // output channels of two warpgroups, 64 each
+constexpr int kPair = 256;   // threads of two warpgroups
 constexpr int kPairWarps = kPair / 32;
-// Barriers of threads: of all that multiply, as they bring their sums together; of a warpgroup, one each; of all with sums of a
-// tile, as blocks meet.
-constexpr int kWaysBarrier = 1, kGroupBarrier = 2, kMeetBarrier = 5;
-constexpr int kLine = 128;   // bytes of a row in shared memory, as the copy engine swizzles them
-constexpr int kRaster = 32;  // tiles along N that run side by side, so that L2 serves x and w
+// Named barriers: of all consumers, in the reduction over ways; of each warpgroup; of all threads with sums of a tile, in the
+// reductions over blocks.
+constexpr int kWaysBarrier = 1, kGroupBarrier = 2, kReductionBarrier = 5;
+constexpr int kLine = 128;   // bytes of a row in shared memory, swizzled by the bulk tensor copies
+constexpr int kRaster = 32;  // tiles along N that run at the same time, so that L2 serves x and w
 
 // ---- Tiles and rings ----
 
 struct Tiles {
-  int along_rows, along_tokens;
+  int along_n, along_m;
 };
 
-// Where a block works: the same for all its threads.
+// Where a tile lies: the same for all threads of a block.
 struct Tile {
-  int row, token;  // first of w and of x
-  // From the first warpgroup's 64 rows of w and its tokens to the second's: below them, or beside them.
-  int group_rows = 64, group_tokens = 0;
-  int end = 0x7fffffff;  // the row of w behind its last one, where it has fewer than it could
+  int n, m;  // first output channel, first row of x
+  // Distance from the first warpgroup's 64 output channels, and from its rows of x, to the second's.
+  int group_n = 64, group_m = 0;
+  int end_n = 0x7fffffff;  // the output channel behind its last one, where it has fewer than BLOCK_N
 };
 
-__device__ inline Tile tile_of(const Tiles& tiles, int index, int tokens, int rows) {
-  const int area = kRaster * tiles.along_tokens;
+__device__ inline Tile tile_of(const Tiles& tiles, int index, int block_m, int block_n) {
+  const int area = kRaster * tiles.along_m;
   const int strip = index / area;
   const int in_strip = index % area;
-  const int height = min(kRaster, tiles.along_rows - strip * kRaster);
-  return {(strip * kRaster + in_strip % height) * rows, in_strip / height * tokens};
+  const int height = min(kRaster, tiles.along_n - strip * kRaster);
+  return {(strip * kRaster + in_strip % height) * block_n, in_strip / height * block_m};
 }
 
-// Of a tile's, how many are copied. Copies that lie beyond M are left out, since the engine is slow to fill in what a tensor does
-// not have (192 rows took longer than 256). Those rows keep what they had, and their outputs go nowhere.
-__device__ inline int copied_tokens(int64_t M, const Tile& tile, int tokens, int at_once) {
-  const int rows = min(tokens, int(M) - tile.token);
+// Rows of x of a tile that are copied. Copies beyond M are left out, since filling in what a tensor does not have is slow (192
+// rows took longer than 256). Those rows of the stage keep what they held, and their outputs are not stored.
+__device__ inline int copied_rows(int64_t M, const Tile& tile, int block_m, int at_once) {
+  const int rows = min(block_m, int(M) - tile.m);
   return (rows + at_once - 1) / at_once * at_once;
 }
 
-// A stage in a ring, and the parities of its present round: one counter where the barriers are a power of two, since narrow tiles
-// are short of registers.
+// A position in a ring of stages, and the parities of its barriers there: one counter where the barriers are a power of two,
+// since narrow tiles are short of registers.
 //
-// Of the two barriers of a stage, the one that tells that it is empty belongs to its place in memory. A parity tells a round from
-// the next and the last one alone, so who waits must have seen the last round. Where warpgroups take turns with stages, and their
-// number does not divide that of the stages, one comes to a place every kTurns-th round; so each of them has barriers of its own
-// that tell that a place is full.
+// A stage has an "empty" barrier and at least one "full" barrier. A parity distinguishes a round of the ring from the one before
+// and the one after only, so whoever waits must have seen the last round. Where kTurns warpgroups take k-tiles in turns and
+// kTurns does not divide kStages, a warpgroup comes to the same stage in every kTurns-th round only; so each of them has "full"
+// barriers of its own.
 template <int kStages, int kTurns = 1>
 class Ring {
  public:
@@ -74,8 +75,10 @@ class Ring {
 
   __device__ explicit Ring(int first = 0) : stage_(first) {}
 
-  __device__ int slot() const { return kFullBarriers == kStages ? full() : full() % kStages; }  // place, and its "empty"
-  __device__ int round() const { return slot(); }  // the slot as a sum, of which a ring of rounds has the compiler know the step
+  __device__ int slot() const {
+    return kFullBarriers == kStages ? full() : full() % kStages;
+  }  // the stage, and its "empty" barrier
+  __device__ int round() const { return slot(); }  // slot() = round() + step(); RingOfRounds makes step() a constant
   __device__ int step() const { return 0; }
   __device__ int full() const { return kCounts ? stage_ % kFullBarriers : stage_; }
   __device__ uint32_t full_parity() const { return kCounts ? stage_ / kFullBarriers & 1 : parity_; }
@@ -94,8 +97,8 @@ class Ring {
   uint32_t parity_ = 0;
 };
 
-// The same where loops are over rounds of kSteps stages, unrolled: the compiler knows a stage's step in its round, so that
-// addresses are sums with constants and only rounds have to be counted. Steps that are one's own are every kTurns-th.
+// The same for loops over rounds of kSteps stages, unrolled: the compiler knows a stage's step in its round, so that addresses
+// are sums with constants, and only rounds are counted. A warpgroup takes every kTurns-th step.
 template <int kStages, int kTurns, int kSteps>
 class RingOfRounds {
  public:
@@ -104,7 +107,7 @@ class RingOfRounds {
 
   __device__ explicit RingOfRounds(int first = 0) : round_(first) {}
 
-  // What the compiler cannot see where a round is left and entered in the middle.
+  // Tells the compiler the step, which it cannot see where a round is left and entered in the middle.
   __device__ void assume(int step) { step_ = step; }
 
   __device__ int slot() const { return round_ + step_; }
@@ -126,85 +129,86 @@ class RingOfRounds {
   uint32_t parity_ = 0;
 };
 
-// Describes rows of kLine bytes to wgmma, eight to a swizzled tile of 1024: its lower word, and all of it. Addresses and
-// distances are in units of 16 bytes, so that further k are added to the lower word; of an address 18 bits count.
+// The matrix descriptor of rows of kLine bytes, eight of them to a swizzled atom of 1024 bytes: its lower word, and all of it.
+// Addresses and strides are in units of 16 bytes; an offset along k is added to the lower word; of an address 18 bits count.
 __device__ inline uint32_t lines_descriptor(uint32_t address) { return 1 << 16 | (address & 0x3ffff) >> 4; }
 __device__ inline uint64_t matrix_of_lines(uint32_t descriptor) { return uint64_t(1 << 30 | 1024 >> 4) << 32 | descriptor; }
 
 // ---- From sums to y ----
 
-// A thread that multiplies. It holds sums of rows row, row + 8 by tokens 8 j + 2 quad, 8 j + 2 quad + 1.
+// A consumer thread. It holds the sums of rows row(), row() + 8 of the instruction by columns 8 j + 2 quad, 8 j + 2 quad + 1.
 struct Thread {
-  int way, group;  // which pair of warpgroups, which of the two
+  int way, group;  // which k-split of the warpgroups, which warpgroup of that
   int lane, quad;  // quad: place among four
-  int warp_row;    // first of the warp's 16 rows in the tile
+  int warp_row;    // first of the warp's 16 rows of the instruction
   __device__ int row() const { return warp_row + lane / 4; }
 };
 
-// Bytes of a token's sums of so many rows in shared memory, padded against bank conflicts.
+// Bytes of the sums of one row of x in shared memory, padded against bank conflicts.
 __host__ __device__ constexpr int sum_pitch(int rows) { return (rows + 4) * 4; }
 
-// Shared memory that tiles pass on their way to y, some tokens at a time.
-template <class Output, int kTokens, int kGroups = 2>
+// Shared memory through which outputs go to y, some rows of x at a time.
+template <class Output, int kBlockM, int kGroups = 2>
 struct Staging {
   static constexpr int kMost = 64 / int(sizeof(Output));
-  static constexpr int kChunk = kTokens < kMost ? kTokens : kMost;  // tokens at a time
-  static constexpr int kPitch = 64 * int(sizeof(Output)) + 16;      // bytes of a warpgroup's rows of a token, padded likewise
-  static constexpr int kBufferBytes = kChunk * kPitch;              // one of a warpgroup's
-  static constexpr int kBuffers = kTokens > kChunk ? 2 : 1;         // that a warpgroup takes turns with
+  static constexpr int kChunk = kBlockM < kMost ? kBlockM : kMost;  // rows of x at a time
+  static constexpr int kPitch = 64 * int(sizeof(Output)) + 16;  // bytes of a warpgroup's output channels of one of them, padded
+  static constexpr int kBufferBytes = kChunk * kPitch;          // one buffer of a warpgroup
+  static constexpr int kBuffers = kBlockM > kChunk ? 2 : 1;     // of a warpgroup, in turns
   static constexpr int kBytes = kGroups * 2 * kBufferBytes;
   static_assert(kChunk % 16 == 0);
 };
 
-// Where a thread has its sum j in memory of tokens of sum_pitch() bytes, from that of its first on.
-template <int kTileRows = kRows>
+// Where a thread stores its sum j, relative to its first, in memory with sum_pitch() bytes for each row of x.
+template <int kBlockN = kPairN>
 __device__ constexpr int sum_offset(int j) {
-  return (j / 4 * 8 + j % 2) * sum_pitch(kTileRows) + j / 2 % 2 * 32;
+  return (j / 4 * 8 + j % 2) * sum_pitch(kBlockN) + j / 2 % 2 * 32;
 }
 
-// Memory in which ways hand their sums to the first, some tokens at a time.
-template <int kWays, int kTileRows, int kTokens>
+// Shared memory for the reduction over ways, some rows of x at a time.
+template <int kWays, int kBlockN, int kBlockM>
 struct Handing {
-  static constexpr int kChunk = kTokens < 64 ? kTokens : kTokens % 64 == 0 ? 64 : 32;
-  static constexpr int kWayBytes = kChunk * sum_pitch(kTileRows);
+  static constexpr int kChunk = kBlockM < 64 ? kBlockM : kBlockM % 64 == 0 ? 64 : 32;
+  static constexpr int kWayBytes = kChunk * sum_pitch(kBlockN);
   static constexpr int kBytes = (kWays - 1) * kWayBytes;
 };
 
-// The sums of all ways to the first, in their order.
-template <int kWays, int kTileRows, int kTokens, class Sum>
-__device__ inline void add_ways(Sum (&sums)[kTokens / 2], const Thread& me, uint32_t memory) {
-  using H = Handing<kWays, kTileRows, kTokens>;
-  constexpr int kThreads = kWays * 2 * kTileRows;
-  const uint32_t mine = memory + 2 * me.quad * sum_pitch(kTileRows) + me.row() * 4;
+// Split-K reduction over ways: the first adds the sums of all, in their order.
+template <int kWays, int kBlockN, int kBlockM, class Sum>
+__device__ inline void reduce_ways(Sum (&sums)[kBlockM / 2], const Thread& me, uint32_t memory) {
+  using H = Handing<kWays, kBlockN, kBlockM>;
+  constexpr int kThreads = kWays * 2 * kBlockN;
+  const uint32_t mine = memory + 2 * me.quad * sum_pitch(kBlockN) + me.row() * 4;
 #pragma unroll
-  for (int c = 0; c < kTokens / H::kChunk; ++c) {
-    sync_threads_of(kWaysBarrier, kThreads);  // the first may still be reading, or writing the last tile
+  for (int c = 0; c < kBlockM / H::kChunk; ++c) {
+    sync_threads_of(kWaysBarrier, kThreads);  // the first may still read here, or store the last tile
 #pragma unroll
     for (int j = 0; j < H::kChunk / 2; ++j)
       if (me.way > 0)
-        store_shared(mine + (me.way - 1) * H::kWayBytes + sum_offset<kTileRows>(j), bits<float>(sums[c * H::kChunk / 2 + j]));
+        store_shared(mine + (me.way - 1) * H::kWayBytes + sum_offset<kBlockN>(j), bits<float>(sums[c * H::kChunk / 2 + j]));
     sync_threads_of(kWaysBarrier, kThreads);
 #pragma unroll
     for (int way = 1; way < kWays; ++way)
 #pragma unroll
       for (int j = 0; j < H::kChunk / 2; ++j)
         if (me.way == 0)
-          sums[c * H::kChunk / 2 + j] += bits<Sum>(load_shared(mine + (way - 1) * H::kWayBytes + sum_offset<kTileRows>(j)));
+          sums[c * H::kChunk / 2 + j] += bits<Sum>(load_shared(mine + (way - 1) * H::kWayBytes + sum_offset<kBlockN>(j)));
   }
 }
 
-// Memory through which two warpgroups share out sums, at most kMost of a thread's vectors of four at once.
-template <int kTokens, int kMost>
+// Shared memory for share_out: at most kMost of a thread's vectors of four sums at once.
+template <int kBlockM, int kMost>
 struct Sharing {
-  static constexpr int kVectors = kTokens / 16, kAtOnce = std::min(kVectors, kMost);
+  static constexpr int kVectors = kBlockM / 16, kAtOnce = std::min(kVectors, kMost);
   static constexpr int kVectorBytes = 128 * 16;
   static constexpr int kBytes = 2 * kAtOnce * kVectorBytes;
 };
 
-// Two warpgroups' sums of the same tile to one half of its tokens each, through memory that both may have used before.
+// Split-K reduction over two warpgroups with sums of the same tile: each gets the total of half its rows of x. Both may have used
+// the memory before.
 template <class S, int kSums, class Sum>
 __device__ inline void share_out(const Sum (&sums)[kSums], Sum (&mine)[kSums / 2], int group, uint32_t memory) {
-  constexpr int kMine = S::kVectors * 4, kAtOnce = S::kAtOnce, kVectorBytes = S::kVectorBytes;
+  constexpr int kOwnM = S::kVectors * 4, kAtOnce = S::kAtOnce, kVectorBytes = S::kVectorBytes;
   static_assert(S::kVectors % kAtOnce == 0);
   const uint32_t to = memory + group * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
   const uint32_t from = memory + (group ^ 1) * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
@@ -214,7 +218,7 @@ __device__ inline void share_out(const Sum (&sums)[kSums], Sum (&mine)[kSums / 2
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
       const Sum* const d = sums + (first + v) * 4;
-      const auto given = [&](int i) { return bits<float>(group == 0 ? d[kMine + i] : d[i]); };
+      const auto given = [&](int i) { return bits<float>(group == 0 ? d[kOwnM + i] : d[i]); };
       store_shared_16(to + v * kVectorBytes, {given(0), given(1), given(2), given(3)});
     }
     sync_threads_of(kWaysBarrier, kPair);
@@ -224,13 +228,13 @@ __device__ inline void share_out(const Sum (&sums)[kSums], Sum (&mine)[kSums / 2
       const uint4 taken = load_shared_16(from + v * kVectorBytes);
       const Sum others[4] = {bits<Sum>(taken.x), bits<Sum>(taken.y), bits<Sum>(taken.z), bits<Sum>(taken.w)};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) mine[(first + v) * 4 + i] = (group == 0 ? d[i] : d[kMine + i]) + others[i];
+      for (int i = 0; i < 4; ++i) mine[(first + v) * 4 + i] = (group == 0 ? d[i] : d[kOwnM + i]) + others[i];
     }
   }
   sync_threads_of(kWaysBarrier, kPair);  // the memory may be written again
 }
 
-// Outputs of a row of y from column n on, n < N: at once, or where the row's end or its alignment forbids that, one by one.
+// Stores outputs of a row of y from column n < N on: as one vector, or one by one where the row's end or alignment forbids that.
 template <bool kWholeVectors, class Output, class Vector>
 __device__ inline void store_outputs(Output* row, int n, int N, const Vector& outputs) {
   constexpr int kCount = sizeof(Vector) / sizeof(Output);
@@ -243,37 +247,37 @@ __device__ inline void store_outputs(Output* row, int n, int N, const Vector& ou
   }
 }
 
-// The blocks of a cluster that share a tile along K: each finishes every kCluster-th chunk of tokens, to which the others send
-// their sums.
-template <class Output, int kTokens, int kCluster>
+// Split-K over the blocks of a cluster: each finishes every kCluster-th chunk of rows of x, to which the others send their sums.
+template <class Output, int kBlockM, int kCluster>
 struct ClusterShares {
-  static constexpr int kChunk = Staging<Output, kTokens>::kChunk, kChunks = kTokens / kChunk;
+  static constexpr int kChunk = Staging<Output, kBlockM>::kChunk, kChunks = kBlockM / kChunk;
   static constexpr int kMost = (kChunks + kCluster - 1) / kCluster;  // that a block finishes
-  static constexpr int kVectors = kChunk / 8;                        // of four sums that a thread has of a chunk
+  static constexpr int kVectors = kChunk / 8;                        // of four sums, a thread's of a chunk
 
-  // What a block receives, from `threads` in each of the others.
+  // Bytes that a block receives from `threads` threads of each of the others.
   static constexpr int bytes(int threads) { return (kCluster - 1) * kMost * kVectors * 16 * threads; }
   __device__ static int chunks(int rank) { return (kChunks - rank + kCluster - 1) / kCluster; }
 };
 
-// Barriers of a block for its cluster: that the others are done with the memory where they receive, that their sums are here.
+// Two barriers of a block: the others no longer use the memory in which they receive; their sums have arrived here.
 constexpr int kClusterBarrierBytes = 16;
 __device__ inline void init_cluster_barriers(uint32_t barriers, int cluster) {
   barrier_init(barriers, cluster - 1), barrier_init(barriers + 8, 1);
 }
 
-// Once a launch, after cluster_wait(), by `threads` of each block, which have sums: adds the others' to those of this block's
-// chunks, in the order of K, and says which these are. `memory` is that of the ring, which the tile is done with.
-template <int kCluster, class Output, int kTokens, class Sum>
-__device__ inline unsigned meet_cluster(Sum (&sums)[kTokens / 2], int threads, uint32_t barriers, uint32_t memory) {
-  using C = ClusterShares<Output, kTokens, kCluster>;
+// Split-K reduction over a cluster, in the order of K. By the `threads` of each block that have sums, once a launch, after
+// cluster_wait(). Returns a bit for each chunk whose total this block has. `memory` is that of the stages, which are read by
+// then.
+template <int kCluster, class Output, int kBlockM, class Sum>
+__device__ inline unsigned reduce_cluster(Sum (&sums)[kBlockM / 2], int threads, uint32_t barriers, uint32_t memory) {
+  using C = ClusterShares<Output, kBlockM, kCluster>;
   const int rank = int(blockIdx.x) % kCluster, vector_bytes = threads * 16;
   const uint32_t ready = barriers, arrived = barriers + 8;
-  // Of a chunk what one of the others has, from the first of them on.
+  // Where another block's sums of a chunk arrive; `other` counts the other blocks.
   const auto received = [&](int other, int chunk) {
     return memory + (other * C::kMost + chunk / kCluster) * C::kVectors * vector_bytes + threadIdx.x * 16;
   };
-  sync_threads_of(kMeetBarrier, threads);
+  sync_threads_of(kReductionBarrier, threads);
   if (threadIdx.x == 0) {
     barrier_expect(arrived, (kCluster - 1) * C::chunks(rank) * C::kVectors * vector_bytes);
 #pragma unroll
@@ -323,28 +327,27 @@ __device__ inline unsigned meet_cluster(Sum (&sums)[kTokens / 2], int threads, u
   return mine;
 }
 
-// A warpgroup's 64 rows by kTokens, of which chunks c whose bit of `chunks` is set: transposed through the staging memory, so
-// that a row of y leaves in pieces of 64 outputs.
-template <int kTokens, class Epilogue, class Sum>
-__device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& me, const Epilogue& epilogue, const Tile& tile,
+// Stores a warpgroup's 64 output channels by kBlockM rows of x, of which chunks c whose bit of `chunks` is set: transposed
+// through staging memory, so that a row of y is stored in pieces of 64 outputs.
+template <int kBlockM, class Epilogue, class Sum>
+__device__ inline void write_tile(const Sum (&sums)[kBlockM / 2], const Thread& me, const Epilogue& epilogue, const Tile& tile,
                                   uint32_t staging, unsigned chunks = ~0u) {
   using Output = typename Epilogue::Output;
-  using S = Staging<Output, kTokens>;
-  constexpr int kVector = 16 / int(sizeof(Output)), kLanes = 64 / kVector;  // that store a row
+  using S = Staging<Output, kBlockM>;
+  constexpr int kVector = 16 / int(sizeof(Output)), kLanes = 64 / kVector;  // that store a row of y
   const int thread = threadIdx.x % 128, row = me.warp_row % 64;
-  const int n = tile.row + me.group * tile.group_rows, token = tile.token + me.group * tile.group_tokens;  // its first
-  const auto upper = epilogue.channel(n + row + me.lane / 4), lower = epilogue.channel(n + row + me.lane / 4 + 8);
+  const int first_n = tile.n + me.group * tile.group_n, first_m = tile.m + me.group * tile.group_m;
+  const auto upper = epilogue.channel(first_n + row + me.lane / 4), lower = epilogue.channel(first_n + row + me.lane / 4 + 8);
   int turn = 0;
 #pragma unroll
-  for (int c = 0; c < kTokens / S::kChunk; ++c) {
+  for (int c = 0; c < kBlockM / S::kChunk; ++c) {
     if ((chunks >> c & 1) == 0) continue;
     const uint32_t buffer = staging + (me.group * S::kBuffers + turn++ % S::kBuffers) * S::kBufferBytes;
 #pragma unroll
     for (int j = 0; j < S::kChunk / 16; ++j) {
       const Sum* d = sums + (c * S::kChunk + 16 * j) / 2;
-      const int m = token + c * S::kChunk + 16 * j + 2 * me.quad;
-      const auto first = epilogue.token(m), second = epilogue.token(m + 1), third = epilogue.token(m + 8),
-                 fourth = epilogue.token(m + 9);
+      const int m = first_m + c * S::kChunk + 16 * j + 2 * me.quad;
+      const auto first = epilogue.row(m), second = epilogue.row(m + 1), third = epilogue.row(m + 8), fourth = epilogue.row(m + 9);
       const auto output = [&](int i) {
         return epilogue(d[i], i < 4 ? (i % 2 == 0 ? first : second) : (i % 2 == 0 ? third : fourth), i % 4 < 2 ? upper : lower);
       };
@@ -362,9 +365,9 @@ __device__ inline void write_tile(const Sum (&sums)[kTokens / 2], const Thread& 
     sync_threads_of(kGroupBarrier + me.group, 128);
 #pragma unroll
     for (int j = 0; j < S::kChunk * kLanes / 128; ++j) {
-      const int from = 128 / kLanes * j + thread / kLanes, column = n + thread % kLanes * kVector;
-      const int64_t m = token + c * S::kChunk + from;
-      if (m < epilogue.M && column < min(epilogue.N, tile.end))
+      const int from = 128 / kLanes * j + thread / kLanes, column = first_n + thread % kLanes * kVector;
+      const int64_t m = first_m + c * S::kChunk + from;
+      if (m < epilogue.M && column < min(epilogue.N, tile.end_n))
         store_outputs<Epilogue::kWholeVectors>(epilogue.y + m * epilogue.N, column, epilogue.N,
                                                load_shared_16(buffer + from * S::kPitch + thread % kLanes * 16));
     }

@@ -14,92 +14,92 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kSharedMemory = (227 << 10) - int(sizeof(Rest));  // of a multiprocessor, less what one block costs
+constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));  // of a multiprocessor, less what one block costs
 
 template <class Problem>
-Segments segments(const Problem& p, int stage, const WgmmaConfig& c) {
+TileScheduler schedule(const Problem& p, int stage, const WgmmaConfig& c) {
   const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
-  return share_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.ranges);
+  return schedule_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.ranges);
 }
 
-// Rows of x that are copied at once: all of a tile, unless there are so few that leaving those beyond M out gains more than
-// pieces cost.
-inline int copy_tokens(int64_t M, int tokens) {
+// Rows of x in one copy: all of a tile, unless there are so few that leaving out those beyond M gains more than several copies
+// cost.
+inline int copy_rows(int64_t M, int block_m) {
   constexpr int kPiece = 32;
-  const bool saves = ceil_div(M, kPiece) * kPiece < ceil_div(M, tokens) * tokens;
-  return M <= 96 && saves ? kPiece : tokens;
+  const bool saves = ceil_div(M, kPiece) * kPiece < ceil_div(M, block_m) * block_m;
+  return M <= 96 && saves ? kPiece : block_m;
 }
 
 inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
 
 template <class Problem>
 size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
-  const Segments s = segments(p, stage, c);
+  const TileScheduler s = schedule(p, stage, c);
   return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
 
-// Warpgroups of 64 rows of w take turns along K; those of 128 rows where the sums of four fit into registers. Of w as many stages
-// as its format wants, and as many steps of x as fit beside them.
-template <class Weights, class Output, int kTokens>
+// Two ways for BLOCK_N = 64, and for 128 where the sums of four warpgroups fit into registers. Of w as many stages as its format
+// wants, of x as many as fit beside them.
+template <class Weights, class Output, int kBlockM>
 struct Rings {
-  static constexpr int kWays = Weights::kTileRows == 64 || (Weights::kTileRows == kRows && kTokens <= 64) ? 2 : 1;
-  static constexpr int kW = kTokens * Weights::kTileRows <= 64 * kRows ? Weights::kNarrowStages : Weights::kWideStages;
-  using Empty = Layout<Weights, Output, kTokens, 0, kW, kWays>;
+  static constexpr int kWays = Weights::kBlockN == 64 || (Weights::kBlockN == kPairN && kBlockM <= 64) ? 2 : 1;
+  static constexpr int kW = kBlockM * Weights::kBlockN <= 64 * kPairN ? Weights::kNarrowStages : Weights::kWideStages;
+  using Empty = Layout<Weights, Output, kBlockM, 0, kW, kWays>;
   static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 8 + kWays * 8));
 };
 
-template <class T, int kTokens, class Weights, class Epilogue, class Problem>
+template <class T, int kBlockM, class Weights, class Epilogue, class Problem>
 cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const typename Weights::Maps& maps,
                                const Epilogue& epilogue, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   using Output = typename Epilogue::Output;
-  using R = Rings<Weights, Output, kTokens>;
-  using L = Layout<Weights, Output, kTokens, R::kX, R::kW, R::kWays>;
-  const auto kernel = weight_only<T, Weights, Epilogue, kTokens, R::kX, R::kW, R::kWays>;
+  using R = Rings<Weights, Output, kBlockM>;
+  using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWays>;
+  const auto kernel = weight_only<T, Weights, Epilogue, kBlockM, R::kX, R::kW, R::kWays>;
 
-  Arguments<Weights, Epilogue> a{weights, epilogue};
-  a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kTileRows)), static_cast<int>(ceil_div(p.M, kTokens))};
-  a.segments = segments(p, Weights::kStage, config);
-  a.copy_tokens = copy_tokens(p.M, kTokens);
-  if (config.cluster > Weights::kMostCluster || !shares_fit(a.segments, config.blocks)) return cudaErrorInvalidValue;
-  place(a.segments, workspace, tile_bytes(config));
+  Params<Weights, Epilogue> a{weights, epilogue};
+  a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kBlockN)), static_cast<int>(ceil_div(p.M, kBlockM))};
+  a.schedule = schedule(p, Weights::kStage, config);
+  a.copy_rows = copy_rows(p.M, kBlockM);
+  if (config.cluster > Weights::kMostCluster || !schedule_fits(a.schedule, config.blocks)) return cudaErrorInvalidValue;
+  set_workspace(a.schedule, workspace, tile_bytes(config));
 
-  const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, a.copy_tokens});
+  const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, a.copy_rows});
   if (!x.valid) return cudaErrorNotSupported;
 
   Grid grid{static_cast<unsigned>(config.blocks),
-            threads(R::kWays, Weights::kTileRows),
+            threads(R::kWays, Weights::kBlockN),
             L::kBytes,
             stream,
             static_cast<unsigned>(config.cluster),
             Overlap::after_ours};
-  if (a.segments.ranges > 0) {
+  if (a.schedule.stream_k_blocks > 0) {
     const Grid one{1, 128, 0, stream, 1, Overlap::after_ours};
-    const cudaError_t error = launch(clear_counters<unsigned>, one, a.segments.counters, rest_tiles(a.segments));
+    const cudaError_t error = launch(clear_counters<unsigned>, one, a.schedule.counters, shared_tiles(a.schedule));
     if (error != cudaSuccess) return error;
     grid.overlap = Overlap::always;
   }
   return launch(kernel, grid, x.map, maps, a);
 }
 
-// Rows of w, a line of a stage each.
+// The tensor map of w: a line a k-tile and output channel.
 template <class Problem>
 TensorMap lines_map(const Problem& p, int64_t row_bytes, int rows) {
   return {CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {row_bytes, p.N}, {row_bytes}, {kLine, rows}};
 }
 
-// Tiles that a format has kernels for: rows of w by rows of x.
-template <int kRowsOfW, int kTokensOfX>
+// Tiles that a format has kernels for: output channels by rows of x.
+template <int block_n, int block_m>
 struct TileShape {
-  static constexpr int kTileRows = kRowsOfW, kTokens = kTokensOfX;
-  static bool is_of(const WgmmaConfig& c) { return c.rows == kTileRows && c.tokens == kTokens; }
+  static constexpr int kBlockN = block_n, kBlockM = block_m;
+  static bool is_of(const WgmmaConfig& c) { return c.rows == kBlockN && c.tokens == kBlockM; }
 };
 
-template <int kRowsOfW, int... kTokensOfX>
+template <int block_n, int... block_m>
 struct TilesOf {
-  // Whether one of them is what a configuration names, which `run` is called with.
+  // Calls `run` with the tile that a configuration names, if it is one of these. Whether it is.
   template <class Run>
   static bool run(const WgmmaConfig& c, Run&& run) {
-    return ((TileShape<kRowsOfW, kTokensOfX>::is_of(c) && (run(TileShape<kRowsOfW, kTokensOfX>()), true)) || ...);
+    return ((TileShape<block_n, block_m>::is_of(c) && (run(TileShape<block_n, block_m>()), true)) || ...);
   }
 };
 
@@ -107,9 +107,9 @@ template <class... Tiles>
 struct TileShapes {};
 
 // f(TileShape{}) of each.
-template <int kRowsOfW, int... kTokensOfX, class F>
-void for_each_shape(TilesOf<kRowsOfW, kTokensOfX...>, F&& f) {
-  (f(TileShape<kRowsOfW, kTokensOfX>()), ...);
+template <int block_n, int... block_m, class F>
+void for_each_shape(TilesOf<block_n, block_m...>, F&& f) {
+  (f(TileShape<block_n, block_m>()), ...);
 }
 template <class... Tiles, class F>
 void for_each_shape(TileShapes<Tiles...>, F&& f) {
@@ -123,52 +123,55 @@ cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
   return error;
 }
 
-// Whether there is a kernel for a configuration, and its blocks can share the tiles so.
+// Whether there is a kernel for a configuration, and a schedule of its blocks.
 template <class Tiles, class Problem>
 bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const WgmmaConfig& c) {
   const auto found = [](auto) { return cudaSuccess; };
   return with_tile(shapes, c, found) == cudaSuccess && !c.turned && c.cluster >= 1 && c.cluster <= most_cluster &&
-         c.ranges >= 0 && c.blocks > c.ranges && shares_fit(segments(p, stage, c), c.blocks);
+         c.ranges >= 0 && c.blocks > c.ranges && schedule_fits(schedule(p, stage, c), c.blocks);
 }
 
 // ---- The choice ----
 
-constexpr int kTokenCounts[] = {32, 64, 96, 128, 192, 256};
-constexpr int64_t kMostTurns = 2;  // of whole tiles, beside which ranges are worth it
+constexpr int kBlockMs[] = {32, 64, 96, 128, 192, 256};
+constexpr int64_t kMostTurns = 2;  // of whole tiles, beside which stream-K is worth it
 
-// What ranges take, of so many microseconds a stage; `tile`: what a tile takes beside its stages; `size`: its, of 128 by 256.
-inline double time_of_ranges(const Segments& s, int blocks, double stage, double tile, double size, const WeightOnlyWgmmaFit& m) {
-  const int rest = rest_tiles(s), longest = s.part_stages + (s.longer > 0);
-  const bool even = s.longer == 0 && (s.shared_stages % longest == 0 || longest % s.shared_stages == 0);
-  const auto touched = [&](int stages, int by) { return even ? ceil_div(stages, by) : (stages + by - 2) / by + 1; };
-  const double range = longest * stage + (touched(longest, s.shared_stages) - 1) * m.leaving * size;
-  const double parts = touched(s.shared_stages, s.part_stages) * size;
+// Microseconds that stream-K takes. `stage`: those of a k-tile; `tile`: those of a tile beside its k-tiles; `size`: a tile's
+// outputs, of 128 by 256.
+inline double time_of_stream_k(const TileScheduler& s, int blocks, double stage, double tile, double size,
+                               const WeightOnlyWgmmaFit& m) {
+  const int shared = shared_tiles(s), longest = s.split_k_tiles + (s.longer_splits > 0);
+  const bool even = s.longer_splits == 0 && (s.shared_k_tiles % longest == 0 || longest % s.shared_k_tiles == 0);
+  // Tiles that a range touches, or ranges that a tile does.
+  const auto touched = [&](int k_tiles, int by) { return even ? ceil_div(k_tiles, by) : (k_tiles + by - 2) / by + 1; };
+  const double range = longest * stage + (touched(longest, s.shared_k_tiles) - 1) * m.leaving * size;
+  const double parts = touched(s.shared_k_tiles, s.split_k_tiles) * size;
   double time = tile + m.waiting + parts * m.adding;
-  if (s.whole_tiles > 0)  // the ends of owners, or of the others
-    time += s.whole_tiles / blocks * (s.stages * stage + tile) +
-            std::max(range, ceil_div(rest, s.owners) * (m.waiting + parts * m.adding_beside));
+  if (s.whole_tiles > 0)  // when the fix-up blocks end, or the others
+    time += s.whole_tiles / blocks * (s.k_tiles * stage + tile) +
+            std::max(range, ceil_div(shared, s.fix_up_blocks) * (m.waiting + parts * m.adding_beside));
   else
-    time += std::max(range, (s.stages - s.shared_stages) * stage);
+    time += std::max(range, (s.k_tiles - s.shared_k_tiles) * stage);
   return m.clearing + time;
 }
 
-// By a model of the time: rounds of tiles, each of them steps of 64 k, and what blocks pay that share one. Clusters of 3: where
-// parts of the chip have odd sizes, an eighth of it may stay idle.
+// By a model of the time: turns of tiles, each of them steps of 64 k, and what sharing a tile costs. With clusters of 3 an eighth
+// of the multiprocessors may stay idle, where GPCs have odd sizes.
 template <class Problem>
 Choice<WgmmaConfig> choose(const Problem& p, int stage, int most_cluster, const WeightOnlyWgmmaFit& model, int sms) {
   const int64_t stages = ceil_div(p.K, stage);
   Choice<WgmmaConfig> best;
-  const auto consider_tiles = [&](int rows, int tokens, double step, const WeightOnlyWgmmaFit::Tiles& cost) {
-    const int64_t tiles = ceil_div(p.N, rows) * ceil_div(p.M, tokens), rest = tiles % sms;
+  const auto consider_tiles = [&](int block_n, int block_m, double step, const WeightOnlyWgmmaFit::Tiles& cost) {
+    const int64_t tiles = ceil_div(p.N, block_n) * ceil_div(p.M, block_m), rest = tiles % sms;
     const auto time_of = [&](int64_t parts) { return parts * (stage / kStep) * step + cost.tile; };
     const auto consider = [&](int cluster, int64_t ranges, int64_t blocks) {
-      const WgmmaConfig config{tokens, cluster, static_cast<int>(ranges), static_cast<int>(blocks), rows};
-      const Segments s = segments(p, stage, config);
-      if (!shares_fit(s, config.blocks)) return;
-      const double size = rows * tokens / (128. * 256);
-      double time = ranges > 0 ? time_of_ranges(s, config.blocks, stage / kStep * step, cost.tile, size, model)
+      const WgmmaConfig config{block_m, cluster, static_cast<int>(ranges), static_cast<int>(blocks), block_n};
+      const TileScheduler s = schedule(p, stage, config);
+      if (!schedule_fits(s, config.blocks)) return;
+      const double size = block_n * block_m / (128. * 256);
+      double time = ranges > 0 ? time_of_stream_k(s, config.blocks, stage / kStep * step, cost.tile, size, model)
                                : ceil_div(s.whole_tiles, blocks) * time_of(stages);
-      if (cluster > 1 && rest_tiles(s) > 0) time += time_of(ceil_div(stages, cluster)) + cost.cluster;
+      if (cluster > 1 && shared_tiles(s) > 0) time += time_of(ceil_div(stages, cluster)) + cost.cluster;
       best.consider(config, time);
     };
     consider(1, 0, even_blocks(tiles, 1, sms));
@@ -176,13 +179,13 @@ Choice<WgmmaConfig> choose(const Problem& p, int stage, int most_cluster, const 
     if (most_cluster == 3) consider(3, 0, even_blocks(tiles, 3, sms * 7 / 8));
     if (rest == 0 || tiles / sms > kMostTurns) return;
     if (tiles < sms) {
-      // As many ranges as there are blocks for, or fewer of the same length, which leave fewer parts of tiles.
+      // As many ranges as there are blocks for, or fewer of the same length, which touch fewer tiles.
       for (int64_t ranges = sms - tiles; ranges > 0; --ranges)
-        if (ranges == sms - tiles || share_tiles(tiles, stages, tiles + ranges, 1, ranges).longer == 0)
+        if (ranges == sms - tiles || schedule_tiles(tiles, stages, tiles + ranges, 1, ranges).longer_splits == 0)
           consider(1, ranges, tiles + ranges);
       return;
     }
-    // The fewest ranges that are so long, since who has none owns fewer tiles then; and some for each tile.
+    // The fewest ranges of a length, since that leaves more fix-up blocks; and a number that divides evenly by tiles.
     constexpr int kLengths = 3;
     const int64_t shared = rest * stages, shortest = ceil_div(shared, sms - 1);
     for (int64_t longest = shortest; longest < shortest + kLengths; ++longest) consider(1, ceil_div(shared, longest), sms);
@@ -190,11 +193,11 @@ Choice<WgmmaConfig> choose(const Problem& p, int stage, int most_cluster, const 
   };
   const auto consider_kind = [&](int rows, const WeightOnlyWgmmaFit::Tiles& cost) {
     for (int i = 0; i < 6; ++i)
-      if (cost.steps[i] > 0) consider_tiles(rows, kTokenCounts[i], cost.steps[i], cost);
+      if (cost.steps[i] > 0) consider_tiles(rows, kBlockMs[i], cost.steps[i], cost);
   };
-  consider_kind(kRows * 3 / 2, model.rows_192);
-  consider_kind(kRows, model.rows_128);
-  consider_kind(kRows / 2, model.rows_64);
+  consider_kind(kPairN * 3 / 2, model.rows_192);
+  consider_kind(kPairN, model.rows_128);
+  consider_kind(kPairN / 2, model.rows_64);
   return best;
 }
 

@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kStage = 128;  // of K, whatever the type
 
-constexpr wgmma::TileShapes<wgmma::TilesOf<192, 64, 96, 128>, wgmma::TilesOf<128, 32, 96, 128, 192, 256>,
-                            wgmma::TilesOf<64, 32, 64, 128>>
+constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/64, 96, 128>,
+                            wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 96, 128, 192, 256>,
+                            wgmma::TilesOf</*block_n=*/64, /*block_m=*/32, 64, 128>>
     kShapes;
 
 template <class T, Element kType>
@@ -20,7 +21,7 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
   return wgmma::with_tile(kShapes, config, [&](auto shape) {
     using Weights = wgmma::EightBitWeights<T, kType, decltype(shape)>;
     static_assert(Weights::kStage == kStage);
-    return wgmma::launch_weight_only<T, shape.kTokens>(p, Weights{}, {lines.map}, epilogue, config, workspace, stream);
+    return wgmma::launch_weight_only<T, shape.kBlockM>(p, Weights{}, {lines.map}, epilogue, config, workspace, stream);
   });
 }
 
@@ -42,7 +43,7 @@ template <class F>
 void for_each_instance(F&& f) {
   for (const Element type : {Element::bf16, Element::fp16})
     for (const Element weight : {Element::int8, Element::e4m3, Element::e5m2})
-      wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(weight), shape.kTileRows, shape.kTokens}); });
+      wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(weight), shape.kBlockN, shape.kBlockM}); });
 }
 
 Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) { return {int(p.type), int(p.weight_type), c.rows, c.tokens}; }

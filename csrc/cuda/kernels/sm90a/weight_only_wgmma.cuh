@@ -1,52 +1,51 @@
 // Weight-only products for many rows on Hopper: y[M, N] = x[M, K] · w[N, K]ᵀ, x in bf16 or fp16, weights narrower.
 //
-// What it computes with. w is the left operand of wgmma, from registers: a warpgroup unpacks 64 rows by 64 k, rounds
-// once to x's type, and multiplies by up to 256 rows of x, which lie in shared memory as the copy engine brought them. So
-// y comes transposed, and narrow tiles (few rows of x) still fill the 64 rows of the instruction.
+// Operands. swap_ab, with w in registers: a consumer warpgroup unpacks 64 output channels by 64 k, rounds them once to x's type,
+// and multiplies by up to 256 rows of x, which lie in shared memory as bulk tensor copies left them. y comes transposed, and
+// tiles with few rows of x still fill the 64 rows of wgmma.
 //
-// How it walks memory. A block takes 192 rows of w, 128 or 64 by kTokens rows of x: a warpgroup for every 64 rows (two where
-// tiles are narrow or have 64, see below) multiplies, two threads of another copy. Weights come in stages of a 128-byte line a
-// row, x in steps of 64 k. For 128 by 256 a step is 4 KiB of int4, 8 of 8-bit weights, and 32 of x against 1024 cycles of the
-// matrix engine; L2 keeps up with that (reading x once for two blocks of a cluster gained nothing). Where tiles do not come out
-// even over the blocks, the last of them are shared along K (segments.h).
+// Memory. A tile has BLOCK_N = 192, 128 or 64 output channels by BLOCK_M rows of x. A warpgroup multiplies 64 output channels
+// (two warpgroups where tiles are narrow or BLOCK_N is 64, see below); two producer threads copy, one w and one x. A stage of w
+// has a line of 128 bytes an output channel, one of x 64 k. For 128 by 256, 64 k are 4 KiB of int4 or 8 of 8-bit weights, and 32
+// of x, against 1024 cycles of the tensor cores; L2 keeps up with that (multicasting x to two blocks of a cluster gained
+// nothing). Tiles that do not fill a last turn are shared along K (tile_scheduler.h).
 //
-// How it hides time. The instruction reads its left operand from registers while it runs, so a warpgroup keeps two
-// sets of fragments: while the engine multiplies one, weights become the other, 50 instructions a thread for 32 k, and
-// it never waits for the product it has just issued. That is latency more than work, so for narrow tiles, whose sums leave
-// registers for it, two pairs of warpgroups take turns at the steps (kWays) and add their sums at the end. An instruction of the
-// product whose left operand is in registers holds up its warp until the one before has begun, so a chunk's bytes are asked for
-// before the product of the chunk before it, and whether the next x is here before the unpacking, not after. Three warpgroups,
-// of tiles of 192 rows, hide more from each other than two.
+// Latency. wgmma reads its left operand from registers while it runs, so a warpgroup has two sets of fragments: it unpacks into
+// one while the tensor cores multiply the other, 50 instructions a thread for 32 k, and never waits for the product it has just
+// issued. That is latency more than work, so for narrow tiles, whose sums leave registers for it, two pairs of warpgroups split K
+// (kWays) and add their sums at the end. A wgmma with its left operand in registers holds up its warp until the one before has
+// begun, so a chunk's bytes are loaded before the product of the chunk before it is issued, and the barrier of the next x is
+// tested before the unpacking, not after. Three warpgroups (BLOCK_N = 192) hide more from each other than two.
 //
-// How it saves instructions. Beside products of 128 columns a quarter of the multiprocessor issues every other cycle, so each
-// instruction counts. Its loop is over as many stages of w as both rings have whole rounds of, two if it can: then places in
-// shared memory are constants. Tiles whose warpgroups take turns are slower so, and have one.
+// Instructions. Beside products of 128 columns a quarter of the multiprocessor issues every other cycle, so each instruction
+// counts. The loop is over as many stages of w as both rings have whole rounds of, two if possible: then addresses in shared
+// memory are constants. Tiles with two ways are slower so, and have one.
 //
-// Short products. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all of them; but then
-// there are too few tiles of 128 rows for all multiprocessors, and more than two blocks of a cluster do not all run at once.
-// Tiles of 64 rows are twice as many, and their two warpgroups take turns at the steps: 4096 by 4096 by 128 rows of x becomes 64
-// tiles by clusters of two, with half the unpacking of tiles of 128 by 64.
+// Few tiles. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all rows; but then there are
+// too few tiles of 128 output channels for all multiprocessors, and clusters of more than two blocks do not all run at once. With
+// BLOCK_N = 64 there are twice as many, and the two warpgroups split K: 4096 by 4096 by 128 rows of x becomes 64 tiles by
+// clusters of two, with half the unpacking of tiles of 128 by 64.
 //
-// What differs between formats of weights is a policy's:
+// What differs between weight formats is a policy's:
 //
 //   struct Weights {                           // what a kernel's arguments hold of it
-//     static constexpr int kTileRows;          // of w in a tile: 192, 128 or 64
+//     static constexpr int kBlockN;            // output channels of a tile: 192, 128 or 64
 //     static constexpr int kLinesBytes;        // of a stage's lines
-//     static constexpr int kStage;             // of K in a stage: a line of 128 bytes a row
-//     static constexpr int kExtraBytes;        // that a stage has beside its lines
-//     static constexpr int kNarrowStages, kWideStages;  // in the ring of narrow tiles and of wide ones
+//     static constexpr int kStage;             // k of a stage: a line of 128 bytes an output channel
+//     static constexpr int kExtraBytes;        // of a stage beside its lines: scales
+//     static constexpr int kNarrowStages, kWideStages;  // stages of narrow tiles and of wide ones
 //     static constexpr int kMostCluster;       // 2 or 3
 //     struct Maps { void prefetch() const; ... };
-//     class Copies {                           // of the thread that copies
+//     class Copies {                           // of the producer thread
 //       Copies(const Weights&, const Maps&);
 //       uint32_t bytes() const;                // of a stage
-//       void start(int row, int stage);
-//       void prefetch();                       // to L2 alone; like copy it takes a stage and goes to the next
+//       void start(int n, int k_tile);
+//       void prefetch();                       // a k-tile into L2 only; like copy, it goes on to the next one
 //       void copy(uint32_t lines, uint32_t extra, uint32_t arrived);
 //     };
-//     template <int kWays> class Reader {      // of a thread that multiplies
-//       Reader(const Weights&, uint32_t lines, uint32_t extra, const Thread&);  // where the ring begins
-//       void load(const Ring&, int c);         // bytes of the thread's chunk c of the ring's present stage, 32 k
+//     template <int kWays> class Reader {      // of a consumer thread
+//       Reader(const Weights&, uint32_t lines, uint32_t extra, const Thread&);  // where the stages begin
+//       void load(const Ring&, int c);         // the bytes of the thread's chunk c, 32 k, of the ring's current stage
 //       void unpack(uint32_t (&fragments)[2][4]) const;
 //     };
 //   };
@@ -59,83 +58,83 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kStep = 64;  // of K: a line of x
+constexpr int kStep = 64;  // k of a stage of x: a line
 
 template <class Weights, class Epilogue>
-struct Arguments {
+struct Params {
   Weights weights;
   Epilogue epilogue;
   Tiles tiles;
-  Segments segments;  // what lies outside K in the last stage is zero
-  int copy_tokens;    // rows of x that are copied at once
+  TileScheduler schedule;  // what lies outside K in the last k-tile is zero
+  int copy_rows;           // rows of x in one copy
 };
 
 // ---- Shared memory ----
 
-template <class Weights, class Output, int kTokens, int kXStages, int kWStages, int kWays>
+template <class Weights, class Output, int kBlockM, int kXStages, int kWStages, int kWays>
 struct Layout {
-  static constexpr int kXBytes = kTokens * kStep * 2;
+  static constexpr int kXBytes = kBlockM * kStep * 2;
   static constexpr int kX = 0;
   static constexpr int kLines = kX + kXStages * kXBytes;
   static constexpr int kExtra = kLines + kWStages * Weights::kLinesBytes;
   static constexpr int kOut = kExtra + kWStages * Weights::kExtraBytes;
-  // Two ways of a warpgroup each share out their sums, by all memory from kOut to kBarriers; others hand theirs to the first.
-  static constexpr bool kShares = kWays == 2 && Weights::kTileRows == 64;
-  static constexpr int kThreads = kShares ? kPair : 2 * Weights::kTileRows;  // that have sums then, each warpgroup of so many
-  static constexpr int kMine = kShares ? kTokens / 2 : kTokens;              // tokens
-  static constexpr int kHanding = kOut + Staging<Output, kMine, Weights::kTileRows / 64>::kBytes;
-  using Shared = Sharing<kTokens, 8>;
+  // Two ways of one warpgroup each reduce by share_out, with all memory from kOut to kBarriers; others by reduce_ways.
+  static constexpr bool kShares = kWays == 2 && Weights::kBlockN == 64;
+  static constexpr int kThreads = kShares ? kPair : 2 * Weights::kBlockN;  // that have sums after that
+  static constexpr int kOwnM = kShares ? kBlockM / 2 : kBlockM;            // rows of x
+  static constexpr int kHanding = kOut + Staging<Output, kOwnM, Weights::kBlockN / 64>::kBytes;
+  using Shared = Sharing<kBlockM, 8>;
   static constexpr int kBarriers =
-      kShares ? std::max(kHanding, kOut + Shared::kBytes) : kHanding + Handing<kWays, Weights::kTileRows, kTokens>::kBytes;
+      kShares ? std::max(kHanding, kOut + Shared::kBytes) : kHanding + Handing<kWays, Weights::kBlockN, kBlockM>::kBytes;
   using XCopies = Ring<kXStages, kWays>;
-  // The same for who multiplies, whose loop is over kRound stages of w.
+  // The consumers' rings, whose loop is over kRound stages of w.
   static constexpr int kSteps = Weights::kStage / kStep;  // of x in one of them
   static constexpr int kRound = kWays == 1 && kWStages % 2 == 0 && kXStages % (2 * kSteps) == 0 ? 2 : 1;
   using XRing = std::conditional_t<kXStages % kSteps == 0, RingOfRounds<kXStages, kWays, kRound * kSteps>, XCopies>;
   using WRing = std::conditional_t<kRound == 2, RingOfRounds<kWStages, 1, kRound>, Ring<kWStages>>;
   static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
-  static constexpr int kLeavingBarriers = kClusterBarriers + kClusterBarrierBytes;
-  static constexpr int kBytes = kLeavingBarriers + kLeavingBarrierBytes + 1024;  // the copy engine's alignment
-  // What the blocks of a cluster send lies over the rings.
-  static_assert(kXStages == 0 || ClusterShares<Output, kMine, 2>::bytes(kThreads) <= kOut);
-  static_assert(kXStages == 0 || ClusterShares<Output, kMine, Weights::kMostCluster>::bytes(kThreads) <= kOut);
+  static constexpr int kPartialBarriers = kClusterBarriers + kClusterBarrierBytes;
+  static constexpr int kBytes = kPartialBarriers + kPartialBarrierBytes + 1024;  // the alignment of bulk tensor copies
+  // What the blocks of a cluster receive overlays the stages.
+  static_assert(kXStages == 0 || ClusterShares<Output, kOwnM, 2>::bytes(kThreads) <= kOut);
+  static_assert(kXStages == 0 || ClusterShares<Output, kOwnM, Weights::kMostCluster>::bytes(kThreads) <= kOut);
 };
 
 // ---- Reading weights ----
 
-// A value that the compiler can't compute again, so that it stays in a register: reading the thread's number takes long.
+// A value that the compiler cannot recompute, so that it stays in a register: reading the thread's number is slow.
 __device__ inline uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x); }
 
-// A pair of warpgroups takes every kWays-th step of two chunks: its chunk c in a stage is chunk own_chunk(c) + 2 · way.
+// A way takes every kWays-th pair of chunks: its chunk c of a stage is chunk own_chunk(c) + 2 · way.
 template <int kWays>
 __device__ constexpr int own_chunk(int c) {
   return c / 2 * 2 * kWays + c % 2;
 }
 
-// Where a thread's row begins in a stage of lines: chunks have `bytes`. The copy engine's swizzle: 16 bytes c of row r lie at
-// place c ^ r % 8.
+// Where a thread's output channel begins in a stage of lines whose chunks have `bytes`. Bulk tensor copies swizzle: 16 bytes c of
+// row r lie at place c ^ r % 8.
 __device__ inline uint32_t row_address(uint32_t lines, const Thread& me, int bytes) {
   return lines + me.row() * kLine + (((me.lane / 4) << 4) ^ (2 * me.way * bytes));
 }
 
-// ---- Copying: one thread for w, one for x. What they do per copy is what limits narrow tiles, so nothing that can be
-// done once a tile belongs in the inner loops. ----
+// ---- The producers: one thread for w, one for x. The time that a copy takes them limits narrow tiles, so what can be done once
+// a tile stays out of the inner loops. ----
 
-template <class L, int kTokens, int kWStages, class Weights, class Epilogue>
-__device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
-                                    uint32_t empty, const typename Weights::Maps& maps) {
+template <class L, int kBlockM, int kWStages, class Weights, class Epilogue>
+__device__ inline void copy_weights(const Params<Weights, Epilogue>& p, const BlockWork& block_work, uint32_t shared,
+                                    uint32_t full, uint32_t empty, const typename Weights::Maps& maps) {
   typename Weights::Copies copies(p.weights, maps);
-  // The first of them to L2 while the last kernel ends.
+  // The first k-tiles into L2 while the last kernel ends.
   maps.prefetch();
-  const Segment first = first_segment(p.segments, rest);
-  copies.start(tile_of(p.tiles, first.tile, kTokens, Weights::kTileRows).row, first.first_stage);
-  for (int stage = 0; stage < min(first.stages, kWStages); ++stage) copies.prefetch();
+  const WorkTile first = first_work(p.schedule, block_work);
+  copies.start(tile_of(p.tiles, first.tile, kBlockM, Weights::kBlockN).n, first.first_k_tile);
+  for (int stage = 0; stage < min(first.k_tiles, kWStages); ++stage) copies.prefetch();
   wait_for_last_kernel();
   Ring<kWStages> w;
-  each_segment(p.segments, rest, [&](const Segment& segment) {
-    copies.start(tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows).row, segment.first_stage);
+  for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
+    copies.start(tile_of(p.tiles, work.tile, kBlockM, Weights::kBlockN).n, work.first_k_tile);
 #pragma unroll 1
-    for (int stage = 0; stage < segment.stages; ++stage) {
+    for (int stage = 0; stage < work.k_tiles; ++stage) {
       const uint32_t arrived = full + 8 * w.full();
       barrier_wait(empty + 8 * w.slot(), w.empty_parity() ^ 1);
       barrier_expect(arrived, copies.bytes());
@@ -146,26 +145,25 @@ __device__ inline void copy_weights(const Arguments<Weights, Epilogue>& p, const
   });
 }
 
-template <class L, int kTokens, class Weights, class Epilogue>
-__device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const Rest& rest, uint32_t shared, uint32_t full,
+template <class L, int kBlockM, class Weights, class Epilogue>
+__device__ inline void copy_input(const Params<Weights, Epilogue>& p, const BlockWork& block_work, uint32_t shared, uint32_t full,
                                   uint32_t empty, const CUtensorMap& x_map) {
   constexpr int kStage = Weights::kStage;
   prefetch_map(&x_map);
   wait_for_last_kernel();
   start_next_kernel();
   typename L::XCopies x;
-  each_segment(p.segments, rest, [&](const Segment& segment) {
-    const Tile tile = tile_of(p.tiles, segment.tile, kTokens, Weights::kTileRows);
-    const int tokens = copied_tokens(p.epilogue.M, tile, kTokens, p.copy_tokens);
-    const int end = (segment.first_stage + segment.stages) * kStage;
+  for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
+    const Tile tile = tile_of(p.tiles, work.tile, kBlockM, Weights::kBlockN);
+    const int rows = copied_rows(p.epilogue.M, tile, kBlockM, p.copy_rows);
+    const int end = (work.first_k_tile + work.k_tiles) * kStage;
 #pragma unroll 1
-    for (int k = segment.first_stage * kStage; k < end; k += kStep) {
+    for (int k = work.first_k_tile * kStage; k < end; k += kStep) {
       const uint32_t arrived = full + 8 * x.full(), to = shared + L::kX + x.slot() * L::kXBytes;
       barrier_wait(empty + 8 * x.slot(), x.empty_parity() ^ 1);
-      barrier_expect(arrived, tokens * kLine);
+      barrier_expect(arrived, rows * kLine);
 #pragma unroll 1
-      for (int token = 0; token < tokens; token += p.copy_tokens)
-        copy_tile(to + token * kLine, &x_map, arrived, k, tile.token + token);
+      for (int row = 0; row < rows; row += p.copy_rows) copy_tile(to + row * kLine, &x_map, arrived, k, tile.m + row);
       x.advance();
     }
   });
@@ -173,7 +171,7 @@ __device__ inline void copy_input(const Arguments<Weights, Epilogue>& p, const R
 
 // ---- The kernel ----
 
-// Registers of a thread that copies and of one that multiplies, of the 65,536 that a multiprocessor has, by how many multiply.
+// Registers of a producer and of a consumer thread, of the 65,536 of a multiprocessor, by the number of consumers.
 template <int kMultiplying>
 struct Registers;
 
@@ -192,25 +190,24 @@ struct Registers<512> {
   static constexpr int kCopy = 32, kMultiply = 112;
 };
 
-// Threads that multiply: a warpgroup for 64 rows of each way.
+// Consumer threads: a warpgroup for 64 output channels of each way.
 __host__ __device__ constexpr int multiplying(int ways, int rows) { return ways * 2 * rows; }
-// And who copies: registers go to whole warpgroups.
+// And the producers: setmaxnreg moves registers between whole warpgroups.
 __host__ __device__ constexpr int threads(int ways, int rows) { return multiplying(ways, rows) + 128; }
 
-template <class T, class Weights, class Epilogue, int kTokens, int kXStages, int kWStages, int kWays>
-__global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
+template <class T, class Weights, class Epilogue, int kBlockM, int kXStages, int kWStages, int kWays>
+__global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     weight_only(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ typename Weights::Maps maps,
-                const Arguments<Weights, Epilogue> p) {
+                const Params<Weights, Epilogue> p) {
   using Output = typename Epilogue::Output;
-  using L = Layout<Weights, Output, kTokens, kXStages, kWStages, kWays>;
+  using L = Layout<Weights, Output, kBlockM, kXStages, kWStages, kWays>;
   using XRing = typename L::XRing;
-  constexpr int kTileRows = Weights::kTileRows, kMath = multiplying(kWays, kTileRows), kWayWarps = kTileRows / 16;
+  constexpr int kBlockN = Weights::kBlockN, kMath = multiplying(kWays, kBlockN), kWayWarps = kBlockN / 16;
   extern __shared__ char unaligned[];
-  __shared__ Rest rest;
+  __shared__ BlockWork block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * XRing::kFullBarriers;
   const uint32_t w_full = x_empty + 8 * kXStages, w_empty = w_full + 8 * kWStages;
-
   const int warp = warp_index(), lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
@@ -220,44 +217,44 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
       barrier_init(w_full + 8 * i, 1);
       barrier_init(w_empty + 8 * i, kMath / 32 * kArrivals);
     }
-    if (p.segments.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, p.segments.cluster);
-    init_leaving_barriers(shared + L::kLeavingBarriers, L::kThreads / 32);
+    if (p.schedule.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, p.schedule.cluster);
+    init_partial_barriers(shared + L::kPartialBarriers, L::kThreads / 32);
     barrier_init_fence();
-    rest.find(p.segments);
+    block_work.find(p.schedule);
   }
   __syncthreads();
-  if (p.segments.cluster > 1) cluster_arrive_initialised();
+  if (p.schedule.cluster > 1) cluster_arrive_initialised();
 
   if (warp >= kMath / 32) {
     release_registers<Registers<kMath>::kCopy>();
     if (threadIdx.x == kMath) {
-      copy_weights<L, kTokens, kWStages>(p, rest, shared, w_full, w_empty, maps);
+      copy_weights<L, kBlockM, kWStages>(p, block_work, shared, w_full, w_empty, maps);
     } else if (threadIdx.x == kMath + 32) {
-      copy_input<L, kTokens>(p, rest, shared, x_full, x_empty, x_map);
+      copy_input<L, kBlockM>(p, block_work, shared, x_full, x_empty, x_map);
     } else if (threadIdx.x == kMath + 64) {
-      count_leaving(p.segments, rest, shared + L::kLeavingBarriers);
+      signal_partials(p.schedule, block_work, shared + L::kPartialBarriers);
     }
     __syncwarp();
-    if (p.segments.cluster > 1) cluster_wait();
+    if (p.schedule.cluster > 1) cluster_wait();
   } else {
     claim_registers<Registers<kMath>::kMultiply>();
     const int way = kWays == 1 ? 0 : warp / kWayWarps, in_way = warp - way * kWayWarps;
     const Thread me = {way, in_way / 4, lane, lane % 4, in_way * 16};
     typename Weights::template Reader<kWays> weights(p.weights, shared + L::kLines, shared + L::kExtra, me);
-    float sums[kTokens / 2];
-    constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a pair of warpgroups in a stage
+    float sums[kBlockM / 2];
+    constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a way in a stage
     uint32_t fragments[2][2][4];
     XRing x(me.way);
     const uint32_t x_lines = kept(lines_descriptor(shared + L::kX));
     typename L::WRing w;
-    if (p.segments.cluster > 1) cluster_wait();
+    if (p.schedule.cluster > 1) cluster_wait();
 
     const bool speaks = arrives(kept(lane));
     const auto free_weights = [&] {
       __syncwarp();
       if (speaks) barrier_arrive(w_empty + 8 * w.slot());
     };
-    const auto free_x = [&](int slot) {  // after wgmma_wait, for which a warp meets
+    const auto free_x = [&](int slot) {  // after wgmma_wait, which synchronises a warp
       if (speaks) barrier_arrive(x_empty + 8 * slot);
     };
     const auto await_weights = [&] { barrier_wait(w_full + 8 * w.full(), w.full_parity()); };
@@ -266,24 +263,24 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
     const auto multiply = [&](int c) {
       const uint32_t b = x_lines + x.slot() * (L::kXBytes >> 4) + c % 2 * 4;
       wgmma_fence();
-      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][0], matrix_of_lines(b), true);
-      Wgmma<kTokens>::multiply(T(), sums, fragments[c % 2][1], matrix_of_lines(b + 2), true);
+      Wgmma<kBlockM>::multiply(T(), sums, fragments[c % 2][0], matrix_of_lines(b), true);
+      Wgmma<kBlockM>::multiply(T(), sums, fragments[c % 2][1], matrix_of_lines(b + 2), true);
       wgmma_commit();
     };
 
-    each_segment(p.segments, rest, [&](const Segment& segment) {
+    for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0;
-      if (segment.stages > 0) {
+      for (int i = 0; i < kBlockM / 2; ++i) sums[i] = 0;
+      if (work.k_tiles > 0) {
         await_weights();
         weights.load(w, 0);
         await_x();
         weights.unpack(fragments[0]);
-        int previous = 0;  // slot of x
+        int previous = 0;  // stage of x that the tensor cores may still read
         int stage = 0;
         bool last;
         const auto multiply_stage = [&] {
-          last = stage == segment.stages - 1;
+          last = stage == work.k_tiles - 1;
 #pragma unroll
           for (int c = 0; c < kOwn; ++c) {
             const bool more = c < kOwn - 1 || !last, next_x = more && c % 2 == 1;
@@ -296,7 +293,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
             const int used = x.slot();
             if (c % 2 == 1) x.advance(kWays);
             const bool here = !next_x || x_is_here();
-            wgmma_wait<1>();  // all chunks but this one: their fragments may be written
+            wgmma_wait<1>();  // for all chunks but this one: the other fragments may be written
             if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
             previous = used;
             if (more) weights.unpack(fragments[(c + 1) % 2]);
@@ -308,7 +305,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
 #pragma unroll 1
         do {
           if constexpr (L::kRound == 2) {
-            if (w.step() == 0) {  // or the last segment ended in the middle of a round
+            if (w.step() == 0) {  // else the last tile ended in the middle of a round
               w.assume(0), x.assume(0);
               multiply_stage();
               if (last) break;
@@ -321,31 +318,31 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kTileRows), 1)
         free_x(previous);
       }
 
-      Tile tile = tile_of(p.tiles, segment.tile, kTokens, kTileRows);
+      Tile tile = tile_of(p.tiles, work.tile, kBlockM, kBlockN);
       const auto finish = [&](auto& mine, const Thread& who) {
-        const Partials<float, L::kMine / 2, L::kThreads> partials(p.segments, segment.tile);
-        if (is_left(p.segments, segment)) return partials.leave(mine, rest, shared + L::kLeavingBarriers);
-        const bool meets = p.segments.cluster > 1 && segment.stages < p.segments.stages;
+        const StreamKPartials<float, L::kOwnM / 2, L::kThreads> partials(p.schedule, work.tile);
+        if (is_of_range(p.schedule, work)) return partials.store(mine, block_work, shared + L::kPartialBarriers);
+        const bool meets = p.schedule.cluster > 1 && work.k_tiles < p.schedule.k_tiles;
         const auto with_cluster = [&](auto cluster) {
-          return meet_cluster<cluster, Output, L::kMine>(mine, L::kThreads, shared + L::kClusterBarriers, shared);
+          return reduce_cluster<cluster, Output, L::kOwnM>(mine, L::kThreads, shared + L::kClusterBarriers, shared);
         };
-        unsigned chunks = ~0u;  // that are complete
-        if (meets && Weights::kMostCluster > 2 && p.segments.cluster > 2)
+        unsigned chunks = ~0u;  // of rows of x, that this block has the sums of
+        if (meets && Weights::kMostCluster > 2 && p.schedule.cluster > 2)
           chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
         else if (meets)
           chunks = with_cluster(std::integral_constant<int, 2>());
-        else if (is_owned(p.segments, segment))
-          partials.add(mine, kMeetBarrier);
-        write_tile<L::kMine>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
+        else if (is_fix_up(p.schedule, work))
+          partials.add(mine, kReductionBarrier);
+        write_tile<L::kOwnM>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
       };
       if constexpr (L::kShares) {
-        float mine[L::kMine / 2] = {};
-        if (segment.stages > 0) share_out<typename L::Shared>(sums, mine, me.way, shared + L::kOut);
+        float mine[L::kOwnM / 2] = {};
+        if (work.k_tiles > 0) share_out<typename L::Shared>(sums, mine, me.way, shared + L::kOut);
         Thread half = me;
-        half.group = me.way, tile.group_rows = 0, tile.group_tokens = L::kMine;
+        half.group = me.way, tile.group_n = 0, tile.group_m = L::kOwnM;
         finish(mine, half);
       } else {
-        if constexpr (kWays > 1) add_ways<kWays, kTileRows, kTokens>(sums, me, shared + L::kHanding);
+        if constexpr (kWays > 1) reduce_ways<kWays, kBlockN, kBlockM>(sums, me, shared + L::kHanding);
         if (me.way == 0) finish(sums, me);
       }
     });

@@ -1,4 +1,4 @@
-// Products of a warpgroup: d[64, kTokens] (+)= a[64, k] · b[kTokens, k]ᵀ, b in shared memory; 16 k of bf16 or fp16 with a in
+// Products of a warpgroup: d[64, n] (+)= a[64, k] · b[n, k]ᵀ, b in shared memory; 16 k of bf16 or fp16 with a in
 // registers, 32 of 8 bits with a in shared memory.
 //
 // The instruction wants every register by name, hence one specialisation for each width (PTX ISA, wgmma.mma_async).
@@ -14,7 +14,7 @@
 
 namespace aoext::cuda {
 
-template <int kTokens>
+template <int kBlockM>
 struct Wgmma;
 
 // What the instruction adds up in.
