@@ -9,8 +9,9 @@ namespace {
 // ---- what an instruction set defines -------------------------------------------------------------------
 
 // Two vectors of e4m3 as floats, to be multiplied by 256; NaN becomes a number. And kExactE4m3 of them with NaN kept.
-void load_e4m3(const void* p, F32* out);
-void load_e4m3_and_nan(const void* p, F32* out);
+//
+//   void load_e4m3(const void* p, F32* out)
+//   void load_e4m3_and_nan(const void* p, F32* out)
 
 // Of each byte the larger one, unsigned, and whether a byte is among them.
 Bytes largest_bytes(Bytes a, Bytes b);

@@ -22,7 +22,7 @@ constexpr bool kFused = true;
 inline F32 multiply_add(F32 a, F32 b, F32 c) { return (F32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 
 // Eight halves as floats.
-inline void widen(uint16x8_t halves, F32* out) {
+inline void widen(uint16x8_t halves, F32 (&out)[2]) {
   const float16x8_t of = vreinterpretq_f16_u16(halves);
   out[0] = (F32)vcvt_f32_f16(vget_low_f16(of));
   out[1] = (F32)vcvt_high_f32_f16(of);
@@ -30,7 +30,7 @@ inline void widen(uint16x8_t halves, F32* out) {
 
 // Eight values of one byte as floats; e4m3's are to be multiplied by 256, and its NaN becomes a number.
 template <Element kType>
-inline void widen_bytes(uint8x8_t bytes, F32* out) {
+inline void widen_bytes(uint8x8_t bytes, F32 (&out)[2]) {
   if constexpr (kType == Element::i8) {
     const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(bytes));
     out[0] = (F32)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
@@ -131,18 +131,18 @@ inline void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]) {
 
 constexpr int kExactE4m3 = 2;
 
-inline void load_e4m3(const void* p, F32* out) { widen_bytes<Element::e4m3>(load<uint8x8_t>(p), out); }
+inline void load_e4m3(const void* p, F32 (&out)[2]) { widen_bytes<Element::e4m3>(load<uint8x8_t>(p), out); }
 
 // As widen_bytes, with NaN kept.
 template <Element kType>
-inline void widen_exact(uint8x8_t bytes, F32* out) {
+inline void widen_exact(uint8x8_t bytes, F32 (&out)[2]) {
   if constexpr (kType != Element::e4m3) return widen_bytes<kType>(bytes, out);
   const uint8x8_t nan = vceq_u8(vand_u8(bytes, vdup_n_u8(0x7f)), vdup_n_u8(0x7f));
   const uint16x8_t halves = vandq_u16(vreinterpretq_u16_s16(vshll_n_s8(vreinterpret_s8_u8(bytes), 7)), vdupq_n_u16(0xbfff));
   widen(vorrq_u16(halves, vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(nan)))), out);
 }
 
-inline void load_e4m3_and_nan(const void* p, F32* out) { widen_exact<Element::e4m3>(load<uint8x8_t>(p), out); }
+inline void load_e4m3_and_nan(const void* p, F32 (&out)[2]) { widen_exact<Element::e4m3>(load<uint8x8_t>(p), out); }
 
 inline Bytes largest_bytes(Bytes a, Bytes b) { return (Bytes)vmaxq_u8((uint8x16_t)a, (uint8x16_t)b); }
 
