@@ -61,9 +61,8 @@ constexpr float kValuesOfNibbles[] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4
 // ---- packing -------------------------------------------------------------------------------------------
 
 void pack_8bit(Element from, const void* source, const BlockRows& rows, int64_t n, void* out) {
-  with_8bit_type(from, [&](auto of) {
-    pack_tiles(static_cast<const char*>(source), rows, n, out, ValuesOf8Bit<decltype(of)::type>());
-  });
+  with_8bit_type(
+      from, [&](auto of) { pack_tiles(static_cast<const char*>(source), rows, n, out, ValuesOf8Bit<decltype(of)::type>()); });
 }
 
 void pack_8bit_codes(const BlockwiseRows& first, const BlockRows& rows, int64_t begin, int64_t n, void* out) {
@@ -113,9 +112,8 @@ constexpr GemmShape kShapeLimbs = shape_of<DotBf16, kTwoLimbs>(pack_x_limbs<kOrd
 constexpr Gemm8Bit kGemmBf16{.shape = shape_of<DotBf16, kOneLimb>(pack_x<RowsAsBf16, kAsTheyLie>, accepts_every_row),
                              .pack_w = pack_8bit,
                              .macro_kernel = macro_kernel_alone<DotBf16, kOneLimb>};
-constexpr Gemm8Bit kGemmBf16Limbs{.shape = kShapeLimbs<kAsTheyLie, kBy8Bit>,
-                                  .pack_w = pack_8bit,
-                                  .macro_kernel = macro_kernel_alone<DotBf16, kTwoLimbs>};
+constexpr Gemm8Bit kGemmBf16Limbs{
+    .shape = kShapeLimbs<kAsTheyLie, kBy8Bit>, .pack_w = pack_8bit, .macro_kernel = macro_kernel_alone<DotBf16, kTwoLimbs>};
 
 constexpr GemmInt4Codes kGemmInt4Codes{
     .shape = kShapeBf16<kEights>, .pack_w = pack_int4_codes, .macro_kernel = macro_kernel_int4<DotBf16, kOneLimb>};

@@ -20,11 +20,11 @@ namespace aoext::cpu {
 namespace {
 namespace mmla {
 
-constexpr int64_t kTile = sizeof(uint8x16_t), kTileRow = kTile / 2;      // bytes
-constexpr int64_t kBlockRow = 512, kBlockPanel = 2 * kBlockRow;          // bytes of a row, or of a panel of x, in a block
-constexpr int kPairs = kPanel / 2;                                       // of output channels
-constexpr int64_t kStepBytes = kPairs * kTile;                           // of a block: 8 bytes of k
-constexpr int64_t kSums = 4;                                             // of a tile
+constexpr int64_t kTile = sizeof(uint8x16_t), kTileRow = kTile / 2;  // bytes
+constexpr int64_t kBlockRow = 512, kBlockPanel = 2 * kBlockRow;      // bytes of a row, or of a panel of x, in a block
+constexpr int kPairs = kPanel / 2;                                   // of output channels
+constexpr int64_t kStepBytes = kPairs * kTile;                       // of a block: 8 bytes of k
+constexpr int64_t kSums = 4;                                         // of a tile
 
 template <class Dot>
 constexpr int64_t kOfRow = kTileRow / static_cast<int64_t>(sizeof(typename Dot::Operand));  // of a tile
@@ -35,8 +35,7 @@ constexpr int64_t kKC = kBlockRow / static_cast<int64_t>(sizeof(typename Dot::Op
 
 // Tiles [begin, end) of k of kRows panels of x, each limb behind the other, by kChannels pairs of channels.
 template <class Dot, int kLimbs, int kRows, int kChannels>
-inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t end,
-                         typename Dot::Sums (&sums)[kRows][kChannels]) {
+inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t end, typename Dot::Sums (&sums)[kRows][kChannels]) {
   for (int64_t step = begin; step < end; ++step) {
     uint8x16_t wk[kChannels];
     for (int c = 0; c < kChannels; ++c) wk[c] = load<uint8x16_t>(w + step * kStepBytes + c * kTile);
@@ -174,7 +173,8 @@ void macro_kernel_int4(const void* w, const void* x, const float* x_sums, int64_
   macro_kernel<Dot, kLimbs>(w, x, scales, first.group_size / kOfRow<Dot>, M, begin / kOfRow<Dot>, n / kOfRow<Dot>, acc);
 }
 
-// A loader makes tiles of kStep elements at a time, a multiple of which groups are; the last group, or the only one, is filled up.
+// A loader makes tiles of kStep elements at a time, a multiple of which groups are; the last group, or the only one, is filled
+// up.
 template <class Dot, int kLimbs, int64_t kStep>
 void macro_kernel_blockwise(const void* w, int, const void* x, int64_t M, const BlockwiseRows& first, int64_t begin, int64_t n,
                             void* acc) {
@@ -185,8 +185,8 @@ void macro_kernel_blockwise(const void* w, int, const void* x, int64_t M, const 
 
 // ---- packing -------------------------------------------------------------------------------------------
 
-// Pairs of channels of a block: each(first row, second row, pair); the last row stands for those that don't exist. What is next is
-// fetched.
+// Pairs of channels of a block: each(first row, second row, pair); the last row stands for those that don't exist. What is next
+// is fetched.
 template <class Each>
 inline void each_pair(const BlockRows& block, const Each& each) {
   for (int pair = 0; pair < kPairs; ++pair) {
