@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help tools install demo bench whole-model test test-oldest test-wheel wheel-aarch64 test-aarch64 docs sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
+.PHONY: help tools install demo bench whole-model test test-oldest test-wheel wheel-aarch64 test-aarch64 docs sanitize cuda-sanitize wheel check-libsycl isa arm-loops ptxas lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 15
@@ -80,6 +80,9 @@ check-libsycl: tools ## Compile the host code for Intel GPUs against libsycl 8, 
 
 isa: install ## Compile the XPU kernels for Intel GPUs, look for spills and lost matrix products, predict their speed
 	$(BIN)/python tools/isa build/editable/spirv
+
+arm-loops: tools ## Count what the inner loops of the Arm kernels cost a weight in FOLDER, a build for aarch64
+	$(BIN)/python tools/arm_loops.py $(or $(FOLDER),build/py3-none-linux_aarch64-cpu)
 
 ptxas: tools ## Fail on CUDA kernels that spill in LIBRARY (a library or a wheel)
 	$(BIN)/python tools/ptxas.py $(LIBRARY)
