@@ -4,8 +4,9 @@
 
 Inductor of the installed PyTorch compiles a Llama of each kind of scheme for a simulated XPU that claims to
 be a GPU of Intel's; Intel's Triton makes SPIR-V of its kernels, in every configuration that Inductor would
-try, and Intel's offline compiler machine code of that. Exits with 1 where a kernel does not compile, makes
-calls or spills. Nothing is launched.
+try, and Intel's offline compiler machine code of that. Exits with 1 where a configuration does not compile or
+makes calls, and where a kernel spills in all of them: Inductor measures them and keeps the fastest. Nothing is
+launched.
 
 A model is also packaged by AOTInductor, up to its C++ code, which must launch Triton kernels and call our C
 functions. To compile that code needs Level Zero's headers and PyTorch's libtorch_xpu.
@@ -228,10 +229,22 @@ def problems_of(binary: Binary, device: str, result: Result) -> list[str]:
     if result.error:
         return [f"{where} does not compile: {result.error}"]
     found = [] if binary.name in result.kernels else [f"{where}: there is no such kernel in its module"]
-    for kernel in result.kernels.values():
-        found += [f"{where}: {what} in memory" for what in kernel.scratch]
-        found += [f"{where}: stack calls"] * kernel.stack_calls
-    return found
+    return found + [f"{where}: stack calls" for kernel in result.kernels.values() if kernel.stack_calls]
+
+
+def spills_of(results: list[tuple[Binary, str, Result]]) -> tuple[list[str], list[str]]:
+    """Kernels that use memory in every configuration, and those that do so in some."""
+    configurations: dict[tuple[str, str], list[bool]] = {}
+    for binary, device, result in results:
+        spills = any(kernel.scratch for kernel in result.kernels.values())
+        configurations.setdefault((binary.name, device), []).append(spills)
+    always = [f"{name} on {device} spills" for (name, device), s in configurations.items() if all(s)]
+    sometimes = [
+        f"{name} on {device} spills in {sum(s)} of {len(s)} configurations"
+        for (name, device), s in configurations.items()
+        if any(s) and not all(s)
+    ]
+    return always, sometimes
 
 
 def problems_of_package(code: str, kernels: set[str], scheme: str) -> list[str]:
@@ -274,11 +287,16 @@ def main() -> int:
                 code = cpp_package(model, tokens)
                 problems += problems_of_package(code, {name for name, _ in found}, scheme)
     binaries = list(found.values())
-    for binary, device, result in compiled(binaries, compiler):
+    results = list(compiled(binaries, compiler))
+    for binary, device, result in results:
         problems += problems_of(binary, device, result)
         for kernel in result.kernels.values():
             size = len(kernel.code.instructions)
             print(f"  {device:6} {kernel.registers:4} registers {size:5} instructions  {binary.name}")
+    always, sometimes = spills_of(results)
+    for note in sometimes:
+        print(f"note: {note}")
+    problems += always
     for problem in problems:
         print(f"isa-inductor: {problem}", file=sys.stderr)
     import triton
