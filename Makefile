@@ -15,10 +15,10 @@ BIN := $(VENV)/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help tools install demo bench whole-model test test-oldest test-wheel wheel-aarch64 test-aarch64 docs sanitize cuda-sanitize wheel check-libsycl isa arm-loops ptxas lint format clean
+.PHONY: help tools install demo bench whole-model test test-inductor-xpu test-oldest test-wheel wheel-aarch64 test-aarch64 docs sanitize cuda-sanitize wheel check-libsycl isa isa-inductor arm-loops ptxas lint format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 15
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 19
 
 # Targets share $(VENV) and build/.
 .NOTPARALLEL:
@@ -51,6 +51,13 @@ test: $(VENV)/.pip ## Run all tests on the devices at hand and on a simulated XP
 	$(setup) test
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
+# Files whose tests compile on xpu, where the interpreter makes Inductor possible.
+INDUCTOR_TESTS := $(addprefix tests/test_,$(addsuffix .py,inductor_xpu inductor_compile))
+
+test-inductor-xpu: $(VENV)/.pip ## Run torch.compile's tests for Intel GPUs, Inductor's kernels by Triton's interpreter
+	$(setup) test-inductor-xpu
+	PYTHONPATH=$(abspath $(VENV))/triton AOEXT_REQUIRE_DEVICES=inductor-xpu $(BIN)/python -m pytest -k xpu $(INDUCTOR_TESTS)
+
 wheel: tools ## Build dist/*.whl for VARIANT (cpu, cu130 or xpu) and check it in a clean environment
 	$(BIN)/python tools/wheel.py build $(VARIANT)
 
@@ -80,6 +87,10 @@ check-libsycl: tools ## Compile the host code for Intel GPUs against libsycl 8, 
 
 isa: install ## Compile the XPU kernels for Intel GPUs, look for spills and lost matrix products, predict their speed
 	$(BIN)/python tools/isa build/editable/spirv
+
+isa-inductor: $(VENV)/.pip ## Compile Inductor's kernels around our operators for Intel GPUs, with Intel's Triton
+	$(setup) isa-inductor
+	$(BIN)/python tools/isa/inductor.py
 
 arm-loops: tools ## Count what the inner loops of the Arm kernels cost a weight in FOLDER, a build for aarch64
 	$(BIN)/python tools/arm_loops.py $(or $(FOLDER),build/py3-none-linux_aarch64-cpu)

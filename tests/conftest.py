@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sysconfig
@@ -35,6 +36,10 @@ def _simulated_xpu() -> ModuleType | None:
 
 
 XPU_SIM = _simulated_xpu()  # before aoext is imported: its kernels go to the simulator's queues
+# `make test-inductor-xpu` puts a Triton on the path, which interprets what Inductor writes for that device.
+INTERPRETED = XPU_SIM is not None and importlib.util.find_spec("triton") is not None
+if XPU_SIM and INTERPRETED:
+    XPU_SIM.install_triton()
 
 import aoext  # noqa: E402
 import selection  # noqa: E402
@@ -54,7 +59,7 @@ def devices() -> dict[str, bool]:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     present = [name for name, here in devices().items() if here]
     missing = [name for name, here in devices().items() if not here]
-    simulated = " (xpu is simulated)" if XPU_SIM else ""
+    simulated = f" (xpu is simulated, {'with' if INTERPRETED else 'without'} Inductor)" if XPU_SIM else ""
     return [
         f"aoext devices: {', '.join(present)}{simulated}; missing, so their tests do not run: "
         f"{', '.join(missing) or 'none'}",
@@ -64,7 +69,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     required = set(filter(None, os.environ.get("AOEXT_REQUIRE_DEVICES", "").split(",")))
-    absent = {name for name in required if not devices().get(name, False)}
+    here = devices() | {"inductor-xpu": INTERPRETED or (devices()["xpu"] and XPU_SIM is None)}
+    absent = {name for name in required if not here.get(name, False)}
     if absent:
         raise pytest.UsageError(f"AOEXT_REQUIRE_DEVICES names {sorted(absent)}, which this machine lacks")
 
@@ -84,12 +90,18 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 # What another process has to run before it can use the devices of this one.
-PRELUDE = "import xpu_sim; xpu_sim.install()\n" if XPU_SIM else ""
+INSTALL = "install_triton" if INTERPRETED else "install"
+PRELUDE = f"import xpu_sim; xpu_sim.{INSTALL}()\n" if XPU_SIM else ""
 
 
 def compiler_for(device: torch.device) -> str:
-    """The backend of torch.compile: Inductor has no compiler for a simulated device."""
-    return "aot_eager" if XPU_SIM and device.type == "xpu" else "inductor"
+    """The backend of torch.compile: Inductor has a compiler for a simulated device where Triton is."""
+    return "aot_eager" if XPU_SIM and device.type == "xpu" and not INTERPRETED else "inductor"
+
+
+def packages_run_on(device: torch.device) -> bool:
+    """Whether AOTInductor's do: nothing simulates libtorch_xpu and Level Zero, which they are linked with."""
+    return not (XPU_SIM and device.type == "xpu")
 
 
 def zero_point_slack(x: torch.Tensor, N: int, group_size: int, zero_over_scale: float) -> float:

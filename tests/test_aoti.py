@@ -17,7 +17,7 @@ import aoext
 from aoext.configs import QuantizationConfig
 from aoext.reference import ALL_CALLS, Problem, randn
 from aoext_bench.tiny_lm import TinyLM, TinyLMConfig
-from conftest import compiler_for
+from conftest import packages_run_on
 from formats import bits
 
 # What the wrapper's own speed costs to compile is of no interest here.
@@ -51,11 +51,11 @@ DYNAMIC = {
 
 
 @pytest.fixture(autouse=True)
-def _inductor_has_a_compiler(request: pytest.FixtureRequest) -> None:
+def _packages_run(request: pytest.FixtureRequest) -> None:
     if "device" in request.fixturenames:
         device = request.getfixturevalue("device")
-        if compiler_for(device) != "inductor":
-            pytest.skip(f"Inductor has no compiler for a simulated {device.type}")
+        if not packages_run_on(device):
+            pytest.skip(f"nothing runs packages on a simulated {device.type}")
 
 
 def compiled(program: torch.export.ExportedProgram, path: Path) -> Callable[..., Any]:

@@ -16,13 +16,13 @@ import torch
 
 import aoext
 from aoext_bench.tiny_lm import load_tiny_lm
-from conftest import compiler_for, devices, environment_of_programs, loaded_libraries
+from conftest import devices, environment_of_programs, loaded_libraries, packages_run_on
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "aoti.md").read_text(encoding="utf-8")
 PROMPT = "def main("
 HERE = [torch.device(name) for name, here in devices().items() if here]
-DEVICES = [device.type for device in HERE if compiler_for(device) == "inductor"]
+DEVICES = [device.type for device in HERE if packages_run_on(device)]
 
 Finished = subprocess.CompletedProcess
 

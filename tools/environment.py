@@ -4,6 +4,8 @@
     .venv/bin/python tools/environment.py tools    torch and the developers' tools, no library
     .venv/bin/python tools/environment.py develop  these tools, and all kernels that can be compiled here
     .venv/bin/python tools/environment.py test     that, and the simulated XPU of the tests
+    .venv/bin/python tools/environment.py test-inductor-xpu  that, and a Triton beside the environment
+    .venv/bin/python tools/environment.py isa-inductor       that, and Intel's Triton beside it
 
 A step that was done before, here or as part of a larger one, is left out; aoext.json in the environment
 records them. Variables choose: TORCH is what pip installs as torch, AOEXT_CUDA and AOEXT_SYCL are AUTO, ON or
@@ -32,6 +34,14 @@ ROOT = Path(__file__).parent.parent
 RECORD = Path(sys.prefix) / "aoext.json"
 SIMULATOR = ROOT / "tests" / "xpu_sim"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+# Tritons for Inductor on a simulated XPU, each in a folder of its own, as one would hide the other: the one
+# that torch 2.13 goes with, whose interpreter runs kernels, and the only one for Intel GPUs that PyPI has,
+# which compiles them. Neither is in the environment itself: packages take a Triton that they can import for a
+# GPU's.
+TRITONS = {
+    "test-inductor-xpu": ("triton", "triton==3.7.1"),
+    "isa-inductor": ("triton-xpu", "triton-xpu==3.3.0b1"),
+}
 # What the library is made of; an editable install reads the Python sources where they are.
 LIBRARY = (
     "CMakeLists.txt",
@@ -226,6 +236,17 @@ def install_simulator(record: Record) -> None:
     record.save()
 
 
+def install_triton(folder: str, requirement: str) -> None:
+    """Without what it names as its requirements: the interpreter needs numpy, which is there."""
+    name, _, version = requirement.partition("==")
+    into = Path(sys.prefix) / folder
+    if (into / f"{name.replace('-', '_')}-{version}.dist-info").is_dir():
+        return
+    shutil.rmtree(into, ignore_errors=True)
+    with step(f"{requirement}, in {into} (0.2 GB to download)"):
+        pip_install("--no-deps", "--target", str(into), requirement)
+
+
 def left_out(record: Record) -> list[str]:
     """What a demo's environment does not hold, and how to get it."""
     lines = []
@@ -253,8 +274,10 @@ def main() -> None:
     if what != "tools":
         install_library(what, record)
         install_bench(record)
-    if what == "test":
+    if what in ("test", *TRITONS):
         install_simulator(record)
+    if what in TRITONS:
+        install_triton(*TRITONS[what])
     record.save()
     if what == "demo":
         for line in left_out(record):

@@ -287,7 +287,7 @@ def read_kernels(folder: Path) -> dict[str, Kernel]:
         if line and not line[0].isspace():  # "kernels:", "kernels_misc_info:", …
             kernel, listing = None, line.startswith("kernels:")
         elif listing and (found := re.fullmatch(r"  - name:\s+(\S+)", line)):
-            if not found[1].startswith(_PREFIX):  # the compiler's own
+            if not found[1].startswith((_PREFIX, "triton_")):  # the compiler's own
                 kernel = None
                 continue
             kernel = Kernel(found[1].removeprefix(_PREFIX))

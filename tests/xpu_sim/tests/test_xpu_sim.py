@@ -291,6 +291,32 @@ def test_compiled_models_run_by_aot_eager():
     assert same(x.grad, want)
 
 
+INDUCTOR = """
+import torch, xpu_sim
+xpu_sim.install_triton()
+xpu_sim.install_triton()
+
+def function(x, y):
+    a = torch.softmax(x.float(), -1) + torch.erf(x.float()) + x.abs().float().pow(y.float()[0, 0])
+    return a.to(torch.bfloat16), (x * 3).to(torch.float8_e4m3fn), (x * 3).to(torch.float8_e5m2), a.sum(0)
+
+x, y = torch.randn(9, 70).bfloat16(), torch.rand(9, 70).bfloat16()
+x[0, :4] = torch.tensor([1e-40, -1e-39, 0, 5.2])
+compiled = torch.compile(function, fullgraph=True)
+results = compiled(x.to("xpu"), y.to("xpu"))
+assert not xpu_sim.fallbacks(), xpu_sim.fallbacks()
+for result, expected in zip(results, function(x, y)):
+    assert result.device.type == "xpu" and result.dtype == expected.dtype
+    torch.testing.assert_close(result.cpu().float(), expected.float(), rtol=8e-3, atol=1e-6)
+"""
+
+
+def test_inductor_runs_by_tritons_interpreter(run_python):
+    pytest.importorskip("triton")
+    done = run_python(INDUCTOR)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("factor", [1.5, -3.0])
 def test_an_injected_fault_falsifies_one_operator(factor):
     x, y = draw(4, 4), draw(4, 4)

@@ -33,6 +33,7 @@ __all__ = [
     "host_waits",
     "inject_fault",
     "install",
+    "install_triton",
     "memory_in_use",
     "reset_fallbacks",
 ]
@@ -65,6 +66,21 @@ def install() -> None:
     _torch_xpu.patch()
     atexit.register(_at_exit)
     _installed = True
+
+
+def install_triton() -> None:
+    """Makes torch.compile's Inductor work on the device, its kernels run by Triton's interpreter.
+
+    A second call does nothing. Call it before anything imports Triton.
+
+    Raises:
+        ImportError: there is no Triton, or what `install` raises it for.
+        RuntimeError: Triton was imported before, to compile; or what `install` raises it for.
+    """
+    install()
+    from . import _triton
+
+    _triton.install()
 
 
 def _at_exit() -> None:

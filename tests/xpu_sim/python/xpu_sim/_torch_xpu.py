@@ -124,6 +124,10 @@ def _no_external_stream(*_: Any) -> None:
     raise NotImplementedError("xpu_sim: streams around queues of others are not simulated")
 
 
+def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="xpu")
+
+
 FUNCTIONS: dict[str, Any] = {
     "_xpu_init": lambda: None,
     "_xpu_isInBadFork": _C.forked,
@@ -156,6 +160,8 @@ def patch() -> None:
     torch._C._has_xpu = True  # what torch.xpu._is_compiled reads
     for name, value in FUNCTIONS.items():
         setattr(torch._C, name, value)
+    # What Inductor's code calls to get memory.
+    torch._C._dynamo.guards._empty_strided_xpu = _empty_strided
     # torch.xpu looked these up when it was imported, and took dummies.
     torch.xpu.streams = importlib.reload(sys.modules["torch.xpu.streams"])
     names = {
