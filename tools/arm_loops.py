@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -21,7 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-OBJDUMP = "aarch64-linux-gnu-objdump"
+ROOT = Path(__file__).parent.parent
+OBJDUMP = "aarch64-linux-gnu-objdump"  # on PATH, or where tools/foreign.py has unpacked it
 PRODUCTS = ("fmla", "sdot", "smmla", "bfdot", "bfmmla")  # any vector unit
 
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
@@ -50,7 +52,8 @@ class Instruction:
 
 def functions(path: Path) -> Iterator[tuple[str, list[Instruction]]]:
     """Each function's demangled name and its instructions."""
-    command = [OBJDUMP, "--disassemble", "--demangle", "--no-show-raw-insn", str(path)]
+    program = shutil.which(OBJDUMP) or str(ROOT / "build" / "aarch64" / "tools" / "usr" / "bin" / OBJDUMP)
+    command = [program, "--disassemble", "--demangle", "--no-show-raw-insn", str(path)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     name = ""
     code: list[Instruction] = []
