@@ -8,7 +8,8 @@
 
 namespace aoext::xpu {
 
-// x [M, K] of 16-bit floats, contiguous, as the plan's kernel reads it: rearranged, rows padded to whole work-groups, or as it is.
+// x [M, K] of 16-bit floats, contiguous, as the plan's kernel reads it: rearranged, rows padded to whole work-groups, or as it
+// is.
 Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x);
 
 }  // namespace aoext::xpu

@@ -36,7 +36,8 @@ OptionalTensor blocks_product(const LinearProblem& p, const Tensor& input, const
   if (p.M == 0 || p.N == 0) return y;
   const Tensor scales = aten::contiguous(scale);
   const OptionalTensor rows = contiguous(input_scale), values = contiguous(table), dense_bias = contiguous(bias);
-  const BlocksOperands operands{x, dense_weight, scales, pointer(values), pointer(global_scale), pointer(rows), pointer(dense_bias)};
+  const BlocksOperands operands{
+      x, dense_weight, scales, pointer(values), pointer(global_scale), pointer(rows), pointer(dense_bias)};
   if (plan.algorithm == Algorithm::tile) {
     tile(queue, p, plan, y, operands);
   } else {

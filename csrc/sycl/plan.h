@@ -35,8 +35,8 @@ struct Plan {
 // The largest power of two, up to oneDNN's kAlignment, at whose multiples all these tensors start.
 int alignment_of(std::initializer_list<const Tensor*> tensors);
 
-Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment);     // bf16i4bf16_rowwise
-Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment);  // 8-bit weights with one scale a row
+Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment);         // bf16i4bf16_rowwise
+Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment);      // 8-bit weights with one scale a row
 Plan plan_blocks(const LinearProblem& p, sycl::queue& queue, int alignment);       // weights with a scale a block
 Plan plan_scaled_int4(const LinearProblem& p, sycl::queue& queue, int alignment);  // scaled_mm_int4
 

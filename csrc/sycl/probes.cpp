@@ -170,7 +170,8 @@ void add_blocks_tile(std::vector<Probe>& probes, Draw& draw, ScalarType weight_t
   const auto of_type = [&](const std::vector<int64_t>& sizes, ScalarType dtype) {
     return dtype == ScalarType::Char ? draw.bytes(sizes) : draw.normal(sizes, dtype);
   };
-  const Tensor weight = table ? call("aten::view", "dtype", draw.bytes({N, K / 2}), ScalarType::Byte) : of_type({N, K}, weight_type);
+  const Tensor weight =
+      table ? call("aten::view", "dtype", draw.bytes({N, K / 2}), ScalarType::Byte) : of_type({N, K}, weight_type);
   const Tensor values = draw.normal({16}, ScalarType::Float);
   const OptionalTensor bias = draw.normal({N}, ScalarType::Float), global_scale = draw.positive({1}, ScalarType::Float);
   for (const int64_t group_size : {16, 32, 128}) {

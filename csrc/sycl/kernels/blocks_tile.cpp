@@ -49,8 +49,7 @@ struct RowScales {
   RowScales(const float* data, const Output& out, int64_t M, int K, int group_size) : group_of(group_size) {
     const int64_t groups = (static_cast<unsigned>(K) + group_size - 1u) / static_cast<unsigned>(group_size);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      rows[i] = data + sycl::min(out.first_row + i * kLanes + out.lane, M - 1) * groups;
+    for (int i = 0; i < kCount; ++i) rows[i] = data + sycl::min(out.first_row + i * kLanes + out.lane, M - 1) * groups;
   }
 };
 
@@ -109,27 +108,33 @@ inline void blocks_tile(void* y, const void* x, const void* weight, const float*
 }  // namespace aoext::xpu
 
 // One kernel: the rows of a work-group's tile, B matrix operations of R each; its columns, C times 16; of what all groups are
-// multiples; its k-tile, of which K is one (of kBlock, where it is longer than a k-step). table, global_scale, input_scale and bias may be null.
-#define BLOCKS_TILE(kernel, rows, R, B, C, group, tile_k)                                                                   \
-  kernel(blocks_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* table, const void* scale, \
-                                         const float* global_scale, const float* input_scale, const void* bias, int64_t M,  \
-                                         int64_t N, int block_n, int K, int group_size, int input_group_size,               \
-                                         int output_type, int scale_type, int bias_type) {                                  \
-    aoext::xpu::blocks_tile<R, B, C, group, tile_k>(y, x, weight, table, scale, global_scale, input_scale, bias, M, N,      \
-                                                    block_n, K, group_size, input_group_size, output_type, scale_type,      \
-                                                    bias_type);                                                             \
+// multiples; its k-tile, of which K is one (of kBlock, where it is longer than a k-step). table, global_scale, input_scale and
+// bias may be null.
+#define BLOCKS_TILE(kernel, rows, R, B, C, group, tile_k)                                                                       \
+  kernel(blocks_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* table, const void* scale,     \
+                                         const float* global_scale, const float* input_scale, const void* bias, int64_t M,      \
+                                         int64_t N, int block_n, int K, int group_size, int input_group_size, int output_type,  \
+                                         int scale_type, int bias_type) {                                                       \
+    aoext::xpu::blocks_tile<R, B, C, group, tile_k>(y, x, weight, table, scale, global_scale, input_scale, bias, M, N, block_n, \
+                                                    K, group_size, input_group_size, output_type, scale_type, bias_type);       \
   }
-#define BLOCKS_TILES(group, tile_k, tile_k_of_many)              \
-  BLOCKS_TILE(AOEXT_KERNEL, 1, 1, 1, 1, group, tile_k)           \
-  BLOCKS_TILE(AOEXT_KERNEL, 4, 4, 1, 1, group, tile_k)           \
-  BLOCKS_TILE(AOEXT_KERNEL, 8, 8, 1, 1, group, tile_k)           \
+#define BLOCKS_TILES(group, tile_k, tile_k_of_many)                 \
+  BLOCKS_TILE(AOEXT_KERNEL, 1, 1, 1, 1, group, tile_k)              \
+  BLOCKS_TILE(AOEXT_KERNEL, 4, 4, 1, 1, group, tile_k)              \
+  BLOCKS_TILE(AOEXT_KERNEL, 8, 8, 1, 1, group, tile_k)              \
   BLOCKS_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, group, tile_k_of_many) \
   BLOCKS_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, group, tile_k_of_many)
 
+#ifdef AOEXT_DPAS
+#define LONG_TILES(group) BLOCKS_TILES(group, 128, 64)
+#else  // without a matrix engine, one k-step is code enough to unroll
+#define LONG_TILES(group) BLOCKS_TILES(group, 32, 32)
+#endif
+
 #ifdef AOEXT_TABLE
 BLOCKS_TILES(16, 32, 32)
-BLOCKS_TILES(32, 128, 64)
+LONG_TILES(32)
 #else
 BLOCKS_TILES(32, 32, 32)
-BLOCKS_TILES(128, 128, 64)
+LONG_TILES(128)
 #endif

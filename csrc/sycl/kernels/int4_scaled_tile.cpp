@@ -1,4 +1,5 @@
-// y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale[M] + bias[N] for few rows, x int8 or e4m3, w = q · scale + zero_point by groups of K.
+// y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale[M] + bias[N] for few rows, x int8 or e4m3, w = q · scale + zero_point by groups of
+// K.
 //
 // Memory is walked as by int4_tile.cpp. In a k-step lane l reads the bytes of x at k = 4 (l mod 8) to 4 (l mod 8) + 3 of each
 // row, and takes those at l / 8 and l / 8 + 2.
@@ -87,13 +88,12 @@ inline void int4_scaled_tile(void* y, const void* x, const void* weight, const f
 }  // namespace aoext::xpu
 
 // As in int4_tile.cpp.
-#define INT4_SCALED_TILE(kernel, rows, R, B, C, group, tile_k)                                                                  \
-  kernel(int4_scaled_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* row_scale,               \
-                                              const void* scale, const void* zero_point, const void* bias, int64_t M,           \
-                                              int64_t N, int K, int group_size, int output_type, int scale_type,                \
-                                              int bias_type) {                                                                  \
-    aoext::xpu::int4_scaled_tile<R, B, C, group, tile_k>(y, x, weight, row_scale, scale, zero_point, bias, M, N, K, group_size, \
-                                                         output_type, scale_type, bias_type);                                   \
+#define INT4_SCALED_TILE(kernel, rows, R, B, C, group, tile_k)                                                                   \
+  kernel(int4_scaled_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* row_scale,                \
+                                              const void* scale, const void* zero_point, const void* bias, int64_t M, int64_t N, \
+                                              int K, int group_size, int output_type, int scale_type, int bias_type) {           \
+    aoext::xpu::int4_scaled_tile<R, B, C, group, tile_k>(y, x, weight, row_scale, scale, zero_point, bias, M, N, K, group_size,  \
+                                                         output_type, scale_type, bias_type);                                    \
   }
 
 INT4_SCALED_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, 128)

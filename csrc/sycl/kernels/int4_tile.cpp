@@ -34,9 +34,7 @@ struct Int4 {
   int scale_type;
   GroupOf<kStep> group_of;
 
-  void decode(const char* codes, Dwords (&b)[2]) const {
-    unpack<kType>(*reinterpret_cast<const Vector<uint32_t, 4>*>(codes), b);
-  }
+  void decode(const char* codes, Dwords (&b)[2]) const { unpack<kType>(*reinterpret_cast<const Vector<uint32_t, 4>*>(codes), b); }
 
   template <class Output>
   void input(const void* x, const Output& out, int K, int k, int t, int i, typename Tile<kType, R>::A (&a)[1][2]) const {
@@ -74,12 +72,12 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
 // that it serves, multiples of 128 or 32; the k-tile that it unpacks at a time, as long as the registers allow.
 #define INT4_TILE(kernel, rows, R, B, C, group, tile_k) INT4_TILE_OF(AOEXT_TYPE, kernel, rows, R, B, C, group, tile_k)
 #define INT4_TILE_OF(...) INT4_TILE_NAMED(__VA_ARGS__)
-#define INT4_TILE_NAMED(type, kernel, rows, R, B, C, group, tile_k)                                                    \
-  kernel(int4_tile_##type##_m##rows##_g##group)(void* y, const void* x, const void* weight, const void* scale,         \
-                                                const void* zero_point, const void* bias, int64_t M, int64_t N, int K, \
-                                                int group_size, int output_type, int scale_type, int bias_type) {      \
+#define INT4_TILE_NAMED(type, kernel, rows, R, B, C, group, tile_k)                                                           \
+  kernel(int4_tile_##type##_m##rows##_g##group)(void* y, const void* x, const void* weight, const void* scale,                \
+                                                const void* zero_point, const void* bias, int64_t M, int64_t N, int K,        \
+                                                int group_size, int output_type, int scale_type, int bias_type) {             \
     aoext::xpu::int4_tile<aoext::xpu::AOEXT_ELEMENT, R, B, C, group, tile_k>(y, x, weight, scale, zero_point, bias, M, N, K,  \
-                                                                      group_size, output_type, scale_type, bias_type); \
+                                                                             group_size, output_type, scale_type, bias_type); \
   }
 
 #ifdef AOEXT_MATRIX

@@ -64,7 +64,7 @@ inline void rowwise_tile(const void* x, const void* weight, const Scaling& scali
         for (int d = 0; d < 4; ++d) dwords[i / 2 / C][i / 2 % C][i % 2 * 4 + d] = quarter[d];
       }
 #pragma unroll
-      for (int t = 0; t < kSteps; ++t) 
+      for (int t = 0; t < kSteps; ++t)
         add_step<Format, R, B, C>(acc, dwords[t], own + t * kLanes, out.rows, static_cast<unsigned>(K) / 2);
     };
     if (kTileK == kStep || K - k >= kTileK) {

@@ -1,8 +1,8 @@
 // Codes of 4 bits as operands of the matrix operation, by a table of 16 float32 of which each lane holds one.
 //
-// A dword of w holds k = 8 e + 0 … 7 of a lane's own row. Its nibbles j and j + 4 become a dword of two 16-bit floats, so that what
-// int4_input.h makes of x serves where scales belong to 32 k at least. Where they belong to 16, operation j multiplies those from
-// 16 j on: dwords e = 2 j, then 2 j + 1, and in lane l the x whose place is l with its lowest three bits rotated.
+// A dword of w holds k = 8 e + 0 … 7 of a lane's own row. Its nibbles j and j + 4 become a dword of two 16-bit floats, so that
+// what int4_input.h makes of x serves where scales belong to 32 k at least. Where they belong to 16, operation j multiplies those
+// from 16 j on: dwords e = 2 j, then 2 j + 1, and in lane l the x whose place is l with its lowest three bits rotated.
 //
 // A lookup is a register that is chosen by another one: six instructions a code. The table of e2m1, of mxfp4 and nvfp4, is
 // recognised; its codes have the sign, the exponent and the mantissa of fp16, a few bits further down: four instructions a code.
