@@ -147,8 +147,8 @@ def predict(
     )
 
 
-# Weights with a scale a block of 32 that are predicted: bytes of scales a weight. mxfp4's scales are a byte, and the kernel
-# recognises its table, which the shortest way through the loop stands for; int8's are bfloat16.
+# Weights with a scale a block of 32 that are predicted: bytes of scales a weight. mxfp4's scales are a byte,
+# and the kernel recognises its table: the shortest way through the loop; int8's are bfloat16.
 BLOCKS = {"blocks_tile.dpas_lut4_bf16": 1 / 32, "blocks_tile.dpas_int8_bf16": 2 / 32}
 
 
@@ -218,7 +218,7 @@ def goal_rows(p: Prediction) -> int:
 
 def goals(predictions: Sequence[Prediction]) -> list[str]:
     """Whether instructions stay below the memory's floor up to GOAL_ROWS on GOAL_DEVICE."""
-    of_goal = [p for p in predictions if p.device == GOAL_DEVICE and p.M <= goal_rows(p)]
+    of_goal = [p for p in predictions if p.device == GOAL_DEVICE and goal_rows(p) >= p.M]
     missed = [
         f"{p.kernel}, M = {p.M}, {p.N} x {p.K}: "
         f"{p.limit} take {p.total / p.seconds['memory']:.2f} of memory's time"
