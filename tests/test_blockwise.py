@@ -201,6 +201,26 @@ def test_exponents_are_those_of_float32(device, kernel_of):
         assert torch.equal(result.cpu().double(), expected[:, None].expand(-1, 2))
 
 
+@pytest.mark.parametrize("M", [1, 4, 20])
+@pytest.mark.parametrize("code", CODES)
+def test_products_by_the_smallest_and_largest_exponents_are_right(code, M, device, kernel_of, generator):
+    """An exponent of 0 is a subnormal number, which no kernel may take for zero."""
+    N, K = 40, 128
+    x = randn(generator, M, K).to(BF16) * 2.0**40
+    codes = torch.randint(0, 255, (N, K // 2), generator=generator, dtype=torch.uint8)
+    table = torch.tensor(E2M1)
+    weight = codes if code == "lut4" else randn(generator, N, K).mul(40).to(CODES[code])
+    values = torch.stack([table[codes.long() & 15], table[codes.long() >> 4]], -1).flatten(1)
+    values = values.double() if code == "lut4" else weight.double()
+    extra = (table.to(device),) if code == "lut4" else ()
+    for exponent in (0, 1, 200):
+        scale = torch.full((N, K // 32), exponent, dtype=torch.uint8)
+        result = kernel_of(weight_only(code))(
+            x.to(device), weight.to(device), *extra, scale.to(device), [1, 32]
+        )
+        assert_close(result, x.double() @ values.t() * 2.0 ** (exponent - 127))
+
+
 def test_every_code_looks_its_value_up(device, kernel_of, generator):
     table = torch.tensor(E2M1)
     codes = torch.arange(256, dtype=torch.uint8)[None].to(device)

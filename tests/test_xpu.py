@@ -255,8 +255,8 @@ except RuntimeError as error:
 # ---- other devices --------------------------------------------------------------------------------------
 
 
-def run_operator_tests(select: str, **environment: str) -> None:
-    tests = os.path.join(os.path.dirname(__file__), "test_operators.py")
+def run_operator_tests(select: str, file: str = "test_operators.py", **environment: str) -> None:
+    tests = os.path.join(os.path.dirname(__file__), file)
     done = subprocess.run(
         [
             sys.executable,
@@ -293,6 +293,47 @@ def test_the_kernels_of_the_matrix_engine_are_right_with_lanes_in_its_place():
     run_operator_tests(
         "(within_the_bound or outlier or nan_and_inf)", AOEXT_XPU_PRETEND="matrix", AOEXT_XPU_SELF_CHECK="off"
     )
+
+
+@needs_simulator
+def test_the_tiles_of_the_matrix_engine_are_right_for_weights_by_blocks():
+    run_operator_tests(
+        "(scale_that_is_nan or exponents)",
+        "test_blockwise.py",
+        AOEXT_XPU_PRETEND="matrix",
+        AOEXT_XPU_SELF_CHECK="off",
+    )
+
+
+@needs_simulator
+def test_blocks_of_fast_sizes_get_a_tile_kernel():
+    output = in_a_process(
+        """
+x = torch.ones(3, 256, dtype=torch.bfloat16, device="xpu")
+codes = torch.zeros(40, 128, dtype=torch.uint8, device="xpu")
+table = torch.ones(16, device="xpu")
+for k in (16, 32, 128):
+    scale = torch.ones(40, 256 // k, device="xpu")
+    print(aoext.explain("bf16lut4bf16_blockwise", x, codes, table, scale, [1, k]).kernel)
+w = torch.ones(40, 256, dtype=torch.int8, device="xpu")
+print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(40, 8, device="xpu"), [1, 32]).kernel)
+print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(1, 2, device="xpu"), [128, 128]).kernel)
+scale = torch.ones(40, 8, device="xpu")
+print(aoext.explain("scaled_linear_blockwise", x, w, scale, [1, 32], [1, 32]).kernel)
+zero = torch.zeros(8, 40, device="xpu")
+print(aoext.explain("scaled_linear_int4", x, codes.view(torch.int8), zero, zero).kernel)
+print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(40, 16, device="xpu"), [1, 16]).kernel)
+""",
+        AOEXT_XPU_PRETEND="matrix",
+        AOEXT_XPU_SELF_CHECK="off",
+    )
+    assert output.split() == [
+        *["blocks_tile.emulated_lut4_bf16"] * 3,
+        *["blocks_tile.emulated_int8_bf16"] * 2,
+        "blocks_tile.emulated_int8_int8",
+        "int4_scaled_tile.emulated_int8",
+        "linear_any",
+    ]
 
 
 @needs_simulator

@@ -3,6 +3,7 @@
 #include "common/sizes.h"
 #include "generic/int4_rowwise.h"
 #include "generic/register.h"
+#include "sycl/arrange_input.h"
 #include "sycl/int4_correction.h"
 #include "sycl/linear_any.h"
 #include "sycl/operands.h"
@@ -15,21 +16,9 @@ namespace {
 
 using generic::Int4Weight;
 
-// x in the order in which kernels for many rows want it, rows padded to whole work-groups.
-Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x) {
-  constexpr size_t kWidth = 8 * kLanes;
-  const int64_t rows = ceil_div(p.M, plan.rows) * plan.rows;
-  const Tensor result = aten::empty({rows, p.K}, p.input, x);
-  const auto lanes = static_cast<size_t>(p.K / kStep * kLanes);
-  launch(queue, {"arrange_input.lanes", "arrange_input"},
-         sycl::nd_range<2>({static_cast<size_t>(rows / kArrangedBlock), ceil_div(lanes, kWidth) * kWidth}, {1, kWidth}),
-         result.mutable_data_ptr(), x.const_data_ptr(), p.M, static_cast<int>(p.K));
-  return result;
-}
-
 void tile(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& y, const Tensor& input, const Int4Weight& w,
           const OptionalTensor& bias) {
-  const Tensor x = plan.rows >= kArrangedRows ? arranged(p, plan, queue, input) : input;
+  const Tensor x = arranged(p, plan, queue, input);
   launch(queue, plan.kernel, tile_range(plan, p), y.mutable_data_ptr(), x.const_data_ptr(), w.weight.const_data_ptr(),
          w.scale.const_data_ptr(), w.zero_point.const_data_ptr(), data_of(bias), p.M, p.N, static_cast<int>(p.K),
          static_cast<int>(p.group_size), int{element(p.output)}, int{element(p.scale)}, int{element(p.bias)});

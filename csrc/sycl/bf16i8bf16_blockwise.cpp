@@ -4,7 +4,7 @@
 
 namespace aoext::xpu {
 
-AOEXT_REGISTER(XPU, bf16i8bf16_blockwise, &explain_any,
+AOEXT_REGISTER(XPU, bf16i8bf16_blockwise, &explain<plan_blocks>,
                &weight_only_blockwise<check_bf16i8bf16_blockwise, generic::bf16i8bf16_blockwise>)
 
 }  // namespace aoext::xpu

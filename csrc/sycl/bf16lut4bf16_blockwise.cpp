@@ -14,6 +14,6 @@ Tensor bf16lut4bf16_blockwise(const Tensor& input, const Tensor& weight, const T
 
 }  // namespace
 
-AOEXT_REGISTER(XPU, bf16lut4bf16_blockwise, &explain_any, &bf16lut4bf16_blockwise)
+AOEXT_REGISTER(XPU, bf16lut4bf16_blockwise, &explain<plan_blocks>, &bf16lut4bf16_blockwise)
 
 }  // namespace aoext::xpu

@@ -1,17 +1,12 @@
-// Products of weights that have a scale a block, and of int4 by 8 bits, by the kernel for any size.
+// Products of weights that have a scale a block.
 #pragma once
 
 #include "common/checks.h"
-#include "common/explain.h"
-#include "sycl/queue.h"
+#include "sycl/plan.h"
 
 namespace aoext::xpu {
 
-// Whether the kernel serves a problem.
-bool any_serves(sycl::queue& queue, const LinearProblem& p);
-Explanation explain_any(const Call& call);
-
-// Null where the kernel does not serve.
+// Null where no kernel of this folder serves.
 OptionalTensor blocks_product(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
                               const OptionalTensor& bias, const OptionalTensor& input_scale = {},
                               const OptionalTensor& table = {}, const OptionalTensor& global_scale = {});

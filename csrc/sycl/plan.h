@@ -28,19 +28,22 @@ struct Plan {
   KernelName kernel = {};       // tile
   int rows = 0, columns = 0;    // tile: of y that a work-group computes
   int sub_groups = 0;           // tile: that split K
+  bool arranged = false;        // tile: of x as arrange_input leaves it
   onednn::Matmul product = {};  // onednn
 };
 
 // The largest power of two, up to oneDNN's kAlignment, at whose multiples all these tensors start.
 int alignment_of(std::initializer_list<const Tensor*> tensors);
 
-Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment);     // bf16i4bf16_rowwise
-Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment);  // 8-bit weights: all other products
+Plan plan_int4(const LinearProblem& p, sycl::queue& queue, int alignment);         // bf16i4bf16_rowwise
+Plan plan_rowwise(const LinearProblem& p, sycl::queue& queue, int alignment);      // 8-bit weights with one scale a row
+Plan plan_blocks(const LinearProblem& p, sycl::queue& queue, int alignment);       // weights with a scale a block
+Plan plan_scaled_int4(const LinearProblem& p, sycl::queue& queue, int alignment);  // scaled_mm_int4
 
 // tile: the work-items that compute y.
 sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p);
 
-// For aoext.explain: of a plan; of operators by plan_int4 or plan_rowwise; and of those that one image of their name serves.
+// For aoext.explain: of a plan; of operators by one of the plans above; and of those that one image of their name serves.
 Explanation explain(const Plan& plan, sycl::queue& queue);
 Explanation explain_product(const Call& call, Plan (*plan)(const LinearProblem&, sycl::queue&, int));
 template <Plan (*kPlan)(const LinearProblem&, sycl::queue&, int)>
@@ -49,15 +52,15 @@ Explanation explain(const Call& call) {
 }
 Explanation explain_one_pass(const Call& call);
 
-// What both plans use.
+// What the plans use.
 
 // The first candidate that serves: a tile, on the matrix engine if there is one, and oneDNN, in an order that M decides; then
 // the kernel for any size. tile(plan, variant of the image) and product(plan) fill in the plan and return whether they serve.
 Plan choose(const LinearProblem& p, sycl::queue& queue, int alignment, const std::function<bool(Plan&, const std::string&)>& tile,
             const std::function<bool(Plan&)>& product);
 
-// oneDNN may round each dequantised weight to the input's type. Over fewer columns than this an output row may be so
-// small beside its terms that the rounding shows.
+// oneDNN may round each dequantised weight to the input's type, and the tile kernels round a table's numbers to it. Over fewer
+// columns than this an output row may be so small beside its terms that the rounding shows.
 constexpr int64_t kProductColumns = 32;
 
 // Whether a kernel, or all of an image's, may run on the queue's device: it has what they need, and they are trusted there.

@@ -44,6 +44,7 @@ bool plan_int4_tile(Plan& plan, const LinearProblem& p, sycl::queue& queue, cons
   plan.kernel = kernel;
   plan.rows = rows;
   plan.columns = plan.rows >= kArrangedRows ? 2 * kLanes : kLanes;
+  plan.arranged = plan.rows >= kArrangedRows;
   plan.sub_groups = tile_sub_groups(p, device_of(queue), plan.rows, plan.columns);
   return true;
 }

@@ -162,6 +162,74 @@ void add_rowwise(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type,
   }
 }
 
+// A weight with a scale a block, of codes of 4 bits where it is Byte, with an input in high precision or one of its own type.
+void add_blocks_tile(std::vector<Probe>& probes, Draw& draw, ScalarType weight_type, ScalarType input_type,
+                     const std::vector<int64_t>& rows, const Takes& takes) {
+  constexpr int64_t N = 72, K = 512, block_n = 3;
+  const bool table = weight_type == ScalarType::Byte, scaled = weight_type == input_type;
+  const auto of_type = [&](const std::vector<int64_t>& sizes, ScalarType dtype) {
+    return dtype == ScalarType::Char ? draw.bytes(sizes) : draw.normal(sizes, dtype);
+  };
+  const Tensor weight =
+      table ? call("aten::view", "dtype", draw.bytes({N, K / 2}), ScalarType::Byte) : of_type({N, K}, weight_type);
+  const Tensor values = draw.normal({16}, ScalarType::Float);
+  const OptionalTensor bias = draw.normal({N}, ScalarType::Float), global_scale = draw.positive({1}, ScalarType::Float);
+  for (const int64_t group_size : {16, 32, 128}) {
+    const Tensor scale = draw.positive({N / block_n, K / group_size}, ScalarType::BFloat16);
+    const std::vector<int64_t> block{block_n, group_size}, input_block{1, group_size};
+    for (const int64_t M : rows) {
+      LinearProblem p = problem({.code = table ? Code::lut4 : code_of(weight_type),
+                                 .group_size = group_size,
+                                 .block_n = block_n,
+                                 .scale = ScalarType::BFloat16,
+                                 .has_global_scale = table},
+                                M, N, K, input_type, scaled ? ScalarType::Float : input_type, ScalarType::Float);
+      p.input_group_size = group_size;
+      if (!takes(p)) continue;
+      const Tensor x = of_type({M, K}, input_type);
+      const std::string with = " with M = " + std::to_string(M) + ", groups of " + std::to_string(group_size) + ", " +
+                               dtype_name(input_type) + " by " + dtype_name(weight_type);
+      if (table) {
+        probes.push_back({"bf16lut4bf16_blockwise" + with, [=] {
+                            return call("ao::bf16lut4bf16_blockwise", "", x, weight, values, scale, block, global_scale, bias);
+                          }});
+      } else if (scaled) {
+        const Tensor input_scale = draw.positive({M, K / group_size}, ScalarType::Float);
+        probes.push_back({"scaled_mm_blockwise" + with, [=] {
+                            return call("ao::scaled_mm_blockwise", "", x, weight, input_scale, scale, input_block, block, bias,
+                                        std::optional(ScalarType::Float));
+                          }});
+      } else {
+        const std::string op = weight_type == ScalarType::Char ? "bf16i8bf16_blockwise" : "bf16f8bf16_blockwise";
+        probes.push_back({op + with, [=] { return call(("ao::" + op).c_str(), "", x, weight, scale, block, bias); }});
+      }
+    }
+  }
+}
+
+void add_scaled_int4(std::vector<Probe>& probes, Draw& draw, ScalarType input_type, const std::vector<int64_t>& rows,
+                     const Takes& takes) {
+  constexpr int64_t N = 72, K = 512;
+  const OptionalTensor bias = draw.normal({N}, ScalarType::Float);
+  for (const int64_t group_size : {128, 32}) {
+    const Tensor weight = draw.bytes({N, K / 2}), scale = draw.positive({K / group_size, N}, ScalarType::BFloat16);
+    const Tensor zero_point = draw.normal({K / group_size, N}, ScalarType::BFloat16);
+    for (const int64_t M : rows) {
+      const WeightFormat format{
+          .code = Code::int4, .group_size = group_size, .scale = ScalarType::BFloat16, .has_zero_point = true};
+      if (!takes(problem(format, M, N, K, input_type, ScalarType::Float, ScalarType::Float))) continue;
+      const Tensor x = input_type == ScalarType::Char ? draw.bytes({M, K}) : draw.normal({M, K}, input_type);
+      const Tensor input_scale = draw.positive({M, 1}, ScalarType::Float);
+      probes.push_back({"scaled_mm_int4 with M = " + std::to_string(M) + ", group_size = " + std::to_string(group_size) + ", " +
+                            dtype_name(input_type),
+                        [=] {
+                          return call("ao::scaled_mm_int4", "", x, weight, input_scale, scale, zero_point, bias,
+                                      std::optional(ScalarType::Float));
+                        }});
+    }
+  }
+}
+
 // Sizes that no kernel but the one for any size takes.
 void add_any(std::vector<Probe>& probes, Draw& draw) {
   constexpr int64_t M = 5, N = 37, K = 150, group_size = 6;
@@ -300,17 +368,23 @@ std::vector<Probe> probes_of(sycl::queue& queue, const std::string& family) {
     };
   };
   const Takes int4 = taken_by(plan_int4), rowwise = taken_by(plan_rowwise);
+  const Takes blocks = taken_by(plan_blocks), scaled_int4 = taken_by(plan_scaled_int4);
   const std::vector<int64_t> few{1, 3, 8, 16, 40}, many{80};
   for (const ScalarType input : kHighPrecision) {
     if (is("int4_tile.", std::string("_") + type_name(input))) add_int4(probes, draw, input, few, int4);
     if (family == product_family(input)) add_int4(probes, draw, input, many, int4);
+    if (is("blocks_tile.", std::string("_lut4_") + type_name(input)))
+      add_blocks_tile(probes, draw, ScalarType::Byte, input, few, blocks);
   }
   for (const ScalarType weight : kEightBit) {
     for (const ScalarType input : {kHighPrecision[0], kHighPrecision[1], kHighPrecision[2], weight}) {
       if (is("rowwise_tile.", "_" + type_names(weight, input))) add_rowwise(probes, draw, weight, input, few, rowwise);
       if (family == product_family(weight, input)) add_rowwise(probes, draw, weight, input, many, rowwise);
+      if (is("blocks_tile.", "_" + type_names(weight, input))) add_blocks_tile(probes, draw, weight, input, few, blocks);
     }
   }
+  for (const ScalarType input : {ScalarType::Char, ScalarType::Float8_e4m3fn})
+    if (is("int4_scaled_tile.", std::string("_") + type_name(input))) add_scaled_int4(probes, draw, input, few, scaled_int4);
   if (family == "linear_any.lanes") add_any(probes, draw), add_blocks(probes, draw);
   if (family == "quantize_rowwise.lanes") add_quantize(probes, draw);
   if (family == "dequantize_blocks.lanes") add_dequantize_blocks(probes, draw);

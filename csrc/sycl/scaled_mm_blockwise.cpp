@@ -17,6 +17,6 @@ Tensor scaled_mm_blockwise(const Tensor& input, const Tensor& weight, const Tens
 
 }  // namespace
 
-AOEXT_REGISTER(XPU, scaled_mm_blockwise, &explain_any, &scaled_mm_blockwise)
+AOEXT_REGISTER(XPU, scaled_mm_blockwise, &explain<plan_blocks>, &scaled_mm_blockwise)
 
 }  // namespace aoext::xpu

@@ -41,6 +41,11 @@ class Image:
         return self.name.partition(".")[0]
 
     @property
+    def family(self) -> str:
+        """Its key in geometry.FAMILIES, where it has one."""
+        return f"{self.source}_lut4" if "_lut4_" in self.name else self.source
+
+    @property
     def kind(self) -> str:
         return self.name.partition(".")[2].partition("_")[0]
 
@@ -110,9 +115,9 @@ def flaws(kernel: Kernel, image: Image) -> list[str]:
         found.append("stack calls")
     if image.is_matrix and not kernel.code.dpas:
         found.append("no DPAS: is a built-in misspelt?")
-    elif image.is_matrix and image.source in FAMILIES:
+    elif image.is_matrix and image.family in FAMILIES:
         loop = kernel.code.main_loop
-        if loop is None or read_geometry(image.source, kernel, kernel.code.way(*loop)) is None:
+        if loop is None or read_geometry(image.family, kernel, kernel.code.way(*loop)) is None:
             found.append("its loop's DPAS do not go with the weights that it loads (geometry.py)")
     return found
 

@@ -192,8 +192,8 @@ class Code:
     def calls(self) -> int:
         return sum(i.kind in _CALLS for i in self.instructions)
 
-    def way(self, begin: int = 0, end: int | None = None) -> Way:
-        """The longest way from instruction `begin` to `end`, forward jumps only."""
+    def way(self, begin: int = 0, end: int | None = None, *, shortest: bool = False) -> Way:
+        """The longest, or shortest, way from instruction `begin` to `end`, forward jumps only."""
         end = len(self.instructions) - 1 if end is None else end
         best: list[int | None] = [None] * (end - begin + 1)  # clocks up to here, None where nothing leads to
         before = [-1] * (end - begin + 1)
@@ -206,7 +206,8 @@ class Code:
                 at = following - begin
                 if index < following <= end:
                     clocks = here + self.instructions[following].clocks
-                    if clocks > (best[at] or -1):
+                    known = best[at]
+                    if known is None or (clocks < known if shortest else clocks > known):
                         best[at], before[at] = clocks, index - begin
         found, at = [], end - begin
         if best[at] is None:  # code that only a jump from outside reaches

@@ -34,12 +34,17 @@ class Family:
     limbs: tuple[int, ...] = (1,)
 
 
-# By the source's name. The rows of a kernel stand in its name, _m<rows>.
+def _columns(rows: int) -> int:
+    return 2 if rows >= 16 else 1
+
+
+# By the source's name, and by blocks_tile's codes. The rows of a kernel stand in its name, _m<rows>.
 FAMILIES = {
     "int4_tile": Family(bits=4, sums=1, step=32),
-    "rowwise_tile": Family(
-        bits=8, sums=0, step=32, columns=lambda rows: 2 if rows >= 16 else 1, limbs=(1, 2)
-    ),
+    "int4_scaled_tile": Family(bits=4, sums=1, step=32),
+    "rowwise_tile": Family(bits=8, sums=0, step=32, columns=_columns, limbs=(1, 2)),
+    "blocks_tile": Family(bits=8, sums=0, step=32, columns=_columns, limbs=(1, 2)),
+    "blocks_tile_lut4": Family(bits=4, sums=0, step=32, columns=_columns),
 }
 
 
@@ -62,9 +67,9 @@ def rows_of(kernel: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def read_geometry(source: str, kernel: Kernel, loop: Way) -> Geometry | None:
+def read_geometry(family_name: str, kernel: Kernel, loop: Way) -> Geometry | None:
     """None where the code does not fit the formula."""
-    family, rows = FAMILIES.get(source), rows_of(kernel.name)
+    family, rows = FAMILIES.get(family_name), rows_of(kernel.name)
     if family is None or rows is None or not loop.dpas:
         return None
     blocks = -(-rows // DPAS_ROWS)

@@ -25,6 +25,7 @@ SHAPES = ((4096, 4096), (14336, 4096))  # N, K
 ROWS = (1, 4, 8, 16, 32, 64)
 GROUP_SIZE = 128
 GOAL_DEVICE, GOAL_ROWS = "bmg", 32  # memory-bound up to here
+BLOCKS_GOAL_ROWS = 16  # of weights with a scale a block
 
 # csrc/sycl/kernels/shape.h: a sub-group takes every S-th block of K; and the plan's S.
 LANES, BLOCK, MOST_SUB_GROUPS = 16, 128, 16
@@ -49,12 +50,13 @@ class Cost:
         return self.loop_instructions / self.geometry.weights
 
 
-def cost_of(kernel: Kernel, geometry: Geometry) -> Cost:
+def cost_of(kernel: Kernel, geometry: Geometry, *, shortest: bool = False) -> Cost:
+    """By the longest way through the main loop, or the shortest."""
     code = kernel.code
     begin, end = code.main_loop or (0, 0)
-    loop = code.way(begin, end)
+    longest, loop = code.way(begin, end), code.way(begin, end, shortest=shortest)
     around = [(a, b) for a, b in code.loops if a <= begin and end <= b and (a, b) != (begin, end)]
-    outer = code.way(*max(around)) if around else loop
+    outer = code.way(*max(around)) if around else longest
     last = max((b for _, b in around), default=end)
     # After the main loop the sub-groups' sums are added up: the innermost loops there run once a row of y and
     # tile of columns, whatever the number of sub-groups is (split_k.h: more of them add more, each for fewer
@@ -65,7 +67,7 @@ def cost_of(kernel: Kernel, geometry: Geometry) -> Cost:
     return Cost(
         geometry,
         loop.clocks,
-        outer.clocks - loop.clocks,
+        outer.clocks - longest.clocks,
         code.way().clocks - outer.clocks + added,
         loop.dpas_rows,
         loop.cache_lines,
@@ -102,8 +104,17 @@ class Prediction:
 
 
 def predict(
-    hardware: Hardware, device: str, name: str, cost: Cost, bits: int, M: int, N: int, K: int
+    hardware: Hardware,
+    device: str,
+    name: str,
+    cost: Cost,
+    bits: int,
+    M: int,
+    N: int,
+    K: int,
+    scale_bytes: float | None = None,
 ) -> Prediction:
+    """scale_bytes: a weight, where scales belong to blocks; else of groups of int4, or of rows."""
     geometry = cost.geometry
     work_groups = -(-M // geometry.rows) * -(-N // (LANES * geometry.columns))
     blocks = -(-K // BLOCK)
@@ -119,7 +130,10 @@ def predict(
     clocks = cost.rest + own_blocks * cost.block + passes * cost.loop
     matrix = passes * cost.loop_rows * LANES * LANES / hardware.macs
     size = N * K * bits // 8 + 2 * (M * K + M * N)
-    size += 2 * 2 * N * K // GROUP_SIZE if bits == 4 else 4 * N  # scales and zero points, or scales
+    if scale_bytes is not None:
+        size += int(scale_bytes * N * K)
+    else:
+        size += 2 * 2 * N * K // GROUP_SIZE if bits == 4 else 4 * N  # scales and zero points, or scales
     seconds = (
         size / hardware.bandwidth,
         on_engine * clocks / hardware.clock,
@@ -133,19 +147,32 @@ def predict(
     )
 
 
+# Weights with a scale a block of 32 that are predicted: bytes of scales a weight. mxfp4's scales are a byte,
+# and the kernel recognises its table: the shortest way through the loop; int8's are bfloat16.
+BLOCKS = {"blocks_tile.dpas_lut4_bf16": 1 / 32, "blocks_tile.dpas_int8_bf16": 2 / 32}
+
+
+def _is_predicted(image: Image, kernel: str) -> bool:
+    if image.source == "blocks_tile":
+        return image.name in BLOCKS and kernel.endswith("_g32")
+    return "_bf16_" in kernel and not kernel.endswith("_g32")
+
+
 def predict_all(report: Report) -> list[Prediction]:
     """Of the bfloat16 kernels of every source whose geometry is known."""
     found = []
     for image in report.images:
-        if not image.is_matrix or image.source not in FAMILIES:
+        if not image.is_matrix or image.family not in FAMILIES:
             continue
+        scale_bytes = BLOCKS.get(image.name)
+        bits = FAMILIES[image.family].bits
         for device, hardware in HARDWARE.items():
             costs = _costs(report, image, device)
             for N, K in SHAPES:
                 for M in ROWS if costs else ():
                     rows = min((r for r in costs if r >= M), default=max(costs))
                     name, cost = costs[rows]
-                    found.append(predict(hardware, device, name, cost, FAMILIES[image.source].bits, M, N, K))
+                    found.append(predict(hardware, device, name, cost, bits, M, N, K, scale_bytes))
     return found
 
 
@@ -155,11 +182,14 @@ def _costs(report: Report, image: Image, device: str) -> dict[int, tuple[str, Co
     found: dict[int, tuple[str, Cost]] = {}
     for name, kernel in (result.kernels if result else {}).items():
         loop = kernel.code.main_loop
-        if "_bf16_" not in name or name.endswith("_g32") or loop is None:
+        if not _is_predicted(image, name) or loop is None:
             continue
-        geometry = read_geometry(image.source, kernel, kernel.code.way(*loop))
+        geometry = read_geometry(image.family, kernel, kernel.code.way(*loop))
         if geometry:
-            found[geometry.rows] = name, cost_of(kernel, geometry)
+            shown = (
+                name.replace("blocks_tile", image.name.replace("dpas_", "")) if image.name in BLOCKS else name
+            )
+            found[geometry.rows] = shown, cost_of(kernel, geometry, shortest=image.family.endswith("_lut4"))
     return found
 
 
@@ -182,16 +212,23 @@ def _cells(p: Prediction) -> tuple[str, ...]:
     return (f"{p.N}x{p.K}", str(p.M), p.kernel, *rates, *times, p.limit)
 
 
+def goal_rows(p: Prediction) -> int:
+    return BLOCKS_GOAL_ROWS if p.kernel.startswith("blocks_tile") else GOAL_ROWS
+
+
 def goals(predictions: Sequence[Prediction]) -> list[str]:
     """Whether instructions stay below the memory's floor up to GOAL_ROWS on GOAL_DEVICE."""
-    of_goal = [p for p in predictions if p.device == GOAL_DEVICE and p.M <= GOAL_ROWS]
+    of_goal = [p for p in predictions if p.device == GOAL_DEVICE and goal_rows(p) >= p.M]
     missed = [
         f"{p.kernel}, M = {p.M}, {p.N} x {p.K}: "
         f"{p.limit} take {p.total / p.seconds['memory']:.2f} of memory's time"
         for p in of_goal
         if p.limit != "memory"
     ]
-    goal = f"memory-bound up to M = {GOAL_ROWS} on {HARDWARE[GOAL_DEVICE].product}"
+    goal = (
+        f"memory-bound up to M = {GOAL_ROWS}, by blocks to {BLOCKS_GOAL_ROWS}, "
+        f"on {HARDWARE[GOAL_DEVICE].product}"
+    )
     return [f"goal, {goal}: {'missed' if missed else 'met'}", *missed] if of_goal else []
 
 

@@ -5,13 +5,21 @@
 # Each kernel of an image is a module of its own (cmake/sycl.cmake), so that a device compiles only what is called.
 option(AOEXT_SYCL_EMULATED "Embed the images that emulate the matrix engine: for tests" ON)
 
+set(emulated_images int4_tile_bf16 rowwise_tile_int8_bf16 rowwise_tile_int8_int8 rowwise_tile_e4m3_e4m3
+    blocks_tile_lut4_bf16 blocks_tile_lut4_fp16 blocks_tile_int8_bf16 blocks_tile_e4m3_bf16 blocks_tile_e5m2_fp16
+    blocks_tile_int8_int8 blocks_tile_e4m3_e4m3 int4_scaled_tile_int8 int4_scaled_tile_e4m3)
+
+macro(aoext_matrix_images source types)
+  aoext_sycl_image(${source} dpas_${types} -DAOEXT_DPAS -DAOEXT_MATRIX ${ARGN})
+  if(AOEXT_SYCL_EMULATED AND "${source}_${types}" IN_LIST emulated_images)
+    aoext_sycl_image(${source} emulated_${types} -DAOEXT_MATRIX ${ARGN})
+  endif()
+endmacro()
+
 macro(aoext_tile_images source types matrix)
   aoext_sycl_image(${source} lanes_${types} ${ARGN})
   if(${matrix})
-    aoext_sycl_image(${source} dpas_${types} -DAOEXT_DPAS -DAOEXT_MATRIX ${ARGN})
-  endif()
-  if(AOEXT_SYCL_EMULATED AND "${source}_${types}" MATCHES "^(int4_tile_bf16|rowwise_tile_(int8_bf16|int8_int8|e4m3_e4m3))$")
-    aoext_sycl_image(${source} emulated_${types} -DAOEXT_MATRIX ${ARGN})
+    aoext_matrix_images(${source} ${types} ${ARGN})
   endif()
 endmacro()
 
@@ -24,7 +32,18 @@ foreach(weight IN ITEMS Int8 E4m3 E5m2)
     string(TOLOWER "${weight}_${input}" types)
     string(COMPARE NOTEQUAL "${input}" Fp32 matrix)
     aoext_tile_images(rowwise_tile ${types} ${matrix} -DAOEXT_WEIGHT=k${weight} -DAOEXT_INPUT=k${input})
+    if(matrix)
+      aoext_matrix_images(blocks_tile ${types} -DAOEXT_WEIGHT=k${weight} -DAOEXT_INPUT=k${input})
+    endif()
   endforeach()
+endforeach()
+foreach(input IN ITEMS Bf16 Fp16)
+  string(TOLOWER "lut4_${input}" types)
+  aoext_matrix_images(blocks_tile ${types} -DAOEXT_TABLE -DAOEXT_WEIGHT=kLut4 -DAOEXT_INPUT=k${input})
+endforeach()
+foreach(input IN ITEMS Int8 E4m3)
+  string(TOLOWER "${input}" types)
+  aoext_matrix_images(int4_scaled_tile ${types} -DAOEXT_INPUT=k${input})
 endforeach()
 
 foreach(source IN ITEMS arrange_input dequantize_blocks dequantize_int4 int4_correction int4pack_mm linear_any quantize_rowwise

@@ -21,6 +21,21 @@ struct OutputTile {
   int lane;
 };
 
+template <int R, int B, int C>
+inline OutputTile<R, B, C> output_tile(int64_t M, int64_t N) {
+  const auto item = this_item();
+  OutputTile<R, B, C> tile;
+  tile.first_row = static_cast<int64_t>(item.get_group(0)) * (R * B);
+  tile.first_column = static_cast<int64_t>(item.get_group(1)) * (kLanes * C);
+  tile.lane = this_sub_group().get_local_linear_id();
+  const int last_row = static_cast<int>(sycl::min(M - tile.first_row, int64_t{R * B})) - 1;
+#pragma unroll
+  for (int i = 0; i < R * B; ++i) tile.rows[i / R][i % R] = sycl::min(i, last_row);
+#pragma unroll
+  for (int c = 0; c < C; ++c) tile.columns[c] = sycl::min(tile.first_column + c * kLanes + tile.lane, N - 1);
+  return tile;
+}
+
 // accumulate(acc, tile, k) adds the products of the k-tile [k, k + kTileK) to acc, an Acc[B][C].
 // store(m, n, sum) takes the sum over all of K for one element of y.
 template <class Tile, int R, int B, int C, int kTileK, class Accumulate, class Store>
@@ -31,16 +46,7 @@ inline void split_k(int64_t M, int64_t N, int K, const Accumulate& accumulate, c
   const auto sg = this_sub_group();
   const int sub_groups = sg.get_group_linear_range(), s = sg.get_group_linear_id(), lane = sg.get_local_linear_id();
 
-  OutputTile<R, B, C> tile;
-  tile.first_row = static_cast<int64_t>(item.get_group(0)) * (R * B);
-  tile.first_column = static_cast<int64_t>(item.get_group(1)) * (kLanes * C);
-  tile.lane = lane;
-  const int last_row = static_cast<int>(sycl::min(M - tile.first_row, int64_t{R * B})) - 1;
-#pragma unroll
-  for (int i = 0; i < R * B; ++i) tile.rows[i / R][i % R] = sycl::min(i, last_row);
-#pragma unroll
-  for (int c = 0; c < C; ++c) tile.columns[c] = sycl::min(tile.first_column + c * kLanes + lane, N - 1);
-
+  const OutputTile<R, B, C> tile = output_tile<R, B, C>(M, N);
   Acc acc[B][C];
 #pragma unroll
   for (int i = 0; i < B * C; ++i) acc[i / C][i % C] = Acc(0);

@@ -107,6 +107,8 @@ struct LaneTile<kInt8, R> {
   using Acc = Vector<int, R>;
   using A = Vector<short, R>;
 
+  LaneTile(int /*lane*/, int /*K*/) {}
+
   static void multiply(Acc& acc, const A& a, const Dwords& b) {
     for (int d = 0; d < 8; ++d) {
       for (int r = 0; r < R; ++r) {
@@ -119,6 +121,18 @@ struct LaneTile<kInt8, R> {
         set<R>(acc, r, sum);
       }
     }
+  }
+
+  static void add_row_sums(Acc& acc, const A& a) {
+    for (int r = 0; r < R; ++r) {
+      const int pair = get<R>(a, r);
+      set<R>(acc, r, get<R>(acc, r) + static_cast<int8_t>(pair) + static_cast<int8_t>(pair >> 8));
+    }
+  }
+
+  static Acc row_sums(Acc acc) {
+    for (int r = 0; r < R; ++r) set<R>(acc, r, sycl::reduce_over_group(this_sub_group(), get<R>(acc, r), sycl::plus<int>()));
+    return acc;
   }
 };
 
@@ -170,7 +184,13 @@ struct Tile<kInt8, R> {
   using Acc = Vector<int, R>;
   using A = Vector<short, R>;
 
+  int ones;
+  Tile(int lane, int K) : ones(K < 0 ? lane : 0x01010101) {}
+
   static void multiply(Acc& acc, const A& a, const Dwords& b) { acc = dpas_int8(acc, a, b); }
+
+  void add_row_sums(Acc& acc, const A& a) const { multiply(acc, a, Dwords(ones)); }
+  static Acc row_sums(const Acc& acc) { return acc; }
 };
 
 template <int R>

@@ -1,0 +1,115 @@
+// y[M, N] = x[M, K] · w[N, K]ᵀ for few rows, where w has scales by groups of K: split_k.h's loop over what a format loads.
+//
+// A format is a loader: what makes operands of the matrix operation (tile.h) of a weight's codes and of x, and finds scales.
+//
+//   kProduct, kOperations   the type of an operation's operands, and how many operations a k-step takes
+//   kLimbs                  operands whose sum is x
+//   kBits                   of a code
+//   kZeroPoints             whether w = code · scale + zero, so that the sums of x over a group count
+//   kRowScales              whether x has scales by groups too, each of a row
+//   decode(codes, b)        the operands of w for a k-step, from what a lane reads of its own row
+//   input(…, i, a)          those of x for the rows of block i
+//   scale(column, c, k)     of the weights of a lane's column c from k on, with the zero
+//   row_scale(k, i)         those of the rows of x, that of row r of block i in lane (i · R + r) mod kLanes
+//
+// The order of k within an operation is the format's own. For each scale, the products of codes are summed by the operation,
+// exactly where both operands are int8, then scaled and added in float32.
+#pragma once
+
+#include "split_k.h"
+
+namespace aoext::xpu {
+
+// k / group_size without a division in the loop, which would take forty instructions. Both are multiples of kUnit, and
+// below kMaxTileDepth a product by the rounded-up reciprocal is exact.
+template <int kUnit>
+class GroupOf {
+ public:
+  explicit GroupOf(int group_size) : reciprocal_(~0u / static_cast<unsigned>(group_size / kUnit) + 1) {}
+
+  int operator()(int k) const {
+    const unsigned unit = static_cast<unsigned>(k) / kUnit;
+    return static_cast<int>(reciprocal_ == 0 ? unit : sycl::mul_hi(unit, reciprocal_));  // 0: a group is one unit
+  }
+
+ private:
+  unsigned reciprocal_;
+};
+
+struct Scale {
+  float scale, zero;
+};
+
+// The sums of a tile kernel, whatever its operation adds up.
+template <int R>
+struct FloatSums {
+  using Acc = Vector<float, R>;
+};
+
+// kScaleK: all groups are multiples of it. kTileK: the k-tile, which is unrolled; K is a multiple of it. One divides the other.
+template <class Format, int R, int B, int C, int kScaleK, int kTileK, class Store>
+inline void group_tile(const Format& format, const void* x, const void* weight, int64_t M, int64_t N, int K, const Store& store) {
+  using T = Tile<Format::kProduct, R>;
+  constexpr int kSteps = kTileK / kStep, kOperations = Format::kOperations;
+  constexpr int kScales = kScaleK < kTileK ? kTileK / kScaleK : 1, kOfAScale = kSteps * kOperations / kScales;
+  static_assert(kScaleK % kTileK == 0 || kTileK % kScaleK == 0);
+  const T tile(this_sub_group().get_local_linear_id(), K);
+  const auto accumulate = [&](auto& acc, const auto& out, int k) {
+    Dwords b[C][kSteps][kOperations];
+    Scale scales[kScales][C];
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      const char* const w = static_cast<const char*>(weight) + (out.columns[c] * K + k) * Format::kBits / 8;
+#pragma unroll
+      for (int t = 0; t < kSteps; ++t) format.decode(w + t * kStep * Format::kBits / 8, b[c][t]);
+#pragma unroll
+      for (int s = 0; s < kScales; ++s) scales[s][c] = format.scale(out.columns[c], c, k + s * kScaleK);
+    }
+    const auto add = [&](auto& sum, auto& products, auto& sums, float rows, int first, const Scale(&scale)[C]) {
+      if constexpr (Format::kZeroPoints) sums = tile.row_sums(sums);
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          float product = static_cast<float>(get<R>(products[c], r)), others = get<R>(sum[c], r);
+          if constexpr (Format::kRowScales) product *= lane_value(rows, first + r);
+          if constexpr (Format::kZeroPoints) others = sycl::fma(static_cast<float>(get<R>(sums, r)), scale[c].zero, others);
+          set<R>(sum[c], r, sycl::fma(product, scale[c].scale, others));
+        }
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < B; ++i) {
+      typename T::Acc sums(0), products[C];
+#pragma unroll
+      for (int t = 0; t < kSteps; ++t) {
+        typename T::A a[Format::kLimbs][kOperations];
+        format.input(x, out, K, k, t, i, a);
+#pragma unroll
+        for (int j = 0; j < kOperations; ++j) {
+          const int operation = t * kOperations + j;
+          if (operation % kOfAScale == 0) {
+            sums = typename T::Acc(0);
+#pragma unroll
+            for (int c = 0; c < C; ++c) products[c] = typename T::Acc(0);
+          }
+          if constexpr (Format::kZeroPoints) tile.add_row_sums(sums, a[0][j]);
+#pragma unroll
+          for (int c = 0; c < C; ++c) {
+#pragma unroll
+            for (int limb = 0; limb < Format::kLimbs; ++limb) tile.multiply(products[c], a[limb][j], b[c][t][j]);
+          }
+          if ((operation + 1) % kOfAScale == 0) {
+            const int s = operation / kOfAScale;
+            float rows = 1;
+            if constexpr (Format::kRowScales) rows = format.row_scale(k + s * kScaleK, i);
+            add(acc[i], products, sums, rows, i * R % kLanes, scales[s]);
+          }
+        }
+      }
+    }
+  };
+  split_k<FloatSums<R>, R, B, C, kTileK>(M, N, K, accumulate, store);
+}
+
+}  // namespace aoext::xpu
