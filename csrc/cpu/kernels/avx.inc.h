@@ -6,7 +6,7 @@
 namespace aoext::cpu {
 namespace {
 
-using Bytes = uint8_t __attribute__((vector_size(4 * kFloats)));
+using Bytes = uint8_t AOEXT_VECTOR(4 * kFloats);
 
 // 16 halves as floats.
 void widen(__m256i halves, F32* out);
