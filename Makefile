@@ -15,10 +15,10 @@ BIN := $(VENV)/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help tools install demo bench whole-model test test-oldest test-wheel docs sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
+.PHONY: help tools install demo bench whole-model test test-oldest test-wheel wheel-aarch64 test-aarch64 docs sanitize cuda-sanitize wheel check-libsycl isa ptxas lint format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 15
 
 # Targets share $(VENV) and build/.
 .NOTPARALLEL:
@@ -56,6 +56,12 @@ wheel: tools ## Build dist/*.whl for VARIANT (cpu, cu130 or xpu) and check it in
 
 test-wheel: tools ## Test the wheel of VARIANT in dist/ on DEVICE, with TORCH
 	$(BIN)/python tools/wheel.py test $(VARIANT) --device $(or $(DEVICE),cpu)
+
+wheel-aarch64: tools ## Build dist/*aarch64.whl for CPUs by cross compilation, and check it
+	$(BIN)/python tools/foreign.py wheel aarch64
+
+test-aarch64: wheel-aarch64 ## Test that wheel under qemu with each instruction set: a share of the operators' tests, or TESTS=all
+	$(BIN)/python tools/foreign.py test aarch64 --tests $(or $(TESTS),share)
 
 docs: install ## Build the documents as a site in out/site, links checked
 	$(BIN)/python tools/site.py

@@ -4,11 +4,12 @@ set(AOEXT_GLIBC "" CACHE STRING "The oldest glibc that the library is to run on,
 if(NOT AOEXT_GLIBC)
   return()
 endif()
-if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  message(FATAL_ERROR "AOEXT_GLIBC is for x86-64, got ${CMAKE_SYSTEM_PROCESSOR}")
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|aarch64)$")
+  message(FATAL_ERROR "AOEXT_GLIBC is for x86_64 and aarch64, got ${CMAKE_SYSTEM_PROCESSOR}")
 endif()
 set(stubs ${CMAKE_CURRENT_BINARY_DIR}/glibc)
-execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/glibc_stubs.py ${AOEXT_GLIBC} ${stubs}
+execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/glibc_stubs.py
+                        ${CMAKE_SYSTEM_PROCESSOR} ${AOEXT_GLIBC} ${stubs}
                 COMMAND_ERROR_IS_FATAL ANY)
 message(STATUS "aoext: linked for glibc ${AOEXT_GLIBC}")
 target_sources(aoext PRIVATE csrc/old_glibc.cpp)

@@ -1,6 +1,6 @@
 """Stubs of an older glibc to link against, so that a library runs where that is the newest.
 
-    python tools/glibc_stubs.py 2.28 build/glibc
+    python tools/glibc_stubs.py x86_64 2.28 build/glibc
 
 The package ziglang knows the symbols of every glibc and writes libraries that have those of one version and
 no code. The folder gets libc.so.6, libm.so.6, libdl.so.2, libpthread.so.0, librt.so.1, libld.so.2 (the
@@ -20,10 +20,11 @@ STUBS = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"
 
 
 def main() -> None:
-    version, folder = sys.argv[1], Path(sys.argv[2])
+    machine, version, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    target = f"{machine}-linux-gnu.{version}"
     wanted = (*STUBS, "libc_nonshared.a")
     done = folder / "version"
-    if done.is_file() and done.read_text() == version and all((folder / name).is_file() for name in wanted):
+    if done.is_file() and done.read_text() == target and all((folder / name).is_file() for name in wanted):
         return
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -36,7 +37,7 @@ def main() -> None:
             "ziglang",
             "cc",
             "-target",
-            f"x86_64-linux-gnu.{version}",
+            target,
             "-shared",
             "-fPIC",
         ]
@@ -47,7 +48,7 @@ def main() -> None:
         for name in wanted:
             (found,) = Path(scratch).rglob(name)
             shutil.copy2(found, folder)
-    done.write_text(version)
+    done.write_text(target)
 
 
 if __name__ == "__main__":

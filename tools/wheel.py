@@ -84,11 +84,8 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
     return str(done.stdout)
 
 
-def build(variant: str, scratch: Path) -> Path:
-    chosen = {
-        **VARIANTS[variant].devices,
-        "AOEXT_GLIBC": OLDEST_GLIBC if platform.machine() == "x86_64" else "",
-    }
+def build(variant: str, scratch: Path, defines_beside: dict[str, str] | None = None, **variables: str) -> Path:
+    chosen = {**VARIANTS[variant].devices, "AOEXT_GLIBC": OLDEST_GLIBC, **(defines_beside or {})}
     defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in chosen.items()]
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
@@ -100,6 +97,7 @@ def build(variant: str, scratch: Path) -> Path:
             ROOT,
         ),
         AOEXT_VARIANT=variant,
+        **variables,
     )
     (raw,) = scratch.glob("*.whl")
     excluded = [argument for library in FROM_OUTSIDE for argument in ("--exclude", library)]
@@ -151,11 +149,14 @@ def check_machine_code(library: Path) -> None:
     )
 
 
-def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
+def check_contents(
+    wheel: Path, variant: str, scratch: Path, machine: str = platform.machine(), nm: str = "nm"
+) -> None:
+    """machine: the wheel's; nm: one that reads its files."""
     name, version, python, abi, platform_tag = wheel.stem.split("-")
-    if (name, python, abi) != ("aoext", "py3", "none") or "manylinux" not in platform_tag:
-        sys.exit(f"wheel: its name must be aoext-<version>-py3-none-manylinux*, got {wheel.name}")
-    tags = re.findall(r"manylinux_(\d+)_(\d+)", platform_tag)
+    tags = re.findall(rf"manylinux_(\d+)_(\d+)_{machine}", platform_tag)
+    if (name, python, abi) != ("aoext", "py3", "none") or not tags:
+        sys.exit(f"wheel: its name must be aoext-<version>-py3-none-manylinux*_{machine}, got {wheel.name}")
     if min(tuple(map(int, tag)) for tag in tags) > tuple(map(int, OLDEST_GLIBC.split("."))):
         sys.exit(f"wheel: it must run on glibc {OLDEST_GLIBC}, got {platform_tag}")
     if not version.endswith(f"+{variant}"):
@@ -176,11 +177,11 @@ def check_contents(wheel: Path, variant: str, scratch: Path) -> None:
     for built in (library, shim):
         if str(ROOT).encode() in built.read_bytes():
             sys.exit(f"wheel: {built.name} names the folder that it was built in")
-    strangers = re.findall(r".*(?:torch|aoti|c10).*", run("nm", "-u", "-C", shim))
+    strangers = re.findall(r".*(?:torch|aoti|c10).*", run(nm, "-u", "-C", shim))
     if strangers:
         sys.exit(f"wheel: {shim.name} must not need torch, got {strangers}")
     check_search_path(library, VARIANTS[variant])
-    check_hardened(library, shim)
+    check_hardened(library, shim, nm)
     if VARIANTS[variant].devices["AOEXT_CUDA"] == "ON":
         check_machine_code(library)
     megabytes = [path.stat().st_size / 1e6 for path in (wheel, library)]
@@ -205,7 +206,7 @@ def check_search_path(library: Path, variant: Variant) -> None:
         sys.exit(f"wheel: the library of this variant must not need {needed}")
 
 
-def check_hardened(library: Path, archive: Path) -> None:
+def check_hardened(library: Path, archive: Path, nm: str) -> None:
     """Whether nothing that steers a program can be written to in the library, and stacks are guarded."""
     dynamic, segments = run("readelf", "-d", library), run("readelf", "-lW", library)
     stack = re.search(r"GNU_STACK.*", segments)
@@ -215,8 +216,8 @@ def check_hardened(library: Path, archive: Path) -> None:
             "BIND_NOW": re.search(r"\(FLAGS\).*BIND_NOW|\(FLAGS_1\).*NOW", dynamic),
             "RELRO": "GNU_RELRO" in segments,
             "a stack that is not executable": stack is not None and " RWE " not in stack[0],
-            "a stack protector": "__stack_chk_fail" in run("nm", "-D", library),
-            "a stack protector in its archive": "__stack_chk_fail" in run("nm", archive),
+            "a stack protector": "__stack_chk_fail" in run(nm, "-D", library),
+            "a stack protector in its archive": "__stack_chk_fail" in run(nm, archive),
         }.items()
         if not here
     ]

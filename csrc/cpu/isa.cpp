@@ -3,6 +3,12 @@
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#endif
 
 #include <cstdlib>
 #include <stdexcept>
@@ -74,6 +80,28 @@ bool has_amx_features() {
 }
 #endif
 
+#ifdef __aarch64__
+// What the system says of this CPU: bits of Linux's AT_HWCAP and AT_HWCAP2, or a name of macOS's.
+bool has([[maybe_unused]] unsigned long hwcap, [[maybe_unused]] unsigned long hwcap2, [[maybe_unused]] const char* name) {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & hwcap) == hwcap && (getauxval(AT_HWCAP2) & hwcap2) == hwcap2;
+#elif defined(__APPLE__)
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+#else
+  return false;
+#endif
+}
+
+bool has_dotprod() { return has(/*HWCAP_ASIMDDP*/ 1ul << 20, 0, "hw.optional.arm.FEAT_DotProd"); }
+
+bool has_i8mm() {
+  return has_dotprod() && has(0, /*HWCAP2_I8MM*/ 1ul << 13, "hw.optional.arm.FEAT_I8MM") &&
+         has(0, /*HWCAP2_BF16*/ 1ul << 14, "hw.optional.arm.FEAT_BF16");
+}
+#endif
+
 // Best first.
 const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
@@ -81,6 +109,11 @@ const InstructionSet kInstructionSets[] = {
     {kernels_avx512, has_avx512_features},
     {kernels_avxvnni, has_avx_vnni_features},
     {kernels_avx2, has_avx2_features},
+#endif
+#ifdef __aarch64__
+    {kernels_i8mm, has_i8mm},
+    {kernels_dotprod, has_dotprod},
+    {kernels_neon, [] { return true; }},
 #endif
     {kernels_portable, [] { return true; }},
 };

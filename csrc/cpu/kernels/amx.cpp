@@ -3,7 +3,7 @@
 
 #include "cpu/kernels/table.inc.h"
 
-#include "cpu/kernels/e4m3_avx.inc.h"
+#include "cpu/kernels/e4m3.inc.h"
 #include "cpu/kernels/gemm_blockwise_amx.inc.h"
 #include "cpu/kernels/gemm_int4_amx.inc.h"
 #include "cpu/kernels/gemv_i8_avx512.inc.h"

@@ -6,17 +6,8 @@
 namespace aoext::cpu {
 namespace {
 
-using Bytes = uint8_t AOEXT_VECTOR(4 * kFloats);
-
 // 16 halves as floats.
 void widen(__m256i halves, F32* out);
-
-// Two vectors of e4m3 as floats, to be multiplied by 256; NaN becomes a number.
-void load_e4m3(const void* p, F32* out);
-
-// Of each byte the larger one, unsigned, and whether a byte is among them.
-Bytes largest_bytes(Bytes a, Bytes b);
-bool any_byte_is(Bytes bytes, uint8_t byte);
 
 // 16 values of e4m3 as halves times 2⁻⁸, by their bits: a second copy of the sign comes before the exponent and is cleared. NaN
 // becomes ±kE4m3Nan.
@@ -32,6 +23,10 @@ inline __m256i e4m3_halves_and_nan(const void* p) {
   const __m256i halves = e4m3_halves(p), magnitude = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
   return _mm256_or_si256(halves, _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(kE4m3Nan)));
 }
+
+constexpr int kExactE4m3 = 16 / kFloats;
+
+inline void load_e4m3_and_nan(const void* p, F32* out) { widen(e4m3_halves_and_nan(p), out); }
 
 inline void unpack_nibbles(const uint8_t* packed, int8_t (&q)[32]) {
   const __m128i bytes = load<__m128i>(packed), low = _mm_set1_epi8(15);

@@ -3,7 +3,7 @@
 
 #include "cpu/kernels/table.inc.h"
 
-#include "cpu/kernels/e4m3_avx.inc.h"
+#include "cpu/kernels/e4m3.inc.h"
 #include "cpu/kernels/gemm_bf16_limbs_avx512.inc.h"
 #include "cpu/kernels/gemm_blockwise_avx512.inc.h"
 #include "cpu/kernels/gemm_int4_avx512.inc.h"

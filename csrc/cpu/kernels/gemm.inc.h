@@ -27,7 +27,7 @@ static_assert(kNR == 4, "four sums are added up at once");
 // ---- micro-kernel, macro-kernel ------------------------------------------------------------------------
 
 struct MultiplyF32 {
-  static constexpr int kMR = kFloats >= 16 ? 4 : 3;  // what 32 registers hold, and 16
+  static constexpr int kMR = kRegisters >= 32 ? 4 : 3;  // what registers hold
   using Operand = float;
   using Vector = F32;
   using Sums = F32;

@@ -94,7 +94,7 @@ inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t en
 }
 
 // Rows of x at once: what registers hold.
-constexpr int kMR = kFloats >= 16 ? 6 : kFloats >= 8 ? 4 : 3;
+constexpr int kMR = kRegisters >= 32 ? 6 : kFloats >= 8 ? 4 : 3;
 
 template <int kMost, class Body>
 inline void with_rows(int64_t count, const Body& body) {

@@ -133,7 +133,7 @@ void dot_int4(const float* x, int64_t x_stride, const float* group_sums, int64_t
   }
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
-    constexpr int kRows = kCount == 1 || (kCount == 2 && kFloats >= 16) ? 4 : 2;  // as many sums as registers hold twice
+    constexpr int kRows = kCount == 1 || (kCount == 2 && kRegisters >= 32) ? 4 : 2;  // as many sums as registers hold twice
     each_rows_of_int4<kRows>(first, N, K, acc + m, [&](auto rows, const Int4Row& w, float (*out)[kPanel]) {
       micro_kernel_int4<Loader, kCount, decltype(rows)::count>(x + m * x_stride, x_stride, w, K, out);
     });

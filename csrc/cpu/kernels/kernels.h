@@ -384,6 +384,9 @@ const Kernels& kernels_amx();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avxvnni();
 const Kernels& kernels_avx2();
+const Kernels& kernels_i8mm();
+const Kernels& kernels_dotprod();
+const Kernels& kernels_neon();
 const Kernels& kernels_portable();
 
 }  // namespace aoext::cpu

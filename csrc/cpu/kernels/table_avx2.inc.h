@@ -6,7 +6,7 @@
 
 #include "cpu/kernels/table.inc.h"
 
-#include "cpu/kernels/e4m3_avx.inc.h"
+#include "cpu/kernels/e4m3.inc.h"
 #include "cpu/kernels/gemm_i8_avx2.inc.h"
 #include "cpu/kernels/gemv_i8_avx2.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_avx2.inc.h"

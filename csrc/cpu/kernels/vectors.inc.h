@@ -1,6 +1,6 @@
 // Vectors of whatever width an instruction set has: the vector extensions of GCC and Clang where a loop needs a shape, plain
 // loops where the compiler finds it. vectors_<instruction set>.inc.h, which a translation unit includes first, says how wide they
-// are (kFloats) and defines what is declared at the end.
+// are (kFloats) and how many a program has (kRegisters), and defines what is declared at the end.
 #pragma once
 
 #include <string.h>
@@ -12,6 +12,7 @@ namespace {
 using F32 = float AOEXT_VECTOR(4 * kFloats);
 using U32 = uint32_t AOEXT_VECTOR(4 * kFloats);
 using I32 = int32_t AOEXT_VECTOR(4 * kFloats);
+using Bytes = uint8_t AOEXT_VECTOR(4 * kFloats);
 
 template <class V>
 inline V load(const void* p) {
@@ -76,7 +77,7 @@ inline void each_rows(int64_t M, Body&& body) {
 }
 
 // Few rows of x that meet a weight's bytes themselves: what the registers hold beside these.
-constexpr int kFewRows = kFloats >= 16 ? 4 : 2;
+constexpr int kFewRows = kRegisters >= 32 ? 4 : 2;
 
 // ---- what an instruction set defines -------------------------------------------------------------------
 

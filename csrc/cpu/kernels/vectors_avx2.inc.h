@@ -6,7 +6,7 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr int kFloats = 8;
+constexpr int kFloats = 8, kRegisters = 16;
 
 }  // namespace
 }  // namespace aoext::cpu

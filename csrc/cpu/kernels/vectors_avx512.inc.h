@@ -6,7 +6,7 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr int kFloats = 16;
+constexpr int kFloats = 16, kRegisters = 32;
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -4,7 +4,7 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr int kFloats = 4;
+constexpr int kFloats = 4, kRegisters = 16;
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -6,6 +6,18 @@
 namespace aoext::cpu {
 namespace {
 
+// ---- what an instruction set defines -------------------------------------------------------------------
+
+// Two vectors of e4m3 as floats, to be multiplied by 256; NaN becomes a number. And kExactE4m3 of them with NaN kept.
+void load_e4m3(const void* p, F32* out);
+void load_e4m3_and_nan(const void* p, F32* out);
+
+// Of each byte the larger one, unsigned, and whether a byte is among them.
+Bytes largest_bytes(Bytes a, Bytes b);
+bool any_byte_is(Bytes bytes, uint8_t byte);
+
+// ---- loaders -------------------------------------------------------------------------------------------
+
 // e4m3's is 127, of either sign: 254 once doubled, above all others.
 template <>
 struct SeenNan<Element::e4m3> {
@@ -32,9 +44,9 @@ struct Weights8Bit<Element::e4m3> {
 
 template <>
 struct Exact<Element::e4m3> {
-  static constexpr int kVectors = 16 / kFloats;
+  static constexpr int kVectors = kExactE4m3;
   static constexpr float kFactor = 256;
-  static void load(const void* p, F32 (&out)[kVectors]) { widen(e4m3_halves_and_nan(p), out); }
+  static void load(const void* p, F32 (&out)[kVectors]) { load_e4m3_and_nan(p, out); }
 };
 
 }  // namespace
