@@ -5,4 +5,4 @@ set(AOEXT_ZIG "" CACHE FILEPATH "The program zig of the package ziglang")
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES AOEXT_ZIG)
 include(${CMAKE_CURRENT_LIST_DIR}/zig.cmake)
 aoext_zig(x86_64-windows-gnu)
-set(CMAKE_RC_COMPILER ${AOEXT_ZIG} rc)  # CMake wants one; nothing is compiled by it
+set(CMAKE_RC_COMPILER ${AOEXT_ZIG})  # CMake wants one; nothing is compiled by it
