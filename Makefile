@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help tools install demo bench whole-model test test-inductor-xpu test-oldest test-wheel wheel-aarch64 test-aarch64 docs sanitize cuda-sanitize wheel check-libsycl isa isa-inductor arm-loops ptxas lint format clean
+.PHONY: help tools install demo bench whole-model test test-inductor-xpu test-oldest test-wheel wheel-aarch64 test-aarch64 wheel-windows test-windows check-macos docs sanitize cuda-sanitize wheel check-libsycl isa isa-inductor arm-loops ptxas lint format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 19
@@ -69,6 +69,12 @@ wheel-aarch64: tools ## Build dist/*aarch64.whl for CPUs by cross compilation, a
 
 test-aarch64: wheel-aarch64 ## Test that wheel under qemu with each instruction set: a share of the operators' tests, or TESTS=all
 	$(BIN)/python tools/foreign.py test aarch64 --tests $(or $(TESTS),share)
+
+wheel-windows: tools ## Build dist/*win_amd64.whl for CPUs by cross compilation, and check it
+	$(BIN)/python tools/foreign.py wheel windows
+
+test-windows: wheel-windows ## Test that wheel under Wine with each instruction set: a share of the operators' tests, or TESTS=all
+	$(BIN)/python tools/foreign.py test windows --tests $(or $(TESTS),share)
 
 docs: install ## Build the documents as a site in out/site, links checked
 	$(BIN)/python tools/site.py

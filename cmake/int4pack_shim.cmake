@@ -16,5 +16,7 @@ if(AOEXT_WITH_SYCL)
   target_link_libraries(aoext_int4pack_shim PRIVATE aoext_sycl_runtime)
 endif()
 add_dependencies(aoext aoext_int4pack_shim)  # whoever builds the one library has the other beside it
-install(TARGETS aoext_int4pack_shim ARCHIVE DESTINATION aoext/lib)
-install(FILES csrc/int4pack_shim/include/aoext/int4pack_shim.h DESTINATION aoext/include/aoext)
+if(NOT WIN32)  # there it would be of this compiler's C++ ABI, which is not Windows' own
+  install(TARGETS aoext_int4pack_shim ARCHIVE DESTINATION aoext/lib)
+  install(FILES csrc/int4pack_shim/include/aoext/int4pack_shim.h DESTINATION aoext/include/aoext)
+endif()

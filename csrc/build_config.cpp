@@ -13,6 +13,6 @@ std::string build_config() {
 
 }  // namespace
 
-AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_build_config", TORCH_BOX(&build_config)); }
+AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_build_config", AOEXT_BOX(&build_config)); }
 
 }  // namespace aoext

@@ -195,7 +195,7 @@ def test_a_broken_library_is_an_import_error(tmp_path):
     done = run_python(
         "from aoext import _library\n"
         "_library.check_namespace = lambda path: None\n"
-        "_library.check_copies = lambda path, maps: False\n"
+        "_library.check_copies = lambda path, loaded: False\n"
         f"_library.load_library(['{tmp_path}'])"
     )
     assert done.returncode == 1

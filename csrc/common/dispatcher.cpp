@@ -1,20 +1,19 @@
 #include "common/dispatcher.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "common/describe.h"
+#include "common/portability.h"
 
 namespace aoext {
 
 void raise_dispatch_error(const char* op) {
   // In libtorch from 2.13 on: looked up by name, so that the library needs no more than 2.10.
   using What = const char*();
-  static const auto what = reinterpret_cast<What*>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  static What* const what = find_function<What>("torch_exception_get_what_without_backtrace", "torch_cpu");
   const std::string reason = what == nullptr ? "" : what();
   throw std::runtime_error(std::string(op) + " failed" + (reason.empty() ? "" : ": " + reason));
 }

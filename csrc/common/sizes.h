@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/portability.h"
+
 namespace aoext {
 
 // Of sizes, none negative; any b, for a caller's block may be larger than all that there is.
@@ -18,7 +20,7 @@ constexpr const char* kCountable = "of at most 2^48 elements, with a size of 0 c
 inline bool is_countable(const int64_t* sizes, int64_t dim) {
   int64_t count = 1;
   for (int64_t d = 0; d < dim; ++d)
-    if (__builtin_mul_overflow(count, std::max<int64_t>(sizes[d], 1), &count) || count > kMostElements) return false;
+    if (mul_overflow(count, std::max<int64_t>(sizes[d], 1), &count) || count > kMostElements) return false;
   return true;
 }
 

@@ -12,7 +12,7 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
   const Int4PackShape shape(p.K, inner_k_tiles);
   const uint8_t* const in = static_cast<const uint8_t*>(weight.const_data_ptr());
   uint32_t* const out = static_cast<uint32_t*>(packed.mutable_data_ptr());
-  torch::stable::parallel_for(0, p.N / 8, grain(8, p.K), [&](int64_t begin, int64_t end) {
+  kParallelFor(p.N / 8, grain(8, p.K), [&](int64_t begin, int64_t end) {
     for (int64_t row = 8 * begin; row < 8 * end; ++row) {
       for (int64_t block = 0; block < p.K / 32; ++block) {
         const uint8_t* const bytes = in + row * (p.K / 2) + block * 16;

@@ -11,7 +11,7 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
   const Int4Weight w(p, weight, scale, zero_point);
   char* const data = static_cast<char*>(out.mutable_data_ptr());
   const int64_t row_bytes = p.K * static_cast<int64_t>(out.element_size());
-  torch::stable::parallel_for(0, ceil_div(p.N, kPanel), grain(kPanel, p.K), [&](int64_t begin, int64_t end) {
+  kParallelFor(ceil_div(p.N, kPanel), grain(kPanel, p.K), [&](int64_t begin, int64_t end) {
     Int4Weight::Panel panel(w);
     std::vector<float> floats(p.output == ScalarType::Half ? p.K : 0);
     for (int64_t first = begin * kPanel; first < std::min(end * kPanel, p.N); first += kPanel) {

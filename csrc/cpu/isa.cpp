@@ -1,9 +1,10 @@
 #include "cpu/isa.h"
 
-#ifdef __linux__
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+#if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 #ifdef __APPLE__
 #include <sys/sysctl.h>
@@ -12,6 +13,8 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+
+#include "common/portability.h"
 
 namespace aoext::cpu {
 namespace {
@@ -22,31 +25,58 @@ struct InstructionSet {
 };
 
 #ifdef __x86_64__
-bool has_avx2_features() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+// A flag of the processor: a bit of register a, b, c or d after cpuid(leaf, subleaf).
+struct Flag {
+  unsigned leaf, subleaf;
+  char in;
+  int bit;
+};
+
+bool has(Flag flag) {
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(flag.leaf, flag.subleaf, &a, &b, &c, &d)) return false;
+  const unsigned value = flag.in == 'a' ? a : flag.in == 'b' ? b : flag.in == 'c' ? c : d;
+  return value >> flag.bit & 1;
 }
 
-bool has_avx_vnni_features() { return has_avx2_features() && __builtin_cpu_supports("avxvnni"); }
+template <size_t kCount>
+bool has(const Flag (&flags)[kCount]) {
+  for (const Flag& flag : flags)
+    if (!has(flag)) return false;
+  return true;
+}
+
+// Whether the system saves these registers of a process: bits of XCR0.
+bool saves(unsigned registers) {
+  constexpr Flag kOsxsave{1, 0, 'c', 27};
+  if (!has(kOsxsave)) return false;
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & registers) == registers;
+}
+
+constexpr unsigned kSse = 1u << 1, kAvx = 1u << 2, kAvx512 = 7u << 5, kTiles = 3u << 17;
+
+bool has_avx2_features() {
+  constexpr Flag kFlags[] = {{1, 0, 'c', 28}, {7, 0, 'b', 5}, {1, 0, 'c', 12}, {1, 0, 'c', 29}};  // AVX, AVX2, FMA, F16C
+  return saves(kSse | kAvx) && has(kFlags);
+}
+
+constexpr Flag kAvxVnni{7, 1, 'a', 4}, kAvx512Vnni{7, 0, 'c', 11};
+
+bool has_avx_vnni_features() { return has_avx2_features() && has(kAvxVnni); }
 
 bool has_avx512_features() {
-  return has_avx2_features() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+  constexpr Flag kFlags[] = {
+      {7, 0, 'b', 16}, {7, 0, 'b', 17}, {7, 0, 'b', 30}, {7, 0, 'b', 31},  // F, DQ, BW, VL
+      kAvx512Vnni,     {7, 1, 'a', 5},  {7, 0, 'c', 1},                    // VNNI, BF16, VBMI
+  };
+  return has_avx2_features() && saves(kAvx512) && has(kFlags);
 }
 
 bool has_amx_features() {
-  return has_avx512_features() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-         __builtin_cpu_supports("amx-int8");
-}
-
-// Linux lets a process use AMX's registers once it has asked.
-bool may_use_amx() {
-#if defined(__linux__) && defined(SYS_arch_prctl)
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return has_amx_features() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
+  constexpr Flag kFlags[] = {{7, 0, 'd', 24}, {7, 0, 'd', 22}, {7, 0, 'd', 25}};  // TILE, BF16, INT8
+  return has_avx512_features() && saves(kTiles) && has(kFlags) && may_use_amx_registers();
 }
 #endif
 
@@ -75,7 +105,7 @@ bool has_i8mm() {
 // Best first.
 const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
-    {kernels_amx, may_use_amx},
+    {kernels_amx, has_amx_features},
     {kernels_avx512, has_avx512_features},
     {kernels_avxvnni, has_avx_vnni_features},
     {kernels_avx2, has_avx2_features},
@@ -105,6 +135,14 @@ std::string usable_instruction_sets() {
   for (const InstructionSet& set : kInstructionSets)
     if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.kernels().name);
   return names;
+}
+
+bool has_vnni() {
+#ifdef __x86_64__
+  return (has_avx512_features() && has(kAvx512Vnni)) || has_avx_vnni_features();
+#else
+  return true;
+#endif
 }
 
 const Kernels& kernels() {

@@ -14,4 +14,7 @@ const Kernels& kernels();
 // The names that AOEXT_CPU_ISA may take on this machine, best first, with commas between.
 std::string usable_instruction_sets();
 
+// Whether it multiplies bytes four at a time; of a CPU that is not x86 taken for granted.
+bool has_vnni();
+
 }  // namespace aoext::cpu

@@ -1,6 +1,8 @@
 // Where results go: y[m, n] = (acc · input_scales[m]) · row_scale[n] + bias[n], rounded once.
 #pragma once
 
+#include <exception>
+#include <mutex>
 #include <vector>
 
 #include "common/dispatcher.h"
@@ -31,8 +33,21 @@ struct Output {
   }
 };
 
-// torch's threads, as gemm.h and gemv.h ask for them.
-inline constexpr auto kParallelFor = [](int64_t n, int64_t grain, const auto& f) { torch::stable::parallel_for(0, n, grain, f); };
+// torch's threads, as gemm.h and gemv.h ask for them: f(begin, end) for parts of [0, n). What f throws is thrown here: torch's
+// frames between may be of another C++ library, as on Windows.
+inline constexpr auto kParallelFor = [](int64_t n, int64_t grain, const auto& f) {
+  std::mutex mutex;
+  std::exception_ptr thrown;
+  torch::stable::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) noexcept {
+    try {
+      f(begin, end);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      thrown = std::current_exception();
+    }
+  });
+  if (thrown) std::rethrow_exception(thrown);
+};
 
 // All rows of a tensor that is contiguous.
 inline InputRows input_rows(const LinearProblem& p, const Tensor& x) {

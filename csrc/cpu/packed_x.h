@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -31,14 +30,13 @@ inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int
 // Memory at the start of a cache line, so that no vector of operands crosses one; not initialised.
 class Scratch {
  public:
-  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(std::aligned_alloc(kLine, (bytes / kLine + 1) * kLine))) {
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
+  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(::operator new(static_cast<size_t>((bytes / kLine + 1) * kLine), kAlignment))) {}
   char* operator+(int64_t bytes) const { return data_.get() + bytes; }
 
  private:
+  static constexpr std::align_val_t kAlignment{kLine};
   struct Free {
-    void operator()(char* p) const { std::free(p); }
+    void operator()(char* p) const { ::operator delete(p, kAlignment); }
   };
   std::unique_ptr<char, Free> data_;
 };

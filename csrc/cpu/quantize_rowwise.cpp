@@ -17,7 +17,7 @@ std::tuple<Tensor, Tensor> quantize_by_blocks(const LinearProblem& p, const Tens
   char* const out = static_cast<char*>(values.mutable_data_ptr());
   float* const scale = static_cast<float*>(scales.mutable_data_ptr());
   const int64_t bytes = static_cast<int64_t>(rows.element_size());
-  torch::stable::parallel_for(0, p.M, grain(1, p.K), [&](int64_t begin, int64_t end) {
+  kParallelFor(p.M, grain(1, p.K), [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m)
       kernels().quantize_row(element(p.input), in + m * p.K * bytes, p.K, block, p.power_of_two, element(dtype),
                              quantized_max(dtype), out + m * p.K, scale + m * blocks);

@@ -16,8 +16,7 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
                          group_size};
   const Tensor x = aten::contiguous(input), y = aten::empty({p.M, p.N}, p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  int4pack_gemm(p.M, x.const_data_ptr(), w, y.mutable_data_ptr(),
-                [](int64_t n, int64_t grain, const Range& f) { torch::stable::parallel_for(0, n, grain, f); });
+  int4pack_gemm(p.M, x.const_data_ptr(), w, y.mutable_data_ptr(), kParallelFor);
   return y;
 }
 

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/symbols.h"
+#include "common/portability.h"
 
 namespace aoext::cuda {
 namespace {
@@ -13,7 +13,7 @@ using GetStream = int32_t(int32_t device, void** stream);
 }  // namespace
 
 Launch::Launch(const Tensor& t) : guard_(t.get_device_index()) {
-  static GetStream* const get_stream = find_function<GetStream>("aoti_torch_get_current_cuda_stream", "libtorch_cuda.so");
+  static GetStream* const get_stream = find_function<GetStream>("aoti_torch_get_current_cuda_stream", "torch_cuda");
   const int device = t.get_device_index();
   void* stream = nullptr;
   if (get_stream == nullptr || get_stream(device, &stream) != 0)

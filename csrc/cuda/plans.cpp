@@ -119,9 +119,9 @@ std::string force_plan(const std::string& plan) { return force(plan); }
 }  // namespace
 
 AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
-  m.impl("_plan", TORCH_BOX(&plan));
-  m.impl("_force_plan", TORCH_BOX(&force_plan));
-  m.impl("_kernel_instances", TORCH_BOX(&kernel_instances));
+  m.impl("_plan", AOEXT_BOX(&plan));
+  m.impl("_force_plan", AOEXT_BOX(&force_plan));
+  m.impl("_kernel_instances", AOEXT_BOX(&kernel_instances));
 }
 
 }  // namespace aoext::cuda

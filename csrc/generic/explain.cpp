@@ -60,10 +60,10 @@ bool set_explain(Key key, const char* op, Explain explain) {
 }
 
 AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
-  m.impl("_explain", TORCH_BOX(&explain));
-  m.impl("_warmup", TORCH_BOX(&warmup));
-  m.impl("_check_call", TORCH_BOX(&check_call));
-  m.impl("_operators", TORCH_BOX(&operator_names));
+  m.impl("_explain", AOEXT_BOX(&explain));
+  m.impl("_warmup", AOEXT_BOX(&warmup));
+  m.impl("_check_call", AOEXT_BOX(&check_call));
+  m.impl("_operators", AOEXT_BOX(&operator_names));
 }
 
 }  // namespace aoext

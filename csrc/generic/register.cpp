@@ -5,7 +5,7 @@
 namespace aoext::generic {
 
 AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
-#define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) m.impl(#name, TORCH_BOX(&name));
+#define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) m.impl(#name, AOEXT_BOX(&name));
 #include "operators.inc"
 }
 

@@ -23,7 +23,7 @@ bool set_explain(Key key, const char* op, Explain explain);  // true
 // AOEXT_REGISTER(CPU, int8_mm, &explain, &function) in a namespace of aoext: `function` is what ao::int8_mm runs on a CPU, and
 // `explain` says what that would choose.
 #define AOEXT_REGISTER(key, op, explain, ...)                                                                           \
-  AOEXT_LIBRARY_IMPL(key, m) { m.impl(#op, TORCH_BOX((__VA_ARGS__))); }                                                 \
+  AOEXT_LIBRARY_IMPL(key, m) { m.impl(#op, AOEXT_BOX((__VA_ARGS__))); }                                                 \
   [[maybe_unused]] static const bool explained_##op = ::aoext::set_explain(::aoext::Key::key, #op, explain);            \
   [[maybe_unused]] static const auto own_##op = ::aoext::kernel_of<&generic::op>[static_cast<int>(::aoext::Key::key)] = \
       __VA_ARGS__;

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "cpu/isa.h"
 #include "sycl/kernels/shape.h"
 
 namespace aoext::xpu {
@@ -38,15 +39,6 @@ void pretend(Device& device) {
   }
 }
 
-// SYCL's CPU device is the CPU that runs this.
-bool host_has_vnni() {
-#ifdef __x86_64__
-  return __builtin_cpu_supports("avx512vnni") || __builtin_cpu_supports("avxvnni");
-#else
-  return true;
-#endif
-}
-
 Device ask(const sycl::device& device) {
   namespace info = sycl::info::device;
   const auto sub_groups = device.get_info<info::sub_group_sizes>();
@@ -60,7 +52,7 @@ Device ask(const sycl::device& device) {
                device.get_info<info::local_mem_size>(),
                device.get_info<info::max_work_group_size>(),
                gpu ? units * kThreadsOfAVectorEngine : units,
-               gpu || host_has_vnni()};
+               gpu || cpu::has_vnni()};
   pretend(facts);
   return facts;
 }

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "common/symbols.h"
+#include "common/portability.h"
 
 namespace aoext::xpu {
 namespace {
@@ -12,7 +12,7 @@ using GetStream = int32_t(int32_t device, void** stream);
 // Null where there is no such device or no XPU.
 sycl::queue* stream(int32_t device) {
   // Its header declares it in builds with XPU only.
-  static GetStream* const get_stream = find_function<GetStream>("aoti_torch_get_current_xpu_stream", "libtorch_xpu.so");
+  static GetStream* const get_stream = find_function<GetStream>("aoti_torch_get_current_xpu_stream", "torch_xpu");
   void* queue = nullptr;
   if (get_stream == nullptr || get_stream(device, &queue) != 0) return nullptr;
   return static_cast<sycl::queue*>(queue);

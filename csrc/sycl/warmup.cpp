@@ -15,6 +15,6 @@ std::string warmup(const Tensor& like) {
 
 }  // namespace
 
-AOEXT_LIBRARY_IMPL(XPU, m) { m.impl("_warmup", TORCH_BOX(&warmup)); }
+AOEXT_LIBRARY_IMPL(XPU, m) { m.impl("_warmup", AOEXT_BOX(&warmup)); }
 
 }  // namespace aoext::xpu

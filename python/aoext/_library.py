@@ -1,18 +1,22 @@
-"""Finds libaoext.so, checks that it may be loaded, and loads it."""
+"""Finds the library, libaoext.so on Linux, checks that it may be loaded, and loads it."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, files, requires
 from pathlib import Path
 
 import torch
 
+from aoext._loaded import loaded_files, name_of
+
 NAMESPACE = "ao"
-_LIBRARY = Path("lib") / "libaoext.so"
+FILE_NAMES = {"win32": "aoext.dll", "darwin": "libaoext.dylib"}  # elsewhere libaoext.so
+_LIBRARY = Path("lib") / FILE_NAMES.get(sys.platform, "libaoext.so")
 
 
 def find_library(package_path: Iterable[str]) -> Path:
@@ -71,25 +75,20 @@ def check_namespace(library: Path) -> None:
         )
 
 
-def check_copies(library: Path, maps: str) -> bool:
+def check_copies(library: Path, loaded: Iterable[str]) -> bool:
     """Whether this process has loaded this file already, as a C++ program does that embeds Python.
 
-    maps: the text of /proc/self/maps. Raises ImportError where it has loaded another copy of the library, as
-    of another environment: the operators of torch.ops.ao are that one's.
+    loaded: the files that it has loaded. Raises ImportError where another copy of the library is among them,
+    as of another environment: the operators of torch.ops.ao are that one's.
     """
-    loaded = {Path(path) for path in re.findall(rf"(/.*/{re.escape(_LIBRARY.name)})$", maps, re.MULTILINE)}
-    others = sorted(path for path in loaded if not (path.is_file() and path.samefile(library)))
+    copies = {Path(file) for file in loaded if name_of(file).lower() == _LIBRARY.name}
+    others = sorted(path for path in copies if not (path.is_file() and path.samefile(library)))
     if others:
         raise ImportError(
             f"aoext: another copy of its library is loaded in this process, {others[0]}, and the operators "
             f"of torch.ops.ao are that one's: load {library} alone, or set AOEXT_LIBRARY to {others[0]}"
         )
-    return bool(loaded)
-
-
-def _maps() -> str:
-    path = Path("/proc/self/maps")
-    return path.read_text() if path.is_file() else ""
+    return bool(copies)
 
 
 def needed_for_xpu(library: Path) -> list[str]:
@@ -101,17 +100,18 @@ def needed_for_xpu(library: Path) -> list[str]:
     return sorted({name.decode() for name in names}, reverse=True)
 
 
-def check_libsycl(needed: Iterable[str], maps: str) -> None:
+def check_libsycl(needed: Iterable[str], loaded: Iterable[str]) -> None:
     """Raises ImportError where this process has loaded another major version of libsycl than is needed.
 
-    maps: the text of /proc/self/maps. Two of them in one process crash.
+    loaded: the files that it has loaded. Two of them in one process crash.
     """
     wanted = next((name for name in needed if name.startswith("libsycl")), None)
-    for path, name in re.findall(r"(/.*/(libsycl\.so\.\d+).*)$", maps, re.MULTILINE):
-        if wanted and name != wanted:
+    for path in loaded:
+        name = re.match(r"libsycl\.so\.\d+", name_of(path))
+        if wanted and name and name[0] != wanted:
             raise ImportError(
                 f"aoext: this build has kernels for Intel GPUs and needs {wanted}, but torch "
-                f"{torch.__version__} or another package has loaded {name} ({path}), and the two in one "
+                f"{torch.__version__} or another package has loaded {name[0]} ({path}), and the two in one "
                 f"process crash: use a torch that brings {wanted}, or a +cpu wheel of aoext"
             )
 
@@ -142,13 +142,14 @@ def _open_with_needed(file: Path) -> None:
         _open_with_needed(beside)
 
 
-def open_needed(needed: Iterable[str], maps: str) -> None:
+def open_needed(needed: Iterable[str], loaded: Iterable[str]) -> None:
     """Opens what this process has not loaded of the libraries that a build for Intel GPUs needs.
 
     They lie in the environment's lib folder. One that is not found is left to the linker.
     """
+    here = {name_of(file) for file in loaded}
     for name in needed:
-        file = None if f"/{name}" in maps else _installed(name)
+        file = None if any(other.startswith(name) for other in here) else _installed(name)
         if file is not None:
             _open_with_needed(file)
 
@@ -177,14 +178,14 @@ def load_library(package_path: Iterable[str]) -> None:
     path = find_library(package_path)
     if str(path) in torch.ops.loaded_libraries:
         return
-    maps = _maps()
-    if not check_copies(path, maps):
+    loaded = loaded_files()
+    if not check_copies(path, loaded):
         check_namespace(path)
     needed = needed_for_xpu(path)
     if needed:
-        check_libsycl(needed, maps)
+        check_libsycl(needed, loaded)
     try:
-        open_needed(needed, maps)
+        open_needed(needed, loaded)
         torch.ops.load_library(str(path))
     except OSError as error:
         # torch gives the path alone; what the linker said is its cause.

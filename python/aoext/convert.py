@@ -110,7 +110,7 @@ class _Job:
             raise ValueError(f"convert: double_quantization is for format 'bitsandbytes', got {format!r}")
         if not (source / "config.json").is_file():
             raise FileNotFoundError(f"convert: {source} must be a folder with a config.json")
-        self.settings: dict[str, Any] = json.loads((source / "config.json").read_text())
+        self.settings: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
         self.places = serialization.files_in("convert", source)
         self.files = sorted(set(self.places.values()))
         foreign = self.settings.get("quantization_config")
@@ -159,7 +159,7 @@ class _Job:
 
     def begin(self) -> None:
         """Claims the target, or finds it claimed for the same."""
-        claimed = json.loads(self._marker.read_text()) if self._marker.is_file() else {}
+        claimed = json.loads(self._marker.read_text(encoding="utf-8")) if self._marker.is_file() else {}
         if claimed.get("claim") == self._claim:
             self.done = claimed["done"]
         elif self.target.exists() and any(self.target.iterdir()):
@@ -180,7 +180,7 @@ class _Job:
         }
 
     def _remember(self) -> None:
-        self._marker.write_text(json.dumps({"claim": self._claim, "done": self.done}))
+        self._marker.write_text(json.dumps({"claim": self._claim, "done": self.done}), encoding="utf-8")
 
     def abandon(self) -> None:
         """Frees the target if nothing was written."""
@@ -277,11 +277,13 @@ class _Job:
             if file.is_file() and not weights:
                 shutil.copy2(file, self.target / file.name)
         self.settings["quantization_config"] = self._quantization_config()
-        (self.target / "config.json").write_text(json.dumps(self.settings, indent=2) + "\n")
+        (self.target / "config.json").write_text(json.dumps(self.settings, indent=2) + "\n", encoding="utf-8")
         if len(self.files) > 1:
             places = {key: name for name in self.files for key in serialization.names_in(self.target / name)}
             index = {"metadata": {"total_size": self.result.bytes_after}, "weight_map": places}
-            (self.target / DEFAULT_INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+            (self.target / DEFAULT_INDEX).write_text(
+                json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
         self._marker.unlink()
         return self.result
 

@@ -104,7 +104,7 @@ template <class Dot, int kLimbs>
 void macro_kernel_channels(const void* w, int, const void* x, int64_t M, int64_t K, void* acc) {
   const char *const block = static_cast<const char*>(w), *const rows = static_cast<const char*>(x);
   const int64_t words = K * static_cast<int64_t>(sizeof(typename Dot::Operand)) / kWordBytes;
-  each_mr(M, [&](auto count, int64_t m) __attribute__((always_inline)) {
+  each_mr(M, [&](auto count, int64_t m) AOEXT_INLINE {
     constexpr int kCount = decltype(count)::count;
     using Sums = typename Dot::Sums;
     Sums sums[kCount][kPanelVectors];

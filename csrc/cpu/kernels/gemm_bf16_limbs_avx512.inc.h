@@ -20,12 +20,13 @@ void pack_x_limbs(Element from, const void* source, int64_t, int64_t, int64_t n,
   for (int64_t k = 0; k < n; k += 2 * kFloats) {
     const __m512 a = load<__m512>(row + k), b = load<__m512>(row + k + kFloats);
     const __m512i nearest = (__m512i)_mm512_cvtne2ps_pbh(b, a);
-    const auto left = [&](__m512 x, int half) {
-      const __m512i words = _mm512_maskz_cvtepu16_epi32(0xffff, _mm512_maskz_extracti64x4_epi64(0xf, nearest, half));
+    const auto left = [](__m512 x, __m256i half) {
+      const __m512i words = _mm512_maskz_cvtepu16_epi32(0xffff, half);
       return (__m512)((F32)x - (F32)((U32)words << 16));
     };
     // The halves of an index are constants of the instruction.
-    const __m512i rest = (__m512i)_mm512_cvtne2ps_pbh(left(b, 1), left(a, 0));
+    const __m512i rest = (__m512i)_mm512_cvtne2ps_pbh(left(b, _mm512_maskz_extracti64x4_epi64(0xf, nearest, 1)),
+                                                      left(a, _mm512_maskz_extracti64x4_epi64(0xf, nearest, 0)));
     store(high + k, kEights ? in_eights(nearest) : nearest);
     store(high + kKC + k, kEights ? in_eights(rest) : rest);
   }

@@ -67,7 +67,7 @@ struct ScaledNibbles : WordsOfInt4 {
     const int64_t at = (skipped + (word < last ? word : last)) >> shift;
     const int64_t lanes = at * kPanel + vector * kFloats;
     const F32 scale = load<F32>(scales + lanes), zero = kZeroPoints ? load<F32>(zero_points + lanes) : F32{};
-    const auto value = [&](int i) __attribute__((always_inline)) {
+    const auto value = [&](int i) AOEXT_INLINE {
       const F32 q = (F32)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)(words >> (4 * i)), (__m512)values);
       return (__m512)(kZeroPoints ? multiply_add(q, scale, zero) : q * scale);
     };
@@ -122,7 +122,7 @@ inline void macro_kernel_groups(const void* w, const void* x, const Groups& of, 
   constexpr int64_t kInWord = kWordBytes / sizeof(uint16_t);
   const int64_t words = n / kInWord, of_group = of.size / kInWord;
   const int64_t begun = begin % of.size / kInWord, before = begin / of.size;
-  each_mr(M, [&](auto count, int64_t m) __attribute__((always_inline)) {
+  each_mr(M, [&](auto count, int64_t m) AOEXT_INLINE {
     constexpr int kCount = decltype(count)::count;
     F32 sums[kCount][kPanelVectors];
     char* const to = static_cast<char*>(acc) + m * kPanelVectors * kLine;

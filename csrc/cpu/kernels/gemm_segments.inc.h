@@ -86,7 +86,7 @@ inline void add_lanes(const char* w, const char* x, typename Dot::Total (&totals
 template <class Dot, int kRows>
 inline void micro_kernel(const char* w, const char* x, int64_t begin, int64_t end,
                          typename Dot::Total (&totals)[kRows][kVectors]) {
-  const auto add = [&](int64_t word, auto& to) __attribute__((always_inline)) {
+  const auto add = [&](int64_t word, auto& to) AOEXT_INLINE {
     U32 wk[kVectors];
     for (int v = 0; v < kVectors; ++v) wk[v] = load<U32>(w + word * kWordOfPanel + v * kVector);
 #pragma GCC unroll 8
@@ -134,7 +134,7 @@ template <class Body>
 inline void each_mr(int64_t M, const Body& body) {
   for (int64_t m = 0, parts = (M + kMR - 1) / kMR; parts > 0; --parts) {
     const int64_t count = (M - m + parts - 1) / parts;
-    with_rows<kMR>(count, [&](auto rows) __attribute__((always_inline)) { body(rows, m); });
+    with_rows<kMR>(count, [&](auto rows) AOEXT_INLINE { body(rows, m); });
     m += count;
   }
 }
@@ -144,7 +144,7 @@ template <class Dot, class Scales>
 inline void macro_kernel(const char* w, const char* x, const Scales& scales, int64_t segment, int64_t M, int64_t begin, int64_t n,
                          void* acc) {
   const int64_t first = begin / segment, begun = begin % segment;
-  each_mr(M, [&](auto count, int64_t m) __attribute__((always_inline)) {
+  each_mr(M, [&](auto count, int64_t m) AOEXT_INLINE {
     constexpr int kCount = decltype(count)::count;
     for (int64_t channel = 0; channel < kPanel; channel += kVectors * kFloats) {
       char* const to = static_cast<char*>(acc) + (m * kPanel + channel) * kWord;
@@ -269,7 +269,7 @@ inline void pack_words(const char* source, const BlockRows& block, int64_t bytes
       next[i] = block.next + row * block.next_stride;
     }
     char* const to = static_cast<char*>(out) + channel * kWord;
-    each_words(rows, bytes, [&](const U32(&words)[kFloats], int64_t first) __attribute__((always_inline)) {
+    each_words(rows, bytes, [&](const U32(&words)[kFloats], int64_t first) AOEXT_INLINE {
 #pragma GCC unroll 16
       for (int i = 0; i < kFloats; ++i) {
         U32 made[Loader::kWords];
@@ -300,7 +300,7 @@ inline void pack_operands(const BlockRows& block, int64_t n, void* out, const Lo
     }
     char* const to = static_cast<char*>(out) + channel * kWord;
     const int64_t bytes = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof(typename Dot::Operand));
-    each_words(rows, bytes, [&](const U32(&words)[kFloats], int64_t first) __attribute__((always_inline)) {
+    each_words(rows, bytes, [&](const U32(&words)[kFloats], int64_t first) AOEXT_INLINE {
 #pragma GCC unroll 16
       for (int i = 0; i < kFloats; ++i) store(to + (first + i) * kWordOfPanel, words[i]);
     });
@@ -346,7 +346,7 @@ void pack_nibbles(const Int4Row& first, const BlockRows& rows, int64_t begin, in
 }
 
 [[maybe_unused]] void pack_x_nibbles(Element, const void* source, int64_t, int64_t, int64_t n, void* out, uint32_t*) {
-  using Eights = uint64_t __attribute__((vector_size(kVector)));
+  using Eights = uint64_t AOEXT_VECTOR(kVector);
   const auto low_bytes = [](Eights v) {
     v &= 0x00ff00ff00ff00ffu;
     v = (v | v >> 8) & 0x0000ffff0000ffffu;

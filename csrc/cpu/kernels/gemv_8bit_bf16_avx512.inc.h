@@ -22,7 +22,7 @@ inline void micro_kernel_8bit_bf16(const uint16_t* x, int64_t x_stride, const ch
                                    float (*acc)[kPanel]) {
   constexpr int kSums = 2 * M * N, kChains = kSums < 4 ? 4 / kSums : 1;  // so that no product waits for the one before it
   F32 sums[kChains][2][M][N] = {};
-  const auto add = [&](int64_t k, const char* from, int64_t stride, F32(&to)[2][M][N]) __attribute__((always_inline)) {
+  const auto add = [&](int64_t k, const char* from, int64_t stride, F32(&to)[2][M][N]) AOEXT_INLINE {
     __m512i wk[N][2];
     for (int i = 0; i < N; ++i) Loader::load(load_once<__m512i>(from + i * stride), wk[i]);
     for (int m = 0; m < M; ++m)
@@ -31,7 +31,7 @@ inline void micro_kernel_8bit_bf16(const uint16_t* x, int64_t x_stride, const ch
         for (int i = 0; i < N; ++i) to[half][m][i] = (F32)_mm512_dpbf16_ps((__m512)to[half][m][i], (__m512bh)wk[i][half], xk);
       }
   };
-  const auto add_line = [&](int64_t k, int chain) __attribute__((always_inline)) {
+  const auto add_line = [&](int64_t k, int chain) AOEXT_INLINE {
     for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * n + k);
     add(k, w + k, K, sums[chain]);
   };

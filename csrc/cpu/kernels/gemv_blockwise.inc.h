@@ -56,7 +56,7 @@ inline void micro_kernel_units(const Loader& loader, const typename Loader::Oper
   const float* scale_rows[N];
   for (int i = 0; i < N; ++i) scale_rows[i] = w.scale_rows[i];
   F32 sums[M][N] = {};
-  const auto add = [&](int64_t k, const char* from, int64_t stride, int64_t scale) __attribute__((always_inline)) {
+  const auto add = [&](int64_t k, const char* from, int64_t stride, int64_t scale) AOEXT_INLINE {
     F32 part[kWays][M][N] = {};
     typename Loader::Unit units[N];
     for (int i = 0; i < N; ++i) units[i] = loader.unit(from + i * stride);

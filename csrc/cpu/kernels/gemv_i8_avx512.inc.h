@@ -15,7 +15,7 @@ inline void micro_kernel_i8(const int8_t* x, const int8_t* w, int64_t K, int64_t
   // As DotI8 of gemm_avx512.inc.h, w + 128 by x; the sums of 128 · x come off at the end.
   const __m512i flip = _mm512_set1_epi8(-128);
   I32 x_sums[M] = {};
-  const auto add = [&](int64_t k, I32(&to)[M][N]) __attribute__((always_inline)) {
+  const auto add = [&](int64_t k, I32(&to)[M][N]) AOEXT_INLINE {
     __m512i wk[N];
     for (int i = 0; i < N; ++i) {
       __builtin_prefetch(next + i * n + k);

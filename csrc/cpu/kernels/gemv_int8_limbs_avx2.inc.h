@@ -59,11 +59,11 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
   using Vectors = F32[kVectors];
   const int64_t groups = K / w.group_size;
   if (begin == 0) memset(out.sums, 0, static_cast<size_t>(M * kPanel) * sizeof(float));
-  const auto bring = [&](int64_t g, Vectors& scale, Vectors& zero_point) __attribute__((always_inline)) {
+  const auto bring = [&](int64_t g, Vectors& scale, Vectors& zero_point) AOEXT_INLINE {
     columns(w.element, w.scale + g * w.stride, N, scale);
     if constexpr (Loader::kZeroPoints) columns(w.element, w.zero_point + g * w.stride, N, zero_point);
   };
-  const auto keep = [&](int64_t g, const Vectors& scale) __attribute__((always_inline)) {
+  const auto keep = [&](int64_t g, const Vectors& scale) AOEXT_INLINE {
     for (int v = 0; v < kVectors; ++v) {
       const __m256 scales = (__m256)scale[v];
       float* const four = out.scales + (2 * v * groups + g) * kFour;
@@ -71,14 +71,14 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
       _mm_storeu_ps(four + groups * kFour, _mm256_extractf128_ps(scales, 1));
     }
   };
-  const auto bring_sums = [&](int64_t m, Vectors& sums) __attribute__((always_inline)) {
+  const auto bring_sums = [&](int64_t m, Vectors& sums) AOEXT_INLINE {
     for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(out.sums + m * kPanel + v * kFloats);
   };
-  const auto keep_sums = [&](int64_t m, const Vectors& sums) __attribute__((always_inline)) {
+  const auto keep_sums = [&](int64_t m, const Vectors& sums) AOEXT_INLINE {
     for (int v = 0; v < kVectors; ++v) store(out.sums + m * kPanel + v * kFloats, sums[v]);
   };
   // Adds a group, which is i of x's.
-  const auto add = [&](int64_t i, const Vectors& scale, const Vectors& zero_point, Vectors& sums) __attribute__((always_inline)) {
+  const auto add = [&](int64_t i, const Vectors& scale, const Vectors& zero_point, Vectors& sums) AOEXT_INLINE {
     const F32 fixed_sum = broadcast(of_x.fixed_sums[i]), sum = broadcast(of_x.sums[i]);
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (Loader::kZeroPoints) sums[v] = multiply_add(zero_point[v], sum, sums[v]);
@@ -157,7 +157,7 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
   const int64_t bytes = K / 2, groups = K / group_size;
   F32 sums[M][kFours ? 1 : N] = {};
   // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
-  const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) __attribute__((always_inline)) {
+  const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) AOEXT_INLINE {
     fetch_group(&ahead);
     [[maybe_unused]] F32 x_scale[M];
     if constexpr (!kFours)

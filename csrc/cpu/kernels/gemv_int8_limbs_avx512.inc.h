@@ -63,7 +63,7 @@ constexpr int64_t kScalesAhead = 32;
 // come once, those of scales too. The next panel's weights are fetched in the order in which they lie. Not inline: its loop needs
 // all registers.
 template <class Loader, int kLimbs, int kNextPanel, int M, int kGroups, int kUnits>
-__attribute__((noinline)) void micro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, const Int4Panel& w,
+AOEXT_NOINLINE void micro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, const Int4Panel& w,
                                                   int64_t N, bool fetch, int64_t K, float (*acc)[kPanel]) {
   constexpr int kPanelVectors = kPanel / kFloats, kFours = kFloats / 4;
   constexpr int64_t kPart = kUnits * kLimbUnit;
@@ -78,7 +78,7 @@ __attribute__((noinline)) void micro_kernel_limbs(const int8_t* x, int64_t x_str
 
   // A part, of which w is `at` bytes from the starts of rows, by kFloats of these from row `n` on: fours[m][i] are sums of rows 4
   // i to 4 i + 3.
-  const auto multiply = [&](int64_t begin, int64_t at, int n, Totals(&fours)[M][kFours]) __attribute__((always_inline)) {
+  const auto multiply = [&](int64_t begin, int64_t at, int n, Totals(&fours)[M][kFours]) AOEXT_INLINE {
     for (int four = 0; four < kFours; ++four) {
       for (int64_t i = 0; fetch && i < 4 * kPart / 2; i += kLine, next += kLine) __builtin_prefetch(next, 0, kNextPanel);
       U32 even[4][kUnits], odd[4][kUnits];
@@ -98,7 +98,7 @@ __attribute__((noinline)) void micro_kernel_limbs(const int8_t* x, int64_t x_str
   };
   // What `multiply` left, with the scales of `count` groups from `first` on.
   bool starts = true;  // whether they start here
-  const auto add = [&](const Totals(&fours)[M][kFours], int vector, int64_t first, int64_t count) __attribute__((always_inline)) {
+  const auto add = [&](const Totals(&fours)[M][kFours], int vector, int64_t first, int64_t count) AOEXT_INLINE {
     F32 scale[kGroups] = {}, zero_point[kGroups] = {};
     for (int j = 0; j < kGroups && j < count; ++j) {
       const int64_t from = (first + j) * w.stride + vector * kFloats * w.element_bytes;

@@ -10,7 +10,7 @@ template <bool kSigned>
 inline void store_codes(const U32 (&codes)[4], const F32 (&x)[4], char* out) {
   constexpr uint32_t kCode = kSigned ? 0x7f : 0xff;
   for (int i = 0; i < 4; ++i) {
-    using Bytes = uint8_t __attribute__((vector_size(kFloats)));
+    using Bytes = uint8_t AOEXT_VECTOR(kFloats);
     const U32 code = codes[i] & kCode;
     store(out + i * kFloats, __builtin_convertvector(kSigned ? code | ((U32)x[i] & kSign) >> 24 : code, Bytes));
   }

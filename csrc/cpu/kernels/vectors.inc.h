@@ -9,10 +9,10 @@
 namespace aoext::cpu {
 namespace {
 
-using F32 = float __attribute__((vector_size(4 * kFloats)));
-using U32 = uint32_t __attribute__((vector_size(4 * kFloats)));
-using I32 = int32_t __attribute__((vector_size(4 * kFloats)));
-using Bytes = uint8_t __attribute__((vector_size(4 * kFloats)));
+using F32 = float AOEXT_VECTOR(4 * kFloats);
+using U32 = uint32_t AOEXT_VECTOR(4 * kFloats);
+using I32 = int32_t AOEXT_VECTOR(4 * kFloats);
+using Bytes = uint8_t AOEXT_VECTOR(4 * kFloats);
 
 constexpr int kPanelVectors = kPanel / kFloats;
 

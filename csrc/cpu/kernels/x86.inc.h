@@ -10,13 +10,13 @@ template <class T>
 struct Parts;
 template <>
 struct Parts<float> {
-  using Quarter = float __attribute__((vector_size(16)));
-  using Half = float __attribute__((vector_size(32)));
+  using Quarter = float AOEXT_VECTOR(16);
+  using Half = float AOEXT_VECTOR(32);
 };
 template <>
 struct Parts<int32_t> {
-  using Quarter = int32_t __attribute__((vector_size(16)));
-  using Half = int32_t __attribute__((vector_size(32)));
+  using Quarter = int32_t AOEXT_VECTOR(16);
+  using Half = int32_t AOEXT_VECTOR(32);
 };
 
 // acc[i] += the sum of the lanes of q[i].
