@@ -61,14 +61,7 @@ test-inductor-xpu: $(VENV)/.pip ## Run torch.compile's tests for Intel GPUs, Ind
 wheel: tools ## Build dist/*.whl for VARIANT (cpu, cu130 or xpu) and check it in a clean environment
 	$(BIN)/python tools/wheel.py build $(VARIANT)
 
-test-# Files whose tests compile on xpu, where the interpreter makes Inductor possible.
-INDUCTOR_TESTS := $(addprefix tests/test_,$(addsuffix .py,inductor_xpu inductor_compile))
-
-test-inductor-xpu: $(VENV)/.pip ## Run torch.compile's tests for Intel GPUs, Inductor's kernels by Triton's interpreter
-	$(setup) test-inductor-xpu
-	PYTHONPATH=$(abspath $(VENV))/triton AOEXT_REQUIRE_DEVICES=inductor-xpu $(BIN)/python -m pytest -k xpu $(INDUCTOR_TESTS)
-
-wheel: tools ## Test the wheel of VARIANT in dist/ on DEVICE, with TORCH
+test-wheel: tools ## Test the wheel of VARIANT in dist/ on DEVICE, with TORCH
 	$(BIN)/python tools/wheel.py test $(VARIANT) --device $(or $(DEVICE),cpu)
 
 docs: install ## Build the documents as a site in out/site, links checked
