@@ -4,9 +4,9 @@
 
 Inductor of the installed PyTorch compiles a Llama of each kind of scheme for a simulated XPU that claims to
 be a GPU of Intel's; Intel's Triton makes SPIR-V of its kernels, in every configuration that Inductor would
-try, and Intel's offline compiler machine code of that. Exits with 1 where a configuration does not compile or
-makes calls, and where a kernel spills in all of them: Inductor measures them and keeps the fastest. Nothing is
-launched.
+try, and Intel's offline compiler machine code of that. Exits with 1 where a configuration does not compile
+or makes calls, and where a kernel spills in all of them: Inductor measures them and keeps the fastest.
+Nothing is launched.
 
 A model is also packaged by AOTInductor, up to its C++ code, which must launch Triton kernels and call our C
 functions. To compile that code needs Level Zero's headers and PyTorch's libtorch_xpu.
