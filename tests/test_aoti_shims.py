@@ -41,10 +41,15 @@ def tensor(handle: ctypes.c_void_p) -> Tensor:
     return _aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule(handle, None, None)])[0]
 
 
+def new_handles(tensors: list[Tensor]) -> list[ctypes.c_void_p]:
+    """A handle to each tensor, for who takes it over."""
+    return [ctypes.c_void_p(_pointer(c, None)) for c in _aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)]
+
+
 @contextmanager
 def handles(tensors: list[Tensor]) -> Iterator[list[ctypes.c_void_p]]:
     """A handle to each tensor, as long as this lasts."""
-    made = [ctypes.c_void_p(_pointer(c, None)) for c in _aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)]
+    made = new_handles(tensors)
     yield made
     for handle in made:
         tensor(handle)

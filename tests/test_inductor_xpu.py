@@ -6,9 +6,14 @@ the kernels that they always run there; the interpreter runs Inductor's.
 
 from __future__ import annotations
 
+import ctypes
 import re
+import subprocess
+import sysconfig
+import zipfile
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch._inductor import codecache, config
+from torch._inductor import config, cpp_builder
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
@@ -26,7 +31,9 @@ from aoext.inductor.passes import rewrites
 from aoext.reference import randn, rowwise_values
 from aoext.schemes import SCHEMES, as_config
 from conftest import INTERPRETED, XPU_SIM
-from test_aoti import every_operator
+from formats import bits
+from test_aoti import QUICK, every_operator, source
+from test_aoti_shims import new_handles, tensor
 
 if not INTERPRETED:
     pytest.skip("there is no Triton for the simulated xpu: make test-inductor-xpu", allow_module_level=True)
@@ -205,17 +212,55 @@ def test_the_cpp_wrapper_calls_every_operator_by_its_shim(generator):
     assert "dequantize_rowwise" in code
 
 
-def test_a_package_of_every_operator_gets_as_far_as_the_cpp_compiler(generator, tmp_path):
-    """There it needs Level Zero's headers and libtorch_xpu, which a PyTorch without XPU has not."""
-    calls = every_operator(XPU, generator)
-    # Without Inductor's own loops, whose kernels it wants compiled by now.
-    calls.calls = [call for call in calls.calls if call[0] != "dequantize_rowwise"]
-    program = torch.export.export(calls, (calls.tensors,))
-    code = cpp_of(
-        lambda: torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "calls.pt2"), inductor_configs=aoext.aoti_options()
-        ),
-        *(codecache.AotCodeCompiler, "compile", 1),
+def open_stand_ins(folder: Path) -> None:
+    """Make, in a new folder, the libraries that a package is linked with and no CPU has, and open them."""
+    folder.mkdir()
+    code = Path(__file__).parent / "aoti_xpu" / "stand_ins.cpp"
+    for name in ("libtorch_xpu.so", "libze_loader.so"):
+        command = ["g++", "-shared", "-fPIC", code, "-o", folder / name, f"-Wl,-soname,{name}"]
+        subprocess.run(command, check=True)
+        ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+
+
+def run_package(package: Path, inputs: list[Tensor], count: int) -> list[Tensor]:
+    """By the C functions that its library exports: PyTorch's own runner for XPU is in libtorch_xpu."""
+    with zipfile.ZipFile(package) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".so"))
+        library = ctypes.CDLL(archive.extract(name, package.parent))
+    container, outputs = ctypes.c_void_p(), (ctypes.c_void_p * count)()
+    one, many = ctypes.c_size_t(1), ctypes.c_size_t(len(inputs))
+    code = library.AOTInductorModelContainerCreateWithDevice(ctypes.byref(container), one, b"xpu:0", None)
+    assert code == 0
+    stream = ctypes.c_void_p(torch.xpu.current_stream().sycl_queue)
+    given = (ctypes.c_void_p * len(inputs))(*new_handles(inputs))  # which it takes over
+    code = library.AOTInductorModelContainerRun(
+        container, given, many, outputs, ctypes.c_size_t(count), stream, None
     )
-    assert "AOTIXpuStreamGuard" in code
-    assert_calls_shims(code[code.index("::run_impl(") :], [name for name, _, _ in calls.calls])
+    assert code == 0
+    results = [tensor(ctypes.c_void_p(output)) for output in outputs]
+    assert library.AOTInductorModelContainerDelete(container) == 0
+    return results
+
+
+def test_a_package_of_every_operator_runs_and_gives_the_bits_of_eager(generator, tmp_path, monkeypatch):
+    """Compiled by AOTInductor for XPU, but for its own loops: Level Zero loads their kernels on a GPU."""
+    calls = every_operator(XPU, generator)
+    calls.calls = [call for call in calls.calls if call[0] != "dequantize_rowwise"]  # Inductor makes a loop
+    open_stand_ins(tmp_path / "lib")
+    data = Path(sysconfig.get_path("data"))  # where pip puts SYCL
+    monkeypatch.setenv("CPATH", f"{Path(__file__).parent / 'aoti_xpu'}:{data / 'include'}")
+    monkeypatch.setenv("LIBRARY_PATH", f"{tmp_path / 'lib'}:{data / 'lib'}")
+    monkeypatch.setattr(cpp_builder, "find_library", lambda name: name)  # of Level Zero's loader
+
+    program = torch.export.export(calls, (calls.tensors,))
+    package = tmp_path / "calls.pt2"
+    torch._inductor.aoti_compile_and_package(
+        program, package_path=str(package), inductor_configs={**aoext.aoti_options(), **QUICK}
+    )
+    assert_calls_shims(source(package), [name for name, _, _ in calls.calls])
+    expected = calls(calls.tensors)
+    results = run_package(package, calls.tensors, len(expected))
+    XPU_SIM.check_canaries()
+    for result, other in zip(results, expected, strict=True):
+        assert result.device == other.device
+        assert torch.equal(bits(result), bits(other))
