@@ -30,7 +30,8 @@ inline int64_t grain(int64_t rows, int64_t K) { return std::max<int64_t>(1, (int
 // Memory at the start of a cache line, so that no vector of operands crosses one; not initialised.
 class Scratch {
  public:
-  explicit Scratch(int64_t bytes) : data_(static_cast<char*>(::operator new(static_cast<size_t>((bytes / kLine + 1) * kLine), kAlignment))) {}
+  explicit Scratch(int64_t bytes)
+      : data_(static_cast<char*>(::operator new(static_cast<size_t>((bytes / kLine + 1) * kLine), kAlignment))) {}
   char* operator+(int64_t bytes) const { return data_.get() + bytes; }
 
  private:
