@@ -130,7 +130,12 @@ PLATFORMS = {
         toolchain="cmake/windows.cmake",
         defines={"AOEXT_ZIG": "{zig}"},
         # Wine 8 has no groups of processors, by which OpenMP's runtime would bind threads.
-        environment={"WINEPREFIX": "{folder}/wine", "WINEDEBUG": "-all", "KMP_AFFINITY": "disabled"},
+        environment={
+            "WINEPREFIX": "{folder}/wine",
+            "WINEDEBUG": "-all",
+            "WINEDLLOVERRIDES": "winedbg.exe=d",
+            "KMP_AFFINITY": "disabled",
+        },
         isas={isa: {"AOEXT_CPU_ISA": isa} for isa in ("amx", "avx512", "avxvnni", "avx2", "portable")},
         beside=("colorama", "numpy==1.26.4"),  # newer ones ask Wine for what it lacks
     ),
@@ -223,7 +228,20 @@ class Foreign:
         command = [part.format_map(places) for part in self.platform.python] + [str(a) for a in arguments]
         own = {name: value.format_map(places) for name, value in self.platform.environment.items()}
         print("+", *(f"{name}={value}" for name, value in variables.items()), *command, flush=True)
-        return subprocess.run(command, cwd=cwd, env={**os.environ, **own, **variables}).returncode
+        # Through a pipe: Wine gives Python no handle of some files.
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env={**os.environ, **own, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        while part := process.stdout.read1():
+            sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+        return process.wait()
 
 
 def find_program(name: str, root: Path = Path("/")) -> str | None:
