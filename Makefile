@@ -76,6 +76,9 @@ wheel-windows: tools ## Build dist/*win_amd64.whl for CPUs by cross compilation,
 test-windows: wheel-windows ## Test that wheel under Wine with each instruction set: a share of the operators' tests, or TESTS=all
 	$(BIN)/python tools/foreign.py test windows --tests $(or $(TESTS),share)
 
+check-macos: tools ## Compile and link the library for macOS on Apple's processors; nothing here runs it
+	$(BIN)/python tools/macos.py
+
 docs: install ## Build the documents as a site in out/site, links checked
 	$(BIN)/python tools/site.py
 

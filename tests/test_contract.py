@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import aoext
 from aoext.reference import (
@@ -143,3 +145,26 @@ def test_two_threads_calling_at_once_get_right_results(generator):
             (call, pool.submit(op(call.operator), *call.args)) for _ in range(5) for call in calls
         ]:
             assert_close(result.result(), call.reference)
+
+
+class Dtypes(TorchDispatchMode):
+    """What an operator makes on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.made |= {leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
+        return out
+
+
+@pytest.mark.parametrize("operator", ALL_CALLS)
+def test_a_generic_kernel_makes_no_float64(operator, generator):
+    """Which "mps" and other devices lack: there a generic kernel is all that runs."""
+    call = ALL_CALLS[operator](PROBLEM, generator)
+    with Dtypes() as dtypes:
+        aoext.ops.generic(operator)(*call.args, **call.kwargs)
+    assert dtypes.made
+    assert torch.float64 not in dtypes.made
