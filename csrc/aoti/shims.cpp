@@ -28,9 +28,9 @@ using Parameter = std::tuple_element_t<i, typename Shim<kGeneric>::C>;
 #define AOEXT_VALUES_10 AOEXT_VALUES_9, p9
 #define AOEXT_VALUES_11 AOEXT_VALUES_10, p10
 
-#define AOEXT_SHIM(device, key, count, op)                                                               \
+#define AOEXT_SHIM(device, key, count, op)                                                          \
   extern "C" AOEXT_EXPORT AOTITorchError aoti_torch_##device##_##op(AOEXT_PARAMETERS_##count(op)) { \
-    return Shim<&generic::op>::call(Key::key, #op, {AOEXT_VALUES_##count});                              \
+    return Shim<&generic::op>::call(Key::key, #op, {AOEXT_VALUES_##count});                         \
   }
 #define AOEXT_SHIMS(count, op)      \
   AOEXT_SHIM(cpu, CPU, count, op)   \

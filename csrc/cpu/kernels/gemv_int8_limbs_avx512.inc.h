@@ -62,8 +62,8 @@ constexpr int64_t kScalesAhead = 32;
 // come once, those of scales too. The next panel's weights are fetched in the order in which they lie. Not inline: its loop needs
 // all registers.
 template <class Loader, int kLimbs, int kNextPanel, int M, int kGroups, int kUnits>
-AOEXT_NOINLINE void micro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, const Int4Panel& w,
-                                                  int64_t N, bool fetch, int64_t K, float (*acc)[kPanel]) {
+AOEXT_NOINLINE void micro_kernel_limbs(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, const Int4Panel& w, int64_t N,
+                                       bool fetch, int64_t K, float (*acc)[kPanel]) {
   constexpr int kPanelVectors = kPanel / kFloats, kFours = kFloats / 4;
   constexpr int64_t kPart = kUnits * kLimbUnit;
   constexpr int kParts = kPad / kPart;
