@@ -28,6 +28,19 @@ def test_every_instruction_set_of_aarch64_has_a_cpu_that_runs_none_better() -> N
     assert all(f"csrc/cpu/kernels/{name}.cpp" in flags for name in names)
 
 
+def test_what_compilers_and_systems_do_differently_has_one_home() -> None:
+    """But for what is compiled for SPIR-V alone, and the header of another library."""
+    others = ("common/portability", "sycl/kernels/", "int4pack_shim/")
+    differs = re.compile(r"__attribute__|<dlfcn\.h>|__builtin_cpu_supports|_WIN32")
+    found = [
+        path.relative_to(ROOT / "csrc").as_posix()
+        for path in (ROOT / "csrc").rglob("*")
+        if path.suffix in (".h", ".cpp") and differs.search(path.read_text(encoding="utf-8"))
+    ]
+    assert any(name.startswith("common/portability") for name in found)
+    assert not [name for name in found if not name.startswith(others)]
+
+
 def test_an_empty_dist_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(foreign, "ROOT", tmp_path)
     monkeypatch.setattr(foreign.Foreign, "install", lambda self: None)

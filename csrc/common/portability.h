@@ -1,6 +1,6 @@
 // What compilers and systems do differently: nothing else in csrc/ asks which of them it has. (csrc/sycl/kernels/ is compiled for
-// SPIR-V alone, int4pack_shim.h stands by itself.) No header of the C++ library: kernels include this, for its
-// macros alone.
+// SPIR-V alone, int4pack_shim.h stands by itself, and cpu/isa.cpp asks each system for the CPU's features.) No header of the C++
+// library: kernels include this, for its macros alone.
 //
 // The CPU's kernels want the vector extensions of GCC and Clang, which cl lacks and clang-cl has.
 #pragma once

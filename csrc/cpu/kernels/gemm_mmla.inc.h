@@ -72,7 +72,7 @@ inline void macro_kernel(const void* w, const void* x, const Scales& scales, int
                          void* acc) {
   const char *const block = static_cast<const char*>(w), *const panels = static_cast<const char*>(x);
   const int64_t first = begin / segment, begun = begin % segment;
-  each_panels(M, [&](auto rows, auto channels, int64_t panel) __attribute__((always_inline)) {
+  each_panels(M, [&](auto rows, auto channels, int64_t panel) AOEXT_INLINE {
     constexpr int kRows = decltype(rows)::count, kChannels = decltype(channels)::count;
     for (int pair = 0; pair < kPairs; pair += kChannels) {
       float* const to = static_cast<float*>(acc) + (panel * kPairs + pair) * kSums;
@@ -202,10 +202,10 @@ inline void each_pair(const BlockRows& block, const Each& each) {
 // A block of n bytes of each row; zeros follow up to a multiple of Loader::kMultiple.
 template <class Loader>
 inline void pack_tiles(const char* source, const BlockRows& block, int64_t n, void* out, const Loader& loader) {
-  each_pair(block, [&](int64_t first, int64_t second, int pair) __attribute__((always_inline)) {
+  each_pair(block, [&](int64_t first, int64_t second, int pair) AOEXT_INLINE {
     const char *const a = source + first * block.stride, *const b = source + second * block.stride;
     char* to = static_cast<char*>(out) + pair * kTile;
-    const auto make = [&](uint32x4_t of_a, uint32x4_t of_b) __attribute__((always_inline)) {
+    const auto make = [&](uint32x4_t of_a, uint32x4_t of_b) AOEXT_INLINE {
       const uint32x4_t in_turn[] = {vzip1q_u32(of_a, of_b), vzip2q_u32(of_a, of_b)};
       for (const uint32x4_t words : in_turn) {
         loader(vreinterpretq_u8_u32(words), to);

@@ -68,7 +68,7 @@ inline void add_lanes(const char* w, const char* x, typename Dot::Total (&totals
   static_assert(sizeof(typename Dot::Sums) == 4 * kWord, "of four words, which follow one by one");
   U32 xk[kRows];
   for (int m = 0; m < kRows; ++m) xk[m] = load<U32>(x + m * kBlockRow);
-  const auto add = [&](auto lane) __attribute__((always_inline)) {
+  const auto add = [&](auto lane) AOEXT_INLINE {
     constexpr int kLane = decltype(lane)::count;
     for (int v = 0; v < kVectors; ++v) {
       const U32 wk = load<U32>(w + kLane * kWordOfPanel + v * kVector);
