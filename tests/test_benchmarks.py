@@ -76,7 +76,8 @@ def test_every_scheme_runs_in_every_mode(eager: tuple[str, dict[str, Any]]) -> N
     assert content["busy"] == bool(content["load"]["reasons"])
     assert content["environment"]["transformers"]
     assert_sound(content)
-    ours = ["int4", "int4g32", "int8wo", "int8dyn", "fp8wo", "fp8dyn"]
+    ours = ["int4", "int4g32", "int4_int8", "int4g32_int8", "mxfp4", "nvfp4", "nf4", "fp8block"]
+    ours += ["int8wo", "int8dyn", "fp8wo", "fp8dyn"]
     torchao = ["ao_int8wo", "ao_int8dyn", "ao_fp8wo"]
     assert {r["name"] for r in content["results"]} == {"bf16", "float32", *ours, *torchao}
     keys = {("decode", batch, mode) for batch in (1, 3) for mode in MODES}

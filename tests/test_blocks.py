@@ -283,6 +283,11 @@ def test_arguments_of_quantisers_are_checked(generator):
         (lambda: blockwise_quantize(w, [1, 4], scaling="even"), ValueError, "scaling must be one of rceil"),
         (lambda: blockwise_quantize(w[:0], [1, 4]), ValueError, "neither of them 0"),
         (lambda: lut4_quantize(w[:, :7], TABLE, [1, 4]), ValueError, "K even"),
+        (
+            lambda: Lut4Tensor.from_hp(w).new_zeros(2, 5),
+            ValueError,
+            "needs a K that is a multiple of 2, got 5",
+        ),
         (lambda: Lut4Tensor.from_hp(w, "int4"), ValueError, "format must be one of mxfp4"),
         (lambda: Lut4Tensor.from_hp(w, "nf4", two_scales=True), ValueError, "two_scales are nvfp4's"),
         (lambda: Int4Tensor.from_hp(w, [1, 4], activation=BF16), ValueError, "activation must be None, int8"),

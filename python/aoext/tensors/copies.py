@@ -138,6 +138,11 @@ def _new(
         raise ValueError(
             f"{type(self).__name__}: {name} needs a K of whole groups of {block_size[K]}, got {shape[K]}"
         )
+    in_a_byte = next(axis.step for axis in self.fields["qdata"].axes if axis.dim == K)
+    if shape[K] % in_a_byte:
+        raise ValueError(
+            f"{type(self).__name__}: {name} needs a K that is a multiple of {in_a_byte}, got {shape[K]}"
+        )
 
     def field(field: Field, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return make(field.shape(shape, block_size), dtype=dtype, device=device or tensor.device)
