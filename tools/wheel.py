@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 OLDEST_TORCH = "2.10"
 OLDEST_GLIBC = "2.28"  # torch's own
-CPU_MEGABYTES = {"x86_64": 3, "aarch64": 4}  # that a wheel without a GPU's kernels must stay below
+CPU_MEGABYTES = 4  # that a wheel without a GPU's kernels must stay below: the shim has all kernels once more
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ def check_contents(
         archive.extract("aoext/include/aoext/int4pack_shim.h", scratch)
         grafted = [n for n in archive.namelist() if ".libs/" in n]
     megabytes = wheel.stat().st_size / 1e6
-    if variant == "cpu" and megabytes >= CPU_MEGABYTES[machine]:
-        sys.exit(f"wheel: {wheel.name} must have less than {CPU_MEGABYTES[machine]} MB, got {megabytes:.1f}")
+    if variant == "cpu" and megabytes >= CPU_MEGABYTES:
+        sys.exit(f"wheel: {wheel.name} must have less than {CPU_MEGABYTES} MB, got {megabytes:.1f}")
     if grafted:
         sys.exit(f"wheel: libraries of others must stay out of it, got {grafted}")
     audit = run(Path(sys.executable).parent / "torch-abi-audit", "--check", "torch", "--verbose", library)
