@@ -167,6 +167,11 @@ class Foreign:
         lacking = [p for program, p in self.platform.programs.items() if not find_program(program)]
         if lacking:
             unpack_packages(lacking, None, self.tools)
+        if self.tools.is_dir():  # its programs find their libraries there
+            found = [str(folder) for folder in (self.tools / "usr" / "lib").glob("*-linux-gnu")]
+            os.environ["LD_LIBRARY_PATH"] = ":".join([*found, os.environ.get("LD_LIBRARY_PATH", "")]).strip(
+                ":"
+            )
         self.platform.root.unpack(self.root)
         self.install()
 
