@@ -18,6 +18,7 @@ struct FewRows {
   int64_t by_blocks = 0;
   int64_t int8_by_blocks = 0, float8_by_blocks = 0;
 };
+
 constexpr FewRows kAmx{.limbs2 = 8,
                        .limbs3 = 8,
                        .limbs2_packed = 16,
@@ -39,16 +40,14 @@ constexpr FewRows kAvx512{.limbs2 = 8,
                           .by_blocks = 4,
                           .int8_by_blocks = 2,
                           .float8_by_blocks = 3};
-constexpr FewRows kAvx512Wide{.limbs2 = 16,
-                              .limbs3 = 8,
-                              .int4 = 4,
-                              .int8 = 8,
-                              .float8 = 8,
-                              .int8_by_int8 = 2,
-                              .int4_by_int8 = 8,
-                              .by_blocks = 4,
-                              .int8_by_blocks = 2,
-                              .float8_by_blocks = 3};
+// Wide: inputs that one bfloat16 is not exact enough for.
+constexpr FewRows kAvx512Wide = [] {
+  FewRows few = kAvx512;
+  few.limbs2 = 16;
+  few.int8 = few.float8 = 8;
+  few.int8_by_int8 = 2;
+  return few;
+}();
 constexpr FewRows kAvx2{.limbs2 = 16,
                         .limbs3 = 8,
                         .int4 = 2,
@@ -81,17 +80,12 @@ constexpr FewRows kI8mm{.limbs2 = 12,
                         .by_blocks = 2,
                         .int8_by_blocks = 2,
                         .float8_by_blocks = 2};
-constexpr FewRows kI8mmWide{.limbs2 = 24,
-                            .limbs3 = 8,
-                            .int4 = 2,
-                            .int8 = 4,
-                            .float8 = 4,
-                            .int8_by_int8 = 4,
-                            .int4_by_int8 = 8,
-                            .lut4 = 2,
-                            .by_blocks = 2,
-                            .int8_by_blocks = 2,
-                            .float8_by_blocks = 2};
+constexpr FewRows kI8mmWide = [] {
+  FewRows few = kI8mm;
+  few.limbs2 = 24;
+  few.int8 = few.float8 = 4;
+  return few;
+}();
 constexpr FewRows kPortable{.int4 = 2, .lut4 = 2, .int8_by_blocks = 2, .float8_by_blocks = 2};
 
 }  // namespace aoext::cpu
