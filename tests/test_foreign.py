@@ -20,12 +20,12 @@ def test_every_instruction_set_of_aarch64_has_a_cpu_that_runs_none_better() -> N
     source = (ROOT / "csrc" / "cpu" / "isa.cpp").read_text(encoding="utf-8")
     table = source[source.index("kInstructionSets[]") :]
     of_arm = table[table.index("__aarch64__") :].split("#endif")[0]
-    names = re.findall(r"\{kernels_(\w+),", of_arm)
+    names = re.findall(r"\{Isa::(\w+),", of_arm)
     isas = foreign.PLATFORMS["aarch64"].isas
     assert names == list(isas)
     assert len({variables["QEMU_CPU"] for variables in isas.values()}) == len(names)
-    flags = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
-    assert all(f"csrc/cpu/kernels/{name}.cpp" in flags for name in names)
+    build = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert all(re.search(rf"^ *aoext_cpu_kernels\(.* {name}\b", build, re.MULTILINE) for name in names)
 
 
 def test_what_compilers_and_systems_do_differently_has_one_home() -> None:

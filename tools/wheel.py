@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 OLDEST_TORCH = "2.10"
 OLDEST_GLIBC = "2.28"  # torch's own
-CPU_MEGABYTES = 4  # that a wheel without a GPU's kernels must stay below: the shim has all kernels once more
+CPU_MEGABYTES = 3  # that a wheel without a GPU's kernels must stay below
 
 
 @dataclass(frozen=True)

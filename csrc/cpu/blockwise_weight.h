@@ -38,7 +38,7 @@ struct BlockwiseWeight {
   // The scale of each row, of a weight whose rows have one each or share it.
   std::vector<float> row_scales() const {
     std::vector<float> of_blocks(ceil_div(N, block_n)), of_rows(N);
-    kernels().to_float(scale_element, scale, of_blocks.data(), static_cast<int64_t>(of_blocks.size()));
+    shared_kernels().to_float(scale_element, scale, of_blocks.data(), static_cast<int64_t>(of_blocks.size()));
     for (int64_t n = 0; n < N; ++n) of_rows[n] = of_blocks[n / block_n];
     return of_rows;
   }
@@ -90,7 +90,7 @@ struct BlockwiseWeight {
       const int64_t group = begin / w_.group_size, count = (end - 1) / w_.group_size + 1 - group;
       const int64_t size = w_.scale_row_bytes / w_.groups;
       for (int64_t b = top; b <= bottom; ++b)
-        kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, staged(b - top) + group, count);
+        shared_kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, staged(b - top) + group, count);
       top_ = top, bottom_ = bottom, begin_ = begin, end_ = end;
     }
 

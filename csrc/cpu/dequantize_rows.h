@@ -20,7 +20,7 @@ inline Tensor dequantize_rows(const LinearProblem& p, const Tensor& like, const 
       for (int64_t i = 0; i < count; ++i) {
         kernels().dequantize_blockwise(panel.rows(0), i, 0, p.K, floats.data());
         char* const row = data + (first + i) * row_bytes;
-        kernels().scale_row(element(p.output), floats.data(), w.global_scale, nullptr, nullptr, row, p.K);
+        shared_kernels().scale_row(element(p.output), floats.data(), w.global_scale, nullptr, nullptr, row, p.K);
       }
     }
   });

@@ -13,7 +13,7 @@ constexpr int64_t kEightCodes = 8;
 
 // Whether one of bfloat16 operands does; otherwise that of floats.
 inline bool has_gemm_int4_bf16(int64_t N, int64_t group_size) {
-  const Kernels& k = kernels();
+  const SharedKernels& k = shared_kernels();
   if (k.gemm_int4_codes != nullptr) return group_size % kEightCodes == 0;
   return k.gemm_int4_bf16 != nullptr && N >= kRoundedChannels;
 }
@@ -21,7 +21,7 @@ inline bool has_gemm_int4_bf16(int64_t N, int64_t group_size) {
 // f(gemm) with it.
 template <class F>
 void with_gemm_int4_bf16(int64_t N, int64_t group_size, const F& f) {
-  const Kernels& k = kernels();
+  const SharedKernels& k = shared_kernels();
   if (!has_gemm_int4_bf16(N, group_size)) return f(*k.gemm_int4_f32);
   if (k.gemm_int4_codes != nullptr) return f(*k.gemm_int4_codes);
   f(*k.gemm_int4_bf16);

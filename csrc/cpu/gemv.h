@@ -47,7 +47,7 @@ class PackedRows {
   PackedRows(const InputRows& x, int64_t block, const Gemv& gemv) : PackedRows(x.M, x.K, gemv.operand_bytes) {
     std::vector<float> values(x.K);
     for (int64_t m = 0; m < x.M; ++m) {
-      kernels().to_float(x.element, x.row(m), values.data(), x.K);
+      shared_kernels().to_float(x.element, x.row(m), values.data(), x.K);
       for (int64_t k = 0; x.scales != nullptr && k < x.K; ++k) values[k] *= x.scales[m * x.scales_of_row + k / block];
       gemv.pack_x(Element::f32, values.data(), x.K, row_of(m));
     }

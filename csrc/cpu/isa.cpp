@@ -20,7 +20,9 @@ namespace aoext::cpu {
 namespace {
 
 struct InstructionSet {
-  const Kernels& (*kernels)();
+  Isa isa;
+  const char* name;
+  const SharedKernels& (*shared)();
   bool (*runs_here)();
 };
 
@@ -102,30 +104,35 @@ bool has_i8mm() {
 }
 #endif
 
-// Best first.
+// Best first. What two of them would compile to the same code stands once.
 const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
-    {kernels_amx, has_amx_features},
-    {kernels_avx512, has_avx512_features},
-    {kernels_avxvnni, has_avx_vnni_features},
-    {kernels_avx2, has_avx2_features},
+    {Isa::amx, "amx", shared_kernels_amx, has_amx_features},
+    {Isa::avx512, "avx512", shared_kernels_avx512, has_avx512_features},
+    {Isa::avxvnni, "avxvnni", shared_kernels_avx2, has_avx_vnni_features},
+    {Isa::avx2, "avx2", shared_kernels_avx2, has_avx2_features},
 #endif
 #ifdef __aarch64__
-    {kernels_i8mm, has_i8mm},
-    {kernels_dotprod, has_dotprod},
-    {kernels_neon, [] { return true; }},
+    {Isa::i8mm, "i8mm", shared_kernels_i8mm, has_i8mm},
+    {Isa::dotprod, "dotprod", shared_kernels_neon, has_dotprod},
+    {Isa::neon, "neon", shared_kernels_neon, [] { return true; }},
 #endif
-    {kernels_portable, [] { return true; }},
+    {Isa::portable, "portable", shared_kernels_portable, [] { return true; }},
 };
 
-const Kernels& choose() {
+const InstructionSet& choose() {
   const char* wanted = std::getenv("AOEXT_CPU_ISA");
   for (const InstructionSet& set : kInstructionSets) {
     if (!set.runs_here()) continue;
-    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == set.kernels().name) return set.kernels();
+    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == set.name) return set;
   }
   throw std::runtime_error("aoext: AOEXT_CPU_ISA must be one that this machine runs (" + usable_instruction_sets() + "), got " +
                            wanted);
+}
+
+const InstructionSet& chosen() {
+  static const InstructionSet& set = choose();
+  return set;
 }
 
 }  // namespace
@@ -133,7 +140,7 @@ const Kernels& choose() {
 std::string usable_instruction_sets() {
   std::string names;
   for (const InstructionSet& set : kInstructionSets)
-    if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.kernels().name);
+    if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.name);
   return names;
 }
 
@@ -145,9 +152,13 @@ bool has_vnni() {
 #endif
 }
 
-const Kernels& kernels() {
-  static const Kernels& chosen = choose();
-  return chosen;
+Isa isa() { return chosen().isa; }
+
+const char* isa_name() { return chosen().name; }
+
+const SharedKernels& shared_kernels() {
+  static const SharedKernels& table = chosen().shared();
+  return table;
 }
 
 }  // namespace aoext::cpu

@@ -1,4 +1,4 @@
-// The instruction set that runs, chosen once per process.
+// The instruction set that runs, chosen once per process, and its kernels.
 #pragma once
 
 #include <string>
@@ -7,9 +7,15 @@
 
 namespace aoext::cpu {
 
-// The kernels of AOEXT_CPU_ISA, or of the best instruction set that this machine has. Raises RuntimeError
-// for a name that is unknown or that the machine cannot run.
+enum class Isa { amx, avx512, avxvnni, avx2, i8mm, dotprod, neon, portable };
+
+// AOEXT_CPU_ISA, or the best that this machine has. Raises RuntimeError for a name that is unknown or that the machine cannot run.
+Isa isa();
+const char* isa_name();
+
+// Its kernels, in the two tables of kernels.h.
 const Kernels& kernels();
+const SharedKernels& shared_kernels();
 
 // The names that AOEXT_CPU_ISA may take on this machine, best first, with commas between.
 std::string usable_instruction_sets();

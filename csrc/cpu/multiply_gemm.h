@@ -16,9 +16,10 @@ void with_gemm(const Plan& plan, const Weight& weight, const F& f) {
   if constexpr (Weight::kInt4) {
     if (limbs) return f(*k.gemm_int4_codes_limbs);
     if (plan.algorithm == Algorithm::gemm_int4_int8) return f(of_floats ? *k.gemm_int4_codes_f32 : *k.gemm_int4_i8);
-    if (of_floats) return f(*k.gemm_int4_f32);
-    if (plan.algorithm == Algorithm::gemm && k.gemm_int4_codes != nullptr) return f(*k.gemm_int4_codes);
-    f(*k.gemm_int4_bf16);
+    const SharedKernels& shared = shared_kernels();
+    if (of_floats) return f(*shared.gemm_int4_f32);
+    if (plan.algorithm == Algorithm::gemm && shared.gemm_int4_codes != nullptr) return f(*shared.gemm_int4_codes);
+    f(*shared.gemm_int4_bf16);
   } else if constexpr (Weight::kBlockwise) {
     const bool by_groups = plan.algorithm == Algorithm::gemm_groups;
     if (of_floats) return f(*k.gemm_blockwise_f32);

@@ -25,17 +25,17 @@ constexpr int64_t kLimbGroups = 32;
 // Inputs that one bfloat16 is not exact enough for.
 bool is_wide(const LinearProblem& p) { return p.input == ScalarType::Half || p.input == ScalarType::Float; }
 
-const FewRows& few_rows([[maybe_unused]] const LinearProblem& p) {
-#ifdef __x86_64__
-  if (&kernels() == &kernels_amx()) return kAmx;
-  if (&kernels() == &kernels_avx512()) return is_wide(p) ? kAvx512Wide : kAvx512;
-  if (&kernels() == &kernels_avxvnni() || &kernels() == &kernels_avx2()) return kAvx2;
-#endif
-#ifdef __aarch64__
-  if (&kernels() == &kernels_i8mm()) return is_wide(p) ? kI8mmWide : kI8mm;
-  if (&kernels() == &kernels_dotprod()) return kDotprod;
-  if (&kernels() == &kernels_neon()) return kNeon;
-#endif
+const FewRows& few_rows(const LinearProblem& p) {
+  switch (isa()) {
+    case Isa::amx: return kAmx;
+    case Isa::avx512: return is_wide(p) ? kAvx512Wide : kAvx512;
+    case Isa::avxvnni:
+    case Isa::avx2: return kAvx2;
+    case Isa::i8mm: return is_wide(p) ? kI8mmWide : kI8mm;
+    case Isa::dotprod: return kDotprod;
+    case Isa::neon: return kNeon;
+    case Isa::portable: return kPortable;
+  }
   return kPortable;
 }
 
@@ -87,7 +87,7 @@ Plan plan_int4_floats(const LinearProblem& p) {
   if (is_wide(p) && kernels().gemm_int4_codes_limbs != nullptr && p.N >= kRoundedInputChannels && p.group_size % kLimbGroups == 0)
     return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   const Plan plan = plan_int4pack(p);
-  const bool both = kernels().gemm_int4_codes != nullptr && kernels().gemm_int4_bf16 != nullptr;
+  const bool both = shared_kernels().gemm_int4_codes != nullptr && shared_kernels().gemm_int4_bf16 != nullptr;
   const bool scaled = plan.compute == ScalarType::BFloat16 && both && p.N >= kRoundedChannels;
   if (scaled && p.group_size <= 32 && p.group_size >= 8 && power_of_two && p.M >= kScaledRows)
     return {Algorithm::gemm_int4_scaled, ScalarType::BFloat16};
@@ -201,7 +201,7 @@ Plan plan_scaled_int4(const LinearProblem& p) {
     return {Algorithm::gemv_int4, ScalarType::Float};
   }
   if (has_gemv_int4(p)) return {Algorithm::gemv_int4, ScalarType::Float};
-  const bool exact = kernels().gemm_int4_codes != nullptr && p.group_size % kEightCodes == 0;
+  const bool exact = shared_kernels().gemm_int4_codes != nullptr && p.group_size % kEightCodes == 0;
   return gemm(exact ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
@@ -244,7 +244,7 @@ const char* name_of(Algorithm algorithm) {
   return "";
 }
 
-Explanation explain_kernel(const char* kernel) { return Explanation{"cpu", kernel}.with("instruction_set", kernels().name); }
+Explanation explain_kernel(const char* kernel) { return Explanation{"cpu", kernel}.with("instruction_set", isa_name()); }
 
 }  // namespace
 

@@ -21,7 +21,7 @@ namespace aoext::cpu {
 // A contiguous tensor's elements as float32.
 inline std::vector<float> floats(const Tensor& t) {
   std::vector<float> out(t.numel());
-  kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
+  shared_kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
   return out;
 }
 

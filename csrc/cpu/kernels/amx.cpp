@@ -14,11 +14,9 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_amx() {
-  constexpr int64_t kKC = 512;  // floats
   static constexpr Kernels table = [] {
-    Kernels all = table_of_all<kKC>("amx", &kGemmI8);
+    Kernels all = table_of_all(&kGemmI8);
     all.gemm_bf16 = &kGemmBf16;
-    all.gemm_int4_bf16 = &kGemmInt4Bf16;
     all.gemm_8bit_bf16 = &kGemmBlockwiseBf16;
     all.gemm_lut4_bf16 = &kGemmBlockwiseBf16;
     all.gemv_i8 = dot_i8;

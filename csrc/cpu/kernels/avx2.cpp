@@ -8,7 +8,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels table = table_avx2("avx2");
+  static constexpr Kernels table = table_avx2();
   return table;
 }
 

@@ -16,13 +16,10 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_avx512() {
-  constexpr int64_t kKC = 512;  // floats
   static constexpr Kernels table = [] {
-    Kernels all = table_of_all<kKC>("avx512", &kGemmI8);
+    Kernels all = table_of_all(&kGemmI8);
     all.gemm_bf16 = &kGemmBf16;
     all.gemm_bf16_limbs = &kGemmBf16Limbs;
-    all.gemm_int4_bf16 = &kGemmInt4Bf16;
-    all.gemm_int4_codes = &kGemmInt4Codes;
     all.gemm_int4_codes_limbs = &kGemmInt4CodesLimbs;
     all.gemv_8bit_bf16 = &kGemv8BitBf16;
     all.gemm_8bit_bf16 = &kGemmOfScaled<pack_8bit_scaled>;

@@ -8,7 +8,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_avxvnni() {
-  static constexpr Kernels table = table_avx2("avxvnni");
+  static constexpr Kernels table = table_avx2();
   return table;
 }
 

@@ -50,7 +50,7 @@ inline void columns_to_float(const char* source, int64_t stride, int64_t rows, i
   }
 }
 
-void columns_to_float(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out) {
+inline void columns_to_float(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out) {
   const char* const in = static_cast<const char*>(source);
   if (from == Element::bf16) return columns_to_float<Element::bf16>(in, stride, rows, n, out);
   if (from == Element::f16) return columns_to_float<Element::f16>(in, stride, rows, n, out);
@@ -62,7 +62,7 @@ inline int64_t bytes_of(Element e) {
 }
 
 // Through floats in the first cache, which are transposed kFloats by kFloats.
-void rows_to_columns(Element from, const void* const* rows, int64_t n, float* out) {
+inline void rows_to_columns(Element from, const void* const* rows, int64_t n, float* out) {
   constexpr int64_t kChunk = 64;
   static_assert(kChunk % kFloats == 0);
   float values[kFloats][kChunk] = {};
@@ -80,7 +80,7 @@ void rows_to_columns(Element from, const void* const* rows, int64_t n, float* ou
     }
 }
 
-void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {
+inline void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {
   constexpr int64_t kChunk = 256;
   const int64_t bytes = bytes_of(from);
   for (int64_t g = 0; g < K / group_size; ++g) {

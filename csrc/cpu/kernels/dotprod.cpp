@@ -16,7 +16,7 @@ struct LimbSums : DotLimbSums<kLimbs, kRows> {};
 
 const Kernels& kernels_dotprod() {
   static constexpr Kernels table = [] {
-    Kernels all = table_neon("dotprod");
+    Kernels all = table_neon();
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb>;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;

@@ -67,7 +67,7 @@ void macro_kernel(const void* w, int N, const void* x, int64_t M, int64_t K, voi
   });
 }
 
-void add_group_terms(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
+inline void add_group_terms(const float* x_sums, int64_t x_stride, const float* terms, int64_t groups, int64_t M, void* acc) {
   constexpr int kVectors = kPanelVectors;
   each_rows<kFewRows>(M, [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;

@@ -12,14 +12,13 @@ namespace aoext::cpu {
 
 const Kernels& kernels_i8mm() {
   static constexpr Kernels table = [] {
-    Kernels all = table_neon("i8mm");
+    Kernels all = table_neon();
     all.gemm_i8 = &mmla::kGemmI8;
     all.gemm_int4_i8 = &mmla::kGemmInt4I8;
     all.gemm_segments_i8 = &mmla::kGemmSegmentsI8;
     all.gemm_segments_bf16 = &mmla::kGemmSegmentsBf16;
     all.gemm_bf16 = &mmla::kGemmBf16;
     all.gemm_bf16_limbs = &mmla::kGemmBf16Limbs;
-    all.gemm_int4_codes = &mmla::kGemmInt4Codes;
     all.gemm_int4_codes_limbs = &mmla::kGemmInt4CodesLimbs;
     all.gemm_lut4_bf16 = &mmla::kGemmLut4Scaled;
     all.gemm_8bit_groups = &mmla::kGemm8BitGroups<kOneLimb>;

@@ -45,7 +45,7 @@ inline void dequantize_int4_as(const Int4Row& row, int64_t begin, int64_t n, T* 
 
 constexpr float kWideZeroPoint = 8;  // scales: the smallest q is −8
 
-bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t groups) {
+inline bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t groups) {
   F32 widest = {};
   for (int64_t i = 0; i < groups * kPanel; i += kFloats) {
     const F32 beyond = magnitude(load<F32>(zero_point + i)) - kWideZeroPoint * magnitude(load<F32>(scale + i));
@@ -58,7 +58,7 @@ bool has_wide_zero_points(const float* scale, const float* zero_point, int64_t g
 
 // The weights' part is 16 |scale| − |zero_point|, or nothing: the closer to 8 scales, the closer to 0 is a weight that must not
 // grow.
-void split_zero_points(const float* scale, float* zero_point, int64_t groups, float* beside) {
+inline void split_zero_points(const float* scale, float* zero_point, int64_t groups, float* beside) {
   for (int64_t i = 0; i < groups * kPanel; i += kFloats) {
     const F32 zero = load<F32>(zero_point + i), size = magnitude(zero), most = kWideZeroPoint * magnitude(load<F32>(scale + i));
     const F32 left = 2 * most - size, positive = left > 0 ? left : F32{};
@@ -68,12 +68,12 @@ void split_zero_points(const float* scale, float* zero_point, int64_t groups, fl
   }
 }
 
-void shift_zero_points(const float* scale, float* zero_point, float offset, int64_t groups) {
+inline void shift_zero_points(const float* scale, float* zero_point, float offset, int64_t groups) {
   for (int64_t i = 0; i < groups * kPanel; i += kFloats)
     store(zero_point + i, load<F32>(zero_point + i) - offset * load<F32>(scale + i));
 }
 
-void dequantize_int4(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out) {
+inline void dequantize_int4(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out) {
   if (to == Element::bf16) return dequantize_int4_as(row, begin, n, static_cast<uint16_t*>(out));
   dequantize_int4_as(row, begin, n, static_cast<float*>(out));
 }

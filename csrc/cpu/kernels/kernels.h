@@ -287,26 +287,15 @@ struct GemvLimbsStaged {
               const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]);
 };
 
-// ---- the table -----------------------------------------------------------------------------------------
-
+// ---- the tables ----------------------------------------------------------------------------------------
+//
 // What every instruction set has stands without a default. A kernel that an instruction set leaves out is null: it lacks the
 // instruction, or gains nothing by it.
-struct Kernels {
-  const char* name;
 
+// What the product with int4 in the tinygemm layout needs, too: these go into a library of their own as well
+// (cmake/int4pack_shim.cmake), so each instruction set compiles them in a unit of its own, <it>_shared.cpp.
+struct SharedKernels {
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
-  // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. Of more than kGroupsAhead rows as many
-  // columns to the right of them are on their way afterwards.
-  void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
-  // kPanel rows of n elements as n rows of kPanel floats.
-  void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);
-  void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
-
-  // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
-  void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
-
-  // Elements [begin, begin + n) of row i of weights with a scale a block, begin even.
-  void (*dequantize_blockwise)(const BlockwiseRows& rows, int64_t i, int64_t begin, int64_t n, float* out);
 
   // Zero points [groups, kPanel] and their scales: whether one is beyond 8 scales, so that all weights of its group have its
   // sign; and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0
@@ -324,6 +313,26 @@ struct Kernels {
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
 
+  const GemmInt4* gemm_int4_f32;
+  const GemmInt4* gemm_int4_bf16 = nullptr;
+  const GemmInt4Codes* gemm_int4_codes = nullptr;  // groups of a multiple of 8 elements
+};
+
+// All others.
+struct Kernels {
+  // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. Of more than kGroupsAhead rows as many
+  // columns to the right of them are on their way afterwards.
+  void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
+  // kPanel rows of n elements as n rows of kPanel floats.
+  void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);
+  void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
+
+  // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
+  void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
+
+  // Elements [begin, begin + n) of row i of weights with a scale a block, begin even.
+  void (*dequantize_blockwise)(const BlockwiseRows& rows, int64_t i, int64_t begin, int64_t n, float* out);
+
   // The n values of one row of floats and the scales of its blocks as quantize_blockwise defines them; a scale of NaN has zeros.
   void (*quantize_row)(Element from, const void* row, int64_t n, int64_t block, bool power_of_two, Element to,
                        float quantized_max, void* out, float* scales);
@@ -333,9 +342,6 @@ struct Kernels {
   const Gemm8Bit* gemm_bf16 = nullptr;
   const Gemm8Bit* gemm_bf16_limbs = nullptr;  // x of float32 and half as two limbs of bfloat16
 
-  const GemmInt4* gemm_int4_f32;
-  const GemmInt4* gemm_int4_bf16 = nullptr;
-  const GemmInt4Codes* gemm_int4_codes = nullptr;        // groups of a multiple of 8 elements
   const GemmInt4Codes* gemm_int4_codes_limbs = nullptr;  // groups of a multiple of 32; limbs of bfloat16
 
   // int4 by int8, exact: groups of a multiple of 8 elements, and any group as floats.
@@ -391,5 +397,12 @@ const Kernels& kernels_i8mm();
 const Kernels& kernels_dotprod();
 const Kernels& kernels_neon();
 const Kernels& kernels_portable();
+
+const SharedKernels& shared_kernels_amx();
+const SharedKernels& shared_kernels_avx512();
+const SharedKernels& shared_kernels_avx2();
+const SharedKernels& shared_kernels_i8mm();
+const SharedKernels& shared_kernels_neon();
+const SharedKernels& shared_kernels_portable();
 
 }  // namespace aoext::cpu

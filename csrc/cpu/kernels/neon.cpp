@@ -7,7 +7,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_neon() {
-  static constexpr Kernels table = table_neon("neon");
+  static constexpr Kernels table = table_neon();
   return table;
 }
 

@@ -9,8 +9,7 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_portable() {
-  constexpr int64_t kKC = 256;  // floats
-  static constexpr Kernels table = table_of_all<kKC>("portable", &kGemmI8<kKC>);
+  static constexpr Kernels table = table_of_all(&kGemmI8<kKC>);
   return table;
 }
 

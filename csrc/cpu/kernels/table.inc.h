@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cpu/kernels/blockwise.inc.h"
-#include "cpu/kernels/epilogue.inc.h"
 #include "cpu/kernels/gemm.inc.h"
 #include "cpu/kernels/gemm_segments.inc.h"
 #include "cpu/kernels/gemv_8bit.inc.h"
@@ -13,26 +12,17 @@
 namespace aoext::cpu {
 namespace {
 
-// kKC: floats of a packed block. What an instruction set has beside, it adds.
-template <int64_t kKC>
-constexpr Kernels table_of_all(const char* name, const Gemm8Bit* gemm_i8) {
+// What an instruction set has beside, it adds.
+constexpr Kernels table_of_all(const Gemm8Bit* gemm_i8) {
   return {
-      .name = name,
-      .to_float = to_float,
       .columns_to_float = columns_to_float,
       .rows_to_columns = rows_to_columns,
       .from_float = from_float,
       .dequantize_int4 = dequantize_int4,
       .dequantize_blockwise = dequantize_blockwise,
-      .has_wide_zero_points = has_wide_zero_points,
-      .split_zero_points = split_zero_points,
-      .shift_zero_points = shift_zero_points,
-      .group_sums = group_sums,
-      .scale_row = scale_row,
       .quantize_row = quantize_row,
       .gemm_f32 = &kGemmF32<kKC>,
       .gemm_i8 = gemm_i8,
-      .gemm_int4_f32 = &kGemmInt4F32<kKC>,
       .gemm_int4_codes_f32 = &segments::kGemmInt4CodesF32,
       .gemm_segments_f32 = &segments::kGemmSegments<segments::DotF32, RowsAsF32>,
       .gemv_8bit_f32 = &kGemv8BitF32,

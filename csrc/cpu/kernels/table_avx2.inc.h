@@ -16,9 +16,8 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr Kernels table_avx2(const char* name) {
-  constexpr int64_t kKC = 384;  // floats
-  Kernels table = table_of_all<kKC>(name, &kGemmI8<2 * kKC>);
+constexpr Kernels table_avx2() {
+  Kernels table = table_of_all(&kGemmI8<2 * kKC>);
   table.gemv_lut4_f32 = &kGemvLut4Avx2;
   table.gemv_i8 = dot_i8;
   table.gemv_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs>;

@@ -12,9 +12,8 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr Kernels table_neon(const char* name) {
-  constexpr int64_t kKC = 256;  // floats
-  Kernels table = table_of_all<kKC>(name, &kGemmI8<4 * kKC>);
+constexpr Kernels table_neon() {
+  Kernels table = table_of_all(&kGemmI8<4 * kKC>);
   table.gemv_i8 = dot_i8;
   table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles, segments::SignedNibbles>;
   table.gemm_segments_i8 = &segments::kGemmSegmentsI8;

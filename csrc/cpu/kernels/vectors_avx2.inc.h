@@ -7,6 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 constexpr int kFloats = 8, kRegisters = 16;
+constexpr int64_t kKC = 384;  // floats of a packed block of w (gemm.inc.h)
 
 }  // namespace
 }  // namespace aoext::cpu

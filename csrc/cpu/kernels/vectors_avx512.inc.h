@@ -7,6 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 constexpr int kFloats = 16, kRegisters = 32;
+constexpr int64_t kKC = 512;  // floats of a packed block of w (gemm.inc.h)
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -7,6 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 constexpr int kFloats = 4, kRegisters = 32;
+constexpr int64_t kKC = 256;  // floats of a packed block of w (gemm.inc.h)
 
 }  // namespace
 }  // namespace aoext::cpu

@@ -1,10 +1,13 @@
 // Vectors of 16 bytes, which every CPU has, and what intrinsics do elsewhere in plain C++.
 #pragma once
 
+#include <stdint.h>
+
 namespace aoext::cpu {
 namespace {
 
 constexpr int kFloats = 4, kRegisters = 16;
+constexpr int64_t kKC = 256;  // floats of a packed block of w (gemm.inc.h)
 
 }  // namespace
 }  // namespace aoext::cpu
