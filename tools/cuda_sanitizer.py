@@ -60,7 +60,7 @@ def calls() -> Iterator[tuple[Any, Any]]:
     import torch
 
     from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem, blockwise_weight_only
-    from aoext.reference.subjects import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE
+    from aoext.reference.blockwise import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE
 
     generator = torch.Generator().manual_seed(torch.seed() % 2**31)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -95,6 +95,16 @@ def calls() -> Iterator[tuple[Any, Any]]:
             yield p, ALL_CALLS[operator](p, generator)
 
 
+def is_right(call: Any, result: Any) -> bool:
+    """Whether a result, on the CPU, is near the call's reference: exactly that where it is no float64."""
+    import torch
+
+    if call.reference.dtype is not torch.float64:
+        return torch.equal(result, call.reference)
+    norm = call.reference.norm(dim=1)
+    return bool(((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all())
+
+
 def run_all() -> None:
     """What a sanitized process does. Data comes from the CPU: next to no kernel of PyTorch's runs."""
     import torch
@@ -106,12 +116,7 @@ def run_all() -> None:
         moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
         result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
         torch.cuda.synchronize()
-        if call.reference.dtype is torch.float64:
-            norm = call.reference.norm(dim=1)
-            good = ((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all()
-        else:
-            good = torch.equal(result, call.reference)
-        if not good:
+        if not is_right(call, result):
             sys.exit(f"{call.operator} {problem}: the result is wrong")
         plan = f"{call.operator}: {aoext.explain(call.operator, *moved)}"
         plans[plan] = plans.get(plan, 0) + 1

@@ -1,0 +1,29 @@
+"""tools/cuda_sanitizer.py: the calls that it makes are good ones, seen on a CPU. It wants a GPU for the rest."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import aoext  # noqa: F401
+
+TOOLS = Path(__file__).parent.parent / "tools"
+pytestmark = pytest.mark.skipif(not TOOLS.is_dir(), reason="needs the project's sources")
+CALLS = 130  # of all operators: about half of what there is
+
+
+def test_its_calls_are_right_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import cuda_sanitizer
+
+    seen = set()
+    for problem, call in itertools.islice(cuda_sanitizer.calls(), CALLS):
+        seen.add(call.operator)
+        result = getattr(torch.ops.ao, call.operator)(*call.args, **call.kwargs)
+        assert cuda_sanitizer.is_right(call, result), (call.operator, problem)
+    assert {"bf16i4bf16_rowwise", "bf16lut4bf16_blockwise", "scaled_linear_int4"} <= seen
+    sys.modules.pop("cuda_sanitizer")
