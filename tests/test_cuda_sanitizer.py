@@ -1,4 +1,4 @@
-"""tools/cuda_sanitizer.py: the calls that it makes are good ones, seen on a CPU. It wants a GPU for the rest."""
+"""tools/cuda_sanitizer.py: its calls are good ones, as a CPU shows; a GPU is what the rest takes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-import aoext  # noqa: F401
 
 TOOLS = Path(__file__).parent.parent / "tools"
 pytestmark = pytest.mark.skipif(not TOOLS.is_dir(), reason="needs the project's sources")
