@@ -137,7 +137,7 @@ inline void pack_rows(const BlockRows& rows, void* out, const Load& load) {
   Operand* const block = static_cast<Operand*>(out);
   for (int64_t r = 0; r < rows.count; ++r) {
     load(r, block + r * kKC);
-    for (int64_t i = 0; i < rows.next_bytes; i += kLine) __builtin_prefetch(rows.next + r * rows.next_stride + i);
+    for (int64_t i = 0; i < rows.next_bytes; i += kLine) fetch_weights(rows.next + r * rows.next_stride + i);
   }
   const int64_t beyond = (rows.count + kNR - 1) / kNR * kNR - rows.count;
   memset(static_cast<void*>(block + rows.count * kKC), 0, static_cast<size_t>(beyond * kKC) * sizeof(Operand));

@@ -145,7 +145,7 @@ inline void pack_words(const void* source, const BlockRows& block, int64_t n, vo
       for (int i = 0; i < kFloats; ++i) {
         loader(words[i], at / kWordBytes + i, vector, to);
         to += Loader::kWords * kStepBytes;
-        if (at < block.next_bytes) __builtin_prefetch(next[i] + at);
+        if (at < block.next_bytes) fetch_weights(next[i] + at);
       }
     }
   }

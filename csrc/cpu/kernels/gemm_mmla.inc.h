@@ -193,7 +193,7 @@ inline void each_pair(const BlockRows& block, const Each& each) {
     int64_t rows[2];
     for (int i = 0; i < 2; ++i) {
       rows[i] = 2 * pair + i < block.count ? 2 * pair + i : block.count - 1;
-      for (int64_t at = 0; at < block.next_bytes; at += kLine) __builtin_prefetch(block.next + rows[i] * block.next_stride + at);
+      for (int64_t at = 0; at < block.next_bytes; at += kLine) fetch_weights(block.next + rows[i] * block.next_stride + at);
     }
     each(rows[0], rows[1], pair);
   }

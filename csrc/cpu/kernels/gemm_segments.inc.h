@@ -275,7 +275,7 @@ inline void pack_words(const char* source, const BlockRows& block, int64_t bytes
         U32 made[Loader::kWords];
         Loader::load(words[i], made);
         for (int j = 0; j < Loader::kWords; ++j) store(to + ((first + i) * Loader::kWords + j) * kWordOfPanel, made[j]);
-        if (first % (kLine / kWord) == 0 && first * kWord < block.next_bytes) __builtin_prefetch(next[i] + first * kWord);
+        if (first % (kLine / kWord) == 0 && first * kWord < block.next_bytes) fetch_weights(next[i] + first * kWord);
       }
     });
   }
@@ -296,7 +296,7 @@ inline void pack_operands(const BlockRows& block, int64_t n, void* out, const Lo
     for (int i = 0; i < kFloats; ++i) {
       const int64_t row = channel + i < block.count ? channel + i : block.count - 1;
       load(row, operands[i]);
-      for (int64_t j = 0; j < block.next_bytes; j += kLine) __builtin_prefetch(block.next + row * block.next_stride + j);
+      for (int64_t j = 0; j < block.next_bytes; j += kLine) fetch_weights(block.next + row * block.next_stride + j);
     }
     char* const to = static_cast<char*>(out) + channel * kWord;
     const int64_t bytes = (n + kPad - 1) / kPad * kPad * static_cast<int64_t>(sizeof(typename Dot::Operand));

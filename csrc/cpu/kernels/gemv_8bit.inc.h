@@ -29,7 +29,7 @@ inline void micro_kernel_8bit(const float* x, int64_t x_stride, const char* w, i
   };
   int64_t k = 0;
   for (; k + kLine <= K; k += kLine) {
-    for (int n = 0; n < N; ++n) __builtin_prefetch(w + (N + n) * K + k);  // the next rows, as micro_kernel_int4 does
+    for (int n = 0; n < N; ++n) fetch_8bit_weights<Loader>(w + (N + n) * K + k);  // the next rows
     add_line(k, w + k, K);
   }
   if (k < K) {

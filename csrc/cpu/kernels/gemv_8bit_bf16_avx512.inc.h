@@ -32,7 +32,7 @@ inline void micro_kernel_8bit_bf16(const uint16_t* x, int64_t x_stride, const ch
       }
   };
   const auto add_line = [&](int64_t k, int chain) AOEXT_INLINE {
-    for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * n + k);
+    for (int i = 0; i < N; ++i) fetch_weights(next + i * n + k);
     add(k, w + k, K, sums[chain]);
   };
   int64_t k = 0;

@@ -83,7 +83,12 @@ inline void micro_kernel_units(const Loader& loader, const typename Loader::Oper
   const int64_t bytes = n * kBytes / kUnit;
   int64_t k = 0, at = 0;
   for (; k + kUnit <= n; k += kUnit, at += kBytes) {
-    for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * bytes + at);
+    for (int i = 0; i < N; ++i) {
+      if constexpr (sizeof(typename Loader::Operand) == sizeof(float))
+        fetch_weights_to_convert(next + i * bytes + at);
+      else
+        fetch_weights(next + i * bytes + at);
+    }
     add(k, first + at, w.row_bytes, scales.at());
     scales.advance();
   }
@@ -194,7 +199,7 @@ inline void micro_kernel_8bit_blockwise(const float* x, int64_t x_stride, const 
   };
   int64_t k = 0;
   for (; k + kLine <= K; k += kLine) {
-    for (int n = 0; n < N; ++n) __builtin_prefetch(w.row(N + n) + k);  // the next rows, as micro_kernel_8bit does
+    for (int n = 0; n < N; ++n) fetch_8bit_weights<Loader>(w.row(N + n) + k);  // the next rows
     add_line(k, w.codes + k, w.row_bytes);
   }
   if (k < K) {

@@ -13,6 +13,7 @@ inline int64_t micro_kernel_i8(const int8_t* x, int64_t x_stride, const int8_t* 
   int64_t k = 0;
   I32 sums[M][N] = {};
   for (; k + 16 <= K; k += 16) {
+    for (int n = 0; n < N && k % kLine == 0; ++n) fetch_weights(w + (N + n) * K + k);  // the next rows
     typename MultiplyI8::Vector wk[N];
     for (int n = 0; n < N; ++n) wk[n] = load_i8(w + n * K + k);
     for (int m = 0; m < M; ++m) {

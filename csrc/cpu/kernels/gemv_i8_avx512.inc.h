@@ -18,7 +18,7 @@ inline void micro_kernel_i8(const int8_t* x, const int8_t* w, int64_t K, int64_t
   const auto add = [&](int64_t k, I32(&to)[M][N]) AOEXT_INLINE {
     __m512i wk[N];
     for (int i = 0; i < N; ++i) {
-      __builtin_prefetch(next + i * n + k);
+      fetch_weights(next + i * n + k);
       wk[i] = _mm512_xor_si512(load<__m512i>(w + i * K + k), flip);
     }
     for (int m = 0; m < M; ++m) {

@@ -79,7 +79,7 @@ inline void micro_kernel_int4(const float* x, int64_t x_stride, const Int4Row& w
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         const uint8_t* const from = w.packed + n * bytes + k / 2;
-        __builtin_prefetch(from + N * bytes);  // the next rows: each is too short for the hardware to run ahead
+        fetch_weights_to_convert(from + N * bytes);  // the next rows: each is too short for the hardware to run ahead
         add(k, n, load<U32>(from));
       }
     }

@@ -166,7 +166,7 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       const uint8_t* const row = packed + n * bytes + begin / 2;
-      if (kStep == kPad || begin % kPad == 0) __builtin_prefetch(row + N * bytes);
+      if (kStep == kPad || begin % kPad == 0) fetch_weights(row + N * bytes);
       U32 even[kUnits], odd[kUnits];
       for (int unit = 0; unit < kUnits; ++unit) {
         U32 words = {};

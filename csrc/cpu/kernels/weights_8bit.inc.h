@@ -44,6 +44,15 @@ struct Weights8Bit {
   static void load(const void* p, F32 (&out)[kVectors]) { out[0] = floats_at<kType>(p); }
 };
 
+// The next line of such weights: bytes of int8 become floats at the pace of memory.
+template <class Loader>
+inline void fetch_8bit_weights(const void* p) {
+  if constexpr (__is_same(Loader, Weights8Bit<Element::i8>))
+    fetch_weights(p);
+  else
+    fetch_weights_to_convert(p);
+}
+
 // The same with NaN in its place.
 template <Element kType>
 struct Exact {
