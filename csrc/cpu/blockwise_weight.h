@@ -90,7 +90,8 @@ struct BlockwiseWeight {
       const int64_t group = begin / w_.group_size, count = (end - 1) / w_.group_size + 1 - group;
       const int64_t size = w_.scale_row_bytes / w_.groups;
       for (int64_t b = top; b <= bottom; ++b)
-        shared_kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, staged(b - top) + group, count);
+        shared_kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, staged(b - top) + group,
+                                  count);
       top_ = top, bottom_ = bottom, begin_ = begin, end_ = end;
     }
 

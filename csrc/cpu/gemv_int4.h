@@ -13,7 +13,8 @@ namespace aoext::cpu {
 // x [M, K] as floats, and some of its rows.
 inline std::vector<float> rows_of_floats(const LinearProblem& p, const Tensor& input) {
   std::vector<float> rows(p.M * p.K);
-  each_input_row(p, input, [&](int64_t m, const void* row) { shared_kernels().to_float(element(p.input), row, &rows[m * p.K], p.K); });
+  each_input_row(p, input,
+                 [&](int64_t m, const void* row) { shared_kernels().to_float(element(p.input), row, &rows[m * p.K], p.K); });
   return rows;
 }
 

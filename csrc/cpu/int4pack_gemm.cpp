@@ -9,7 +9,8 @@ void int4pack_gemm(int64_t M, const void* x, const Int4PackWeight& weight, void*
   const int64_t N = weight.N;
   const InputRows rows{x, Element::bf16, kBytes, M, weight.K};
   const auto store = [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
-    shared_kernels().scale_row(Element::bf16, sums, 1.0f, row_scales, nullptr, static_cast<char*>(y) + (m * N + first) * kBytes, count);
+    shared_kernels().scale_row(Element::bf16, sums, 1.0f, row_scales, nullptr, static_cast<char*>(y) + (m * N + first) * kBytes,
+                               count);
   };
   with_gemm_int4_bf16(N, weight.group_size,
                       [&](const auto& gemm) { gemm_product<float>(gemm, rows, N, weight, parallel_for, store); });

@@ -9,7 +9,8 @@ namespace aoext::cpu {
 
 enum class Isa { amx, avx512, avxvnni, avx2, i8mm, dotprod, neon, portable };
 
-// AOEXT_CPU_ISA, or the best that this machine has. Raises RuntimeError for a name that is unknown or that the machine cannot run.
+// AOEXT_CPU_ISA, or the best that this machine has. Raises RuntimeError for a name that is unknown or that the machine cannot
+// run.
 Isa isa();
 const char* isa_name();
 

@@ -29,7 +29,7 @@ struct Output {
   // Channels [first, first + count) of row m.
   void store(int64_t m, int64_t first, int64_t count, const float* acc, const float* row_scales) const {
     shared_kernels().scale_row(element, acc, input_scales.empty() ? 1.0f : input_scales[m], row_scales,
-                        bias.empty() ? nullptr : bias.data() + first, data + (m * N + first) * element_size, count);
+                               bias.empty() ? nullptr : bias.data() + first, data + (m * N + first) * element_size, count);
   }
 };
 

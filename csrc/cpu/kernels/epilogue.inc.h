@@ -7,7 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 inline void scale_row(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
-               int64_t n) {
+                      int64_t n) {
   constexpr int64_t kChunk = 64;
   const int64_t bytes = to == Element::f32 ? 4 : 2;
   float y[kChunk];

@@ -3,8 +3,8 @@
 
 #include "cpu/kernels/shared.inc.h"
 
-#include "cpu/kernels/products_i8_dotprod.inc.h"
 #include "cpu/kernels/gemm_bf16_mmla.inc.h"
+#include "cpu/kernels/products_i8_dotprod.inc.h"
 #include "cpu/kernels/without_avx512.inc.h"
 
 namespace aoext::cpu {
