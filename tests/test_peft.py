@@ -245,7 +245,10 @@ def test_a_model_is_prepared_for_training(scheme):
     assert all(map(torch.equal, bits(model), stored))
 
 
-@pytest.mark.parametrize("name", ["nf4, nested", "fp8", "modelopt, nvfp4"])
+@pytest.mark.parametrize(
+    "name",
+    ["nf4, nested", "fp8", "modelopt, nvfp4", "gptq, 8 bits, act-order", "int-quantized, zeros"],
+)
 def test_adapters_on_a_checkpoint_that_another_library_has_quantised(tmp_path, name):
     transformers = pytest.importorskip("transformers")
     from test_transformers import FOREIGN, IDS, foreign_checkpoint
