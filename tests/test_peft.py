@@ -272,3 +272,7 @@ def test_adapters_on_a_checkpoint_that_another_library_has_quantised(tmp_path, n
     model.save_pretrained(tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(load(tmp_path / "theirs", **keep), tmp_path / "adapter").eval()
     assert torch.equal(again(IDS).logits, logits)
+    merged = model.merge_and_unload(safe_merge=True)  # quantised anew, by the checkpoint's scheme
+    assert relative(merged(IDS).logits, logits) < 0.3
+    kinds = {type(p) for p in again.parameters() if isinstance(p, QuantizedTensor)}
+    assert {type(p) for p in merged.parameters() if isinstance(p, QuantizedTensor)} == kinds

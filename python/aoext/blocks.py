@@ -141,7 +141,8 @@ def blockwise_quantize_zp(
         tiles, count = in_tiles(w[rows].to(torch.float32), block_size), len(w[rows])
         low = tiles.amin((1, 3), keepdim=True).clamp_(max=0)
         high = tiles.amax((1, 3), keepdim=True).clamp_(min=0)
-        scale = torch.where(high > low, held(high / 255 - low / 255, scale_dtype), 1.0)
+        step = high / 255 - low / 255  # NaN, or Inf, where the weight has that
+        scale = torch.where(step == 0, 1.0, held(step, scale_dtype))
         zero = (-128 - low / scale).round_().clamp_(-128, 127)
         codes = (tiles / scale).round_().add_(zero).clamp_(-128, 127).to(torch.int8)
         q[rows] = codes.flatten(2).flatten(0, 1)[:count, : w.shape[1]]

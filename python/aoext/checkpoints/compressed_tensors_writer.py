@@ -119,11 +119,11 @@ def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
         )
     along_k: dict[str, Any] = {"strategy": "group", "group_size": block_k}
     by_block = {"strategy": "block", "block_structure": [block_n, block_k]}
-    weights = {**eight, **(along_k if in_groups else by_block)}
     tensors, whole_rows = {"weight": weight.qdata}, False
+    weights = {**eight, **(along_k if in_groups else by_block)}
     if weight.zero_point is not None:
         whole_rows = in_groups and block_k == columns and weight.k_order is None
-        weights |= {"symmetric": False, **({"strategy": "channel"} if whole_rows else {})}
+        weights = {**({**eight, "strategy": "channel"} if whole_rows else weights), "symmetric": False}
         tensors["weight_zero_point"] = weight.zero_point.contiguous()
     if weight.k_order is not None:
         if not in_groups:
