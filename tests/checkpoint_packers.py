@@ -59,16 +59,19 @@ def gptq(rows: int, columns: int, group: int, *, form: str = "gptq", act_order: 
     return tensors, _exact(codes, scales, zeros, group_of)
 
 
-def awq(rows: int, columns: int, group: int) -> Stored:
+def awq(rows: int, columns: int, group: int, bits: int = 4) -> Stored:
     codes, scales, zeros = _grouped(rows, columns, group)
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    if bits == 8:
+        codes, zeros = torch.randint(256, codes.shape), torch.randint(256, zeros.shape)
+    order = {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}[bits]
+    count = len(order)
 
     def mixed(lines: list[list[int]]) -> list[list[int]]:
-        return [[line[8 * (i // 8) + order[i % 8]] for i in range(len(line))] for line in lines]
+        return [[line[count * (i // count) + order[i % count]] for i in range(len(line))] for line in lines]
 
     tensors = {
-        "qweight": int32_words(mixed(codes.t().tolist())),
-        "qzeros": int32_words(mixed(zeros.t().tolist())),
+        "qweight": int32_words(mixed(codes.t().tolist()), bits),
+        "qzeros": int32_words(mixed(zeros.t().tolist()), bits),
         "scales": scales.t().contiguous(),
     }
     return tensors, _exact(codes, scales, zeros, torch.arange(columns) // group)
@@ -217,8 +220,26 @@ def quantized_by_blocks(rows: int, columns: int, block: Sequence[int], kind: str
     return {"weight": q, "weight_scale": stored}, in_blocks(q, scale, block)
 
 
-def pack_quantized_8(rows: int, columns: int, group: int) -> Stored:
-    codes = torch.randint(256, (rows, columns))
+# Zeros of 8 bits: of symmetric weights, those that take the values out of int8, and those that codes can be
+# moved by, as all values of a weight are then in a range of 256 around 0.
+ZEROS = {"128": (128, 129), "any": (0, 256), "within": (100, 156)}
+
+
+def _codes_8(rows: int, columns: int, group_of: Tensor, zeros: str) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] and zeros [N, K/g], both in 0..255."""
+    groups = int(group_of.max()) + 1
+    codes, zero = torch.randint(256, (rows, columns)), torch.randint(*ZEROS[zeros], (rows, groups))
+    if zeros == "within":
+        of_column = zero[:, group_of]
+        codes = codes.clamp(of_column - 128, of_column + 127).clamp(0, 255)
+    return codes, zero
+
+
+def pack_quantized_8(
+    rows: int, columns: int, group: int, zeros: str = "128", *, act_order: bool = False
+) -> Stored:
+    group_of = _groups(columns, group, act_order)
+    codes, zero = _codes_8(rows, columns, group_of, zeros)
     scale = _scales(rows, columns, (1, group)).bfloat16()
     filled = [row + [0] * (-columns % 4) for row in codes.tolist()]
     tensors = {
@@ -226,20 +247,63 @@ def pack_quantized_8(rows: int, columns: int, group: int) -> Stored:
         "weight_scale": scale,
         "weight_shape": torch.tensor([rows, columns]),
     }
-    return tensors, in_blocks(codes - 128, scale, (1, group))
+    if zeros != "128":  # along N, filled up with zeros
+        lines = [line + [0] * (-rows % 4) for line in zero.t().tolist()]
+        tensors["weight_zero_point"] = int32_words(lines, 8).t().contiguous()
+    if act_order:
+        tensors["weight_g_idx"] = group_of.int()
+    return tensors, _exact(codes, scale, zero, group_of)
 
 
-def gptq_8(rows: int, columns: int, group: int, *, form: str = "gptq", zero: int = 128) -> Stored:
-    codes = torch.randint(256, (rows, columns))
+def int_quantized_zeros(
+    rows: int, columns: int, group: int, zeros: str = "any", *, act_order: bool = False, whole: bool = False
+) -> Stored:
+    """whole: one scale and one zero for all of the weight"""
+    group_of = _groups(columns, group, act_order)
+    codes, zero = _codes_8(rows, columns, group_of, zeros)
+    scale = _scales(rows, columns, (1, group))
+    if whole:
+        scale, zero = (t[:1].expand(rows, 1) for t in (scale, zero))
+    kept = slice(1) if whole else slice(None)
+    tensors = {
+        "weight": (codes - 128).to(torch.int8),
+        "weight_scale": scale[kept].clone(),
+        "weight_zero_point": (zero - 128)[kept].to(torch.int8),
+    }
+    if act_order:
+        tensors["weight_g_idx"] = group_of.int()
+    return tensors, _exact(codes, scale, zero, group_of)
+
+
+def int_quantized_blocks(rows: int, columns: int, block: Sequence[int]) -> Stored:
+    """With a zero for each block."""
+    q = torch.randint(-128, 128, (rows, columns))
+    scale = _scales(rows, columns, block).bfloat16()
+    zero = torch.randint(-128, 128, scale.shape).to(torch.int8)
+    tensors = {"weight": q.to(torch.int8), "weight_scale": scale, "weight_zero_point": zero}
+    return tensors, in_blocks(q - in_blocks(torch.ones(rows, columns), zero, block), scale, block)
+
+
+def _groups(columns: int, group: int, act_order: bool) -> Tensor:
+    """The group of each column."""
+    group_of = torch.arange(columns) // group
+    return group_of[torch.randperm(columns)] if act_order else group_of
+
+
+def gptq_8(
+    rows: int, columns: int, group: int, zeros: str = "128", *, form: str = "gptq", act_order: bool = False
+) -> Stored:
+    group_of = _groups(columns, group, act_order)
+    codes, zero = _codes_8(rows, columns, group_of, zeros)
     scales = (torch.rand(rows, columns // group) * 0.1 + 0.001).half()
-    stored = zero - 1 if form == "gptq" else zero
+    words = int32_words(zero.t().tolist(), 8)
     tensors = {
         "qweight": int32_words(codes.tolist(), 8).t().contiguous(),
-        "qzeros": int32_words([[stored] * rows] * (columns // group), 8),
+        "qzeros": words - 0x01010101 if form == "gptq" else words,  # each word as one number
         "scales": scales.t().contiguous(),
-        "g_idx": (torch.arange(columns) // group).int(),
+        "g_idx": group_of.int(),
     }
-    return tensors, in_blocks(codes - zero, scales, (1, group))
+    return tensors, _exact(codes, scales, zero, group_of)
 
 
 def bitsandbytes_4(

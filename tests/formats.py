@@ -40,6 +40,10 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedTensor]] = {
     "float8_e5m2_dynamic": lambda w: Float8Tensor.from_hp(w, E5M2, dynamic_activation=True),
     "block_int8": lambda w: BlockwiseTensor.from_hp(w, BLOCK, torch.int8, scale_dtype=torch.bfloat16),
     "block_int8_dynamic": lambda w: BlockwiseTensor.from_hp(w, BLOCK, torch.int8, input_block=[1, 32]),
+    "block_int8_zeros": lambda w: BlockwiseTensor.from_hp(w, BLOCK, torch.int8, symmetric=False),
+    "block_int8_zeros_dynamic": lambda w: BlockwiseTensor.from_hp(
+        w, BLOCK, torch.int8, symmetric=False, scale_dtype=torch.bfloat16, input_block=[1, 32]
+    ),
     "block_float8": lambda w: BlockwiseTensor.from_hp(w, BLOCK, E5M2),
     "block_float8_dynamic": lambda w: BlockwiseTensor.from_hp(w, BLOCK, input_block=BLOCK),
     "mxfp8": lambda w: BlockwiseTensor.from_hp(w, BLOCK, E4M3, scale_dtype=E8M0, input_block=BLOCK),
@@ -81,12 +85,17 @@ def quantized(
 def meaning(weight: QuantizedTensor) -> Tensor:
     """The weight [N, K] in float64, on the CPU, from the fields by the contract's formulas."""
     fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
-    if "zero_point" in fields:
+    if isinstance(weight, Int4Tensor):
         return reference.int4_float64(fields["qdata"], fields["scale"], fields["zero_point"])
     if not weight.any_blocks:
         return fields["qdata"].double() * fields["scale"].double()
     qdata = fields["qdata"]
     codes = values.lut4_float64(qdata, fields["table"]) if "table" in fields else qdata.double()
+    if "zero_point" in fields:
+        ones = torch.ones_like(codes)
+        codes = codes - values.blockwise_float64(
+            ones, fields["zero_point"].float(), weight.block_size, slice(None)
+        )
     result = values.blockwise_float64(codes, fields["scale"], weight.block_size, slice(None))
     return result * fields["global_scale"].double() if "global_scale" in fields else result
 

@@ -115,6 +115,16 @@ def test_every_dtype_of_scales_and_inputs(code, M, dtype, scale, device, kernel_
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("M", [1, 5])
+@pytest.mark.parametrize("K", [16, 48, 272])
+def test_an_odd_number_of_short_groups_of_e2m1(K, M, dtype, device, kernel_of, generator):
+    """A vector of codes then has one group and nothing behind it; nor is there a row behind the last."""
+    format = Blockwise("e2m1", torch.uint8, (1, 16), E4M3, E2M1, has_global_scale=True)
+    p = Problem(M, 43, K, 1, dtype, FP32)
+    run("bf16lut4bf16_blockwise", format, p, device, kernel_of, generator)
+
+
+@pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("M", [1, 3, 12])
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 def test_an_outlier_keeps_the_bound_of_its_row_of_e2m1(group, M, dtype, device, kernel_of, generator):

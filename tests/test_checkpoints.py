@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,6 +53,10 @@ def grouped(kind: str, size: int) -> dict[str, Any]:
     return eight(kind, strategy="group", group_size=size)
 
 
+def asymmetric(**settings: Any) -> dict[str, Any]:
+    return eight("int", symmetric=False, **settings)
+
+
 # What makes the tensors, the checkpoint's config, and the largest error relative to the largest value.
 CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
     "gptq": (lambda: pack.gptq(N, K, GROUP), GPTQ, 0),
@@ -97,6 +102,32 @@ CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
         0,
     ),
     "gptq, 8 bits, whole rows": (lambda: pack.gptq_8(N, K, K), {**GPTQ_8, "group_size": -1}, 0),
+    "gptq, 8 bits, zeros": (lambda: pack.gptq_8(N, K, GROUP, "any"), GPTQ_8, 0),
+    "gptq, 8 bits, zeros, version 2": (
+        lambda: pack.gptq_8(N, K, GROUP, "any", form="gptq_v2"),
+        {**GPTQ_8, "checkpoint_format": "gptq_v2"},
+        0,
+    ),
+    "gptq, 8 bits, zeros, whole rows": (
+        lambda: pack.gptq_8(N, K, K, "any"),
+        {**GPTQ_8, "group_size": -1},
+        0,
+    ),
+    "gptq, 8 bits, act-order": (
+        lambda: pack.gptq_8(N, K, GROUP, act_order=True),
+        {**GPTQ_8, "desc_act": True},
+        0,
+    ),
+    "gptq, 8 bits, zeros, act-order": (
+        lambda: pack.gptq_8(N, K, GROUP, "any", act_order=True),
+        {**GPTQ_8, "desc_act": True},
+        0,
+    ),
+    "awq, 8 bits": (
+        lambda: pack.awq(N, K, GROUP, 8),
+        {"quant_method": "awq", "bits": 8, "group_size": GROUP},
+        0,
+    ),
     "fp8": (lambda: pack.fp8(N + 3, K, BLOCKS), {**FP8, "weight_block_size": BLOCKS}, 0),
     "fp8, blocks that are larger": (
         lambda: pack.fp8(N, K, (128, 256)),
@@ -155,6 +186,46 @@ CASES: dict[str, tuple[Callable[[], Stored], Mapping[str, Any], float]] = {
         eight("int", strategy="channel"),
         0,
     ),
+    "pack-quantized, 8 bits, zeros": (
+        lambda: pack.pack_quantized_8(N + 3, K, GROUP, "any"),
+        asymmetric(strategy="group", group_size=GROUP),
+        0,
+    ),
+    "pack-quantized, 8 bits, zeros, whole rows": (
+        lambda: pack.pack_quantized_8(N, K - 2, K - 2, "any"),
+        asymmetric(strategy="channel"),
+        0,
+    ),
+    "pack-quantized, 8 bits, zeros, act-order": (
+        lambda: pack.pack_quantized_8(N, K, GROUP, "any", act_order=True),
+        asymmetric(strategy="group", group_size=GROUP, actorder="group"),
+        0,
+    ),
+    "int-quantized, zeros": (
+        lambda: pack.int_quantized_zeros(N, K, K),
+        asymmetric(strategy="channel"),
+        0,
+    ),
+    "int-quantized, one zero": (
+        lambda: pack.int_quantized_zeros(N, K, K, whole=True),
+        asymmetric(strategy="tensor"),
+        0,
+    ),
+    "int-quantized, zeros, groups": (
+        lambda: pack.int_quantized_zeros(N, K, GROUP),
+        asymmetric(strategy="group", group_size=GROUP),
+        0,
+    ),
+    "int-quantized, zeros, act-order": (
+        lambda: pack.int_quantized_zeros(N, K, GROUP, act_order=True),
+        asymmetric(strategy="group", group_size=GROUP, actorder="group"),
+        0,
+    ),
+    "int-quantized, zeros, blocks": (
+        lambda: pack.int_quantized_blocks(N + 3, K, BLOCKS),
+        asymmetric(strategy="block", block_structure=BLOCKS),
+        0,
+    ),
     "nvfp4-pack-quantized": (
         lambda: pack.nvfp4(N, K, divided=True),
         weights(**NVFP4),
@@ -181,25 +252,26 @@ def exactly(weight: QuantizedTensor) -> Tensor:
     """The weight in float64, of its fields, on the CPU."""
     fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
     scale = reference.values.scales_float64(fields["scale"])
-    if isinstance(weight, (BlockwiseTensor, Lut4Tensor)):
-        (rows, columns), (block_n, block_k) = weight.shape, weight.block_size
-        scale = scale.repeat_interleave(block_n, 0)[:rows].repeat_interleave(block_k, 1)[:, :columns]
-    if isinstance(weight, Lut4Tensor):
+    if isinstance(weight, Int4Tensor):
+        group = torch.arange(weight.shape[1]) // weight.block_size[1]
+        values = unpack_int4(fields["qdata"]).double() * scale[group].t()
+        values = values + fields["zero_point"].double()[group].t()
+    elif isinstance(weight, Lut4Tensor):
         codes = torch.stack((fields["qdata"] & 15, fields["qdata"] >> 4), -1).flatten(1)
-        return (
-            fields["table"].double()[codes.long()]
-            * scale
-            * fields.get("global_scale", torch.ones(1)).double()
-        )
-    if not isinstance(weight, Int4Tensor):
-        return fields["qdata"].double() * scale
-    group = torch.arange(weight.shape[1]) // weight.block_size[1]
-    values = (
-        unpack_int4(fields["qdata"]).double() * scale[group].t() + fields["zero_point"].double()[group].t()
-    )
-    if "k_order" in fields:
-        values = values[:, fields["k_order"].argsort()]
-    return values
+        values = fields["table"].double()[codes.long()] * spread(weight, scale)
+        values = values * fields.get("global_scale", torch.ones(1)).double()
+    elif isinstance(weight, BlockwiseTensor):
+        zero_point = fields.get("zero_point", torch.zeros(scale.shape))
+        values = (fields["qdata"].double() - spread(weight, zero_point)) * spread(weight, scale)
+    else:
+        values = fields["qdata"].double() * scale
+    return values[:, fields["k_order"].argsort()] if "k_order" in fields else values
+
+
+def spread(weight: QuantizedTensor, of_blocks: Tensor) -> Tensor:
+    """What there is for each block, in float64 for each value [N, K]."""
+    (rows, columns), (block_n, block_k) = weight.shape, weight.block_size
+    return of_blocks.double().repeat_interleave(block_n, 0)[:rows].repeat_interleave(block_k, 1)[:, :columns]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -227,6 +299,68 @@ def test_act_order_is_kept_as_a_permutation_where_there_is_one(device):
         assert (weight.k_order is not None) == act_order
 
 
+@pytest.mark.parametrize("zeros", pack.ZEROS)
+@pytest.mark.parametrize("group", [GROUP, K])
+def test_zeros_of_8_bits_go_into_the_codes_where_int8_has_room(zeros, group):
+    """All of them, and the weight has none; or as far as it goes. Its values stay what they are."""
+    settings = asymmetric(strategy="group", group_size=group)
+    tensors, expected = pack.int_quantized_zeros(N, K, group, zeros)
+    weight = reader_for(settings).weight("layer", tensors, torch.bfloat16)
+    assert torch.equal(exactly(weight), expected)
+    zero_point = getattr(weight, "zero_point", None)
+    assert (zero_point is not None) == (zeros == "any")
+    if zero_point is None:
+        assert type(weight) is (Int8Tensor if group == K else BlockwiseTensor)
+        return
+    stored = tensors["weight_zero_point"]
+    assert bool((zero_point.abs().short() <= stored.short().abs()).all())
+    differences = weight.qdata.view(N, -1, group).short() - zero_point[..., None]
+    fits = (differences.amax(-1) <= 127) & (differences.amin(-1) >= -128)
+    assert torch.equal(fits, zero_point == 0)
+
+
+def with_activations(settings: dict[str, Any], **activations: Any) -> dict[str, Any]:
+    group = settings["config_groups"]["group_0"]
+    group["input_activations"] = {"num_bits": 8, "type": "int", "dynamic": True, **activations}
+    return settings
+
+
+@pytest.mark.parametrize("name", ["int-quantized, zeros", "int-quantized, zeros, groups"])
+def test_activations_are_quantised_over_weights_with_zeros(device, name):
+    """y = Σ s_x·q_x·(q_w − z_w)·s_w, with symmetric q_x of whole rows, or of the weight's groups."""
+    make, settings, _ = CASES[name]
+    tensors, expected = make()
+    groups = "groups" in name
+    kind = {"strategy": "group", "group_size": GROUP} if groups else {"strategy": "token"}
+    reader = reader_for(with_activations(copy.deepcopy(settings), **kind))
+    assert not reader.notes
+    tensors = {key: tensor.to(device) for key, tensor in tensors.items()}
+    weight = reader.weight("layer", tensors, torch.float32)
+    block = GROUP if groups else K
+    assert weight.input_block == [1, block]
+    x = torch.randn(5, K) + 3
+    q, scale = reference.values.quantized_blocks(x, torch.int8, block)
+    wanted = (q.double() * reference.values.spread(scale, block, K).double()) @ expected.t()
+    got = F.linear(x.to(device), weight).double().cpu()
+    assert (got - wanted).norm() <= 2e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize("name", ["int-quantized", "int-quantized, zeros", "pack-quantized"])
+def test_activations_with_zero_points_stay_as_they_are_and_that_is_said(name):
+    make, settings, _ = CASES[name]
+    settings = with_activations(copy.deepcopy(dict(settings)), strategy="token", symmetric=False)
+    reader = reader_for(settings)
+    assert reader.notes == (
+        "activations stay as they are, where the checkpoint has them in 8 bits, int with zero points",
+    )
+    tensors, expected = make()
+    weight = reader.weight("layer", tensors, torch.float32)
+    assert weight.quantizes_input_to is None
+    x = torch.randn(5, K) + 3
+    wanted = x.double() @ expected.t()
+    assert (F.linear(x, weight).double() - wanted).norm() <= 2e-5 * wanted.norm()
+
+
 def test_activations_that_the_checkpoint_quantises_are_quantised():
     settings = weights(num_bits=8, type="int", strategy="channel")
     tensors, _ = pack.int_quantized(N, K)
@@ -241,6 +375,8 @@ def test_activations_that_the_checkpoint_quantises_are_quantised():
     [
         ("gptq, 8 bits", BlockwiseTensor),
         ("gptq, 8 bits, whole rows", Int8Tensor),
+        ("gptq, 8 bits, zeros, whole rows", BlockwiseTensor),
+        ("int-quantized, zeros", BlockwiseTensor),
         ("fp8", BlockwiseTensor),
         ("fp8, one scale", Float8Tensor),
         ("pack-quantized, 8 bits, whole rows", Int8Tensor),
@@ -434,11 +570,39 @@ def without_sizes(tensor: Tensor) -> Tensor:
         ("bitsandbytes", put("SCB", lambda t: t[:-1]), r"model.q: SCB must be float32 \[24\]"),
         ("hqq", put("shape", lambda t: t + 1), r"model.q: W_q must be \[25·129/g/2, g\]"),
         (
-            "gptq, 8 bits",
-            put("qzeros", lambda t: t * 0),
-            r"zeros of weights of 8 bits must be 128 \(symmetric\) to run on aoext, got values in 1\.\.1",
+            "gptq, 8 bits, zeros",
+            put("qzeros", lambda t: t[:, :3]),
+            r"model.q: qzeros must be int32 \[4, 6\], got int32 \[4, 3\]",
         ),
-        ("gptq, 8 bits", put("g_idx", lambda t: t.flip(0)), "8 bits with act-order do not run on aoext yet"),
+        ("gptq, 8 bits, zeros", put("qzeros", lambda t: None), "the checkpoint lacks model.q.qzeros"),
+        ("gptq, 8 bits, act-order", put("g_idx", lambda t: t + 1), "must name each of the 4 groups 32 times"),
+        ("gptq, 8 bits, act-order", put("g_idx", lambda t: t[1:]), r"g_idx must be int32 or int64 \[128\]"),
+        ("awq, 8 bits", put("qzeros", lambda t: t[:, :3]), r"model.q: qzeros must be int32 \[4, 6\]"),
+        ("awq, 8 bits", put("scales", with_nan), "model.q: scales must be finite"),
+        *(
+            (name, put("weight_zero_point", damage), message)
+            for name, size in (
+                ("pack-quantized, 8 bits, zeros", r"int32 \[7, 4\]"),
+                ("int-quantized, zeros", r"int8 \[24, 1\]"),
+                ("int-quantized, zeros, groups", r"int8 \[24, 4\]"),
+                ("int-quantized, zeros, blocks", r"int8 \[2, 3\]"),
+            )
+            for damage, message in (
+                (lambda t: None, "lacks model.q.weight_zero_point"),
+                (lambda t: t[1:], rf"model.q: weight_zero_point must be {size}, got"),
+                (lambda t: t.float(), r"model.q: weight_zero_point must be int8 .*, got float32"),
+            )
+        ),
+        (
+            "int-quantized, zeros, act-order",
+            put("weight_g_idx", lambda t: t * 0),
+            "weight_g_idx must name each of the 4 groups 32 times",
+        ),
+        (
+            "float-quantized",
+            lambda tensors: tensors.update(weight_zero_point=torch.ones(N, 1)),
+            "weights of 8 bits, float, with zero points do not run on aoext",
+        ),
         ("gptq, 8 bits", put("scales", with_nan), "model.q: scales must be finite, got NaN or Inf"),
         ("fp8", put("weight_scale_inv", lambda t: None), "the checkpoint lacks model.q.weight_scale_inv"),
         (
@@ -538,8 +702,8 @@ def test_damaged_checkpoints_are_refused_by_name(name, damage, message):
         (eight("float", strategy="block"), "group_0: block_structure must be positive numbers, got None"),
         (grouped("int", 0), "group_0: group_size must be positive numbers, got 0"),
         (
-            eight("int", strategy="group", group_size=32, symmetric=False),
-            "group_0: weights of 8 bits, int, with zero points do not run on aoext",
+            eight("float", strategy="group", group_size=32, symmetric=False),
+            "group_0: weights of 8 bits, float, with zero points do not run on aoext",
         ),
         (
             {**weights(**PACKED), "transform_config": {"config_groups": {"v": {}}}},

@@ -245,7 +245,10 @@ def test_a_model_is_prepared_for_training(scheme):
     assert all(map(torch.equal, bits(model), stored))
 
 
-@pytest.mark.parametrize("name", ["nf4, nested", "fp8", "modelopt, nvfp4"])
+@pytest.mark.parametrize(
+    "name",
+    ["nf4, nested", "fp8", "modelopt, nvfp4", "gptq, 8 bits, act-order", "int-quantized, zeros"],
+)
 def test_adapters_on_a_checkpoint_that_another_library_has_quantised(tmp_path, name):
     transformers = pytest.importorskip("transformers")
     from test_transformers import FOREIGN, IDS, foreign_checkpoint
@@ -269,3 +272,7 @@ def test_adapters_on_a_checkpoint_that_another_library_has_quantised(tmp_path, n
     model.save_pretrained(tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(load(tmp_path / "theirs", **keep), tmp_path / "adapter").eval()
     assert torch.equal(again(IDS).logits, logits)
+    merged = model.merge_and_unload(safe_merge=True)  # quantised anew, by the checkpoint's scheme
+    assert relative(merged(IDS).logits, logits) < 0.3
+    kinds = {type(p) for p in again.parameters() if isinstance(p, QuantizedTensor)}
+    assert {type(p) for p in merged.parameters() if isinstance(p, QuantizedTensor)} == kinds

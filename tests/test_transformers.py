@@ -295,6 +295,15 @@ def compressed(
 
 FOREIGN: dict[str, tuple[Callable[[int, int], Stored], dict[str, Any]]] = {
     "gptq, 8 bits": (lambda n, k: pack.gptq_8(n, k, 32), {**GPTQ, "bits": 8}),
+    "gptq, 8 bits, zeros": (lambda n, k: pack.gptq_8(n, k, 32, "any"), {**GPTQ, "bits": 8}),
+    "gptq, 8 bits, act-order": (
+        lambda n, k: pack.gptq_8(n, k, 32, "any", act_order=True),
+        {**GPTQ, "bits": 8, "desc_act": True},
+    ),
+    "awq, 8 bits": (
+        lambda n, k: pack.awq(n, k, 32, 8),
+        {"quant_method": "awq", "bits": 8, "group_size": 32},
+    ),
     "fp8": (
         lambda n, k: pack.fp8(n, k, (128, 128)),
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]},
@@ -343,6 +352,21 @@ FOREIGN: dict[str, tuple[Callable[[int, int], Stored], dict[str, Any]]] = {
     "pack-quantized, 8 bits": (
         lambda n, k: pack.pack_quantized_8(n, k, 32),
         compressed("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 32}),
+    ),
+    "pack-quantized, 8 bits, zeros": (
+        lambda n, k: pack.pack_quantized_8(n, k, 32, "any"),
+        compressed(
+            "pack-quantized",
+            {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False},
+        ),
+    ),
+    "int-quantized, zeros": (
+        lambda n, k: pack.int_quantized_zeros(n, k, k),
+        compressed(
+            "int-quantized",
+            {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False},
+            {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": False, "dynamic": True},
+        ),
     ),
     "nf4": (pack.bitsandbytes_4, NF4),
     "nf4, nested": (lambda n, k: pack.bitsandbytes_4(n, k, nested=True), NF4),

@@ -25,6 +25,8 @@ struct DoubledWeight {
     }
     const float* row_scales() const { return halves_.data(); }
 
+    Int4Panel in_whole_vectors(int64_t first, int64_t count) { return in_columns(first, count); }
+
    private:
     Int4Panel in_columns(int64_t first, int64_t count) {
       const void* rows[kPanel];
@@ -45,11 +47,11 @@ struct DoubledWeight {
   };
 };
 
-inline void multiply_e2m1_limbs(const LinearProblem& p, const Plan& plan, const Tensor& input, const BlockwiseWeight& weight,
-                                const Output& output) {
-  const Kernels& k = kernels();
+template <class Gemv>
+void multiply_e2m1_limbs(const Gemv& gemv, const LinearProblem& p, const Tensor& input, const BlockwiseWeight& weight,
+                         const Output& output) {
   const std::vector<float> rows = rows_of_floats(p, input);
-  const LimbRows limbs(plan.algorithm == Algorithm::gemv_limbs2 ? *k.gemv_e2m1_limbs2 : *k.gemv_e2m1_limbs3, p, rows);
+  const LimbRows limbs(gemv, p, rows);
   if (limbs.count() > 0)
     each_panel(
         p, DoubledWeight{weight}, output,
@@ -60,9 +62,18 @@ inline void multiply_e2m1_limbs(const LinearProblem& p, const Plan& plan, const 
   if (limbs.beyond().empty()) return;
   const std::vector<float> others = chosen_rows(rows, p.K, limbs.beyond());
   const int64_t M = static_cast<int64_t>(limbs.beyond().size());
-  const GemvBlockwise& floats = *k.gemv_lut4_f32;
+  const GemvBlockwise& floats = *kernels().gemv_lut4_f32;
   const PackedRows x(InputRows{others.data(), Element::f32, sizeof(float), M, p.K}, p.K, floats);
   multiply_gemv_blockwise(p, floats, x, M, weight, output, limbs.beyond());
+}
+
+inline void multiply_e2m1_limbs(const LinearProblem& p, const Plan& plan, const Tensor& input, const BlockwiseWeight& weight,
+                                const Output& output) {
+  const Kernels& k = kernels();
+  const auto by_limbs = [&](const auto& gemv) { multiply_e2m1_limbs(gemv, p, input, weight, output); };
+  const bool two = plan.algorithm == Algorithm::gemv_limbs2;
+  if (k.gemv_e2m1_limbs2 != nullptr) return by_limbs(two ? *k.gemv_e2m1_limbs2 : *k.gemv_e2m1_limbs3);
+  by_limbs(two ? *k.gemv_e2m1_limbs2_staged : *k.gemv_e2m1_limbs3_staged);
 }
 
 }  // namespace aoext::cpu

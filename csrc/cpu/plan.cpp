@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 
+#include "common/e2m1.h"
 #include "common/formats.h"
 #include "cpu/few_rows.h"
 #include "cpu/gemm_int4.h"
@@ -59,6 +60,8 @@ bool has_gemv_int4(const LinearProblem& p) {
 }
 
 bool has_int8_limbs() { return kernels().gemv_limbs2 != nullptr || kernels().gemv_limbs2_staged != nullptr; }
+
+bool has_e2m1_limbs() { return kernels().gemv_e2m1_limbs2 != nullptr || kernels().gemv_e2m1_limbs2_staged != nullptr; }
 
 }  // namespace
 
@@ -140,16 +143,15 @@ Plan plan_blockwise(const LinearProblem& p) {
 namespace {
 
 bool is_e2m1(const float* table) {
-  constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  for (int i = 0; i < 8; ++i)
-    if (table[i] != kMagnitudes[i] || table[8 + i] != -kMagnitudes[i]) return false;
+  for (int i = 0; i < kE2m1Sign; ++i)
+    if (table[i] != kE2m1Magnitudes[i] || table[kE2m1Sign + i] != -kE2m1Magnitudes[i]) return false;
   return true;
 }
 
 // By which limbs of int8 few rows meet codes of e2m1, or none.
 std::optional<Plan> plan_e2m1_limbs(const LinearProblem& p) {
   const bool groups = p.group_size % kPad == 0 || p.group_size == 16 || p.group_size == 32 || p.group_size == 64;
-  if (!groups || p.K % p.group_size != 0 || p.N < kRoundedInputChannels || kernels().gemv_e2m1_limbs2 == nullptr) return {};
+  if (!groups || p.K % p.group_size != 0 || p.N < kRoundedInputChannels || !has_e2m1_limbs()) return {};
   const bool three = p.output == ScalarType::Float;
   if (p.M > (three ? few_rows(p).limbs3 : few_rows(p).limbs2)) return {};
   return Plan{three ? Algorithm::gemv_limbs3 : Algorithm::gemv_limbs2, ScalarType::Char};

@@ -8,10 +8,11 @@ the limit: 127 of int8, 448 and 57344 of float8, 6 of e2m1, 1 of NF4. In float32
     exponents, "floor"  s = 2^(⌊log2 amax⌋ − ⌊log2 limit⌋)    as OCP's text has it
     float8_e4m3fn       s = amax / limit / g in 2⁻⁶..448; g = amax of the weight / (448·limit), or 1 (nvfp4)
     absmax              s = amax, for limits of 1 (NF4 and fp4 of bitsandbytes)
+    int8 with zeros     s = held((max − min) / 255) with 0 in min..max; z = −128 − min / s, rounded
 
-Codes are x / s rounded to nearest: of int8, float8 and e2m1 with ties to even, of other tables with ties to
-the smaller value. float8 and e2m1 saturate. `held` is that of packing.py. For NF4 and nvfp4 the field's own
-quantisers multiply by a reciprocal, and so does this: values are theirs to the last bit.
+Codes are x / s, or x / s + z, rounded to nearest: of int8, float8 and e2m1 with ties to even, of other tables
+with ties to the smaller value. float8 and e2m1 saturate. `held` is that of packing.py. For NF4 and nvfp4 the
+field's own quantisers multiply by a reciprocal, and so does this: values are theirs to the last bit.
 
 Large weights pass through float32 in blocks of rows. Errors are those of packing.py.
 """
@@ -118,6 +119,53 @@ def blockwise_quantize(
     q = torch.empty_like(w, dtype=dtype, memory_format=torch.contiguous_format)
     rule = _rule(limit, scale_dtype, scaling, None) or floats
     return q, _quantize(who, w, block_size, rule, encode, q)
+
+
+@torch.no_grad()
+def blockwise_quantize_zp(
+    w: Tensor, block_size: Sequence[int], *, scale_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """int8 with an integer zero point: w [N, K] ≈ (q − z)·s, with s and z int8 for each block; 0 is exact.
+
+    w: bfloat16, float16 or float32. NaN or Inf in it raises ValueError.
+    scale_dtype: float32, bfloat16 or float16.
+    """
+    who = "blockwise_quantize_zp"
+    check_matrix(who, "w", w, FLOAT_DTYPES)
+    if scale_dtype not in FLOAT_DTYPES:
+        raise ValueError(f"{who}: scale_dtype must be {one_of(FLOAT_DTYPES)}, got {shown(scale_dtype)}")
+    _check(who, w, scale_dtype, "rceil")
+    q = torch.empty_like(w, dtype=torch.int8, memory_format=torch.contiguous_format)
+    scales, zeros, extremes = [], [], []
+    for rows in row_blocks(w, block_size[0]):
+        tiles, count = in_tiles(w[rows].to(torch.float32), block_size), len(w[rows])
+        low = tiles.amin((1, 3), keepdim=True).clamp_(max=0)
+        high = tiles.amax((1, 3), keepdim=True).clamp_(min=0)
+        step = high / 255 - low / 255  # NaN, or Inf, where the weight has that
+        scale = torch.where(step == 0, 1.0, held(step, scale_dtype))
+        zero = (-128 - low / scale).round_().clamp_(-128, 127)
+        codes = (tiles / scale).round_().add_(zero).clamp_(-128, 127).to(torch.int8)
+        q[rows] = codes.flatten(2).flatten(0, 1)[:count, : w.shape[1]]
+        scales.append(scale.flatten(1).to(scale_dtype))
+        zeros.append(zero.flatten(1).to(torch.int8))
+        extremes.append(scale.flatten())
+    require_finite(who, "w", torch.cat(extremes))
+    return q, torch.cat(scales), torch.cat(zeros)
+
+
+def in_blocks(values: Tensor, block_k: int) -> Tensor:
+    """[..., K] as [..., ⌈K/block_k⌉, block_k], no wider than K; zeros fill a last block that is partial."""
+    block_k = min(block_k, values.shape[-1])
+    missing = -values.shape[-1] % block_k
+    return (pad(values, (0, missing)) if missing else values).unflatten(-1, (-1, block_k))
+
+
+def in_tiles(values: Tensor, block_size: Sequence[int], beyond: float = 0) -> Tensor:
+    """[N, K] as [⌈N/block_n⌉, block_n, ⌈K/block_k⌉, block_k]; `beyond` fills the last blocks."""
+    block_n, block_k = block_size
+    rows, columns = values.shape
+    values = pad(values, (0, -columns % block_k, 0, -rows % block_n), value=beyond)
+    return values.unflatten(0, (-1, block_n)).unflatten(2, (-1, block_k))
 
 
 @torch.no_grad()
@@ -231,13 +279,11 @@ def _quantize(
     codes: Tensor,
 ) -> Tensor:
     """Write the codes of w; gives the scales of all blocks."""
-    block_n, block_k = block_size
     scales, largest = [], []
-    for rows in row_blocks(w, block_n):
+    for rows in row_blocks(w, block_size[0]):
         part = w[rows].to(torch.float32)
         count, columns = part.shape
-        part = pad(part, (0, -columns % block_k, 0, -count % block_n))
-        tiles = part.unflatten(0, (-1, block_n)).unflatten(2, (-1, block_k))
+        tiles = in_tiles(part, block_size)
         amax = tiles.abs().amax((1, 3), keepdim=True)
         scale, scaled = rule(amax)
         codes[rows] = encode(scaled(tiles)).flatten(2).flatten(0, 1)[:count, :columns]

@@ -9,8 +9,8 @@
 namespace aoext::cpu {
 namespace {
 
-template <int kLimbs, int kRows>
-struct LimbSums : DotLimbSums<kLimbs, kRows> {};
+template <class Loader, int kLimbs, int kRows, int kGroups>
+struct LimbSums : DotLimbSums<Loader, kLimbs, kRows, kGroups> {};
 
 }  // namespace
 
@@ -20,6 +20,8 @@ const Kernels& kernels_dotprod() {
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb>;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;
+    all.gemv_e2m1_limbs2 = &kGemvLimbs<kTwoInt8Limbs, DoubledE2m1>;
+    all.gemv_e2m1_limbs3 = &kGemvLimbs<kThreeInt8Limbs, DoubledE2m1>;
     return all;
   }();
   return table;

@@ -7,6 +7,7 @@
 // an eighth of the next panel's is fetched while four rows of this one are multiplied, and staged behind them.
 #pragma once
 
+#include "common/e2m1.h"
 #include "cpu/kernels/convert.inc.h"
 #include "cpu/kernels/int8_limbs.inc.h"
 #include "cpu/kernels/unsigned_nibbles.inc.h"
@@ -28,8 +29,13 @@ struct DoubledE2m1 {
   static constexpr int kOffset = 12;
   static constexpr bool kZeroPoints = false;
   static void load(U32 words, U32* even, U32* odd) {
-    // Of a code whose sign bit is flipped, as unpack leaves it.
-    const __m256i values = _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24));
+    static constexpr std::array<uint8_t, 16> kValues = [] {
+      std::array<uint8_t, 16> values{};
+      for (int i = 0; i < 16; ++i)  // of a code whose sign bit is flipped, as unpack leaves it
+        values[i] = static_cast<uint8_t>(kDoubledE2m1[i ^ kE2m1Sign] + kOffset);
+      return values;
+    }();
+    const __m256i values = _mm256_broadcastsi128_si256(aoext::cpu::load<__m128i>(kValues.data()));
     U32 low, high;
     unpack(words, &low, &high);
     *even = (U32)_mm256_shuffle_epi8(values, (__m256i)low);

@@ -29,6 +29,8 @@ const Kernels& kernels_i8mm() {
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb>;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;
+    all.gemv_e2m1_limbs2 = &kGemvLimbs<kTwoInt8Limbs, DoubledE2m1>;
+    all.gemv_e2m1_limbs3 = &kGemvLimbs<kThreeInt8Limbs, DoubledE2m1>;
     return all;
   }();
   return table;

@@ -385,8 +385,10 @@ struct Kernels {
   const GemvLimbsStaged* gemv_limbs3_staged = nullptr;
   const GemvLimbsPacked* gemv_limbs2_packed = nullptr;
   // Codes of e2m1 likewise, in groups of 16 too, as integers: twice their values. Their panels have no zero points.
-  const GemvLimbsStaged* gemv_e2m1_limbs2 = nullptr;
-  const GemvLimbsStaged* gemv_e2m1_limbs3 = nullptr;
+  const GemvLimbs* gemv_e2m1_limbs2 = nullptr;
+  const GemvLimbs* gemv_e2m1_limbs3 = nullptr;
+  const GemvLimbsStaged* gemv_e2m1_limbs2_staged = nullptr;
+  const GemvLimbsStaged* gemv_e2m1_limbs3_staged = nullptr;
 };
 
 const Kernels& kernels_amx();

@@ -7,7 +7,7 @@ namespace aoext::cpu {
 namespace {
 
 // Lanes of each row of w's sums, of each limb.
-template <int kLimbs, int kRows>
+template <class Loader, int kLimbs, int kRows, int kGroups>
 struct DotLimbSums {
   static constexpr int kMost = kLimbs == 1 ? 4 : 2;
   int32x4_t sums[kRows][kFour][kLimbs] = {};
@@ -17,7 +17,7 @@ struct DotLimbSums {
   void add(const int8x16_t (&w)[kFour], const int8_t* x, int64_t x_stride) {
 #pragma GCC unroll 4
     for (int i = 0; i < kFour; ++i) {
-      const int8x16_t even = HighNibbles::even(w[i]), odd = HighNibbles::odd(w[i]);
+      const int8x16_t even = Loader::even(w[i]), odd = Loader::odd(w[i]);
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 3
@@ -30,10 +30,13 @@ struct DotLimbSums {
     }
   }
 
-  F32 total(int m) const {
-    return join_limbs<kLimbs>([&](int limb) {
+  F32 total(int m, int group) const {
+    return join_limbs<Loader, kLimbs>([&](int limb) {
       const auto& s = sums[m];
-      return vpaddq_s32(vpaddq_s32(s[0][limb], s[1][limb]), vpaddq_s32(s[2][limb], s[3][limb]));
+      // Halves of each row's sum, which are groups where there are two.
+      const int32x4_t a = vpaddq_s32(s[0][limb], s[1][limb]), b = vpaddq_s32(s[2][limb], s[3][limb]);
+      if constexpr (kGroups == 1) return vpaddq_s32(a, b);
+      return group == 0 ? vuzp1q_s32(a, b) : vuzp2q_s32(a, b);
     });
   }
 };

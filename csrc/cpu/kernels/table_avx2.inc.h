@@ -22,8 +22,8 @@ constexpr Kernels table_avx2() {
   table.gemv_i8 = dot_i8;
   table.gemv_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs>;
   table.gemv_limbs3_staged = &kGemvLimbsStaged<kThreeInt8Limbs>;
-  table.gemv_e2m1_limbs2 = &kGemvLimbsStaged<kTwoInt8Limbs, DoubledE2m1>;
-  table.gemv_e2m1_limbs3 = &kGemvLimbsStaged<kThreeInt8Limbs, DoubledE2m1>;
+  table.gemv_e2m1_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs, DoubledE2m1>;
+  table.gemv_e2m1_limbs3_staged = &kGemvLimbsStaged<kThreeInt8Limbs, DoubledE2m1>;
   table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
   table.gemm_segments_i8 = &segments::kGemmSegmentsI8;
   table.gemv_limb_staged = &kGemvLimbsStaged<kOneInt8Limb>;

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from aoext.blocks import in_tiles
 from aoext.checkpoints.base import take
 from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe, has_values, one_of
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
@@ -61,13 +62,20 @@ def by_blocks(
     block_size: Sequence[int],
     dtype: torch.dtype,
     dynamic: bool = False,
+    zero_point: Tensor | None = None,
+    k_order: Tensor | None = None,
 ) -> QuantizedTensor:
-    """w = qdata·scale with a scale for each block [block_n, block_k].
+    """w = (qdata − zero_point)·scale with a scale and a zero for each block [block_n, block_k].
 
     dynamic: whether activations are quantised at every call, in blocks of block_k along K
+    zero_point: integers of the shape of scale, in −128..127, for a qdata of int8
+    k_order: which column of the weight each of qdata is
     """
     columns = qdata.shape[1]
-    if block_size[0] == 1 and block_size[1] >= columns and scale.dtype in FLOAT_DTYPES:
+    if zero_point is not None:
+        qdata, zero_point = _toward_zero(qdata, zero_point, block_size)
+    rows = block_size[0] == 1 and block_size[1] >= columns and scale.dtype in FLOAT_DTYPES
+    if rows and zero_point is None and k_order is None:
         return by_rows(layer, {"scale": scale}, "scale", qdata, dtype, dynamic)
     try:
         return BlockwiseTensor(
@@ -76,9 +84,31 @@ def by_blocks(
             list(block_size),
             dtype,
             [1, block_size[1]] if dynamic else None,
+            zero_point=zero_point,
+            k_order=None if k_order is None else k_order.to(qdata.device),
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{layer}: {error}") from error
+
+
+def _toward_zero(
+    qdata: Tensor, zero_point: Tensor, block_size: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Codes and zeros of the same differences, the zeros as near to 0 as the codes' range in int8 allows.
+
+    None where all are 0: then a product needs no correction.
+    """
+    if not has_values(qdata) or not has_values(zero_point):
+        return qdata, zero_point.to(torch.int8)
+    zero = zero_point.to(torch.int16)
+    lowest = in_tiles(qdata, block_size, 127).amin((1, 3)).to(torch.int16)
+    highest = in_tiles(qdata, block_size, -128).amax((1, 3)).to(torch.int16)
+    shift = torch.minimum(torch.maximum(zero, highest - 127), lowest + 128)
+    left = (zero - shift).to(torch.int8)
+    moved = in_tiles(qdata.to(torch.int16), block_size) - shift[:, None, :, None]
+    rows, columns = qdata.shape
+    codes = moved.flatten(2).flatten(0, 1)[:rows, :columns].to(torch.int8)
+    return codes, left if bool(left.any()) else None
 
 
 def blocks_of(rows: int, columns: int, block_size: Sequence[int]) -> list[int]:

@@ -1,11 +1,12 @@
 """Checkpoints of llm-compressor and others in compressed-tensors' formats: w = (q - zero)·scale.
 
-Served: pack-quantized with 4 bits (by group or row) and, without zeros, with 8; int-quantized and
-float-quantized (by row, group or block, or for the whole tensor); mxfp8-quantized; nvfp4-pack-quantized and
-mxfp4-pack-quantized.
+Served: pack-quantized with 4 bits (by group or row) and with 8; int-quantized and float-quantized (by row,
+group or block, or for the whole tensor); mxfp8-quantized; nvfp4-pack-quantized and mxfp4-pack-quantized.
+Integers may have zero points, and groups whose columns lie apart.
 
-Activations of 8 bits that the checkpoint quantises at run time are quantised so: token by token, or along K
-in the groups of the weight. Those of 4 bits, and those whose scales were fixed beforehand, stay as they are.
+Activations of 8 bits that the checkpoint quantises at run time are quantised so, if they are symmetric: token
+by token, or along K in the groups of the weight. Others stay as they are, which is more exact than what the
+checkpoint asks for: those of 4 bits, those with zero points, those whose scales were fixed beforehand.
 """
 
 from __future__ import annotations
@@ -125,12 +126,14 @@ class _Scheme:
         self.dynamic_activation = (
             bool(activations.get("dynamic"))
             and activations.get("num_bits") == 8
+            and bool(activations.get("symmetric", True))
             and (self.activation == kind or (self.form == (4, "int") and self.activation in _TYPES))
             and self._quantises_along_k(activations)
         )
         self.note = ""
         if activations and not self.dynamic_activation:
-            self.note = left_as_they_are(activations.get("num_bits"), self.activation)
+            zeros = "" if activations.get("symmetric", True) else " with zero points"
+            self.note = left_as_they_are(activations.get("num_bits"), self.activation + zeros)
 
     def _blocks(self, name: str, weights: Mapping[str, Any]) -> list[int] | None:
         sizes: Any
@@ -148,7 +151,7 @@ class _Scheme:
             rows = columns = 0
         if rows < 1 or columns < 1:
             raise ValueError(f"compressed-tensors: {name}: {what} must be positive numbers, got {given!r}")
-        if not self.symmetric:
+        if not self.symmetric and self.form[1] != "int":
             raise ValueError(
                 f"compressed-tensors: {name}: weights of {self.form[0]} bits, {self.form[1]}, with zero "
                 "points do not run on aoext"
@@ -186,10 +189,6 @@ def _packed(
         )
     if scheme.form == (4, "int"):
         return _four_bits(layer, packed, shape, tensors, dtype, scheme)
-    if scheme.block_size is not None:
-        groups = blocks_of(rows, columns, scheme.block_size)[1]
-        if order_of_groups(layer, tensors, "weight_g_idx", columns, groups) is not None:
-            raise ValueError(f"{layer}: weights of 8 bits with groups that lie apart do not run on aoext yet")
     qdata = (packed.contiguous().view(torch.uint8)[:, :columns] ^ _OFFSET).view(torch.int8)
     return _eight_bits(layer, qdata, tensors, dtype, scheme)
 
@@ -226,13 +225,45 @@ def _four_bits(
 def _eight_bits(
     layer: str, qdata: Tensor, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
 ) -> QuantizedTensor:
-    if is_nonzero(tensors.get("weight_zero_point")):
-        raise ValueError(f"{layer}: weights of 8 bits with zero points do not run on aoext")
-    if scheme.block_size is None:
-        return by_rows(layer, tensors, "weight_scale", qdata, dtype, scheme.dynamic_activation)
     rows, columns = qdata.shape
-    scale = take_scale(layer, tensors, "weight_scale", blocks_of(rows, columns, scheme.block_size))
-    return by_blocks(layer, qdata, scale, scheme.block_size, dtype, scheme.dynamic_activation)
+    has_zeros = _has_zero_points(layer, tensors, scheme)
+    if scheme.block_size is None and not has_zeros:
+        return by_rows(layer, tensors, "weight_scale", qdata, dtype, scheme.dynamic_activation)
+    block_size = scheme.block_size or [1, columns]
+    if scheme.block_size is None:
+        tensors = {name: _for_rows(tensor, rows) for name, tensor in tensors.items()}
+    shape = blocks_of(rows, columns, block_size)
+    scale = take_scale(layer, tensors, "weight_scale", shape)
+    zero_point = _zero_point(layer, tensors, shape) if has_zeros else None
+    order = None
+    if scheme.strategy == "group":
+        order = order_of_groups(layer, tensors, "weight_g_idx", columns, shape[1])
+    if order is not None:
+        qdata = qdata.view(torch.int8)[:, order].view(qdata.dtype)
+    return by_blocks(layer, qdata, scale, block_size, dtype, scheme.dynamic_activation, zero_point, order)
+
+
+def _has_zero_points(layer: str, tensors: Mapping[str, Tensor], scheme: _Scheme) -> bool:
+    are_some = is_nonzero(tensors.get("weight_zero_point"))
+    if scheme.form[1] == "int":
+        return are_some or not scheme.symmetric
+    if are_some:
+        raise ValueError(f"{layer}: weights of 8 bits, float, with zero points do not run on aoext")
+    return False
+
+
+def _zero_point(layer: str, tensors: Mapping[str, Tensor], shape: list[int]) -> Tensor:
+    """Zeros of 8 bits, of the scales' shape: int8, or packed along N as codes are along K."""
+    name = "weight_zero_point"
+    if name in tensors and tensors[name].dtype is torch.int32:
+        words = take(layer, tensors, name, (torch.int32,), (ceil_div(shape[0], 4), shape[1]))
+        return (words.t().contiguous().view(torch.uint8).t()[: shape[0]] ^ _OFFSET).view(torch.int8)
+    return take(layer, tensors, name, (torch.int8,), shape)
+
+
+def _for_rows(values: Tensor, rows: int) -> Tensor:
+    """One number for the weight, or one for each row, as [N, 1]; others as they are."""
+    return values.reshape(-1, 1).expand(rows, 1) if values.numel() in (1, rows) else values
 
 
 def _table_of_16(

@@ -20,6 +20,7 @@ from aoext.checkpoints.base import (
 from aoext.checkpoints.blocks import looks_up
 from aoext.packing import EXPONENT_DTYPES, dtype_name
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
+from aoext.tensors.base import gathered
 
 _KINDS = {torch.int8: "int", torch.float8_e4m3fn: "float"}
 
@@ -116,9 +117,21 @@ def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
         raise ValueError(
             f"{layer}: group_size = {block_k} does not divide K = {columns}, as the format has it"
         )
-    along_k = {"strategy": "group", "group_size": block_k}
+    along_k: dict[str, Any] = {"strategy": "group", "group_size": block_k}
     by_block = {"strategy": "block", "block_structure": [block_n, block_k]}
+    tensors, whole_rows = {"weight": weight.qdata}, False
     weights = {**eight, **(along_k if in_groups else by_block)}
+    if weight.zero_point is not None:
+        whole_rows = in_groups and block_k == columns and weight.k_order is None
+        weights = {**({**eight, "strategy": "channel"} if whole_rows else weights), "symmetric": False}
+        tensors["weight_zero_point"] = weight.zero_point.contiguous()
+    if weight.k_order is not None:
+        if not in_groups:
+            raise ValueError(f"{layer}: blocks of several rows have their columns side by side in the format")
+        back = weight.k_order.argsort()
+        tensors["weight"] = gathered(weight.qdata.t(), back).t().contiguous()
+        tensors["weight_g_idx"] = (back // block_k).to(torch.int32)
+        weights["actorder"] = "group"
     facts: dict[str, Any] = {"format": f"{kind}-quantized", "weights": weights}
     exponents = weight.scale.dtype in EXPONENT_DTYPES
     kept: dict[str, Any] = {}  # what scales are stored in, where the format has one dtype for them
@@ -130,10 +143,12 @@ def _blocks(layer: str, weight: BlockwiseTensor) -> _Written:
     else:
         floats = weight.scale.view(torch.float8_e8m0fnu).float() if exponents else weight.scale
         scale = exactly(layer, floats, weight.dtype, torch.float32)
-    if weight.input_block is not None:
+    if whole_rows:
+        facts |= _by_tokens(weight)
+    elif weight.input_block is not None:
         along_k = {"strategy": "group", "group_size": weight.input_block[1]}
         facts["input_activations"] = {**eight, **along_k, **kept, "dynamic": True}
-    return {"weight": weight.qdata, "weight_scale": scale.contiguous()}, facts
+    return {**tensors, "weight_scale": scale.contiguous()}, facts
 
 
 def _table_of_16(layer: str, weight: Lut4Tensor) -> _Written:

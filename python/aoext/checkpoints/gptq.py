@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ (AutoGPTQ, GPTQModel; 4 and 8 bits) and AWQ (4 bits): w = (u - zero)·scale, exact.
+"""Checkpoints of GPTQ (AutoGPTQ, GPTQModel) and AWQ, of 4 and 8 bits: w = (u - zero)·scale, exact.
 
 Both pack as many codes as there is room for to an int32; GPTQ along K, AWQ along N in an order of its own.
 """
@@ -29,7 +29,7 @@ from aoext.checkpoints.base import (
     take,
 )
 from aoext.checkpoints.blocks import by_blocks
-from aoext.packing import dtype_name, has_values
+from aoext.packing import dtype_name
 from aoext.tensors import BlockwiseTensor, Int8Tensor, QuantizedTensor
 
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -39,18 +39,18 @@ _BITS = (4, 8)
 # GPTQ's first format keeps zeros minus one, each word as one number, so that 15 + 1 carries.
 _ONE_EACH = {4: 0x11111111, 8: 0x01010101}
 
-# The zero of 8 bits without zero points, and what they have to the value.
+# What codes and zeros of 8 bits have to those of int8, and so the zero of symmetric weights.
 _MIDDLE = 0x80
 
-# Of the eight columns of one of AWQ's words, the one in each nibble.
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# By the bits: of the columns of one of AWQ's words, the one in each of its parts, the lowest first.
+_AWQ_ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 
 
 class GptqReader(Reader):
     """qweight int32 [K/8, N], qzeros int32 [K/group_size, N/8], scales [K/group_size, N], g_idx int32 [K].
 
     Groups whose columns lie apart (act-order: a g_idx that does not rise) become a weight with k_order. Of 8
-    bits four codes are in a word; there zeros must be 128, and groups lie together.
+    bits four codes are in a word.
     """
 
     names = ("qweight", "qzeros", "scales", "g_idx")
@@ -77,7 +77,8 @@ class GptqReader(Reader):
         codes = qweight.t().contiguous().view(torch.uint8)  # little-endian words: the first k lowest
         order = order_of_groups(layer, tensors, "g_idx", columns, groups)
         if bits == 8:
-            return _eight_bits(layer, codes, scale, zeros, dtype, order)
+            zero = zeros.contiguous().view(torch.uint8)[:, :rows]
+            return _eight_bits(layer, codes, scale, zero, dtype, order)
         if order is not None:
             codes = packed_pairs(nibbles(codes.view(torch.int32))[:, order])
         return int4(layer, codes, scale, nibbles(zeros)[:, :rows], dtype, order)
@@ -90,19 +91,13 @@ class GptqReader(Reader):
 
 
 def _eight_bits(
-    layer: str, codes: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype, order: Tensor | None
+    layer: str, codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype, order: Tensor | None = None
 ) -> QuantizedTensor:
-    if order is not None:
-        raise ValueError(f"{layer}: weights of 8 bits with act-order do not run on aoext yet")
-    rows, columns = codes.shape
-    zero = zeros.contiguous().view(torch.uint8)[:, :rows]
-    if has_values(zero) and bool((zero != _MIDDLE).any()):
-        raise ValueError(
-            f"{layer}: zeros of weights of 8 bits must be {_MIDDLE} (symmetric) to run on aoext, got values "
-            f"in {int(zero.min())}..{int(zero.max())}"
-        )
-    qdata = (codes ^ _MIDDLE).view(torch.int8)
-    return by_blocks(layer, qdata, scale.t(), (1, columns // scale.shape[0]), dtype)
+    """codes: uint8 [N, K]; scale and zero, which is uint8: [K/group_size, N]"""
+    codes = codes if order is None else codes[:, order]
+    qdata, zero_point = ((t.contiguous() ^ _MIDDLE).view(torch.int8) for t in (codes, zero.t()))
+    block_size = (1, codes.shape[1] // scale.shape[0])
+    return by_blocks(layer, qdata, scale.t(), block_size, dtype, zero_point=zero_point, k_order=order)
 
 
 class GptqWriter(Writer):
@@ -140,15 +135,24 @@ class GptqWriter(Writer):
                 f"{layer}: N and K must be multiples of 4, and K of the group size, got {[rows, columns]} "
                 f"with blocks of {weight.block_size}"
             )
+        zero_point, order = getattr(weight, "zero_point", None), getattr(weight, "k_order", None)
+        if self.symmetric and zero_point is not None:
+            raise ValueError(f"{layer}: it has zero points, and the checkpoint is said to be symmetric")
         codes = weight.qdata.contiguous().view(torch.uint8) ^ _MIDDLE
-        zeros = codes.new_full((columns // group_size, rows), _MIDDLE - self.symmetric)
+        zeros = codes.new_full((columns // group_size, rows), _MIDDLE)
+        if zero_point is not None:
+            zeros.copy_(zero_point.t().contiguous().view(torch.uint8) ^ _MIDDLE)
+        group = torch.arange(columns, dtype=torch.int32, device=codes.device) // group_size
+        if order is not None:
+            back = order.argsort()
+            codes, group = codes[:, back].contiguous(), group[back]
         tensors = {
             "qweight": codes.view(torch.int32).t().contiguous(),
-            "qzeros": zeros.view(torch.int32),
+            "qzeros": zeros.view(torch.int32) - (_ONE_EACH[8] if self.symmetric else 0),
             "scales": exactly(layer, weight.scale.t(), torch.float16),
-            "g_idx": torch.arange(columns, dtype=torch.int32, device=codes.device) // group_size,
+            "g_idx": group,
         }
-        facts = {"group_size": group_size, "columns": columns, "ordered": False}
+        facts = {"group_size": group_size, "columns": columns, "ordered": order is not None}
         return tensors, {"bits": 8, **facts}
 
     def settings(self, layers: Mapping[str, Mapping[str, Any]], left_alone: Sequence[str]) -> dict[str, Any]:
@@ -178,27 +182,34 @@ class GptqWriter(Writer):
 
 
 class AwqReader(Reader):
-    """qweight int32 [K, N/8], qzeros int32 [K/group_size, N/8], scales [K/group_size, N]."""
+    """qweight int32 [K, N·bits/32], qzeros int32 [K/group_size, N·bits/32], scales [K/group_size, N].
+
+    8 bits are vLLM's kind of AWQ; AutoAWQ has 4 alone.
+    """
 
     names = ("qweight", "qzeros", "scales")
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        setting("awq", settings, "bits" if "bits" in settings else "w_bit", (4,))
+        self.bits: int = setting("awq", settings, "bits" if "bits" in settings else "w_bit", _BITS)
         setting("awq", settings, "version", ("gemm", "GEMM"), "gemm")
         self.group_size: int = settings.get("group_size", settings.get("q_group_size", 128))
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        in_word = 32 // self.bits
         qweight = take(layer, tensors, "qweight", (torch.int32,), (-1, -1))
-        columns, rows = qweight.shape[0], 8 * qweight.shape[1]
+        columns, rows = qweight.shape[0], in_word * qweight.shape[1]
         groups = group_count(layer, columns, self.group_size)
         scale = take(layer, tensors, "scales", _SCALES, (groups, rows))
-        qzeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, rows // 8))
-        pairs = packed_pairs(_in_order(qweight).t())
-        return int4(layer, pairs, scale, _in_order(qzeros), dtype)
+        qzeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, rows // in_word))
+        codes, zero = (_in_order(words, self.bits) for words in (qweight, qzeros))
+        if self.bits == 8:
+            return _eight_bits(layer, codes.t(), scale, zero, dtype)
+        return int4(layer, packed_pairs(codes.t()), scale, zero, dtype)
 
 
-def _in_order(words: Tensor) -> Tensor:
-    """AWQ's int32 [A, N/8] to uint8 [A, N]."""
-    order = torch.tensor(_AWQ_ORDER, device=words.device)
-    columns = nibbles(words).unflatten(1, (-1, 8))
+def _in_order(words: Tensor, bits: int) -> Tensor:
+    """AWQ's int32 [A, N·bits/32] to uint8 [A, N]."""
+    order = torch.tensor(_AWQ_ORDER[bits], device=words.device)
+    codes = nibbles(words) if bits == 4 else words.contiguous().view(torch.uint8)
+    columns = codes.unflatten(1, (-1, len(order)))
     return torch.empty_like(columns).index_copy_(2, order, columns).flatten(1)

@@ -177,9 +177,8 @@ class TorchaoWriter(Writer):
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
         name = f"{layer}.weight"
         refuse_what_is_aoexts_own(layer, weight)
-        if isinstance(weight, Int4Tensor) and weight.k_order is not None:
-            raise ValueError(f"{layer}: torchao's int4 weights have no columns in another order")
-        if isinstance(weight, Int4Tensor) and weight.scale.dtype != weight.dtype:
+        widened = isinstance(weight, Int4Tensor) and weight.scale.dtype != weight.dtype
+        if widened and getattr(weight, "k_order", None) is None:
             parts = dict(weight.named_fields())
             for part in ("scale", "zero_point"):  # which have the weight's dtype there
                 parts[part] = exactly(layer, parts[part], weight.dtype)

@@ -35,14 +35,13 @@ from aoext.tensors import (
 
 def weight_to_torchao(name: str, weight: QuantizedTensor) -> Tensor:
     """The tensor of torchao that a weight of aoext stands for; ValueError, which begins with `name`."""
+    if getattr(weight, "k_order", None) is not None:
+        raise ValueError(f"{name}: torchao's weights have no columns in another order")
     if isinstance(weight, Int4Tensor):
         if weight.activation is not None:
             raise ValueError(f"{name}: torchao's int4 weights have no activations of 8 bits")
-        if weight.k_order is not None or weight.scale.dtype != weight.dtype:
-            raise ValueError(
-                f"{name}: torchao's int4 weights have neither columns in another order nor float32 scales "
-                "under another dtype"
-            )
+        if weight.scale.dtype != weight.dtype:
+            raise ValueError(f"{name}: torchao's int4 weights have no float32 scales under another dtype")
         return torchao.Int4Tensor(
             weight.qdata,
             weight.scale,

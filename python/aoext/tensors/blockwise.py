@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from aoext.blocks import Scaling, blockwise_quantize
-from aoext.packing import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES
+from aoext.blocks import Scaling, blockwise_quantize, blockwise_quantize_zp
+from aoext.packing import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
+from aoext.tensors import zero_points
 from aoext.tensors.base import QuantizedTensor, gathered
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
+from aoext.tensors.order import K_ORDER, as_codes, as_weight, check_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,9 +47,10 @@ class BlockScaledTensor(QuantizedTensor):
 
 
 class BlockwiseTensor(BlockScaledTensor):
-    """A weight [N, K] as w = qdata·scale: DeepSeek's float8 blocks, mxfp8, int8 in groups (GPTQ, Q8_0).
+    """A weight [N, K] as w = (qdata − zero_point)·scale: DeepSeek's float8 blocks, mxfp8, int8 in groups.
 
-    Elsewhere these are called Float8BlockTensor, Float8Tensor with PerBlock, and MXTensor.
+    Elsewhere these are called Float8BlockTensor, Float8Tensor with PerBlock, and MXTensor; GPTQ's 8 bits and
+    Q8_0 are int8 in groups.
 
     qdata: int8, float8_e4m3fn or float8_e5m2 [N, K]
     scale: [⌈N/block_n⌉, ⌈K/block_k⌉], float32, bfloat16, float16, float8_e4m3fn, or exponents in uint8, where
@@ -57,6 +60,10 @@ class BlockwiseTensor(BlockScaledTensor):
     input_block: None where activations meet the weight as they are; [1, block_k] where they are quantised to
         qdata's dtype in blocks of so many, so that 8-bit numbers are multiplied; with scales that are
         exponents theirs are powers of two as well
+    zero_point: None, or int8 of scale's shape, for qdata of int8 and scales that are floats of 16 or 32 bits
+    k_order: None, or int64 [K], a permutation: column j of qdata belongs to column k_order[j] of the weight
+        and of the activation, so that a block holds columns that lie apart (GPTQ's act-order); not with an
+        input_block
 
     TypeError for wrong types and dtypes, ValueError for shapes that do not fit each other.
 
@@ -68,14 +75,13 @@ class BlockwiseTensor(BlockScaledTensor):
     fields: ClassVar[dict[str, Field]] = {
         "qdata": Field((Axis(N), Axis(K)), (torch.int8, *FLOAT8_DTYPES)),
         "scale": BLOCK_SCALE,
+        "zero_point": Field(BLOCK_SCALE.axes, (torch.int8,), optional=True),
+        "k_order": K_ORDER,
     }
     attributes = ("block_size", "input_block")
-    encoding: ClassVar[dict[str, str]] = {
-        "format": "8 bits, of qdata's dtype",
-        "zero_point": "none: w = q * scale",
-        "exponents": "scales u of uint8 are 2 ** (u - 127)",
-    }
 
+    zero_point: Tensor | None
+    k_order: Tensor | None
     input_block: list[int] | None
 
     def __new__(
@@ -85,15 +91,41 @@ class BlockwiseTensor(BlockScaledTensor):
         block_size: Sequence[int],
         dtype: torch.dtype,
         input_block: Sequence[int] | None = None,
+        *,
+        zero_point: Tensor | None = None,
+        k_order: Tensor | None = None,
     ) -> Self:
-        return cls.from_fields(
-            {"qdata": qdata, "scale": scale}, dtype, block_size=block_size, input_block=input_block
-        )
+        tensors = {"qdata": qdata, "scale": scale, "zero_point": zero_point, "k_order": k_order}
+        return cls.from_fields(tensors, dtype, block_size=block_size, input_block=input_block)
 
     def _check(self) -> None:
-        if self.input_block is not None:
-            check_block_size(type(self).__name__, self.input_block, argument="input_block")
-            self.input_block = list(self.input_block)
+        who = type(self).__name__
+        check_order(who, self.k_order)
+        if self.zero_point is not None and (
+            self.qdata.dtype is not torch.int8 or self.scale.dtype not in FLOAT_DTYPES
+        ):
+            raise TypeError(
+                f"{who}: zero_point needs a qdata of int8 and a scale of {one_of(FLOAT_DTYPES)}, "
+                f"got {self.qdata.dtype} and {self.scale.dtype}"
+            )
+        if self.input_block is None:
+            return
+        check_block_size(who, self.input_block, argument="input_block")
+        self.input_block = list(self.input_block)
+        if self.k_order is not None:
+            raise ValueError(f"{who}: input_block is for columns in the activation's order, got k_order")
+
+    @property
+    def encoding(self) -> dict[str, str]:  # type: ignore[override]
+        """What the stored bits mean, in words that a file keeps and its reader checks."""
+        subtracted = self.zero_point is not None
+        return {
+            "format": "8 bits, of qdata's dtype",
+            "zero_point": (
+                "integer, subtracted: w = (q - zero_point) * scale" if subtracted else "none: w = q * scale"
+            ),
+            "exponents": "scales u of uint8 are 2 ** (u - 127)",
+        }
 
     @classmethod
     def from_hp(
@@ -105,14 +137,21 @@ class BlockwiseTensor(BlockScaledTensor):
         scale_dtype: torch.dtype = torch.float32,
         scaling: Scaling = "rceil",
         input_block: Sequence[int] | None = None,
+        symmetric: bool = True,
     ) -> Self:
-        """Quantise a weight [N, K] as blocks.blockwise_quantize does.
+        """Quantise a weight [N, K] as blocks.blockwise_quantize does, or blockwise_quantize_zp.
 
         As it is left, it gives DeepSeek's float8; mxfp8 is [1, 32] with a scale_dtype of float8_e8m0fnu.
+        symmetric: without zero points, which are for a dtype of int8
         """
         check_block_size(cls.__name__, block_size, any_blocks=True)
-        qdata, scale = blockwise_quantize(w, block_size, dtype, scale_dtype=scale_dtype, scaling=scaling)
-        return cls(qdata, scale, block_size, w.dtype, input_block)
+        if symmetric:
+            qdata, scale = blockwise_quantize(w, block_size, dtype, scale_dtype=scale_dtype, scaling=scaling)
+            return cls(qdata, scale, block_size, w.dtype, input_block)
+        if dtype is not torch.int8:
+            raise ValueError(f"{cls.__name__}: dtype must be torch.int8 for zero points, got {dtype}")
+        qdata, scale, zero_point = blockwise_quantize_zp(w, block_size, scale_dtype=scale_dtype)
+        return cls(qdata, scale, block_size, w.dtype, input_block, zero_point=zero_point)
 
     @property
     def quantizes_input_to(self) -> torch.dtype | None:
@@ -120,19 +159,46 @@ class BlockwiseTensor(BlockScaledTensor):
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         """The fields of a weight in this one's scheme; exponents are rounded up."""
-        dtype, scale_dtype = self.qdata.dtype, self.scale.dtype
-        qdata, scale = blockwise_quantize(weight, self.block_size, dtype, scale_dtype=scale_dtype)
-        return {"qdata": qdata, "scale": scale}
+        weight, dtype = as_codes(weight, self.k_order), self.scale.dtype
+        if self.zero_point is None:
+            qdata, scale = blockwise_quantize(weight, self.block_size, self.qdata.dtype, scale_dtype=dtype)
+            return {"qdata": qdata, "scale": scale}
+        qdata, scale, zero_point = blockwise_quantize_zp(weight, self.block_size, scale_dtype=dtype)
+        return {"qdata": qdata, "scale": scale, "zero_point": zero_point}
 
     def _dequantize(self) -> Tensor:
-        qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
-        return torch.ops.ao.dequantize_blockwise(qdata, scale, self.block_size, dtype=self.operator_dtype)
+        zero_point = None if self.zero_point is None else self.zero_point.contiguous()
+        return self._plain(self.qdata.contiguous(), self.scale.contiguous(), zero_point, self.block_size)
 
     def _rows(self, indices: Tensor) -> Tensor:
         qdata, scale, block_size = self._of_rows(indices)
-        return torch.ops.ao.dequantize_blockwise(qdata, scale, block_size, dtype=self.operator_dtype)
+        blocks = indices // self.block_size[N]
+        zero_point = None if self.zero_point is None else gathered(self.zero_point, blocks)
+        return self._plain(qdata, scale, zero_point, block_size)
+
+    def _plain(
+        self, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, block_size: list[int]
+    ) -> Tensor:
+        if zero_point is None:
+            plain = torch.ops.ao.dequantize_blockwise(qdata, scale, block_size, dtype=self.operator_dtype)
+        else:
+            plain = zero_points.dequantized(qdata, scale, zero_point, block_size, self.operator_dtype)
+        return as_weight(plain, self.k_order)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        input = as_codes(input, self.k_order)
+        if self.zero_point is None:
+            return self._times_codes(input, bias)
+        # In float32 throughout: where a row of the activation has a mean, both terms are far above their
+        # difference.
+        x = input.float()
+        correction = zero_points.product(
+            self._as_multiplied(x), self.scale, self.zero_point, self.block_size, self.weight_shape[N]
+        )
+        return (self._times_codes(x, bias) - correction).to(input.dtype)
+
+    def _times_codes(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        """The product with qdata·scale."""
         qdata, scale, block_size = self.qdata.contiguous(), self.scale.contiguous(), self.block_size
         if self.input_block is not None:
             return torch.ops.ao.scaled_linear_blockwise(
@@ -141,3 +207,9 @@ class BlockwiseTensor(BlockScaledTensor):
         if qdata.dtype is torch.int8:
             return torch.ops.ao.bf16i8bf16_blockwise(input, qdata, scale, block_size, bias)
         return torch.ops.ao.bf16f8bf16_blockwise(input, qdata, scale, block_size, bias)
+
+    def _as_multiplied(self, x: Tensor) -> Tensor:
+        """A float32 activation as the product has it: by its 8 bits, which gradients pass unchanged."""
+        if self.input_block is None:
+            return x
+        return x + (zero_points.rounded(x.detach(), self.input_block) - x).detach()

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.packing import FLOAT_DTYPES, dtype_name, has_values, one_of, shown
+from aoext.packing import FLOAT_DTYPES, dtype_name, one_of, shown
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
+from aoext.tensors.order import K_ORDER, as_codes, as_weight, check_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +51,7 @@ class Int4Tensor(QuantizedTensor):
         "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
         "zero_point": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
         "act_pre_scale": Field((Axis(K),), FLOAT_DTYPES, follows_dtype=True, optional=True),
-        "k_order": Field((Axis(K),), (torch.int64,), optional=True, whole=True),
+        "k_order": K_ORDER,
     }
     encoding: ClassVar[dict[str, str]] = {
         "format": "int4",
@@ -114,10 +115,7 @@ class Int4Tensor(QuantizedTensor):
                     f"Int4Tensor: {name} must have the dtype of scale, {dtype_name(dtype)}, "
                     f"got {dtype_name(tensor.dtype)}"
                 )
-        if self.k_order is not None and has_values(self.k_order):
-            columns = torch.arange(self.shape[K], device=self.k_order.device)
-            if not torch.equal(self.k_order.sort().values, columns):
-                raise ValueError(f"Int4Tensor: k_order must be a permutation of 0..{len(columns) - 1}")
+        check_order("Int4Tensor", self.k_order)
 
     @classmethod
     def from_hp(
@@ -144,13 +142,11 @@ class Int4Tensor(QuantizedTensor):
         return self.activation
 
     def _dequantize(self) -> Tensor:
-        return self._ordered(
-            packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.operator_dtype)
-        )
+        plain = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.operator_dtype)
+        return as_weight(plain, self.k_order)
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
-        if self.k_order is not None:
-            weight = weight.index_select(1, self.k_order)
+        weight = as_codes(weight, self.k_order)
         group_size, dtype, asymmetric = self.block_size[K], self.scale.dtype, self.zero_point.any()
         if packing.has_values(asymmetric):
             return _quantized_fields(weight, group_size, not bool(asymmetric), dtype)
@@ -160,19 +156,13 @@ class Int4Tensor(QuantizedTensor):
     def _rows(self, indices: Tensor) -> Tensor:
         qdata = self.qdata.index_select(0, indices)
         scale, zero_point = (t.index_select(1, indices) for t in (self.scale, self.zero_point))
-        return self._ordered(
-            torch.ops.ao.dequantize_int4(qdata, scale, zero_point, dtype=self.operator_dtype)
-        )
-
-    def _ordered(self, rows: Tensor) -> Tensor:
-        """Rows whose columns lie as qdata's, with their columns as the weight has them."""
-        return rows if self.k_order is None else torch.empty_like(rows).index_copy_(1, self.k_order, rows)
+        rows = torch.ops.ao.dequantize_int4(qdata, scale, zero_point, dtype=self.operator_dtype)
+        return as_weight(rows, self.k_order)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:
             input = (input * self.act_pre_scale).to(input.dtype)
-        if self.k_order is not None:  # gather takes half of index_select's time, or less
-            input = input.gather(-1, self.k_order.expand(input.shape))
+        input = as_codes(input, self.k_order)
         qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
         zero_point = self.zero_point.contiguous()
         if self.activation is not None:

@@ -1,0 +1,42 @@
+"""Integer zero points of 8-bit weights: w = (q − z)·s, with a zero z and a scale s for each block.
+
+No operator knows them. A product is one with the codes and a small one beside it,
+
+    y = x · (q·s)ᵀ − Σ_block(x) · (z·s)ᵀ,    Σ_block(x) [..., ⌈K/block_k⌉],
+
+for inside a block z·s is one number. Codes minus zeros are 9 bits wide, so no int8 holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aoext.blocks import in_blocks
+from aoext.tensors.fields import K, N
+
+
+def product(x: Tensor, scale: Tensor, zero_point: Tensor, block_size: Sequence[int], rows: int) -> Tensor:
+    """Σ_block(x) · (z·s)ᵀ in float32: what a product with the codes has too much. x: float32 [..., K]."""
+    sums = in_blocks(x, block_size[K]).sum(-1)
+    result = sums @ (zero_point.float() * scale.float()).t()
+    return result if block_size[N] == 1 else result.repeat_interleave(block_size[N], -1)[..., :rows]
+
+
+def dequantized(
+    qdata: Tensor, scale: Tensor, zero_point: Tensor, block_size: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """(q − z)·s [N, K], rounded once in float32 and once to `dtype`."""
+    rows, columns = qdata.shape
+    if block_size[N] > 1:
+        scale, zero_point = (t.repeat_interleave(block_size[N], 0)[:rows] for t in (scale, zero_point))
+    differences = in_blocks(qdata, block_size[K]).float() - zero_point.float().unsqueeze(-1)
+    return (differences * scale.float().unsqueeze(-1)).to(dtype).flatten(1)[:, :columns].contiguous()
+
+
+def rounded(x: Tensor, input_block: Sequence[int]) -> Tensor:
+    """A float32 activation [..., K] as its int8 by blocks of input_block stands for it."""
+    codes, scale = torch.ops.ao.quantize_blockwise(x, torch.int8, input_block)
+    return (in_blocks(codes, input_block[K]).float() * scale.unsqueeze(-1)).flatten(-2)[..., : x.shape[-1]]
