@@ -29,13 +29,13 @@ struct DoubledE2m1 {
   static constexpr int kOffset = 12;
   static constexpr bool kZeroPoints = false;
   static void load(U32 words, U32* even, U32* odd) {
-    static constexpr std::array<uint8_t, 16> kValues = [] {
-      std::array<uint8_t, 16> values{};
-      for (int i = 0; i < 16; ++i)  // of a code whose sign bit is flipped, as unpack leaves it
-        values[i] = static_cast<uint8_t>(kDoubledE2m1[i ^ kE2m1Sign] + kOffset);
-      return values;
+    static constexpr OfE2m1<uint8_t> kValues = [] {
+      OfE2m1<uint8_t> offset{};
+      for (int code = 0; code < 2 * kE2m1Sign; ++code)  // of a code whose sign bit is flipped, as unpack leaves it
+        offset.values[code] = static_cast<uint8_t>(kDoubledE2m1.values[code ^ kE2m1Sign] + kOffset);
+      return offset;
     }();
-    const __m256i values = _mm256_broadcastsi128_si256(aoext::cpu::load<__m128i>(kValues.data()));
+    const __m256i values = _mm256_broadcastsi128_si256(aoext::cpu::load<__m128i>(kValues.values));
     U32 low, high;
     unpack(words, &low, &high);
     *even = (U32)_mm256_shuffle_epi8(values, (__m256i)low);

@@ -33,7 +33,7 @@ struct HighNibbles {
 struct DoubledE2m1 {
   static constexpr int kOffset = 0;
   static constexpr bool kZeroPoints = false;
-  static int8x16_t look_up(uint8x16_t codes) { return vqtbl1q_s8(load<int8x16_t>(kDoubledE2m1.data()), codes); }
+  static int8x16_t look_up(uint8x16_t codes) { return vqtbl1q_s8(load<int8x16_t>(kDoubledE2m1.values), codes); }
   static int8x16_t even(int8x16_t bytes) { return look_up(vandq_u8(vreinterpretq_u8_s8(bytes), vdupq_n_u8(15))); }
   static int8x16_t odd(int8x16_t bytes) { return look_up(vshrq_n_u8(vreinterpretq_u8_s8(bytes), 4)); }
   static F32 floats(int32x4_t sums) { return (F32)vcvtq_f32_s32(sums); }
