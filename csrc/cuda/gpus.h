@@ -1,6 +1,7 @@
 // GPUs whose numbers are known: what properties.cpp looks a device up in, and what plans can be asked about without having one.
 #pragma once
 
+#include "cuda/fitted.h"
 #include "cuda/properties.h"
 
 namespace aoext::cuda {
@@ -16,11 +17,13 @@ struct Gpu {
   int64_t l2_bytes;
   double bandwidth;
   Peaks peaks;
+  const Fits* fits = &kH200Fits;
 };
 
 // Sources: NVIDIA's data sheets (H200: 2024, H100: 2023, A100: 2021, L40S: 2023, B200: HGX B200, 2024) and the white paper of the
 // Ada architecture (RTX 4090, tensor cores that add up in float32); peaks without sparsity. Shared memory: CUDA C++ Programming
-// Guide, "Compute Capabilities". A GPU without float8 multiplies it as fp16. Of bandwidths that of the H200 is measured.
+// Guide, "Compute Capabilities". A GPU without float8 multiplies it as fp16. Of bandwidths that of the H200 is measured; that of
+// the B200 is what its driver's memory clock and width come to, since its data sheet rounds 7.67 up to 8.
 constexpr int64_t kMiB = 1 << 20;
 constexpr int kKiB = 1 << 10;
 constexpr Gpu kGpus[] = {
@@ -32,7 +35,7 @@ constexpr Gpu kGpus[] = {
     {"A100 40GB", "NVIDIA A100", 80, 108, 163 * kKiB, 164 * kKiB, 40 * kMiB, kReached * 1.555e6, {312, 312, 624}},
     {"L40S", "NVIDIA L40S", 89, 142, 99 * kKiB, 100 * kKiB, 96 * kMiB, kReached * 0.864e6, {362, 733, 733}},
     {"RTX 4090", "NVIDIA GeForce RTX 4090", 89, 128, 99 * kKiB, 100 * kKiB, 72 * kMiB, kReached * 1.008e6, {165, 330, 661}},
-    {"B200", "NVIDIA B200", 100, 148, 227 * kKiB, 228 * kKiB, 126 * kMiB, kReached * 8.0e6, {2250, 4500, 4500}},
+    {"B200", "NVIDIA B200", 100, 148, 227 * kKiB, 228 * kKiB, 126 * kMiB, kReached * 7.67e6, {2250, 4500, 4500}},
 };
 
 // Dense bf16 operations of a multiprocessor's tensor cores in a clock, for a GPU that is not above; 8 bits have twice as many

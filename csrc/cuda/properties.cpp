@@ -52,6 +52,7 @@ void set_numbers(Device& device, const Gpu& gpu) {
   const double part = std::min(1.0, static_cast<double>(device.multiprocessors) / gpu.multiprocessors);
   device.bandwidth = part * gpu.bandwidth;
   device.peaks = {part * gpu.peaks.bf16, part * gpu.peaks.fp8, part * gpu.peaks.int8};
+  device.fits = gpu.fits;
 }
 
 Device ask(int index) {
@@ -70,6 +71,7 @@ Device ask(int index) {
   device.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   device.shared_memory_per_multiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, index);
   device.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
+  device.fits = &kH200Fits;
   set_capability(device,
                  10 * attribute(cudaDevAttrComputeCapabilityMajor, index) + attribute(cudaDevAttrComputeCapabilityMinor, index));
   const auto known =
