@@ -86,10 +86,9 @@ def test_times_hang_on_the_parts_of_their_kernel_alone(
 
 def test_a_table_is_written_as_it_is_read(fit: ModuleType, tables: dict[str, Any]) -> None:
     table = tables["kH200Fits"]
-    assert table.with_constants(table.constants, "kH200Fits").text == table.text
+    assert table.with_constants(table.constants).text == table.text
     others = [c * 1.2345678 for c in table.constants]
-    written = table.with_constants(others, "kOther")
-    assert written.text.startswith("constexpr Fits kOther{")
+    written = table.with_constants(others)
     assert written.constants == pytest.approx(others, rel=5e-3)
     assert written.parts() == table.parts()
     for text in ("12.0", "6.6e-5", "0.125", "4.66e6"):
@@ -125,7 +124,10 @@ def test_the_search_finds_choices_as_good_as_those_of_known_constants(
     for of_point in records:
         considered = fit.cuts_of(of_point).considered
         times = considered.microseconds(known).tolist()
-        of_point["us"] = [[list(c), us] for c, us in zip(considered.configs, times, strict=True)]
+        fastest: dict[tuple[int, ...], float] = {}  # some configurations are considered twice
+        for config, us in zip(considered.configs, times, strict=True):
+            fastest[config] = min(us, fastest.get(config, us))
+        of_point["us"] = list(fastest.items())
     problems = fit.problems_of(records, kernels)
 
     def regret(constants: list[float]) -> float:

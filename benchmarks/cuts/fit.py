@@ -6,14 +6,16 @@
 The library itself says what its models make of other constants. They are searched for what the choice then
 takes, not fitted to the times, which brings the choice nearer to the fastest; times count a little beside it,
 so that constants that no choice hangs on stay what they mean. Every fourth problem is held out of the search
-and shows whether what was found is more than chance. A new table begins as that of `--start`; its name goes
-into csrc/cuda/gpus.h, and its bandwidth is to be measured.
+and shows whether what was found is more than chance. The table of a GPU that was never measured begins as a
+copy of another, with bandwidths (`bandwidth`, and `memory` in proportion) as they were measured;
+csrc/cuda/gpus.h says which GPUs have it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,8 +45,9 @@ CONTESTS = {
     ("rowwise_mma",): ("rowwise_mma",),
 }
 HELD_OUT = 4  # one problem of so many
-WEIGHT_OF_TIMES = 0.02  # of how far off times are, beside how far off the choice is
+WEIGHT_OF_TIMES = 0.005  # of how far off times are, beside how far off the choice is
 STEPS = (1.3, 1.1, 1.03)  # factors that constants are tried with, one after the other
+JUMPS, JUMP = 8, 0.2  # how often all of them are moved at random, by about so much, to look again from there
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------
@@ -55,14 +58,14 @@ class Table:
 
     CONSTANT = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?")
 
-    def __init__(self, name: str, text: str) -> None:
-        self.name, self.text = name, text
+    def __init__(self, text: str) -> None:
+        self.text = text
         self.constants = [float(number) for number in self.CONSTANT.findall(text)]
 
     @classmethod
     def all_of(cls, source: str) -> dict[str, Table]:
         found = re.finditer(r"^constexpr Fits (\w+)\{.*?^\};", source, re.DOTALL | re.MULTILINE)
-        return {match[1]: cls(match[1], match[0]) for match in found}
+        return {match[1]: cls(match[0]) for match in found}
 
     def parts(self) -> list[str]:
         """The part of the table that each constant is of, a member of Fits."""
@@ -72,7 +75,7 @@ class Table:
             for match in self.CONSTANT.finditer(self.text)
         ]
 
-    def with_constants(self, constants: Sequence[float], name: str) -> Table:
+    def with_constants(self, constants: Sequence[float]) -> Table:
         """The same with others: of those that differ three digits are written."""
         both = iter(zip(self.constants, constants, strict=True))
 
@@ -80,8 +83,7 @@ class Table:
             old, new = next(both)
             return match[0] if new == old else as_written(new)
 
-        text = self.CONSTANT.sub(written, self.text)
-        return Table(name, text.replace(f"Fits {self.name}{{", f"Fits {name}{{"))
+        return Table(self.CONSTANT.sub(written, self.text))
 
 
 def as_written(constant: float) -> str:
@@ -167,6 +169,18 @@ def objective(problems: list[Problem], constants: Sequence[float]) -> float:
 
 
 def search(problems: list[Problem], constants: Sequence[float], movable: Sequence[int]) -> list[float]:
+    """Constants with a lower objective, by descents from these and from random ones around the best."""
+    chance = random.Random(0)
+    best = descend(problems, constants, movable)
+    for _ in range(JUMPS):
+        start = list(best)
+        for at in movable:
+            start[at] *= math.exp(chance.gauss(0, JUMP))
+        best = min(best, descend(problems, start, movable), key=lambda found: objective(problems, found))
+    return best
+
+
+def descend(problems: list[Problem], constants: Sequence[float], movable: Sequence[int]) -> list[float]:
     """Constants with a lower objective: those at `movable` are moved one after the other by factors."""
     best = list(constants)
     least = objective(problems, best)
@@ -222,35 +236,27 @@ def records_of(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     "times", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--table", "name", default="kH200Fits", show_default=True, help="Of csrc/cuda/fitted.h.")
-@click.option("--start", default="kH200Fits", show_default=True, help="The table that a new one begins as.")
+@click.option("--kernel", "only", multiple=True, help="Fit what its times hang on. Default: all kernels.")
 @click.option("--write", is_flag=True, help="Write the table into csrc/cuda/fitted.h.")
-def main(times: tuple[Path, ...], name: str, start: str, write: bool) -> None:
+def main(times: tuple[Path, ...], name: str, only: tuple[str, ...], write: bool) -> None:
     """Fit the constants of a table to times, files that time_cuts.py wrote."""
     records = list(records_of(times))
     source = TABLES.read_text()
-    tables = Table.all_of(source)
-    table = before = tables.get(name) or tables[start].with_constants(tables[start].constants, name)
+    table = before = Table.all_of(source)[name]
     page = Page("kernels", "problems", "choice ÷ fastest − 1", "fitted", "held out", "fitted", box=box.SIMPLE)
     for kernels, parts in CONTESTS.items():
-        problems = problems_of(records, kernels)
+        problems = problems_of(records, kernels) if not only or set(only) & set(kernels) else []
         if not problems:
             continue
         kept, held_out = split(problems)
-        table = table.with_constants(fit(table, kept, parts), name)
+        table = table.with_constants(fit(table, kept, parts))
         columns = [regrets(some, t.constants) for some in (kept, held_out) for t in (before, table)]
         page.add_row(", ".join(kernels), str(len(problems)), *columns)
     console().print(page)
-    if not write:
+    if write:
+        TABLES.write_text(source.replace(before.text, table.text))
+    else:
         click.echo(table.text)
-        return
-    new = source.replace(before.text, table.text) if name in tables else insert_after(source, tables, table)
-    TABLES.write_text(new)
-
-
-def insert_after(source: str, tables: dict[str, Table], table: Table) -> str:
-    """Behind the last table."""
-    last = list(tables.values())[-1].text
-    return source.replace(last, f"{last}\n\n{table.text}")
 
 
 if __name__ == "__main__":

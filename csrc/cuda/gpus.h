@@ -22,13 +22,13 @@ struct Gpu {
 
 // Sources: NVIDIA's data sheets (H200: 2024, H100: 2023, A100: 2021, L40S: 2023, B200: HGX B200, 2024) and the white paper of the
 // Ada architecture (RTX 4090, tensor cores that add up in float32); peaks without sparsity. Shared memory: CUDA C++ Programming
-// Guide, "Compute Capabilities". A GPU without float8 multiplies it as fp16. Of bandwidths that of the H200 is measured; that of
-// the B200 is what its driver's memory clock and width come to, since its data sheet rounds 7.67 up to 8.
+// Guide, "Compute Capabilities". A GPU without float8 multiplies it as fp16. Of bandwidths those of the H200 and the H100 SXM
+// are measured; that of the B200 is what its driver's memory clock and width come to, since its data sheet rounds 7.67 up to 8.
 constexpr int64_t kMiB = 1 << 20;
 constexpr int kKiB = 1 << 10;
 constexpr Gpu kGpus[] = {
     {"H200", "NVIDIA H200", 90, 132, 227 * kKiB, 228 * kKiB, 60 * kMiB, 4.66e6, {989, 1979, 1979}},
-    {"H100 SXM", "NVIDIA H100 80GB HBM3", 90, 132, 227 * kKiB, 228 * kKiB, 50 * kMiB, kReached * 3.35e6, {989, 1979, 1979}},
+    {"H100 SXM", "NVIDIA H100 80GB HBM3", 90, 132, 227 * kKiB, 228 * kKiB, 50 * kMiB, 3.19e6, {989, 1979, 1979}, &kH100Fits},
     {"H100 PCIe", "NVIDIA H100 PCIe", 90, 114, 227 * kKiB, 228 * kKiB, 50 * kMiB, kReached * 2.0e6, {756, 1513, 1513}},
     {"A100", "NVIDIA A100-SXM4-80GB", 80, 108, 163 * kKiB, 164 * kKiB, 40 * kMiB, kReached * 2.039e6, {312, 312, 624}},
     {"A100 80GB PCIe", "NVIDIA A100 80GB PCIe", 80, 108, 163 * kKiB, 164 * kKiB, 40 * kMiB, kReached * 1.935e6, {312, 312, 624}},
