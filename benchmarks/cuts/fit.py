@@ -104,23 +104,30 @@ class Cuts:
     measured: Tensor
 
 
-@dataclass
 class Problem:
-    """One call, and the kernels of a contest that serve it."""
+    """One call, and the kernels of a contest that serve it.
 
-    kernels: list[Cuts]
+    What was not measured is taken to be as fast as the GPU's own table says, on the scale of what was, and no
+    faster than the fastest: constants that may choose what nobody has seen choose what is slow.
+    """
+
+    def __init__(self, kernels: list[Cuts]) -> None:
+        self.kernels = kernels
+        measured = torch.cat([cuts.measured for cuts in kernels])
+        self.known = ~measured.isnan()
+        own = self.model(())
+        self.fastest = measured[self.known].min().item()
+        said = own * (measured / own)[self.known].median()
+        self.times = torch.where(self.known, measured, said.clamp(min=self.fastest))
+
+    def model(self, constants: Sequence[float]) -> Tensor:
+        return torch.cat([cuts.considered.microseconds(constants) for cuts in self.kernels])
 
     def outcome(self, constants: Sequence[float]) -> tuple[float, float]:
-        """How much longer than the fastest the choice takes, and how far off the model is on average.
-
-        Of what was measured: a choice of other configurations costs nobody knows what.
-        """
-        model = torch.cat([cuts.considered.microseconds(constants) for cuts in self.kernels])
-        measured = torch.cat([cuts.measured for cuts in self.kernels])
-        known = ~measured.isnan()
-        model, measured = model[known], measured[known]
-        off = (model / measured).log().abs().mean().item()
-        return measured[model.argmin()].item() / measured.min().item() - 1, off
+        """How much longer than the fastest the choice takes, and how far off the model is on average."""
+        model = self.model(constants)
+        off = (model / self.times)[self.known].log().abs().mean().item()
+        return self.times[model.argmin()].item() / self.fastest - 1, off
 
 
 def meta_arguments(record: dict[str, Any]) -> tuple[str, tuple[Tensor, ...]]:
@@ -168,11 +175,13 @@ def objective(problems: list[Problem], constants: Sequence[float]) -> float:
     return sum(regret + WEIGHT_OF_TIMES * off for regret, off in outcomes) / len(outcomes)
 
 
-def search(problems: list[Problem], constants: Sequence[float], movable: Sequence[int]) -> list[float]:
+def search(
+    problems: list[Problem], constants: Sequence[float], movable: Sequence[int], jumps: int
+) -> list[float]:
     """Constants with a lower objective, by descents from these and from random ones around the best."""
     chance = random.Random(0)
     best = descend(problems, constants, movable)
-    for _ in range(JUMPS):
+    for _ in range(jumps):
         start = list(best)
         for at in movable:
             start[at] *= math.exp(chance.gauss(0, JUMP))
@@ -207,10 +216,10 @@ def descend(problems: list[Problem], constants: Sequence[float], movable: Sequen
     return best
 
 
-def fit(table: Table, problems: list[Problem], parts: Sequence[str]) -> list[float]:
+def fit(table: Table, problems: list[Problem], parts: Sequence[str], jumps: int = JUMPS) -> list[float]:
     """A contest's constants, from those of a table on."""
     movable = [i for i, part in enumerate(table.parts()) if part in parts]
-    return search(problems, table.constants, movable)
+    return search(problems, table.constants, movable, jumps)
 
 
 def split(problems: list[Problem]) -> tuple[list[Problem], list[Problem]]:

@@ -127,7 +127,8 @@ Fits fits_with(const Fits& own, const Tensor& constants) {
   Fits fits = own;
   int64_t count = 0;
   for_each_constant(fits, [&](double&) { ++count; });
-  if (constants.scalar_type() != ScalarType::Double || constants.dim() != 1 || !constants.is_cpu() || constants.numel() != count)
+  const bool fit = constants.is_cpu() && constants.is_contiguous() && constants.dim() == 1 && constants.numel() == count;
+  if (!fit || constants.scalar_type() != ScalarType::Double)
     throw std::runtime_error("ao::_considered: constants must be float64 [" + std::to_string(count) + "] on the CPU");
   const auto* next = static_cast<const double*>(constants.data_ptr());
   for_each_constant(fits, [&](double& constant) { constant = *next++; });
