@@ -16,7 +16,7 @@ namespace aoext::cuda {
 // of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6% from the fastest, at most 8%. Tiles
 // without swap_ab, and those of 128 by 128, 700 with M = 72 to 512: the former 5 to 10% off, and what it takes is 0.7% from the
 // fastest, at most 11%.
-// An H100 is not here: it was measured, and these serve it as well as its own (benchmarks/cuda.md, "Choosing").
+// An H100 was measured too: its own were no better than these, scaled (benchmarks/cuda.md, "Choosing").
 constexpr Fits kH200Fits{
     .bandwidth = 4.66e6,
     .reduction =

@@ -9,6 +9,8 @@ namespace aoext::cuda {
 // What reading reaches of a memory's published bandwidth: 4.66 of 4.8 TB/s, measured on an H200.
 constexpr double kReached = 4.66 / 4.8;
 
+constexpr const Fits* kUsualFits = &kH200Fits;  // of a GPU that has no table of its own, scaled
+
 struct Gpu {
   const char* name;   // as people say
   const char* begin;  // of the name that CUDA gives it; the first line that fits counts
@@ -17,7 +19,7 @@ struct Gpu {
   int64_t l2_bytes;
   double bandwidth;
   Peaks peaks;
-  const Fits* fits = &kH200Fits;  // a table of its own, where one was found to be better
+  const Fits* fits = kUsualFits;
 };
 
 // Sources: NVIDIA's data sheets (H200: 2024, H100: 2023, A100: 2021, L40S: 2023, B200: HGX B200, 2024) and the white paper of the

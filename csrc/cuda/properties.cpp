@@ -57,6 +57,7 @@ void set_numbers(Device& device, const Gpu& gpu) {
 
 Device ask(int index) {
   Device device{};
+  device.fits = kUsualFits;
   cudaDeviceProp properties{};
   const cudaError_t error = cudaGetDeviceProperties(&properties, index);
   // PyTorch for ROCm calls its GPUs "cuda" too, and there is no driver of NVIDIA's beside it: no kernel of ours serves those.
@@ -71,7 +72,6 @@ Device ask(int index) {
   device.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   device.shared_memory_per_multiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, index);
   device.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
-  device.fits = &kH200Fits;
   set_capability(device,
                  10 * attribute(cudaDevAttrComputeCapabilityMajor, index) + attribute(cudaDevAttrComputeCapabilityMinor, index));
   const auto known =
