@@ -25,11 +25,8 @@ from typing import Any
 
 import click
 import torch
-from rich import box
-from rich.table import Table as Page
 from torch import Tensor
 
-from aoext.cli.page import console
 from aoext_bench.considered import Considered
 
 TABLES = Path(__file__).parents[2] / "csrc" / "cuda" / "fitted.h"
@@ -47,7 +44,7 @@ CONTESTS = {
 HELD_OUT = 4  # one problem of so many
 WEIGHT_OF_TIMES = 0.005  # of how far off times are, beside how far off the choice is
 STEPS = (1.3, 1.1, 1.03)  # factors that constants are tried with, one after the other
-JUMPS, JUMP = 8, 0.2  # how often all of them are moved at random, by about so much, to look again from there
+JUMPS, JUMP = 4, 0.2  # how often all of them are moved at random, by about so much, to look again from there
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------
@@ -252,16 +249,20 @@ def main(times: tuple[Path, ...], name: str, only: tuple[str, ...], write: bool)
     records = list(records_of(times))
     source = TABLES.read_text()
     table = before = Table.all_of(source)[name]
-    page = Page("kernels", "problems", "choice ÷ fastest − 1", "fitted", "held out", "fitted", box=box.SIMPLE)
+    click.echo("How much longer than the fastest the choice takes, on average and at most:")
     for kernels, parts in CONTESTS.items():
         problems = problems_of(records, kernels) if not only or set(only) & set(kernels) else []
         if not problems:
             continue
         kept, held_out = split(problems)
         table = table.with_constants(fit(table, kept, parts))
-        columns = [regrets(some, t.constants) for some in (kept, held_out) for t in (before, table)]
-        page.add_row(", ".join(kernels), str(len(problems)), *columns)
-    console().print(page)
+        was, now, was_out, now_out = (
+            regrets(some, t.constants) for some in (kept, held_out) for t in (before, table)
+        )
+        click.echo(
+            f"{', '.join(kernels)}: {len(kept)} problems, {was}, fitted {now}; "
+            f"{len(held_out)} held out, {was_out}, fitted {now_out}"
+        )
     if write:
         TABLES.write_text(source.replace(before.text, table.text))
     else:
