@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from aoext import ops
 from aoext.ops import ao
@@ -137,3 +139,29 @@ def test_the_search_finds_choices_as_good_as_those_of_known_constants(
     found = fit.fit(table, problems, parts, jumps=1)
     assert regret(found) < 0.01
     assert regret(found) < max(0.3 * regret(table.constants), 1e-3)
+
+
+def test_the_program_writes_the_part_of_a_table_that_it_fits(
+    fit: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Times are the model's of the table, of one tile four times as long."""
+    table, times = tmp_path / "fitted.h", tmp_path / "cuts.jsonl"
+    table.write_text(fit.TABLES.read_text())
+    monkeypatch.setattr(fit, "TABLES", table)
+    before = fit.Table.all_of(table.read_text())["kH200Fits"]
+    with times.open("w") as lines:
+        for M in (40, 300):
+            of_point = record("rowwise_mma", "int8", M, 4096, 4096)
+            considered = fit.cuts_of(of_point).considered
+            model = zip(considered.configs, considered.microseconds().tolist(), strict=True)
+            of_point["us"] = [[c, 4 * us if c[:2] == considered.chosen[:2] else us] for c, us in model]
+            lines.write(json.dumps(of_point) + "\n")
+    done = CliRunner().invoke(fit.main, [str(times), "--write"], catch_exceptions=False)
+    assert "rowwise_mma: 2 problems" in done.output
+    after = fit.Table.all_of(table.read_text())["kH200Fits"]
+    changed = {
+        part
+        for part, old, new in zip(before.parts(), before.constants, after.constants, strict=True)
+        if old != new
+    }
+    assert changed == {"rowwise_mma"}
