@@ -19,9 +19,11 @@ AOEXT_LIBRARY_DEFINE(m) {
   m.def("_build_config() -> str");
 
   // Behind aoext.ops.plan and aoext.ops.with_plan, where the library has kernels for CUDA: the plan of a call on a GPU by name,
-  // and in a second line the instance of the kernel's template; what instances there are, a line each; and the plan that the
-  // calling thread forces, of which the one before is returned.
+  // and in a second line the instance of the kernel's template; what a forced kernel's configuration is chosen among, for those
+  // who fit the models (benchmarks/cuts); what instances there are, a line each; and the plan that the calling thread forces, of
+  // which the one before is returned.
   m.def("_plan(str gpu, str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> str");
+  m.def("_considered(str gpu, str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype, Tensor constants) -> Tensor");
   m.def("_kernel_instances() -> str");
   m.def("_force_plan(str plan) -> str");
 }

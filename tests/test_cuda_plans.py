@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import math
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -502,6 +503,25 @@ def test_plans_of_a_gpu_are_for_what_it_has(gpu: str) -> None:
             assert text.split()[0] not in HOPPER_KERNELS
             assert fields.get("cluster", "1") == "1"
             assert fields.get("overlaps", "0") == "0"
+
+
+def test_figures_of_gpus_agree_with_each_other() -> None:
+    """Peaks ask for a clock that such GPUs have: none has sparsity in it."""
+    header = Path(__file__).parent.parent / "csrc" / "cuda" / "gpus.h"
+    if not header.is_file():
+        pytest.skip("needs the project's sources")
+    row = r'\{"(.+?)", "NVIDIA .+?", (\d+), (\d+), (\d+) \* kKiB, (\d+) \* kKiB, .+?, \{(\d+), (\d+), (\d+)\}'
+    rows = re.findall(row, header.read_text())
+    assert {row[0] for row in rows} >= {"H200", "H100 SXM", "H100 PCIe", "A100", "L40S", "RTX 4090", "B200"}
+    operations = {80: 2048, 89: 1024, 90: 4096, 100: 8192}  # in bf16, of a multiprocessor in a clock
+    for name, *figures in rows:
+        capability, multiprocessors, block, multiprocessor, bf16, fp8, int8 = map(int, figures)
+        halved = name.startswith("RTX")  # sums in float32, which integers have none of
+        rate = operations[capability] / (2 if halved else 1)
+        assert 1.4 < bf16 * 1e3 / (multiprocessors * rate) < 2.6, name
+        assert fp8 == pytest.approx(2 * bf16 if capability >= 89 else bf16, rel=0.02), name
+        assert int8 == pytest.approx((4 if halved else 2) * bf16, rel=0.02), name
+        assert multiprocessor == block + 1, name
 
 
 def test_an_unknown_gpu_is_named() -> None:

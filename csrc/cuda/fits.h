@@ -1,6 +1,8 @@
-// The fitted constants of the kernels' models of time, a table for each GPU that was measured. benchmarks/cuts/time_cuts.py times
-// what they are fitted to. Times are microseconds; what each constant multiplies stands at its use, beside the kernel.
+// The constants of the kernels' models of time, of which fitted.h has a table for each GPU that was measured. Times are
+// microseconds; what each constant multiplies stands at its use, beside the kernel. constants(): those of a part, in order.
 #pragma once
+
+#include <tuple>
 
 #include "cuda/kernels/element.h"
 #include "cuda/properties.h"
@@ -12,15 +14,21 @@ struct ReductionFit {
   double turn, sum, round;      // of every turn
   double cluster, cluster_sum;  // more of each where blocks share K
   double large_cluster;         // once, for each doubling of clusters of two
+  auto constants() { return std::tie(turn, sum, round, cluster, cluster_sum, large_cluster); }
 };
 
 struct RingFit {
   struct Costs {
     double read, work, work_m, fill;  // for a µs of reading, for a KB of a warp's weights and more per m, for the first steps
+    auto constants() { return std::tie(read, work, work_m, fill); }
   };
   Costs whole_units, two_rows, eight_rows, more_rows;
   double latency, slice_read, read_busy, read_idle;
   double launch, x, x_again, alone, few_warps;
+  auto constants() {
+    return std::tie(whole_units, two_rows, eight_rows, more_rows, latency, slice_read, read_busy, read_idle, launch, x, x_again,
+                    alone, few_warps);
+  }
 };
 
 struct DecodeFit {
@@ -28,9 +36,11 @@ struct DecodeFit {
   // reading; and for what is left.
   struct Costs {
     double work, work_m, latency, staged, again, read, rest;
+    auto constants() { return std::tie(work, work_m, latency, staged, again, read, rest); }
   };
   Costs eight_rows, more_rows;
   double small_groups;  // times as long for rounds
+  auto constants() { return std::tie(eight_rows, more_rows, small_groups); }
 };
 
 // kernels/int4_mma.cu and kernels/rowwise_mma.cu: a tile's 64-deep step, and the blocks of a multiprocessor that take as long as
@@ -40,25 +50,30 @@ struct MmaFit {
     Element x;  // int8, e4m3 for every float8, bf16 for 16 bits
     int block_n, block_m;
     double step, filled;
+    auto constants() { return std::tie(step, filled); }
   };
   double fill_steps, split, split_mb;
 };
 struct Int4MmaFit : MmaFit {
   Tile tiles[3];
+  auto constants() { return std::tie(fill_steps, split, split_mb, tiles); }
 };
 struct RowwiseMmaFit : MmaFit {
   Tile tiles[13];
+  auto constants() { return std::tie(fill_steps, split, split_mb, tiles); }
 };
 
 struct BatchFit {
   struct Tile {
     int tokens;
     double step[3];  // of 1, 2 and 4 k-splits
+    auto constants() { return std::tie(step); }
   };
   Tile tiles[3];
   double launches;              // of both kernels
   double turn, turn_row;        // of a turn, and for each row of x
   double cluster, cluster_row;  // of a reduction over two blocks, likewise
+  auto constants() { return std::tie(tiles, launches, turn, turn_row, cluster, cluster_row); }
 };
 
 // Weight-only products by wgmma (kernels/sm90a/weight_only_launch.h).
@@ -67,33 +82,42 @@ struct WeightOnlyWgmmaFit {
   struct Tiles {
     double steps[6];  // of 32, 64, 96, 128, 192 and 256 rows of x; 0 where there are none
     double tile, cluster;
+    auto constants() { return std::tie(steps, tile, cluster); }
   };
   Tiles rows_192, rows_128, rows_64;
   // Of stream-K: clearing counters before; a fix-up block that waits for the last partial sums; storing those of any further tile
   // of 128 by 256, and adding those of one range, at the end or beside whole tiles.
   double clearing, waiting, leaving, adding, adding_beside;
+  auto constants() { return std::tie(rows_192, rows_128, rows_64, clearing, waiting, leaving, adding, adding_beside); }
 };
 
 struct RowwiseWgmmaFit {
   struct Tile {
     int height, tokens;   // BLOCK_N of the kernel, for tiles of so many output channels or fewer, more than half; BLOCK_M
     double int8, float8;  // a k-tile
+    auto constants() { return std::tie(int8, float8); }
   };
   Tile tiles[11];
   double caches, memory;  // bytes a microsecond
   double tile, output, cluster;
   double both;  // of the shorter of reading and multiplying does not hide behind the other
+  auto constants() { return std::tie(tiles, caches, memory, tile, output, cluster, both); }
 };
 
 struct RowwiseDecodeFit {
   struct Costs {
     double work, work_wide, latency, filled;  // a warp's k-tile, with more than 8 rows of x, over the depth; a ring that fills
+    auto constants() { return std::tie(work, work_wide, latency, filled); }
   };
   Costs int8, others;
   double read, read_slice, latency_wide;
   double launch, x, x_again, chunk, ring;
   double reduction, reduction_slice, alone, cluster, large_cluster;
   double fewest_units, fewest_busy;  // in flight, and of the multiprocessors: the range that was measured
+  auto constants() {
+    return std::tie(int8, others, read, read_slice, latency_wide, launch, x, x_again, chunk, ring, reduction, reduction_slice,
+                    alone, cluster, large_cluster, fewest_units, fewest_busy);
+  }
 };
 
 struct Fits {
@@ -107,117 +131,15 @@ struct Fits {
   RowwiseDecodeFit rowwise_decode;
   RowwiseMmaFit rowwise_mma;
   RowwiseWgmmaFit rowwise_wgmma;
+  auto constants() {
+    return std::tie(bandwidth, reduction, int4_ring, int4_decode, int4_mma, int4_batch, int4_wgmma, weight_only_wgmma,
+                    rowwise_decode, rowwise_mma, rowwise_wgmma);
+  }
 };
 
-// int4_ring: searched for what it takes of the cuts measured, M = 1, 2, 4 and 8 with groups of 128, 2, 8, 12 and 16 with groups
-// of 32, up to 31 N x K; int4_decode likewise, of these and int4_ring's: M = 4, 8, 12 and 16, groups of 128. The reduction: a
-// fit to the cuts of both. int4_mma: 50 shapes, M = 17 to 4096, where what it takes is at most 3% off the fastest. rowwise_mma: 7
-// shapes, M = 17 to 4096, on average 1% off, at most 20%. int4_batch: in microseconds of int4_wgmma's model, which those of an
-// H200 exceed by a twentieth: searched for what the plan takes of both, and of these configurations, for groups of 128, fourteen
-// N x K and M = 7 to 64. int4_wgmma: 0.1% from the fastest of what benchmarks/cuda.md lists, at most 3%. weight_only_wgmma: bf16
-// by int8, 0.6%, at most 7%. rowwise_decode: cuts of M = 1 and 16, int8 and e4m3, eight N x K. rowwise_wgmma: 7505 configurations
-// of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6% from the fastest, at most 8%. Tiles
-// without swap_ab, and those of 128 by 128, 700 with M = 72 to 512: the former 5 to 10% off, and what it takes is 0.7% from the
-// fastest, at most 11%.
-constexpr Fits kH200Fits{
-    .bandwidth = 4.66e6,
-    .reduction =
-        {.turn = 0.0418, .sum = 0.00103, .round = 0.425, .cluster = 0.469, .cluster_sum = 0.000359, .large_cluster = 0.314},
-    .int4_ring = {.whole_units = {0.73, 0.00538, 0.000873, 0.0167},
-                  .two_rows = {0.757, 0, 0.00202, 0.0177},
-                  .eight_rows = {0.942, 0, 0.00101, 0.0188},
-                  .more_rows = {1.69, 0, 0.00061, 0.0174},
-                  .latency = 0.131,
-                  .slice_read = 0.143,
-                  .read_busy = 0.672,
-                  .read_idle = 0.328,
-                  .launch = 0.894,
-                  .x = 0.00884,
-                  .x_again = 0.00876,
-                  .alone = 0.433,
-                  .few_warps = 0.3},
-    .int4_decode = {.eight_rows = {0.0155, 0, 0.114, 0.0111, 0.83, 0.505, 2.48},
-                    .more_rows = {0, 0.00118, 0.21, 0.00658, 2.09, 0.888, 2.22},
-                    .small_groups = 1.1},
-    .int4_mma = {{.fill_steps = 0.5, .split = 3.1, .split_mb = 0.3},
-                 {{Element::bf16, 128, 32, 0.274, 1.15},
-                  {Element::bf16, 128, 64, 0.387, 1.67},
-                  {Element::bf16, 128, 128, 0.663, 1.16}}},
-    .int4_batch = {.tiles = {{16, {1.10, 0.602, 0.324}}, {32, {1.26, 0.702, 0.371}}, {64, {1.71, 0.947, 0.515}}},
-                   .launches = 2.72,
-                   .turn = 0.226,
-                   .turn_row = 0.00891,
-                   .cluster = 0.874,
-                   .cluster_row = 0.0151},
-    .int4_wgmma = {.rows_192 = {{0, 0, 0.423, 0.507, 0, 0}, 0.35, 3.70},
-                   .rows_128 = {{0.244, 0.270, 0.318, 0.363, 0.462, 0.603}, 0.96, 2.36},
-                   .rows_64 = {{0.157, 0.164, 0, 0.224, 0, 0.327}, 1.65, 2.57},
-                   .clearing = 0.98,
-                   .waiting = 1.57,
-                   .leaving = 3.33,
-                   .adding = 2.32,
-                   .adding_beside = 1.16},
-    .weight_only_wgmma = {.rows_192 = {{0, 0.423, 0.502, 0.558, 0, 0}, 0.03, 5.01},
-                          .rows_128 = {{0.282, 0, 0.362, 0.413, 0.489, 0.640}, 0.49, 3.53},
-                          .rows_64 = {{0.170, 0.190, 0, 0.232, 0, 0}, 1.33, 0.36},
-                          .clearing = 1.76,
-                          .waiting = 2.05,
-                          .leaving = 3.99,
-                          .adding = 2.28,
-                          .adding_beside = 0.91},
-    .rowwise_decode = {.int8 = {.work = 0.0362, .work_wide = 0.0419, .latency = 0.648, .filled = 0.125},
-                       .others = {.work = 0.0425, .work_wide = 0.0536, .latency = 0.713, .filled = 0.303},
-                       .read = 0.961,
-                       .read_slice = 0.107,
-                       .latency_wide = 0.205,
-                       .launch = 0.66,
-                       .x = 0.0154,
-                       .x_again = 0.00998,
-                       .chunk = 1.05,
-                       .ring = 0.0247,
-                       .reduction = 0.254,
-                       .reduction_slice = 0.015,
-                       .alone = 0.637,
-                       .cluster = 1.17,
-                       .large_cluster = 0.88,
-                       .fewest_units = 32,
-                       .fewest_busy = 0.9},
-    .rowwise_mma = {{.fill_steps = 2, .split = 4, .split_mb = 0.25},
-                    {{Element::int8, 32, 32, 0.0475, 1.47},
-                     {Element::int8, 128, 32, 0.162, 1.54},
-                     {Element::int8, 128, 64, 0.253, 1.12},
-                     {Element::int8, 128, 128, 0.463, 1.09},
-                     {Element::int8, 256, 128, 0.881, 1.00},
-                     {Element::e4m3, 32, 32, 0.0765, 1.13},
-                     {Element::e4m3, 128, 32, 0.225, 1.33},
-                     {Element::e4m3, 128, 64, 0.359, 1.27},
-                     {Element::e4m3, 128, 128, 0.630, 1.14},
-                     {Element::bf16, 32, 32, 0.0790, 1.47},
-                     {Element::bf16, 128, 32, 0.215, 1.42},
-                     {Element::bf16, 128, 64, 0.393, 1.10},
-                     {Element::bf16, 128, 128, 0.656, 1.10}}},
-    .rowwise_wgmma = {.tiles = {{64, 32, 0.151, 0.155},
-                                {64, 64, 0.150, 0.151},
-                                {64, 128, 0.189, 0.205},
-                                {128, 32, 0.214, 0.215},
-                                {128, 64, 0.223, 0.229},
-                                {128, 128, 0.335, 0.375},
-                                {128, 256, 0.542, 0.650},
-                                {80, 128, 0.250, 0.285},
-                                {96, 128, 0.285, 0.340},
-                                {160, 128, 0.430, 0.485},
-                                {192, 128, 0.515, 0.600}},
-                      .caches = 14.59e6,
-                      .memory = 6.155e6,
-                      .tile = 1.12,
-                      .output = 6.6e-5,
-                      .cluster = 2.02,
-                      .both = 0.342},
-};
-
-// The table for a device: that of the H200, the one GPU that was measured. Numbers of multiprocessors come from the device, and
-// so does bandwidth, whose share of the time differs most; the choice needs ratios of the others alone.
-inline const Fits& fits_of(const Device& /*device*/) { return kH200Fits; }
+// The table for a device, which gpus.h says. Of another GPU than it was measured on, numbers of multiprocessors come from the
+// device, and so does bandwidth, whose share of the time differs most; the choice needs ratios of the others alone.
+inline const Fits& fits_of(const Device& device) { return *device.fits; }
 
 // How much faster a device reads memory than the one that its table was measured on: exactly 1 there.
 inline double bandwidth_ratio(const Device& device) { return device.bandwidth / fits_of(device).bandwidth; }

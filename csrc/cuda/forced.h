@@ -56,7 +56,8 @@ Config forced_config(const Forced& f, const std::string& problem, const Device& 
                      Fits&& fits) {
   if (!takes) refuse_kernel(f, problem, device);
   check_on_device(f, device);
-  const Config config = f.over(Config{choose()});
+  const bool whole = f.fields.size() == Fields<Config>::kAll.size();  // leaves nothing to choose
+  const Config config = f.over(whole ? Config{} : Config{choose()});
   if (!fits(config)) refuse_config(f, problem, text(config));
   return config;
 }

@@ -1,9 +1,14 @@
-// Plans from Python: what a GPU would be given, and forcing one (aoext.ops.plan, aoext.ops.with_plan).
+// Plans from Python: what a GPU would be given, forcing one (aoext.ops.plan, aoext.ops.with_plan), and what one is chosen among.
+#include <algorithm>
 #include <map>
+#include <type_traits>
 
 #include "common/by_name.h"
+#include "common/dispatcher.h"
 #include "common/library.h"
+#include "cuda/fits.h"
 #include "cuda/forced.h"
+#include "cuda/kernels/choice.h"
 #include "cuda/plan.h"
 #include "cuda/plan_blocks.h"
 #include "cuda/plan_rowwise.h"
@@ -106,6 +111,52 @@ std::string plan(const std::string& gpu, const std::string& op, const std::vecto
   return plan_of(op)(check_by_name(op, {tensors, numbers, dtype}), device_named(gpu));
 }
 
+// f(constant) of each in a table of fitted.h, as they are written.
+template <class Part, class F>
+void for_each_constant(Part& part, F&& f) {
+  if constexpr (std::is_arithmetic_v<Part>)
+    f(part);
+  else if constexpr (std::is_array_v<Part>)
+    for (auto& element : part) for_each_constant(element, f);
+  else
+    std::apply([&](auto&... parts) { (for_each_constant(parts, f), ...); }, part.constants());
+}
+
+// The GPU's table with these constants, all of them, in place of its own.
+Fits fits_with(const Fits& own, const Tensor& constants) {
+  Fits fits = own;
+  int64_t count = 0;
+  for_each_constant(fits, [&](double&) { ++count; });
+  const bool fit = constants.is_cpu() && constants.is_contiguous() && constants.dim() == 1 && constants.numel() == count;
+  if (!fit || constants.scalar_type() != ScalarType::Double)
+    throw std::runtime_error("ao::_considered: constants must be float64 [" + std::to_string(count) + "] on the CPU");
+  const auto* next = static_cast<const double*>(constants.data_ptr());
+  for_each_constant(fits, [&](double& constant) { constant = *next++; });
+  return fits;
+}
+
+// What the forced kernel would be chosen among: of each configuration the microseconds that its model says by these constants, or
+// by the GPU's own where there are none, then its fields. One that is forced is not remembered.
+Tensor considered_configs(const std::string& gpu, const std::string& op, const std::vector<OptionalTensor>& tensors,
+                          const std::vector<int64_t>& numbers, std::optional<ScalarType> dtype, const Tensor& constants) {
+  if (forced() == nullptr) throw std::runtime_error("ao::_considered: a kernel must be forced");
+  Device device = device_named(gpu);
+  const Fits fits = constants.numel() == 0 ? *device.fits : fits_with(*device.fits, constants);
+  device.fits = &fits;
+  std::vector<double> rows;
+  considered = &rows;
+  try {
+    plan_of(op)(check_by_name(op, {tensors, numbers, dtype}), device);
+  } catch (...) {
+    considered = nullptr;
+    throw;
+  }
+  considered = nullptr;
+  const Tensor result = aten::empty({static_cast<int64_t>(rows.size())}, ScalarType::Double, constants);
+  std::copy(rows.begin(), rows.end(), static_cast<double*>(result.data_ptr()));
+  return result;
+}
+
 // Of all kernels that have more than one.
 std::string kernel_instances() {
   return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
@@ -121,6 +172,7 @@ std::string force_plan(const std::string& plan) { return force(plan); }
 AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("_plan", AOEXT_BOX(&plan));
   m.impl("_force_plan", AOEXT_BOX(&force_plan));
+  m.impl("_considered", AOEXT_BOX(&considered_configs));
   m.impl("_kernel_instances", AOEXT_BOX(&kernel_instances));
 }
 

@@ -52,10 +52,12 @@ void set_numbers(Device& device, const Gpu& gpu) {
   const double part = std::min(1.0, static_cast<double>(device.multiprocessors) / gpu.multiprocessors);
   device.bandwidth = part * gpu.bandwidth;
   device.peaks = {part * gpu.peaks.bf16, part * gpu.peaks.fp8, part * gpu.peaks.int8};
+  device.fits = gpu.fits;
 }
 
 Device ask(int index) {
   Device device{};
+  device.fits = kUsualFits;
   cudaDeviceProp properties{};
   const cudaError_t error = cudaGetDeviceProperties(&properties, index);
   // PyTorch for ROCm calls its GPUs "cuda" too, and there is no driver of NVIDIA's beside it: no kernel of ours serves those.

@@ -8,6 +8,8 @@
 
 namespace aoext::cuda {
 
+struct Fits;  // cuda/fits.h
+
 enum class Family { none, sm80, sm90 };  // whose kernels a device runs: from compute capability 8.0, exactly 9.0
 
 struct Peaks {
@@ -24,6 +26,7 @@ struct Device {
   double bandwidth;  // bytes a microsecond that reading memory reaches
   Peaks peaks;
   bool float8_units;  // mma.sync multiplies float8 faster than fp16
+  const Fits* fits;   // the constants of its kernels' models of time
   Family family;      // AOEXT_CUDA_FAMILY=sm80 has newer devices run the kernels of older ones
 
   bool is_hopper() const { return family == Family::sm90; }

@@ -1,8 +1,8 @@
 // Tiles of int4_mma, the choice among them and their launch.
 #include <algorithm>
-#include <limits>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/int4_mma.cuh"
 #include "cuda/kernels/int4_mma.h"
@@ -101,8 +101,7 @@ MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
   using namespace int4_mma;
   const Int4MmaFit& fit = fits_of(device).int4_mma;
   const int sms = device.multiprocessors;
-  MmaConfig best{};
-  double least = std::numeric_limits<double>::infinity();
+  Choice<MmaConfig> best;
   for (const MmaFit::Tile& cost : fit.tiles) {
     const int64_t unsplit = tiles(p, {cost.block_n, cost.block_m, 1});
     const int64_t most = unsplit <= 2 * sms ? std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits) : 1;
@@ -112,10 +111,10 @@ MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
       double us =
           cost.step * (ceil_div(p.K, 64 * splits) + fit.fill_steps) * std::max<double>(ceil_div(blocks, sms), cost.filled);
       if (splits > 1) us += fit.split + fit.split_mb * 2e-6 * static_cast<double>(partials_bytes(p, c));
-      if (us < least) least = us, best = c;
+      best.consider(c, us);
     }
   }
-  return best;
+  return best.config;
 }
 
 bool int4_mma_fits(const Int4Linear& p, const MmaConfig& c) {

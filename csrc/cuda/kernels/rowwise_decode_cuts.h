@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/few_rows.h"
 #include "cuda/kernels/rowwise_decode.cuh"
 #include "cuda/kernels/rowwise_decode.h"
@@ -91,8 +92,8 @@ RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device, int most_c
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const bool hopper = device.is_hopper();
   const int sm_warps = p.M > 8 ? 16 : 21;  // that have registers
-  RowwiseDecodeConfig best{}, c{2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
-  double best_time = 1e30;
+  Choice<RowwiseDecodeConfig> best;
+  RowwiseDecodeConfig c{2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
   for (c.depth = 2; c.depth <= 4; c.depth += 2)
     for (c.cluster = 1; c.cluster <= (hopper ? most_cluster : 1); c.cluster *= 2)
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
@@ -105,10 +106,9 @@ RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device, int most_c
             Launch<Linear> l;
             if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
             const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
-            const double time = model_time(p, c, l, device, at_once);
-            if (time < best_time) best_time = time, best = c;
+            best.consider(c, model_time(p, c, l, device, at_once));
           }
-  return best;
+  return best.config;
 }
 
 }  // namespace aoext::cuda::rowwise_decode

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
@@ -122,8 +123,7 @@ RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device
   using namespace rowwise_mma;
   const RowwiseMmaFit& fit = fits_of(device).rowwise_mma;
   const int sms = device.multiprocessors;
-  RowwiseMmaConfig best{};
-  double least = std::numeric_limits<double>::infinity();
+  Choice<RowwiseMmaConfig> best;
   const bool int8 = p.type == Element::int8, wide = !is_8bit(p.type);
   const int float8 = device.float8_units && !int8 && !wide && p.output != Element::fp32;
   const Element x = int8 ? Element::int8 : wide ? Element::bf16 : Element::e4m3;
@@ -137,10 +137,10 @@ RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device
       double us = cost.step * (ceil_div(p.K, 64 * splits) + fit.fill_steps) *
                   std::max<double>(ceil_div(unsplit * splits, sms), cost.filled);
       if (splits > 1) us += fit.split + fit.split_mb * 2e-6 * static_cast<double>(partials_bytes(p, c));
-      if (us < least) least = us, best = c;
+      best.consider(c, us);
     }
   }
-  return best;
+  return best.config;
 }
 
 bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& c) {

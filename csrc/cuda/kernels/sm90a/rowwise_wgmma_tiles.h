@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/tile_scheduler.h"
 #include "cuda/kernels/wgmma_config.h"
@@ -44,8 +45,7 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
   const double from_memory = fit.memory * bandwidth_ratio(device);
   const int64_t stages = ceil_div(p.K, kLine);
   const double reading = static_cast<double>(p.N) * p.K * p.w_line / kLine / from_memory;
-  WgmmaConfig best{};
-  double least = 0;
+  Choice<WgmmaConfig> best;
   for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
     const bool turned = is_x_left(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
@@ -74,10 +74,7 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
         if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
         if (shared_tiles(s) > 0) multiplying += round(shared_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
-        const double time = std::max(multiplying, reading) + fit.both * std::min(multiplying, reading);
-        if (best.tokens != 0 && time >= least) return;
-        least = time;
-        best = config;
+        best.consider(config, std::max(multiplying, reading) + fit.both * std::min(multiplying, reading));
       };
       consider(1, even_blocks(tiles, 1, sms));
       if (!shares(cost)) continue;
@@ -85,7 +82,7 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
       consider(2, std::min<int64_t>(2 * tiles, sms / 2 * 2));
     }
   }
-  return best;
+  return best.config;
 }
 
 }  // namespace aoext::cuda::wgmma
