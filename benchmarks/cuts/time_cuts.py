@@ -15,7 +15,7 @@ import math
 import statistics
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ SOURCES = (
 HOPPER_SOURCES = ("int4_batch.cu", "int4_wgmma.cu", "rowwise_wgmma.cu", "weight_only_wgmma.cu")
 BF16, INT8, E4M3 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 ELEMENTS = {BF16: 0, torch.float16: 1, torch.float32: 2, INT8: 3, E4M3: 4}  # csrc/cuda/kernels/element.h
+BETWEEN = 2**16  # elements that another's kernel copies between calls
 POOL_BYTES = 340_000_000  # of weights that calls go through: more than five times the L2 cache of an H200
 MOST_INTS = 16
 
@@ -311,8 +312,9 @@ class Candidates:
 class Cuts:
     """One kernel's configurations for one point."""
 
-    def __init__(self, library: ctypes.CDLL, kernel: str, point: Point) -> None:
+    def __init__(self, library: ctypes.CDLL, kernel: str, point: Point, between: bool) -> None:
         self.library, self.kernel, self.point = library, kernel, point
+        self.between = torch.zeros(2, BETWEEN, device="cuda") if between else None
         self.index = library.find_kernel(kernel.encode())
         self.gpu = Gpu.current()
         self.problems = [point.problem(copy) for copy in range(point.copies)]
@@ -334,8 +336,13 @@ class Cuts:
         workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
         turn = 0
 
+        def copy() -> None:
+            if self.between is not None:
+                torch.mul(self.between[0], 1.0, out=self.between[1])
+
         def call() -> None:
             nonlocal turn
+            copy()
             problem = self.problems[turn % len(self.problems)]
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             space = ctypes.c_void_p(workspace.data_ptr())
@@ -349,6 +356,10 @@ class Cuts:
         except RuntimeError:
             return None
         self._check(config)
+        other = self._median(copy, samples) if self.between is not None else 0.0
+        return self._median(call, samples) - other
+
+    def _median(self, call: Callable[[], None], samples: int) -> float:
         clock = GraphClock(Candidate(lambda: call, len(self.problems)), self.point.y.device)
         times: list[float] = []
         while len(times) < samples:
@@ -379,6 +390,7 @@ class Cuts:
 )
 @click.option("--group-size", type=click.IntRange(min=32), default=128, show_default=True, help="Of int4.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--between", is_flag=True, help="Another's kernel runs between calls; its time does not count.")
 @click.option("--build-folder", type=click.Path(path_type=Path), default="build/cuts", show_default=True)
 @click.option("--json", "json_path", type=JSON_FILE, default="out/cuts.json", show_default=True)
 def main(
@@ -388,6 +400,7 @@ def main(
     shapes: tuple[Shape, ...],
     group_size: int,
     samples: int,
+    between: bool,
     build_folder: Path,
     json_path: Path,
 ) -> None:
@@ -401,7 +414,7 @@ def main(
         for M in rows:
             point = random_point(format, M, shape, group_size)
             for kernel in [name for name in FORMATS[format] if name in (kernels or KERNELS)]:
-                cuts = Cuts(library, kernel, point)
+                cuts = Cuts(library, kernel, point, between)
                 chosen = cuts.chosen()
                 if not chosen:
                     continue
