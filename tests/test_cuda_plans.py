@@ -135,7 +135,7 @@ def rowwise_wgmma(type: int, output: int, height: int, tokens: int) -> Iterator[
             continue
         config = {**tiles_of(rows, tokens, 200, M), "turned": turned}
         problem = Problem(M, 200, 656, 656, ELEMENTS[output], FP32, ELEMENTS[type])
-        if height == 96 and rows == 80:  # the tile of 80 rows has them
+        if height == 96 and rows == 80:  # the tile of 80 output channels has them
             config = {**tiles_of(height, tokens, 200, M), "turned": turned}
         yield Case("rowwise_wgmma", "scaled_mm_rowwise", problem, config)
         if ELEMENTS[output] is FP32:
@@ -212,7 +212,7 @@ def blocks_wgmma(type: int, weight: int, granule: int, rows: int, tokens: int) -
 
 
 def scaled_wgmma(by: int, sub: int, type: int, output: int, rows: int, tokens: int) -> Iterator[Case]:
-    """by: how w is scaled, by blocks of 64 rows or more, by rows, or int4 by groups."""
+    """by: how w is scaled, by blocks of 64 output channels or more, by single ones, or int4 by groups."""
     turned = int(by == 0 and tokens >= 128)
     for M in (tokens - 7, tokens + 5):
         config = {**tiles_of(rows, tokens, 200, M), "turned": turned}

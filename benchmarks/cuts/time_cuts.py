@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from aoext_bench.considered import Considered
 from aoext_bench.cuda_clock import GraphClock
 
 BF16, INT8, E4M3 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+BETWEEN = 2**16  # elements that another's kernel copies between calls
 POOL_BYTES = 340_000_000  # of weights that calls go through: more than five times the L2 cache of an H200
 
 Config = tuple[int, ...]
@@ -143,20 +145,39 @@ def configurations(cuts: Considered, most: int) -> list[Config]:
     return order[:fastest] + random.sample(others, min(len(others), most // 4))
 
 
-def seconds(point: Point, cuts: Considered, config: Config, expected: Tensor, samples: int) -> float:
-    """The median of so many samples of one call of a kernel, which is checked first."""
+def median_of(call: Callable[[], object], copies: int, samples: int) -> float:
+    clock = GraphClock(Candidate(lambda: call, copies), torch.device("cuda"))
+    times: list[float] = []
+    while len(times) < samples:
+        times += clock.samples()
+    return statistics.median(times)
+
+
+def seconds(
+    point: Point, cuts: Considered, config: Config, expected: Tensor, samples: int, between: bool
+) -> float:
+    """The median of so many samples of one call of a kernel, which is checked first.
+
+    between: behind a kernel of another's, whose own time is taken off
+    """
     copies = itertools.cycle(range(point.copies))
+    from_, to = torch.randn(2, BETWEEN, device="cuda")
+
+    def other() -> None:
+        torch.mul(from_, 1.0, out=to)
+
+    def call() -> None:
+        if between:
+            other()
+        point.call(next(copies))
+
     with ops.with_plan(cuts.kernel, **dict(zip(cuts.names, config, strict=True))):
         off = point.call(0)[point.checked].double() - expected
         error = (off.norm(dim=1) / expected.norm(dim=1)).max().item()
         if not error <= ops.ERROR_BOUND[BF16]:
             raise click.ClickException(f"{cuts.kernel} {config} is wrong: a row is off by {error:.1e}")
-        candidate = Candidate(lambda: lambda: point.call(next(copies)), point.copies)
-        clock = GraphClock(candidate, torch.device("cuda"))
-        times: list[float] = []
-        while len(times) < samples:
-            times += clock.samples()
-    return statistics.median(times)
+        theirs = median_of(other, point.copies, samples) if between else 0.0
+        return median_of(call, point.copies, samples) - theirs
 
 
 def considered(gpu: str, kernel: str, point: Point) -> Considered | None:
@@ -192,6 +213,7 @@ def considered(gpu: str, kernel: str, point: Point) -> Considered | None:
     "--most", type=click.IntRange(min=0), default=0, help="Configurations of a kernel; 0: all. Default: 0."
 )
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--between", is_flag=True, help="Another's kernel runs between calls; its time does not count.")
 @click.option("--seconds", "limit", type=float, default=math.inf, help="Begin no problem after so long.")
 @click.option("--json", "json_path", type=JSON_FILE, default="out/cuts.jsonl", show_default=True)
 def main(
@@ -203,6 +225,7 @@ def main(
     group_size: int,
     most: int,
     samples: int,
+    between: bool,
     limit: float,
     json_path: Path,
 ) -> None:
@@ -226,7 +249,7 @@ def main(
                 if cuts is None:
                     continue
                 us = {
-                    config: seconds(point, cuts, config, expected, samples) * 1e6
+                    config: seconds(point, cuts, config, expected, samples, between) * 1e6
                     for config in configurations(cuts, most)
                 }
                 best = min(us, key=us.__getitem__)

@@ -1,12 +1,13 @@
-// What the launchers of kernels for few rows of x share (few_rows.cuh): how the x of a k-split goes through shared memory, how
-// many clusters run at once, how long the split-K reduction takes, and the launch. Params have split_k_tiles, chunks,
-// chunk_k_tiles, warp_stages and tile_groups; a Config has blocks, cluster, slices, tiles and overlaps.
+// What the launchers of kernels for few rows of x share (few_rows.cuh): how a configuration cuts N and K, how the x of a k-split
+// goes through shared memory, how many clusters run at once, how long the split-K reduction takes, and the launch. A Config has
+// blocks, cluster, slices, tiles, shared_memory and overlaps.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/few_rows.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sizes.h"
 
@@ -36,11 +37,50 @@ double reduction_time(const ReductionFit& fit, const Config& c, int turns, doubl
   return turns * turn + (c.cluster > 2 ? fit.large_cluster * (log2_of_cluster(c.cluster) - 1) : 0);
 }
 
-// Cuts a block's k-split into chunks whose x fits into shared memory beside `fixed` bytes; a chunk is a multiple of `step`
-// k-tiles of `per_k_tile` bytes. The bytes of all, 0 where not even `step` k-tiles fit.
+// What a launch is made of.
 template <class Params>
-size_t lay_out_chunks(Params& w, size_t fixed, size_t per_k_tile, int step, size_t limit) {
-  if (fixed + per_k_tile * step > limit) return 0;
+struct FewRowsLaunch {
+  Params params;
+  int turns;      // of a block, each at another group of tiles
+  size_t shared;  // bytes
+};
+
+// A problem as the skeleton sees it, and the tiles and k-tiles of a warp's stage.
+struct FewRows {
+  int64_t M, N, k_tiles;
+  int warp_tiles, stage_k_tiles;
+  int most_threads = kFewRowsThreads;
+};
+
+// Cuts N into groups of tiles and K over a cluster. The bytes of partial sums; 0 if the configuration does not fit.
+template <class Params, class Config>
+size_t lay_out_tiles(FewRowsLaunch<Params>& out, const Config& c, const FewRows& p) {
+  using Reduction = SplitKReduction<float>;
+  Params& w = out.params;
+  const int warps = c.tiles * c.slices, tiles = c.tiles * p.warp_tiles, M = static_cast<int>(p.M);
+  // A half warp either sends or collects, and every block collects something.
+  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > p.most_threads ||
+      warps * 2 % c.cluster || tiles * M < c.cluster)
+    return 0;
+  w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
+  w.tile_groups = static_cast<int>(ceil_div(p.N, Reduction::kTileN * tiles));
+  w.k_tiles = static_cast<int>(p.k_tiles);
+  w.split_k_tiles = static_cast<int>(ceil_div(ceil_div(p.k_tiles, c.cluster), p.stage_k_tiles) * p.stage_k_tiles);
+  w.cluster_log2 = log2_of_cluster(c.cluster);
+  out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
+  const int buffers = out.turns > 1 ? 2 : 1;
+  w.buffer_stride = buffers > 1 ? static_cast<int>(Reduction::sums(tiles, c.slices, M, 1)) : 0;
+  return Reduction::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
+}
+
+// Cuts a block's k-split into chunks whose x fits into shared memory beside `fixed` bytes; a chunk is a multiple of a stage of
+// all k-splits, of k-tiles of `per_k_tile` bytes. False where not even one fits.
+template <class Params, class Config>
+bool lay_out_chunks(FewRowsLaunch<Params>& out, const Config& c, int stage_k_tiles, size_t fixed, size_t per_k_tile) {
+  Params& w = out.params;
+  const int step = c.slices * stage_k_tiles;
+  const auto limit = static_cast<size_t>(c.shared_memory);
+  if (fixed + per_k_tile * step > limit) return false;
   const int room = static_cast<int>((limit - fixed) / per_k_tile);
   if (w.split_k_tiles <= room) {
     w.chunks = 1, w.chunk_k_tiles = w.split_k_tiles;
@@ -50,7 +90,8 @@ size_t lay_out_chunks(Params& w, size_t fixed, size_t per_k_tile, int step, size
     w.chunks = static_cast<int>(ceil_div(w.split_k_tiles, w.chunk_k_tiles));
   }
   w.warp_stages = static_cast<int>(ceil_div(w.chunk_k_tiles, step));
-  return fixed + per_k_tile * w.chunk_k_tiles;
+  out.shared = fixed + per_k_tile * w.chunk_k_tiles;
+  return true;
 }
 
 template <class Params, class Config>

@@ -17,7 +17,9 @@ using int4_decode::Params;
 using Kernel = void (*)(Params);
 
 // Threads that a block may have. 512 leave a thread 128 registers, 640 leave it 96.
-constexpr int threads_of(int rows, int warp_tiles, int units) { return rows == 8 && warp_tiles == 1 && units == 2 ? 640 : 512; }
+constexpr int threads_of(int rows, int warp_tiles, int units) {
+  return rows == 8 && warp_tiles == 1 && units == 2 ? 640 : kFewRowsThreads;
+}
 
 // The k that share a scale, as far as there are kernels for them.
 int sub_of(const Int4Linear& p) { return p.group_size % kTileK == 0 ? kTileK : 64; }
@@ -67,37 +69,15 @@ Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
   return found;
 }
 
-struct Launch {
-  Params params;
-  int turns;
-  size_t shared;  // bytes
-};
+using Launch = FewRowsLaunch<Params>;
 
 // The parameters of a configuration, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
-  Params& w = out.params;
-  const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
-  // A half warp either sends or collects, and every block collects something.
-  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 ||
-      warps * 32 > threads_of(c.rows, c.warp_tiles, c.units) || warps * 2 % c.cluster || tiles * M < c.cluster)
-    return false;
-  w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
-  w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
-  w.sub_per_group = static_cast<int>(p.group_size / sub);
-  w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
-  w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
-  w.k_tiles = static_cast<int>(ceil_div(p.K, kTileK));
-  w.split_k_tiles = static_cast<int>(ceil_div(ceil_div(w.k_tiles, c.cluster), c.units) * c.units);
-  w.cluster_log2 = log2_of_cluster(c.cluster);
-  w.bias_type = static_cast<int>(p.bias_type), w.scale_groups = static_cast<int>(p.K / p.group_size);
-  out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
-  const int buffers = out.turns > 1 ? 2 : 1;
-  w.buffer_stride = buffers > 1 ? static_cast<int>(SplitKReduction<float>::sums(tiles, c.slices, M, 1)) : 0;
-  const size_t fixed = 16 + SplitKReduction<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
-  const size_t per_k_tile = size_t(c.rows) * (kTileK * 2 + kTileK / sub * 8);
-  const int step = c.slices * c.units;
-  out.shared = lay_out_chunks(w, fixed, per_k_tile, step, static_cast<size_t>(c.shared_memory));
-  return out.shared > 0;
+  const int sub = sub_of(p), most_threads = threads_of(c.rows, c.warp_tiles, c.units);
+  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, kTileK), c.warp_tiles, c.units, most_threads});
+  if (sums == 0) return false;
+  out.params.set(p, sub);
+  return lay_out_chunks(out, c, c.units, 16 + sums, size_t(c.rows) * (kTileK * 2 + kTileK / sub * 8));
 }
 
 // Microseconds of a configuration, by a model: reading the weight; the stages of a multiprocessor's warps, limited by arithmetic

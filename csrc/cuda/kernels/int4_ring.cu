@@ -17,7 +17,7 @@ using int4_ring::kTileN;
 using int4_ring::Params;
 using Kernel = void (*)(Params);
 
-constexpr int kMostWarps = int4_ring::kThreads / 32;  // of a block, and of a multiprocessor, which has registers for so many
+constexpr int kMostWarps = kFewRowsThreads / 32;  // of a block, and of a multiprocessor, which has registers for so many
 
 // The bytes of scales that can be copied at once, 16 or 4; 0 where their alignment is less.
 int scale_bytes(const Int4Linear& p) {
@@ -79,43 +79,21 @@ Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
   return found;
 }
 
-struct Launch {
-  Params params;
-  int turns;
-  size_t shared;  // bytes
-};
+using Launch = FewRowsLaunch<Params>;
 
 // The parameters of a configuration, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
+  if (c.depth != 2 && c.depth != 3) return false;
   Params& w = out.params;
-  const int warps = c.tiles * c.slices, tiles = c.tiles * c.warp_tiles, sub = sub_of(p), M = static_cast<int>(p.M);
-  const int stage_k_tiles = kStageTiles / c.warp_tiles;
-  const bool depth = c.depth == 2 || c.depth == 3;
-  // A half warp either sends or collects, and every block collects something.
-  if (!is_cluster(c.cluster) || !depth || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps > kMostWarps ||
-      warps * 2 % c.cluster || tiles * M < c.cluster)
-    return false;
-  w.K = p.K, w.N = p.N, w.x = p.x, w.weight = p.weight, w.scale = p.scale, w.zero_point = p.zero_point;
-  w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
-  w.sub_per_group = static_cast<int>(p.group_size / sub);
-  w.group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, w.sub_per_group));
-  w.scale_groups = static_cast<int>(p.K / p.group_size), w.scale_bytes = scale_bytes(p);
-  w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * tiles));
-  w.k_tiles = static_cast<int>(ceil_div(p.K, kTileK));
-  w.split_k_tiles = static_cast<int>(ceil_div(ceil_div(w.k_tiles, c.cluster), stage_k_tiles) * stage_k_tiles);
-  w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
-  w.cluster_log2 = log2_of_cluster(c.cluster);
-  w.bias_type = static_cast<int>(p.bias_type);
-  out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
-  const int buffers = out.turns > 1 ? 2 : 1;
-  w.buffer_stride = buffers > 1 ? static_cast<int>(SplitKReduction<float>::sums(tiles, c.slices, M, 1)) : 0;
+  const int sub = sub_of(p), M = static_cast<int>(p.M), stage_k_tiles = kStageTiles / c.warp_tiles;
+  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, kTileK), c.warp_tiles, stage_k_tiles});
+  if (sums == 0) return false;
+  w.set(p, sub);
+  w.scale_bytes = scale_bytes(p), w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
   const int stage_bytes = int4_ring::stage_bytes(w.scale_bytes > 0, sub, p.scale_type == Element::fp32 ? 4 : 2);
-  const size_t fixed = size_t(warps) * w.depth * stage_bytes + int4_ring::kFixedBytes +
-                       SplitKReduction<float>::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
+  const size_t fixed = size_t(c.tiles * c.slices) * w.depth * stage_bytes + int4_ring::kFixedBytes + sums;
   const size_t per_k_tile = int4_ring::k_tile_x_bytes(M) + int4_ring::k_tile_sum_bytes(M, sub) + int4_ring::k_tile_back_bytes(M);
-  const int step = c.slices * stage_k_tiles;
-  out.shared = lay_out_chunks(w, fixed, per_k_tile, step, static_cast<size_t>(c.shared_memory));
-  return out.shared > 0;
+  return lay_out_chunks(out, c, stage_k_tiles, fixed, per_k_tile);
 }
 
 // What differs between kernels.
@@ -135,21 +113,21 @@ double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, con
   const Params& w = l.params;
   const RingFit& fit = fits_of(device).int4_ring;
   const RingFit::Costs& cost = costs_of(fit, p);
-  constexpr double kStepKb = kStageTiles;
+  constexpr double kStageKb = kStageTiles;
   const double m = w.M, turns = l.turns, warps = resident * c.tiles * c.slices;
-  const double stage_k_tiles = kStepKb / c.warp_tiles;
+  const double stage_k_tiles = kStageKb / c.warp_tiles;
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
   const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
-  const double work = busiest * kStepKb * (cost.work + cost.work_m * m / c.warp_tiles);
-  const double steps = turns * w.chunks * w.warp_stages * std::hypot(work, fit.latency * kStepKb);
+  const double work = busiest * kStageKb * (cost.work + cost.work_m * m / c.warp_tiles);
+  const double stages = turns * w.chunks * w.warp_stages * std::hypot(work, fit.latency * kStageKb);
   const double busy =
       static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * device.multiprocessors * resident);
   const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kTileK));
   const double read = bytes / device.bandwidth * (cost.read + fit.slice_read / (c.slices * stage_k_tiles)) *
                       (fit.read_busy + fit.read_idle / std::min(busy, 1.0));
   const double x = m * resident * w.split_k_tiles / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
-  return fit.launch + read + steps + (fit.x + fit.x_again * again) * x +
-         cost.fill * warps * kStepKb * std::min(c.depth, w.warp_stages) +
+  return fit.launch + read + stages + (fit.x + fit.x_again * again) * x +
+         cost.fill * warps * kStageKb * std::min(c.depth, w.warp_stages) +
          reduction_time(fits_of(device).reduction, c, l.turns, warps, c.warp_tiles, p.M) + (resident == 1 ? fit.alone : 0) -
          (warps <= kFewWarps ? fit.few_warps : 0);
 }

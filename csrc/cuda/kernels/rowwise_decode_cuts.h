@@ -24,37 +24,19 @@ size_t k_tile_x_bytes(const Linear& p) {
 }
 
 template <class Linear>
-struct Launch {
-  Params<Linear> params;
-  int turns;
-  size_t shared;  // bytes
-};
+using Launch = FewRowsLaunch<Params<Linear>>;
 
 // The parameters of a configuration, and the memory it takes; false if it does not fit.
 template <class Linear>
 bool lay_out(const Linear& p, const RowwiseDecodeConfig& c, Launch<Linear>& out) {
-  Params<Linear>& w = out.params;
-  const int warps = c.tiles * c.slices, M = static_cast<int>(p.M);
-  // A half warp either sends or collects, and every block collects something.
-  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > kThreads || warps * 2 % c.cluster ||
-      c.tiles * M < c.cluster)
-    return false;
-  w.linear = p, w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
-  w.tile_groups = static_cast<int>(ceil_div(p.N, kTileN * c.tiles));
-  w.k_tiles = static_cast<int>(ceil_div(p.K, tile_k(p)));
-  w.split_k_tiles = static_cast<int>(ceil_div(w.k_tiles, c.cluster));
-  w.cluster_log2 = log2_of_cluster(c.cluster);
-  w.ahead = c.ahead / 16 * 16;
-  out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
-  const int buffers = out.turns > 1 ? 2 : 1;
-  w.buffer_stride = buffers > 1 ? static_cast<int>(SplitKReduction<int>::sums(c.tiles, c.slices, M, 1)) : 0;
-  const size_t fixed = table_bytes(p) + size_t(warps) * c.depth * k_tile_bytes(p) + 16 + (M > 8 ? 16 : 8) * sizeof(float) +
-                       2 * c.tiles * kTileN * sizeof(Channel) +
-                       SplitKReduction<int>::sums(c.tiles, c.slices, M, c.cluster) * buffers * sizeof(int);
-  const size_t per_k_tile = M * k_tile_x_bytes(p);
-  out.shared = lay_out_chunks(w, fixed, per_k_tile, c.slices, static_cast<size_t>(c.shared_memory));
-  if (out.shared == 0) return false;
-  return !p.quantizes || (w.chunks == 1 && warps >= M);  // once, and a row by whole warps
+  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, tile_k(p)), 1, 1});
+  if (sums == 0) return false;
+  out.params.linear = p, out.params.ahead = c.ahead / 16 * 16;
+  const int warps = c.tiles * c.slices;
+  const size_t fixed = table_bytes(p) + size_t(warps) * c.depth * k_tile_bytes(p) + 16 + (p.M > 8 ? 16 : 8) * sizeof(float) +
+                       2 * c.tiles * kTileN * sizeof(Channel) + sums;
+  if (!lay_out_chunks(out, c, 1, fixed, p.M * k_tile_x_bytes(p))) return false;
+  return !p.quantizes || (out.params.chunks == 1 && warps >= p.M);  // once, and a row by whole warps
 }
 
 // Microseconds of a configuration, by a model: reading the weight, or the rounds of a multiprocessor's warps, limited by

@@ -27,7 +27,7 @@ struct Instance {
   void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
   int sub, scale_bytes, pair_bytes;
   int (*stage_bytes)(int);
-  int (*slices_bytes)(int);
+  int (*warpgroups_bytes)(int);
   int (*blocks_bytes)(int, int);
 };
 
@@ -41,7 +41,7 @@ Instance instance() {
           L::kScaleBytes,
           int4_batch::PairX<Sub, kBlockM>::kBytes,
           L::bytes,
-          Reduction::slices,
+          Reduction::warpgroups,
           Reduction::blocks};
 }
 
@@ -86,18 +86,18 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   Params& w = out.params;
   w.N = p.N, w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = static_cast<int>(p.M);
   w.scale_k_tiles = static_cast<int>(std::max<int64_t>(p.group_size / kTileK, 1));
-  w.slices_log2 = log2_of(c.slices), w.cluster_log2 = log2_of(c.cluster);
+  w.k_splits_log2 = log2_of(c.slices), w.cluster_log2 = log2_of(c.cluster);
   w.k_tiles = static_cast<int>(p.K / kTileK);
   w.bias_type = static_cast<int>(p.bias_type);
   w.schedule =
       schedule_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.k_tiles, int4_batch::kPairKTiles), c.blocks, c.cluster, 0);
   if (!schedule_fits(w.schedule, c.blocks) || c.cluster > 2) return false;  // every block owns something
-  const int step = kernels.stage_bytes(c.slices);
-  const int fixed = 1024 + int4_batch::SplitKReduction<16>::kBarriers + kernels.slices_bytes(c.slices) +
+  const int stage = kernels.stage_bytes(c.slices);
+  const int fixed = 1024 + int4_batch::SplitKReduction<16>::kBarriers + kernels.warpgroups_bytes(c.slices) +
                     kernels.blocks_bytes(c.slices, c.cluster);
-  const int turns = int4_batch::stage_turns(c.slices), most = (c.shared_memory - int(sizeof(BlockWork)) - fixed) / step;
+  const int turns = int4_batch::stage_turns(c.slices), most = (c.shared_memory - int(sizeof(BlockWork)) - fixed) / stage;
   w.depth = std::min(int4_batch::kMostDepth, most) / turns * turns;  // wgmma::Ring says why
-  out.shared = fixed + w.depth * step;
+  out.shared = fixed + w.depth * stage;
   return w.depth >= 2;
 }
 
@@ -120,8 +120,8 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
   const Instance kernels = instance(p, BatchConfig{cost.tokens});
   Choice<BatchConfig> best;
   for (int slices = 1; slices <= 4; slices *= 2) {
-    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), steps = ceil_div(p.K / kTileK, int4_batch::kPairKTiles);
-    const double step = cost.step[log2_of(slices)], turn = fit.turn + fit.turn_row * cost.tokens;
+    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), stages = ceil_div(p.K / kTileK, int4_batch::kPairKTiles);
+    const double stage = cost.step[log2_of(slices)], turn = fit.turn + fit.turn_row * cost.tokens;
     for (const int cluster : {1, 2}) {
       const auto config = [&](int64_t blocks) {
         return BatchConfig{cost.tokens, slices, cluster, static_cast<int>(blocks), shared_memory};
@@ -131,9 +131,9 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
       Launch l;
       if (cluster == 1 || !lay_out(p, c, kernels, l)) c = config(even_blocks(tiles, cluster, sms));
       if (!lay_out(p, c, kernels, l)) continue;
-      double time = fit.launches + ceil_div(l.params.schedule.whole_tiles, c.blocks) * (steps * step + turn);
+      double time = fit.launches + ceil_div(l.params.schedule.whole_tiles, c.blocks) * (stages * stage + turn);
       if (shared_tiles(l.params.schedule) > 0)
-        time += ceil_div(steps, cluster) * step + turn + fit.cluster + fit.cluster_row * cost.tokens;
+        time += ceil_div(stages, cluster) * stage + turn + fit.cluster + fit.cluster_row * cost.tokens;
       best.consider(c, time);
     }
   }

@@ -1,39 +1,41 @@
 // y[m, n] = sum_k x[m, k] (q[n, k] s[k/g, n] + z[k/g, n]) + bias[n] for a batch of up to 64 rows of x, on Hopper.
 //
-// Operands are those of int4_decode.cuh (the subnormal trick, x scaled up by a power of two, scales applied to a group's sums),
+// Operands are those of int4_operands.cuh (the subnormal trick, x scaled up by a power of two, scales applied to a group's sums),
 // but multiplied by wgmma. There every warp reads x from shared memory for its 16 output channels; here the tensor cores read it
 // once for 64, and the cost of that hardly grows with M. Measured without loads, in cycles of a quarter of a multiprocessor for 1
 // KB of weights: 196, 229 and 334 for 16, 32 and 64 rows of x, where memory delivers one in 220.
 //
 // Memory. A first kernel lays x out as wgmma reads it: for every 16 k of a k-tile of 128 k a matrix of 8 x 16-byte cores, k
 // permuted to the order of the nibbles. The second kernel starts while the first runs. Its block has four consumer warpgroups,
-// row groups of 64 output channels by k-splits (`slices`); two producer threads of a fifth copy weights and x to a ring of
-// stages. Where row groups do not come out even over the blocks, pairs of blocks share the last of them along K
-// (tile_scheduler.h).
+// row groups of 64 output channels by k-splits; two producer threads of a fifth copy weights and x to a ring of stages. Where row
+// groups do not come out even over the blocks, pairs of blocks share the last of them along K (tile_scheduler.h).
+//
+// The second kernel's parts: Block is what all threads know, copy_weights and copy_x are the producers, Consumer multiplies, adds
+// the k-splits' sums and stores.
 //
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
 #include "cuda/kernels/int4_batch.h"
-#include "cuda/kernels/int4_decode_ops.cuh"
+#include "cuda/kernels/int4_operands.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
 #include "cuda/kernels/sm90a/tile_scheduler.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
 
 namespace aoext::cuda::int4_batch {
 
-using int4_decode::arranged;
-using int4_decode::Number;
-using int4_decode::operands;
-using int4_decode::pow2;
-using int4_decode::power_pair;
-using int4_decode::spread;
-using int4_decode::top_exponent;
-using int4_decode::word_k;
+using int4_operands::arranged;
+using int4_operands::kTileK;
+using int4_operands::kTileN;
+using int4_operands::Number;
+using int4_operands::operands;
+using int4_operands::pow2;
+using int4_operands::power_pair;
+using int4_operands::spread;
+using int4_operands::top_exponent;
+using int4_operands::word_k;
 
-constexpr int kTileK = 128;  // k of a k-tile
-constexpr int kTileN = 16;   // output channels of a warp
-constexpr int kMath = 512;   // consumer threads
+constexpr int kMath = 512;  // consumer threads
 constexpr int kMathWarps = kMath / 32;
 constexpr int kThreads = kMath + 128;  // and the producers: setmaxnreg moves registers between whole warpgroups
 constexpr int kCopyRegisters = 32, kMathRegisters = 112;  // of a thread
@@ -64,18 +66,18 @@ struct PairX {
 
 // A stage, of two k-tiles: rows of 128 bytes, scales and zeros [k-tile][group][output channel], x. Two k-splits take a k-tile
 // each; four take the stages in turns, two at a time.
-__host__ __device__ constexpr int stage_turns(int slices) { return slices == 4 ? 2 : 1; }
+__host__ __device__ constexpr int stage_turns(int k_splits) { return k_splits == 4 ? 2 : 1; }
 
 template <Element S, int Sub, int kBlockM>
 struct Stage {
   static constexpr int kScaleBytes = S == Element::fp32 ? 4 : 2;
-  __host__ __device__ static constexpr int weights(int slices) { return kBatchRows / slices * kPairKTiles * kTileK / 2; }
-  __host__ __device__ static constexpr int scales(int slices) {
-    return kBatchRows / slices * kPairKTiles * (kTileK / Sub) * kScaleBytes;
+  __host__ __device__ static constexpr int weights(int k_splits) { return kBatchRows / k_splits * kPairKTiles * kTileK / 2; }
+  __host__ __device__ static constexpr int scales(int k_splits) {
+    return kBatchRows / k_splits * kPairKTiles * (kTileK / Sub) * kScaleBytes;
   }
-  __host__ __device__ static constexpr int x(int slices) { return weights(slices) + 2 * scales(slices); }
-  __host__ __device__ static constexpr int bytes(int slices) {
-    return (x(slices) + PairX<Sub, kBlockM>::kBytes + 1023) / 1024 * 1024;
+  __host__ __device__ static constexpr int x(int k_splits) { return weights(k_splits) + 2 * scales(k_splits); }
+  __host__ __device__ static constexpr int bytes(int k_splits) {
+    return (x(k_splits) + PairX<Sub, kBlockM>::kBytes + 1023) / 1024 * 1024;
   }
 };
 
@@ -87,7 +89,7 @@ struct Params {
   void* y;
   int M;
   int scale_k_tiles;  // k-tiles that share a scale, where groups are longer than a k-tile; else 1
-  int slices_log2;    // of 4 warpgroups; 4 / slices are row groups
+  int k_splits_log2;  // of 4 warpgroups; 4 / k_splits are row groups
   int cluster_log2;
   int k_tiles;             // K / 128
   int depth;               // of the ring
@@ -99,9 +101,9 @@ struct Params {
 // block to block; barriers.
 template <int kBlockM>
 struct SplitKReduction {
-  __host__ __device__ static constexpr int slices(int slices) { return (slices - 1) * (kMath / slices) * kBlockM * 2; }
-  __host__ __device__ static constexpr int blocks(int slices, int cluster) {
-    return (cluster - 1) * (kBlockM / 4 / cluster) * (kMath / slices) * 8;
+  __host__ __device__ static constexpr int warpgroups(int k_splits) { return (k_splits - 1) * (kMath / k_splits) * kBlockM * 2; }
+  __host__ __device__ static constexpr int blocks(int k_splits, int cluster) {
+    return (cluster - 1) * (kBlockM / 4 / cluster) * (kMath / k_splits) * 8;
   }
   static constexpr int kFromCluster = 2 * kMostDepth * 8;  // behind the ring's barriers, that of the other block's sums
   static constexpr int kBarriers = kFromCluster + 16;
@@ -260,112 +262,165 @@ __device__ inline void for_each_stage(const Params& p, const BlockWork& block_wo
   });
 }
 
-template <Element X, Element S, int Sub, int kBlockM>
-__global__ void __launch_bounds__(kThreads, 1)
-    int4_batch_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap scale_map,
-                      const __grid_constant__ CUtensorMap zero_map, const __grid_constant__ Params p) {
+// What an instance is compiled for.
+template <Element X, Element S, int Sub, int BlockM>
+struct Instance {
+  static constexpr Element kX = X, kS = S;
+  static constexpr int kSub = Sub, kBlockM = BlockM, kSubs = kTileK / Sub, kOctets = kBlockM / 8;
   using Num = Number<X>;
   using T = typename Num::type;
-  using L = Stage<S, Sub, kBlockM>;
-  using P = PairX<Sub, kBlockM>;
+  using Stage = int4_batch::Stage<S, Sub, kBlockM>;
+  using PairX = int4_batch::PairX<Sub, kBlockM>;
   using Reduction = SplitKReduction<kBlockM>;
-  constexpr int kSubs = P::kSubs, kOctets = kBlockM / 8;
-  extern __shared__ uint8_t unaligned[];
-  __shared__ BlockWork block_work;
-  const int slices = 1 << p.slices_log2, cluster = 1 << p.cluster_log2, rank = blockIdx.x & (cluster - 1);
-  Ring ring;
-  ring.base = __shfl_sync(~0u, (shared_address(unaligned) + 1023) & ~1023u, 0);  // so that loops do not recompute it
-  ring.bytes = L::bytes(slices), ring.depth = p.depth;
-  ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
-  const uint32_t from_cluster = ring.full + Reduction::kFromCluster;
-  const uint32_t from_slices = ring.full + Reduction::kBarriers, from_blocks = from_slices + Reduction::slices(slices);
-  const int warp = warp_index(), lane = threadIdx.x % 32;
-  const int rows = kBatchRows >> p.slices_log2;
-  const int turns = stage_turns(slices);
-  const int zeros = L::scales(slices), step_x = L::x(slices);
-  const int octet_bytes = (kMath >> p.slices_log2) * 16;  // sums of all lanes of a k-split
+};
 
-  if (threadIdx.x == 0) {
+struct Maps {
+  const CUtensorMap &w, &scale, &zero;
+};
+
+// What all threads of a block know.
+template <class I>
+struct Block {
+  const Params& p;
+  int k_splits, cluster, rank;
+  int rows;         // output channels of a tile
+  int turns;        // of the k-splits at the stages
+  int zeros, x;     // bytes in a stage: from scales to zero points, to x
+  int octet_bytes;  // sums of all lanes of a k-split
+  Ring ring;
+  uint32_t from_cluster;                // the barrier of the other block's sums
+  uint32_t from_k_splits, from_blocks;  // sums
+
+  __device__ __forceinline__ Block(const Params& p, const uint8_t* shared)
+      : p(p),
+        k_splits(1 << p.k_splits_log2),
+        cluster(1 << p.cluster_log2),
+        rank(blockIdx.x & (cluster - 1)),
+        rows(kBatchRows >> p.k_splits_log2),
+        turns(stage_turns(k_splits)),
+        zeros(I::Stage::scales(k_splits)),
+        x(I::Stage::x(k_splits)),
+        octet_bytes((kMath >> p.k_splits_log2) * 16) {
+    using Reduction = typename I::Reduction;
+    ring.base = __shfl_sync(~0u, (shared_address(shared) + 1023) & ~1023u, 0);  // so that loops do not recompute it
+    ring.bytes = I::Stage::bytes(k_splits), ring.depth = p.depth;
+    ring.full = ring.base + p.depth * ring.bytes, ring.empty = ring.full + 8 * kMostDepth;
+    from_cluster = ring.full + Reduction::kFromCluster;
+    from_k_splits = ring.full + Reduction::kBarriers, from_blocks = from_k_splits + Reduction::warpgroups(k_splits);
+  }
+
+  __device__ __forceinline__ void start_barriers() const {
     for (int i = 0; i < p.depth; ++i)
       barrier_init(ring.full + 8 * i, 2), barrier_init(ring.empty + 8 * i, kMathWarps / turns * kArrivals);
     barrier_init(from_cluster, 1);
-    barrier_expect(from_cluster, (kOctets >> p.cluster_log2) * octet_bytes);
+    barrier_expect(from_cluster, (I::kOctets >> p.cluster_log2) * octet_bytes);
     barrier_init_fence();
   }
-  if (threadIdx.x == kMath) {
-    block_work.find(p.schedule);
-    prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
-  }
-  __syncthreads();
-  if (cluster > 1) cluster_arrive_initialised();  // the other may send
+};
 
-  if (warp >= kMathWarps) {
-    release_registers<kCopyRegisters>();
-    if (threadIdx.x == kMath) {
-      const int copies = p.scale_k_tiles == 1 ? 1 : kPairKTiles;  // of scales: one where every k-tile has scales of its own
-      // The first weights into L2 while the first kernel runs; more of them would delay what that kernel reads.
-      const WorkTile early = first_work(p.schedule, block_work);
-      for (int i = 0; i < min(early.k_tiles, turns); ++i)
-        prefetch_tile(&w_map, (early.first_k_tile + i) * kPairKTiles * (kTileK / 2), early.tile * rows);
-      wait_for_last_kernel();
-      for_each_stage(p, block_work, ring, [&](int tile, int k_tile, uint32_t to, uint32_t arrived) {
-        const int row = tile * rows;
-        barrier_expect(arrived, step_x);
-        copy_tile(to, &w_map, arrived, k_tile * (kTileK / 2), row);
+// ---- Producers ----
+
+template <class I>
+__device__ __forceinline__ void copy_weights(const Block<I>& block, const BlockWork& block_work, const Maps& maps) {
+  const Params& p = block.p;
+  const int copies = p.scale_k_tiles == 1 ? 1 : kPairKTiles;  // of scales: one where every k-tile has scales of its own
+  // The first weights into L2 while the first kernel runs; more of them would delay what that kernel reads.
+  const WorkTile early = first_work(p.schedule, block_work);
+  for (int i = 0; i < min(early.k_tiles, block.turns); ++i)
+    prefetch_tile(&maps.w, (early.first_k_tile + i) * kPairKTiles * (kTileK / 2), early.tile * block.rows);
+  wait_for_last_kernel();
+  for_each_stage(p, block_work, block.ring, [&](int tile, int k_tile, uint32_t to, uint32_t arrived) {
+    const int row = tile * block.rows;
+    barrier_expect(arrived, block.x);
+    copy_tile(to, &maps.w, arrived, k_tile * (kTileK / 2), row);
 #pragma unroll 1
-        for (int i = 0; i < copies; ++i) {
-          const int scale_row = copies == 1 ? k_tile * kSubs : (k_tile + i) / p.scale_k_tiles;
-          const uint32_t scales = to + L::weights(slices) + i * rows * kSubs * L::kScaleBytes;
-          copy_tile(scales, &scale_map, arrived, row, scale_row);
-          copy_tile(scales + zeros, &zero_map, arrived, row, scale_row);
-        }
-      });
-    } else if (threadIdx.x == kMath + 32) {
-      wait_for_last_kernel();
-      start_next_kernel();
-      for_each_stage(p, block_work, ring, [&](int, int k_tile, uint32_t to, uint32_t arrived) {
-        barrier_expect(arrived, P::kBytes);
-        copy_bytes(to + step_x, p.x + int64_t(k_tile / kPairKTiles) * P::kBytes, arrived, P::kBytes);
-      });
+    for (int i = 0; i < copies; ++i) {
+      const int scale_row = copies == 1 ? k_tile * I::kSubs : (k_tile + i) / p.scale_k_tiles;
+      const uint32_t scales = to + I::Stage::weights(block.k_splits) + i * block.rows * I::kSubs * I::Stage::kScaleBytes;
+      copy_tile(scales, &maps.scale, arrived, row, scale_row);
+      copy_tile(scales + block.zeros, &maps.zero, arrived, row, scale_row);
     }
-    __syncwarp();
-    if (cluster > 1) cluster_wait();
-    return;
+  });
+}
+
+template <class I>
+__device__ __forceinline__ void copy_x(const Block<I>& block, const BlockWork& block_work) {
+  wait_for_last_kernel();
+  start_next_kernel();
+  for_each_stage(block.p, block_work, block.ring, [&](int, int k_tile, uint32_t to, uint32_t arrived) {
+    barrier_expect(arrived, I::PairX::kBytes);
+    copy_bytes(to + block.x, block.p.x + int64_t(k_tile / kPairKTiles) * I::PairX::kBytes, arrived, I::PairX::kBytes);
+  });
+}
+
+// ---- Consumers: a warp has 16 output channels of a tile, a lane the sums of two of them and of octets of rows of x ----
+
+template <class I>
+struct Consumer {
+  using Num = typename I::Num;
+  using T = typename I::T;
+  using Stage = typename I::Stage;
+  using P = typename I::PairX;
+  static constexpr int kBlockM = I::kBlockM, kSubs = I::kSubs, kOctets = I::kOctets;
+
+  // Addresses of a k-tile in shared memory, as this lane reads it.
+  struct KTile {
+    uint32_t weights, scales, x, sums;
+  };
+
+  const Block<I>& block;
+  const int lane, g, t, k_split, turn;
+  const int tile_row;   // this warp's first output channel in the tile
+  const int row;        // this lane's first one from there on: in an order in which lanes 0 to 7 read different banks of a stage,
+                        // whose rows of 128 bytes are swizzled
+  const int first;      // k-tile of a stage
+  const int sub_bytes;  // of a sub's scales, all of a tile
+  const int k_tiles;    // of a stage, that are this k-split's
+  const uint32_t mine;  // all bits in lanes that have the zeros of the first of them
+  KTile own;            // of a stage, from its begin
+  bool again = false;   // whether sums went from k-split to k-split before
+  float y[kOctets][4];
+
+  __device__ __forceinline__ Consumer(const Block<I>& block, int warp, int lane)
+      : block(block),
+        lane(lane),
+        g(lane >> 2),
+        t(lane & 3),
+        k_split(warp / 4 & (block.k_splits - 1)),
+        turn(k_split / 2),
+        tile_row((warp / 4 >> block.p.k_splits_log2) * 64 + warp % 4 * kTileN),
+        row(2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1))),
+        first(k_split % 2),
+        sub_bytes(block.rows * Stage::kScaleBytes),
+        k_tiles(block.k_splits == 1 ? 2 : 1),
+        mine(t / 2 == first ? ~0u : 0) {
+    own.weights = ((tile_row + row) * 8 + ((first * 4 + t) ^ (row & 7))) * 16;
+    own.scales = Stage::weights(block.k_splits) + first * kSubs * sub_bytes + (tile_row + row) * Stage::kScaleBytes;
+    own.x = block.x + first * P::kKTileBytes, own.sums = block.x + P::kNumbers + first * P::kKTileNumbers;
   }
 
-  claim_registers<kMathRegisters>();
-  const int g = lane >> 2, t = lane & 3;
-  const int slice = warp / 4 & (slices - 1), row_group = warp / 4 >> p.slices_log2, turn = slice / 2;
-  const int tile_row = row_group * 64 + warp % 4 * kTileN;  // this warp's first output channel in the block
+  __device__ __forceinline__ float (&sums()) [kBlockM / 2] { return reinterpret_cast<float (&)[kBlockM / 2]>(y); }
 
-  // This lane's output channels of the tile, in an order in which lanes 0 to 7 read different banks of a stage, whose rows of 128
-  // bytes are swizzled.
-  const int row = 2 * ((g & 4) | (g & 1) << 1 | (g >> 1 & 1)), first = slice % 2;  // k-tile of a stage
-  const uint32_t my_weights = ((tile_row + row) * 8 + ((first * 4 + t) ^ (row & 7))) * 16;
-  const uint32_t my_scales = L::weights(slices) + (first * kSubs * rows + tile_row + row) * L::kScaleBytes;
-  const uint32_t my_x = step_x + first * P::kKTileBytes, my_numbers = step_x + P::kNumbers + first * P::kKTileNumbers;
-  const uint32_t mine = t / 2 == first ? ~0u : 0;  // lanes that have the zeros of this k-split's first k-tile
-  const int own_units = slices == 1 ? 2 : 1;
+  // Zero points times sums of x. 16 k of the instruction, 8 twice: a k-tile, or a group of it, has those of one lane or two.
+  __device__ __forceinline__ void multiply_sums(const KTile& k_tile, uint32_t mine) {
+    const uint32_t of_lane = k_tile.scales + t * kSubs / 4 * sub_bytes;
+    uint32_t z[4];
+    Affine<I::kX, I::kS>(of_lane, of_lane + block.zeros).zero_numbers(z, kSubs == 1 ? mine : ~0u);
+    wgmma_fence();
+    Wgmma<kBlockM>::multiply(__nv_bfloat16(), sums(), z, matrix_descriptor(k_tile.sums, 0, 128), true);
+    wgmma_commit();
+  }
 
-  float y[kOctets][4];
-  auto& sums = reinterpret_cast<float (&)[kBlockM / 2]>(y);
-  const auto compute = [&](uint32_t weights, uint32_t scales, uint32_t x_unit, uint32_t x_numbers, uint32_t mine) {
-    uint4 upper = load_shared_16(weights), lower = load_shared_16(weights ^ (128 + 16));  // stages are 1024-byte aligned
-    spread<Sub>(upper, t), spread<Sub>(lower, t);
+  // mine: all bits in lanes that have the zeros of this k-tile.
+  __device__ __forceinline__ void multiply(const KTile& k_tile, uint32_t mine) {
+    uint4 upper = load_shared_16(k_tile.weights),
+          lower = load_shared_16(k_tile.weights ^ (128 + 16));  // stages: 1024-byte aligned
+    spread<I::kSub>(upper, t), spread<I::kSub>(lower, t);
     const uint32_t w[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
     // Cores of 8 m by 16 bytes: the other half of 16 k is half a slice away, the next 8 m 128 bytes.
-    const uint64_t x = matrix_descriptor(x_unit, P::kSlice / 2, 128);
-    const float back = __uint_as_float(load_shared_word(x_unit + P::kBack));
-    // 16 k of the instruction, 8 twice: a k-tile, or a group of it, has those of one lane or two.
-    const auto multiply_sums = [&] {
-      const uint32_t of_lane = scales + t * kSubs / 4 * rows * L::kScaleBytes;
-      uint32_t z[4];
-      Affine<X, S>(of_lane, of_lane + zeros).zero_numbers(z, kSubs == 1 ? mine : ~0u);
-      wgmma_fence();
-      Wgmma<kBlockM>::multiply(__nv_bfloat16(), sums, z, matrix_descriptor(x_numbers, 0, 128), true);
-      wgmma_commit();
-    };
-    if constexpr (kSubs > 1) multiply_sums();
+    const uint64_t x = matrix_descriptor(k_tile.x, P::kSlice / 2, 128);
+    const float back = __uint_as_float(load_shared_word(k_tile.x + P::kBack));
+    if constexpr (kSubs > 1) multiply_sums(k_tile, mine);
     float acc[kBlockM / 2];
     uint32_t even[2][4], odd[2][4];
 #pragma unroll
@@ -379,21 +434,21 @@ __global__ void __launch_bounds__(kThreads, 1)
         wgmma_commit();
         if (j + 1 < (s + 1) * 4 / kSubs) wgmma_wait<1>();
       }
-      const uint32_t of_sub = scales + s * rows * L::kScaleBytes;
-      const Affine<X, S> affine(of_sub, of_sub + zeros);
+      const uint32_t of_sub = k_tile.scales + s * sub_bytes;
+      const Affine<I::kX, I::kS> affine(of_sub, of_sub + block.zeros);
       float2 a = affine.scale();
       if constexpr (!Num::kNormal) a.x *= back, a.y *= back;
       if constexpr (P::kMultipliesSums) {
-        if constexpr (kSubs == 1) multiply_sums();
+        if constexpr (kSubs == 1) multiply_sums(k_tile, mine);
         wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < kBlockM / 2; ++i) sums[i] = fmaf(i & 2 ? a.y : a.x, acc[i], sums[i]);
+        for (int i = 0; i < kBlockM / 2; ++i) sums()[i] = fmaf(i & 2 ? a.y : a.x, acc[i], sums()[i]);
       } else {
         const float2 z = affine.zero();
         wgmma_wait<0>();
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) {
-          const float2 sum = load_shared_pair(x_unit + P::kSums + 2 * t * 4 + (s * kBlockM + o * 8) * 4);  // of m, of m + 1
+          const float2 sum = load_shared_pair(k_tile.x + P::kSums + 2 * t * 4 + (s * kBlockM + o * 8) * 4);  // of m, of m + 1
           y[o][0] = fmaf(z.x, sum.x, fmaf(a.x, acc[o * 4], y[o][0]));
           y[o][1] = fmaf(z.x, sum.y, fmaf(a.x, acc[o * 4 + 1], y[o][1]));
           y[o][2] = fmaf(z.y, sum.x, fmaf(a.y, acc[o * 4 + 2], y[o][2]));
@@ -401,49 +456,57 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       }
     }
-  };
+  }
 
-  // The split-K reductions of a tile, and y. A lane has sums of octets of rows of x. Each block of a pair owns half of the
-  // octets, and each k-split a part of that, or only the first ones do where octets are few. Sums go to the owning k-split first,
-  // from there to the same lane of the owning block. This runs once a tile, so its time is that of fetching instructions: it
-  // should have few.
-  const int block_log2 = log2_of(kOctets) - p.cluster_log2;  // of a block's octets
-  const int slice_log2 = max(block_log2 - p.slices_log2, 0);
-  const auto block_of = [&](int o) { return o >> block_log2; };
-  const auto in_block = [&](int o) { return o & ((1 << block_log2) - 1); };
-  const auto slice_of = [&](int o) { return in_block(o) >> slice_log2; };
-  bool again = false;
-  const auto finish = [&](const WorkTile& work) {
-    const bool shared = work.k_tiles < p.schedule.k_tiles;
-    const int index = thread_now(), thread = index / 128 >> p.slices_log2 << 7 | index % 128;  // among those of a slice
-    if (slices > 1) {
-      // A k-split's octets for the next ones, in their order.
-      const uint32_t slots = from_slices + thread * 16;
-      const auto slot = [&](int distance, int o) { return slots + ((distance - 1) * kOctets + o) * octet_bytes; };
-      if (again) sync_math();  // what was there has been read
-      again = true;
+  // Who stores an octet of rows of x. Each block of a pair owns half of them, and each k-split a part of that, or only the first
+  // ones do where octets are few. Sums go to the owning k-split first, from there to the same lane of the owning block. This runs
+  // once a tile, so its time is that of fetching instructions: it should have few.
+  __device__ __forceinline__ int block_log2() const { return log2_of(kOctets) - block.p.cluster_log2; }  // of a block's octets
+  __device__ __forceinline__ int block_of(int o) const { return o >> block_log2(); }
+  __device__ __forceinline__ int in_block(int o) const { return o & ((1 << block_log2()) - 1); }
+  __device__ __forceinline__ int k_split_of(int o) const { return in_block(o) >> max(block_log2() - block.p.k_splits_log2, 0); }
+
+  // `thread` is among those of a k-split.
+  __device__ __forceinline__ void reduce_k_splits(int thread) {
+    // A k-split's octets for the next ones, in their order.
+    const uint32_t slots = block.from_k_splits + thread * 16;
+    const auto slot = [&](int distance, int o) { return slots + ((distance - 1) * kOctets + o) * block.octet_bytes; };
+    if (again) sync_math();  // what was there has been read
+    again = true;
 #pragma unroll
-      for (int o = 0; o < kOctets; ++o) {
-        const int distance = (slice_of(o) - slice) & (slices - 1);
-        if (distance != 0) store_shared_16(slot(distance, o), y[o]);
+    for (int o = 0; o < kOctets; ++o) {
+      const int distance = (k_split_of(o) - k_split) & (block.k_splits - 1);
+      if (distance != 0) store_shared_16(slot(distance, o), y[o]);
+    }
+    sync_math();
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o)
+      if (k_split_of(o) == k_split) {
+        add_shared_16(y[o], slot(1, o));
+        if (block.k_splits > 2) add_shared_16(y[o], slot(2, o)), add_shared_16(y[o], slot(3, o));
       }
-      sync_math();
+  }
+
+  __device__ __forceinline__ void send_to_other_block(uint32_t slots) const {
+    const uint32_t there = remote_address(slots, block.rank ^ 1), counts = remote_address(block.from_cluster, block.rank ^ 1);
 #pragma unroll
-      for (int o = 0; o < kOctets; ++o)
-        if (slice_of(o) == slice) {
-          add_shared_16(y[o], slot(1, o));
-          if (slices > 2) add_shared_16(y[o], slot(2, o)), add_shared_16(y[o], slot(3, o));
-        }
-    }
-    const uint32_t slots = from_blocks + thread * 16;
+    for (int o = 0; o < kOctets; ++o)
+      if (k_split_of(o) == k_split && block_of(o) != block.rank)
+        store_remote(there + in_block(o) * block.octet_bytes, counts, y[o]);
+  }
+
+  // The split-K reductions of a tile, and y.
+  __device__ __forceinline__ void finish(const WorkTile& work) {
+    const Params& p = block.p;
+    const bool shared = work.k_tiles < p.schedule.k_tiles;
+    const int index = thread_now(), thread = index / 128 >> p.k_splits_log2 << 7 | index % 128;
+    if (block.k_splits > 1) reduce_k_splits(thread);
+    const uint32_t slots = block.from_blocks + thread * 16;
     if (shared) {
-      const uint32_t there = remote_address(slots, rank ^ 1), counts = remote_address(from_cluster, rank ^ 1);
-#pragma unroll
-      for (int o = 0; o < kOctets; ++o)
-        if (slice_of(o) == slice && block_of(o) != rank) store_remote(there + in_block(o) * octet_bytes, counts, y[o]);
-      barrier_wait_cluster(from_cluster, 0);
+      send_to_other_block(slots);
+      barrier_wait_cluster(block.from_cluster, 0);
     }
-    const int64_t n = static_cast<int64_t>(work.tile) * rows + tile_row + row;
+    const int64_t n = static_cast<int64_t>(work.tile) * block.rows + tile_row + row;
     if (n >= p.N) return;
     const auto bias_type = static_cast<Element>(p.bias_type);
     const float2 bias = p.bias ? float2{load_float(p.bias, n, bias_type), load_float(p.bias, n + 1, bias_type)} : float2{0, 0};
@@ -451,8 +514,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     T* const out = static_cast<T*>(p.y) + m * p.N + n;
 #pragma unroll
     for (int o = 0; o < kOctets; ++o) {
-      if (slice_of(o) != slice || (shared && block_of(o) != rank)) continue;
-      if (shared) add_shared_16(y[o], slots + in_block(o) * octet_bytes);
+      if (k_split_of(o) != k_split || (shared && block_of(o) != block.rank)) continue;
+      if (shared) add_shared_16(y[o], slots + in_block(o) * block.octet_bytes);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         typename Num::pair pair;
@@ -461,32 +524,72 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (m + o * 8 + i < p.M) *reinterpret_cast<typename Num::pair*>(out + int64_t{o * 8 + i} * N) = pair;
       }
     }
-  };
+  }
 
-  if (cluster > 1) cluster_wait();  // the other has started
-  int place = 0;
-  uint32_t parity = 0;
-  for_each_work</*kStreamK=*/false>(p.schedule, block_work, [&](const WorkTile& work) {
-#pragma unroll
-    for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
+  // This k-split's k-tiles of a stage, whose first is k_tile.
+  __device__ __forceinline__ void multiply_stage(uint32_t stage, int k_tile) {
+    KTile at{stage + own.weights, stage + own.scales, stage + own.x, stage + own.sums};
 #pragma unroll 1
-    for (int i = 0; i < work.k_tiles; ++i) {
-      if ((i & (turns - 1)) == turn) {
-        const uint32_t step = ring.base + place * ring.bytes;
-        const int k_tile = (work.first_k_tile + i) * kPairKTiles + first;
-        barrier_wait(ring.full + 8 * place, parity);
-#pragma unroll 1
-        for (int h = 0; h < own_units; ++h)
-          if (k_tile + h < p.k_tiles)
-            compute((step + my_weights) ^ h * 64, step + my_scales + h * kSubs * rows * L::kScaleBytes,
-                    step + my_x + h * P::kKTileBytes, step + my_numbers + h * P::kKTileNumbers, h == 0 ? mine : ~mine);
-        __syncwarp();
-        if (arrives(lane)) barrier_arrive(ring.empty + 8 * place);
-      }
-      if (++place == ring.depth) place = 0, parity ^= 1;
+    for (int h = 0; h < k_tiles && k_tile + h < block.p.k_tiles; ++h) {
+      multiply(at, h == 0 ? mine : ~mine);
+      at.weights ^= 64, at.scales += kSubs * sub_bytes, at.x += P::kKTileBytes, at.sums += P::kKTileNumbers;
     }
-    finish(work);
-  });
+  }
+
+  __device__ __forceinline__ void run(const BlockWork& block_work) {
+    const Ring& ring = block.ring;
+    int place = 0;
+    uint32_t parity = 0;
+    for_each_work</*kStreamK=*/false>(block.p.schedule, block_work, [&](const WorkTile& work) {
+#pragma unroll
+      for (int i = 0; i < kOctets * 4; ++i) y[i / 4][i % 4] = 0;
+#pragma unroll 1
+      for (int i = 0; i < work.k_tiles; ++i) {
+        if ((i & (block.turns - 1)) == turn) {
+          barrier_wait(ring.full + 8 * place, parity);
+          multiply_stage(ring.base + place * ring.bytes, (work.first_k_tile + i) * kPairKTiles + first);
+          __syncwarp();
+          if (arrives(lane)) barrier_arrive(ring.empty + 8 * place);
+        }
+        if (++place == ring.depth) place = 0, parity ^= 1;
+      }
+      finish(work);
+    });
+  }
+};
+
+template <Element X, Element S, int Sub, int kBlockM>
+__global__ void __launch_bounds__(kThreads, 1)
+    int4_batch_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap scale_map,
+                      const __grid_constant__ CUtensorMap zero_map, const __grid_constant__ Params p) {
+  using I = Instance<X, S, Sub, kBlockM>;
+  extern __shared__ uint8_t unaligned[];
+  __shared__ BlockWork block_work;
+  const Block<I> block(p, unaligned);
+  const int warp = warp_index(), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) block.start_barriers();
+  if (threadIdx.x == kMath) {
+    block_work.find(p.schedule);
+    prefetch_map(&w_map), prefetch_map(&scale_map), prefetch_map(&zero_map);
+  }
+  __syncthreads();
+  if (block.cluster > 1) cluster_arrive_initialised();  // the other may send
+
+  if (warp >= kMathWarps) {
+    release_registers<kCopyRegisters>();
+    if (threadIdx.x == kMath)
+      copy_weights(block, block_work, {w_map, scale_map, zero_map});
+    else if (threadIdx.x == kMath + 32)
+      copy_x(block, block_work);
+    __syncwarp();
+    if (block.cluster > 1) cluster_wait();
+    return;
+  }
+
+  claim_registers<kMathRegisters>();
+  Consumer<I> consumer(block, warp, lane);
+  if (block.cluster > 1) cluster_wait();  // the other has started
+  consumer.run(block_work);
 }
 
 }  // namespace aoext::cuda::int4_batch

@@ -1,4 +1,15 @@
-// The loads and number formats that int4_decode.cuh, int4_ring.cuh and int4_batch.cuh are written in.
+// How int4_ring.cuh, int4_decode.cuh and int4_batch.cuh make operands of tensor cores of nibbles, and of x what is multiplied by
+// them.
+//
+// The subnormal trick, nibbles to bf16 in five operations for eight: u = q + 8 in the low bits of a bf16 is the subnormal number
+// u 2^-133, and four bits higher 16 u 2^-133 (the spacing of subnormal numbers continues through the first binade); the tensor
+// cores take both exactly and at full rate. So `w & 0x000f000f ^ 0x00080008` is an operand, likewise 0x00f000f0, and both again
+// for w >> 8. x is scaled up by a power of two per (m, 128 k), odd k by 1/16 of that, both exact: X' = 2^e x, and
+// y += s 2^-e (sum u X') + (z - 8s) sum x. fp16 takes q itself, which is a subtraction more: its subnormal numbers would cost ten
+// of the bits to which the tensor cores align.
+//
+// Lane (g = lane / 4, t = lane % 4) has bytes 16t..16t+15 of output channels 2g and 2g + 1 of a k-tile of 128 k, which are rows g
+// and g + 8 of mma's A operand, so that the scales of its two rows are neighbours in memory.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +17,10 @@
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/ptx.cuh"
 
-namespace aoext::cuda::int4_decode {
+namespace aoext::cuda::int4_operands {
 
-__device__ __forceinline__ uint4 load_stream(const uint8_t* p) {  // read once: must not push x out of L1
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
+constexpr int kTileK = 128;  // k of a k-tile
+constexpr int kTileN = 16;   // output channels of a warp's tile
 
 __device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t d, uint32_t magic) { return d == 1 ? n : __umulhi(n, magic); }
 
@@ -114,6 +120,22 @@ __device__ __forceinline__ int top_exponent(const uint4 (&v)[4]) {
   return static_cast<int>(max(top & 0xffffu, top >> 16)) >> N::kMantissa;
 }
 
+// How far x of a k-tile, of which each of four lanes holds `v`, is scaled up. An |x| of 2^121 or more, whose 2^-e no float holds,
+// counts as infinite.
+template <typename N>
+struct ScaledUp {
+  int exponent, shift;
+
+  __device__ __forceinline__ explicit ScaledUp(const uint4 (&v)[4])
+      : exponent(top_exponent<N>(v)), shift(N::kNormal ? 0 : min(N::kTop + N::kExponentBias - max(exponent, 1), N::kMaxShift)) {}
+
+  // 2^-e, or NaN where x is not finite.
+  __device__ __forceinline__ float back() const {
+    if (exponent == 2 * N::kExponentBias + 1) return __int_as_float(0x7fffffff);
+    return N::kNormal ? 1.f : pow2(min(-N::kUlp - shift, 128));
+  }
+};
+
 // Eight k of x to X' in the order of a word's nibbles, the even and then the odd ones.
 template <typename N>
 __device__ __forceinline__ uint4 arranged(const uint4& v, uint32_t even, uint32_t odd) {
@@ -179,4 +201,4 @@ __device__ __forceinline__ void spread(uint4& v, int t) {  // from 16 consecutiv
   }
 }
 
-}  // namespace aoext::cuda::int4_decode
+}  // namespace aoext::cuda::int4_operands
