@@ -1,6 +1,7 @@
 // Instances of fp4_decode.cuh, and their launcher.
 #include "cuda/kernels/fp4_decode.h"
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/fp4_decode.cuh"
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/rowwise_decode_cuts.h"
@@ -58,9 +59,32 @@ bool fp4_decode_takes(const BlockLinear& p) {
          p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
 }
 
+// By rowwise_decode's model, but that clusters meet in every turn, which counts here: turns have half as many k-tiles. Rings of
+// four stages and clusters of more than two never were the fastest (benchmarks/cuts/fp4_cuts.py).
 Fp4DecodeConfig choose_fp4_decode(const BlockLinear& p, const Device& device) {
-  constexpr int kMostCluster = 2;  // larger ones never were the fastest
-  return {rowwise_decode::choose_cut(Fp4Linear{p}, device, kMostCluster)};
+  constexpr int kAhead = 1024, kMostBlocks = 65535, kFewestWarps = 4;
+  const Fp4Linear linear{p};
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = device.is_hopper();
+  const int sm_warps = p.M > 8 ? 16 : 20;  // that have registers
+  Choice<Fp4DecodeConfig> best;
+  Fp4DecodeConfig c{{2, 1, 1, 1, 1, shared_memory, kAhead, hopper}};
+  for (c.cluster = 1; c.cluster <= (hopper ? 2 : 1); ++c.cluster)
+    for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
+      for (c.slices = 1; c.tiles * c.slices <= 16; ++c.slices)
+        for (int resident = 1; resident <= 2 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
+          if (c.tiles * c.slices < kFewestWarps) continue;
+          const int64_t groups = ceil_div(p.N, fp4_decode::kTileN * c.tiles);
+          const int slots = clusters_at_once(sms, resident, c.cluster);
+          c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
+          rowwise_decode::Launch<Fp4Linear> l;
+          if (!rowwise_decode::lay_out(linear, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024)
+            continue;
+          const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
+          const double meetings = c.cluster > 1 ? fits_of(device).rowwise_decode.cluster * (l.turns - 1) : 0;
+          best.consider(c, rowwise_decode::model_time(linear, c, l, device, at_once) + meetings);
+        }
+  return best.config;
 }
 
 bool fp4_decode_fits(const BlockLinear& p, const Fp4DecodeConfig& c) {
