@@ -23,6 +23,7 @@ from torch import Tensor
 from aoext import ops, reference
 from aoext.ops import ao, plan, with_plan
 from aoext.reference import ALL_CALLS, Blockwise, Call, Problem, assert_close
+from aoext.reference.blockwise import E2M1
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 INT8, E4M3, E5M2 = reference.EIGHT_BIT
@@ -171,11 +172,12 @@ def of_blocks(
     K: int,
     dtype: torch.dtype,
     config: dict[str, int],
+    table: tuple[float, ...] | None = None,
 ) -> Case:
-    """A weight with a scale a block: through random tables, and with a scale of all, those of 4 bits."""
+    """A weight with a scale a block: with a scale of all, and through a table or random ones, of 4 bits."""
     lut4 = code is LUT4
     name = "lut4" if lut4 else "i8" if code is INT8 else "f8"
-    format = Blockwise("", code, block, scale, has_global_scale=lut4)
+    format = Blockwise("", code, block, scale, table, has_global_scale=lut4)
     return Case(kernel, f"bf16{name}bf16_blockwise", Problem(M, N, K, K, dtype, BF16), config, format=format)
 
 
@@ -201,6 +203,22 @@ def blocks_decode(type: int, weight: int, granule: int, octets: int, depth: int)
         for block, scale in GRANULES[code is LUT4, granule]:
             config = {"depth": depth, "tiles": 2, "slices": 2}
             yield of_blocks("blocks_decode", code, block, scale, M, 77, 672, ELEMENTS[type], config)
+
+
+def fp4_decode(group: int, octets: int, depth: int) -> Iterator[Case]:
+    """The kernel itself tells e2m1 from other tables."""
+    scale, config = E8M0 if group == 32 else E4M3, {"depth": depth, "tiles": 2, "slices": 2}
+    for M in (8 * octets - 7, 8 * octets):
+        for table in (E2M1, None):
+            yield of_blocks("fp4_decode", LUT4, (1, group), scale, M, 77, 896, BF16, config, table)
+
+
+def blocks_mma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[Case]:
+    code, config = ELEMENTS[weight], {"block_n": block_n, "block_m": block_m, "splits": 1}
+    for M in (block_m - 7, block_m + 5):
+        for granule in (16, 32, 128) if code is LUT4 else (16, 64):
+            for block, scale in GRANULES[code is LUT4, granule]:
+                yield of_blocks("blocks_mma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
 
 
 def blocks_wgmma(type: int, weight: int, granule: int, rows: int, tokens: int) -> Iterator[Case]:
@@ -246,7 +264,9 @@ CASES = {
         weight_only_wgmma,
         rowwise_mma,
         blocks_decode,
+        fp4_decode,
         blocks_wgmma,
+        blocks_mma,
         scaled_wgmma,
         tinygemm_mm,
     )
@@ -292,6 +312,9 @@ def cuts() -> Iterator[Case]:
             int4 = Problem(M, 360, 4224, 128)
             yield Case("int4_ring", "bf16i4bf16_rowwise", int4, {**cut, "ahead": 512})
             yield Case("int4_decode", "bf16i4bf16_rowwise", int4, cut)
+            for block, scale in (((1, 32), E8M0), ((1, 16), E4M3)):
+                config = {**cut, "ahead": 512}
+                yield of_blocks("fp4_decode", LUT4, block, scale, M, 350, 8320, BF16, config, E2M1)
             for eight_bit in (INT8, E4M3):
                 problem = Problem(M, 350, 4112, 4112, BF16, FP32, eight_bit)
                 yield Case("rowwise_decode", "scaled_mm_rowwise", problem, {**cut, "ahead": 512})
@@ -375,6 +398,10 @@ def cuts() -> Iterator[Case]:
             for dtype in (BF16, FP16):
                 problem = Problem(M, 520, 2176, 128, dtype, dtype, eight_bit)
                 yield Case(kernel, "scaled_mm_int4", problem, config)
+    for code, block, scale in ((LUT4, (1, 16), E4M3), (E4M3, (128, 128), FP32)):
+        for block_n, block_m in ((128, 32), (128, 128)):
+            config = {"block_n": block_n, "block_m": block_m, "splits": 3}
+            yield of_blocks("blocks_mma", code, block, scale, 50, 520, 2080, BF16, config)
     for M in (3, 16):
         for phase_chunks, warps, blocks in ((1, 1, 1), (2, 4, 3), (5, 16, 100), (10, 8, 2)):
             config = {"phase_chunks": phase_chunks, "warps": warps, "blocks": blocks}

@@ -10,7 +10,8 @@ namespace {
 
 size_t workspace_bytes(const BlockLinear& p, const BlocksKernel& kernel) {
   return std::visit(
-      Overloaded{[](const auto&) { return size_t{0}; }, [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_workspace(p, c); }},
+      Overloaded{[](const auto&) { return size_t{0}; }, [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_workspace(p, c); },
+                 [&](const BlocksMmaConfig& c) { return blocks_mma_workspace(p, c); }},
       kernel);
 }
 
@@ -18,7 +19,9 @@ cudaError_t launch_kernel(const BlockLinear& p, const BlocksKernel& kernel, void
   return std::visit(Overloaded{[](const Generic&) { return cudaErrorNotSupported; },
                                [&](const BlocksAny&) { return launch_blocks_any(p, stream); },
                                [&](const BlocksDecodeConfig& c) { return launch_blocks_decode(p, c, stream); },
-                               [&](const BlocksWgmmaConfig& c) { return launch_blocks_wgmma(p, c, workspace, stream); }},
+                               [&](const Fp4DecodeConfig& c) { return launch_fp4_decode(p, c, stream); },
+                               [&](const BlocksWgmmaConfig& c) { return launch_blocks_wgmma(p, c, workspace, stream); },
+                               [&](const BlocksMmaConfig& c) { return launch_blocks_mma(p, c, workspace, stream); }},
                     kernel);
 }
 
@@ -34,10 +37,12 @@ OptionalTensor blocks(const LinearProblem& p, const Tensor& input, const generic
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   const auto dense = [](const OptionalTensor& t) { return t ? OptionalTensor(aten::contiguous(*t)) : t; };
+  // Copied where they are not aligned, as a weight is not.
+  const Tensor scale = std::holds_alternative<Fp4DecodeConfig>(plan.kernel) ? aligned(w.scale) : w.scale;
   const OptionalTensor table = dense(w.table), global_scale = dense(w.global_scale), dense_bias = dense(bias);
 
   BlockLinear raw = block_linear(p);
-  raw.x = x.const_data_ptr(), raw.weight = w.weight.const_data_ptr(), raw.block_scale = w.scale.const_data_ptr();
+  raw.x = x.const_data_ptr(), raw.weight = w.weight.const_data_ptr(), raw.block_scale = scale.const_data_ptr();
   raw.table = static_cast<const float*>(data_of(table)), raw.global_scale = static_cast<const float*>(data_of(global_scale));
   raw.bias = data_of(dense_bias);
   raw.y = y.mutable_data_ptr();

@@ -7,7 +7,9 @@
 #include <variant>
 
 #include "cuda/kernels/blocks_decode.h"
+#include "cuda/kernels/blocks_mma.h"
 #include "cuda/kernels/blocks_wgmma.h"
+#include "cuda/kernels/fp4_decode.h"
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
 #include "cuda/kernels/int4_mma.h"
@@ -166,6 +168,18 @@ struct Fields<BlocksDecodeConfig> {
   static constexpr const char* kKernel = "blocks_decode";
   static constexpr auto kAll = kUnitFields<BlocksDecodeConfig>;
 };
+template <>
+struct Fields<Fp4DecodeConfig> {
+  static constexpr const char* kKernel = "fp4_decode";
+  static constexpr auto kAll = kUnitFields<Fp4DecodeConfig>;
+};
+template <>
+struct Fields<BlocksMmaConfig> {
+  using C = BlocksMmaConfig;
+  static constexpr const char* kKernel = "blocks_mma";
+  static constexpr auto kAll =
+      std::to_array<Field<C>>({{"block_n", &C::block_n}, {"block_m", &C::block_m}, {"splits", &C::splits}});
+};
 template <class Config>
 constexpr auto kWgmmaFields = std::to_array<Field<Config>>({{"tokens", &Config::tokens},
                                                             {"cluster", &Config::cluster},
@@ -214,7 +228,7 @@ struct Fields<TinygemmConfig> {
 using Int4Kernel = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig>;
 using RowwiseKernel =
     std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, ScaledMm, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
-using BlocksKernel = std::variant<Generic, BlocksAny, BlocksDecodeConfig, BlocksWgmmaConfig>;
+using BlocksKernel = std::variant<Generic, BlocksAny, BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, BlocksMmaConfig>;
 using ScaledKernel = std::variant<Generic, ScaledAny, ScaledWgmmaConfig, RingConfig, DecodeConfig, BatchConfig, MmaConfig>;
 using TinygemmKernel = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 

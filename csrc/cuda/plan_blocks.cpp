@@ -17,9 +17,11 @@ BlocksPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   const BlockLinear raw = block_linear(p);
   if (p.M > 0 && p.N > 0 && aligned) {
     const bool many = p.N >= kRoundedColumns;
+    if (p.M <= kFewRows && fp4_decode_takes(raw) && many) return {choose_fp4_decode(raw, device)};
     if (p.M <= kFewRows && blocks_decode_takes(raw) && (many || blocks_decode_is_exact(raw)))
       return {choose_blocks_decode(raw, device)};
     if (p.M > kFewRows && many && device.is_hopper() && blocks_wgmma_takes(raw)) return {choose_blocks_wgmma(raw, device)};
+    if (p.M > kFewRows && many && blocks_mma_takes(raw)) return {choose_blocks_mma(raw, device)};
   }
   if (p.M > kAnyRows) return {};
   return {BlocksAny{}};
@@ -29,14 +31,16 @@ BlocksPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& de
   if (f.is<Generic>()) return {};
   const BlockLinear raw = block_linear(p);
   const bool served = takes_one_pass(p.K, device), serves = served && p.M > 0 && p.N > 0 && aligned;
-  if (f.is<BlocksDecodeConfig>())
-    return {forced_config<BlocksDecodeConfig>(
-        f, text(p), device, serves && blocks_decode_takes(raw), [&] { return choose_blocks_decode(raw, device); },
-        [&](const BlocksDecodeConfig& c) { return blocks_decode_fits(raw, c); })};
+  const auto plan = [&]<class Config>(bool takes, Config (*choose)(const BlockLinear&, const Device&),
+                                      bool (*fits)(const BlockLinear&, const Config&)) -> BlocksPlan {
+    return {forced_config<Config>(
+        f, text(p), device, serves && takes, [&] { return choose(raw, device); }, [&](const Config& c) { return fits(raw, c); })};
+  };
+  if (f.is<BlocksDecodeConfig>()) return plan(blocks_decode_takes(raw), choose_blocks_decode, blocks_decode_fits);
+  if (f.is<Fp4DecodeConfig>()) return plan(fp4_decode_takes(raw), choose_fp4_decode, fp4_decode_fits);
   if (f.is<BlocksWgmmaConfig>())
-    return {forced_config<BlocksWgmmaConfig>(
-        f, text(p), device, serves && device.is_hopper() && blocks_wgmma_takes(raw),
-        [&] { return choose_blocks_wgmma(raw, device); }, [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_fits(raw, c); })};
+    return plan(device.is_hopper() && blocks_wgmma_takes(raw), choose_blocks_wgmma, blocks_wgmma_fits);
+  if (f.is<BlocksMmaConfig>()) return plan(blocks_mma_takes(raw), choose_blocks_mma, blocks_mma_fits);
   if (!served) refuse_kernel(f, text(p), device);
   return {BlocksAny{}};
 }
@@ -63,16 +67,19 @@ BlocksPlan plan_blocks(const LinearProblem& p, const Device& device, bool aligne
 }
 
 Explanation explain(const BlocksPlan& plan) {
-  return std::visit(Overloaded{[](const Generic&) { return generic_explanation(); },
-                               [](const BlocksAny&) { return explain_kernel("blocks_any"); },
-                               [](const BlocksDecodeConfig& c) {
-                                 return explain_kernel("blocks_decode")
-                                     .with("tile_n", c.tiles * 16)
-                                     .with("slices", c.slices)
-                                     .with("cluster", c.cluster);
-                               },
-                               [](const BlocksWgmmaConfig& c) { return explain_wgmma("blocks_wgmma", c); }},
-                    plan.kernel);
+  const auto few_rows = [](const char* kernel, const RowwiseDecodeConfig& c) {
+    return explain_kernel(kernel).with("tile_n", c.tiles * 16).with("slices", c.slices).with("cluster", c.cluster);
+  };
+  return std::visit(
+      Overloaded{
+          [](const Generic&) { return generic_explanation(); }, [](const BlocksAny&) { return explain_kernel("blocks_any"); },
+          [&](const BlocksDecodeConfig& c) { return few_rows("blocks_decode", c); },
+          [&](const Fp4DecodeConfig& c) { return few_rows("fp4_decode", c); },
+          [](const BlocksWgmmaConfig& c) { return explain_wgmma("blocks_wgmma", c); },
+          [](const BlocksMmaConfig& c) {
+            return explain_kernel("blocks_mma").with("tile_n", c.block_n).with("tile_m", c.block_m).with("splits", c.splits);
+          }},
+      plan.kernel);
 }
 
 }  // namespace aoext::cuda

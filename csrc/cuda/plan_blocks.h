@@ -5,8 +5,9 @@
 
 namespace aoext::cuda {
 
-// BlocksDecodeConfig for few rows of x (kernels/blocks_decode.cuh); BlocksWgmmaConfig for more on compute capability 9.0
-// (kernels/sm90a/blocks_wgmma.cuh).
+// Fp4DecodeConfig for few rows of x with mxfp4's and nvfp4's blocks (kernels/fp4_decode.cuh), BlocksDecodeConfig with any
+// (kernels/blocks_decode.cuh); for more BlocksWgmmaConfig on compute capability 9.0 (kernels/sm90a/blocks_wgmma.cuh), and
+// BlocksMmaConfig anywhere (kernels/blocks_mma.h).
 struct BlocksPlan {
   BlocksKernel kernel = Generic{};
 

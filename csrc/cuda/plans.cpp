@@ -66,7 +66,9 @@ std::string blocks_text(const LinearProblem& p, const Device& device) {
   const BlockLinear linear = block_linear(p);
   const std::string name = std::visit(Overloaded{[](const auto&) { return std::string(); },
                                                  [&](const BlocksDecodeConfig& c) { return blocks_decode_instance(linear, c); },
-                                                 [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_instance(linear, c); }},
+                                                 [&](const Fp4DecodeConfig& c) { return fp4_decode_instance(linear, c); },
+                                                 [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_instance(linear, c); },
+                                                 [&](const BlocksMmaConfig& c) { return blocks_mma_instance(linear, c); }},
                                       plan.kernel);
   return text(plan.kernel) + "\n" + name;
 }
@@ -161,8 +163,8 @@ Tensor considered_configs(const std::string& gpu, const std::string& op, const s
 std::string kernel_instances() {
   return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
          int4_mma_instances() + rowwise_decode_instances() + rowwise_wgmma_instances() + weight_only_wgmma_instances() +
-         rowwise_mma_instances() + blocks_decode_instances() + blocks_wgmma_instances() + scaled_wgmma_instances() +
-         tinygemm_mm_instances();
+         rowwise_mma_instances() + blocks_decode_instances() + fp4_decode_instances() + blocks_wgmma_instances() +
+         blocks_mma_instances() + scaled_wgmma_instances() + tinygemm_mm_instances();
 }
 
 std::string force_plan(const std::string& plan) { return force(plan); }

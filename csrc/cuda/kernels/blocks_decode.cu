@@ -93,6 +93,11 @@ BlockParams params_of(const BlockLinear& p) {
   w.last_k = static_cast<uint32_t>((p.K - 1) / 16 * 16);
   w.words = scale_words(p, tile_k(w), w.scale_bytes);
   w.relative = relative_scales(p);
+  const int64_t tile = tile_k(w), block = std::min(p.block_k, tile);
+  const bool whole = p.block_k <= tile || p.block_k % tile == 0 || p.block_k >= p.K;
+  w.regular = whole && p.K % tile == 0 && (block & (block - 1)) == 0 && tile / block * w.scale_bytes % 4 == 0 &&
+              w.scale_row_bytes % 4 == 0 && is_aligned(p.block_scale, 4);
+  while (w.regular && int64_t{1} << w.block_log2 < block) ++w.block_log2;
   const bool exponents = p.block_scale_type == Element::e8m0;
   w.shifts = exponents || p.block_scale_type == Element::fp32 || p.block_scale_type == Element::bf16;
   w.mask = exponents ? 0xff : w.scale_bytes == 4 ? ~0u : 0xffff;

@@ -26,6 +26,10 @@ struct BlockParams : BlockLinear {
   uint32_t last_k;                        // the largest multiple of 16 below K
   int words;                              // that hold an output channel's scales of a k-tile
   bool relative;                          // relative_scales
+  // Every k-tile has as many scales, in whole words, where blocks are powers of two; then where one lies is known without
+  // `begin`.
+  bool regular;
+  int block_log2;
   // Scales whose bits are those of a float32 after a shift; `subnormal` is what e8m0's 0 and 255 lack.
   bool shifts;
   uint32_t mask, shift, subnormal;
@@ -163,11 +167,19 @@ struct BlocksOf {
       float scale[2][kLaneScales];
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const uint32_t words = from + (g * 2 + row) * p.words * 4 - first_word(p, row, k_tile);
+        const uint32_t words = from + (g * 2 + row) * p.words * 4;
 #pragma unroll
         for (int s = 0; s < kLaneScales; ++s) {
-          const uint32_t k = k_tile * kTileK + h * kHalf + (kWhole ? 0 : t * kLaneK + s * 16), at = begin[row] + offset_of(p, k);
-          scale[row][s] = scale_of(p, load_shared_word(words + (at & ~3u)) >> (at & 3) * 8);
+          const uint32_t in_tile = h * kHalf + (kWhole ? 0 : t * kLaneK + s * 16);
+          uint32_t word, at;
+          if (p.regular) {
+            at = (in_tile >> p.block_log2) * p.scale_bytes;
+            word = load_shared_word(words + (at & ~3u));
+          } else {
+            at = begin[row] + offset_of(p, k_tile * kTileK + in_tile);
+            word = load_shared_word(words + (at & ~3u) - first_word(p, row, k_tile));
+          }
+          scale[row][s] = scale_of(p, word >> (at & 3) * 8);
         }
       }
       OfHalf all;

@@ -1,4 +1,5 @@
-// y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale · scale + bias by mma.sync, w 8 bits wide.
+// y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale · scale + bias by mma.sync, w 8 bits wide; or with a scale a block of w as well, of
+// 8 bits or of 4 through a table of 16 (blocks_mma.h).
 //
 // swap_ab: weights are the A operand (16 output channels × k), x is B (k × 8 rows), so an accumulator is a piece of yᵀ. A block
 // computes BLOCK_N output channels × BLOCK_M rows of x, and loads k-tiles into kStages stages by cp.async, both operands as they
@@ -7,6 +8,8 @@
 //   16 k  of bf16 or fp16, to which 8-bit numbers are converted in registers. ldmatrix moves pairs of bytes: lane (g = lane / 4,
 //         t = lane % 4) gets k 4t … 4t + 3 of row g in a word, which is widened to what it holds of that row for one mma, as the
 //         order of k inside an mma is free as long as A and B agree. Of a 16-bit x it reads the same four k, 8 bytes.
+// A word of 4-bit codes holds eight k of a lane: four for each of two mma, and x is read to match.
+// Scales of blocks come beside the weights as [16 k][BLOCK_N] of x's type (arrange_scales.cuh), and multiply what is widened.
 // The order of output channels is free too: a lane owns warp_n / 8 neighbours, so that one store writes its results for a row.
 //
 // Weights are one mma's k ahead of the tensor cores in a second set of registers, and x is reloaded into the registers just read.
@@ -24,6 +27,7 @@
 #include "cuda/kernels/mma_tiles.cuh"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/rowwise.cuh"
+#include "cuda/kernels/table16.cuh"
 
 namespace aoext::cuda::rowwise_mma {
 
@@ -35,9 +39,18 @@ struct Kind {
   static constexpr bool kWideX = x == Element::bf16 || x == Element::fp16;
   static constexpr int kSizeX = kWideX ? 2 : 1;
   static constexpr int kDepth = kDirect ? 32 : 16;  // k of an mma
+  static constexpr bool kBlocks = false, kTable = w == Element::lut4;
+  static constexpr int kCodes = kTable ? 2 : 1;  // of a byte of w
   using Sum = std::conditional_t<kInt8, int, float>;
   using Value = std::conditional_t<x == Element::bf16, __nv_bfloat16, __half>;  // to which 8-bit numbers are converted
 };
+
+// With a scale for 16 k, of blocks.
+template <Element x, Element w>
+struct BlockKind : Kind<x, w> {
+  static constexpr bool kBlocks = true;
+};
+constexpr int kScaleK = 16;
 
 // Four matrices of 8 rows of 16 bytes; lane 8 i + j has the address of row j of matrix i, and gets of each bytes 4t … 4t + 3 of
 // row g.
@@ -76,6 +89,9 @@ struct Params {
   bool vector_y;       // y can be stored by 16 bytes
   void* partials;      // [tiles, splits, block_n · block_m] in the order of the accumulators
   unsigned* counters;  // [tiles], zero
+  const void* scales;  // of blocks: [ceil(K / 16), stride] of x's type
+  int64_t stride;
+  const Table16* table;
 };
 
 // Warps of a block along N, M and K, outputs of a warp along N and M, k that a warp has of a stage, stages.
@@ -90,10 +106,13 @@ struct Tile {
   static constexpr int kRowTiles = kWarpN / 16, kColumns = kWarpM / 8;  // mma tiles of a warp
   static_assert(kRowTiles % 2 == 0 && kColumns % 4 == 0 && kColumns % kWarpsK == 0);
 
-  // Bytes of shared memory: a stage has a slice for each warp along K, weights first.
-  static constexpr int kWeightBytes = kBlockN * kBlockK;
+  // Bytes of shared memory: a stage has a slice for each warp along K, weights first, scales last.
   template <class Kind>
-  static constexpr int kSliceBytes = kWeightBytes + kBlockM * kBlockK * Kind::kSizeX;
+  static constexpr int kRowBytesW = kBlockK / Kind::kCodes;
+  template <class Kind>
+  static constexpr int kScales = kBlockN * kRowBytesW<Kind> + kBlockM * kBlockK * Kind::kSizeX;  // where they begin
+  template <class Kind>
+  static constexpr int kSliceBytes = kScales<Kind> + (Kind::kBlocks ? kBlockK / kScaleK * kBlockN * 2 : 0);
   template <class Kind>
   static constexpr int kStageBytes = kWarpsK * kSliceBytes<Kind>;
 };
@@ -102,7 +121,8 @@ struct Tile {
 // one chunk of 8 rows by ldmatrix, two of 4 rows of a 16-bit x.
 template <int kRowBytes, bool kTwo>
 __device__ __forceinline__ int swizzle(int row) {
-  static_assert(kRowBytes == 64 || kRowBytes == 128 || (kTwo && kRowBytes == 256));
+  static_assert(kRowBytes == 64 || kRowBytes == 128 || kRowBytes == (kTwo ? 256 : 32));
+  if constexpr (kRowBytes == 32) return row / 4 & 1;
   const int line = kRowBytes == 64 ? row / 2 : row;  // of 128 bytes
   return kTwo ? (line & (kRowBytes == 64 ? 1 : 3)) * 2 : line & (kRowBytes == 64 ? 3 : 7);
 }
@@ -111,8 +131,8 @@ __device__ __forceinline__ int swizzle(int row) {
 // k-split) becomes zeros.
 template <class Kind, class T>
 struct Loader {
-  static constexpr int kRowBytesX = T::kBlockK * Kind::kSizeX;
-  static constexpr int kChunksW = T::kBlockK / 16, kRowsW = T::kThreads / kChunksW;  // rows that all threads copy together
+  static constexpr int kRowBytesX = T::kBlockK * Kind::kSizeX, kRowBytesW = T::template kRowBytesW<Kind>;
+  static constexpr int kChunksW = kRowBytesW / 16, kRowsW = T::kThreads / kChunksW;  // rows that all threads copy together
   static constexpr int kChunksX = kRowBytesX / 16, kRowsX = T::kThreads / kChunksX;
   static_assert(kRowsW % 8 == 0 && kRowsX % 8 == 0);  // the swizzle is the same for all of a thread's rows
   static_assert(kRowsW % T::kWarpN == 0 || T::kWarpN % kRowsW == 0);
@@ -124,20 +144,34 @@ struct Loader {
   int rows_n, rows_m;              // from this thread's first row on
   uint32_t to_weight, to_x;
 
-  __device__ Loader(const RowwiseLinear& p, uint32_t shared, int thread, int64_t n0, int64_t m0, int k, int end) {
+  // Of blocks: the scales of the next k-tile, and which of its chunks of 16 bytes this thread has.
+  static constexpr int kChunksS = T::kBlockN / 8, kChunksOfScales = T::kBlockK / kScaleK * kChunksS;
+  const uint16_t* scales;
+  uint32_t to_scales;
+  int64_t stride;
+  int thread, left_n, left_k;
+
+  __device__ Loader(const Params& a, uint32_t shared, int thread, int64_t n0, int64_t m0, int k, int end) {
+    const RowwiseLinear& p = a.p;
     // Channel g · kChannels + i of a warp lies in row i · 8 + g, so that lanes g of a read meet neighbouring rows.
     const int row = thread / kChunksW, chunk = thread % kChunksW, n = channel(row);
-    bytes_weight = static_cast<uint32_t>(p.K);
-    weight = static_cast<const uint8_t*>(p.weight) + (n0 + n) * p.K + k + chunk * 16;
-    left_weight = end - k - chunk * 16;
+    bytes_weight = static_cast<uint32_t>(p.K / Kind::kCodes);
+    weight = static_cast<const uint8_t*>(p.weight) + (n0 + n) * bytes_weight + k / Kind::kCodes + chunk * 16;
+    left_weight = end - k - chunk * (16 * Kind::kCodes);
     rows_n = static_cast<int>(min(p.N - n0, int64_t{T::kBlockN})) - n;
-    to_weight = shared + row * T::kBlockK + (chunk ^ swizzle<T::kBlockK, false>(row)) * 16;
+    to_weight = shared + row * kRowBytesW + (chunk ^ swizzle<kRowBytesW, false>(row)) * 16;
     const int m = thread / kChunksX, c = thread % kChunksX;
     bytes_x = static_cast<uint32_t>(p.K) * Kind::kSizeX;
     x = static_cast<const uint8_t*>(p.x) + ((m0 + m) * p.K + k) * Kind::kSizeX + c * 16;
     left_x = end - k - c * (16 / Kind::kSizeX);
     rows_m = static_cast<int>(min(p.M - m0, int64_t{T::kBlockM})) - m;
-    to_x = shared + T::kWeightBytes + m * kRowBytesX + (c ^ swizzle<kRowBytesX, Kind::kWideX>(m)) * 16;
+    to_x = shared + T::kBlockN * kRowBytesW + m * kRowBytesX + (c ^ swizzle<kRowBytesX, Kind::kWideX>(m)) * 16;
+    if constexpr (Kind::kBlocks) {
+      this->thread = thread, stride = a.stride, left_n = static_cast<int>(min(a.stride - n0, int64_t{T::kBlockN})),
+      left_k = end - k;
+      scales = static_cast<const uint16_t*>(a.scales) + k / kScaleK * stride + n0;
+      to_scales = shared + T::template kScales<Kind>;
+    }
   }
 
   // The output channel of a row of shared memory.
@@ -155,56 +189,98 @@ struct Loader {
 #pragma unroll
       for (int i = 0; i < T::kBlockN / kRowsW; ++i)
         copy16(to_weight + offset + i * T::kThreads * 16,
-               weight + slice * T::kBlockK + uint64_t{bytes_weight} * channel(i * kRowsW), channel(i * kRowsW) < n);
+               weight + slice * kRowBytesW + uint64_t{bytes_weight} * channel(i * kRowsW), channel(i * kRowsW) < n);
 #pragma unroll
       for (int i = 0; i < T::kBlockM / kRowsX; ++i)
         copy16(to_x + offset + i * T::kThreads * 16, x + slice * kRowBytesX + uint64_t{bytes_x} * (i * kRowsX), i * kRowsX < m);
     }
-    weight += T::kStageK, left_weight -= T::kStageK;
+    if constexpr (Kind::kBlocks) copy_scales(stage);
+    weight += T::kStageK / Kind::kCodes, left_weight -= T::kStageK;
     x += T::kStageK * Kind::kSizeX, left_x -= T::kStageK;
   }
+
+  __device__ __forceinline__ void copy_scales(int stage) {
+#pragma unroll
+    for (int slice = 0; slice < T::kWarpsK; ++slice)
+#pragma unroll
+      for (int i = 0; i < kChunksOfScales; i += T::kThreads) {
+        const int chunk = i + thread, n = chunk % kChunksS * 8, k = slice * T::kBlockK + chunk / kChunksS * kScaleK;
+        const bool inside = n < left_n && k < left_k;
+        if (chunk < kChunksOfScales)
+          copy16(to_scales + stage * T::template kStageBytes<Kind> + slice * T::template kSliceBytes<Kind> + chunk * 16,
+                 scales + (inside ? k / kScaleK * stride + n : 0), inside);
+      }
+    scales += T::kStageK / kScaleK * stride, left_k -= T::kStageK;
+  }
 };
+
+template <class Value>
+__device__ __forceinline__ uint32_t multiplied(uint32_t a, uint32_t b) {
+  using Pair = std::conditional_t<std::is_same_v<Value, __half>, __half2, __nv_bfloat162>;
+  return bits<uint32_t>(__hmul2(bits<Pair>(a), bits<Pair>(b)));
+}
 
 // A warp's operands, from a stage in shared memory to the tensor cores.
 template <class Kind, class T>
 struct Operands {
   static constexpr int kRowTiles = T::kRowTiles, kColumns = T::kColumns, kRowBytesX = T::kBlockK * Kind::kSizeX;
+  static constexpr int kRowBytesW = T::template kRowBytesW<Kind>;
   static constexpr int kSteps = T::kBlockK / Kind::kDepth;                 // of an mma's depth in a stage
   static constexpr int kWordsX = Kind::kDirect || Kind::kWideX ? 2 : 1;    // of a lane, column and step of an mma's k
   static constexpr int kReadX = Kind::kWideX ? 1 : Kind::kDirect ? 2 : 4;  // columns of one read
   static_assert(kSteps % 2 == 0);
 
-  uint32_t from_weight, from_x;
+  uint32_t from_weight, from_x, from_scales;
+  uint32_t scales[T::kChannels / 2];  // of neighbouring channels, of what was read last
+  std::conditional_t<Kind::kTable, Table16, uint32_t> table;
   uint32_t weights[2][kRowTiles][4], packed[Kind::kDirect ? 1 : kRowTiles * 2], x[kColumns * kWordsX];
 
-  __device__ Operands(uint32_t shared, int lane, int warp_n, int warp_m) {
+  __device__ Operands(const Params& a, uint32_t shared, int lane, int warp_n, int warp_m) {
     const int matrix = lane / 8, row = lane % 8, g = lane / 4, t = lane % 4;
     // Rows 0 … 7, then 8 … 15: of the lower and of the upper half of k, or of two row tiles.
     const int row_n = warp_n + row + (Kind::kDirect ? matrix % 2 : matrix) * 8, chunk_n = Kind::kDirect ? matrix / 2 : 0;
-    from_weight = shared + row_n * T::kBlockK + (chunk_n ^ swizzle<T::kBlockK, false>(row)) * 16;
+    from_weight = shared + row_n * kRowBytesW + (chunk_n ^ swizzle<kRowBytesW, false>(row)) * 16;
     const int row_m = warp_m + (Kind::kWideX ? g : row + (Kind::kDirect ? matrix / 2 : matrix) * 8);
-    const int chunk_m = Kind::kWideX ? t / 2 : Kind::kDirect ? matrix % 2 : 0;
-    from_x = shared + T::kWeightBytes + row_m * kRowBytesX + (chunk_m ^ swizzle<kRowBytesX, Kind::kWideX>(row_m)) * 16 +
-             (Kind::kWideX ? t % 2 * 8 : 0);
+    const int chunk_m = Kind::kTable ? t : Kind::kWideX ? t / 2 : Kind::kDirect ? matrix % 2 : 0;
+    from_x = shared + T::kBlockN * kRowBytesW + row_m * kRowBytesX + (chunk_m ^ swizzle<kRowBytesX, Kind::kWideX>(row_m)) * 16 +
+             (Kind::kWideX && !Kind::kTable ? t % 2 * 8 : 0);
+    // A lane's eight k of 4-bit codes lie in one of two blocks.
+    const int row_s = Kind::kTable ? t / 2 : 0;
+    if constexpr (Kind::kBlocks)
+      from_scales = shared + T::template kScales<Kind> + (row_s * T::kBlockN + warp_n + g * T::kChannels) * 2;
+    if constexpr (Kind::kTable) table = *a.table;
   }
 
   // Of the step that starts here in its stage; rows are aligned, so that the exclusive or reaches their chunks alone.
   __device__ __forceinline__ void read_weights(int step, uint32_t offset) {
-    const uint32_t from = (from_weight ^ step * Kind::kDepth) + offset;
+    const uint32_t from = (from_weight ^ step * Kind::kDepth / Kind::kCodes) + offset;
     if constexpr (Kind::kDirect) {
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) read_matrices(weights[step % 2][r], from + r * 16 * T::kBlockK);
-    } else {
+      for (int r = 0; r < kRowTiles; ++r) read_matrices(weights[step % 2][r], from + r * 16 * kRowBytesW);
+    } else if (step % Kind::kCodes == 0) {  // of 4 bits two steps' at once
 #pragma unroll
-      for (int r = 0; r < kRowTiles; r += 2) read_matrices(packed + r * 2, from + r * 16 * T::kBlockK);
+      for (int r = 0; r < kRowTiles; r += 2) read_matrices(packed + r * 2, from + r * 16 * kRowBytesW);
     }
+    if constexpr (Kind::kBlocks)
+      if (step % Kind::kCodes == 0) read_shared(scales, from_scales + offset + step * (T::kBlockN * 2));
   }
 
   __device__ __forceinline__ void widen(int r, int step) {
     if constexpr (!Kind::kDirect) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint2 v = widened<typename Kind::Value, Kind::kW>(packed[2 * r + half]);
+        uint2 v;
+        if constexpr (Kind::kTable) {
+          uint32_t pairs[4];  // of which the other two are never made
+          table.pairs(packed[2 * r + half], pairs);
+          v = {pairs[step % 2 * 2], pairs[step % 2 * 2 + 1]};
+        } else {
+          v = widened<typename Kind::Value, Kind::kW>(packed[2 * r + half]);
+        }
+        if constexpr (Kind::kBlocks) {
+          const uint32_t scale = __byte_perm(scales[r], 0, half ? 0x3232 : 0x1010);
+          v = {multiplied<typename Kind::Value>(v.x, scale), multiplied<typename Kind::Value>(v.y, scale)};
+        }
         weights[step % 2][r][half] = v.x, weights[step % 2][r][2 + half] = v.y;
       }
     }
@@ -212,7 +288,9 @@ struct Operands {
 
   // Of columns j … j + kReadX - 1.
   __device__ __forceinline__ void read_x(int j, int step, uint32_t offset) {
-    const uint32_t from = (from_x ^ step * Kind::kDepth * Kind::kSizeX) + offset + j * 8 * kRowBytesX;
+    // Of 4-bit codes a lane's eight k are neighbours: the first four, then the others.
+    const int in_row = Kind::kTable ? step / 2 * 64 + step % 2 * 8 : step * Kind::kDepth * Kind::kSizeX;
+    const uint32_t from = (from_x ^ in_row) + offset + j * 8 * kRowBytesX;
     if constexpr (Kind::kWideX)
       read_shared(reinterpret_cast<uint32_t (&)[2]>(x[2 * j]), from);
     else
@@ -348,7 +426,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(co
   const int k_end = min(static_cast<int>(a.p.K), k_begin + a.steps * T::kStageK);
   const int steps = (k_end - k_begin + T::kStageK - 1) / T::kStageK;
 
-  Loader<Kind, T> loader(a.p, shared, thread, n0, m0, k_begin, k_end);
+  Loader<Kind, T> loader(a, shared, thread, n0, m0, k_begin, k_end);
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
     loader.copy(i);
@@ -356,7 +434,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) rowwise_mma_kernel(co
   }
 
   Sum sum[kRowTiles][kColumns][4] = {};
-  Source source(shared + slice * T::template kSliceBytes<Kind>, lane, warp_n, warp_m);
+  Source source(a, shared + slice * T::template kSliceBytes<Kind>, lane, warp_n, warp_m);
   wait_copies<kStages - 1>();
   __syncthreads();
   source.read_weights(0, 0);

@@ -25,9 +25,9 @@ int granule(const BlockLinear& p) {
 }
 
 // The workspace: sums of tiles that are shared, then what is arranged.
-wgmma::Arranged arranged(const BlockLinear& p, const WgmmaConfig& c, void* workspace) {
+Arranged arranged(const BlockLinear& p, const WgmmaConfig& c, void* workspace) {
   const auto round = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
-  wgmma::Arranged a{};
+  Arranged a{};
   a.groups = ceil_div(p.K, granule(p)), a.stride = ceil_div(p.N, 8) * 8;
   char* at = static_cast<char*>(workspace) + round(wgmma::workspace_bytes(p, stage(p), c));
   a.table = reinterpret_cast<Table16*>(at), at += 256;
@@ -37,28 +37,14 @@ wgmma::Arranged arranged(const BlockLinear& p, const WgmmaConfig& c, void* works
   return a;
 }
 
-template <class T, int kGranule>
-cudaError_t arrange(const BlockLinear& p, const wgmma::Arranged& a, cudaStream_t stream) {
-  using wgmma::kArrangeThreads;
-  const int64_t columns = scale_columns(p);
-  const auto blocks = [](int64_t work, int each) { return static_cast<unsigned>(ceil_div(work, each)); };
-  const auto grid = [&](dim3 all) { return Grid{all, kArrangeThreads, 0, stream, 1, Overlap::after_ours}; };
-  if (a.largest) {
-    const cudaError_t error = launch(wgmma::find_largest, grid(blocks(p.N, kArrangeThreads / 32)), p, a, columns);
-    if (error != cudaSuccess) return error;
-  }
-  const dim3 tiles(blocks(a.stride, wgmma::kArrangeRows), blocks(a.groups, wgmma::kArrangeGroups));
-  return launch(wgmma::arrange_scales<T, kGranule>, grid(tiles), p, a, columns);
-}
-
 template <class T, Element kType, int kGranule, class Shapes>
 cudaError_t launch(Shapes shapes, const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  const wgmma::Arranged a = arranged(p, c, workspace);
+  const Arranged a = arranged(p, c, workspace);
   const TensorMap lines = wgmma::lines_map(p, row_bytes(p), c.rows);
   const TensorMap scale(map_type(p.type), a.scales, CU_TENSOR_MAP_SWIZZLE_NONE, {a.stride, a.groups},
                         {a.stride * int64_t{sizeof(T)}}, {c.rows, stage(p) / kGranule});
   if (!lines.valid || !scale.valid) return cudaErrorNotSupported;
-  const cudaError_t error = arrange<T, kGranule>(p, a, stream);
+  const cudaError_t error = arrange<T, kGranule>(p, a, Overlap::after_ours, stream);
   if (error != cudaSuccess) return error;
   const wgmma::FactoredRows<T> epilogue{static_cast<T*>(p.y), static_cast<int>(p.M), static_cast<int>(p.N), a.factor, p.bias,
                                         p.bias_type};
@@ -134,7 +120,7 @@ bool blocks_wgmma_fits(const BlockLinear& p, const BlocksWgmmaConfig& c) {
 }
 
 size_t blocks_wgmma_workspace(const BlockLinear& p, const BlocksWgmmaConfig& c) {
-  const wgmma::Arranged a = arranged(p, c, nullptr);
+  const Arranged a = arranged(p, c, nullptr);
   return reinterpret_cast<size_t>(a.scales) + static_cast<size_t>(a.groups * a.stride) * 2;
 }
 

@@ -2,75 +2,13 @@
 // x's type exactly (a table is rounded to it), are multiplied by their scale, rounded to x's type, and y = sum · factor + bias, a
 // factor a row of w.
 //
-// Bulk tensor copies want scales as [K / granule, N] of x's type. An earlier kernel lays them out so (arrange_scales), whatever
-// their block and type. For fp16, whose range is shorter than that of the scales, they are relative to the largest scale of an
-// output channel, which becomes part of that channel's factor.
+// Bulk tensor copies want scales as [K / granule, N] of x's type, and an earlier kernel lays them out so (arrange_scales.cuh).
 #pragma once
 
-#include "cuda/kernels/blocks.cuh"
+#include "cuda/kernels/arrange_scales.cuh"
 #include "cuda/kernels/sm90a/weight_only_wgmma.cuh"
-#include "cuda/kernels/table16.cuh"
 
 namespace aoext::cuda::wgmma {
-
-// The output of arrange_scales, for the product.
-struct Arranged {
-  void* scales;             // [K / granule, stride] of x's type
-  float *largest, *factor;  // [N]; `largest` is null where scales are not relative to it
-  Table16* table;
-  int64_t groups, stride;  // rows, and their length: N rounded up to 16 bytes
-};
-
-constexpr int kArrangeRows = 32, kArrangeGroups = 64, kArrangeThreads = 256;
-
-// The largest finite scale of each output channel.
-static __global__ void __launch_bounds__(kArrangeThreads)
-    find_largest(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
-  wait_for_last_kernel();
-  start_next_kernel();
-  const int64_t n = int64_t{blockIdx.x} * (kArrangeThreads / 32) + threadIdx.x / 32;
-  if (n >= p.N) return;
-  uint32_t largest = 0;
-  for (int64_t i = threadIdx.x % 32; i < columns; i += 32) {
-    const float scale = load_block_scale(p, n / p.block_n * columns + i);
-    const uint32_t magnitude = __float_as_uint(scale) & 0x7fffffff;
-    largest = max(largest, magnitude < 0x7f800000 ? magnitude : 0);
-  }
-  largest = __reduce_max_sync(~0u, largest);
-  if (threadIdx.x % 32 == 0) a.largest[n] = largest == 0 ? 1.0f : __uint_as_float(largest);
-}
-
-// Tiles of 32 output channels by 64 granules.
-template <class T, int kGranule>
-__global__ void __launch_bounds__(kArrangeThreads)
-    arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
-  wait_for_last_kernel();
-  start_next_kernel();
-  __shared__ float tile[kArrangeGroups][kArrangeRows + 1];
-  const int64_t n0 = int64_t{blockIdx.x} * kArrangeRows, g0 = int64_t{blockIdx.y} * kArrangeGroups;
-  if (blockIdx.y == 0 && threadIdx.x < kArrangeRows && n0 + threadIdx.x < p.N) {
-    const float table = p.table ? table_factor<T>(p.table) : 1.0f;
-    const float largest = a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
-    a.factor[n0 + threadIdx.x] = largest * (global_scale(p) / table);
-    if (p.table && blockIdx.x == 0 && threadIdx.x == 0) a.table->template read<T>(p.table, table);
-  }
-  for (int i = threadIdx.x; i < kArrangeRows * kArrangeGroups; i += kArrangeThreads) {
-    const int row = i / kArrangeGroups, group = i % kArrangeGroups;
-    const int64_t n = n0 + row, k = (g0 + group) * kGranule;
-    float scale = 0;
-    if (n < p.N && k < p.K) {
-      scale = load_block_scale(p, n / p.block_n * columns + static_cast<uint32_t>(k) / static_cast<uint32_t>(p.block_k));
-      if (a.largest) scale /= a.largest[n];
-    }
-    tile[group][row] = scale;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < kArrangeRows * kArrangeGroups; i += kArrangeThreads) {
-    const int row = i % kArrangeRows, group = i / kArrangeRows;
-    if (n0 + row < a.stride && g0 + group < a.groups)
-      static_cast<T*>(a.scales)[(g0 + group) * a.stride + n0 + row] = rounded<T>(tile[group][row]);
-  }
-}
 
 // kGranule: k of an arranged scale; of 8 bits 32 or a whole stage, of lut4 16 or 32.
 template <class T, Element kType, int kGranule, class Shape>

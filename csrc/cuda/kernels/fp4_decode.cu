@@ -1,0 +1,111 @@
+// Instances of fp4_decode.cuh, and their launcher.
+#include "cuda/kernels/fp4_decode.h"
+
+#include "cuda/kernels/choice.h"
+#include "cuda/kernels/fp4_decode.cuh"
+#include "cuda/kernels/instances.h"
+#include "cuda/kernels/rowwise_decode_cuts.h"
+
+namespace aoext::cuda {
+namespace fp4_decode {
+
+// What the choice of a cut asks.
+int tile_k(const Fp4Linear&) { return kTileK; }
+int k_tile_bytes(const Fp4Linear& p) { return stage_bytes(static_cast<int>(p.block_k)); }
+int table_bytes(const Fp4Linear&) { return 0; }
+int64_t weight_row_bytes(const Fp4Linear& p) { return row_bytes(p); }
+
+}  // namespace fp4_decode
+
+namespace {
+
+using fp4_decode::Fp4Linear;
+using Kernel = void (*)(rowwise_decode::Params<Fp4Linear>);
+
+// What tells instances apart.
+using Key = std::array<int, 3>;
+constexpr std::array<const char*, 3> kKeyNames = {"group", "octets", "depth"};
+
+// f(key, kernel) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  each<1, 2>([&](auto octets) {
+    each<2, 4>([&](auto depth) {
+      using namespace fp4_decode;
+      constexpr int kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
+      f(Key{Exponents::kGroup, kOctets, kDepth}, Kernel(fp4_decode_kernel<Exponents, kOctets, kDepth>));
+      f(Key{E4m3::kGroup, kOctets, kDepth}, Kernel(fp4_decode_kernel<E4m3, kOctets, kDepth>));
+    });
+  });
+}
+
+Key key_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
+  return {static_cast<int>(p.block_k), p.M <= 8 ? 1 : 2, c.depth};
+}
+
+Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
+  Kernel found = nullptr;
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  return found;
+}
+
+}  // namespace
+
+bool fp4_decode_takes(const BlockLinear& p) {
+  const bool scales = (p.block_k == fp4_decode::Exponents::kGroup && p.block_scale_type == Element::e8m0) ||
+                      (p.block_k == fp4_decode::E4m3::kGroup && p.block_scale_type == Element::e4m3);
+  return p.type == Element::bf16 && p.output == Element::bf16 && p.weight_type == Element::lut4 && p.block_n == 1 && scales &&
+         is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.block_scale, 8) && p.M <= 16 && p.K % 128 == 0 &&
+         p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
+}
+
+// By rowwise_decode's model, but that clusters meet in every turn, which counts here: turns have half as many k-tiles. Rings of
+// four stages, larger clusters and three blocks a multiprocessor never were the fastest (benchmarks/cuts/fp4_cuts.py).
+Fp4DecodeConfig choose_fp4_decode(const BlockLinear& p, const Device& device) {
+  constexpr int kAhead = 1024, kMostBlocks = 65535, kFewestWarps = 4;
+  const Fp4Linear linear{p};
+  const int sms = device.multiprocessors, shared_memory = device.shared_memory;
+  const bool hopper = device.is_hopper();
+  const int sm_warps = p.M > 8 ? 16 : 20;  // that have registers
+  Choice<Fp4DecodeConfig> best;
+  Fp4DecodeConfig c{{2, 1, 1, 1, 1, shared_memory, kAhead, hopper}};
+  for (c.cluster = 1; c.cluster <= (hopper ? 2 : 1); ++c.cluster)
+    for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
+      for (c.slices = 1; c.tiles * c.slices <= 16; ++c.slices)
+        for (int resident = 1; resident <= 2 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
+          if (c.tiles * c.slices < kFewestWarps) continue;
+          const int64_t groups = ceil_div(p.N, fp4_decode::kTileN * c.tiles);
+          const int slots = clusters_at_once(sms, resident, c.cluster);
+          c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
+          rowwise_decode::Launch<Fp4Linear> l;
+          if (!rowwise_decode::lay_out(linear, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024)
+            continue;
+          const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
+          const double meetings = c.cluster > 1 ? fits_of(device).rowwise_decode.cluster * (l.turns - 1) : 0;
+          best.consider(c, rowwise_decode::model_time(linear, c, l, device, at_once) + meetings);
+        }
+  return best.config;
+}
+
+bool fp4_decode_fits(const BlockLinear& p, const Fp4DecodeConfig& c) {
+  rowwise_decode::Launch<Fp4Linear> l;
+  return kernel_of(p, c) && rowwise_decode::lay_out(Fp4Linear{p}, c, l);
+}
+
+cudaError_t launch_fp4_decode(const BlockLinear& p, const Fp4DecodeConfig& c, cudaStream_t stream) {
+  if (!fp4_decode_takes(p)) return cudaErrorInvalidValue;
+  const Kernel kernel = kernel_of(p, c);
+  rowwise_decode::Launch<Fp4Linear> l;
+  if (!kernel || !rowwise_decode::lay_out(Fp4Linear{p}, c, l)) return cudaErrorInvalidValue;
+  return launch_few_rows(kernel, l.params, c, l.shared, stream);
+}
+
+std::string fp4_decode_instances() {
+  return instances_text("fp4_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string fp4_decode_instance(const BlockLinear& p, const Fp4DecodeConfig& c) {
+  return instance_text("fp4_decode", kKeyNames, key_of(p, c));
+}
+
+}  // namespace aoext::cuda
