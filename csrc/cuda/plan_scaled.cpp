@@ -8,7 +8,9 @@ namespace {
 
 // With fewer output columns than this, what the tensor cores cut off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
-constexpr int64_t kFewRows = 64;  // of x, up to which reading int4 takes the time
+// Of x, up to which weight-only products are as fast: reading int4 takes the time, and then multiplying in bf16 with few sums to
+// scale does. Of groups of fewer k than the second they always are.
+constexpr int64_t kWeightOnlyRows = 192, kScaledGroup = 128;
 
 bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
 
@@ -32,6 +34,7 @@ std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& d
   return std::visit(Overloaded{[](const auto&) { return Plan(); }, [&](const RingConfig& c) { return Plan({c, plan.scale}); },
                                [&](const DecodeConfig& c) { return Plan({c, plan.scale}); },
                                [&](const BatchConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const Int4WgmmaConfig& c) { return Plan({c, plan.scale}); },
                                [&](const MmaConfig& c) { return Plan({c, plan.scale}); }},
                     plan.kernel);
 }
@@ -39,7 +42,7 @@ std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& d
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   if (!takes_one_pass(p.K, device)) return {};
   const ScalarType scale = engine_scale(p);
-  if (p.M <= kFewRows || !device.is_hopper())
+  if (p.M <= kWeightOnlyRows || p.group_size < kScaledGroup || !device.is_hopper())
     if (const auto plan = by_weight_only(p, device, aligned)) return *plan;
   const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
   if (exact && engine_takes(p, device, aligned, scale))
@@ -56,7 +59,7 @@ ScaledPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& de
                 [&](const ScaledWgmmaConfig& c) { return scaled_wgmma_fits(raw, c); }),
             scale};
   }
-  if (f.is<RingConfig>() || f.is<DecodeConfig>() || f.is<BatchConfig>() || f.is<MmaConfig>()) {
+  if (f.is<RingConfig>() || f.is<DecodeConfig>() || f.is<BatchConfig>() || f.is<Int4WgmmaConfig>() || f.is<MmaConfig>()) {
     const auto plan = by_weight_only(p, device, aligned);
     return plan ? *plan : choose(p, device, aligned);
   }
