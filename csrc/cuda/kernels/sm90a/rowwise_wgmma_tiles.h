@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/fits.h"
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
 #include "cuda/kernels/tile_scheduler.h"
 #include "cuda/kernels/wgmma_config.h"
@@ -36,17 +37,16 @@ struct TileProblem {
   int w_line;  // bytes of an output channel in a k-tile
 };
 
-// Of the tiles that the fit knows and of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
-template <class Has, class Shares>
-WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, Shares&& shares) {
+// Of the `known` tiles those of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
+template <class Tiles, class Has, class Shares>
+Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, const Tiles& known, Has&& has, Shares&& shares) {
   const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
   const int sms = device.multiprocessors;
   const double from_memory = fit.memory * bandwidth_ratio(device);
   const int64_t stages = ceil_div(p.K, kLine);
   const double reading = static_cast<double>(p.N) * p.K * p.w_line / kLine / from_memory;
-  WgmmaConfig best{};
-  double least = 0;
-  for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
+  Choice<WgmmaConfig> best;
+  for (const RowwiseWgmmaFit::Tile& cost : known) {
     const bool turned = is_x_left(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
@@ -74,10 +74,7 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);
         if (s.whole_tiles % blocks != 0) multiplying += round(s.whole_tiles % blocks, stages);
         if (shared_tiles(s) > 0) multiplying += round(shared_tiles(s) * cluster, ceil_div(stages, cluster)) + fit.cluster;
-        const double time = std::max(multiplying, reading) + fit.both * std::min(multiplying, reading);
-        if (best.tokens != 0 && time >= least) return;
-        least = time;
-        best = config;
+        best.consider(config, std::max(multiplying, reading) + fit.both * std::min(multiplying, reading));
       };
       consider(1, even_blocks(tiles, 1, sms));
       if (!shares(cost)) continue;
@@ -86,6 +83,12 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
     }
   }
   return best;
+}
+
+// Of those that the fit of row-wise products knows.
+template <class Has, class Shares>
+WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, Shares&& shares) {
+  return choose_tiles(p, device, fits_of(device).rowwise_wgmma.tiles, has, shares).config;
 }
 
 }  // namespace aoext::cuda::wgmma
