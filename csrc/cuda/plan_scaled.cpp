@@ -12,6 +12,7 @@ constexpr int64_t kScaledGroup = 128;  // k of a group of int4, below which scal
 // What weight-only products take longer where x has 8 bits and scales of rows: of their model's time, and microseconds for each
 // number that becomes one of 16 bits.
 constexpr double kWithRowScales = 1.15, kWidening = 1.5e-6;
+constexpr double kSums = 2;  // microseconds of the sums of x that int4 needs beside its tiles
 
 bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
 
@@ -56,7 +57,7 @@ ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   const auto weight_only = by_weight_only(p, device, aligned);
   if (exact && engine_takes(p, device, aligned, scale)) {
     const auto choice = choose_scaled_wgmma(scaled_linear(p, scale), device);
-    if (!weight_only || choice.microseconds < weight_only_time(p, *weight_only, device))
+    if (!weight_only || choice.microseconds + kSums < weight_only_time(p, *weight_only, device))
       return {ScaledWgmmaConfig{choice.config}, scale};
   }
   if (weight_only) return *weight_only;

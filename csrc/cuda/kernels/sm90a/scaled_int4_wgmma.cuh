@@ -11,7 +11,9 @@
 // Accumulation. The tensor cores start from zero for each chunk of k that has scales of its own: 128, 64 or 32 k, kSub of them in
 // a k-tile. A chunk's sums, exact of int8, are multiplied by the scale and added to float32. For 128 by 256 and groups of 128
 // these are two instructions for each of a thread's 128 sums (one of float8), and unpacking takes 80: 750 cycles of all
-// schedulers against 1024 of the tensor cores. While one warpgroup adds, the other multiplies: they take turns.
+// schedulers against 1024 of the tensor cores. While one warpgroup adds, the other multiplies: they take turns. Measured are 2050
+// cycles of float8 and 2350 of int8: each wgmma takes 28 more than its 64 where its left operand is in registers, and other warps
+// issue half as fast meanwhile.
 //
 // Zero points multiply sums of x over the chunks, which an earlier kernel computed. Both are two bf16 each, and a tile begins
 // with their product, 32 chunks a step, whose x the producer copies as it does any other.
