@@ -232,16 +232,19 @@ def blocks_wgmma(type: int, weight: int, granule: int, rows: int, tokens: int) -
 def scaled_wgmma(by: int, sub: int, type: int, output: int, rows: int, tokens: int) -> Iterator[Case]:
     """by: how w is scaled, by blocks of 64 output channels or more, by single ones, or int4 by groups."""
     turned = int(by == 0 and tokens >= 128)
+    dtype, eight_bit = ELEMENTS[output], ELEMENTS[type]
     for M in (tokens - 7, tokens + 5):
         config = {**tiles_of(rows, tokens, 200, M), "turned": turned}
-        K, dtype = 656 if by < 2 else 640, ELEMENTS[output]
-        for group in (128, 256, K) if sub == 1 else (32, 96) if by < 2 else (32, 64):
-            if by == 2 and K % group:
-                continue
-            scale = dtype if by == 2 and group < 256 else FP32
-            problem = Problem(M, 200, K, group, dtype, scale, ELEMENTS[type], block_n=1 if by else 128)
-            operator = "scaled_mm_int4" if by == 2 else "scaled_mm_blockwise"
-            yield Case("scaled_wgmma", operator, problem, config)
+        if by == 2:
+            halves = eight_bit is E4M3 and dtype is FP16  # what the engine adds up by itself is 64 k
+            for group in {1: (128, 672), 2: (64, 128, 672) if halves else (64,), 4: (32, 160)}[sub]:
+                scale = dtype if group < 256 else FP32
+                problem = Problem(M, 200, 672 if group == 672 else 640, group, dtype, scale, eight_bit)
+                yield Case("scaled_wgmma", "scaled_mm_int4", problem, config)
+            continue
+        for group in (128, 256, 656) if sub == 1 else (32, 96):
+            problem = Problem(M, 200, 656, group, dtype, FP32, eight_bit, block_n=1 if by else 128)
+            yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, config)
 
 
 def tinygemm_mm(inner_k_tiles: int, sub_groups: int, tokens: int) -> Iterator[Case]:
@@ -378,20 +381,22 @@ def cuts() -> Iterator[Case]:
             config = {"rows": rows, "tokens": tokens, "turned": turned, "cluster": cluster, "blocks": blocks}
             if cluster == 1 or not turned:
                 yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, {**config, "ranges": 0})
-    for rows, tokens in ((128, 128), (64, 32)):
+    for rows, tokens in ((128, 128), (128, 256), (64, 32)):
         config = {"rows": rows, "tokens": tokens, "turned": 0, "ranges": 0}
         for cluster, blocks in ((1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
             cut = {**config, "cluster": cluster, "blocks": blocks}
-            for group in (32, 128):
+            for group in (32, 64, 128) if rows == 128 else ():
                 for eight_bit in (INT8, E4M3):
                     problem = Problem(tokens - 9, 6 * rows + 40, 2048, group, BF16, BF16, eight_bit)
                     yield Case("scaled_wgmma", "scaled_mm_int4", problem, cut)
-            problem = dataclasses.replace(problem, group_size=32, scale_dtype=FP32)
-            yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, cut)
+            if tokens <= 128:
+                problem = Problem(tokens - 9, 6 * rows + 40, 2048, 32, BF16, FP32, E4M3)
+                yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, cut)
     for M, kernel, config in (
         (2, "int4_ring", {"tiles": 2}),
         (8, "int4_decode", {"tiles": 2}),
         (50, "int4_batch", {"slices": 2}),
+        (150, "int4_wgmma", {}),
         (50, "int4_mma", {"splits": 2}),
     ):
         for eight_bit in (INT8, E4M3):

@@ -229,7 +229,8 @@ using Int4Kernel = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, Batc
 using RowwiseKernel =
     std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, ScaledMm, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
 using BlocksKernel = std::variant<Generic, BlocksAny, BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, BlocksMmaConfig>;
-using ScaledKernel = std::variant<Generic, ScaledAny, ScaledWgmmaConfig, RingConfig, DecodeConfig, BatchConfig, MmaConfig>;
+using ScaledKernel =
+    std::variant<Generic, ScaledAny, ScaledWgmmaConfig, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig>;
 using TinygemmKernel = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
 
 // "int4_mma block_n=128 block_m=32 splits=1"

@@ -131,9 +131,10 @@ struct Fits {
   RowwiseDecodeFit rowwise_decode;
   RowwiseMmaFit rowwise_mma;
   RowwiseWgmmaFit rowwise_wgmma;
+  RowwiseWgmmaFit::Tile scaled_int4_tiles[2];  // with groups of 128; beside k-tiles they cost what those of rowwise_wgmma do
   auto constants() {
     return std::tie(bandwidth, reduction, int4_ring, int4_decode, int4_mma, int4_batch, int4_wgmma, weight_only_wgmma,
-                    rowwise_decode, rowwise_mma, rowwise_wgmma);
+                    rowwise_decode, rowwise_mma, rowwise_wgmma, scaled_int4_tiles);
   }
 };
 

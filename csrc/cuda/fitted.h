@@ -15,7 +15,7 @@ namespace aoext::cuda {
 // by int8, 0.6%, at most 7%. rowwise_decode: cuts of M = 1 and 16, int8 and e4m3, eight N x K. rowwise_wgmma: 7505 configurations
 // of the shapes of Llama 3 8B and 70B, M = 8 to 256: 6% off, and what it takes is 0.6% from the fastest, at most 8%. Tiles
 // without swap_ab, and those of 128 by 128, 700 with M = 72 to 512: the former 5 to 10% off, and what it takes is 0.7% from the
-// fastest, at most 11%.
+// fastest, at most 11%. scaled_int4_tiles: four of Llama 3 8B's shapes, M = 96 to 4096, on an H100.
 // An H100 was measured too: its own were no better than these, scaled (benchmarks/cuda.md, "Choosing").
 constexpr Fits kH200Fits{
     .bandwidth = 4.66e6,
@@ -111,6 +111,7 @@ constexpr Fits kH200Fits{
                       .output = 6.6e-5,
                       .cluster = 2.02,
                       .both = 0.342},
+    .scaled_int4_tiles = {{128, 128, 0.83, 0.76}, {128, 256, 1.28, 1.11}},
 };
 
 }  // namespace aoext::cuda

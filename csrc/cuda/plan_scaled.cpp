@@ -8,7 +8,11 @@ namespace {
 
 // With fewer output columns than this, what the tensor cores cut off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
-constexpr int64_t kFewRows = 64;  // of x, up to which reading int4 takes the time
+constexpr int64_t kScaledGroup = 128;  // k of a group of int4, below which scaling sums takes longer than multiplying in 16 bits
+// What weight-only products take longer where x has 8 bits and scales of rows: of their model's time, and microseconds for each
+// number that becomes one of 16 bits.
+constexpr double kWithRowScales = 1.15, kWidening = 1.5e-6;
+constexpr double kSums = 2;  // microseconds of the sums of x that int4 needs beside its tiles
 
 bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
 
@@ -32,18 +36,31 @@ std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& d
   return std::visit(Overloaded{[](const auto&) { return Plan(); }, [&](const RingConfig& c) { return Plan({c, plan.scale}); },
                                [&](const DecodeConfig& c) { return Plan({c, plan.scale}); },
                                [&](const BatchConfig& c) { return Plan({c, plan.scale}); },
+                               [&](const Int4WgmmaConfig& c) { return Plan({c, plan.scale}); },
                                [&](const MmaConfig& c) { return Plan({c, plan.scale}); }},
                     plan.kernel);
+}
+
+// Microseconds of a plan for weight-only int4 by wgmma; 0, so that it is taken, of other kernels, which serve few rows, and of
+// short groups.
+double weight_only_time(const LinearProblem& p, const ScaledPlan& plan, const Device& device) {
+  if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || p.group_size < kScaledGroup) return 0;
+  Int4Linear linear = int4_linear(p);
+  linear.scale_type = element(plan.scale);
+  return kWithRowScales * choose_int4_wgmma(linear, device).microseconds + kWidening * static_cast<double>(p.M * p.K);
 }
 
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   if (!takes_one_pass(p.K, device)) return {};
   const ScalarType scale = engine_scale(p);
-  if (p.M <= kFewRows || !device.is_hopper())
-    if (const auto plan = by_weight_only(p, device, aligned)) return *plan;
   const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
-  if (exact && engine_takes(p, device, aligned, scale))
-    return {ScaledWgmmaConfig{choose_scaled_wgmma(scaled_linear(p, scale), device)}, scale};
+  const auto weight_only = by_weight_only(p, device, aligned);
+  if (exact && engine_takes(p, device, aligned, scale)) {
+    const auto choice = choose_scaled_wgmma(scaled_linear(p, scale), device);
+    if (!weight_only || choice.microseconds + kSums < weight_only_time(p, *weight_only, device))
+      return {ScaledWgmmaConfig{choice.config}, scale};
+  }
+  if (weight_only) return *weight_only;
   return {ScaledAny{}, p.scale};
 }
 
@@ -51,12 +68,13 @@ ScaledPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& de
   if (f.is<ScaledWgmmaConfig>()) {
     const ScalarType scale = engine_scale(p);
     const ScaledLinear raw = scaled_linear(p, scale);
-    return {forced_config<ScaledWgmmaConfig>(
-                f, text(p), device, engine_takes(p, device, aligned, scale), [&] { return choose_scaled_wgmma(raw, device); },
-                [&](const ScaledWgmmaConfig& c) { return scaled_wgmma_fits(raw, c); }),
-            scale};
+    return {
+        forced_config<ScaledWgmmaConfig>(
+            f, text(p), device, engine_takes(p, device, aligned, scale), [&] { return choose_scaled_wgmma(raw, device).config; },
+            [&](const ScaledWgmmaConfig& c) { return scaled_wgmma_fits(raw, c); }),
+        scale};
   }
-  if (f.is<RingConfig>() || f.is<DecodeConfig>() || f.is<BatchConfig>() || f.is<MmaConfig>()) {
+  if (f.is<RingConfig>() || f.is<DecodeConfig>() || f.is<BatchConfig>() || f.is<Int4WgmmaConfig>() || f.is<MmaConfig>()) {
     const auto plan = by_weight_only(p, device, aligned);
     return plan ? *plan : choose(p, device, aligned);
   }

@@ -8,8 +8,8 @@
 
 namespace aoext::cuda {
 
-// Of int4 under few rows of x, and on GPUs without ScaledWgmmaConfig, the kernels of weight-only int4, to which x goes as numbers
-// of the result's 16 bits, and whose sums its scales multiply.
+// Of int4 under few rows of x or with groups of fewer than 128 k, and on GPUs without ScaledWgmmaConfig, the kernels of
+// weight-only int4, to which x goes as numbers of the result's 16 bits, and whose sums its scales multiply.
 struct ScaledPlan {
   ScaledKernel kernel = Generic{};
   ScalarType scale = ScalarType::Float;  // what scales of w are converted to first, where they are of another type

@@ -10,22 +10,41 @@
 
 namespace aoext::cuda {
 
-std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
+QuantizedRows quantize_rowwise(const Tensor& input, ScalarType dtype, ChunkSums sums) {
   const LinearProblem p = check_quantize_rowwise(input, dtype);
-  if (!takes_one_pass(p.K, device_of(input))) return generic::quantize_rowwise(input, dtype);
+  if (!takes_one_pass(p.K, device_of(input))) {
+    const auto [values, scales] = generic::quantize_rowwise(input, dtype);
+    return {values, scales};
+  }
   const Launch launch(input);
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
   const Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
+  OptionalTensor all_sums;
   const Tensor x = aten::contiguous(input);
   QuantizeRowwise raw{};
   raw.x = x.const_data_ptr(), raw.values = values.mutable_data_ptr();
   raw.scales = static_cast<float*>(scales.mutable_data_ptr());
   raw.M = p.M, raw.K = p.K, raw.type = element(p.input), raw.output = element(p.output);
+  if (sums.lines > 0 && quantize_rowwise_sums(raw)) {
+    all_sums = workspace(p.M * sums.lines * kSumLine * kSumBytes, values);
+    raw.sums = sums, raw.sums.sums = data_of(all_sums);
+  }
   check(launch_quantize_rowwise(raw, launch.stream()), "quantize_rowwise");
-  return {values, scales};
+  return {values, scales, all_sums};
 }
 
-AOEXT_REGISTER(CUDA, quantize_rowwise, &explain_one_pass, &quantize_rowwise)
+std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
+  const QuantizedRows rows = quantize_rowwise(input, dtype, {});
+  return {rows.values, rows.scales};
+}
+
+namespace {
+
+std::tuple<Tensor, Tensor> quantize(const Tensor& input, ScalarType dtype) { return quantize_rowwise(input, dtype); }
+
+}  // namespace
+
+AOEXT_REGISTER(CUDA, quantize_rowwise, &explain_one_pass, &quantize)
 
 }  // namespace aoext::cuda

@@ -38,6 +38,13 @@ cudaError_t launch_kernel(const ScaledLinear& p, const ScaledKernel& kernel, voi
 
 }  // namespace
 
+ChunkSums sums_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
+                  const Tensor& zero_point) {
+  const ScaledPlan plan = plan_scaled(p, device_of(input), are_weights_aligned(weight, scale, &zero_point));
+  if (!std::holds_alternative<ScaledWgmmaConfig>(plan.kernel)) return {};
+  return scaled_sums(scaled_linear(p, plan.scale));
+}
+
 OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {
   const bool weights_aligned = are_weights_aligned(operands.weight, operands.scale, operands.zero_point);
   const ScaledPlan plan = plan_scaled(p, device_of(operands.input), weights_aligned);
@@ -62,6 +69,7 @@ OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {
     return y;
   }
   const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
+  if (config != nullptr && operands.sums) raw.sums = scaled_sums(raw), raw.sums.sums = data_of(operands.sums);
   const size_t bytes = config == nullptr ? 0 : scaled_wgmma_workspace(raw, *config);
   const OptionalTensor space = workspace(bytes, y);
   check(launch_kernel(raw, plan.kernel, data_of(space), launch.stream()), "scaled");

@@ -10,10 +10,10 @@ Tensor scaled_linear_int4(const Tensor& input, const Tensor& weight, const Tenso
                           const OptionalTensor& bias, std::optional<ScalarType> input_dtype) {
   LinearProblem p = check_scaled_linear_int4(input, weight, scale, zero_point, bias, input_dtype);
   const ScalarType dtype = input_dtype.value_or(ScalarType::Char);
-  const auto [values, input_scale] = quantize_rowwise(input, dtype);
   p.input = dtype;
-  if (const OptionalTensor y = scaled(p, {values, weight, input_scale, scale, &zero_point, bias})) return *y;
-  return generic::scaled_mm_int4(values, weight, input_scale, scale, zero_point, bias, p.output);
+  const QuantizedRows rows = quantize_rowwise(input, dtype, sums_of(p, input, weight, scale, zero_point));
+  if (const OptionalTensor y = scaled(p, {rows.values, weight, rows.scales, scale, &zero_point, bias, rows.sums})) return *y;
+  return generic::scaled_mm_int4(rows.values, weight, rows.scales, scale, zero_point, bias, p.output);
 }
 
 Explanation explain_product(const Call& call) { return explain_scaled(call, 1, 2); }

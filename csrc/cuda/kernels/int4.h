@@ -20,7 +20,7 @@ struct Int4Linear {
   void* y;                 // [M, N] of `type`
   int64_t M, N, K, group_size;
   Element type, scale_type, bias_type;
-  const float* row_scale;  // [M], or null; int4_ring, int4_decode, int4_batch and int4_mma know it
+  const float* row_scale;  // [M], or null; all but int4_any know it
 };
 
 }  // namespace aoext::cuda

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/kernels/chunk_sums.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/kernels/quantize_rowwise.cuh"
@@ -32,6 +33,18 @@ __device__ __forceinline__ void store(uint8_t* values, const Words<(kCount + 3) 
     *values = static_cast<uint8_t>(codes.w[0]);
   else
     *reinterpret_cast<Words<kCount / 4>*>(values) = codes;
+}
+
+// The sums of chunks of a row, from the codes of the pieces that a warp has of it: `at` is this thread's, of `count`.
+template <Element kOutput, int kCount>
+__device__ __forceinline__ void sum_chunks(const ChunkSums& s, int64_t m, uint32_t at, uint32_t count,
+                                           const Words<(kCount + 3) / 4>& codes) {
+  const uint32_t lanes = s.chunk / kCount;
+  int sum = 0;
+#pragma unroll
+  for (const uint32_t word : codes.w) sum += sum_of_codes<kOutput>(word);
+  sum = sum_over_lanes(at < count ? sum : 0, lanes);
+  if (at % lanes == 0 && at < count) store_sum<kOutput>(s, m, at / lanes, sum);
 }
 
 // A team is a row of the block's threads: the whole block, or a warp where the block has several. A piece is kCount elements; K
@@ -76,12 +89,19 @@ __global__ void __launch_bounds__(kMaxTeam) quantize_rowwise_kernel(const __grid
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
       const uint32_t at = base + i * team + threadIdx.x;
-      if (at < count) store<kCount>(values + static_cast<int64_t>(at) * kCount, row.template codes<T, kCount>(kept[i]));
+      const auto codes = row.template codes<T, kCount>(kept[i]);
+      if (at < count) store<kCount>(values + static_cast<int64_t>(at) * kCount, codes);
+      if constexpr (kCount > 1 && kOutput != Element::e5m2)
+        if (p.sums.sums != nullptr) sum_chunks<kOutput, kCount>(p.sums, m, at, count, codes);
     }
     if (base == 0) break;
     base -= kKept * team;
     load(base);
   }
+  if constexpr (kCount > 1 && kOutput != Element::e5m2)
+    if (p.sums.sums != nullptr)
+      for (int64_t chunk = (p.K - 1) / p.sums.chunk + 1 + threadIdx.x; chunk < p.sums.lines * kSumChunks; chunk += team)
+        store_sum<kOutput>(p.sums, m, chunk, 0);
 }
 
 template <class T, int kCount, int kKept, Element kOutput>
@@ -95,11 +115,18 @@ cudaError_t launch(const QuantizeRowwise& p, cudaStream_t stream) {
   return launch(quantize_rowwise_kernel<T, kCount, kKept, kOutput>, grid, p);
 }
 
+template <class T>
+constexpr int kWide = 16 / sizeof(T);  // elements of a piece of 16 bytes
+
+template <class T>
+bool is_wide(const QuantizeRowwise& p) {
+  return p.K % kWide<T> == 0 && is_aligned(p.x) && is_aligned(p.values, kWide<T>);
+}
+
 template <class T, Element kOutput>
 cudaError_t launch_to(const QuantizeRowwise& p, cudaStream_t stream) {
-  constexpr int kCount = 16 / sizeof(T);
-  const bool wide = p.K % kCount == 0 && is_aligned(p.x) && is_aligned(p.values, kCount);
-  if (!wide) return launch<T, 1, 16, kOutput>(p, stream);
+  constexpr int kCount = kWide<T>;
+  if (!is_wide<T>(p)) return launch<T, 1, 16, kOutput>(p, stream);
   // Large teams of 4 pieces a thread are one to a multiprocessor: nothing is read while they store.
   return p.K <= kMaxTeam / 2 * 4 * kCount ? launch<T, kCount, 4, kOutput>(p, stream) : launch<T, kCount, 8, kOutput>(p, stream);
 }
@@ -114,6 +141,10 @@ cudaError_t launch_from(const QuantizeRowwise& p, cudaStream_t stream) {
 }
 
 }  // namespace
+
+bool quantize_rowwise_sums(const QuantizeRowwise& p) {
+  return p.output != Element::e5m2 && (p.type == Element::fp32 ? is_wide<float>(p) : is_wide<__half>(p));
+}
 
 cudaError_t launch_quantize_rowwise(const QuantizeRowwise& p, cudaStream_t stream) {
   switch (p.type) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/chunk_sums.h"
 #include "cuda/kernels/element.h"
 
 namespace aoext::cuda {
@@ -16,7 +17,11 @@ struct QuantizeRowwise {
   float* scales;  // [M]
   int64_t M, K;
   Element type, output;
+  ChunkSums sums;  // of the values, where quantize_rowwise_sums
 };
+
+// Whether the kernel can compute sums of chunks, too.
+bool quantize_rowwise_sums(const QuantizeRowwise& p);
 
 // K is below 2³¹.
 cudaError_t launch_quantize_rowwise(const QuantizeRowwise& p, cudaStream_t stream);

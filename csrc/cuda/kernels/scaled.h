@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/chunk_sums.h"
 #include "cuda/kernels/element.h"
 #include "cuda/kernels/sizes.h"
 
@@ -25,6 +26,7 @@ struct ScaledLinear {
   int64_t M, N, K, x_group, w_group, block_n, scale_n, scale_k;
   Element type, scale_type, bias_type, output;
   bool int4;
+  ChunkSums sums;  // of x, as scaled_sums wants them, or null where a launch computes them
 };
 
 inline int64_t x_groups(const ScaledLinear& p) { return ceil_div(p.K, p.x_group); }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/scaled.h"
 #include "cuda/kernels/wgmma_config.h"
 #include "cuda/properties.h"
@@ -15,8 +16,10 @@ namespace aoext::cuda {
 // float32 or, of exactly 32 k, exponents; of int4 groups of multiples of 32 k with scales of 16 or 32 bits, N a multiple of 8.
 bool scaled_wgmma_takes(const ScaledLinear& p);
 
-WgmmaConfig choose_scaled_wgmma(const ScaledLinear& p, const Device& device);
+Choice<WgmmaConfig> choose_scaled_wgmma(const ScaledLinear& p, const Device& device);
 bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c);
+// How sums of x lie that int4 needs.
+ChunkSums scaled_sums(const ScaledLinear& p);
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c);  // bytes
 cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// int4 in groups as weights of weight_only_wgmma.cuh: w = q · scale + zero_point, then y = sum + bias.
+// int4 in groups as weights of weight_only_wgmma.cuh: w = q · scale + zero_point, then y = sum · row_scale + bias.
 //
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
@@ -171,22 +171,22 @@ struct Int4Weights {
   };
 };
 
-// The epilogue: the bias.
+// The epilogue: the scale of the row of x, and the bias.
 template <class T>
 struct Biased {
   using Sum = float;
   using Output = T;
   static constexpr bool kWholeVectors = true;
-  struct Nothing {};
 
   T* y;
+  const float* row_scale;  // or null
   const void* bias;
   Element bias_type;
   int M, N;
 
   __device__ float channel(int n) const { return bias == nullptr || n >= N ? 0 : load_float(bias, n, bias_type); }
-  __device__ Nothing row(int) const { return {}; }
-  __device__ float operator()(float sum, Nothing, float bias) const { return sum + bias; }
+  __device__ float row(int m) const { return row_scale == nullptr ? 1 : m < M ? row_scale[m] : 0; }
+  __device__ float operator()(float sum, float row_scale, float bias) const { return fmaf(sum, row_scale, bias); }
 };
 
 }  // namespace aoext::cuda::wgmma

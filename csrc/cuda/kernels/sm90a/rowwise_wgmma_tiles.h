@@ -37,16 +37,16 @@ struct TileProblem {
   int w_line;  // bytes of an output channel in a k-tile
 };
 
-// Of the tiles that the fit knows and of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
-template <class Has, class Shares>
-WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, Shares&& shares) {
+// Of the `known` tiles those of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
+template <class Tiles, class Has, class Shares>
+Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, const Tiles& known, Has&& has, Shares&& shares) {
   const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
   const int sms = device.multiprocessors;
   const double from_memory = fit.memory * bandwidth_ratio(device);
   const int64_t stages = ceil_div(p.K, kLine);
   const double reading = static_cast<double>(p.N) * p.K * p.w_line / kLine / from_memory;
   Choice<WgmmaConfig> best;
-  for (const RowwiseWgmmaFit::Tile& cost : fit.tiles) {
+  for (const RowwiseWgmmaFit::Tile& cost : known) {
     const bool turned = is_x_left(cost.height);
     const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
     const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
@@ -82,7 +82,13 @@ WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, 
       consider(2, std::min<int64_t>(2 * tiles, sms / 2 * 2));
     }
   }
-  return best.config;
+  return best;
+}
+
+// Of those that the fit of row-wise products knows.
+template <class Has, class Shares>
+WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, Shares&& shares) {
+  return choose_tiles(p, device, fits_of(device).rowwise_wgmma.tiles, has, shares).config;
 }
 
 }  // namespace aoext::cuda::wgmma

@@ -1,4 +1,4 @@
-// The choice among the tiles of scaled_wgmma.cuh, its launcher, and what int4 needs beside it: sums of x.
+// The choice among the tiles of scaled_wgmma.cuh and scaled_int4_wgmma.cuh, and their launcher.
 #include "cuda/kernels/scaled_wgmma.h"
 
 #include "cuda/kernels/instances.h"
@@ -8,73 +8,22 @@ namespace aoext::cuda {
 namespace wgmma {
 namespace {
 
-constexpr int kSumThreads = 256;
-
-// Sums of chunks of x: a lane takes 16 bytes, and the lanes of a chunk add their sums by shuffles.
-template <Element kType, int kChunk>
-__global__ void __launch_bounds__(kSumThreads)
-    sum_chunks(const uint8_t* x, float* sums, int64_t M, uint32_t K, uint32_t chunks, int64_t pitch) {
-  constexpr int kLanes = kChunk / 16;
-  start_next_kernel();
-  wait_for_last_kernel();
-  const int64_t piece = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
-  const uint32_t row_pieces = chunks * kLanes;
-  const int64_t m = piece / row_pieces;
-  const uint32_t in_row = static_cast<uint32_t>(piece - m * row_pieces);
-  float sum = 0;
-  if (m < M && in_row * 16 < K) {
-    const uint4 v = *reinterpret_cast<const uint4*>(x + m * K + in_row * 16);
-    if constexpr (kType == Element::int8) {
-      const int ones = 0x01010101;
-      sum = static_cast<float>(__dp4a(int(v.x), ones, __dp4a(int(v.y), ones, __dp4a(int(v.z), ones, __dp4a(int(v.w), ones, 0)))));
-    } else {
-#pragma unroll
-      for (const uint32_t word : {v.x, v.y, v.z, v.w})
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float2 pair = __half22float2(eight_bit::half_pair(eight_bit::half_pair_of<kType>(word, i)));
-          sum += pair.x + pair.y;
-        }
-    }
-  }
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-  if (m >= M || in_row % kLanes != 0) return;
-  const int chunk = in_row / kLanes;
-  auto* const to = reinterpret_cast<__nv_bfloat16*>(sums);
-  const __nv_bfloat16 rounded = __float2bfloat16_rn(sum);
-  to[place_of_sum(chunk, m, pitch, false)] = rounded;
-  to[place_of_sum(chunk, m, pitch, true)] = __float2bfloat16_rn(sum - __bfloat162float(rounded));
-}
-
-// A whole number of blocks of them, zeros behind K.
-int64_t sum_chunks_of(const ScaledLinear& p, int sub) { return ceil_div(p.K, kSumsOfBlock * (kLine / sub)) * kSumsOfBlock; }
-
-cudaError_t launch_sums(const ScaledLinear& p, int sub, float* sums, cudaStream_t stream) {
-  const int chunk = kLine / sub;
-  const auto chunks = static_cast<uint32_t>(sum_chunks_of(p, sub));
-  const int64_t blocks = ceil_div(p.M * chunks * (chunk / 16), kSumThreads);
-  if (blocks > (int64_t{1} << 31) - 1) return cudaErrorInvalidConfiguration;
-  const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
-  const auto kernel = p.type == Element::int8 ? (sub == 1 ? sum_chunks<Element::int8, 128> : sum_chunks<Element::int8, 32>)
-                                              : (sub == 1 ? sum_chunks<Element::e4m3, 128> : sum_chunks<Element::e4m3, 32>);
-  return launch(kernel, grid, static_cast<const uint8_t*>(p.x), sums, p.M, static_cast<uint32_t>(p.K), chunks, chunk_pitch(p.M));
-}
+constexpr int kTransposeThreads = 256;
 
 // Transposes scales of x to [chunk][row].
-__global__ void __launch_bounds__(kSumThreads)
-    turn_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
+__global__ void __launch_bounds__(kTransposeThreads)
+    transpose_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
   start_next_kernel();
   wait_for_last_kernel();
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x, group = i / M, m = i - group * M;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kTransposeThreads + threadIdx.x, group = i / M, m = i - group * M;
   if (group < groups) to[group * pitch + m] = scales[m * groups + group];
 }
 
-cudaError_t launch_turn(const ScaledLinear& p, float* to, cudaStream_t stream) {
-  const int64_t blocks = ceil_div(p.M * x_groups(p), kSumThreads);
+cudaError_t launch_transpose(const ScaledLinear& p, float* to, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(p.M * x_groups(p), kTransposeThreads);
   if (blocks > (int64_t{1} << 31) - 1) return cudaErrorInvalidConfiguration;
-  const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, 1, Overlap::after_ours};
-  return launch(turn_scales, grid, p.x_scale, to, p.M, x_groups(p), chunk_pitch(p.M));
+  const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kTransposeThreads), 0, stream, 1, Overlap::after_ours};
+  return launch(transpose_scales, grid, p.x_scale, to, p.M, x_groups(p), chunk_pitch(p.M));
 }
 
 // Whether there is such a tile, and its output channels share scales as the kernel wants.
@@ -96,11 +45,13 @@ constexpr std::array<const char*, 6> kKeyNames = {"by", "sub", "type", "output",
 // f(key) of each.
 template <class F>
 void for_each_instance(F&& f) {
-  for (const ScaledKind kind : {ScaledKind{ScaledBy::tile, 1}, {ScaledBy::row, 4}, {ScaledBy::group, 1}, {ScaledBy::group, 4}})
+  for (const ScaledKind kind :
+       {ScaledKind{ScaledBy::tile, 1}, {ScaledBy::row, 4}, {ScaledBy::group, 1}, {ScaledBy::group, 2}, {ScaledBy::group, 4}})
     for (const Element type : {Element::int8, Element::e4m3})
       for (const Element output : {Element::bf16, Element::fp16})
         for_each_scaled_tile([&](auto tile) {
-          if (has_scaled_tile(kind.by, type, output, tile.kBlockN, tile.kBlockM))
+          if (has_scaled_tile(kind.by, type, output, tile.kBlockN, tile.kBlockM) &&
+              (kind.by != ScaledBy::group || kind.sub >= least_sub(type, output)))
             f(Key{int(kind.by), kind.sub, int(type), int(output), tile.kBlockN, tile.kBlockM});
         });
 }
@@ -111,14 +62,22 @@ bool are_chunks(int64_t group, int64_t K, int chunk) { return group % chunk == 0
 }  // namespace
 
 ScaledKind scaled_kind(const ScaledLinear& p) {
+  if (p.int4) {
+    const int sub = are_chunks(p.w_group, p.K, kLine) ? 1 : are_chunks(p.w_group, p.K, kLine / 2) ? 2 : 4;
+    return {ScaledBy::group, std::max(sub, least_sub(p.type, p.output))};
+  }
   const bool whole = are_chunks(p.w_group, p.K, kLine) && are_chunks(p.x_group, p.K, kLine);
-  if (p.int4) return {ScaledBy::group, whole ? 1 : 4};
   return whole && (p.block_n % 64 == 0 || p.block_n >= p.N) ? ScaledKind{ScaledBy::tile, 1} : ScaledKind{ScaledBy::row, 4};
 }
 
 }  // namespace wgmma
 
 using namespace wgmma;
+
+ChunkSums scaled_sums(const ScaledLinear& p) {
+  const int chunk = kLine / scaled_kind(p).sub;
+  return {nullptr, chunk, ceil_div(p.K, kSumChunks * chunk)};
+}
 
 bool scaled_wgmma_takes(const ScaledLinear& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 256;  // tiles end below 2^31
@@ -137,19 +96,20 @@ bool scaled_wgmma_takes(const ScaledLinear& p) {
          is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-WgmmaConfig choose_scaled_wgmma(const ScaledLinear& p, const Device& device) {
+Choice<WgmmaConfig> choose_scaled_wgmma(const ScaledLinear& p, const Device& device) {
   const ScaledKind kind = scaled_kind(p);
-  WgmmaConfig best = choose_tiles(
-      {p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine}, device,
-      [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.tokens); },
-      [&](const auto& tile) { return !is_x_left(kind.by, tile.tokens); });
+  const TileProblem problem{p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine};
+  const auto has = [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.tokens); };
+  const auto shares = [&](const auto& tile) { return !is_x_left(kind.by, tile.tokens); };
+  if (p.int4) return choose_tiles(problem, device, fits_of(device).scaled_int4_tiles, has, shares);
+  auto best = choose_tiles(problem, device, fits_of(device).rowwise_wgmma.tiles, has, shares);
   // Many rows of x, and tiles of BLOCK_N = 64 only: what was not measured.
-  if (best.tokens == 0) {
+  if (best.config.tokens == 0) {
     constexpr int kLow = 64;
     const int64_t tiles = ceil_div(p.N, kLow) * ceil_div(p.M, kPairN);
-    best = {kPairN, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
+    best.config = {kPairN, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
   }
-  best.turned = is_x_left(kind.by, best.tokens);
+  best.config.turned = is_x_left(kind.by, best.config.tokens);
   return best;
 }
 
@@ -162,7 +122,8 @@ bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
 
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
-  const int64_t chunks = p.int4 ? sum_chunks_of(p, kind.sub) : is_x_left(kind.by, c.tokens) ? x_groups(p) : 0;
+  if (kind.by == ScaledBy::group) return p.sums.sums == nullptr ? p.M * scaled_sums(p).lines * kSumLine * kSumBytes : 0;
+  const int64_t chunks = is_x_left(kind.by, c.tokens) ? x_groups(p) : 0;
   return static_cast<size_t>(chunk_pitch(p.M) * chunks) * sizeof(float);
 }
 
@@ -170,14 +131,13 @@ cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, voi
   if (!scaled_wgmma_fits(p, c)) return cudaErrorInvalidValue;
   const ScaledKind kind = scaled_kind(p);
   if (kind.by == ScaledBy::row) return launch_scaled_row(p, c, stream);
+  if (kind.by == ScaledBy::group) return launch_scaled_int4(p, c, workspace, stream);
   auto* const by_chunks = static_cast<float*>(workspace);
-  cudaError_t error = cudaSuccess;
-  if (kind.by == ScaledBy::group)
-    error = launch_sums(p, kind.sub, by_chunks, stream);
-  else if (is_x_left(kind.by, c.tokens))
-    error = launch_turn(p, by_chunks, stream);
-  if (error != cudaSuccess) return error;
-  return kind.by == ScaledBy::group ? launch_scaled_group(p, c, by_chunks, stream) : launch_scaled_tile(p, c, by_chunks, stream);
+  if (is_x_left(kind.by, c.tokens)) {
+    const cudaError_t error = launch_transpose(p, by_chunks, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_scaled_tile(p, c, by_chunks, stream);
 }
 
 std::string scaled_wgmma_instances() {

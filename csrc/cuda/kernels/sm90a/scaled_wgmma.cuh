@@ -1,4 +1,4 @@
-// 8-bit products with a scale a block on Hopper (scaled.h): x of e4m3 or int8 by w of the same type, or of int4.
+// 8-bit products with a scale a block on Hopper (scaled.h): x of e4m3 or int8 by w of the same type.
 //
 // It walks memory as rowwise_wgmma.cuh does: swap_ab, a tile has 128 or 64 output channels by BLOCK_M rows of x, a k-tile 128 k,
 // two warpgroups consume and one produces. The difference is what becomes of a k-tile's product: the tensor cores start from zero
@@ -6,10 +6,6 @@
 // lie beside the operands in each stage: two warps of the producer warpgroup bring them by cp.async, which arrives on the stage's
 // barrier. Their addresses are computed once a tile: with addresses and divisions in every k-tile these two warps were slower
 // than all others.
-//
-// int4 becomes 8 bits in shared memory, a k-tile ahead of the tensor cores, by the warpgroup that multiplies it: 16 q as int8, so
-// that a byte needs no sign extension, and q as e4m3, whose subnormal numbers count in steps of 2^-9. Zero points multiply sums
-// of x over chunks of k, which an earlier kernel computed: a small product of its own, with which a tile begins.
 //
 // Where all output channels of a tile have one scale, as with blocks of 128 by 128, and BLOCK_M >= 128, x is the left operand (no
 // swap_ab): a thread then has two factors a k-tile, and y does not come transposed. Scales of x are laid out chunk by chunk
@@ -25,17 +21,15 @@
 namespace aoext::cuda::wgmma {
 
 // How w is scaled: 8 bits with a scale for 64 output channels or more by 128 k or more; 8 bits with scales for each output
-// channel; int4.
+// channel; int4 (scaled_int4_wgmma.cuh).
 enum class ScaledBy { tile, row, group };
 
 struct ScaledParams {
-  RowwiseParams rowwise;  // of int4, row_scale is the scale of x
-  const void* scale;      // as in ScaledLinear
-  const void* zero;
-  // Scales of x, [M, x_groups]. Where x is the left operand, by chunks, [x_chunks, x_groups], so that rows are neighbours. Of
-  // int4, sums of x over chunks, x_groups rows of x for each 16 chunks (place_of_sum).
+  RowwiseParams rowwise;
+  const void* scale;  // as in ScaledLinear
+  // Scales of x, [M, x_groups]. Where x is the left operand, by chunks, [x_chunks, x_groups], so that rows are neighbours.
   const float* x_values;
-  int64_t scale_n, scale_k;
+  int64_t scale_n;
   int block_n, x_groups, w_groups;
   int x_chunks, w_chunks;  // chunks of k that share a value; x's by chunks as above
   int x_chunk;             // k-tiles that share one of these
@@ -49,23 +43,18 @@ constexpr bool is_x_left(ScaledBy by, int block_m) { return by == ScaledBy::tile
 // kSub: chunks of a k-tile that have scales of their own.
 template <ScaledBy kBy, class Output, int kBlockN, int kBlockM, int kStages, int kSub>
 struct ScaledLayout {
-  static constexpr bool kInt4 = kBy == ScaledBy::group;
-  static constexpr bool kXIsLeft = is_x_left(kBy, kBlockM), kByChunks = kXIsLeft || kInt4;  // x's scales or sums come by chunks
+  static constexpr bool kXIsLeft = is_x_left(kBy, kBlockM);
   static constexpr int kTurns = !kXIsLeft && kBlockN == kPairN / 2 ? 2 : 1;  // in which the warpgroups take k-tiles
   static_assert(kStages % kTurns == 0);
   static constexpr int kGroupM = kBlockM, kGroupN = kXIsLeft ? kBlockN : 64;
   static constexpr bool kSplitsM = false;                                  // each warpgroup has the row scales of all rows of x
   static constexpr int kOwnM = kXIsLeft ? 0 : kBlockM * kBlockN / kPairN;  // rows of x that a warpgroup stores
-  static constexpr int kWLine = kInt4 ? kLine / 2 : kLine;
-  static constexpr int kWBytes = kBlockN * kWLine, kXBytes = kBlockM * kLine;
-  static constexpr int kStage = kWBytes + kXBytes;                 // w, then x
-  static constexpr int kXValues = kInt4 ? 0 : kSub * kBlockM * 4;  // bytes: [kSub][kBlockM]
-  // ScaledBy::tile: one float32. ScaledBy::row: [kSub][kBlockN] float32, or 4 exponents for each. ScaledBy::group:
-  // [kSub][kBlockN] of 2 or 4 bytes.
+  static constexpr int kWBytes = kBlockN * kLine, kXBytes = kBlockM * kLine;
+  static constexpr int kStage = kWBytes + kXBytes;     // w, then x
+  static constexpr int kXValues = kSub * kBlockM * 4;  // bytes: [kSub][kBlockM]
+  // ScaledBy::tile: one float32. ScaledBy::row: [kSub][kBlockN] float32, or 4 exponents for each.
   static constexpr int kWValues = kBy == ScaledBy::tile ? 16 : kSub * kBlockN * 4;
-  // Where int4 becomes 8 bits: two buffers of 64 output channels for each warpgroup.
-  static constexpr int kExpanded = kStages * kStage, kExpandedBytes = kInt4 ? 64 * kLine : 0;
-  static constexpr int kValues = kExpanded + 4 * kExpandedBytes;  // of each stage: those of x, then of w
+  static constexpr int kValues = kStages * kStage;  // of each stage: those of x, then of w
   static constexpr int kStageValues = kXValues + kWValues;
   static constexpr int kStaging = kValues + kStages * kStageValues;
   using S = Staging<Output, kOwnM>;
@@ -76,8 +65,6 @@ struct ScaledLayout {
   static constexpr int kBarriers = kRowScales + 2 * kGroupM * int(sizeof(float));
   static constexpr int kClusterBarriers = kBarriers + 2 * 8 * kStages;
   static constexpr int kBytes = kClusterBarriers + kClusterBarrierBytes + 1024;
-  // Of a producer thread, which keeps more addresses where w has scales in the stages, and of a consumer.
-  static constexpr int kCopyRegisters = kBy == ScaledBy::group ? 56 : 40, kMultiplyRegisters = kBy == ScaledBy::group ? 224 : 232;
   using Shares = ClusterShares<Output, kXIsLeft ? 32 : kOwnM, 2>;
   static_assert(kStages == 0 || Shares::bytes(kPair) <= kStaging);
 };
@@ -87,110 +74,7 @@ __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-constexpr int kTurnBarrier = 6;  // a named barrier for each of two warpgroups
-
-__device__ inline void arrive_at(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// ---- int4 to 8 bits ----
-
-// The nibbles of each half of a word as bytes: 16 q as int8, q · 2^-9 as e4m3.
-template <Element kType>
-__device__ inline void unpack_nibbles(uint32_t v, uint32_t& low, uint32_t& high) {
-  if constexpr (kType == Element::int8) {
-    const uint32_t even = v << 4 & 0xf0f0f0f0, odd = v & 0xf0f0f0f0;
-    low = __byte_perm(even, odd, 0x5140), high = __byte_perm(even, odd, 0x7362);
-  } else {
-    // |q| is its own code up to 8; of a negative q it is 16 - n: 15 - n, and 1 with the sign.
-    const auto code = [](uint32_t n) {
-      const uint32_t sign = n >> 3 & 0x01010101;
-      return (n ^ sign * 15) + sign * 0x81;
-    };
-    const uint32_t even = code(v & 0x0f0f0f0f), odd = code(v >> 4 & 0x0f0f0f0f);
-    low = __byte_perm(even, odd, 0x5140), high = __byte_perm(even, odd, 0x7362);
-  }
-}
-
-// The factor that undoes 16 or 2^-9.
-template <Element kType>
-constexpr float kCodeStep = kType == Element::int8 ? 0x1p-4f : 0x1p9f;
-
-// 64 output channels of a stage, from the swizzled 64 bytes of a bulk tensor copy to lines of 128: a thread has half a row.
-template <Element kType>
-__device__ inline void expand(uint32_t from, uint32_t to, int thread) {
-  const int row = thread / 2, half = thread % 2;
-  const uint32_t line = to + row * kLine;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint4 packed = load_shared_16(from + row * (kLine / 2) + ((2 * half + i ^ (row >> 1 & 3)) << 4));
-    uint4 first, second;
-    unpack_nibbles<kType>(packed.x, first.x, first.y), unpack_nibbles<kType>(packed.y, first.z, first.w);
-    unpack_nibbles<kType>(packed.z, second.x, second.y), unpack_nibbles<kType>(packed.w, second.z, second.w);
-    const int chunk = 4 * half + 2 * i;
-    store_shared_16(line + ((chunk ^ (row & 7)) << 4), first), store_shared_16(line + ((chunk + 1 ^ (row & 7)) << 4), second);
-  }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// ---- Zero points of int4 ----
-
-// The upper halves of two floats' bits as bf16, rounded, and what is left of them likewise.
-struct SplitPair {
-  uint32_t high, low;
-  __device__ SplitPair(float a, float b) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    high = bits<uint32_t>(pair);
-    low = rounded_pair<__nv_bfloat16>(a - __low2float(pair), b - __high2float(pair));
-  }
-};
-
-// Sums of x over chunks as add_zeros reads them: of 16 chunks and a row of x four lanes have 16 bytes each, lane t that of
-// chunks 2t, 2t + 1, 2t + 8 and 2t + 9, first their bf16 and then what these leave over. The place of a chunk's, in bf16.
-constexpr int kSumsOfBlock = 16;  // chunks
-__host__ __device__ constexpr int64_t place_of_sum(int chunk, int64_t m, int64_t pitch, bool remainder) {
-  const int in_block = chunk % kSumsOfBlock;
-  return ((chunk / kSumsOfBlock * pitch + m) * 4 + in_block % 8 / 2) * 8 + (remainder * 2 + in_block / 8) * 2 + in_block % 2;
-}
-
-// sums += zero[n, c] · sum of x[m, k] over chunk c, of chunks [first, end), by mma.sync, whose sums lie as those of the engine
-// do. Both factors are two bf16 each.
-template <int kBlockM>
-__device__ inline void add_zeros(float (&sums)[kBlockM / 2], const ScaledParams& a, int first, int end, int n, int m, int lane) {
-  const RowwiseLinear& p = a.rowwise.p;
-  const int quad = lane % 4, own = m + lane / 4;
-#pragma unroll 1
-  for (int block = first / kSumsOfBlock; block * kSumsOfBlock < end; ++block) {
-    uint4 x[kBlockM / 8];
-#pragma unroll
-    for (int j = 0; j < kBlockM / 8; ++j)
-      x[j] = own + 8 * j < p.M
-                 ? reinterpret_cast<const uint4*>(a.x_values)[(int64_t(block) * a.x_groups + own + 8 * j) * 4 + quad]
-                 : uint4{};
-    uint32_t high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float z[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int c = block * kSumsOfBlock + 2 * quad + i / 2 * 8 + j, row = n + i % 2 * 8;
-        const int64_t at = (a.w_chunks == 1 ? c : c / a.w_chunks) * a.scale_k + row;
-        z[j] = c >= first && c < end && row < p.N ? load_float(a.zero, at, a.scale_type) : 0;
-      }
-      const SplitPair pair(z[0], z[1]);
-      high[i] = pair.high, low[i] = pair.low;
-    }
-#pragma unroll
-    for (int j = 0; j < kBlockM / 8; ++j) {
-      auto& d = *reinterpret_cast<float (*)[4]>(sums + 4 * j);
-      mma<__nv_bfloat16>(d, high, x[j].x, x[j].y);
-      mma<__nv_bfloat16>(d, high, x[j].z, x[j].w);
-      if (a.scale_type != Element::bf16) mma<__nv_bfloat16>(d, low, x[j].x, x[j].y);
-    }
-  }
-}
-
-// ---- The kernel ----
+// ---- The producer, and the two warps that copy scales ----
 
 constexpr int kValueThreads = 64;  // of the two warps that copy scales
 
@@ -207,7 +91,7 @@ __device__ inline void copy_values(const ScaledParams& a, const BlockWork& block
     const Tile tile = tile_of(a.rowwise.tiles, work.tile, kBlockM, kBlockN);
     const int rows = min(kBlockM, int(p.M) - tile.m), channels = min(kBlockN, int(p.N) - tile.n);
     [[maybe_unused]] const float* of_x[kOfX];
-    if constexpr (!L::kByChunks) {
+    if constexpr (!L::kXIsLeft) {
 #pragma unroll
       for (int i = 0; i < kOfX; ++i) {
         const int m = thread + i * kValueThreads;
@@ -228,16 +112,7 @@ __device__ inline void copy_values(const ScaledParams& a, const BlockWork& block
     for (int stage = work.first_k_tile; stage < work.first_k_tile + work.k_tiles; ++stage) {
       const uint32_t to = shared + L::kValues + ring.slot() * L::kStageValues, to_w = to + L::kXValues;
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
-      if constexpr (kBy == ScaledBy::group) {
-        const int bytes = a.scale_type == Element::fp32 ? 4 : 2;
-#pragma unroll 1
-        for (int sub = 0; sub < kSub; ++sub) {
-          const int64_t first = column(stage * kSub + sub, a.w_chunks, a.w_groups) * a.scale_k + tile.n;
-          if (thread * 16 < channels * bytes)
-            copy<16>(to_w + sub * kBlockN * 4 + thread * 16, static_cast<const char*>(a.scale) + first * bytes + thread * 16,
-                     true);
-        }
-      } else if constexpr (L::kByChunks) {
+      if constexpr (L::kXIsLeft) {
         const int at = a.x_chunk == 1 ? stage : stage / a.x_chunk;
         if (thread * 4 < rows)
           copy<16>(to + thread * 16, a.x_values + int64_t(min(at, a.x_chunks - 1)) * a.x_groups + tile.m + thread * 4, true);
@@ -287,7 +162,7 @@ __device__ inline void copy_scaled_stages(const RowwiseParams& a, const BlockWor
       barrier_wait(empty + 8 * ring.slot(), ring.empty_parity() ^ 1);
       if (kW) {
         barrier_expect(arrived, L::kWBytes + rows * kLine);
-        copy_tile(to, &w_map, arrived, stage * L::kWLine, tile.n, a.w_policy);
+        copy_tile(to, &w_map, arrived, stage * kLine, tile.n, a.w_policy);
       }
 #pragma unroll 1
       for (int row = 0; kX && row < rows; row += a.copy_rows)
@@ -297,19 +172,171 @@ __device__ inline void copy_scaled_stages(const RowwiseParams& a, const BlockWor
   });
 }
 
+// ---- The consumers ----
+
+// A warpgroup's part of a tile, as one of its threads.
+template <ScaledBy kBy, Element kType, class Output, class L, int kBlockN, int kBlockM, int kStages, int kSub>
+class ScaledConsumer {
+  static constexpr bool kXIsLeft = L::kXIsLeft;
+
+ public:
+  static constexpr bool kHigh = L::kTurns == 1;                  // both warpgroups multiply every k-tile
+  static constexpr int kColumns = kXIsLeft ? kBlockN : kBlockM;  // of the instruction
+  static constexpr int kPieces =
+      kXIsLeft ? kBlockM / kPairN : 1;  // of 64 rows of x each, that a warpgroup multiplies one after the other
+  static constexpr int kPart = kColumns / 2;
+  float sums[kPieces][kPart];
+
+  __device__ ScaledConsumer(const ScaledParams& a, const Thread& me, uint32_t shared)
+      : a_(a), me_(me), shared_(shared), full_(shared + L::kBarriers), empty_(full_ + 8 * kStages), ring_(kHigh ? 0 : me.group) {
+    next_ = kHigh ? 0 : me.group;
+    lane_row_ = me.warp_row % 64 + me.lane / 4;
+  }
+
+  __device__ void multiply(const WorkTile& work, const Tile& tile) {
+#pragma unroll
+    for (auto& piece : sums)
+#pragma unroll
+      for (float& sum : piece) sum = 0;
+    scale_row_ = tile.n / a_.block_n * a_.scale_n;
+    if (next_ < work.k_tiles) wait();
+#pragma unroll 1
+    for (; next_ < work.k_tiles; next_ += L::kTurns) {
+      more_ = next_ + L::kTurns < work.k_tiles, here_ = true;
+      k_tile_ = work.first_k_tile + next_;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        if constexpr (kSub == 4) {
+          chunk<0, 1>(piece), chunk<1, 2>(piece), chunk<2, 3>(piece), chunk<3, 4>(piece);
+        } else if constexpr (kExact) {
+          chunk<0, kSteps>(piece);
+        } else {
+          chunk<0, kSteps / 2>(piece), chunk<kSteps / 2, kSteps>(piece);
+        }
+      }
+      if (!here_) wait();
+    }
+    next_ -= work.k_tiles;
+  }
+
+  // Of a warpgroup in the tile: the first row of x that it multiplies.
+  __device__ int first_m() const { return kXIsLeft ? me_.group * (kBlockM / 2) : 0; }
+
+ private:
+  // What the tensor cores add up by themselves: a chunk, or half of it where results are fp16 and operands float8.
+  static constexpr bool kExact = kType == Element::int8 || std::is_same_v<Output, __nv_bfloat16>;
+  static constexpr int kPairs = kXIsLeft ? 1 : kPart / 4;  // of scales of x that a thread's sums have
+  using Sum = WgmmaSum<kType>;
+
+  const ScaledParams& a_;
+  const Thread& me_;
+  uint32_t shared_, full_, empty_;
+  Ring<kStages> ring_;
+  int next_;           // k-tile of this warpgroup, counted from the first of its work tile
+  int k_tile_;         // the same, of all
+  int lane_row_;       // of the instruction's rows, the first of this thread's
+  int64_t scale_row_;  // for scales of ScaledBy::tile that are no float32, which do not come through the stages
+  bool more_, here_;   // whether there is a next k-tile, and has arrived
+
+  __device__ void wait() const { barrier_wait(full_ + 8 * ring_.full(), ring_.full_parity()); }
+  __device__ void free(int slot) const {
+    __syncwarp();
+    if (arrives(me_.lane)) barrier_arrive(empty_ + 8 * slot);
+  }
+  __device__ int first_n() const { return kHigh && !kXIsLeft ? me_.group * 64 : 0; }  // in the tile
+  __device__ uint64_t of_w() const {
+    return matrix_of_lines(lines_descriptor(shared_ + ring_.slot() * L::kStage + first_n() * kLine));
+  }
+  __device__ uint64_t of_x(int piece) const {
+    return matrix_of_lines(lines_descriptor(shared_ + ring_.slot() * L::kStage + L::kWBytes + (first_m() + piece * 64) * kLine));
+  }
+  // Of a chunk in a stage: where the scales of x begin.
+  __device__ uint32_t x_values(int slot, int sub) const {
+    return shared_ + L::kValues + slot * L::kStageValues + sub * kBlockM * 4;
+  }
+
+  // Scales of x of this thread's sums.
+  __device__ void load_x_scales(int slot, int sub, int piece, float2 (&x)[kPairs]) const {
+    if constexpr (kXIsLeft) {
+      const uint32_t from = x_values(slot, 0) + (first_m() + piece * 64 + lane_row_) * 4;
+      x[0] = {load_shared(from), load_shared(from + 8 * 4)};
+    } else {
+      const uint32_t from = x_values(slot, sub) + me_.quad * 8;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) x[i] = load_shared_pair(from + i * 32);
+    }
+  }
+
+  // Of this thread's two output channels, or the tile's.
+  __device__ void load_w_scales(int slot, int sub, float (&scale)[2]) const {
+    const bool wide = a_.scale_type == Element::fp32;
+    const uint32_t values = x_values(slot, 0) + L::kXValues;
+    if constexpr (kBy == ScaledBy::tile) {
+      scale[0] = wide ? load_shared(values)
+                      : load_scale(a_.scale, scale_row_ + min(k_tile_ / a_.w_chunks, a_.w_groups - 1), a_.scale_type);
+      scale[1] = scale[0];
+    } else {
+      const uint32_t from = values + (wide ? sub * kBlockN * 4 : 0) + (first_n() + lane_row_) * 4;
+      const uint32_t words[2] = {load_shared_word(from), load_shared_word(from + 32)};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scale[i] = wide ? __uint_as_float(words[i]) : power_of_exponent(words[i] >> 8 * sub & 0xff);
+    }
+  }
+
+  __device__ static void promote(float (&sums)[kPart], const Sum (&part)[kPart], const float2 (&x)[kPairs],
+                                 const float (&scale)[2]) {
+    if constexpr (kXIsLeft) {
+      const float upper = x[0].x * scale[0], lower = x[0].y * scale[0];
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) sums[i] = fmaf(static_cast<float>(part[i]), i % 4 < 2 ? upper : lower, sums[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        const float of_x = i % 2 == 0 ? x[i / 4].x : x[i / 4].y, value = static_cast<float>(part[i]);
+        if constexpr (kBy == ScaledBy::tile)
+          sums[i] = fmaf(value, of_x * scale[0], sums[i]);
+        else
+          sums[i] = fmaf(value * scale[i % 4 / 2], of_x, sums[i]);
+      }
+    }
+  }
+
+  // Multiplies steps [kFirst, kEnd) of a k-tile, and adds their product to the sums. Scales are read from shared memory while the
+  // tensor cores work; with the last steps the next stage's barrier is tested.
+  template <int kFirst, int kEnd>
+  __device__ void chunk(int piece) {
+    constexpr int kOfChunk = kSub == 1 ? 0 : kFirst * kSub / kSteps;
+    const int slot = ring_.slot();
+    Sum part[kPart];
+    if constexpr (kXIsLeft)
+      wgmma::multiply<kType, kFirst, kEnd>(part, of_x(piece), of_w(), false);
+    else
+      wgmma::multiply<kType, kFirst, kEnd>(part, of_w(), of_x(0), false);
+    float2 x[kPairs];
+    float scale[2];
+    load_x_scales(slot, kOfChunk, piece, x);
+    load_w_scales(slot, kOfChunk, scale);
+    const bool last = kEnd == kSteps && piece + 1 == kPieces;
+    if (last) {
+      ring_.advance(L::kTurns);
+      if (more_) here_ = barrier_test(full_ + 8 * ring_.full(), ring_.full_parity());
+    }
+    wgmma_wait<0>();
+    settle(part);
+    if (last) free(slot);
+    promote(sums[piece], part, x, scale);
+  }
+};
+
+// ---- The kernel ----
+
 template <ScaledBy kBy, Element kType, class Output, int kBlockN, int kBlockM, int kStages, int kSub>
 __global__ void __launch_bounds__(kRowwiseThreads, 1)
     scaled_wgmma(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                  const __grid_constant__ ScaledParams a) {
   using L = ScaledLayout<kBy, Output, kBlockN, kBlockM, kStages, kSub>;
-  constexpr bool kInt4 = kBy == ScaledBy::group, kXIsLeft = L::kXIsLeft;
-  constexpr bool kHigh = L::kTurns == 1;  // both warpgroups multiply every k-tile
-  constexpr int kTurns = L::kTurns;
-  constexpr int kColumns = kXIsLeft ? kBlockN : kBlockM;  // of the instruction
-  constexpr int kPieces =
-      kXIsLeft ? kBlockM / kPairN : 1;  // of 64 rows of x each, that a warpgroup multiplies one after the other
-  constexpr int kPart = kColumns / 2;
-  using Sum = WgmmaSum<kType>;
+  using Consumer = ScaledConsumer<kBy, kType, Output, L, kBlockN, kBlockM, kStages, kSub>;
+  constexpr bool kHigh = Consumer::kHigh;
   const RowwiseParams& r = a.rowwise;
   const TileScheduler& s = r.schedule;
   extern __shared__ char unaligned[];
@@ -323,7 +350,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
   if (s.cluster > 1) cluster_arrive_initialised();
 
   if (warp >= kPairWarps) {
-    release_registers<L::kCopyRegisters>();
+    release_registers<kCopyRegisters>();
     const auto copy = [&](auto of_w, auto of_x) {
       copy_scaled_stages<L, kBlockN, kBlockM, kStages, of_w, of_x>(r, block_work, shared, full, empty, x_map, w_map);
     };
@@ -332,7 +359,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
       prefetch_map(&x_map), prefetch_map(&w_map);
       const WorkTile first = first_work(s, block_work);
       const int row = tile_of(r.tiles, first.tile, kBlockM, kBlockN).n;
-      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * L::kWLine, row);
+      for (int i = 0; i < min(first.k_tiles, kEarly); ++i) prefetch_tile(&w_map, (first.first_k_tile + i) * kLine, row);
       wait_for_last_kernel(), start_next_kernel();
       copy(kYes, std::bool_constant<kHigh>());
     } else if (!kHigh && threadIdx.x == kPair + 32) {
@@ -346,188 +373,22 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     __syncwarp();
     if (s.cluster > 1) cluster_wait();
   } else {
-    claim_registers<L::kMultiplyRegisters>();
+    claim_registers<kMultiplyRegisters>();
     wait_for_last_kernel();
     if (s.cluster > 1) cluster_wait();
     const int thread = threadIdx.x % 128;
     const Thread me = {0, warp / 4, lane, lane % 4, warp * 16};
-    const int first_row = kHigh && !kXIsLeft ? me.group * 64 : 0;  // in the tile
-    const int lane_row = warp % 4 * 16 + lane / 4, row = first_row + lane_row;
-    const int first_m = kXIsLeft ? me.group * (kBlockM / 2) : 0;
     const uint32_t channels = shared + L::kChannels + me.group * L::kGroupN * int(sizeof(Channel)),
                    row_scales = shared + L::kRowScales + me.group * L::kGroupM * int(sizeof(float));
-    // Where both warpgroups multiply every k-tile, they use the tensor cores in turns, or both would wait for them and then add
-    // at the same time. A warpgroup's turn ends when the last of its products begins.
-    constexpr bool kTakesTurns = kHigh && kSub == 1;
-    if (kTakesTurns && me.group == 1) arrive_at(kTurnBarrier, kPair);
-    Ring<kStages> ring(kHigh ? 0 : me.group);
-    int next = kHigh ? 0 : me.group;  // k-tile of this warpgroup, counted from the first of its work tile
-    float sums[kPieces * kPart];
-
-    const auto wait = [&] { barrier_wait(full + 8 * ring.full(), ring.full_parity()); };
-    const auto free = [&](int slot) {
-      __syncwarp();
-      if (arrives(lane)) barrier_arrive(empty + 8 * slot);
-    };
-    int expanded = 0;  // which of the two buffers has the current k-tile
-    const auto place = [&](int which) { return shared + L::kExpanded + (2 * me.group + which) * L::kExpandedBytes; };
-    const auto of_w = [&] {
-      return matrix_of_lines(lines_descriptor(kInt4 ? place(expanded) : shared + ring.slot() * L::kStage + first_row * kLine));
-    };
-    const auto of_x = [&](int piece) {
-      return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + L::kWBytes + (first_m + piece * 64) * kLine));
-    };
-    // Of a chunk in a stage: where the scales of x begin; the scales of w.
-    const auto x_values = [&](int slot, int sub) { return shared + L::kValues + slot * L::kStageValues + sub * kBlockM * 4; };
-    const bool wide = a.scale_type == Element::fp32;
-    const auto w_values = [&](int slot, int sub, float (&v)[2]) {  // of this thread's two output channels
-      const uint32_t values = shared + L::kValues + slot * L::kStageValues + L::kXValues;
-      if constexpr (kInt4) {
-        const uint32_t from = values + sub * kBlockN * 4;
-        if (wide) {
-          v[0] = load_shared(from + row * 4), v[1] = load_shared(from + row * 4 + 32);
-        } else {
-          const uint32_t halves[2] = {load_shared_half(from + row * 2), load_shared_half(from + row * 2 + 16)};
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float of_half = __half2float(__ushort_as_half(static_cast<unsigned short>(halves[i])));
-            v[i] = a.scale_type == Element::bf16 ? __uint_as_float(halves[i] << 16) : of_half;
-          }
-        }
-      } else {
-        const uint32_t words[2] = {load_shared_word(values + (wide ? sub * kBlockN * 4 : 0) + row * 4),
-                                   load_shared_word(values + (wide ? sub * kBlockN * 4 : 0) + row * 4 + 32)};
-#pragma unroll
-        for (int i = 0; i < 2; ++i) v[i] = wide ? __uint_as_float(words[i]) : power_of_exponent(words[i] >> 8 * sub & 0xff);
-      }
-    };
-
+    Consumer consumer(a, me, shared);
     for_each_work</*kStreamK=*/false>(s, block_work, [&](const WorkTile& work) {
       Tile tile = tile_of(r.tiles, work.tile, kBlockM, kBlockN);
       tile.end_n = tile.n + kBlockN;
       if constexpr (!kHigh) tile.group_n = 0, tile.group_m = kBlockM / 2;
-      if constexpr (kXIsLeft) tile.group_n = 0;
+      if constexpr (L::kXIsLeft) tile.group_n = 0;
       Scales<L> scales;
       scales.load(r.p, tile, me.group, thread);
-#pragma unroll
-      for (int i = 0; i < kPieces * kPart; ++i) sums[i] = 0;
-
-      if constexpr (kInt4)
-        if (kHigh || me.group == 0)
-          add_zeros<kBlockM>(sums, a, work.first_k_tile * kSub, min((work.first_k_tile + work.k_tiles) * kSub, a.x_chunks),
-                             tile.n + row, tile.m, lane);
-
-      // For scales of ScaledBy::tile that are no float32, which do not come through the stages.
-      const int64_t scale_row = tile.n / a.block_n * a.scale_n;
-      const auto expand_stage = [&](int to) {
-        if constexpr (kInt4) expand<kType>(shared + ring.slot() * L::kStage + first_row * L::kWLine, place(to), thread);
-      };
-      if (next < work.k_tiles) {
-        wait();
-        expand_stage(expanded);
-      }
-#pragma unroll 1
-      for (; next < work.k_tiles; next += kTurns) {
-        const bool more = next + kTurns < work.k_tiles;
-        const int slot = ring.slot();
-        bool here = true;
-        Sum part[kPart];
-        // Multiplies steps [kFirst, kEnd) of a k-tile, and adds their product to the sums. Scales are read from shared memory
-        // while the tensor cores work; with the last steps the next stage's barrier is tested.
-        const auto chunk = [&]<int kFirst, int kEnd>(int piece) {
-          [[maybe_unused]] constexpr int kOfChunk = kSub == 1 ? 0 : kFirst * kSub / kSteps;
-          const auto issue = [&]<int kFrom, int kTo>() {
-            if constexpr (kXIsLeft) {
-              multiply<kType, kFrom, kTo>(part, of_x(piece), of_w(), kFrom > kFirst);
-            } else {
-              multiply<kType, kFrom, kTo>(part, of_w(), of_x(0), kFrom > kFirst);
-            }
-          };
-          if constexpr (kTakesTurns) {
-            sync_threads_of(kTurnBarrier + me.group, kPair);
-            issue.template operator()<kFirst, kEnd - 1>(), issue.template operator()<kEnd - 1, kEnd>();
-          } else {
-            if constexpr (kInt4 && kFirst == 0)
-              sync_threads_of(kGroupBarrier + me.group, 128);  // all of the warpgroup have expanded
-            issue.template operator()<kFirst, kEnd>();
-          }
-
-          constexpr int kPairs = kXIsLeft ? 1 : kPart / 4;
-          [[maybe_unused]] float2 x[kPairs];
-          [[maybe_unused]] float scale[2];
-          if constexpr (kXIsLeft) {
-            const uint32_t from = x_values(slot, 0) + (first_m + piece * 64 + lane_row) * 4;
-            x[0] = {load_shared(from), load_shared(from + 8 * 4)};
-          } else if constexpr (!kInt4) {
-            const uint32_t from = x_values(slot, kOfChunk) + me.quad * 8;
-#pragma unroll
-            for (int i = 0; i < kPairs; ++i) x[i] = load_shared_pair(from + i * 32);
-          }
-          if constexpr (kBy == ScaledBy::tile) {
-            if (wide)
-              scale[0] = load_shared(x_values(slot, 0) + L::kXValues);
-            else
-              scale[0] =
-                  load_scale(a.scale, scale_row + min((work.first_k_tile + next) / a.w_chunks, a.w_groups - 1), a.scale_type);
-            scale[1] = scale[0];
-          } else {
-            w_values(slot, kOfChunk, scale);
-            if constexpr (kInt4) scale[0] *= kCodeStep<kType>, scale[1] *= kCodeStep<kType>;
-          }
-          if constexpr (kTakesTurns) {
-            wgmma_wait<1>();
-            arrive_at(kTurnBarrier + (me.group ^ 1), kPair);
-          }
-          const bool last = kEnd == kSteps && piece + 1 == kPieces;
-          if (last) {
-            ring.advance(kTurns);
-            if constexpr (kInt4) {
-              if (more) wait(), expand_stage(expanded ^ 1);
-            } else if (more) {
-              here = barrier_test(full + 8 * ring.full(), ring.full_parity());
-            }
-          }
-          wgmma_wait<0>();
-          settle(part);
-          if (last) free(slot);
-
-          if constexpr (kXIsLeft) {
-            const float upper = x[0].x * scale[0], lower = x[0].y * scale[0];
-#pragma unroll
-            for (int i = 0; i < kPart; ++i)
-              sums[piece * kPart + i] = fmaf(static_cast<float>(part[i]), i % 4 < 2 ? upper : lower, sums[piece * kPart + i]);
-          } else {
-#pragma unroll
-            for (int i = 0; i < kPart; ++i) {
-              [[maybe_unused]] const float of_x = i % 2 == 0 ? x[i / 4].x : x[i / 4].y;
-              const float value = static_cast<float>(part[i]);
-              [[maybe_unused]] const int half = i % 4 / 2;
-              if constexpr (kInt4)
-                sums[i] = fmaf(value, scale[half], sums[i]);
-              else if constexpr (kBy == ScaledBy::tile)
-                sums[i] = fmaf(value, of_x * scale[0], sums[i]);
-              else
-                sums[i] = fmaf(value * scale[half], of_x, sums[i]);
-            }
-          }
-        };
-        // What the tensor cores add up by themselves: a chunk, or half of it where results are fp16 and operands float8.
-        constexpr bool kExact = kType == Element::int8 || std::is_same_v<Output, __nv_bfloat16>;
-#pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          if constexpr (kSub == 4) {
-            chunk.template operator()<0, 1>(piece), chunk.template operator()<1, 2>(piece);
-            chunk.template operator()<2, 3>(piece), chunk.template operator()<3, 4>(piece);
-          } else if constexpr (kExact) {
-            chunk.template operator()<0, kSteps>(piece);
-          } else {
-            chunk.template operator()<0, kSteps / 2>(piece), chunk.template operator()<kSteps / 2, kSteps>(piece);
-          }
-        }
-        expanded ^= 1;
-        if (!here) wait();
-      }
-      next -= work.k_tiles;
+      consumer.multiply(work, tile);
       scales.store(channels, row_scales, thread);
       sync_threads_of(kGroupBarrier + me.group, 128);
 
@@ -538,18 +399,17 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
                                                        tile,
                                                        tile.group_n > 0 ? shared + L::kChannels : channels,
                                                        row_scales};
-      if constexpr (kXIsLeft) {
+      if constexpr (L::kXIsLeft) {
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
+        for (int piece = 0; piece < Consumer::kPieces; ++piece) {
           Thread in_piece = me;
-          in_piece.warp_row = first_m + piece * 64 + warp % 4 * 16;
-          write_x_left_tile<kColumns>(*reinterpret_cast<const float (*)[kPart]>(sums + piece * kPart), in_piece, epilogue, tile);
+          in_piece.warp_row = consumer.first_m() + piece * 64 + warp % 4 * 16;
+          write_x_left_tile<Consumer::kColumns>(consumer.sums[piece], in_piece, epilogue, tile);
         }
       } else {
-        finish_tile<L>(sums, me, epilogue, tile, work.k_tiles < s.k_tiles, shared);
+        finish_tile<L>(consumer.sums[0], me, epilogue, tile, work.k_tiles < s.k_tiles, shared);
       }
     });
-    if (kTakesTurns && me.group == 0) sync_threads_of(kTurnBarrier, kPair);  // the other's last arrival
   }
 }
 

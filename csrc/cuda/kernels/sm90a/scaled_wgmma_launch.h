@@ -1,6 +1,7 @@
 // What the parts of scaled_wgmma.cu share, one for each ScaledBy: tiles that there are kernels for, and the launch.
 #pragma once
 
+#include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/scaled_wgmma.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma_tiles.h"
@@ -22,12 +23,16 @@ inline int64_t chunk_pitch(int64_t M) { return ceil_div(M, 4) * 4; }
 
 // Tiles of a kind and type: all of them, those that results of bf16 have, and few.
 constexpr bool has_scaled_tile(ScaledBy by, Element type, Element output, int block_n, int block_m) {
+  if (by == ScaledBy::group) return block_n == 128 && (block_m == 128 || block_m == 256);
   const bool few = (block_n == 64 && block_m == 32) || (block_n == 128 && block_m == 128) ||
                    (by == ScaledBy::tile && block_n == 64 && block_m == 128);  // the only one for many rows by scale blocks of 64
   if (output != Element::bf16) return few;
   if (by == ScaledBy::tile && type == Element::e4m3) return true;
   return few || (block_n == 64 && block_m == 64);
 }
+
+// The fewest chunks of a k-tile: float8 whose results are fp16 the tensor cores add up for 64 k alone.
+constexpr int least_sub(Element type, Element output) { return type == Element::e4m3 && output == Element::fp16 ? 2 : 1; }
 
 template <int block_n, int block_m>
 struct ScaledTile {
@@ -42,6 +47,20 @@ void for_each_scaled_tile(F&& f) {
        ScaledTile<128, 128>(), ScaledTile<128, 256>());
 }
 
+// Without what scales the sums.
+inline RowwiseParams scaled_rowwise_params(const ScaledLinear& p, const WgmmaConfig& c) {
+  RowwiseParams params{};
+  RowwiseLinear& r = params.p;
+  r.x = p.x, r.weight = p.weight, r.bias = p.bias, r.y = p.y;
+  r.M = p.M, r.N = p.N, r.K = p.K, r.type = r.weight_type = p.type, r.bias_type = p.bias_type, r.output = p.output;
+  params.tiles = {static_cast<int>(ceil_div(p.N, c.rows)), static_cast<int>(ceil_div(p.M, c.tokens))};
+  params.tile_n = c.rows;
+  params.schedule = schedule_of(p.M, p.N, p.K, c);
+  params.copy_rows = copy_rows(p.M, c.tokens);
+  params.w_policy = params.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
+  return params;
+}
+
 template <ScaledBy kBy, Element kType, class Output, int kBlockN, int kBlockM, int kSub>
 cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream) {
   using Empty = ScaledLayout<kBy, Output, kBlockN, kBlockM, 0, kSub>;
@@ -49,34 +68,22 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
   constexpr int kStages =
       (kSharedMemory - Empty::kBytes) / (Empty::kStage + Empty::kStageValues + 16) / Empty::kTurns * Empty::kTurns;
   using L = ScaledLayout<kBy, Output, kBlockN, kBlockM, kStages, kSub>;
-  constexpr bool kInt4 = kBy == ScaledBy::group;
   constexpr int kChunk = kLine / kSub;
 
   ScaledParams a{};
-  RowwiseLinear& r = a.rowwise.p;
-  r.x = p.x, r.weight = p.weight, r.row_scale = kInt4 ? p.x_scale : nullptr, r.bias = p.bias, r.y = p.y;
-  r.M = p.M, r.N = p.N, r.K = p.K, r.type = r.weight_type = p.type, r.bias_type = p.bias_type, r.output = p.output;
-  a.rowwise.tiles = {static_cast<int>(ceil_div(p.N, kBlockN)), static_cast<int>(ceil_div(p.M, kBlockM))};
-  a.rowwise.tile_n = kBlockN;
-  a.rowwise.schedule = schedule_of(p.M, p.N, p.K, c);
-  a.rowwise.copy_rows = copy_rows(p.M, kBlockM);
-  a.rowwise.w_policy = a.rowwise.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
+  a.rowwise = scaled_rowwise_params(p, c);
   const auto chunks = [&](int64_t group, int64_t groups) { return groups == 1 ? 1 << 30 : static_cast<int>(group / kChunk); };
-  a.scale = p.scale, a.zero = p.zero, a.scale_type = p.scale_type, a.scale_n = p.scale_n, a.scale_k = p.scale_k;
+  a.scale = p.scale, a.scale_type = p.scale_type, a.scale_n = p.scale_n;
   a.block_n = static_cast<int>(p.block_n);
   a.w_groups = static_cast<int>(w_groups(p)), a.w_chunks = chunks(p.w_group, w_groups(p));
-  a.x_values = L::kByChunks ? by_chunks : p.x_scale;
-  a.x_groups = static_cast<int>(L::kByChunks ? chunk_pitch(p.M) : x_groups(p));
-  a.x_chunks = kInt4          ? static_cast<int>(ceil_div(p.K, kChunk))
-               : L::kByChunks ? static_cast<int>(x_groups(p))
-                              : chunks(p.x_group, x_groups(p));
-  a.x_chunk = kInt4 ? 1 : chunks(p.x_group, x_groups(p));
+  a.x_values = L::kXIsLeft ? by_chunks : p.x_scale;
+  a.x_groups = static_cast<int>(L::kXIsLeft ? chunk_pitch(p.M) : x_groups(p));
+  a.x_chunk = chunks(p.x_group, x_groups(p));
+  a.x_chunks = L::kXIsLeft ? static_cast<int>(x_groups(p)) : a.x_chunk;
 
   const TensorMap x(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K},
                     {kLine, a.rowwise.copy_rows});
-  const int64_t w_row = kInt4 ? p.K / 2 : p.K;
-  const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, kInt4 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                    {w_row, p.N}, {w_row}, {L::kWLine, kBlockN});
+  const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.N}, {p.K}, {kLine, kBlockN});
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
   const Grid grid{static_cast<unsigned>(c.blocks),  kRowwiseThreads,    L::kBytes, stream,
                   static_cast<unsigned>(c.cluster), Overlap::after_ours};
@@ -101,6 +108,6 @@ cudaError_t launch_scaled(const ScaledLinear& p, const WgmmaConfig& c, const flo
 // The parts, each in a file of its own, so that they are compiled side by side.
 cudaError_t launch_scaled_tile(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream);
 cudaError_t launch_scaled_row(const ScaledLinear& p, const WgmmaConfig& c, cudaStream_t stream);
-cudaError_t launch_scaled_group(const ScaledLinear& p, const WgmmaConfig& c, const float* by_chunks, cudaStream_t stream);
+cudaError_t launch_scaled_int4(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream);
 
 }  // namespace aoext::cuda::wgmma

@@ -1,5 +1,5 @@
 // Products of a warpgroup: d[64, n] (+)= a[64, k] · b[n, k]ᵀ, b in shared memory; 16 k of bf16 or fp16 with a in
-// registers, 32 of 8 bits with a in shared memory.
+// registers, 32 of 8 bits with a in shared memory or, of int8 and e4m3, in registers.
 //
 // The instruction wants every register by name, hence one specialisation for each width (PTX ISA, wgmma.mma_async).
 #pragma once
@@ -66,6 +66,16 @@ using WgmmaSum = std::conditional_t<kType == Element::int8, int, float>;
                  : "l"(a), "l"(b), "r"(add));                                                                      \
   }
 
+#define AOEXT_WGMMA_8_REGISTERS(T, TYPES, C, SIGNS, N, SUMS, A0, A1, A2, A3, B, ADD)                               \
+  __device__ static void multiply(std::integral_constant<Element, Element::T>, WgmmaSum<Element::T> (&d)[N / 2],   \
+                                  const uint32_t (&a)[4], uint64_t b, int add) {                                   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32." TYPES " {" AOEXT_NAMES_##SUMS "}, "                 \
+                 "{" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p" SIGNS ";\n}"                                         \
+                 : AOEXT_SUMS_##SUMS(C, 0)                                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                  \
+  }
+
 // Of one width: how many sums a thread has, and the names of what follows them.
 #define AOEXT_WGMMA(N, SUMS, I0, I1, I2, I3, I4, I5)                               \
   template <>                                                                      \
@@ -75,6 +85,8 @@ using WgmmaSum = std::conditional_t<kType == Element::int8, int, float>;
     AOEXT_WGMMA_8(int8, "s32.s8.s8", "+r", "", N, SUMS, I0, I1, I2)                \
     AOEXT_WGMMA_8(e4m3, "f32.e4m3.e4m3", "+f", ", 1, 1", N, SUMS, I0, I1, I2)      \
     AOEXT_WGMMA_8(e5m2, "f32.e5m2.e5m2", "+f", ", 1, 1", N, SUMS, I0, I1, I2)      \
+    AOEXT_WGMMA_8_REGISTERS(int8, "s32.s8.s8", "+r", "", N, SUMS, I0, I1, I2, I3, I4, I5)         \
+    AOEXT_WGMMA_8_REGISTERS(e4m3, "f32.e4m3.e4m3", "+f", ", 1, 1", N, SUMS, I0, I1, I2, I3, I4, I5) \
   };
 
 AOEXT_WGMMA(16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
@@ -107,6 +119,7 @@ AOEXT_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 #undef AOEXT_SUMS_128
 #undef AOEXT_WGMMA_16
 #undef AOEXT_WGMMA_8
+#undef AOEXT_WGMMA_8_REGISTERS
 #undef AOEXT_WGMMA
 
 }  // namespace aoext::cuda
