@@ -45,6 +45,10 @@ def eight_bit(dtype: torch.dtype, *sizes: int) -> Tensor:
     return (x * 40).clamp_(-127, 127).to(INT8) if dtype is INT8 else x.to(dtype)
 
 
+def bf16_weight(N: int, K: int) -> tuple[Tensor, ...]:
+    return (torch.randn(N, K, device="cuda", dtype=BF16),)
+
+
 def candidate(call: Call, weights: list[tuple[Tensor, ...]], tile: str = "") -> Candidate:
     """`tile`: a plan to force, "kernel name=value …"."""
     turn = iter(range(1 << 62))
@@ -138,7 +142,7 @@ def main(rows: str, groups: str, kinds: str, shapes: str, seconds: float, to: Pa
     for N, K in (SHAPES[int(i)] for i in shapes.split(",")):
         for M in map(int, rows.split(",")):
             wide = torch.randn(M, K, device="cuda", dtype=BF16)
-            plain = copies_of(lambda N=N, K=K: (torch.randn(N, K, device="cuda", dtype=BF16),))
+            plain = copies_of(partial(bf16_weight, N, K))
             made = {"bf16": candidate(partial(F.linear, wide), plain)}
             for group in map(int, groups.split(",")):
                 kind = kinds.split(",")

@@ -32,8 +32,8 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspa
   };
   const TensorMap lines = wgmma::lines_map(p, p.K / 2, config.rows), scale = scale_map(p.scale), zero = scale_map(p.zero_point);
   if (!lines.valid || !scale.valid || !zero.valid) return cudaErrorNotSupported;
-  const wgmma::Biased<T> epilogue{static_cast<T*>(p.y),           p.row_scale, p.bias, p.bias_type, static_cast<int>(p.M),
-                                    static_cast<int>(p.N)};
+  const wgmma::Biased<T> epilogue{static_cast<T*>(p.y), p.row_scale,           p.bias,
+                                  p.bias_type,          static_cast<int>(p.M), static_cast<int>(p.N)};
   return wgmma::with_tile(kShapes, config, [&](auto shape) {
     using Weights = wgmma::Int4Weights<T, S, kScaleChunks, decltype(shape)>;
     static_assert(Weights::kStage == kStage);
