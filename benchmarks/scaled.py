@@ -67,11 +67,11 @@ def candidate(call: Call, weights: list[tuple[Tensor, ...]], tile: str = "") -> 
     return Candidate(prepare, len(weights))
 
 
-def tile_text(M: int, N: int, rows: int, tokens: int, turned: int = 0) -> str:
-    tiles = math.ceil(N / rows) * math.ceil(M / tokens)
+def tile_text(M: int, N: int, block_n: int, block_m: int, x_is_left: int = 0) -> str:
+    tiles = math.ceil(N / block_n) * math.ceil(M / block_m)
     blocks = math.ceil(tiles / math.ceil(tiles / torch.cuda.get_device_properties(0).multi_processor_count))
-    fields = f"rows={rows} tokens={tokens} cluster=1 ranges=0 blocks={blocks} turned={turned}"
-    return f"scaled_wgmma {fields}"
+    tile = f"block_n={block_n} block_m={block_m} x_is_left={x_is_left}"
+    return f"scaled_wgmma {tile} cluster=1 stream_k_blocks=0 blocks={blocks}"
 
 
 def int4_candidates(M: int, N: int, K: int, group: int, kinds: list[str]) -> Iterator[tuple[str, Candidate]]:
@@ -109,7 +109,7 @@ def block_candidates(M: int, N: int, K: int, kinds: list[str]) -> Iterator[tuple
     if "tiles" in kinds:
         for rows, tokens in TILES:
             if tokens <= 2 * M:
-                tile = tile_text(M, N, rows, tokens, turned=1)
+                tile = tile_text(M, N, rows, tokens, x_is_left=1)
                 yield f"blocks {rows}x{tokens}", candidate(product, weights, tile)
     kind = F.ScalingType
     turned = x_scale.t().contiguous().t()

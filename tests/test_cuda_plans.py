@@ -69,10 +69,17 @@ class Case:
         return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or ''}"
 
 
-def tiles_of(rows: int, tokens: int, N: int, M: int) -> dict[str, int]:
+def tiles_of(block_n: int, block_m: int, N: int, M: int) -> dict[str, int]:
     """A tile of the matrix engine, each to a block of its own."""
-    blocks = math.ceil(N / rows) * math.ceil(M / tokens)
-    return {"tokens": tokens, "rows": rows, "cluster": 1, "ranges": 0, "blocks": blocks, "turned": 0}
+    blocks = math.ceil(N / block_n) * math.ceil(M / block_m)
+    return {
+        "block_m": block_m,
+        "block_n": block_n,
+        "cluster": 1,
+        "stream_k_blocks": 0,
+        "blocks": blocks,
+        "x_is_left": 0,
+    }
 
 
 def operator_of(x: torch.dtype, weight: torch.dtype) -> str:
@@ -95,23 +102,25 @@ def int4_ring(type: int, scale: int, sub: int, rows: int, ringed: int, warp_tile
             yield Case("int4_ring", "bf16i4bf16_rowwise_bias", problem, {"warp_tiles": warp_tiles})
 
 
-def int4_decode(type: int, scale: int, sub: int, rows: int, warp_tiles: int, units: int) -> Iterator[Case]:
-    for M in (rows - 5, rows):
+def int4_decode(
+    type: int, scale: int, sub: int, block_m: int, warp_tiles: int, stage_k_tiles: int
+) -> Iterator[Case]:
+    for M in (block_m - 5, block_m):
         problem = Problem(M, 90, 640, sub, ELEMENTS[type], ELEMENTS[scale])
-        config = {"rows": rows, "warp_tiles": warp_tiles, "units": units}
+        config = {"block_m": block_m, "warp_tiles": warp_tiles, "stage_k_tiles": stage_k_tiles}
         yield Case("int4_decode", "bf16i4bf16_rowwise_bias", problem, config)
 
 
-def int4_batch(type: int, scale: int, sub: int, tokens: int) -> Iterator[Case]:
-    for M, group_size in ((tokens - 3, sub), (tokens, sub if sub < 128 else 384)):
+def int4_batch(type: int, scale: int, sub: int, block_m: int) -> Iterator[Case]:
+    for M, group_size in ((block_m - 3, sub), (block_m, sub if sub < 128 else 384)):
         problem = Problem(M, 264, 1152, group_size, ELEMENTS[type], ELEMENTS[scale])
-        yield Case("int4_batch", "bf16i4bf16_rowwise_bias", problem, {"tokens": tokens})
+        yield Case("int4_batch", "bf16i4bf16_rowwise_bias", problem, {"block_m": block_m})
 
 
-def int4_wgmma(type: int, scale: int, scale_chunks: int, rows: int, tokens: int) -> Iterator[Case]:
-    for M in (tokens - 7, tokens + 5):
+def int4_wgmma(type: int, scale: int, scale_chunks: int, block_n: int, block_m: int) -> Iterator[Case]:
+    for M in (block_m - 7, block_m + 5):
         problem = Problem(M, 200, 640, 32 * scale_chunks, ELEMENTS[type], ELEMENTS[scale])
-        yield Case("int4_wgmma", "bf16i4bf16_rowwise_bias", problem, tiles_of(rows, tokens, 200, M))
+        yield Case("int4_wgmma", "bf16i4bf16_rowwise_bias", problem, tiles_of(block_n, block_m, 200, M))
 
 
 def int4_mma(type: int, scale: int, block_m: int) -> Iterator[Case]:
@@ -126,28 +135,31 @@ def rowwise_decode(x: int, weight: int, quantizes: int, octets: int, depth: int)
             name = "scaled_linear_rowwise" if quantizes else operator_of(ELEMENTS[x], ELEMENTS[weight])
             problem = Problem(M, 77, 656, 656, dtype, FP32, ELEMENTS[weight])
             # Warps enough to quantise a row each.
-            yield Case("rowwise_decode", name, problem, {"depth": depth, "tiles": 2, "slices": 4})
+            yield Case("rowwise_decode", name, problem, {"depth": depth, "tiles": 2, "k_splits": 4})
 
 
-def rowwise_wgmma(type: int, output: int, height: int, tokens: int) -> Iterator[Case]:
-    turned = int(height not in (64, 128))
-    for rows, M in ((height, tokens - 7), (height - 16 if height in (64, 96, 128) else height, tokens + 5)):
-        if not turned and rows <= 64 < height:
+def rowwise_wgmma(type: int, output: int, height: int, block_m: int) -> Iterator[Case]:
+    x_is_left = int(height not in (64, 128))
+    for block_n, M in (
+        (height, block_m - 7),
+        (height - 16 if height in (64, 96, 128) else height, block_m + 5),
+    ):
+        if not x_is_left and block_n <= 64 < height:
             continue
-        config = {**tiles_of(rows, tokens, 200, M), "turned": turned}
+        config = {**tiles_of(block_n, block_m, 200, M), "x_is_left": x_is_left}
         problem = Problem(M, 200, 656, 656, ELEMENTS[output], FP32, ELEMENTS[type])
-        if height == 96 and rows == 80:  # the tile of 80 output channels has them
-            config = {**tiles_of(height, tokens, 200, M), "turned": turned}
+        if height == 96 and block_n == 80:  # the tile of 80 output channels has them
+            config = {**tiles_of(height, block_m, 200, M), "x_is_left": x_is_left}
         yield Case("rowwise_wgmma", "scaled_mm_rowwise", problem, config)
         if ELEMENTS[output] is FP32:
             yield Case("rowwise_wgmma", "int8_mm", problem, config)
 
 
-def weight_only_wgmma(type: int, weight: int, rows: int, tokens: int) -> Iterator[Case]:
-    for M in (tokens - 7, tokens + 5):
+def weight_only_wgmma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[Case]:
+    for M in (block_m - 7, block_m + 5):
         problem = Problem(M, 200, 656, 656, ELEMENTS[type], FP32, ELEMENTS[weight])
         operator = operator_of(ELEMENTS[type], ELEMENTS[weight])
-        yield Case("weight_only_wgmma", operator, problem, tiles_of(rows, tokens, 200, M))
+        yield Case("weight_only_wgmma", operator, problem, tiles_of(block_n, block_m, 200, M))
 
 
 def rowwise_mma(type: int, weight: int, float8: int, block_n: int, block_m: int) -> Iterator[Case]:
@@ -201,13 +213,13 @@ def blocks_decode(type: int, weight: int, granule: int, octets: int, depth: int)
     code = ELEMENTS[weight]
     for M in (8 * octets - 7, 8 * octets):
         for block, scale in GRANULES[code is LUT4, granule]:
-            config = {"depth": depth, "tiles": 2, "slices": 2}
+            config = {"depth": depth, "tiles": 2, "k_splits": 2}
             yield of_blocks("blocks_decode", code, block, scale, M, 77, 672, ELEMENTS[type], config)
 
 
 def fp4_decode(group: int, octets: int, depth: int) -> Iterator[Case]:
     """The kernel itself tells e2m1 from other tables."""
-    scale, config = E8M0 if group == 32 else E4M3, {"depth": depth, "tiles": 2, "slices": 2}
+    scale, config = E8M0 if group == 32 else E4M3, {"depth": depth, "tiles": 2, "k_splits": 2}
     for M in (8 * octets - 7, 8 * octets):
         for table in (E2M1, None):
             yield of_blocks("fp4_decode", LUT4, (1, group), scale, M, 77, 896, BF16, config, table)
@@ -221,20 +233,20 @@ def blocks_mma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[C
                 yield of_blocks("blocks_mma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
 
 
-def blocks_wgmma(type: int, weight: int, granule: int, rows: int, tokens: int) -> Iterator[Case]:
+def blocks_wgmma(type: int, weight: int, granule: int, block_n: int, block_m: int) -> Iterator[Case]:
     code = ELEMENTS[weight]
-    for M in (tokens - 7, tokens + 5):
-        config = tiles_of(rows, tokens, 203, M)
+    for M in (block_m - 7, block_m + 5):
+        config = tiles_of(block_n, block_m, 203, M)
         for block, scale in WGMMA_GRANULES[code is LUT4, granule]:
             yield of_blocks("blocks_wgmma", code, block, scale, M, 203, 672, ELEMENTS[type], config)
 
 
-def scaled_wgmma(by: int, sub: int, type: int, output: int, rows: int, tokens: int) -> Iterator[Case]:
+def scaled_wgmma(by: int, sub: int, type: int, output: int, block_n: int, block_m: int) -> Iterator[Case]:
     """by: how w is scaled, by blocks of 64 output channels or more, by single ones, or int4 by groups."""
-    turned = int(by == 0 and tokens >= 128)
+    x_is_left = int(by == 0 and block_m >= 128)
     dtype, eight_bit = ELEMENTS[output], ELEMENTS[type]
-    for M in (tokens - 7, tokens + 5):
-        config = {**tiles_of(rows, tokens, 200, M), "turned": turned}
+    for M in (block_m - 7, block_m + 5):
+        config = {**tiles_of(block_n, block_m, 200, M), "x_is_left": x_is_left}
         if by == 2:
             halves = eight_bit is E4M3 and dtype is FP16  # what the engine adds up by itself is 64 k
             for group in {1: (128, 672), 2: (64, 128, 672) if halves else (64,), 4: (32, 160)}[sub]:
@@ -247,10 +259,10 @@ def scaled_wgmma(by: int, sub: int, type: int, output: int, rows: int, tokens: i
             yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, config)
 
 
-def tinygemm_mm(inner_k_tiles: int, sub_groups: int, tokens: int) -> Iterator[Case]:
-    for M, group_size in ((tokens - 5, 128 if sub_groups == 1 else 64), (tokens, 256 // sub_groups)):
+def tinygemm_mm(inner_k_tiles: int, sub_groups: int, block_m: int) -> Iterator[Case]:
+    for M, group_size in ((block_m - 5, 128 if sub_groups == 1 else 64), (block_m, 256 // sub_groups)):
         problem = Problem(M, 72, 768, group_size)
-        config = {"tokens": tokens}
+        config = {"block_m": block_m}
         yield Case("tinygemm_mm", "weight_int4pack_mm", problem, config, inner_k_tiles=inner_k_tiles)
 
 
@@ -287,26 +299,26 @@ def cases_of(instance: str) -> list[Case]:
 
 def few_rows_cuts() -> Iterator[dict[str, int]]:
     """A block alone, several turns of one, x in pieces of shared memory, K shared by clusters."""
-    yield {"tiles": 1, "slices": 8, "cluster": 1, "blocks": 1}
-    yield {"tiles": 4, "slices": 2, "cluster": 1, "blocks": 2}
-    yield {"tiles": 2, "slices": 4, "cluster": 1, "blocks": 100, "overlaps": 0}
+    yield {"tiles": 1, "k_splits": 8, "cluster": 1, "blocks": 1}
+    yield {"tiles": 4, "k_splits": 2, "cluster": 1, "blocks": 2}
+    yield {"tiles": 2, "k_splits": 4, "cluster": 1, "blocks": 100, "overlaps": 0}
     for cluster in (2, 4, 8):
-        yield {"tiles": 4, "slices": 4, "cluster": cluster, "blocks": 2}
+        yield {"tiles": 4, "k_splits": 4, "cluster": cluster, "blocks": 2}
 
 
 SEVEN = 7  # tiles: six and one left
 
 
-def wgmma_cuts(rows: int, tokens: int, most_cluster: int) -> Iterator[dict[str, int]]:
+def wgmma_cuts(block_n: int, block_m: int, most_cluster: int) -> Iterator[dict[str, int]]:
     """Whole tiles in turns, and tiles that clusters or ranges share, beside whole ones and without."""
-    tile = {"rows": rows, "tokens": tokens}
-    yield {**tile, "cluster": 1, "ranges": 0, "blocks": 1}
-    yield {**tile, "cluster": 1, "ranges": 0, "blocks": SEVEN - 1}
+    tile = {"block_n": block_n, "block_m": block_m}
+    yield {**tile, "cluster": 1, "stream_k_blocks": 0, "blocks": 1}
+    yield {**tile, "cluster": 1, "stream_k_blocks": 0, "blocks": SEVEN - 1}
     for cluster in range(2, most_cluster + 1):
-        yield {**tile, "cluster": cluster, "ranges": 0, "blocks": cluster * SEVEN}
-        yield {**tile, "cluster": cluster, "ranges": 0, "blocks": SEVEN - 1}
-    yield {**tile, "cluster": 1, "ranges": 3, "blocks": SEVEN + 3}
-    yield {**tile, "cluster": 1, "ranges": 2, "blocks": SEVEN - 1}
+        yield {**tile, "cluster": cluster, "stream_k_blocks": 0, "blocks": cluster * SEVEN}
+        yield {**tile, "cluster": cluster, "stream_k_blocks": 0, "blocks": SEVEN - 1}
+    yield {**tile, "cluster": 1, "stream_k_blocks": 3, "blocks": SEVEN + 3}
+    yield {**tile, "cluster": 1, "stream_k_blocks": 2, "blocks": SEVEN - 1}
 
 
 def cuts() -> Iterator[Case]:
@@ -329,7 +341,7 @@ def cuts() -> Iterator[Case]:
                 config = {**cut, "ahead": 512, "depth": 2}
                 yield of_blocks("blocks_decode", LUT4, *b, M, 350, 4128, BF16, config)
         # As little shared memory as makes x go through it in chunks.
-        few = {"tiles": 2, "slices": 4, "cluster": 1, "shared_memory": 90_000}
+        few = {"tiles": 2, "k_splits": 4, "cluster": 1, "shared_memory": 90_000}
         for blocks in (1, 100):
             long = {**few, "blocks": blocks}
             narrow = {**long, "warp_tiles": 1, "depth": 2}
@@ -349,53 +361,71 @@ def cuts() -> Iterator[Case]:
                 wide = {"block_n": 128, **config}
                 yield Case("rowwise_mma", "scaled_mm_rowwise", problem, wide)
                 yield Case("rowwise_mma", operator_of(BF16, dtype), problem, wide)
-    for slices in (1, 2, 4):
+    for k_splits in (1, 2, 4):
         for M in (16, 50):
             problem = Problem(M, 520, 2176, 128)
-            tiles = math.ceil(520 * slices / 256)
+            tiles = math.ceil(520 * k_splits / 256)
             for cluster, blocks in ((1, 1), (1, tiles), (1, tiles - 1), (2, 2 * tiles), (2, 4)):
-                config = {"slices": slices, "cluster": cluster, "blocks": blocks}
+                config = {"k_splits": k_splits, "cluster": cluster, "blocks": blocks}
                 if cluster == 1 or tiles % blocks <= blocks // cluster:
                     yield Case("int4_batch", "bf16i4bf16_rowwise", problem, config)
-    for rows, tokens in ((128, 128), (64, 32), (192, 96)):
-        M, N = tokens - 9, 6 * rows + 40
-        for cut in wgmma_cuts(rows, tokens, 2):
+    for block_n, block_m in ((128, 128), (64, 32), (192, 96)):
+        M, N = block_m - 9, 6 * block_n + 40
+        for cut in wgmma_cuts(block_n, block_m, 2):
             yield Case("int4_wgmma", "bf16i4bf16_rowwise", Problem(M, N, 4096, 128), cut)
-        for cut in wgmma_cuts(rows, tokens, 3):
+        for cut in wgmma_cuts(block_n, block_m, 3):
             problem = Problem(M, N, 2064, 2064, BF16, FP32, E4M3)
             yield Case("weight_only_wgmma", "bf16f8bf16_rowwise", problem, cut)
-    for rows, tokens in ((128, 128), (64, 32)):
-        M, N = tokens - 9, 6 * rows + 40
-        for cut in wgmma_cuts(rows, tokens, 2):
+    for block_n, block_m in ((128, 128), (64, 32)):
+        M, N = block_m - 9, 6 * block_n + 40
+        for cut in wgmma_cuts(block_n, block_m, 2):
             yield of_blocks("blocks_wgmma", LUT4, (1, 16), E4M3, M, N, 4128, BF16, cut)
             yield of_blocks("blocks_wgmma", E4M3, (128, 128), FP32, M, N, 2064, BF16, cut)
-    for rows, tokens, turned in ((128, 128, 0), (112, 64, 0), (48, 32, 0), (64, 128, 0), (144, 128, 1)):
-        problem = Problem(tokens - 9, 6 * rows + 40, 2064, 2064, BF16, FP32, INT8)
+    for block_n, block_m, x_is_left in (
+        (128, 128, 0),
+        (112, 64, 0),
+        (48, 32, 0),
+        (64, 128, 0),
+        (144, 128, 1),
+    ):
+        problem = Problem(block_m - 9, 6 * block_n + 40, 2064, 2064, BF16, FP32, INT8)
         for cluster, blocks in ((1, 1), (1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
-            config = {"rows": rows, "tokens": tokens, "turned": turned, "cluster": cluster, "blocks": blocks}
-            if cluster == 1 or not turned:
-                yield Case("rowwise_wgmma", "scaled_mm_rowwise", problem, {**config, "ranges": 0})
-    for rows, tokens, turned in ((128, 128, 1), (128, 256, 1), (64, 32, 0), (128, 64, 0)):
-        problem = Problem(tokens - 9, 6 * rows + 40, 2064, 128, BF16, FP32, E4M3, block_n=128)
+            config = {
+                "block_n": block_n,
+                "block_m": block_m,
+                "x_is_left": x_is_left,
+                "cluster": cluster,
+                "blocks": blocks,
+            }
+            if cluster == 1 or not x_is_left:
+                yield Case("rowwise_wgmma", "scaled_mm_rowwise", problem, {**config, "stream_k_blocks": 0})
+    for block_n, block_m, x_is_left in ((128, 128, 1), (128, 256, 1), (64, 32, 0), (128, 64, 0)):
+        problem = Problem(block_m - 9, 6 * block_n + 40, 2064, 128, BF16, FP32, E4M3, block_n=128)
         for cluster, blocks in ((1, 1), (1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
-            config = {"rows": rows, "tokens": tokens, "turned": turned, "cluster": cluster, "blocks": blocks}
-            if cluster == 1 or not turned:
-                yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, {**config, "ranges": 0})
-    for rows, tokens in ((128, 128), (128, 256), (64, 32)):
-        config = {"rows": rows, "tokens": tokens, "turned": 0, "ranges": 0}
+            config = {
+                "block_n": block_n,
+                "block_m": block_m,
+                "x_is_left": x_is_left,
+                "cluster": cluster,
+                "blocks": blocks,
+            }
+            if cluster == 1 or not x_is_left:
+                yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, {**config, "stream_k_blocks": 0})
+    for block_n, block_m in ((128, 128), (128, 256), (64, 32)):
+        config = {"block_n": block_n, "block_m": block_m, "x_is_left": 0, "stream_k_blocks": 0}
         for cluster, blocks in ((1, SEVEN - 1), (2, 2 * SEVEN), (2, SEVEN - 1)):
             cut = {**config, "cluster": cluster, "blocks": blocks}
-            for group in (32, 64, 128) if rows == 128 else ():
+            for group in (32, 64, 128) if block_n == 128 else ():
                 for eight_bit in (INT8, E4M3):
-                    problem = Problem(tokens - 9, 6 * rows + 40, 2048, group, BF16, BF16, eight_bit)
+                    problem = Problem(block_m - 9, 6 * block_n + 40, 2048, group, BF16, BF16, eight_bit)
                     yield Case("scaled_wgmma", "scaled_mm_int4", problem, cut)
-            if tokens <= 128:
-                problem = Problem(tokens - 9, 6 * rows + 40, 2048, 32, BF16, FP32, E4M3)
+            if block_m <= 128:
+                problem = Problem(block_m - 9, 6 * block_n + 40, 2048, 32, BF16, FP32, E4M3)
                 yield Case("scaled_wgmma", "scaled_mm_blockwise", problem, cut)
     for M, kernel, config in (
         (2, "int4_ring", {"tiles": 2}),
         (8, "int4_decode", {"tiles": 2}),
-        (50, "int4_batch", {"slices": 2}),
+        (50, "int4_batch", {"k_splits": 2}),
         (150, "int4_wgmma", {}),
         (50, "int4_mma", {"splits": 2}),
     ):
@@ -543,10 +573,18 @@ def test_figures_of_gpus_agree_with_each_other() -> None:
     if not header.is_file():
         pytest.skip("needs the project's sources")
     row = r'\{"(.+?)", "NVIDIA .+?", (\d+), (\d+), (\d+) \* kKiB, (\d+) \* kKiB, .+?, \{(\d+), (\d+), (\d+)\}'
-    rows = re.findall(row, header.read_text())
-    assert {row[0] for row in rows} >= {"H200", "H100 SXM", "H100 PCIe", "A100", "L40S", "RTX 4090", "B200"}
+    block_n = re.findall(row, header.read_text())
+    assert {row[0] for row in block_n} >= {
+        "H200",
+        "H100 SXM",
+        "H100 PCIe",
+        "A100",
+        "L40S",
+        "RTX 4090",
+        "B200",
+    }
     operations = {80: 2048, 89: 1024, 90: 4096, 100: 8192}  # in bf16, of a multiprocessor in a clock
-    for name, *figures in rows:
+    for name, *figures in block_n:
         capability, multiprocessors, block, multiprocessor, bf16, fp8, int8 = map(int, figures)
         halved = name.startswith("RTX")  # sums in float32, which integers have none of
         rate = operations[capability] / (2 if halved else 1)
@@ -582,7 +620,7 @@ def test_what_there_is_not_is_named(kernel: str, config: dict[str, int], message
         ("A100", 40, "int4_wgmma", {}, "kernel must be one that takes M = 40, .* on A100, got int4_wgmma"),
         ("H200", 4, "int4_ring", {"tiles": 99}, "tiles = 99 must fit M = 4, "),
         ("H200", 40, "int4_mma", {"block_m": 48}, "block_m = 48 must fit M = 40, "),
-        ("H200", 40, "int4_wgmma", {"tokens": 48}, "tokens = 48 must fit M = 40, "),
+        ("H200", 40, "int4_wgmma", {"block_m": 48}, "block_m = 48 must fit M = 40, "),
         ("A100", 4, "int4_ring", {"cluster": 2}, "cluster must be 1 on A100, got 2"),
         (
             "L40S",

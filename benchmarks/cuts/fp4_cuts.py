@@ -29,10 +29,10 @@ from aoext_bench.cuda_clock import GraphClock
 POOL_BYTES = 340_000_000  # of weights that calls go through, more than any cache holds
 MOST_WARPS = 16
 WARPS = (
-    *((1, slices) for slices in (4, 6, 8, 12, 16)),
-    *((2, slices) for slices in (2, 3, 4, 6, 8)),
-    *((3, slices) for slices in (2, 3, 4, 5)),
-    *((4, slices) for slices in (1, 2, 3, 4)),
+    *((1, k_splits) for k_splits in (4, 6, 8, 12, 16)),
+    *((2, k_splits) for k_splits in (2, 3, 4, 6, 8)),
+    *((3, k_splits) for k_splits in (2, 3, 4, 5)),
+    *((4, k_splits) for k_splits in (1, 2, 3, 4)),
     *((5, 3), (6, 2), (8, 1), (8, 2), (16, 1)),
 )
 
@@ -53,13 +53,13 @@ def weights(shape: Shape, group: int) -> list[tuple[Tensor, Tensor]]:
 def configs(N: int) -> Iterator[dict[str, int]]:
     """Whole rounds of the GPU."""
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    for (tiles, slices), cluster, resident in itertools.product(WARPS, (1, 2), (1, 2, 3)):
-        if resident * tiles * slices > (20 if resident > 1 else MOST_WARPS):
+    for (tiles, k_splits), cluster, resident in itertools.product(WARPS, (1, 2), (1, 2, 3)):
+        if resident * tiles * k_splits > (20 if resident > 1 else MOST_WARPS):
             continue
         groups, slots = math.ceil(N / (16 * tiles)), sms * resident // cluster
         blocks = math.ceil(groups / math.ceil(groups / slots))
         for depth in (2, 4):
-            yield {"depth": depth, "tiles": tiles, "slices": slices, "cluster": cluster, "blocks": blocks}
+            yield {"depth": depth, "tiles": tiles, "k_splits": k_splits, "cluster": cluster, "blocks": blocks}
 
 
 @click.command()
@@ -92,7 +92,7 @@ def main(rows: tuple[int, ...], shapes: tuple[Shape, ...], group: str, show: int
                 block,
             )
             fields = {k: int(v) for k, v in (f.split("=") for f in chosen.split()[1:])}
-            own = {k: fields[k] for k in ("depth", "tiles", "slices", "cluster", "blocks")}
+            own = {k: fields[k] for k in ("depth", "tiles", "k_splits", "cluster", "blocks")}
             timed: list[tuple[float, dict[str, int]]] = []
             for config in [own, *configs(shape.N)]:
                 with torch.inference_mode(), with_plan("fp4_decode", **config):

@@ -104,7 +104,7 @@ struct Fields<RingConfig> {
   static constexpr auto kAll = std::to_array<Field<C>>({{"warp_tiles", &C::warp_tiles},
                                                         {"depth", &C::depth},
                                                         {"tiles", &C::tiles},
-                                                        {"slices", &C::slices},
+                                                        {"k_splits", &C::k_splits},
                                                         {"cluster", &C::cluster},
                                                         {"blocks", &C::blocks},
                                                         {"shared_memory", &C::shared_memory},
@@ -115,11 +115,11 @@ template <>
 struct Fields<DecodeConfig> {
   using C = DecodeConfig;
   static constexpr const char* kKernel = "int4_decode";
-  static constexpr auto kAll = std::to_array<Field<C>>({{"rows", &C::rows},
+  static constexpr auto kAll = std::to_array<Field<C>>({{"block_m", &C::block_m},
                                                         {"warp_tiles", &C::warp_tiles},
-                                                        {"units", &C::units},
+                                                        {"stage_k_tiles", &C::stage_k_tiles},
                                                         {"tiles", &C::tiles},
-                                                        {"slices", &C::slices},
+                                                        {"k_splits", &C::k_splits},
                                                         {"cluster", &C::cluster},
                                                         {"blocks", &C::blocks},
                                                         {"shared_memory", &C::shared_memory},
@@ -129,8 +129,8 @@ template <>
 struct Fields<BatchConfig> {
   using C = BatchConfig;
   static constexpr const char* kKernel = "int4_batch";
-  static constexpr auto kAll = std::to_array<Field<C>>({{"tokens", &C::tokens},
-                                                        {"slices", &C::slices},
+  static constexpr auto kAll = std::to_array<Field<C>>({{"block_m", &C::block_m},
+                                                        {"k_splits", &C::k_splits},
                                                         {"cluster", &C::cluster},
                                                         {"blocks", &C::blocks},
                                                         {"shared_memory", &C::shared_memory}});
@@ -152,7 +152,7 @@ struct Fields<RowwiseMmaConfig> {
 template <class Config>
 constexpr auto kUnitFields = std::to_array<Field<Config>>({{"depth", &Config::depth},
                                                            {"tiles", &Config::tiles},
-                                                           {"slices", &Config::slices},
+                                                           {"k_splits", &Config::k_splits},
                                                            {"cluster", &Config::cluster},
                                                            {"blocks", &Config::blocks},
                                                            {"shared_memory", &Config::shared_memory},
@@ -181,12 +181,12 @@ struct Fields<BlocksMmaConfig> {
       std::to_array<Field<C>>({{"block_n", &C::block_n}, {"block_m", &C::block_m}, {"splits", &C::splits}});
 };
 template <class Config>
-constexpr auto kWgmmaFields = std::to_array<Field<Config>>({{"tokens", &Config::tokens},
+constexpr auto kWgmmaFields = std::to_array<Field<Config>>({{"block_m", &Config::block_m},
                                                             {"cluster", &Config::cluster},
-                                                            {"ranges", &Config::ranges},
+                                                            {"stream_k_blocks", &Config::stream_k_blocks},
                                                             {"blocks", &Config::blocks},
-                                                            {"rows", &Config::rows},
-                                                            {"turned", &Config::turned}});
+                                                            {"block_n", &Config::block_n},
+                                                            {"x_is_left", &Config::x_is_left}});
 template <>
 struct Fields<Int4WgmmaConfig> {
   static constexpr const char* kKernel = "int4_wgmma";
@@ -217,7 +217,7 @@ template <>
 struct Fields<TinygemmConfig> {
   using C = TinygemmConfig;
   static constexpr const char* kKernel = "tinygemm_mm";
-  static constexpr auto kAll = std::to_array<Field<C>>({{"tokens", &C::tokens},
+  static constexpr auto kAll = std::to_array<Field<C>>({{"block_m", &C::block_m},
                                                         {"warps", &C::warps},
                                                         {"blocks", &C::blocks},
                                                         {"phase_chunks", &C::phase_chunks},

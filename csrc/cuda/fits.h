@@ -65,7 +65,7 @@ struct RowwiseMmaFit : MmaFit {
 
 struct BatchFit {
   struct Tile {
-    int tokens;
+    int block_m;
     double step[3];  // of 1, 2 and 4 k-splits
     auto constants() { return std::tie(step); }
   };
@@ -93,7 +93,7 @@ struct WeightOnlyWgmmaFit {
 
 struct RowwiseWgmmaFit {
   struct Tile {
-    int height, tokens;   // BLOCK_N of the kernel, for tiles of so many output channels or fewer, more than half; BLOCK_M
+    int height, block_m;  // BLOCK_N of the kernel, for tiles of so many output channels or fewer, more than half; BLOCK_M
     double int8, float8;  // a k-tile
     auto constants() { return std::tie(int8, float8); }
   };

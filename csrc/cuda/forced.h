@@ -14,7 +14,7 @@ namespace aoext::cuda {
 
 // A kernel, and some fields of its configuration; the others are what the kernel would be given.
 struct Forced {
-  std::string text;  // "int4_ring tiles=2 slices=4"
+  std::string text;  // "int4_ring tiles=2 k_splits=4"
   std::string kernel;
   std::vector<std::pair<std::string, int>> fields;
 

@@ -68,7 +68,7 @@ BlocksPlan plan_blocks(const LinearProblem& p, const Device& device, bool aligne
 
 Explanation explain(const BlocksPlan& plan) {
   const auto few_rows = [](const char* kernel, const RowwiseDecodeConfig& c) {
-    return explain_kernel(kernel).with("tile_n", c.tiles * 16).with("slices", c.slices).with("cluster", c.cluster);
+    return explain_kernel(kernel).with("tile_n", c.tiles * 16).with("k_splits", c.k_splits).with("cluster", c.cluster);
   };
   return std::visit(
       Overloaded{

@@ -53,8 +53,8 @@ Int4Kernel few_rows(const Int4Linear& raw, const Device& device) {
 
 // Whether all of batch runs at once, on all multiprocessors but a few, and K is long.
 bool is_even(const Int4Linear& raw, const BatchConfig& c, const Device& device) {
-  const int64_t blocks = ceil_div(raw.N, kBatchRows / c.slices) * c.cluster;
-  return raw.K >= kEvenDepth && raw.group_size >= kEvenGroup && c.slices > 1 && c.blocks == blocks &&
+  const int64_t blocks = ceil_div(raw.N, kBatchRows / c.k_splits) * c.cluster;
+  return raw.K >= kEvenDepth && raw.group_size >= kEvenGroup && c.k_splits > 1 && c.blocks == blocks &&
          blocks <= device.multiprocessors && 32 * blocks >= 31 * device.multiprocessors;
 }
 
@@ -63,9 +63,9 @@ std::optional<Int4Kernel> engine(const Int4Linear& raw, const Device& device) {
   Choice<BatchConfig> batch;
   Choice<WgmmaConfig> tiles;
   if (int4_batch_takes(raw)) batch = choose_int4_batch(raw, device);
-  const bool modelled = batch.config.tokens == 0 || raw.group_size >= kModelledGroup;
+  const bool modelled = batch.config.block_m == 0 || raw.group_size >= kModelledGroup;
   if (modelled && raw.N >= kRoundedColumns && int4_wgmma_takes(raw)) tiles = choose_int4_wgmma(raw, device);
-  if (batch.config.tokens == 0 && tiles.config.tokens == 0) return std::nullopt;
+  if (batch.config.block_m == 0 && tiles.config.block_m == 0) return std::nullopt;
   if (batch.microseconds <= tiles.microseconds) return batch.config;
   return Int4WgmmaConfig{tiles.config};
 }
@@ -137,19 +137,22 @@ bool takes_one_pass(int64_t K, const Device& device) { return device.family != F
 namespace {
 
 // How tiles that do not come out even over the blocks are shared along K (kernels/tile_scheduler.h).
-Explanation& with_sharing(Explanation& e, int cluster, int ranges) {
+Explanation& with_sharing(Explanation& e, int cluster, int stream_k_blocks) {
   if (cluster > 1) return e.with("cluster", cluster);
-  return ranges > 0 ? e.with("shared_blocks", ranges) : e;
+  return stream_k_blocks > 0 ? e.with("stream_k_blocks", stream_k_blocks) : e;
 }
 
 template <class Config>
 Explanation explain_few_rows(const char* kernel, const Config& c) {
-  return explain_kernel(kernel).with("tile_n", c.tiles * c.warp_tiles * 16).with("slices", c.slices).with("cluster", c.cluster);
+  return explain_kernel(kernel)
+      .with("tile_n", c.tiles * c.warp_tiles * 16)
+      .with("k_splits", c.k_splits)
+      .with("cluster", c.cluster);
 }
 
 Explanation explain_batch(const BatchConfig& c) {
   Explanation e = explain_kernel("int4_batch");
-  e.with("tile_n", kBatchRows / c.slices).with("tile_m", c.tokens).with("slices", c.slices);
+  e.with("tile_n", kBatchRows / c.k_splits).with("tile_m", c.block_m).with("k_splits", c.k_splits);
   return with_sharing(e, c.cluster, 0);
 }
 
@@ -157,9 +160,9 @@ Explanation explain_batch(const BatchConfig& c) {
 
 Explanation explain_wgmma(const char* kernel, const WgmmaConfig& c) {
   Explanation e = explain_kernel(kernel);
-  e.with("tile_n", c.rows).with("tile_m", c.tokens);
-  if (c.turned) e.with("turned", 1);
-  return with_sharing(e, c.cluster, c.ranges);
+  e.with("tile_n", c.block_n).with("tile_m", c.block_m);
+  if (c.x_is_left) e.with("x_is_left", 1);
+  return with_sharing(e, c.cluster, c.stream_k_blocks);
 }
 
 Explanation explain(const Int4Plan& plan) {

@@ -53,7 +53,7 @@ std::optional<RowwiseKernel> choose_pieces(const LinearProblem& p, int64_t K, co
   if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) return choose_rowwise_decode(raw, device);
   if (engine) {
     const RowwiseWgmmaConfig c{choose_rowwise_wgmma(raw, device)};
-    const bool even = c.turned;  // tiles without swap_ab are chosen where they come out even over the GPU
+    const bool even = c.x_is_left;  // tiles without swap_ab are chosen where they come out even over the GPU
     if (!even && scaled_mm_takes(p, raw) && prefers_scaled_mm(raw, device)) return ScaledMm{};
     return c;
   }
@@ -159,7 +159,7 @@ Explanation explain(const RowwisePlan& plan, const LinearProblem& p) {
           [](const RowwiseDecodeConfig& c) {
             return explain_kernel("rowwise_decode")
                 .with("tile_n", c.tiles * 16)
-                .with("slices", c.slices)
+                .with("k_splits", c.k_splits)
                 .with("cluster", c.cluster);
           },
           [](const RowwiseWgmmaConfig& c) { return explain_wgmma("rowwise_wgmma", c); },

@@ -54,7 +54,7 @@ Explanation explain(const TinygemmPlan& plan) {
                  [](const TinygemmUnpack&) { return explain_kernel("tinygemm_unpack, then as bf16i4bf16_rowwise"); },
                  [](const TinygemmConfig& c) {
                    return explain_kernel("tinygemm_mm")
-                       .with("tile_m", c.tokens)
+                       .with("tile_m", c.block_m)
                        .with("blocks", c.blocks)
                        .with("warps", c.warps)
                        .with("phase_k", c.phase_chunks * 128);

@@ -256,7 +256,7 @@ def with_plan(kernel: str, **config: int) -> Iterator[None]:
     the argument for a kernel or a field that there is not; a call raises it where the kernel does not take
     the problem, the configuration does not fit it, or the GPU lacks what it needs.
 
-    >>> with aoext.ops.with_plan("int4_ring", tiles=2, slices=4):  # doctest: +SKIP
+    >>> with aoext.ops.with_plan("int4_ring", tiles=2, k_splits=4):  # doctest: +SKIP
     ...     y = torch.ops.ao.bf16i4bf16_rowwise(x, weight, scale, zero_point)
     """
     if not _has_plans():

@@ -1,6 +1,6 @@
 // What the launchers of kernels for few rows of x share (few_rows.cuh): how a configuration cuts N and K, how the x of a k-split
 // goes through shared memory, how many clusters run at once, how long the split-K reduction takes, and the launch. A Config has
-// blocks, cluster, slices, tiles, shared_memory and overlaps.
+// blocks, cluster, k_splits, tiles, shared_memory and overlaps.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ constexpr int blocks_at_once(int sms, int most, int cluster, int clusters) {
 template <class Config>
 double reduction_time(const ReductionFit& fit, const Config& c, int turns, double warps, int warp_tiles, int64_t M) {
   const double sums = warps * warp_tiles * static_cast<double>(M);
-  const double rounds = static_cast<double>(ceil_div(warp_tiles * M, 2 * c.slices));
+  const double rounds = static_cast<double>(ceil_div(warp_tiles * M, 2 * c.k_splits));
   const double turn = fit.turn + fit.sum * sums + fit.round * rounds + (c.cluster > 1 ? fit.cluster + fit.cluster_sum * sums : 0);
   return turns * turn + (c.cluster > 2 ? fit.large_cluster * (log2_of_cluster(c.cluster) - 1) : 0);
 }
@@ -57,9 +57,9 @@ template <class Params, class Config>
 size_t lay_out_tiles(FewRowsLaunch<Params>& out, const Config& c, const FewRows& p) {
   using Reduction = SplitKReduction<float>;
   Params& w = out.params;
-  const int warps = c.tiles * c.slices, tiles = c.tiles * p.warp_tiles, M = static_cast<int>(p.M);
+  const int warps = c.tiles * c.k_splits, tiles = c.tiles * p.warp_tiles, M = static_cast<int>(p.M);
   // A half warp either sends or collects, and every block collects something.
-  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.slices < 1 || warps * 32 > p.most_threads ||
+  if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.k_splits < 1 || warps * 32 > p.most_threads ||
       warps * 2 % c.cluster || tiles * M < c.cluster)
     return 0;
   w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
@@ -69,8 +69,8 @@ size_t lay_out_tiles(FewRowsLaunch<Params>& out, const Config& c, const FewRows&
   w.cluster_log2 = log2_of_cluster(c.cluster);
   out.turns = static_cast<int>(ceil_div(w.tile_groups, c.blocks));
   const int buffers = out.turns > 1 ? 2 : 1;
-  w.buffer_stride = buffers > 1 ? static_cast<int>(Reduction::sums(tiles, c.slices, M, 1)) : 0;
-  return Reduction::sums(tiles, c.slices, M, c.cluster) * buffers * sizeof(float);
+  w.buffer_stride = buffers > 1 ? static_cast<int>(Reduction::sums(tiles, c.k_splits, M, 1)) : 0;
+  return Reduction::sums(tiles, c.k_splits, M, c.cluster) * buffers * sizeof(float);
 }
 
 // Cuts a block's k-split into chunks whose x fits into shared memory beside `fixed` bytes; a chunk is a multiple of a stage of
@@ -78,7 +78,7 @@ size_t lay_out_tiles(FewRowsLaunch<Params>& out, const Config& c, const FewRows&
 template <class Params, class Config>
 bool lay_out_chunks(FewRowsLaunch<Params>& out, const Config& c, int stage_k_tiles, size_t fixed, size_t per_k_tile) {
   Params& w = out.params;
-  const int step = c.slices * stage_k_tiles;
+  const int step = c.k_splits * stage_k_tiles;
   const auto limit = static_cast<size_t>(c.shared_memory);
   if (fixed + per_k_tile * step > limit) return false;
   const int room = static_cast<int>((limit - fixed) / per_k_tile);
@@ -96,7 +96,7 @@ bool lay_out_chunks(FewRowsLaunch<Params>& out, const Config& c, int stage_k_til
 
 template <class Params, class Config>
 cudaError_t launch_few_rows(void (*kernel)(Params), const Params& params, const Config& c, size_t shared, cudaStream_t stream) {
-  const dim3 blocks(c.cluster, std::min(c.blocks, params.tile_groups)), threads(32, c.slices, c.tiles);
+  const dim3 blocks(c.cluster, std::min(c.blocks, params.tile_groups)), threads(32, c.k_splits, c.tiles);
   return launch(
       kernel,
       Grid{blocks, threads, shared, stream, static_cast<unsigned>(c.cluster), c.overlaps ? Overlap::after_ours : Overlap::never},

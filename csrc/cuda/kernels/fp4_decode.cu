@@ -71,9 +71,9 @@ Fp4DecodeConfig choose_fp4_decode(const BlockLinear& p, const Device& device) {
   Fp4DecodeConfig c{{2, 1, 1, 1, 1, shared_memory, kAhead, hopper}};
   for (c.cluster = 1; c.cluster <= (hopper ? 2 : 1); ++c.cluster)
     for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
-      for (c.slices = 1; c.tiles * c.slices <= 16; ++c.slices)
-        for (int resident = 1; resident <= 2 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
-          if (c.tiles * c.slices < kFewestWarps) continue;
+      for (c.k_splits = 1; c.tiles * c.k_splits <= 16; ++c.k_splits)
+        for (int resident = 1; resident <= 2 && resident * c.tiles * c.k_splits <= sm_warps; ++resident) {
+          if (c.tiles * c.k_splits < kFewestWarps) continue;
           const int64_t groups = ceil_div(p.N, fp4_decode::kTileN * c.tiles);
           const int slots = clusters_at_once(sms, resident, c.cluster);
           c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));

@@ -9,11 +9,11 @@
 
 namespace aoext::cuda {
 
-constexpr int kBatchRows = 256;  // output channels of a block, times its slices
+constexpr int kBatchRows = 256;  // output channels of a block, times its k-splits
 
 struct BatchConfig {
-  int tokens;         // rows of x at most: 16, 32 or 64
-  int slices;         // k-splits of a block: 1, 2 or 4 of its four warpgroups; 4 / slices are row groups of 64
+  int block_m;        // rows of x at most: 16, 32 or 64
+  int k_splits;       // k-splits of a block: 1, 2 or 4 of its four warpgroups; 4 / k_splits are row groups of 64
   int cluster;        // blocks that share the tiles that do not come out even (tile_scheduler.h): 1 or 2
   int blocks;         // in all, which run at once
   int shared_memory;  // bytes that a block may have

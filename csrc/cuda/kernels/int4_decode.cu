@@ -17,8 +17,8 @@ using int4_decode::Params;
 using Kernel = void (*)(Params);
 
 // Threads that a block may have. 512 leave a thread 128 registers, 640 leave it 96.
-constexpr int threads_of(int rows, int warp_tiles, int units) {
-  return rows == 8 && warp_tiles == 1 && units == 2 ? 640 : kFewRowsThreads;
+constexpr int threads_of(int block_m, int warp_tiles, int stage_k_tiles) {
+  return block_m == 8 && warp_tiles == 1 && stage_k_tiles == 2 ? 640 : kFewRowsThreads;
 }
 
 // The k that share a scale, as far as there are kernels for them.
@@ -26,13 +26,13 @@ int sub_of(const Int4Linear& p) { return p.group_size % kTileK == 0 ? kTileK : 6
 
 // What tells instances apart.
 using Key = std::array<int, 6>;
-constexpr std::array<const char*, 6> kKeyNames = {"type", "scale", "sub", "rows", "warp_tiles", "units"};
+constexpr std::array<const char*, 6> kKeyNames = {"type", "scale", "sub", "block_m", "warp_tiles", "stage_k_tiles"};
 
-// Groups of whole k-tiles with scales of the input's type have kernels of more shapes (warp_tiles, units) than (2, 1).
-constexpr bool has_kernel(bool own_scales, int sub, int rows, int warp_tiles, int units) {
+// Groups of whole k-tiles with scales of the input's type have kernels of more shapes (warp_tiles, stage_k_tiles) than (2, 1).
+constexpr bool has_kernel(bool own_scales, int sub, int block_m, int warp_tiles, int stage_k_tiles) {
   if (!own_scales && sub < kTileK) return false;
-  if (warp_tiles == 2 && units == 1) return true;
-  return own_scales && sub == kTileK && units == 2 && (warp_tiles == 1 || rows < 16);
+  if (warp_tiles == 2 && stage_k_tiles == 1) return true;
+  return own_scales && sub == kTileK && stage_k_tiles == 2 && (warp_tiles == 1 || block_m < 16);
 }
 
 // f(key, kernel) of each.
@@ -41,15 +41,16 @@ void for_each_instance(F&& f) {
   each<Element::bf16, Element::fp16>([&](auto x) {
     each<decltype(x)::value, Element::fp32>([&](auto s) {
       each<64, kTileK>([&](auto sub) {
-        each<8, 16>([&](auto rows) {
+        each<8, 16>([&](auto block_m) {
           each<1, 2>([&](auto warp_tiles) {
-            each<1, 2>([&](auto units) {
+            each<1, 2>([&](auto stage_k_tiles) {
               constexpr Element X = decltype(x)::value, S = decltype(s)::value;
-              constexpr int kSub = decltype(sub)::value, kRows = decltype(rows)::value;
-              constexpr int kTiles = decltype(warp_tiles)::value, kUnits = decltype(units)::value;
-              if constexpr (has_kernel(X == S, kSub, kRows, kTiles, kUnits))
-                f(Key{int(X), int(S), kSub, kRows, kTiles, kUnits},
-                  Kernel(int4_decode::int4_decode_kernel<X, S, kSub, kRows, kTiles, kUnits, threads_of(kRows, kTiles, kUnits)>));
+              constexpr int kSub = decltype(sub)::value, kRows = decltype(block_m)::value;
+              constexpr int kTiles = decltype(warp_tiles)::value, kStageKTiles = decltype(stage_k_tiles)::value;
+              if constexpr (has_kernel(X == S, kSub, kRows, kTiles, kStageKTiles))
+                f(Key{int(X), int(S), kSub, kRows, kTiles, kStageKTiles},
+                  Kernel(int4_decode::int4_decode_kernel<X, S, kSub, kRows, kTiles, kStageKTiles,
+                                                         threads_of(kRows, kTiles, kStageKTiles)>));
             });
           });
         });
@@ -59,12 +60,12 @@ void for_each_instance(F&& f) {
 }
 
 Key key_of(const Int4Linear& p, const DecodeConfig& c) {
-  return {int(p.type), int(p.scale_type), sub_of(p), c.rows, c.warp_tiles, c.units};
+  return {int(p.type), int(p.scale_type), sub_of(p), c.block_m, c.warp_tiles, c.stage_k_tiles};
 }
 
 Kernel kernel_of(const Int4Linear& p, const DecodeConfig& c) {
   Kernel found = nullptr;
-  if (p.M > c.rows) return found;
+  if (p.M > c.block_m) return found;
   for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
   return found;
 }
@@ -73,11 +74,11 @@ using Launch = FewRowsLaunch<Params>;
 
 // The parameters of a configuration, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
-  const int sub = sub_of(p), most_threads = threads_of(c.rows, c.warp_tiles, c.units);
-  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, kTileK), c.warp_tiles, c.units, most_threads});
+  const int sub = sub_of(p), most_threads = threads_of(c.block_m, c.warp_tiles, c.stage_k_tiles);
+  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, kTileK), c.warp_tiles, c.stage_k_tiles, most_threads});
   if (sums == 0) return false;
   out.params.set(p, sub);
-  return lay_out_chunks(out, c, c.units, 16 + sums, size_t(c.rows) * (kTileK * 2 + kTileK / sub * 8));
+  return lay_out_chunks(out, c, c.stage_k_tiles, 16 + sums, size_t(c.block_m) * (kTileK * 2 + kTileK / sub * 8));
 }
 
 // Microseconds of a configuration, by a model: reading the weight; the stages of a multiprocessor's warps, limited by arithmetic
@@ -85,10 +86,10 @@ bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
 double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, const Device& device, int resident) {
   const Params& w = l.params;
   const DecodeFit& fit = fits_of(device).int4_decode;
-  const DecodeFit::Costs& cost = c.rows > 8 ? fit.more_rows : fit.eight_rows;
-  const double kb = c.warp_tiles * c.units, m = w.M, warps = resident * c.tiles * c.slices;
+  const DecodeFit::Costs& cost = c.block_m > 8 ? fit.more_rows : fit.eight_rows;
+  const double kb = c.warp_tiles * c.stage_k_tiles, m = w.M, warps = resident * c.tiles * c.k_splits;
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
-  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
+  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.k_splits, 4));
   const double round = std::hypot(busiest * kb * (cost.work + cost.work_m * m / c.warp_tiles), cost.latency * kb);
   const double rounds =
       static_cast<double>(l.turns) * w.chunks * w.warp_stages * round * (sub_of(p) < kTileK ? fit.small_groups : 1);
@@ -111,23 +112,23 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& devic
   constexpr int kMostBlocks = 65535;
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const bool hopper = device.is_hopper();
-  const int rows = p.M <= 8 ? 8 : 16;
+  const int block_m = p.M <= 8 ? 8 : 16;
   const bool small_groups = sub_of(p) < kTileK;
   // As many as ever were faster.
-  const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : rows == 8 ? 4 : 8;
-  const int fewest_slices = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
+  const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : block_m == 8 ? 4 : 8;
+  const int fewest_k_splits = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
   Choice<DecodeConfig> best;
   constexpr struct {
-    int warp_tiles, units;
+    int warp_tiles, stage_k_tiles;
   } shapes[] = {{2, 1}, {1, 2}, {2, 2}};
   for (const auto& shape : shapes) {
-    DecodeConfig c{rows, shape.warp_tiles, shape.units, 1, 1, 1, 1, shared_memory, hopper};
+    DecodeConfig c{block_m, shape.warp_tiles, shape.stage_k_tiles, 1, 1, 1, 1, shared_memory, hopper};
     if (!kernel_of(p, c)) continue;
-    const int threads = threads_of(rows, c.warp_tiles, c.units), sm_warps = threads == 640 ? 21 : 16;
+    const int threads = threads_of(block_m, c.warp_tiles, c.stage_k_tiles), sm_warps = threads == 640 ? 21 : 16;
     for (c.cluster = 1; c.cluster <= most_blocks_sharing; c.cluster *= 2)
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
-        for (c.slices = fewest_slices; c.tiles * c.slices <= threads / 32; ++c.slices) {
-          const int warps = c.tiles * c.slices;
+        for (c.k_splits = fewest_k_splits; c.tiles * c.k_splits <= threads / 32; ++c.k_splits) {
+          const int warps = c.tiles * c.k_splits;
           if (warps < 8) continue;
           c.blocks = kMostBlocks;
           Launch l;

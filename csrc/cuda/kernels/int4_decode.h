@@ -14,13 +14,13 @@ namespace aoext::cuda {
 // M <= 16, N even, group_size a multiple of 64 (of 128 with float32 scales), x and weight at 16-byte alignment, scales at 4.
 bool int4_decode_takes(const Int4Linear& p);
 
-// How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
+// How a launch is cut. A block has tiles * k_splits warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
 // their k-tiles.
 struct DecodeConfig {
-  int rows;        // of x, at most: 8 or 16
-  int warp_tiles;  // 1 or 2
-  int units;       // k-tiles of 128 k in a stage
-  int tiles, slices;
+  int block_m;        // of x, at most: 8 or 16
+  int warp_tiles;     // 1 or 2
+  int stage_k_tiles;  // k-tiles of 128 k in a stage
+  int tiles, k_splits;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time

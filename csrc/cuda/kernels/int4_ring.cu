@@ -91,7 +91,7 @@ bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
   w.set(p, sub);
   w.scale_bytes = scale_bytes(p), w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
   const int stage_bytes = int4_ring::stage_bytes(w.scale_bytes > 0, sub, p.scale_type == Element::fp32 ? 4 : 2);
-  const size_t fixed = size_t(c.tiles * c.slices) * w.depth * stage_bytes + int4_ring::kFixedBytes + sums;
+  const size_t fixed = size_t(c.tiles * c.k_splits) * w.depth * stage_bytes + int4_ring::kFixedBytes + sums;
   const size_t per_k_tile = int4_ring::k_tile_x_bytes(M) + int4_ring::k_tile_sum_bytes(M, sub) + int4_ring::k_tile_back_bytes(M);
   return lay_out_chunks(out, c, stage_k_tiles, fixed, per_k_tile);
 }
@@ -114,16 +114,16 @@ double model_time(const Int4Linear& p, const RingConfig& c, const Launch& l, con
   const RingFit& fit = fits_of(device).int4_ring;
   const RingFit::Costs& cost = costs_of(fit, p);
   constexpr double kStageKb = kStageTiles;
-  const double m = w.M, turns = l.turns, warps = resident * c.tiles * c.slices;
+  const double m = w.M, turns = l.turns, warps = resident * c.tiles * c.k_splits;
   const double stage_k_tiles = kStageKb / c.warp_tiles;
   // The quarter of a multiprocessor with the most of a block's warps has so many times four.
-  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.slices, 4));
+  const double busiest = 4.0 * resident * static_cast<double>(ceil_div(c.tiles * c.k_splits, 4));
   const double work = busiest * kStageKb * (cost.work + cost.work_m * m / c.warp_tiles);
   const double stages = turns * w.chunks * w.warp_stages * std::hypot(work, fit.latency * kStageKb);
   const double busy =
       static_cast<double>(p.N) * c.cluster / (kTileN * c.warp_tiles * c.tiles * turns * device.multiprocessors * resident);
   const double bytes = static_cast<double>(p.N) * p.K * (0.5 + 4.0 / std::min<int64_t>(p.group_size, kTileK));
-  const double read = bytes / device.bandwidth * (cost.read + fit.slice_read / (c.slices * stage_k_tiles)) *
+  const double read = bytes / device.bandwidth * (cost.read + fit.slice_read / (c.k_splits * stage_k_tiles)) *
                       (fit.read_busy + fit.read_idle / std::min(busy, 1.0));
   const double x = m * resident * w.split_k_tiles / w.chunks, again = w.chunks > 1 ? turns * w.chunks - 1 : 0;
   return fit.launch + read + stages + (fit.x + fit.x_again * again) * x +
@@ -140,7 +140,7 @@ bool int4_ring_takes(const Int4Linear& p) {
 }
 
 Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {
-  constexpr int kAhead = 1024, kMostBlocks = 65535, kMostSlices = 8, kFewestWarps = 4;
+  constexpr int kAhead = 1024, kMostBlocks = 65535, kMostKSplits = 8, kFewestWarps = 4;
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const bool hopper = device.is_hopper();
   Choice<RingConfig> best;
@@ -148,15 +148,15 @@ Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {
   for (c.warp_tiles = 1; c.warp_tiles <= 2 && kernel_of(p, c); ++c.warp_tiles)
     for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
       for (int tiles : {1, 2, 3, 4, 5, 6, 8, 16})  // others took longer than the model says
-        for (c.slices = 1; c.slices <= kMostSlices; ++c.slices)
-          for (int resident = 1; resident <= 3 && resident * tiles * c.slices <= kMostWarps; ++resident) {
+        for (c.k_splits = 1; c.k_splits <= kMostKSplits; ++c.k_splits)
+          for (int resident = 1; resident <= 3 && resident * tiles * c.k_splits <= kMostWarps; ++resident) {
             const int slots = clusters_at_once(sms, resident, c.cluster);
-            if (slots < 1 || tiles * c.slices < kFewestWarps) continue;
+            if (slots < 1 || tiles * c.k_splits < kFewestWarps) continue;
             c.tiles = tiles;
             const int64_t groups = ceil_div(p.N, kTileN * tiles * c.warp_tiles);
             c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
             const int at_once = blocks_at_once(sms, resident, c.cluster, c.blocks);
-            c.depth = depth_of(at_once * tiles * c.slices);
+            c.depth = depth_of(at_once * tiles * c.k_splits);
             Launch l;
             if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
             best.consider(c, model_time(p, c, l, device, at_once));

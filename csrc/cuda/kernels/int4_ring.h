@@ -13,12 +13,12 @@ namespace aoext::cuda {
 // M <= 16, K and group_size multiples of 32, x and weight at 16-byte alignment.
 bool int4_ring_takes(const Int4Linear& p);
 
-// How a launch is cut. A block has tiles * slices warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
+// How a launch is cut. A block has tiles * k_splits warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
 // their k-tiles.
 struct RingConfig {
   int warp_tiles;  // 1 or 2
   int depth;       // stages of 2 KB in a warp's ring: 2 or 3
-  int tiles, slices;
+  int tiles, k_splits;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time

@@ -14,10 +14,11 @@ namespace aoext::cuda {
 // be quantised, of M <= 8.
 bool rowwise_decode_takes(const RowwiseLinear& p);
 
-// How a launch is cut. A block has tiles * slices warps; a warp takes a tile of 16 output channels and a k-split of its k-tiles.
+// How a launch is cut. A block has tiles * k_splits warps; a warp takes a tile of 16 output channels and a k-split of its
+// k-tiles.
 struct RowwiseDecodeConfig {
   int depth;  // stages of 2 KB in a warp's ring
-  int tiles, slices;
+  int tiles, k_splits;
   int cluster;        // blocks that share K: 1, or 2, 4, 8 on Hopper
   int blocks;         // along n; each takes groups of tiles until none is left
   int shared_memory;  // bytes that a block may take: how much of x is in shared memory at a time

@@ -32,7 +32,7 @@ bool lay_out(const Linear& p, const RowwiseDecodeConfig& c, Launch<Linear>& out)
   const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, tile_k(p)), 1, 1});
   if (sums == 0) return false;
   out.params.linear = p, out.params.ahead = c.ahead / 16 * 16;
-  const int warps = c.tiles * c.slices;
+  const int warps = c.tiles * c.k_splits;
   const size_t fixed = table_bytes(p) + size_t(warps) * c.depth * k_tile_bytes(p) + 16 + (p.M > 8 ? 16 : 8) * sizeof(float) +
                        2 * c.tiles * kTileN * sizeof(Channel) + sums;
   if (!lay_out_chunks(out, c, 1, fixed, p.M * k_tile_x_bytes(p))) return false;
@@ -49,15 +49,16 @@ double model_time(const Linear& p, const RowwiseDecodeConfig& c, const Launch<Li
   const bool wide = p.M > 8;
   const RowwiseDecodeFit::Costs& cost = multiplied_type(p) == Element::int8 ? fit.int8 : fit.others;
   const auto fourth = [](double a, double b) { return std::pow(std::pow(a, 4) + std::pow(b, 4), 0.25); };
-  const double warps = resident * c.tiles * c.slices, filled = std::min(c.depth, w.warp_stages);
-  const double read = static_cast<double>(p.N) * weight_row_bytes(p) / device.bandwidth * (fit.read + fit.read_slice / c.slices);
+  const double warps = resident * c.tiles * c.k_splits, filled = std::min(c.depth, w.warp_stages);
+  const double read =
+      static_cast<double>(p.N) * weight_row_bytes(p) / device.bandwidth * (fit.read + fit.read_slice / c.k_splits);
   const double work = warps * (wide ? cost.work_wide : cost.work);
   const double latency = cost.latency / c.depth + (wide ? fit.latency_wide : 0);
   const double rounds = static_cast<double>(l.turns) * w.chunks * w.warp_stages * fourth(work, latency);
   const double x = 1e-3 * resident * w.split_k_tiles * static_cast<double>(p.M * k_tile_x_bytes(p));
   const double x_again = w.chunks > 1 ? fit.x_again * x * (l.turns - 1.0 / w.chunks) + fit.chunk * (w.chunks - 1) * l.turns : 0;
-  const double reducing = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.slices)) *
-                          (fit.reduction + fit.reduction_slice * c.slices);
+  const double reducing = l.turns * static_cast<double>(ceil_div(c.tiles * p.M, 2 * c.tiles * c.k_splits)) *
+                          (fit.reduction + fit.reduction_slice * c.k_splits);
   // Less in flight than in any configuration that was measured, or more multiprocessors idle: unknown, and hardly faster.
   const double busy = static_cast<double>(p.N) * c.cluster /
                       (kTileN * c.tiles * static_cast<double>(l.turns) * device.multiprocessors * resident);
@@ -79,8 +80,8 @@ RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device, int most_c
   for (c.depth = 2; c.depth <= 4; c.depth += 2)
     for (c.cluster = 1; c.cluster <= (hopper ? most_cluster : 1); c.cluster *= 2)
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
-        for (c.slices = 1; c.tiles * c.slices <= 16; ++c.slices)
-          for (int resident = 1; resident <= 3 && resident * c.tiles * c.slices <= sm_warps; ++resident) {
+        for (c.k_splits = 1; c.tiles * c.k_splits <= 16; ++c.k_splits)
+          for (int resident = 1; resident <= 3 && resident * c.tiles * c.k_splits <= sm_warps; ++resident) {
             const int slots = clusters_at_once(sms, resident, c.cluster);
             if (slots < 1) continue;
             const int64_t groups = ceil_div(p.N, kTileN * c.tiles);

@@ -23,7 +23,7 @@ struct TinygemmLinear {
 
 // How tinygemm_mm walks a problem; what its numbers mean stands in tinygemm_mm.cuh.
 struct TinygemmConfig {
-  int tokens;        // rows of x, at most: 8 or 16, columns of the mma tiles
+  int block_m;       // rows of x, at most: 8 or 16, columns of the mma tiles
   int warps;         // of a block
   int blocks;        // that share the row tiles
   int phase_chunks;  // chunks of 128 of k whose inputs are in shared memory at a time

@@ -16,7 +16,7 @@ constexpr int64_t kFewestChunks = 2;  // of a phase, where fewer warps can help 
 
 // What tells instances apart.
 using Key = std::array<int, 3>;
-constexpr std::array<const char*, 3> kKeyNames = {"inner_k_tiles", "sub_groups", "tokens"};
+constexpr std::array<const char*, 3> kKeyNames = {"inner_k_tiles", "sub_groups", "block_m"};
 
 using Kernel = void (*)(Shape);
 
@@ -35,7 +35,7 @@ void for_each_instance(F&& f) {
 
 int sub_groups(const TinygemmLinear& p) { return p.group_size < kTinygemmChunk ? 4 : 1; }
 
-Key key_of(const TinygemmLinear& p, const TinygemmConfig& c) { return {p.inner_k_tiles, sub_groups(p), c.tokens}; }
+Key key_of(const TinygemmLinear& p, const TinygemmConfig& c) { return {p.inner_k_tiles, sub_groups(p), c.block_m}; }
 
 Kernel kernel_of(const TinygemmLinear& p, const TinygemmConfig& c) {
   Kernel found = nullptr;
@@ -66,9 +66,9 @@ namespace {
 
 // Bytes of shared memory: for so many chunks of K at a time, and for the sums of a block's tiles where they wait for the next.
 int64_t shared_bytes(const TinygemmLinear& p, const TinygemmConfig& c) {
-  const int64_t slots = 16 * c.tokens, tiles = ceil_div(p.N, tinygemm::kRows);
-  const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(c.tokens) * c.warps * slots * 4;
-  const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * c.tokens * 4;
+  const int64_t slots = 16 * c.block_m, tiles = ceil_div(p.N, tinygemm::kRows);
+  const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(c.block_m) * c.warps * slots * 4;
+  const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * c.block_m * 4;
   const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
   const int64_t tile_bytes = c.phase_chunks < ceil_div(p.K, kTinygemmChunk) ? ceil_div(tiles, c.blocks) * slots * 4 : 0;
   return warp_bytes + pad_bytes + tile_bytes + c.phase_chunks * chunk_bytes;
@@ -78,16 +78,16 @@ int64_t shared_bytes(const TinygemmLinear& p, const TinygemmConfig& c) {
 TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_warps) {
   const int64_t max_shared_bytes = device.shared_memory;
   TinygemmConfig config{};
-  config.tokens = p.M <= 8 ? 8 : 16;
+  config.block_m = p.M <= 8 ? 8 : 16;
   const int64_t chunks = (p.K + kTinygemmChunk - 1) / kTinygemmChunk;
   const int64_t tiles = (p.N + tinygemm::kRows - 1) / tinygemm::kRows;
   // As many warps as share the chunks evenly, from half the most on.
   const auto steps = [&](int64_t warps) { return (chunks + warps - 1) / warps; };
   config.warps = static_cast<int>(std::min<int64_t>(max_warps, chunks));
   while (config.warps > 1 && steps(config.warps - 1) == steps(config.warps)) --config.warps;
-  const int64_t slots = 16 * config.tokens;
-  const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(config.tokens) * config.warps * slots * 4;
-  const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * config.tokens * 4;
+  const int64_t slots = 16 * config.block_m;
+  const int64_t warp_bytes = tinygemm::kBarrierBytes + tinygemm::buffers(config.block_m) * config.warps * slots * 4;
+  const int64_t chunk_bytes = tinygemm::kChunkBytes * p.M + sub_groups(p) * config.block_m * 4;
   const int64_t pad_bytes = (tinygemm::row_bytes(0) + 127) * p.M;
   config.blocks = static_cast<int>(std::min<int64_t>(tiles, device.multiprocessors));
   int64_t fits = (max_shared_bytes - warp_bytes - pad_bytes) / chunk_bytes;
@@ -113,7 +113,7 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
 TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) { return choose(p, device, kMostWarps); }
 
 bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device) {
-  const bool rows = (c.tokens == 8 || c.tokens == 16) && p.M <= c.tokens;
+  const bool rows = (c.block_m == 8 || c.block_m == 16) && p.M <= c.block_m;
   return rows && c.warps >= 1 && c.warps <= kMostWarps && c.blocks >= 1 && c.phase_chunks >= 1 &&
          c.phase_chunks <= ceil_div(p.K, kTinygemmChunk) && shared_bytes(p, c) <= device.shared_memory;
 }

@@ -4,13 +4,13 @@
 namespace aoext::cuda {
 
 struct WgmmaConfig {
-  int tokens;      // rows of x of a tile (BLOCK_M): 32, 64, 128 or 256, of weight-only products 96 or 192 too
-  int cluster;     // blocks that share a tile of those that do not come out even (tile_scheduler.h): 1, 2 or, of 8-bit weights
-                   // alone, 3
-  int ranges;      // or, of weight-only products, the blocks with a range of stream-K; or 0
-  int blocks;      // in all, which run at once
-  int rows = 128;  // output channels of a tile (BLOCK_N): 192, 128 or 64; of two 8-bit operands any multiple of 16 up to 192
-  int turned = 0;  // 1: without swap_ab, x is the left operand; of two 8-bit operands only
+  int block_m;  // rows of x of a tile (BLOCK_M): 32, 64, 128 or 256, of weight-only products 96 or 192 too
+  int cluster;  // blocks that share a tile of those that do not come out even (tile_scheduler.h): 1, 2 or, of 8-bit weights
+                // alone, 3
+  int stream_k_blocks;  // or, of weight-only products, the blocks with a range of stream-K; or 0
+  int blocks;           // in all, which run at once
+  int block_n = 128;    // output channels of a tile (BLOCK_N): 192, 128 or 64; of two 8-bit operands any multiple of 16 up to 192
+  int x_is_left = 0;    // 1: without swap_ab, x is the left operand; of two 8-bit operands only
 
   bool operator==(const WgmmaConfig&) const = default;
 };

@@ -40,9 +40,9 @@ Arranged arranged(const BlockLinear& p, const WgmmaConfig& c, void* workspace) {
 template <class T, Element kType, int kGranule, class Shapes>
 cudaError_t launch(Shapes shapes, const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   const Arranged a = arranged(p, c, workspace);
-  const TensorMap lines = wgmma::lines_map(p, row_bytes(p), c.rows);
+  const TensorMap lines = wgmma::lines_map(p, row_bytes(p), c.block_n);
   const TensorMap scale(map_type(p.type), a.scales, CU_TENSOR_MAP_SWIZZLE_NONE, {a.stride, a.groups},
-                        {a.stride * int64_t{sizeof(T)}}, {c.rows, stage(p) / kGranule});
+                        {a.stride * int64_t{sizeof(T)}}, {c.block_n, stage(p) / kGranule});
   if (!lines.valid || !scale.valid) return cudaErrorNotSupported;
   const cudaError_t error = arrange<T, kGranule>(p, a, Overlap::after_ours, stream);
   if (error != cudaSuccess) return error;
@@ -73,7 +73,7 @@ cudaError_t launch(const BlockLinear& p, const WgmmaConfig& c, void* workspace, 
 
 // What tells instances apart.
 using Key = std::array<int, 5>;
-constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "granule", "rows", "tokens"};
+constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "granule", "block_n", "block_m"};
 
 // f(key) of each.
 template <class F>
@@ -89,7 +89,9 @@ void for_each_instance(F&& f) {
   }
 }
 
-Key key_of(const BlockLinear& p, const WgmmaConfig& c) { return {int(p.type), int(p.weight_type), granule(p), c.rows, c.tokens}; }
+Key key_of(const BlockLinear& p, const WgmmaConfig& c) {
+  return {int(p.type), int(p.weight_type), granule(p), c.block_n, c.block_m};
+}
 
 // Times of tiles that there are.
 template <class Shapes>

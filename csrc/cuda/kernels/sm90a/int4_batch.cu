@@ -47,7 +47,7 @@ Instance instance() {
 
 // What tells instances apart.
 using Key = std::array<int, 4>;
-constexpr std::array<const char*, 4> kKeyNames = {"type", "scale", "sub", "tokens"};
+constexpr std::array<const char*, 4> kKeyNames = {"type", "scale", "sub", "block_m"};
 
 // f(key, instance) of each.
 template <class F>
@@ -55,9 +55,9 @@ void for_each_instance(F&& f) {
   each<Element::bf16, Element::fp16>([&](auto x) {
     each<decltype(x)::value, Element::fp32>([&](auto s) {
       each<32, 64, kTileK>([&](auto sub) {
-        each<16, 32, 64>([&](auto tokens) {
+        each<16, 32, 64>([&](auto block_m) {
           constexpr Element X = decltype(x)::value, S = decltype(s)::value;
-          constexpr int kSub = decltype(sub)::value, kBlockM = decltype(tokens)::value;
+          constexpr int kSub = decltype(sub)::value, kBlockM = decltype(block_m)::value;
           if constexpr (kBlockM <= most_rows(kSub)) f(Key{int(X), int(S), kSub, kBlockM}, instance<X, S, kSub, kBlockM>());
         });
       });
@@ -66,7 +66,7 @@ void for_each_instance(F&& f) {
 }
 
 Key key_of(const Int4Linear& p, const BatchConfig& c) {
-  return {int(p.type), int(p.scale_type), static_cast<int>(std::min<int64_t>(p.group_size, kTileK)), c.tokens};
+  return {int(p.type), int(p.scale_type), static_cast<int>(std::min<int64_t>(p.group_size, kTileK)), c.block_m};
 }
 
 // Empty where there is none.
@@ -86,16 +86,16 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   Params& w = out.params;
   w.N = p.N, w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = static_cast<int>(p.M);
   w.scale_k_tiles = static_cast<int>(std::max<int64_t>(p.group_size / kTileK, 1));
-  w.k_splits_log2 = log2_of(c.slices), w.cluster_log2 = log2_of(c.cluster);
+  w.k_splits_log2 = log2_of(c.k_splits), w.cluster_log2 = log2_of(c.cluster);
   w.k_tiles = static_cast<int>(p.K / kTileK);
   w.bias_type = static_cast<int>(p.bias_type);
-  w.schedule =
-      schedule_tiles(ceil_div(p.N, kBatchRows / c.slices), ceil_div(w.k_tiles, int4_batch::kPairKTiles), c.blocks, c.cluster, 0);
+  w.schedule = schedule_tiles(ceil_div(p.N, kBatchRows / c.k_splits), ceil_div(w.k_tiles, int4_batch::kPairKTiles), c.blocks,
+                              c.cluster, 0);
   if (!schedule_fits(w.schedule, c.blocks) || c.cluster > 2) return false;  // every block owns something
-  const int stage = kernels.stage_bytes(c.slices);
-  const int fixed = 1024 + int4_batch::SplitKReduction<16>::kBarriers + kernels.warpgroups_bytes(c.slices) +
-                    kernels.blocks_bytes(c.slices, c.cluster);
-  const int turns = int4_batch::stage_turns(c.slices), most = (c.shared_memory - int(sizeof(BlockWork)) - fixed) / stage;
+  const int stage = kernels.stage_bytes(c.k_splits);
+  const int fixed = 1024 + int4_batch::SplitKReduction<16>::kBarriers + kernels.warpgroups_bytes(c.k_splits) +
+                    kernels.blocks_bytes(c.k_splits, c.cluster);
+  const int turns = int4_batch::stage_turns(c.k_splits), most = (c.shared_memory - int(sizeof(BlockWork)) - fixed) / stage;
   w.depth = std::min(int4_batch::kMostDepth, most) / turns * turns;  // wgmma::Ring says why
   out.shared = fixed + w.depth * stage;
   return w.depth >= 2;
@@ -116,15 +116,15 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const BatchFit& fit = fits_of(device).int4_batch;
   const BatchFit::Tile& cost =
-      *std::find_if(std::begin(fit.tiles), std::end(fit.tiles), [&](const BatchFit::Tile& tile) { return p.M <= tile.tokens; });
-  const Instance kernels = instance(p, BatchConfig{cost.tokens});
+      *std::find_if(std::begin(fit.tiles), std::end(fit.tiles), [&](const BatchFit::Tile& tile) { return p.M <= tile.block_m; });
+  const Instance kernels = instance(p, BatchConfig{cost.block_m});
   Choice<BatchConfig> best;
-  for (int slices = 1; slices <= 4; slices *= 2) {
-    const int64_t tiles = ceil_div(p.N, kBatchRows / slices), stages = ceil_div(p.K / kTileK, int4_batch::kPairKTiles);
-    const double stage = cost.step[log2_of(slices)], turn = fit.turn + fit.turn_row * cost.tokens;
+  for (int k_splits = 1; k_splits <= 4; k_splits *= 2) {
+    const int64_t tiles = ceil_div(p.N, kBatchRows / k_splits), stages = ceil_div(p.K / kTileK, int4_batch::kPairKTiles);
+    const double stage = cost.step[log2_of(k_splits)], turn = fit.turn + fit.turn_row * cost.block_m;
     for (const int cluster : {1, 2}) {
       const auto config = [&](int64_t blocks) {
-        return BatchConfig{cost.tokens, slices, cluster, static_cast<int>(blocks), shared_memory};
+        return BatchConfig{cost.block_m, k_splits, cluster, static_cast<int>(blocks), shared_memory};
       };
       // All that run at once are faster by 2%, where they come out even.
       BatchConfig c = config(std::min<int64_t>(tiles * cluster, sms / cluster * cluster));
@@ -133,7 +133,7 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
       if (!lay_out(p, c, kernels, l)) continue;
       double time = fit.launches + ceil_div(l.params.schedule.whole_tiles, c.blocks) * (stages * stage + turn);
       if (shared_tiles(l.params.schedule) > 0)
-        time += ceil_div(stages, cluster) * stage + turn + fit.cluster + fit.cluster_row * cost.tokens;
+        time += ceil_div(stages, cluster) * stage + turn + fit.cluster + fit.cluster_row * cost.block_m;
       best.consider(c, time);
     }
   }
@@ -141,10 +141,10 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
 }
 
 bool int4_batch_fits(const Int4Linear& p, const BatchConfig& c) {
-  const bool slices = c.slices == 1 || c.slices == 2 || c.slices == 4;
+  const bool k_splits = c.k_splits == 1 || c.k_splits == 2 || c.k_splits == 4;
   const Instance kernels = instance(p, c);
   Launch l;
-  return kernels.multiply && slices && p.M <= c.tokens && c.cluster >= 1 && c.blocks >= 1 && lay_out(p, c, kernels, l);
+  return kernels.multiply && k_splits && p.M <= c.block_m && c.cluster >= 1 && c.blocks >= 1 && lay_out(p, c, kernels, l);
 }
 
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
@@ -157,7 +157,7 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   Launch l;
   lay_out(p, c, kernels, l);
   l.params.x = static_cast<const char*>(workspace);
-  const int64_t rows = kBatchRows / c.slices, groups = p.K / p.group_size;
+  const int64_t rows = kBatchRows / c.k_splits, groups = p.K / p.group_size;
   const int64_t scale_rows = kTileK / kernels.sub * (l.params.scale_k_tiles == 1 ? int4_batch::kPairKTiles : 1);
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
                     {kTileK, rows});
@@ -172,7 +172,7 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   // kernel leaves idle took 2 µs longer.
   const int room = std::max<int>(c.shared_memory / ceil_div(l.params.k_tiles, c.blocks) - kReserved, 0);
   const Grid stage{static_cast<unsigned>(l.params.k_tiles),
-                   static_cast<unsigned>(c.tokens * 4),
+                   static_cast<unsigned>(c.block_m * 4),
                    static_cast<size_t>(room),
                    stream,
                    1,

@@ -28,9 +28,10 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspa
   const int64_t groups = ceil_div(p.K, group_size);
   const auto scale_map = [&](const void* data) {
     return TensorMap(map_type(p.scale_type), data, CU_TENSOR_MAP_SWIZZLE_NONE, {p.N, groups}, {p.N * int64_t{sizeof(S)}},
-                     {config.rows, scale_rows});
+                     {config.block_n, scale_rows});
   };
-  const TensorMap lines = wgmma::lines_map(p, p.K / 2, config.rows), scale = scale_map(p.scale), zero = scale_map(p.zero_point);
+  const TensorMap lines = wgmma::lines_map(p, p.K / 2, config.block_n), scale = scale_map(p.scale),
+                  zero = scale_map(p.zero_point);
   if (!lines.valid || !scale.valid || !zero.valid) return cudaErrorNotSupported;
   const wgmma::Biased<T> epilogue{static_cast<T*>(p.y), p.row_scale,           p.bias,
                                   p.bias_type,          static_cast<int>(p.M), static_cast<int>(p.N)};
@@ -53,7 +54,7 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& c, void* workspace, c
 
 // What tells instances apart.
 using Key = std::array<int, 5>;
-constexpr std::array<const char*, 5> kKeyNames = {"type", "scale", "scale_chunks", "rows", "tokens"};
+constexpr std::array<const char*, 5> kKeyNames = {"type", "scale", "scale_chunks", "block_n", "block_m"};
 
 // f(key) of each.
 template <class F>
@@ -65,7 +66,7 @@ void for_each_instance(F&& f) {
 }
 
 Key key_of(const Int4Linear& p, const WgmmaConfig& c) {
-  return {int(p.type), int(p.scale_type), scale_chunks(p), c.rows, c.tokens};
+  return {int(p.type), int(p.scale_type), scale_chunks(p), c.block_n, c.block_m};
 }
 
 constexpr int kMostCluster = 2;

@@ -38,15 +38,15 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, cudaStream
 
   wgmma::RowwiseParams a{};
   a.p = p;
-  a.tiles = {static_cast<int>(ceil_div(p.N, config.rows)), static_cast<int>(ceil_div(p.M, kBlockM))};
-  a.tile_n = config.rows;
+  a.tiles = {static_cast<int>(ceil_div(p.N, config.block_n)), static_cast<int>(ceil_div(p.M, kBlockM))};
+  a.tile_n = config.block_n;
   a.schedule = schedule(p, config);
   a.copy_rows = wgmma::copy_rows(p.M, kBlockM);
   a.w_policy = a.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
   const auto map = [&](const void* data, int64_t rows, int64_t copied) {
     return TensorMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, rows}, {p.K}, {wgmma::kLine, copied});
   };
-  const TensorMap x = map(p.x, p.M, a.copy_rows), w = map(p.weight, p.N, config.rows);
+  const TensorMap x = map(p.x, p.M, a.copy_rows), w = map(p.weight, p.N, config.block_n);
   if (!x.valid || !w.valid) return cudaErrorNotSupported;
 
   const Grid grid{static_cast<unsigned>(config.blocks),  wgmma::kRowwiseThreads, L::kBytes, stream,
@@ -63,7 +63,7 @@ constexpr bool has_tile(Element type, Element output, int block_n, int block_m) 
 template <int block_n, int block_m>
 struct Tile {
   static constexpr int kBlockN = block_n, kBlockM = block_m;
-  static bool is_of(const WgmmaConfig& c) { return height(c.rows, c.turned) == kBlockN && c.tokens == kBlockM; }
+  static bool is_of(const WgmmaConfig& c) { return height(c.block_n, c.x_is_left) == kBlockN && c.block_m == kBlockM; }
 };
 
 // f(Tile{}) for each of them.
@@ -98,7 +98,7 @@ cudaError_t launch_output(const RowwiseLinear& p, const WgmmaConfig& c, cudaStre
 
 // What tells instances apart.
 using Key = std::array<int, 4>;
-constexpr std::array<const char*, 4> kKeyNames = {"type", "output", "height", "tokens"};
+constexpr std::array<const char*, 4> kKeyNames = {"type", "output", "height", "block_m"};
 
 // f(key) of each. A float32 and an int32 result have one, of int8 alone.
 template <class F>
@@ -113,7 +113,7 @@ void for_each_instance(F&& f) {
 
 Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
   const Element output = p.output == Element::int32 ? Element::fp32 : p.output;
-  return {int(p.type), int(output), height(c.rows, c.turned), c.tokens};
+  return {int(p.type), int(output), height(c.block_n, c.x_is_left), c.block_m};
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
 WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device) {
   return wgmma::choose_tiles(
       {p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device,
-      [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.tokens); },
+      [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.block_m); },
       [](const auto& tile) { return !wgmma::is_x_left(tile.height); });
 }
 
@@ -136,9 +136,10 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
 bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
   bool tile = false;
   for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kBlockN, t.kBlockM)); });
-  if (!tile || c.rows < 16 || c.rows % 16 != 0 || c.ranges != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1) return false;
+  if (!tile || c.block_n < 16 || c.block_n % 16 != 0 || c.stream_k_blocks != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1)
+    return false;
   const TileScheduler s = schedule(p, c);
-  return schedule_fits(s, c.blocks) && !(c.turned && s.whole_tiles < s.tiles);
+  return schedule_fits(s, c.blocks) && !(c.x_is_left && s.whole_tiles < s.tiles);
 }
 
 cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {

@@ -12,7 +12,7 @@
 namespace aoext::cuda::wgmma {
 
 inline TileScheduler schedule_of(int64_t M, int64_t N, int64_t K, const WgmmaConfig& c) {
-  return schedule_tiles(ceil_div(N, c.rows) * ceil_div(M, c.tokens), ceil_div(K, kLine), c.blocks, c.cluster, 0);
+  return schedule_tiles(ceil_div(N, c.block_n) * ceil_div(M, c.block_m), ceil_div(K, kLine), c.blocks, c.cluster, 0);
 }
 
 // Rows of x that are copied at once: all of a tile, unless there are few tiles and the last of them is not full.
@@ -47,19 +47,19 @@ Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, con
   const double reading = static_cast<double>(p.N) * p.K * p.w_line / kLine / from_memory;
   Choice<WgmmaConfig> best;
   for (const RowwiseWgmmaFit::Tile& cost : known) {
-    const bool turned = is_x_left(cost.height);
-    const int64_t beside = ceil_div(p.M, cost.tokens);  // tiles of the same rows of w
-    const bool w_again = cost.tokens < kNarrow && beside > cost.tokens / 32;
+    const bool x_is_left = is_x_left(cost.height);
+    const int64_t beside = ceil_div(p.M, cost.block_m);  // tiles of the same rows of w
+    const bool w_again = cost.block_m < kNarrow && beside > cost.block_m / 32;
     if (w_again) continue;
     // Of as good ones the lowest: more blocks read.
     for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
       if (!has(cost, rows)) continue;
-      if (rows < kPairN && !turned && (p.M > kFewRows || cost.tokens > kNarrow)) continue;
-      if (turned && (p.M > kXLeftRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
+      if (rows < kPairN && !x_is_left && (p.M > kFewRows || cost.block_m > kNarrow)) continue;
+      if (x_is_left && (p.M > kXLeftRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
       const int64_t tiles = ceil_div(p.N, rows) * beside;
       const double step = p.int8 ? cost.int8 : cost.float8;
-      const double outputs = static_cast<double>(cost.height) * cost.tokens;
-      const double w_bytes = rows * p.w_line, x_bytes = std::min<int64_t>(cost.tokens, p.M) * kLine;
+      const double outputs = static_cast<double>(cost.height) * cost.block_m;
+      const double w_bytes = rows * p.w_line, x_bytes = std::min<int64_t>(cost.block_m, p.M) * kLine;
       // So many blocks at once, each with so many stages.
       const auto round = [&](int64_t blocks, int64_t parts) {
         const double pairs = sms / 2, in_pair = blocks > pairs ? 2 : 1;
@@ -68,7 +68,7 @@ Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, con
         return parts * std::max({step, memory, caches}) + fit.tile + fit.output * outputs;
       };
       const auto consider = [&](int cluster, int64_t blocks) {
-        const WgmmaConfig config{cost.tokens, cluster, 0, static_cast<int>(blocks), rows, turned};
+        const WgmmaConfig config{cost.block_m, cluster, 0, static_cast<int>(blocks), rows, x_is_left};
         const TileScheduler s = schedule_of(p.M, p.N, p.K, config);
         if (!schedule_fits(s, config.blocks)) return;
         double multiplying = s.whole_tiles / blocks * round(blocks, stages);

@@ -40,7 +40,7 @@ bool is_tile_of(const ScaledLinear& p, int block_n, int block_m) {
 
 // What tells instances apart; `by` counts ScaledBy.
 using Key = std::array<int, 6>;
-constexpr std::array<const char*, 6> kKeyNames = {"by", "sub", "type", "output", "rows", "tokens"};
+constexpr std::array<const char*, 6> kKeyNames = {"by", "sub", "type", "output", "block_n", "block_m"};
 
 // f(key) of each.
 template <class F>
@@ -99,31 +99,31 @@ bool scaled_wgmma_takes(const ScaledLinear& p) {
 Choice<WgmmaConfig> choose_scaled_wgmma(const ScaledLinear& p, const Device& device) {
   const ScaledKind kind = scaled_kind(p);
   const TileProblem problem{p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine};
-  const auto has = [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.tokens); };
-  const auto shares = [&](const auto& tile) { return !is_x_left(kind.by, tile.tokens); };
+  const auto has = [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.block_m); };
+  const auto shares = [&](const auto& tile) { return !is_x_left(kind.by, tile.block_m); };
   if (p.int4) return choose_tiles(problem, device, fits_of(device).scaled_int4_tiles, has, shares);
   auto best = choose_tiles(problem, device, fits_of(device).rowwise_wgmma.tiles, has, shares);
   // Many rows of x, and tiles of BLOCK_N = 64 only: what was not measured.
-  if (best.config.tokens == 0) {
+  if (best.config.block_m == 0) {
     constexpr int kLow = 64;
     const int64_t tiles = ceil_div(p.N, kLow) * ceil_div(p.M, kPairN);
     best.config = {kPairN, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
   }
-  best.config.turned = is_x_left(kind.by, best.config.tokens);
+  best.config.x_is_left = is_x_left(kind.by, best.config.block_m);
   return best;
 }
 
 bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
-  const bool x_is_left = is_x_left(scaled_kind(p).by, c.tokens);
-  if (!is_tile_of(p, c.rows, c.tokens) || c.turned != x_is_left) return false;
-  if (c.ranges != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
+  const bool x_is_left = is_x_left(scaled_kind(p).by, c.block_m);
+  if (!is_tile_of(p, c.block_n, c.block_m) || c.x_is_left != x_is_left) return false;
+  if (c.stream_k_blocks != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
   return schedule_fits(schedule_of(p.M, p.N, p.K, c), c.blocks);
 }
 
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
   if (kind.by == ScaledBy::group) return p.sums.sums == nullptr ? p.M * scaled_sums(p).lines * kSumLine * kSumBytes : 0;
-  const int64_t chunks = is_x_left(kind.by, c.tokens) ? x_groups(p) : 0;
+  const int64_t chunks = is_x_left(kind.by, c.block_m) ? x_groups(p) : 0;
   return static_cast<size_t>(chunk_pitch(p.M) * chunks) * sizeof(float);
 }
 
@@ -133,7 +133,7 @@ cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, voi
   if (kind.by == ScaledBy::row) return launch_scaled_row(p, c, stream);
   if (kind.by == ScaledBy::group) return launch_scaled_int4(p, c, workspace, stream);
   auto* const by_chunks = static_cast<float*>(workspace);
-  if (is_x_left(kind.by, c.tokens)) {
+  if (is_x_left(kind.by, c.block_m)) {
     const cudaError_t error = launch_transpose(p, by_chunks, stream);
     if (error != cudaSuccess) return error;
   }
@@ -146,7 +146,7 @@ std::string scaled_wgmma_instances() {
 
 std::string scaled_wgmma_instance(const ScaledLinear& p, const WgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
-  return instance_text("scaled_wgmma", kKeyNames, Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.rows, c.tokens});
+  return instance_text("scaled_wgmma", kKeyNames, Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.block_n, c.block_m});
 }
 
 }  // namespace aoext::cuda

@@ -37,7 +37,7 @@ constexpr int least_sub(Element type, Element output) { return type == Element::
 template <int block_n, int block_m>
 struct ScaledTile {
   static constexpr int kBlockN = block_n, kBlockM = block_m;
-  static bool is_of(const WgmmaConfig& c) { return c.rows == kBlockN && c.tokens == kBlockM; }
+  static bool is_of(const WgmmaConfig& c) { return c.block_n == kBlockN && c.block_m == kBlockM; }
 };
 
 template <class F>
@@ -53,10 +53,10 @@ inline RowwiseParams scaled_rowwise_params(const ScaledLinear& p, const WgmmaCon
   RowwiseLinear& r = params.p;
   r.x = p.x, r.weight = p.weight, r.bias = p.bias, r.y = p.y;
   r.M = p.M, r.N = p.N, r.K = p.K, r.type = r.weight_type = p.type, r.bias_type = p.bias_type, r.output = p.output;
-  params.tiles = {static_cast<int>(ceil_div(p.N, c.rows)), static_cast<int>(ceil_div(p.M, c.tokens))};
-  params.tile_n = c.rows;
+  params.tiles = {static_cast<int>(ceil_div(p.N, c.block_n)), static_cast<int>(ceil_div(p.M, c.block_m))};
+  params.tile_n = c.block_n;
   params.schedule = schedule_of(p.M, p.N, p.K, c);
-  params.copy_rows = copy_rows(p.M, c.tokens);
+  params.copy_rows = copy_rows(p.M, c.block_m);
   params.w_policy = params.tiles.along_m == 1 ? kEvictFirst : kEvictNormal;
   return params;
 }

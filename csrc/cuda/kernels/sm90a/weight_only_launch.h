@@ -18,8 +18,8 @@ constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));  // of a mul
 
 template <class Problem>
 TileScheduler schedule(const Problem& p, int stage, const WgmmaConfig& c) {
-  const int64_t tiles = ceil_div(p.N, c.rows) * ceil_div(p.M, c.tokens);
-  return schedule_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.ranges);
+  const int64_t tiles = ceil_div(p.N, c.block_n) * ceil_div(p.M, c.block_m);
+  return schedule_tiles(tiles, ceil_div(p.K, stage), c.blocks, c.cluster, c.stream_k_blocks);
 }
 
 // Rows of x in one copy: all of a tile, unless there are so few that leaving out those beyond M gains more than several copies
@@ -30,7 +30,7 @@ inline int copy_rows(int64_t M, int block_m) {
   return M <= 96 && saves ? kPiece : block_m;
 }
 
-inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.rows * c.tokens; }
+inline size_t tile_bytes(const WgmmaConfig& c) { return sizeof(float) * c.block_n * c.block_m; }
 
 template <class Problem>
 size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
@@ -91,7 +91,7 @@ TensorMap lines_map(const Problem& p, int64_t row_bytes, int rows) {
 template <int block_n, int block_m>
 struct TileShape {
   static constexpr int kBlockN = block_n, kBlockM = block_m;
-  static bool is_of(const WgmmaConfig& c) { return c.rows == kBlockN && c.tokens == kBlockM; }
+  static bool is_of(const WgmmaConfig& c) { return c.block_n == kBlockN && c.block_m == kBlockM; }
 };
 
 template <int block_n, int... block_m>
@@ -127,8 +127,8 @@ cudaError_t with_tile(TileShapes<Tiles...>, const WgmmaConfig& c, Run&& run) {
 template <class Tiles, class Problem>
 bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const WgmmaConfig& c) {
   const auto found = [](auto) { return cudaSuccess; };
-  return with_tile(shapes, c, found) == cudaSuccess && !c.turned && c.cluster >= 1 && c.cluster <= most_cluster &&
-         c.ranges >= 0 && c.blocks > c.ranges && schedule_fits(schedule(p, stage, c), c.blocks);
+  return with_tile(shapes, c, found) == cudaSuccess && !c.x_is_left && c.cluster >= 1 && c.cluster <= most_cluster &&
+         c.stream_k_blocks >= 0 && c.blocks > c.stream_k_blocks && schedule_fits(schedule(p, stage, c), c.blocks);
 }
 
 // ---- The choice ----

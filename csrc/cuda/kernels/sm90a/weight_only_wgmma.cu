@@ -15,7 +15,7 @@ constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/64, 96, 
 
 template <class T, Element kType>
 cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
-  const TensorMap lines = wgmma::lines_map(p, p.K, config.rows);
+  const TensorMap lines = wgmma::lines_map(p, p.K, config.block_n);
   if (!lines.valid) return cudaErrorNotSupported;
   const wgmma::ScaledRows<T> epilogue{static_cast<T*>(p.y), static_cast<int>(p.M), static_cast<int>(p.N), p};
   return wgmma::with_tile(kShapes, config, [&](auto shape) {
@@ -36,7 +36,7 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace
 
 // What tells instances apart.
 using Key = std::array<int, 4>;
-constexpr std::array<const char*, 4> kKeyNames = {"type", "weight", "rows", "tokens"};
+constexpr std::array<const char*, 4> kKeyNames = {"type", "weight", "block_n", "block_m"};
 
 // f(key) of each.
 template <class F>
@@ -46,7 +46,7 @@ void for_each_instance(F&& f) {
       wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(weight), shape.kBlockN, shape.kBlockM}); });
 }
 
-Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) { return {int(p.type), int(p.weight_type), c.rows, c.tokens}; }
+Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) { return {int(p.type), int(p.weight_type), c.block_n, c.block_m}; }
 
 constexpr int kMostCluster = 3;
 
