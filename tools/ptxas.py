@@ -49,6 +49,7 @@ EXCUSES = (
     Excuse(r"int4_decode_kernel<", 16, "a cursor that moves between turns, no instruction"),
     Excuse(r"fp4_decode_kernel<", 16, "a cursor that moves between turns, no instruction"),
     Excuse(r"int4_ring_kernel<", 32, "a cursor that moves between turns, 4 of 650 with float32 scales"),
+    Excuse(r"int4_ring_kernel<", 40, "the same", ("sm_120",)),
     Excuse(r"int4_mma_kernel<.*Tile<4, 1, 32, 128,", 24, "all registers, no instruction", ("sm_120",)),
     Excuse(
         r"rowwise_mma_kernel<.*Tile<2, 2, 1, 64, 64, 64, 3>", 16, "all registers, no instruction", ("sm_120",)
@@ -57,8 +58,8 @@ EXCUSES = (
         r"rowwise_mma_kernel<.*BlockKind<.*Tile<2, 2, 1, 64, 64, 64, 3>",
         16,
         "a tile's first output, no instruction",
-        ("sm_80", "sm_89"),
     ),
+    Excuse(r"arrange_scales<", 8, "once a thread, before its scales are read", ("sm_120",)),
     Excuse(r"tinygemm::mm_kernel<., 4, 2>", 16, "groups of 32, 28 of 3,900"),
     Excuse(r"tinygemm::mm_kernel<., 1, .>", 8, "3 of 2,700", ("sm_80", "sm_89", *LATER)),
 )
