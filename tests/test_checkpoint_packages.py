@@ -202,6 +202,9 @@ def test_compressed_tensors_by_blocks(device, form):
     if form == "pack-quantized":  # which the writer has as int-quantized
         return
     for key, tensor in stored.items():
+        if key == "weight_global_scale":  # which the tensor has as a factor: it rounds both ways
+            torch.testing.assert_close(ours[key].cpu(), tensor, rtol=2**-22, atol=0)
+            continue
         same = ours[key].cpu().view(torch.uint8), tensor.view(torch.uint8)
         assert torch.equal(*same), key
 

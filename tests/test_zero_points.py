@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import aoext
 from aoext.blocks import blockwise_quantize_zp
 from aoext.tensors import BlockwiseTensor
+from conftest import compiler_for
 from formats import same
 
 N, K = 24, 160
@@ -151,9 +152,10 @@ def test_protocols_keep_zeros_and_order(kind, device, tmp_path):
     assert same(other[0].weight, weight)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("kind", ["groups", "act-order", "rows under 8 bits"])
-def test_graphs_give_what_eager_gives(kind, backend, device):
+def test_graphs_give_what_eager_gives(kind, compiles, device):
+    backend = compiler_for(device) if compiles else "aot_eager"
     torch._dynamo.reset()
     dynamic = kind.endswith(" under 8 bits")
     weights = [

@@ -188,28 +188,31 @@ class BlockwiseTensor(BlockScaledTensor):
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         input = as_codes(input, self.k_order)
         if self.zero_point is None:
-            return self._times_codes(input, bias)
+            return _times_codes(self, input, bias)
         # In float32 throughout: where a row of the activation has a mean, both terms are far above their
         # difference.
         x = input.float()
         correction = zero_points.product(
-            self._as_multiplied(x), self.scale, self.zero_point, self.block_size, self.weight_shape[N]
+            _as_multiplied(self, x), self.scale, self.zero_point, self.block_size, self.weight_shape[N]
         )
-        return (self._times_codes(x, bias) - correction).to(input.dtype)
+        return (_times_codes(self, x, bias) - correction).to(input.dtype)
 
-    def _times_codes(self, input: Tensor, bias: Tensor | None) -> Tensor:
-        """The product with qdata·scale."""
-        qdata, scale, block_size = self.qdata.contiguous(), self.scale.contiguous(), self.block_size
-        if self.input_block is not None:
-            return torch.ops.ao.scaled_linear_blockwise(
-                input, qdata, scale, self.input_block, block_size, bias
-            )
-        if qdata.dtype is torch.int8:
-            return torch.ops.ao.bf16i8bf16_blockwise(input, qdata, scale, block_size, bias)
-        return torch.ops.ao.bf16f8bf16_blockwise(input, qdata, scale, block_size, bias)
 
-    def _as_multiplied(self, x: Tensor) -> Tensor:
-        """A float32 activation as the product has it: by its 8 bits, which gradients pass unchanged."""
-        if self.input_block is None:
-            return x
-        return x + (zero_points.rounded(x.detach(), self.input_block) - x).detach()
+# Functions, which torch.compile traces: a method of a tensor it would take for an operation.
+
+
+def _times_codes(weight: BlockwiseTensor, input: Tensor, bias: Tensor | None) -> Tensor:
+    """The product with qdata·scale."""
+    qdata, scale, block_size = weight.qdata.contiguous(), weight.scale.contiguous(), weight.block_size
+    if weight.input_block is not None:
+        return torch.ops.ao.scaled_linear_blockwise(input, qdata, scale, weight.input_block, block_size, bias)
+    if qdata.dtype is torch.int8:
+        return torch.ops.ao.bf16i8bf16_blockwise(input, qdata, scale, block_size, bias)
+    return torch.ops.ao.bf16f8bf16_blockwise(input, qdata, scale, block_size, bias)
+
+
+def _as_multiplied(weight: BlockwiseTensor, x: Tensor) -> Tensor:
+    """A float32 activation as the product has it: by its 8 bits, which gradients pass unchanged."""
+    if weight.input_block is None:
+        return x
+    return x + (zero_points.rounded(x.detach(), weight.input_block) - x).detach()
