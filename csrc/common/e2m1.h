@@ -1,7 +1,7 @@
 // e2m1, the floats of 4 bits of mxfp4 and nvfp4: a sign above an index into eight magnitudes.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 namespace aoext {
 
