@@ -1,6 +1,7 @@
 // Vectors of 32 bytes: AVX2, FMA and F16C.
 #pragma once
 
+#include <stdint.h>
 #include <immintrin.h>
 
 namespace aoext::cpu {

@@ -1,6 +1,7 @@
 // Vectors of 16 bytes, of which there are 32: NEON, as every CPU of aarch64 has it.
 #pragma once
 
+#include <stdint.h>
 #include <arm_neon.h>
 
 namespace aoext::cpu {
