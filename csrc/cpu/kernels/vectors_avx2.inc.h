@@ -1,8 +1,8 @@
 // Vectors of 32 bytes: AVX2, FMA and F16C.
 #pragma once
 
-#include <stdint.h>
 #include <immintrin.h>
+#include <stdint.h>
 
 namespace aoext::cpu {
 namespace {

@@ -1,8 +1,8 @@
 // Vectors of 64 bytes: AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16.
 #pragma once
 
-#include <stdint.h>
 #include <immintrin.h>
+#include <stdint.h>
 
 namespace aoext::cpu {
 namespace {

@@ -1,8 +1,8 @@
 // Vectors of 16 bytes, of which there are 32: NEON, as every CPU of aarch64 has it.
 #pragma once
 
-#include <stdint.h>
 #include <arm_neon.h>
+#include <stdint.h>
 
 namespace aoext::cpu {
 namespace {
