@@ -11,6 +11,7 @@ from aoext.reference import (
     ALL_CALLS,
     BIAS_CALLS,
     CALLS,
+    GROUPED,
     INPUT_CALLS,
     QUANTIZE,
     Problem,
@@ -23,7 +24,7 @@ GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
 
 def arguments(operator, generator):
     """Names and values of a good call, in the schema's order."""
-    call = CALLS[operator](GOOD, generator)
+    call = ALL_CALLS[operator](GOOD, generator)
     return call.named(), call.kwargs
 
 
@@ -94,6 +95,18 @@ CASES = [
     (BLOCK_SIZE, "block_size", lambda b: [0, 32], r"block_size must be \[block_n, block_k\], both positive, got \[0, 32\]"),
     (WEIGHT_SCALE, "weight_block", lambda b: [1, -1], r"weight_block must be \[block_n, block_k\], both positive, got \[1, -1\]"),
     (WEIGHT_SCALE, "input_block", lambda b: [2, 32], r"input_block must be \[1, block_k\], block_k positive, got \[2, 32\]"),
+    (GROUPED, "input", lambda t: t[None], r"input must be bfloat16, float16 or float32 \[T, K\], got bfloat16 \[1, 3, 64\]"),
+    (GROUPED, "input", lambda t: t[:, :62], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 31\] for an input with K = 62, got int8 \[4, 40, 32\]"),
+    (GROUPED, "input", lambda t: t[:, :63], r"input must be \[T, K\] with K even, got bfloat16 \[3, 63\]"),
+    (GROUPED, "offsets", lambda t: t.long(), r"offsets must be int32 \[E\], for each expert where its rows end, E > 0, got int64 \[4\]"),
+    (GROUPED, "offsets", lambda t: t[:0], r"offsets must be int32 \[E\], .*, got int32 \[0\]"),
+    (GROUPED, "offsets", lambda t: t.repeat(2)[::2], r"offsets must be contiguous"),
+    (GROUPED, "offsets", lambda t: t[1:], r"weight must be int8 \[E, N, K/2\] = \[3, \*, 32\] .*, got int8 \[4, 40, 32\]"),
+    (GROUPED, "weight", lambda t: t[0], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 32\] .*, got int8 \[40, 32\]"),
+    (GROUPED, "weight", lambda t: t.mT.contiguous().mT, r"weight must be contiguous"),
+    (GROUPED, "scale", lambda t: t[:, :, 1:], r"scale must be .* \[E, K/group_size, N\] = \[4, \*, 40\] with a group_size that divides K = 64, got bfloat16 \[4, 2, 39\]"),
+    (GROUPED, "zero_point", lambda t: t[:, :1], r"zero_point must be of scale's dtype and shape, bfloat16 \[4, 2, 40\], got bfloat16 \[4, 1, 40\]"),
+    (GROUPED, "bias", lambda t: t[0], r"bias must be bfloat16, float16 or float32 \[E, N\] = \[4, 40\], got bfloat16 \[40\]"),
     (BIAS_CALLS, "bias", lambda t: t[1:], r"bias must be bfloat16, float16 or float32 \[N\] = \[40\], got bfloat16 \[39\]"),
     (BIAS_CALLS, "bias", lambda t: t.double(), r"bias must be .*, got float64 \[40\]"),
     (BIAS_CALLS, "bias", lambda t: t[None], r"bias must be .*, got bfloat16 \[1, 40\]"),
@@ -179,7 +192,7 @@ def test_sizes_that_a_trace_cannot_know_are_left_to_the_operator():
     assert torch.equal(exported.module()(x, w), torch.full((4, 8), 64, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("operator", CALLS)
+@pytest.mark.parametrize("operator", [*CALLS, *GROUPED])
 def test_every_tensor_on_another_device_is_named(operator, generator):
     """Meta tensors stand for a second device; they reach the fake kernel, which must refuse them."""
     args, kwargs = arguments(operator, generator)
@@ -193,7 +206,7 @@ def test_every_tensor_on_another_device_is_named(operator, generator):
             getattr(torch.ops.ao, operator)(**mixed, **kwargs)
 
 
-@pytest.mark.parametrize("operator", CALLS)
+@pytest.mark.parametrize("operator", [*CALLS, *GROUPED])
 def test_sparse_and_nested_tensors_are_refused(operator, generator):
     args, kwargs = arguments(operator, generator)
     for name, t in args.items():
@@ -227,8 +240,8 @@ def operands():
                 yield operator, a.name
 
 
-def test_operators_have_79_operands():
-    assert len(list(operands())) == 79
+def test_operators_have_85_operands():
+    assert len(list(operands())) == 85
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])

@@ -12,6 +12,7 @@ from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     CALLS,
+    GROUPED,
     QUANTIZE,
     Problem,
     assert_close,
@@ -21,7 +22,7 @@ from aoext.reference import (
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
 # What the generic kernel serves on a CPU.
-BY_ATEN = ("dequantize_rowwise",)
+BY_ATEN = ("bf16i4bf16_rowwise_grouped", "dequantize_rowwise")
 
 
 @pytest.mark.parametrize("operator", aoext.ops.operators())
@@ -33,7 +34,7 @@ def test_opcheck_passes(operator, device, generator):
         call = ALL_CALLS[operator](PROBLEM, generator)
         args, kwargs = call.args, call.kwargs
     args = tuple(moved(a, device) for a in args)
-    if operator in (*ACTIVATION_CALLS, "weight_int4pack_mm"):
+    if operator in (*ACTIVATION_CALLS, *GROUPED, "weight_int4pack_mm"):
         args[0].requires_grad_()
     checks = [
         "test_schema",

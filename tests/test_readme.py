@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import aoext
-from aoext.reference import CALLS, EIGHT_BIT, FOUR_BIT_CALLS, QUANTIZE, TINYGEMM_CALLS, Problem
+from aoext.reference import CALLS, EIGHT_BIT, FOUR_BIT_CALLS, GROUPED, QUANTIZE, TINYGEMM_CALLS, Problem
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def weights_taken(operator: str) -> str:
     """The weight formats that an operator accepts, found by calling it."""
     if operator in QUANTIZE:
         return ", ".join(str(d).removeprefix("torch.") for d in EIGHT_BIT)
-    if operator in TINYGEMM_CALLS or operator in FOUR_BIT_CALLS:
+    if operator in {*TINYGEMM_CALLS, *FOUR_BIT_CALLS, *GROUPED}:
         return "4 bits, a table of 16 values" if "lut4" in operator else "int4"
     taken = []
     for dtype in EIGHT_BIT:

@@ -1,6 +1,7 @@
 #include "common/checker.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "common/int4pack.h"
 #include "common/sizes.h"
@@ -10,6 +11,33 @@ namespace {
 
 constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
 constexpr const char* kBlockScale = "float32, bfloat16, float16, float8_e8m0fnu (or uint8 exponents) or float8_e4m3fn";
+
+// Of a weight, or of what belongs to one; of experts, a dimension for these comes first.
+using Shape = std::initializer_list<int64_t>;
+constexpr int64_t kAny = -1;
+
+bool has_shape(const LinearProblem& p, const Tensor& t, Shape shape) {
+  const int64_t first = p.experts > 0 ? 1 : 0;
+  if (t.dim() != first + static_cast<int64_t>(shape.size()) || (first == 1 && t.size(0) != p.experts)) return false;
+  int64_t d = first;
+  for (const int64_t size : shape)
+    if (t.size(d++) != size && size != kAny) return false;
+  return true;
+}
+
+// "[N, K/2] = [*, 32]"
+std::string shape_text(const LinearProblem& p, const char* names, Shape shape) {
+  std::ostringstream out;
+  out << " [" << (p.experts > 0 ? "E, " : "") << names << "] = [";
+  if (p.experts > 0) out << p.experts << ", ";
+  const char* separator = "";
+  for (const int64_t size : shape) {
+    out << separator << (size == kAny ? "*" : std::to_string(size));
+    separator = ", ";
+  }
+  out << "]";
+  return out.str();
+}
 
 }  // namespace
 
@@ -57,6 +85,17 @@ void Checker::take_weight8(LinearProblem& p, const Tensor& weight) const {
   result(p);
 }
 
+LinearProblem Checker::rows_by_expert(const Tensor& offsets) const {
+  require(is_high_precision(dtype_of(anchor_)) && anchor_.dim() == 2, "input", text(kHighPrecision, " [T, K]"), anchor_);
+  LinearProblem p = high_precision_input();
+  operand("offsets", offsets);
+  require(dtype_of(offsets) == ScalarType::Int && offsets.dim() == 1 && offsets.size(0) > 0, "offsets",
+          "int32 [E], for each expert where its rows end, E > 0", offsets);
+  contiguous("offsets", offsets);
+  p.experts = offsets.size(0);
+  return p;
+}
+
 void Checker::two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor& weight) const {
   const bool dtype_ok = dtype_of(weight) == dtype;
   if (p.K == 0) {
@@ -64,13 +103,15 @@ void Checker::two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor&
             weight);
     p.K = 2 * weight.size(1);
   } else {
-    require(p.K % 2 == 0, "input", "[..., K] with K even", anchor_);
+    require(p.K % 2 == 0, "input", text(p.experts > 0 ? "[T" : "[...", ", K] with K even"), anchor_);
     operand("weight", weight);
-    require(dtype_ok && weight.dim() == 2 && weight.size(1) == p.K / 2, "weight",
-            text(dtype_name(dtype), " [N, K/2] = [*, ", p.K / 2, "] for an input with K = ", p.K), weight);
+    require(dtype_ok && has_shape(p, weight, {kAny, p.K / 2}), "weight",
+            text(
+                dtype_name(dtype), [&] { return shape_text(p, "N, K/2", {kAny, p.K / 2}); }, " for an input with K = ", p.K),
+            weight);
   }
   contiguous("weight", weight);
-  p.N = weight.size(0);
+  p.N = weight.size(weight.dim() - 2);
   result(p);
 }
 
@@ -91,16 +132,18 @@ void Checker::int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, 
   two_codes_a_byte(p, ScalarType::Char, weight);
   p.code = Code::int4, p.has_zero_point = true;
   operand("scale", scale);
-  require(is_high_precision(dtype_of(scale)) && scale.dim() == 2 && scale.size(1) == p.N && scale.size(0) > 0 &&
-              p.K % scale.size(0) == 0,
-          "scale", text(kHighPrecision, " [K/group_size, N] = [*, ", p.N, "] with a group_size that divides K = ", p.K), scale);
+  const int64_t groups = has_shape(p, scale, {kAny, p.N}) ? scale.size(scale.dim() - 2) : 0;
+  require(is_high_precision(dtype_of(scale)) && groups > 0 && p.K % groups == 0, "scale",
+          text(
+              kHighPrecision, [&] { return shape_text(p, "K/group_size, N", {kAny, p.N}); },
+              " with a group_size that divides K = ", p.K),
+          scale);
   contiguous("scale", scale);
   p.scale = dtype_of(scale);
-  p.group_size = p.K / scale.size(0);
+  p.group_size = p.K / groups;
   operand("zero_point", zero_point);
-  require(dtype_of(zero_point) == p.scale && zero_point.dim() == 2 && zero_point.size(0) == scale.size(0) &&
-              zero_point.size(1) == p.N,
-          "zero_point", text("of scale's dtype and shape, ", [&] { return describe(scale); }), zero_point);
+  require(dtype_of(zero_point) == p.scale && has_shape(p, zero_point, {groups, p.N}), "zero_point",
+          text("of scale's dtype and shape, ", [&] { return describe(scale); }), zero_point);
   contiguous("zero_point", zero_point);
 }
 
@@ -170,8 +213,8 @@ void Checker::int8_depth(const LinearProblem& p, ScalarType operands) const {
 void Checker::bias(LinearProblem& p, const OptionalTensor& bias) const {
   if (!bias) return;
   operand("bias", *bias);
-  require(is_high_precision(dtype_of(*bias)) && bias->dim() == 1 && bias->size(0) == p.N, "bias",
-          text(kHighPrecision, " [N] = [", p.N, "]"), *bias);
+  require(is_high_precision(dtype_of(*bias)) && has_shape(p, *bias, {p.N}), "bias",
+          text(kHighPrecision, [&] { return shape_text(p, "N", {p.N}); }), *bias);
   p.has_bias = true;
   p.bias = dtype_of(*bias);
 }

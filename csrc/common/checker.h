@@ -76,6 +76,9 @@ class Checker {
   // An input [..., K] is the anchor. Sets M, K and the dtypes.
   LinearProblem input(bool dtype_ok, const char* dtypes) const;
   LinearProblem high_precision_input() const { return input(is_high_precision(dtype_of(anchor_)), kHighPrecision); }
+  // An input [T, K], whose rows belong to the experts that `offsets` are of. Sets M = T, K, the experts and the dtypes; weights,
+  // scales and biases have a first dimension more then.
+  LinearProblem rows_by_expert(const Tensor& offsets) const;
   // A call without input: the anchor is an 8-bit weight [N, K].
   LinearProblem weight8_alone() const;
 

@@ -54,6 +54,15 @@ LinearProblem check_bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& w
   return int4_linear("bf16i4bf16_rowwise_bias", input, weight, scale, zero_point, bias);
 }
 
+LinearProblem check_bf16i4bf16_rowwise_grouped(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                               const Tensor& zero_point, const Tensor& offsets, const OptionalTensor& bias) {
+  const Checker check("bf16i4bf16_rowwise_grouped", "input", input);
+  LinearProblem p = check.rows_by_expert(offsets);
+  check.int4(p, weight, scale, zero_point);
+  check.bias(p, bias);
+  return p;
+}
+
 LinearProblem check_bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
                                        const OptionalTensor& bias) {
   const bool weight_ok = dtype_of(weight) == ScalarType::Char;

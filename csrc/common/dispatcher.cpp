@@ -60,6 +60,13 @@ Tensor narrow(const Tensor& t, int64_t dim, int64_t start, int64_t length) {
   return call("aten::narrow", "", t, dim, start, length);
 }
 
+Tensor select(const Tensor& t, int64_t dim, int64_t index) { return call("aten::select", "int", t, dim, index); }
+
+Tensor on_cpu(const Tensor& t) {
+  const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
+  return call("aten::_to_copy", "", t, kNone, kNone, std::optional(cpu), kNone, false, kNone);
+}
+
 Tensor transpose(const Tensor& t) { return call("aten::transpose", "int", t, int64_t{0}, int64_t{1}); }
 
 Tensor unsqueeze(const Tensor& t, int64_t dim) { return call("aten::unsqueeze", "", t, dim); }

@@ -39,6 +39,8 @@ Tensor contiguous(const Tensor& t);
 Tensor reshape(const Tensor& t, Sizes sizes);
 Tensor view_as(const Tensor& t, ScalarType dtype);  // the same bytes
 Tensor narrow(const Tensor& t, int64_t dim, int64_t start, int64_t length);
+Tensor select(const Tensor& t, int64_t dim, int64_t index);
+Tensor on_cpu(const Tensor& t);     // a copy, which the host waits for
 Tensor transpose(const Tensor& t);  // of the two dimensions of a matrix
 Tensor unsqueeze(const Tensor& t, int64_t dim);
 void copy_(const Tensor& self, const Tensor& source);

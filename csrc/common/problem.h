@@ -27,6 +27,7 @@ struct WeightFormat {
 // 0; of one that quantises an input, N is 0.
 struct LinearProblem : WeightFormat {
   int64_t M, N, K;
+  int64_t experts;  // of a grouped product, whose rows of x have a weight each expert; 0 where one weight is for all
   ScalarType input, output;
   bool has_bias;
   ScalarType bias;        // where there is one

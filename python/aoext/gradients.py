@@ -11,13 +11,13 @@ for a constant; so the kernels of the key Autograd stand here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from aoext.batches import vmap_rule
 from aoext.layouts import tinygemm_to_plain
@@ -26,7 +26,7 @@ from aoext.packing import rows_dequantized
 ao = torch.ops.ao
 
 # The kernels live as long as this object.
-_library = torch.library.Library("ao", "IMPL")
+_library = torch.library.Library("ao", "FRAGMENT")
 
 
 def _in_forward_mode() -> bool:
@@ -77,8 +77,99 @@ class _TimesDequantized(torch.autograd.Function):
     vmap = staticmethod(vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments)))
 
 
-def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Callable[..., Tensor]) -> None:
-    """Gradients of a product of the argument 0 and a weight [N, K] that others make up.
+class _OneWeight:
+    """What gradients take a product for: input [..., K] times a weight [N, K] in high precision.
+
+    `parts` are the arguments that make up the weight.
+    """
+
+    of_input: tuple[int, ...] = (0,)  # as in vmap_rule
+    bias_wants_parts = False
+
+    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Any]) -> Tensor:
+        return linear(input, weight, bias)
+
+    def input_grad(self, grad: Tensor, weight: Tensor, parts: Sequence[Any]) -> Tensor:
+        return grad @ weight
+
+    def bias_grad(self, grad: Tensor, parts: Sequence[Any]) -> Tensor:
+        return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32)
+
+
+class _ByExpert(_OneWeight):
+    """Rows of input [T, K] times the weights [E, N, K] of their experts; the last part is the offsets."""
+
+    of_input = ()  # rows belong to the offsets of their call
+    bias_wants_parts = True
+
+    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Any]) -> Tensor:
+        product = self.input_grad(input, weight.mT, parts)
+        if bias is None:
+            return product
+        return product + pad(bias, (0, 0, 0, 1))[_expert_of_row(parts[-1], input.shape[0])]
+
+    def input_grad(self, grad: Tensor, weight: Tensor, parts: Sequence[Any]) -> Tensor:
+        return ao._times_experts(grad, weight, parts[-1])
+
+    def bias_grad(self, grad: Tensor, parts: Sequence[Any]) -> Tensor:
+        offsets = parts[-1]
+        sums = grad.new_zeros((len(offsets) + 1, grad.shape[-1]), dtype=torch.float32)
+        return sums.index_add(0, _expert_of_row(offsets, grad.shape[0]), grad.float())[:-1]
+
+
+def _expert_of_row(offsets: Tensor, rows: int) -> Tensor:
+    """The expert of each row, as many as there are experts behind the last offset."""
+    at = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
+    return torch.searchsorted(offsets, at, right=True)
+
+
+_ONE_WEIGHT = _OneWeight()
+
+_library.define("_times_experts(Tensor rows, Tensor weight, Tensor offsets) -> Tensor")
+
+
+def _times_experts(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """rows [T, A] times the weights [E, A, B] of their experts; zeros where a row has none. Of one dtype.
+
+    An operator, since a graph holds no loop whose steps depend on offsets; torch._grouped_mm is it for
+    bfloat16 on CUDA alone, and where rows have whole 16 bytes.
+    """
+    result = rows.new_zeros((rows.shape[0], weight.shape[2]))
+    begin = 0
+    for of_expert, end in zip(weight, offsets.tolist(), strict=True):
+        result[begin:end] = rows[begin:end] @ of_expert
+        begin = end
+    return result
+
+
+def _register_times_experts() -> None:
+    name = "ao::_times_experts"
+    _library.impl("_times_experts", _times_experts, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        name, lambda rows, weight, offsets: rows.new_empty((rows.shape[0], weight.shape[2]))
+    )
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, offsets = ctx.saved_tensors
+        return ao._times_experts(grad, weight.mT, offsets), None, None
+
+    torch.library.register_autograd(name, backward, setup_context=setup_context)
+    torch.library.register_vmap(name, vmap_rule(ao._times_experts.default, ()))
+
+
+_register_times_experts()
+
+
+def _register(
+    operator: str,
+    weight_arguments: tuple[int, ...],
+    dequantized: Callable[..., Tensor],
+    kind: _OneWeight = _ONE_WEIGHT,
+) -> None:
+    """Gradients of a product of the argument 0 and a weight that others make up.
 
     `dequantized(dtype, *parts)` gives the weight from the arguments `weight_arguments`, of which some may be
     no tensors, or None; rounding or quantising the input counts as nothing. Behind the weight comes the bias,
@@ -106,7 +197,7 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             parts = [inputs[i] if i < len(inputs) else None for i in weight_arguments]
             tensors = [part if isinstance(part, Tensor) else None for part in parts]
-            if ctx.needs_input_grad[0]:
+            if ctx.needs_input_grad[0] or kind.bias_wants_parts:
                 ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)  # compiled code does not say here whether it is in forward mode
             ctx.others = [None if isinstance(part, Tensor) else part for part in parts]
@@ -116,27 +207,28 @@ def _register(operator: str, weight_arguments: tuple[int, ...], dequantized: Cal
             ctx.dtype = output.dtype
 
         @staticmethod
-        def weight(ctx: Any, dtype: torch.dtype) -> Tensor:
-            saved = zip(ctx.saved_tensors, ctx.others, strict=True)
-            return dequantized(dtype, *(other if tensor is None else tensor for tensor, other in saved))
+        def parts(ctx: Any) -> list[Any]:
+            saved = zip(ctx.saved_tensors, ctx.others, strict=False)
+            return [other if tensor is None else tensor for tensor, other in saved]
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             grads: list[Tensor | None] = [None] * ctx.count
+            parts = Product.parts(ctx)
             if ctx.needs_input_grad[0]:
-                grads[0] = grad @ Product.weight(ctx, grad.dtype)
+                grads[0] = kind.input_grad(grad, dequantized(grad.dtype, *parts), parts)
             if ctx.bias_dtype is not None and ctx.needs_input_grad[bias_argument]:
-                rows = grad.reshape(-1, grad.shape[-1])
-                grads[bias_argument] = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+                grads[bias_argument] = kind.bias_grad(grad, parts).to(ctx.bias_dtype)
             return tuple(grads)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Tensor:
-            weight = Product.weight(ctx, ctx.dtype)
+            parts = Product.parts(ctx)
             bias = bias_of(tangents)
-            return linear(tangents[0], weight, None if bias is None else bias.to(ctx.dtype))
+            bias = None if bias is None else bias.to(ctx.dtype)
+            return kind.times(tangents[0], dequantized(ctx.dtype, *parts), bias, parts)
 
-        vmap = staticmethod(vmap_rule(product))
+        vmap = staticmethod(vmap_rule(product if kind.of_input else overload, kind.of_input))
 
     # Not Product.apply itself, which reads the signature of forward at every call; nor other steps.
     apply = super(torch.autograd.Function, Product).apply
@@ -202,6 +294,14 @@ def _int4_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_po
     return ao.dequantize_int4(weight, scale, zero_point, dtype=dtype)
 
 
+def _experts_dequantized(
+    dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor, offsets: Tensor
+) -> Tensor:
+    """[E, N, K], by one call: as one weight of E · N rows."""
+    columns = (t.movedim(0, 1).flatten(1).contiguous() for t in (scale, zero_point))
+    return _int4_dequantized(dtype, weight.flatten(0, 1), *columns).unflatten(0, weight.shape[:2])
+
+
 def _int4pack_dequantized(dtype: torch.dtype, weight: Tensor, scale_and_zero: Tensor) -> Tensor:
     return _int4_dequantized(dtype, *tinygemm_to_plain(weight, scale_and_zero))
 
@@ -229,6 +329,7 @@ def _blocks_of_both_dequantized(
 
 _register("bf16i4bf16_rowwise", (1, 2, 3), _int4_dequantized)
 _register("bf16i4bf16_rowwise_bias", (1, 2, 3), _int4_dequantized)
+_register("bf16i4bf16_rowwise_grouped", (1, 2, 3, 4), _experts_dequantized, _ByExpert())
 _register("bf16i8bf16_rowwise", (1, 2), rows_dequantized)
 _register("bf16f8bf16_rowwise", (1, 2), rows_dequantized)
 _register("bf16i8bf16_blockwise", (1, 2, 3), _blocks_dequantized)

@@ -126,6 +126,11 @@ def _product(dtype: Callable[..., torch.dtype]) -> Callable[..., Tensor]:
     return result
 
 
+def _grouped_product(*, input: Tensor, weight: Tensor, **_: Any) -> Tensor:
+    """[T, N] of input [T, K] and weight [E, N, …], of the input's dtype."""
+    return input.new_empty((input.shape[0], weight.shape[1]))
+
+
 def _of_input(*, input: Tensor, **_: Any) -> torch.dtype:
     return input.dtype
 
@@ -170,6 +175,7 @@ def _rows_quantized(*, input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tenso
 _RESULTS: dict[str, Callable[..., Any]] = {
     "bf16i4bf16_rowwise": _product(_of_input),
     "bf16i4bf16_rowwise_bias": _product(_of_input),
+    "bf16i4bf16_rowwise_grouped": _grouped_product,
     "bf16i8bf16_rowwise": _product(_of_input),
     "bf16f8bf16_rowwise": _product(_of_input),
     "bf16i8bf16_blockwise": _product(_of_input),

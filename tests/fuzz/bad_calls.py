@@ -105,6 +105,12 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
             ([*leading, K], torch.int8), int4[0], ([*leading, 1], torch.float32), *int4[1:], bias
         ),
         "scaled_linear_int4": lambda: parts(x, *int4, bias),
+        "bf16i4bf16_rowwise_grouped": lambda: parts(
+            ([0, K], high),
+            *(([3, *shape], dtype) for shape, dtype in int4),
+            ([3], torch.int32),
+            ([3, 0], floats),
+        ),
         "dequantize_int4": lambda: parts(*int4),
         "dequantize_rowwise": lambda: parts(*rows),
         "int8_mm": lambda: parts(([*leading, K], torch.int8), rows[0]),

@@ -36,7 +36,10 @@ def draw_problem(draw: Draw) -> Problem:
     leading = draw.choice([None, None, (), (M,), (1, M), (2, M), (M, 1, 3)])
     dtype, scale_dtype = draw.choice(HIGH_PRECISION), draw.choice(HIGH_PRECISION)
     block_n = draw.choice([1, 1, 2, 3, 7, 16, 128])
-    return Problem(M, N, K, group_size, dtype, scale_dtype, draw.choice(EIGHT_BIT), leading, block_n=block_n)
+    eight_bit, experts = draw.choice(EIGHT_BIT), draw.choice([1, 2, 4, 9])
+    return Problem(
+        M, N, K, group_size, dtype, scale_dtype, eight_bit, leading, block_n=block_n, experts=experts
+    )
 
 
 def good_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:

@@ -82,12 +82,23 @@ _TINYGEMM = ("convert_weight_to_int4pack", "weight_int4pack_mm")
 # These have results of two tensors, and tests of their own.
 QUANTIZE = ("quantize_rowwise", "quantize_blockwise")
 
-# Every operator with a floating point or int32 result.
+# Their rows have a weight each expert: test_grouped.py tests them.
+GROUPED = ("bf16i4bf16_rowwise_grouped",)
+
+# Every other operator with a floating point or int32 result.
 CALLS: dict[str, MakeCall] = {
     operator: _of_operator(operator)
     for operator in dict.fromkeys(subject.operator for subject in SUBJECTS)
-    if operator not in (*_TINYGEMM, *QUANTIZE)
+    if operator not in (*_TINYGEMM, *QUANTIZE, *GROUPED)
 }
+
+
+def _grouped(operator: str) -> MakeCall:
+    """Inputs have no leading dimensions."""
+    return lambda p, g: _of_operator(operator)(dataclasses.replace(p, leading=None), g)
+
+
+GROUPED_CALLS: dict[str, MakeCall] = {operator: _grouped(operator) for operator in GROUPED}
 bf16i4bf16_rowwise = CALLS["bf16i4bf16_rowwise"]
 
 
@@ -112,7 +123,7 @@ def weight_int4pack_mm(p: Problem, g: Generator, inner: int | None = None) -> Ca
 TINYGEMM_CALLS: dict[str, MakeCall] = {
     make.__name__: make for make in (convert_weight_to_int4pack, weight_int4pack_mm)
 }
-ALL_CALLS = {**CALLS, **TINYGEMM_CALLS}
+ALL_CALLS = {**CALLS, **TINYGEMM_CALLS, **GROUPED_CALLS}
 
 # Operators whose input is a high-precision activation, and those that have any input.
 ACTIVATION_CALLS = [name for name in CALLS if name.startswith(("bf16", "scaled_linear"))]

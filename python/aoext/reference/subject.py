@@ -39,6 +39,7 @@ class Problem:
     leading: tuple[int, ...] | None = None  # instead of (M,)
     bias: bool = True  # whether operators that take one or none get one
     block_n: int = 1  # rows of a weight that share a scale, where a format does not say
+    experts: int = 4  # of a grouped product
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -47,6 +48,11 @@ class Problem:
     @property
     def bias_dtype(self) -> torch.dtype:
         return self.scale_dtype or self.dtype
+
+    @property
+    def T(self) -> int:
+        """The rows of all experts."""
+        return self.M
 
     @property
     def tiles(self) -> int:

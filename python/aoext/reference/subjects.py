@@ -51,6 +51,39 @@ def _int4_rows(p: Problem, stored: Tensors, index: Index) -> Tensor:
 INT4 = Weight(_random_int4, _int4_rows)
 
 
+def _grouped_int4() -> Subject:
+    def random(p: Problem, g: Generator) -> Tensors:
+        experts = [_random_int4(p, g) for _ in range(p.experts)]
+        bias = (randn(g, p.experts, p.N, dtype=p.bias_dtype),) if p.bias else ()
+        weight = (torch.stack(parts) for parts in zip(*experts, strict=True))
+        return *weight, values.expert_offsets(p.M, p.experts, g), *bias
+
+    def expected(
+        p: Problem, x: Tensors, w: Tensors, rows: Index, columns: Index
+    ) -> tuple[Tensor, Tensor | None]:
+        result = torch.zeros(p.M, p.N, dtype=torch.float64, device=x[0].device)
+        terms, begin = result.clone(), 0
+        for expert, end in enumerate(w[3].tolist()):
+            own = slice(begin, end)
+            bias = w[4][expert] if p.bias else None
+            dense = INT4.rows(p, tuple(part[expert] for part in w[:3]), ALL)
+            result[own], terms[own] = values.product(stored_values(x, own), dense, bias)
+            begin = end
+        return result[rows][:, columns], terms[rows][:, columns]
+
+    return Subject(
+        "bf16i4bf16_rowwise_grouped",
+        "int4",
+        float_input,
+        random,
+        lambda kernel, p, x, w: kernel(*x, *w),
+        expected,
+        ("T", "N"),
+        grouped=True,
+        adds_bias=lambda p: p.bias,
+    )
+
+
 def _is_typical(dtype: torch.dtype) -> bool:
     return dtype is not torch.float8_e5m2
 
@@ -203,6 +236,7 @@ def _all() -> list[Subject]:
     subjects = [
         linear("bf16i4bf16_rowwise", "int4", INT4, grouped=True),
         linear("bf16i4bf16_rowwise_bias", "int4", INT4, adds_bias=lambda p: True, grouped=True),
+        _grouped_int4(),
         _int8_mm(),
     ]
     for make in (_weight_only, _scaled_mm, _scaled_linear, _quantize, _dequantize_rowwise):

@@ -47,6 +47,12 @@ def scales_of_both_signs(groups: int, N: int, g: Generator) -> Tensor:
     return (torch.rand(groups, N, generator=g, device=g.device) + 0.1) * signs
 
 
+def expert_offsets(rows: int, experts: int, g: Generator) -> Tensor:
+    """int32: where the rows of each expert end. Some may have none, and rows may be left behind the last."""
+    ends = torch.randint(0, rows + 1, (experts,), generator=g, device=g.device)
+    return ends.sort().values.to(torch.int32)
+
+
 def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
     """8-bit values over their whole finite range, and float32 scales [..., 1]."""
     limit = quantized_max(dtype)

@@ -1,0 +1,171 @@
+"""Grouped products: rows sorted by expert, each with a weight of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+import aoext
+from aoext.reference import GROUPED, GROUPED_CALLS, HIGH_PRECISION, Problem, assert_close, op, randn
+
+BF16, FP16, FP32 = HIGH_PRECISION
+SHAPES = [
+    Problem(1, 32, 64, 32),
+    Problem(2, 3, 6, 3, FP32, BF16, experts=2),
+    Problem(5, 64, 256, 128, FP16, FP32, experts=300),
+    Problem(40, 257, 130, 26, FP16, FP16),
+    Problem(64, 136, 512, 64, BF16, BF16, experts=64),
+    Problem(129, 515, 320, 32, FP32, FP32, experts=3),
+    Problem(700, 200, 384, 128, BF16, FP32, experts=8),
+    Problem(33, 96, 640, 128, BF16, BF16, experts=1, bias=False),
+]
+# Where the rows of each of four experts end, of 24: each some, none but one, rows that belong to nobody.
+OFFSETS = [[7, 8, 20, 24], [0, 24, 24, 24], [0, 0, 0, 24], [3, 3, 9, 9], [0, 0, 0, 0]]
+
+
+@pytest.fixture(params=["own", "generic"])
+def kernel_of(request):
+    """operator -> what to call: the kernel that its device chooses, or the generic twin."""
+    return aoext.ops.generic if request.param == "generic" else op
+
+
+def grouped(operator, problem, generator, offsets):
+    """A call with these offsets, and its reference."""
+    call = GROUPED_CALLS[operator](problem, generator)
+    arguments = call.named()
+    at = list(arguments).index("offsets")
+    args = (*call.args[:at], torch.tensor(offsets, dtype=torch.int32), *call.args[at + 1 :])
+    return dataclasses.replace(call, args=args)
+
+
+def expected(call, one_expert):
+    """The result, of one product an expert by `one_expert(x, its arguments)` in float64."""
+    x, *weight, offsets = call.args[:5]
+    bias = call.args[5:]
+    result = torch.zeros(x.shape[0], weight[0].shape[1], dtype=torch.float64)
+    begin = 0
+    for e, end in enumerate(offsets.tolist()):
+        result[begin:end] = one_expert(x[begin:end], *(t[e] for t in (*weight, *bias))).double()
+        begin = end
+    return result
+
+
+def float64(x, weight, scale, zero_point, bias=None):
+    y = x.double() @ aoext.reference.int4_float64(weight, scale, zero_point).t()
+    return y if bias is None else y + bias.double()
+
+
+@pytest.mark.parametrize("problem", SHAPES, ids=str)
+@pytest.mark.parametrize("operator", GROUPED)
+def test_result_is_within_the_bound_of_float64(operator, problem, device, kernel_of, generator):
+    call = GROUPED_CALLS[operator](problem, generator)
+    assert_close(call.run(device, kernel_of(operator)), call.reference, call.terms)
+
+
+@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
+@pytest.mark.parametrize("operator", GROUPED)
+def test_experts_without_rows_and_rows_without_expert(operator, offsets, device, kernel_of, generator):
+    call = grouped(operator, Problem(24, 72, 128, 32), generator, offsets)
+    result = call.run(device, kernel_of(operator)).cpu()
+    assert_close(result, expected(call, float64))
+    assert result[offsets[-1] :].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("operator", GROUPED)
+def test_no_rows_and_no_columns(operator, device, kernel_of, generator):
+    for M, N in ((0, 40), (3, 0)):
+        call = grouped(operator, Problem(M, N, 64, 32), generator, [0, 0, M, M])
+        assert call.run(device, kernel_of(operator)).shape == (M, N)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_expert_is_the_dense_product(bias, device, generator):
+    """To the bound: a device may have another kernel for it."""
+    call = grouped(GROUPED[0], Problem(33, 72, 256, 64, experts=1, bias=bias), generator, [33])
+    assert_close(call.run(device, op(GROUPED[0])), expected(call, float64))
+
+
+@pytest.mark.parametrize("operator", GROUPED)
+def test_nan_and_infinity_stay_in_their_rows(operator, device, kernel_of, generator):
+    call = grouped(operator, Problem(24, 72, 128, 32), generator, OFFSETS[0])
+    call.args[0][3, 5], call.args[0][10, 7] = torch.nan, torch.inf
+    result = call.run(device, kernel_of(operator)).cpu()
+    assert result[3].isnan().all()
+    assert (~result[10].isfinite()).all()
+    others = [i for i in range(24) if i not in (3, 10)]
+    assert_close(result[others], expected(call, float64)[others])
+
+
+@pytest.mark.parametrize("operator", GROUPED)
+def test_an_input_need_not_be_contiguous(operator, device, generator):
+    call = grouped(operator, Problem(24, 72, 128, 32), generator, OFFSETS[0])
+    x, *others = call.on(device)
+    wide = torch.stack([x, x + 1], -1)[..., 0]
+    assert not wide.is_contiguous()
+    assert torch.equal(op(operator)(wide, *others), op(operator)(x, *others))
+
+
+@pytest.mark.parametrize("offsets", [[4, 3, 20, 24], [0, 1, 2, 25], [-1, 3, 4, 24]], ids=str)
+@pytest.mark.parametrize("operator", GROUPED)
+def test_offsets_of_no_meaning(operator, offsets, device, kernel_of, generator):
+    """Are refused, or, where the host does not wait for them, read and write nothing of others."""
+    call = grouped(operator, Problem(24, 72, 128, 32), generator, offsets)
+    if device.type == "cuda" and kernel_of is op:
+        assert call.run(device, op(operator)).shape == (24, 72)
+        torch.cuda.synchronize()
+        return
+    with pytest.raises(RuntimeError, match=rf"ao::{operator}: offsets must be .* from 0 to T = 24, got"):
+        call.run(device, kernel_of(operator))
+
+
+def dense(call):
+    """The weights [E, N, K] in float64."""
+    return torch.stack([aoext.reference.int4_float64(*parts) for parts in zip(*call.args[1:4], strict=True)])
+
+
+@pytest.mark.parametrize("N", [72, 37])
+@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
+def test_gradients_backward_and_forward(offsets, N, device, generator):
+    call = grouped(GROUPED[0], Problem(24, N, 64, 32, FP32, FP32), generator, offsets)
+    weight, ends = dense(call), [0, *offsets]
+    x, *parts, bias = call.on(device)
+    x, bias = x.requires_grad_(), bias.requires_grad_()
+    result = op(GROUPED[0])(x, *parts, bias)
+    grad = randn(generator, *result.shape)
+    result.backward(grad.to(device))
+    tangent, bias_tangent = randn(generator, *x.shape), randn(generator, *bias.shape)
+    _, forward = torch.func.jvp(
+        lambda x, bias: op(GROUPED[0])(x, *parts, bias),
+        (x.detach(), bias.detach()),
+        (tangent.to(device), bias_tangent.to(device)),
+    )
+    of_x, of_bias, of_result = (torch.zeros_like(t.cpu(), dtype=torch.float64) for t in (x, bias, result))
+    for e, own in enumerate(slice(*pair) for pair in itertools.pairwise(ends)):
+        of_x[own] = grad[own].double() @ weight[e]
+        of_bias[e] = grad[own].double().sum(0)
+        of_result[own] = tangent[own].double() @ weight[e].t() + bias_tangent[e].double()
+    assert_close(x.grad, of_x)
+    assert_close(bias.grad, of_bias)
+    assert_close(forward, of_result)
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_takes_each_call_in_turn(device, generator):
+    calls = [GROUPED_CALLS[GROUPED[0]](Problem(9, 40, 64, 32), generator) for _ in range(3)]
+    args = [call.on(device) for call in calls]
+    together = [torch.stack(parts) for parts in zip(*args, strict=True)]
+    result = torch.vmap(op(GROUPED[0]))(*together)
+    assert torch.equal(result, torch.stack([op(GROUPED[0])(*a) for a in args]))
+
+
+def test_a_compiled_graph_takes_other_offsets_and_other_numbers_of_rows(device, generator):
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def f(*arguments):
+        return op(GROUPED[0])(*arguments).relu()
+
+    for M, offsets in ((24, OFFSETS[0]), (24, OFFSETS[3]), (31, [1, 2, 30, 31])):
+        call = grouped(GROUPED[0], Problem(M, 72, 64, 32), generator, offsets)
+        assert torch.equal(f(*call.on(device)), call.run(device, op(GROUPED[0])).relu())
