@@ -1,11 +1,11 @@
 """Runs our CUDA kernels under compute-sanitizer: memcheck, racecheck, initcheck and synccheck, on odd shapes.
 
-    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80]
+    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80] [--parts 8]
 
-Each tool runs a process of its own for the newest family of kernels and for sm80's, with every tensor an
-allocation of its own, so that an access beyond one is seen. Results are compared with float64 besides. The
-exit code is 1 where a tool finds anything. racecheck wants a library built with -DAOEXT_RACECHECK: see
-docs/cuda.md.
+Each tool runs a process of its own for the newest family of kernels and for sm80's, or so many processes of
+a part of the calls each, with every tensor an allocation of its own, so that an access beyond one is seen.
+Results are compared with float64 besides. The exit code is 1 where a tool finds anything. racecheck, which is
+the slowest, wants a library built with -DAOEXT_RACECHECK: see docs/cuda.md.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def is_right(call: Any, result: Any) -> bool:
     return bool(((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all())
 
 
-def run_all() -> None:
+def run(part: int, parts: int) -> None:
     """What a sanitized process does. Data comes from the CPU: next to no kernel of PyTorch's runs."""
     import torch
 
     import aoext
 
     plans: dict[str, int] = {}
-    for problem, call in calls():
+    for problem, call in itertools.islice(calls(), part, None, parts):
         moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
         result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
         torch.cuda.synchronize()
@@ -124,15 +124,15 @@ def run_all() -> None:
         print(f"  {count:3} calls: {plan}")
 
 
-def sanitize(sanitizer: str, tool: str, family: str) -> tuple[bool, str]:
-    """Whether a tool finds nothing, and what it said."""
+def sanitize(sanitizer: str, tool: str, family: str, part: int, parts: int) -> tuple[bool, str]:
+    """Whether a tool finds nothing in a part of the calls, and what it said."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if family != "newest":
         environment["AOEXT_CUDA_FAMILY"] = family
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     if tool != "initcheck":  # which must see what other kernels write
         options += ["--kernel-regex", "kernel_substring=aoext"]
-    command = [sanitizer, *options, sys.executable, __file__, "--run"]
+    command = [sanitizer, *options, sys.executable, __file__, "--run", str(part), str(parts)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     clean = re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", done.stdout)
     if done.returncode == 0 and clean:
@@ -144,25 +144,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tool", choices=TOOLS, action="append")
     parser.add_argument("--family", choices=FAMILIES, action="append")
-    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--run", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run_all()
+        run(*arguments.run)
         return
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).is_file():
         sys.exit("cuda_sanitizer.py: compute-sanitizer was not found: it comes with the CUDA toolkit")
-    runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS))
+    parts = range(arguments.parts)
+    runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS, parts))
     with ThreadPoolExecutor(max(1, min(len(runs), (os.cpu_count() or 1) // 2))) as pool:
-        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0]), runs)
+        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0], run[2], len(parts)), runs)
     bad = []
-    for (family, tool), (good, said) in zip(runs, results, strict=True):
-        print(f"{tool}, kernels of the {family} family\n{said.rstrip()}\n")
+    for (family, tool, part), (good, said) in zip(runs, results, strict=True):
+        print(f"{tool}, kernels of the {family} family, part {part + 1} of {len(parts)}\n{said.rstrip()}\n")
         if not good:
-            bad.append(f"{tool} ({family})")
+            bad.append(f"{tool} ({family}, part {part + 1})")
     if bad:
         sys.exit(f"cuda_sanitizer.py: findings of {', '.join(bad)}")
-    print(f"clean: {', '.join(f'{tool} ({family})' for family, tool in runs)}")
+    print(f"clean: {', '.join(dict.fromkeys(f'{tool} ({family})' for family, tool, _ in runs))}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ EXCUSES = (
     ),
     Excuse(r"arrange_scales<", 8, "once a thread, before its scales are read", ("sm_120",)),
     Excuse(r"tinygemm::mm_kernel<., 4, 2>", 16, "groups of 32, 28 of 3,900"),
-    Excuse(r"tinygemm::mm_kernel<., 1, .>", 8, "3 of 2,700", ("sm_80", "sm_89", *LATER)),
+    Excuse(r"tinygemm::mm_kernel<., 1, .>", 8, "3 of 2,700", ("sm_80", *LATER)),
 )
 
 PACKAGES = {"cuobjdump": "nvidia-cuda-cuobjdump", "ptxas": "nvidia-cuda-nvcc"}  # of PyPI
