@@ -111,6 +111,8 @@ def run(part: int, parts: int) -> None:
 
     import aoext
 
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("ao::bf16i4bf16_rowwise", "CUDA"):
+        sys.exit("the library was built without kernels for CUDA")
     plans: dict[str, int] = {}
     for problem, call in itertools.islice(calls(), part, None, parts):
         moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
