@@ -1,22 +1,25 @@
 """Runs our CUDA kernels under compute-sanitizer: memcheck, racecheck, initcheck and synccheck, on odd shapes.
 
-    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80] [--parts 8]
+    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80] [--parts 8] [--seconds 60]
 
 Each tool runs a process of its own for the newest family of kernels and for sm80's, or so many processes of
 a part of the calls each, with every tensor an allocation of its own, so that an access beyond one is seen.
-Results are compared with float64 besides. The exit code is 1 where a tool finds anything. racecheck, which is
-the slowest, wants a library built with -DAOEXT_RACECHECK: see docs/cuda.md.
+Results are compared with float64 besides. The exit code is 1 where a tool finds anything. racecheck wants a
+library built with -DAOEXT_RACECHECK (docs/cuda.md) and takes minutes for the larger calls of sm_90a's kernels:
+calls go from small to large, and after so many seconds a process begins no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,7 +69,7 @@ def calls() -> Iterator[tuple[Any, Any]]:
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     dtypes = ((bf16, bf16), (fp16, fp16), (bf16, fp32), (fp16, bf16), (fp32, fp32))
     linear = ("bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias")
-    for i, (M, N, K, group_size) in enumerate(SHAPES):
+    for i, (M, N, K, group_size) in enumerate(sorted(SHAPES, key=lambda shape: math.prod(shape[:3]))):
         # With a bias and without take turns, and so do the other dtypes beside bfloat16.
         dtype, scale_dtype = dtypes[1 + i % (len(dtypes) - 1)]
         chosen = [(linear[i % 2], bf16, bf16), (linear[1 - i % 2], dtype, scale_dtype)]
@@ -105,7 +108,7 @@ def is_right(call: Any, result: Any) -> bool:
     return bool(((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all())
 
 
-def run(part: int, parts: int) -> None:
+def run(part: int, parts: int, seconds: int) -> None:
     """What a sanitized process does. Data comes from the CPU: next to no kernel of PyTorch's runs."""
     import torch
 
@@ -114,7 +117,11 @@ def run(part: int, parts: int) -> None:
     if not torch._C._dispatch_has_kernel_for_dispatch_key("ao::bf16i4bf16_rowwise", "CUDA"):
         sys.exit("the library was built without kernels for CUDA")
     plans: dict[str, int] = {}
+    end = time.monotonic() + seconds
     for problem, call in itertools.islice(calls(), part, None, parts):
+        if time.monotonic() > end:
+            print(f"  stopped before {call.operator} {problem}")
+            break
         moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
         result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
         torch.cuda.synchronize()
@@ -126,7 +133,7 @@ def run(part: int, parts: int) -> None:
         print(f"  {count:3} calls: {plan}")
 
 
-def sanitize(sanitizer: str, tool: str, family: str, part: int, parts: int) -> tuple[bool, str]:
+def sanitize(sanitizer: str, tool: str, family: str, run: tuple[int, int, int]) -> tuple[bool, str]:
     """Whether a tool finds nothing in a part of the calls, and what it said."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if family != "newest":
@@ -134,7 +141,7 @@ def sanitize(sanitizer: str, tool: str, family: str, part: int, parts: int) -> t
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     if tool != "initcheck":  # which must see what other kernels write
         options += ["--kernel-regex", "kernel_substring=aoext"]
-    command = [sanitizer, *options, sys.executable, __file__, "--run", str(part), str(parts)]
+    command = [sanitizer, *options, sys.executable, __file__, "--run", *map(str, run)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     clean = re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", done.stdout)
     if done.returncode == 0 and clean:
@@ -147,7 +154,8 @@ def main() -> None:
     parser.add_argument("--tool", choices=TOOLS, action="append")
     parser.add_argument("--family", choices=FAMILIES, action="append")
     parser.add_argument("--parts", type=int, default=1)
-    parser.add_argument("--run", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=int, default=10**6)
+    parser.add_argument("--run", type=int, nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
         run(*arguments.run)
@@ -155,15 +163,18 @@ def main() -> None:
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).is_file():
         sys.exit("cuda_sanitizer.py: compute-sanitizer was not found: it comes with the CUDA toolkit")
-    parts = range(arguments.parts)
-    runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS, parts))
-    with ThreadPoolExecutor(max(1, min(len(runs), (os.cpu_count() or 1) // 2))) as pool:
-        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0], run[2], len(parts)), runs)
+    parts, seconds = arguments.parts, arguments.seconds
+    runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS, range(parts)))
     bad = []
-    for (family, tool, part), (good, said) in zip(runs, results, strict=True):
-        print(f"{tool}, kernels of the {family} family, part {part + 1} of {len(parts)}\n{said.rstrip()}\n")
-        if not good:
-            bad.append(f"{tool} ({family}, part {part + 1})")
+    with ThreadPoolExecutor(max(1, min(len(runs), (os.cpu_count() or 1) // 2))) as pool:
+        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0], (run[2], parts, seconds)), runs)
+        for (family, tool, part), (good, said) in zip(runs, results, strict=True):
+            print(
+                f"{tool}, kernels of the {family} family, part {part + 1} of {parts}\n{said.rstrip()}\n",
+                flush=True,
+            )
+            if not good:
+                bad.append(f"{tool} ({family}, part {part + 1})")
     if bad:
         sys.exit(f"cuda_sanitizer.py: findings of {', '.join(bad)}")
     print(f"clean: {', '.join(dict.fromkeys(f'{tool} ({family})' for family, tool, _ in runs))}")
