@@ -5,8 +5,8 @@
 Each tool runs a process of its own for the newest family of kernels and for sm80's, or so many processes of
 a part of the calls each, with every tensor an allocation of its own, so that an access beyond one is seen.
 Results are compared with float64 besides. The exit code is 1 where a tool finds anything. racecheck wants a
-library built with -DAOEXT_RACECHECK (docs/cuda.md) and takes minutes for the larger calls of sm_90a's kernels:
-calls go from small to large, and after so many seconds a process begins no other.
+library built with -DAOEXT_RACECHECK (docs/cuda.md) and takes minutes for the larger calls of kernels of
+sm_90a: calls go from small to large, and after so many seconds a process begins no other.
 """
 
 from __future__ import annotations
