@@ -1,6 +1,6 @@
 """Runs our CUDA kernels under compute-sanitizer: memcheck, racecheck, initcheck and synccheck, on odd shapes.
 
-    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80]
+    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80] [--only grouped]
 
 Each tool runs a process of its own for the newest family of kernels and for sm80's, with every tensor an
 allocation of its own, so that an access beyond one is seen. Results are compared with float64 besides. The
@@ -75,6 +75,11 @@ def calls() -> Iterator[tuple[Any, Any]]:
         for operator, *types in chosen:
             p = Problem(M, N, K, group_size, *types)
             yield p, ALL_CALLS[operator](p, generator)
+        # Of experts: one, some, and more than a warp finds at once.
+        experts = (1, 5, 200)[i % 3] if N * K < 2**20 else 2
+        for types in ((bf16, bf16), (dtype, scale_dtype)):
+            p = Problem(M, N, K, group_size, *types, experts=experts, bias=i % 2 == 0)
+            yield p, ALL_CALLS["bf16i4bf16_rowwise_grouped"](p, generator)
         # Of 8 bits two products and a dynamic one, which quantises too: all formats within a few shapes.
         weight_only = ("bf16i8bf16_rowwise", "bf16f8bf16_rowwise")[i % 2]
         scaled = ("int8_mm", "scaled_mm_rowwise", "scaled_mm_rowwise")[i % 3]
@@ -105,7 +110,7 @@ def is_right(call: Any, result: Any) -> bool:
     return bool(((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all())
 
 
-def run_all() -> None:
+def run_all(only: str) -> None:
     """What a sanitized process does. Data comes from the CPU: next to no kernel of PyTorch's runs."""
     import torch
 
@@ -113,6 +118,8 @@ def run_all() -> None:
 
     plans: dict[str, int] = {}
     for problem, call in calls():
+        if only not in call.operator:
+            continue
         moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
         result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
         torch.cuda.synchronize()
@@ -124,7 +131,7 @@ def run_all() -> None:
         print(f"  {count:3} calls: {plan}")
 
 
-def sanitize(sanitizer: str, tool: str, family: str) -> tuple[bool, str]:
+def sanitize(sanitizer: str, tool: str, family: str, only: str) -> tuple[bool, str]:
     """Whether a tool finds nothing, and what it said."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if family != "newest":
@@ -132,7 +139,7 @@ def sanitize(sanitizer: str, tool: str, family: str) -> tuple[bool, str]:
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     if tool != "initcheck":  # which must see what other kernels write
         options += ["--kernel-regex", "kernel_substring=aoext"]
-    command = [sanitizer, *options, sys.executable, __file__, "--run"]
+    command = [sanitizer, *options, sys.executable, __file__, "--run", "--only", only]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     clean = re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", done.stdout)
     if done.returncode == 0 and clean:
@@ -144,17 +151,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tool", choices=TOOLS, action="append")
     parser.add_argument("--family", choices=FAMILIES, action="append")
+    parser.add_argument("--only", default="", help="operators with this in their names")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run_all()
+        run_all(arguments.only)
         return
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).is_file():
         sys.exit("cuda_sanitizer.py: compute-sanitizer was not found: it comes with the CUDA toolkit")
     runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS))
     with ThreadPoolExecutor(max(1, min(len(runs), (os.cpu_count() or 1) // 2))) as pool:
-        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0]), runs)
+        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0], arguments.only), runs)
     bad = []
     for (family, tool), (good, said) in zip(runs, results, strict=True):
         print(f"{tool}, kernels of the {family} family\n{said.rstrip()}\n")
