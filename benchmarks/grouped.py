@@ -1,9 +1,9 @@
-"""Products of experts on an NVIDIA GPU: int4 beside torch's grouped product in bf16 and one product an expert.
+"""Products of experts on an NVIDIA GPU: int4 beside torch's grouped product in bf16 and a loop over experts.
 
     python benchmarks/grouped.py --tokens 1,8,64,512,4096
 
 Sizes are those of models with experts. Every token goes to as many experts as its model says, by chance, and
-calls rotate through several draws, so that weights come from memory. Times are µs behind a kernel of PyTorch's
+calls rotate through several draws, so that weights come from memory. Times are µs behind a kernel of torch's
 that writes the activations, whose own time is taken off: medians of replays of CUDA graphs. `×` is how many
 times as fast as torch's. The loop knows on the host where rows end, which a model would have to wait for.
 """

@@ -126,6 +126,16 @@ def int4_wgmma(type: int, scale: int, scale_chunks: int, block_n: int, block_m: 
         yield Case("int4_wgmma", "bf16i4bf16_rowwise_bias", problem, tiles_of(block_n, block_m, 200, M))
 
 
+def int4_grouped_ring(
+    type: int, scale: int, sub: int, rows: int, ringed: int, warp_tiles: int
+) -> Iterator[Case]:
+    for N in (88, 90) if ringed else (77,):
+        for M in (1, 9):
+            K = 640 if sub == 128 else 416
+            problem = Problem(M, N, K, sub, ELEMENTS[type], ELEMENTS[scale], experts=5)
+            yield Case("int4_grouped_ring", GROUPED, problem, {"warp_tiles": warp_tiles})
+
+
 def int4_grouped_wgmma(
     type: int, scale: int, scale_chunks: int, block_n: int, block_m: int
 ) -> Iterator[Case]:
@@ -285,6 +295,7 @@ CASES = {
         int4_decode,
         int4_batch,
         int4_wgmma,
+        int4_grouped_ring,
         int4_grouped_wgmma,
         int4_mma,
         rowwise_decode,
@@ -340,6 +351,8 @@ def cuts() -> Iterator[Case]:
             int4 = Problem(M, 360, 4224, 128)
             yield Case("int4_ring", "bf16i4bf16_rowwise", int4, {**cut, "ahead": 512})
             yield Case("int4_decode", "bf16i4bf16_rowwise", int4, cut)
+            of_experts = dataclasses.replace(int4, experts=3)
+            yield Case("int4_grouped_ring", GROUPED, of_experts, {**cut, "ahead": 512})
             for block, scale in (((1, 32), E8M0), ((1, 16), E4M3)):
                 config = {**cut, "ahead": 512}
                 yield of_blocks("fp4_decode", LUT4, block, scale, M, 350, 8320, BF16, config, E2M1)

@@ -14,6 +14,7 @@ Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_type() == 
 cudaError_t launch_kernel(const GroupedInt4Linear& p, const GroupedInt4Kernel& kernel, cudaStream_t stream) {
   return std::visit(Overloaded{[](const Generic&) { return cudaErrorNotSupported; },
                                [&](const GroupedInt4Any&) { return launch_int4_grouped_any(p, stream); },
+                               [&](const GroupedRingConfig& c) { return launch_int4_grouped_ring(p, c, stream); },
                                [&](const GroupedWgmmaConfig& c) { return launch_int4_grouped_wgmma(p, c, stream); }},
                     kernel);
 }

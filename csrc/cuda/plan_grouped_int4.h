@@ -5,8 +5,8 @@
 
 namespace aoext::cuda {
 
-// GroupedWgmmaConfig where wgmma takes the problem, on compute capability 9.0; else GroupedInt4Any, which takes any. Generic,
-// which waits for the device, is left to devices without kernels.
+// GroupedRingConfig for few rows, GroupedWgmmaConfig for more on compute capability 9.0; GroupedInt4Any takes any. Generic, which
+// waits for the device, is left to devices without kernels.
 struct GroupedInt4Plan {
   GroupedInt4Kernel kernel = Generic{};
   ScalarType scale = ScalarType::BFloat16;  // what scales and zeros are converted to first, where they are of another type

@@ -142,14 +142,6 @@ Explanation& with_sharing(Explanation& e, int cluster, int stream_k_blocks) {
   return stream_k_blocks > 0 ? e.with("stream_k_blocks", stream_k_blocks) : e;
 }
 
-template <class Config>
-Explanation explain_few_rows(const char* kernel, const Config& c) {
-  return explain_kernel(kernel)
-      .with("tile_n", c.tiles * c.warp_tiles * 16)
-      .with("k_splits", c.k_splits)
-      .with("cluster", c.cluster);
-}
-
 Explanation explain_batch(const BatchConfig& c) {
   Explanation e = explain_kernel("int4_batch");
   e.with("tile_n", kBatchRows / c.k_splits).with("tile_m", c.block_m).with("k_splits", c.k_splits);

@@ -50,8 +50,12 @@ std::string grouped_int4_text(const LinearProblem& p, const Device& device) {
   const GroupedInt4Plan plan = plan_grouped_int4(p, device, true);
   GroupedInt4Linear linear = grouped_int4_linear(p);
   linear.scale_type = element(plan.scale);
-  const auto* const config = std::get_if<GroupedWgmmaConfig>(&plan.kernel);
-  return text(plan) + "\n" + (config == nullptr ? "" : int4_grouped_wgmma_instance(linear, *config));
+  const std::string name =
+      std::visit(Overloaded{[](const auto&) { return std::string(); },
+                            [&](const GroupedRingConfig& c) { return int4_grouped_ring_instance(linear, c); },
+                            [&](const GroupedWgmmaConfig& c) { return int4_grouped_wgmma_instance(linear, c); }},
+                 plan.kernel);
+  return text(plan) + "\n" + name;
 }
 
 std::string rowwise_text(const LinearProblem& p, const Device& device) {
@@ -178,9 +182,10 @@ Tensor considered_configs(const std::string& gpu, const std::string& op, const s
 // Of all kernels that have more than one.
 std::string kernel_instances() {
   return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
-         int4_grouped_wgmma_instances() + int4_mma_instances() + rowwise_decode_instances() + rowwise_wgmma_instances() +
-         weight_only_wgmma_instances() + rowwise_mma_instances() + blocks_decode_instances() + fp4_decode_instances() +
-         blocks_wgmma_instances() + blocks_mma_instances() + scaled_wgmma_instances() + tinygemm_mm_instances();
+         int4_grouped_ring_instances() + int4_grouped_wgmma_instances() + int4_mma_instances() + rowwise_decode_instances() +
+         rowwise_wgmma_instances() + weight_only_wgmma_instances() + rowwise_mma_instances() + blocks_decode_instances() +
+         fp4_decode_instances() + blocks_wgmma_instances() + blocks_mma_instances() + scaled_wgmma_instances() +
+         tinygemm_mm_instances();
 }
 
 std::string force_plan(const std::string& plan) { return force(plan); }

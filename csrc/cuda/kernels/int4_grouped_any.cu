@@ -3,6 +3,7 @@
 // zero.
 #include "cuda/kernels/int4_grouped_any.h"
 
+#include "cuda/kernels/experts.cuh"
 #include "cuda/kernels/int4_any.cuh"
 
 namespace aoext::cuda {
@@ -13,37 +14,15 @@ using product_any::kRowsThreads;
 using product_any::kTileThreads;
 using product_any::Place;
 
-// The first expert whose rows end behind row m, or as many as there are. Each warp looks for itself.
-__device__ __forceinline__ int64_t expert_of(const GroupedInt4Linear& p, int64_t m) {
-  for (int64_t first = 0;; first += 32) {
-    const int64_t mine = first + threadIdx.x % 32;
-    const unsigned behind = __ballot_sync(~0u, mine >= p.experts || p.ends[mine] > m);
-    if (behind != 0) return first + __ffs(static_cast<int>(behind)) - 1;
-  }
-}
-
-// The product of an expert's weight, of rows that end before `end`.
-__device__ __forceinline__ Int4Linear of_expert(const GroupedInt4Linear& p, int64_t expert, int64_t end) {
-  const auto behind = [&](const void* first, int64_t count, Element type) -> const void* {
-    return static_cast<const char*>(first) + expert * count * (type == Element::fp32 ? 4 : 2);
-  };
-  Int4Linear own = p;
-  own.M = end;
-  own.weight += expert * (p.N * (p.K / 2));
-  own.scale = behind(p.scale, p.K / p.group_size * p.N, p.scale_type);
-  own.zero_point = behind(p.zero_point, p.K / p.group_size * p.N, p.scale_type);
-  if (p.bias != nullptr) own.bias = behind(p.bias, p.N, p.bias_type);
-  return own;
-}
-
 // For outputs of kHeight rows by kWidth channels from `place` on: walk(Operands, Place) of each expert's.
 template <class X, int kHeight, int kWidth, class Walk>
 __device__ __forceinline__ void for_each_expert(const GroupedInt4Linear& p, Place place, Walk&& walk) {
   const int64_t end = min(place.m + kHeight, p.M);
   while (place.m < end) {
-    const int64_t expert = expert_of(p, place.m);
+    const int expert = expert_of(p, place.m);
     if (expert == p.experts) break;
-    const Int4Linear own = of_expert(p, expert, min(int64_t{p.ends[expert]}, end));
+    Int4Linear own = of_expert(p, expert);
+    own.M = min(int64_t{p.ends[expert]}, end);
     walk(Operands<X>(own), place);
     __syncthreads();  // shared memory may be written again
     place.m = own.M;

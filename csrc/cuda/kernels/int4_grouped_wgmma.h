@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
 #include "cuda/properties.h"
 
@@ -18,7 +19,7 @@ struct GroupedWgmmaConfig {
 
 // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
 bool int4_grouped_wgmma_takes(const GroupedInt4Linear& p);
-GroupedWgmmaConfig choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device);
+Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device);
 // Whether a configuration fits the problem and the kernel has code for it.
 bool int4_grouped_wgmma_fits(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config);
 cudaError_t launch_int4_grouped_wgmma(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config, cudaStream_t stream);

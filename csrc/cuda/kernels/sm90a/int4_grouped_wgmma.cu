@@ -74,7 +74,7 @@ Key key_of(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c) {
 
 // By the model of int4_wgmma, for as many tiles as there are where each row has an expert by chance: experts with rows, which
 // have half a tile more than they fill, but one at least.
-GroupedWgmmaConfig choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device) {
+Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device) {
   const WeightOnlyWgmmaFit& model = fits_of(device).int4_wgmma;
   const auto rows = static_cast<double>(p.M), experts = static_cast<double>(p.experts);
   const double occupied = -experts * std::expm1(rows * std::log1p(-1 / experts));
@@ -89,7 +89,7 @@ GroupedWgmmaConfig choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const D
     const int64_t blocks = std::min<int64_t>(most_tiles(p, shape.kBlockN, shape.kBlockM), device.multiprocessors);
     best.consider({shape.kBlockN, shape.kBlockM, static_cast<int>(blocks)}, turns * (k_steps * step + cost.tile));
   });
-  return best.config;
+  return best;
 }
 
 bool int4_grouped_wgmma_fits(const GroupedInt4Linear&, const GroupedWgmmaConfig& c) {
