@@ -69,7 +69,8 @@ class Case:
 
     def __str__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or ''}"
+        experts = f"E{self.problem.experts}" if self.operator == GROUPED else ""
+        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or experts}"
 
 
 def tiles_of(block_n: int, block_m: int, N: int, M: int) -> dict[str, int]:

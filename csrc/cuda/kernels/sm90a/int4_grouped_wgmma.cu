@@ -87,7 +87,8 @@ Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p,
     const double row_tiles = std::max(occupied, rows / shape.kBlockM + occupied / 2);
     const double turns = std::ceil(row_tiles * static_cast<double>(ceil_div(p.N, shape.kBlockN)) / device.multiprocessors);
     const int64_t blocks = std::min<int64_t>(most_tiles(p, shape.kBlockN, shape.kBlockM), device.multiprocessors);
-    best.consider({shape.kBlockN, shape.kBlockM, static_cast<int>(blocks)}, turns * (k_steps * step + cost.tile));
+    const GroupedWgmmaConfig config{shape.kBlockN, shape.kBlockM, static_cast<int>(blocks)};
+    best.consider(config, turns * (k_steps * step + cost.tile));
   });
   return best;
 }
