@@ -30,6 +30,8 @@ INT8, E4M3, E5M2 = reference.EIGHT_BIT
 E8M0, LUT4 = torch.float8_e8m0fnu, torch.uint8
 ELEMENTS = (BF16, FP16, FP32, INT8, E4M3, E5M2, torch.int32, E8M0, LUT4)  # csrc/cuda/kernels/element.h
 
+GROUPED = "bf16i4bf16_rowwise_grouped"
+
 needs_plans = pytest.mark.skipif(not ops._has_plans(), reason="aoext was built without CUDA")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 pytestmark = needs_plans
@@ -37,6 +39,7 @@ pytestmark = needs_plans
 HOPPER_KERNELS = (
     "int4_batch",
     "int4_wgmma",
+    "int4_grouped_wgmma",
     "rowwise_wgmma",
     "weight_only_wgmma",
     "blocks_wgmma",
@@ -66,7 +69,8 @@ class Case:
 
     def __str__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or ''}"
+        experts = f"E{self.problem.experts}" if self.operator == GROUPED else ""
+        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or experts}"
 
 
 def tiles_of(block_n: int, block_m: int, N: int, M: int) -> dict[str, int]:
@@ -121,6 +125,25 @@ def int4_wgmma(type: int, scale: int, scale_chunks: int, block_n: int, block_m: 
     for M in (block_m - 7, block_m + 5):
         problem = Problem(M, 200, 640, 32 * scale_chunks, ELEMENTS[type], ELEMENTS[scale])
         yield Case("int4_wgmma", "bf16i4bf16_rowwise_bias", problem, tiles_of(block_n, block_m, 200, M))
+
+
+def int4_grouped_ring(
+    type: int, scale: int, sub: int, rows: int, ringed: int, warp_tiles: int
+) -> Iterator[Case]:
+    for N in (88, 90) if ringed else (77,):
+        for M in (1, 9):
+            K = 640 if sub == 128 else 416
+            problem = Problem(M, N, K, sub, ELEMENTS[type], ELEMENTS[scale], experts=5)
+            yield Case("int4_grouped_ring", GROUPED, problem, {"warp_tiles": warp_tiles})
+
+
+def int4_grouped_wgmma(
+    type: int, scale: int, scale_chunks: int, block_n: int, block_m: int
+) -> Iterator[Case]:
+    for M, experts in ((3 * block_m - 7, 5), (70, 40)):
+        problem = Problem(M, 200, 640, 32 * scale_chunks, ELEMENTS[type], ELEMENTS[scale], experts=experts)
+        config = {"block_n": block_n, "block_m": block_m, "blocks": 100}
+        yield Case("int4_grouped_wgmma", GROUPED, problem, config)
 
 
 def int4_mma(type: int, scale: int, block_m: int) -> Iterator[Case]:
@@ -273,6 +296,8 @@ CASES = {
         int4_decode,
         int4_batch,
         int4_wgmma,
+        int4_grouped_ring,
+        int4_grouped_wgmma,
         int4_mma,
         rowwise_decode,
         rowwise_wgmma,
@@ -327,6 +352,9 @@ def cuts() -> Iterator[Case]:
             int4 = Problem(M, 360, 4224, 128)
             yield Case("int4_ring", "bf16i4bf16_rowwise", int4, {**cut, "ahead": 512})
             yield Case("int4_decode", "bf16i4bf16_rowwise", int4, cut)
+            if cut["tiles"] >= cut["cluster"]:  # each block adds up a tile of its row
+                of_experts = dataclasses.replace(int4, experts=3)
+                yield Case("int4_grouped_ring", GROUPED, of_experts, {**cut, "ahead": 512})
             for block, scale in (((1, 32), E8M0), ((1, 16), E4M3)):
                 config = {**cut, "ahead": 512}
                 yield of_blocks("fp4_decode", LUT4, block, scale, M, 350, 8320, BF16, config, E2M1)
@@ -369,6 +397,13 @@ def cuts() -> Iterator[Case]:
                 config = {"k_splits": k_splits, "cluster": cluster, "blocks": blocks}
                 if cluster == 1 or tiles % blocks <= blocks // cluster:
                     yield Case("int4_batch", "bf16i4bf16_rowwise", problem, config)
+    for T, experts in ((1, 1), (1, 64), (70, 300), (500, 8), (600, 1), (2000, 64)):
+        for K, group in ((1024, 128), (416, 416), (288, 32)):  # whole stages and others
+            problem = Problem(T, 328, K, group, experts=experts)
+            for block_n, block_m in ((128, 32), (64, 32), (128, 64), (128, 256)):
+                for blocks in (1, SEVEN) if T < 2000 else (132,):
+                    config = {"block_n": block_n, "block_m": block_m, "blocks": blocks}
+                    yield Case("int4_grouped_wgmma", GROUPED, problem, config)
     for block_n, block_m in ((128, 128), (64, 32), (192, 96)):
         M, N = block_m - 9, 6 * block_n + 40
         for cut in wgmma_cuts(block_n, block_m, 2):
@@ -443,6 +478,10 @@ def cuts() -> Iterator[Case]:
             yield Case("tinygemm_mm", "weight_int4pack_mm", Problem(M, 136, 1280, 128), config)
     for M in (1, 40):
         yield Case("int4_any", "bf16i4bf16_rowwise", Problem(M, 77, 416, 32), {})
+        for dtype in (BF16, FP16, FP32):
+            for experts in (1, 3, 300):
+                problem = Problem(5 * M, 77, 418, 22, dtype, BF16, experts=experts)
+                yield Case("int4_grouped_any", GROUPED, problem, {})
         yield Case("rowwise_any", "scaled_mm_rowwise", Problem(M, 77, 416, 416), {})
         for dtype in (BF16, FP32):
             yield of_blocks("blocks_any", LUT4, (1, 16), E4M3, M, 77, 418, dtype, {})
@@ -474,6 +513,11 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
         return torch.empty(sizes, dtype=dtype, device="meta")
 
     bias, scale = empty(p.scale_dtype, p.N), empty(FP32, p.N, 1)
+    if case.operator == GROUPED:
+        groups = [empty(p.scale_dtype, p.experts, p.K // p.group_size, p.N)] * 2
+        weight = empty(INT8, p.experts, p.N, p.K // 2)
+        arguments = [empty(p.dtype, p.M, p.K), weight, *groups, empty(torch.int32, p.experts)]
+        return [*arguments, empty(p.scale_dtype, p.experts, p.N)], {}
     if case.operator == "weight_int4pack_mm":
         weight = empty(torch.int32, p.N // 8, p.K // (16 * inner), 32, inner // 2)
         return [empty(BF16, p.M, p.K), weight, p.group_size, empty(BF16, p.K // p.group_size, p.N, 2)], {}
@@ -678,6 +722,10 @@ def runs_here(case: Case) -> bool:
     return capability >= (8, 9) or not case.config.get("float8", 0)
 
 
+def is_of_no_expert(case: Case, args: list[Any], row: int) -> bool:
+    return case.operator == GROUPED and bool(args[4][-1] <= row)
+
+
 def check(case: Case, generator: torch.Generator) -> None:
     """A launch is right, it gives the same bits again, and a row that is not a number stays alone."""
     call = case.call(generator)
@@ -691,7 +739,7 @@ def check(case: Case, generator: torch.Generator) -> None:
             args[0][1] = torch.nan
             poisoned = operator(*args, **call.kwargs)
             others = torch.arange(case.problem.M, device="cuda") != 1
-            assert poisoned[1].isnan().all()
+            assert poisoned[1].isnan().all() or is_of_no_expert(case, args, 1)
             assert torch.equal(poisoned[others], result[others])
 
 

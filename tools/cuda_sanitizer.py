@@ -1,6 +1,6 @@
 """Runs our CUDA kernels under compute-sanitizer: memcheck, racecheck, initcheck and synccheck, on odd shapes.
 
-    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80] [--parts 8] [--seconds 60]
+    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80] [--only grouped] [--parts 8] [--seconds 60]
 
 Each tool runs a process of its own for the newest family of kernels and for sm80's, or so many processes of
 a part of the calls each, with every tensor an allocation of its own, so that an access beyond one is seen.
@@ -78,6 +78,11 @@ def calls() -> Iterator[tuple[Any, Any]]:
         for operator, *types in chosen:
             p = Problem(M, N, K, group_size, *types)
             yield p, ALL_CALLS[operator](p, generator)
+        # Of experts: one, some, and more than a warp finds at once.
+        experts = (1, 5, 200)[i % 3] if N * K < 2**20 else 2
+        for types in ((bf16, bf16), (dtype, scale_dtype)):
+            p = Problem(M, N, K, group_size, *types, experts=experts, bias=i % 2 == 0)
+            yield p, ALL_CALLS["bf16i4bf16_rowwise_grouped"](p, generator)
         # Of 8 bits two products and a dynamic one, which quantises too: all formats within a few shapes.
         weight_only = ("bf16i8bf16_rowwise", "bf16f8bf16_rowwise")[i % 2]
         scaled = ("int8_mm", "scaled_mm_rowwise", "scaled_mm_rowwise")[i % 3]
@@ -108,7 +113,7 @@ def is_right(call: Any, result: Any) -> bool:
     return bool(((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all())
 
 
-def run(part: int, parts: int, seconds: int) -> None:
+def run(only: str, part: int, parts: int, seconds: int) -> None:
     """What a sanitized process does. Data comes from the CPU: next to no kernel of PyTorch's runs."""
     import torch
 
@@ -118,7 +123,8 @@ def run(part: int, parts: int, seconds: int) -> None:
         sys.exit("the library was built without kernels for CUDA")
     plans: dict[str, int] = {}
     end = time.monotonic() + seconds
-    for problem, call in itertools.islice(calls(), part, None, parts):
+    chosen = (one for one in calls() if only in one[1].operator)
+    for problem, call in itertools.islice(chosen, part, None, parts):
         if time.monotonic() > end:
             print(f"  stopped before {call.operator} {problem}")
             break
@@ -133,7 +139,9 @@ def run(part: int, parts: int, seconds: int) -> None:
         print(f"  {count:3} calls: {plan}")
 
 
-def sanitize(sanitizer: str, tool: str, family: str, run: tuple[int, int, int]) -> tuple[bool, str]:
+def sanitize(
+    sanitizer: str, tool: str, family: str, only: str, part: tuple[int, int, int]
+) -> tuple[bool, str]:
     """Whether a tool finds nothing in a part of the calls, and what it said."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if family != "newest":
@@ -141,7 +149,7 @@ def sanitize(sanitizer: str, tool: str, family: str, run: tuple[int, int, int]) 
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     if tool != "initcheck":  # which must see what other kernels write
         options += ["--kernel-regex", "kernel_substring=aoext"]
-    command = [sanitizer, *options, sys.executable, __file__, "--run", *map(str, run)]
+    command = [sanitizer, *options, sys.executable, __file__, "--only", only, "--run", *map(str, part)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     clean = re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", done.stdout)
     if done.returncode == 0 and clean:
@@ -153,12 +161,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tool", choices=TOOLS, action="append")
     parser.add_argument("--family", choices=FAMILIES, action="append")
+    parser.add_argument("--only", default="", help="operators with this in their names")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--seconds", type=int, default=10**6)
     parser.add_argument("--run", type=int, nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run(*arguments.run)
+        run(arguments.only, *arguments.run)
         return
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).is_file():
@@ -167,7 +176,9 @@ def main() -> None:
     runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS, range(parts)))
     bad = []
     with ThreadPoolExecutor(max(1, min(len(runs), (os.cpu_count() or 1) // 2))) as pool:
-        results = pool.map(lambda run: sanitize(sanitizer, run[1], run[0], (run[2], parts, seconds)), runs)
+        results = pool.map(
+            lambda run: sanitize(sanitizer, run[1], run[0], arguments.only, (run[2], parts, seconds)), runs
+        )
         for (family, tool, part), (good, said) in zip(runs, results, strict=True):
             print(
                 f"{tool}, kernels of the {family} family, part {part + 1} of {parts}\n{said.rstrip()}\n",

@@ -50,6 +50,7 @@ EXCUSES = (
     Excuse(r"fp4_decode_kernel<", 16, "a cursor that moves between turns, no instruction"),
     Excuse(r"int4_ring_kernel<", 32, "a cursor that moves between turns, 4 of 650 with float32 scales"),
     Excuse(r"int4_ring_kernel<", 40, "the same", ("sm_120",)),
+    Excuse(r"int4_grouped_ring_kernel<", 24, "what moves between turns, no instruction"),
     Excuse(r"int4_mma_kernel<.*Tile<4, 1, 32, 128,", 24, "all registers, no instruction", ("sm_120",)),
     Excuse(
         r"rowwise_mma_kernel<.*Tile<2, 2, 1, 64, 64, 64, 3>", 16, "all registers, no instruction", ("sm_120",)

@@ -15,12 +15,13 @@ namespace aoext::cuda {
 constexpr int64_t kRememberedRows = 512;
 
 // All that a plan depends on. Devices stay where they are.
-using PlanKey = std::array<int64_t, 15>;
+using PlanKey = std::array<int64_t, 16>;
 inline PlanKey plan_key(const LinearProblem& p, const Device& device, bool aligned) {
   const auto number = [](auto value) { return static_cast<int64_t>(value); };
   return {p.M,
           p.N,
           p.K,
+          p.experts,
           p.group_size,
           p.block_n,
           p.input_group_size,

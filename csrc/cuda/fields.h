@@ -12,6 +12,8 @@
 #include "cuda/kernels/fp4_decode.h"
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_decode.h"
+#include "cuda/kernels/int4_grouped_ring.h"
+#include "cuda/kernels/int4_grouped_wgmma.h"
 #include "cuda/kernels/int4_mma.h"
 #include "cuda/kernels/int4_ring.h"
 #include "cuda/kernels/int4_wgmma.h"
@@ -30,6 +32,9 @@ struct Generic {  // ATen operators, where nothing else serves
 };
 struct Int4Any {  // every size, type and alignment (kernels/int4_any.cu)
   bool operator==(const Int4Any&) const = default;
+};
+struct GroupedInt4Any {  // likewise (kernels/int4_grouped_any.cu)
+  bool operator==(const GroupedInt4Any&) const = default;
 };
 struct RowwiseAny {  // likewise (kernels/rowwise_any.cu)
   bool operator==(const RowwiseAny&) const = default;
@@ -72,6 +77,11 @@ struct Fields<Int4Any> {
   static constexpr NoFields<Int4Any> kAll{};
 };
 template <>
+struct Fields<GroupedInt4Any> {
+  static constexpr const char* kKernel = "int4_grouped_any";
+  static constexpr NoFields<GroupedInt4Any> kAll{};
+};
+template <>
 struct Fields<RowwiseAny> {
   static constexpr const char* kKernel = "rowwise_any";
   static constexpr NoFields<RowwiseAny> kAll{};
@@ -97,19 +107,25 @@ struct Fields<TinygemmUnpack> {
   static constexpr const char* kKernel = "tinygemm_unpack";
   static constexpr NoFields<TinygemmUnpack> kAll{};
 };
+template <class Config>
+constexpr auto kRingFields = std::to_array<Field<Config>>({{"warp_tiles", &Config::warp_tiles},
+                                                           {"depth", &Config::depth},
+                                                           {"tiles", &Config::tiles},
+                                                           {"k_splits", &Config::k_splits},
+                                                           {"cluster", &Config::cluster},
+                                                           {"blocks", &Config::blocks},
+                                                           {"shared_memory", &Config::shared_memory},
+                                                           {"ahead", &Config::ahead},
+                                                           {"overlaps", &Config::overlaps}});
 template <>
 struct Fields<RingConfig> {
-  using C = RingConfig;
   static constexpr const char* kKernel = "int4_ring";
-  static constexpr auto kAll = std::to_array<Field<C>>({{"warp_tiles", &C::warp_tiles},
-                                                        {"depth", &C::depth},
-                                                        {"tiles", &C::tiles},
-                                                        {"k_splits", &C::k_splits},
-                                                        {"cluster", &C::cluster},
-                                                        {"blocks", &C::blocks},
-                                                        {"shared_memory", &C::shared_memory},
-                                                        {"ahead", &C::ahead},
-                                                        {"overlaps", &C::overlaps}});
+  static constexpr auto kAll = kRingFields<RingConfig>;
+};
+template <>
+struct Fields<GroupedRingConfig> {
+  static constexpr const char* kKernel = "int4_grouped_ring";
+  static constexpr auto kAll = kRingFields<GroupedRingConfig>;
 };
 template <>
 struct Fields<DecodeConfig> {
@@ -193,6 +209,13 @@ struct Fields<Int4WgmmaConfig> {
   static constexpr auto kAll = kWgmmaFields<Int4WgmmaConfig>;
 };
 template <>
+struct Fields<GroupedWgmmaConfig> {
+  using C = GroupedWgmmaConfig;
+  static constexpr const char* kKernel = "int4_grouped_wgmma";
+  static constexpr auto kAll =
+      std::to_array<Field<C>>({{"block_n", &C::block_n}, {"block_m", &C::block_m}, {"blocks", &C::blocks}});
+};
+template <>
 struct Fields<WeightOnlyWgmmaConfig> {
   static constexpr const char* kKernel = "weight_only_wgmma";
   static constexpr auto kAll = kWgmmaFields<WeightOnlyWgmmaConfig>;
@@ -226,6 +249,7 @@ struct Fields<TinygemmConfig> {
 
 // What the plans of operators are one of.
 using Int4Kernel = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig>;
+using GroupedInt4Kernel = std::variant<Generic, GroupedInt4Any, GroupedRingConfig, GroupedWgmmaConfig>;
 using RowwiseKernel =
     std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, ScaledMm, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
 using BlocksKernel = std::variant<Generic, BlocksAny, BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, BlocksMmaConfig>;

@@ -37,7 +37,8 @@ std::string joined(const std::vector<std::string>& names) {
 template <class F>
 void for_each_kernel(F&& f) {
   const auto each = [&]<class... Configs>(const std::variant<Configs...>&) { (f(Configs{}), ...); };
-  each(Int4Kernel()), each(RowwiseKernel()), each(BlocksKernel()), each(ScaledKernel()), each(TinygemmKernel());
+  each(Int4Kernel()), each(GroupedInt4Kernel()), each(RowwiseKernel()), each(BlocksKernel()), each(ScaledKernel()),
+      each(TinygemmKernel());
 }
 
 Forced parsed(const std::string& plan) {

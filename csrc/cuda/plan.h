@@ -38,4 +38,13 @@ Explanation explain(const Int4Plan& plan);
 Explanation explain_wgmma(const char* kernel, const WgmmaConfig& config);
 inline Explanation explain_kernel(const char* kernel) { return {"cuda", kernel}; }
 
+// Of int4 for few rows.
+template <class Config>
+Explanation explain_few_rows(const char* kernel, const Config& c) {
+  return explain_kernel(kernel)
+      .with("tile_n", c.tiles * c.warp_tiles * 16)
+      .with("k_splits", c.k_splits)
+      .with("cluster", c.cluster);
+}
+
 }  // namespace aoext::cuda

@@ -142,14 +142,6 @@ Explanation& with_sharing(Explanation& e, int cluster, int stream_k_blocks) {
   return stream_k_blocks > 0 ? e.with("stream_k_blocks", stream_k_blocks) : e;
 }
 
-template <class Config>
-Explanation explain_few_rows(const char* kernel, const Config& c) {
-  return explain_kernel(kernel)
-      .with("tile_n", c.tiles * c.warp_tiles * 16)
-      .with("k_splits", c.k_splits)
-      .with("cluster", c.cluster);
-}
-
 Explanation explain_batch(const BatchConfig& c) {
   Explanation e = explain_kernel("int4_batch");
   e.with("tile_n", kBatchRows / c.k_splits).with("tile_m", c.block_m).with("k_splits", c.k_splits);
@@ -183,6 +175,7 @@ std::string text(const Int4Plan& plan) { return text(plan.kernel) + " | scale=" 
 std::string text(const LinearProblem& p) {
   const auto part = [](const char* name, int64_t value) { return std::string(name) + " = " + std::to_string(value); };
   std::string all = part("M", p.M) + ", " + part("N", p.N) + ", " + part("K", p.K);
+  if (p.experts > 0) all += ", " + part("experts", p.experts);
   if (p.group_size < p.K) all += ", " + part("group_size", p.group_size);
   return all + ", input " + torch::headeronly::toString(p.input) + ", output " + torch::headeronly::toString(p.output);
 }

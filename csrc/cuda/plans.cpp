@@ -11,6 +11,7 @@
 #include "cuda/kernels/choice.h"
 #include "cuda/plan.h"
 #include "cuda/plan_blocks.h"
+#include "cuda/plan_grouped_int4.h"
 #include "cuda/plan_rowwise.h"
 #include "cuda/plan_scaled.h"
 #include "cuda/plan_tinygemm.h"
@@ -43,6 +44,18 @@ std::string int4_text(const LinearProblem& p, const Device& device) {
   Int4Linear linear = int4_linear(p);
   linear.scale_type = element(plan.scale);
   return text(plan) + "\n" + instance(linear, plan.kernel);
+}
+
+std::string grouped_int4_text(const LinearProblem& p, const Device& device) {
+  const GroupedInt4Plan plan = plan_grouped_int4(p, device, true);
+  GroupedInt4Linear linear = grouped_int4_linear(p);
+  linear.scale_type = element(plan.scale);
+  const std::string name =
+      std::visit(Overloaded{[](const auto&) { return std::string(); },
+                            [&](const GroupedRingConfig& c) { return int4_grouped_ring_instance(linear, c); },
+                            [&](const GroupedWgmmaConfig& c) { return int4_grouped_wgmma_instance(linear, c); }},
+                 plan.kernel);
+  return text(plan) + "\n" + name;
 }
 
 std::string rowwise_text(const LinearProblem& p, const Device& device) {
@@ -94,12 +107,19 @@ using PlanText = std::string(const LinearProblem&, const Device&);
 
 PlanText* plan_of(const std::string& op) {
   static const std::map<std::string, PlanText*> plans = {
-      {"bf16i4bf16_rowwise", int4_text},       {"bf16i4bf16_rowwise_bias", int4_text},
-      {"weight_int4pack_mm", tinygemm_text},   {"int8_mm", rowwise_text},
-      {"scaled_mm_rowwise", rowwise_text},     {"bf16i8bf16_rowwise", rowwise_text},
-      {"bf16f8bf16_rowwise", rowwise_text},    {"scaled_linear_rowwise", scaled_linear_text},
-      {"bf16i8bf16_blockwise", blocks_text},   {"bf16f8bf16_blockwise", blocks_text},
-      {"bf16lut4bf16_blockwise", blocks_text}, {"scaled_mm_blockwise", scaled_text},
+      {"bf16i4bf16_rowwise", int4_text},
+      {"bf16i4bf16_rowwise_bias", int4_text},
+      {"bf16i4bf16_rowwise_grouped", grouped_int4_text},
+      {"weight_int4pack_mm", tinygemm_text},
+      {"int8_mm", rowwise_text},
+      {"scaled_mm_rowwise", rowwise_text},
+      {"bf16i8bf16_rowwise", rowwise_text},
+      {"bf16f8bf16_rowwise", rowwise_text},
+      {"scaled_linear_rowwise", scaled_linear_text},
+      {"bf16i8bf16_blockwise", blocks_text},
+      {"bf16f8bf16_blockwise", blocks_text},
+      {"bf16lut4bf16_blockwise", blocks_text},
+      {"scaled_mm_blockwise", scaled_text},
       {"scaled_mm_int4", scaled_text},
   };
   const auto found = plans.find(op);
@@ -162,9 +182,10 @@ Tensor considered_configs(const std::string& gpu, const std::string& op, const s
 // Of all kernels that have more than one.
 std::string kernel_instances() {
   return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
-         int4_mma_instances() + rowwise_decode_instances() + rowwise_wgmma_instances() + weight_only_wgmma_instances() +
-         rowwise_mma_instances() + blocks_decode_instances() + fp4_decode_instances() + blocks_wgmma_instances() +
-         blocks_mma_instances() + scaled_wgmma_instances() + tinygemm_mm_instances();
+         int4_grouped_ring_instances() + int4_grouped_wgmma_instances() + int4_mma_instances() + rowwise_decode_instances() +
+         rowwise_wgmma_instances() + weight_only_wgmma_instances() + rowwise_mma_instances() + blocks_decode_instances() +
+         fp4_decode_instances() + blocks_wgmma_instances() + blocks_mma_instances() + scaled_wgmma_instances() +
+         tinygemm_mm_instances();
 }
 
 std::string force_plan(const std::string& plan) { return force(plan); }

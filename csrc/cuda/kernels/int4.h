@@ -23,4 +23,11 @@ struct Int4Linear {
   const float* row_scale;  // [M], or null; all but int4_any know it
 };
 
+// A product for each expert: weight [experts, N, K/2], scale and zero_point [experts, K/group_size, N], bias [experts, N]; M
+// counts the rows of all. Those of expert e end before row ends[e]; y is zero behind the last.
+struct GroupedInt4Linear : Int4Linear {
+  const int32_t* ends;  // [experts], in device memory
+  int64_t experts;
+};
+
 }  // namespace aoext::cuda

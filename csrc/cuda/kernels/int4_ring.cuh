@@ -450,21 +450,25 @@ struct Kernel {
   }
 };
 
-template <Element X, Element S, int Sub, int Rows, bool Ringed, int Tiles>
-__global__ void __launch_bounds__(kFewRowsThreads, 1) int4_ring_kernel(const __grid_constant__ Params p) {
-  using I = Instance<X, S, Sub, Rows, Ringed, Tiles>;
+template <class I>
+__device__ __forceinline__ void run(const Params& p) {
   extern __shared__ __align__(128) uint8_t smem[];
-  const Position at(p, Tiles);
-  const Shared shared(p, at, smem, Sub, I::kStageBytes);
+  const Position at(p, I::kTiles);
+  const Shared shared(p, at, smem, I::kSub, I::kStageBytes);
   const SplitKReduction<float> reduction(p, at, shared.partial, shared.barriers());
   Copies<I> copies(p, at, shared.ring);
-  prefetch_rows(p, at, p.weight, first_row(at, copies.cursor.group), Tiles * kTileN, p.N, copies.row_bytes, kTileK / 2);
+  prefetch_rows(p, at, p.weight, first_row(at, copies.cursor.group), I::kTiles * kTileN, p.N, copies.row_bytes, kTileK / 2);
   wait_for_last_kernel();
   start_next_kernel();
   reduction.start();
   if (at.warp == 0 && at.lane == 0) store_shared_16(shared.zeros, uint4{0, 0, 0, 0});
   Kernel<I> kernel{p, at, shared, reduction, copies, Sums<I>(p, at, shared)};
   for_each_turn<I::kStageKTiles>(p, at, reduction, kernel);
+}
+
+template <Element X, Element S, int Sub, int Rows, bool Ringed, int Tiles>
+__global__ void __launch_bounds__(kFewRowsThreads, 1) int4_ring_kernel(const __grid_constant__ Params p) {
+  run<Instance<X, S, Sub, Rows, Ringed, Tiles>>(p);
 }
 
 }  // namespace aoext::cuda::int4_ring

@@ -35,8 +35,18 @@ constexpr int kTile = 64, kTileLength = 32, kTileThreads = 256;
 
 inline int64_t tile_blocks(int64_t M, int64_t N) { return ceil_div(M, kTile) * ceil_div(N, kTile); }
 
+// Where the outputs of a block begin: a row of x, an output channel.
+struct Place {
+  int64_t m, n;
+};
+
+__device__ __forceinline__ Place tile_place(int64_t N) {
+  const uint32_t tiles_n = static_cast<uint32_t>((N + kTile - 1) / kTile);
+  return {static_cast<int64_t>(blockIdx.x / tiles_n) * kTile, static_cast<int64_t>(blockIdx.x % tiles_n) * kTile};
+}
+
 template <class Operands>
-__device__ __forceinline__ void walk_tile(const Operands& o) {
+__device__ __forceinline__ void walk_tile(const Operands& o, Place place) {
   using Value = typename Operands::Value;
   struct alignas(16) Four {
     Value v[4];
@@ -45,8 +55,7 @@ __device__ __forceinline__ void walk_tile(const Operands& o) {
   __shared__ __align__(16) Value xs[kTileLength][kTile + 4], ws[kTileLength][kTile + 4];
   constexpr int kPerThread = kTile * kTileLength / kTileThreads, kStep = kTileThreads / kTileLength, kRun = Operands::kRun;
   const int thread = threadIdx.x;
-  const uint32_t tiles_n = static_cast<uint32_t>((o.N + kTile - 1) / kTile);
-  const int64_t m0 = static_cast<int64_t>(blockIdx.x / tiles_n) * kTile, n0 = static_cast<int64_t>(blockIdx.x % tiles_n) * kTile;
+  const int64_t m0 = place.m, n0 = place.n;
 
   // A warp reads 32 neighbouring values of one row, and 8 of each of 32 neighbouring channels.
   const int x_i = thread % kTileLength, x_m = thread / kTileLength;
@@ -121,20 +130,26 @@ __device__ __forceinline__ void share_out_sums(Sum* sum, int lane) {
   if constexpr (kDistance > 1) share_out_sums<kLeft, kDistance / 2>(sum, lane);
 }
 
+// Blocks that share what there is more of are neighbours.
 template <class Operands>
-__device__ __forceinline__ void walk_rows(const Operands& o) {
+__device__ __forceinline__ Place rows_place(int64_t M, int64_t N) {
+  constexpr int kBlockM = Operands::kBlockM, kBlockN = Operands::kBlockN;
+  const uint32_t tiles_m = static_cast<uint32_t>((M + kBlockM - 1) / kBlockM);
+  const uint32_t tiles_n = static_cast<uint32_t>((N + kBlockN - 1) / kBlockN);
+  const uint32_t inner = min(tiles_m, tiles_n), outer_tile = blockIdx.x / inner, inner_tile = blockIdx.x - outer_tile * inner;
+  return {static_cast<int64_t>(tiles_m < tiles_n ? inner_tile : outer_tile) * kBlockM,
+          static_cast<int64_t>(tiles_m < tiles_n ? outer_tile : inner_tile) * kBlockN};
+}
+
+template <class Operands>
+__device__ __forceinline__ void walk_rows(const Operands& o, Place place) {
   using Value = typename Operands::Value;
   using Sum = typename Operands::Sum;
   constexpr int kRun = Operands::kRun, kBlockM = Operands::kBlockM, kBlockN = Operands::kBlockN;
   constexpr int kAtOnce = 2;  // rows
   constexpr int kSums = kBlockM * kBlockN;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // Blocks that share what there is more of are neighbours.
-  const uint32_t tiles_m = static_cast<uint32_t>((o.M + kBlockM - 1) / kBlockM);
-  const uint32_t tiles_n = static_cast<uint32_t>((o.N + kBlockN - 1) / kBlockN);
-  const uint32_t inner = min(tiles_m, tiles_n), outer_tile = blockIdx.x / inner, inner_tile = blockIdx.x - outer_tile * inner;
-  const int64_t m0 = static_cast<int64_t>(tiles_m < tiles_n ? inner_tile : outer_tile) * kBlockM;
-  const int64_t n0 = static_cast<int64_t>(tiles_m < tiles_n ? outer_tile : inner_tile) * kBlockN;
+  const int64_t m0 = place.m, n0 = place.n;
   const int rows = static_cast<int>(min(int64_t{kBlockM}, o.M - m0));
 
   // Past the last row and channel the last ones serve again: loads need no branches, sums are not stored.
@@ -180,6 +195,15 @@ __device__ __forceinline__ void walk_rows(const Operands& o) {
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) total += partial[i][threadIdx.x];
   o.store(m0 + m, n, total);
+}
+
+template <class Operands>
+__device__ __forceinline__ void walk_tile(const Operands& o) {
+  walk_tile(o, tile_place(o.N));
+}
+template <class Operands>
+__device__ __forceinline__ void walk_rows(const Operands& o) {
+  walk_rows(o, rows_place<Operands>(o.M, o.N));
 }
 
 template <class Problem>

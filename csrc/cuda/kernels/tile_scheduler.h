@@ -36,22 +36,21 @@
 // partial sums, or for those of its cluster, which run at the same time: so there is no deadlock. Sums are added in one order,
 // that of K: the same call gives the same bits.
 //
-// Groups. A dense product is one group. A grouped product (experts: y_g = x_g · w_gᵀ) has the same walk over (group, tile), with
-// the tiles of all groups numbered in a row:
+// Experts. A grouped product (y_e = x_e · w_eᵀ, the rows of x sorted by expert) has tiles of its experts, one after the other:
 //
-//     group                   0            1   2 (no rows)   3
-//     rows of x              70           30       0        150
-//     tiles (N = 2 tiles)    0 1          2 3               4 5 6 7        of 128 rows
-//     first_tile             0            2        4         4       8     prefix sums, groups + 1 of them
+//     expert                  0            1   2 (no rows)   3           behind the last
+//     rows of x              70          140       0        150          6, whose y is zero
+//     tiles of rows           1            2       0         2           1                   of 128
+//     first_tile              0            1       3         3           5              6    prefix sums
 //
-//   Numbers of rows come from the router, so they are in device memory: what TileScheduler holds as `tiles` becomes
-//   first_tile[groups], and BlockWork::find, which one thread of a block runs once, reads it and derives whole_tiles and the
-//   ranges from it by the formulas of schedule_tiles. `blocks` stays the host's choice, for it depends on the device alone. A
-//   WorkTile gets `group`: a search in first_tile for the first of a block's range and the first of its other tiles, from where
-//   on it steps forward, since tile numbers only grow in each of the two; tile_of gets the tile relative to first_tile[group],
-//   and the row of x at which the group begins. Copies of w have the group as a third coordinate of the tensor map; those of x
-//   have the group's first row added, and are cut off at its end by the epilogue's M. With one group, known at compile time, all
-//   of that folds into what stands here.
+//   Each tile of rows is as many tiles as there are along N. How many rows an expert has comes from the router and stands in
+//   device memory, and the host never waits for it: it chooses the tile and the number of blocks by what it knows, the rows of
+//   all. So a block finds the prefix sums itself, by one warp, while it starts (GroupedWork): it reads as many numbers as there
+//   are experts, which takes less than another launch would. A tile's expert is found in them by a binary search. All tiles are
+//   whole, in turns: many experts make many tiles. (To share a last turn along K a block would derive whole_tiles and the ranges
+//   from the number of tiles as schedule_tiles does, and the workspace would be for the largest number.)
+//   Weights are copied with the expert as the third coordinate of a tensor map, so that what lies outside one's weight is zero;
+//   rows of x are those of all, cut off at the expert's end by the epilogue.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -74,6 +73,17 @@ struct TileScheduler {
   int split_k_tiles, longer_splits;  // of a range or of a cluster's k-split; so many of them, the first, have one more
   float4* partials;                  // [stream_k_blocks + shared tiles] partial sums of a tile
   unsigned* counters;                // [shared tiles] how many ranges have stored partial sums, zero at first
+};
+
+// The experts that a block has room for in shared memory.
+constexpr int kMostExperts = 768;
+
+// The same for a grouped product.
+struct GroupedScheduler {
+  static constexpr int cluster = 1, stream_k_blocks = 0;  // all tiles are whole
+  const int32_t* ends;                                    // [experts] the row of x behind each one's last
+  int experts, rows;                                      // rows of x of all, and behind the last
+  int along_n, k_tiles;
 };
 
 inline int shared_tiles(const TileScheduler& s) { return s.tiles - s.whole_tiles; }

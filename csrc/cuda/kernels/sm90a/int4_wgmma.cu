@@ -6,21 +6,13 @@
 namespace aoext::cuda {
 namespace {
 
-constexpr int kStage = 256;  // of K, whatever the scales are
+using wgmma::counted_group_size, wgmma::scale_chunks;
+constexpr int kStage = wgmma::kInt4Stage;
 
 constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/96, 128>,
                             wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 64, 96, 128, 192, 256>,
                             wgmma::TilesOf</*block_n=*/64, /*block_m=*/32, 64, 128, 256>>
     kShapes;
-
-// The group size that the kernel counts with: one group, which may have any, is as long as all stages are.
-int64_t counted_group_size(const Int4Linear& p) { return p.group_size == p.K ? ceil_div(p.K, kStage) * kStage : p.group_size; }
-
-// Of a stage: groups of 32 have one, those of 64 two, longer ones four.
-int scale_chunks(const Int4Linear& p) {
-  const int64_t group_size = counted_group_size(p);
-  return group_size < 64 ? 1 : group_size < 128 ? 2 : 4;
-}
 
 template <class T, class S, int kScaleChunks>
 cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
@@ -36,8 +28,7 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspa
   const wgmma::Biased<T> epilogue{static_cast<T*>(p.y), p.row_scale,           p.bias,
                                   p.bias_type,          static_cast<int>(p.M), static_cast<int>(p.N)};
   return wgmma::with_tile(kShapes, config, [&](auto shape) {
-    using Weights = wgmma::Int4Weights<T, S, kScaleChunks, decltype(shape)>;
-    static_assert(Weights::kStage == kStage);
+    using Weights = wgmma::Int4Weights<T, S, kScaleChunks, decltype(shape), /*kOfExpert=*/false>;
     return wgmma::launch_weight_only<T, shape.kBlockM>(p, Weights{static_cast<int>(group_size)}, {lines.map, scale.map, zero.map},
                                                        epilogue, config, workspace, stream);
   });

@@ -8,6 +8,19 @@
 
 namespace aoext::cuda::wgmma {
 
+constexpr int kInt4Stage = 256;  // k of a stage of w, whatever the scales are
+
+// The group size that the kernel counts with: one group, which may have any, is as long as all stages are.
+inline int64_t counted_group_size(const Int4Linear& p) {
+  return p.group_size == p.K ? ceil_div(p.K, kInt4Stage) * kInt4Stage : p.group_size;
+}
+
+// Of a stage: groups of 32 have one, those of 64 two, longer ones four.
+inline int scale_chunks(const Int4Linear& p) {
+  const int64_t group_size = counted_group_size(p);
+  return group_size < 64 ? 1 : group_size < 128 ? 2 : 4;
+}
+
 template <class T>
 struct Format;
 
@@ -72,10 +85,11 @@ __device__ inline uint32_t dequantise(uint32_t byte, const A& affine) {
 }
 
 // S: type of scales and zeros, x's or float32. kScaleChunks: chunks of 32 k for which they are loaded once; a group has no fewer.
-template <class T, class S, int kScaleChunks, class Shape>
+// kOfExpert: of a grouped product.
+template <class T, class S, int kScaleChunks, class Shape, bool kOfExpert>
 struct Int4Weights {
   static constexpr int kBlockN = Shape::kBlockN, kLinesBytes = kBlockN * kLine;
-  static constexpr int kStage = 256;                                     // of K
+  static constexpr int kStage = kInt4Stage;
   static constexpr int kMostGroups = 8;                                  // in a stage: groups of 32
   static constexpr int kZeros = kMostGroups * kBlockN * int(sizeof(S));  // where they begin, after the scales
   static constexpr int kExtraBytes = 2 * kZeros;
@@ -98,7 +112,8 @@ struct Int4Weights {
 
     __device__ uint32_t bytes() const { return kLinesBytes + 2 * groups_ * kBlockN * sizeof(S); }
 
-    __device__ void start(int n, int k_tile) {
+    __device__ void start(int n, int k_tile, int expert = 0) {
+      matrix_.start(expert);
       n_ = n, k_ = k_tile * kLine, scale_row_ = k_tile / k_tiles_ * groups_, in_group_ = k_tile % k_tiles_;
     }
 
@@ -110,9 +125,9 @@ struct Int4Weights {
     }
 
     __device__ void copy(uint32_t lines, uint32_t extra, uint32_t arrived) {
-      copy_tile(lines, &maps_.lines, arrived, k_, n_);
-      copy_tile(extra, &maps_.scale, arrived, n_, scale_row_);
-      copy_tile(extra + kZeros, &maps_.zero, arrived, n_, scale_row_);
+      matrix_.copy(lines, &maps_.lines, arrived, k_, n_);
+      matrix_.copy(extra, &maps_.scale, arrived, n_, scale_row_);
+      matrix_.copy(extra + kZeros, &maps_.zero, arrived, n_, scale_row_);
       advance();
     }
 
@@ -123,6 +138,7 @@ struct Int4Weights {
     }
 
     const Maps& maps_;
+    MatrixCopies<kOfExpert> matrix_;
     int groups_, k_tiles_;  // groups in a k-tile, k-tiles in a group: one of them is 1
     int n_, k_, scale_row_, in_group_;
   };
@@ -183,6 +199,15 @@ struct Biased {
   const void* bias;
   Element bias_type;
   int M, N;
+
+  // What ends with the rows of an expert. There is no bias behind the last one.
+  __device__ Biased of_expert(bool is_expert, int expert, int end) const {
+    Biased own = *this;
+    const int64_t bytes = bias_type == Element::fp32 ? 4 : 2;
+    own.bias = is_expert && bias != nullptr ? static_cast<const char*>(bias) + expert * bytes * N : nullptr;
+    own.M = end;
+    return own;
+  }
 
   __device__ float channel(int n) const { return bias == nullptr || n >= N ? 0 : load_float(bias, n, bias_type); }
   __device__ float row(int m) const { return row_scale == nullptr ? 1 : m < M ? row_scale[m] : 0; }

@@ -31,6 +31,15 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
       : "memory");
 }
 
+// Of matrix z of many.
+__device__ inline void copy_matrix_tile(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 // To L2 alone: nothing is read yet.
 __device__ inline void prefetch_tile(const CUtensorMap* map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");

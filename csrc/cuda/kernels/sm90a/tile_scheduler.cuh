@@ -1,6 +1,8 @@
 // The device's side of tile_scheduler.h.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
 #include "cuda/kernels/tile_scheduler.h"
@@ -75,6 +77,87 @@ __device__ inline void for_each_work(const TileScheduler& s, const BlockWork& mi
     }
   }
 }
+
+// ---- Experts ----
+
+// A tile counted among those of its expert, whose rows of x lie in [begin, end). Behind the last expert there are no k-tiles.
+struct GroupedTile : WorkTile {
+  int expert, begin, end;
+};
+
+// Where each expert's tiles and rows lie, found once for all threads of a block, in shared memory; the rows behind the last count
+// as one expert more.
+struct GroupedWork {
+  int tiles;                         // of all
+  int first_tile[kMostExperts + 1];  // of rows
+  int end[kMostExperts + 1];         // the row behind the last
+
+  // By one warp, which all others wait for. Ends that fall, or lie outside x, leave experts without rows.
+  __device__ void find(const GroupedScheduler& s, int block_m) {
+    constexpr int kOwn = 4;  // experts of a lane, whose ends are read at once
+    const int lane = threadIdx.x % 32;
+    int last_end = 0, tile = 0;  // of the experts before
+    for (int first = 0; first < s.experts; first += 32 * kOwn) {
+      const int own = first + lane * kOwn;
+      int ends[kOwn], tiles[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) ends[i] = own + i < s.experts ? min(s.ends[own + i], s.rows) : 0;
+#pragma unroll
+      for (int i = 1; i < kOwn; ++i) ends[i] = max(ends[i], ends[i - 1]);
+      int before = max(ends[kOwn - 1], last_end);
+      for (int distance = 1; distance < 32; distance *= 2) before = max(before, __shfl_up_sync(~0u, before, distance));
+      const int end = __shfl_sync(~0u, before, 31);
+      before = __shfl_up_sync(~0u, before, 1);
+      if (lane == 0) before = last_end;
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        ends[i] = max(ends[i], before);
+        tiles[i] = (ends[i] - (i == 0 ? before : ends[i - 1]) + block_m - 1) / block_m;
+        sum += tiles[i];
+      }
+      int through = sum;
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int lower = __shfl_up_sync(~0u, through, distance);
+        if (lane >= distance) through += lower;
+      }
+      int next = tile + through - sum;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (own + i < s.experts) first_tile[own + i] = next, this->end[own + i] = ends[i];
+        next += tiles[i];
+      }
+      last_end = end, tile += __shfl_sync(~0u, through, 31);
+    }
+    if (lane > 0) return;
+    first_tile[s.experts] = tile, end[s.experts] = s.rows;
+    this->tiles = (tile + (s.rows - last_end + block_m - 1) / block_m) * s.along_n;
+  }
+
+  // The expert of a tile of rows is the last whose first one is not behind it.
+  __device__ GroupedTile tile(const GroupedScheduler& s, int index) const {
+    const int row_tile = unsigned(index) / unsigned(s.along_n);
+    int expert = 0;
+    for (int step = 1 << (31 - __clz(s.experts)); step > 0; step /= 2)
+      if (expert + step <= s.experts && first_tile[expert + step] <= row_tile) expert += step;
+    return {{index - first_tile[expert] * s.along_n, 0, expert < s.experts ? s.k_tiles : 0},
+            expert,
+            expert > 0 ? end[expert - 1] : 0,
+            end[expert]};
+  }
+};
+
+template <class Body>
+__device__ inline void for_each_work(const GroupedScheduler& s, const GroupedWork& mine, Body&& body) {
+#pragma unroll 1
+  for (int index = blockIdx.x; index < mine.tiles; index += gridDim.x) body(mine.tile(s, index));
+}
+
+// What a block finds of a schedule.
+template <class Scheduler>
+using WorkOf = std::conditional_t<std::is_same_v<Scheduler, GroupedScheduler>, GroupedWork, BlockWork>;
+
+// ---- Stream-K ----
 
 // Whether work is of a range, which stores partial sums; and whether it is a fix-up block's, which adds them.
 __device__ inline bool is_of_range(const TileScheduler& s, const WorkTile& work) {

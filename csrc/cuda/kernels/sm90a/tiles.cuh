@@ -54,6 +54,17 @@ __device__ inline Tile tile_of(const Tiles& tiles, int index, int block_m, int b
   return {(strip * kRaster + in_strip % height) * block_n, in_strip / height * block_m};
 }
 
+__device__ inline Tile tile_of(const Tiles& tiles, const WorkTile& work, int block_m, int block_n) {
+  return tile_of(tiles, work.tile, block_m, block_n);
+}
+
+__device__ inline Tile tile_of(const Tiles& tiles, const GroupedTile& work, int block_m, int block_n) {
+  const int along_m = (work.end - work.begin + block_m - 1) / block_m;
+  Tile tile = tile_of({tiles.along_n, along_m}, work.tile, block_m, block_n);
+  tile.m += work.begin;
+  return tile;
+}
+
 // Rows of x of a tile that are copied. Copies beyond M are left out, since filling in what a tensor does not have is slow (192
 // rows took longer than 256). Those rows of the stage keep what they held, and their outputs are not stored.
 __device__ inline int copied_rows(int64_t M, const Tile& tile, int block_m, int at_once) {

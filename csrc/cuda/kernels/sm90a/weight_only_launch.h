@@ -48,22 +48,28 @@ struct Rings {
   static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 8 + kWays * 8));
 };
 
+// The tensor map of x, in 64 k by so many rows.
+template <class Problem>
+TensorMap x_map(const Problem& p, int rows) {
+  return {map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, rows}};
+}
+
 template <class T, int kBlockM, class Weights, class Epilogue, class Problem>
 cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const typename Weights::Maps& maps,
                                const Epilogue& epilogue, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   using Output = typename Epilogue::Output;
   using R = Rings<Weights, Output, kBlockM>;
   using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWays>;
-  const auto kernel = weight_only<T, Weights, Epilogue, kBlockM, R::kX, R::kW, R::kWays>;
+  const auto kernel = weight_only<T, Weights, Epilogue, TileScheduler, kBlockM, R::kX, R::kW, R::kWays>;
 
-  Params<Weights, Epilogue> a{weights, epilogue};
+  Params<Weights, Epilogue, TileScheduler> a{weights, epilogue};
   a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kBlockN)), static_cast<int>(ceil_div(p.M, kBlockM))};
   a.schedule = schedule(p, Weights::kStage, config);
   a.copy_rows = copy_rows(p.M, kBlockM);
   if (config.cluster > Weights::kMostCluster || !schedule_fits(a.schedule, config.blocks)) return cudaErrorInvalidValue;
   set_workspace(a.schedule, workspace, tile_bytes(config));
 
-  const TensorMap x(map_type(p.type), p.x, CU_TENSOR_MAP_SWIZZLE_128B, {p.K, p.M}, {p.K * 2}, {kStep, a.copy_rows});
+  const TensorMap x = x_map(p, a.copy_rows);
   if (!x.valid) return cudaErrorNotSupported;
 
   Grid grid{static_cast<unsigned>(config.blocks),
@@ -81,10 +87,38 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   return launch(kernel, grid, x.map, maps, a);
 }
 
+// A grouped product, of which `p` also says the experts and where their rows end.
+template <class T, int kBlockM, class Weights, class Epilogue, class Problem>
+cudaError_t launch_grouped(const Problem& p, const Weights& weights, const typename Weights::Maps& maps, const Epilogue& epilogue,
+                           int blocks, cudaStream_t stream) {
+  using Output = typename Epilogue::Output;
+  using R = Rings<Weights, Output, kBlockM>;
+  using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWays>;
+  static_assert(L::kBytes + int(sizeof(GroupedWork)) <= 227 << 10);
+  const auto kernel = weight_only<T, Weights, Epilogue, GroupedScheduler, kBlockM, R::kX, R::kW, R::kWays>;
+
+  Params<Weights, Epilogue, GroupedScheduler> a{weights, epilogue};
+  a.tiles.along_n = static_cast<int>(ceil_div(p.N, Weights::kBlockN));
+  a.schedule = {p.ends, static_cast<int>(p.experts), static_cast<int>(p.M), a.tiles.along_n,
+                static_cast<int>(ceil_div(p.K, Weights::kStage))};
+  a.copy_rows = copy_rows(ceil_div(p.M, p.experts), kBlockM);
+  const TensorMap x = x_map(p, a.copy_rows);
+  if (!x.valid) return cudaErrorNotSupported;
+  const Grid grid{static_cast<unsigned>(blocks), threads(R::kWays, Weights::kBlockN), L::kBytes, stream, 1, Overlap::after_ours};
+  return launch(kernel, grid, x.map, maps, a);
+}
+
 // The tensor map of w: a line a k-tile and output channel.
 template <class Problem>
 TensorMap lines_map(const Problem& p, int64_t row_bytes, int rows) {
   return {CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {row_bytes, p.N}, {row_bytes}, {kLine, rows}};
+}
+
+// The same of experts.
+template <class Problem>
+TensorMap expert_lines_map(const Problem& p, int64_t row_bytes, int rows) {
+  return {CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight,        CU_TENSOR_MAP_SWIZZLE_128B, {row_bytes, p.N, p.experts},
+          {row_bytes, row_bytes * p.N},  {kLine, rows, 1}};
 }
 
 // Tiles that a format has kernels for: output channels by rows of x.

@@ -39,7 +39,7 @@
 //     class Copies {                           // of the producer thread
 //       Copies(const Weights&, const Maps&);
 //       uint32_t bytes() const;                // of a stage
-//       void start(int n, int k_tile);
+//       void start(int n, int k_tile);         // and `int expert` of a grouped product
 //       void prefetch();                       // a k-tile into L2 only; like copy, it goes on to the next one
 //       void copy(uint32_t lines, uint32_t extra, uint32_t arrived);
 //     };
@@ -49,6 +49,9 @@
 //       void unpack(uint32_t (&fragments)[2][4]) const;
 //     };
 //   };
+//
+// A grouped product is the same kernel by another Scheduler. Its weights have an expert as the third coordinate of their tensor
+// maps (MatrixCopies), and its epilogue has of_expert().
 //
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
@@ -60,14 +63,17 @@ namespace aoext::cuda::wgmma {
 
 constexpr int kStep = 64;  // k of a stage of x: a line
 
-template <class Weights, class Epilogue>
+template <class Weights, class Epilogue, class Scheduler>
 struct Params {
   Weights weights;
   Epilogue epilogue;
   Tiles tiles;
-  TileScheduler schedule;  // what lies outside K in the last k-tile is zero
-  int copy_rows;           // rows of x in one copy
+  Scheduler schedule;  // what lies outside K in the last k-tile is zero
+  int copy_rows;       // rows of x in one copy
 };
+
+template <class Scheduler>
+constexpr bool kGrouped = std::is_same_v<Scheduler, GroupedScheduler>;
 
 // ---- Shared memory ----
 
@@ -100,6 +106,26 @@ struct Layout {
   static_assert(kXStages == 0 || ClusterShares<Output, kOwnM, Weights::kMostCluster>::bytes(kThreads) <= kOut);
 };
 
+// ---- Copying weights ----
+
+// Bulk tensor copies from a matrix, or from an expert's of many.
+template <bool kOfExpert>
+class MatrixCopies {
+ public:
+  __device__ void start(int expert) {
+    if constexpr (kOfExpert) expert_ = expert;
+  }
+  __device__ void copy(uint32_t to, const CUtensorMap* map, uint32_t arrived, int x, int y) const {
+    if constexpr (kOfExpert)
+      copy_matrix_tile(to, map, arrived, x, y, expert_);
+    else
+      copy_tile(to, map, arrived, x, y);
+  }
+
+ private:
+  int expert_ = 0;
+};
+
 // ---- Reading weights ----
 
 // A value that the compiler cannot recompute, so that it stays in a register: reading the thread's number is slow.
@@ -120,19 +146,25 @@ __device__ inline uint32_t row_address(uint32_t lines, const Thread& me, int byt
 // ---- The producers: one thread for w, one for x. The time that a copy takes them limits narrow tiles, so what can be done once
 // a tile stays out of the inner loops. ----
 
-template <class L, int kBlockM, int kWStages, class Weights, class Epilogue>
-__device__ inline void copy_weights(const Params<Weights, Epilogue>& p, const BlockWork& block_work, uint32_t shared,
-                                    uint32_t full, uint32_t empty, const typename Weights::Maps& maps) {
+template <class L, int kBlockM, int kWStages, class Weights, class Epilogue, class Scheduler>
+__device__ inline void copy_weights(const Params<Weights, Epilogue, Scheduler>& p, const WorkOf<Scheduler>& block_work,
+                                    uint32_t shared, uint32_t full, uint32_t empty, const typename Weights::Maps& maps) {
   typename Weights::Copies copies(p.weights, maps);
-  // The first k-tiles into L2 while the last kernel ends.
   maps.prefetch();
-  const WorkTile first = first_work(p.schedule, block_work);
-  copies.start(tile_of(p.tiles, first.tile, kBlockM, Weights::kBlockN).n, first.first_k_tile);
-  for (int stage = 0; stage < min(first.k_tiles, kWStages); ++stage) copies.prefetch();
+  if constexpr (!kGrouped<Scheduler>) {
+    // The first k-tiles into L2 while the last kernel ends. (Which they are of experts it may just be writing.)
+    const WorkTile first = first_work(p.schedule, block_work);
+    copies.start(tile_of(p.tiles, first.tile, kBlockM, Weights::kBlockN).n, first.first_k_tile);
+    for (int stage = 0; stage < min(first.k_tiles, kWStages); ++stage) copies.prefetch();
+  }
   wait_for_last_kernel();
   Ring<kWStages> w;
-  for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
-    copies.start(tile_of(p.tiles, work.tile, kBlockM, Weights::kBlockN).n, work.first_k_tile);
+  for_each_work(p.schedule, block_work, [&](const auto& work) {
+    const int n = tile_of(p.tiles, work, kBlockM, Weights::kBlockN).n;
+    if constexpr (kGrouped<Scheduler>)
+      copies.start(n, work.first_k_tile, work.expert);
+    else
+      copies.start(n, work.first_k_tile);
 #pragma unroll 1
     for (int stage = 0; stage < work.k_tiles; ++stage) {
       const uint32_t arrived = full + 8 * w.full();
@@ -145,17 +177,19 @@ __device__ inline void copy_weights(const Params<Weights, Epilogue>& p, const Bl
   });
 }
 
-template <class L, int kBlockM, class Weights, class Epilogue>
-__device__ inline void copy_input(const Params<Weights, Epilogue>& p, const BlockWork& block_work, uint32_t shared, uint32_t full,
-                                  uint32_t empty, const CUtensorMap& x_map) {
+template <class L, int kBlockM, class Weights, class Epilogue, class Scheduler>
+__device__ inline void copy_input(const Params<Weights, Epilogue, Scheduler>& p, const WorkOf<Scheduler>& block_work,
+                                  uint32_t shared, uint32_t full, uint32_t empty, const CUtensorMap& x_map) {
   constexpr int kStage = Weights::kStage;
   prefetch_map(&x_map);
   wait_for_last_kernel();
   start_next_kernel();
   typename L::XCopies x;
-  for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
-    const Tile tile = tile_of(p.tiles, work.tile, kBlockM, Weights::kBlockN);
-    const int rows = copied_rows(p.epilogue.M, tile, kBlockM, p.copy_rows);
+  for_each_work(p.schedule, block_work, [&](const auto& work) {
+    const Tile tile = tile_of(p.tiles, work, kBlockM, Weights::kBlockN);
+    int end_m = p.epilogue.M;
+    if constexpr (kGrouped<Scheduler>) end_m = work.end;
+    const int rows = copied_rows(end_m, tile, kBlockM, p.copy_rows);
     const int end = (work.first_k_tile + work.k_tiles) * kStage;
 #pragma unroll 1
     for (int k = work.first_k_tile * kStage; k < end; k += kStep) {
@@ -195,16 +229,16 @@ __host__ __device__ constexpr int multiplying(int ways, int rows) { return ways 
 // And the producers: setmaxnreg moves registers between whole warpgroups.
 __host__ __device__ constexpr int threads(int ways, int rows) { return multiplying(ways, rows) + 128; }
 
-template <class T, class Weights, class Epilogue, int kBlockM, int kXStages, int kWStages, int kWays>
+template <class T, class Weights, class Epilogue, class Scheduler, int kBlockM, int kXStages, int kWStages, int kWays>
 __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     weight_only(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ typename Weights::Maps maps,
-                const Params<Weights, Epilogue> p) {
+                const Params<Weights, Epilogue, Scheduler> p) {
   using Output = typename Epilogue::Output;
   using L = Layout<Weights, Output, kBlockM, kXStages, kWStages, kWays>;
   using XRing = typename L::XRing;
   constexpr int kBlockN = Weights::kBlockN, kMath = multiplying(kWays, kBlockN), kWayWarps = kBlockN / 16;
   extern __shared__ char unaligned[];
-  __shared__ BlockWork block_work;
+  __shared__ WorkOf<Scheduler> block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
   const uint32_t x_full = shared + L::kBarriers, x_empty = x_full + 8 * XRing::kFullBarriers;
   const uint32_t w_full = x_empty + 8 * kXStages, w_empty = w_full + 8 * kWStages;
@@ -220,7 +254,13 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     if (p.schedule.cluster > 1) init_cluster_barriers(shared + L::kClusterBarriers, p.schedule.cluster);
     init_partial_barriers(shared + L::kPartialBarriers, L::kThreads / 32);
     barrier_init_fence();
-    block_work.find(p.schedule);
+    if constexpr (!kGrouped<Scheduler>) block_work.find(p.schedule);
+  }
+  if constexpr (kGrouped<Scheduler>) {
+    if (warp == kMath / 32 + 3) {  // a producer warp that has nothing else to do
+      wait_for_last_kernel();
+      block_work.find(p.schedule, kBlockM);
+    }
   }
   __syncthreads();
   if (p.schedule.cluster > 1) cluster_arrive_initialised();
@@ -232,7 +272,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     } else if (threadIdx.x == kMath + 32) {
       copy_input<L, kBlockM>(p, block_work, shared, x_full, x_empty, x_map);
     } else if (threadIdx.x == kMath + 64) {
-      signal_partials(p.schedule, block_work, shared + L::kPartialBarriers);
+      if constexpr (!kGrouped<Scheduler>) signal_partials(p.schedule, block_work, shared + L::kPartialBarriers);
     }
     __syncwarp();
     if (p.schedule.cluster > 1) cluster_wait();
@@ -268,7 +308,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
       wgmma_commit();
     };
 
-    for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
+    for_each_work(p.schedule, block_work, [&](const auto& work) {
 #pragma unroll
       for (int i = 0; i < kBlockM / 2; ++i) sums[i] = 0;
       if (work.k_tiles > 0) {
@@ -318,22 +358,27 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
         free_x(previous);
       }
 
-      Tile tile = tile_of(p.tiles, work.tile, kBlockM, kBlockN);
+      Tile tile = tile_of(p.tiles, work, kBlockM, kBlockN);
       const auto finish = [&](auto& mine, const Thread& who) {
-        const StreamKPartials<float, L::kOwnM / 2, L::kThreads> partials(p.schedule, work.tile);
-        if (is_of_range(p.schedule, work)) return partials.store(mine, block_work, shared + L::kPartialBarriers);
-        const bool meets = p.schedule.cluster > 1 && work.k_tiles < p.schedule.k_tiles;
-        const auto with_cluster = [&](auto cluster) {
-          return reduce_cluster<cluster, Output, L::kOwnM>(mine, L::kThreads, shared + L::kClusterBarriers, shared);
-        };
-        unsigned chunks = ~0u;  // of rows of x, that this block has the sums of
-        if (meets && Weights::kMostCluster > 2 && p.schedule.cluster > 2)
-          chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
-        else if (meets)
-          chunks = with_cluster(std::integral_constant<int, 2>());
-        else if (is_fix_up(p.schedule, work))
-          partials.add(mine, kReductionBarrier);
-        write_tile<L::kOwnM>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
+        if constexpr (kGrouped<Scheduler>) {
+          const bool is_expert = work.expert < p.schedule.experts;
+          write_tile<L::kOwnM>(mine, who, p.epilogue.of_expert(is_expert, work.expert, work.end), tile, shared + L::kOut);
+        } else {
+          const StreamKPartials<float, L::kOwnM / 2, L::kThreads> partials(p.schedule, work.tile);
+          if (is_of_range(p.schedule, work)) return partials.store(mine, block_work, shared + L::kPartialBarriers);
+          const bool meets = p.schedule.cluster > 1 && work.k_tiles < p.schedule.k_tiles;
+          const auto with_cluster = [&](auto cluster) {
+            return reduce_cluster<cluster, Output, L::kOwnM>(mine, L::kThreads, shared + L::kClusterBarriers, shared);
+          };
+          unsigned chunks = ~0u;  // of rows of x, that this block has the sums of
+          if (meets && Weights::kMostCluster > 2 && p.schedule.cluster > 2)
+            chunks = with_cluster(std::integral_constant<int, Weights::kMostCluster>());
+          else if (meets)
+            chunks = with_cluster(std::integral_constant<int, 2>());
+          else if (is_fix_up(p.schedule, work))
+            partials.add(mine, kReductionBarrier);
+          write_tile<L::kOwnM>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
+        }
       };
       if constexpr (L::kShares) {
         float mine[L::kOwnM / 2] = {};

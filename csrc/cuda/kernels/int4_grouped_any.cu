@@ -1,0 +1,65 @@
+// int4_any.cuh for experts. A block has the same rows of x and output channels as if one weight were for all rows, and goes
+// through its rows expert by expert, with all its threads for each: most blocks have rows of one or two. Rows behind the last are
+// zero.
+#include "cuda/kernels/int4_grouped_any.h"
+
+#include "cuda/kernels/experts.cuh"
+#include "cuda/kernels/int4_any.cuh"
+
+namespace aoext::cuda {
+namespace {
+
+using int4_any::Operands;
+using product_any::kRowsThreads;
+using product_any::kTileThreads;
+using product_any::Place;
+
+// For outputs of kHeight rows by kWidth channels from `place` on: walk(Operands, Place) of each expert's.
+template <class X, int kHeight, int kWidth, class Walk>
+__device__ __forceinline__ void for_each_expert(const GroupedInt4Linear& p, Place place, Walk&& walk) {
+  const int64_t end = min(place.m + kHeight, p.M);
+  while (place.m < end) {
+    const int expert = expert_of(p, place.m);
+    if (expert == p.experts) break;
+    Int4Linear own = of_expert(p, expert);
+    own.M = min(int64_t{p.ends[expert]}, end);
+    walk(Operands<X>(own), place);
+    __syncthreads();  // shared memory may be written again
+    place.m = own.M;
+  }
+  for (int64_t m = place.m + threadIdx.x / kWidth; m < end; m += blockDim.x / kWidth)
+    if (const int64_t n = place.n + threadIdx.x % kWidth; n < p.N) static_cast<X*>(p.y)[m * p.N + n] = rounded<X>(0);
+}
+
+template <class X>
+__global__ void __launch_bounds__(kTileThreads, 2) int4_grouped_any_tile(const __grid_constant__ GroupedInt4Linear p) {
+  using product_any::kTile;
+  for_each_expert<X, kTile, kTile>(p, product_any::tile_place(p.N),
+                                   [](const Operands<X>& o, const Place& place) { product_any::walk_tile(o, place); });
+}
+
+template <class X>
+__global__ void __launch_bounds__(kRowsThreads) int4_grouped_any_rows(const __grid_constant__ GroupedInt4Linear p) {
+  using O = Operands<X>;
+  for_each_expert<X, O::kBlockM, O::kBlockN>(p, product_any::rows_place<O>(p.M, p.N),
+                                             [](const O& o, const Place& place) { product_any::walk_rows(o, place); });
+}
+
+template <class X>
+cudaError_t launch(const GroupedInt4Linear& p, cudaStream_t stream) {
+  using O = Operands<X>;
+  const int64_t few_rows = 2 * O::kBlockM * p.experts;  // so that a tile has rows of more experts than it is worth
+  return product_any::launch<O>(int4_grouped_any_tile<X>, int4_grouped_any_rows<X>, few_rows, p, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_int4_grouped_any(const GroupedInt4Linear& p, cudaStream_t stream) {
+  switch (p.type) {
+    case Element::bf16: return launch<__nv_bfloat16>(p, stream);
+    case Element::fp16: return launch<__half>(p, stream);
+    default: return launch<float>(p, stream);
+  }
+}
+
+}  // namespace aoext::cuda

@@ -1,0 +1,119 @@
+#include "cuda/kernels/int4_grouped_wgmma.h"
+
+#include <cmath>
+
+#include "cuda/kernels/int4_wgmma.h"
+#include "cuda/kernels/sm90a/int4_wgmma.cuh"
+#include "cuda/kernels/sm90a/weight_only_launch.h"
+
+namespace aoext::cuda {
+namespace {
+
+using wgmma::counted_group_size, wgmma::scale_chunks;
+constexpr int kStage = wgmma::kInt4Stage;
+
+// Few rows of an expert fill the smallest; those of several experts never share one.
+constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 64, 128, 256>,
+                            wgmma::TilesOf</*block_n=*/64, /*block_m=*/32>>
+    kShapes;
+
+WgmmaConfig tile_of(const GroupedWgmmaConfig& c) { return {c.block_m, 1, 0, c.blocks, c.block_n}; }
+
+// Tiles at most: an expert, and the rows behind the last, may have one that is not full.
+int64_t most_tiles(const GroupedInt4Linear& p, int block_n, int block_m) {
+  return ceil_div(p.N, block_n) * (p.M / block_m + std::min(p.M, p.experts + 1));
+}
+
+template <class T, class S, int kScaleChunks>
+cudaError_t launch(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config, cudaStream_t stream) {
+  const int64_t group_size = counted_group_size(p), scale_rows = group_size < kStage ? kStage / group_size : 1;
+  const int64_t groups = ceil_div(p.K, group_size), scale_bytes = p.N * int64_t{sizeof(S)};
+  const auto scale_map = [&](const void* data) {
+    return TensorMap(map_type(p.scale_type), data, CU_TENSOR_MAP_SWIZZLE_NONE, {p.N, groups, p.experts},
+                     {scale_bytes, scale_bytes * groups}, {config.block_n, scale_rows, 1});
+  };
+  const TensorMap lines = wgmma::expert_lines_map(p, p.K / 2, config.block_n), scale = scale_map(p.scale),
+                  zero = scale_map(p.zero_point);
+  if (!lines.valid || !scale.valid || !zero.valid) return cudaErrorNotSupported;
+  const wgmma::Biased<T> epilogue{static_cast<T*>(p.y), nullptr, p.bias, p.bias_type, static_cast<int>(p.M),
+                                  static_cast<int>(p.N)};
+  return wgmma::with_tile(kShapes, tile_of(config), [&](auto shape) {
+    using Weights = wgmma::Int4Weights<T, S, kScaleChunks, decltype(shape), /*kOfExpert=*/true>;
+    return wgmma::launch_grouped<T, shape.kBlockM>(p, Weights{static_cast<int>(group_size)}, {lines.map, scale.map, zero.map},
+                                                   epilogue, config.blocks, stream);
+  });
+}
+
+template <class T, class S>
+cudaError_t launch(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c, cudaStream_t stream) {
+  switch (scale_chunks(p)) {
+    case 1: return launch<T, S, 1>(p, c, stream);
+    case 2: return launch<T, S, 2>(p, c, stream);
+    default: return launch<T, S, 4>(p, c, stream);
+  }
+}
+
+// What tells instances apart.
+using Key = std::array<int, 5>;
+constexpr std::array<const char*, 5> kKeyNames = {"type", "scale", "scale_chunks", "block_n", "block_m"};
+
+// f(key) of each.
+template <class F>
+void for_each_instance(F&& f) {
+  for (const Element type : {Element::bf16, Element::fp16})
+    for (const Element scale : {type, Element::fp32})
+      for (const int chunks : {1, 2, 4})
+        wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(scale), chunks, shape.kBlockN, shape.kBlockM}); });
+}
+
+Key key_of(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c) {
+  return {int(p.type), int(p.scale_type), scale_chunks(p), c.block_n, c.block_m};
+}
+
+}  // namespace
+
+// By the model of int4_wgmma, for as many tiles as there are where each row has an expert by chance: experts with rows, which
+// have half a tile more than they fill, but one at least.
+Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device) {
+  const WeightOnlyWgmmaFit& model = fits_of(device).int4_wgmma;
+  const auto rows = static_cast<double>(p.M), experts = static_cast<double>(p.experts);
+  const double occupied = -experts * std::expm1(rows * std::log1p(-1 / experts));
+  const auto k_steps = static_cast<double>(ceil_div(p.K, kStage) * (kStage / wgmma::kStep));
+  Choice<GroupedWgmmaConfig> best;
+  wgmma::for_each_shape(kShapes, [&](auto shape) {
+    const WeightOnlyWgmmaFit::Tiles& cost = shape.kBlockN == wgmma::kPairN ? model.rows_128 : model.rows_64;
+    const auto step = cost.steps[std::find(std::begin(wgmma::kBlockMs), std::end(wgmma::kBlockMs), shape.kBlockM) -
+                                 std::begin(wgmma::kBlockMs)];
+    const double row_tiles = std::max(occupied, rows / shape.kBlockM + occupied / 2);
+    const double turns = std::ceil(row_tiles * static_cast<double>(ceil_div(p.N, shape.kBlockN)) / device.multiprocessors);
+    const int64_t blocks = std::min<int64_t>(most_tiles(p, shape.kBlockN, shape.kBlockM), device.multiprocessors);
+    const GroupedWgmmaConfig config{shape.kBlockN, shape.kBlockM, static_cast<int>(blocks)};
+    best.consider(config, turns * (k_steps * step + cost.tile));
+  });
+  return best;
+}
+
+bool int4_grouped_wgmma_fits(const GroupedInt4Linear&, const GroupedWgmmaConfig& c) {
+  return c.blocks > 0 && wgmma::with_tile(kShapes, tile_of(c), [](auto) { return cudaSuccess; }) == cudaSuccess;
+}
+
+bool int4_grouped_wgmma_takes(const GroupedInt4Linear& p) {
+  return int4_wgmma_takes(p) && p.experts <= kMostExperts && most_tiles(p, /*block_n=*/64, /*block_m=*/32) < int64_t{1} << 31;
+}
+
+cudaError_t launch_int4_grouped_wgmma(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c, cudaStream_t stream) {
+  if (p.type == Element::bf16)
+    return p.scale_type == Element::bf16 ? launch<__nv_bfloat16, __nv_bfloat16>(p, c, stream)
+                                         : launch<__nv_bfloat16, float>(p, c, stream);
+  return p.scale_type == Element::fp16 ? launch<__half, __half>(p, c, stream) : launch<__half, float>(p, c, stream);
+}
+
+std::string int4_grouped_wgmma_instances() {
+  return instances_text("int4_grouped_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+}
+
+std::string int4_grouped_wgmma_instance(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c) {
+  return instance_text("int4_grouped_wgmma", kKeyNames, key_of(p, c));
+}
+
+}  // namespace aoext::cuda
