@@ -50,6 +50,13 @@
 //     };
 //   };
 //
+// An epilogue has, instead of row(m):
+//
+//   template <int kRows> struct Rows {         // what outputs of a row of x share, of kRows rows
+//     void load(const Epilogue&, int first_m, int lane);  // before the last product ends
+//     auto operator()(int first, int in) const;           // as write_tile wants it, by all lanes of a warp
+//   };
+//
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
@@ -269,6 +276,11 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     };
 
     for_each_work(p.schedule, block_work, [&](const WorkTile& work) {
+      typename Epilogue::template Rows<L::kOwnM> rows;
+      const auto load_rows = [&] {
+        const Tile tile = tile_of(p.tiles, work.tile, kBlockM, kBlockN);
+        rows.load(p.epilogue, tile.m + (L::kShares ? me.way * L::kOwnM : 0), lane);
+      };
 #pragma unroll
       for (int i = 0; i < kBlockM / 2; ++i) sums[i] = 0;
       if (work.k_tiles > 0) {
@@ -314,8 +326,12 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
           }
           multiply_stage();
         } while (!last);
+        load_rows();
         wgmma_wait<0>();
         free_x(previous);
+      } else {
+        wait_for_last_kernel();  // no copy of x has
+        load_rows();
       }
 
       Tile tile = tile_of(p.tiles, work.tile, kBlockM, kBlockN);
@@ -333,7 +349,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
           chunks = with_cluster(std::integral_constant<int, 2>());
         else if (is_fix_up(p.schedule, work))
           partials.add(mine, kReductionBarrier);
-        write_tile<L::kOwnM>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
+        write_tile<L::kOwnM>(mine, who, p.epilogue, rows, tile, shared + L::kOut, chunks);
       };
       if constexpr (L::kShares) {
         float mine[L::kOwnM / 2] = {};
