@@ -285,3 +285,24 @@ def test_int4_under_8_bits_with_groups_of_every_size(M, N, group_size, dtype, de
     for operator in ("scaled_mm_int4", "scaled_linear_int4"):
         call = CALLS[operator](Problem(M, N, 512, group_size, FP32, BF16, dtype), generator)
         assert_close(call.run(device, kernel_of(operator)), call.reference)
+
+
+@pytest.mark.parametrize("input", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3], ids=str)
+@pytest.mark.parametrize(
+    ("M", "N", "K"), [(1, 40, 512), (5, 72, 384), (16, 33, 84), (33, 64, 1024), (70, 136, 416), (200, 264, 512)]
+)
+def test_a_linear_layer_of_int4_is_its_two_operators_bit_for_bit(M, N, K, dtype, input, device, generator):
+    group_size = 32 if K % 32 == 0 else 42
+    codes = torch.randint(-128, 128, (N, K // 2), dtype=torch.int8, generator=generator).to(device)
+    scale, zero = (randn(generator, K // group_size, N).abs().to(BF16).to(device) for _ in range(2))
+    x, bias = randn(generator, M, K).to(input), randn(generator, N).to(device)
+    x[0, 3] = 1000
+    if M > 1:
+        x[-1, 5] = torch.inf
+    x = x.to(device)
+    whole = op("scaled_linear_int4")(x, codes, scale, zero, bias, input_dtype=dtype)
+    q, x_scale = op("quantize_rowwise")(x, dtype)
+    parts = op("scaled_mm_int4")(q, codes, x_scale, scale, zero, bias, out_dtype=input)
+    torch.testing.assert_close(whole, parts, rtol=0, atol=0, equal_nan=True)
+    assert whole.isfinite().all(-1).tolist() == [True] * (M - (M > 1)) + [False] * (M > 1)

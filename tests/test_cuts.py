@@ -38,6 +38,9 @@ def test_without_a_gpu_it_says_so() -> None:
         ("float8", "rowwise_decode", "rowwise_mma"),
         ("int8-weight-only", "rowwise_decode", "rowwise_mma"),
         ("float8-weight-only", "rowwise_decode", "rowwise_mma"),
+        ("mxfp4", "fp4_decode", "blocks_mma"),
+        ("nvfp4", "fp4_decode", "blocks_mma"),
+        ("mxfp8", "blocks_decode", "blocks_mma"),
     ],
 )
 def test_configurations_are_right_and_timed(format: str, decode: str, mma: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Runs our CUDA kernels under compute-sanitizer: memcheck, racecheck, initcheck and synccheck, on odd shapes.
 
-    python tools/cuda_sanitizer.py [--tool memcheck] [--family sm80] [--only grouped] [--parts 8] [--seconds 60]
+    python tools/cuda_sanitizer.py [--tool memcheck] [--only grouped] [--parts 8] [--seconds 60]
 
 Each tool runs a process of its own for the newest family of kernels and for sm80's, or so many processes of
 a part of the calls each, with every tensor an allocation of its own, so that an access beyond one is seen.

@@ -30,6 +30,7 @@ from aoext.cli.options import JSON_FILE, CountsType, ShapeType
 from aoext.cli.page import console
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
 from aoext.ops import ao
+from aoext.reference.blockwise import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE, Blockwise, weight_only_blockwise
 from aoext_bench.clocks import Candidate
 from aoext_bench.considered import Considered
 from aoext_bench.cuda_clock import GraphClock
@@ -112,12 +113,38 @@ class RowwisePoint(Point):
         return x @ (self.weights[0].double() * self.scale.double()).t()
 
 
+class BlocksPoint(Point):
+    """x in bfloat16, weights with a scale a block."""
+
+    def __init__(self, M: int, shape: Shape, format: Blockwise) -> None:
+        super().__init__(M, shape, shape.N * shape.K // (2 if format.code is torch.uint8 else 1))
+        self.operator = weight_only_blockwise(format).operator
+        self.format, self.problem = format, reference.Problem(M, shape.N, shape.K, 32)
+        self.x = reference.randn(self.generator, M, shape.K, dtype=BF16)
+        self.weights = [format.random(self.problem, self.generator) for _ in range(self.copies)]
+
+    def arguments(self, copy: int) -> tuple[Any, ...]:
+        return self.x, *self.format.arguments(self.problem, self.weights[copy])
+
+    def expected(self) -> Tensor:
+        rows = self.format.rows(self.problem, self.weights[0], slice(None))
+        return self.x[self.checked].double() @ rows.t()
+
+
 def random_point(format: str, M: int, shape: Shape, group_size: int) -> Point:
     if format == "int4":
         return Int4Point(M, shape, group_size)
+    if format in BLOCKS:
+        return BlocksPoint(M, shape, BLOCKS[format])
     weight = INT8 if format.startswith("int8") else E4M3
     return RowwisePoint(M, shape, weight, BF16 if format.endswith("weight-only") else weight)
 
+
+BLOCKS = {
+    format.name: format
+    for format in (*EIGHT_BIT_BLOCKWISE, *LUT4_BLOCKWISE)
+    if format.name in ("mxfp8", "mxfp4", "nvfp4", "nf4")
+}
 
 # Formats of weights, and of x where that is not bfloat16, and the kernels that they have.
 FORMATS = {
@@ -126,6 +153,7 @@ FORMATS = {
     "float8": ("rowwise_decode", "rowwise_mma", "rowwise_wgmma"),
     "int8-weight-only": ("rowwise_decode", "rowwise_mma", "weight_only_wgmma"),
     "float8-weight-only": ("rowwise_decode", "rowwise_mma", "weight_only_wgmma"),
+    **dict.fromkeys(BLOCKS, ("fp4_decode", "blocks_decode", "blocks_mma", "blocks_wgmma")),
 }
 KERNELS = tuple(dict.fromkeys(kernel for kernels in FORMATS.values() for kernel in kernels))
 
@@ -199,7 +227,7 @@ def considered(gpu: str, kernel: str, point: Point) -> Considered | None:
     type=click.Choice(list(FORMATS)),
     default=["int4"],
     show_default=True,
-    help="Of weights; x is in bfloat16 beside int4 and weight-only ones, and like them beside others.",
+    help="Of weights; x is like those of int8 and float8, and in bfloat16 beside all others.",
 )
 @click.option("--kernel", "kernels", multiple=True, type=click.Choice(KERNELS), help="Default: all.")
 @click.option(

@@ -10,14 +10,14 @@
 
 namespace aoext::cuda {
 
-QuantizedRows quantize_rowwise(const Tensor& input, ScalarType dtype, ChunkSums sums) {
+QuantizedRows quantize_rowwise(const Tensor& input, ScalarType dtype, const RowsForm& form) {
   const LinearProblem p = check_quantize_rowwise(input, dtype);
   if (!takes_one_pass(p.K, device_of(input))) {
     const auto [values, scales] = generic::quantize_rowwise(input, dtype);
     return {values, scales};
   }
   const Launch launch(input);
-  const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
+  const Tensor values = aten::empty(output_sizes(input, p.K), form.wide ? p.input : dtype, input);
   const Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
   OptionalTensor all_sums;
@@ -25,10 +25,10 @@ QuantizedRows quantize_rowwise(const Tensor& input, ScalarType dtype, ChunkSums 
   QuantizeRowwise raw{};
   raw.x = x.const_data_ptr(), raw.values = values.mutable_data_ptr();
   raw.scales = static_cast<float*>(scales.mutable_data_ptr());
-  raw.M = p.M, raw.K = p.K, raw.type = element(p.input), raw.output = element(p.output);
-  if (sums.lines > 0 && quantize_rowwise_sums(raw)) {
-    all_sums = workspace(p.M * sums.lines * kSumLine * kSumBytes, values);
-    raw.sums = sums, raw.sums.sums = data_of(all_sums);
+  raw.M = p.M, raw.K = p.K, raw.type = element(p.input), raw.output = element(p.output), raw.wide = form.wide;
+  if (form.sums.lines > 0 && quantize_rowwise_sums(raw)) {
+    all_sums = workspace(p.M * form.sums.lines * kSumLine * kSumBytes, values);
+    raw.sums = form.sums, raw.sums.sums = data_of(all_sums);
   }
   check(launch_quantize_rowwise(raw, launch.stream()), "quantize_rowwise");
   return {values, scales, all_sums};

@@ -10,12 +10,18 @@ namespace aoext::cuda {
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype);
 
-struct QuantizedRows {
-  Tensor values, scales;
-  OptionalTensor sums;  // where there are such as are asked for
+// What a product wants of an input that is quantised for it.
+struct RowsForm {
+  bool wide = false;    // values as numbers of the input's 16 bits, which codes of 8 bits are exactly
+  ChunkSums sums = {};  // of chunks of codes, if it has lines
 };
 
-// The same with sums of chunks, if `sums` has lines and the kernel can compute them.
-QuantizedRows quantize_rowwise(const Tensor& input, ScalarType dtype, ChunkSums sums);
+// As far as the kernel can: `wide` has the type of `values` tell, sums are there or not.
+struct QuantizedRows {
+  Tensor values, scales;
+  OptionalTensor sums;
+};
+
+QuantizedRows quantize_rowwise(const Tensor& input, ScalarType dtype, const RowsForm& form);
 
 }  // namespace aoext::cuda

@@ -14,11 +14,19 @@ bool are_weights_aligned(const Tensor& weight, const Tensor& scale, const Tensor
   return are_aligned({&weight}) && (zero_point == nullptr || are_aligned({&scale, zero_point}));
 }
 
+// Codes as numbers of the result's 16 bits, unless they are that.
+Tensor widened(const LinearProblem& p, const Tensor& x, cudaStream_t stream) {
+  if (x.scalar_type() == p.output) return x;
+  const Tensor wide = aten::empty({p.M, p.K}, p.output, x);
+  check(launch_widen({x.const_data_ptr(), wide.mutable_data_ptr(), p.M * p.K, element(p.input), element(p.output)}, stream),
+        "scaled");
+  return wide;
+}
+
 // By a kernel of weight-only int4.
 void launch_weight_only(const LinearProblem& p, const Int4Plan& plan, const ScaledLinear& raw, const Tensor& x, const Tensor& y,
                         cudaStream_t stream) {
-  const Tensor wide = aten::empty({p.M, p.K}, p.output, x);
-  check(launch_widen({x.const_data_ptr(), wide.mutable_data_ptr(), p.M * p.K, raw.type, raw.output}, stream), "scaled");
+  const Tensor wide = widened(p, x, stream);
   Int4Linear product = int4_linear(p);
   product.x = wide.const_data_ptr();
   product.weight = static_cast<const uint8_t*>(raw.weight);
@@ -38,11 +46,12 @@ cudaError_t launch_kernel(const ScaledLinear& p, const ScaledKernel& kernel, voi
 
 }  // namespace
 
-ChunkSums sums_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
-                  const Tensor& zero_point) {
+RowsForm form_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
+                 const Tensor& zero_point) {
   const ScaledPlan plan = plan_scaled(p, device_of(input), are_weights_aligned(weight, scale, &zero_point));
-  if (!std::holds_alternative<ScaledWgmmaConfig>(plan.kernel)) return {};
-  return scaled_sums(scaled_linear(p, plan.scale));
+  if (weight_only(plan)) return {.wide = true};
+  if (std::holds_alternative<ScaledWgmmaConfig>(plan.kernel)) return {.sums = scaled_sums(scaled_linear(p, plan.scale))};
+  return {};
 }
 
 OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {

@@ -4,20 +4,21 @@
 #include "common/explain.h"
 #include "cuda/operands.h"
 #include "cuda/plan_scaled.h"
+#include "cuda/quantize_rowwise.h"
 
 namespace aoext::cuda {
 
+// The input has 8 bits or, of int4, is one that form_of had quantised to 16.
 struct ScaledOperands {
   const Tensor &input, &weight, &input_scale, &scale;
   const Tensor* zero_point;  // of int4
   OptionalTensor bias;
-  OptionalTensor sums = {};  // of the input, as sums_of says; or none
+  OptionalTensor sums = {};  // of the input, as form_of says; or none
 };
 
-// The sums of its input that a product with int4 needs, where it needs any: what quantises the input may bring them. `input` is
-// what is quantised.
-ChunkSums sums_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
-                  const Tensor& zero_point);
+// What a product with int4 wants of `input`, which is quantised for it.
+RowsForm form_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
+                 const Tensor& zero_point);
 
 // Null where no kernel of this folder serves.
 OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands);

@@ -11,7 +11,7 @@ Tensor scaled_linear_int4(const Tensor& input, const Tensor& weight, const Tenso
   LinearProblem p = check_scaled_linear_int4(input, weight, scale, zero_point, bias, input_dtype);
   const ScalarType dtype = input_dtype.value_or(ScalarType::Char);
   p.input = dtype;
-  const QuantizedRows rows = quantize_rowwise(input, dtype, sums_of(p, input, weight, scale, zero_point));
+  const QuantizedRows rows = quantize_rowwise(input, dtype, form_of(p, input, weight, scale, zero_point));
   if (const OptionalTensor y = scaled(p, {rows.values, weight, rows.scales, scale, &zero_point, bias, rows.sums})) return *y;
   return generic::scaled_mm_int4(rows.values, weight, rows.scales, scale, zero_point, bias, p.output);
 }

@@ -1,6 +1,9 @@
 // Scales of blocks as kernels for many rows of x want them: [K / granule, N] of x's type, whatever their block and type, by a
 // kernel before the product. For fp16, whose range is shorter than that of the scales, they are relative to the largest scale of
 // an output channel, which becomes part of that channel's factor.
+//
+// A few hundred KB are read and twice that written, so what counts is how often a thread waits for memory, one load after
+// another: all loads of a block come first, eight granules of a row at once where scales lie so, and it stores 16 bytes a thread.
 #pragma once
 
 #include "cuda/kernels/blocks.cuh"
@@ -20,10 +23,36 @@ struct Arranged {
 
 constexpr int kArrangeRows = 64, kArrangeGroups = 32, kArrangeThreads = 256;
 
+// How scales lie, as arrange_scales reads them.
+enum class ScaleRows {
+  any,
+  pieces,  // a row for each output channel, a scale for each granule, eight of them at a multiple of 16 bytes or of all of them
+  shared,  // one row for all output channels of a block
+};
+
+inline ScaleRows scale_rows_of(const BlockLinear& p, int granule) {
+  if (p.block_n % kArrangeRows == 0 || p.block_n >= p.N) return ScaleRows::shared;
+  const bool pieces = p.block_n == 1 && p.block_k == granule && scale_columns(p) % 8 == 0 && is_aligned(p.block_scale);
+  return pieces ? ScaleRows::pieces : ScaleRows::any;
+}
+
 // The row of scales of output channel n.
 __device__ __forceinline__ int64_t scale_row(const BlockLinear& p, int64_t n) {
   return p.block_n == 1 ? n : static_cast<uint32_t>(n) / static_cast<uint32_t>(min(p.block_n, p.N));
 }
+
+// The largest finite magnitude of the scales of a row that a thread has, every `step`th, and `other`: as the bits of a float.
+__device__ __forceinline__ uint32_t largest_scale(const BlockLinear& p, int64_t row, int64_t columns, int first, int step) {
+  uint32_t largest = 0;
+#pragma unroll 4
+  for (int64_t i = first; i < columns; i += step) {
+    const uint32_t magnitude = __float_as_uint(load_block_scale(p, row * columns + i)) & 0x7fffffff;
+    largest = max(largest, magnitude < 0x7f800000 ? magnitude : 0);
+  }
+  return __reduce_max_sync(~0u, largest);
+}
+
+__device__ __forceinline__ float as_divisor(uint32_t largest) { return largest == 0 ? 1.0f : __uint_as_float(largest); }
 
 // The largest finite scale of each output channel.
 static __global__ void __launch_bounds__(kArrangeThreads)
@@ -32,75 +61,112 @@ static __global__ void __launch_bounds__(kArrangeThreads)
   start_next_kernel();
   const int64_t n = int64_t{blockIdx.x} * (kArrangeThreads / 32) + threadIdx.x / 32;
   if (n >= p.N) return;
-  uint32_t largest = 0;
-#pragma unroll 4
-  for (int64_t i = threadIdx.x % 32; i < columns; i += 32) {
-    const float scale = load_block_scale(p, scale_row(p, n) * columns + i);
-    const uint32_t magnitude = __float_as_uint(scale) & 0x7fffffff;
-    largest = max(largest, magnitude < 0x7f800000 ? magnitude : 0);
-  }
-  largest = __reduce_max_sync(~0u, largest);
-  if (threadIdx.x % 32 == 0) a.largest[n] = largest == 0 ? 1.0f : __uint_as_float(largest);
+  const uint32_t largest = largest_scale(p, scale_row(p, n), columns, threadIdx.x % 32, 32);
+  if (threadIdx.x % 32 == 0) a.largest[n] = as_divisor(largest);
 }
 
-// Tiles of 64 output channels by 32 granules.
-template <class T, int kGranule>
+// The largest finite scale of a block's one row.
+__device__ __forceinline__ float largest_of_block(const BlockLinear& p, int64_t row, int64_t columns) {
+  __shared__ uint32_t of_warps[kArrangeThreads / 32];
+  const uint32_t mine = largest_scale(p, row, columns, threadIdx.x, kArrangeThreads);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
+  __syncthreads();
+  uint32_t largest = 0;
+#pragma unroll
+  for (const uint32_t of_warp : of_warps) largest = max(largest, of_warp);
+  return as_divisor(largest);
+}
+
+// Bits of eight scales of one row, for scale_of_bits.
+__device__ __forceinline__ void load_piece_bits(const BlockLinear& p, int64_t i, uint32_t (&raw)[8]) {
+  const char* const from = static_cast<const char*>(p.block_scale);
+  if (p.block_scale_type == Element::fp32) {
+    const uint4 low = *reinterpret_cast<const uint4*>(from + 4 * i), high = *reinterpret_cast<const uint4*>(from + 4 * i + 16);
+    raw[0] = low.x, raw[1] = low.y, raw[2] = low.z, raw[3] = low.w;
+    raw[4] = high.x, raw[5] = high.y, raw[6] = high.z, raw[7] = high.w;
+  } else if (p.block_scale_type == Element::bf16 || p.block_scale_type == Element::fp16) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from + 2 * i);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) raw[j] = words[j / 2] >> 16 * (j % 2) & 0xffff;
+  } else {
+    const uint2 v = *reinterpret_cast<const uint2*>(from + i);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) raw[j] = (j < 4 ? v.x : v.y) >> 8 * (j % 4) & 0xff;
+  }
+}
+
+// Tiles of 64 output channels by 32 granules, of which a thread has eight.
+template <class T, int kGranule, ScaleRows kRows>
 __global__ void __launch_bounds__(kArrangeThreads)
     arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  constexpr int kEach = kArrangeRows * kArrangeGroups / kArrangeThreads, kStep = kArrangeThreads / kArrangeGroups;
+  static_assert(kEach == 8);
   wait_for_last_kernel();
   start_next_kernel();
-  __shared__ float tile[kArrangeGroups][kArrangeRows + 1];
+  __shared__ alignas(16) T tile[kArrangeGroups][kArrangeRows + 8];
   const int64_t n0 = int64_t{blockIdx.x} * kArrangeRows, g0 = int64_t{blockIdx.y} * kArrangeGroups;
+  // Of a thread's scale i: its row and granule in the tile.
+  constexpr bool kPieces = kRows == ScaleRows::pieces;
+  const auto row_of = [](int i) { return kPieces ? threadIdx.x % kArrangeRows : threadIdx.x / kArrangeGroups + i * kStep; };
+  const auto group_of = [](int i) { return kPieces ? threadIdx.x / kArrangeRows * kEach + i : threadIdx.x % kArrangeGroups; };
+  const auto inside = [&](int i) { return n0 + row_of(i) < p.N && (g0 + group_of(i)) * kGranule < p.K; };
+
+  uint32_t raw[kEach] = {};
+  float largest[kEach];
+  const auto divisor = [&](int i) {
+    return kRows != ScaleRows::shared && a.largest && inside(i) ? a.largest[n0 + row_of(i)] : 1.0f;
+  };
+  if constexpr (kPieces) {
+    if (inside(0)) load_piece_bits(p, (n0 + row_of(0)) * columns + g0 + group_of(0), raw);
+    largest[0] = divisor(0);
+  } else {
+    const int64_t k = (g0 + group_of(0)) * kGranule,
+                  column = static_cast<uint32_t>(k) / static_cast<uint32_t>(min(p.block_k, p.K));
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (inside(i)) raw[i] = load_scale_bits(p.block_scale, scale_row(p, n0 + row_of(i)) * columns + column, p.block_scale_type);
+      largest[i] = divisor(i);
+    }
+  }
+  float largest_of_all = 1;
+  if (kRows == ScaleRows::shared && a.largest) largest_of_all = largest_of_block(p, scale_row(p, n0), columns);
   if (blockIdx.y == 0 && threadIdx.x < kArrangeRows && n0 + threadIdx.x < p.N) {
     const float table = p.table ? table_factor<T>(p.table) : 1.0f;
-    const float largest = a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
-    a.factor[n0 + threadIdx.x] = largest * (global_scale(p) / table);
+    const float own = kRows == ScaleRows::shared ? largest_of_all : a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
+    a.factor[n0 + threadIdx.x] = own * (global_scale(p) / table);
     if (p.table && blockIdx.x == 0 && threadIdx.x == 0) a.table->template read<T>(p.table, table);
   }
-  // A thread has one granule of several rows, and asks for all before it needs the first.
-  constexpr int kEach = kArrangeRows * kArrangeGroups / kArrangeThreads, kStep = kArrangeThreads / kArrangeGroups;
-  const int group = threadIdx.x % kArrangeGroups, first = threadIdx.x / kArrangeGroups;
-  const int64_t k = (g0 + group) * kGranule;
-  const int64_t column = static_cast<uint32_t>(k) / static_cast<uint32_t>(min(p.block_k, p.K));
-  uint32_t raw[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t n = n0 + first + i * kStep;
-    const bool inside = n < p.N && k < p.K;
-    raw[i] = inside ? load_scale_bits(p.block_scale, scale_row(p, n) * columns + column, p.block_scale_type) : 0;
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int row = first + i * kStep;
-    const int64_t n = n0 + row;
-    float scale = 0;
-    if (n < p.N && k < p.K) {
-      scale = scale_of_bits(raw[i], p.block_scale_type);
-      if (a.largest) scale /= a.largest[n];
-    }
-    tile[group][row] = scale;
+    float scale = inside(i) ? scale_of_bits(raw[i], p.block_scale_type) : 0;
+    if (a.largest) scale /= kRows == ScaleRows::shared ? largest_of_all : largest[kPieces ? 0 : i];
+    tile[group_of(i)][row_of(i)] = rounded<T>(scale);
   }
   __syncthreads();
-#pragma unroll
-  for (int i = threadIdx.x; i < kArrangeRows * kArrangeGroups; i += kArrangeThreads) {
-    const int row = i % kArrangeRows, group = i / kArrangeRows;
-    if (n0 + row < a.stride && g0 + group < a.groups)
-      static_cast<T*>(a.scales)[(g0 + group) * a.stride + n0 + row] = rounded<T>(tile[group][row]);
-  }
+  const int group = threadIdx.x / 8, row = threadIdx.x % 8 * 8;
+  if (n0 + row < a.stride && g0 + group < a.groups)
+    *reinterpret_cast<uint4*>(static_cast<T*>(a.scales) + (g0 + group) * a.stride + n0 + row) =
+        *reinterpret_cast<const uint4*>(&tile[group][row]);
 }
 
 // Before a product that overlaps likewise, or never.
 template <class T, int kGranule>
 cudaError_t arrange(const BlockLinear& p, const Arranged& a, Overlap overlap, cudaStream_t stream) {
   const int64_t columns = scale_columns(p);
+  const ScaleRows rows = scale_rows_of(p, kGranule);
   const auto blocks = [](int64_t work, int each) { return static_cast<unsigned>(ceil_div(work, each)); };
   const auto grid = [&](dim3 all) { return Grid{all, kArrangeThreads, 0, stream, 1, overlap}; };
-  if (a.largest) {
+  if (a.largest && rows != ScaleRows::shared) {
     const cudaError_t error = launch(find_largest, grid(blocks(p.N, kArrangeThreads / 32)), p, a, columns);
     if (error != cudaSuccess) return error;
   }
-  const dim3 tiles(blocks(a.stride, kArrangeRows), blocks(a.groups, kArrangeGroups));
-  return launch(arrange_scales<T, kGranule>, grid(tiles), p, a, columns);
+  const Grid tiles = grid({blocks(a.stride, kArrangeRows), blocks(a.groups, kArrangeGroups)});
+  switch (rows) {
+    case ScaleRows::shared: return launch(arrange_scales<T, kGranule, ScaleRows::shared>, tiles, p, a, columns);
+    case ScaleRows::pieces: return launch(arrange_scales<T, kGranule, ScaleRows::pieces>, tiles, p, a, columns);
+    default: return launch(arrange_scales<T, kGranule, ScaleRows::any>, tiles, p, a, columns);
+  }
 }
 
 }  // namespace aoext::cuda

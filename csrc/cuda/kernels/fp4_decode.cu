@@ -60,7 +60,7 @@ bool fp4_decode_takes(const BlockLinear& p) {
 }
 
 // By rowwise_decode's model, but that clusters meet in every turn, which counts here: turns have half as many k-tiles. Rings of
-// four stages, larger clusters and three blocks a multiprocessor never were the fastest (benchmarks/cuts/fp4_cuts.py).
+// four stages, larger clusters and three blocks a multiprocessor never were the fastest (benchmarks/cuts/time_cuts.py).
 Fp4DecodeConfig choose_fp4_decode(const BlockLinear& p, const Device& device) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kFewestWarps = 4;
   const Fp4Linear linear{p};

@@ -11,12 +11,14 @@
 namespace aoext::cuda {
 
 // scale = max |x| / limit, values = x / scale, both in float32 with IEEE division: raw device memory, contiguous, not empty.
+// `wide`: for a product whose x has 16 bits, the values are not stored as codes, but as the numbers that these stand for.
 struct QuantizeRowwise {
   const void* x;  // [M, K] of `type`: bf16, fp16 or fp32
-  void* values;   // [M, K] of `output`: int8, e4m3 or e5m2
+  void* values;   // [M, K] of `output`: int8, e4m3 or e5m2; if `wide` of `type`, 16 bits, and `output` is not e5m2
   float* scales;  // [M]
   int64_t M, K;
   Element type, output;
+  bool wide;
   ChunkSums sums;  // of the values, where quantize_rowwise_sums
 };
 

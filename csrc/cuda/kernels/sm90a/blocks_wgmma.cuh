@@ -157,7 +157,11 @@ struct FactoredRows {
   __device__ Channel channel(int n) const {
     return n < N ? Channel{factor[n], bias ? load_float(bias, n, bias_type) : 0.0f} : Channel{};
   }
-  __device__ Nothing row(int) const { return {}; }
+  template <int>
+  struct Rows {
+    __device__ void load(const FactoredRows&, int, int) {}
+    __device__ Nothing operator()(int, int) const { return {}; }
+  };
   __device__ float operator()(float sum, Nothing, const Channel& c) const { return scaled(sum, 1.0f, c); }
 };
 

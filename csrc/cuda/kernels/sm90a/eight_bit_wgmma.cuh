@@ -100,7 +100,11 @@ struct ScaledRows {
   RowwiseLinear problem;
 
   __device__ Channel channel(int n) const { return n < N ? load_channel(problem, n) : Channel{}; }
-  __device__ Nothing row(int) const { return {}; }
+  template <int>
+  struct Rows {
+    __device__ void load(const ScaledRows&, int, int) {}
+    __device__ Nothing operator()(int, int) const { return {}; }
+  };
   __device__ float operator()(float sum, Nothing, const Channel& c) const { return scaled(sum, 1.0f, c); }
 };
 

@@ -9,7 +9,7 @@
 //     static constexpr bool kWholeVectors;     // N is a multiple of 16 bytes of outputs
 //     Output* y; int M, N;
 //     auto channel(int n) const;               // what the outputs of an output channel share; n may lie beyond N
-//     auto row(int m) const;                   // what those of a row of x share; m may lie beyond M
+//     auto row(int m) const;                   // what those of a row of x share; m may lie beyond M. Or Rows, see write_tile
 //     auto operator()(Sum, row, channel) const;  // float, or int where y is
 //   };
 #pragma once
@@ -338,11 +338,20 @@ __device__ inline unsigned reduce_cluster(Sum (&sums)[kBlockM / 2], int threads,
   return mine;
 }
 
+// What outputs of a row of x share, asked of an epilogue when it is needed.
+template <class Epilogue>
+struct LateRows {
+  const Epilogue& epilogue;
+  int first_m;
+  __device__ auto operator()(int first, int in) const { return epilogue.row(first_m + first + in); }
+};
+
 // Stores a warpgroup's 64 output channels by kBlockM rows of x, of which chunks c whose bit of `chunks` is set: transposed
-// through staging memory, so that a row of y is stored in pieces of 64 outputs.
-template <int kBlockM, class Epilogue, class Sum>
-__device__ inline void write_tile(const Sum (&sums)[kBlockM / 2], const Thread& me, const Epilogue& epilogue, const Tile& tile,
-                                  uint32_t staging, unsigned chunks = ~0u) {
+// through staging memory, so that a row of y is stored in pieces of 64 outputs. `rows`: of row first + in of these kBlockM, what
+// its outputs share; `first` is a constant.
+template <int kBlockM, class Epilogue, class Sum, class Rows>
+__device__ inline void write_tile(const Sum (&sums)[kBlockM / 2], const Thread& me, const Epilogue& epilogue, const Rows& rows,
+                                  const Tile& tile, uint32_t staging, unsigned chunks = ~0u) {
   using Output = typename Epilogue::Output;
   using S = Staging<Output, kBlockM>;
   constexpr int kVector = 16 / int(sizeof(Output)), kLanes = 64 / kVector;  // that store a row of y
@@ -357,8 +366,8 @@ __device__ inline void write_tile(const Sum (&sums)[kBlockM / 2], const Thread& 
 #pragma unroll
     for (int j = 0; j < S::kChunk / 16; ++j) {
       const Sum* d = sums + (c * S::kChunk + 16 * j) / 2;
-      const int m = first_m + c * S::kChunk + 16 * j + 2 * me.quad;
-      const auto first = epilogue.row(m), second = epilogue.row(m + 1), third = epilogue.row(m + 8), fourth = epilogue.row(m + 9);
+      const auto row_of = [&](int i) { return rows(c * S::kChunk + 16 * j, 2 * me.quad + i); };
+      const auto first = row_of(0), second = row_of(1), third = row_of(8), fourth = row_of(9);
       const auto output = [&](int i) {
         return epilogue(d[i], i < 4 ? (i % 2 == 0 ? first : second) : (i % 2 == 0 ? third : fourth), i % 4 < 2 ? upper : lower);
       };

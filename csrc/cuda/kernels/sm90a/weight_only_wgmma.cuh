@@ -53,6 +53,13 @@
 // A grouped product is the same kernel by another Scheduler. Its weights have an expert as the third coordinate of their tensor
 // maps (MatrixCopies), and its epilogue has of_expert().
 //
+// An epilogue has, instead of row(m):
+//
+//   template <int kRows> struct Rows {         // what outputs of a row of x share, of kRows rows
+//     void load(const Epilogue&, int first_m, int lane);  // before the last product ends
+//     auto operator()(int first, int in) const;           // as write_tile wants it, by all lanes of a warp
+//   };
+//
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
@@ -309,6 +316,11 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     };
 
     for_each_work(p.schedule, block_work, [&](const auto& work) {
+      typename Epilogue::template Rows<L::kOwnM> rows;
+      const auto load_rows = [&] {
+        const Tile tile = tile_of(p.tiles, work, kBlockM, kBlockN);
+        rows.load(p.epilogue, tile.m + (L::kShares ? me.way * L::kOwnM : 0), lane);
+      };
 #pragma unroll
       for (int i = 0; i < kBlockM / 2; ++i) sums[i] = 0;
       if (work.k_tiles > 0) {
@@ -354,15 +366,19 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
           }
           multiply_stage();
         } while (!last);
+        load_rows();
         wgmma_wait<0>();
         free_x(previous);
+      } else {
+        wait_for_last_kernel();  // no copy of x has
+        load_rows();
       }
 
       Tile tile = tile_of(p.tiles, work, kBlockM, kBlockN);
       const auto finish = [&](auto& mine, const Thread& who) {
         if constexpr (kGrouped<Scheduler>) {
           const bool is_expert = work.expert < p.schedule.experts;
-          write_tile<L::kOwnM>(mine, who, p.epilogue.of_expert(is_expert, work.expert, work.end), tile, shared + L::kOut);
+          write_tile<L::kOwnM>(mine, who, p.epilogue.of_expert(is_expert, work.expert, work.end), rows, tile, shared + L::kOut);
         } else {
           const StreamKPartials<float, L::kOwnM / 2, L::kThreads> partials(p.schedule, work.tile);
           if (is_of_range(p.schedule, work)) return partials.store(mine, block_work, shared + L::kPartialBarriers);
@@ -377,7 +393,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
             chunks = with_cluster(std::integral_constant<int, 2>());
           else if (is_fix_up(p.schedule, work))
             partials.add(mine, kReductionBarrier);
-          write_tile<L::kOwnM>(mine, who, p.epilogue, tile, shared + L::kOut, chunks);
+          write_tile<L::kOwnM>(mine, who, p.epilogue, rows, tile, shared + L::kOut, chunks);
         }
       };
       if constexpr (L::kShares) {
