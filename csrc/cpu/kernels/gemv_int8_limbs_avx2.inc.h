@@ -70,12 +70,7 @@ void stage_groups(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
     if constexpr (Loader::kZeroPoints) columns(w.element, w.zero_point + g * w.stride, N, zero_point);
   };
   const auto keep = [&](int64_t g, const Vectors& scale) AOEXT_INLINE {
-    for (int v = 0; v < kVectors; ++v) {
-      const __m256 scales = (__m256)scale[v];
-      float* const four = out.scales + (2 * v * groups + g) * kFour;
-      _mm_storeu_ps(four, _mm256_castps256_ps128(scales));
-      _mm_storeu_ps(four + groups * kFour, _mm256_extractf128_ps(scales, 1));
-    }
+    for (int v = 0; v < kVectors; ++v) store(out.scales + (v * groups + g) * kFloats, scale[v]);
   };
   const auto bring_sums = [&](int64_t m, Vectors& sums) AOEXT_INLINE {
     for (int v = 0; v < kVectors; ++v) sums[v] = load<F32>(out.sums + m * kPanel + v * kFloats);
@@ -124,12 +119,23 @@ void stage_scales(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
   stage_groups<Loader>(of_x, M, w, N, K, 0, K / w.group_size, out);
 }
 
+// Into the second cache: where a stride is a power of two, all of these lines are of one set of the first.
+inline void fetch_scales(const Int4Panel& w, int64_t begin, int64_t end) {
+  const int64_t bytes = kPanel * w.element_bytes;
+  for (int64_t g = begin; g < end; ++g)
+    for (int64_t i = 0; i < bytes; i += kLine) {
+      __builtin_prefetch(w.scale + g * w.stride + i, 0, 2);
+      __builtin_prefetch(w.zero_point + g * w.stride + i, 0, 2);
+    }
+}
+
 // ---- products ------------------------------------------------------------------------------------------
 
 // A lane's scale: of kGroups groups to a vector, of which `count` exist, `stride` floats apart.
 template <int kGroups>
 inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   F32 v = broadcast(*scale);
+  if constexpr (kGroups == 2) return (F32)_mm256_blend_ps((__m256)v, (__m256)broadcast(scale[count > 1 ? stride : 0]), 0xf0);
   for (int g = 1; g < kGroups; ++g) {
     I32 lanes;
     for (int i = 0; i < kFloats; ++i) lanes[i] = i / (kFloats / kGroups) >= g ? -1 : 0;
@@ -138,116 +144,109 @@ inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   return v;
 }
 
-// Of four rows, in each of whose totals a group is kFloats / kGroups lanes: the sums of groups, four rows' side by side, a vector
-// for every other group and the one two behind it. Where a group is four lanes that is one vector.
-template <int kGroups>
-inline void groups_of_fours(const I32 (&totals)[kFour], I32 (&out)[kGroups / 2]) {
-  if constexpr (kGroups == 2) {
-    out[0] = sums_of_fours(totals);
-  } else {
-    const __m256i a = _mm256_hadd_epi32((__m256i)totals[0], (__m256i)totals[1]);
-    const __m256i b = _mm256_hadd_epi32((__m256i)totals[2], (__m256i)totals[3]);
-    out[0] = (I32)_mm256_shuffle_ps((__m256)a, (__m256)b, 0x88);
-    out[1] = (I32)_mm256_shuffle_ps((__m256)a, (__m256)b, 0xdd);
-  }
-}
+// How far ahead of their use weights are fetched: a row of a few KB is too short for the hardware to run ahead in.
+constexpr int64_t kWeightsAhead = 8192;
 
-// N rows of w by M of x. Sums are of kUnits units, or of one, whose groups are kGroups: where these are several, the sums of four
-// rows' groups fill vectors. A scale of x, 2⁻²³ of it, meets a sum first: times a scale of w it may be subnormal where
-// the result is not.
-template <class Loader, int kLimbs, int M, int N, int kGroups, int kUnits>
-inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* x_scales, const uint8_t* packed,
-                                int64_t group_size, const float* scale, ScalesAhead ahead, int64_t K, float (*acc)[kPanel]) {
-  constexpr bool kFours = kGroups > 1 && N == kFour;
+// Bytes of x that stay in the first cache beside scales.
+constexpr int64_t kPieceOfX = 16384;
+
+// `count` elements of a row of w by M rows of x, of groups from g on: adds to `sums` what adds up to the products. A step is
+// kUnits units of one group, or one unit, of kGroups groups. A scale of x, 2⁻²³ of it, meets a total first: times a scale of w it
+// may be subnormal where the result is not. Integers have none.
+template <class Loader, int kLimbs, int M, int kGroups, int kUnits>
+inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t groups, const uint8_t* row,
+                                int64_t weights_ahead, int64_t group_size, const float* scale, int64_t count, F32 (&sums)[M]) {
   constexpr int64_t kStep = kUnits * kLimbUnit;
-  const int64_t bytes = K / 2, groups = K / group_size;
-  F32 sums[M][kFours ? 1 : N] = {};
-  // A step of which `count` elements exist, of so many groups from g on. Where it is whole, both are constants.
-  const auto step = [&](int64_t begin, int64_t count, int64_t g, int64_t its_groups) AOEXT_INLINE {
-    fetch_group(&ahead);
-    [[maybe_unused]] F32 x_scale[M];
-    if constexpr (!kFours)
-      for (int m = 0; m < M; ++m) x_scale[m] = spread<kGroups>(x_scales + m * groups + g, 1, its_groups);
-    [[maybe_unused]] I32 totals[M][N];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-      const uint8_t* const row = packed + n * bytes + begin / 2;
-      if (kStep == kPad || begin % kPad == 0) fetch_weights(row + N * bytes);
-      U32 even[kUnits], odd[kUnits];
-      for (int unit = 0; unit < kUnits; ++unit) {
-        U32 words = {};
-        if (count == kStep)
-          words = load<U32>(row + unit * kLimbBytes);
-        else
-          memcpy(&words, row, static_cast<size_t>(count) / 2);
-        Loader::load(words, &even[unit], &odd[unit]);
-      }
-      for (int m = 0; m < M; ++m) {
-        const I32 total = limb_sums<kLimbs, kUnits>(even, odd, x + m * x_stride + kLimbs * begin);
-        if constexpr (kFours)
-          totals[m][n] = total;
-        else
-          sums[m][n] +=
-              spread<kGroups>(scale + g * kFour + n, kFour, its_groups) * (x_scale[m] * __builtin_convertvector(total, F32));
-      }
+  F32 to[M], odd_steps[M] = {};  // two sums, so that a short step need not wait for the one before it
+  for (int m = 0; m < M; ++m) to[m] = sums[m];
+  // A step of which `elements` exist, of so many groups. Where it is whole, both are constants.
+  const auto step = [&](int64_t elements, int64_t its_groups, F32(&to)[M]) AOEXT_INLINE {
+    U32 even[kUnits], odd[kUnits];
+    for (int unit = 0; unit < kUnits; ++unit) {
+      U32 words = {};
+      if (elements == kStep)
+        words = load<U32>(row + unit * kLimbBytes);
+      else
+        memcpy(&words, row, static_cast<size_t>(elements) / 2);
+      Loader::load(words, &even[unit], &odd[unit]);
     }
-    if constexpr (kFours) {
-      constexpr int kApart = kGroups / 2;                                          // of the groups of a vector
-      const auto group = [&](int64_t i) { return g + (i < its_groups ? i : 0); };  // totals of those that don't exist are 0
-      for (int j = 0; j < kApart; ++j) {
-        const float *const low = scale + group(j) * kFour, *const high = scale + group(j + kApart) * kFour;
-        const bool together = kGroups == 2 && its_groups == kGroups;
-        const F32 s = together ? load<F32>(low) : (F32)_mm256_set_m128(_mm_loadu_ps(high), _mm_loadu_ps(low));
-        for (int m = 0; m < M; ++m) {
-          I32 of_groups[kApart];
-          groups_of_fours<kGroups>(totals[m], of_groups);
-          const float* const of_row = x_scales + m * groups;
-          const F32 xs = (F32)_mm256_set_m128(_mm_broadcast_ss(of_row + group(j + kApart)), _mm_broadcast_ss(of_row + group(j)));
-          sums[m][0] += s * (xs * __builtin_convertvector(of_groups[j], F32));
-        }
-      }
+    const F32 s = spread<kGroups>(scale, kFloats, its_groups);
+    for (int m = 0; m < M; ++m) {
+      F32 total = __builtin_convertvector((limb_sums<kLimbs, kUnits>(even, odd, x + m * x_stride)), F32);
+      if constexpr (kLimbs > kOneInt8Limb) total *= spread<kGroups>(x_scales + m * groups, 1, its_groups);
+      to[m] = multiply_add(s, total, to[m]);
     }
+    x += kLimbs * kStep;
+    row += kStep / 2;
   };
-  const int64_t span = kUnits == 1 ? kStep : group_size;
-  int64_t begin = 0, g = 0;
-  for (; begin + span <= K; g += kGroups)
-    for (const int64_t end = begin + span; begin < end; begin += kStep) step(begin, kStep, g, kGroups);
-  if (kUnits == 1 && begin < K) step(begin, K - begin, g, groups - g);
-  for (int m = 0; m < M; ++m) {
-    F32 fours = sums[m][0];
-    if constexpr (!kFours && N == kFour) fours = sums_of_fours(sums[m]);
-    if constexpr (N == kFour) {
-      const __m128 total = _mm_add_ps(_mm256_castps256_ps128((__m256)fours), _mm256_extractf128_ps((__m256)fours, 1));
-      _mm_storeu_ps(acc[m], _mm_add_ps(total, _mm_loadu_ps(acc[m])));
-    } else {
-      for (int n = 0; n < N; ++n) acc[m][n] += sum<float>(sums[m][n]);
+  const auto next_groups = [&] {
+    scale += kGroups * kFloats;
+    x_scales += kGroups;
+  };
+  if (kUnits == 1 || group_size == kStep) {
+    // Two steps: a line.
+    for (; kUnits == 1 && count >= 2 * kStep; count -= 2 * kStep) {
+      fetch_weights(row + weights_ahead);
+      step(kStep, kGroups, to);
+      next_groups();
+      step(kStep, kGroups, odd_steps);
+      next_groups();
+    }
+    for (; count >= kStep; count -= kStep) {
+      fetch_weights(row + weights_ahead);
+      step(kStep, kGroups, to);
+      next_groups();
+    }
+    if (kUnits == 1 && count > 0) step(count, count / group_size, to);
+  } else {
+    for (; count > 0; count -= group_size) {
+      for (int64_t k = 0; k < group_size; k += kStep) {
+        fetch_weights(row + weights_ahead);
+        step(kStep, kGroups, to);
+      }
+      next_groups();
     }
   }
+  for (int m = 0; m < M; ++m) sums[m] = kUnits == 1 ? to[m] + odd_steps[m] : to[m];
 }
 
+// Four rows of w, one after the other by a piece of x: where that is all of it, w is read in the order in which it lies.
 template <class Loader, int kLimbs, int kGroups, int kUnits>
 inline void macro_kernel_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w,
                                 int64_t N, int64_t K, const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]) {
   constexpr int64_t kParts = kPanel / kFour;  // of the next panel's groups
-  const int64_t groups = K / w.group_size, part = (groups + kParts - 1) / kParts;
+  const int64_t bytes = K / 2, group_size = w.group_size, groups = K / group_size, part = (groups + kParts - 1) / kParts;
+  const int64_t span = group_size > kPad ? group_size : kPad;
   const auto multiply = [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
-    const auto rows = [&](auto of_w, int64_t n, const ScalesAhead& ahead) {
-      micro_kernel_staged<Loader, kLimbs, kCount, decltype(of_w)::count, kGroups, kUnits>(
-          x + m * x_stride, x_stride, of_x.scales + m * groups, w.packed + n * (K / 2), w.group_size,
-          scales.scales + n / kFour * groups * kFour + n % kFour, ahead, K, reinterpret_cast<float (*)[kPanel]>(&acc[m][n]));
-    };
-    int64_t n = 0;
-    for (; n + kFour <= N; n += kFour) {
+    const int64_t spans = kPieceOfX / (kCount * kLimbs * span), piece = (spans > 0 ? spans : 1) * span;
+    const int64_t groups_of_piece = piece / group_size, weights_ahead = piece < K ? kFour * bytes : kWeightsAhead;
+    for (int64_t n = 0; n < N; n += kFour) {
       const int64_t begin = n / kFour * part, end = begin + part < groups ? begin + part : groups;
       const bool stages = m == 0 && next.N > 0 && begin < end;
-      const auto ahead = [&](const char* from) {
-        return Ahead{from + begin * w.stride, w.stride, stages ? end - begin : 0, kPanel * w.element_bytes};
-      };
-      rows(Rows<kFour>(), n, {ahead(next.w.scale), ahead(next.w.zero_point)});
+      if (stages) fetch_scales(next.w, begin, end);
+      const int64_t rows = N - n < kFour ? N - n : kFour;
+      F32 sums[kFour][kCount];
+      for (int i = 0; i < kFour; ++i)
+        for (F32& sum : sums[i]) sum = F32{};
+      for (int64_t k = 0, g = 0; k < K; k += piece, g += groups_of_piece) {
+        const int8_t* const x_piece = x + m * x_stride + kLimbs * k;
+        const float* const x_scales = of_x.scales + m * groups + g;
+        const uint8_t* row = w.packed + n * bytes + k / 2;
+        const float* scale = scales.scales + (n / kFloats * groups + g) * kFloats + n % kFloats;
+        for (int64_t i = 0; i < rows; ++i, row += bytes, ++scale)
+          micro_kernel_staged<Loader, kLimbs, kCount, kGroups, kUnits>(x_piece, x_stride, x_scales, groups, row, weights_ahead,
+                                                                       group_size, scale, K - k < piece ? K - k : piece, sums[i]);
+      }
+      for (int r = 0; r < kCount; ++r) {
+        const F32 of_rows[kFour] = {sums[0][r], sums[1][r], sums[2][r], sums[3][r]};
+        const __m256 halves = (__m256)sums_of_fours(of_rows);
+        const __m128 total = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+        float* const to = &acc[m + r][n];
+        _mm_storeu_ps(to, _mm_add_ps(total, _mm_loadu_ps(to)));
+      }
       if (stages) stage_groups<Loader>(of_x, M, next.w, next.N, K, begin, end, next.scales);
     }
-    for (; n < N; ++n) rows(Rows<1>(), n, {});
   };
   memcpy(acc, scales.sums, static_cast<size_t>(M * kPanel) * sizeof(float));
   each_rows<kFewRows>(M, multiply);

@@ -268,7 +268,7 @@ struct GemvLimbsPacked {
 
 // Scales and zero points of a panel as floats.
 struct StagedScales {
-  float* scales;  // [kPanel / 4, K / group_size, 4]
+  float* scales;  // [kPanel / 8, K / group_size, 8]
   float* sums;    // [M, kPanel]: what zero points and the signs of nibbles add
 };
 
