@@ -9,10 +9,10 @@ namespace {
 // With fewer output columns than this, what the tensor cores cut off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
 constexpr int64_t kScaledGroup = 128;  // k of a group of int4, below which scaling sums takes longer than multiplying in 16 bits
-// What weight-only products take longer where x has 8 bits and scales of rows: of their model's time, and microseconds for each
-// number that becomes one of 16 bits.
-constexpr double kWithRowScales = 1.15, kWidening = 1.5e-6;
-constexpr double kSums = 2;  // microseconds of the sums of x that int4 needs beside its tiles
+// int4_wgmma takes 1.08 to 1.13 times as long as its model says from 256 rows on, at the clock that power leaves it.
+constexpr double kWeightOnly = 1.11;
+// Microseconds that quantising x takes longer for sums of it than for numbers of 16 bits, and more for each number.
+constexpr double kSums = 2, kSumming = 3e-7;
 
 bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
 
@@ -47,7 +47,7 @@ double weight_only_time(const LinearProblem& p, const ScaledPlan& plan, const De
   if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || p.group_size < kScaledGroup) return 0;
   Int4Linear linear = int4_linear(p);
   linear.scale_type = element(plan.scale);
-  return kWithRowScales * choose_int4_wgmma(linear, device).microseconds + kWidening * static_cast<double>(p.M * p.K);
+  return kWeightOnly * choose_int4_wgmma(linear, device).microseconds;
 }
 
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
@@ -57,7 +57,8 @@ ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   const auto weight_only = by_weight_only(p, device, aligned);
   if (exact && engine_takes(p, device, aligned, scale)) {
     const auto choice = choose_scaled_wgmma(scaled_linear(p, scale), device);
-    if (!weight_only || choice.microseconds + kSums < weight_only_time(p, *weight_only, device))
+    const double sums = kSums + kSumming * static_cast<double>(p.M * p.K);
+    if (!weight_only || choice.microseconds + sums < weight_only_time(p, *weight_only, device))
       return {ScaledWgmmaConfig{choice.config}, scale};
   }
   if (weight_only) return *weight_only;

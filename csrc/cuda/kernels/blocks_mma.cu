@@ -6,6 +6,7 @@
 
 #include "cuda/fits.h"
 #include "cuda/kernels/arrange_scales.cuh"
+#include "cuda/kernels/choice.h"
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/rowwise_mma.cuh"
@@ -118,8 +119,7 @@ bool blocks_mma_takes(const BlockLinear& p) {
 BlocksMmaConfig choose_blocks_mma(const BlockLinear& p, const Device& device) {
   const RowwiseMmaFit& fit = fits_of(device).rowwise_mma;
   const int sms = device.multiprocessors;
-  BlocksMmaConfig best{};
-  double least = std::numeric_limits<double>::infinity();
+  Choice<BlocksMmaConfig> best;
   for (const MmaFit::Tile& cost : fit.tiles) {
     BlocksMmaConfig c{cost.block_n, cost.block_m, 1};
     if (cost.x != Element::bf16 || !blocks_mma_fits(p, c)) continue;
@@ -130,10 +130,10 @@ BlocksMmaConfig choose_blocks_mma(const BlockLinear& p, const Device& device) {
       double us = cost.step * (ceil_div(p.K, 64 * c.splits) + fit.fill_steps) *
                   std::max<double>(ceil_div(unsplit * c.splits, sms), cost.filled);
       if (c.splits > 1) us += fit.split + fit.split_mb * 2e-6 * static_cast<double>(partials_bytes(p, c));
-      if (us < least) least = us, best = c;
+      best.consider(c, us);
     }
   }
-  return best;
+  return best.config;
 }
 
 bool blocks_mma_fits(const BlockLinear& p, const BlocksMmaConfig& c) {
