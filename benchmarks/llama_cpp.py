@@ -98,7 +98,7 @@ def by_transformers(model: Any, prompt: int, steps: int) -> dict[str, float]:
     with torch.inference_mode():
         fill = llama_models.prefill(model, 1, prompt)
         begin = 8
-        # Attention reads all of a static cache, llama.cpp's what is filled: there is room for these steps alone.
+        # Room for these steps alone: attention reads all of a static cache, llama.cpp's what is filled.
         decoding = llama_models.Decoding(model, 1, begin, begin + steps)
         compiled = torch.compile(decoding.step)
 
