@@ -151,8 +151,8 @@ inline void multiply_few_int4(const LinearProblem& p, const Plan& plan, const Te
   const bool two = plan.algorithm == Algorithm::gemv_limbs2;
   if (plan.algorithm == Algorithm::gemv_int4) return multiply_gemv_int4(p, input, weight, output);
   if (plan.algorithm == Algorithm::gemv_limbs2_packed) return by_limbs(*k.gemv_limbs2_packed);
-  if (plan.algorithm == Algorithm::gemv_limb)
-    return k.gemv_limb != nullptr ? by_limbs(*k.gemv_limb) : by_limbs(*k.gemv_limb_staged);
+  if (plan.algorithm == Algorithm::gemv_limb) return by_limbs(*k.gemv_limb);
+  if (plan.algorithm == Algorithm::gemv_limb_staged) return by_limbs(*k.gemv_limb_staged);
   if (k.gemv_limbs2 != nullptr) return by_limbs(two ? *k.gemv_limbs2 : *k.gemv_limbs3);
   by_limbs(two ? *k.gemv_limbs2_staged : *k.gemv_limbs3_staged);
 }

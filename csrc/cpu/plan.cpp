@@ -196,8 +196,12 @@ Plan plan_scaled_int4(const LinearProblem& p) {
   const bool int8 = (quantizes ? p.quantized : p.input) == ScalarType::Char;
   const bool whole = p.group_size % kPad == 0, grouped = whole || p.group_size == 32 || p.group_size == 64;
   if (int8) {
-    const bool has_limb = kernels().gemv_limb != nullptr || kernels().gemv_limb_staged != nullptr;
-    if (grouped && has_limb && p.M <= few_rows(p).int4_by_int8) return {Algorithm::gemv_limb, ScalarType::Char};
+    const bool panels = kernels().gemv_limb != nullptr, rows = kernels().gemv_limb_staged != nullptr;
+    if (grouped && p.M <= few_rows(p).int4_by_int8) {
+      // One row of x leaves the time to memory, which is read faster row by row.
+      if (rows && (p.M == 1 || !panels)) return {Algorithm::gemv_limb_staged, ScalarType::Char};
+      if (panels) return {Algorithm::gemv_limb, ScalarType::Char};
+    }
     const bool by_int8 = kernels().gemm_int4_i8 != nullptr && p.group_size % kEightCodes == 0;
     if (by_int8 || !has_gemv_int4(p)) return {Algorithm::gemm_int4_int8, by_int8 ? ScalarType::Char : ScalarType::Float};
     return {Algorithm::gemv_int4, ScalarType::Float};
@@ -230,6 +234,7 @@ namespace {
 const char* name_of(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::gemv_limb: return "nibbles by int8";
+    case Algorithm::gemv_limb_staged: return "rows of nibbles by int8";
     case Algorithm::gemv_limbs2: return "nibbles by two int8 limbs";
     case Algorithm::gemv_limbs3: return "nibbles by three int8 limbs";
     case Algorithm::gemv_limbs2_packed: return "tiles of nibbles by two int8 limbs";

@@ -8,6 +8,7 @@ namespace aoext::cpu {
 
 enum class Algorithm {
   gemv_limb,           // int4, few rows of x of int8: exact sums of integers
+  gemv_limb_staged,    // the same, a row of w after the other
   gemv_limbs2,         // int4, few rows of x as two int8 limbs: integer products; plan_int4_floats for rows of too wide a range
   gemv_limbs3,         // the same with three limbs, for float32 results
   gemv_limbs2_packed,  // as gemv_limbs2, several rows at once with matrix instructions

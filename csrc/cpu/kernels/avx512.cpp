@@ -11,6 +11,8 @@
 #include "cpu/kernels/gemv_blockwise_bf16_avx512.inc.h"
 #include "cpu/kernels/gemv_i8_avx512.inc.h"
 #include "cpu/kernels/gemv_int8_limbs_avx512.inc.h"
+#include "cpu/kernels/gemv_int8_limbs_staged.inc.h"
+#include "cpu/kernels/limb_sums_avx512.inc.h"
 #include "cpu/kernels/segments_avx512.inc.h"
 
 namespace aoext::cpu {
@@ -37,6 +39,7 @@ const Kernels& kernels_avx512() {
     all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
     all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb, kIntoFirstCache>;
+    all.gemv_limb_staged = &kGemvLimbsStaged<kOneInt8Limb>;
     return all;
   }();
   return table;

@@ -1,4 +1,4 @@
-// Products of bytes in 16 bits, for gemv_int8_limbs_avx2.inc.h where there is no AVX-VNNI.
+// Products of bytes in 16 bits, for gemv_int8_limbs_staged.inc.h where there is no AVX-VNNI.
 #pragma once
 
 #include "cpu/kernels/int8_limbs.inc.h"

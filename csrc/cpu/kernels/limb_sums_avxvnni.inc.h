@@ -1,4 +1,4 @@
-// Products of bytes in 32 bits by AVX-VNNI, for gemv_int8_limbs_avx2.inc.h.
+// Products of bytes in 32 bits by AVX-VNNI, for gemv_int8_limbs_staged.inc.h.
 #pragma once
 
 #include "cpu/kernels/int8_limbs.inc.h"

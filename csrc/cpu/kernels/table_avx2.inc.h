@@ -6,10 +6,11 @@
 
 #include "cpu/kernels/table.inc.h"
 
+#include "cpu/kernels/doubled_e2m1_avx2.inc.h"
 #include "cpu/kernels/e4m3.inc.h"
 #include "cpu/kernels/gemm_i8_avx2.inc.h"
 #include "cpu/kernels/gemv_i8_avx2.inc.h"
-#include "cpu/kernels/gemv_int8_limbs_avx2.inc.h"
+#include "cpu/kernels/gemv_int8_limbs_staged.inc.h"
 #include "cpu/kernels/gemv_lut4_avx2.inc.h"
 #include "cpu/kernels/without_avx512.inc.h"
 

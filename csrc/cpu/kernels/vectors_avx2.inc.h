@@ -114,15 +114,5 @@ inline void transpose_words(U32 (&rows)[kFloats]) {
   }
 }
 
-// Lane 4 i + n is the sum of the lanes 4 i … 4 i + 3 of rows[n].
-template <class V>
-inline V sums_of_fours(const V (&rows)[4]) {
-  const auto pair = [](V a, V b) {
-    return (V)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b) + (V)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
-  };
-  const __m256i ab = (__m256i)pair(rows[0], rows[1]), cd = (__m256i)pair(rows[2], rows[3]);
-  return (V)_mm256_unpacklo_epi64(ab, cd) + (V)_mm256_unpackhi_epi64(ab, cd);
-}
-
 }  // namespace
 }  // namespace aoext::cpu

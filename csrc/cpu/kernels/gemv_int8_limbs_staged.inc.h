@@ -1,47 +1,26 @@
-// int4 by few rows of x as int8 limbs (int8_limbs.inc.h), with vectors of 32 bytes:
+// int4 by few rows of x as int8 limbs (int8_limbs.inc.h), a row of w after the other:
 // y[m][n] = Σ scale[g][n] · (x_scale[m][g] · Σ u x), beside it what zero points and signs add.
 //
-// Four rows of w at a time pass by all of K, by steps of 128 weights, 64 bytes of each row. Scales lie [K/group_size, N]: a line
-// of memory is those of a panel's rows for one group, far from the next group's. They are staged once for each panel as floats,
-// four rows' side by side, where zero points leave but a sum for each row. A burst of such lines from memory would stop all else:
-// an eighth of the next panel's is fetched while four rows of this one are multiplied, and staged behind them.
+// A row of w passes by all of K, by steps of up to 128 weights, 64 bytes, so that w is one stream in the order in which it lies,
+// fetched 8 KB ahead: at the pace of a plain read. Rows side by side are as many streams, each too short for the hardware to run
+// ahead in. Scales lie [K/group_size, N]: a line of memory is those of a panel's rows for one group, far from the next group's.
+// They are staged once for each panel as floats, a vector of rows side by side, where zero points leave but a sum for each row. A
+// burst of such lines from memory would stop all else: an eighth of the next panel's is fetched while four rows of this one are
+// multiplied, and staged behind them.
 #pragma once
 
-#include "common/e2m1.h"
 #include "cpu/kernels/convert.inc.h"
 #include "cpu/kernels/int8_limbs.inc.h"
 #include "cpu/kernels/unsigned_nibbles.inc.h"
-#include "cpu/kernels/vectors_avx2.inc.h"
 
 namespace aoext::cpu {
 namespace {
 
-constexpr int kFour = 4;  // rows of w at once
-static_assert(kFloats == 2 * kFour);
+constexpr int kRowsTogether = 4;  // rows of w whose sums are added up together
 
-// Σ u x in fixed point over kUnits units, whose lanes add up to it, exact in 32 bits: limb_sums_avx2.inc.h or
-// limb_sums_avxvnni.inc.h.
+// Σ u x in fixed point over kUnits units, whose lanes add up to it, exact in 32 bits: limb_sums_<it>.inc.h.
 template <int kLimbs, int kUnits>
 I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t* x);
-
-// A loader of e2m1, whose values are integers once they are doubled.
-struct DoubledE2m1 {
-  static constexpr int kOffset = 12;
-  static constexpr bool kZeroPoints = false;
-  static void load(U32 words, U32* even, U32* odd) {
-    static constexpr OfE2m1<uint8_t> kValues = [] {
-      OfE2m1<uint8_t> offset{};
-      for (int code = 0; code < 2 * kE2m1Sign; ++code)  // of a code whose sign bit is flipped, as unpack leaves it
-        offset.values[code] = static_cast<uint8_t>(kDoubledE2m1.values[code ^ kE2m1Sign] + kOffset);
-      return offset;
-    }();
-    const __m256i values = _mm256_broadcastsi128_si256(aoext::cpu::load<__m128i>(kValues.values));
-    U32 low, high;
-    unpack(words, &low, &high);
-    *even = (U32)_mm256_shuffle_epi8(values, (__m256i)low);
-    *odd = (U32)_mm256_shuffle_epi8(values, (__m256i)high);
-  }
-};
 
 // ---- scales --------------------------------------------------------------------------------------------
 
@@ -120,12 +99,12 @@ void stage_scales(const GroupsOfX& of_x, int64_t M, const Int4Panel& w, int64_t 
 }
 
 // Into the second cache: where a stride is a power of two, all of these lines are of one set of the first.
+template <class Loader>
 inline void fetch_scales(const Int4Panel& w, int64_t begin, int64_t end) {
-  const int64_t bytes = kPanel * w.element_bytes;
   for (int64_t g = begin; g < end; ++g)
-    for (int64_t i = 0; i < bytes; i += kLine) {
-      __builtin_prefetch(w.scale + g * w.stride + i, 0, 2);
-      __builtin_prefetch(w.zero_point + g * w.stride + i, 0, 2);
+    for (int64_t i = g * w.stride; i < g * w.stride + kPanel * w.element_bytes; i += kLine) {
+      fetch_weights(w.scale + i);
+      if constexpr (Loader::kZeroPoints) fetch_weights(w.zero_point + i);
     }
 }
 
@@ -135,7 +114,6 @@ inline void fetch_scales(const Int4Panel& w, int64_t begin, int64_t end) {
 template <int kGroups>
 inline F32 spread(const float* scale, int64_t stride, int64_t count) {
   F32 v = broadcast(*scale);
-  if constexpr (kGroups == 2) return (F32)_mm256_blend_ps((__m256)v, (__m256)broadcast(scale[count > 1 ? stride : 0]), 0xf0);
   for (int g = 1; g < kGroups; ++g) {
     I32 lanes;
     for (int i = 0; i < kFloats; ++i) lanes[i] = i / (kFloats / kGroups) >= g ? -1 : 0;
@@ -149,13 +127,15 @@ constexpr int64_t kWeightsAhead = 8192;
 
 // Bytes of x that stay in the first cache beside scales.
 constexpr int64_t kPieceOfX = 16384;
+constexpr int64_t kMostScalesOfX = kPieceOfX / kTwoInt8Limbs / kLimbUnit;
 
 // `count` elements of a row of w by M rows of x, of groups from g on: adds to `sums` what adds up to the products. A step is
 // kUnits units of one group, or one unit, of kGroups groups. A scale of x, 2⁻²³ of it, meets a total first: times a scale of w it
 // may be subnormal where the result is not. Integers have none.
 template <class Loader, int kLimbs, int M, int kGroups, int kUnits>
-inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* x_scales, int64_t groups, const uint8_t* row,
-                                int64_t weights_ahead, int64_t group_size, const float* scale, int64_t count, F32 (&sums)[M]) {
+inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const F32* x_scales, int64_t x_scales_of_row,
+                                const uint8_t* row, int64_t weights_ahead, int64_t group_size, const float* scale, int64_t count,
+                                F32 (&sums)[M]) {
   constexpr int64_t kStep = kUnits * kLimbUnit;
   F32 to[M], odd_steps[M] = {};  // two sums, so that a short step need not wait for the one before it
   for (int m = 0; m < M; ++m) to[m] = sums[m];
@@ -173,7 +153,7 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
     const F32 s = spread<kGroups>(scale, kFloats, its_groups);
     for (int m = 0; m < M; ++m) {
       F32 total = __builtin_convertvector((limb_sums<kLimbs, kUnits>(even, odd, x + m * x_stride)), F32);
-      if constexpr (kLimbs > kOneInt8Limb) total *= spread<kGroups>(x_scales + m * groups, 1, its_groups);
+      if constexpr (kLimbs > kOneInt8Limb) total *= x_scales[m * x_scales_of_row];
       to[m] = multiply_add(s, total, to[m]);
     }
     x += kLimbs * kStep;
@@ -181,23 +161,23 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
   };
   const auto next_groups = [&] {
     scale += kGroups * kFloats;
-    x_scales += kGroups;
+    ++x_scales;
   };
-  if (kUnits == 1 || group_size == kStep) {
-    // Two steps: a line.
-    for (; kUnits == 1 && count >= 2 * kStep; count -= 2 * kStep) {
-      fetch_weights(row + weights_ahead);
+  if (group_size <= kStep) {
+    for (; count >= 2 * kStep; count -= 2 * kStep) {
+      for (int64_t i = 0; i < kStep; i += kLine) fetch_weights(row + weights_ahead + i);
       step(kStep, kGroups, to);
       next_groups();
       step(kStep, kGroups, odd_steps);
       next_groups();
     }
-    for (; count >= kStep; count -= kStep) {
+    if (count >= kStep) {
       fetch_weights(row + weights_ahead);
       step(kStep, kGroups, to);
       next_groups();
+      count -= kStep;
     }
-    if (kUnits == 1 && count > 0) step(count, count / group_size, to);
+    if (count > 0) step(count, count / group_size, to);
   } else {
     for (; count > 0; count -= group_size) {
       for (int64_t k = 0; k < group_size; k += kStep) {
@@ -207,43 +187,48 @@ inline void micro_kernel_staged(const int8_t* x, int64_t x_stride, const float* 
       next_groups();
     }
   }
-  for (int m = 0; m < M; ++m) sums[m] = kUnits == 1 ? to[m] + odd_steps[m] : to[m];
+  for (int m = 0; m < M; ++m) sums[m] = to[m] + odd_steps[m];
 }
 
 // Four rows of w, one after the other by a piece of x: where that is all of it, w is read in the order in which it lies.
 template <class Loader, int kLimbs, int kGroups, int kUnits>
 inline void macro_kernel_staged(const int8_t* x, int64_t x_stride, const GroupsOfX& of_x, int64_t M, const Int4Panel& w,
                                 int64_t N, int64_t K, const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]) {
-  constexpr int64_t kParts = kPanel / kFour;  // of the next panel's groups
+  constexpr int64_t kParts = kPanel / kRowsTogether;  // of the next panel's groups
   const int64_t bytes = K / 2, group_size = w.group_size, groups = K / group_size, part = (groups + kParts - 1) / kParts;
   const int64_t span = group_size > kPad ? group_size : kPad;
   const auto multiply = [&](auto count, int64_t m) {
     constexpr int kCount = decltype(count)::count;
     const int64_t spans = kPieceOfX / (kCount * kLimbs * span), piece = (spans > 0 ? spans : 1) * span;
-    const int64_t groups_of_piece = piece / group_size, weights_ahead = piece < K ? kFour * bytes : kWeightsAhead;
-    for (int64_t n = 0; n < N; n += kFour) {
-      const int64_t begin = n / kFour * part, end = begin + part < groups ? begin + part : groups;
+    const int64_t groups_of_piece = piece / group_size, weights_ahead = piece < K ? kRowsTogether * bytes : kWeightsAhead;
+    const int64_t x_scales_of_row = (groups_of_piece + kGroups - 1) / kGroups;
+    [[maybe_unused]] F32 x_scales[kLimbs > kOneInt8Limb ? kMostScalesOfX : 1];
+    for (int64_t n = 0; n < N; n += kRowsTogether) {
+      const int64_t begin = n / kRowsTogether * part, end = begin + part < groups ? begin + part : groups;
       const bool stages = m == 0 && next.N > 0 && begin < end;
-      if (stages) fetch_scales(next.w, begin, end);
-      const int64_t rows = N - n < kFour ? N - n : kFour;
-      F32 sums[kFour][kCount];
-      for (int i = 0; i < kFour; ++i)
+      if (stages) fetch_scales<Loader>(next.w, begin, end);
+      const int64_t rows = N - n < kRowsTogether ? N - n : kRowsTogether;
+      F32 sums[kRowsTogether][kCount];
+      for (int i = 0; i < kRowsTogether; ++i)
         for (F32& sum : sums[i]) sum = F32{};
       for (int64_t k = 0, g = 0; k < K; k += piece, g += groups_of_piece) {
+        if constexpr (kLimbs > kOneInt8Limb)
+          if (n == 0 || piece < K)
+            for (int r = 0; r < kCount; ++r)
+              for (int64_t i = 0; i < x_scales_of_row && g + i * kGroups < groups; ++i)
+                x_scales[r * x_scales_of_row + i] =
+                    spread<kGroups>(of_x.scales + (m + r) * groups + g + i * kGroups, 1, groups - g - i * kGroups);
         const int8_t* const x_piece = x + m * x_stride + kLimbs * k;
-        const float* const x_scales = of_x.scales + m * groups + g;
         const uint8_t* row = w.packed + n * bytes + k / 2;
         const float* scale = scales.scales + (n / kFloats * groups + g) * kFloats + n % kFloats;
         for (int64_t i = 0; i < rows; ++i, row += bytes, ++scale)
-          micro_kernel_staged<Loader, kLimbs, kCount, kGroups, kUnits>(x_piece, x_stride, x_scales, groups, row, weights_ahead,
-                                                                       group_size, scale, K - k < piece ? K - k : piece, sums[i]);
+          micro_kernel_staged<Loader, kLimbs, kCount, kGroups, kUnits>(x_piece, x_stride, x_scales, x_scales_of_row, row,
+                                                                       weights_ahead, group_size, scale,
+                                                                       K - k < piece ? K - k : piece, sums[i]);
       }
       for (int r = 0; r < kCount; ++r) {
-        const F32 of_rows[kFour] = {sums[0][r], sums[1][r], sums[2][r], sums[3][r]};
-        const __m256 halves = (__m256)sums_of_fours(of_rows);
-        const __m128 total = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
-        float* const to = &acc[m + r][n];
-        _mm_storeu_ps(to, _mm_add_ps(total, _mm_loadu_ps(to)));
+        const F32 of_rows[kRowsTogether] = {sums[0][r], sums[1][r], sums[2][r], sums[3][r]};
+        add_sums(of_rows, &acc[m + r][n]);
       }
       if (stages) stage_groups<Loader>(of_x, M, next.w, next.N, K, begin, end, next.scales);
     }
