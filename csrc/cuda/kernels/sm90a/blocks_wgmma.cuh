@@ -157,7 +157,7 @@ struct FactoredRows {
   __device__ Channel channel(int n) const {
     return n < N ? Channel{factor[n], bias ? load_float(bias, n, bias_type) : 0.0f} : Channel{};
   }
-  template <int>
+  template <int, bool>
   struct Rows {
     __device__ void load(const FactoredRows&, int, int) {}
     __device__ Nothing operator()(int, int) const { return {}; }

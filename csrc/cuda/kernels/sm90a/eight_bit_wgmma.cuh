@@ -100,7 +100,7 @@ struct ScaledRows {
   RowwiseLinear problem;
 
   __device__ Channel channel(int n) const { return n < N ? load_channel(problem, n) : Channel{}; }
-  template <int>
+  template <int, bool>
   struct Rows {
     __device__ void load(const ScaledRows&, int, int) {}
     __device__ Nothing operator()(int, int) const { return {}; }

@@ -210,21 +210,27 @@ struct Biased {
   }
 
   __device__ float channel(int n) const { return bias == nullptr || n >= N ? 0 : load_float(bias, n, bias_type); }
+  __device__ float row(int m) const { return row_scale == nullptr ? 1 : m < M ? row_scale[m] : 0; }
 
   // Lanes of a warp have a row of every 32 each: asked for one after the other between the stores of a tile, these scales took
   // longer than the stores.
-  template <int kRows>
+  template <int kRows, bool kEarly>
   struct Rows {
     float scales[(kRows + 31) / 32];
 
     __device__ void load(const Biased& e, int first_m, int lane) {
 #pragma unroll
-      for (int i = 0; i < (kRows + 31) / 32; ++i) {
-        const int m = first_m + 32 * i + lane;
-        scales[i] = e.row_scale == nullptr ? 1 : m < e.M ? e.row_scale[m] : 0;
-      }
+      for (int i = 0; i < (kRows + 31) / 32; ++i) scales[i] = e.row(first_m + 32 * i + lane);
     }
     __device__ float operator()(int first, int in) const { return __shfl_sync(~0u, scales[first / 32], first % 32 + in); }
+  };
+  template <int kRows>
+  struct Rows<kRows, /*kEarly=*/false> {
+    const Biased* epilogue;
+    int first_m;
+
+    __device__ void load(const Biased& e, int first_m_of_tile, int) { epilogue = &e, first_m = first_m_of_tile; }
+    __device__ float operator()(int first, int in) const { return epilogue->row(first_m + first + in); }
   };
   __device__ float operator()(float sum, float row_scale, float bias) const { return fmaf(sum, row_scale, bias); }
 };

@@ -55,8 +55,8 @@
 //
 // An epilogue has, instead of row(m):
 //
-//   template <int kRows> struct Rows {         // what outputs of a row of x share, of kRows rows
-//     void load(const Epilogue&, int first_m, int lane);  // before the last product ends
+//   template <int kRows, bool kEarly> struct Rows {       // what outputs of a row of x share, of kRows rows
+//     void load(const Epilogue&, int first_m, int lane);  // before the last product ends, if registers hold them: kEarly
 //     auto operator()(int first, int in) const;           // as write_tile wants it, by all lanes of a warp
 //   };
 //
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     };
 
     for_each_work(p.schedule, block_work, [&](const auto& work) {
-      typename Epilogue::template Rows<L::kOwnM> rows;
+      typename Epilogue::template Rows<L::kOwnM, kBlockN <= kPairN> rows;  // three warpgroups have no registers for them
       const auto load_rows = [&] {
         const Tile tile = tile_of(p.tiles, work, kBlockM, kBlockN);
         rows.load(p.epilogue, tile.m + (L::kShares ? me.way * L::kOwnM : 0), lane);
