@@ -23,11 +23,12 @@ pytestmark = [
     ),
     pytest.mark.skipif(aoext.info.build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
-# Operators with a kernel of this device; the generic ones serve two others.
+# Operators with a kernel of this device; the generic ones serve three others, of which that of experts runs this device's own
+# for each.
 OWN = [
     name
     for name in [*ALL_CALLS, "quantize_rowwise"]
-    if name not in ("convert_weight_to_int4pack", "dequantize_rowwise")
+    if name not in (*reference.GROUPED, "convert_weight_to_int4pack", "dequantize_rowwise")
 ]
 needs_simulator = pytest.mark.skipif(XPU_SIM is None, reason="the XPU is a real one")
 
