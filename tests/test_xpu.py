@@ -23,8 +23,8 @@ pytestmark = [
     ),
     pytest.mark.skipif(aoext.info.build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
-# Operators with a kernel of this device; the generic ones serve three others, of which that of experts runs this device's own
-# for each.
+# Operators with a kernel of this device; the generic ones serve three others, that of experts by this
+# device's own for each.
 OWN = [
     name
     for name in [*ALL_CALLS, "quantize_rowwise"]
