@@ -225,12 +225,8 @@ struct Biased {
     __device__ float operator()(int first, int in) const { return __shfl_sync(~0u, scales[first / 32], first % 32 + in); }
   };
   template <int kRows>
-  struct Rows<kRows, /*kEarly=*/false> {
-    const Biased* epilogue;
-    int first_m;
-
-    __device__ void load(const Biased& e, int first_m_of_tile, int) { epilogue = &e, first_m = first_m_of_tile; }
-    __device__ float operator()(int first, int in) const { return epilogue->row(first_m + first + in); }
+  struct Rows<kRows, /*kEarly=*/false> : LateRows<Biased> {
+    __device__ void load(const Biased& e, int first_m_of_tile, int) { this->epilogue = &e, this->first_m = first_m_of_tile; }
   };
   __device__ float operator()(float sum, float row_scale, float bias) const { return fmaf(sum, row_scale, bias); }
 };

@@ -185,7 +185,7 @@ __device__ inline void finish_tile(Sum (&sums)[kSums], const Thread& me, const E
     if (is_shared)
       chunks =
           reduce_cluster</*kCluster=*/2, typename Epilogue::Output, L::kOwnM>(mine, kPair, shared + L::kClusterBarriers, shared);
-    const LateRows<Epilogue> rows = {epilogue, tile.m + me.group * tile.group_m};
+    const LateRows<Epilogue> rows = {&epilogue, tile.m + me.group * tile.group_m};
     write_tile<L::kOwnM>(mine, me, epilogue, rows, tile, shared + L::kStaging, chunks);
   };
   if constexpr (L::kTurns == 1) {

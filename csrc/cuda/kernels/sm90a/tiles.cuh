@@ -341,9 +341,9 @@ __device__ inline unsigned reduce_cluster(Sum (&sums)[kBlockM / 2], int threads,
 // What outputs of a row of x share, asked of an epilogue when it is needed.
 template <class Epilogue>
 struct LateRows {
-  const Epilogue& epilogue;
+  const Epilogue* epilogue;
   int first_m;
-  __device__ auto operator()(int first, int in) const { return epilogue.row(first_m + first + in); }
+  __device__ auto operator()(int first, int in) const { return epilogue->row(first_m + first + in); }
 };
 
 // Stores a warpgroup's 64 output channels by kBlockM rows of x, of which chunks c whose bit of `chunks` is set: transposed
