@@ -3,7 +3,8 @@
 // an output channel, which becomes part of that channel's factor.
 //
 // A few hundred KB are read and twice that written, so what counts is how often a thread waits for memory, one load after
-// another: all loads of a block come first, eight granules of a row at once where scales lie so, and it stores 16 bytes a thread.
+// another, and for its instructions, each of which runs once: all loads of a block come first, eight granules of a row at once
+// where scales lie so, types of scales are told apart once for all, and a thread stores 16 bytes.
 #pragma once
 
 #include "cuda/kernels/blocks.cuh"
@@ -101,48 +102,44 @@ template <class T, int kGranule, ScaleRows kRows>
 __global__ void __launch_bounds__(kArrangeThreads)
     arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
   constexpr int kEach = kArrangeRows * kArrangeGroups / kArrangeThreads, kStep = kArrangeThreads / kArrangeGroups;
+  constexpr bool kPieces = kRows == ScaleRows::pieces, kShared = kRows == ScaleRows::shared;
+  constexpr int kDistinct = kShared ? 1 : kEach, kDivisors = kRows == ScaleRows::any ? kEach : 1;
   static_assert(kEach == 8);
   wait_for_last_kernel();
   start_next_kernel();
   __shared__ alignas(16) T tile[kArrangeGroups][kArrangeRows + 8];
   const int64_t n0 = int64_t{blockIdx.x} * kArrangeRows, g0 = int64_t{blockIdx.y} * kArrangeGroups;
   // Of a thread's scale i: its row and granule in the tile.
-  constexpr bool kPieces = kRows == ScaleRows::pieces;
   const auto row_of = [](int i) { return kPieces ? threadIdx.x % kArrangeRows : threadIdx.x / kArrangeGroups + i * kStep; };
   const auto group_of = [](int i) { return kPieces ? threadIdx.x / kArrangeRows * kEach + i : threadIdx.x % kArrangeGroups; };
   const auto inside = [&](int i) { return n0 + row_of(i) < p.N && (g0 + group_of(i)) * kGranule < p.K; };
 
-  uint32_t raw[kEach] = {};
-  float largest[kEach];
-  const auto divisor = [&](int i) {
-    return kRows != ScaleRows::shared && a.largest && inside(i) ? a.largest[n0 + row_of(i)] : 1.0f;
-  };
+  uint32_t raw[kDistinct] = {};
+  float scale[kDistinct], divisor[kDivisors];
   if constexpr (kPieces) {
     if (inside(0)) load_piece_bits(p, (n0 + row_of(0)) * columns + g0 + group_of(0), raw);
-    largest[0] = divisor(0);
   } else {
-    const int64_t k = (g0 + group_of(0)) * kGranule,
-                  column = static_cast<uint32_t>(k) / static_cast<uint32_t>(min(p.block_k, p.K));
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (inside(i)) raw[i] = load_scale_bits(p.block_scale, scale_row(p, n0 + row_of(i)) * columns + column, p.block_scale_type);
-      largest[i] = divisor(i);
-    }
+    const auto k = static_cast<uint32_t>((g0 + group_of(0)) * kGranule);
+    const int64_t column = k / static_cast<uint32_t>(min(p.block_k, p.K));
+    load_scale_bits<kDistinct>(p.block_scale, p.block_scale_type, raw, [&](int i) {
+      return (kShared ? k < p.K : inside(i)) ? scale_row(p, kShared ? n0 : n0 + row_of(i)) * columns + column : -1;
+    });
   }
-  float largest_of_all = 1;
-  if (kRows == ScaleRows::shared && a.largest) largest_of_all = largest_of_block(p, scale_row(p, n0), columns);
+#pragma unroll
+  for (int i = 0; i < kDivisors; ++i) divisor[i] = !kShared && a.largest && inside(i) ? a.largest[n0 + row_of(i)] : 1.0f;
+  if (kShared && a.largest) divisor[0] = largest_of_block(p, scale_row(p, n0), columns);
   if (blockIdx.y == 0 && threadIdx.x < kArrangeRows && n0 + threadIdx.x < p.N) {
     const float table = p.table ? table_factor<T>(p.table) : 1.0f;
-    const float own = kRows == ScaleRows::shared ? largest_of_all : a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
+    const float own = kShared ? divisor[0] : a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
     a.factor[n0 + threadIdx.x] = own * (global_scale(p) / table);
     if (p.table && blockIdx.x == 0 && threadIdx.x == 0) a.table->template read<T>(p.table, table);
   }
+  scales_of_bits<kDistinct>(raw, p.block_scale_type, scale);
+  if (a.largest)
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    float scale = inside(i) ? scale_of_bits(raw[i], p.block_scale_type) : 0;
-    if (a.largest) scale /= kRows == ScaleRows::shared ? largest_of_all : largest[kPieces ? 0 : i];
-    tile[group_of(i)][row_of(i)] = rounded<T>(scale);
-  }
+    for (int i = 0; i < kDistinct; ++i) scale[i] /= divisor[kDivisors == 1 ? 0 : i];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) tile[group_of(i)][row_of(i)] = rounded<T>(inside(i) ? scale[kShared ? 0 : i] : 0);
   __syncthreads();
   const int group = threadIdx.x / 8, row = threadIdx.x % 8 * 8;
   if (n0 + row < a.stride && g0 + group < a.groups)

@@ -36,6 +36,37 @@ __device__ __forceinline__ uint32_t load_scale_bits(const void* p, int64_t i, El
   }
 }
 
+// The same of several, with one switch: `at` says where scale i is, or is negative where there is none.
+template <int kCount, class At>
+__device__ __forceinline__ void load_scale_bits(const void* p, Element type, uint32_t (&bits)[kCount], At&& at) {
+  const auto load = [&](auto number) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (const int64_t from = at(i); from >= 0) bits[i] = static_cast<const decltype(number)*>(p)[from];
+  };
+  switch (type) {
+    case Element::fp32: load(uint32_t()); break;
+    case Element::bf16:
+    case Element::fp16: load(uint16_t()); break;
+    default: load(uint8_t());
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void scales_of_bits(const uint32_t (&bits)[kCount], Element type, float (&scales)[kCount]) {
+  const auto convert = [&](auto constant) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scales[i] = scale_of_bits(bits[i], decltype(constant)::value);
+  };
+  switch (type) {
+    case Element::fp32: convert(std::integral_constant<Element, Element::fp32>()); break;
+    case Element::bf16: convert(std::integral_constant<Element, Element::bf16>()); break;
+    case Element::fp16: convert(std::integral_constant<Element, Element::fp16>()); break;
+    case Element::e8m0: convert(std::integral_constant<Element, Element::e8m0>()); break;
+    default: convert(std::integral_constant<Element, Element::e4m3>());
+  }
+}
+
 // Both at once, with one switch.
 __device__ __forceinline__ float load_scale(const void* p, int64_t i, Element type) {
   switch (type) {
