@@ -106,6 +106,10 @@ def block_candidates(M: int, N: int, K: int, kinds: list[str]) -> Iterator[tuple
     x, x_scale = eight_bit(E4M3, M, K), torch.rand(M, math.ceil(K / 128), device="cuda")
     product = lambda w, s: ao.scaled_mm_blockwise(x, w, x_scale, s, [1, 128], [128, 128])  # noqa: E731
     yield "blocks", candidate(product, weights)
+    if "linear" in kinds:
+        wide = torch.randn(M, K, device="cuda", dtype=BF16)
+        linear = lambda w, s: ao.scaled_linear_blockwise(wide, w, s, [1, 128], [128, 128])  # noqa: E731
+        yield "blocks linear", candidate(linear, weights)
     if "tiles" in kinds:
         for rows, tokens in TILES:
             if tokens <= 2 * M:

@@ -278,6 +278,21 @@ def test_a_linear_layer_is_its_two_operators_bit_for_bit(dtype, M, scale, device
     )
 
 
+@pytest.mark.parametrize("input", HIGH_PRECISION, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3], ids=str)
+@pytest.mark.parametrize(("M", "N", "K"), [(3, 40, 256), (130, 264, 640), (301, 128, 200), (600, 1024, 512)])
+def test_a_linear_layer_of_large_blocks_is_its_two_operators_bit_for_bit(
+    M, N, K, dtype, input, device, generator
+):
+    limit = 127 if dtype is torch.int8 else torch.finfo(dtype).max
+    w = randn(generator, N, K).mul(limit / 6).clamp(-limit, limit).to(dtype).to(device)
+    w_scale = block_scales(-(-N // 128), -(-K // 128), FP32, 1 / limit, generator).to(device)
+    x, blocks = randn(generator, M, K).to(input).to(device), ([1, 128], [128, 128])
+    whole = op("scaled_linear_blockwise")(x, w, w_scale, *blocks)
+    q, x_scale = op("quantize_blockwise")(x, dtype, blocks[0])
+    assert torch.equal(whole, op("scaled_mm_blockwise")(q, w, x_scale, w_scale, *blocks, out_dtype=input))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, E4M3], ids=str)
 @pytest.mark.parametrize("group_size", [2, 16, 32, 64, 128, 512])
 @pytest.mark.parametrize(("M", "N"), [(1, 40), (2, 7), (5, 72), (16, 33), (70, 130)])

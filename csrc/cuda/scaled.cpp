@@ -54,6 +54,12 @@ RowsForm form_of(const LinearProblem& p, const Tensor& input, const Tensor& weig
   return {};
 }
 
+int64_t scale_pitch_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale) {
+  const ScaledPlan plan = plan_scaled(p, device_of(input), are_weights_aligned(weight, scale, nullptr));
+  const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
+  return config == nullptr ? 0 : scaled_wgmma_pitch(scaled_linear(p, plan.scale), *config);
+}
+
 OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {
   const bool weights_aligned = are_weights_aligned(operands.weight, operands.scale, operands.zero_point);
   const ScaledPlan plan = plan_scaled(p, device_of(operands.input), weights_aligned);
@@ -69,7 +75,7 @@ OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands) {
 
   ScaledLinear raw = scaled_linear(p, plan.scale);
   raw.x = x.const_data_ptr(), raw.weight = operands.weight.const_data_ptr();
-  raw.x_scale = static_cast<const float*>(x_scale.const_data_ptr());
+  raw.x_scale = static_cast<const float*>(x_scale.const_data_ptr()), raw.x_scale_pitch = operands.input_scale_pitch;
   raw.scale = scale.const_data_ptr(), raw.zero = data_of(zero_point), raw.bias = data_of(bias);
   raw.y = y.mutable_data_ptr();
 

@@ -13,12 +13,16 @@ struct ScaledOperands {
   const Tensor &input, &weight, &input_scale, &scale;
   const Tensor* zero_point;  // of int4
   OptionalTensor bias;
-  OptionalTensor sums = {};  // of the input, as form_of says; or none
+  OptionalTensor sums = {};       // of the input, as form_of says; or none
+  int64_t input_scale_pitch = 0;  // as scale_pitch_of says; or 0, where input_scale is as the operator takes it
 };
 
 // What a product with int4 wants of `input`, which is quantised for it.
 RowsForm form_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale,
                  const Tensor& zero_point);
+
+// The pitch that a product by blocks wants of the scales of `input`, which is quantised for it (quantize_blockwise.h); or 0.
+int64_t scale_pitch_of(const LinearProblem& p, const Tensor& input, const Tensor& weight, const Tensor& scale);
 
 // Null where no kernel of this folder serves.
 OptionalTensor scaled(const LinearProblem& p, const ScaledOperands& operands);

@@ -9,9 +9,10 @@ namespace {
 Tensor scaled_linear_blockwise(const Tensor& input, const Tensor& weight, const Tensor& weight_scale, const Integers& input_block,
                                const Integers& weight_block, const OptionalTensor& bias) {
   LinearProblem p = check_scaled_linear_blockwise(input, weight, weight_scale, input_block, weight_block, bias);
-  const auto [values, scale] = quantize_blockwise(input, storage(p.code), input_block, p.power_of_two);
   p.input = storage(p.code);
-  if (const OptionalTensor y = scaled(p, {values, weight, scale, weight_scale, nullptr, bias})) return *y;
+  const int64_t pitch = scale_pitch_of(p, input, weight, weight_scale);
+  const auto [values, scale] = quantize_blockwise(input, p.input, input_block, p.power_of_two, pitch);
+  if (const OptionalTensor y = scaled(p, {values, weight, scale, weight_scale, nullptr, bias, {}, pitch})) return *y;
   return generic::scaled_mm_blockwise(values, weight, scale, weight_scale, input_block, weight_block, bias, p.output);
 }
 

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) quantize_pieces(const __grid_constan
     const uint32_t in_row = static_cast<uint32_t>(piece - m * row_pieces);
     const bool inside = piece < a.pieces && static_cast<int64_t>(in_row) * kCount < p.K;
     element_at[i] = inside ? m * p.K + in_row * kCount : -1;
-    block_at[i] = inside && in_row % a.team == 0 ? m * a.blocks + (in_row >> a.team_log2) : -1;
+    block_at[i] = inside && in_row % a.team == 0 ? m * p.scale_m + (in_row >> a.team_log2) * p.scale_k : -1;
     kept[i] = inside ? load_piece<T, kCount>(static_cast<const T*>(p.x) + element_at[i], 0) : Piece<T, kCount>{};
   }
 #pragma unroll
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) quantize_any(const __grid_constant__
   const int lane = threadIdx.x % kWarp;
   const int64_t block = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (block >= a.pieces) return;
-  const int64_t m = block / a.blocks, begin = (block - m * a.blocks) * p.block;
+  const int64_t m = block / a.blocks, in_row = block - m * a.blocks, begin = in_row * p.block;
   const auto count = static_cast<uint32_t>(min(p.block, p.K - begin));
   const T* const x = static_cast<const T*>(p.x) + m * p.K + begin;
   uint8_t* const values = static_cast<uint8_t*>(p.values) + m * p.K + begin;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) quantize_any(const __grid_constant__
   for (uint32_t i = lane; i < count; i += kWarp) absmax = absmax_of<T>(load_piece<T, 1>(x, i), absmax);
   absmax = __reduce_max_sync(0xffffffff, absmax);
   const Row<kOutput> row(absmax, p.power_of_two);
-  if (lane == 0) p.scales[block] = row.stored_scale();
+  if (lane == 0) p.scales[m * p.scale_m + in_row * p.scale_k] = row.stored_scale();
   for (uint32_t i = lane; i < count; i += kWarp)
     values[i] = static_cast<uint8_t>(row.template codes<T, 1>(load_piece<T, 1>(x, i)).w[0]);
 }

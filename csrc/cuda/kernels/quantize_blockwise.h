@@ -5,9 +5,10 @@
 
 namespace aoext::cuda {
 
-// As QuantizeRowwise for each `block` elements of a row, the last of which may be fewer; scales are [M, ceil(K / block)].
+// As QuantizeRowwise for each `block` elements of a row, the last of which may be fewer. Its scale is at m · scale_m + i ·
+// scale_k for block i of row m.
 struct QuantizeBlockwise : QuantizeRowwise {
-  int64_t block;
+  int64_t block, scale_m, scale_k;
   bool power_of_two;  // scales are rounded up to one
 };
 

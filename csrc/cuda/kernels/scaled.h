@@ -17,13 +17,13 @@ namespace aoext::cuda {
 struct ScaledLinear {
   const void* x;         // [M, K] of `type`: int8, e4m3 or e5m2
   const void* weight;    // [N, K] of `type` or, of int4, [N, K/2], the even k in the low nibble, nibbles signed
-  const float* x_scale;  // [M, ceil(K / x_group)]
+  const float* x_scale;  // [M, ceil(K / x_group)] or, with a pitch, [ceil(K / x_group), x_scale_pitch], of scaled_wgmma alone
   const void*
       scale;  // of `scale_type`: fp32, bf16, fp16, e8m0 or e4m3; of (n, k) at n / block_n · scale_n + k / w_group · scale_k
   const void* zero;  // likewise, of int4 alone; or null
   const void* bias;  // [N] of `bias_type`, or null
   void* y;           // [M, N] of `output`
-  int64_t M, N, K, x_group, w_group, block_n, scale_n, scale_k;
+  int64_t M, N, K, x_group, w_group, block_n, scale_n, scale_k, x_scale_pitch;
   Element type, scale_type, bias_type, output;
   bool int4;
   ChunkSums sums;  // of x, as scaled_sums wants them, or null where a launch computes them

@@ -20,6 +20,8 @@ Choice<WgmmaConfig> choose_scaled_wgmma(const ScaledLinear& p, const Device& dev
 bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c);
 // How sums of x lie that int4 needs.
 ChunkSums scaled_sums(const ScaledLinear& p);
+// The pitch that the kernel wants of scales of x; 0: as rows have them. It lays them out itself where they come otherwise.
+int64_t scaled_wgmma_pitch(const ScaledLinear& p, const WgmmaConfig& c);
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c);  // bytes
 cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream);
 

@@ -120,11 +120,15 @@ bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
   return schedule_fits(schedule_of(p.M, p.N, p.K, c), c.blocks);
 }
 
+int64_t scaled_wgmma_pitch(const ScaledLinear& p, const WgmmaConfig& c) {
+  return is_x_left(scaled_kind(p).by, c.block_m) ? chunk_pitch(p.M) : 0;
+}
+
 size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
   if (kind.by == ScaledBy::group) return p.sums.sums == nullptr ? p.M * scaled_sums(p).lines * kSumLine * kSumBytes : 0;
-  const int64_t chunks = is_x_left(kind.by, c.block_m) ? x_groups(p) : 0;
-  return static_cast<size_t>(chunk_pitch(p.M) * chunks) * sizeof(float);
+  const int64_t chunks = p.x_scale_pitch > 0 ? 0 : x_groups(p);  // that are still to be laid out
+  return static_cast<size_t>(scaled_wgmma_pitch(p, c) * chunks) * sizeof(float);
 }
 
 cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
@@ -132,12 +136,11 @@ cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, voi
   const ScaledKind kind = scaled_kind(p);
   if (kind.by == ScaledBy::row) return launch_scaled_row(p, c, stream);
   if (kind.by == ScaledBy::group) return launch_scaled_int4(p, c, workspace, stream);
+  if (p.x_scale_pitch == scaled_wgmma_pitch(p, c)) return launch_scaled_tile(p, c, p.x_scale, stream);
+  if (p.x_scale_pitch > 0) return cudaErrorInvalidValue;
   auto* const by_chunks = static_cast<float*>(workspace);
-  if (is_x_left(kind.by, c.block_m)) {
-    const cudaError_t error = launch_transpose(p, by_chunks, stream);
-    if (error != cudaSuccess) return error;
-  }
-  return launch_scaled_tile(p, c, by_chunks, stream);
+  const cudaError_t error = launch_transpose(p, by_chunks, stream);
+  return error != cudaSuccess ? error : launch_scaled_tile(p, c, by_chunks, stream);
 }
 
 std::string scaled_wgmma_instances() {
