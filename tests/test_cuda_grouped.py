@@ -27,11 +27,12 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 hopper = pytest.mark.skipif(not HOPPER or "AOEXT_CUDA_FAMILY" in os.environ, reason="a kernel of 9.0")
 
 
-@pytest.fixture(params=["chosen", "int4_grouped_any", "int4_grouped_ring"])
+@pytest.fixture(params=["chosen", "int4_grouped_any", "int4_grouped_ring 1", "int4_grouped_ring 8"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[None]:
     """What the plan chooses, and what serves everywhere."""
-    forced = request.param != "chosen"
-    with with_plan(request.param) if forced else contextlib.nullcontext():
+    name, *block_m = request.param.split()
+    config = dict(zip(["block_m"], map(int, block_m), strict=False))
+    with with_plan(name, **config) if name != "chosen" else contextlib.nullcontext():
         yield
 
 

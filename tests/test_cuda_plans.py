@@ -131,10 +131,12 @@ def int4_grouped_ring(
     type: int, scale: int, sub: int, rows: int, ringed: int, warp_tiles: int
 ) -> Iterator[Case]:
     for N in (88, 90) if ringed else (77,):
-        for M in (1, 9):
-            K = 640 if sub == 128 else 416
-            problem = Problem(M, N, K, sub, ELEMENTS[type], ELEMENTS[scale], experts=5)
-            yield Case("int4_grouped_ring", GROUPED, problem, {"warp_tiles": warp_tiles})
+        for M in (1, 9, 50):
+            for block_m in (1,) if rows == 2 else (8,) if sub == 32 else (1, 8):
+                K = 640 if sub == 128 else 416
+                problem = Problem(M, N, K, sub, ELEMENTS[type], ELEMENTS[scale], experts=5)
+                config = {"block_m": block_m, "warp_tiles": warp_tiles}
+                yield Case("int4_grouped_ring", GROUPED, problem, config)
 
 
 def int4_grouped_wgmma(
@@ -352,9 +354,11 @@ def cuts() -> Iterator[Case]:
             int4 = Problem(M, 360, 4224, 128)
             yield Case("int4_ring", "bf16i4bf16_rowwise", int4, {**cut, "ahead": 512})
             yield Case("int4_decode", "bf16i4bf16_rowwise", int4, cut)
-            if cut["tiles"] >= cut["cluster"]:  # each block adds up a tile of its row
-                of_experts = dataclasses.replace(int4, experts=3)
-                yield Case("int4_grouped_ring", GROUPED, of_experts, {**cut, "ahead": 512})
+            for block_m in (1, 8):
+                if cut["tiles"] * block_m >= cut["cluster"]:  # each block adds up a row of a tile
+                    of_experts = dataclasses.replace(int4, experts=3)
+                    config = {**cut, "ahead": 512, "block_m": block_m}
+                    yield Case("int4_grouped_ring", GROUPED, of_experts, config)
             for block, scale in (((1, 32), E8M0), ((1, 16), E4M3)):
                 config = {**cut, "ahead": 512}
                 yield of_blocks("fp4_decode", LUT4, block, scale, M, 350, 8320, BF16, config, E2M1)

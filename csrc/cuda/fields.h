@@ -107,25 +107,34 @@ struct Fields<TinygemmUnpack> {
   static constexpr const char* kKernel = "tinygemm_unpack";
   static constexpr NoFields<TinygemmUnpack> kAll{};
 };
-template <class Config>
-constexpr auto kRingFields = std::to_array<Field<Config>>({{"warp_tiles", &Config::warp_tiles},
-                                                           {"depth", &Config::depth},
-                                                           {"tiles", &Config::tiles},
-                                                           {"k_splits", &Config::k_splits},
-                                                           {"cluster", &Config::cluster},
-                                                           {"blocks", &Config::blocks},
-                                                           {"shared_memory", &Config::shared_memory},
-                                                           {"ahead", &Config::ahead},
-                                                           {"overlaps", &Config::overlaps}});
 template <>
 struct Fields<RingConfig> {
+  using C = RingConfig;
   static constexpr const char* kKernel = "int4_ring";
-  static constexpr auto kAll = kRingFields<RingConfig>;
+  static constexpr auto kAll = std::to_array<Field<C>>({{"warp_tiles", &C::warp_tiles},
+                                                        {"depth", &C::depth},
+                                                        {"tiles", &C::tiles},
+                                                        {"k_splits", &C::k_splits},
+                                                        {"cluster", &C::cluster},
+                                                        {"blocks", &C::blocks},
+                                                        {"shared_memory", &C::shared_memory},
+                                                        {"ahead", &C::ahead},
+                                                        {"overlaps", &C::overlaps}});
 };
 template <>
 struct Fields<GroupedRingConfig> {
+  using C = GroupedRingConfig;
   static constexpr const char* kKernel = "int4_grouped_ring";
-  static constexpr auto kAll = kRingFields<GroupedRingConfig>;
+  static constexpr auto kAll = std::to_array<Field<C>>({{"block_m", &C::block_m},
+                                                        {"warp_tiles", &C::warp_tiles},
+                                                        {"depth", &C::depth},
+                                                        {"tiles", &C::tiles},
+                                                        {"k_splits", &C::k_splits},
+                                                        {"cluster", &C::cluster},
+                                                        {"blocks", &C::blocks},
+                                                        {"shared_memory", &C::shared_memory},
+                                                        {"ahead", &C::ahead},
+                                                        {"overlaps", &C::overlaps}});
 };
 template <>
 struct Fields<DecodeConfig> {

@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/experts.cuh"
 #include "cuda/kernels/int4_any.cuh"
+#include "cuda/kernels/int4_of_expert.cuh"
 
 namespace aoext::cuda {
 namespace {
@@ -16,10 +17,10 @@ using product_any::Place;
 
 // For outputs of kHeight rows by kWidth channels from `place` on: walk(Operands, Place) of each expert's.
 template <class X, int kHeight, int kWidth, class Walk>
-__device__ __forceinline__ void for_each_expert(const GroupedInt4Linear& p, Place place, Walk&& walk) {
+__device__ __forceinline__ void go_through_experts(const GroupedInt4Linear& p, Place place, Walk&& walk) {
   const int64_t end = min(place.m + kHeight, p.M);
   while (place.m < end) {
-    const int expert = expert_of(p, place.m);
+    const int expert = expert_of(p.ends, static_cast<int>(p.experts), place.m);
     if (expert == p.experts) break;
     Int4Linear own = of_expert(p, expert);
     own.M = min(int64_t{p.ends[expert]}, end);
@@ -34,15 +35,15 @@ __device__ __forceinline__ void for_each_expert(const GroupedInt4Linear& p, Plac
 template <class X>
 __global__ void __launch_bounds__(kTileThreads, 2) int4_grouped_any_tile(const __grid_constant__ GroupedInt4Linear p) {
   using product_any::kTile;
-  for_each_expert<X, kTile, kTile>(p, product_any::tile_place(p.N),
-                                   [](const Operands<X>& o, const Place& place) { product_any::walk_tile(o, place); });
+  go_through_experts<X, kTile, kTile>(p, product_any::tile_place(p.N),
+                                      [](const Operands<X>& o, const Place& place) { product_any::walk_tile(o, place); });
 }
 
 template <class X>
 __global__ void __launch_bounds__(kRowsThreads) int4_grouped_any_rows(const __grid_constant__ GroupedInt4Linear p) {
   using O = Operands<X>;
-  for_each_expert<X, O::kBlockM, O::kBlockN>(p, product_any::rows_place<O>(p.M, p.N),
-                                             [](const O& o, const Place& place) { product_any::walk_rows(o, place); });
+  go_through_experts<X, O::kBlockM, O::kBlockN>(p, product_any::rows_place<O>(p.M, p.N),
+                                                [](const O& o, const Place& place) { product_any::walk_rows(o, place); });
 }
 
 template <class X>

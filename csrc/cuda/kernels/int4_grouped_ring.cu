@@ -4,6 +4,8 @@
 #include "cuda/kernels/int4_grouped_ring.h"
 
 #include "cuda/kernels/experts.cuh"
+#include "cuda/kernels/experts.h"
+#include "cuda/kernels/int4_of_expert.cuh"
 #include "cuda/kernels/int4_ring_launch.h"
 
 namespace aoext::cuda {
@@ -11,34 +13,41 @@ namespace {
 
 using int4_ring::has_kernel;
 using int4_ring::Key;
-using int4_ring::key_of;
 using int4_ring::kKeyNames;
 using int4_ring::kTileK;
 using int4_ring::lay_out;
 using int4_ring::Params;
-using Kernel = void (*)(Params, GroupedInt4Linear);
+using Kernel = void (*)(Params, GroupedInt4Linear, int);
 
-// The row of a block is its place along z. `p` is for one row.
+// What `p` says for tiles of block_m rows, for one that has fewer.
+__device__ __forceinline__ void set_rows(Params& p, int rows, int sums_of_row) {
+  p.M = rows, p.m_magic = ((1u << 20) + rows - 1) / rows;
+  if (p.buffer_stride > 0) p.buffer_stride = rows * sums_of_row;
+}
+
+// The tile of a block is its place along z. `p` is for one of block_m rows.
 template <Element X, Element S, int Sub, int Rows, bool Ringed, int Tiles>
 __global__ void __launch_bounds__(kFewRowsThreads, 1)
-    int4_grouped_ring_kernel(const __grid_constant__ Params p, const __grid_constant__ GroupedInt4Linear all) {
+    int4_grouped_ring_kernel(const __grid_constant__ Params p, const __grid_constant__ GroupedInt4Linear all, int block_m) {
   using I = int4_ring::Instance<X, S, Sub, Rows, Ringed, Tiles>;
   using T = typename I::Num::type;
   wait_for_last_kernel();
-  const int64_t row = blockIdx.z;
-  T* const y = static_cast<T*>(all.y) + row * all.N;
-  const int expert = expert_of(all, row);
-  if (expert == all.experts) {
-    const int64_t block = blockIdx.y * gridDim.x + blockIdx.x, threads = 32 * blockDim.y * blockDim.z;
-    const int64_t first = (block * blockDim.z + threadIdx.z) * blockDim.y * 32 + threadIdx.y * 32 + threadIdx.x;
-    for (int64_t n = first; n < all.N; n += threads * gridDim.x * gridDim.y) y[n] = T(0.f);
+  const int experts = static_cast<int>(all.experts);
+  const ExpertRows rows = rows_of_tile(all.ends, experts, static_cast<int>(all.M), block_m, blockIdx.z);
+  T* const y = static_cast<T*>(all.y) + rows.begin * all.N;
+  if (rows.begin == rows.end) return;
+  if (rows.expert == experts) {
+    const int threads = 32 * blockDim.y * blockDim.z, thread = (threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x;
+    const int64_t first = (blockIdx.y * gridDim.x + blockIdx.x) * threads + thread, step = gridDim.x * gridDim.y * threads;
+    for (int64_t i = first; i < (rows.end - rows.begin) * all.N; i += step) y[i] = T(0.f);
     return;
   }
-  const Int4Linear of_row = of_expert(all, expert);
+  const Int4Linear of_rows = of_expert(all, rows.expert);
   Params own = p;
-  own.x = static_cast<const T*>(all.x) + row * all.K;
-  own.weight = of_row.weight, own.scale = of_row.scale, own.zero_point = of_row.zero_point, own.bias = of_row.bias;
+  own.x = static_cast<const T*>(all.x) + rows.begin * all.K;
+  own.weight = of_rows.weight, own.scale = of_rows.scale, own.zero_point = of_rows.zero_point, own.bias = of_rows.bias;
   own.y = y;
+  if (block_m > 1) set_rows(own, rows.end - rows.begin, blockDim.z * Tiles * blockDim.y * SplitKReduction<float>::kStride);
   int4_ring::run<I>(own);
 }
 
@@ -48,14 +57,16 @@ void for_each_instance(F&& f) {
   each<Element::bf16, Element::fp16>([&](auto x) {
     each<decltype(x)::value, Element::fp32>([&](auto s) {
       each<32, kTileK>([&](auto sub) {
-        each<false, true>([&](auto ringed) {
-          each<1, 2>([&](auto warp_tiles) {
-            constexpr Element X = decltype(x)::value, S = decltype(s)::value;
-            constexpr int kSub = decltype(sub)::value, kRows = kSub < kTileK ? 2 : 8, kTiles = decltype(warp_tiles)::value;
-            constexpr bool kRinged = decltype(ringed)::value;
-            if constexpr (has_kernel(X == S, kSub, kRows, kRinged, kTiles))
-              f(Key{int(X), int(S), kSub, kRows, kRinged, kTiles},
-                Kernel(int4_grouped_ring_kernel<X, S, kSub, kRows, kRinged, kTiles>));
+        each<2, 8>([&](auto rows) {
+          each<false, true>([&](auto ringed) {
+            each<1, 2>([&](auto warp_tiles) {
+              constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+              constexpr int kSub = decltype(sub)::value, kRows = decltype(rows)::value, kTiles = decltype(warp_tiles)::value;
+              constexpr bool kRinged = decltype(ringed)::value;
+              if constexpr (has_kernel(X == S, kSub, kRows, kRinged, kTiles))
+                f(Key{int(X), int(S), kSub, kRows, kRinged, kTiles},
+                  Kernel(int4_grouped_ring_kernel<X, S, kSub, kRows, kRinged, kTiles>));
+            });
           });
         });
       });
@@ -63,53 +74,68 @@ void for_each_instance(F&& f) {
   });
 }
 
-// What a row is.
-Int4Linear one_row(const GroupedInt4Linear& p) {
+// What a full tile is.
+Int4Linear of_tile(const GroupedInt4Linear& p, int block_m) {
   Int4Linear one = p;
-  one.M = 1;
+  one.M = block_m;
   return one;
 }
 
-Kernel kernel_of(const GroupedInt4Linear& p, const RingConfig& c) {
+Key key_of(const GroupedInt4Linear& p, const GroupedRingConfig& c) { return int4_ring::key_of(of_tile(p, c.block_m), c); }
+
+Kernel kernel_of(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
   Kernel found = nullptr;
-  for_each_instance([&, key = key_of(one_row(p), c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
+  for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
   return found;
+}
+
+constexpr int kBlockMs[] = {1, 8};
+
+// Blocks along z.
+int64_t row_tiles(const GroupedInt4Linear& p, int block_m) {
+  return block_m == 1 ? p.M : most_row_tiles(p.M, p.experts, block_m);
 }
 
 }  // namespace
 
 bool int4_grouped_ring_takes(const GroupedInt4Linear& p) {
-  constexpr int64_t kMostRows = 65535;  // along z
+  constexpr int64_t kMostTiles = 65535;  // along z
   // What the kernel counts in 32 bits: experts, bytes of scales and of rows of w.
   const bool counts = p.experts < int64_t{1} << 31 && p.N < int64_t{1} << 29 && p.K < int64_t{1} << 25;
-  return p.M <= kMostRows && counts && int4_ring_takes(one_row(p));
+  return row_tiles(p, 1) <= kMostTiles && row_tiles(p, 8) <= kMostTiles && counts && int4_ring_takes(of_tile(p, 1));
 }
 
-// By the model of int4_ring, of a row on its share of the GPU.
+// By the model of int4_ring, of a tile on its share of the GPU.
 Choice<GroupedRingConfig> choose_int4_grouped_ring(const GroupedInt4Linear& p, const Device& device) {
-  Device share = device;
-  const auto rows = static_cast<int>(std::min<int64_t>(p.M, device.multiprocessors));
-  share.multiprocessors = device.multiprocessors / rows;
-  share.bandwidth = device.bandwidth / rows;
-  const auto serves = [&](const RingConfig& c) { return kernel_of(p, c) != nullptr; };
-  const Choice<RingConfig> best = int4_ring::choose(one_row(p), share, serves);
-  const auto turns = static_cast<double>(ceil_div(p.M, rows));
-  return {{best.config}, turns * best.microseconds};
+  Choice<GroupedRingConfig> best;
+  for (const int block_m : kBlockMs) {
+    const double tiles = block_m == 1 ? static_cast<double>(p.M) : expected_row_tiles(p.M, p.experts, block_m);
+    const int at_once = std::clamp(static_cast<int>(std::ceil(tiles)), 1, device.multiprocessors);
+    Device share = device;
+    share.multiprocessors = device.multiprocessors / at_once;
+    share.bandwidth = device.bandwidth / at_once;
+    const auto serves = [&](const RingConfig& c) { return kernel_of(p, {c, block_m}) != nullptr; };
+    const Choice<RingConfig> one = int4_ring::choose(of_tile(p, block_m), share, serves);
+    best.consider({one.config, block_m}, std::max(tiles / at_once, 1.0) * one.microseconds);
+  }
+  return best;
 }
 
 bool int4_grouped_ring_fits(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
   int4_ring::Launch l;
-  return kernel_of(p, c) && lay_out(one_row(p), c, l);
+  const bool rows = std::find(std::begin(kBlockMs), std::end(kBlockMs), c.block_m) != std::end(kBlockMs);
+  return rows && kernel_of(p, c) && lay_out(of_tile(p, c.block_m), c, l);
 }
 
 cudaError_t launch_int4_grouped_ring(const GroupedInt4Linear& p, const GroupedRingConfig& c, cudaStream_t stream) {
   const Kernel kernel = kernel_of(p, c);
   int4_ring::Launch l;
-  if (!kernel || !lay_out(one_row(p), c, l)) return cudaErrorInvalidValue;
-  const dim3 blocks(c.cluster, std::min(c.blocks, l.params.tile_groups), static_cast<unsigned>(p.M));
+  if (!kernel || !lay_out(of_tile(p, c.block_m), c, l)) return cudaErrorInvalidValue;
+  const dim3 blocks(c.cluster, std::min(c.blocks, l.params.tile_groups), static_cast<unsigned>(row_tiles(p, c.block_m)));
   const dim3 threads(32, c.k_splits, c.tiles);
   const Overlap overlap = c.overlaps ? Overlap::after_ours : Overlap::never;
-  return launch(kernel, Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster), overlap}, l.params, p);
+  return launch(kernel, Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster), overlap}, l.params, p,
+                c.block_m);
 }
 
 std::string int4_grouped_ring_instances() {
@@ -117,7 +143,7 @@ std::string int4_grouped_ring_instances() {
 }
 
 std::string int4_grouped_ring_instance(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
-  return instance_text("int4_grouped_ring", kKeyNames, key_of(one_row(p), c));
+  return instance_text("int4_grouped_ring", kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -1,4 +1,4 @@
-// Weight-only int4 of experts for few rows in all: int4_ring.cuh, each row with blocks of its own. Deterministic; needs no
+// Weight-only int4 of experts for few rows of each: int4_ring.cuh, with blocks for each tile of rows. Deterministic; needs no
 // workspace; may be captured in a graph.
 #pragma once
 
@@ -10,8 +10,10 @@
 
 namespace aoext::cuda {
 
-// For one row; `blocks` along n are each row's.
+// For a tile of rows; `blocks` along n are each tile's.
 struct GroupedRingConfig : RingConfig {
+  int block_m;  // rows of a tile at most: 1 or 8
+
   bool operator==(const GroupedRingConfig&) const = default;
 };
 

@@ -1,7 +1,6 @@
 #include "cuda/kernels/int4_grouped_wgmma.h"
 
-#include <cmath>
-
+#include "cuda/kernels/experts.h"
 #include "cuda/kernels/int4_wgmma.h"
 #include "cuda/kernels/sm90a/int4_wgmma.cuh"
 #include "cuda/kernels/sm90a/weight_only_launch.h"
@@ -19,9 +18,8 @@ constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 64, 
 
 WgmmaConfig tile_of(const GroupedWgmmaConfig& c) { return {c.block_m, 1, 0, c.blocks, c.block_n}; }
 
-// Tiles at most: an expert, and the rows behind the last, may have one that is not full.
 int64_t most_tiles(const GroupedInt4Linear& p, int block_n, int block_m) {
-  return ceil_div(p.N, block_n) * (p.M / block_m + std::min(p.M, p.experts + 1));
+  return ceil_div(p.N, block_n) * most_row_tiles(p.M, p.experts, block_m);
 }
 
 template <class T, class S, int kScaleChunks>
@@ -72,19 +70,16 @@ Key key_of(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c) {
 
 }  // namespace
 
-// By the model of int4_wgmma, for as many tiles as there are where each row has an expert by chance: experts with rows, which
-// have half a tile more than they fill, but one at least.
+// By the model of int4_wgmma, for as many tiles as experts.h expects.
 Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device) {
   const WeightOnlyWgmmaFit& model = fits_of(device).int4_wgmma;
-  const auto rows = static_cast<double>(p.M), experts = static_cast<double>(p.experts);
-  const double occupied = -experts * std::expm1(rows * std::log1p(-1 / experts));
   const auto k_steps = static_cast<double>(ceil_div(p.K, kStage) * (kStage / wgmma::kStep));
   Choice<GroupedWgmmaConfig> best;
   wgmma::for_each_shape(kShapes, [&](auto shape) {
     const WeightOnlyWgmmaFit::Tiles& cost = shape.kBlockN == wgmma::kPairN ? model.rows_128 : model.rows_64;
     const auto step = cost.steps[std::find(std::begin(wgmma::kBlockMs), std::end(wgmma::kBlockMs), shape.kBlockM) -
                                  std::begin(wgmma::kBlockMs)];
-    const double row_tiles = std::max(occupied, rows / shape.kBlockM + occupied / 2);
+    const double row_tiles = expected_row_tiles(p.M, p.experts, shape.kBlockM);
     const double turns = std::ceil(row_tiles * static_cast<double>(ceil_div(p.N, shape.kBlockN)) / device.multiprocessors);
     const int64_t blocks = std::min<int64_t>(most_tiles(p, shape.kBlockN, shape.kBlockM), device.multiprocessors);
     const GroupedWgmmaConfig config{shape.kBlockN, shape.kBlockM, static_cast<int>(blocks)};

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cuda/kernels/experts.cuh"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
 #include "cuda/kernels/tile_scheduler.h"
@@ -92,46 +93,16 @@ struct GroupedWork {
   int first_tile[kMostExperts + 1];  // of rows
   int end[kMostExperts + 1];         // the row behind the last
 
-  // By one warp, which all others wait for. Ends that fall, or lie outside x, leave experts without rows.
+  // By one warp, which all others wait for.
   __device__ void find(const GroupedScheduler& s, int block_m) {
-    constexpr int kOwn = 4;  // experts of a lane, whose ends are read at once
-    const int lane = threadIdx.x % 32;
-    int last_end = 0, tile = 0;  // of the experts before
-    for (int first = 0; first < s.experts; first += 32 * kOwn) {
-      const int own = first + lane * kOwn;
-      int ends[kOwn], tiles[kOwn];
+    const AllExperts all = for_each_expert(s.ends, s.experts, s.rows, block_m, [&](const LaneExperts& own) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) ends[i] = own + i < s.experts ? min(s.ends[own + i], s.rows) : 0;
-#pragma unroll
-      for (int i = 1; i < kOwn; ++i) ends[i] = max(ends[i], ends[i - 1]);
-      int before = max(ends[kOwn - 1], last_end);
-      for (int distance = 1; distance < 32; distance *= 2) before = max(before, __shfl_up_sync(~0u, before, distance));
-      const int end = __shfl_sync(~0u, before, 31);
-      before = __shfl_up_sync(~0u, before, 1);
-      if (lane == 0) before = last_end;
-      int sum = 0;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        ends[i] = max(ends[i], before);
-        tiles[i] = (ends[i] - (i == 0 ? before : ends[i - 1]) + block_m - 1) / block_m;
-        sum += tiles[i];
-      }
-      int through = sum;
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int lower = __shfl_up_sync(~0u, through, distance);
-        if (lane >= distance) through += lower;
-      }
-      int next = tile + through - sum;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        if (own + i < s.experts) first_tile[own + i] = next, this->end[own + i] = ends[i];
-        next += tiles[i];
-      }
-      last_end = end, tile += __shfl_sync(~0u, through, 31);
-    }
-    if (lane > 0) return;
-    first_tile[s.experts] = tile, end[s.experts] = s.rows;
-    this->tiles = (tile + (s.rows - last_end + block_m - 1) / block_m) * s.along_n;
+      for (int i = 0; i < LaneExperts::kCount; ++i)
+        if (own.first + i < s.experts) first_tile[own.first + i] = own.first_tile[i], end[own.first + i] = own.end[i];
+    });
+    if (threadIdx.x % 32 > 0) return;
+    first_tile[s.experts] = all.tiles, end[s.experts] = s.rows;
+    tiles = (all.tiles + (s.rows - all.end + block_m - 1) / block_m) * s.along_n;
   }
 
   // The expert of a tile of rows is the last whose first one is not behind it.
