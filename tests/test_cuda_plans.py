@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import aoext
 from aoext import ops, reference
 from aoext.ops import ao, plan, with_plan
 from aoext.reference import ALL_CALLS, Blockwise, Call, Problem, assert_close
@@ -538,6 +539,9 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
         return [empty(p.dtype, p.M, p.K), *codes, *tail, bias], {}
     if case.operator == "int8_mm":
         return [empty(INT8, p.M, p.K), empty(INT8, p.N, p.K)], {}
+    if case.operator == "scaled_linear_int4":
+        groups = [empty(p.scale_dtype, p.K // p.group_size, p.N)] * 2
+        return [empty(p.dtype, p.M, p.K), empty(INT8, p.N, p.K // 2), *groups, bias], {}
     if case.operator == "scaled_mm_int4":
         groups = [empty(p.scale_dtype, p.K // p.group_size, p.N)] * 2
         arguments = [empty(p.eight_bit, p.M, p.K), empty(INT8, p.N, p.K // 2), empty(FP32, p.M, 1)]
@@ -704,14 +708,21 @@ def test_a_forced_plan_ends_and_nests_and_is_a_threads_own() -> None:
     assert plan("H200", "bf16i4bf16_rowwise", *int4_operands(4)) == chosen
 
 
-def test_short_rows_of_x_are_quantised_by_the_product() -> None:
-    def quantizes(M: int, K: int) -> bool:
-        case = Case("", "scaled_linear_rowwise", Problem(M, 4096, K, K), {})
-        return "quantizes=1" in plan("H200", case.operator, *on_meta(case)[0])
+def quantizes(operator: str, M: int, K: int, group_size: int) -> bool:
+    case = Case("", operator, Problem(M, 4096, K, group_size), {})
+    return "quantizes=1" in plan("H200", case.operator, *on_meta(case)[0])
 
-    assert quantizes(1, 4096)
-    assert not quantizes(8, 4096)
-    assert not quantizes(1, 28672)
+
+def test_short_rows_of_x_are_quantised_by_the_product() -> None:
+    assert quantizes("scaled_linear_rowwise", 1, 4096, 4096)
+    assert not quantizes("scaled_linear_rowwise", 8, 4096, 4096)
+    assert not quantizes("scaled_linear_rowwise", 1, 28672, 28672)
+
+
+def test_what_lays_x_out_for_int4_quantises_it() -> None:
+    assert not quantizes("scaled_linear_int4", 1, 4096, 128)
+    assert quantizes("scaled_linear_int4", 40, 4096, 128)
+    assert not quantizes("scaled_linear_int4", 400, 4096, 128)
 
 
 # ---- On a GPU ---------------------------------------------------------------------------------------------
@@ -754,6 +765,45 @@ def test_an_instance_is_right(instance: str, generator: torch.Generator) -> None
         if not runs_here(case):
             pytest.skip("another GPU has it")
         check(case, generator)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("eight_bit", [INT8, E4M3], ids=str)
+@pytest.mark.parametrize(
+    ("M", "K", "group_size"),
+    [
+        (1, 4096, 128),
+        (9, 4224, 128),
+        (33, 28672, 256),
+        (64, 640, 128),
+        (32, 640, 64),
+        (17, 1152, 32),
+    ],
+)
+def test_int4_batch_quantises_to_the_bits_of_two_operators(
+    M: int, K: int, group_size: int, eight_bit: torch.dtype, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    case = Case("int4_batch", "scaled_mm_int4", Problem(M, 520, K, group_size, dtype, dtype, eight_bit), {})
+    if not runs_here(case):
+        pytest.skip("another GPU has it")
+    N, groups = case.problem.N, K // group_size
+    weight = torch.randint(-128, 128, (N, K // 2), dtype=INT8, generator=generator)
+    scale, zero = (torch.randn(groups, N, generator=generator).abs().to(dtype) for _ in range(2))
+    x, bias = torch.randn(M, K, generator=generator).to(dtype), torch.randn(N, generator=generator)
+    x[0, K // 2] = 1000
+    if M > 2:
+        x[1], x[2, K - 1] = 0, torch.nan
+    x, weight, scale, zero, bias = (t.to("cuda") for t in (x, weight, scale, zero, bias))
+    q, x_scale = ao.quantize_rowwise(x, eight_bit)
+    with with_plan(case.kernel):
+        one_launch = aoext.explain("scaled_linear_int4", x, weight, scale, zero, bias, input_dtype=eight_bit)
+        whole = ao.scaled_linear_int4(x, weight, scale, zero, bias, input_dtype=eight_bit)
+        parts = ao.scaled_mm_int4(q, weight, x_scale, scale, zero, bias, out_dtype=dtype)
+    assert "quantizes_input" in one_launch.choices
+    torch.testing.assert_close(whole, parts, rtol=0, atol=0, equal_nan=True)
+    finite = torch.arange(M, device="cuda") != (2 if M > 2 else M)
+    assert torch.equal(whole.isfinite().all(1), finite)
 
 
 @needs_cuda

@@ -24,7 +24,7 @@ Element element(ScalarType dtype) {
 Int4Linear int4_linear(const LinearProblem& p) {
   Int4Linear raw{};
   raw.M = p.M, raw.N = p.N, raw.K = p.K, raw.group_size = p.group_size;
-  raw.type = element(p.output), raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
+  raw.type = raw.code = element(p.output), raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
   return raw;
 }
 

@@ -13,6 +13,8 @@ constexpr int64_t kScaledGroup = 128;  // k of a group of int4, below which scal
 constexpr double kWeightOnly = 1.11;
 // Microseconds that quantising x takes longer for sums of it than for numbers of 16 bits, and more for each number.
 constexpr double kSums = 2, kSumming = 3e-7;
+// And that a launch takes which makes numbers of 16 bits of x.
+constexpr double kWidening = 2;
 
 bool is_power_of_two_scale(const LinearProblem& p) { return p.scale == ScalarType::Float8_e8m0fnu; }
 
@@ -26,12 +28,28 @@ bool engine_takes(const LinearProblem& p, const Device& device, bool aligned, Sc
   return device.is_hopper() && aligned && p.M > 0 && p.N > 0 && scaled_wgmma_takes(scaled_linear(p, scale));
 }
 
+// As the kernels of weight-only int4 see it, with scales of some type.
+Int4Linear as_int4(const LinearProblem& p, ScalarType scale) {
+  Int4Linear linear = int4_linear(p);
+  linear.scale_type = element(scale);
+  return linear;
+}
+
+// int4_batch, which reads codes of x, in place of int4_wgmma, where this is faster by less than what widens x for it.
+Int4Plan without_widening(const Int4Plan& plan, const LinearProblem& p, const Device& device) {
+  const Int4Linear linear = as_int4(p, plan.scale);
+  if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || forced() != nullptr || !int4_batch_takes(linear)) return plan;
+  const auto batch = choose_int4_batch(linear, device);
+  const bool faster = batch.config.block_m > 0 && batch.microseconds < choose_int4_wgmma(linear, device).microseconds + kWidening;
+  return faster ? Int4Plan{batch.config, plan.scale} : plan;
+}
+
 // By the kernels of weight-only int4, whatever is forced; nothing where they do not serve.
 std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& device, bool aligned) {
   if (p.code != Code::int4 || p.output == ScalarType::Float) return std::nullopt;
   LinearProblem wide = p;
   wide.input = p.output;
-  const Int4Plan plan = plan_int4(wide, device, aligned);
+  const Int4Plan plan = without_widening(plan_int4(wide, device, aligned), p, device);
   using Plan = std::optional<ScaledPlan>;
   return std::visit(Overloaded{[](const auto&) { return Plan(); }, [&](const RingConfig& c) { return Plan({c, plan.scale}); },
                                [&](const DecodeConfig& c) { return Plan({c, plan.scale}); },
@@ -45,9 +63,7 @@ std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& d
 // short groups.
 double weight_only_time(const LinearProblem& p, const ScaledPlan& plan, const Device& device) {
   if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || p.group_size < kScaledGroup) return 0;
-  Int4Linear linear = int4_linear(p);
-  linear.scale_type = element(plan.scale);
-  return kWeightOnly * choose_int4_wgmma(linear, device).microseconds;
+  return kWeightOnly * choose_int4_wgmma(as_int4(p, plan.scale), device).microseconds;
 }
 
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
@@ -104,6 +120,13 @@ ScaledPlan plan_scaled(const LinearProblem& p, const Device& device, bool aligne
 }
 
 std::string text(const ScaledPlan& plan) { return text(plan.kernel) + " | scale=" + torch::headeronly::toString(plan.scale); }
+
+bool reads_codes(const Int4Plan& plan) {
+  return std::holds_alternative<RingConfig>(plan.kernel) || std::holds_alternative<DecodeConfig>(plan.kernel) ||
+         std::holds_alternative<BatchConfig>(plan.kernel);
+}
+
+bool quantizes(const ScaledPlan& plan) { return std::holds_alternative<BatchConfig>(plan.kernel); }
 
 Explanation explain(const ScaledPlan& plan) {
   return std::visit(Overloaded{[](const Generic&) { return generic_explanation(); },

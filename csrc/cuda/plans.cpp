@@ -97,6 +97,14 @@ std::string scaled_text(const LinearProblem& p, const Device& device) {
   return text(plan) + "\n" + (config == nullptr ? "" : scaled_wgmma_instance(scaled_linear(p, plan.scale), *config));
 }
 
+// As scaled_mm_int4 of codes of int8, or of float8, for which the choice is the same where a kernel quantises.
+std::string scaled_linear_int4_text(const LinearProblem& p, const Device& device) {
+  LinearProblem product = p;
+  product.input = ScalarType::Char;
+  const ScaledPlan plan = plan_scaled(product, device, true);
+  return text(plan) + " quantizes=" + std::to_string(quantizes(plan)) + "\n";
+}
+
 std::string tinygemm_text(const LinearProblem& p, const Device& device) {
   const TinygemmPlan plan = plan_tinygemm(p, device);
   const auto* const config = std::get_if<TinygemmConfig>(&plan.kernel);
@@ -121,6 +129,7 @@ PlanText* plan_of(const std::string& op) {
       {"bf16lut4bf16_blockwise", blocks_text},
       {"scaled_mm_blockwise", scaled_text},
       {"scaled_mm_int4", scaled_text},
+      {"scaled_linear_int4", scaled_linear_int4_text},
   };
   const auto found = plans.find(op);
   if (found == plans.end()) throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + op);

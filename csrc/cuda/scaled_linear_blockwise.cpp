@@ -10,9 +10,11 @@ Tensor scaled_linear_blockwise(const Tensor& input, const Tensor& weight, const 
                                const Integers& weight_block, const OptionalTensor& bias) {
   LinearProblem p = check_scaled_linear_blockwise(input, weight, weight_scale, input_block, weight_block, bias);
   p.input = storage(p.code);
-  const int64_t pitch = scale_pitch_of(p, input, weight, weight_scale);
+  const ScaledPlan plan = plan_of(p, {input, weight, weight_scale, nullptr, nullptr, bias});
+  const int64_t pitch = scale_pitch_of(plan, p);
   const auto [values, scale] = quantize_blockwise(input, p.input, input_block, p.power_of_two, pitch);
-  if (const OptionalTensor y = scaled(p, {values, weight, scale, weight_scale, nullptr, bias, {}, pitch})) return *y;
+  const ScaledOperands operands{values, weight, weight_scale, &scale, nullptr, bias, {}, pitch};
+  if (const OptionalTensor y = scaled_by(plan, p, operands)) return *y;
   return generic::scaled_mm_blockwise(values, weight, scale, weight_scale, input_block, weight_block, bias, p.output);
 }
 

@@ -1,4 +1,4 @@
-// Dynamic quantisation of the input by rows, and the product with an int4 weight, on CUDA.
+// Dynamic quantisation of the input by rows, and the product with an int4 weight, on CUDA: at once or one after the other.
 #include "cuda/quantize_rowwise.h"
 #include "cuda/scaled.h"
 #include "generic/register.h"
@@ -11,8 +11,13 @@ Tensor scaled_linear_int4(const Tensor& input, const Tensor& weight, const Tenso
   LinearProblem p = check_scaled_linear_int4(input, weight, scale, zero_point, bias, input_dtype);
   const ScalarType dtype = input_dtype.value_or(ScalarType::Char);
   p.input = dtype;
-  const QuantizedRows rows = quantize_rowwise(input, dtype, form_of(p, input, weight, scale, zero_point));
-  if (const OptionalTensor y = scaled(p, {rows.values, weight, rows.scales, scale, &zero_point, bias, rows.sums})) return *y;
+  const ScaledOperands at_once{input, weight, scale, nullptr, &zero_point, bias};
+  const ScaledPlan plan = plan_of(p, at_once);
+  if (quantizes(plan))
+    if (const OptionalTensor y = scaled_by(plan, p, at_once)) return *y;
+  const QuantizedRows rows = quantize_rowwise(input, dtype, form_of(plan, p));
+  if (const OptionalTensor y = scaled_by(plan, p, {rows.values, weight, scale, &rows.scales, &zero_point, bias, rows.sums}))
+    return *y;
   return generic::scaled_mm_int4(rows.values, weight, rows.scales, scale, zero_point, bias, p.output);
 }
 

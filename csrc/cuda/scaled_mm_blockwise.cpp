@@ -10,7 +10,7 @@ Tensor scaled_mm_blockwise(const Tensor& input, const Tensor& weight, const Tens
                            std::optional<ScalarType> out_dtype) {
   const LinearProblem p =
       check_scaled_mm_blockwise(input, weight, input_scale, weight_scale, input_block, weight_block, bias, out_dtype);
-  if (const OptionalTensor y = scaled(p, {input, weight, input_scale, weight_scale, nullptr, bias})) return *y;
+  if (const OptionalTensor y = scaled(p, {input, weight, weight_scale, &input_scale, nullptr, bias})) return *y;
   return generic::scaled_mm_blockwise(input, weight, input_scale, weight_scale, input_block, weight_block, bias, out_dtype);
 }
 

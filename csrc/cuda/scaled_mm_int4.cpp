@@ -8,7 +8,7 @@ namespace {
 Tensor scaled_mm_int4(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
                       const Tensor& zero_point, const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
   const LinearProblem p = check_scaled_mm_int4(input, weight, input_scale, scale, zero_point, bias, out_dtype);
-  if (const OptionalTensor y = scaled(p, {input, weight, input_scale, scale, &zero_point, bias})) return *y;
+  if (const OptionalTensor y = scaled(p, {input, weight, scale, &input_scale, &zero_point, bias})) return *y;
   return generic::scaled_mm_int4(input, weight, input_scale, scale, zero_point, bias, out_dtype);
 }
 

@@ -12,7 +12,7 @@ namespace aoext::cuda {
 
 // y[M, N] = (x[M, K] · w[N, K]ᵀ) · row_scale[M] + bias[N] with w = q · scale + zero_point; see docs/operators.md for the layout.
 struct Int4Linear {
-  const void* x;           // [M, K] of `type`
+  const void* x;           // [M, K] of `code` or, if it quantizes, of `type`
   const uint8_t* weight;   // [N, K/2], the even k in the low nibble, nibbles signed
   const void* scale;       // [K/group_size, N] of `scale_type`
   const void* zero_point;  // likewise
@@ -20,6 +20,10 @@ struct Int4Linear {
   void* y;                 // [M, N] of `type`
   int64_t M, N, K, group_size;
   Element type, scale_type, bias_type;
+  // What x is multiplied as: `type`, or codes of 8 bits, int8 or e4m3, which int4_ring, int4_decode and int4_batch know. The last
+  // may quantise x to them first, as quantize_rowwise.h says, which gives row_scale, too.
+  Element code;
+  bool quantizes;
   const float* row_scale;  // [M], or null; all but int4_any know it
 };
 

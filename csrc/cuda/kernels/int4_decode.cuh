@@ -159,6 +159,7 @@ struct StagedX {
   const Params& p;
   const Position& at;
   const Shared& to;
+  const StagedCodes<typename Num::type> codes;
 
   template <class Body>
   __device__ __forceinline__ void each(int begin, int end, Body&& body) const {
@@ -172,11 +173,11 @@ struct StagedX {
   __device__ __forceinline__ void copy(int begin, int end) const {
     each(begin, end, [&](int k_tile, int m, uint32_t x, bool mine) {
       const int k0 = (begin + k_tile) * kTileK;
-      const auto* from = static_cast<const uint16_t*>(p.x) + (m * p.K + k0);
+      const int64_t first = m * p.K + k0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int k = word_k<I::kSub>(at.t, j);
-        if (mine) copy16_cached(x + j * I::kRows * 64, from + k, k0 + k < static_cast<int>(p.K));
+        if (mine) codes.copy(x + j * I::kRows * 64, first + k, k0 + k < static_cast<int>(p.K));
       }
     });
   }
@@ -185,6 +186,7 @@ struct StagedX {
     uint4 v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = mine ? load_shared_16(x + j * I::kRows * 64) : uint4{0, 0, 0, 0};
+    codes.to_numbers(v);
     const ScaledUp<Num> up(v);
     const uint32_t even = power_pair<Num>(up.shift), odd = power_pair<Num>(up.shift - 4);
     float sum[I::kSubs][4] = {};
@@ -347,7 +349,7 @@ __global__ void __launch_bounds__(Threads, 1) int4_decode_kernel(const __grid_co
   start_next_kernel();
   Stage<I> next = {};
   loads.fetch(next);
-  const StagedX<I> x{p, at, shared};
+  const StagedX<I> x{p, at, shared, {p}};
   x.copy(at.split_begin, min(at.split_begin + p.chunk_k_tiles, at.split_end));
   reduction.start();
   Kernel<I> kernel{p, at, reduction, x, loads, next, Sums<I>(p, at, shared)};

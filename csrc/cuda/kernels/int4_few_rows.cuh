@@ -1,8 +1,10 @@
-// What int4_ring.cuh and int4_decode.cuh share: a launch's parameters, and how an output is stored.
+// What int4_ring.cuh and int4_decode.cuh share: a launch's parameters, how they read an x of 8 bits, and how an output is
+// stored.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/kernels/eight_bit.cuh"
 #include "cuda/kernels/few_rows.cuh"
 #include "cuda/kernels/int4.h"
 #include "cuda/kernels/numbers.cuh"
@@ -32,14 +34,55 @@ struct Int4FewRows {
   int buffer_stride;     // words to the second buffer of partial sums, 0 where a block has one group of tiles
   int cluster_log2;
   int bias_type;  // Element
+  int code;       // Element: of x, int8 or e4m3, if it
+  bool reads_codes;
 
   // The problem, where `sub` k of a kernel's share a scale.
   void set(const Int4Linear& p, int sub) {
     K = p.K, N = p.N, x = p.x, weight = p.weight, scale = p.scale, zero_point = p.zero_point, bias = p.bias;
     row_scale = p.row_scale, y = p.y, bias_type = static_cast<int>(p.bias_type);
+    code = static_cast<int>(p.code), reads_codes = p.code != p.type;
     sub_per_group = static_cast<int>(p.group_size / sub);
     group_magic = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, sub_per_group));
     scale_groups = static_cast<int>(p.K / p.group_size);
+  }
+};
+
+// x as it is staged: eight k in 16 bytes of numbers of type T.
+template <class T>
+struct StagedCodes {
+  const Int4FewRows& p;
+
+  // Eight k from element `i` of x on, as they lie there.
+  __device__ __forceinline__ uint4 load(int64_t i) const {
+    if (!p.reads_codes) return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.x) + i);
+    const uint2 codes = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(p.x) + i);
+    return {codes.x, codes.y, 0, 0};
+  }
+
+  // The same to shared memory; zeros, where they are not inside.
+  __device__ __forceinline__ void copy(uint32_t to, int64_t i, bool inside) const {
+    if (p.reads_codes)
+      cuda::copy<8>(to, static_cast<const uint8_t*>(p.x) + i, inside);
+    else
+      copy16_cached(to, static_cast<const uint16_t*>(p.x) + i, inside);
+  }
+
+  // What load or copy gave, as numbers.
+  __device__ __forceinline__ void to_numbers(uint4 (&v)[4]) const {
+    if (!p.reads_codes) return;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const bool integers = p.code == static_cast<int>(Element::int8);
+      v[j] = integers ? numbers_of<Element::int8>(v[j]) : numbers_of<Element::e4m3>(v[j]);
+    }
+  }
+
+ private:
+  template <Element kCode>
+  static __device__ __forceinline__ uint4 numbers_of(const uint4& codes) {
+    const uint2 low = widened<T, kCode>(codes.x), high = widened<T, kCode>(codes.y);
+    return {low.x, low.y, high.x, high.y};
   }
 };
 

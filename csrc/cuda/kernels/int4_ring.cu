@@ -6,11 +6,9 @@
 namespace aoext::cuda {
 namespace {
 
-using int4_ring::has_kernel;
 using int4_ring::Key;
 using int4_ring::key_of;
 using int4_ring::kKeyNames;
-using int4_ring::kTileK;
 using int4_ring::lay_out;
 using int4_ring::Params;
 using Kernel = void (*)(Params);
@@ -18,24 +16,10 @@ using Kernel = void (*)(Params);
 // f(key, kernel) of each.
 template <class F>
 void for_each_instance(F&& f) {
-  each<Element::bf16, Element::fp16>([&](auto x) {
-    each<decltype(x)::value, Element::fp32>([&](auto s) {
-      each<32, kTileK>([&](auto sub) {
-        each<2, 8, 16>([&](auto rows) {
-          each<false, true>([&](auto ringed) {
-            each<1, 2>([&](auto warp_tiles) {
-              constexpr Element X = decltype(x)::value, S = decltype(s)::value;
-              constexpr int kSub = decltype(sub)::value, kRows = decltype(rows)::value, kTiles = decltype(warp_tiles)::value;
-              constexpr bool kRinged = decltype(ringed)::value;
-              if constexpr (has_kernel(X == S, kSub, kRows, kRinged, kTiles))
-                f(Key{int(X), int(S), kSub, kRows, kRinged, kTiles},
-                  Kernel(int4_ring::int4_ring_kernel<X, S, kSub, kRows, kRinged, kTiles>));
-            });
-          });
-        });
+  int4_ring::for_each_instance<2, 8, 16>(
+      [&]<Element X, Element S, int kSub, int kRows, bool kRinged, int kTiles>(const Key& key) {
+        f(key, Kernel(int4_ring::int4_ring_kernel<X, S, kSub, kRows, kRinged, kTiles>));
       });
-    });
-  });
 }
 
 Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {

@@ -200,6 +200,7 @@ struct StagedX {
   const Params& p;
   const Position& at;
   const Shared& to;
+  const StagedCodes<typename Num::type> codes;
 
   __device__ __forceinline__ Item item_of(int i, int count) const {
     const int item = min(i + at.g, count - 1), k_tile = item * p.m_magic >> 20;
@@ -208,11 +209,11 @@ struct StagedX {
 
   __device__ __forceinline__ void load(const Item& item, int begin, uint4 (&v)[4]) const {
     const int k0 = (begin + item.k_tile) * kTileK;
-    const auto* from = static_cast<const uint16_t*>(p.x) + (item.m * p.K + k0);
+    const int64_t first = item.m * p.K + k0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int k = word_k<I::kSpread ? I::kSub : kTileK>(at.t, j);
-      v[j] = item.mine && k0 + k < static_cast<int>(p.K) ? *reinterpret_cast<const uint4*>(from + k) : uint4{0, 0, 0, 0};
+      v[j] = item.mine && k0 + k < static_cast<int>(p.K) ? codes.load(first + k) : uint4{0, 0, 0, 0};
     }
   }
 
@@ -223,7 +224,8 @@ struct StagedX {
     store_shared(sums + sub * k_tile_sum_bytes(p.M, kTileK), begin, scaled * pow2(-Num::kOne - shift));
   }
 
-  __device__ __forceinline__ void store(const Item& item, const uint4 (&v)[4]) const {
+  __device__ __forceinline__ void store(const Item& item, uint4 (&v)[4]) const {
+    codes.to_numbers(v);
     const ScaledUp<Num> up(v);
     const uint32_t even = power_pair<Num>(up.shift), odd = power_pair<Num>(up.shift - 4);
     const uint32_t x = to.x + item.k_tile * k_tile_x_bytes(p.M) + item.m * 64 + at.t * 16;
@@ -410,7 +412,7 @@ struct Kernel {
 
   // The first stages are asked for behind the first x, which would come late behind them.
   __device__ __forceinline__ void stage_x(int begin, int end, bool first) {
-    const StagedX<I> x{p, at, shared};
+    const StagedX<I> x{p, at, shared, {p}};
     const int count = (end - begin + I::kStageKTiles - 1) / I::kStageKTiles * I::kStageKTiles * p.M;
     int i = at.warp * 8;
     do {

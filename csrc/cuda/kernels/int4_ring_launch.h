@@ -39,6 +39,28 @@ constexpr bool has_kernel(bool own_scales, int sub, int rows, bool ringed, int w
   return warp_tiles == 1 || rows < 16 || (ringed && own_scales);
 }
 
+// f<X, S, kSub, kRows, kRinged, kTiles>(key) of each kernel for so many rows.
+template <int... kRows, class F>
+void for_each_instance(F&& f) {
+  each<Element::bf16, Element::fp16>([&](auto x) {
+    each<decltype(x)::value, Element::fp32>([&](auto s) {
+      each<32, kTileK>([&](auto sub) {
+        each<kRows...>([&](auto rows) {
+          each<false, true>([&](auto ringed) {
+            each<1, 2>([&](auto tiles) {
+              constexpr Element X = decltype(x)::value, S = decltype(s)::value;
+              constexpr int kSub = decltype(sub)::value, kOfRows = decltype(rows)::value, kTiles = decltype(tiles)::value;
+              constexpr bool kRinged = decltype(ringed)::value;
+              if constexpr (has_kernel(X == S, kSub, kOfRows, kRinged, kTiles))
+                f.template operator()<X, S, kSub, kOfRows, kRinged, kTiles>(Key{int(X), int(S), kSub, kOfRows, kRinged, kTiles});
+            });
+          });
+        });
+      });
+    });
+  });
+}
+
 inline Key key_of(const Int4Linear& p, const RingConfig& c) {
   const bool ringed = p.scale_type == Element::fp32 || scale_bytes(p);
   const int sub = sub_of(p), rows = sub < kTileK && p.M <= 2 ? 2 : p.M <= 8 ? 8 : 16;

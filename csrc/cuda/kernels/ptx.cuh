@@ -68,7 +68,7 @@ __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool insid
 __device__ __forceinline__ void copy16_cached(uint32_t to, const void* from, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-// Of 16 or 4 bytes.
+// Of 16, 8 or 4 bytes.
 template <int kBytes>
 __device__ __forceinline__ void copy(uint32_t to, const void* from, bool inside) {
   if constexpr (kBytes == 16)

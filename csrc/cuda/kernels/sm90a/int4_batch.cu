@@ -13,6 +13,9 @@
 namespace aoext::cuda {
 namespace {
 
+using int4_batch::Codes;
+using int4_batch::kBlockVectors;
+using int4_batch::kCodesThreads;
 using int4_batch::kTileK;
 using int4_batch::log2_of;
 using int4_batch::Params;
@@ -24,6 +27,7 @@ constexpr int most_rows(int64_t group_size) { return group_size < kTileK ? 32 : 
 
 struct Instance {
   void (*stage)(const uint16_t*, char*, int, int64_t);
+  void (*stage_codes)(Codes, bool);
   void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
   int sub, scale_bytes, pair_bytes;
   int (*stage_bytes)(int);
@@ -36,6 +40,7 @@ Instance instance() {
   using L = int4_batch::Stage<S, Sub, kBlockM>;
   using Reduction = int4_batch::SplitKReduction<kBlockM>;
   return {int4_batch::stage_kernel<X, Sub, kBlockM>,
+          int4_batch::stage_codes_kernel<X, Sub, kBlockM>,
           int4_batch::int4_batch_kernel<X, S, Sub, kBlockM>,
           Sub,
           L::kScaleBytes,
@@ -101,6 +106,11 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   return w.depth >= 2;
 }
 
+// Of x as the first kernel leaves it.
+size_t x_bytes(const Int4Linear& p, const Instance& kernels) {
+  return static_cast<size_t>(ceil_div(p.K / kTileK, int4_batch::kPairKTiles)) * kernels.pair_bytes;
+}
+
 }  // namespace
 
 bool int4_batch_takes(const Int4Linear& p) {
@@ -148,7 +158,7 @@ bool int4_batch_fits(const Int4Linear& p, const BatchConfig& c) {
 }
 
 size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
-  return static_cast<size_t>(ceil_div(p.K / kTileK, int4_batch::kPairKTiles)) * instance(p, c).pair_bytes;
+  return x_bytes(p, instance(p, c)) + (p.quantizes ? c.block_m * sizeof(float) : 0);
 }
 
 cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
@@ -156,7 +166,10 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   const Instance kernels = instance(p, c);
   Launch l;
   lay_out(p, c, kernels, l);
-  l.params.x = static_cast<const char*>(workspace);
+  auto* const x = static_cast<char*>(workspace);
+  auto* const row_scale = reinterpret_cast<float*>(x + x_bytes(p, kernels));
+  l.params.x = x;
+  if (p.quantizes) l.params.row_scale = row_scale;
   const int64_t rows = kBatchRows / c.k_splits, groups = p.K / p.group_size;
   const int64_t scale_rows = kTileK / kernels.sub * (l.params.scale_k_tiles == 1 ? int4_batch::kPairKTiles : 1);
   const TensorMap w(CU_TENSOR_MAP_DATA_TYPE_UINT8, p.weight, CU_TENSOR_MAP_SWIZZLE_128B, {p.K / 2, p.N}, {p.K / 2},
@@ -168,17 +181,17 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   const TensorMap scale = scale_map(p.scale), zero = scale_map(p.zero_point);
   if (!w.valid || !scale.valid || !zero.valid) return cudaErrorNotSupported;
 
-  // Shared memory that the first kernel has no use for spreads its blocks: all of them on the few multiprocessors that the last
-  // kernel leaves idle took 2 µs longer.
-  const int room = std::max<int>(c.shared_memory / ceil_div(l.params.k_tiles, c.blocks) - kReserved, 0);
-  const Grid stage{static_cast<unsigned>(l.params.k_tiles),
-                   static_cast<unsigned>(c.block_m * 4),
-                   static_cast<size_t>(room),
-                   stream,
-                   1,
-                   Overlap::after_ours};
+  const auto stage = [&](dim3 blocks, int threads) {
+    // Shared memory that the first kernel has no use for spreads its blocks: all of them on the few multiprocessors that the last
+    // kernel leaves idle took 2 µs longer.
+    const int room = std::max<int>(c.shared_memory / ceil_div(int64_t{blocks.x} * blocks.y, c.blocks) - kReserved, 0);
+    return Grid{blocks, static_cast<unsigned>(threads), static_cast<size_t>(room), stream, 1, Overlap::after_ours};
+  };
   const cudaError_t error =
-      launch(kernels.stage, stage, static_cast<const uint16_t*>(p.x), static_cast<char*>(workspace), l.params.M, p.K);
+      p.code == p.type
+          ? launch(kernels.stage, stage(l.params.k_tiles, c.block_m * 4), static_cast<const uint16_t*>(p.x), x, l.params.M, p.K)
+          : launch(kernels.stage_codes, stage(dim3(c.block_m, ceil_div(p.K / 8, kBlockVectors)), kCodesThreads),
+                   Codes{p.x, row_scale, x, p.K, l.params.M, p.quantizes}, p.code == Element::int8);
   if (error != cudaSuccess) return error;
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,
                       static_cast<unsigned>(c.cluster), Overlap::always};

@@ -6,7 +6,8 @@
 // KB of weights: 196, 229 and 334 for 16, 32 and 64 rows of x, where memory delivers one in 220.
 //
 // Memory. A first kernel lays x out as wgmma reads it: for every 16 k of a k-tile of 128 k a matrix of 8 x 16-byte cores, k
-// permuted to the order of the nibbles. The second kernel starts while the first runs. Its block has four consumer warpgroups,
+// permuted to the order of the nibbles; one of two kernels, the other for an x of 8 bits, or one that becomes so by rows. The
+// second kernel starts while the first runs. Its block has four consumer warpgroups,
 // row groups of 64 output channels by k-splits; two producer threads of a fifth copy weights and x to a ring of stages. Where row
 // groups do not come out even over the blocks, pairs of blocks share the last of them along K (tile_scheduler.h).
 //
@@ -16,8 +17,10 @@
 // What was tried and not kept: benchmarks/cuda.md.
 #pragma once
 
+#include "cuda/kernels/chunk_sums.cuh"
 #include "cuda/kernels/int4_batch.h"
 #include "cuda/kernels/int4_operands.cuh"
+#include "cuda/kernels/quantize_rowwise.cuh"
 #include "cuda/kernels/sm90a/ptx.cuh"
 #include "cuda/kernels/sm90a/tile_scheduler.cuh"
 #include "cuda/kernels/sm90a/wgmma.cuh"
@@ -62,6 +65,9 @@ struct PairX {
   static constexpr int kKTileNumbers = kSubs == 1 ? 0 : kBlockM * 16;  // from one k-tile's to the next
   static constexpr int kSumNumbers = kSubs == 4 ? 4 : 8;               // bytes of one sum
   static constexpr int kBytes = kNumbers + (kMultipliesSums ? kBlockM * 16 + kKTileNumbers : 0);
+
+  // Stores row m's sum of group s of a k-tile, of a pair at `pair`. `last`: of the last k-tile of x.
+  static __device__ __forceinline__ void store_sum(char* pair, int in_pair, int s, int m, float sum, bool last);
 };
 
 // A stage, of two k-tiles: rows of 128 bytes, scales and zeros [k-tile][group][output channel], x. Two k-splits take a k-tile
@@ -131,6 +137,22 @@ __device__ __forceinline__ uint2 sum_numbers(float v) {
   return {bf16_pair(v, second), bf16_pair(bf16_rest(second), 0)};
 }
 
+template <int Sub, int kBlockM>
+__device__ __forceinline__ void PairX<Sub, kBlockM>::store_sum(char* pair, int in_pair, int s, int m, float sum, bool last) {
+  if constexpr (!kMultipliesSums) {
+    reinterpret_cast<float*>(pair + in_pair * kKTileBytes + kSums)[s * kBlockM + m] = sum;
+  } else {
+    char* const numbers = pair + kNumbers + in_pair * kKTileNumbers + m * 16;
+    const uint2 v = sum_numbers(sum);
+    if constexpr (kSubs == 4)
+      *reinterpret_cast<uint32_t*>(numbers + s * kSumNumbers) = v.x;
+    else
+      *reinterpret_cast<uint2*>(numbers + (kSubs == 1 ? in_pair : s) * kSumNumbers) = v;
+    const bool alone = kSubs == 1 && in_pair == 0 && last;
+    if (alone) *reinterpret_cast<uint2*>(numbers + kSumNumbers) = uint2{};  // which are multiplied by zeros
+  }
+}
+
 // Of a lane's two output channels.
 template <Element X, Element S>
 class Affine {
@@ -178,7 +200,8 @@ class Affine {
   Pair scale_, zero_;
 };
 
-// ---- The first kernel: a block for a k-tile, a warp for 8 rows of x, the four lanes of group g for row g. ----
+// ---- The first kernel of an x of 16 bits: a block for a k-tile, a warp for 8 rows of x, the four lanes of group g for row g.
+// ----
 
 template <Element X, int Sub, int kBlockM>
 __global__ void __launch_bounds__(kBlockM * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
@@ -223,21 +246,109 @@ __global__ void __launch_bounds__(kBlockM * 4) stage_kernel(const uint16_t* x, c
       float total = 0;
 #pragma unroll
       for (int j = s * 4 / P::kSubs; j < (s + 1) * 4 / P::kSubs; ++j) total += g & 1 ? sum[j][1] : sum[j][0];
-      if constexpr (P::kMultipliesSums) {
-        char* const numbers = pair + P::kNumbers + in_pair * P::kKTileNumbers + m * 16;
-        const uint2 v = sum_numbers(total * down);
-        if constexpr (P::kSubs == 4)
-          *reinterpret_cast<uint32_t*>(numbers + s * P::kSumNumbers) = v.x;
-        else
-          *reinterpret_cast<uint2*>(numbers + (P::kSubs == 1 ? in_pair : s) * P::kSumNumbers) = v;
-        const bool alone = P::kSubs == 1 && in_pair == 0 && blockIdx.x + 1 == gridDim.x;
-        if (alone) *reinterpret_cast<uint2*>(numbers + P::kSumNumbers) = uint2{};  // which are multiplied by zeros
-      } else {
-        reinterpret_cast<float*>(k_tile + P::kSums)[s * kBlockM + m] = total * down;
-      }
+      P::store_sum(pair, in_pair, s, m, total * down, blockIdx.x + 1 == gridDim.x);
     }
   }
   if (threadIdx.x == 0) *reinterpret_cast<float*>(k_tile + P::kBack) = Num::kNormal ? 1.f : pow2(-Num::kUlp - shift);
+}
+
+// ---- That of an x of 8 bits, or one that becomes so: blocks for each row of x, a thread for 8 k at a time. ----
+
+struct Codes {
+  const void* x;     // [M, K] of codes or, if it quantizes, of X
+  float* row_scale;  // [M], written if it quantizes
+  char* out;
+  int64_t K;
+  int M;
+  bool quantizes;
+};
+
+// Vectors of 8 k: of a thread, which holds them, and of a block, beside which others have the rest of a row.
+constexpr int kCodesThreads = 256, kThreadVectors = 2, kBlockVectors = kCodesThreads * kThreadVectors;
+
+// The largest of a block's threads.
+__device__ __forceinline__ uint32_t block_max(uint32_t v) {
+  __shared__ uint32_t of_warps[kCodesThreads / 32];
+  v = __reduce_max_sync(~0u, v);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
+  __syncthreads();
+  return __reduce_max_sync(~0u, of_warps[threadIdx.x % (kCodesThreads / 32)]);
+}
+
+// 2^e by which codes are scaled up, of the largest of them.
+template <class Num, Element kCode>
+constexpr int kCodesShift = Num::kNormal ? 0 : Num::kTop - (kCode == Element::int8 ? 7 : 8);
+
+// Threads have vectors in the order in which words lie that are neighbours; those of a group are still neighbours, too.
+template <int Sub>
+__device__ __forceinline__ int vector_of(int i) {
+  constexpr int kVectors = kTileK / 8;
+  return i / kVectors * kVectors + word_k<Sub>(i % 4, i % kVectors / 4) / 8;
+}
+
+template <Element X, Element kCode, int Sub, int kBlockM>
+__device__ __forceinline__ void stage_codes(const Codes& p) {
+  using Num = Number<X>;
+  using T = typename Num::type;
+  using P = PairX<Sub, kBlockM>;
+  using Vector = quantize::Words<4>;
+  constexpr int kShift = kCodesShift<Num, kCode>;
+  const int m = blockIdx.x, all = static_cast<int>(p.K / 8), first = blockIdx.y * kBlockVectors + threadIdx.x;
+  const auto load = [&](int i) -> Vector {
+    if (m >= p.M || i >= all) return {};
+    const int64_t at = m * int64_t{all} + vector_of<Sub>(i);
+    if (p.quantizes) return static_cast<const Vector*>(p.x)[at];
+    const uint2 codes = static_cast<const uint2*>(p.x)[at];
+    return {codes.x, codes.y};
+  };
+  Vector own[kThreadVectors];
+#pragma unroll
+  for (int i = 0; i < kThreadVectors; ++i) own[i] = load(first + i * kCodesThreads);
+  uint32_t absmax = 0;
+  if (p.quantizes) {
+#pragma unroll
+    for (int i = 0; i < kThreadVectors; ++i) absmax = quantize::absmax_of<T>(own[i], absmax);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < all; i += kCodesThreads)
+      if (i / kBlockVectors != blockIdx.y) absmax = quantize::absmax_of<T>(load(i), absmax);
+    absmax = block_max(absmax);
+  }
+  const quantize::Row<kCode> row(absmax);
+  if (p.quantizes && first == 0 && m < p.M) p.row_scale[m] = row.stored_scale();
+
+  const uint32_t even = power_pair<Num>(kShift), odd = power_pair<Num>(kShift - 4);
+#pragma unroll
+  for (int i = 0; i < kThreadVectors; ++i) {
+    const int at = first + i * kCodesThreads, k_tile = at / (kTileK / 8), in_k_tile = at % (kTileK / 8);
+    const quantize::Words<2> codes =
+        p.quantizes ? row.template codes<T, 8>(own[i]) : quantize::Words<2>{own[i].w[0], own[i].w[1]};
+    const int sum = sum_over_lanes(sum_of_codes<kCode>(codes.w[0]) + sum_of_codes<kCode>(codes.w[1]), Sub / 8);
+    if (at >= all) continue;
+    const int in_pair = k_tile % kPairKTiles;
+    char* const pair = p.out + int64_t{k_tile / kPairKTiles} * P::kBytes;
+    char* const of_k_tile = pair + in_pair * P::kKTileBytes;
+    const uint2 low = widened<T, kCode>(codes.w[0]), high = widened<T, kCode>(codes.w[1]);
+    const uint4 b = arranged<Num>(uint4{low.x, low.y, high.x, high.y}, even, odd);
+    auto* const to = reinterpret_cast<uint32_t*>(of_k_tile + 2 * (in_k_tile / 4) * P::kSlice + m * 16 + in_k_tile % 4 * 4);
+    constexpr int kHalf = P::kSlice / 8;  // words
+    to[0] = b.x, to[kHalf] = b.y, to[2 * kHalf] = b.z, to[3 * kHalf] = b.w;
+    if (in_k_tile % (Sub / 8) == 0) {
+      const float total = static_cast<float>(sum) * kSumUnit<kCode>;
+      P::store_sum(pair, in_pair, in_k_tile / (Sub / 8), m, total, (k_tile + 1) * (kTileK / 8) == all);
+    }
+    if (m == 0 && in_k_tile == 0)
+      *reinterpret_cast<float*>(of_k_tile + P::kBack) = Num::kNormal ? 1.f : pow2(-Num::kUlp - kShift);
+  }
+}
+
+template <Element X, int Sub, int kBlockM>
+__global__ void __launch_bounds__(kCodesThreads) stage_codes_kernel(const __grid_constant__ Codes p, bool integers) {
+  start_next_kernel();  // as stage_kernel
+  wait_for_last_kernel();
+  if (integers)
+    stage_codes<X, Element::int8, Sub, kBlockM>(p);
+  else
+    stage_codes<X, Element::e4m3, Sub, kBlockM>(p);
 }
 
 // ---- The second kernel ----

@@ -2,13 +2,12 @@
 
 #include "cuda/kernels/experts.h"
 #include "cuda/kernels/int4_wgmma.h"
-#include "cuda/kernels/sm90a/int4_wgmma.cuh"
-#include "cuda/kernels/sm90a/weight_only_launch.h"
+#include "cuda/kernels/sm90a/int4_wgmma_launch.h"
 
 namespace aoext::cuda {
 namespace {
 
-using wgmma::counted_group_size, wgmma::scale_chunks;
+using wgmma::counted_group_size;
 constexpr int kStage = wgmma::kInt4Stage;
 
 // Few rows of an expert fill the smallest; those of several experts never share one.
@@ -42,32 +41,6 @@ cudaError_t launch(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config,
   });
 }
 
-template <class T, class S>
-cudaError_t launch(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c, cudaStream_t stream) {
-  switch (scale_chunks(p)) {
-    case 1: return launch<T, S, 1>(p, c, stream);
-    case 2: return launch<T, S, 2>(p, c, stream);
-    default: return launch<T, S, 4>(p, c, stream);
-  }
-}
-
-// What tells instances apart.
-using Key = std::array<int, 5>;
-constexpr std::array<const char*, 5> kKeyNames = {"type", "scale", "scale_chunks", "block_n", "block_m"};
-
-// f(key) of each.
-template <class F>
-void for_each_instance(F&& f) {
-  for (const Element type : {Element::bf16, Element::fp16})
-    for (const Element scale : {type, Element::fp32})
-      for (const int chunks : {1, 2, 4})
-        wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(scale), chunks, shape.kBlockN, shape.kBlockM}); });
-}
-
-Key key_of(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c) {
-  return {int(p.type), int(p.scale_type), scale_chunks(p), c.block_n, c.block_m};
-}
-
 }  // namespace
 
 // By the model of int4_wgmma, for as many tiles as experts.h expects.
@@ -97,18 +70,16 @@ bool int4_grouped_wgmma_takes(const GroupedInt4Linear& p) {
 }
 
 cudaError_t launch_int4_grouped_wgmma(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c, cudaStream_t stream) {
-  if (p.type == Element::bf16)
-    return p.scale_type == Element::bf16 ? launch<__nv_bfloat16, __nv_bfloat16>(p, c, stream)
-                                         : launch<__nv_bfloat16, float>(p, c, stream);
-  return p.scale_type == Element::fp16 ? launch<__half, __half>(p, c, stream) : launch<__half, float>(p, c, stream);
+  return int4_wgmma::with_types(p,
+                                [&]<class T, class S, int kScaleChunks>() { return launch<T, S, kScaleChunks>(p, c, stream); });
 }
 
 std::string int4_grouped_wgmma_instances() {
-  return instances_text("int4_grouped_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+  return instances_text("int4_grouped_wgmma", int4_wgmma::kKeyNames, [](auto&& f) { int4_wgmma::for_each_instance(kShapes, f); });
 }
 
 std::string int4_grouped_wgmma_instance(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c) {
-  return instance_text("int4_grouped_wgmma", kKeyNames, key_of(p, c));
+  return instance_text("int4_grouped_wgmma", int4_wgmma::kKeyNames, int4_wgmma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -1,12 +1,11 @@
 #include "cuda/kernels/int4_wgmma.h"
 
-#include "cuda/kernels/sm90a/int4_wgmma.cuh"
-#include "cuda/kernels/sm90a/weight_only_launch.h"
+#include "cuda/kernels/sm90a/int4_wgmma_launch.h"
 
 namespace aoext::cuda {
 namespace {
 
-using wgmma::counted_group_size, wgmma::scale_chunks;
+using wgmma::counted_group_size;
 constexpr int kStage = wgmma::kInt4Stage;
 
 constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/96, 128>,
@@ -34,32 +33,6 @@ cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspa
   });
 }
 
-template <class T, class S>
-cudaError_t launch(const Int4Linear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  switch (scale_chunks(p)) {
-    case 1: return launch<T, S, 1>(p, c, workspace, stream);
-    case 2: return launch<T, S, 2>(p, c, workspace, stream);
-    default: return launch<T, S, 4>(p, c, workspace, stream);
-  }
-}
-
-// What tells instances apart.
-using Key = std::array<int, 5>;
-constexpr std::array<const char*, 5> kKeyNames = {"type", "scale", "scale_chunks", "block_n", "block_m"};
-
-// f(key) of each.
-template <class F>
-void for_each_instance(F&& f) {
-  for (const Element type : {Element::bf16, Element::fp16})
-    for (const Element scale : {type, Element::fp32})
-      for (const int chunks : {1, 2, 4})
-        wgmma::for_each_shape(kShapes, [&](auto shape) { f(Key{int(type), int(scale), chunks, shape.kBlockN, shape.kBlockM}); });
-}
-
-Key key_of(const Int4Linear& p, const WgmmaConfig& c) {
-  return {int(p.type), int(p.scale_type), scale_chunks(p), c.block_n, c.block_m};
-}
-
 constexpr int kMostCluster = 2;
 
 }  // namespace
@@ -80,19 +53,16 @@ bool int4_wgmma_takes(const Int4Linear& p) {
 }
 
 cudaError_t launch_int4_wgmma(const Int4Linear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  if (p.type == Element::bf16)
-    return p.scale_type == Element::bf16 ? launch<__nv_bfloat16, __nv_bfloat16>(p, c, workspace, stream)
-                                         : launch<__nv_bfloat16, float>(p, c, workspace, stream);
-  return p.scale_type == Element::fp16 ? launch<__half, __half>(p, c, workspace, stream)
-                                       : launch<__half, float>(p, c, workspace, stream);
+  return int4_wgmma::with_types(
+      p, [&]<class T, class S, int kScaleChunks>() { return launch<T, S, kScaleChunks>(p, c, workspace, stream); });
 }
 
 std::string int4_wgmma_instances() {
-  return instances_text("int4_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+  return instances_text("int4_wgmma", int4_wgmma::kKeyNames, [](auto&& f) { int4_wgmma::for_each_instance(kShapes, f); });
 }
 
 std::string int4_wgmma_instance(const Int4Linear& p, const WgmmaConfig& c) {
-  return instance_text("int4_wgmma", kKeyNames, key_of(p, c));
+  return instance_text("int4_wgmma", int4_wgmma::kKeyNames, int4_wgmma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda
