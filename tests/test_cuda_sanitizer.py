@@ -19,9 +19,10 @@ def test_its_calls_are_right_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import cuda_sanitizer
 
     seen = set()
-    for problem, call in itertools.islice(cuda_sanitizer.calls(), CALLS):
+    forced = ((problem, call) for _, problem, call in cuda_sanitizer.calls_by_kernel())
+    for problem, call in itertools.chain(forced, itertools.islice(cuda_sanitizer.calls(), CALLS)):
         seen.add(call.operator)
         result = getattr(torch.ops.ao, call.operator)(*call.args, **call.kwargs)
         assert cuda_sanitizer.is_right(call, result), (call.operator, problem)
-    assert {"bf16i4bf16_rowwise", "bf16lut4bf16_blockwise", "scaled_linear_int4"} <= seen
+    assert {"bf16i4bf16_rowwise", "bf16lut4bf16_blockwise", "scaled_linear_int4", "scaled_mm_int4"} <= seen
     sys.modules.pop("cuda_sanitizer")

@@ -12,6 +12,7 @@ sm_90a: calls go from small to large, and after so many seconds a process begins
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import os
@@ -103,6 +104,20 @@ def calls() -> Iterator[tuple[Any, Any]]:
             yield p, ALL_CALLS[operator](p, generator)
 
 
+def calls_by_kernel() -> Iterator[tuple[str, Any, Any]]:
+    """The same, by a kernel of Hopper's that no plan takes for problems so small."""
+    import torch
+
+    from aoext.reference import ALL_CALLS, EIGHT_BIT, Problem
+
+    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
+    for M, eight_bit, dtype in itertools.product(
+        (20, 150, 300), EIGHT_BIT[:2], (torch.bfloat16, torch.float16)
+    ):
+        p = Problem(M, 264, 640, 128, dtype, dtype, eight_bit)
+        yield "scaled_wgmma", p, ALL_CALLS["scaled_mm_int4"](p, generator)
+
+
 def is_right(call: Any, result: Any) -> bool:
     """Whether a result, on the CPU, is near the call's reference: exactly that where it is no float64."""
     import torch
@@ -118,22 +133,26 @@ def run(only: str, part: int, parts: int, seconds: int) -> None:
     import torch
 
     import aoext
+    from aoext.ops import with_plan
 
     if not torch._C._dispatch_has_kernel_for_dispatch_key("ao::bf16i4bf16_rowwise", "CUDA"):
         sys.exit("the library was built without kernels for CUDA")
     plans: dict[str, int] = {}
     end = time.monotonic() + seconds
-    chosen = (one for one in calls() if only in one[1].operator)
-    for problem, call in itertools.islice(chosen, part, None, parts):
+    hopper = torch.cuda.get_device_capability() == (9, 0) and "AOEXT_CUDA_FAMILY" not in os.environ
+    every = itertools.chain(calls_by_kernel() if hopper else (), (("", *one) for one in calls()))
+    chosen = (one for one in every if only in one[2].operator)
+    for kernel, problem, call in itertools.islice(chosen, part, None, parts):
         if time.monotonic() > end:
             print(f"  stopped before {call.operator} {problem}")
             break
         moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
-        result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
+        with with_plan(kernel) if kernel else contextlib.nullcontext():
+            result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
+            plan = f"{call.operator}: {aoext.explain(call.operator, *moved)}"
         torch.cuda.synchronize()
         if not is_right(call, result):
             sys.exit(f"{call.operator} {problem}: the result is wrong")
-        plan = f"{call.operator}: {aoext.explain(call.operator, *moved)}"
         plans[plan] = plans.get(plan, 0) + 1
     for plan, count in sorted(plans.items()):
         print(f"  {count:3} calls: {plan}")

@@ -38,7 +38,8 @@ Int4Linear as_int4(const LinearProblem& p, ScalarType scale) {
 // int4_batch, which reads codes of x, in place of int4_wgmma, where this is faster by less than what widens x for it.
 Int4Plan without_widening(const Int4Plan& plan, const LinearProblem& p, const Device& device) {
   const Int4Linear linear = as_int4(p, plan.scale);
-  if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || forced() != nullptr || !int4_batch_takes(linear)) return plan;
+  const bool chosen = forced() == nullptr || !is_one_of(*forced(), Int4Kernel());
+  if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || !chosen || !int4_batch_takes(linear)) return plan;
   const auto batch = choose_int4_batch(linear, device);
   const bool faster = batch.config.block_m > 0 && batch.microseconds < choose_int4_wgmma(linear, device).microseconds + kWidening;
   return faster ? Int4Plan{batch.config, plan.scale} : plan;

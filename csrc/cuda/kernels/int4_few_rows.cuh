@@ -33,9 +33,9 @@ struct Int4FewRows {
   int warp_stages;       // of a warp in a chunk
   int buffer_stride;     // words to the second buffer of partial sums, 0 where a block has one group of tiles
   int cluster_log2;
-  int bias_type;  // Element
-  int code;       // Element: of x, int8 or e4m3, if it
-  bool reads_codes;
+  int bias_type;     // Element
+  int code;          // Element, of an x of 8 bits: int8 or e4m3
+  bool reads_codes;  // whether it is one
 
   // The problem, where `sub` k of a kernel's share a scale.
   void set(const Int4Linear& p, int sub) {

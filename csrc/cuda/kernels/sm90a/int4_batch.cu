@@ -190,7 +190,7 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   const cudaError_t error =
       p.code == p.type
           ? launch(kernels.stage, stage(l.params.k_tiles, c.block_m * 4), static_cast<const uint16_t*>(p.x), x, l.params.M, p.K)
-          : launch(kernels.stage_codes, stage(dim3(c.block_m, ceil_div(p.K / 8, kBlockVectors)), kCodesThreads),
+          : launch(kernels.stage_codes, stage(dim3(ceil_div(p.K / 8, kBlockVectors), c.block_m), kCodesThreads),
                    Codes{p.x, row_scale, x, p.K, l.params.M, p.quantizes}, p.code == Element::int8);
   if (error != cudaSuccess) return error;
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,

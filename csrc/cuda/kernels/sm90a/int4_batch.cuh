@@ -6,8 +6,8 @@
 // KB of weights: 196, 229 and 334 for 16, 32 and 64 rows of x, where memory delivers one in 220.
 //
 // Memory. A first kernel lays x out as wgmma reads it: for every 16 k of a k-tile of 128 k a matrix of 8 x 16-byte cores, k
-// permuted to the order of the nibbles; one of two kernels, the other for an x of 8 bits, or one that becomes so by rows. The
-// second kernel starts while the first runs. Its block has four consumer warpgroups,
+// permuted to the order of the nibbles; another one does that of an x of 8 bits, which it quantises to these where it is asked
+// to. The second kernel starts while the first runs. Its block has four consumer warpgroups,
 // row groups of 64 output channels by k-splits; two producer threads of a fifth copy weights and x to a ring of stages. Where row
 // groups do not come out even over the blocks, pairs of blocks share the last of them along K (tile_scheduler.h).
 //
@@ -293,7 +293,7 @@ __device__ __forceinline__ void stage_codes(const Codes& p) {
   using P = PairX<Sub, kBlockM>;
   using Vector = quantize::Words<4>;
   constexpr int kShift = kCodesShift<Num, kCode>;
-  const int m = blockIdx.x, all = static_cast<int>(p.K / 8), first = blockIdx.y * kBlockVectors + threadIdx.x;
+  const int m = blockIdx.y, all = static_cast<int>(p.K / 8), first = blockIdx.x * kBlockVectors + threadIdx.x;
   const auto load = [&](int i) -> Vector {
     if (m >= p.M || i >= all) return {};
     const int64_t at = m * int64_t{all} + vector_of<Sub>(i);
@@ -310,7 +310,7 @@ __device__ __forceinline__ void stage_codes(const Codes& p) {
     for (int i = 0; i < kThreadVectors; ++i) absmax = quantize::absmax_of<T>(own[i], absmax);
 #pragma unroll 4
     for (int i = threadIdx.x; i < all; i += kCodesThreads)
-      if (i / kBlockVectors != blockIdx.y) absmax = quantize::absmax_of<T>(load(i), absmax);
+      if (i / kBlockVectors != blockIdx.x) absmax = quantize::absmax_of<T>(load(i), absmax);
     absmax = block_max(absmax);
   }
   const quantize::Row<kCode> row(absmax);
