@@ -356,7 +356,7 @@ def cuts() -> Iterator[Case]:
             yield Case("int4_ring", "bf16i4bf16_rowwise", int4, {**cut, "ahead": 512})
             yield Case("int4_decode", "bf16i4bf16_rowwise", int4, cut)
             for block_m in (1, 8):
-                if cut["tiles"] * block_m >= cut["cluster"]:  # each block adds up a row of a tile
+                if cut["tiles"] >= cut["cluster"]:  # each block adds up a row of a tile, which may have one
                     of_experts = dataclasses.replace(int4, experts=3)
                     config = {**cut, "ahead": 512, "block_m": block_m}
                     yield Case("int4_grouped_ring", GROUPED, of_experts, config)
@@ -688,6 +688,17 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with with_plan(kernel, **config), pytest.raises(RuntimeError, match=message):
         plan(gpu, "bf16i4bf16_rowwise", *int4_operands(M))
+
+
+def test_every_block_of_a_cluster_adds_up_a_row_of_its_own() -> None:
+    """Of experts a tile may have a single row; a block without one would not wait for the others."""
+    config = {"warp_tiles": 1, "tiles": 4, "k_splits": 4, "cluster": 8, "blocks": 2}
+    case = Case("int4_grouped_ring", GROUPED, Problem(2, 360, 4224, 128, experts=3), {**config, "block_m": 8})
+    with with_plan(case.kernel, **case.config), pytest.raises(RuntimeError, match="must fit M = 2, "):
+        planned("H200", case)
+    dense = Case("int4_ring", "bf16i4bf16_rowwise", Problem(2, 360, 4224, 128), config)
+    with with_plan(dense.kernel, **config):
+        assert planned("H200", dense)[0].startswith("int4_ring ")
 
 
 def test_a_forced_plan_ends_and_nests_and_is_a_threads_own() -> None:

@@ -13,7 +13,6 @@ namespace {
 
 using int4_ring::Key;
 using int4_ring::kKeyNames;
-using int4_ring::lay_out;
 using int4_ring::Params;
 using Kernel = void (*)(Params, GroupedInt4Linear, int);
 
@@ -79,6 +78,11 @@ int64_t row_tiles(const GroupedInt4Linear& p, int block_m) {
   return block_m == 1 ? p.M : most_row_tiles(p.M, p.experts, block_m);
 }
 
+// A tile may have a single row.
+bool lay_out(const GroupedInt4Linear& p, const GroupedRingConfig& c, int4_ring::Launch& l) {
+  return int4_ring::all_collect(c, 1) && int4_ring::lay_out(of_tile(p, c.block_m), c, l);
+}
+
 }  // namespace
 
 bool int4_grouped_ring_takes(const GroupedInt4Linear& p) {
@@ -98,7 +102,7 @@ Choice<GroupedRingConfig> choose_int4_grouped_ring(const GroupedInt4Linear& p, c
     share.multiprocessors = device.multiprocessors / at_once;
     share.bandwidth = device.bandwidth / at_once;
     const auto serves = [&](const RingConfig& c) { return kernel_of(p, {c, block_m}) != nullptr; };
-    const Choice<RingConfig> one = int4_ring::choose(of_tile(p, block_m), share, serves);
+    const Choice<RingConfig> one = int4_ring::choose(of_tile(p, block_m), 1, share, serves);
     best.consider({one.config, block_m}, std::max(tiles / at_once, 1.0) * one.microseconds);
   }
   return best;
@@ -107,13 +111,13 @@ Choice<GroupedRingConfig> choose_int4_grouped_ring(const GroupedInt4Linear& p, c
 bool int4_grouped_ring_fits(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
   int4_ring::Launch l;
   const bool rows = std::find(std::begin(kBlockMs), std::end(kBlockMs), c.block_m) != std::end(kBlockMs);
-  return rows && kernel_of(p, c) && lay_out(of_tile(p, c.block_m), c, l);
+  return rows && kernel_of(p, c) && lay_out(p, c, l);
 }
 
 cudaError_t launch_int4_grouped_ring(const GroupedInt4Linear& p, const GroupedRingConfig& c, cudaStream_t stream) {
   const Kernel kernel = kernel_of(p, c);
   int4_ring::Launch l;
-  if (!kernel || !lay_out(of_tile(p, c.block_m), c, l)) return cudaErrorInvalidValue;
+  if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   const dim3 blocks(c.cluster, std::min(c.blocks, l.params.tile_groups), static_cast<unsigned>(row_tiles(p, c.block_m)));
   const dim3 threads(32, c.k_splits, c.tiles);
   const Overlap overlap = c.overlaps ? Overlap::after_ours : Overlap::never;

@@ -36,7 +36,7 @@ bool int4_ring_takes(const Int4Linear& p) {
 }
 
 Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {
-  return int4_ring::choose(p, device, [&](const RingConfig& c) { return kernel_of(p, c) != nullptr; });
+  return int4_ring::choose(p, p.M, device, [&](const RingConfig& c) { return kernel_of(p, c) != nullptr; });
 }
 
 bool int4_ring_fits(const Int4Linear& p, const RingConfig& c) {

@@ -120,9 +120,12 @@ inline double model_time(const Int4Linear& p, const RingConfig& c, const Launch&
          (warps <= kFewWarps ? fit.few_warps : 0);
 }
 
-// The fastest of those that `serves(config)` says there is a kernel for.
+// Whether every block of a cluster has outputs of its own to collect, without which it would run ahead of the others.
+inline bool all_collect(const RingConfig& c, int64_t rows) { return int64_t{c.tiles} * c.warp_tiles * rows >= c.cluster; }
+
+// The fastest of those that `serves(config)` says there is a kernel for. A launch may have products of fewer rows than p has.
 template <class Serves>
-Choice<RingConfig> choose(const Int4Linear& p, const Device& device, Serves&& serves) {
+Choice<RingConfig> choose(const Int4Linear& p, int64_t fewest_rows, const Device& device, Serves&& serves) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kMostKSplits = 8, kFewestWarps = 4;
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const bool hopper = device.is_hopper();
@@ -141,7 +144,9 @@ Choice<RingConfig> choose(const Int4Linear& p, const Device& device, Serves&& se
             const int at_once = blocks_at_once(sms, resident, c.cluster, c.blocks);
             c.depth = depth_of(at_once * tiles * c.k_splits);
             Launch l;
-            if (!lay_out(p, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024) continue;
+            if (!all_collect(c, fewest_rows) || !lay_out(p, c, l) ||
+                resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024)
+              continue;
             best.consider(c, model_time(p, c, l, device, at_once));
           }
   return best;
