@@ -35,6 +35,9 @@ GROUPED = "bf16i4bf16_rowwise_grouped"
 
 needs_plans = pytest.mark.skipif(not ops._has_plans(), reason="aoext was built without CUDA")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+of_own_family = pytest.mark.skipif(
+    "AOEXT_CUDA_FAMILY" in os.environ, reason="every GPU has the kernels of AOEXT_CUDA_FAMILY"
+)
 pytestmark = needs_plans
 
 HOPPER_KERNELS = (
@@ -569,6 +572,7 @@ def test_instances_are_those_of_every_kernel() -> None:
     assert len(INSTANCES) == len(set(INSTANCES))
 
 
+@of_own_family
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_case_gets_the_instance_that_it_is_for(kernel: str) -> None:
     for instance in [line for line in INSTANCES if line.split()[0] == kernel]:
@@ -582,6 +586,7 @@ def test_a_case_gets_the_instance_that_it_is_for(kernel: str) -> None:
             assert {name: int(fields[name]) for name in case.config} == case.config
 
 
+@of_own_family
 @pytest.mark.parametrize("name", CUTS)
 def test_a_cut_fits(name: str) -> None:
     case = CUTS_BY_NAME[name]
@@ -589,6 +594,7 @@ def test_a_cut_fits(name: str) -> None:
         assert planned("H200", case)[0].split()[0] == case.kernel
 
 
+@of_own_family
 def test_plans_of_an_h200_are_those_that_were_measured() -> None:
     """A choice that is changed on purpose is written anew: benchmarks/plans.py says how."""
     script = Path(__file__).parent.parent / "benchmarks" / "plans.py"
@@ -665,6 +671,7 @@ def test_what_there_is_not_is_named(kernel: str, config: dict[str, int], message
     assert ao._force_plan("") == ""
 
 
+@of_own_family
 @pytest.mark.parametrize(
     ("gpu", "M", "kernel", "config", "message"),
     [
@@ -690,6 +697,7 @@ def test_what_does_not_fit_is_named(
         plan(gpu, "bf16i4bf16_rowwise", *int4_operands(M))
 
 
+@of_own_family
 def test_every_block_of_a_cluster_adds_up_a_row_of_its_own() -> None:
     """Of experts a tile may have a single row; a block without one would not wait for the others."""
     config = {"warp_tiles": 1, "tiles": 4, "k_splits": 4, "cluster": 8, "blocks": 2}
@@ -701,6 +709,7 @@ def test_every_block_of_a_cluster_adds_up_a_row_of_its_own() -> None:
         assert planned("H200", dense)[0].startswith("int4_ring ")
 
 
+@of_own_family
 def test_a_forced_plan_ends_and_nests_and_is_a_threads_own() -> None:
     chosen = plan("H200", "bf16i4bf16_rowwise", *int4_operands(4))
     found: list[str] = []
@@ -730,6 +739,7 @@ def test_short_rows_of_x_are_quantised_by_the_product() -> None:
     assert not quantizes("scaled_linear_rowwise", 1, 28672, 28672)
 
 
+@of_own_family
 def test_what_lays_x_out_for_int4_quantises_it() -> None:
     assert not quantizes("scaled_linear_int4", 1, 4096, 128)
     assert quantizes("scaled_linear_int4", 40, 4096, 128)
