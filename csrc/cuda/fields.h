@@ -107,34 +107,29 @@ struct Fields<TinygemmUnpack> {
   static constexpr const char* kKernel = "tinygemm_unpack";
   static constexpr NoFields<TinygemmUnpack> kAll{};
 };
+template <class C, class... Own>
+constexpr auto ring_fields(Own... own) {
+  return std::to_array<Field<C>>({own...,
+                                  {"warp_tiles", &C::warp_tiles},
+                                  {"depth", &C::depth},
+                                  {"tiles", &C::tiles},
+                                  {"k_splits", &C::k_splits},
+                                  {"cluster", &C::cluster},
+                                  {"blocks", &C::blocks},
+                                  {"shared_memory", &C::shared_memory},
+                                  {"ahead", &C::ahead},
+                                  {"overlaps", &C::overlaps}});
+}
 template <>
 struct Fields<RingConfig> {
-  using C = RingConfig;
   static constexpr const char* kKernel = "int4_ring";
-  static constexpr auto kAll = std::to_array<Field<C>>({{"warp_tiles", &C::warp_tiles},
-                                                        {"depth", &C::depth},
-                                                        {"tiles", &C::tiles},
-                                                        {"k_splits", &C::k_splits},
-                                                        {"cluster", &C::cluster},
-                                                        {"blocks", &C::blocks},
-                                                        {"shared_memory", &C::shared_memory},
-                                                        {"ahead", &C::ahead},
-                                                        {"overlaps", &C::overlaps}});
+  static constexpr auto kAll = ring_fields<RingConfig>();
 };
 template <>
 struct Fields<GroupedRingConfig> {
   using C = GroupedRingConfig;
   static constexpr const char* kKernel = "int4_grouped_ring";
-  static constexpr auto kAll = std::to_array<Field<C>>({{"block_m", &C::block_m},
-                                                        {"warp_tiles", &C::warp_tiles},
-                                                        {"depth", &C::depth},
-                                                        {"tiles", &C::tiles},
-                                                        {"k_splits", &C::k_splits},
-                                                        {"cluster", &C::cluster},
-                                                        {"blocks", &C::blocks},
-                                                        {"shared_memory", &C::shared_memory},
-                                                        {"ahead", &C::ahead},
-                                                        {"overlaps", &C::overlaps}});
+  static constexpr auto kAll = ring_fields<C>(Field<C>{"block_m", &C::block_m});
 };
 template <>
 struct Fields<DecodeConfig> {
