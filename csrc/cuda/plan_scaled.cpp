@@ -122,9 +122,9 @@ ScaledPlan plan_scaled(const LinearProblem& p, const Device& device, bool aligne
 
 std::string text(const ScaledPlan& plan) { return text(plan.kernel) + " | scale=" + torch::headeronly::toString(plan.scale); }
 
-bool reads_codes(const Int4Plan& plan) {
-  return std::holds_alternative<RingConfig>(plan.kernel) || std::holds_alternative<DecodeConfig>(plan.kernel) ||
-         std::holds_alternative<BatchConfig>(plan.kernel);
+bool reads_codes(const Int4Plan& plan, int64_t M) {
+  return (std::holds_alternative<RingConfig>(plan.kernel) && M <= kRingCodesRows) ||
+         std::holds_alternative<DecodeConfig>(plan.kernel) || std::holds_alternative<BatchConfig>(plan.kernel);
 }
 
 bool quantizes(const ScaledPlan& plan) { return std::holds_alternative<BatchConfig>(plan.kernel); }

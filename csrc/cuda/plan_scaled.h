@@ -9,8 +9,8 @@
 namespace aoext::cuda {
 
 // Of int4 under few rows of x or with groups of fewer than 128 k, and on GPUs without ScaledWgmmaConfig, the kernels of
-// weight-only int4, whose sums the scales of x multiply. Those for up to 64 rows read its codes, to the others it goes as numbers
-// of the result's 16 bits.
+// weight-only int4, whose sums the scales of x multiply. Some for few rows read its codes, to the others it goes as numbers of
+// the result's 16 bits.
 struct ScaledPlan {
   ScaledKernel kernel = Generic{};
   ScalarType scale = ScalarType::Float;  // what scales of w are converted to first, where they are of another type
@@ -29,8 +29,8 @@ std::string text(const ScaledPlan& plan);
 // A plan for weight-only int4, where it is one.
 std::optional<Int4Plan> weight_only(const ScaledPlan& plan);
 
-// Whether a kernel of weight-only int4 reads codes of x.
-bool reads_codes(const Int4Plan& plan);
+// Whether a kernel of weight-only int4 reads codes of an x of M rows.
+bool reads_codes(const Int4Plan& plan, int64_t M);
 // Whether the launch of a product with int4 quantises x itself where that is asked of it: the same codes, scales and bits of y.
 bool quantizes(const ScaledPlan& plan);
 

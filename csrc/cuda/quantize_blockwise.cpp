@@ -18,7 +18,8 @@ std::tuple<Tensor, Tensor> quantize_blockwise(const Tensor& input, ScalarType dt
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
   const int64_t blocks = ceil_div(p.K, p.input_group_size);
   const auto scale_sizes = pitch > 0 ? std::vector<int64_t>{blocks, pitch} : output_sizes(input, blocks);
-  const Tensor scales = aten::empty(scale_sizes, ScalarType::Float, input);
+  // Of rows behind the last, for which a pitch has room, they are zeros.
+  const Tensor scales = (pitch > p.M ? aten::zeros : aten::empty)(scale_sizes, ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
   const Tensor x = aten::contiguous(input);
   QuantizeBlockwise raw{};

@@ -159,7 +159,7 @@ struct StagedX {
   const Params& p;
   const Position& at;
   const Shared& to;
-  const StagedCodes<typename Num::type> codes;
+  const StagedNumbers<typename Num::type, /*kCodes=*/true> numbers;
 
   template <class Body>
   __device__ __forceinline__ void each(int begin, int end, Body&& body) const {
@@ -177,7 +177,7 @@ struct StagedX {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int k = word_k<I::kSub>(at.t, j);
-        if (mine) codes.copy(x + j * I::kRows * 64, first + k, k0 + k < static_cast<int>(p.K));
+        if (mine) numbers.copy(x + j * I::kRows * 64, first + k, k0 + k < static_cast<int>(p.K));
       }
     });
   }
@@ -186,7 +186,7 @@ struct StagedX {
     uint4 v[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = mine ? load_shared_16(x + j * I::kRows * 64) : uint4{0, 0, 0, 0};
-    codes.to_numbers(v);
+    numbers.to_numbers(v);
     const ScaledUp<Num> up(v);
     const uint32_t even = power_pair<Num>(up.shift), odd = power_pair<Num>(up.shift - 4);
     float sum[I::kSubs][4] = {};

@@ -48,21 +48,23 @@ struct Int4FewRows {
   }
 };
 
-// x as it is staged: eight k in 16 bytes of numbers of type T.
-template <class T>
-struct StagedCodes {
+// x as it is staged: eight k in 16 bytes of numbers of type T. kCodes: whether x may be of 8 bits.
+template <class T, bool kCodes>
+struct StagedNumbers {
   const Int4FewRows& p;
+
+  __device__ __forceinline__ bool reads_codes() const { return kCodes && p.reads_codes; }
 
   // Eight k from element `i` of x on, as they lie there.
   __device__ __forceinline__ uint4 load(int64_t i) const {
-    if (!p.reads_codes) return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.x) + i);
+    if (!reads_codes()) return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.x) + i);
     const uint2 codes = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(p.x) + i);
     return {codes.x, codes.y, 0, 0};
   }
 
   // The same to shared memory; zeros, where they are not inside.
   __device__ __forceinline__ void copy(uint32_t to, int64_t i, bool inside) const {
-    if (p.reads_codes)
+    if (reads_codes())
       cuda::copy<8>(to, static_cast<const uint8_t*>(p.x) + i, inside);
     else
       copy16_cached(to, static_cast<const uint16_t*>(p.x) + i, inside);
@@ -70,7 +72,7 @@ struct StagedCodes {
 
   // What load or copy gave, as numbers.
   __device__ __forceinline__ void to_numbers(uint4 (&v)[4]) const {
-    if (!p.reads_codes) return;
+    if (!reads_codes()) return;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const bool integers = p.code == static_cast<int>(Element::int8);

@@ -32,7 +32,8 @@ Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
 
 bool int4_ring_takes(const Int4Linear& p) {
   return (p.type == Element::bf16 || p.type == Element::fp16) && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
-         p.M <= 16 && p.K % 32 == 0 && p.group_size % 32 == 0 && is_aligned(p.x) && is_aligned(p.weight);
+         p.M <= (p.code == p.type ? 16 : kRingCodesRows) && p.K % 32 == 0 && p.group_size % 32 == 0 && is_aligned(p.x) &&
+         is_aligned(p.weight);
 }
 
 Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {

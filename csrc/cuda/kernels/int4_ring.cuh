@@ -72,7 +72,7 @@ struct Instance {
   using Num = Number<X>;
   using Pair = ScalePair<S>;
   static constexpr int kSub = Sub, kTiles = Tiles;
-  static constexpr bool kRinged = Ringed, kQuarters = Rows == 2;
+  static constexpr bool kRinged = Ringed, kQuarters = Rows == 2, kCodes = Rows <= kRingCodesRows;
   static constexpr bool kSpread = Sub < kTileK && !kQuarters;  // words of a sub over the four lanes
   static constexpr int kSubs = kTileK / Sub, kLaneSubs = kQuarters ? 1 : kSubs, kOctets = (Rows + 7) / 8;
   static constexpr int kStageKTiles = kStageTiles / Tiles;
@@ -200,7 +200,7 @@ struct StagedX {
   const Params& p;
   const Position& at;
   const Shared& to;
-  const StagedCodes<typename Num::type> codes;
+  const StagedNumbers<typename Num::type, I::kCodes> numbers;
 
   __device__ __forceinline__ Item item_of(int i, int count) const {
     const int item = min(i + at.g, count - 1), k_tile = item * p.m_magic >> 20;
@@ -213,7 +213,7 @@ struct StagedX {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int k = word_k<I::kSpread ? I::kSub : kTileK>(at.t, j);
-      v[j] = item.mine && k0 + k < static_cast<int>(p.K) ? codes.load(first + k) : uint4{0, 0, 0, 0};
+      v[j] = item.mine && k0 + k < static_cast<int>(p.K) ? numbers.load(first + k) : uint4{0, 0, 0, 0};
     }
   }
 
@@ -225,7 +225,7 @@ struct StagedX {
   }
 
   __device__ __forceinline__ void store(const Item& item, uint4 (&v)[4]) const {
-    codes.to_numbers(v);
+    numbers.to_numbers(v);
     const ScaledUp<Num> up(v);
     const uint32_t even = power_pair<Num>(up.shift), odd = power_pair<Num>(up.shift - 4);
     const uint32_t x = to.x + item.k_tile * k_tile_x_bytes(p.M) + item.m * 64 + at.t * 16;

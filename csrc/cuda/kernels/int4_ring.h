@@ -10,7 +10,8 @@
 
 namespace aoext::cuda {
 
-// M <= 16, K and group_size multiples of 32, x and weight at 16-byte alignment.
+// M <= 16, K and group_size multiples of 32, x and weight at 16-byte alignment; x of 8 bits of as many rows as follow.
+constexpr int64_t kRingCodesRows = 8;
 bool int4_ring_takes(const Int4Linear& p);
 
 // How a launch is cut. A block has tiles * k_splits warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
