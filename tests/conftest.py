@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import subprocess
@@ -11,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+# OpenMP's threads sleep while they wait: several processes with a thread for each core run these tests, and
+# one that spins keeps off its core the thread that it waits for. OpenMP reads this when torch loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -82,6 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(repeated)
     items[:] = [item for item in items if item not in left_out]
     selection.mark_quick(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Garbage is not looked for in what was imported: benchmarks collect it before each measurement."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=[name for name, here in devices().items() if here])
