@@ -1,6 +1,7 @@
-// int4_ring.cuh for experts. A token goes to several, so of few rows in all most have an expert of their own, and each row is a
-// product of one row: its blocks find its expert, and go on as if there were no other. Where an expert has several rows its
-// weight is read as often, from L2 but for the first time; more rows are for wgmma.
+// int4_ring.cuh for experts. A token goes to several, so of few rows in all most have an expert of their own. Each tile of rows
+// is a product of its own, whose blocks find its expert and go on as if there were no other: a tile is a row, whose weight is
+// read from L2 again where the expert has others, or up to 8 rows of one expert, which take a kernel for as many. More are for
+// wgmma.
 #include "cuda/kernels/int4_grouped_ring.h"
 
 #include "cuda/kernels/experts.cuh"
