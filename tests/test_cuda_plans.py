@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -707,6 +708,12 @@ def test_every_block_of_a_cluster_adds_up_a_row_of_its_own() -> None:
     dense = Case("int4_ring", "bf16i4bf16_rowwise", Problem(2, 360, 4224, 128), config)
     with with_plan(dense.kernel, **config):
         assert planned("H200", dense)[0].startswith("int4_ring ")
+    for M, N, K in itertools.product((1, 5, 16), (96, 360, 2048), (640, 4224, 16384)):
+        chosen = Case("", GROUPED, Problem(M, N, K, 128, experts=128), {})
+        kernel, *fields = planned("H200", chosen)[0].split(" | ")[0].split()
+        cut = {name: int(value) for name, value in (f.split("=") for f in fields)}
+        assert kernel == "int4_grouped_ring"
+        assert cut["tiles"] * cut["warp_tiles"] >= cut["cluster"]
 
 
 @of_own_family
