@@ -20,8 +20,9 @@ struct Int4Plan {
 
 Element element(ScalarType dtype);
 
-// The problem as kernels see it, without its pointers.
+// The problem as kernels see it, without its pointers; with scales as they are, or converted to another type.
 Int4Linear int4_linear(const LinearProblem& p);
+Int4Linear int4_linear(const LinearProblem& p, ScalarType scale);
 
 // bf16i4bf16_rowwise: `aligned` says so of the weight, its scales and zeros.
 Int4Plan plan_int4(const LinearProblem& p, const Device& device, bool aligned);

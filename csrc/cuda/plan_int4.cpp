@@ -28,6 +28,12 @@ Int4Linear int4_linear(const LinearProblem& p) {
   return raw;
 }
 
+Int4Linear int4_linear(const LinearProblem& p, ScalarType scale) {
+  Int4Linear raw = int4_linear(p);
+  raw.scale_type = element(scale);
+  return raw;
+}
+
 namespace {
 
 // Fewer output columns than this, and rounding each dequantised weight to the input's type may show in a row of y.
@@ -72,12 +78,12 @@ std::optional<Int4Kernel> engine(const Int4Linear& raw, const Device& device) {
 
 // What fast kernels take of a problem.
 struct Regular {
-  Int4Linear raw;
   ScalarType scale;  // of the input's type or float32
+  Int4Linear raw;
   bool serves;
 
-  Regular(const LinearProblem& p, bool aligned) : raw(int4_linear(p)), scale(p.scale == p.output ? p.scale : ScalarType::Float) {
-    raw.scale_type = element(scale);
+  Regular(const LinearProblem& p, bool aligned)
+      : scale(p.scale == p.output ? p.scale : ScalarType::Float), raw(int4_linear(p, scale)) {
     serves = aligned && p.M > 0 && p.N > 0 && serves_int4_mma(raw);
   }
 };

@@ -28,16 +28,9 @@ bool engine_takes(const LinearProblem& p, const Device& device, bool aligned, Sc
   return device.is_hopper() && aligned && p.M > 0 && p.N > 0 && scaled_wgmma_takes(scaled_linear(p, scale));
 }
 
-// As the kernels of weight-only int4 see it, with scales of some type.
-Int4Linear as_int4(const LinearProblem& p, ScalarType scale) {
-  Int4Linear linear = int4_linear(p);
-  linear.scale_type = element(scale);
-  return linear;
-}
-
 // int4_batch, which reads codes of x, in place of int4_wgmma, where this is faster by less than what widens x for it.
 Int4Plan without_widening(const Int4Plan& plan, const LinearProblem& p, const Device& device) {
-  const Int4Linear linear = as_int4(p, plan.scale);
+  const Int4Linear linear = int4_linear(p, plan.scale);
   const bool chosen = forced() == nullptr || !is_one_of(*forced(), Int4Kernel());
   if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || !chosen || !int4_batch_takes(linear)) return plan;
   const auto batch = choose_int4_batch(linear, device);
@@ -64,7 +57,7 @@ std::optional<ScaledPlan> by_weight_only(const LinearProblem& p, const Device& d
 // short groups.
 double weight_only_time(const LinearProblem& p, const ScaledPlan& plan, const Device& device) {
   if (!std::holds_alternative<Int4WgmmaConfig>(plan.kernel) || p.group_size < kScaledGroup) return 0;
-  return kWeightOnly * choose_int4_wgmma(as_int4(p, plan.scale), device).microseconds;
+  return kWeightOnly * choose_int4_wgmma(int4_linear(p, plan.scale), device).microseconds;
 }
 
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {

@@ -41,9 +41,7 @@ std::string instance(const RowwiseLinear& p, const RowwiseKernel& kernel) {
 // A line for the plan, and one for the instance of the kernel's template that it launches, empty where there is but one.
 std::string int4_text(const LinearProblem& p, const Device& device) {
   const Int4Plan plan = plan_int4(p, device, true);
-  Int4Linear linear = int4_linear(p);
-  linear.scale_type = element(plan.scale);
-  return text(plan) + "\n" + instance(linear, plan.kernel);
+  return text(plan) + "\n" + instance(int4_linear(p, plan.scale), plan.kernel);
 }
 
 std::string grouped_int4_text(const LinearProblem& p, const Device& device) {
@@ -89,11 +87,8 @@ std::string blocks_text(const LinearProblem& p, const Device& device) {
 std::string scaled_text(const LinearProblem& p, const Device& device) {
   const ScaledPlan plan = plan_scaled(p, device, true);
   const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
-  if (const auto weight_only_plan = weight_only(plan)) {
-    Int4Linear linear = int4_linear(p);
-    linear.scale_type = element(plan.scale);
-    return text(plan) + "\n" + instance(linear, weight_only_plan->kernel);
-  }
+  if (const auto weight_only_plan = weight_only(plan))
+    return text(plan) + "\n" + instance(int4_linear(p, plan.scale), weight_only_plan->kernel);
   return text(plan) + "\n" + (config == nullptr ? "" : scaled_wgmma_instance(scaled_linear(p, plan.scale), *config));
 }
 

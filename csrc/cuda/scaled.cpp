@@ -28,7 +28,7 @@ void launch_weight_only(const LinearProblem& p, const Int4Plan& plan, const Scal
                         cudaStream_t stream) {
   Int4Linear product = int4_linear(p);
   product.quantizes = raw.x_scale == nullptr;
-  if (product.quantizes || (reads_codes(plan, p.M) && x.scalar_type() == p.input)) product.code = element(p.input);
+  if (product.quantizes || reads_codes(plan, p.M)) product.code = element(p.input);
   const Tensor as_read = product.code == product.type ? widened(p, x, stream) : x;
   product.x = as_read.const_data_ptr();
   product.weight = static_cast<const uint8_t*>(raw.weight);

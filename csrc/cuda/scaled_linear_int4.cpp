@@ -13,8 +13,7 @@ Tensor scaled_linear_int4(const Tensor& input, const Tensor& weight, const Tenso
   p.input = dtype;
   const ScaledOperands at_once{input, weight, scale, nullptr, &zero_point, bias};
   const ScaledPlan plan = plan_of(p, at_once);
-  if (quantizes(plan))
-    if (const OptionalTensor y = scaled_by(plan, p, at_once)) return *y;
+  if (quantizes(plan)) return *scaled_by(plan, p, at_once);
   const QuantizedRows rows = quantize_rowwise(input, dtype, form_of(plan, p));
   if (const OptionalTensor y = scaled_by(plan, p, {rows.values, weight, scale, &rows.scales, &zero_point, bias, rows.sums}))
     return *y;

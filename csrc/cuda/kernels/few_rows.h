@@ -45,9 +45,9 @@ struct FewRowsLaunch {
   size_t shared;  // bytes
 };
 
-// A problem as the skeleton sees it, and the tiles and k-tiles of a warp's stage.
+// A problem as the skeleton sees it, and the tiles and k-tiles of a warp's stage. A launch may be of several, of M rows at most.
 struct FewRows {
-  int64_t M, N, k_tiles;
+  int64_t M, fewest_rows, N, k_tiles;
   int warp_tiles, stage_k_tiles;
   int most_threads = kFewRowsThreads;
 };
@@ -58,9 +58,9 @@ size_t lay_out_tiles(FewRowsLaunch<Params>& out, const Config& c, const FewRows&
   using Reduction = SplitKReduction<float>;
   Params& w = out.params;
   const int warps = c.tiles * c.k_splits, tiles = c.tiles * p.warp_tiles, M = static_cast<int>(p.M);
-  // A half warp either sends or collects, and every block collects something.
+  // A half warp either sends or collects, and every block collects something, without which it would run ahead of the others.
   if (!is_cluster(c.cluster) || c.blocks < 1 || c.tiles < 1 || c.k_splits < 1 || warps * 32 > p.most_threads ||
-      warps * 2 % c.cluster || tiles * M < c.cluster)
+      warps * 2 % c.cluster || tiles * p.fewest_rows < c.cluster)
     return 0;
   w.M = M, w.m_magic = ((1u << 20) + M - 1) / M;
   w.tile_groups = static_cast<int>(ceil_div(p.N, Reduction::kTileN * tiles));

@@ -75,7 +75,7 @@ using Launch = FewRowsLaunch<Params>;
 // The parameters of a configuration, and the memory it takes; false if it does not fit.
 bool lay_out(const Int4Linear& p, const DecodeConfig& c, Launch& out) {
   const int sub = sub_of(p), most_threads = threads_of(c.block_m, c.warp_tiles, c.stage_k_tiles);
-  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, kTileK), c.warp_tiles, c.stage_k_tiles, most_threads});
+  const size_t sums = lay_out_tiles(out, c, {p.M, p.M, p.N, ceil_div(p.K, kTileK), c.warp_tiles, c.stage_k_tiles, most_threads});
   if (sums == 0) return false;
   out.params.set(p, sub);
   return lay_out_chunks(out, c, c.stage_k_tiles, 16 + sums, size_t(c.block_m) * (kTileK * 2 + kTileK / sub * 8));

@@ -81,7 +81,7 @@ int64_t row_tiles(const GroupedInt4Linear& p, int block_m) {
 
 // A tile may have a single row.
 bool lay_out(const GroupedInt4Linear& p, const GroupedRingConfig& c, int4_ring::Launch& l) {
-  return int4_ring::all_collect(c, 1) && int4_ring::lay_out(of_tile(p, c.block_m), c, l);
+  return int4_ring::lay_out(of_tile(p, c.block_m), 1, c, l);
 }
 
 }  // namespace

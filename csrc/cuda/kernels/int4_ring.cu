@@ -42,14 +42,14 @@ Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {
 
 bool int4_ring_fits(const Int4Linear& p, const RingConfig& c) {
   int4_ring::Launch l;
-  return kernel_of(p, c) && lay_out(p, c, l);
+  return kernel_of(p, c) && lay_out(p, p.M, c, l);
 }
 
 cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream) {
   if (!int4_ring_takes(p)) return cudaErrorInvalidValue;
   const Kernel kernel = kernel_of(p, c);
   int4_ring::Launch l;
-  if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
+  if (!kernel || !lay_out(p, p.M, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 

@@ -69,12 +69,12 @@ inline Key key_of(const Int4Linear& p, const RingConfig& c) {
 
 using Launch = FewRowsLaunch<Params>;
 
-// The parameters of a configuration, and the memory it takes; false if it does not fit.
-inline bool lay_out(const Int4Linear& p, const RingConfig& c, Launch& out) {
+// The parameters of a configuration, and the memory it takes; false if it does not fit. A launch may have products of fewer rows.
+inline bool lay_out(const Int4Linear& p, int64_t fewest_rows, const RingConfig& c, Launch& out) {
   if (c.depth != 2 && c.depth != 3) return false;
   Params& w = out.params;
   const int sub = sub_of(p), M = static_cast<int>(p.M), stage_k_tiles = kStageTiles / c.warp_tiles;
-  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, kTileK), c.warp_tiles, stage_k_tiles});
+  const size_t sums = lay_out_tiles(out, c, {p.M, fewest_rows, p.N, ceil_div(p.K, kTileK), c.warp_tiles, stage_k_tiles});
   if (sums == 0) return false;
   w.set(p, sub);
   w.scale_bytes = scale_bytes(p), w.depth = c.depth, w.ahead = c.ahead / 16 * 16;
@@ -120,10 +120,7 @@ inline double model_time(const Int4Linear& p, const RingConfig& c, const Launch&
          (warps <= kFewWarps ? fit.few_warps : 0);
 }
 
-// Whether every block of a cluster has outputs of its own to collect, without which it would run ahead of the others.
-inline bool all_collect(const RingConfig& c, int64_t rows) { return int64_t{c.tiles} * c.warp_tiles * rows >= c.cluster; }
-
-// The fastest of those that `serves(config)` says there is a kernel for. A launch may have products of fewer rows than p has.
+// The fastest of those that `serves(config)` says there is a kernel for.
 template <class Serves>
 Choice<RingConfig> choose(const Int4Linear& p, int64_t fewest_rows, const Device& device, Serves&& serves) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kMostKSplits = 8, kFewestWarps = 4;
@@ -144,8 +141,7 @@ Choice<RingConfig> choose(const Int4Linear& p, int64_t fewest_rows, const Device
             const int at_once = blocks_at_once(sms, resident, c.cluster, c.blocks);
             c.depth = depth_of(at_once * tiles * c.k_splits);
             Launch l;
-            if (!all_collect(c, fewest_rows) || !lay_out(p, c, l) ||
-                resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024)
+            if (!lay_out(p, fewest_rows, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024)
               continue;
             best.consider(c, model_time(p, c, l, device, at_once));
           }

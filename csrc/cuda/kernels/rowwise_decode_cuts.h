@@ -29,7 +29,7 @@ using Launch = FewRowsLaunch<Params<Linear>>;
 // The parameters of a configuration, and the memory it takes; false if it does not fit.
 template <class Linear>
 bool lay_out(const Linear& p, const RowwiseDecodeConfig& c, Launch<Linear>& out) {
-  const size_t sums = lay_out_tiles(out, c, {p.M, p.N, ceil_div(p.K, tile_k(p)), 1, 1});
+  const size_t sums = lay_out_tiles(out, c, {p.M, p.M, p.N, ceil_div(p.K, tile_k(p)), 1, 1});
   if (sums == 0) return false;
   out.params.linear = p, out.params.ahead = c.ahead / 16 * 16;
   const int warps = c.tiles * c.k_splits;

@@ -6,10 +6,10 @@
 // KB of weights: 196, 229 and 334 for 16, 32 and 64 rows of x, where memory delivers one in 220.
 //
 // Memory. A first kernel lays x out as wgmma reads it: for every 16 k of a k-tile of 128 k a matrix of 8 x 16-byte cores, k
-// permuted to the order of the nibbles; another one does that of an x of 8 bits, which it quantises to these where it is asked
-// to. The second kernel starts while the first runs. Its block has four consumer warpgroups,
-// row groups of 64 output channels by k-splits; two producer threads of a fifth copy weights and x to a ring of stages. Where row
-// groups do not come out even over the blocks, pairs of blocks share the last of them along K (tile_scheduler.h).
+// permuted to the order of the nibbles; another one does that of x of 8 bits, to which it quantises where it is asked to. The
+// second kernel starts while the first runs. Its block has four consumer warpgroups, row groups of 64 output channels by
+// k-splits; two producer threads of a fifth copy weights and x to a ring of stages. Where row groups do not come out even over
+// the blocks, pairs of blocks share the last of them along K (tile_scheduler.h).
 //
 // The second kernel's parts: Block is what all threads know, copy_weights and copy_x are the producers, Consumer multiplies, adds
 // the k-splits' sums and stores.
@@ -200,8 +200,7 @@ class Affine {
   Pair scale_, zero_;
 };
 
-// ---- The first kernel of an x of 16 bits: a block for a k-tile, a warp for 8 rows of x, the four lanes of group g for row g.
-// ----
+// ---- The first kernel of x of 16 bits: a block for a k-tile, a warp for 8 rows of x, the four lanes of group g for row g. ----
 
 template <Element X, int Sub, int kBlockM>
 __global__ void __launch_bounds__(kBlockM * 4) stage_kernel(const uint16_t* x, char* out, int M, int64_t K) {
