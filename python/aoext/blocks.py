@@ -230,7 +230,7 @@ class _Ordered:
         self.borders = (values[:-1] + values[1:]) / 2
 
     def codes(self, values: Tensor) -> Tensor:
-        place = torch.bucketize(values, self.borders, out_int32=True)
+        place = torch.bucketize(values.contiguous(), self.borders, out_int32=True)
         codes = self.order[place]
         if not self.ties_to_even:
             return codes
