@@ -32,11 +32,12 @@ def arguments(operator, generator):
 INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "scaled_linear_int4"]
 INT4_WEIGHT = [*INT4, "scaled_mm_int4", "dequantize_int4"]
 ROWWISE = ["bf16i8bf16_rowwise", "bf16f8bf16_rowwise", "scaled_linear_rowwise"]
-BLOCKWISE = ["bf16i8bf16_blockwise", "bf16f8bf16_blockwise", "scaled_linear_blockwise"]
+WEIGHT_ONLY_BLOCKWISE = ["bf16i8bf16_blockwise", "bf16i8bf16_blockwise_zp", "bf16f8bf16_blockwise"]
+BLOCKWISE = [*WEIGHT_ONLY_BLOCKWISE, "scaled_linear_blockwise"]
 EIGHT_BIT = [*ROWWISE, *BLOCKWISE, "scaled_mm_rowwise", "scaled_mm_blockwise", "int8_mm"]
 LUT4 = ["bf16lut4bf16_blockwise", "dequantize_lut4"]
 FLOAT_INPUT = [*INT4, *ROWWISE, *BLOCKWISE, "bf16lut4bf16_blockwise"]
-BLOCK_SIZE = ["bf16i8bf16_blockwise", "bf16f8bf16_blockwise", "dequantize_blockwise", *LUT4]
+BLOCK_SIZE = [*WEIGHT_ONLY_BLOCKWISE, "dequantize_blockwise", *LUT4]
 WEIGHT_SCALE = ["scaled_mm_blockwise", "scaled_linear_blockwise"]
 SCALES = r"float32, bfloat16, float16, float8_e8m0fnu \(or uint8 exponents\) or float8_e4m3fn"
 
@@ -90,6 +91,10 @@ CASES = [
     (BLOCK_SIZE, "scale", lambda t: t.int(), rf"scale must be {SCALES} \[ceil\(N/block_n\), ceil\(K/block_k\)\] = \[40, 2\], got int32"),
     (BLOCK_SIZE, "scale", lambda t: t[:, 1:], r"scale must be .* = \[40, 2\], got bfloat16 \[40, 1\]"),
     (BLOCK_SIZE, "scale", lambda t: t.t().contiguous().t(), r"scale must be contiguous"),
+    (["bf16i8bf16_blockwise_zp"], "scale", lambda t: t.to(torch.float8_e4m3fn), r"scale must be bfloat16, float16 or float32 beside zero points, got float8_e4m3fn \[40, 2\]"),
+    (["bf16i8bf16_blockwise_zp"], "zero_point", lambda t: t.float(), r"zero_point must be of weight's dtype and scale's shape, int8 \[40, 2\], got float32 \[40, 2\]"),
+    (["bf16i8bf16_blockwise_zp"], "zero_point", lambda t: t[:, 1:], r"zero_point must be .*, int8 \[40, 2\], got int8 \[40, 1\]"),
+    (["bf16i8bf16_blockwise_zp"], "zero_point", lambda t: t.t().contiguous().t(), r"zero_point must be contiguous"),
     (WEIGHT_SCALE, "weight_scale", lambda t: t[1:], r"weight_scale must be .* = \[40, 2\], got bfloat16 \[39, 2\]"),
     (BLOCK_SIZE, "block_size", lambda b: b[:1], r"block_size must be \[block_n, block_k\], both positive, got \[1\]"),
     (BLOCK_SIZE, "block_size", lambda b: [0, 32], r"block_size must be \[block_n, block_k\], both positive, got \[0, 32\]"),

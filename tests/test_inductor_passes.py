@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import aoext
 from aoext.packing import int4_row_quantize_zp, pack_int4
 from aoext.reference import assert_close, int4_float64, randn, rowwise_values
-from aoext.tensors import BlockwiseTensor, Lut4Tensor
+from aoext.tensors import BlockwiseTensor, Int8Tensor, Lut4Tensor
 from aoext_bench.tiny_lm import TinyLM, TinyLMConfig
 from formats import meaning
 from inductor_graphs import Holds, both_ways, compiled, only
@@ -538,6 +538,7 @@ MERGED = {
         "bf16f8bf16_blockwise",
     ),
     "nf4": (aoext.NF4WeightOnlyConfig(), "bf16lut4bf16_blockwise"),
+    "int8 with zeros": (aoext.Int8WeightOnlyConfig(), "bf16i8bf16_blockwise_zp"),
 }
 
 
@@ -546,6 +547,11 @@ def test_linears_of_one_activation_are_merged_on_request(scheme, model, generato
     model, tokens, heads = model
     config, operator = MERGED[scheme]
     aoext.quantize_(model, config)
+    if operator.endswith("_zp"):  # of which no config is, but checkpoints are
+        for layer in model.modules():
+            if isinstance(weight := getattr(layer, "weight", None), Int8Tensor):
+                zeros = BlockwiseTensor.from_hp(weight.dequantize(), [1, 32], torch.int8, symmetric=False)
+                layer.weight = nn.Parameter(zeros, requires_grad=False)
     _, graphs, expected, plain = both_ways(model, tokens, freezing=True)
     assert graphs.of_ours() == plain.of_ours() == {operator: 7 + heads}
     with aoext.inductor.patch(merge_linears=True):

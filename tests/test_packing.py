@@ -358,6 +358,7 @@ BAD_CALLS = [
         "float8_e4m3fn or float8_e5m2, got torch.int8",
     ),
     (dequantize, (X, X[:, :1]), TypeError, "qdata must be int8, float8_e4m3fn or float8_e5m2"),
+    (dequantize, (INT8[:, :0], X[:, :1]), ValueError, r"qdata must be .* with K not 0, got int8 \[4, 0\]"),
     (dequantize, (INT8, X), ValueError, r"scale must be \[N, 1\] = \[4, 1\]"),
     (dequantize, (INT8, X[:, :1].double()), TypeError, "scale must be bfloat16"),
     (

@@ -33,11 +33,12 @@ def made(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     input_block: list[int] | None = None,
+    rows: int = N,
 ) -> BlockwiseTensor:
     """A random weight; its zeros take its values out of int8."""
     block_n, block_k = BLOCKS.get(kind, [1, 32])
-    shape = (-(-N // block_n), -(-K // block_k))
-    qdata = torch.randint(-128, 128, (N, K), dtype=torch.int8)
+    shape = (-(-rows // block_n), -(-K // block_k))
+    qdata = torch.randint(-128, 128, (rows, K), dtype=torch.int8)
     zero_point = torch.randint(-128, 128, shape, dtype=torch.int8)
     zeros = None if "without" in kind else zero_point.to(device)
     scale = (torch.rand(shape) * 0.01 + 0.001).half().to(device)
@@ -94,6 +95,19 @@ def test_products_keep_the_bound_in_every_row(kind, dtype, bias, device):
     grad = torch.randn(6, N).to(device, dtype)
     y.backward(grad)
     check_rows(x.grad, grad.double().cpu() @ exact(weight), 2 * BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("bias", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_many_rows_of_many_channels_keep_it_too(kind, dtype, bias, device):
+    """What devices without a kernel of their own multiply by weights of the activation's dtype."""
+    weight = made(kind, device, dtype, rows=91)
+    x = torch.cat([activations(dtype, device) for _ in range(7)])
+    b = None if bias is None else torch.randn(91).to(device, bias)
+    y = F.linear(x.unflatten(0, (6, 7)), weight, b).flatten(0, 1)
+    wanted = x.double().cpu() @ exact(weight).t()
+    check_rows(y, wanted if b is None else wanted + b.double().cpu(), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

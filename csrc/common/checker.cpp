@@ -196,6 +196,18 @@ void Checker::block_scale(LinearProblem& p, const char* argument, const Tensor& 
   p.scale = dtype_of(scale) == ScalarType::Byte ? ScalarType::Float8_e8m0fnu : dtype_of(scale);
 }
 
+void Checker::block_zero_point(LinearProblem& p, const Tensor& scale, const Tensor& zero_point) const {
+  require(is_high_precision(p.scale), "scale", text(kHighPrecision, " beside zero points"), scale);
+  operand("zero_point", zero_point);
+  require(dtype_of(zero_point) == storage(p.code) && zero_point.dim() == 2 && zero_point.size(0) == scale.size(0) &&
+              zero_point.size(1) == scale.size(1),
+          "zero_point",
+          text("of weight's dtype and scale's shape, ", dtype_name(storage(p.code)), " ", [&] { return list(scale.sizes()); }),
+          zero_point);
+  contiguous("zero_point", zero_point);
+  p.subtracts_zero_point = true;
+}
+
 void Checker::input_scale(const Tensor& scale, const char* shape, int64_t columns) const {
   operand("input_scale", scale);
   const int64_t last = anchor_.dim() - 1;

@@ -105,6 +105,8 @@ class Checker {
   // The scales of a weight [N, K] that one and all in a block [block_n, block_k] share.
   void block_scale(LinearProblem& p, const char* argument, const Tensor& scale, const char* block_argument,
                    const Integers& block_size) const;
+  // An integer zero point for each of these scales, which are floats of 16 or 32 bits then.
+  void block_zero_point(LinearProblem& p, const Tensor& scale, const Tensor& zero_point) const;
   // The scales of an input that is quantised already, [..., columns].
   void input_scale(const Tensor& scale, const char* shape, int64_t columns) const;
   // Products of int8 whose sums must fit into an int32.

@@ -30,12 +30,13 @@ LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weigh
 }
 
 LinearProblem weight_only_blockwise(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input,
-                                    const Tensor& weight, const Tensor& scale, const Integers& block_size,
-                                    const OptionalTensor& bias) {
+                                    const Tensor& weight, const Tensor& scale, const Tensor* zero_point,
+                                    const Integers& block_size, const OptionalTensor& bias) {
   const Checker check(op, "input", input);
   LinearProblem p = check.high_precision_input();
   check.weight8(p, weight_ok, weight_dtypes, weight);
   check.block_scale(p, "scale", scale, "block_size", block_size);
+  if (zero_point != nullptr) check.block_zero_point(p, scale, *zero_point);
   check.bias(p, bias);
   return p;
 }
@@ -120,13 +121,19 @@ LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& wei
 LinearProblem check_bf16i8bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
                                          const Integers& block_size, const OptionalTensor& bias) {
   const bool weight_ok = dtype_of(weight) == ScalarType::Char;
-  return weight_only_blockwise("bf16i8bf16_blockwise", weight_ok, "int8", input, weight, scale, block_size, bias);
+  return weight_only_blockwise("bf16i8bf16_blockwise", weight_ok, "int8", input, weight, scale, nullptr, block_size, bias);
+}
+
+LinearProblem check_bf16i8bf16_blockwise_zp(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                            const Tensor& zero_point, const Integers& block_size, const OptionalTensor& bias) {
+  const bool weight_ok = dtype_of(weight) == ScalarType::Char;
+  return weight_only_blockwise("bf16i8bf16_blockwise_zp", weight_ok, "int8", input, weight, scale, &zero_point, block_size, bias);
 }
 
 LinearProblem check_bf16f8bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
                                          const Integers& block_size, const OptionalTensor& bias) {
   const bool weight_ok = is_float8(dtype_of(weight));
-  return weight_only_blockwise("bf16f8bf16_blockwise", weight_ok, "float8_e4m3fn or float8_e5m2", input, weight, scale,
+  return weight_only_blockwise("bf16f8bf16_blockwise", weight_ok, "float8_e4m3fn or float8_e5m2", input, weight, scale, nullptr,
                                block_size, bias);
 }
 

@@ -75,7 +75,11 @@ void copy_(const Tensor& self, const Tensor& source) { call("aten::copy_", "", s
 
 Tensor mm(const Tensor& a, const Tensor& b) { return call("aten::mm", "", a, b); }
 
+Tensor linear(const Tensor& x, const Tensor& w, const OptionalTensor& bias) { return call("aten::linear", "", x, w, bias); }
+
 Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
+
+Tensor subtract(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, 1.0); }
 
 Tensor mul(const Tensor& a, const Tensor& b) { return call("aten::mul", "Tensor", a, b); }
 
@@ -86,6 +90,12 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) { return
 Tensor repeat_interleave(const Tensor& t, int64_t repeats, int64_t dim) {
   return call("aten::repeat_interleave", "self_int", t, repeats, std::optional(dim), std::optional(repeats * t.size(dim)));
 }
+
+Tensor sum(const Tensor& t, int64_t dim, bool keepdim) {
+  return call("aten::sum", "dim_IntList", t, std::optional(std::vector<int64_t>{dim}), keepdim, std::optional(ScalarType::Float));
+}
+
+Tensor cat(const Tensor& a, const Tensor& b, int64_t dim) { return call("aten::cat", "", std::vector<Tensor>{a, b}, dim); }
 
 Tensor stack_last(const Tensor& a, const Tensor& b) { return call("aten::stack", "", std::vector<Tensor>{a, b}, int64_t{-1}); }
 

@@ -46,11 +46,15 @@ Tensor unsqueeze(const Tensor& t, int64_t dim);
 void copy_(const Tensor& self, const Tensor& source);
 
 Tensor mm(const Tensor& a, const Tensor& b);
+Tensor linear(const Tensor& x, const Tensor& w, const OptionalTensor& bias);
 Tensor add(const Tensor& a, const Tensor& b);
+Tensor subtract(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, const Tensor& b);
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 Tensor repeat_interleave(const Tensor& t, int64_t repeats, int64_t dim);
+Tensor sum(const Tensor& t, int64_t dim, bool keepdim = false);  // in float32
+Tensor cat(const Tensor& a, const Tensor& b, int64_t dim);
 Tensor stack_last(const Tensor& a, const Tensor& b);  // [..., 2] of two [...]
 
 }  // namespace aten

@@ -16,11 +16,12 @@ enum class Code { int4, int8, e4m3, e5m2, lut4 };
 // operator's name.
 struct WeightFormat {
   Code code;
-  int64_t group_size;             // elements along k that share a scale; K for one scale a row
-  int64_t block_n = 1;            // rows that share one
-  ScalarType scale;               // of the scales, and of the zero points; exponents in uint8 count as float8_e8m0fnu
-  bool has_zero_point = false;    // w = code · scale + zero_point, the zero point a float
-  bool has_global_scale = false;  // w = code · scale · global_scale, one float32 for the weight
+  int64_t group_size;                 // elements along k that share a scale; K for one scale a row
+  int64_t block_n = 1;                // rows that share one
+  ScalarType scale;                   // of the scales, and of the zero points; exponents in uint8 count as float8_e8m0fnu
+  bool has_zero_point = false;        // w = code · scale + zero_point, the zero point a float
+  bool subtracts_zero_point = false;  // w = (code − zero_point) · scale, the zero point of the code's type
+  bool has_global_scale = false;      // w = code · scale · global_scale, one float32 for the weight
 };
 
 // y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. Of an operator that makes or unpacks a weight, M is

@@ -11,10 +11,11 @@ namespace aoext::cpu {
 
 template <class Weight>
 Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Tensor* input_scale,
-              const OptionalTensor& bias) {
+              const OptionalTensor& bias, const SubtractedZeroPoints* zero_points = nullptr) {
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  const Output output(p, y, input_scale, bias);
+  Output output(p, y, input_scale, bias);
+  output.zero_points = zero_points;
   if (is_gemm(plan.algorithm)) {
     const Tensor x = aten::contiguous(input);
     multiply_gemm(plan, input_rows(p, x), weight, output);

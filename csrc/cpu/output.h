@@ -1,11 +1,10 @@
-// Where results go: y[m, n] = (acc · input_scales[m]) · row_scale[n] + bias[n], rounded once.
+// Where results go: y[m, n] = (acc · input_scales[m]) · row_scale[n] + bias[n], less what zero points take off, rounded once.
 #pragma once
 
-#include <exception>
-#include <mutex>
 #include <vector>
 
 #include "common/dispatcher.h"
+#include "cpu/subtracted_zero_points.h"
 #include "cpu/weights.h"
 
 namespace aoext::cpu {
@@ -16,6 +15,7 @@ struct Output {
   int64_t element_size, N;
   std::vector<float> input_scales;  // empty: ones
   std::vector<float> bias;          // empty: none
+  const SubtractedZeroPoints* zero_points = nullptr;
 
   Output(const LinearProblem& p, const Tensor& y, const Tensor* input_scale, const OptionalTensor& bias_)
       : data(static_cast<char*>(y.mutable_data_ptr())),
@@ -28,25 +28,12 @@ struct Output {
 
   // Channels [first, first + count) of row m.
   void store(int64_t m, int64_t first, int64_t count, const float* acc, const float* row_scales) const {
-    shared_kernels().scale_row(element, acc, input_scales.empty() ? 1.0f : input_scales[m], row_scales,
-                               bias.empty() ? nullptr : bias.data() + first, data + (m * N + first) * element_size, count);
+    const float* summand = bias.empty() ? nullptr : bias.data() + first;
+    float less_zero_points[kPanel];
+    if (zero_points != nullptr) summand = zero_points->take_off(m, first, count, summand, less_zero_points);
+    shared_kernels().scale_row(element, acc, input_scales.empty() ? 1.0f : input_scales[m], row_scales, summand,
+                               data + (m * N + first) * element_size, count);
   }
-};
-
-// torch's threads, as gemm.h and gemv.h ask for them: f(begin, end) for parts of [0, n). What f throws is thrown here: torch's
-// frames between may be of another C++ library, as on Windows.
-inline constexpr auto kParallelFor = [](int64_t n, int64_t grain, const auto& f) {
-  std::mutex mutex;
-  std::exception_ptr thrown;
-  torch::stable::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) noexcept {
-    try {
-      f(begin, end);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      thrown = std::current_exception();
-    }
-  });
-  if (thrown) std::rethrow_exception(thrown);
 };
 
 // All rows of a tensor that is contiguous.

@@ -44,11 +44,16 @@ int64_t few_rows_of_8bit(const LinearProblem& p) { return p.code == Code::int8 ?
 
 Plan gemm(ScalarType compute) { return {Algorithm::gemm, compute}; }
 
+// Whether two limbs of bfloat16 stand for an input. An infinity of e5m2 by a limb of 0 is NaN. Of float32 they leave 8 bits out,
+// which show where zero points take most of a product away.
+bool has_limbs(const LinearProblem& p) {
+  const bool exact = p.input == ScalarType::Half;
+  return is_wide(p) && p.N >= kRoundedInputChannels && p.code != Code::e5m2 && (exact || !p.subtracts_zero_point);
+}
+
 // bfloat16 where the operands are bfloat16's, whatever their width, and that pays.
 Plan plan_gemm(const LinearProblem& p) {
-  // An infinity of e5m2 by a limb of 0 is NaN.
-  if (is_wide(p) && kernels().gemm_bf16_limbs != nullptr && p.N >= kRoundedInputChannels && p.code != Code::e5m2)
-    return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
+  if (kernels().gemm_bf16_limbs != nullptr && has_limbs(p)) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   return gemm(kernels().gemm_bf16 == nullptr || is_wide(p) ? ScalarType::Float : ScalarType::BFloat16);
 }
 
@@ -113,9 +118,10 @@ bool has_gemv_blockwise(const LinearProblem& p) {
   return p.group_size == p.K || p.group_size % kPad == 0 || (p.group_size >= kShortest && is_power_of_two(p.group_size));
 }
 
-// Whether a gemm that rounds values with their scales serves these, and the rounding does not show.
+// Whether a gemm that rounds values with their scales serves these, and the rounding does not show. Where zero points are taken
+// off the product, the codes may be far larger than what is left of them.
 bool has_gemm_of_scaled(const LinearProblem& p, const GemmBlockwise* gemm) {
-  if (gemm == nullptr || is_wide(p) || p.N < kRoundedChannels) return false;
+  if (gemm == nullptr || is_wide(p) || p.N < kRoundedChannels || p.subtracts_zero_point) return false;
   const bool any_group = gemm->columns_of_scales == nullptr || p.group_size == p.K;
   return any_group || (p.group_size >= kEightCodes && is_power_of_two(p.group_size));
 }
@@ -135,7 +141,7 @@ Plan plan_blockwise(const LinearProblem& p) {
   const bool scaled = has_gemm_of_scaled(p, k.gemm_8bit_bf16);
   if (k.gemm_8bit_groups != nullptr && p.group_size % kMultiple == 0 && !(scaled && has_many_rows_by_short_groups(p))) {
     if (!is_wide(p)) return {Algorithm::gemm_groups, ScalarType::BFloat16};
-    if (p.N >= kRoundedInputChannels && p.code != Code::e5m2) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
+    if (has_limbs(p)) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   }
   return gemm(scaled ? ScalarType::BFloat16 : ScalarType::Float);
 }
@@ -178,7 +184,7 @@ Plan plan_lut4(const LinearProblem& p, const float* table) {
   const bool groups = of_bf16 && (p.group_size % kEightCodes == 0 || p.group_size == p.K);
   if (k.gemm_lut4_groups != nullptr && groups && !(scaled && has_many_rows_by_short_groups(p))) {
     if (!is_wide(p)) return {Algorithm::gemm_groups, ScalarType::BFloat16};
-    if (p.N >= kRoundedInputChannels) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
+    if (has_limbs(p)) return {Algorithm::gemm_bf16_limbs, ScalarType::BFloat16};
   }
   return gemm(scaled ? ScalarType::BFloat16 : ScalarType::Float);
 }

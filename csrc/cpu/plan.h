@@ -41,7 +41,7 @@ Plan plan_scaled(const LinearProblem& p);            // int8_mm too
 Plan plan_scaled_int4(const LinearProblem& p);       // scaled_mm_int4, scaled_linear_int4
 Plan plan_scaled_blockwise(const LinearProblem& p);  // scaled_mm_blockwise, scaled_linear_blockwise
 
-// bf16i8bf16_blockwise, bf16f8bf16_blockwise: of one scale a row that of the row-wise operators.
+// bf16i8bf16_blockwise, bf16i8bf16_blockwise_zp, bf16f8bf16_blockwise: of one scale a row that of the row-wise operators.
 Plan plan_blockwise(const LinearProblem& p);
 Plan plan_lut4(const LinearProblem& p, const float* table);  // bf16lut4bf16_blockwise, by what its table holds
 

@@ -42,10 +42,16 @@ Tensor dequantize_rows(const LinearProblem& p, const BlockwiseWeight& w, int64_t
   const Tensor packed = aten::narrow(w.weight, 0, first, count);
   const Tensor values = w.table ? looked_up(packed, *w.table) : aten::to(packed, ScalarType::Float);
   const int64_t begin = first / p.block_n, blocks = ceil_div(first + count, p.block_n) - begin;
-  Tensor scales = scales_in_float32(p, aten::narrow(w.scale, 0, begin, blocks));
-  if (p.block_n > 1 && blocks > 1)
-    scales = aten::narrow(aten::repeat_interleave(scales, p.block_n, 0), 0, first - begin * p.block_n, count);
-  const Tensor rows = aten::mul(values, p.group_size == p.K ? scales : spread(scales, p.group_size, p.K));
+  // For each row and, where blocks are shorter than it, each column.
+  const auto of_elements = [&](Tensor of_blocks) {
+    if (p.block_n > 1 && blocks > 1)
+      of_blocks = aten::narrow(aten::repeat_interleave(of_blocks, p.block_n, 0), 0, first - begin * p.block_n, count);
+    return p.group_size == p.K ? of_blocks : spread(of_blocks, p.group_size, p.K);
+  };
+  const auto of_rows = [&](const Tensor& of_blocks) { return aten::narrow(of_blocks, 0, begin, blocks); };
+  const Tensor codes =
+      w.zero_point ? aten::subtract(values, of_elements(aten::to(of_rows(*w.zero_point), ScalarType::Float))) : values;
+  const Tensor rows = aten::mul(codes, of_elements(scales_in_float32(p, of_rows(w.scale))));
   return w.global_scale ? aten::mul(rows, aten::reshape(*w.global_scale, {1, 1})) : rows;
 }
 

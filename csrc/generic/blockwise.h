@@ -8,10 +8,10 @@ namespace aoext::generic {
 // The operands of a weight in one of these formats; of codes of 8 bits there is no table.
 struct BlockwiseWeight {
   const Tensor &weight, &scale;
-  OptionalTensor table = {}, global_scale = {};
+  OptionalTensor table = {}, global_scale = {}, zero_point = {};
 };
 
-// Rows [first, first + count) of w, float32 [count, K]: ((code's value) · scale) · global_scale.
+// Rows [first, first + count) of w, float32 [count, K]: ((code's value − zero_point) · scale) · global_scale.
 Tensor dequantize_rows(const LinearProblem& p, const BlockwiseWeight& w, int64_t first, int64_t count);
 
 // All of w in p.output.

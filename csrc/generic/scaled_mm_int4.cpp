@@ -9,10 +9,6 @@ namespace {
 
 Tensor permute(const Tensor& t, const std::vector<int64_t>& order) { return call("aten::permute", "", t, order); }
 
-Tensor sum(const Tensor& t, int64_t dim, bool keepdim) {
-  return call("aten::sum", "dim_IntList", t, std::optional(std::vector<int64_t>{dim}), keepdim, std::optional(ScalarType::Float));
-}
-
 }  // namespace
 
 Tensor scaled_mm_int4(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
@@ -23,7 +19,7 @@ Tensor scaled_mm_int4(const Tensor& input, const Tensor& weight, const Tensor& i
   const int64_t groups = p.K / p.group_size;
   const Tensor rows = aten::to(aten::reshape(input, {p.M, p.K}), ScalarType::Float);
   const Tensor x = permute(aten::reshape(rows, {p.M, groups, p.group_size}), {1, 0, 2});  // [groups, M, group_size]
-  const Tensor sums = sum(x, 2, true);
+  const Tensor sums = aten::sum(x, 2, true);
   const Tensor row_scale = aten::reshape(input_scale, {p.M, 1});
   const Tensor y2d = aten::reshape(y, {p.M, p.N});
   for_row_blocks(p.N, std::max(p.K, groups * p.M), [&](int64_t first, int64_t count) {
@@ -33,7 +29,7 @@ Tensor scaled_mm_int4(const Tensor& input, const Tensor& weight, const Tensor& i
     const Tensor q = aten::reshape(unpack_int4_rows(weight, first, count), {count, groups, p.group_size});
     const Tensor products = call("aten::bmm", "", x, permute(q, {1, 2, 0}));
     const Tensor of_groups = aten::add(aten::mul(products, columns(scale)), aten::mul(sums, columns(zero_point)));
-    Tensor block = aten::mul(sum(of_groups, 0, false), row_scale);
+    Tensor block = aten::mul(aten::sum(of_groups, 0), row_scale);
     if (bias) block = aten::add(block, aten::to(aten::narrow(*bias, 0, first, count), ScalarType::Float));
     aten::copy_(aten::narrow(y2d, 1, first, count), block);
   });

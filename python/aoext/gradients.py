@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn.functional import linear, pad
 
 from aoext.batches import vmap_rule
+from aoext.blocks import blocks_dequantized_zp
 from aoext.layouts import tinygemm_to_plain
 from aoext.packing import rows_dequantized
 
@@ -333,6 +334,7 @@ _register("bf16i4bf16_rowwise_grouped", (1, 2, 3, 4), _experts_dequantized, _ByE
 _register("bf16i8bf16_rowwise", (1, 2), rows_dequantized)
 _register("bf16f8bf16_rowwise", (1, 2), rows_dequantized)
 _register("bf16i8bf16_blockwise", (1, 2, 3), _blocks_dequantized)
+_register("bf16i8bf16_blockwise_zp", (1, 2, 3, 4), blocks_dequantized_zp)
 _register("bf16f8bf16_blockwise", (1, 2, 3), _blocks_dequantized)
 _register("bf16lut4bf16_blockwise", (1, 2, 3, 4, 5), _lut4_dequantized)
 _register("scaled_linear_rowwise", (1, 2), rows_dequantized)

@@ -95,9 +95,11 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
             floats = op.Gather(floats, op.Constant(value_ints=[i // block for i in range(size)]), axis=axis)
         return floats
 
-    def by_blocks(weight: Any, scale: Any, block_size: Sequence[int]) -> Any:
+    def by_blocks(weight: Any, scale: Any, block_size: Sequence[int], zero_point: Any = None) -> Any:
         values = op.DequantizeLinear(weight, number(1.0))
         rows, columns = weight.shape
+        if zero_point is not None:
+            values = op.Sub(values, spread(zero_point, rows, columns, block_size))
         return op.Mul(values, spread(scale, rows, columns, block_size))
 
     def by_table(weight: Any, table: Any, scale: Any, block_size: Sequence[int], whole: Any) -> Any:
@@ -127,6 +129,11 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def blockwise(input: Any, weight: Any, scale: Any, block_size: Sequence[int], bias: Any = None) -> Any:
         return product(input, by_blocks(weight, scale, block_size), bias)
+
+    def blockwise_zp(
+        input: Any, weight: Any, scale: Any, zero_point: Any, block_size: Sequence[int], bias: Any = None
+    ) -> Any:
+        return product(input, by_blocks(weight, scale, block_size, zero_point), bias)
 
     def lut4(
         input: Any,
@@ -186,6 +193,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ao.dequantize_rowwise.default: rows_dequantized,
         ao.scaled_linear_int4.default: int4_dynamic,
         ao.bf16i8bf16_blockwise.default: blockwise,
+        ao.bf16i8bf16_blockwise_zp.default: blockwise_zp,
         ao.bf16f8bf16_blockwise.default: blockwise,
         ao.bf16lut4bf16_blockwise.default: lut4,
         ao.scaled_linear_blockwise.default: blocks_dynamic,

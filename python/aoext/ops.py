@@ -179,6 +179,7 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "bf16i8bf16_rowwise": _product(_of_input),
     "bf16f8bf16_rowwise": _product(_of_input),
     "bf16i8bf16_blockwise": _product(_of_input),
+    "bf16i8bf16_blockwise_zp": _product(_of_input),
     "bf16f8bf16_blockwise": _product(_of_input),
     "bf16lut4bf16_blockwise": _product(_of_input),
     "scaled_linear_rowwise": _product(_of_input),

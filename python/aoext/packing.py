@@ -233,6 +233,8 @@ def _check_int4(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> None:
 def _check_rows(qdata: Tensor, scale: Tensor) -> None:
     """Raise unless these are the fields of a row-scaled weight of 8 bits, for dequantize."""
     check_matrix("dequantize", "qdata", qdata, (torch.int8, *FLOAT8_DTYPES))
+    if qdata.shape[1] == 0:
+        raise ValueError(f"dequantize: qdata must be [N, K] with K not 0, got {describe(qdata)}")
     check_matrix("dequantize", "scale", scale, FLOAT_DTYPES, "[N, 1]")
     if scale.shape != (qdata.shape[0], 1):
         raise ValueError(

@@ -61,16 +61,17 @@ inline int64_t bytes_of(Element e) {
   return e == Element::f32 || e == Element::i32 ? 4 : e == Element::bf16 || e == Element::f16 ? 2 : 1;
 }
 
-// Through floats in the first cache, which are transposed kFloats by kFloats.
-inline void rows_to_columns(Element from, const void* const* rows, int64_t n, float* out) {
+// kPanel rows of n floats as n rows of kPanel, by way of the first cache, kFloats by kFloats: floats(row, k, count, values) gives
+// some of one row.
+template <class Floats>
+inline void transpose_rows(int64_t n, float* out, const Floats& floats) {
   constexpr int64_t kChunk = 64;
   static_assert(kChunk % kFloats == 0);
   float values[kFloats][kChunk] = {};
   for (int64_t k = 0; k < n; k += kChunk)
     for (int64_t row = 0; row < kPanel; row += kFloats) {
       const int64_t count = n - k < kChunk ? n - k : kChunk;
-      for (int i = 0; i < kFloats; ++i)
-        to_float(from, static_cast<const char*>(rows[row + i]) + k * bytes_of(from), values[i], count);
+      for (int i = 0; i < kFloats; ++i) floats(row + i, k, count, values[i]);
       for (int64_t j = 0; j < count; j += kFloats) {
         U32 columns[kFloats];
         for (int i = 0; i < kFloats; ++i) columns[i] = load<U32>(values[i] + j);
@@ -78,6 +79,21 @@ inline void rows_to_columns(Element from, const void* const* rows, int64_t n, fl
         for (int i = 0; i < kFloats && j + i < count; ++i) store(out + (k + j + i) * kPanel + row, columns[i]);
       }
     }
+}
+
+inline void rows_to_columns(Element from, const void* const* rows, int64_t n, float* out) {
+  transpose_rows(n, out, [&](int64_t row, int64_t k, int64_t count, float* values) {
+    to_float(from, static_cast<const char*>(rows[row]) + k * bytes_of(from), values, count);
+  });
+}
+
+inline void zero_point_terms(Element scale, const void* const* scales, const void* const* zero_points, int64_t groups,
+                             float* out) {
+  transpose_rows(groups, out, [&](int64_t row, int64_t g, int64_t count, float* values) {
+    const int8_t* const zeros = static_cast<const int8_t*>(zero_points[row]) + g;
+    to_float(scale, static_cast<const char*>(scales[row]) + g * bytes_of(scale), values, count);
+    for (int64_t i = 0; i < count; ++i) values[i] *= static_cast<float>(zeros[i]);
+  });
 }
 
 inline void group_sums(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride) {

@@ -83,6 +83,14 @@ inline void add_group_terms(const float* x_sums, int64_t x_stride, const float* 
   });
 }
 
+inline void subtract_group_terms(const float* x_sums, const float* terms, int64_t groups, float* row) {
+  F32 sums[kPanelVectors];
+  for (int i = 0; i < kPanelVectors; ++i) sums[i] = load<F32>(row + i * kFloats);
+  for (int64_t g = 0; g < groups; ++g)
+    for (int i = 0; i < kPanelVectors; ++i) sums[i] -= load<F32>(terms + g * kPanel + i * kFloats) * x_sums[g];
+  for (int i = 0; i < kPanelVectors; ++i) store(row + i * kFloats, sums[i]);
+}
+
 // ---- words of rows ---------------------------------------------------------------------------------------
 
 // As many bytes of each of kFloats rows as a vector has, as kFloats vectors of a word of each.

@@ -309,6 +309,9 @@ struct SharedKernels {
   // Sums of a row's groups, `stride` floats apart.
   void (*group_sums)(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride);
 
+  // row[n] −= Σ x_sums[g] · terms[g][n], n < kPanel: what integer zero points take off (cpu/subtracted_zero_points.h).
+  void (*subtract_group_terms)(const float* x_sums, const float* terms, int64_t groups, float* row);
+
   // out[n] = (acc[n] · row_scale) · column_scale[n] + bias[n]; the last two may be null.
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
@@ -325,6 +328,8 @@ struct Kernels {
   void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
   // kPanel rows of n elements as n rows of kPanel floats.
   void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);
+  // Of as many rows of scales and of zero points in int8 their products, likewise.
+  void (*zero_point_terms)(Element scale, const void* const* scales, const void* const* zero_points, int64_t groups, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
   // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.

@@ -15,6 +15,7 @@ constexpr SharedKernels shared_by_all() {
       .split_zero_points = split_zero_points,
       .shift_zero_points = shift_zero_points,
       .group_sums = group_sums,
+      .subtract_group_terms = subtract_group_terms,
       .scale_row = scale_row,
       .gemm_int4_f32 = &kGemmInt4F32<kKC>,
   };

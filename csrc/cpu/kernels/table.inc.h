@@ -17,6 +17,7 @@ constexpr Kernels table_of_all(const Gemm8Bit* gemm_i8) {
   return {
       .columns_to_float = columns_to_float,
       .rows_to_columns = rows_to_columns,
+      .zero_point_terms = zero_point_terms,
       .from_float = from_float,
       .dequantize_int4 = dequantize_int4,
       .dequantize_blockwise = dequantize_blockwise,

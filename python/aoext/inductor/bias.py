@@ -26,6 +26,7 @@ WITH_BIAS: dict[Any, tuple[Any, int]] = {
     ao.scaled_linear_rowwise.default: (ao.scaled_linear_rowwise.default, 3),
     ao.scaled_mm_rowwise.default: (ao.scaled_mm_rowwise.default, 4),
     ao.bf16i8bf16_blockwise.default: (ao.bf16i8bf16_blockwise.default, 4),
+    ao.bf16i8bf16_blockwise_zp.default: (ao.bf16i8bf16_blockwise_zp.default, 5),
     ao.bf16f8bf16_blockwise.default: (ao.bf16f8bf16_blockwise.default, 4),
     ao.bf16lut4bf16_blockwise.default: (ao.bf16lut4bf16_blockwise.default, 6),
     ao.scaled_linear_blockwise.default: (ao.scaled_linear_blockwise.default, 5),

@@ -30,6 +30,7 @@ DIMENSIONS: dict[Any, tuple[int | None, ...]] = {
     ao.bf16i4bf16_rowwise_bias.default: INT4,
     ao.scaled_linear_int4.default: INT4,
     ao.bf16i8bf16_blockwise.default: BLOCKS,
+    ao.bf16i8bf16_blockwise_zp.default: (0, 0, 0, None, 0),
     ao.bf16f8bf16_blockwise.default: BLOCKS,
     ao.scaled_linear_blockwise.default: (0, 0, None, None, 0),
     ao.bf16lut4bf16_blockwise.default: (0, None, 0, None, None, 0),
@@ -37,6 +38,7 @@ DIMENSIONS: dict[Any, tuple[int | None, ...]] = {
 # Which of those arguments has the rows that share a scale.
 BLOCK_SIZE: dict[Any, int] = {
     ao.bf16i8bf16_blockwise.default: 2,
+    ao.bf16i8bf16_blockwise_zp.default: 3,
     ao.bf16f8bf16_blockwise.default: 2,
     ao.scaled_linear_blockwise.default: 3,
     ao.bf16lut4bf16_blockwise.default: 3,

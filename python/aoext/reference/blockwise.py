@@ -25,19 +25,27 @@ class Blockwise:
     scale: torch.dtype | None = None
     table: tuple[float, ...] | None = None
     has_global_scale: bool = False
+    has_zero_point: bool = False  # an integer of the code's dtype, subtracted
     typical: bool = True
 
     def block_of(self, p: Problem) -> list[int]:
         return list(self.block or (p.block_n, p.group_size))
 
     def random(self, p: Problem, g: Generator) -> Tensors:
-        """Codes, the table of those that have one, scales, and the global scale where there is one."""
+        """Codes, the table of those that have one, scales, and the zero points or the global scale."""
         block_n, block_k = self.block_of(p)
         blocks = -(-p.N // block_n), -(-p.K // block_k)
         scale_dtype = self.scale or p.scale_dtype or torch.float32
         if self.code is not torch.uint8:
             codes, _ = values.rowwise_values((p.N,), p.K, self.code, g)
-            return codes, values.block_scales(*blocks, scale_dtype, 1 / values.quantized_max(self.code), g)
+            scales = values.block_scales(*blocks, scale_dtype, 1 / values.quantized_max(self.code), g)
+            if not self.has_zero_point:
+                return codes, scales
+            return (
+                codes,
+                scales,
+                torch.randint(-128, 128, blocks, generator=g, dtype=self.code, device=g.device),
+            )
         codes = torch.randint(0, 256, (p.N, p.K // 2), generator=g, dtype=torch.uint8, device=g.device)
         table = randn(g, 16) if self.table is None else torch.tensor(self.table, device=g.device)
         scales = values.block_scales(*blocks, scale_dtype, 1.0, g)
@@ -50,7 +58,11 @@ class Blockwise:
 
     def rows(self, p: Problem, stored: Tensors, index: Index) -> Tensor:
         if self.code is not torch.uint8:
-            return values.blockwise_float64(stored[0][index].double(), stored[1], self.block_of(p), index)
+            codes = stored[0][index].double()
+            if self.has_zero_point:
+                ones = torch.ones_like(codes)
+                codes = codes - values.blockwise_float64(ones, stored[2], self.block_of(p), index)
+            return values.blockwise_float64(codes, stored[1], self.block_of(p), index)
         looked_up = values.lut4_float64(stored[0][index], stored[1])
         rows = values.blockwise_float64(looked_up, stored[2], self.block_of(p), index)
         return rows * stored[3].double() if self.has_global_scale else rows
@@ -58,7 +70,8 @@ class Blockwise:
     def arguments(self, p: Problem, w: Tensors) -> tuple[Any, ...]:
         """The weight as the operators take it, with what comes behind it."""
         if self.code is not torch.uint8:
-            return *w[:2], self.block_of(p), *w[2:]
+            fields = 3 if self.has_zero_point else 2
+            return *w[:fields], self.block_of(p), *w[fields:]
         return *w[:3], self.block_of(p), *([] if self.has_global_scale else [None]), *w[3:]
 
 
@@ -76,6 +89,7 @@ EIGHT_BIT_BLOCKWISE = [
     Blockwise("float8 128x128", E4M3, (128, 128), torch.float32),
     Blockwise("mxfp8", E4M3, (1, 32), torch.float8_e8m0fnu, typical=False),
 ]
+WITH_ZERO_POINTS = [Blockwise("int8", torch.int8, has_zero_point=True)]
 LUT4_BLOCKWISE = [
     Blockwise("lut4", torch.uint8, has_global_scale=True, typical=False),
     Blockwise("mxfp4", torch.uint8, (1, 32), torch.float8_e8m0fnu, E2M1),
@@ -87,7 +101,7 @@ LUT4_BLOCKWISE = [
 def weight_only_blockwise(format: Blockwise) -> Subject:
     name = {torch.int8: "bf16i8bf16", torch.uint8: "bf16lut4bf16"}.get(format.code, "bf16f8bf16")
     return linear(
-        f"{name}_blockwise",
+        f"{name}_blockwise{'_zp' * format.has_zero_point}",
         format.name,
         Weight(format.random, format.rows),
         call=lambda kernel, p, x, w: kernel(x[0], *format.arguments(p, w)),
@@ -203,5 +217,5 @@ def subjects_by_block() -> list[Subject]:
         _quantize_blockwise,
     )
     subjects = [make(format) for make in makers for format in EIGHT_BIT_BLOCKWISE]
-    subjects += [weight_only_blockwise(format) for format in LUT4_BLOCKWISE]
+    subjects += [weight_only_blockwise(format) for format in (*WITH_ZERO_POINTS, *LUT4_BLOCKWISE)]
     return subjects + [_dequantize_blockwise(format) for format in (*EIGHT_BIT_BLOCKWISE, *LUT4_BLOCKWISE)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from aoext.blocks import Scaling, blockwise_quantize, blockwise_quantize_zp
+from aoext.blocks import Scaling, blocks_dequantized_zp, blockwise_quantize, blockwise_quantize_zp
 from aoext.packing import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
 from aoext.tensors import zero_points
 from aoext.tensors.base import QuantizedTensor, gathered
@@ -182,37 +182,41 @@ class BlockwiseTensor(BlockScaledTensor):
         if zero_point is None:
             plain = torch.ops.ao.dequantize_blockwise(qdata, scale, block_size, dtype=self.operator_dtype)
         else:
-            plain = zero_points.dequantized(qdata, scale, zero_point, block_size, self.operator_dtype)
+            plain = blocks_dequantized_zp(self.operator_dtype, qdata, scale, zero_point, block_size)
         return as_weight(plain, self.k_order)
 
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         input = as_codes(input, self.k_order)
-        if self.zero_point is None:
-            return _times_codes(self, input, bias)
-        # In float32 throughout: where a row of the activation has a mean, both terms are far above their
-        # difference.
-        x = input.float()
-        correction = zero_points.product(
-            _as_multiplied(self, x), self.scale, self.zero_point, self.block_size, self.weight_shape[N]
-        )
-        return (_times_codes(self, x, bias) - correction).to(input.dtype)
+        if self.input_block is None:
+            return _times_weight(self, input, bias)
+        return _times_weight_quantized(self, self.input_block, input, bias)
 
 
 # Functions, which torch.compile traces: a method of a tensor it would take for an operation.
 
 
-def _times_codes(weight: BlockwiseTensor, input: Tensor, bias: Tensor | None) -> Tensor:
-    """The product with qdata·scale."""
+def _times_weight(weight: BlockwiseTensor, input: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of an activation that stays as it is."""
     qdata, scale, block_size = weight.qdata.contiguous(), weight.scale.contiguous(), weight.block_size
-    if weight.input_block is not None:
-        return torch.ops.ao.scaled_linear_blockwise(input, qdata, scale, weight.input_block, block_size, bias)
+    if weight.zero_point is not None:
+        zero_point = weight.zero_point.contiguous()
+        return torch.ops.ao.bf16i8bf16_blockwise_zp(input, qdata, scale, zero_point, block_size, bias)
     if qdata.dtype is torch.int8:
         return torch.ops.ao.bf16i8bf16_blockwise(input, qdata, scale, block_size, bias)
     return torch.ops.ao.bf16f8bf16_blockwise(input, qdata, scale, block_size, bias)
 
 
-def _as_multiplied(weight: BlockwiseTensor, x: Tensor) -> Tensor:
-    """A float32 activation as the product has it: by its 8 bits, which gradients pass unchanged."""
-    if weight.input_block is None:
-        return x
-    return x + (zero_points.rounded(x.detach(), weight.input_block) - x).detach()
+def _times_weight_quantized(
+    weight: BlockwiseTensor, input_block: list[int], input: Tensor, bias: Tensor | None
+) -> Tensor:
+    """The product of an activation that is quantised."""
+    qdata, scale, block_size = weight.qdata.contiguous(), weight.scale.contiguous(), weight.block_size
+    if weight.zero_point is None:
+        return torch.ops.ao.scaled_linear_blockwise(input, qdata, scale, input_block, block_size, bias)
+    # In float32 throughout: where a row of the activation has a mean, both terms are far above their
+    # difference. Gradients pass its rounding unchanged.
+    x = input.float()
+    rounded = x + (zero_points.rounded(x.detach(), input_block) - x).detach()
+    beside = zero_points.product(rounded, scale, weight.zero_point, block_size, weight.weight_shape[N])
+    product = torch.ops.ao.scaled_linear_blockwise(x, qdata, scale, input_block, block_size, bias)
+    return (product - beside).to(input.dtype)

@@ -1,6 +1,6 @@
-"""Integer zero points of 8-bit weights: w = (q − z)·s, with a zero z and a scale s for each block.
+"""Integer zero points of 8-bit weights, w = (q − z)·s for each block, under activations of 8 bits.
 
-No operator knows them. A product is one with the codes and a small one beside it,
+No operator knows both. A product is one with the codes and a small one beside it,
 
     y = x · (q·s)ᵀ − Σ_block(x) · (z·s)ᵀ,    Σ_block(x) [..., ⌈K/block_k⌉],
 
@@ -23,17 +23,6 @@ def product(x: Tensor, scale: Tensor, zero_point: Tensor, block_size: Sequence[i
     sums = in_blocks(x, block_size[K]).sum(-1)
     result = sums @ (zero_point.float() * scale.float()).t()
     return result if block_size[N] == 1 else result.repeat_interleave(block_size[N], -1)[..., :rows]
-
-
-def dequantized(
-    qdata: Tensor, scale: Tensor, zero_point: Tensor, block_size: Sequence[int], dtype: torch.dtype
-) -> Tensor:
-    """(q − z)·s [N, K], rounded once in float32 and once to `dtype`."""
-    rows, columns = qdata.shape
-    if block_size[N] > 1:
-        scale, zero_point = (t.repeat_interleave(block_size[N], 0)[:rows] for t in (scale, zero_point))
-    differences = in_blocks(qdata, block_size[K]).float() - zero_point.float().unsqueeze(-1)
-    return (differences * scale.float().unsqueeze(-1)).to(dtype).flatten(1)[:, :columns].contiguous()
 
 
 def rounded(x: Tensor, input_block: Sequence[int]) -> Tensor:

@@ -1,0 +1,69 @@
+// Integer zero points of 8-bit weights, which a product with the codes takes off its results:
+//
+//   Σ_k x[m, k] · (q − z)[n, k] · s[n, k]  =  Σ_k x[m, k] · q[n, k] · s[n, k]  −  Σ_b Σ_block(x)[m, b] · (z · s)[n, b]
+//
+// q − z has 9 bits, q has the 8 that kernels read. All is float32 until the difference is: where rows of x have a mean, or zero
+// points are large, both terms are far above it.
+#pragma once
+
+#include <algorithm>
+
+#include "common/problem.h"
+#include "cpu/element.h"
+#include "cpu/isa.h"
+#include "cpu/packed_x.h"
+#include "cpu/parallel.h"
+
+namespace aoext::cpu {
+
+class SubtractedZeroPoints {
+ public:
+  SubtractedZeroPoints(const LinearProblem& p, const InputRows& x, const Tensor& scale, const Tensor& zero_point)
+      : groups_(ceil_div(p.K, p.group_size)),
+        sums_(p.M * groups_ * kFloatBytes),
+        terms_(ceil_div(p.N, kPanel) * groups_ * kPanel * kFloatBytes) {
+    kParallelFor(p.M, grain(1, p.K), [&](int64_t begin, int64_t end) {
+      for (int64_t m = begin; m < end; ++m) sum(p, x, m);
+    });
+    kParallelFor(ceil_div(p.N, kPanel), grain(kPanel, groups_), [&](int64_t begin, int64_t end) {
+      for (int64_t panel = begin; panel < end; ++panel) multiply(p, scale, zero_point, panel);
+    });
+  }
+
+  // bias[n] less what row m loses, for the `count` channels of the panel from `first` on; bias may be null. Gives `out`.
+  const float* take_off(int64_t m, int64_t first, int64_t count, const float* bias, float (&out)[kPanel]) const {
+    std::fill_n(out, kPanel, 0.0f);
+    if (bias != nullptr) std::copy_n(bias, count, out);
+    shared_kernels().subtract_group_terms(sums(m), terms(first), groups_, out);
+    return out;
+  }
+
+ private:
+  static constexpr int64_t kFloatBytes = sizeof(float);
+
+  float* sums(int64_t m) const { return reinterpret_cast<float*>(sums_ + m * groups_ * kFloatBytes); }
+  float* terms(int64_t first) const { return reinterpret_cast<float*>(terms_ + first * groups_ * kFloatBytes); }
+
+  void sum(const LinearProblem& p, const InputRows& x, int64_t m) {
+    const int64_t whole = p.K / p.group_size, rest = p.K - whole * p.group_size;
+    shared_kernels().group_sums(x.element, x.row(m), p.K, p.group_size, sums(m), 1);
+    if (rest == 0) return;
+    const char* const last = x.row(m) + (p.K - rest) * x.element_size;
+    shared_kernels().group_sums(x.element, last, rest, rest, sums(m) + whole, 1);
+  }
+
+  void multiply(const LinearProblem& p, const Tensor& scale, const Tensor& zero_point, int64_t panel) {
+    const void *scales[kPanel], *zero_points[kPanel];
+    for (int64_t i = 0; i < kPanel; ++i) {
+      const int64_t at = std::min(panel * kPanel + i, p.N - 1) / p.block_n * groups_;
+      scales[i] = static_cast<const char*>(scale.const_data_ptr()) + at * static_cast<int64_t>(scale.element_size());
+      zero_points[i] = static_cast<const char*>(zero_point.const_data_ptr()) + at;
+    }
+    kernels().zero_point_terms(element(p.scale), scales, zero_points, groups_, terms(panel * kPanel));
+  }
+
+  const int64_t groups_;
+  const Scratch sums_, terms_;  // floats: Σ_block(x) [M, groups]; z · s [N/kPanel, groups, kPanel]
+};
+
+}  // namespace aoext::cpu
