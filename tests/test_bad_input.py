@@ -245,8 +245,8 @@ def operands():
                 yield operator, a.name
 
 
-def test_operators_have_85_operands():
-    assert len(list(operands())) == 85
+def test_operators_have_90_operands():
+    assert len(list(operands())) == 90
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])

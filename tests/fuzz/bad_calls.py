@@ -92,6 +92,10 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
         "dequantize_blockwise": lambda: [*parts(rows[0], scales), block],
         "dequantize_lut4": lambda: [*parts(*codes), block],
         "bf16i8bf16_blockwise": lambda: [*parts(x, ([0, K], torch.int8), scales), block],
+        "bf16i8bf16_blockwise_zp": lambda: [
+            *parts(x, ([0, K], torch.int8), scales, (scales[0], torch.int8)),
+            block,
+        ],
         "bf16f8bf16_blockwise": lambda: [*parts(x, ([0, K], float8), scales), block],
         "bf16lut4bf16_blockwise": lambda: [*parts(x, *codes), block],
         "quantize_blockwise": lambda: [*parts(x), eight_bit, [1, block[1]]],
