@@ -84,11 +84,21 @@ inline void add_group_terms(const float* x_sums, int64_t x_stride, const float* 
 }
 
 inline void subtract_group_terms(const float* x_sums, const float* terms, int64_t groups, float* row) {
-  F32 sums[kPanelVectors];
-  for (int i = 0; i < kPanelVectors; ++i) sums[i] = load<F32>(row + i * kFloats);
-  for (int64_t g = 0; g < groups; ++g)
-    for (int i = 0; i < kPanelVectors; ++i) sums[i] -= load<F32>(terms + g * kPanel + i * kFloats) * x_sums[g];
-  for (int i = 0; i < kPanelVectors; ++i) store(row + i * kFloats, sums[i]);
+  // Groups in turn, so that enough sums are under way to hide how long each waits for its last term.
+  constexpr int kTurns = kPanelVectors < 8 ? 8 / kPanelVectors : 1;
+  F32 sums[kTurns][kPanelVectors] = {};
+  const auto add = [&](int turn, int64_t g) {
+    for (int i = 0; i < kPanelVectors; ++i) sums[turn][i] += load<F32>(terms + g * kPanel + i * kFloats) * x_sums[g];
+  };
+  int64_t g = 0;
+  for (; g + kTurns <= groups; g += kTurns)
+    for (int turn = 0; turn < kTurns; ++turn) add(turn, g + turn);
+  for (; g < groups; ++g) add(0, g);
+  for (int i = 0; i < kPanelVectors; ++i) {
+    F32 all = sums[0][i];
+    for (int turn = 1; turn < kTurns; ++turn) all += sums[turn][i];
+    store(row + i * kFloats, load<F32>(row + i * kFloats) - all);
+  }
 }
 
 // ---- words of rows ---------------------------------------------------------------------------------------
