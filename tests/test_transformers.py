@@ -427,6 +427,8 @@ def smaller(tensors: dict[str, torch.Tensor]) -> None:
 def foreign_checkpoint(folder: Path, make: Callable[[int, int], Stored], settings: dict[str, Any]) -> Any:
     """Writes a checkpoint of another library; returns the model that it stands for, in float32."""
     model = llama().float()
+    # Frequencies that were bfloat16 would turn positions by what growing activations make visible.
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
@@ -459,7 +461,7 @@ def test_checkpoints_of_other_libraries(tmp_path, name):
         difference = exactly(model.get_parameter(weight_name)) - weight
         assert difference.abs().max() <= 2e-7 * weight.abs().max()
     wanted, got = expected(IDS).logits, model(IDS).logits
-    assert (got - wanted).norm() <= 1e-2 * wanted.norm()  # its activations grow from layer to layer
+    assert (got - wanted).norm() <= 1e-3 * wanted.norm()  # its activations grow from layer to layer
     model.save_pretrained(tmp_path / "ours")
     same_bits(model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours"))
 
