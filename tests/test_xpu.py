@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def test_no_operator_waits_for_the_device(operator, generator):
 
 @pytest.mark.parametrize("M", [1, 6, 70])
 @pytest.mark.parametrize("offset", [1, 2, 8, 16])
-@pytest.mark.parametrize("operator", [name for name in reference.INPUT_CALLS if name in OWN])
+@pytest.mark.parametrize("operator", reference.INPUT_CALLS)
 def test_operands_may_start_anywhere(operator, offset, M, generator):
     """Contiguous views that begin `offset` elements into their storage."""
 
@@ -110,7 +111,7 @@ def test_operands_may_start_anywhere(operator, offset, M, generator):
         return view
 
     call = CALLS[operator](Problem(M, 64, 256, 64, BF16, BF16), generator)
-    with on_the_device_alone():
+    with on_the_device_alone() if operator in OWN else contextlib.nullcontext():
         result = getattr(torch.ops.ao, operator)(*map(shifted, call.args), **call.kwargs)
     assert_close(result, call.reference)
 

@@ -14,8 +14,7 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
               const OptionalTensor& bias, const SubtractedZeroPoints* zero_points = nullptr) {
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  Output output(p, y, input_scale, bias);
-  output.zero_points = zero_points;
+  const Output output(p, y, input_scale, bias, zero_points);
   if (is_gemm(plan.algorithm)) {
     const Tensor x = aten::contiguous(input);
     multiply_gemm(plan, input_rows(p, x), weight, output);

@@ -15,13 +15,15 @@ struct Output {
   int64_t element_size, N;
   std::vector<float> input_scales;  // empty: ones
   std::vector<float> bias;          // empty: none
-  const SubtractedZeroPoints* zero_points = nullptr;
+  const SubtractedZeroPoints* zero_points;
 
-  Output(const LinearProblem& p, const Tensor& y, const Tensor* input_scale, const OptionalTensor& bias_)
+  Output(const LinearProblem& p, const Tensor& y, const Tensor* input_scale, const OptionalTensor& bias_,
+         const SubtractedZeroPoints* zero_points_ = nullptr)
       : data(static_cast<char*>(y.mutable_data_ptr())),
         element(cpu::element(p.output)),
         element_size(static_cast<int64_t>(y.element_size())),
-        N(p.N) {
+        N(p.N),
+        zero_points(zero_points_) {
     if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
     if (bias_) bias = floats(aten::contiguous(*bias_));
   }
