@@ -211,23 +211,6 @@ def test_every_tensor_on_another_device_is_named(operator, generator):
             getattr(torch.ops.ao, operator)(**mixed, **kwargs)
 
 
-@pytest.mark.parametrize("operator", [*CALLS, *GROUPED])
-def test_sparse_and_nested_tensors_are_refused(operator, generator):
-    args, kwargs = arguments(operator, generator)
-    for name, t in args.items():
-        if not isinstance(t, torch.Tensor):
-            continue
-        if t.dtype in (torch.bfloat16, torch.float32, torch.int8):
-            with pytest.raises(
-                RuntimeError, match=rf"^ao::{operator}: {name} must be a dense \(strided\) tensor"
-            ):
-                getattr(torch.ops.ao, operator)(**{**args, name: t.to_sparse()}, **kwargs)
-        if t.dtype in (torch.bfloat16, torch.float32):
-            nested = torch.nested.nested_tensor([t, t])
-            with pytest.raises((RuntimeError, NotImplementedError)):
-                getattr(torch.ops.ao, operator)(**{**args, name: nested}, **kwargs)
-
-
 def everything(operator, device, generator):
     """All arguments of a good call in order, and those that go by name; of every operator there is."""
     if operator in QUANTIZE:
@@ -268,6 +251,64 @@ def test_an_operand_whose_memory_was_given_up_is_refused(operator, argument, ker
             match=rf"^ao::{operator}: {argument} must be a tensor whose storage holds it, got .* in a storage of {left} bytes",
         ):
             run(*args[:i], t, *args[i + 1 :], **kwargs)
+
+
+# Tensors without strides, whose dtype is as it was where they have such a form of it; and what is no tensor.
+WITHOUT_STRIDES = {
+    "coo": lambda t: t.to_sparse(),
+    "csr": lambda t: t.to_sparse_csr(),
+    "csc": lambda t: t.to_sparse_csc(),
+    "bsr": lambda t: t.to_sparse_bsr((1, 1)),
+    "mkldnn": lambda t: t.to_mkldnn(),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "jagged": lambda t: torch.nested.nested_tensor([t, t], layout=torch.jagged),
+    "none": lambda t: None,
+}
+
+
+@pytest.mark.parametrize("kernel", ["own", "generic"])
+@pytest.mark.parametrize("operator", aoext.ops.operators())
+def test_an_operand_without_strides_is_named(operator, kernel, generator):
+    args, kwargs = everything(operator, "cpu", generator)
+    schema = getattr(torch.ops.ao, operator).default._schema.arguments
+    run = aoext.ops.generic(operator) if kernel == "generic" else getattr(torch.ops.ao, operator)
+    for i, (argument, value) in enumerate(zip(schema, args, strict=False)):
+        if not isinstance(value, torch.Tensor):
+            continue
+        seen = 0
+        for kind, form in WITHOUT_STRIDES.items():
+            optional = isinstance(argument.real_type, torch.OptionalType)
+            if kind == "none" and (optional or (i == 0 and kernel == "generic")):  # which has a first tensor
+                continue
+            try:
+                other = form(value)
+            except (RuntimeError, TypeError, IndexError):  # PyTorch has no such tensor of this dtype or shape
+                continue
+            seen += 1
+            must = (
+                "a tensor, got None"
+                if kind == "none"
+                else r"a dense \(strided\) tensor, got a tensor of another"
+            )
+            error, text = RuntimeError, rf"^ao::{operator}: {argument.name} must be {must}"
+            if kernel == "own" and kind in ("nested", "jagged"):  # the dispatcher has no kernel for these
+                error, text = NotImplementedError, rf"ao(::|\.){operator}\b"
+            with pytest.raises(error, match=text):
+                run(*args[:i], other, *args[i + 1 :], **kwargs)
+        assert seen
+
+
+@pytest.mark.parametrize("operator", aoext.ops.operators())
+def test_quantised_dtypes_of_pytorch_are_named(operator, generator):
+    args, kwargs = everything(operator, "cpu", generator)
+    schema = getattr(torch.ops.ao, operator).default._schema.arguments
+    for i, (argument, value) in enumerate(zip(schema, args, strict=False)):
+        if isinstance(value, torch.Tensor):
+            other = torch.quantize_per_tensor(value.float(), 0.1, 0, torch.qint8)
+            with pytest.raises(
+                RuntimeError, match=rf"^ao::{operator}: {argument.name} must be .*, got qint8"
+            ):
+                getattr(torch.ops.ao, operator)(*args[:i], other, *args[i + 1 :], **kwargs)
 
 
 def test_an_empty_operand_needs_no_memory(device, generator):

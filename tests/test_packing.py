@@ -77,9 +77,9 @@ def test_constant_groups_are_kept(dtype, device):
     constants = [3.0, 1.0, -2.0, 1e-3, -1e-3, 1e-6, -1e-6, 0.0]
     x = torch.tensor([constants], device=device, dtype=dtype).repeat_interleave(2, 1)
     q, scale, zero_point = int4_row_quantize_zp(x, group_size=2)
-    assert (scale > 0).all()
-    restored = dequantize(pack_int4(q), scale, zero_point)
-    torch.testing.assert_close(restored, x, rtol=torch.finfo(dtype).eps, atol=0)
+    assert not q.any()
+    assert not scale.any()
+    assert torch.equal(dequantize(pack_int4(q), scale, zero_point), x)
     q, scale = int4_row_quantize(x, group_size=2)
     restored = dequantize(pack_int4(q), scale, torch.zeros_like(scale))
     # An eighth of float16's 1e-6 is a multiple of 2⁻²⁴ that is rounded up.
@@ -310,11 +310,20 @@ def test_nan_and_inf_are_refused(quantize, dtype, value, device, generator):
         quantize(w.to(device))
 
 
-def test_a_range_beyond_float32_is_refused(device):
-    x = torch.tensor([[-3e38, 3e38]], device=device)
-    with pytest.raises(ValueError, match="range of its values in float32"):
-        int4_row_quantize_zp(x, 2)
-    assert int4_row_quantize(x, 2)[0].tolist() == [[-8, 7]]
+def test_a_range_beyond_float32_is_quantised(device):
+    x = torch.tensor([[-3e38, 3e38, 1e38, 2e37]], device=device)
+    q, scale, zero_point = int4_row_quantize_zp(x, 4)
+    assert q.tolist() == [[-8, 7, 2, 0]]  # (x + 3e38) / 4e37 is 0, 15, 10 and 8
+    torch.testing.assert_close(scale.item(), 4e37)
+    torch.testing.assert_close(zero_point.item(), 2e37)
+    assert int4_row_quantize(x[:, :2], 2)[0].tolist() == [[-8, 7]]
+
+
+def test_scales_that_their_dtype_cannot_hold_are_refused(device):
+    x = torch.tensor([[-1e7, 1e7]], device=device)
+    for quantize in (int4_row_quantize, int4_row_quantize_zp):
+        with pytest.raises(ValueError, match="x must have scales and zero points that float16 holds, got"):
+            quantize(x, 2, dtype=FP16)
 
 
 X = torch.ones(4, 8)

@@ -42,9 +42,7 @@ std::string shape_text(const LinearProblem& p, const char* names, Shape shape) {
 }  // namespace
 
 Checker::Checker(const char* op, const char* anchor_name, const Tensor& anchor)
-    : op_(op), anchor_name_(anchor_name), anchor_(anchor), device_(device_of(anchor)) {
-  memory(anchor_name, anchor);
-}
+    : op_(op), anchor_name_(anchor_name), anchor_(anchor), device_((memory(anchor_name, anchor), device_of(anchor))) {}
 
 void Checker::operand(const char* argument, const Tensor& t) const {
   memory(argument, t);
@@ -237,10 +235,11 @@ void Checker::output(LinearProblem& p, const char* argument, ScalarType output) 
 }
 
 void Checker::memory(const char* argument, const Tensor& t) const {
-  if (!is_strided(t)) fail(argument, "a dense (strided) tensor", text("a tensor of another layout, ", describe(t)));
-  const Sizes sizes = t.sizes();
-  require(is_countable(sizes.data(), static_cast<int64_t>(sizes.size())), argument, kCountable, t);
-  if (!is_in_storage(t))
+  if (!t.defined()) fail(argument, "a tensor", "None");
+  const std::optional<Strided> lies = strided(t);
+  if (!lies) fail(argument, "a dense (strided) tensor", text("a tensor of another layout, ", describe(t)));
+  require(is_countable(lies->sizes.data(), static_cast<int64_t>(lies->sizes.size())), argument, kCountable, t);
+  if (!is_in_storage(t, *lies))
     fail(argument, "a tensor whose storage holds it", text(describe(t), " in a storage of ", storage_bytes(t), " bytes"));
 }
 

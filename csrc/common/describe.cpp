@@ -28,6 +28,16 @@ const char* dtype_name(ScalarType dtype) {
     case ScalarType::ComplexFloat: return "complex64";
     case ScalarType::ComplexDouble: return "complex128";
     case ScalarType::Bool: return "bool";
+    case ScalarType::QInt8: return "qint8";
+    case ScalarType::QUInt8: return "quint8";
+    case ScalarType::QInt32: return "qint32";
+    case ScalarType::QUInt4x2: return "quint4x2";
+    case ScalarType::QUInt2x4: return "quint2x4";
+    case ScalarType::Bits1x8: return "bits1x8";
+    case ScalarType::Bits2x4: return "bits2x4";
+    case ScalarType::Bits4x2: return "bits4x2";
+    case ScalarType::Bits8: return "bits8";
+    case ScalarType::Bits16: return "bits16";
     case ScalarType::BFloat16: return "bfloat16";
     case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
     case ScalarType::Float8_e5m2: return "float8_e5m2";
@@ -83,10 +93,17 @@ std::string list(Sizes sizes) {
   return out.str();
 }
 
-bool is_strided(const Tensor& t) {
+// A nested tensor says that its layout is strided, and raises when it is asked for its sizes.
+std::optional<Strided> strided(const Tensor& t) {
   int32_t layout = 0;
-  aoti_torch_get_layout(t.get(), &layout);
-  return layout == aoti_torch_layout_strided();
+  int64_t dim = 0, offset = 0, *sizes = nullptr, *strides = nullptr;
+  const bool has = aoti_torch_get_layout(t.get(), &layout) == AOTI_TORCH_SUCCESS && layout == aoti_torch_layout_strided() &&
+                   aoti_torch_get_dim(t.get(), &dim) == AOTI_TORCH_SUCCESS &&
+                   aoti_torch_get_sizes(t.get(), &sizes) == AOTI_TORCH_SUCCESS &&
+                   aoti_torch_get_strides(t.get(), &strides) == AOTI_TORCH_SUCCESS &&
+                   aoti_torch_get_storage_offset(t.get(), &offset) == AOTI_TORCH_SUCCESS;
+  if (!has) return std::nullopt;
+  return Strided{Sizes(sizes, dim), Sizes(strides, dim), offset};
 }
 
 int64_t storage_bytes(const Tensor& t) {
@@ -94,18 +111,22 @@ int64_t storage_bytes(const Tensor& t) {
   return aoti_torch_get_storage_size(t.get(), &bytes) == AOTI_TORCH_SUCCESS ? bytes : -1;
 }
 
-bool is_in_storage(const Tensor& t) {
-  const Sizes sizes = t.sizes(), strides = t.strides();
-  int64_t end = t.storage_offset() + 1;  // behind the last element
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 0) return true;
+bool is_in_storage(const Tensor& t, const Strided& lies) {
+  int64_t end = lies.offset + 1;  // behind the last element
+  for (size_t d = 0; d < lies.sizes.size(); ++d) {
+    if (lies.sizes[d] == 0) return true;
     int64_t length = 0;
-    if (mul_overflow(sizes[d] - 1, strides[d], &length) || add_overflow(end, length, &end)) return false;
+    if (mul_overflow(lies.sizes[d] - 1, lies.strides[d], &length) || add_overflow(end, length, &end)) return false;
   }
   const int64_t bytes = storage_bytes(t);
   return bytes < 0 || end <= bytes / static_cast<int64_t>(t.element_size());
 }
 
-std::string describe(const Tensor& t) { return std::string(dtype_name(dtype_of(t))) + " " + list(t.sizes()); }
+std::string describe(const Tensor& t) {
+  int64_t dim = 0, *sizes = nullptr;
+  const bool has_sizes = aoti_torch_get_dim(t.get(), &dim) == AOTI_TORCH_SUCCESS &&
+                         aoti_torch_get_sizes(t.get(), &sizes) == AOTI_TORCH_SUCCESS;
+  return std::string(dtype_name(dtype_of(t))) + " " + (has_sizes ? list(Sizes(sizes, dim)) : "without sizes");
+}
 
 }  // namespace aoext

@@ -9,10 +9,15 @@
 namespace aoext {
 
 ScalarType dtype_of(const Tensor& t);  // of the enumeration, whatever its value
-bool is_strided(const Tensor& t);
+// Where the elements of a dense tensor lie.
+struct Strided {
+  Sizes sizes, strides;
+  int64_t offset;
+};
+std::optional<Strided> strided(const Tensor& t);  // none of a tensor that has no strides: sparse, nested
 // Whether its storage still holds its elements: FSDP frees storages between uses, and their tensors do not know. True of a
 // tensor without a storage.
-bool is_in_storage(const Tensor& t);
+bool is_in_storage(const Tensor& t, const Strided& lies);
 int64_t storage_bytes(const Tensor& t);
 std::pair<int32_t, int32_t> device_of(const Tensor& t);  // type and index
 

@@ -14,20 +14,21 @@ Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, con
               const OptionalTensor& bias, const SubtractedZeroPoints* zero_points = nullptr) {
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  const Output output(p, y, input_scale, bias, zero_points);
+  const Tensor x = aten::contiguous(input);
+  const InputRows rows = input_rows(p, x);
+  const Output output(p, y, rows, weight, input_scale, bias, zero_points);
   if (is_gemm(plan.algorithm)) {
-    const Tensor x = aten::contiguous(input);
-    multiply_gemm(plan, input_rows(p, x), weight, output);
+    multiply_gemm(plan, rows, weight, output);
   } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
-    multiply_gemv_8bit(p, plan, input, weight, output);
+    multiply_gemv_8bit(p, plan, x, weight, output);
   } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
-    multiply_few_int4(p, plan, input, weight, output);
+    multiply_few_int4(p, plan, x, weight, output);
   } else if constexpr (std::is_same_v<Weight, BlockwiseWeight>) {
     if (plan.algorithm == Algorithm::gemv_blockwise) {
       const GemvBlockwise& gemv = gemv_blockwise(plan, weight);
-      multiply_gemv_blockwise(p, gemv, PackedRows(p, input, gemv), p.M, weight, output);
+      multiply_gemv_blockwise(p, gemv, PackedRows(p, x, gemv), p.M, weight, output);
     } else {
-      multiply_e2m1_limbs(p, plan, input, weight, output);
+      multiply_e2m1_limbs(p, plan, x, weight, output);
     }
   }
   return y;

@@ -1,10 +1,16 @@
 // Where results go: y[m, n] = (acc · input_scales[m]) · row_scale[n] + bias[n], less what zero points take off, rounded once.
+//
+// Sums, and weights that are widened, may leave float32 where their result does not: magnitudes near its largest, exponents of
+// 2¹²⁷. What comes out as NaN or Inf of finite operands is computed once more, in double.
 #pragma once
 
+#include <bit>
+#include <cmath>
 #include <vector>
 
 #include "common/dispatcher.h"
 #include "cpu/subtracted_zero_points.h"
+#include "cpu/values.h"
 #include "cpu/weights.h"
 
 namespace aoext::cpu {
@@ -17,13 +23,19 @@ struct Output {
   std::vector<float> bias;          // empty: none
   const SubtractedZeroPoints* zero_points;
 
-  Output(const LinearProblem& p, const Tensor& y, const Tensor* input_scale, const OptionalTensor& bias_,
-         const SubtractedZeroPoints* zero_points_ = nullptr)
+  // `x` and `weight` are the operands, which stay as long as this.
+  template <class Weight>
+  Output(const LinearProblem& p, const Tensor& y, const InputRows& x, const Weight& weight, const Tensor* input_scale,
+         const OptionalTensor& bias_, const SubtractedZeroPoints* zero_points_ = nullptr)
       : data(static_cast<char*>(y.mutable_data_ptr())),
         element(cpu::element(p.output)),
         element_size(static_cast<int64_t>(y.element_size())),
         N(p.N),
-        zero_points(zero_points_) {
+        zero_points(zero_points_),
+        x_(x),
+        x_block_(p.input_group_size),
+        weight_(&weight),
+        values_([](const void* w, int64_t n, double* out) { row_values(*static_cast<const Weight*>(w), n, out); }) {
     if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
     if (bias_) bias = floats(aten::contiguous(*bias_));
   }
@@ -33,9 +45,48 @@ struct Output {
     const float* summand = bias.empty() ? nullptr : bias.data() + first;
     float less_zero_points[kPanel];
     if (zero_points != nullptr) summand = zero_points->take_off(m, first, count, summand, less_zero_points);
-    shared_kernels().scale_row(element, acc, input_scales.empty() ? 1.0f : input_scales[m], row_scales, summand,
-                               data + (m * N + first) * element_size, count);
+    const float scale = input_scales.empty() ? 1.0f : input_scales[m];
+    shared_kernels().scale_row(element, acc, scale, row_scales, summand, at(m, first), count);
+    if (!are_finite(acc, scale, row_scales, summand, count)) store_in_double(m, first, count);
   }
+
+ private:
+  char* at(int64_t m, int64_t n) const { return data + (m * N + n) * element_size; }
+
+  static bool are_finite(const float* acc, float scale, const float* row_scales, const float* summand, int64_t count) {
+    constexpr uint32_t kExponent = 0x7f800000;
+    bool finite = true;
+    for (int64_t i = 0; i < count; ++i) {
+      const float y = acc[i] * scale * row_scales[i] + (summand == nullptr ? 0.0f : summand[i]);
+      finite &= (std::bit_cast<uint32_t>(y) & kExponent) != kExponent;
+    }
+    return finite;
+  }
+
+  // A row of x that is not finite keeps what it has.
+  void store_in_double(int64_t m, int64_t first, int64_t count) const {
+    std::vector<float> codes(x_.K);
+    shared_kernels().to_float(x_.element, x_.row(m), codes.data(), x_.K);
+    std::vector<double> x(codes.begin(), codes.end()), w(x_.K);
+    for (int64_t k = 0; k < x_.K; ++k) {
+      if (x_.scales != nullptr) x[k] *= x_.scales[m * x_.scales_of_row + k / x_block_];
+      if (!input_scales.empty()) x[k] *= input_scales[m];
+      if (!std::isfinite(x[k])) return;
+    }
+    for (int64_t n = first; n < first + count; ++n) {
+      values_(weight_, n, w.data());
+      if (zero_points != nullptr) zero_points->take_off_values(n, w);
+      double y = bias.empty() ? 0 : bias[n];
+      for (int64_t k = 0; k < x_.K; ++k) y += x[k] * w[k];
+      const float result = static_cast<float>(y);
+      kernels().from_float(element, &result, at(m, n), 1);
+    }
+  }
+
+  const InputRows x_;
+  const int64_t x_block_;
+  const void* const weight_;
+  void (*const values_)(const void* weight, int64_t n, double* out);  // of row n
 };
 
 // All rows of a tensor that is contiguous.

@@ -17,10 +17,10 @@ Tensor multiply_by_blocks(const LinearProblem& p, const Tensor& input, const Ten
   InputRows rows = input_rows(p, x);
   rows.scales = static_cast<const float*>(x_scale.const_data_ptr());
   rows.scales_of_row = ceil_div(p.K, p.input_group_size);
-  const Output output(p, y, nullptr, bias);
+  const BlockwiseWeight blocks(p, weight, weight_scale);
+  const Output output(p, y, rows, blocks, nullptr, bias);
   const Plan plan = plan_scaled_blockwise(p);
   if (plan.algorithm == Algorithm::gemv_blockwise) {
-    const BlockwiseWeight blocks(p, weight, weight_scale);
     const GemvBlockwise& gemv = gemv_blockwise(plan, blocks);
     multiply_gemv_blockwise(p, gemv, PackedRows(rows, p.input_group_size, gemv), p.M, blocks, output);
     return y;

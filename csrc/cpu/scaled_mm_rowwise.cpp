@@ -15,8 +15,9 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   if (p.input != ScalarType::Char) return linear(p, plan, input, rows, &input_scale, bias);
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
-  const Output output(p, y, &input_scale, bias);
-  int8_product(p, plan, input, rows, [&](int64_t m, int64_t first, int64_t count, const int32_t* sums, const float* row_scales) {
+  const Tensor x = aten::contiguous(input);
+  const Output output(p, y, input_rows(p, x), rows, &input_scale, bias);
+  int8_product(p, plan, x, rows, [&](int64_t m, int64_t first, int64_t count, const int32_t* sums, const float* row_scales) {
     float values[kPanel];
     shared_kernels().to_float(Element::i32, sums, values, count);
     output.store(m, first, count, values, row_scales);

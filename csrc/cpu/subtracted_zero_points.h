@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "common/problem.h"
 #include "cpu/element.h"
@@ -19,7 +20,8 @@ namespace aoext::cpu {
 class SubtractedZeroPoints {
  public:
   SubtractedZeroPoints(const LinearProblem& p, const InputRows& x, const Tensor& scale, const Tensor& zero_point)
-      : groups_(ceil_div(p.K, p.group_size)),
+      : group_size_(p.group_size),
+        groups_(ceil_div(p.K, p.group_size)),
         sums_(p.M * groups_ * kFloatBytes),
         terms_(ceil_div(p.N, kPanel) * groups_ * kPanel * kFloatBytes) {
     kParallelFor(p.M, grain(1, p.K), [&](int64_t begin, int64_t end) {
@@ -36,6 +38,12 @@ class SubtractedZeroPoints {
     if (bias != nullptr) std::copy_n(bias, count, out);
     shared_kernels().subtract_group_terms(sums(m), terms(first), groups_, out);
     return out;
+  }
+
+  // The same of row n of the weight, whose codes by their scales are given.
+  void take_off_values(int64_t n, std::vector<double>& values) const {
+    const float* const of_row = terms(n / kPanel * kPanel) + n % kPanel;
+    for (size_t k = 0; k < values.size(); ++k) values[k] -= of_row[static_cast<int64_t>(k) / group_size_ * kPanel];
   }
 
  private:
@@ -62,7 +70,7 @@ class SubtractedZeroPoints {
     kernels().zero_point_terms(element(p.scale), scales, zero_points, groups_, terms(panel * kPanel));
   }
 
-  const int64_t groups_;
+  const int64_t group_size_, groups_;
   const Scratch sums_, terms_;  // floats: Σ_block(x) [M, groups]; z · s [N/kPanel, groups, kPanel]
 };
 

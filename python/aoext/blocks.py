@@ -8,11 +8,13 @@ the limit: 127 of int8, 448 and 57344 of float8, 6 of e2m1, 1 of NF4. In float32
     exponents, "floor"  s = 2^(⌊log2 amax⌋ − ⌊log2 limit⌋)    as OCP's text has it
     float8_e4m3fn       s = amax / limit / g in 2⁻⁶..448; g = amax of the weight / (448·limit), or 1 (nvfp4)
     absmax              s = amax, for limits of 1 (NF4 and fp4 of bitsandbytes)
-    int8 with zeros     s = held((max − min) / 255) with 0 in min..max; z = −128 − min / s, rounded
+    int8 with zeros     s = held((max − min) / 255) with 0 in min..max; z = −128 − min / s, rounded; 1 and 0
+                        for zeros
 
 Codes are x / s, or x / s + z, rounded to nearest: of int8, float8 and e2m1 with ties to even, of other tables
 with ties to the smaller value. float8 and e2m1 saturate. `held` is that of packing.py. For NF4 and nvfp4 the
-field's own quantisers multiply by a reciprocal, and so does this: values are theirs to the last bit.
+field's own quantisers multiply by a reciprocal, and so does this: values are theirs to the last bit, but for
+those so small that float32 has no such reciprocal, which are multiplied by 2⁶⁴ first.
 
 Large weights pass through float32 in blocks of rows. Errors are those of packing.py.
 """
@@ -31,9 +33,11 @@ from aoext.packing import (
     EXPONENT_DTYPES,
     FLOAT8_DTYPES,
     FLOAT_DTYPES,
+    check_dense,
     check_matrix,
     describe,
     held,
+    in_dtype,
     one_of,
     require_finite,
     row_blocks,
@@ -43,8 +47,10 @@ from aoext.packing import (
 Scaling = Literal["rceil", "floor"]
 
 E4M3_MAX, E4M3_TINY = 448.0, 2.0**-6  # of normal numbers
-FLOAT32_TINY = torch.finfo(torch.float32).tiny
 SMALLEST_ABSMAX = 1e-38  # whose reciprocal float32 has
+SMALLEST_LARGEST = 2.0**-64  # of a weight whose global scale, and what comes of it, are normal numbers
+LIFT = 2.0**64  # meets what is smaller first
+SMALLEST_SCALE = 2.0**-149  # of float32
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # Of bitsandbytes: quantiles of the normal distribution, and a float of 4 bits that is not e2m1.
@@ -57,6 +63,8 @@ NF4 = (
 FP4 = tuple(
     sign * value / 12 + 0.0 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 )
+
+TABLE_SIZE = 16  # what codes of 4 bits look up
 
 
 class Lut4Format(NamedTuple):
@@ -114,7 +122,7 @@ def blockwise_quantize(
 
     def floats(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         scale = torch.where(amax > 0, held(amax / limit, scale_dtype), 1.0)
-        return scale.to(scale_dtype), lambda values: values / scale
+        return in_dtype(who, "w", scale, scale_dtype), lambda values: values / scale
 
     q = torch.empty_like(w, dtype=dtype, memory_format=torch.contiguous_format)
     rule = _rule(limit, scale_dtype, scaling, None) or floats
@@ -143,10 +151,10 @@ def blockwise_quantize_zp(
         high = tiles.amax((1, 3), keepdim=True).clamp_(min=0)
         step = high / 255 - low / 255  # NaN, or Inf, where the weight has that
         scale = torch.where(step == 0, 1.0, held(step, scale_dtype))
-        zero = (-128 - low / scale).round_().clamp_(-128, 127)
+        zero = (-128 - low / scale).round_().clamp_(-128, 127).masked_fill_(step == 0, 0)
         codes = (tiles / scale).round_().add_(zero).clamp_(-128, 127).to(torch.int8)
         q[rows] = codes.flatten(2).flatten(0, 1)[:count, : w.shape[1]]
-        scales.append(scale.flatten(1).to(scale_dtype))
+        scales.append(in_dtype(who, "w", scale.flatten(1), scale_dtype))
         zeros.append(zero.flatten(1).to(torch.int8))
         extremes.append(scale.flatten())
     require_finite(who, "w", torch.cat(extremes))
@@ -201,20 +209,30 @@ def lut4_quantize(
     _check(who, w, scale_dtype, scaling)
     if w.shape[1] % 2:
         raise ValueError(f"{who}: w must be [N, K] with K even, got {list(w.shape)}")
+    check_dense(who, "table", table, (torch.float32,), f"[{TABLE_SIZE}]", 1)
+    if len(table) != TABLE_SIZE:
+        raise ValueError(f"{who}: table must be float32 [{TABLE_SIZE}], got {describe(table)}")
+    if table.device != w.device:
+        raise ValueError(f"{who}: table must be on w's device {w.device}, got {table.device}")
     limit = table.abs().amax()
 
     def floats(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        factor = limit / amax.clamp(min=SMALLEST_ABSMAX)
-        return (amax / limit).to(scale_dtype), lambda values: values * factor
+        lift = torch.ones_like(amax).masked_fill_(amax < SMALLEST_ABSMAX, LIFT)
+        factor = limit / (amax * lift).clamp(min=SMALLEST_ABSMAX)
+        scale = in_dtype(who, "w", amax / limit, scale_dtype)
+        return scale, lambda values: values * lift * factor
 
     global_scale = None
     if two_scales:
         low, high = w.amin().float(), w.amax().float()
-        global_scale = torch.maximum(-low, high).reshape(1) / (E4M3_MAX * limit)
-        require_finite(who, "w", global_scale)
-        global_scale = torch.where(global_scale > 0, global_scale.clamp(min=FLOAT32_TINY), 1.0)
+        largest = torch.maximum(-low, high).reshape(1)
+        require_finite(who, "w", largest)
+        lift = torch.ones_like(largest).masked_fill_(largest < SMALLEST_LARGEST, LIFT)
+        global_scale = (largest * lift / (E4M3_MAX * limit) / lift).clamp_(min=SMALLEST_SCALE)
+        global_scale = global_scale.masked_fill_(largest == 0, 1)
     codes = torch.empty_like(w, dtype=torch.uint8, memory_format=torch.contiguous_format)
-    rule = _rule(limit, scale_dtype, scaling, global_scale) or floats
+    whole = None if global_scale is None else (global_scale, lift)
+    rule = _rule(limit, scale_dtype, scaling, whole) or floats
     encode = _Ordered(table, scale_dtype not in FLOAT_DTYPES).codes
     scale = _quantize(who, w, block_size, rule, encode, codes)
     return (codes[:, 1::2] << 4).bitwise_or_(codes[:, ::2]), scale, global_scale
@@ -255,9 +273,12 @@ class _Ordered:
 
 
 def _rule(
-    limit: Tensor, scale_dtype: torch.dtype, scaling: Scaling, global_scale: Tensor | None
+    limit: Tensor, scale_dtype: torch.dtype, scaling: Scaling, whole: tuple[Tensor, Tensor] | None
 ) -> _Rule | None:
-    """The rule of scales that are no floats of 16 or 32 bits; None for these."""
+    """The rule of scales that are no floats of 16 or 32 bits; None for these.
+
+    whole: the scale of all of the weight, and by what it and the weight are lifted to be normal numbers
+    """
 
     def exponents(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         if scaling == "floor":
@@ -271,11 +292,12 @@ def _rule(
         return u.to(torch.uint8).view(scale_dtype), lambda values: values / scale
 
     def e4m3(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        wanted = amax / limit if global_scale is None else amax / limit / global_scale
+        global_scale, lift = whole or (torch.ones_like(limit), torch.ones_like(limit))
+        global_scale = global_scale * lift
+        wanted = amax * lift / limit / global_scale
         scale = wanted.clamp(E4M3_TINY, E4M3_MAX).to(torch.float8_e4m3fn)
-        whole = 1.0 if global_scale is None else 1.0 / global_scale
-        factor = whole / scale.to(torch.float32)
-        return scale, lambda values: values * factor
+        factor = 1.0 / global_scale / scale.to(torch.float32)
+        return scale, lambda values: values * lift * factor
 
     if scale_dtype in EXPONENT_DTYPES:
         return exponents

@@ -23,7 +23,7 @@ ao = torch.ops.ao
 ERROR_BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}
 # What an element may be off by in any case: numbers below the smallest normal one have few bits, and the
 # instructions of CPUs for bfloat16 take such numbers for 0, those among a product's terms too.
-ERROR_FLOOR = {torch.bfloat16: 2.0**-120, torch.float16: 2.0**-24, torch.float32: 2.0**-142}
+ERROR_FLOOR = {torch.bfloat16: 2.0**-120, torch.float16: 2.0**-24, torch.float32: 2.0**-136}
 # A row of fewer columns may be one sum that cancels, of which no float32 sum keeps more: to its bound comes
 # so much of the same row of Σ|x·w|.
 FEW_COLUMNS = 8

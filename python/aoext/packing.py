@@ -11,9 +11,9 @@ int8 and float8 in whole rows. The int4 formulas, in float32 and with ties to ev
 
 `held` is the scale itself where the dtype of scales, the weight's, has it as a normal number; q is chosen
 by this float32 scale, and only then are s and z rounded to that dtype. A smaller scale is first rounded up
-to what float32 holds as a normal number, and float16 as any number: a multiple of 2⁻¹²⁶ or, in float16, of
-2⁻²⁴. A group of zeros has the smallest such scale and gives zeros. (Equal values count as larger than min
-by 8·s.)
+to a number of that dtype: a multiple of 2⁻¹⁴⁹ in float32, of 2⁻¹³³ in bfloat16, of 2⁻²⁴ in float16. A group
+of equal values c is q = 0, s = 0, z = c, and symmetric zeros are q = 0, s = 0: exactly what they were,
+whatever a kernel adds and subtracts on its way.
 
 The asymmetric formula is that of FBGEMM and MSLK but for ranges below 1e-6, which count there as 1e-6, so
 that little is left of weights around 1e-7; and but for `held`. Their symmetric one has s = absmax / 8, which
@@ -105,10 +105,17 @@ def check_matrix(
     who: str, argument: str, value: Tensor, dtypes: Sequence[torch.dtype], shape: str = "[N, K]"
 ) -> None:
     """Raise unless `value` is a dense matrix of one of `dtypes`; `shape` names its sizes."""
+    check_dense(who, argument, value, dtypes, shape, 2)
+
+
+def check_dense(
+    who: str, argument: str, value: Tensor, dtypes: Sequence[torch.dtype], shape: str, dims: int
+) -> None:
+    """Raise unless `value` is a dense tensor of so many dimensions and one of `dtypes`, with its memory."""
     message = f"{who}: {argument} must be {one_of(dtypes)} {shape}, got {describe(value)}"
     if not is_dense(value) or value.dtype not in dtypes:
         raise TypeError(message)
-    if value.dim() != 2:
+    if value.dim() != dims:
         raise ValueError(message)
     if is_freed(value):
         raise ValueError(f"{who}: {argument} must have memory, got {describe(value)} with freed storage")
@@ -256,25 +263,35 @@ def _asymmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
     # The divisor is a tensor, because by a Python number some devices multiply with the reciprocal,
     # which can differ in the last bit.
+    fifteen = torch.full_like(high, 15)
     spread = high - low
-    scale = held(spread / torch.full_like(high, 15), dtype)
-    low = torch.where(spread == 0, low - 8 * scale, low)  # so that zeros have q and z of 0
-    q = groups.sub_(low).div_(scale).round_().clamp_(0, 15).sub_(8)
-    return q, scale, low + 8 * scale
+    wide = spread.isinf()
+    scale = held(torch.where(wide, high / fifteen - low / fifteen, spread / fifteen), dtype)
+    flat = spread == 0
+    scale = scale.masked_fill_(flat, 0)
+    zero_point = low + 8 * scale
+    step = scale.masked_fill(flat, 1)
+    if has_values(wide) and bool(wide.any()):  # an eighth of it all, which is exact, has differences
+        groups, low, step = groups.mul_(0.125), low * 0.125, step * 0.125
+    middle = torch.full_like(low, 8).masked_fill_(flat, 0)
+    q = groups.sub_(low).div_(step).round_().clamp_(0, 15).sub_(middle)
+    return q, scale, zero_point
 
 
 def _symmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+    largest = torch.maximum(high, -low)
     # An eighth is exact in binary, so a Python number divides alike on every device.
-    magnitude = held(torch.maximum(high, -low).div_(8), dtype)
+    magnitude = held(largest / 8, dtype)
     scale = torch.where(high > -low, -magnitude, magnitude)
-    return groups.div_(scale).round_().clamp_(-8, 7), scale
+    q = groups.div_(scale).round_().clamp_(-8, 7)
+    return q, scale.masked_fill_(largest == 0, 0)
 
 
 def held(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Scales ≥ 0 as they are where they are normal numbers of `dtype`, smaller ones rounded up; NaN stays."""
     limits = torch.finfo(dtype)
-    step = max(limits.smallest_normal * limits.eps, torch.finfo(torch.float32).smallest_normal)
+    step = limits.smallest_normal * limits.eps
     rounded_up = (scale / step).ceil_().clamp_(min=1).mul_(step)
     return torch.where(scale < limits.smallest_normal, rounded_up, scale)
 
@@ -303,9 +320,9 @@ def _quantize_groups(
         values, *rest = rule(block.unflatten(1, (-1, group_size)), dtype)
         q[rows] = values.flatten(1)
         parameters.append(tuple(parameter.squeeze(-1) for parameter in rest))
-    columns = [torch.cat(blocks) for blocks in zip(*parameters, strict=True)]
+    columns = [torch.cat(blocks).t().contiguous() for blocks in zip(*parameters, strict=True)]
     require_finite(who, "x", columns[0])
-    return q, *(column.t().contiguous().to(dtype) for column in columns)
+    return q, *(in_dtype(who, "x", column, dtype) for column in columns)
 
 
 @torch.no_grad()
@@ -315,6 +332,15 @@ def _quantize_rows(who: str, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
         raise ValueError(f"{who}: w must be [N, K] with K not 0, got {describe(w)}")
     q, scale = torch.ops.ao.quantize_rowwise(w, dtype)
     require_finite(who, "w", scale)
+    # The operator, which serves activations, takes no scale below the smallest normal number.
+    small = (scale <= torch.finfo(scale.dtype).smallest_normal).flatten()
+    if has_values(scale) and bool(small.any()):
+        rows = w[small].to(torch.float32)
+        largest = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
+        scale[small] = held(rows.abs().amax(1, keepdim=True) / largest, scale.dtype)
+        values = rows / scale[small]
+        values = values.round_() if dtype is torch.int8 else values
+        q[small] = values.clamp_(-largest, largest).to(dtype)
     return q, scale
 
 
@@ -347,12 +373,21 @@ def is_surely_finite(tensor: Tensor) -> bool:
 
 
 def require_finite(who: str, argument: str, scale: Tensor) -> None:
-    """Every NaN or Inf in a weight, and every range beyond float32, shows in its scale."""
+    """Every NaN or Inf in a weight shows in its scale."""
     if has_values(scale) and not bool(scale.isfinite().all()):
+        raise ValueError(f"{who}: {argument} must be finite, got NaN or Inf")
+
+
+def in_dtype(who: str, argument: str, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite scales or zero points of a weight in the dtype that keeps them; ValueError where it cannot."""
+    kept = numbers.to(dtype)
+    lost = numbers.isfinite() & ~kept.isfinite()
+    if has_values(kept) and bool(lost.any()):
         raise ValueError(
-            f"{who}: {argument} must be finite, and so must the range of its values in float32, "
-            "got NaN or Inf"
+            f"{who}: {argument} must have scales and zero points that {dtype_name(dtype)} holds, "
+            f"got {float(numbers[lost][0]):.3g}"
         )
+    return kept
 
 
 def row_blocks(matrix: Tensor, multiple: int = 1) -> Iterator[slice]:

@@ -32,7 +32,18 @@ INTEGERS = [-(2**63), -32, -1, 0, 1, 2, 3, 4, 8, 16, 32, 33, 64, 128, 2**31, 2**
 
 # How a tensor may lie in memory and read as it was, and what it may be else.
 LAYOUTS = ["dense", "transposed", "strided", "offset"]
-FORMS = [*LAYOUTS, "dense", "expanded", "sparse", "meta", "freed", "conjugated", "nested", "inference"]
+WITHOUT_STRIDES = ["sparse", "compressed", "mkldnn", "nested", "jagged"]
+FORMS = [
+    *LAYOUTS,
+    "dense",
+    "expanded",
+    *WITHOUT_STRIDES,
+    "quantized",
+    "meta",
+    "freed",
+    "conjugated",
+    "inference",
+]
 
 Answer = str  # "ran" or "raised"
 
@@ -95,8 +106,20 @@ def formed(tensor: Tensor, form: str) -> Tensor:
         return freed(tensor)
     if form == "conjugated" and tensor.is_complex():
         return tensor.conj()
-    if form == "nested" and tensor.dim() == 2 and tensor.shape[0] and tensor.is_floating_point():
-        return torch.nested.as_nested_tensor([tensor, tensor], layout=torch.jagged)
+    layouts = {"nested": torch.strided, "jagged": torch.jagged}
+    if (
+        form in layouts
+        and tensor.dim() == 2
+        and tensor.shape[0]
+        and tensor.dtype in (torch.float32, torch.int8)
+    ):
+        return torch.nested.nested_tensor([tensor, tensor], layout=layouts[form])
+    if form == "compressed" and tensor.dim() == 2 and tensor.dtype in (torch.float32, torch.int8):
+        return tensor.to_sparse_csr()
+    if form == "mkldnn" and tensor.dim() and tensor.numel() and tensor.dtype in (torch.float32, torch.int8):
+        return tensor.to_mkldnn()
+    if form == "quantized" and tensor.is_floating_point():
+        return torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
     if form == "inference":
         with torch.inference_mode():
             return tensor.clone()
@@ -163,9 +186,14 @@ def told_call(name: str, arguments: Sequence[Any], options: dict[str, Any] | Non
     return f"{name}({', '.join(parts)})"
 
 
-def refusal(error: Exception) -> str:
-    """The text of an error that refuses a call; AssertionError if it says nothing or admits a fault."""
+def refusal(error: Exception, name: str = "") -> str:
+    """The text of an error that refuses a call; AssertionError if it says nothing or admits a fault.
+
+    name: what the text must have
+    """
     text = str(error)
+    assert name in text, text
     assert text, f"a {type(error).__name__} without a text"
     assert "INTERNAL ASSERT" not in text, text
+    assert "API call failed" not in text, text  # the C shim's own words
     return text

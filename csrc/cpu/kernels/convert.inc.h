@@ -100,17 +100,17 @@ inline void group_sums(Element from, const void* row, int64_t K, int64_t group_s
   constexpr int64_t kChunk = 256;
   const int64_t bytes = bytes_of(from);
   for (int64_t g = 0; g < K / group_size; ++g) {
-    F32 sums = {};
-    float rest = 0;
+    CompensatedSum sums;
+    double rest = 0;
     for (int64_t i = 0; i < group_size; i += kChunk) {
       const int64_t n = group_size - i < kChunk ? group_size - i : kChunk;
       float values[kChunk];
       to_float(from, static_cast<const char*>(row) + (g * group_size + i) * bytes, values, n);
       int64_t j = 0;
-      for (; j + kFloats <= n; j += kFloats) sums += load<F32>(values + j);
+      for (; j + kFloats <= n; j += kFloats) sums.add(load<F32>(values + j));
       for (; j < n; ++j) rest += values[j];
     }
-    out[g * stride] = sum<float>(sums) + rest;
+    out[g * stride] = static_cast<float>(sums.total() + rest);
   }
 }
 

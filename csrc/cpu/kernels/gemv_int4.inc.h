@@ -50,9 +50,9 @@ void pack_x_int4(const float* x, int64_t K, int64_t group_size, float* out, floa
         out[begin + i * kFloats + lane] = k < K ? x[k] : 0;
       }
   for (int64_t g = 0; g < K / group_size; ++g) {
-    float s = 0;
+    double s = 0;
     for (int64_t k = g * group_size; k < (g + 1) * group_size; ++k) s += x[k];
-    group_sums[g] = s;
+    group_sums[g] = static_cast<float>(s);
   }
 }
 

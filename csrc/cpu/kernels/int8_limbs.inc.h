@@ -31,12 +31,13 @@ bool split_limbs(const float* x, int64_t K, int64_t group_size, int8_t* out, flo
                  float* group_sums) {
   for (int64_t g = 0; g < K / group_size; ++g) {
     const float* const from = x + g * group_size;
-    F32 sums = {}, absolute = {};
+    CompensatedSum sums;
+    F32 absolute = {};
     U32 most = {};
     for (int64_t i = 0; i < group_size; i += kFloats) {
       const F32 v = load<F32>(from + i);
       const U32 magnitude = (U32)v & kMagnitude;
-      sums += v;
+      sums.add(v);
       absolute += (F32)magnitude;
       most = magnitude > most ? magnitude : most;
     }
@@ -74,7 +75,7 @@ bool split_limbs(const float* x, int64_t K, int64_t group_size, int8_t* out, flo
     }
     scales[g] = highest / static_cast<float>(kFixedMost<kLimbs>);
     fixed_sums[g] = -Loader::kOffset * scales[g] * static_cast<float>(fixed_sum);
-    group_sums[g] = sum<float>(sums);
+    group_sums[g] = sums.total();
   }
   return true;
 }

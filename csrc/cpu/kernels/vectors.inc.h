@@ -63,6 +63,22 @@ inline T sum(V v) {
   return lanes[0];
 }
 
+// Σ v, rounded once: what each addition loses is added up beside it (Knuth's two-sum). The x of a group may cancel where its zero
+// point is many times its scale, and what is left is all of the result.
+struct CompensatedSum {
+  F32 sums = {}, lost = {};
+  void add(F32 v) {
+    const F32 next = sums + v, added = next - sums;
+    lost += (sums - (next - added)) + (v - added);
+    sums = next;
+  }
+  float total() const {
+    double sum = 0, rest = 0;
+    for (int i = 0; i < kFloats; ++i) sum += sums[i], rest += lost[i];
+    return static_cast<float>(rest - rest == 0 ? sum + rest : sum);  // an infinity loses NaN
+  }
+};
+
 // M rows of x, at most kMost at once: body(Rows<count>, first). A single row is left over only where M = 1: its few sums would
 // wait for each other.
 template <int kCount>

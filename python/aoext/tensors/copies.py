@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name, has_values, one_of
+from aoext.packing import dtype_name, has_values, is_dense, is_freed, one_of
 from aoext.tensors.base import QuantizedTensor, counted_versions, implements
 from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K
 from aoext.tensors.views import is_spanned, weight_dim
@@ -230,6 +230,8 @@ def refuse_gradient(weight: QuantizedTensor, function: Any, value: object) -> No
 def _are_values_of(weight: QuantizedTensor, plain: Tensor) -> bool:
     """Whether a plain tensor is what `weight` stands for, but for the rounding of a few operations."""
     if type(plain) not in (Tensor, torch.nn.Parameter) or plain.dtype not in ACTIVATION_DTYPES:
+        return False
+    if not is_dense(plain) or is_freed(plain):
         return False
     if plain.shape != weight.shape or not has_values(plain) or not has_values(weight.qdata):
         return False

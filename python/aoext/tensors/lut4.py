@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from aoext.blocks import LUT4_FORMATS, Scaling, lut4_quantize
+from aoext.blocks import LUT4_FORMATS, TABLE_SIZE, Scaling, lut4_quantize
+from aoext.packing import FLOAT_DTYPES, check_matrix
 from aoext.tensors.blockwise import BLOCK_SCALE, BlockScaledTensor
 from aoext.tensors.fields import FIXED, Axis, Field, K, N, check_block_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-TABLE_SIZE = 16
 
 
 class Lut4Tensor(BlockScaledTensor):
@@ -85,6 +84,7 @@ class Lut4Tensor(BlockScaledTensor):
         who = cls.__name__
         if format not in LUT4_FORMATS:
             raise ValueError(f"{who}: format must be one of {', '.join(LUT4_FORMATS)}, got {format!r}")
+        check_matrix(who, "w", w, FLOAT_DTYPES, "[N, K] with K even")
         known = LUT4_FORMATS[format]
         block_size = [1, known.block_k] if block_size is None else block_size
         check_block_size(who, block_size, any_blocks=True)

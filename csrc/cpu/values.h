@@ -1,0 +1,45 @@
+// What the codes of a row of a weight stand for, in double: K numbers.
+#pragma once
+
+#include "cpu/blockwise_weight.h"
+#include "cpu/weights.h"
+
+namespace aoext::cpu {
+
+inline float as_float(Element type, const char* from) {
+  float value = 0;
+  shared_kernels().to_float(type, from, &value, 1);
+  return value;
+}
+
+inline int nibble_of(const uint8_t* packed, int64_t k) { return k % 2 == 0 ? packed[k / 2] & 15 : packed[k / 2] >> 4; }
+
+inline void row_values(const Int4Weight& w, int64_t n, double* out) {
+  const Element type = element(w.scale_dtype);
+  const int64_t size = w.scale_dtype == ScalarType::Float ? 4 : 2;
+  for (int64_t g = 0; g < w.K / w.group_size; ++g) {
+    const int64_t at = (g * w.N + n) * size;
+    const double scale = as_float(type, w.scale + at), zero_point = as_float(type, w.zero_point + at);
+    for (int64_t k = g * w.group_size; k < (g + 1) * w.group_size; ++k)
+      out[k] = ((nibble_of(w.packed + n * (w.K / 2), k) ^ 8) - 8) * scale + zero_point;
+  }
+}
+
+inline void row_values(const RowwiseWeight& w, int64_t n, double* out) {
+  std::vector<float> codes(w.K);
+  shared_kernels().to_float(w.value_element, w.values + n * w.K, codes.data(), w.K);
+  for (int64_t k = 0; k < w.K; ++k) out[k] = static_cast<double>(codes[k]) * w.scales[n];
+}
+
+inline void row_values(const BlockwiseWeight& w, int64_t n, double* out) {
+  const char* const codes = w.codes + n * w.row_bytes;
+  const char* const scales = w.scale + n / w.block_n * w.scale_row_bytes;
+  const int64_t size = w.scale_row_bytes / w.groups;
+  for (int64_t k = 0; k < w.K; ++k) {
+    const float code =
+        w.is_lut4() ? w.table[nibble_of(reinterpret_cast<const uint8_t*>(codes), k)] : as_float(w.type, codes + k);
+    out[k] = static_cast<double>(code) * as_float(w.scale_element, scales + k / w.group_size * size) * w.global_scale;
+  }
+}
+
+}  // namespace aoext::cpu
