@@ -271,8 +271,9 @@ def _asymmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     scale = scale.masked_fill_(flat, 0)
     zero_point = low + 8 * scale
     step = scale.masked_fill(flat, 1)
-    if has_values(wide) and bool(wide.any()):  # an eighth of it all, which is exact, has differences
+    if has_values(wide) and bool(wide.any()):  # an eighth of it all, which is exact, has its differences
         groups, low, step = groups.mul_(0.125), low * 0.125, step * 0.125
+        zero_point = torch.where(wide, (low + scale) * 8, zero_point)
     middle = torch.full_like(low, 8).masked_fill_(flat, 0)
     q = groups.sub_(low).div_(step).round_().clamp_(0, 15).sub_(middle)
     return q, scale, zero_point
