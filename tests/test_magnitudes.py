@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 import aoext
 from aoext.packing import EXPONENT_DTYPES
-from aoext.reference import assert_close, randn
+from aoext.reference import assert_close, randn, values
 from formats import FORMATS, largest_loss, meaning, product
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -53,9 +53,9 @@ def test_the_largest_finite_weights_are_kept(format, generator):
         w = (torch.rand(8, 64, generator=generator) * 2 - 1).double() * most
         w[0, 0], w[0, 1] = -most, most
         weight = FORMATS[format](w.to(dtype))
-        values = meaning(weight)
-        assert values.isfinite().all()
-        assert (values - w).norm() <= 1.5 * largest_loss(format) * w.norm()
+        kept = meaning(weight)
+        assert kept.isfinite().all()
+        assert (kept - w).norm() <= 1.5 * largest_loss(format) * w.norm()
 
 
 @pytest.mark.parametrize("size", [1e-33, 1e-37, 1e-38, 1e-40])
@@ -95,15 +95,21 @@ def test_far_zero_points_of_rows_that_cancel(groups, N, M, generator):
 
 def test_an_exponent_of_127_meets_zeros_of_x(generator):
     """2^127 · 6 is no float, 0 times it is 0, and a small x makes a float of it."""
-    codes = torch.randint(0, 256, (40, 64), generator=generator, dtype=torch.uint8)
+    ao = torch.ops.ao
     scale = torch.full((40, 4), 254, dtype=torch.uint8)
     table = torch.tensor(aoext.blocks.E2M1)
+    lut4 = torch.randint(0, 256, (40, 64), generator=generator, dtype=torch.uint8)
+    int8 = torch.randint(-128, 128, (40, 128), generator=generator, dtype=torch.int8)
+    float8 = randn(generator, 40, 128, dtype=FP32).to(torch.float8_e4m3fn)
     x = 2.0**-20 * randn(generator, 8, 128, dtype=FP32)
     x[:, ::2] = 0
     for M in (1, 8):
-        y = torch.ops.ao.bf16lut4bf16_blockwise(x[:M], codes, table, scale, [1, 32])
-        values = aoext.reference.values.lut4_float64(codes, table) * 2.0**127
-        assert_close(y, x[:M].double() @ values.t())
+        for y, codes in (
+            (ao.bf16lut4bf16_blockwise(x[:M], lut4, table, scale, [1, 32]), values.lut4_float64(lut4, table)),
+            (ao.bf16i8bf16_blockwise(x[:M], int8, scale, [1, 32]), int8.double()),
+            (ao.bf16f8bf16_blockwise(x[:M], float8, scale, [1, 32]), float8.double()),
+        ):
+            assert_close(y, x[:M].double() @ (codes * 2.0**127).t())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

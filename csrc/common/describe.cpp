@@ -124,8 +124,8 @@ bool is_in_storage(const Tensor& t, const Strided& lies) {
 
 std::string describe(const Tensor& t) {
   int64_t dim = 0, *sizes = nullptr;
-  const bool has_sizes = aoti_torch_get_dim(t.get(), &dim) == AOTI_TORCH_SUCCESS &&
-                         aoti_torch_get_sizes(t.get(), &sizes) == AOTI_TORCH_SUCCESS;
+  const bool has_sizes =
+      aoti_torch_get_dim(t.get(), &dim) == AOTI_TORCH_SUCCESS && aoti_torch_get_sizes(t.get(), &sizes) == AOTI_TORCH_SUCCESS;
   return std::string(dtype_name(dtype_of(t))) + " " + (has_sizes ? list(Sizes(sizes, dim)) : "without sizes");
 }
 

@@ -47,24 +47,29 @@ struct Output {
     if (zero_points != nullptr) summand = zero_points->take_off(m, first, count, summand, less_zero_points);
     const float scale = input_scales.empty() ? 1.0f : input_scales[m];
     shared_kernels().scale_row(element, acc, scale, row_scales, summand, at(m, first), count);
-    if (!are_finite(acc, scale, row_scales, summand, count)) store_in_double(m, first, count);
+    if (!are_finite(acc, scale, row_scales, summand, count))
+      mend(m, first, count,
+           [&](int64_t i) { return are_finite(acc + i, scale, row_scales + i, summand == nullptr ? nullptr : summand + i, 1); });
   }
 
  private:
   char* at(int64_t m, int64_t n) const { return data + (m * N + n) * element_size; }
 
   static bool are_finite(const float* acc, float scale, const float* row_scales, const float* summand, int64_t count) {
-    constexpr uint32_t kExponent = 0x7f800000;
-    bool finite = true;
-    for (int64_t i = 0; i < count; ++i) {
-      const float y = acc[i] * scale * row_scales[i] + (summand == nullptr ? 0.0f : summand[i]);
-      finite &= (std::bit_cast<uint32_t>(y) & kExponent) != kExponent;
-    }
-    return finite;
+    uint32_t bits = 0;  // of zeros, signs aside, and of NaN: what is not finite times 0
+    const auto look = [&](const auto& of) {
+      for (int64_t i = 0; i < count; ++i) bits |= std::bit_cast<uint32_t>((acc[i] * scale * row_scales[i] + of(i)) * 0.0f);
+    };
+    if (summand == nullptr)
+      look([](int64_t) { return 0.0f; });
+    else
+      look([&](int64_t i) { return summand[i]; });
+    return (bits & 0x7fffffff) == 0;
   }
 
-  // A row of x that is not finite keeps what it has.
-  void store_in_double(int64_t m, int64_t first, int64_t count) const {
+  // Of these channels those that are not finite; a row of x that is not finite keeps what it has.
+  template <class IsFinite>
+  void mend(int64_t m, int64_t first, int64_t count, const IsFinite& is_finite) const {
     std::vector<float> codes(x_.K);
     shared_kernels().to_float(x_.element, x_.row(m), codes.data(), x_.K);
     std::vector<double> x(codes.begin(), codes.end()), w(x_.K);
@@ -73,7 +78,9 @@ struct Output {
       if (!input_scales.empty()) x[k] *= input_scales[m];
       if (!std::isfinite(x[k])) return;
     }
-    for (int64_t n = first; n < first + count; ++n) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (is_finite(i)) continue;
+      const int64_t n = first + i;
       values_(weight_, n, w.data());
       if (zero_points != nullptr) zero_points->take_off_values(n, w);
       double y = bias.empty() ? 0 : bias[n];

@@ -36,8 +36,7 @@ inline void row_values(const BlockwiseWeight& w, int64_t n, double* out) {
   const char* const scales = w.scale + n / w.block_n * w.scale_row_bytes;
   const int64_t size = w.scale_row_bytes / w.groups;
   for (int64_t k = 0; k < w.K; ++k) {
-    const float code =
-        w.is_lut4() ? w.table[nibble_of(reinterpret_cast<const uint8_t*>(codes), k)] : as_float(w.type, codes + k);
+    const float code = w.is_lut4() ? w.table[nibble_of(reinterpret_cast<const uint8_t*>(codes), k)] : as_float(w.type, codes + k);
     out[k] = static_cast<double>(code) * as_float(w.scale_element, scales + k / w.group_size * size) * w.global_scale;
   }
 }

@@ -1,6 +1,6 @@
-// 8-bit input × int4 weight on any device: y = Σ_g (scale_g · (s_x · Σ q_x·q) + zero_g · (s_x · Σ q_x)) + bias. Sums of int8 inside
-// a group are exact: |q_x·q| <= 2^10, so that float32 holds those of up to 2^14 elements. s_x meets them first: codes of float8
-// by scales near float32's largest are beyond it.
+// 8-bit input × int4 weight on any device: y = Σ_g (scale_g · (s_x · Σ q_x·q) + zero_g · (s_x · Σ q_x)) + bias. Sums of int8
+// inside a group are exact: |q_x·q| <= 2^10, so that float32 holds those of up to 2^14 elements. s_x meets them first: codes of
+// float8 by scales near float32's largest are beyond it.
 #include "generic/blocks.h"
 #include "generic/dequantize_int4.h"
 #include "generic/generic.h"

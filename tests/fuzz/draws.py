@@ -151,7 +151,7 @@ def is_changeable(value: Any) -> bool:
     return (
         type(value) is Tensor
         and value.layout is torch.strided
-        and not value.is_nested
+        and not (value.is_nested or value.is_quantized)
         and value.device.type != "meta"
         and value.numel() < 2**20
         and not is_freed(value)

@@ -73,9 +73,11 @@ struct CompensatedSum {
     sums = next;
   }
   float total() const {
-    double sum = 0, rest = 0;
-    for (int i = 0; i < kFloats; ++i) sum += sums[i], rest += lost[i];
-    return static_cast<float>(rest - rest == 0 ? sum + rest : sum);  // an infinity loses NaN
+    double sum[kFloats], rest[kFloats];
+    for (int i = 0; i < kFloats; ++i) sum[i] = sums[i], rest[i] = lost[i];
+    for (int n = kFloats / 2; n > 0; n /= 2)
+      for (int i = 0; i < n; ++i) sum[i] += sum[i + n], rest[i] += rest[i + n];
+    return static_cast<float>(rest[0] - rest[0] == 0 ? sum[0] + rest[0] : sum[0]);  // an infinity loses NaN
   }
 };
 
