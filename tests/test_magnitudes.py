@@ -43,7 +43,9 @@ def test_finite_weights_give_finite_results_up_to_the_largest_float(format, dtyp
             y, reference = linear(x, weight), product(x, weight)
             held = reference.abs() < torch.finfo(dtype).max
             assert held.any()
-            assert_close(y.where(held, 0), reference.where(held, 0))
+            assert y[held].isfinite().all()
+            error = (y.double() - reference).where(held, 0).norm(dim=1)
+            assert (error <= aoext.ops.ERROR_BOUND[dtype] * reference.norm(dim=1)).all()
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -17,8 +17,8 @@ class Reader {
   T next() {
     if constexpr (std::is_same_v<T, Tensor>) {
       const OptionalTensor tensor = next_tensor();
-      if (next_ > arguments_.tensors.size()) fail(std::to_string(next_) + " tensors or more", std::to_string(next_ - 1));
-      return tensor ? *tensor : Tensor();  // which is no tensor, and its check says so
+      if (!tensor) fail(std::to_string(next_) + " tensors or more", std::to_string(next_ - 1));
+      return *tensor;
     } else if constexpr (std::is_same_v<T, OptionalTensor>) {
       return next_tensor();
     } else if constexpr (std::is_same_v<T, int64_t>) {
