@@ -52,6 +52,7 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "meta": lambda: having(torch.set_default_device, "meta", None),
     "deterministic": lambda: having(torch.use_deterministic_algorithms, True, False),
     "float32 by bfloat16": lambda: having(torch.set_float32_matmul_precision, "medium", "highest"),
+    "no denormals": lambda: having(torch.set_flush_denormal, True, False),
     "a mode": Passing,
 }
 
