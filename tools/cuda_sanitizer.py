@@ -222,6 +222,10 @@ def main() -> None:
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).is_file():
         sys.exit("cuda_sanitizer.py: compute-sanitizer was not found: it comes with the CUDA toolkit")
+    import torch
+
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("cuda_sanitizer.py: torch sees no NVIDIA GPU")
     tools = arguments.tool or TOOLS
     pairs = list(itertools.product(tools, arguments.family or FAMILIES))
     end = time.time() + (SECONDS * len(tools) if arguments.seconds is None else arguments.seconds)

@@ -48,9 +48,7 @@ class Blockwise:
             )
         codes = torch.randint(0, 256, (p.N, p.K // 2), generator=g, dtype=torch.uint8, device=g.device)
         known = self.table
-        table = (
-            randn(g, 16) if known is None else torch.tensor(known, dtype=torch.float32, device=g.device)
-        )
+        table = randn(g, 16) if known is None else torch.tensor(known, dtype=torch.float32, device=g.device)
         scales = values.block_scales(*blocks, scale_dtype, 1.0, g)
         return (
             codes,
