@@ -82,7 +82,7 @@ check-macos: tools ## Compile and link the library for macOS on Apple's processo
 docs: install ## Build the documents as a site in out/site, links checked
 	$(BIN)/python tools/site.py
 
-test-oldest: tools ## Run the operator tests from the wheel under the oldest torch, 2.10
+test-oldest: tools ## Run the operator tests and gradients from the wheel under the oldest torch, 2.10
 	$(BIN)/python tools/wheel.py build cpu --torch torch==2.10.0
 
 sanitize: install ## Run the operator tests under AddressSanitizer and UBSan

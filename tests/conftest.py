@@ -155,6 +155,17 @@ def nothing_stays_behind() -> Iterator[None]:
     assert _dispatch_state() == before
 
 
+@pytest.fixture(autouse=True)
+def default_dtype() -> Iterator[None]:
+    """AOEXT_TEST_DEFAULT_DTYPE=bfloat16 runs tests as a program runs that sets it. Tests that rely on another
+    default themselves fail then.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, os.environ.get("AOEXT_TEST_DEFAULT_DTYPE", "float32")))
+    yield
+    torch.set_default_dtype(before)
+
+
 @pytest.fixture
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """Random numbers that differ from run to run and from test to test; failures show the seed."""

@@ -65,7 +65,7 @@ def largest_loss(format: str) -> float:
 
 
 def _prescaled(weight: Int4Tensor) -> Int4Tensor:
-    factors = torch.linspace(0.5, 2, weight.shape[1]).to(weight.scale)
+    factors = torch.linspace(0.5, 2, weight.shape[1], dtype=torch.float32, device="cpu").to(weight.scale)
     fields = (weight.qdata, weight.scale, weight.zero_point, weight.block_size, weight.shape)
     return Int4Tensor(*fields, act_pre_scale=factors)
 

@@ -81,18 +81,19 @@ def test_vmap_over_the_input_is_a_leading_dimension(operator, device, generator)
     assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("operator", INPUT_CALLS)
 @pytest.mark.filterwarnings("error")
-def test_vmap_over_weights_takes_each_in_turn(operator, device, generator):
+def test_vmap_over_weights_takes_each_in_turn(operator, place, device, generator):
     calls = [CALLS[operator](PROBLEM, generator) for _ in range(3)]
     args = [call.on(device) for call in calls]
 
     def kernel(*a):
         return op(operator)(*a, **calls[0].kwargs)
 
-    in_dims = tuple(0 if isinstance(a, torch.Tensor) else None for a in args[0])
+    in_dims = tuple(min(place, a.dim()) if isinstance(a, torch.Tensor) else None for a in args[0])
     stacked = [
-        a[0] if dim is None else torch.stack(a)
+        a[0] if dim is None else torch.stack(a, dim)
         for a, dim in zip(zip(*args, strict=True), in_dims, strict=True)
     ]
     assert torch.equal(torch.vmap(kernel, in_dims)(*stacked), torch.stack([kernel(*a) for a in args]))

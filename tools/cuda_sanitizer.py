@@ -1,12 +1,16 @@
 """Runs our CUDA kernels under compute-sanitizer: memcheck, racecheck, initcheck and synccheck, on odd shapes.
 
-    python tools/cuda_sanitizer.py [--tool memcheck] [--only grouped] [--parts 8] [--seconds 60]
+    python tools/cuda_sanitizer.py [--tool memcheck] [--only grouped] [--parts 8] [--seconds 480]
 
-Each tool runs a process of its own for the newest family of kernels and for sm80's, or so many processes of
-a part of the calls each, with every tensor an allocation of its own, so that an access beyond one is seen.
-Results are compared with float64 besides. The exit code is 1 where a tool finds anything. racecheck wants a
-library built with -DAOEXT_RACECHECK (docs/cuda.md) and takes minutes for the larger calls of kernels of
-sm_90a: calls go from small to large, and after so many seconds a process begins no other.
+Each tool runs the newest family of kernels, then sm80's, in so many processes at once, with every tensor an
+allocation of its own, so that an access beyond one is seen; results are compared with float64 besides. A
+process takes the calls of some operators, from small to large, so that few have to instrument a kernel, and
+then what the others have not begun. Each call has its line as it ends.
+
+The time is shared: a tool and family that ends early leaves its rest to those that follow. What was not
+reached is named. The exit code is 1 where a tool finds anything or does not get through. racecheck wants a
+library built with -DAOEXT_RACECHECK (docs/cuda.md), and takes minutes for the larger calls of kernels of
+sm_90a.
 """
 
 from __future__ import annotations
@@ -14,166 +18,190 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from cuda_cases import cases, in_turn, is_right
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FAMILIES = ("newest", "sm80")
-BOUND = 1e-2  # of a row's relative error: results are compared to know that kernels ran, tests are stricter
 FOUND = 9  # compute-sanitizer's exit code where it finds anything
-
-# M, N, K, group size: tails in every direction, split and unsplit K, every range of M; small for racecheck.
-SHAPES = [
-    (1, 7, 2, 2),
-    (1, 33, 64, 32),
-    (1, 130, 4096, 128),
-    (2, 257, 1056, 32),
-    (3, 31, 1000, 250),
-    (4, 96, 2048, 256),
-    (5, 65, 384, 384),
-    (8, 200, 1024, 64),
-    (9, 72, 96, 6),
-    (12, 136, 1152, 128),
-    (16, 515, 320, 32),
-    (17, 136, 1024, 128),
-    (30, 264, 512, 32),
-    (33, 260, 640, 128),
-    (50, 1032, 768, 256),
-    (64, 100, 512, 64),
-    (65, 132, 768, 256),
-    (97, 84488, 128, 128),  # many more tiles than multiprocessors
-    (100, 256, 12288, 128),
-    (129, 72, 256, 32),
-    (257, 264, 384, 128),
-    (300, 129, 512, 128),
-]
+SECONDS = 480  # of a tool
+GRACE = 30  # seconds that a call may take longer than there is time, before its process is ended
+PORTS = 16  # of each sanitizer: those that run at once look for free ones in a few beside the first
+CLEAN = r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)"
+FINDING = (
+    r"={5,} (Invalid|Uninitialized|Barrier error|Error|Program hit|.*[Rr]ace reported|.*hazard detected)"
+)
 
 
-def calls() -> Iterator[tuple[Any, Any]]:
-    """reference.Problem and reference.Call, on the CPU, of all that has kernels of its own."""
-    import torch
+class Run(NamedTuple):
+    """A tool on a family of kernels: what its processes have in common."""
 
-    from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem, blockwise_weight_only
-    from aoext.reference.blockwise import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE
+    tool: str
+    family: str
+    only: str
+    parts: int
+    until: float  # of time.time()
+    seed: int
+    device: str
+    folder: Path  # where they take calls from each other, and write what they did
 
-    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    dtypes = ((bf16, bf16), (fp16, fp16), (bf16, fp32), (fp16, bf16), (fp32, fp32))
-    linear = ("bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias")
-    for i, (M, N, K, group_size) in enumerate(sorted(SHAPES, key=lambda shape: math.prod(shape[:3]))):
-        # With a bias and without take turns, and so do the other dtypes beside bfloat16.
-        dtype, scale_dtype = dtypes[1 + i % (len(dtypes) - 1)]
-        chosen = [(linear[i % 2], bf16, bf16), (linear[1 - i % 2], dtype, scale_dtype)]
-        chosen += [("dequantize_int4", dtype, scale_dtype)] if i % 4 == 0 else []
-        chosen += [(operator, bf16, bf16) for operator in TINYGEMM_CALLS if N >= 8]
-        for operator, *types in chosen:
-            p = Problem(M, N, K, group_size, *types)
-            yield p, ALL_CALLS[operator](p, generator)
-        # Of experts: one, some, and more than a warp finds at once.
-        experts = (1, 5, 200)[i % 3] if N * K < 2**20 else 2
-        for types in ((bf16, bf16), (dtype, scale_dtype)):
-            p = Problem(M, N, K, group_size, *types, experts=experts, bias=i % 2 == 0)
-            yield p, ALL_CALLS["bf16i4bf16_rowwise_grouped"](p, generator)
-        # Of 8 bits two products and a dynamic one, which quantises too: all formats within a few shapes.
-        weight_only = ("bf16i8bf16_rowwise", "bf16f8bf16_rowwise")[i % 2]
-        scaled = ("int8_mm", "scaled_mm_rowwise", "scaled_mm_rowwise")[i % 3]
-        for j, operator in enumerate((weight_only, scaled, "scaled_linear_rowwise")):
-            p = Problem(M, N, K - i % 5 // 4, K, dtype, fp32, EIGHT_BIT[(i + j) % 3])
-            yield p, ALL_CALLS[operator](p, generator)
-        # Of those with a scale a block one of 4 bits and one of 8.
-        for formats in (LUT4_BLOCKWISE, EIGHT_BIT_BLOCKWISE):
-            p = Problem(M, N, K, group_size, dtype, scale_dtype, block_n=1 + i % 3)
-            yield p, blockwise_weight_only(formats[i % len(formats)], p, generator)
-        # Inputs of 8 bits with a scale a block, and on int4: blocks of 128 by 128, of 32, and odd ones.
-        block_n, block_k = ((128, 128), (1, 32), (3, 7))[i % 3]
-        for j, operator in enumerate(
-            ("scaled_mm_blockwise", "scaled_linear_blockwise", "scaled_linear_int4")
-        ):
-            group = group_size if operator.endswith("int4") else block_k
-            p = Problem(M, N, K, group, dtype, scale_dtype, EIGHT_BIT[(i + j) % 2], block_n=block_n)
-            yield p, ALL_CALLS[operator](p, generator)
+    def __str__(self) -> str:
+        return f"{self.tool} ({self.family})"
+
+    def arguments(self, part: int) -> list[str]:
+        return [str(value) for value in (*self, part)]
+
+    @classmethod
+    def read(cls, arguments: Sequence[str]) -> tuple[Run, int]:
+        tool, family, only, parts, until, seed, device, folder, part = arguments
+        return cls(tool, family, only, int(parts), float(until), int(seed), device, Path(folder)), int(part)
+
+    def claim(self, number: int) -> bool:
+        """Whether this process is the first that wants a call."""
+        try:
+            os.close(os.open(self.folder / f"call{number}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
 
 
-def calls_by_kernel() -> Iterator[tuple[str, Any, Any]]:
-    """The same, by a kernel of Hopper's that no plan takes for problems so small."""
-    import torch
-
-    from aoext.reference import ALL_CALLS, EIGHT_BIT, Problem
-
-    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
-    for M, eight_bit, dtype in itertools.product(
-        (20, 150, 300), EIGHT_BIT[:2], (torch.bfloat16, torch.float16)
-    ):
-        p = Problem(M, 264, 640, 128, dtype, dtype, eight_bit)
-        yield "scaled_wgmma", p, ALL_CALLS["scaled_mm_int4"](p, generator)
-
-
-def is_right(call: Any, result: Any) -> bool:
-    """Whether a result, on the CPU, is near the call's reference: exactly that where it is no float64."""
-    import torch
-
-    if call.reference.dtype is not torch.float64:
-        return torch.equal(result, call.reference)
-    norm = call.reference.norm(dim=1)
-    return bool(((result.double() - call.reference).norm(dim=1) <= BOUND * norm).all())
-
-
-def run(only: str, part: int, parts: int, seconds: int) -> None:
+def run(self: Run, part: int) -> None:
     """What a sanitized process does. Data comes from the CPU: next to no kernel of PyTorch's runs."""
+    signal.setitimer(
+        signal.ITIMER_REAL, max(0.1, self.until + GRACE - time.time())
+    )  # ends it, whatever it does
     import torch
 
     import aoext
     from aoext.ops import with_plan
 
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("ao::bf16i4bf16_rowwise", "CUDA"):
+    if self.device == "cuda" and not torch._C._dispatch_has_kernel_for_dispatch_key(
+        "ao::bf16i4bf16_rowwise", "CUDA"
+    ):
         sys.exit("the library was built without kernels for CUDA")
-    plans: dict[str, int] = {}
-    end = time.monotonic() + seconds
-    hopper = torch.cuda.get_device_capability() == (9, 0) and "AOEXT_CUDA_FAMILY" not in os.environ
-    every = itertools.chain(calls_by_kernel() if hopper else (), (("", *one) for one in calls()))
-    chosen = (one for one in every if only in one[2].operator)
-    for kernel, problem, call in itertools.islice(chosen, part, None, parts):
-        if time.monotonic() > end:
-            print(f"  stopped before {call.operator} {problem}")
-            break
-        moved = [a.to("cuda") if isinstance(a, torch.Tensor) else a for a in call.args]
-        with with_plan(kernel) if kernel else contextlib.nullcontext():
-            result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
-            plan = f"{call.operator}: {aoext.explain(call.operator, *moved)}"
-        torch.cuda.synchronize()
-        if not is_right(call, result):
-            sys.exit(f"{call.operator} {problem}: the result is wrong")
-        plans[plan] = plans.get(plan, 0) + 1
-    for plan, count in sorted(plans.items()):
-        print(f"  {count:3} calls: {plan}")
+    every = cases(self.family, self.only, self.device)
+    wrong = 0
+    with open(self.folder / f"done{part}", "w", buffering=1) as report:
+        for number in in_turn(every, part, self.parts):
+            if time.time() > self.until:
+                break
+            if not self.claim(number):
+                continue
+            case, began = every[number], time.monotonic()
+            report.write(f"began {number}\n")
+            call = case.make(torch.Generator().manual_seed(self.seed + number))
+            moved, made = call.on(self.device), time.monotonic()
+            with with_plan(case.kernel) if case.kernel else contextlib.nullcontext():
+                result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
+                plan = aoext.explain(call.operator, *moved)
+            took = f"{time.monotonic() - made:6.1f} s, {made - began:4.1f} s to make"
+            right = is_right(call, result)
+            wrong += not right
+            report.write(f"ended {number} {took}: {case}: {plan}{'' if right else ': the result is WRONG'}\n")
+    if wrong:
+        sys.exit(f"{wrong} results are wrong")
 
 
-def sanitize(
-    sanitizer: str, tool: str, family: str, only: str, part: tuple[int, int, int]
-) -> tuple[bool, str]:
-    """Whether a tool finds nothing in a part of the calls, and what it said."""
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    if family != "newest":
-        environment["AOEXT_CUDA_FAMILY"] = family
-    options = ["--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
-    if tool != "initcheck":  # which must see what other kernels write
-        options += ["--kernel-regex", "kernel_substring=aoext"]
-    command = [sanitizer, *options, sys.executable, __file__, "--only", only, "--run", *map(str, part)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    clean = re.search(r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", done.stdout)
-    if done.returncode == 0 and clean:
-        return True, done.stdout
-    return False, f"{done.stdout}\n{done.stderr[-4000:]}"
+class Process:
+    """compute-sanitizer on one of a tool's processes."""
+
+    def __init__(self, sanitizer: str, of: Run, part: int) -> None:
+        threads = max(1, (os.cpu_count() or 1) // of.parts)
+        environment = {
+            **os.environ,
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+            "CUDA_MODULE_LOADING": "LAZY",  # what is never launched is not instrumented
+            "OMP_NUM_THREADS": str(threads),
+        }
+        environment.pop("AOEXT_CUDA_FAMILY", None)
+        if of.family != "newest":
+            environment["AOEXT_CUDA_FAMILY"] = of.family
+        options = ["--tool", of.tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
+        # The host's frames are PyTorch's and Python's, and looking them up takes longer than the kernels.
+        options += ["--show-backtrace", "device", "--port", str(49152 + PORTS * part)]
+        if of.tool != "initcheck":  # which must see what other kernels write
+            options += ["--kernel-name", "kernel_substring=aoext"]
+        self._said, self._done = (of.folder / f"{name}{part}" for name in ("said", "done"))
+        self._seen = {self._said: 0, self._done: 0}
+        self._done.touch()
+        with open(self._said, "w") as said:
+            self._process = subprocess.Popen(
+                [sanitizer, *options, sys.executable, __file__, "--run", *of.arguments(part)],
+                env=environment,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.killed = False
+
+    def news(self) -> tuple[list[str], list[str]]:
+        """Whole lines that are new of what was said, and of what was done."""
+        return self._lines(self._said), self._lines(self._done)
+
+    def _lines(self, path: Path) -> list[str]:
+        with open(path, "rb") as file:
+            file.seek(self._seen[path])
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._seen[path] += len(whole + end)
+        return whole.decode(errors="replace").splitlines()
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self.killed = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def finds(self) -> bool:
+        """Whether it found anything, once it has ended: a process that was killed has no summary."""
+        said = self._said.read_text(errors="replace")
+        if self.killed:
+            return re.search(FINDING, said) is not None
+        return self._process.returncode != 0 or re.search(CLEAN, said) is None
+
+
+def sanitize(sanitizer: str, of: Run) -> tuple[bool, list[str]]:
+    """Whether a tool finds anything, and the calls that it did not get through. Prints lines as they come."""
+    every = cases(of.family, of.only, of.device)
+    processes = [Process(sanitizer, of, part) for part in range(of.parts)]
+    began, ended = set(), set()
+    try:
+        going = True
+        while going:
+            going = any(process.running() for process in processes)  # before the last look
+            for part, process in enumerate(processes):
+                said, done = process.news()
+                for line in said:
+                    print(f"{of} {part + 1}/{of.parts}: {line}", flush=True)
+                for line in done:
+                    what, number, *rest = line.split(" ", 2)
+                    (began if what == "began" else ended).add(int(number))
+                    if rest:
+                        count = f"{len(ended)} of {len(every)}"
+                        print(f"{of} {part + 1}/{of.parts}, {count}: {rest[0]}", flush=True)
+                if process.running() and time.time() > of.until + GRACE:
+                    process.kill()
+            time.sleep(0.1 if going else 0)
+    finally:
+        for process in processes:
+            if process.running():
+                process.kill()
+    left = [f"{every[i]}{' (it began)' if i in began else ''}" for i in range(len(every)) if i not in ended]
+    return any(process.finds() for process in processes), left
 
 
 def main() -> None:
@@ -181,33 +209,46 @@ def main() -> None:
     parser.add_argument("--tool", choices=TOOLS, action="append")
     parser.add_argument("--family", choices=FAMILIES, action="append")
     parser.add_argument("--only", default="", help="operators with this in their names")
-    parser.add_argument("--parts", type=int, default=1)
-    parser.add_argument("--seconds", type=int, default=10**6)
-    parser.add_argument("--run", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--parts", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
+    parser.add_argument(
+        "--seconds", type=float, help=f"for all together; {SECONDS} for each tool if not given"
+    )
+    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
+    parser.add_argument("--run", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run(arguments.only, *arguments.run)
+        run(*Run.read(arguments.run))
         return
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(sanitizer).is_file():
         sys.exit("cuda_sanitizer.py: compute-sanitizer was not found: it comes with the CUDA toolkit")
-    parts, seconds = arguments.parts, arguments.seconds
-    runs = list(itertools.product(arguments.family or FAMILIES, arguments.tool or TOOLS, range(parts)))
-    bad = []
-    with ThreadPoolExecutor(max(1, min(len(runs), (os.cpu_count() or 1) // 2))) as pool:
-        results = pool.map(
-            lambda run: sanitize(sanitizer, run[1], run[0], arguments.only, (run[2], parts, seconds)), runs
-        )
-        for (family, tool, part), (good, said) in zip(runs, results, strict=True):
-            print(
-                f"{tool}, kernels of the {family} family, part {part + 1} of {parts}\n{said.rstrip()}\n",
-                flush=True,
+    import torch
+
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("cuda_sanitizer.py: torch sees no NVIDIA GPU")
+    tools = arguments.tool or TOOLS
+    pairs = list(itertools.product(tools, arguments.family or FAMILIES))
+    end = time.time() + (SECONDS * len(tools) if arguments.seconds is None else arguments.seconds)
+    seed = time.time_ns() % 2**31
+    found, missed = [], []
+    for i, (tool, family) in enumerate(pairs):
+        until = time.time() + max(0.0, end - time.time()) / (len(pairs) - i)
+        with tempfile.TemporaryDirectory() as folder:
+            one = Run(
+                tool, family, arguments.only, arguments.parts, until, seed, arguments.device, Path(folder)
             )
-            if not good:
-                bad.append(f"{tool} ({family}, part {part + 1})")
-    if bad:
-        sys.exit(f"cuda_sanitizer.py: findings of {', '.join(bad)}")
-    print(f"clean: {', '.join(dict.fromkeys(f'{tool} ({family})' for family, tool, _ in runs))}")
+            print(f"{one}: {until - time.time():.0f} s at most, seed {seed}", flush=True)
+            finds, left = sanitize(sanitizer, one)
+        if finds:
+            found.append(str(one))
+        if left:
+            missed.append(f"{one}, {len(left)} calls")
+            print(f"{one}: not whole, {len(left)} calls were not reached:", *left, sep="\n  ", flush=True)
+    if found:
+        sys.exit(f"cuda_sanitizer.py: findings or failures of {', '.join(found)}")
+    if missed:
+        sys.exit(f"cuda_sanitizer.py: clean as far as it went, and not whole: {'; '.join(missed)}")
+    print(f"clean: {', '.join(f'{tool} ({family})' for tool, family in pairs)}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def measure_ceilings(device: Device, seed: int, threads: Sequence[int]) -> dict[
 def _measure(device: Device, seed: int) -> Ceilings:
     """The rate of the fastest of some plain loops that read, and that of the fastest product."""
     generator = device.generator(seed)
-    block = torch.randn(MIB, generator=generator).to(device.device)
+    block = torch.randn(MIB, generator=generator, dtype=torch.float32).to(device.device)
     vector = block[:LINE]
     chunks = block.repeat(pool_bytes(device) // block.nbytes).split(CHUNK // 4)
     reads: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -96,7 +96,7 @@ def _measure(device: Device, seed: int) -> Ceilings:
     # A CPU without instructions for bfloat16 is at its best in float32.
     for dtype in (torch.float32, torch.bfloat16):
         for n in GEMM_SIZES:
-            a, b = torch.randn(2, n, n, generator=generator).to(device.device, dtype)
+            a, b = torch.randn(2, n, n, generator=generator, dtype=torch.float32).to(device.device, dtype)
             seconds = _fastest(device, [_bound(torch.nn.functional.linear, a, b)])
             gemm[f"F.linear of {n}x{n} in {dtype_name(dtype)}"] = 2 * n**3 / seconds / 1e9
             if seconds > SLOW:
@@ -130,7 +130,7 @@ def _measure_cuda(device: CUDA, seed: int) -> Ceilings:
 
 def _float8_products(device: CUDA, generator: torch.Generator) -> dict[str, float]:
     """GFLOP/s of float8 products by name, summed the fast and less exact way; empty where torch has none."""
-    one = torch.ones((), device=device.device)
+    one = torch.ones((), dtype=torch.float32, device=device.device)
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)

@@ -115,7 +115,7 @@ def _scaled_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
 def quantized_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What a user of torch alone writes for quantize_rowwise, for rows without zeros, NaN or Inf."""
     limit = quantized_max(dtype)
-    scale = x.float().abs().amax(1, keepdim=True) / torch.tensor(limit, device=x.device)
+    scale = x.float().abs().amax(1, keepdim=True) / torch.tensor(limit, dtype=torch.float32, device=x.device)
     q = (x.float() / scale).clamp_(-limit, limit)
     return (q.round_() if dtype is torch.int8 else q).to(dtype), scale
 

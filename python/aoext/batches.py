@@ -43,7 +43,9 @@ def _one_after_the_other(
     """Each with a weight of its own. The results of an empty batch have the shape of what one entry gives."""
 
     def entry(a: Tensor, dim: int, i: int) -> Tensor:
-        return a.select(dim, i) if batch_size else a.new_zeros(a.movedim(dim, 0).shape[1:])
+        if not batch_size:
+            return a.new_zeros(a.movedim(dim, 0).shape[1:])
+        return a.select(dim, i).contiguous()  # whose strides come of the batch, which the caller does not see
 
     results = [
         operator(*(a if dim is None else entry(a, dim, i) for a, dim in given), **kwargs)

@@ -114,7 +114,7 @@ def blockwise_quantize(
         raise ValueError(f"{who}: dtype must be {one_of((torch.int8, *FLOAT8_DTYPES))}, got {shown(dtype)}")
     _check(who, w, scale_dtype, scaling)
     largest = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
-    limit = torch.tensor(largest, device=w.device)
+    limit = torch.tensor(largest, dtype=torch.float32, device=w.device)
 
     def encode(values: Tensor) -> Tensor:
         values = values.round_() if dtype is torch.int8 else values

@@ -161,7 +161,7 @@ class BitsandbytesWriter(Writer):
             tensors |= nested
             said |= {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset}
         text = list(json.dumps(said).encode())
-        tensors[f"{_STATE}bitsandbytes__{kind}"] = torch.tensor(text, dtype=torch.uint8)
+        tensors[f"{_STATE}bitsandbytes__{kind}"] = torch.tensor(text, dtype=torch.uint8, device="cpu")
         self._kind = kind
         return tensors, {"kind": kind, "dtype": said["dtype"]}
 
@@ -199,7 +199,7 @@ def _table_of_256() -> Tensor:
     """float32 [256]: 0, 1, and numbers of both signs, a bit of fraction more for each decimal exponent."""
     magnitudes = []
     for exponent in range(7):
-        bounds = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)
+        bounds = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32, device="cpu")
         magnitudes.append(10 ** (exponent - 6) * ((bounds[:-1] + bounds[1:]) / 2.0))
     several = torch.cat(magnitudes)
-    return torch.cat((several, -several, torch.tensor([0.0, 1.0]))).sort().values
+    return torch.cat((several, -several, several.new_tensor([0.0, 1.0]))).sort().values

@@ -141,7 +141,9 @@ def table_of_16(
 
 def looks_up(weight: QuantizedTensor, table: Sequence[float]) -> bool:
     """Whether a weight's codes are indices into these 16 values."""
-    return isinstance(weight, Lut4Tensor) and torch.equal(weight.table.cpu(), torch.tensor(table))
+    if not isinstance(weight, Lut4Tensor):
+        return False
+    return torch.equal(weight.table.cpu(), torch.tensor(table, dtype=torch.float32, device="cpu"))
 
 
 def take_whole_scale(layer: str, tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -51,7 +51,7 @@ class CompressedTensorsWriter(Writer):
         tensors = {
             "weight_packed": int32_words(codes),
             "weight_scale": exactly(layer, scale.t(), weight.dtype, torch.float32),
-            "weight_shape": torch.tensor(list(weight.shape)),
+            "weight_shape": torch.tensor(list(weight.shape), device="cpu"),
         }
         symmetric = bool((zero == 8).all())
         if not symmetric:  # eight rows to a word
@@ -177,7 +177,7 @@ def _table_of_16(layer: str, weight: Lut4Tensor) -> _Written:
 def _divisor(whole: Tensor | None, device: torch.device) -> Tensor:
     """The float32 [1] whose inverse is this one, or the nearest to it where none is."""
     if whole is None:
-        return torch.ones(1, device=device)
+        return torch.ones(1, dtype=torch.float32, device=device)
     near = whole.cpu().reciprocal()
     infinity = torch.full_like(near, torch.inf)
     some = torch.stack((near, near.nextafter(infinity), near.nextafter(-infinity)))

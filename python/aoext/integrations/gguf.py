@@ -147,7 +147,7 @@ def _change(architecture: str, name: str, config: Any) -> Callable[[Tensor], Ten
 
 def _rows_by_halves(tensor: Tensor, heads: int) -> Tensor:
     """Rows of each head from pairs (for rotations of neighbours) to halves (of distant ones)."""
-    rows = torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+    rows = torch.arange(tensor.shape[0], device=tensor.device).view(heads, -1, 2).transpose(1, 2).flatten()
     if not isinstance(tensor, QuantizedTensor):
         return tensor[rows]
     fields = {}

@@ -12,7 +12,7 @@ from aoext.packing import dtype_name
 
 from . import values
 from .subject import Index, Problem, Subject, Tensors, Weight, dequantization, float_input, linear
-from .values import EIGHT_BIT, randn
+from .values import EIGHT_BIT, rand, randn
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,14 @@ class Blockwise:
                 torch.randint(-128, 128, blocks, generator=g, dtype=self.code, device=g.device),
             )
         codes = torch.randint(0, 256, (p.N, p.K // 2), generator=g, dtype=torch.uint8, device=g.device)
-        table = randn(g, 16) if self.table is None else torch.tensor(self.table, device=g.device)
+        known = self.table
+        table = randn(g, 16) if known is None else torch.tensor(known, dtype=torch.float32, device=g.device)
         scales = values.block_scales(*blocks, scale_dtype, 1.0, g)
         return (
             codes,
             table,
             scales,
-            *([torch.rand(1, generator=g, device=g.device) + 0.5] * self.has_global_scale),
+            *([rand(g, 1) + 0.5] * self.has_global_scale),
         )
 
     def rows(self, p: Problem, stored: Tensors, index: Index) -> Tensor:
@@ -131,7 +132,7 @@ def _scaled_mm_blockwise(format: Blockwise) -> Subject:
         values_, _ = values.rowwise_values(p.rows, p.K, format.code, g)
         blocks = -(-p.K // _input_block(format, p)[1])
         limit = values.quantized_max(format.code)
-        return values_, (torch.rand(*p.rows, blocks, generator=g, device=g.device) + 0.5) / limit
+        return values_, (rand(g, *p.rows, blocks) + 0.5) / limit
 
     def dense(p: Problem, x: Tensors, rows: Index) -> Tensor:
         block_k = _input_block(format, p)[1]

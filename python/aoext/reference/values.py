@@ -10,7 +10,12 @@ EIGHT_BIT = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def randn(g: Generator, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=g, device=g.device).to(dtype)
+    return torch.randn(*shape, generator=g, dtype=torch.float32, device=g.device).to(dtype)
+
+
+def rand(g: Generator, *shape: int) -> Tensor:
+    """Uniform in 0..1, float32."""
+    return torch.rand(*shape, generator=g, dtype=torch.float32, device=g.device)
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -44,7 +49,7 @@ def int4_weight(
 def scales_of_both_signs(groups: int, N: int, g: Generator) -> Tensor:
     """As symmetric int4 weights have them."""
     signs = torch.randint(0, 2, (groups, N), generator=g, device=g.device) * 2 - 1
-    return (torch.rand(groups, N, generator=g, device=g.device) + 0.1) * signs
+    return (rand(g, groups, N) + 0.1) * signs
 
 
 def expert_offsets(rows: int, experts: int, g: Generator) -> Tensor:
@@ -56,7 +61,7 @@ def expert_offsets(rows: int, experts: int, g: Generator) -> Tensor:
 def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
     """8-bit values over their whole finite range, and float32 scales [..., 1]."""
     limit = quantized_max(dtype)
-    scales = (torch.rand(*rows, 1, generator=g, device=g.device) + 0.5) / limit  # so that results fit float16
+    scales = (rand(g, *rows, 1) + 0.5) / limit  # so that results fit float16
     if dtype is torch.int8:
         return torch.randint(-128, 128, (*rows, K), generator=g, dtype=dtype, device=g.device), scales
     values = randn(g, *rows, K).mul_(limit / 6)
@@ -72,7 +77,7 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     limit = quantized_max(dtype)
     x = x.float()
     absmax = x.abs().amax(-1, keepdim=True)
-    scale = torch.where(absmax > 0, absmax / torch.tensor(limit, device=x.device), 1.0)
+    scale = torch.where(absmax > 0, absmax / torch.full_like(absmax, limit), 1.0)
     scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
     sound = absmax.isfinite()
     q = torch.where(sound, (x / scale).clamp(-limit, limit), 0.0)
@@ -104,7 +109,7 @@ def spread(scales: Tensor, block: int, length: int) -> Tensor:
 
 def block_scales(rows: int, columns: int, dtype: torch.dtype, size: float, g: Generator) -> Tensor:
     """Positive scales of half to one and a half times `size`, or the powers of two near it."""
-    scales = (torch.rand(rows, columns, generator=g, device=g.device) + 0.5) * size
+    scales = (rand(g, rows, columns) + 0.5) * size
     if dtype is not torch.float8_e8m0fnu:
         return scales.to(dtype)
     return (scales.log2().floor() + 127).to(torch.uint8).view(dtype)

@@ -382,10 +382,13 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
 def gathered(field: Tensor, indices: Tensor) -> Tensor:
     """Entries of a field at `indices` along dimension 0.
 
-    Numbers of 8 bits go as integers, for CPUs have not every gather that PyTorch makes of it for floats of 8.
+    Floats of 8 bits go as integers, for not every device gathers them. Over a batch of torch.vmap they are
+    indexed: older torches have no rule for view(dtype) there.
     """
-    if field.itemsize > 1:
+    if field.itemsize > 1 or not field.is_floating_point():
         return field.index_select(0, indices)
+    if torch._C._functorch.is_batchedtensor(indices):
+        return field[indices]
     return field.view(torch.int8).index_select(0, indices).view(field.dtype)
 
 

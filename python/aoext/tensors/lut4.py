@@ -88,7 +88,7 @@ class Lut4Tensor(BlockScaledTensor):
         known = LUT4_FORMATS[format]
         block_size = [1, known.block_k] if block_size is None else block_size
         check_block_size(who, block_size, any_blocks=True)
-        table = torch.tensor(known.table, device=w.device)
+        table = torch.tensor(known.table, dtype=torch.float32, device=w.device)
         two_scales = known.two_scales if two_scales is None else two_scales
         if two_scales and not known.two_scales:
             raise ValueError(f"{who}: two_scales are nvfp4's, not {format}'s")
