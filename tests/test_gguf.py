@@ -106,64 +106,67 @@ def in_pairs(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def write(
-    path: Path, architecture: str, kinds: dict[str, str], further: dict[str, numpy.ndarray] | None = None
-) -> Any:
-    """Writes a model of one layer; returns transformers' model of the values in the file.
+KINDS_OF_MODELS = {
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3Text",
+}
 
-    kinds: the formats of the layer's matrices; float32 for those that are not named. further: more tensors
+
+def write(
+    path: Path,
+    architecture: str,
+    kinds: dict[str, str],
+    further: dict[str, numpy.ndarray] | None = None,
+    keys: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """Writes a model, of one layer if not asked for more; returns transformers' model of the file's values.
+
+    kinds: the formats of matrices; float32 for those that are not named. further: more tensors, or others in
+    place of the model's. keys: more metadata, without the architecture's name. settings: of the config
     """
-    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}[architecture]
-    config = getattr(transformers, f"{kind}Config")(
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HIDDEN // HEADS,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=architecture == "gemma2",
-    )
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    gemma, kind = architecture.startswith("gemma"), KINDS_OF_MODELS[architecture]
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    defaults = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": gemma,
+        **({"query_pre_attn_scalar": HIDDEN // HEADS} if gemma else {}),
+        **({"rope_parameters": {"full_attention": rope, "sliding_attention": rope}} if kind == "Gemma3Text" else {}),
+    }
+    config = getattr(transformers, f"{kind}Config")(**{**defaults, **settings})
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(1)
+    writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(2048)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HIDDEN // HEADS)
-    writer.add_value_length(HIDDEN // HEADS)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"t{i}" for i in range(VOCABULARY)])
+    for key, value in (keys or {}).items():
+        name = key if "tokenizer." in key or "general." in key or "split." in key else f"{architecture}.{key}"
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
 
-    names = {
-        "token_embd": model.model.embed_tokens,
-        "output_norm": model.model.norm,
-        "blk.0.attn_norm": model.model.layers[0].input_layernorm,
-        "blk.0.ffn_norm": model.model.layers[0].post_attention_layernorm,
-        **{f"blk.0.attn_{p}": getattr(model.model.layers[0].self_attn, f"{p}_proj") for p in "qkv"},
-        "blk.0.attn_output": model.model.layers[0].self_attn.o_proj,
-        **{f"blk.0.ffn_{p}": getattr(model.model.layers[0].mlp, f"{p}_proj") for p in ("gate", "up", "down")},
-    }
-    layer = model.model.layers[0]
-    if architecture == "gemma2":
-        names["blk.0.ffn_norm"] = layer.pre_feedforward_layernorm
-        names["blk.0.post_attention_norm"] = layer.post_attention_layernorm
-        names["blk.0.post_ffw_norm"] = layer.post_feedforward_layernorm
-    else:
-        names["output"] = model.lm_head
-    if architecture == "qwen3":
-        names["blk.0.attn_q_norm"] = layer.self_attn.q_norm
-        names["blk.0.attn_k_norm"] = layer.self_attn.k_norm
-    for name, module in names.items():
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, module in modules(model, architecture).items():
         for leaf, parameter in module.named_parameters():
             value = parameter.data
-            heads = {"blk.0.attn_q": HEADS, "blk.0.attn_k": KV_HEADS}.get(name)
-            turned = architecture == "llama" and heads is not None
+            turned = heads.get(name.rpartition(".")[2]) if architecture == "llama" else None
             if name in kinds and leaf == "weight":
                 made = kinds[name]
                 if made in blocks.FORMATS:
@@ -172,18 +175,22 @@ def write(
                     raw = gguf.quants.quantize(value.numpy(), type_of(made))
                 stored = torch.from_numpy(gguf.quants.dequantize(raw, type_of(made)).copy())
                 if turned:  # the other way round
-                    stored = stored.view(heads, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
+                    stored = stored.view(turned, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
                 parameter.data = stored
                 writer.add_tensor(f"{name}.{leaf}", raw, raw_dtype=type_of(made))
                 continue
-            if architecture == "gemma2" and "norm" in name:
+            if leaf == "bias":
+                parameter.data = value = torch.randn_like(value)
+            if gemma and "norm" in name:
                 parameter.data = value = torch.randn_like(value) * 0.1
                 value = value + 1
             if turned:
-                value = in_pairs(value, heads)
-            writer.add_tensor(f"{name}.{leaf}", value.numpy())
+                value = in_pairs(value, turned)
+            if f"{name}.{leaf}" not in (further or {}):
+                writer.add_tensor(f"{name}.{leaf}", value.numpy())
     for name, tensor in (further or {}).items():
-        writer.add_tensor(name, tensor)
+        if tensor is not None:
+            writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -191,12 +198,35 @@ def write(
     return model
 
 
+def modules(model: Any, architecture: str) -> dict[str, Any]:
+    """Modules with parameters by llama.cpp's names."""
+    found = {"token_embd": model.model.embed_tokens, "output_norm": model.model.norm}
+    if not model.config.tie_word_embeddings:
+        found["output"] = model.lm_head
+    gemma = architecture.startswith("gemma")
+    for i, layer in enumerate(model.model.layers):
+        found |= {
+            f"blk.{i}.attn_norm": layer.input_layernorm,
+            **{f"blk.{i}.attn_{part}": getattr(layer.self_attn, f"{part}_proj") for part in "qkv"},
+            f"blk.{i}.attn_output": layer.self_attn.o_proj,
+            f"blk.{i}.ffn_norm": layer.pre_feedforward_layernorm if gemma else layer.post_attention_layernorm,
+            **{f"blk.{i}.ffn_{part}": getattr(layer.mlp, f"{part}_proj") for part in ("gate", "up", "down")},
+        }
+        if gemma:
+            found[f"blk.{i}.post_attention_norm"] = layer.post_attention_layernorm
+            found[f"blk.{i}.post_ffw_norm"] = layer.post_feedforward_layernorm
+        if architecture in ("qwen3", "gemma3"):
+            found[f"blk.{i}.attn_q_norm"] = layer.self_attn.q_norm
+            found[f"blk.{i}.attn_k_norm"] = layer.self_attn.k_norm
+    return found
+
+
 ALL = {
     f"blk.0.{name}": "Q4_0" for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up")
 }
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("architecture", KINDS_OF_MODELS)
 def test_logits_are_those_of_the_dequantised_model(tmp_path, architecture):
     kinds = {**ALL, "blk.0.attn_k": "Q4_1", "blk.0.ffn_down": "Q4_K"}
     expected = write(tmp_path / "model.gguf", architecture, kinds)
@@ -245,6 +275,26 @@ def test_formats_without_kernels_are_dequantised_and_named(tmp_path, caplog):
     assert isinstance(model.model.layers[0].mlp.up_proj.weight, aoext.Int4Tensor)
     wanted = expected(IDS).logits
     assert (model(IDS).logits - wanted).norm() <= 5e-2 * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K", "MXFP4"])
+def test_embeddings_stay_quantised_and_output_layers_share_them(tmp_path, kind, caplog):
+    expected = write(tmp_path / "model.gguf", "gemma3", {"token_embd": kind})
+    with caplog.at_level(logging.WARNING):
+        model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32)
+        plain = load_gguf(tmp_path / "model.gguf", dtype=torch.float32, quantize_embeddings=False)
+    assert "load_gguf" not in caplog.text
+    weight = model.model.embed_tokens.weight
+    assert type(weight) is KINDS[kind][0]
+    assert model.lm_head.weight is weight
+    assert type(plain.model.embed_tokens.weight) is torch.nn.Parameter
+    wanted = expected(IDS).logits
+    for made in (model, plain):
+        assert (made(IDS).logits - wanted).norm() <= 1e-4 * wanted.norm()
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
 def test_unknown_architectures(tmp_path):

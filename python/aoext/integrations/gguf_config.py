@@ -83,7 +83,8 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
     shared = keys.size("attention.head_count_kv", heads)
     head = keys.size("attention.key_length", hidden // heads)
-    keys.expect("attention.head_count", heads, heads % shared == 0, f"a multiple of {shared}, the key's heads")
+    divides = heads % shared == 0
+    keys.expect("attention.head_count_kv", shared, divides, f"a divisor of attention.head_count, {heads}")
     keys.expect("attention.key_length", head, head % 2 == 0, "even")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         keys.must_be(key, head)
@@ -91,8 +92,9 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
         keys.must_be(key, head)
     if "token_embd.weight" not in file.tensors:
         raise file.source.error("has no token_embd.weight")
-    rows = file.tensors["token_embd.weight"].shape[0]
+    rows, width = file.tensors["token_embd.weight"].shape[0], file.tensors["token_embd.weight"].shape[-1]
     keys.must_be("vocab_size", rows)
+    keys.expect("embedding_length", hidden, hidden == width, f"{width}, the width of token_embd.weight")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Array) and tokens.count != rows:
         raise keys.refusal("tokenizer.ggml.tokens", f"as many as token_embd.weight has rows, {rows}", tokens.count)
@@ -119,7 +121,7 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
     windows = _WINDOWS.get(keys.architecture)
     if windows is not None:
         scale_of = hidden // heads if layers == windows.layers_of_27b else head
-        values |= _windowed(keys, windows, layers, rope)
+        values |= _windowed(keys, windows, layers, context, rope)
         values["query_pre_attn_scalar"] = scale_of
     else:
         window = keys.whole("attention.sliding_window", 0)
@@ -134,7 +136,9 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
         raise file.source.error(f"is no model of transformers: {error}") from error
 
 
-def _windowed(keys: _Keys, windows: _Windows, layers: int, rope: dict[str, Any]) -> dict[str, Any]:
+def _windowed(
+    keys: _Keys, windows: _Windows, layers: int, context: int, rope: dict[str, Any]
+) -> dict[str, Any]:
     """Which layers have windows, and what goes with them: Gemma's."""
     window = keys.whole("attention.sliding_window", windows.window)
     pattern = keys.pattern("attention.sliding_window_pattern", windows.period, layers)
@@ -145,7 +149,8 @@ def _windowed(keys: _Keys, windows: _Windows, layers: int, rope: dict[str, Any])
         for key, cap in zip(("final", "attn"), windows.caps, strict=True)
     )
     values: dict[str, Any] = {
-        "sliding_window": window or None,
+        # Of no layer where the file has none; transformers makes its mask all the same.
+        "sliding_window": window or context,
         "layer_types": [
             "sliding_attention" if window and slides else "full_attention" for slides in pattern
         ],
