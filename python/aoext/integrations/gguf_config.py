@@ -83,8 +83,11 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
     shared = keys.size("attention.head_count_kv", heads)
     head = keys.size("attention.key_length", hidden // heads)
-    divides = heads % shared == 0
-    keys.expect("attention.head_count_kv", shared, divides, f"a divisor of attention.head_count, {heads}")
+    for key, number, of, name in (
+        ("attention.head_count_kv", shared, heads, "attention.head_count"),
+        ("attention.head_count", heads, hidden, "embedding_length"),  # which transformers' models want
+    ):
+        keys.expect(key, number, of % number == 0, f"a divisor of {name}, {of}")
     keys.expect("attention.key_length", head, head % 2 == 0, "even")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         keys.must_be(key, head)
