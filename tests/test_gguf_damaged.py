@@ -16,7 +16,12 @@ pytest.importorskip("transformers")
 
 import aoext.integrations.gguf as integration  # noqa: E402
 from aoext.integrations.gguf import load_gguf  # noqa: E402
-from test_gguf import ALL, HIDDEN, INNER, _seeded, write  # noqa: E402, F401
+from gguf_models import ALL, HIDDEN, INNER, write  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _seeded(generator):
+    torch.manual_seed(generator.initial_seed())
 
 
 @pytest.fixture
@@ -88,15 +93,23 @@ def test_sizes_that_tensors_have_not(path):
 
 
 def test_tensors_of_other_shapes_or_names(tmp_path):
-    gate = numpy.zeros((INNER, HIDDEN), dtype=numpy.float32)
+    gate, name = numpy.zeros((INNER, HIDDEN), dtype=numpy.float32), "blk.0.ffn_gate.weight"
     for name, tensor, message in (
-        ("blk.0.ffn_gate.weight", gate.T.copy(), r"blk\.0\.ffn_gate\.weight must be \[512, 256\], got \[256, 512\]"),
+        (
+            "blk.0.ffn_gate.weight",
+            gate.T.copy(),
+            r"blk\.0\.ffn_gate\.weight must be \[512, 256\], got \[256, 512\]",
+        ),
         ("blk.0.ffn_gate.weight", gate[0], r"blk\.0\.ffn_gate\.weight must be \[512, 256\], got \[256\]"),
         ("blk.0.ffn_gate.weight", None, r"has no blk\.0\.ffn_gate\.weight"),
         ("token_embd.weight", None, r"has no token_embd\.weight"),
         ("blk.0.attn_q.scale", gate[0, :1], r"blk\.0\.attn_q\.scale is no tensor of llama that aoext knows"),
         ("blk.0.attn_q_norm.weight", gate[0], r"blk\.0\.attn_q_norm\.weight is no tensor of llama"),
-        ("blk.0.ffn_gate_exps.weight", gate[None], r"blk\.0\.ffn_gate_exps\.weight has the weights of experts"),
+        (
+            "blk.0.ffn_gate_exps.weight",
+            gate[None],
+            r"blk\.0\.ffn_gate_exps\.weight has the weights of experts",
+        ),
         ("rope_freqs.weight", gate[0], r"rope_freqs\.weight must be F32 \[32\], got F32 \[256\]"),
         ("rope_freqs.weight", gate[0, :32], r"rope_freqs\.weight must be finite and greater than 0"),
     ):

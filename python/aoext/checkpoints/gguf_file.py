@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import gguf
 import torch
@@ -35,7 +35,7 @@ _TEXT, _ARRAY = 8, 9
 class Array(NamedTuple):
     """An array of the metadata: its length, and its numbers where they are few."""
 
-    count: int
+    length: int
     numbers: tuple[int | float, ...] | None
 
 
@@ -76,7 +76,7 @@ class GGUFFile:
         place = self.tensors[name]
         data = torch.empty(place.size, dtype=torch.uint8, device="cpu")
         self._file.seek(place.begin)
-        if self._file.readinto(memoryview(data.numpy())) != place.size:
+        if self._file.readinto(cast(Any, data.numpy())) != place.size:
             raise self.source.error(f"the file ended inside {name} while it was read")
         return data.view(*place.shape[:-1], -1)
 
@@ -137,7 +137,7 @@ class GGUFFile:
         kind, count = self._unpack("IQ", key)
         if kind == _TEXT:
             for _ in range(count):  # tokens, of which nothing here needs more than how many
-                self._take(*self._unpack("Q", key), key)
+                self._take(self._unpack("Q", key)[0], key)
             return Array(count, None)
         if kind not in _NUMBERS:
             raise self.source.error(f"{key} has an array of type {kind}, which GGUF has not")

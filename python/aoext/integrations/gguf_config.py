@@ -1,59 +1,20 @@
 """What a GGUF file says of its model, as a config of transformers.
 
-Every key of the architecture's is applied, stands in one of two tables (keys that change no result, and
-values that change none), or is refused. Names, defaults and meanings are llama.cpp's.
+Every key of the architecture's is applied here, changes no result (the tables of gguf_keys.py), or is
+refused. Names, defaults and meanings are llama.cpp's; those of keys that it writes and does not read,
+transformers'.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from aoext.checkpoints.gguf_file import ARCHITECTURE, Array, GGUFFile
-
-# Keys without the architecture's name that no logits depend on.
-_WITHOUT_EFFECT = frozenset(
-    (
-        "attention.sliding_window_pattern",  # of a window that is as long as the context
-        "pooling_type",  # of embeddings, which llama.cpp makes of the last layer's output
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",  # and the next two, of scaling that is not YaRN's
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-    )
-)
-# Values that are as if the key were not there.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attn_logit_softcapping": (0,),
-    "embedding_scale": (0, 1),
-    "expert_count": (0,),
-    "expert_shared_count": (0,),
-    "expert_used_count": (0,),
-    "final_logit_softcapping": (0,),
-    "leading_dense_block_count": (0,),
-    "logit_scale": (0, 1),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0, 1),
-    "rope.scaling.yarn_attn_factor": (1,),
-    "rope.scaling.yarn_log_multiplier": (0,),
-    "tensor_data_layout": ("Meta AI original pth",),  # rows of q and k in pairs
-    "use_parallel_residual": (False,),
-}
-# The same of keys with their whole names; all others that are no architecture's change no result.
-_NEUTRAL_ELSEWHERE: dict[str, tuple[Any, ...]] = {
-    "general.type": ("model",),
-    "general.quantization_version": (2,),
-    "split.count": (0, 1),
-}
-
-LARGEST = 2**31 - 1  # of any size
+from aoext.checkpoints.gguf_file import Array, GGUFFile
+from aoext.integrations.gguf_keys import Keys
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
 # Llama 3's scaling of frequencies, all but its factor.
@@ -78,16 +39,15 @@ _WINDOWS = {
 
 def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
     """The config, of transformers' model_type, of the model in a file; ValueError names what it cannot be."""
-    keys = _Keys(file)
+    keys = Keys(file)
     layers, context = keys.size("block_count"), keys.size("context_length")
     hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
     shared = keys.size("attention.head_count_kv", heads)
     head = keys.size("attention.key_length", hidden // heads)
-    for key, number, of, name in (
-        ("attention.head_count_kv", shared, heads, "attention.head_count"),
-        ("attention.head_count", heads, hidden, "embedding_length"),  # which transformers' models want
-    ):
-        keys.expect(key, number, of % number == 0, f"a divisor of {name}, {of}")
+    right = heads % shared == 0
+    keys.expect("attention.head_count_kv", shared, right, f"a divisor of attention.head_count, {heads}")
+    right = hidden % heads == 0 or model_type.startswith("qwen")  # as transformers wants it
+    keys.expect("attention.head_count", heads, right, f"a divisor of embedding_length, {hidden}")
     keys.expect("attention.key_length", head, head % 2 == 0, "even")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         keys.must_be(key, head)
@@ -99,8 +59,10 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
     keys.must_be("vocab_size", rows)
     keys.expect("embedding_length", hidden, hidden == width, f"{width}, the width of token_embd.weight")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, Array) and tokens.count != rows:
-        raise keys.refusal("tokenizer.ggml.tokens", f"as many as token_embd.weight has rows, {rows}", tokens.count)
+    if isinstance(tokens, Array) and tokens.length != rows:
+        raise keys.refusal(
+            "tokenizer.ggml.tokens", f"as many as token_embd.weight has rows, {rows}", tokens.length
+        )
     values: dict[str, Any] = {
         "vocab_size": rows,
         "hidden_size": hidden,
@@ -135,12 +97,12 @@ def config_of(file: GGUFFile, model_type: str) -> PreTrainedConfig:
     keys.close()
     try:
         return AutoConfig.for_model(model_type, **values)
-    except Exception as error:  # noqa: BLE001 - its validation has errors of its own
+    except Exception as error:  # its validation has errors of its own
         raise file.source.error(f"is no model of transformers: {error}") from error
 
 
 def _windowed(
-    keys: _Keys, windows: _Windows, layers: int, context: int, rope: dict[str, Any]
+    keys: Keys, windows: _Windows, layers: int, context: int, rope: dict[str, Any]
 ) -> dict[str, Any]:
     """Which layers have windows, and what goes with them: Gemma's."""
     window = keys.whole("attention.sliding_window", windows.window)
@@ -154,9 +116,7 @@ def _windowed(
     values: dict[str, Any] = {
         # Of no layer where the file has none; transformers makes its mask all the same.
         "sliding_window": window or context,
-        "layer_types": [
-            "sliding_attention" if window and slides else "full_attention" for slides in pattern
-        ],
+        "layer_types": ["sliding_attention" if window and slides else "full_attention" for slides in pattern],
         "final_logit_softcapping": final or None,
         "attn_logit_softcapping": scores or None,
     }
@@ -170,7 +130,7 @@ def _windowed(
     return {**values, "rope_parameters": {"full_attention": rope, "sliding_attention": local}}
 
 
-def _rope(keys: _Keys, head: int, context: int) -> dict[str, Any]:
+def _rope(keys: Keys, head: int, context: int) -> dict[str, Any]:
     """How positions turn queries and keys."""
     base = keys.number("rope.freq_base", 10000.0)
     keys.expect("rope.freq_base", base, base > 0, "greater than 0")
@@ -192,10 +152,13 @@ def _rope(keys: _Keys, head: int, context: int) -> dict[str, Any]:
             "original_max_position_embeddings": keys.size("rope.scaling.original_context_length", context),
             "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
-            "attention_factor": attention * (0.1 * math.log(factor) + 1),
+            "attention_factor": attention
+            * keys.number("rope.scaling.yarn_attn_factor", 0.1 * math.log(factor) + 1),
         }
     else:
-        keys.expect("rope.scaling.attn_factor", attention, attention == 1, "1 where rope.scaling.type is not yarn")
+        keys.expect(
+            "rope.scaling.attn_factor", attention, attention == 1, "1 where rope.scaling.type is not yarn"
+        )
         if scaling == "linear" and factor != 1:
             keys.expect("rope.scaling.factor", factor, factor > 0, "greater than 0")
             rope |= {"rope_type": "linear", "factor": factor}
@@ -223,8 +186,8 @@ def _frequencies(file: GGUFFile, head: int) -> torch.Tensor | None:
 def _scaled_frequencies(factors: torch.Tensor, base: float, head: int, context: int) -> dict[str, Any]:
     """Llama 3's scaling where it gives these factors; else that which takes them as they are."""
     scale = float(factors.max())
-    rotations = _LLAMA3["original_max_position_embeddings"] / (2 * math.pi)
-    rotations = rotations * base ** (-torch.arange(0, head, 2, device="cpu").double() / head)
+    frequencies = base ** (-torch.arange(0, head, 2, device="cpu").double() / head)
+    rotations = frequencies * _LLAMA3["original_max_position_embeddings"] / (2 * math.pi)
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     share = ((rotations - low) / (high - low)).clamp(0, 1)
     if torch.allclose(1 / ((1 - share) / scale + share), factors.double(), rtol=1e-4):
@@ -238,106 +201,3 @@ def _scaled_frequencies(factors: torch.Tensor, base: float, head: int, context: 
         "short_factor": both,
         "long_factor": both,
     }
-
-
-class _Keys:
-    """The metadata of a file's architecture. What nobody has asked for when it is closed is refused."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file, self.architecture = file, file.metadata[ARCHITECTURE]
-        prefix = f"{self.architecture}."
-        self.left = {
-            key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
-        }
-
-    def refusal(self, key: str, must_be: str, got: Any) -> ValueError:
-        """The error for a value of a key."""
-        name = key if key.startswith(("tokenizer.", "general.", "split.")) else f"{self.architecture}.{key}"
-        return self.file.source.error(f"{name} must be {must_be}, got {got!r}")
-
-    def expect(self, key: str, got: Any, right: bool, must_be: str) -> None:
-        if not right:
-            raise self.refusal(key, must_be, got)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number that is not negative; -1 where that is the default."""
-        value = self._taken(key, default)
-        is_number = type(value) in (int, float) and math.isfinite(value)
-        least = min(0.0, default or 0.0)
-        self.expect(key, value, is_number and value >= least, "a number that is not negative")
-        return float(value)
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number from 0; of an array, the number that all layers have."""
-        value = self._taken(key, default)
-        if isinstance(value, Array) and value.numbers and len(set(value.numbers)) == 1:
-            value = value.numbers[0]
-        same = "the same in all layers" if isinstance(value, Array) else f"a whole number up to {LARGEST}"
-        self.expect(key, value, type(value) is int and 0 <= value <= LARGEST, same)
-        return int(value)
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1, as for whole."""
-        value = self.whole(key, default)
-        self.expect(key, value, value > 0, "greater than 0")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        value = self._taken(key, default)
-        self.expect(key, value, isinstance(value, str), "a text")
-        return str(value)
-
-    def pattern(self, key: str, default: int, layers: int) -> Sequence[bool]:
-        """Which layers have a window: all but each n-th, or as an array says."""
-        value = self._taken(key, default)
-        if isinstance(value, Array):
-            flags = value.numbers
-            right = flags is not None and len(flags) == layers and set(flags) <= {0, 1}
-            self.expect(key, value, right, f"a number, or {layers} of 0 and 1")
-            return [bool(flag) for flag in flags or ()]
-        self.expect(key, value, type(value) is int and value >= 0, "a number, or one for each layer")
-        return [value == 0 or i % value < value - 1 for i in range(layers)]
-
-    def must_be(self, key: str, only: int) -> None:
-        """Take a key that has one right value, if it is there."""
-        if key in self.left:
-            value = self.whole(key)
-            self.expect(key, value, value == only, str(only))
-
-    def token_ids(self, rows: int) -> dict[str, Any]:
-        """The special tokens; generation ends at each that ends a text, a turn or a message."""
-        known = {"bos": 1, "eos": 2} if self.file.metadata.get("tokenizer.ggml.model") == "llama" else {}
-        ids: dict[str, int | None] = {}
-        for name in ("bos", "eos", "eot", "eom", "padding"):
-            key = f"tokenizer.ggml.{name}_token_id"
-            value = self.file.metadata.get(key, known.get(name))
-            if value in (-1, 2**32 - 1):  # llama.cpp's number of no token
-                value = None
-            right = value is None or (type(value) is int and 0 <= value < rows)
-            self.expect(key, value, right, f"the number of one of {rows} tokens")
-            ids[name] = value
-        ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None))
-        return {
-            "bos_token_id": ids["bos"],
-            "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else None,
-            "pad_token_id": ids["padding"],
-        }
-
-    def close(self) -> None:
-        """Refuse what would change results and has not been applied."""
-        for key, value in self.left.items():
-            if key in _WITHOUT_EFFECT:
-                continue
-            if key not in _NEUTRAL:
-                raise self.file.source.error(f"{self.architecture}.{key} is not known, and may change results")
-            only = _NEUTRAL[key]
-            self.expect(key, value, value in only, f"{' or '.join(map(repr, only))}: all else is not served")
-        for key, only in _NEUTRAL_ELSEWHERE.items():
-            value = self.file.metadata.get(key, only[0])
-            self.expect(key, value, value in only, f"{' or '.join(map(repr, only))}: all else is not served")
-
-    def _taken(self, key: str, default: Any) -> Any:
-        value = self.left.pop(key, default)
-        if value is None:
-            raise self.file.source.error(f"has no {self.architecture}.{key}")
-        return value

@@ -1,4 +1,4 @@
-"""A GGUF file as a folder that from_pretrained loads: the model, and the tokenizer that transformers makes."""
+"""A GGUF file as a folder that from_pretrained loads: the model and the tokenizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def convert_gguf(source: Path, target: Path, dtype: torch.dtype = torch.bfloat16
         done.bytes_after = sum(file.stat().st_size for file in made.glob("*.safetensors"))
         try:
             AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(made)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong in a vocabulary
+        except Exception as error:  # whatever is wrong in a vocabulary
             done.notes.append(f"no tokenizer: {type(error).__name__}: {error}")
         made.rename(target)
     return done
