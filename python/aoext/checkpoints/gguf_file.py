@@ -24,7 +24,7 @@ DEFAULT_ALIGNMENT = 32
 VERSIONS = (2, 3)
 
 # What a header may have: far more than any model's, and little enough to be read in seconds.
-LONGEST_HEADER = 100_000_000  # bytes
+LONGEST_HEADER = 1 << 26  # bytes
 MOST_ENTRIES = 1 << 16  # keys, or tensors
 LONGEST_LIST = 1 << 16  # numbers of an array that are kept
 
@@ -83,11 +83,12 @@ class GGUFFile:
     # The header
 
     def _read_header(self) -> None:
+        self._at, self._end = 0, min(self._size, LONGEST_HEADER)
         magic = self._take(4, "its first bytes")
         if magic != b"GGUF":
             raise self.source.error(f"must begin with GGUF, got {magic!r}")
         (version,) = self._unpack("I", "its version")
-        if version & 0xFFFF == 0:
+        if version and version & 0xFFFF == 0:
             raise self.source.error("is of big-endian machines, which aoext does not read")
         if version not in VERSIONS:
             raise self.source.error(f"must be of GGUF's version 2 or 3, got {version}")
@@ -107,10 +108,10 @@ class GGUFFile:
 
     def _take(self, size: int, what: str) -> bytes:
         """The next bytes of the header."""
-        at = self._file.tell()
-        if at + size > min(self._size, LONGEST_HEADER):
-            where = "its header" if at + size <= self._size else "the file"
-            raise self.source.error(f"{where} ends inside {what}: {size} bytes from byte {at}")
+        if self._at + size > self._end:
+            where = "the file ends" if self._end == self._size else f"its header is longer than {self._end}"
+            raise self.source.error(f"{where} inside {what}: {size} bytes from byte {self._at}")
+        self._at += size
         data = self._file.read(size)
         if len(data) != size:
             raise self.source.error(f"the file ended inside {what} while it was read")
@@ -168,7 +169,7 @@ class GGUFFile:
         alignment = self.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.source.error(f"{ALIGNMENT} must be a power of two, got {alignment!r}")
-        end = start = _aligned(self._file.tell(), alignment)
+        end = start = _aligned(self._at, alignment)
         name = "its header"
         for following, (kind, shape, offset) in sorted(entries.items(), key=lambda entry: entry[1][2]):
             values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]

@@ -189,7 +189,7 @@ def _read(
             weight: Tensor = blocks.weight(key, place.kind, file.read(key), dtype)
         else:
             weight = _dequantized(file, key)
-            if stays and place.kind not in _PLAIN:
+            if stays and place.kind not in (*_PLAIN, *blocks.FORMATS):
                 dequantised.append(f"{names[key]} ({place.kind})")
         weight = _undone(file.metadata[ARCHITECTURE], key, weight, config)
         state[names[key]] = weight if isinstance(weight, QuantizedTensor) else weight.to(dtype)
