@@ -103,13 +103,53 @@ def test_what_cannot_be_converted(tmp_path):
 
 def test_a_gguf_file(tmp_path):
     pytest.importorskip("gguf")
-    from test_gguf import ALL, write
+    from gguf_models import ALL, VOCABULARY, write
 
-    write(tmp_path / "model.gguf", "llama", ALL)
+    ours = tmp_path / "further" / "ours"
+    # Three tokens that stand for none, bytes, and some letters.
+    letters = ["<unk>", "<s>", "</s>", "\u2581", *"abcd", "ab", "cd", "\u2581ab"]
+    tokens = [*letters, *(f"<0x{i:02X}>" for i in range(VOCABULARY - len(letters)))]
+    keys = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(i) for i in range(VOCABULARY)],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    write(tmp_path / "model.gguf", "llama", ALL, keys=keys)
+    done = run(tmp_path / "model.gguf", ours, "--dtype", "float16")
+    assert done.exit_code == 0, done.output
+    assert "6 weights quantised by aoext, 6 tensors as they were" in done.output
+    loaded = load(ours)
+    assert loaded.dtype is torch.float16
+    expected = aoext.load_gguf(tmp_path / "model.gguf", dtype=torch.float16)
+    assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ours)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert tokenizer("ab cd").input_ids == theirs("ab cd").input_ids
+    assert tokenizer.bos_token_id in tokenizer("ab cd").input_ids
+    assert tokenizer.chat_template == "{{ messages }}"
+    again = run(tmp_path / "model.gguf", ours)
+    assert again.exit_code != 0
+    assert "is there already" in again.output
+
+
+def test_a_gguf_file_without_a_vocabulary(tmp_path):
+    pytest.importorskip("gguf")
+    from gguf_models import ALL, write
+
+    write(tmp_path / "model.gguf", "llama", ALL, keys={"tokenizer.ggml.model": "none"})
     done = run(tmp_path / "model.gguf", tmp_path / "ours")
     assert done.exit_code == 0, done.output
-    loaded = load(tmp_path / "ours")
-    assert torch.equal(loaded(IDS).logits, aoext.load_gguf(tmp_path / "model.gguf")(IDS).logits)
+    assert "no tokenizer: " in done.output
+    assert load(tmp_path / "ours").dtype is torch.bfloat16
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    broken = run(tmp_path / "model.gguf", tmp_path / "broken")
+    assert broken.exit_code != 0
+    assert "model.gguf: the file ends inside its version" in broken.output
+    assert not (tmp_path / "broken").exists()
+    assert "--dtype is for a GGUF file" in run(tmp_path / "ours", tmp_path / "o", "--dtype", "float32").output
 
 
 def keep(folder: Path, **options: Any) -> Any:

@@ -41,7 +41,7 @@ def test_snippets_run(tmp_path, monkeypatch, name):
 def test_commands_run(tmp_path, monkeypatch):
     for package in ("gguf", "torchao"):
         pytest.importorskip(package)
-    from test_gguf import ALL, write
+    from gguf_models import ALL, write
 
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)

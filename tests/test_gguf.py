@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor
 
 import aoext
 from aoext.tensors import BlockwiseTensor, Lut4Tensor, QuantizedTensor
@@ -20,18 +18,21 @@ transformers = pytest.importorskip("transformers")
 
 from aoext.checkpoints import gguf as blocks  # noqa: E402
 from aoext.integrations.gguf import load_gguf  # noqa: E402
-
-HIDDEN, INNER, VOCABULARY, HEADS, KV_HEADS = 256, 512, 96, 4, 2
-IDS = torch.arange(10)[None]
+from gguf_models import (  # noqa: E402
+    ALL,
+    HIDDEN,
+    IDS,
+    KINDS_OF_MODELS,
+    random_blocks,
+    type_of,
+    write,
+)
 
 
 @pytest.fixture(autouse=True)
 def _seeded(generator):
     torch.manual_seed(generator.initial_seed())
 
-
-# Where the float16 scales of a block lie; of the others at its beginning.
-SCALES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "MXFP4": ()}
 
 # The weight's class and the values that share a scale.
 KINDS: dict[str, tuple[Any, int]] = {
@@ -40,23 +41,6 @@ KINDS: dict[str, tuple[Any, int]] = {
     **dict.fromkeys(("Q6_K", "Q3_K"), (BlockwiseTensor, 16)),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), (Lut4Tensor, 32)),
 }
-
-
-def random_blocks(kind: str, rows: int, columns: int) -> numpy.ndarray:
-    """Blocks with random bits, but small finite scales."""
-    form = blocks.FORMATS[kind]
-    raw = torch.randint(256, (rows, columns // form.values, form.bytes), dtype=torch.uint8)
-    small = 0.001 if kind in ("Q8_0", "Q6_K", "Q3_K", "IQ4_NL", "IQ4_XS") else 0.01
-    for at in SCALES.get(kind, (0,)):
-        scale = (torch.rand(*raw.shape[:2], 1) * small).half()
-        raw[..., at : at + 2] = scale.view(torch.uint8)
-    if kind == "MXFP4":
-        raw[..., 0] = torch.randint(110, 122, raw.shape[:2], dtype=torch.uint8)
-    return raw.flatten(1).numpy()
-
-
-def type_of(kind: str) -> Any:
-    return gguf.GGMLQuantizationType[kind]
 
 
 @pytest.mark.parametrize("kind", blocks.FORMATS)
@@ -101,102 +85,7 @@ def test_several_weights_and_exponents_that_are_nan_are_refused():
         blocks.weight("layer", "Q6_K", torch.full((4, 210), 255, dtype=torch.uint8), torch.float32)
 
 
-def in_pairs(weight: Tensor, heads: int) -> Tensor:
-    """Rows as the file has them, for rotations of neighbours."""
-    return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
-
-
-def write(
-    path: Path, architecture: str, kinds: dict[str, str], further: dict[str, numpy.ndarray] | None = None
-) -> Any:
-    """Writes a model of one layer; returns transformers' model of the values in the file.
-
-    kinds: the formats of the layer's matrices; float32 for those that are not named. further: more tensors
-    """
-    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2"}[architecture]
-    config = getattr(transformers, f"{kind}Config")(
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HIDDEN // HEADS,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=architecture == "gemma2",
-    )
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(1)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HIDDEN // HEADS)
-    writer.add_value_length(HIDDEN // HEADS)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"t{i}" for i in range(VOCABULARY)])
-
-    names = {
-        "token_embd": model.model.embed_tokens,
-        "output_norm": model.model.norm,
-        "blk.0.attn_norm": model.model.layers[0].input_layernorm,
-        "blk.0.ffn_norm": model.model.layers[0].post_attention_layernorm,
-        **{f"blk.0.attn_{p}": getattr(model.model.layers[0].self_attn, f"{p}_proj") for p in "qkv"},
-        "blk.0.attn_output": model.model.layers[0].self_attn.o_proj,
-        **{f"blk.0.ffn_{p}": getattr(model.model.layers[0].mlp, f"{p}_proj") for p in ("gate", "up", "down")},
-    }
-    layer = model.model.layers[0]
-    if architecture == "gemma2":
-        names["blk.0.ffn_norm"] = layer.pre_feedforward_layernorm
-        names["blk.0.post_attention_norm"] = layer.post_attention_layernorm
-        names["blk.0.post_ffw_norm"] = layer.post_feedforward_layernorm
-    else:
-        names["output"] = model.lm_head
-    if architecture == "qwen3":
-        names["blk.0.attn_q_norm"] = layer.self_attn.q_norm
-        names["blk.0.attn_k_norm"] = layer.self_attn.k_norm
-    for name, module in names.items():
-        for leaf, parameter in module.named_parameters():
-            value = parameter.data
-            heads = {"blk.0.attn_q": HEADS, "blk.0.attn_k": KV_HEADS}.get(name)
-            turned = architecture == "llama" and heads is not None
-            if name in kinds and leaf == "weight":
-                made = kinds[name]
-                if made in blocks.FORMATS:
-                    raw = random_blocks(made, *value.shape)
-                else:
-                    raw = gguf.quants.quantize(value.numpy(), type_of(made))
-                stored = torch.from_numpy(gguf.quants.dequantize(raw, type_of(made)).copy())
-                if turned:  # the other way round
-                    stored = stored.view(heads, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
-                parameter.data = stored
-                writer.add_tensor(f"{name}.{leaf}", raw, raw_dtype=type_of(made))
-                continue
-            if architecture == "gemma2" and "norm" in name:
-                parameter.data = value = torch.randn_like(value) * 0.1
-                value = value + 1
-            if turned:
-                value = in_pairs(value, heads)
-            writer.add_tensor(f"{name}.{leaf}", value.numpy())
-    for name, tensor in (further or {}).items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model
-
-
-ALL = {
-    f"blk.0.{name}": "Q4_0" for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up")
-}
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("architecture", KINDS_OF_MODELS)
 def test_logits_are_those_of_the_dequantised_model(tmp_path, architecture):
     kinds = {**ALL, "blk.0.attn_k": "Q4_1", "blk.0.ffn_down": "Q4_K"}
     expected = write(tmp_path / "model.gguf", architecture, kinds)
@@ -245,6 +134,26 @@ def test_formats_without_kernels_are_dequantised_and_named(tmp_path, caplog):
     assert isinstance(model.model.layers[0].mlp.up_proj.weight, aoext.Int4Tensor)
     wanted = expected(IDS).logits
     assert (model(IDS).logits - wanted).norm() <= 5e-2 * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K", "MXFP4"])
+def test_embeddings_stay_quantised_and_output_layers_share_them(tmp_path, kind, caplog):
+    expected = write(tmp_path / "model.gguf", "gemma3", {"token_embd": kind})
+    with caplog.at_level(logging.WARNING):
+        model = load_gguf(tmp_path / "model.gguf", dtype=torch.float32)
+        plain = load_gguf(tmp_path / "model.gguf", dtype=torch.float32, quantize_embeddings=False)
+    assert "load_gguf" not in caplog.text
+    weight = model.model.embed_tokens.weight
+    assert type(weight) is KINDS[kind][0]
+    assert model.lm_head.weight is weight
+    assert type(plain.model.embed_tokens.weight) is torch.nn.Parameter
+    wanted = expected(IDS).logits
+    for made in (model, plain):
+        assert (made(IDS).logits - wanted).norm() <= 1e-4 * wanted.norm()
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
 def test_unknown_architectures(tmp_path):

@@ -23,6 +23,7 @@ import torch
 from fuzz.bad_calls import bad_call
 from fuzz.draws import Answer, Draw
 from fuzz.files import damaged_file
+from fuzz.gguf_files import damaged_gguf
 from fuzz.good_calls import good_call
 from fuzz.helper_calls import helper_call
 from fuzz.weights import weight_steps
@@ -33,6 +34,7 @@ KINDS: dict[str, Callable[[Draw], tuple[str, Callable[[], Answer]]]] = {
     "helpers": helper_call,
     "weights": weight_steps,
     "files": damaged_file,
+    "gguf": damaged_gguf,
 }
 
 # Memory that a case may take beyond what the process has: huge sizes are to be refused, not to be filled.

@@ -9,7 +9,6 @@ from typing import Any
 import click
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-import aoext
 from aoext.configs import AUTO
 from aoext.convert import AOEXT, FORMATS, convert_checkpoint
 from aoext.schemes import SCHEMES, as_config
@@ -44,6 +43,11 @@ class _GroupSize(click.ParamType):
     help="Of --format bitsandbytes: scales of 8 bits, rounded.",
 )
 @click.option("--format", type=click.Choice(FORMATS), default=AOEXT, help="Whose checkpoint TARGET is.")
+@click.option(
+    "--dtype",
+    type=click.Choice(("bfloat16", "float16", "float32")),
+    help="Of a GGUF file's activations, and of all in it that is not quantised; bfloat16 if not given.",
+)
 def convert(
     source: Path,
     target: Path,
@@ -52,6 +56,7 @@ def convert(
     symmetric: bool,
     double_quantization: bool,
     format: str,
+    dtype: str | None,
 ) -> None:
     """Write SOURCE as a checkpoint of aoext in the folder TARGET, which from_pretrained loads.
 
@@ -71,10 +76,14 @@ def convert(
         if source.is_file():
             if scheme is not None or format != AOEXT:
                 raise click.UsageError("a GGUF file keeps its scheme: leave out --scheme and --format")
-            if target.exists():
-                raise FileExistsError(f"convert: {target} is there already")
-            aoext.load_gguf(source).save_pretrained(target)
+            import torch
+
+            from aoext.integrations.gguf_convert import convert_gguf
+
+            click.echo(convert_gguf(source, target, getattr(torch, dtype or "bfloat16")))
             return
+        if dtype is not None:
+            raise click.UsageError("--dtype is for a GGUF file: a checkpoint's own stays")
         config = None if scheme is None else as_config("convert", {"scheme": scheme, **arguments})
         options: dict[str, Any] = {"format": format, "double_quantization": double_quantization}
         click.echo(convert_checkpoint(source, target, config, **options, each=_with_progress))
