@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
 class Operation(ConversionOps):
     """Makes a weight of what a checkpoint has of it.
 
-    All weights share one: transformers copies a converter with its operations for every tensor of a file, and
-    the quantiser knows all of these tensors.
+    All weights share one, for the quantiser that it has knows every tensor of the checkpoint.
     """
 
     def __init__(self, quantizer: AoextQuantizer) -> None:
@@ -46,7 +47,15 @@ class Operation(ConversionOps):
 
 
 class Converter(WeightConverter):
-    """Tells its operation what the checkpoint calls a weight; a base model's name lacks the prefix there."""
+    """Tells its operation what the checkpoint calls a weight; a base model's name lacks the prefix there.
+
+    transformers makes a deep copy for each tensor of a file, to collect those of one weight in it.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Converter:
+        twin = copy.copy(self)
+        twin.collected_tensors, twin.layer_targets = defaultdict(list), defaultdict(set)
+        return twin
 
     def convert(self, layer_name: str, *args: Any, **kwargs: Any) -> Any:
         (operation,) = self.operations
