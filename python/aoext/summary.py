@@ -111,8 +111,8 @@ def what_stays(
         left = sum(sizes.get(name, 0) for name in refused)
         meant = left + sum(sizes.get(name, 0) for name in chosen)
         yield (
-            f"{len(chosen)} of {len(chosen) + len(refused)} layers are quantised; the other {len(refused)} stay "
-            f"as they are, {_megabytes(left)} of {_megabytes(meant)}"
+            f"{len(chosen)} of {len(chosen) + len(refused)} layers are quantised; the other {len(refused)}, "
+            f"{_megabytes(left)} of {_megabytes(meant)}, stay as they are"
         )
     plain, values = plain_parameters(model, refused, chosen, "the config leaves it as it is", tied)
     if _share(plain, values) > NOTABLE_SHARE:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from aoext.integrations.transformers import hooks
 from aoext.integrations.transformers.config import METHOD, AoextConfig
-from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt, has_quantised
+from aoext.integrations.transformers.quantizer import AoextQuantizer, adopt, candidates, has_quantised
 
-__all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "has_quantised"]
+__all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "candidates", "has_quantised"]
 
 hooks.keep_foreign_checkpoints()
 hooks.offload_quantized_weights()

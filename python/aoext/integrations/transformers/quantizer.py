@@ -97,7 +97,7 @@ class AoextQuantizer(HfQuantizer):
     def form_of(self, model: nn.Module, param_name: str) -> QuantizedTensor | None:
         """The quantised weight that a parameter becomes, on the meta device; None for others."""
         if self.pre_quantized:
-            name = next((name for name in _candidates(model, param_name) if name in self.descriptions), "")
+            name = next((name for name in candidates(model, param_name) if name in self.descriptions), "")
             description = self.descriptions.get(name)
             if description is None or f"{name}.qdata" not in self.stored:
                 return None
@@ -136,7 +136,7 @@ class AoextQuantizer(HfQuantizer):
                 self.reader,
                 checkpoint_files or (),
                 model.dtype,
-                lambda layer: not names.isdisjoint(_candidates(model, f"{layer}.weight")),
+                lambda layer: not names.isdisjoint(candidates(model, f"{layer}.weight")),
             )
             for note in self.reader.notes:
                 logger.warning("AoextConfig: %s", note)
@@ -203,7 +203,7 @@ class AoextQuantizer(HfQuantizer):
         for key, form in stored.items():
             if not key.endswith(".weight") or form.dtype not in _STORED:
                 continue
-            for name in _candidates(model, key):
+            for name in candidates(model, key):
                 path, _, leaf = name.rpartition(".")
                 with contextlib.suppress(AttributeError):
                     module = model.get_submodule(path)
@@ -242,8 +242,8 @@ class AoextQuantizer(HfQuantizer):
         return model
 
     def describes(self, model: Any, stored_as: str, name: str) -> Any:
-        """What the checkpoint says of a weight; by its name there, or by the model's, as transformers saves."""
-        for candidate in (stored_as, *_candidates(model, name)):
+        """What the checkpoint says of a weight, by its name there or, as transformers saves, the model's."""
+        for candidate in (stored_as, *candidates(model, name)):
             if candidate in self.descriptions:
                 return self.descriptions[candidate]
         raise ValueError(f"{name}: the checkpoint's metadata does not say how it is quantised")
@@ -279,7 +279,7 @@ def has_quantised(file: str) -> bool:
     return str(file).endswith(".safetensors") and serialization.has_quantised(file)
 
 
-def _candidates(model: Any, name: str) -> tuple[str, ...]:
+def candidates(model: Any, name: str) -> tuple[str, ...]:
     """A name, with and without the prefix that a model with a head gives to its base model."""
     prefix = f"{model.base_model_prefix}."
     return name, prefix + name, name.removeprefix(prefix)
