@@ -16,7 +16,7 @@ from aoext import serialization
 from aoext.configs import QuantizationConfig
 from aoext.layers import has_transposed_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name
-from aoext.serialization.container import Source
+from aoext.serialization.container import DamagedFileError, Source
 
 CONFIG = "config.json"
 
@@ -84,7 +84,7 @@ class Checkpoint:
         if self._model_type is None:
             named = reprlib.repr(self.settings.get("architectures"))
             raise self.config_file.error(f"architectures must name a model of transformers, got {named}")
-        with self.config_file.named():
+        try:
             described = transformers.AutoConfig.from_pretrained(self.folder)
             layers = getattr(described.get_text_config(), "num_hidden_layers", 0)
             if layers > len(self.places):
@@ -94,6 +94,10 @@ class Checkpoint:
                 )
             with torch.device("meta"):
                 return self._model_type._from_config(described)
+        except (OSError, ImportError, DamagedFileError):
+            raise
+        except Exception as error:  # whatever a model's code makes of the settings
+            raise self.config_file.error(f"{type(error).__name__}: {error}") from error
 
     @cached_property
     def _modules(self) -> dict[str, nn.Module]:
