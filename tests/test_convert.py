@@ -81,7 +81,9 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
     assert all((tmp_path / "int8" / name).stat().st_mtime_ns == time for name, time in written.items())
     weights = [p for p in load(tmp_path / "int8").parameters() if isinstance(p, QuantizedTensor)]
     assert len(weights) == 14
-    with pytest.raises(FileExistsError, match=r"convert: finished already: .*int8 is .*plain as a checkpoint"):
+    with pytest.raises(
+        FileExistsError, match=r"convert: finished already: .*int8 is .*plain as a checkpoint"
+    ):
         convert_checkpoint(*arguments)
     with pytest.raises(FileExistsError, match="is no part of this conversion"):
         convert_checkpoint(*arguments[:2], aoext.Float8WeightOnlyConfig())
@@ -269,7 +271,9 @@ def test_scales_for_gptq_are_exact_in_float16_and_the_codes_fit_them(tmp_path, s
         scale = weight.scale.t() if scheme == "int4" else weight.scale
         columns = scale.double().repeat_interleave(weight.shape[1] // scale.shape[1], 1).abs()
         if "up_proj" not in name or "layers.1" in name:  # a subnormal scale clips, which the format forces
-            assert (exactly(weight) - plain[name].double()).abs().le(0.5001 * columns).float().mean() > 0.98, name
+            assert (exactly(weight) - plain[name].double()).abs().le(
+                0.5001 * columns
+            ).float().mean() > 0.98, name
         assert torch.equal(scale.half().float(), scale.float()), name
 
 
