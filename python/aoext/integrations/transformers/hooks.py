@@ -57,6 +57,11 @@ def offload_quantized_weights() -> None:
         from aoext.integrations.accelerate import offload_quantized
 
         getattr(missing, "missing_keys", missing).discard(target_name)  # a set in older releases
-        return offload_quantized(param, target_name, folder, index)
+        index = offload_quantized(param, target_name, folder, index)
+        (operation,) = getattr(ops, "operations", None) or [ops.quantization_operation]
+        for alias, name in operation.hf_quantizer.tied.items():
+            if name == target_name:
+                index[alias] = index[name]
+        return index
 
     loading.offload_and_maybe_resave_param = offloaded

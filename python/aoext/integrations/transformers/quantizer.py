@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, WeightConverter
-from transformers.integrations.accelerate import load_offloaded_parameter
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
@@ -49,6 +48,7 @@ class AoextQuantizer(HfQuantizer):
         self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
+        self.tied: Mapping[str, str] = {}  # names of weights that are those of other names
         # How ranks share the weights that they quantise, by tensor parallel plans.
         self.distributions: dict[str, Any] = {}
 
@@ -117,6 +117,7 @@ class AoextQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
     ) -> None:
         self.left_alone = self._modules_to_leave_alone(model)
+        self.tied = getattr(model, "all_tied_weights_keys", None) or {}
         if not self.pre_quantized:
             self._tell_apart(any(map(has_quantised, checkpoint_files or ())))
         if not self.pre_quantized:
@@ -194,8 +195,7 @@ class AoextQuantizer(HfQuantizer):
             logger.warning("AoextConfig: %s: not quantised: %s", layers, reason)
         if not chosen:
             logger.warning("AoextConfig: %s has no layer that is quantised", type(model).__name__)
-        tied = getattr(model, "all_tied_weights_keys", None) or ()  # of models of transformers
-        for line in what_stays(model, chosen, refused, tied):
+        for line in what_stays(model, chosen, refused, self.tied):
             logger.warning("AoextConfig: %s", line)
 
     def _expect(self, model: Any, stored: Mapping[str, Tensor]) -> None:
@@ -251,15 +251,25 @@ class AoextQuantizer(HfQuantizer):
     # Saving, and the way back
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        state: dict[str, Tensor] = {}
-        for name, tensor in model.state_dict().items():
-            if isinstance(tensor, QuantizedTensor) and tensor.is_meta:
-                state[name] = load_offloaded_parameter(model, name)
+        state = model.state_dict()
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
+        for name, tensor in list(state.items()):
+            if tensor.is_meta and tied.get(name) in state:
+                del state[name]  # which from_pretrained ties again
+            elif tensor.is_meta:
+                state[name] = self._offloaded(model, name, tensor)
             elif name in self.distributions:
                 state[name] = cast(Any, tensor).full_tensor()
-            else:
-                state[name] = tensor
         return serialization.flattened(state)
+
+    def _offloaded(self, model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+        """A tensor that accelerate keeps for a model; plain ones stay there where transformers gets them."""
+        from aoext.integrations.accelerate import offloaded
+
+        stored = offloaded(model, name)
+        places = getattr(model, "hf_device_map", {}).values()
+        gets_plain = "cpu" in places or "disk" in places
+        return tensor if gets_plain and not isinstance(stored, QuantizedTensor) else stored
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for module in model.modules():
