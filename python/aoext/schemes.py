@@ -61,6 +61,7 @@ Scheme = QuantizationConfig | str | Mapping[str, Any]
 def as_config(who: str, scheme: Any) -> QuantizationConfig:
     """The config that `scheme` stands for: a config, a name of SCHEMES, or what `to_dict` gives.
 
+    A name means group_size="auto" where its config has groups.
     `who` begins error messages. TypeError for other types, ValueError for unknown names and wrong values.
 
     >>> as_config("example", {"scheme": "int4", "group_size": 32})
