@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_a_plain_checkpoint_in_several_files(tmp_path, tied):
     llama(tie_word_embeddings=tied).save_pretrained(tmp_path / "plain", max_shard_size="40KB")
     done = run(tmp_path / "plain", tmp_path / "int4", "--scheme", "int4", "--group-size", 32)
     assert done.exit_code == 0, done.output
-    assert "not quantised: 14 weights quantised by aoext" in done.output
+    assert done.output.splitlines()[-1].startswith("plain -> aoext: 14 weights quantised, ")
     config = aoext.AoextConfig({"scheme": "int4", "group_size": 32})
     same_bits(load(tmp_path / "plain", quantization_config=config), load(tmp_path / "int4"))
     assert (tmp_path / "int4" / DEFAULT_INDEX).is_file()
@@ -80,8 +81,12 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
     assert all((tmp_path / "int8" / name).stat().st_mtime_ns == time for name, time in written.items())
     weights = [p for p in load(tmp_path / "int8").parameters() if isinstance(p, QuantizedTensor)]
     assert len(weights) == 14
-    with pytest.raises(FileExistsError):
+    with pytest.raises(
+        FileExistsError, match=r"convert: finished already: .*int8 is .*plain as a checkpoint"
+    ):
         convert_checkpoint(*arguments)
+    with pytest.raises(FileExistsError, match="is no part of this conversion"):
+        convert_checkpoint(*arguments[:2], aoext.Float8WeightOnlyConfig())
 
 
 def test_what_cannot_be_converted(tmp_path):
@@ -94,6 +99,10 @@ def test_what_cannot_be_converted(tmp_path):
         ((tmp_path / "empty", tmp_path / "out"), "must be a folder with a config.json"),
         ((tmp_path / "plain", tmp_path / "gptq", "--scheme", "int8"), "is there already"),
         ((tmp_path / "plain", tmp_path / "out", "--scheme", "int8", "--group-size", 3), "for --scheme int4"),
+        (
+            (tmp_path / "plain", tmp_path / "out", "--scheme", "int4", "--group-size", 100),
+            "plain has no layer that Int4WeightOnlyConfig(group_size=100, symmetric=False) quantises",
+        ),
     ):
         done = run(*arguments)
         assert done.exit_code != 0
@@ -207,7 +216,7 @@ def test_another_librarys_checkpoint(tmp_path, form, scheme):
     for target, name in (("ours", "aoext"), ("theirs", form)):
         done = run(tmp_path / "plain", tmp_path / target, "--scheme", *scheme, "--format", name)
         assert done.exit_code == 0, done.output
-        assert f"14 weights quantised by {name}" in done.output
+        assert f"plain -> {name}: 14 weights quantised" in done.output
     written = json.loads((tmp_path / "theirs" / "config.json").read_text())["quantization_config"]
     assert written["quant_method"] == form
     ours, theirs = load(tmp_path / "ours"), keep(tmp_path / "theirs")
@@ -279,9 +288,91 @@ def test_layers_that_a_format_cannot_say_are_named(tmp_path):
     )
     assert done.exit_code != 0
     for part in ("self_attn.q_proj", "mlp.down_proj"):
-        line = f"model.layers.1.{part}: its zero points are no multiples of its scales"
-        assert line in done.output
+        line = f"model.layers.*.{part} (2): its zero points are no multiples of its scales"
+        assert done.output.count(line) == 1
+    assert "comes of symmetric=True (--symmetric)" in done.output
     assert not (tmp_path / "out").exists()  # nothing half converted is left
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int8"])
+def test_scales_for_gptq_are_exact_in_float16_and_the_codes_fit_them(tmp_path, scheme):
+    model = llama().float()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight *= 1e-4  # scales below float16's normal numbers
+        model.model.layers[0].mlp.down_proj.weight[:, :32] = 0
+    model.save_pretrained(tmp_path / "plain")
+    options = ("--group-size", 32, "--symmetric") if scheme == "int4" else ()
+    done = run(tmp_path / "plain", tmp_path / "gptq", "--scheme", scheme, *options, "--format", "gptq")
+    assert done.exit_code == 0, done.output
+    plain, theirs = load(tmp_path / "plain").state_dict(), keep(tmp_path / "gptq").state_dict()
+    for name, weight in theirs.items():
+        if not isinstance(weight, QuantizedTensor):
+            continue
+        scale = weight.scale.t() if scheme == "int4" else weight.scale
+        columns = scale.double().repeat_interleave(weight.shape[1] // scale.shape[1], 1).abs()
+        if "up_proj" not in name or "layers.1" in name:  # a subnormal scale clips, which the format forces
+            assert (exactly(weight) - plain[name].double()).abs().le(
+                0.5001 * columns
+            ).float().mean() > 0.98, name
+        assert torch.equal(scale.half().float(), scale.float()), name
+
+
+def test_settings_and_files_of_strangers_end_in_an_error_that_names_them(tmp_path):
+    source = tmp_path / "plain"
+    llama().save_pretrained(source)
+    good = json.loads((source / "config.json").read_text())
+    config = aoext.Int8WeightOnlyConfig()
+    for text, message in (
+        ("[]", "it must be a JSON object"),
+        ("null", "it must be a JSON object"),
+        ("{", "Expecting property name"),
+        (json.dumps({**good, "quantization_config": "int4"}), "quantization_config must be a JSON object"),
+        (json.dumps({**good, "architectures": ["pipeline"]}), "architectures must name a model of transf"),
+        (json.dumps({**good, "architectures": 3}), "architectures must name a model of transformers"),
+        (json.dumps({**good, "num_hidden_layers": 2**31}), "num_hidden_layers must be at most 21"),
+        (json.dumps({**good, "hidden_size": "many"}), "hidden_size"),
+    ):
+        (source / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=message) as raised:
+            convert_checkpoint(source, tmp_path / "out", config)
+        assert str(source / "config.json") in str(raised.value)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_links_that_lead_elsewhere_and_pipes_are_not_copied(tmp_path):
+    source = tmp_path / "snapshots" / "plain"
+    llama().save_pretrained(source)
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1").write_text("{}")
+    (source / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    (source / "tokenizer.json").symlink_to("../../blobs/1")  # as in the cache of huggingface_hub
+    os.mkfifo(source / "pipe.txt")
+    result = convert_checkpoint(source, tmp_path / "out", aoext.Int8WeightOnlyConfig())
+    assert result.notes == [
+        "notes.txt is not copied: a link that leads out of the folder",
+        "pipe.txt is not copied: no regular file",
+    ]
+    copied = {file.name for file in (tmp_path / "out").iterdir()}
+    assert copied == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    os.mkfifo(source / "more.safetensors")
+    with pytest.raises(ValueError, match=r"more\.safetensors: it is no regular file"):
+        convert_checkpoint(source, tmp_path / "again", aoext.Int8WeightOnlyConfig())
+
+
+def test_a_damaged_marker_is_named_and_an_empty_folder_stays(tmp_path):
+    llama().save_pretrained(tmp_path / "plain")
+    target = tmp_path / "out"
+    target.mkdir()
+    asymmetric = aoext.Int4WeightOnlyConfig(group_size=32)
+    with pytest.raises(ValueError, match="gptq cannot say exactly"):
+        convert_checkpoint(tmp_path / "plain", target, asymmetric, format="gptq")
+    assert list(target.iterdir()) == []
+    for text in ("", "null", '{"claim": 1}', '{"claim": {}, "done": {"model.safetensors": {}}}'):
+        (target / MARKER).write_text(text)
+        with pytest.raises(ValueError, match=rf"{MARKER}: it is damaged .*: remove {target}"):
+            convert_checkpoint(tmp_path / "plain", target, asymmetric)
 
 
 def test_an_interrupted_conversion_to_another_format_goes_on(tmp_path):

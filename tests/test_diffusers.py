@@ -108,6 +108,14 @@ def test_quantise_save_and_load_again(tmp_path, make: Callable[[], Any], scheme)
         same_bits(model, load(tmp_path / str(options), torch_dtype=BF16))
 
 
+def test_a_warning_says_how_much_a_config_leaves_out(tmp_path, caplog):
+    transformer().save_pretrained(tmp_path)
+    config = aoext.AoextConfig(aoext.Int4WeightOnlyConfig(group_size=128))
+    diffusers.SD3Transformer2DModel.from_pretrained(tmp_path, quantization_config=config, torch_dtype=BF16)
+    assert "layers are quantised; the other" in caplog.text
+    assert "of the model's values stay unquantised" in caplog.text
+
+
 def test_a_model_that_was_quantised_in_place_is_saved(tmp_path):
     model = transformer().to(BF16)
     aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=32))

@@ -223,3 +223,19 @@ def test_import_brings_no_compiler():
         "print([n for n in set(sys.modules) - before if n.startswith(('torch._inductor', 'torch._dynamo'))])"
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_source_tree_that_nobody_has_installed_can_be_imported():
+    program = """
+import torch
+import importlib.metadata as metadata
+
+def missing(name):
+    raise metadata.PackageNotFoundError(name)
+
+metadata.version = metadata.requires = missing
+import aoext
+print(aoext.__version__)
+"""
+    done = run_python(program)
+    assert done.stdout == "unknown\n", done.stderr

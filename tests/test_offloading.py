@@ -73,6 +73,49 @@ def test_offloaded_models_generate_the_same(tmp_path, device, scheme, rest, tied
         same_bits(load(tmp_path / "again"), load(tmp_path / "ours"))
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_offloaded_models_are_saved_in_every_state(tmp_path, tied):
+    llama(tie_word_embeddings=tied).save_pretrained(tmp_path / "plain", max_shard_size="40KB")
+    config = aoext.AoextConfig(SCHEMES["int8"], quantize_embeddings=True)
+    whole = load(tmp_path / "plain", quantization_config=config)
+    whole.save_pretrained(tmp_path / "ours", max_shard_size="40KB")
+
+    def mapped(where: Any, source: str = "ours", **options: Any) -> Any:
+        folder = tmp_path / "offloaded"
+        return load(tmp_path / source, device_map=where, offload_folder=folder, **options)
+
+    def by_accelerate(offload: Any, *arguments: Any, **options: Any) -> Any:
+        return offload(load(tmp_path / "ours"), *arguments, **options)
+
+    ways = {
+        "a layer on disk": lambda: mapped(device_map("cpu", "disk")),
+        "all but a layer on disk": lambda: mapped(
+            device_map("disk", "cpu"), "plain", quantization_config=config
+        ),
+        "all on disk": lambda: mapped({"": "disk"}),
+        "cpu_offload": lambda: by_accelerate(accelerate.cpu_offload, "cpu"),
+        "disk_offload": lambda: by_accelerate(accelerate.disk_offload, tmp_path / "disk", "cpu"),
+        "dispatch": lambda: by_accelerate(
+            accelerate.dispatch_model, device_map("cpu", "disk"), offload_dir=tmp_path / "dispatched"
+        ),
+    }
+    logits = whole(IDS).logits
+    for way, offloaded in ways.items():
+        model = offloaded()
+        for state in ("before the first forward", "after it"):
+            model.save_pretrained(tmp_path / "again", max_shard_size="40KB")
+            same_bits(load(tmp_path / "again"), whole)
+            assert torch.equal(model(IDS).logits, logits), (way, state)
+
+
+def test_a_model_without_values_is_not_saved(tmp_path):
+    with torch.device("meta"):
+        model = llama()
+    aoext.quantize_(model, SCHEMES["int8"])
+    with pytest.raises(ValueError, match=r"embed_tokens\.weight is on the meta device and has no values"):
+        model.save_pretrained(tmp_path)
+
+
 def test_auto_knows_how_small_the_quantised_model_is(tmp_path):
     llama().save_pretrained(tmp_path / "plain")
     on_disk: Any = {}

@@ -52,3 +52,12 @@ def test_a_quantised_model_runs_in_onnxruntime(name, bias, tmp_path, generator):
     expected = model(x).detach()
     error = (torch.from_numpy(result) - expected).norm() / expected.norm()
     assert error < (1e-2 if "dynamic" in name else 1e-5)  # another rounding of an activation now and then
+
+
+def test_an_export_without_the_table_names_it():
+    model = nn.Sequential(nn.Linear(64, 48)).eval()
+    aoext.quantize_(model, CONFIGS["int8"])
+    with pytest.raises(
+        torch.onnx.OnnxExporterError, match=r"bf16i8bf16.*=aoext\.onnx\.translations\(\) has it"
+    ):
+        torch.onnx.export(model, (torch.randn(3, 64),), dynamo=True, opset_version=21)

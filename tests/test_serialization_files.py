@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 from torch import nn
 
 from aoext.cli.commands import cli
@@ -376,6 +377,54 @@ def invoke(*arguments: object):
     return CliRunner().invoke(cli, ["info", *map(str, arguments)])
 
 
+def test_info_says_whose_a_checkpoint_is_that_is_not_aoexts(tmp_path):
+    save_file(
+        {"a": torch.zeros(8, 64), "b": torch.zeros(4, dtype=torch.int32)}, tmp_path / "model.safetensors"
+    )
+    kinds = ["  float32: 1, 0.00 MB", "  int32: 1, 0.00 MB"]
+    for said, whose, advice in (
+        (None, "no config.json beside it says whose", None),
+        ("[]", "no config.json beside it says whose", None),
+        ("{}", "plain", 'quantised by `aoext convert … --scheme int4` or AoextConfig("int4")'),
+        ('{"quantization_config": {"quant_method": "gptq"}}', "quantised by gptq", "`aoext convert` and"),
+        ('{"quantization_config": {"quant_method": "eetq"}}', "quantised by eetq", "aoext does not read it"),
+        ('{"quantization_config": {"quant_method": ["gptq"]}}', "quantised by ['gptq']", "does not read it"),
+    ):
+        if said is not None:
+            (tmp_path / "config.json").write_text(said)
+        for path in (tmp_path, tmp_path / "model.safetensors"):
+            result = invoke(path)
+            assert result.exit_code == 0, result.output
+            first, *lines = result.output.splitlines()
+            assert first == f"{path}: no checkpoint of aoext's, {whose}, 1 file(s)"
+            assert lines[:2] == kinds
+            assert (advice in lines[2]) if advice else len(lines) == 2
+
+
+def test_info_knows_gguf_files(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + (290).to_bytes(8, "little") + bytes(1000))
+    result = invoke(path)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"{path}: a GGUF file, version 3, 290 tensors, 0.00 MB")
+    assert "`aoext convert` and aoext.load_gguf" in result.output
+    path.write_bytes(b"GGUF" + bytes(3))
+    assert f"{path}: it is a GGUF file that was cut" in invoke(path).output
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_nobody_waits_for_a_pipe(tmp_path, generator):
+    os.mkfifo(tmp_path / "model.safetensors")
+    model = deep_model(generator)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(ValueError, match=r"model\.safetensors: it is no regular file"):
+            load_model(model, path)
+        assert "it is no regular file" in invoke(path).output
+    os.mkfifo(tmp_path / "other.safetensors.index.json")
+    with pytest.raises(ValueError, match=r"other\.safetensors\.index\.json: it is no regular file"):
+        load_model(model, tmp_path / "other.safetensors")
+
+
 def test_info_tells_what_a_file_holds_and_whether_it_is_whole(generator, path):
     model = deep_model(generator)
     quantize_(model, Float8WeightOnlyConfig(), lambda _, name: name == "3")
@@ -385,7 +434,7 @@ def test_info_tells_what_a_file_holds_and_whether_it_is_whole(generator, path):
     assert result.output.splitlines() == [
         f"{path}: aoext format version 2, 1 file(s)",
         "  Float8Tensor, float8_e4m3fn, for float32: 1, 0.00 MB",
-        "  Int4Tensor, int8, for float32, group_size 32: 4, 0.01 MB",
+        "  Int4Tensor, int4, for float32, group_size 32: 4, 0.01 MB",
         "  plain float32: 6, 0.00 MB",
         "  names that share another's tensor: 1",
         "  checksums: 20 verified",

@@ -7,12 +7,16 @@ Importing aoext loads the operators of `torch.ops.ao`; `aoext.quantize_` puts th
 or, while transformers loads it, `from_pretrained(..., quantization_config=aoext.AoextConfig("int4"))`.
 """
 
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import Any as _Any
 
 from aoext._library import load_library as _load_library
 
-__version__: str = _version("aoext")
+try:
+    __version__: str = _version("aoext")
+except _PackageNotFoundError:  # a source tree on the path that nobody has installed
+    __version__ = "unknown"
 
 _load_library(__path__)
 

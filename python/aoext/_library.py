@@ -161,7 +161,11 @@ def _refused(path: Path, needed: list[str], linker: str) -> str:
         return (
             f"aoext: {path} does not load with torch {torch.__version__} (2.10 or newer is needed): {linker}"
         )
-    listed = [r.split(";") for r in requires("aoext") or () if re.search(r"extra == .xpu.", r)]
+    try:
+        required = requires("aoext") or []
+    except PackageNotFoundError:  # a source tree on the path that nobody has installed
+        required = []
+    listed = [r.split(";") for r in required if re.search(r"extra == .xpu.", r)]
     versions = ", ".join(requirement.strip() for requirement, *_ in listed)
     return (
         f"aoext: this build has kernels for Intel GPUs and needs {' and '.join(needed)}, but {missing[1]} "

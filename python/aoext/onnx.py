@@ -5,6 +5,7 @@ Needs onnxscript, as torch.onnx.export does.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -200,6 +201,22 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ao.dequantize_blockwise.default: blocks_dequantized,
         ao.dequantize_lut4.default: lut4_dequantized,
     }
+
+
+def name_translations(dispatching: Any) -> None:
+    """Have the exporter name `translations` where it meets an operator of ours without them."""
+    dispatch = getattr(dispatching, "dispatch", None)
+    if dispatch is None:  # another version of PyTorch
+        return
+
+    @functools.wraps(dispatch)
+    def dispatched(node: Any, registry: Any) -> Any:
+        function, message = dispatch(node, registry)
+        if function is None and node.target in translations():
+            message += ": custom_translation_table=aoext.onnx.translations() has it"
+        return function, message
+
+    dispatching.dispatch = dispatched
 
 
 # onnx.TensorProto.DataType

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from aoext.configs import (
+    AUTO,
     PER_ROW,
     Float8DynamicActivationFloat8WeightConfig,
     Float8DynamicActivationInt4WeightConfig,
@@ -41,9 +42,16 @@ SCHEMES: dict[str, type[QuantizationConfig]] = {
     "nvfp4": NVFP4WeightOnlyConfig,
     "nf4": NF4WeightOnlyConfig,
 }
-# What a name means beside its config's defaults.
-ARGUMENTS: dict[str, dict[str, Any]] = {"float8_block": {"granularity": [[1, 128], [128, 128]]}}
-_NAMES = {config_type: name for name, config_type in SCHEMES.items() if name not in ARGUMENTS}
+# What a name means beside its config's defaults: groups that fit each layer, and DeepSeek's blocks.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    **{
+        name: {"group_size": AUTO}
+        for name, config_type in SCHEMES.items()
+        if "group_size" in {field.name for field in fields(config_type)}
+    },
+    "float8_block": {"granularity": [[1, 128], [128, 128]]},
+}
+_NAMES = {config_type: name for name, config_type in reversed(SCHEMES.items())}
 _DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT8_DTYPES}
 
 # What stands for a config: itself, its name, or the dictionary that `to_dict` makes of it.
@@ -53,6 +61,7 @@ Scheme = QuantizationConfig | str | Mapping[str, Any]
 def as_config(who: str, scheme: Any) -> QuantizationConfig:
     """The config that `scheme` stands for: a config, a name of SCHEMES, or what `to_dict` gives.
 
+    A name means group_size="auto" where its config has groups.
     `who` begins error messages. TypeError for other types, ValueError for unknown names and wrong values.
 
     >>> as_config("example", {"scheme": "int4", "group_size": 32})

@@ -1,9 +1,9 @@
-"""What quantize_ has done to a model: what is quantised, what is not and why, and the bytes of both."""
+"""What quantising does to a model: what is quantised, what is not and why, and the bytes of both."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -74,34 +74,15 @@ class QuantizationSummary:
     @property
     def plain_share(self) -> float:
         """Which share of the model's values no package has quantised, from 0 to 1."""
-        return sum(parameter.values for parameter in self.plain) / max(1, self.model_values)
+        return _share(self.plain, self.model_values)
 
     def count(self, model: nn.Module) -> None:
         """Enter what the model consists of after quantising."""
         self.model_bytes_after = model_bytes(model)
-        parameters = [p for _, _, _, p in _parameters(model)]
-        self.model_values = sum(parameter.numel() for parameter in parameters)
-        self.plain = [
-            PlainParameter(
-                name,
-                () if p.is_nested else tuple(p.shape),
-                p.numel(),
-                stored_bytes(p),
-                self._reason(name, owner, module, p),
-            )
-            for name, owner, module, p in _parameters(model)
-            if not isinstance(p, QuantizedTensor)
-        ]
-
-    def _reason(self, name: str, owner: str, module: nn.Module, parameter: Tensor) -> str:
-        if name.rpartition(".")[2] == "weight" and owner in self.skipped:
-            return self.skipped[owner]
-        return reason_to_stay(module, name, parameter)
+        self.plain, self.model_values = plain_parameters(model, self.skipped)
 
     def __str__(self) -> str:
-        first = f"{self.config}: {len(self.layers)} weights quantised, {len(self.skipped)} skipped"
-        if self.plain_share > NOTABLE_SHARE:
-            first += f"; {self.plain_share:.0%} of the model's values stay unquantised"
+        first = f"{self.config}: {_outcome(len(self.layers), self.skipped, self.plain, self.model_values)}"
         lines = [first]
         if self.layers:
             lines.append(
@@ -112,31 +93,106 @@ class QuantizationSummary:
             f"  model    {_megabytes(self.model_bytes_before)} -> {_megabytes(self.model_bytes_after)}"
         )
         lines += [f"  skipped  {names}: {why}" for names, why in grouped(self.skipped)]
-        lines += [f"  stays    {line}" for line in self._large()]
+        lines += _large(self.plain, self.skipped, self.model_values)
         return "\n".join(lines)
 
-    def _large(self) -> Iterator[str]:
-        """Parameters that stay plain and are large, those of a kind together, without skipped layers."""
-        kinds: dict[tuple[str, str], list[PlainParameter]] = {}
-        for parameter in self.plain:
-            is_skipped = self.skipped.get(parameter.name.rpartition(".")[0]) == parameter.reason
-            if len(parameter.shape) > 1 and not is_skipped:
-                kinds.setdefault((_pattern(parameter.name), parameter.reason), []).append(parameter)
-        for (names, reason), alike in kinds.items():
-            if sum(p.values for p in alike) >= LARGE_SHARE * self.model_values > 0:
-                size = _megabytes(sum(p.bytes for p in alike))
-                several = f"{len(alike)} of " if len(alike) > 1 else ""
-                names = names if len(alike) > 1 else alike[0].name
-                yield f"{names} ({several}{list(alike[0].shape)}, {size}): {reason}"
+
+def what_stays(
+    model: nn.Module, chosen: Collection[str], refused: Mapping[str, str], tied: Collection[str] = ()
+) -> Iterator[str]:
+    """What to warn of before a model is quantised: layers that cannot be, and much that stays.
+
+    chosen: names of the layers that are quantised.
+    refused: reasons by the names of those that were meant to be.
+    tied: names of parameters that will be those of other names.
+    """
+    sizes = {owner: stored_bytes(p) for name, owner, _, p in _parameters(model) if _is_weight(name)}
+    if refused:
+        left = sum(sizes.get(name, 0) for name in refused)
+        meant = left + sum(sizes.get(name, 0) for name in chosen)
+        yield (
+            f"{len(chosen)} of {len(chosen) + len(refused)} layers are quantised; the other {len(refused)}, "
+            f"{_megabytes(left)} of {_megabytes(meant)}, stay as they are"
+        )
+    plain, values = plain_parameters(model, refused, chosen, "the config leaves it as it is", tied)
+    if _share(plain, values) > NOTABLE_SHARE:
+        yield "\n".join((_outcome(len(chosen), refused, plain, values), *_large(plain, refused, values)))
 
 
-def reason_to_stay(module: nn.Module, name: str, parameter: Tensor) -> str:
+def plain_parameters(
+    model: nn.Module,
+    skipped: Mapping[str, str],
+    chosen: Collection[str] = (),
+    not_named: str = "filter_fn does not name it",
+    tied: Collection[str] = (),
+) -> tuple[list[PlainParameter], int]:
+    """The parameters that stay unquantised, and how many values the model has.
+
+    skipped: reasons by the names of layers.
+    chosen: names of layers whose weights do not stay.
+    not_named: the reason of layers that could be quantised and are in neither.
+    tied: names of parameters that do not count.
+    """
+    leaving = set(chosen)
+
+    def reason(name: str, owner: str, module: nn.Module, parameter: Tensor) -> str:
+        if _is_weight(name) and owner in skipped:
+            return skipped[owner]
+        return reason_to_stay(module, name, parameter, not_named)
+
+    found = [each for each in _parameters(model) if each[0] not in tied]
+    plain = [
+        PlainParameter(
+            name,
+            () if parameter.is_nested else tuple(parameter.shape),
+            parameter.numel(),
+            stored_bytes(parameter),
+            reason(name, owner, module, parameter),
+        )
+        for name, owner, module, parameter in found
+        if not isinstance(parameter, QuantizedTensor) and not (_is_weight(name) and owner in leaving)
+    ]
+    return plain, sum(parameter.numel() for _, _, _, parameter in found)
+
+
+def _share(plain: list[PlainParameter], values: int) -> float:
+    return sum(parameter.values for parameter in plain) / max(1, values)
+
+
+def _outcome(count: int, skipped: Mapping[str, str], plain: list[PlainParameter], values: int) -> str:
+    """What a summary says first."""
+    line = f"{count} weights quantised, {len(skipped)} skipped"
+    if (share := _share(plain, values)) > NOTABLE_SHARE:
+        line += f"; {share:.0%} of the model's values stay unquantised"
+    return line
+
+
+def _large(plain: list[PlainParameter], skipped: Mapping[str, str], values: int) -> Iterator[str]:
+    """Lines on parameters that stay plain and are large, those of a kind together, without skipped layers."""
+    kinds: dict[tuple[str, str], list[PlainParameter]] = {}
+    for parameter in plain:
+        is_skipped = skipped.get(parameter.name.rpartition(".")[0]) == parameter.reason
+        if len(parameter.shape) > 1 and not is_skipped:
+            kinds.setdefault((_pattern(parameter.name), parameter.reason), []).append(parameter)
+    for (names, reason), alike in kinds.items():
+        if sum(p.values for p in alike) >= LARGE_SHARE * values > 0:
+            size = _megabytes(sum(p.bytes for p in alike))
+            several = f"{len(alike)} of " if len(alike) > 1 else ""
+            names = names if len(alike) > 1 else alike[0].name
+            yield f"  stays    {names} ({several}{list(alike[0].shape)}, {size}): {reason}"
+
+
+def _is_weight(name: str) -> bool:
+    return name.rpartition(".")[2] == "weight"
+
+
+def reason_to_stay(module: nn.Module, name: str, parameter: Tensor, not_named: str) -> str:
     """Why a parameter is not quantised that is no weight of a layer to be quantised."""
     kind = type(module).__name__
     if isinstance(module, nn.Embedding):
         return "an embedding (quantize_embeddings=True)"
-    if isinstance(module, tuple(CLASSES)) and name.rpartition(".")[2] == "weight":
-        return "filter_fn does not name it"
+    if isinstance(module, tuple(CLASSES)) and _is_weight(name):
+        return not_named
     if isinstance(module, nn.EmbeddingBag):
         return "an embedding bag"
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aoext import layouts
 from aoext.layouts import SIGN_BITS, float64
-from aoext.packing import describe, has_values, one_of
-from aoext.tensors import Int4Tensor, QuantizedTensor
+from aoext.packing import describe, has_values, held, one_of, pack_int4
+from aoext.tensors import Int4Tensor, Int8Tensor, QuantizedTensor
 
 
 class Reader:
@@ -72,6 +72,9 @@ class Writer:
 
     Facts of a layer are what `settings` needs to know of it, in JSON's types.
     """
+
+    # That of its scales, where the format has one alone; weights that are quantised for it get such scales.
+    scale_dtype: torch.dtype | None = None
 
     def __init__(self, *, symmetric: bool) -> None:
         """symmetric: whether the weights are known to have no zero points."""
@@ -146,6 +149,30 @@ def exactly(layer: str, scale: Tensor, *dtypes: torch.dtype) -> Tensor:
     raise ValueError(
         f"{layer}: its scales and zero points are not exact in {one_of(dtypes)}, as the format has them"
     )
+
+
+def with_scales_in(dtype: torch.dtype, weight: QuantizedTensor, plain: Tensor) -> QuantizedTensor:
+    """A weight whose scales are exact in `dtype`: those of `weight`, rounded, with codes that fit them.
+
+    plain: what `weight` was quantised of, [N, K]. int8 by row and int4 without zero points alone; others, and
+        what is beyond the dtype, stay as they are.
+    """
+    if not isinstance(weight, (Int4Tensor, Int8Tensor)):
+        return weight
+    if isinstance(weight, Int4Tensor) and bool(weight.zero_point.any()):
+        return weight
+    sizes = held(weight.scale.abs().float(), dtype).to(dtype).float()
+    if not bool(sizes.isfinite().all()) or torch.equal(sizes, weight.scale.abs().float()):
+        return weight
+    scale = sizes.copysign(weight.scale.float())
+    parts: dict[str, Tensor | None] = dict.fromkeys(weight.fields)
+    if isinstance(weight, Int4Tensor):
+        groups = plain.float().unflatten(1, (scale.shape[0], -1))
+        codes = (groups / scale.t().unsqueeze(-1)).round_().clamp_(-8, 7).flatten(1)
+        parts["qdata"], parts["zero_point"] = pack_int4(codes.to(torch.int8)), torch.zeros_like(scale)
+    else:
+        parts["qdata"] = (plain.float() / scale).round_().clamp_(-127, 127).to(torch.int8)
+    return type(weight).from_fields({**parts, "scale": scale}, weight.dtype, **weight.named_attributes())
 
 
 def int32_words(codes: Tensor) -> Tensor:

@@ -103,6 +103,8 @@ def _eight_bits(
 class GptqWriter(Writer):
     """The same four tensors, scales in float16. Zeros minus one where all are 8 (or 128), else version 2."""
 
+    scale_dtype = torch.float16
+
     def write(self, layer: str, weight: QuantizedTensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if weight.quantizes_input_to is not None:
             raise ValueError(f"{layer}: activations that are quantised have no place in the format")
@@ -116,7 +118,7 @@ class GptqWriter(Writer):
         tensors = {
             "qweight": int32_words(codes).t().contiguous(),
             "qzeros": int32_words(zero) - (_ONE_EACH[4] if self.symmetric else 0),
-            "scales": exactly(layer, scale, torch.float16),
+            "scales": exactly(layer, scale, self.scale_dtype),
             "g_idx": group.to(torch.int32),
         }
         columns = weight.shape[1]
@@ -149,7 +151,7 @@ class GptqWriter(Writer):
         tensors = {
             "qweight": codes.view(torch.int32).t().contiguous(),
             "qzeros": zeros.view(torch.int32) - (_ONE_EACH[8] if self.symmetric else 0),
-            "scales": exactly(layer, weight.scale.t(), torch.float16),
+            "scales": exactly(layer, weight.scale.t(), self.scale_dtype),
             "g_idx": group,
         }
         facts = {"group_size": group_size, "columns": columns, "ordered": order is not None}

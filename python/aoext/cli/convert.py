@@ -34,7 +34,7 @@ class _GroupSize(click.ParamType):
     "--group-size",
     type=_GroupSize(),
     help="Of int4 and its like: a number, -1 for whole rows, "
-    'or "auto" for the largest of 128 to 16 that fits each layer.',
+    'or "auto", the default: the largest of 128 to 16 that fits each layer.',
 )
 @click.option("--symmetric", is_flag=True, help="int4 without zero points, as gptq's format wants it.")
 @click.option(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import aoext
-from aoext.serialization.summary import describe_files
+from aoext.cli.info_files import describe
 
 
 @click.command()
@@ -15,13 +15,13 @@ from aoext.serialization.summary import describe_files
 def info(file: Path | None) -> None:
     """Print what was compiled in, which instruction set runs and which devices are served.
 
-    With FILE, which save_model has written (a file, an index or a folder): print what it holds and verify its
-    checksums; exit with 1 where anything is wrong.
+    With FILE (a file, an index or a folder): print what it holds. Checksums of what save_model wrote are
+    verified; exit with 1 where anything is wrong. Of other checkpoints and of GGUF files: whose they are.
     """
     if file is None:
         click.echo(aoext.show_config())
         return
     try:
-        click.echo(describe_files(file))
+        click.echo(describe(file))
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

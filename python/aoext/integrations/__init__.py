@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from aoext import onnx
 from aoext._imports import when_imported
 from aoext.integrations import accelerate_fsdp, checkpointing
 
@@ -37,6 +38,7 @@ def install() -> None:
     when_imported("accelerate.utils.fsdp_utils", accelerate_fsdp.load_weights)
     when_imported("torch.distributed.checkpoint._state_dict_stager", checkpointing.stage_weights)
     when_imported("torch.distributed._state_dict_utils", checkpointing.broadcast_weights)
+    when_imported("torch.onnx._internal.exporter._dispatching", onnx.name_translations)
 
 
 def find(name: str) -> Any:

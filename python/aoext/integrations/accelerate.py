@@ -6,11 +6,12 @@ fields instead, and is put together again when a hook asks for it. Imported once
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate.utils import modeling, offload
 from torch import Tensor, nn
@@ -36,6 +37,19 @@ def offload_quantized(
         info.clear()
         info[_QUANTISED] = str(file)
     return index
+
+
+def offloaded(model: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer that a hook of accelerate's brings; ValueError where none does."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        hook: Any = getattr(model.get_submodule(path), "_hf_hook", None)
+        key = name.removeprefix(f"{path}.") if path else name
+        for each in getattr(hook, "hooks", (hook,)):  # of a SequentialHook
+            with contextlib.suppress(KeyError):
+                return cast(Tensor, (getattr(each, "weights_map", None) or {})[key])
+    raise ValueError(f"{name} is on the meta device and has no values")
 
 
 def _offloading(offload_weight: Callable[..., Any]) -> Callable[..., Any]:

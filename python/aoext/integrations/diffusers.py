@@ -110,6 +110,8 @@ class AoextDiffusersQuantizer(DiffusersQuantizer):
     ) -> None:
         chosen = self.quantization_config.modules_to_not_convert
         self.chooser.left_alone = [*(chosen or ()), *keep_in_fp32_modules]
+        if not self.pre_quantized:
+            self.chooser.warn(model)
 
     def check_if_quantized_param(
         self,

@@ -182,8 +182,10 @@ def _files(source: Source) -> list[TensorFile]:
 
 def _read_index(source: Source) -> tuple[dict[str, Any], dict[str, str]]:
     """An index's metadata, and the file's name of each tensor."""
+    with container.open_regular(source) as file:
+        text = file.read()
     try:
-        index = parse_json(source.path.read_bytes())
+        index = parse_json(text)
     except ValueError as error:
         raise source.error(f"it is no JSON: {error}") from error
     metadata, weight_map = (

@@ -14,12 +14,14 @@ import json
 import math
 import os
 import reprlib
+import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -153,6 +155,13 @@ class Source:
             raise self.error(f"{type(error).__name__}: {error}") from error
 
 
+def open_regular(source: Source) -> BufferedReader:
+    """A file that is open for reading; DamagedFileError for a pipe and the like, which may never end."""
+    if not stat.S_ISREG(os.stat(source.path).st_mode):
+        raise source.error("it is no regular file")
+    return open(source.path, "rb")
+
+
 def parse_json(text: str | bytes) -> Any:
     """A JSON text as Python's objects; ValueError for what is none, or has a key twice in one object."""
 
@@ -180,14 +189,16 @@ class Entry:
 
 def metadata_of(path: str | os.PathLike[str]) -> dict[str, str]:
     """The metadata of a safetensors file, whoever has written it; ValueError where its header is damaged."""
-    with open(path, "rb") as file:
-        return _header_of(file, Source("metadata_of", Path(path)))[1]
+    source = Source("metadata_of", Path(path))
+    with open_regular(source) as file:
+        return _header_of(file, source)[1]
 
 
 def names_in(path: str | os.PathLike[str]) -> list[str]:
     """The names of the tensors in a safetensors file; as for metadata_of."""
-    with open(path, "rb") as file:
-        return list(_header_of(file, Source("names_in", Path(path)))[0])
+    source = Source("names_in", Path(path))
+    with open_regular(source) as file:
+        return list(_header_of(file, source)[0])
 
 
 def forms_in(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -248,7 +259,7 @@ class TensorFile:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._lock = threading.Lock()
-        self._file = open(source.path, "rb")  # noqa: SIM115
+        self._file = open_regular(source)
         try:
             with source.named():
                 self._read_header()

@@ -36,6 +36,11 @@ def target_of(path: Path) -> Path:
     return target
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether this is, by its name, a file that is being written or was left by a process that was killed."""
+    return path.name.startswith(PREFIX) and path.name.endswith(SUFFIX)
+
+
 class Replacement:
     """A file that is written beside `target` and takes its place when it is complete.
 

@@ -46,7 +46,8 @@ def _kind(stored: Stored) -> str:
     form = stored.form
     if not isinstance(form, QuantizedTensor):
         return f"plain {dtype_name(form.dtype)}"
-    parts = [type(form).__name__, dtype_name(form.qdata.dtype), f"for {dtype_name(form.dtype)}"]
+    codes = form.encoding["format"] if "packing" in form.encoding else dtype_name(form.qdata.dtype)
+    parts = [type(form).__name__, codes, f"for {dtype_name(form.dtype)}"]
     if not form.blocks_are_rows:
         rows = "x".join(map(str, form.block_size)) if form.any_blocks else str(form.block_size[K])
         parts.append(f"{'block_size' if form.any_blocks else 'group_size'} {rows}")

@@ -31,9 +31,9 @@ class AoextConfig(QuantizationConfigMixin):
     """How from_pretrained quantises a model's linear layers while it loads them.
 
     scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name in schemes.SCHEMES:
-        "int4", "int8", "float8_block", "nvfp4" and so on. None, as AoextConfig.keep() has it, for
-        checkpoints that are quantised already, by aoext or another library: their weights come onto aoext's
-        layouts without loss
+        "int4", "int8", "float8_block", "nvfp4" and so on, in groups that fit each layer. None, as
+        AoextConfig.keep() has it, for checkpoints that are quantised already, by aoext or another library:
+        their weights come onto aoext's layouts without loss
     modules_to_not_convert: names of modules, or regular expressions for them, that stay as they are. If None,
         the output layer and what is tied to it.
     per_module: schemes of modules, by regular expressions that are searched in their names; the first that is

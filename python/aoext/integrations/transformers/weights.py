@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from aoext import serialization
@@ -14,14 +16,21 @@ from aoext.packing import FLOAT_DTYPES
 from aoext.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
-    from aoext.integrations.transformers import AoextQuantizer
+    from aoext.integrations.transformers.quantizer import AoextQuantizer
 
 
 class Operation(ConversionOps):
-    """Makes a weight of what a checkpoint has of it."""
+    """Makes a weight of what a checkpoint has of it.
+
+    All weights share one, for the quantiser that it has knows every tensor of the checkpoint.
+    """
 
     def __init__(self, quantizer: AoextQuantizer) -> None:
-        self.hf_quantizer = quantizer
+        self.hf_quantizer = quantizer  # transformers casts no tensor of an operation that has this attribute
+        self.stored_as: dict[str, str] = {}  # what the checkpoint calls a weight, by the model's name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Operation:
+        return self
 
     def convert(
         self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **_: Any
@@ -35,6 +44,26 @@ class Operation(ConversionOps):
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
         raise NotImplementedError
+
+
+class Converter(WeightConverter):
+    """Tells its operation what the checkpoint calls a weight; a base model's name lacks the prefix there.
+
+    transformers makes a deep copy for each tensor of a file, to collect those of one weight in it.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Converter:
+        twin = copy.copy(self)
+        twin.collected_tensors, twin.layer_targets = defaultdict(list), defaultdict(set)
+        return twin
+
+    def convert(self, layer_name: str, *args: Any, **kwargs: Any) -> Any:
+        (operation,) = self.operations
+        key = min(self.layer_targets[layer_name])
+        leaves = sorted(self.source_patterns, key=len, reverse=True)
+        leaf = next((leaf for leaf in leaves if key.endswith(leaf)), "")
+        operation.stored_as[layer_name] = key.removesuffix(leaf) + "weight"
+        return super().convert(layer_name, *args, **kwargs)
 
 
 class Quantize(Operation):
@@ -56,7 +85,8 @@ class Assemble(Operation):
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
         stored = {name + key.removeprefix("weight"): value for key, value in tensors.items()}
-        weight = serialization.assembled(name, self.hf_quantizer.describes(model, name), stored)
+        description = self.hf_quantizer.describes(model, self.stored_as[name], name)
+        weight = serialization.assembled(name, description, stored)
         return weight.to(self.hf_quantizer.dtype_of(model, name))
 
 
@@ -68,4 +98,6 @@ class Read(Operation):
         if tensors.keys() == {"weight"} and tensors["weight"].dtype in FLOAT_DTYPES:  # not quantised
             return tensors["weight"].to(dtype)
         assert self.hf_quantizer.reader is not None
-        return self.hf_quantizer.reader.weight(name.removesuffix(".weight"), tensors, dtype)
+        layer = self.stored_as[name].removesuffix(".weight")
+        module, _ = get_module_from_name(model, name)
+        return as_weight(module, self.hf_quantizer.reader.weight(layer, tensors, dtype))

@@ -1,13 +1,8 @@
-"""transformers: `from_pretrained(..., quantization_config=AoextConfig("int4"))`, and `save_pretrained`.
-
-Imported as soon as a program has imported both aoext and transformers, in whatever order. Checkpoints have
-the tensors and the metadata of aoext.save_model, and AoextConfig in their config.json.
-"""
+"""What transformers asks while it loads and saves a model whose quantisation is aoext's."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -16,33 +11,22 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import core_model_loading
 from transformers.core_model_loading import ConversionOps, WeightConverter
-from transformers.integrations.accelerate import load_offloaded_parameter
-from transformers.quantizers.auto import (
-    AUTO_QUANTIZER_MAPPING,
-    AutoHfQuantizer,
-    register_quantizer,
-)
+from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
 from aoext import checkpoints, serialization
 from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
-from aoext.integrations.transformers_config import METHOD, AoextConfig
-from aoext.integrations.transformers_weights import Assemble, Operation, Quantize, Read
+from aoext.integrations.transformers.config import METHOD, AoextConfig
+from aoext.integrations.transformers.weights import Assemble, Converter, Operation, Quantize, Read
 from aoext.layers import CLASSES, as_rows, as_weight, give_classes, set_plain_weight, why_never_quantized
 from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
-from aoext.summary import grouped
+from aoext.summary import grouped, what_stays
 from aoext.tensors import QuantizedTensor
 
-__all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "has_quantised"]
-
 logger = logging.getLogger(__name__)
-
-# Methods of checkpoints.READERS.
-_UNKNOWN_TO_TRANSFORMERS = {"modelopt"} - AUTO_QUANTIZER_MAPPING.keys()
 
 # Dtypes of quantised weights that are called `weight`.
 _STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -50,7 +34,7 @@ _STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 @register_quantizer(METHOD)
 class AoextQuantizer(HfQuantizer):
-    """What transformers asks while it loads and saves a model."""
+    """The quantiser that from_pretrained makes of an AoextConfig."""
 
     quantization_config: AoextConfig
     requires_calibration = False
@@ -64,6 +48,7 @@ class AoextQuantizer(HfQuantizer):
         self.dtypes: dict[str, torch.dtype] = {}
         foreign = quantization_config.foreign
         self.reader = None if foreign is None else checkpoints.reader_for(foreign)
+        self.tied: Mapping[str, str] = {}  # names of weights that are those of other names
         # How ranks share the weights that they quantise, by tensor parallel plans.
         self.distributions: dict[str, Any] = {}
 
@@ -112,10 +97,13 @@ class AoextQuantizer(HfQuantizer):
     def form_of(self, model: nn.Module, param_name: str) -> QuantizedTensor | None:
         """The quantised weight that a parameter becomes, on the meta device; None for others."""
         if self.pre_quantized:
-            names = [name for name in _candidates(model, param_name) if name in self.descriptions]
-            if not names or f"{names[0]}.qdata" not in self.stored:
+            name = next((name for name in candidates(model, param_name) if name in self.descriptions), "")
+            description = self.descriptions.get(name)
+            if description is None or f"{name}.qdata" not in self.stored:
                 return None
-            return serialization.assembled(names[0], self.descriptions[names[0]], dict(self.stored))
+            keys = [f"{name}.{field}" for field in description["fields"]]
+            fields = {key: self.stored[key] for key in keys if key in self.stored}
+            return serialization.assembled(name, description, fields)
         config = self.config_for(model, param_name)
         if config is None:
             return None
@@ -129,10 +117,11 @@ class AoextQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
     ) -> None:
         self.left_alone = self._modules_to_leave_alone(model)
+        self.tied = getattr(model, "all_tied_weights_keys", None) or {}
         if not self.pre_quantized:
             self._tell_apart(any(map(has_quantised, checkpoint_files or ())))
         if not self.pre_quantized:
-            self._warn(model)
+            self.warn(model)
         if self.pre_quantized:
             for file in checkpoint_files or ():
                 if self.reader is None:
@@ -148,7 +137,7 @@ class AoextQuantizer(HfQuantizer):
                 self.reader,
                 checkpoint_files or (),
                 model.dtype,
-                lambda layer: not names.isdisjoint(_candidates(model, f"{layer}.weight")),
+                lambda layer: not names.isdisjoint(candidates(model, f"{layer}.weight")),
             )
             for note in self.reader.notes:
                 logger.warning("AoextConfig: %s", note)
@@ -181,8 +170,10 @@ class AoextQuantizer(HfQuantizer):
             raise ValueError("the checkpoint is quantised by aoext already; AoextConfig.keep() loads it")
         self.pre_quantized = quantised
 
-    def _warn(self, model: nn.Module) -> None:
-        """Warn of names that fit no module, and of layers that cannot be quantised as they are to be."""
+    def warn(self, model: nn.Module) -> None:
+        """Warn of names that fit no module, of layers that cannot be quantised as they are to be, and of what
+        stays if it is much.
+        """
         names = [name for name, _ in model.named_modules()]
         config = self.quantization_config
         for what, patterns, fits in (
@@ -193,24 +184,26 @@ class AoextQuantizer(HfQuantizer):
                 if not any(fits(pattern, name) for name in names):
                     logger.warning("AoextConfig: %s has %r, which fits no module", what, pattern)
         refused: dict[str, str] = {}
-        count = 0
+        chosen: list[str] = []
         for name, module in model.named_modules():
             asked = self.asked_for(name, module)
-            reason = None if asked is None else self._obstacle(module, asked)
-            if reason is not None:
+            if asked is not None and (reason := self._obstacle(module, asked)) is not None:
                 refused[name] = reason
-            count += asked is not None and reason is None
+            elif asked is not None:
+                chosen.append(name)
         for layers, reason in grouped(refused):
             logger.warning("AoextConfig: %s: not quantised: %s", layers, reason)
-        if not count:
+        if not chosen:
             logger.warning("AoextConfig: %s has no layer that is quantised", type(model).__name__)
+        for line in what_stays(model, chosen, refused, self.tied):
+            logger.warning("AoextConfig: %s", line)
 
     def _expect(self, model: Any, stored: Mapping[str, Tensor]) -> None:
         """Gives weights that a file holds in 8 bits that dtype until they are read, or they would be cast."""
         for key, form in stored.items():
             if not key.endswith(".weight") or form.dtype not in _STORED:
                 continue
-            for name in _candidates(model, key):
+            for name in candidates(model, key):
                 path, _, leaf = name.rpartition(".")
                 with contextlib.suppress(AttributeError):
                     module = model.get_submodule(path)
@@ -233,9 +226,9 @@ class AoextQuantizer(HfQuantizer):
         if self.reader is not None:
             # The longest first: older releases take the first pattern that begins a name.
             names = sorted(self.reader.names, key=len, reverse=True)
-            return [WeightConverter(names, "weight", operations=[Read(self)])]
+            return [Converter(names, "weight", operations=[Read(self)])]
         names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
-        return [WeightConverter([f"weight.{name}" for name in names], "weight", operations=[Assemble(self)])]
+        return [Converter([f"weight.{name}" for name in names], "weight", operations=[Assemble(self)])]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         give_classes(model)
@@ -248,9 +241,9 @@ class AoextQuantizer(HfQuantizer):
         ]
         return model
 
-    def describes(self, model: Any, name: str) -> Any:
-        """What the checkpoint says of the weight of this name; there it may lack the base model's prefix."""
-        for candidate in _candidates(model, name):
+    def describes(self, model: Any, stored_as: str, name: str) -> Any:
+        """What the checkpoint says of a weight, by its name there or, as transformers saves, the model's."""
+        for candidate in (stored_as, *candidates(model, name)):
             if candidate in self.descriptions:
                 return self.descriptions[candidate]
         raise ValueError(f"{name}: the checkpoint's metadata does not say how it is quantised")
@@ -258,15 +251,25 @@ class AoextQuantizer(HfQuantizer):
     # Saving, and the way back
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        state: dict[str, Tensor] = {}
-        for name, tensor in model.state_dict().items():
-            if isinstance(tensor, QuantizedTensor) and tensor.is_meta:
-                state[name] = load_offloaded_parameter(model, name)
+        state = model.state_dict()
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
+        for name, tensor in list(state.items()):
+            if tensor.is_meta and tied.get(name) in state:
+                del state[name]  # which from_pretrained ties again
+            elif tensor.is_meta:
+                state[name] = self._offloaded(model, name, tensor)
             elif name in self.distributions:
                 state[name] = cast(Any, tensor).full_tensor()
-            else:
-                state[name] = tensor
         return serialization.flattened(state)
+
+    def _offloaded(self, model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+        """A tensor that accelerate keeps for a model; plain ones stay there where transformers gets them."""
+        from aoext.integrations.accelerate import offloaded
+
+        stored = offloaded(model, name)
+        places = getattr(model, "hf_device_map", {}).values()
+        gets_plain = "cpu" in places or "disk" in places
+        return tensor if gets_plain and not isinstance(stored, QuantizedTensor) else stored
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         for module in model.modules():
@@ -286,7 +289,7 @@ def has_quantised(file: str) -> bool:
     return str(file).endswith(".safetensors") and serialization.has_quantised(file)
 
 
-def _candidates(model: Any, name: str) -> tuple[str, ...]:
+def candidates(model: Any, name: str) -> tuple[str, ...]:
     """A name, with and without the prefix that a model with a head gives to its base model."""
     prefix = f"{model.base_model_prefix}."
     return name, prefix + name, name.removeprefix(prefix)
@@ -314,53 +317,3 @@ def _let_cast(model: nn.Module) -> None:
     """transformers refuses to cast models that are quantised; ours can be cast like others."""
     for method in (nn.Module.half, nn.Module.float):
         setattr(model, method.__name__, MethodType(method, model))
-
-
-def _keep_foreign_checkpoints() -> None:
-    """Have AutoHfQuantizer take AoextConfig.keep() for others' checkpoints, which it would refuse.
-
-    Methods that it does not know count as such, where it would load random weights in place of the quantised.
-    """
-    merge = AutoHfQuantizer.merge_quantization_configs.__func__
-    supports = AutoHfQuantizer.supports_quant_method
-
-    @functools.wraps(merge)
-    def merged(cls: Any, quantization_config: Any, quantization_config_from_args: Any) -> Any:
-        given, stored = quantization_config_from_args, quantization_config
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
-        if given is None and isinstance(stored, dict) and method in _UNKNOWN_TO_TRANSFORMERS:
-            raise ValueError(
-                f"transformers has no quantiser for {method}: quantization_config=aoext.AoextConfig.keep() "
-                "runs the checkpoint on aoext's kernels"
-            )
-        if not isinstance(given, AoextConfig) or method == METHOD:
-            return merge(cls, stored, given)
-        return given.for_checkpoint_of(stored if isinstance(stored, dict) else stored.to_dict())
-
-    def supported(stored: Any) -> bool:
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
-        return method in _UNKNOWN_TO_TRANSFORMERS or supports(stored)
-
-    AutoHfQuantizer.merge_quantization_configs = classmethod(merged)
-    AutoHfQuantizer.supports_quant_method = staticmethod(supported)
-
-
-def _offload_quantized_weights() -> None:
-    """Have transformers write what is quantised to the disk, not refer to plain weights of the checkpoint."""
-    loading: Any = core_model_loading
-    offload = loading.offload_and_maybe_resave_param
-
-    @functools.wraps(offload)
-    def offloaded(target_name: str, param: Tensor, missing: Any, folder: Any, index: Any, ops: Any) -> Any:
-        if not isinstance(param, QuantizedTensor):
-            return offload(target_name, param, missing, folder, index, ops)
-        from aoext.integrations.accelerate import offload_quantized
-
-        getattr(missing, "missing_keys", missing).discard(target_name)  # a set in older releases
-        return offload_quantized(param, target_name, folder, index)
-
-    loading.offload_and_maybe_resave_param = offloaded
-
-
-_keep_foreign_checkpoints()
-_offload_quantized_weights()

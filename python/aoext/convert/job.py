@@ -1,0 +1,264 @@
+"""convert_checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from aoext import checkpoints, schemes, serialization
+from aoext.checkpoints.base import Reader, Writer, with_scales_in
+from aoext.configs import QuantizationConfig
+from aoext.convert.own import OwnReader
+from aoext.convert.source import Checkpoint
+from aoext.convert.target import Target
+from aoext.layers import as_rows, as_weight
+from aoext.summary import grouped
+from aoext.tensors import Int4Tensor, QuantizedTensor
+
+AOEXT = "aoext"
+FORMATS = (AOEXT, *checkpoints.WRITERS)
+
+
+@dataclass
+class Conversion:
+    """What a checkpoint has become."""
+
+    method: str | None  # that had quantised it; None: nobody
+    format: str = AOEXT
+    quantised: list[str] = field(default_factory=list)  # names of weights
+    others: list[str] = field(default_factory=list)
+    bytes_before: int = 0
+    bytes_after: int = 0
+    notes: list[str] = field(default_factory=list)  # what is not as the source has it
+
+    def __str__(self) -> str:
+        line = (
+            f"{self.method or 'plain'} -> {self.format}: {len(self.quantised)} weights quantised, "
+            f"{len(self.others)} tensors as they were, {self.bytes_before / 1e6:.1f} -> "
+            f"{self.bytes_after / 1e6:.1f} MB"
+        )
+        return "\n  ".join((line, *self.notes))
+
+
+def convert_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    config: QuantizationConfig | None = None,
+    *,
+    format: str = AOEXT,
+    double_quantization: bool = False,
+    each: Callable[[list[str]], Iterable[str]] = list,
+) -> Conversion:
+    """Write a checkpoint of transformers, a folder, as one of aoext's, which from_pretrained loads.
+
+    config: how to quantise a checkpoint that is not quantised: its linear layers but the output layer and
+        what is tied to it. None for one that aoext or another library (checkpoints.READERS) has quantised:
+        its weights come onto aoext's layouts without loss.
+    format: whose checkpoint the target is: "aoext", or "gptq", "torchao", "compressed-tensors" or
+        "bitsandbytes", where these can say exactly what the weights are.
+    double_quantization: whether bitsandbytes' scales become 8 bits themselves, which rounds them.
+    each: goes through the names of the files, as tqdm does.
+
+    Files beside the weights are copied, but for links that lead elsewhere and what is no regular file; the
+    result's notes name those.
+
+    FileExistsError for a target that is there and is no unfinished conversion of the same; FileNotFoundError
+    and ValueError, which name the file or layers, for a source that cannot be converted, or in which nothing
+    would be quantised.
+    """
+    job = _Job(Path(source), Path(target), config, format, double_quantization)
+    job.target.begin()
+    try:
+        for name in each(job.files):
+            job.convert(name)
+        return job.end()
+    except ValueError:
+        job.target.abandon()
+        raise
+
+
+# The tensors of a file, its metadata, and the facts of its quantised layers.
+_File = tuple[dict[str, Tensor], dict[str, str], dict[str, dict[str, Any]]]
+
+
+class _Job:
+    def __init__(
+        self,
+        source: Path,
+        target: Path,
+        config: QuantizationConfig | None,
+        format: str,
+        double_quantization: bool,
+    ) -> None:
+        if format not in FORMATS:
+            raise ValueError(f"convert: format must be one of {', '.join(FORMATS)}, got {format!r}")
+        if double_quantization and format != "bitsandbytes":
+            raise ValueError(f"convert: double_quantization is for format 'bitsandbytes', got {format!r}")
+        self.config, self.format = config, format
+        self.source = Checkpoint(source)
+        self._check_method()
+        claim = {
+            "source": str(source.resolve()),
+            "scheme": None if config is None else schemes.to_dict(config),
+            "format": format,
+            "double_quantization": double_quantization,
+        }
+        self.target = Target(target, claim, self.source)
+        self.files = self.source.files
+        self.reader: Reader | None = None
+        # The tensors of each quantised layer by their names behind it, and the layer of each of them.
+        self.parts: dict[str, dict[str, str]] = {}
+        if self.source.foreign is not None:
+            self._read_layers(self.source.foreign)
+        self.layer_of = {key: layer for layer, parts in self.parts.items() for key in parts.values()}
+        self.writer: Writer | None = None
+        if format != AOEXT:
+            symmetric = _is_symmetric(config, self.source.foreign or {})
+            options = {"double_quantization": True} if double_quantization else {}
+            self.writer = checkpoints.WRITERS[format](symmetric=symmetric, **options)
+        self.chosen = {} if config is None else self.source.to_quantise(config)
+        if not self.chosen and not self.parts:
+            how = "that is quantised" if config is None else f"that {config} quantises"
+            raise ValueError(f"convert: {source} has no layer {how}, so nothing is written")
+        notes = () if self.reader is None else self.reader.notes
+        self.result = Conversion(self.source.method, format, notes=list(notes))
+
+    def _check_method(self) -> None:
+        folder, method = self.source.folder, self.source.method
+        if self.source.foreign is None and self.config is None:
+            raise ValueError(f"convert: {folder} is not quantised: name a scheme for it")
+        if self.source.foreign is not None and self.config is not None:
+            raise ValueError(f"convert: {folder} is quantised by {method} already: leave out the scheme")
+        if method == self.format == AOEXT:
+            raise ValueError(f"convert: {folder} is a checkpoint of aoext already: name another format")
+
+    def _read_layers(self, foreign: Mapping[str, Any]) -> None:
+        source = self.source
+        self.reader = OwnReader(foreign) if source.method == AOEXT else checkpoints.reader_for(foreign)
+        for name in self.files:
+            self.reader.read_metadata(serialization.metadata_of(source.folder / name))
+        self.parts = self.reader.layers(source.places)
+        if source.method != AOEXT:
+            checkpoints.check_files(
+                self.reader,
+                [source.folder / name for name in self.files],
+                source.dtype,
+                lambda layer: layer in source.linear_layers,
+            )
+
+    def convert(self, name: str) -> None:
+        """Writes one file, unless a run before has."""
+        written = self.target.folder / name
+        if name not in self.target.done:
+            state = dict(self._state(name))
+            write = self._as_aoext if self.writer is None else self._as_another
+            tensors, metadata, layers = write(state)
+            serialization.write_file(written, tensors, {"format": "pt", **metadata})
+            others = [key for key, tensor in state.items() if not isinstance(tensor, QuantizedTensor)]
+            self.target.wrote(name, layers, others)
+        done = self.target.done[name]
+        self.result.quantised += [f"{layer}.weight" for layer in done["layers"]]
+        self.result.others += done["others"]
+        self.result.bytes_before += (self.source.folder / name).stat().st_size
+        self.result.bytes_after += written.stat().st_size
+
+    def _as_aoext(self, state: dict[str, Tensor]) -> _File:
+        tensors, metadata = serialization.flattened(state)
+        names = [key for key, tensor in state.items() if isinstance(tensor, QuantizedTensor)]
+        return tensors, metadata, {name.removesuffix(".weight"): {} for name in names}
+
+    def _as_another(self, state: dict[str, Tensor]) -> _File:
+        """ValueError, which names every layer that the format cannot say exactly, those alike in a line."""
+        assert self.writer is not None
+        tensors: dict[str, Tensor] = {}
+        layers: dict[str, dict[str, Any]] = {}
+        refused: dict[str, str] = {}
+        for key, tensor in state.items():
+            layer = key.removesuffix(".weight")
+            if not isinstance(tensor, QuantizedTensor):
+                tensors[key] = tensor
+                continue
+            try:
+                if layer not in self.source.linear_layers:
+                    raise ValueError("only linear layers have a quantised weight there")
+                parts, layers[layer] = self.writer.write(layer, tensor)
+            except ValueError as error:
+                refused[layer] = str(error).removeprefix(f"{layer}: ")
+            else:
+                tensors.update({f"{layer}.{part}": value for part, value in parts.items()})
+        if refused:
+            lines = [f"{names}: {why}" for names, why in grouped(refused)]
+            weights = (state[f"{layer}.weight"] for layer in refused)
+            if any(isinstance(weight, Int4Tensor) and bool(weight.zero_point.any()) for weight in weights):
+                lines.append(
+                    "int4 without zero points comes of symmetric=True (--symmetric): convert the checkpoint "
+                    "that is not quantised so"
+                )
+            raise ValueError(
+                f"convert: {self.format} cannot say exactly what these layers are:\n" + "\n".join(lines)
+            )
+        others = [key for key in tensors if key in state]
+        return tensors, self.writer.metadata(layers, others), layers
+
+    def _state(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        for key in sorted(key for key, place in self.source.places.items() if place == name):
+            if key in self.layer_of:
+                layer = self.layer_of[key]
+                if key == min(self.parts[layer].values()):  # the first of them, wherever the others lie
+                    yield f"{layer}.weight", self._read(layer)
+            elif self.config is not None and key in self.chosen:
+                yield key, self._quantise(self.config, key)
+            else:
+                yield key, self.source.tensor(key)
+
+    def _read(self, layer: str) -> QuantizedTensor:
+        assert self.reader is not None
+        tensors = {leaf: self.source.tensor(key) for leaf, key in self.parts[layer].items()}
+        weight = self.reader.weight(layer, tensors, self.source.dtype)
+        if weight.transposed or layer not in self.source.transposed_layers:
+            return weight
+        return as_weight(self.source.transposed_layers[layer], weight)
+
+    def _quantise(self, config: QuantizationConfig, key: str) -> Tensor:
+        weight = self.source.tensor(key)
+        layer = self.chosen[key]
+        rows = as_rows(layer, weight)
+        if config.obstacle(rows) is not None:
+            return weight
+        try:
+            quantized = config.quantize(rows)
+        except ValueError as error:
+            raise ValueError(f"convert: {key}: {error}") from error
+        if self.writer is not None and self.writer.scale_dtype is not None:
+            quantized = with_scales_in(self.writer.scale_dtype, quantized, rows)
+        return as_weight(layer, quantized)
+
+    def end(self) -> Conversion:
+        """Writes what belongs to the files, and frees the target."""
+        self.result.notes += self.target.end(self._quantization_config(), self.result.bytes_after)
+        return self.result
+
+    def _quantization_config(self) -> dict[str, Any]:
+        from aoext.integrations.transformers import AoextConfig
+
+        if self.writer is None:
+            return AoextConfig(self.config).to_dict()
+        written = [done["layers"].items() for done in self.target.done.values()]
+        layers = {layer: facts for items in written for layer, facts in items}
+        return self.writer.settings(layers, sorted(self.source.linear_layers - layers.keys()))
+
+
+def _is_symmetric(config: QuantizationConfig | None, foreign: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's int4 weights are known to have no zero points."""
+    if config is not None:
+        return bool(getattr(config, "symmetric", False))
+    groups = (foreign.get("config_groups") or {}).values()  # of compressed-tensors
+    if groups:
+        return all((group.get("weights") or {}).get("symmetric", False) for group in groups)
+    scheme = foreign.get("scheme") or {}  # of aoext
+    return bool(foreign.get("sym", scheme.get("symmetric", False)))

@@ -1,0 +1,67 @@
+"""What has transformers take others' checkpoints for AoextConfig.keep(), and offload quantised weights."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor
+from transformers import core_model_loading
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
+
+from aoext.integrations.transformers.config import METHOD, AoextConfig
+from aoext.tensors import QuantizedTensor
+
+# Methods of checkpoints.READERS.
+_UNKNOWN_TO_TRANSFORMERS = {"modelopt"} - AUTO_QUANTIZER_MAPPING.keys()
+
+
+def keep_foreign_checkpoints() -> None:
+    """Have AutoHfQuantizer take AoextConfig.keep() for others' checkpoints, which it would refuse.
+
+    Methods that it does not know count as such, where it would load random weights in place of the quantised.
+    """
+    merge = AutoHfQuantizer.merge_quantization_configs.__func__
+    supports = AutoHfQuantizer.supports_quant_method
+
+    @functools.wraps(merge)
+    def merged(cls: Any, quantization_config: Any, quantization_config_from_args: Any) -> Any:
+        given, stored = quantization_config_from_args, quantization_config
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+        if given is None and isinstance(stored, dict) and method in _UNKNOWN_TO_TRANSFORMERS:
+            raise ValueError(
+                f"transformers has no quantiser for {method}: quantization_config=aoext.AoextConfig.keep() "
+                "runs the checkpoint on aoext's kernels"
+            )
+        if not isinstance(given, AoextConfig) or method == METHOD:
+            return merge(cls, stored, given)
+        return given.for_checkpoint_of(stored if isinstance(stored, dict) else stored.to_dict())
+
+    def supported(stored: Any) -> bool:
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+        return method in _UNKNOWN_TO_TRANSFORMERS or supports(stored)
+
+    AutoHfQuantizer.merge_quantization_configs = classmethod(merged)
+    AutoHfQuantizer.supports_quant_method = staticmethod(supported)
+
+
+def offload_quantized_weights() -> None:
+    """Have transformers write what is quantised to the disk, not refer to plain weights of the checkpoint."""
+    loading: Any = core_model_loading
+    offload = loading.offload_and_maybe_resave_param
+
+    @functools.wraps(offload)
+    def offloaded(target_name: str, param: Tensor, missing: Any, folder: Any, index: Any, ops: Any) -> Any:
+        if not isinstance(param, QuantizedTensor):
+            return offload(target_name, param, missing, folder, index, ops)
+        from aoext.integrations.accelerate import offload_quantized
+
+        getattr(missing, "missing_keys", missing).discard(target_name)  # a set in older releases
+        index = offload_quantized(param, target_name, folder, index)
+        (operation,) = getattr(ops, "operations", None) or [ops.quantization_operation]
+        for alias, name in operation.hf_quantizer.tied.items():
+            if name == target_name:
+                index[alias] = index[name]
+        return index
+
+    loading.offload_and_maybe_resave_param = offloaded
