@@ -113,7 +113,7 @@ class _Job:
         self.settings: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
         self.places = serialization.files_in("convert", source)
         self.files = sorted(set(self.places.values()))
-        foreign = self.settings.get("quantization_config")
+        foreign = checkpoints.settings_in(self.settings)
         self.method = foreign.get("quant_method") if foreign else None
         self.reader: Reader | None = None
         # The tensors of each quantised layer by their names behind it, and the layer of each of them.
@@ -145,7 +145,7 @@ class _Job:
                 self.reader,
                 [source / name for name in self.files],
                 self.dtype,
-                lambda layer: layer in self.linear_layers,
+                checkpoints.Model(self.modules.get, self.settings.get("text_config") or self.settings),
             )
         self.chosen = _linear_layers(source, config)
         notes = () if self.reader is None else self.reader.notes
@@ -238,7 +238,12 @@ class _Job:
     @cached_property
     def linear_layers(self) -> set[str]:
         """Names of the model's linear layers."""
-        return {name for name, module in _model(self.source).named_modules() if isinstance(module, nn.Linear)}
+        return {name for name, module in self.modules.items() if isinstance(module, nn.Linear)}
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model's modules, without values."""
+        return dict(_model(self.source).named_modules())
 
     def _state(self, name: str) -> Iterator[tuple[str, Tensor]]:
         for key in sorted(key for key, place in self.places.items() if place == name):

@@ -42,7 +42,7 @@ __all__ = ["METHOD", "AoextConfig", "AoextQuantizer", "adopt", "has_quantised"]
 logger = logging.getLogger(__name__)
 
 # Methods of checkpoints.READERS.
-_UNKNOWN_TO_TRANSFORMERS = {"modelopt"} - AUTO_QUANTIZER_MAPPING.keys()
+_UNKNOWN_TO_TRANSFORMERS = {"modelopt", "intel/auto-round", "sparseml"} - AUTO_QUANTIZER_MAPPING.keys()
 
 # Dtypes of quantised weights that are called `weight`.
 _STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -143,13 +143,13 @@ class AoextQuantizer(HfQuantizer):
                     self._expect(model, serialization.forms_in(file))
 
         if self.reader is not None:
-            names = {name for name, _ in model.named_parameters()}
-            checkpoints.check_files(
-                self.reader,
-                checkpoint_files or (),
-                model.dtype,
-                lambda layer: not names.isdisjoint(_candidates(model, f"{layer}.weight")),
-            )
+            modules = dict(model.named_modules())
+
+            def module(layer: str) -> nn.Module | None:
+                return next((modules[name] for name in _candidates(model, layer) if name in modules), None)
+
+            known = checkpoints.Model(module, model.config.get_text_config().to_dict())
+            checkpoints.check_files(self.reader, checkpoint_files or (), model.dtype, known)
             for note in self.reader.notes:
                 logger.warning("AoextConfig: %s", note)
 
