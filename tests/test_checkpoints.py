@@ -559,7 +559,11 @@ def without_sizes(tensor: Tensor) -> Tensor:
         ("awq", put("scales", with_nan), "model.q: scales must be finite"),
         ("awq", put("qzeros", lambda t: t[:, :1]), r"model.q: qzeros must be int32 \[4, 3\]"),
         ("pack-quantized", put("weight_shape", lambda t: t * 2), r"weight_packed must be int32 \[48, 32\]"),
-        ("pack-quantized", put("weight_scale", lambda t: t[:, :3]), r"weight_scale must be .* \[24, 4\], got"),
+        (
+            "pack-quantized",
+            put("weight_scale", lambda t: t[:, :3]),
+            r"weight_scale must be .* \[24, 4\], got",
+        ),
         (
             "pack-quantized, zeros",
             put("weight_zero_point", lambda t: None),

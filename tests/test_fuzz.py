@@ -18,6 +18,7 @@ CASES = {
     "helpers": (1000, 150, 250),
     "weights": (200, 25, 50),
     "files": (100, 3, 50),
+    "readers": (600, 60, 200),
 }
 
 STRANGE = """

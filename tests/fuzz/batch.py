@@ -25,6 +25,7 @@ from fuzz.draws import Answer, Draw
 from fuzz.files import damaged_file
 from fuzz.good_calls import good_call
 from fuzz.helper_calls import helper_call
+from fuzz.readers import damaged_checkpoint
 from fuzz.weights import weight_steps
 
 KINDS: dict[str, Callable[[Draw], tuple[str, Callable[[], Answer]]]] = {
@@ -33,6 +34,7 @@ KINDS: dict[str, Callable[[Draw], tuple[str, Callable[[], Answer]]]] = {
     "helpers": helper_call,
     "weights": weight_steps,
     "files": damaged_file,
+    "readers": damaged_checkpoint,
 }
 
 # Memory that a case may take beyond what the process has: huge sizes are to be refused, not to be filled.

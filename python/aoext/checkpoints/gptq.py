@@ -83,7 +83,7 @@ class _OwnSettings:
         own = self._names.get(layer)
         if own is None:
             own = next((own for expression, own in self._expressions if expression.search(layer)), None)
-        return packing if own is None else packing.with_own(own)
+        return packing if own is None else packing.with_own(Settings(layer, own.values))
 
 
 class GptqReader(Reader):
@@ -146,7 +146,7 @@ class GptqReader(Reader):
             if expression.match(layer):
                 if left_alone:
                     raise ValueError(f"{layer}: dynamic leaves it alone, and the file has it quantised")
-                return packing.with_own(own)
+                return packing.with_own(Settings(layer, own.values))
         return packing
 
 

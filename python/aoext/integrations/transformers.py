@@ -130,7 +130,7 @@ class AoextQuantizer(HfQuantizer):
     ) -> None:
         self.left_alone = self._modules_to_leave_alone(model)
         if not self.pre_quantized:
-            self._tell_apart(any(map(has_quantised, checkpoint_files or ())))
+            self._tell_apart(model, any(map(has_quantised, checkpoint_files or ())))
         if not self.pre_quantized:
             self._warn(model)
         if self.pre_quantized:
@@ -168,10 +168,16 @@ class AoextQuantizer(HfQuantizer):
             left.append(names[id(input)])  # whose weight the output layer has
         return left
 
-    def _tell_apart(self, quantised: bool) -> None:
+    def _tell_apart(self, model: Any, quantised: bool) -> None:
         """Whether the files beside a config that says nothing of it are quantised by aoext."""
         config = self.quantization_config
         keep = config.scheme is None and not any(config.per_module.values())
+        # Where transformers itself does not look.
+        foreign = checkpoints.settings_in(
+            {"compression_config": getattr(model.config, "compression_config", None)}
+        )
+        if keep and foreign is not None:
+            self.reader, quantised = checkpoints.reader_for(foreign), True
         if keep and not quantised:
             raise ValueError(
                 "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or "
