@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import checkpoint_packers as pack
-from aoext.checkpoints import Model, reader_for, settings_in
+from aoext.checkpoints import WRITERS, Model, reader_for, settings_in
 from aoext.checkpoints.compressed_tensors_groups import Targets
 from aoext.checkpoints.expressions import Expression
 from test_checkpoints import GPTQ, GROUP, NF4, NF4_STATE, K, N, exactly, weights
@@ -162,7 +162,7 @@ def test_older_configs_nest_what_they_say():
 @pytest.mark.parametrize(("bits", "rows", "columns"), [(4, 27, 100), (4, 8, 6), (8, 27, 101), (8, 6, 3)])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_sizes_that_fill_no_word(bits, rows, columns, symmetric):
-    """As the package packs them; of 4 bits an odd K is refused, and so is writing what has no whole words."""
+    """They are read as the package packs them; of 4 bits the writer refuses them, and of 8 it packs nothing."""
     package = pytest.importorskip("test_checkpoint_packages")
     scheme = {"num_bits": bits, "type": "int", "strategy": "channel", "symmetric": symmetric}
     compress, made = package.compressor(scheme, "pack-quantized")
@@ -177,6 +177,14 @@ def test_sizes_that_fill_no_word(bits, rows, columns, symmetric):
         "q", compress.compress(state, made), torch.float32
     )
     assert torch.equal(exactly(weight), exact)
+    writer = WRITERS["compressed-tensors"](symmetric=symmetric)
+    if bits == 4:
+        with pytest.raises(ValueError, match=f"q: K must be a multiple of 8, got {columns}"):
+            writer.write("q", weight)
+        return
+    tensors, facts = writer.write("q", weight)
+    again = reader_for(writer.settings({"q": facts}, [])).weight("q", tensors, torch.float32)
+    assert torch.equal(exactly(again), exact)
 
 
 def test_an_odd_number_of_columns_of_4_bits_is_refused():
@@ -274,7 +282,7 @@ def test_a_scale_for_each_part_of_a_fused_weight(layer):
         reader_for(settings).weight("a.o_proj", tensors, torch.bfloat16)
 
 
-@pytest.mark.parametrize("shape", [(N,), ()])
+@pytest.mark.parametrize("shape", [(N,), (N, 1), ()])
 def test_scales_of_rows_under_blocks_that_were_left_in_the_config(shape):
     q, scale = torch.randn(N, K).to(torch.float8_e4m3fn), torch.rand(shape)
     reader = reader_for({"quant_method": "fp8", "weight_block_size": [128, 128]})

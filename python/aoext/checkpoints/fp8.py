@@ -47,12 +47,13 @@ class Fp8Reader(Reader):
     def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         weight = take(layer, tensors, "weight", FLOAT8_DTYPES, (-1, -1))
         name = next((name for name in _SCALES if name in tensors), _SCALES[0])
-        # Some that were brought from blocks to rows still say the blocks.
-        in_a_row = name in tensors and tensors[name].dim() < 2
-        if self.block_size is None or in_a_row:
-            return by_rows(layer, tensors, name, weight, dtype, self.dynamic, self.model)
         rows, columns = weight.shape
-        scale = take_scale(layer, tensors, name, blocks_of(rows, columns, self.block_size))
+        blocks = [rows, 1] if self.block_size is None else blocks_of(rows, columns, self.block_size)
+        stored = list(tensors[name].shape) if name in tensors else blocks
+        # Some that were brought from blocks to rows still say the blocks.
+        if self.block_size is None or (stored != blocks and (len(stored) < 2 or stored == [rows, 1])):
+            return by_rows(layer, tensors, name, weight, dtype, self.dynamic, self.model)
+        scale = take_scale(layer, tensors, name, blocks)
         if self.exponents and scale.dtype is torch.float32:
             exponents = powers_of_two(scale)
             scale = scale if exponents is None else exponents
