@@ -97,6 +97,14 @@ def test_a_config_of_compressed_tensors_first_releases(tmp_path):
             assert torch.equal(exactly(model.get_submodule(name).weight), exact)
 
 
+def test_a_model_that_transformers_does_not_have_is_converted_all_the_same(tmp_path):
+    changes = {"quantization_config": GPTQ, "architectures": ["OfAnotherProgram"]}
+    meant = checkpoint(tmp_path / "theirs", lambda name, *shape: pack.gptq(*shape, 32), changes)
+    convert_checkpoint(tmp_path / "theirs", tmp_path / "ours")
+    for name, exact in meant.items():
+        assert torch.equal(exactly(load(tmp_path / "ours").get_submodule(name).weight), exact)
+
+
 def test_fused_weights_with_a_scale_for_each_part(tmp_path):
     """Queries, keys and values have the rows that config.json says."""
     size = HIDDEN // HEADS

@@ -162,7 +162,7 @@ def test_older_configs_nest_what_they_say():
 @pytest.mark.parametrize(("bits", "rows", "columns"), [(4, 27, 100), (4, 8, 6), (8, 27, 101), (8, 6, 3)])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_sizes_that_fill_no_word(bits, rows, columns, symmetric):
-    """They are read as the package packs them; of 4 bits the writer refuses them, and of 8 it packs nothing."""
+    """They are read as the package packs them; of 4 bits the writer refuses them, of 8 it packs nothing."""
     package = pytest.importorskip("test_checkpoint_packages")
     scheme = {"num_bits": bits, "type": "int", "strategy": "channel", "symmetric": symmetric}
     compress, made = package.compressor(scheme, "pack-quantized")

@@ -145,7 +145,7 @@ class _Job:
                 self.reader,
                 [source / name for name in self.files],
                 self.dtype,
-                checkpoints.Model(self.modules.get, self.settings.get("text_config") or self.settings),
+                self._known_model(),
             )
         self.chosen = _linear_layers(source, config)
         notes = () if self.reader is None else self.reader.notes
@@ -244,6 +244,14 @@ class _Job:
     def modules(self) -> dict[str, nn.Module]:
         """The model's modules, without values."""
         return dict(_model(self.source).named_modules())
+
+    def _known_model(self) -> checkpoints.Model | None:
+        """What is known of the model; nothing where transformers does not have it."""
+        try:
+            module = self.modules.get
+        except ValueError:
+            return None
+        return checkpoints.Model(module, self.settings.get("text_config") or self.settings)
 
     def _state(self, name: str) -> Iterator[tuple[str, Tensor]]:
         for key in sorted(key for key, place in self.places.items() if place == name):
