@@ -306,6 +306,21 @@ def gptq_8(
     return tensors, _exact(codes, scales, zero, group_of)
 
 
+def gptq_partial(rows: int, columns: int, group: int, bits: int, *, act_order: bool = False) -> Stored:
+    """GPTQ's first format with a last group that has fewer columns."""
+    group_of = _groups(columns, group, act_order)
+    codes = torch.randint(2**bits, (rows, columns))
+    zeros = torch.randint(1, 2**bits, (rows, -(-columns // group)))
+    scales = (torch.rand(zeros.shape) * 0.1 + 0.001).half()
+    tensors = {
+        "qweight": int32_words(codes.tolist(), bits).t().contiguous(),
+        "qzeros": int32_words((zeros - 1).t().tolist(), bits),
+        "scales": scales.t().contiguous(),
+        "g_idx": group_of.int(),
+    }
+    return tensors, _exact(codes, scales, zeros, group_of)
+
+
 def bitsandbytes_4(
     rows: int, columns: int, block: int = 64, *, kind: str = "nf4", nested: bool = False
 ) -> Stored:

@@ -19,6 +19,7 @@ CASES = {
     "weights": (200, 25, 50),
     "files": (100, 3, 50),
     "gguf": (60, 3, 30),
+    "readers": (600, 60, 200),
 }
 
 STRANGE = """

@@ -229,6 +229,18 @@ def test_save_and_load_weights_only(layer):
     assert mapped.qdata.is_meta
 
 
+@pytest.mark.parametrize(
+    "name", ["qdata", "fields", "named_fields", "dequantize", "_linear", "_flat", "shape"]
+)
+def test_a_file_hides_nothing_of_a_weight_by_what_was_set_on_it(layer, name):
+    weight = layer.weight.data
+    weight.remark = "kept"
+    (remade, arguments) = weight.__reduce_ex__(2)
+    assert remade(*arguments).remark == "kept"
+    with pytest.raises(ValueError, match=rf"must not hide what it has of its own, got \['{name}'\]"):
+        remade(*arguments[:-1], {**arguments[-1], name: {}})
+
+
 def test_another_process_loads_weights_after_importing_aoext_alone(tmp_path, device, generator):
     layer = layer_of("int8_dynamic", device, generator)
     torch.save(layer.state_dict(), tmp_path / "layer.pt")

@@ -5,6 +5,7 @@ bad_calls.py: calls of operators with wrong dtypes, shapes, devices, sizes and s
 helper_calls.py: calls, good and bad, of the Python helpers and of the tensors' constructors
 weights.py: views, copies and products of quantised weights beside those of plain ones
 files.py: damaged files, for load_model
+readers.py: damaged settings and tensors, for the readers of other libraries' checkpoints
 draws.py: what they draw from
 batch.py: the cases of one process; __main__.py: the command, which starts these processes
 

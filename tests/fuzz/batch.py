@@ -26,6 +26,7 @@ from fuzz.files import damaged_file
 from fuzz.gguf_files import damaged_gguf
 from fuzz.good_calls import good_call
 from fuzz.helper_calls import helper_call
+from fuzz.readers import damaged_checkpoint
 from fuzz.weights import weight_steps
 
 KINDS: dict[str, Callable[[Draw], tuple[str, Callable[[], Answer]]]] = {
@@ -35,6 +36,7 @@ KINDS: dict[str, Callable[[Draw], tuple[str, Callable[[], Answer]]]] = {
     "weights": weight_steps,
     "files": damaged_file,
     "gguf": damaged_gguf,
+    "readers": damaged_checkpoint,
 }
 
 # Memory that a case may take beyond what the process has: huge sizes are to be refused, not to be filled.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-KINDS = ("good-calls", "bad-calls", "helpers", "weights", "files", "gguf")
+KINDS = ("good-calls", "bad-calls", "helpers", "weights", "files", "gguf", "readers")
 BATCH = 2000  # cases in one process
 BATCH_SECONDS = 30.0  # after which it starts no further one
 HANGING = 120.0  # seconds more, after which a case hangs

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from aoext import serialization
-from aoext.checkpoints.base import Reader, Writer
+from aoext.checkpoints.auto_round import auto_round_reader
+from aoext.checkpoints.base import Model, Reader, Writer
 from aoext.checkpoints.bitsandbytes import BitsandbytesReader, BitsandbytesWriter
 from aoext.checkpoints.compressed_tensors import CompressedTensorsReader
 from aoext.checkpoints.compressed_tensors_writer import CompressedTensorsWriter
@@ -23,12 +25,18 @@ from aoext.checkpoints.fp8 import Fp8Reader
 from aoext.checkpoints.gptq import AwqReader, GptqReader, GptqWriter
 from aoext.checkpoints.hqq import HqqReader
 from aoext.checkpoints.modelopt import ModelOptReader
+from aoext.checkpoints.settings import Settings, named
 from aoext.checkpoints.torchao import TorchaoReader, TorchaoWriter
 
-READERS: dict[str, type[Reader]] = {
+__all__ = ["READERS", "WRITERS", "Model", "check_files", "reader_for", "settings_in", "without_settings"]
+
+READERS: dict[str, Callable[[Settings], Reader]] = {
     "gptq": GptqReader,
     "awq": AwqReader,
+    "auto-round": auto_round_reader,
+    "intel/auto-round": auto_round_reader,
     "compressed-tensors": CompressedTensorsReader,
+    "sparseml": CompressedTensorsReader,  # as its first releases called it
     "bitsandbytes": BitsandbytesReader,
     "hqq": HqqReader,
     "torchao": TorchaoReader,
@@ -45,12 +53,37 @@ WRITERS: dict[str, type[Writer]] = {
 }
 
 
+def settings_in(config: object) -> Mapping[str, Any] | None:
+    """What a config.json says of how a checkpoint is quantised; None where it says nothing of it.
+
+    ValueError for what is no JSON object.
+    """
+    said = Settings("config.json", config)
+    places = [said.object("quantization_config"), said.object("text_config").object("quantization_config")]
+    nested = said.object("compression_config")  # of compressed-tensors' first releases
+    if nested:
+        places.append(Settings(nested.who, {"quant_method": "compressed-tensors", **nested.values}))
+    return next((place.values for place in places if place), None)
+
+
+def without_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json without what `settings_in` finds in it."""
+    said = ("quantization_config", "compression_config")
+    kept = {key: value for key, value in config.items() if key not in said}
+    if isinstance(text := kept.get("text_config"), Mapping):
+        kept["text_config"] = {key: value for key, value in text.items() if key not in said}
+    return kept
+
+
 def reader_for(settings: Mapping[str, Any]) -> Reader:
     """The reader for a checkpoint with this quantization_config; ValueError where there is none."""
-    method = settings.get("quant_method")
-    if method not in READERS:
-        raise ValueError(f"aoext: quant_method must be one of {', '.join(READERS)}, got {method!r}")
-    return READERS[method](settings)
+    method = Settings("quantization_config", settings).any("quant_method")
+    if not isinstance(method, str) or method not in READERS:
+        raise ValueError(
+            f"aoext: quant_method must be one of {', '.join(READERS)}, got {reprlib.repr(method)}"
+        )
+    with named(str(method)):
+        return READERS[method](Settings(str.__str__(method), settings))
 
 
 # What models that have an expert's weights as a layer call it.
@@ -61,14 +94,16 @@ def check_files(
     reader: Reader,
     files: Iterable[str | os.PathLike[str]],
     dtype: torch.dtype,
-    is_layer: Callable[[str], bool],
+    model: Model | None = None,
 ) -> None:
     """ValueError, which names every layer of a checkpoint that the reader cannot serve, and why.
 
     It reads of the files what dtypes and shapes the tensors have, and the few that the reader calls telling.
-    is_layer: whether the model has a layer of this name; it is asked of experts, which models may have in 3-D
-        parameters while the checkpoint has them one by one
+    model: that the weights are for, where it is known; their shapes must be its own. Experts are asked for in
+        it, which models may have in 3-D parameters while the checkpoint has them one by one. The reader
+        keeps it.
     """
+    reader.model = model
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         forms = serialization.forms_in(file)
@@ -78,8 +113,8 @@ def check_files(
     refused = reader.refusals(tensors, dtype)
     refused += [
         f"{layer}: the model has its experts in 3-D parameters, which do not run quantised on aoext yet"
-        for layer in reader.layers(tensors)
-        if _EXPERT.search(layer) and not is_layer(layer)
+        for layer in (() if model is None else reader.layers(tensors))
+        if model is not None and _EXPERT.search(layer) and model.module(layer) is None
     ]
     if refused:
         raise ValueError(

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aoext import layouts
+from aoext.checkpoints.settings import Settings, named
+from aoext.layers import as_rows
 from aoext.layouts import SIGN_BITS, float64
 from aoext.packing import describe, has_values, held, one_of, pack_int4
 from aoext.tensors import Int4Tensor, Int8Tensor, QuantizedTensor
+from aoext.tensors.fields import ceil_div
+
+
+class Model(NamedTuple):
+    """What is known of the model that a checkpoint is read for."""
+
+    module: Callable[[str], nn.Module | None]  # by the name that the files have for a layer
+    config: Mapping[str, Any]  # of its config.json, what is said of its text part
 
 
 class Reader:
     """Makes quantised weights of the tensors that a checkpoint has of a layer.
 
     names: what the tensors are called behind the layer's name, such as "qweight"
+
+    A subclass brings _weight. Whatever is wrong in the tensors ends in a ValueError that names the layer.
     """
 
     names: tuple[str, ...] = ()
+    # None where it is not known.
+    model: Model | None = None
     # Those of them whose values say what the others must be, by their last parts; they are small.
     telling: tuple[str, ...] = ()
     # What users should know of how the weights run.
     notes: tuple[str, ...] = ()
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings) -> None:
         """settings: the quantization_config of the checkpoint. ValueError for what cannot be served."""
 
     def read_metadata(self, metadata: Mapping[str, str]) -> None:
-        """Takes what the metadata of a safetensors file says, before the weights."""
+        """Takes what the metadata of a safetensors file says, before the weights; ValueError."""
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         """The weight [N, K] of a layer, for activations of `dtype`; ValueError, which names the layer."""
+        with named(layer):
+            return self._weight(layer, tensors, dtype)
+
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         raise NotImplementedError
 
     def layers(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -61,10 +80,22 @@ class Reader:
                 layers.setdefault(name.removesuffix(".weight"), {"weight": name})
         for layer, parts in layers.items():
             try:
-                self.weight(layer, {leaf: tensors[name] for leaf, name in parts.items()}, dtype)
+                weight = self.weight(layer, {leaf: tensors[name] for leaf, name in parts.items()}, dtype)
+                self._check_shape(layer, weight)
             except ValueError as error:
                 refused.append(str(error))
         return refused
+
+    def _check_shape(self, layer: str, weight: QuantizedTensor) -> None:
+        module = None if self.model is None else self.model.module(layer)
+        plain = getattr(module, "weight", None)
+        if module is None or not isinstance(plain, Tensor) or plain.dim() != 2:
+            return
+        wanted = list(as_rows(module, plain).shape)
+        if wanted != list(weight.shape):
+            raise ValueError(
+                f"{layer}: the checkpoint has a weight {list(weight.shape)}, and the model one {wanted}"
+            )
 
 
 class Writer:
@@ -180,17 +211,6 @@ def int32_words(codes: Tensor) -> Tensor:
     return packed_pairs(codes).contiguous().view(torch.int32)
 
 
-def setting(
-    who: str, settings: Mapping[str, Any], key: str, choices: Sequence[Any], default: Any = None
-) -> Any:
-    """settings[key], which must be one of `choices`."""
-    value = settings.get(key, default)
-    if value not in choices:
-        allowed = ", ".join(map(repr, choices))
-        raise ValueError(f"{who}: {key} must be one of {allowed} to run on aoext, got {value!r}")
-    return value
-
-
 def take(
     layer: str,
     tensors: Mapping[str, Tensor],
@@ -200,7 +220,7 @@ def take(
     *,
     finite: bool = True,
 ) -> Tensor:
-    """The tensor of this name, if it has one of the dtypes and the shape; -1 stands for any size.
+    """The tensor of this name, if it has one of the dtypes and the shape; -1 stands for any size but 0.
 
     finite: whether floats must be
     """
@@ -214,7 +234,7 @@ def take(
         )
     sizes = ", ".join("*" if size < 0 else str(size) for size in shape)
     fits = value.dim() == len(shape) and all(
-        size in (-1, given) for size, given in zip(shape, value.shape, strict=True)
+        given == size or (size == -1 and given > 0) for size, given in zip(shape, value.shape, strict=True)
     )
     if value.dtype not in dtypes or not fits:
         raise ValueError(f"{layer}: {name} must be {one_of(dtypes)} [{sizes}], got {describe(value)}")
@@ -224,29 +244,38 @@ def take(
     return value
 
 
-def group_count(layer: str, columns: int, group_size: int) -> int:
-    """How many groups of group_size, or one for -1, are K = columns."""
-    if group_size == -1:
-        return 1
-    if columns % group_size:
-        raise ValueError(f"{layer}: group_size = {group_size} does not divide K = {columns}")
-    return columns // group_size
-
-
 def order_of_groups(
-    layer: str, tensors: Mapping[str, Tensor], name: str, columns: int, groups: int
+    layer: str, tensors: Mapping[str, Tensor], name: str, columns: int, group_size: int
 ) -> Tensor | None:
-    """The columns sorted by their groups, which tensors[name] has if it is there; None where they are."""
+    """The columns sorted by their groups, which tensors[name] has if it is there; None where they are.
+
+    The last group may be partial.
+    """
     if name not in tensors:
         return None
     group = take(layer, tensors, name, (torch.int32, torch.int64), (columns,)).long()
+    groups = ceil_div(columns, group_size)
     sizes = torch.bincount(group.clamp(0, groups - 1), minlength=groups)
-    if bool(((group < 0) | (group >= groups)).any()) or bool((sizes != columns // groups).any()):
+    wanted = torch.full_like(sizes, group_size)
+    wanted[-1] = columns - (groups - 1) * group_size
+    if bool(((group < 0) | (group >= groups)).any()) or not torch.equal(sizes, wanted):
         raise ValueError(
-            f"{layer}: {name} must name each of the {groups} groups {columns // groups} times, "
+            f"{layer}: {name} must name each of the {groups} groups {group_size} times, "
             f"got values in {int(group.min())}..{int(group.max())}"
         )
     return None if bool((group.diff() >= 0).all()) else group.argsort(stable=True)
+
+
+def in_whole_groups(columns: int, group_size: int, *of_groups: Tensor) -> tuple[Tensor, ...]:
+    """What there is for each group along K, [⌈K/group_size⌉, N], for groups that all are whole ones.
+
+    Where group_size does not divide K these are the parts of groups that do.
+    """
+    whole = math.gcd(columns, group_size)
+    if whole == group_size:
+        return of_groups
+    firsts = torch.arange(0, columns, whole, device=of_groups[0].device)
+    return tuple(tensor[firsts // group_size] for tensor in of_groups)
 
 
 def left_as_they_are(bits: Any, kind: str) -> str:

@@ -8,22 +8,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aoext.blocks import LUT4_FORMATS
-from aoext.checkpoints.base import Reader, Writer, refuse_what_is_aoexts_own, setting, take
+from aoext.checkpoints.base import Reader, Writer, refuse_what_is_aoexts_own, take
 from aoext.checkpoints.blocks import looks_up, table_of_16
+from aoext.checkpoints.settings import Settings
 from aoext.layouts import float64
 from aoext.packing import describe, dtype_name, has_values
+from aoext.serialization.container import parse_json
 from aoext.tensors import Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
 
 _KINDS = ("nf4", "fp4")
 _STATE = "weight.quant_state."
 _STATES = tuple(f"bitsandbytes__{kind}" for kind in _KINDS)
+
+# How values of 8 bits lie in memory, by weight_format.
+_LAYOUTS = ("row", "col32", "col_turing", "col_ampere")
 
 # What bytes are stored as for programs that gather floats alone.
 _STORAGE = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)
@@ -51,26 +56,40 @@ class BitsandbytesReader(Reader):
         "weight.nested_quant_map",
         *(_STATE + state for state in _STATES),
     )
-    telling = _STATES
+    telling = (*_STATES, "weight_format")
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
-            setting("bitsandbytes", settings, "bnb_4bit_quant_type", _KINDS, "fp4")
+    def __init__(self, settings: Settings) -> None:
+        if settings.flag("load_in_4bit", False) or settings.flag("_load_in_4bit", False):
+            settings.choice("bnb_4bit_quant_type", _KINDS, "fp4")
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         state = next((_STATE + state for state in _STATES if _STATE + state in tensors), None)
         if state is not None or "weight.absmax" in tensors:
             return _four_bits(layer, tensors, state or _STATE + _STATES[0], dtype)
+        _check_layout(layer, tensors)
         q = take(layer, tensors, "weight", (torch.int8,), (-1, -1))
         rows, columns = q.shape
         largest = take(layer, tensors, "SCB", (torch.float32,), (rows,))
         return Int8Tensor(q, (largest / 127).unsqueeze(1), [1, columns], dtype)
 
 
+def _check_layout(layer: str, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError for values of 8 bits in a GPU's tiles, as early releases saved them after a first call."""
+    if "weight_format" not in tensors:
+        return
+    kind = tensors["weight_format"].reshape(-1)
+    number = int(take(layer, {"weight_format": kind}, "weight_format", (torch.uint8,), (1,)))
+    if number != 0:
+        name = _LAYOUTS[number] if number < len(_LAYOUTS) else "unknown"
+        raise ValueError(
+            f"{layer}: weight_format must be 0 (row) to run on aoext, as it does in bitsandbytes by now, "
+            f"got {number} ({name})"
+        )
+
+
 def _four_bits(layer: str, tensors: Mapping[str, Tensor], state: str, dtype: torch.dtype) -> QuantizedTensor:
     said = _state(layer, tensors, state)
-    rows, columns = said["shape"]
-    block: int = said["blocksize"]
+    (rows, columns), block = said.shape, said.blocksize
     if columns % 2:
         raise ValueError(f"{layer}: K must be even for weights of 4 bits to run on aoext, got {columns}")
     stored = take(layer, tensors, "weight", _STORAGE, (-1, -1), finite=False)
@@ -91,35 +110,44 @@ def _four_bits(layer: str, tensors: Mapping[str, Tensor], state: str, dtype: tor
     return table_of_16(layer, pairs, table, scale.view(rows, columns // group), group, dtype)
 
 
-def _state(layer: str, tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
-    """What the checkpoint says in JSON; ValueError for what makes no weight."""
+class _Said(NamedTuple):
+    """What the checkpoint says in JSON."""
+
+    shape: list[int]
+    blocksize: int
+    nested_blocksize: int
+    nested_offset: float | None  # None where scales are not quantised themselves
+
+
+def _state(layer: str, tensors: Mapping[str, Tensor], name: str) -> _Said:
+    """ValueError for what makes no weight."""
     text = take(layer, tensors, name, (torch.uint8,), (-1,))
     try:
-        said = json.loads(bytes(text.tolist()))
-        shape, sizes = said["shape"], [said["blocksize"], said.get("nested_blocksize", 1)]
-        good = len(shape) == 2 and all(isinstance(size, int) and size > 0 for size in [*shape, *sizes])
-        good = good and math.isfinite(said.get("nested_offset", 0))
-    except (ValueError, TypeError, KeyError) as error:
+        said = Settings(f"{layer}: {name}", parse_json(bytes(text.tolist())))
+    except ValueError as error:
         raise ValueError(f"{layer}: {name} must be JSON with a shape and a blocksize") from error
-    if not good:
-        raise ValueError(
-            f"{layer}: {name} must have a shape [N, K] and positive sizes of blocks, got {said!r}"
-        )
-    return dict(said)
+    shape, offset = said.sizes("shape"), said.any("nested_offset")
+    if shape is None or "blocksize" not in said:
+        raise ValueError(f"{layer}: {name} must be JSON with a shape and a blocksize")
+    number = isinstance(offset, (int, float)) and not isinstance(offset, bool)
+    if offset is not None and not (number and math.isfinite(offset)):
+        said.refuse("nested_offset", "a finite number")
+    nested = said.integer("nested_blocksize", _NESTED_BLOCK)
+    return _Said(shape, said.integer("blocksize", 1), nested, None if offset is None else float(offset))
 
 
-def _scales(layer: str, tensors: Mapping[str, Tensor], said: Mapping[str, Any], blocks: int) -> Tensor:
+def _scales(layer: str, tensors: Mapping[str, Tensor], said: _Said, blocks: int) -> Tensor:
     """float32 [blocks]; of nested ones nested_quant_map[absmax]·nested_absmax + nested_offset, in float64."""
-    if "weight.nested_absmax" not in tensors and "nested_offset" not in said:
+    if "weight.nested_absmax" not in tensors and said.nested_offset is None:
         return take(layer, tensors, "weight.absmax", (torch.float32,), (blocks,))
     codes = take(layer, tensors, "weight.absmax", (torch.uint8,), (blocks,))
-    size = said.get("nested_blocksize", 256)
+    size = said.nested_blocksize
     outer = take(layer, tensors, "weight.nested_absmax", (torch.float32,), (ceil_div(blocks, size),))
     table = take(layer, tensors, "weight.nested_quant_map", (torch.float32,), (256,))
     if not has_values(codes):
         return torch.empty(blocks, dtype=torch.float32, device=codes.device)
-    spread = float64(outer).repeat_interleave(size)[:blocks]
-    scale = float64(table)[codes.cpu().long()] * spread + said.get("nested_offset", 0.0)
+    spread = float64(outer)[torch.arange(blocks, device="cpu") // size]
+    scale = float64(table)[codes.cpu().long()] * spread + (said.nested_offset or 0.0)
     return scale.float().to(codes.device)
 
 

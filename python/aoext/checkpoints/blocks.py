@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from aoext.blocks import in_tiles
-from aoext.checkpoints.base import take
+from aoext.checkpoints.base import Model, take
+from aoext.checkpoints.settings import Settings
 from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe, has_values, one_of
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
@@ -38,9 +39,15 @@ def take_scale(
 
 
 def by_rows(
-    layer: str, tensors: Mapping[str, Tensor], name: str, qdata: Tensor, dtype: torch.dtype, dynamic: bool
+    layer: str,
+    tensors: Mapping[str, Tensor],
+    name: str,
+    qdata: Tensor,
+    dtype: torch.dtype,
+    dynamic: bool,
+    model: Model | None = None,
 ) -> QuantizedTensor:
-    """w = qdata·scale with a scale for each row, [N] or [N, 1], or one for all of the weight.
+    """w = qdata·scale with a scale for each row, [N] or [N, 1], for each part of a fused weight, or one.
 
     dynamic: whether activations are quantised at every call, row by row
     """
@@ -48,11 +55,36 @@ def by_rows(
     scale = tensors.get(name)
     if scale is None:
         raise ValueError(f"{layer}: the checkpoint lacks {layer}.{name}")
-    if scale.numel() not in (1, rows) or not scale.is_floating_point():
+    parts = _parts(layer, scale.numel(), rows, model)
+    if (scale.numel() not in (1, rows) and parts is None) or not scale.is_floating_point():
         raise ValueError(f"{layer}: {name} must be a float [{rows}, 1] or [1], got {describe(scale)}")
-    flat = take(layer, {name: scale.reshape(-1, 1)}, name, FLOAT_DTYPES, (scale.numel(), 1))
+    flat = take(layer, {name: scale.reshape(-1, 1)}, name, FLOAT_DTYPES, (scale.numel(), 1)).float()
+    if parts is not None:
+        flat = torch.cat([one.expand(count, 1) for one, count in zip(flat.split(1), parts, strict=True)])
     kind = Int8Tensor if qdata.dtype is torch.int8 else Float8Tensor
-    return kind(qdata, flat.float().expand(rows, 1).contiguous(), [1, columns], dtype, dynamic)
+    return kind(qdata, flat.expand(rows, 1).contiguous(), [1, columns], dtype, dynamic)
+
+
+def _parts(layer: str, scales: int, rows: int, model: Model | None) -> list[int] | None:
+    """The rows of each part of a weight that was made of as many as there are scales; None for other weights.
+
+    Gate and up, or keys and values, are as large as each other. How many rows are queries, the model says.
+    """
+    name = layer.rpartition(".")[2]
+    if scales == 2 and rows % 2 == 0 and ("gate_up" in name or name.startswith("kv")):
+        return [rows // 2, rows // 2]
+    if scales != 3 or rows == 3 or "qkv" not in name:
+        return None
+    said = Settings("config.json", {} if model is None else model.config)
+    heads = said.integer("num_attention_heads", 1)
+    size = said.integer("head_dim", said.integer("hidden_size", 1) // heads)
+    queries, keys = heads * size, said.integer("num_key_value_heads", heads) * size
+    if queries + 2 * keys != rows:
+        raise ValueError(
+            f"{layer}: it has a scale for each of queries, keys and values, and the model's config does not "
+            f"say how many of its {rows} rows are which"
+        )
+    return [queries, keys, keys]
 
 
 def by_blocks(

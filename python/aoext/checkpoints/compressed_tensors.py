@@ -11,20 +11,17 @@ checkpoint asks for: those of 4 bits, those with zero points, those whose scales
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aoext.blocks import E2M1
 from aoext.checkpoints.base import (
+    Model,
     Reader,
     int4,
     is_nonzero,
-    left_as_they_are,
     nibbles,
     order_of_groups,
     packed_pairs,
@@ -38,21 +35,13 @@ from aoext.checkpoints.blocks import (
     take_scale,
     take_whole_scale,
 )
+from aoext.checkpoints.compressed_tensors_groups import TYPES, Refusal, Scheme, Targets, scheme_of, targets_of
+from aoext.checkpoints.settings import Settings
 from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
 
 _INTEGERS = (torch.int32, torch.int64)
-_TYPES = {"int": torch.int8, "float": torch.float8_e4m3fn}
-
-# What may share a scale, by the bits and the type of the weights.
-_STRATEGIES = {
-    (4, "int"): ("group", "channel"),
-    (8, "int"): ("channel", "tensor", "group", "block"),
-    (8, "float"): ("channel", "tensor", "group", "block"),
-    (4, "float"): ("group", "tensor_group"),
-}
-
 # What 8 bits without a sign have to the value.
 _OFFSET = 0x80
 
@@ -78,104 +67,72 @@ class CompressedTensorsReader(Reader):
     )
     telling = ("weight_shape", "weight_g_idx")
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        groups = settings.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
+    def __init__(self, settings: Settings) -> None:
+        # Early releases of transformers nested it.
+        said = settings.object("quantization_config") if "quantization_config" in settings else settings
+        groups = said.objects("config_groups")
+        if not groups:
             raise ValueError("compressed-tensors: the checkpoint's config has no config_groups")
-        self.schemes = [_Scheme(name, group) for name, group in groups.items()]
-        if settings.get("sparsity_config"):
-            raise ValueError("compressed-tensors: sparse weights do not run on aoext")
-        if (settings.get("transform_config") or {}).get("config_groups"):
+        for place in (settings, said):
+            if place.object("sparsity_config").text("format", "dense") != "dense":
+                raise ValueError("compressed-tensors: sparse weights do not run on aoext")
+        if said.object("transform_config").objects("config_groups"):
             raise ValueError("compressed-tensors: activations that are transformed do not run on aoext")
-        self.notes = tuple(sorted({scheme.note for scheme in self.schemes if scheme.note}))
+        self._ignored = Targets("ignore", dict.fromkeys(said.texts("ignore"), True))
+        found = {name: scheme_of(name, group) for name, group in groups.items()}
+        refused = [scheme for scheme in found.values() if isinstance(scheme, Refusal)]
+        # Others are refused where a layer is one of theirs.
+        if refused and not any(isinstance(scheme, Scheme) for scheme in found.values()):
+            raise ValueError(f"compressed-tensors: {refused[0].why}")
+        self._schemes = Targets(
+            "targets",
+            {target: found[name] for name, group in groups.items() for target in targets_of(group)},
+        )
+        notes = {scheme.note for scheme in found.values() if isinstance(scheme, Scheme) and scheme.note}
+        notes |= {
+            f"{name} of config_groups quantises no weights, and is passed over"
+            for name, scheme in found.items()
+            if scheme is None
+        }
+        cache = said.object("kv_cache_scheme")
+        if cache:
+            said_of_it = f"{cache.integer('num_bits', 8)} bits, {cache.text('type', 'int').lower()}"
+            notes.add(f"keys and values stay as they are, where the checkpoint has them in {said_of_it}")
+        self.notes = tuple(sorted(notes))
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
-        scheme = next((s for s in self.schemes if s.targets(layer)), None)
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        classes = self._classes(layer)
+        if self._ignored.of(layer, classes):
+            raise ValueError(
+                f"{layer}: no group of the checkpoint's config has it among its targets, for ignore names it"
+            )
+        scheme = self._schemes.of(layer, classes)
         if scheme is None:
-            raise ValueError(f"{layer}: no group of the checkpoint's config has it among its targets")
+            raise ValueError(
+                f"{layer}: no group of the checkpoint's config has it among its targets, or none with weights"
+            )
+        if isinstance(scheme, Refusal):
+            raise ValueError(f"{layer}: {scheme.why}")
         if scheme.form == (4, "float"):
             return _table_of_16(layer, tensors, dtype, scheme)
         if "weight_packed" in tensors:
-            return _packed(layer, tensors, dtype, scheme)
-        weight = take(layer, tensors, "weight", tuple(_TYPES.values()), (-1, -1))
-        return _eight_bits(layer, weight, tensors, dtype, scheme)
+            return _packed(layer, tensors, dtype, scheme, self.model)
+        weight = take(layer, tensors, "weight", tuple(TYPES.values()), (-1, -1))
+        return _eight_bits(layer, weight, tensors, dtype, scheme, self.model)
 
-
-class _Scheme:
-    """One entry of config_groups."""
-
-    def __init__(self, name: str, group: Mapping[str, Any]) -> None:
-        weights = group.get("weights") or {}
-        self.names = list(group.get("targets") or ["Linear"])
-        bits, kind = self.form = weights.get("num_bits"), weights.get("type", "int")
-        self.strategy = weights.get("strategy") or "tensor"
-        self.group_size = weights.get("group_size")
-        self.symmetric = bool(weights.get("symmetric", True))
-        if self.form not in _STRATEGIES:
-            raise ValueError(f"compressed-tensors: {name}: no kernel for weights of {bits} bits, {kind}")
-        strategies = _STRATEGIES[self.form]
-        if self.strategy not in strategies:
-            raise ValueError(
-                f"compressed-tensors: {name}: weights of {bits} bits must have a scale by "
-                f"{' or '.join(strategies)} to run on aoext, got {self.strategy!r}"
-            )
-        # Rows and columns that share a scale; None where these are whole rows, the weight, or int4's groups.
-        self.block_size = None if self.form == (4, "int") else self._blocks(name, weights)
-        activations = group.get("input_activations") or {}
-        self.activation = activations.get("type", "int")
-        self.dynamic_activation = (
-            bool(activations.get("dynamic"))
-            and activations.get("num_bits") == 8
-            and bool(activations.get("symmetric", True))
-            and (self.activation == kind or (self.form == (4, "int") and self.activation in _TYPES))
-            and self._quantises_along_k(activations)
-        )
-        self.note = ""
-        if activations and not self.dynamic_activation:
-            zeros = "" if activations.get("symmetric", True) else " with zero points"
-            self.note = left_as_they_are(activations.get("num_bits"), self.activation + zeros)
-
-    def _blocks(self, name: str, weights: Mapping[str, Any]) -> list[int] | None:
-        sizes: Any
-        if self.strategy == "block":
-            what, given = "block_structure", weights.get("block_structure")
-            sizes = given.split("x") if isinstance(given, str) else given
-        elif self.strategy in ("group", "tensor_group"):
-            what, given = "group_size", self.group_size
-            sizes = [1, given]
-        else:
-            return None
-        try:
-            rows, columns = map(int, sizes)
-        except (TypeError, ValueError):
-            rows = columns = 0
-        if rows < 1 or columns < 1:
-            raise ValueError(f"compressed-tensors: {name}: {what} must be positive numbers, got {given!r}")
-        if not self.symmetric and self.form[1] != "int":
-            raise ValueError(
-                f"compressed-tensors: {name}: weights of {self.form[0]} bits, {self.form[1]}, with zero "
-                "points do not run on aoext"
-            )
-        return [rows, columns]
-
-    def _quantises_along_k(self, activations: Mapping[str, Any]) -> bool:
-        """Whether activations have scales where a product by the weight can use them."""
-        if self.block_size is None:
-            return activations.get("strategy", "token") == "token"
-        return activations.get("strategy") == "group" and activations.get("group_size") == self.block_size[1]
-
-    def targets(self, layer: str) -> bool:
-        """Whether the layer is meant: by the class, its name, or a regular expression behind "re:"."""
-        return any(
-            target == "Linear"
-            or fnmatch.fnmatchcase(layer, target)
-            or (target.startswith("re:") and re.match(target[3:], layer))
-            for target in self.names
-        )
+    def _classes(self, layer: str) -> Sequence[str]:
+        """The names of a layer's classes; where nothing is known of the layer, those of a linear one."""
+        module = None if self.model is None else self.model.module(layer)
+        kinds = nn.Linear.__mro__ if module is None else type(module).__mro__
+        return [kind.__name__ for kind in kinds if issubclass(kind, nn.Module)]
 
 
 def _packed(
-    layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
+    layer: str,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    scheme: Scheme,
+    model: Model | None,
 ) -> QuantizedTensor:
     """Integers of 4 or 8 bits without signs, in words of 32."""
     packed = take(layer, tensors, "weight_packed", (torch.int32,), (-1, -1))
@@ -190,7 +147,7 @@ def _packed(
     if scheme.form == (4, "int"):
         return _four_bits(layer, packed, shape, tensors, dtype, scheme)
     qdata = (packed.contiguous().view(torch.uint8)[:, :columns] ^ _OFFSET).view(torch.int8)
-    return _eight_bits(layer, qdata, tensors, dtype, scheme)
+    return _eight_bits(layer, qdata, tensors, dtype, scheme, model)
 
 
 def _four_bits(
@@ -199,36 +156,49 @@ def _four_bits(
     shape: list[int],
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
-    scheme: _Scheme,
+    scheme: Scheme,
 ) -> QuantizedTensor:
     rows, columns = shape
-    scale = take(layer, tensors, "weight_scale", FLOAT_DTYPES, (rows, -1)).t()
-    if scheme.strategy == "group" and scheme.group_size and scale.shape[0] * scheme.group_size != columns:
-        raise ValueError(
-            f"{layer}: weight_scale must be [{rows}, {columns}/{scheme.group_size}], "
-            f"got {list(scale.t().shape)}"
-        )
-    groups = scale.shape[0]
+    if columns % 2:
+        raise ValueError(f"{layer}: K must be even for weights of 4 bits to run on aoext, got {columns}")
+    group_size = columns if scheme.strategy == "channel" else scheme.group_size
+    if columns % group_size:
+        raise ValueError(f"{layer}: group_size = {group_size} does not divide K = {columns}")
+    groups = columns // group_size
+    scale = take(layer, tensors, "weight_scale", FLOAT_DTYPES, (rows, groups)).t()
     if scheme.symmetric and "weight_zero_point" not in tensors:
         zero = torch.full_like(scale, 8, dtype=torch.uint8)
     else:  # eight rows to a word
-        words = take(layer, tensors, "weight_zero_point", (torch.int32,), (-(-rows // 8), groups))
+        words = take(layer, tensors, "weight_zero_point", (torch.int32,), (ceil_div(rows, 8), groups))
         zero = nibbles(words.t())[:, :rows]
     pairs = packed.contiguous().view(torch.uint8)[:, : columns // 2]
-    order = order_of_groups(layer, tensors, "weight_g_idx", columns, groups)
+    order = _order(layer, tensors, columns, group_size)
     if order is not None:
         pairs = packed_pairs(nibbles(packed)[:, order])
-    activation = _TYPES[scheme.activation] if scheme.dynamic_activation else None
+    activation = TYPES[scheme.activation] if scheme.dynamic_activation else None
     return int4(layer, pairs, scale, zero, dtype, order, activation)
 
 
+def _order(layer: str, tensors: Mapping[str, Tensor], columns: int, group_size: int) -> Tensor | None:
+    """The columns sorted by their groups; None where they are, which groups of -1 say as well."""
+    group = tensors.get("weight_g_idx")
+    if group is not None and group.shape == (columns,) and bool((group == -1).all()):
+        return None
+    return order_of_groups(layer, tensors, "weight_g_idx", columns, group_size)
+
+
 def _eight_bits(
-    layer: str, qdata: Tensor, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
+    layer: str,
+    qdata: Tensor,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    scheme: Scheme,
+    model: Model | None,
 ) -> QuantizedTensor:
     rows, columns = qdata.shape
     has_zeros = _has_zero_points(layer, tensors, scheme)
     if scheme.block_size is None and not has_zeros:
-        return by_rows(layer, tensors, "weight_scale", qdata, dtype, scheme.dynamic_activation)
+        return by_rows(layer, tensors, "weight_scale", qdata, dtype, scheme.dynamic_activation, model)
     block_size = scheme.block_size or [1, columns]
     if scheme.block_size is None:
         tensors = {name: _for_rows(tensor, rows) for name, tensor in tensors.items()}
@@ -237,13 +207,13 @@ def _eight_bits(
     zero_point = _zero_point(layer, tensors, shape) if has_zeros else None
     order = None
     if scheme.strategy == "group":
-        order = order_of_groups(layer, tensors, "weight_g_idx", columns, shape[1])
+        order = _order(layer, tensors, columns, scheme.group_size)
     if order is not None:
         qdata = qdata.view(torch.int8)[:, order].view(qdata.dtype)
     return by_blocks(layer, qdata, scale, block_size, dtype, scheme.dynamic_activation, zero_point, order)
 
 
-def _has_zero_points(layer: str, tensors: Mapping[str, Tensor], scheme: _Scheme) -> bool:
+def _has_zero_points(layer: str, tensors: Mapping[str, Tensor], scheme: Scheme) -> bool:
     are_some = is_nonzero(tensors.get("weight_zero_point"))
     if scheme.form[1] == "int":
         return are_some or not scheme.symmetric
@@ -267,7 +237,7 @@ def _for_rows(values: Tensor, rows: int) -> Tensor:
 
 
 def _table_of_16(
-    layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: _Scheme
+    layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, scheme: Scheme
 ) -> QuantizedTensor:
     """e2m1 with scales of e4m3 and one more (nvfp4), or with exponents (mxfp4)."""
     pairs = take(layer, tensors, "weight_packed", (torch.uint8,), (-1, -1))

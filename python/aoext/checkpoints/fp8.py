@@ -7,13 +7,13 @@ The scales multiply, although DeepSeek calls them weight_scale_inv. Without bloc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.checkpoints.base import Reader, left_as_they_are, setting, take
+from aoext.checkpoints.base import Reader, left_as_they_are, take
 from aoext.checkpoints.blocks import blocks_of, by_blocks, by_rows, powers_of_two, take_scale
+from aoext.checkpoints.settings import Settings
 from aoext.packing import FLOAT8_DTYPES
 from aoext.tensors import QuantizedTensor
 
@@ -33,29 +33,27 @@ class Fp8Reader(Reader):
 
     names = ("weight", *_SCALES, "activation_scale", "input_scale")
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        who = settings["quant_method"]
-        scheme = setting(who, settings, "activation_scheme", ("dynamic", "static"), "dynamic")
+    def __init__(self, settings: Settings) -> None:
+        scheme = settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
         self.dynamic = scheme == "dynamic"
         if not self.dynamic:
             self.notes = (left_as_they_are(8, "float"),)
-        setting(who, settings, "fmt", ("e4m3", "e5m2", None))
-        self.exponents = setting(who, settings, "scale_fmt", ("float", "ue8m0", None)) == "ue8m0"
-        block = settings.get("weight_block_size") or (_MX_BLOCK if who == "mxfp8" else None)
-        self.block_size = None if block is None else list(block)
-        if self.block_size is not None and (
-            len(self.block_size) != 2
-            or not all(isinstance(size, int) and size > 0 for size in self.block_size)
-        ):
-            raise ValueError(f"{who}: weight_block_size must be two positive numbers, got {block!r}")
+        settings.choice("fmt", ("e4m3", "e5m2", None))
+        self.exponents = settings.choice("scale_fmt", ("float", "ue8m0", None)) == "ue8m0"
+        self.block_size = settings.sizes("weight_block_size")
+        if self.block_size is None and settings.who == "mxfp8":
+            self.block_size = list(_MX_BLOCK)
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         weight = take(layer, tensors, "weight", FLOAT8_DTYPES, (-1, -1))
         name = next((name for name in _SCALES if name in tensors), _SCALES[0])
-        if self.block_size is None:
-            return by_rows(layer, tensors, name, weight, dtype, self.dynamic)
         rows, columns = weight.shape
-        scale = take_scale(layer, tensors, name, blocks_of(rows, columns, self.block_size))
+        blocks = [rows, 1] if self.block_size is None else blocks_of(rows, columns, self.block_size)
+        stored = list(tensors[name].shape) if name in tensors else blocks
+        # Some that were brought from blocks to rows still say the blocks.
+        if self.block_size is None or (stored != blocks and (len(stored) < 2 or stored == [rows, 1])):
+            return by_rows(layer, tensors, name, weight, dtype, self.dynamic, self.model)
+        scale = take_scale(layer, tensors, name, blocks)
         if self.exponents and scale.dtype is torch.float32:
             exponents = powers_of_two(scale)
             scale = scale if exponents is None else exponents

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from aoext.checkpoints.base import (
     Reader,
     Writer,
     exactly,
-    group_count,
+    in_whole_groups,
     int4,
     int32_words,
     integers,
@@ -25,12 +25,14 @@ from aoext.checkpoints.base import (
     order_of_groups,
     packed_pairs,
     refuse_what_is_aoexts_own,
-    setting,
     take,
 )
 from aoext.checkpoints.blocks import by_blocks
+from aoext.checkpoints.expressions import Expression
+from aoext.checkpoints.settings import Settings
 from aoext.packing import dtype_name
 from aoext.tensors import BlockwiseTensor, Int8Tensor, QuantizedTensor
+from aoext.tensors.fields import ceil_div
 
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -46,58 +48,126 @@ _MIDDLE = 0x80
 _AWQ_ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 
 
-class GptqReader(Reader):
-    """qweight int32 [K/8, N], qzeros int32 [K/group_size, N/8], scales [K/group_size, N], g_idx int32 [K].
+class _Packing(NamedTuple):
+    """How a layer is packed."""
 
-    Groups whose columns lie apart (act-order: a g_idx that does not rise) become a weight with k_order. Of 8
-    bits four codes are in a word.
+    bits: int
+    group_size: int  # -1 for whole rows
+    ordered: bool | None  # whether groups may hold columns that lie apart; None if the tensors show that
+
+    def with_own(self, own: Settings) -> _Packing:
+        """Another layer's, whose own settings go before these."""
+        return _Packing(
+            own.choice("bits", _BITS, self.bits),
+            own.group_size("group_size", self.group_size),
+            own.flag("desc_act", bool(self.ordered)) if "desc_act" in own else self.ordered,
+        )
+
+
+# What tells names that settings have from regular expressions.
+_SIGNS = frozenset(r"*+?^$()[]{}|\\")
+
+
+class _OwnSettings:
+    """Settings of single layers: by their names, else by the first expression that fits."""
+
+    def __init__(self, settings: Mapping[str, Settings]) -> None:
+        self._names = {key: own for key, own in settings.items() if _SIGNS.isdisjoint(key)}
+        self._expressions = [
+            (Expression(own.who, key), own)
+            for key, own in settings.items()
+            if own and not _SIGNS.isdisjoint(key)
+        ]
+
+    def of(self, layer: str, packing: _Packing) -> _Packing:
+        own = self._names.get(layer)
+        if own is None:
+            own = next((own for expression, own in self._expressions if expression.search(layer)), None)
+        return packing if own is None else packing.with_own(Settings(layer, own.values))
+
+
+class GptqReader(Reader):
+    """qweight int32 [K/8, N], qzeros int32 [groups, N/8], scales [groups, N], g_idx int32 [K], for as
+    many groups as hold K columns; the last may be partial.
+
+    Groups whose columns lie apart (act-order: a g_idx that does not rise) become a weight with k_order; where
+    desc_act is false, nothing is read of g_idx. Of 8 bits four codes are in a word.
     """
 
     names = ("qweight", "qzeros", "scales", "g_idx")
     telling = ("g_idx",)
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.bits: int = setting("gptq", settings, "bits", _BITS)
-        made = setting("gptq", settings, "checkpoint_format", ("gptq", "gptq_v2", "gptq_p"), "gptq")
-        self.zeros_minus_one = made == "gptq"
-        self.group_size: int = settings.get("group_size", 128)
+    def __init__(
+        self,
+        settings: Settings,
+        own: Mapping[str, Settings] | None = None,
+        zeros_minus_one: bool | None = None,
+    ) -> None:
+        """own: settings of layers; zeros_minus_one: None where checkpoint_format says it."""
+        bits = settings.choice("bits", _BITS)
+        ordered = settings.flag("desc_act", False) if "desc_act" in settings else None
+        self.packing = _Packing(bits, settings.group_size("group_size", 128), ordered)
+        self.own = _OwnSettings(own or {})
+        self.zeros_minus_one = zeros_minus_one
+        if zeros_minus_one is None:
+            made = settings.choice("checkpoint_format", ("gptq", "gptq_v2", "gptq_p"), "gptq")
+            self.zeros_minus_one = made == "gptq"
         # What other settings layers have, by regular expressions that begin their names.
-        self.dynamic: Mapping[str, Mapping[str, Any]] = settings.get("dynamic") or {}
+        self.dynamic = [
+            (Expression(own.who, key.removeprefix("-:").removeprefix("+:")), key.startswith("-:"), own)
+            for key, own in settings.objects("dynamic").items()
+        ]
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
-        own = self._own_settings(layer)
-        bits: int = setting(layer, own, "bits", _BITS, self.bits)
-        in_word = 32 // bits
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        packing = self._packing(layer)
+        in_word = 32 // packing.bits
         qweight = take(layer, tensors, "qweight", (torch.int32,), (-1, -1))
         columns, rows = in_word * qweight.shape[0], qweight.shape[1]
-        groups = group_count(layer, columns, own.get("group_size", self.group_size))
+        group_size = _size_of_groups(packing, columns)
+        groups = ceil_div(columns, group_size)
         scale = take(layer, tensors, "scales", _SCALES, (groups, rows))
-        zeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, -(-rows // in_word)))
-        zeros = zeros + _ONE_EACH[bits] if self.zeros_minus_one else zeros
+        zeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, ceil_div(rows, in_word)))
+        zeros = zeros + _ONE_EACH[packing.bits] if self.zeros_minus_one else zeros
         codes = qweight.t().contiguous().view(torch.uint8)  # little-endian words: the first k lowest
-        order = order_of_groups(layer, tensors, "g_idx", columns, groups)
-        if bits == 8:
+        order = None
+        if packing.ordered is not False:
+            order = order_of_groups(layer, tensors, "g_idx", columns, group_size)
+        if packing.bits == 8:
             zero = zeros.contiguous().view(torch.uint8)[:, :rows]
-            return _eight_bits(layer, codes, scale, zero, dtype, order)
+            return _eight_bits(layer, codes, scale, zero, group_size, dtype, order)
         if order is not None:
             codes = packed_pairs(nibbles(codes.view(torch.int32))[:, order])
-        return int4(layer, codes, scale, nibbles(zeros)[:, :rows], dtype, order)
+        scale, zero = in_whole_groups(columns, group_size, scale, nibbles(zeros)[:, :rows])
+        return int4(layer, codes, scale, zero, dtype, order)
 
-    def _own_settings(self, layer: str) -> Mapping[str, Any]:
-        for pattern, own in self.dynamic.items():  # the first that matches, as GPTQModel takes it
-            if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), layer):
-                return own
-        return {}
+    def _packing(self, layer: str) -> _Packing:
+        packing = self.own.of(layer, self.packing)
+        for expression, left_alone, own in self.dynamic:  # the first that matches, as GPTQModel takes it
+            if expression.match(layer):
+                if left_alone:
+                    raise ValueError(f"{layer}: dynamic leaves it alone, and the file has it quantised")
+                return packing.with_own(Settings(layer, own.values))
+        return packing
+
+
+def _size_of_groups(packing: _Packing, columns: int) -> int:
+    """Never more than there are columns."""
+    return columns if packing.group_size == -1 else min(packing.group_size, columns)
 
 
 def _eight_bits(
-    layer: str, codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype, order: Tensor | None = None
+    layer: str,
+    codes: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+    group_size: int,
+    dtype: torch.dtype,
+    order: Tensor | None = None,
 ) -> QuantizedTensor:
-    """codes: uint8 [N, K]; scale and zero, which is uint8: [K/group_size, N]"""
+    """codes: uint8 [N, K]; scale and zero, which is uint8: [⌈K/group_size⌉, N]"""
     codes = codes if order is None else codes[:, order]
     qdata, zero_point = ((t.contiguous() ^ _MIDDLE).view(torch.int8) for t in (codes, zero.t()))
-    block_size = (1, codes.shape[1] // scale.shape[0])
-    return by_blocks(layer, qdata, scale.t(), block_size, dtype, zero_point=zero_point, k_order=order)
+    return by_blocks(layer, qdata, scale.t(), (1, group_size), dtype, zero_point=zero_point, k_order=order)
 
 
 class GptqWriter(Writer):
@@ -184,28 +254,36 @@ class GptqWriter(Writer):
 
 
 class AwqReader(Reader):
-    """qweight int32 [K, N·bits/32], qzeros int32 [K/group_size, N·bits/32], scales [K/group_size, N].
+    """qweight int32 [K, N·bits/32], qzeros int32 [groups, N·bits/32], scales [groups, N].
 
     8 bits are vLLM's kind of AWQ; AutoAWQ has 4 alone.
     """
 
     names = ("qweight", "qzeros", "scales")
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.bits: int = setting("awq", settings, "bits" if "bits" in settings else "w_bit", _BITS)
-        setting("awq", settings, "version", ("gemm", "GEMM"), "gemm")
-        self.group_size: int = settings.get("group_size", settings.get("q_group_size", 128))
+    def __init__(self, settings: Settings, own: Mapping[str, Settings] | None = None) -> None:
+        """own: settings of layers"""
+        bits = settings.choice("bits" if "bits" in settings else "w_bit", _BITS)
+        settings.choice("version", ("gemm", "GEMM"), "gemm")
+        size = "group_size" if "group_size" in settings else "q_group_size"
+        self.packing = _Packing(bits, settings.group_size(size, 128), None)
+        self.own = _OwnSettings(own or {})
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
-        in_word = 32 // self.bits
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+        packing = self.own.of(layer, self.packing)
+        in_word = 32 // packing.bits
         qweight = take(layer, tensors, "qweight", (torch.int32,), (-1, -1))
         columns, rows = qweight.shape[0], in_word * qweight.shape[1]
-        groups = group_count(layer, columns, self.group_size)
+        group_size = _size_of_groups(packing, columns)
+        groups = ceil_div(columns, group_size)
         scale = take(layer, tensors, "scales", _SCALES, (groups, rows))
         qzeros = take(layer, tensors, "qzeros", (torch.int32,), (groups, rows // in_word))
-        codes, zero = (_in_order(words, self.bits) for words in (qweight, qzeros))
-        if self.bits == 8:
-            return _eight_bits(layer, codes.t(), scale, zero, dtype)
+        codes, zero = (_in_order(words, packing.bits) for words in (qweight, qzeros))
+        if packing.bits == 8:
+            return _eight_bits(layer, codes.t(), scale, zero, group_size, dtype)
+        if columns % 2:
+            raise ValueError(f"{layer}: K must be even for weights of 4 bits to run on aoext, got {columns}")
+        scale, zero = in_whole_groups(columns, group_size, scale, zero)
         return int4(layer, packed_pairs(codes.t()), scale, zero, dtype)
 
 

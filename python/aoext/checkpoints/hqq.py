@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from aoext.checkpoints.base import Reader, int4, packed_pairs, setting, take
+from aoext.checkpoints.base import Reader, int4, packed_pairs, take
+from aoext.checkpoints.settings import Settings
 from aoext.packing import FLOAT_DTYPES
 from aoext.tensors import QuantizedTensor
 
@@ -29,19 +29,19 @@ class HqqReader(Reader):
     )
     telling = ("shape",)
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        made = settings.get("quant_config") or {}
-        weights = made.get("weight_quant_params", settings)
-        setting("hqq", weights, "nbits", (4,), 4)
-        setting("hqq", weights, "axis", (1,), 1)
-        setting("hqq", weights, "view_as_float", (False, None), False)
+    def __init__(self, settings: Settings) -> None:
+        made = settings.object("quant_config")
+        weights = made.object("weight_quant_params") if "weight_quant_params" in made else settings
+        weights.choice("nbits", (4,), 4)
+        weights.choice("axis", (1,), 1)
+        weights.choice("view_as_float", (False,), False)
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         packed = take(layer, tensors, "W_q", (torch.uint8,), (-1, -1))
         rows, columns = take(layer, tensors, "shape", (torch.int32, torch.int64), (2,)).tolist()
         codes = torch.cat((packed >> 4, packed & 15))
         group_size = codes.shape[1]
-        if codes.numel() != rows * columns or columns % group_size:
+        if min(rows, columns) < 1 or codes.numel() != rows * columns or columns % group_size:
             raise ValueError(f"{layer}: W_q must be [{rows}·{columns}/g/2, g], got {list(packed.shape)}")
         count = codes.shape[0]
         scale, zero = (

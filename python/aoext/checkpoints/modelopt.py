@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from aoext.blocks import E2M1
-from aoext.checkpoints.base import Reader, left_as_they_are, setting, take
+from aoext.checkpoints.base import Model, Reader, left_as_they_are, take
 from aoext.checkpoints.blocks import (
     by_blocks,
     by_rows,
@@ -17,6 +17,7 @@ from aoext.checkpoints.blocks import (
     take_scale,
     take_whole_scale,
 )
+from aoext.checkpoints.settings import Settings
 from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
@@ -48,21 +49,20 @@ class ModelOptReader(Reader):
 
     names = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        said = {**settings, **(settings.get("quantization") or {})}
-        self.algorithm = _named("modelopt", said)
+    def __init__(self, settings: Settings) -> None:
+        inside = settings.object("quantization")
+        said = inside if "quant_algo" in inside else settings
+        self.algorithm = _named(said)
         # By the names of layers, where they differ.
-        self.layer_settings: Mapping[str, Mapping[str, Any]] = said.get("quantized_layers") or {}
-        names = {
-            self.algorithm,
-            *(str(own.get("quant_algo")).upper() for own in self.layer_settings.values()),
-        }
+        where = inside if "quantized_layers" in inside else settings
+        self.layer_settings = where.objects("quantized_layers")
+        names = {self.algorithm, *(_name(own) for own in self.layer_settings.values())}
         left = {_ALGORITHMS[name].leaves for name in names if name in _ALGORITHMS}
         self.notes = tuple(left_as_they_are(bits, "float") for bits in (4, 8) if bits in left)
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         own = self.layer_settings.get(layer)
-        algorithm = _ALGORITHMS[self.algorithm if own is None else _named(layer, own)]
+        algorithm = _ALGORITHMS[self.algorithm if own is None else _named(Settings(layer, own.values))]
         if "pre_quant_scale" in tensors:
             raise ValueError(f"{layer}: a weight with pre_quant_scale does not run on aoext")
         weight = take(layer, tensors, "weight", (torch.uint8, torch.float8_e4m3fn), (-1, -1))
@@ -71,26 +71,36 @@ class ModelOptReader(Reader):
             scale = take(layer, tensors, "weight_scale", (torch.float8_e4m3fn,), shape)
             whole = take_whole_scale(layer, tensors, "weight_scale_2")
             return table_of_16(layer, weight, E2M1, scale, _NVFP4_GROUP, dtype, whole)
-        return _float8(layer, weight, tensors, dtype, algorithm.dynamic)
+        return _float8(layer, weight, tensors, dtype, algorithm.dynamic, self.model)
 
 
-def _named(who: str, settings: Mapping[str, Any]) -> str:
+def _name(settings: Settings) -> str:
+    return settings.text("quant_algo", "none").upper()
+
+
+def _named(settings: Settings) -> str:
     """The algorithm that settings name; ValueError for others than those that are served."""
-    name = str(settings.get("quant_algo")).upper()
-    return str(setting(who, {"quant_algo": name}, "quant_algo", tuple(_ALGORITHMS)))
+    said = Settings(settings.who, {"quant_algo": _name(settings)})
+    return str(said.choice("quant_algo", tuple(_ALGORITHMS)))
 
 
 def _float8(
-    layer: str, weight: Tensor, tensors: Mapping[str, Tensor], dtype: torch.dtype, dynamic: bool
+    layer: str,
+    weight: Tensor,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    dynamic: bool,
+    model: Model | None,
 ) -> QuantizedTensor:
     rows, columns = weight.shape
     given = tensors.get("weight_scale")
     if given is not None and given.dtype in EXPONENT_DTYPES:
         scale = take_scale(layer, tensors, "weight_scale", (rows, ceil_div(columns, _MX_GROUP)))
         return by_blocks(layer, weight, scale, (1, _MX_GROUP), dtype, dynamic)
-    if given is None or given.numel() == 1 or list(given.shape) in ([rows], [rows, 1]):
-        return by_rows(layer, tensors, "weight_scale", weight, dtype, dynamic)
     blocks = ceil_div(rows, _BLOCK), ceil_div(columns, _BLOCK)
+    few = given is None or given.numel() == 1 or list(given.shape) in ([rows], [rows, 1])
+    if given is None or few or (given.dim() == 1 and given.numel() != blocks[0] * blocks[1]):
+        return by_rows(layer, tensors, "weight_scale", weight, dtype, dynamic, model)
     if given.dtype not in FLOAT_DTYPES or given.numel() != blocks[0] * blocks[1]:
         raise ValueError(
             f"{layer}: weight_scale must be one float, {rows} of them, or {list(blocks)} for blocks of "

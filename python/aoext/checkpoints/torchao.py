@@ -16,7 +16,9 @@ from torch import Tensor
 from aoext import layouts
 from aoext.checkpoints import torchao_blocks
 from aoext.checkpoints.base import Reader, Writer, exactly, is_nonzero, refuse_what_is_aoexts_own, take
+from aoext.checkpoints.settings import Settings
 from aoext.packing import FLOAT_DTYPES
+from aoext.serialization.container import parse_json
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.rowwise import RowScaledTensor
 
@@ -105,7 +107,8 @@ def _rows(kind: type[RowScaledTensor], dtypes: tuple[torch.dtype, ...]) -> _Conv
         dynamic = attributes.get("act_quant_kwargs") is not None
         if "ASYMMETRIC" in str(attributes.get("act_quant_kwargs")):
             raise ValueError(f"{layer}: activations quantised with zero points do not run on aoext")
-        every = scale.float().reshape(-1, 1).expand(rows, 1).contiguous()
+        flat = take(layer, {"scale": scale.reshape(-1, 1)}, "scale", FLOAT_DTYPES, (scale.numel(), 1))
+        every = flat.float().expand(rows, 1).contiguous()
         return kind(qdata, every, [1, columns], dtype, dynamic)
 
     return converted
@@ -117,8 +120,8 @@ _float8_by_rows = _rows(Float8Tensor, (torch.float8_e4m3fn, torch.float8_e5m2))
 def _float8(
     layer: str, fields: Mapping[str, Tensor], attributes: Mapping[str, Any], dtype: torch.dtype
 ) -> QuantizedTensor:
-    qdata, block = fields.get("qdata"), attributes.get("block_size")
-    by_rows = block is None or qdata is None or list(block) in ([1, qdata.shape[-1]], list(qdata.shape))
+    qdata, block = fields.get("qdata"), Settings(layer, attributes).sizes("block_size")
+    by_rows = block is None or qdata is None or block in ([1, qdata.shape[-1]], list(qdata.shape))
     return (_float8_by_rows if by_rows else torchao_blocks.float8)(layer, fields, attributes, dtype)
 
 
@@ -138,24 +141,29 @@ class TorchaoReader(Reader):
 
     names = tuple(_PREFIX + name for name in _FIELDS)
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.described: dict[str, Any] = {}
+    def __init__(self, settings: Settings) -> None:
+        self.described: dict[str, Settings] = {}
 
     def read_metadata(self, metadata: Mapping[str, str]) -> None:
         for name, text in metadata.items():
-            if name.endswith(".weight"):
-                self.described[name.removesuffix(".weight")] = json.loads(text)
+            if not name.endswith(".weight"):
+                continue
+            try:
+                said = parse_json(text)
+            except ValueError as error:
+                raise ValueError(f"torchao: {name}: the file's metadata is no JSON: {error}") from error
+            self.described[name.removesuffix(".weight")] = Settings(f"torchao: {name}", said)
 
-    def weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
+    def _weight(self, layer: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor:
         described = self.described.get(layer)
-        if not isinstance(described, dict):
+        if described is None or "_type" not in described:
             raise ValueError(f"{layer}: the file's metadata does not say what its weight is")
         fields = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
-        attributes = described.get("_data") or {}
+        attributes = described.object("_data").values
         activation = attributes.get("activation_dtype")
-        if isinstance(activation, dict):
+        if isinstance(activation, Mapping):
             attributes = {**attributes, "activation_dtype": activation.get("_data")}
-        return convert(layer, str(described.get("_type")), fields, attributes, dtype)
+        return convert(layer, described.text("_type", ""), fields, attributes, dtype)
 
 
 class TorchaoWriter(Writer):

@@ -11,6 +11,7 @@ from torch import Tensor
 from aoext.blocks import E2M1
 from aoext.checkpoints.base import take
 from aoext.checkpoints.blocks import blocks_of, by_blocks, table_of_16, take_scale
+from aoext.checkpoints.settings import Settings
 from aoext.packing import EXPONENT_DTYPES
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
@@ -56,7 +57,7 @@ def mx(
     Activations of 8 bits are quantised so at every call; those of 4 bits stay as they are.
     """
     qdata = take(layer, fields, "qdata", (*_FLOAT8, torch.uint8), (-1, -1))
-    block = int(attributes.get("block_size", 32))
+    block = Settings(layer, attributes).integer("block_size", 32)
     wide = 2 if qdata.dtype is torch.uint8 else 1
     shape = blocks_of(qdata.shape[0], wide * qdata.shape[1], (1, block))
     scale = _scale(layer, fields, attributes, shape, EXPONENT_DTYPES)
@@ -73,7 +74,7 @@ def nvfp4(
     Activations stay as they are.
     """
     pairs = take(layer, fields, "qdata", (torch.uint8,), (-1, -1))
-    block = int(attributes.get("block_size", 16))
+    block = Settings(layer, attributes).integer("block_size", 16)
     shape = blocks_of(pairs.shape[0], 2 * pairs.shape[1], (1, block))
     scale = _scale(layer, fields, attributes, shape, (torch.float8_e4m3fn,))
     return table_of_16(layer, pairs, E2M1, scale, block, dtype, fields.get("per_tensor_scale"))
@@ -84,7 +85,10 @@ def float8(
 ) -> QuantizedTensor:
     """Float8Tensor whose block_size is neither a row nor the whole weight."""
     qdata = take(layer, fields, "qdata", _FLOAT8, (-1, -1))
-    block_size = [int(size) for size in attributes["block_size"]]
+    settings = Settings(layer, attributes)
+    block_size = settings.sizes("block_size")
+    if block_size is None:
+        settings.refuse("block_size", "two positive integers")
     scale = take_scale(
         layer,
         fields,

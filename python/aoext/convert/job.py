@@ -148,7 +148,7 @@ class _Job:
                 self.reader,
                 [source.folder / name for name in self.files],
                 source.dtype,
-                lambda layer: layer in source.linear_layers,
+                source.known_model,
             )
 
     def convert(self, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aoext import serialization
+from aoext import checkpoints, serialization
 from aoext.configs import QuantizationConfig
 from aoext.layers import has_transposed_weight
 from aoext.packing import FLOAT_DTYPES, dtype_name
@@ -38,12 +38,8 @@ class Checkpoint:
         if not isinstance(settings, dict):
             raise self.config_file.error(f"it must be a JSON object, got {reprlib.repr(settings)}")
         self.settings: dict[str, Any] = settings
-        foreign = settings.get("quantization_config")
-        if foreign is not None and not isinstance(foreign, dict):
-            raise self.config_file.error(
-                f"quantization_config must be a JSON object, got {reprlib.repr(foreign)}"
-            )
-        self.foreign: dict[str, Any] | None = foreign
+        with self.config_file.named():
+            self.foreign = foreign = checkpoints.settings_in(settings)
         self.method: str | None = foreign.get("quant_method") if foreign is not None else None
 
     @cached_property
@@ -122,6 +118,13 @@ class Checkpoint:
         if self._model_type is None:
             return {}
         return {name: module for name, module in self._modules.items() if has_transposed_weight(module)}
+
+    @property
+    def known_model(self) -> checkpoints.Model | None:
+        """What readers may ask of the model; None where transformers does not have it."""
+        if self._model_type is None:
+            return None
+        return checkpoints.Model(self._modules.get, self.settings.get("text_config") or self.settings)
 
     def to_quantise(self, config: QuantizationConfig) -> dict[str, nn.Module]:
         """The layers that from_pretrained would quantise, by the names of their weights in the checkpoint."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aoext import serialization
+from aoext import checkpoints, serialization
 from aoext.convert.source import CONFIG, Checkpoint
 from aoext.serialization.container import Source, parse_json
 from aoext.serialization.replacing import is_temporary, replacing
@@ -69,7 +69,7 @@ class Target:
             method, scheme = ours["quant_method"], ours.get("scheme")
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False
-        settings = {key: value for key, value in self.source.settings.items() if key != "quantization_config"}
+        settings = checkpoints.without_settings(self.source.settings)
         alike = method == self.claim["format"] and scheme in (self.claim["scheme"], None)
         return alike and written == settings and all((self.folder / f).is_file() for f in self.source.files)
 
@@ -103,7 +103,8 @@ class Target:
             places = {key: name for name in files for key in serialization.names_in(self.folder / name)}
             index = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(places.items()))}
             _write_json(self.folder / serialization.DEFAULT_INDEX, index)
-        settings = {**self.source.settings, "quantization_config": quantization_config}
+        settings = checkpoints.without_settings(self.source.settings)
+        settings["quantization_config"] = quantization_config
         _write_json(self.folder / CONFIG, settings)
         self._marker.unlink()
         return notes

@@ -68,7 +68,7 @@ class AoextDiffusersQuantizer(DiffusersQuantizer):
         else:
             for file in files:
                 self.reader.read_metadata(serialization.metadata_of(file))
-            checkpoints.check_files(self.reader, files, self.dtype, lambda layer: True)
+            checkpoints.check_files(self.reader, files, self.dtype)
             layers = self.reader.layers(loaded_keys)
             self.parts = {f"{layer}.weight": parts for layer, parts in layers.items()}
         weights = self._keys()

@@ -40,8 +40,11 @@ def rebuild(
     weight = tensor_type.from_fields({**dict.fromkeys(tensor_type.fields), **fields}, dtype, **attributes)
     if transposed:
         weight = weight.remade(fields, transposed=True)
-    if not weight.__dict__.keys().isdisjoint(remarks):
-        raise ValueError(f"{who}: what was set on a weight must not hide its fields, got {list(remarks)}")
+    hidden = [name for name in remarks if name in tensor_type.own_names() or hasattr(tensor_type, name)]
+    if hidden:
+        raise ValueError(
+            f"{who}: what was set on a weight must not hide what it has of its own, got {hidden}"
+        )
     weight.__dict__.update(remarks)
     return weight
 

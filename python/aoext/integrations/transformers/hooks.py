@@ -13,7 +13,7 @@ from aoext.integrations.transformers.config import METHOD, AoextConfig
 from aoext.tensors import QuantizedTensor
 
 # Methods of checkpoints.READERS.
-_UNKNOWN_TO_TRANSFORMERS = {"modelopt"} - AUTO_QUANTIZER_MAPPING.keys()
+_UNKNOWN_TO_TRANSFORMERS = {"modelopt", "intel/auto-round", "sparseml"} - AUTO_QUANTIZER_MAPPING.keys()
 
 
 def keep_foreign_checkpoints() -> None:

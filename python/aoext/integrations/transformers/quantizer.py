@@ -119,7 +119,7 @@ class AoextQuantizer(HfQuantizer):
         self.left_alone = self._modules_to_leave_alone(model)
         self.tied = getattr(model, "all_tied_weights_keys", None) or {}
         if not self.pre_quantized:
-            self._tell_apart(any(map(has_quantised, checkpoint_files or ())))
+            self._tell_apart(model, any(map(has_quantised, checkpoint_files or ())))
         if not self.pre_quantized:
             self.warn(model)
         if self.pre_quantized:
@@ -132,13 +132,13 @@ class AoextQuantizer(HfQuantizer):
                     self._expect(model, serialization.forms_in(file))
 
         if self.reader is not None:
-            names = {name for name, _ in model.named_parameters()}
-            checkpoints.check_files(
-                self.reader,
-                checkpoint_files or (),
-                model.dtype,
-                lambda layer: not names.isdisjoint(candidates(model, f"{layer}.weight")),
-            )
+            modules = dict(model.named_modules())
+
+            def module(layer: str) -> nn.Module | None:
+                return next((modules[name] for name in candidates(model, layer) if name in modules), None)
+
+            known = checkpoints.Model(module, model.config.get_text_config().to_dict())
+            checkpoints.check_files(self.reader, checkpoint_files or (), model.dtype, known)
             for note in self.reader.notes:
                 logger.warning("AoextConfig: %s", note)
 
@@ -157,10 +157,16 @@ class AoextQuantizer(HfQuantizer):
             left.append(names[id(input)])  # whose weight the output layer has
         return left
 
-    def _tell_apart(self, quantised: bool) -> None:
+    def _tell_apart(self, model: Any, quantised: bool) -> None:
         """Whether the files beside a config that says nothing of it are quantised by aoext."""
         config = self.quantization_config
         keep = config.scheme is None and not any(config.per_module.values())
+        # Where transformers itself does not look.
+        foreign = checkpoints.settings_in(
+            {"compression_config": getattr(model.config, "compression_config", None)}
+        )
+        if keep and foreign is not None:
+            self.reader, quantised = checkpoints.reader_for(foreign), True
         if keep and not quantised:
             raise ValueError(
                 "AoextConfig.keep() is for checkpoints that are quantised already; this one is not, or "
