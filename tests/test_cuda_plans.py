@@ -503,8 +503,6 @@ def cuts() -> Iterator[Case]:
                     "scaled_any", "scaled_mm_int4", dataclasses.replace(problem, K=420, group_size=42), {}
                 )
         yield Case("tinygemm_unpack", "weight_int4pack_mm", Problem(M, 136, 1280, 128), {})
-    scaled = Problem(200, 272, 416, 416, BF16, BF16, E4M3)
-    yield Case("aten::_scaled_mm", "scaled_mm_rowwise", scaled, {})
 
 
 CUTS = list(dict.fromkeys(map(str, cuts())))

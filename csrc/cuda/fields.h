@@ -46,9 +46,6 @@ struct BlocksAny {  // likewise (kernels/blocks_any.cu)
 struct ScaledAny {  // likewise (kernels/scaled_any.cu)
   bool operator==(const ScaledAny&) const = default;
 };
-struct ScaledMm {  // PyTorch's own kernel
-  bool operator==(const ScaledMm&) const = default;
-};
 struct TinygemmUnpack {  // the plain layout in a workspace, and bf16i4bf16_rowwise's kernels for it
   bool operator==(const TinygemmUnpack&) const = default;
 };
@@ -96,11 +93,6 @@ template <>
 struct Fields<ScaledAny> {
   static constexpr const char* kKernel = "scaled_any";
   static constexpr NoFields<ScaledAny> kAll{};
-};
-template <>
-struct Fields<ScaledMm> {
-  static constexpr const char* kKernel = "aten::_scaled_mm";
-  static constexpr NoFields<ScaledMm> kAll{};
 };
 template <>
 struct Fields<TinygemmUnpack> {
@@ -255,7 +247,7 @@ struct Fields<TinygemmConfig> {
 using Int4Kernel = std::variant<Generic, Int4Any, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig>;
 using GroupedInt4Kernel = std::variant<Generic, GroupedInt4Any, GroupedRingConfig, GroupedWgmmaConfig>;
 using RowwiseKernel =
-    std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, ScaledMm, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
+    std::variant<Generic, RowwiseAny, RowwiseDecodeConfig, RowwiseWgmmaConfig, WeightOnlyWgmmaConfig, RowwiseMmaConfig>;
 using BlocksKernel = std::variant<Generic, BlocksAny, BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, BlocksMmaConfig>;
 using ScaledKernel =
     std::variant<Generic, ScaledAny, ScaledWgmmaConfig, RingConfig, DecodeConfig, BatchConfig, Int4WgmmaConfig, MmaConfig>;

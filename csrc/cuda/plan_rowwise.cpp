@@ -30,33 +30,13 @@ bool quantizes_itself(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cons
   return ceil_div(int64_t{c.blocks} * c.cluster, device.multiprocessors) * p.M * ceil_div(p.K, c.cluster) <= kMostValues;
 }
 
-bool scaled_mm_takes(const LinearProblem& p, const RowwiseLinear& raw) {
-  return raw.type == Element::e4m3 && raw.output == Element::bf16 && raw.N % kPiece == 0 &&
-         (!p.has_bias || p.bias == ScalarType::BFloat16);
-}
-
-// Where aten::_scaled_mm is faster. It computes whole tiles of 128 by 128 and shares none: so where these run at once and fill
-// most of the GPU, or are so many that they fill it in almost every round.
-bool prefers_scaled_mm(const RowwiseLinear& raw, const Device& device) {
-  constexpr int64_t kTile = 128, kFewRows = 64, kManyTiles = 4096;
-  const int64_t tiles = ceil_div(raw.M, kTile) * ceil_div(raw.N, kTile), sms = device.multiprocessors;
-  const int64_t rounds = ceil_div(tiles, sms);
-  const bool fill = rounds == 1 ? 5 * tiles >= 3 * sms : tiles >= kManyTiles && 10 * tiles >= 9 * rounds * sms;
-  return raw.M > kFewRows && fill;
-}
-
 // Of the kernels whose rows are whole pieces; nothing where none serves.
 std::optional<RowwiseKernel> choose_pieces(const LinearProblem& p, int64_t K, const Device& device) {
   const RowwiseLinear raw = rowwise_linear(p, K);
   const bool hopper = device.is_hopper(), exact = raw.type == Element::int8 || raw.N >= kCutColumns;
   const bool engine = hopper && exact && rowwise_wgmma_takes(raw);
   if (rowwise_decode_takes(raw) && !(engine && raw.M > decode_rows(raw))) return choose_rowwise_decode(raw, device);
-  if (engine) {
-    const RowwiseWgmmaConfig c{choose_rowwise_wgmma(raw, device)};
-    const bool even = c.x_is_left;  // tiles without swap_ab are chosen where they come out even over the GPU
-    if (!even && scaled_mm_takes(p, raw) && prefers_scaled_mm(raw, device)) return ScaledMm{};
-    return c;
-  }
+  if (engine) return RowwiseWgmmaConfig{choose_rowwise_wgmma(raw, device)};
   if (hopper && weight_only_wgmma_takes(raw)) return WeightOnlyWgmmaConfig{choose_weight_only_wgmma(raw, device)};
   if (rowwise_mma_takes(raw)) return choose_rowwise_mma(raw, device);
   return std::nullopt;
@@ -91,8 +71,7 @@ RowwiseKernel forced_kernel(const Forced& f, const LinearProblem& p, const Devic
                   weight_only_wgmma_fits);
   if (f.is<RowwiseMmaConfig>())
     return kernel(RowwiseMmaConfig{}, serves && rowwise_mma_takes(raw), choose_rowwise_mma, rowwise_mma_fits);
-  if (!(f.is<ScaledMm>() ? hopper && scaled_mm_takes(p, raw) : takes_one_pass(p.K, device))) refuse_kernel(f, text(p), device);
-  if (f.is<ScaledMm>()) return ScaledMm{};
+  if (!takes_one_pass(p.K, device)) refuse_kernel(f, text(p), device);
   return RowwiseAny{};
 }
 
@@ -155,7 +134,6 @@ Explanation explain(const RowwisePlan& plan, const LinearProblem& p) {
   Explanation e = std::visit(
       Overloaded{
           [](const Generic&) { return generic_explanation(); }, [](const RowwiseAny&) { return explain_kernel("rowwise_any"); },
-          [](const ScaledMm&) { return explain_kernel(Fields<ScaledMm>::kKernel); },
           [](const RowwiseDecodeConfig& c) {
             return explain_kernel("rowwise_decode")
                 .with("tile_n", c.tiles * 16)

@@ -7,8 +7,7 @@ namespace aoext::cuda {
 
 // RowwiseDecodeConfig for few rows of x: a ring of weights in shared memory for each warp (kernels/rowwise_decode.cuh). For more:
 // RowwiseWgmmaConfig, both operands of 8 bits, and WeightOnlyWgmmaConfig, x of 16 bits, on compute capability 9.0
-// (kernels/sm90a/rowwise_wgmma.cuh, weight_only_wgmma.cuh), where ScaledMm takes many rows of e4m3 to bf16; RowwiseMmaConfig
-// anywhere (kernels/rowwise_mma.cuh).
+// (kernels/sm90a/rowwise_wgmma.cuh, weight_only_wgmma.cuh); RowwiseMmaConfig anywhere (kernels/rowwise_mma.cuh).
 struct RowwisePlan {
   RowwiseKernel kernel = Generic{};
   bool copies = false;     // both operands go first to rows that start at multiples of 16 bytes and end in zeros

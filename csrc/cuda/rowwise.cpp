@@ -15,14 +15,6 @@ Tensor filled_up(const Tensor& t, int64_t rows, int64_t K) {
   return longer;
 }
 
-Tensor scaled_mm(const LinearProblem& p, const Tensor& x, const Tensor& weight, const generic::RowwiseOperands& operands,
-                 const OptionalTensor& bias) {
-  const Tensor rows = aten::reshape(aten::contiguous(*operands.input_scale), {p.M, 1});
-  const Tensor y = call("aten::_scaled_mm", "", aten::reshape(x, {p.M, weight.size(1)}), aten::transpose(weight), rows,
-                        aten::transpose(*operands.weight_scale), bias, OptionalTensor(), std::optional(p.output), false);
-  return aten::reshape(y, output_sizes(operands.input, p.N));
-}
-
 size_t workspace_bytes(const RowwiseLinear& p, const RowwiseKernel& kernel) {
   return std::visit(Overloaded{[](const auto&) { return size_t{0}; },
                                [&](const WeightOnlyWgmmaConfig& c) { return weight_only_wgmma_workspace(p, c); },
@@ -31,14 +23,13 @@ size_t workspace_bytes(const RowwiseLinear& p, const RowwiseKernel& kernel) {
 }
 
 cudaError_t launch_kernel(const RowwiseLinear& p, const RowwiseKernel& kernel, void* workspace, cudaStream_t stream) {
-  return std::visit(
-      Overloaded{[](const Generic&) { return cudaErrorNotSupported; }, [](const ScaledMm&) { return cudaErrorNotSupported; },
-                 [&](const RowwiseAny&) { return launch_rowwise_any(p, stream); },
-                 [&](const RowwiseDecodeConfig& c) { return launch_rowwise_decode(p, c, stream); },
-                 [&](const RowwiseWgmmaConfig& c) { return launch_rowwise_wgmma(p, c, stream); },
-                 [&](const WeightOnlyWgmmaConfig& c) { return launch_weight_only_wgmma(p, c, workspace, stream); },
-                 [&](const RowwiseMmaConfig& c) { return launch_rowwise_mma(p, c, workspace, stream); }},
-      kernel);
+  return std::visit(Overloaded{[](const Generic&) { return cudaErrorNotSupported; },
+                               [&](const RowwiseAny&) { return launch_rowwise_any(p, stream); },
+                               [&](const RowwiseDecodeConfig& c) { return launch_rowwise_decode(p, c, stream); },
+                               [&](const RowwiseWgmmaConfig& c) { return launch_rowwise_wgmma(p, c, stream); },
+                               [&](const WeightOnlyWgmmaConfig& c) { return launch_weight_only_wgmma(p, c, workspace, stream); },
+                               [&](const RowwiseMmaConfig& c) { return launch_rowwise_mma(p, c, workspace, stream); }},
+                    kernel);
 }
 
 }  // namespace
@@ -55,7 +46,6 @@ Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const generic
   const Tensor weight = plan.copies ? filled_up(operands.weight, p.N, plan.K) : operands.weight;
   const auto dense = [](const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); };
   const OptionalTensor row_scale = dense(operands.input_scale), bias = dense(operands.bias ? &*operands.bias : nullptr);
-  if (std::holds_alternative<ScaledMm>(plan.kernel)) return scaled_mm(p, x, weight, operands, bias);
   const Tensor y = aten::empty(output_sizes(operands.input, p.N), p.output, operands.input);
   if (p.M == 0 || p.N == 0) return y;
 
