@@ -8,6 +8,9 @@ set_target_properties(aoext PROPERTIES CUDA_ARCHITECTURES OFF)
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake before 3.26 does not know that nvcc 12 and newer take it
+endif()
 find_package(CUDAToolkit 13.0 REQUIRED)
 
 # PTX for compute_90 is what newer GPUs compile for themselves.
