@@ -1,5 +1,5 @@
-// The table of NEON's instruction sets. What goes by products_i8_<it>.inc.h, sdot makes faster: the rest CPUs that have it take as
-// NEON compiled it.
+// The table of NEON's instruction sets. What goes by products_i8_<it>.inc.h, sdot makes faster: the rest CPUs that have it take
+// as NEON compiled it.
 #pragma once
 
 #include "cpu/kernels/vectors_neon.inc.h"
