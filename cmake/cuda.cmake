@@ -8,6 +8,9 @@ set_target_properties(aoext PROPERTIES CUDA_ARCHITECTURES OFF)
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake before 3.26 does not know that nvcc 12 and newer take it
+endif()
 find_package(CUDAToolkit 13.0 REQUIRED)
 
 # PTX for compute_90 is what newer GPUs compile for themselves.
@@ -72,6 +75,8 @@ foreach(part IN ITEMS aoext_cuda_host_int4pack aoext_cuda_host)
 endforeach()
 target_sources(aoext_cuda_host PRIVATE ${sources})
 target_link_libraries(aoext_cuda_host PRIVATE aoext_torch)
+# Plans have functions of the same names, so that files do not share a unit: they share what they begin with.
+target_precompile_headers(aoext_cuda_host PRIVATE csrc/generic/register.h)
 target_sources(aoext_cuda_host_int4pack PRIVATE ${shared_parts})
 target_include_directories(aoext_cuda_host_int4pack PRIVATE csrc)
 target_include_directories(aoext_cuda_host_int4pack SYSTEM PRIVATE ${AOEXT_TORCH_INCLUDE})

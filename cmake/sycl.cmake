@@ -82,6 +82,7 @@ list(APPEND AOEXT_INT4PACK_OBJECTS $<TARGET_OBJECTS:aoext_sycl_int4pack>)
 file(GLOB sources CONFIGURE_DEPENDS csrc/sycl/*.cpp csrc/sycl/onednn/*.cpp)
 list(REMOVE_ITEM sources ${shared_parts})
 add_library(aoext_sycl_host OBJECT ${sources} ${CMAKE_CURRENT_BINARY_DIR}/sycl_modules.cpp)
+aoext_unity(aoext_sycl_host)
 target_link_libraries(aoext_sycl_host PRIVATE aoext_torch aoext_sycl_runtime)
 # Before torch's headers, among which are those of the oneDNN that torch was built with.
 target_include_directories(aoext_sycl_host SYSTEM BEFORE PRIVATE ${AOEXT_SYCL_INCLUDE})

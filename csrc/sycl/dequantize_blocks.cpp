@@ -11,12 +11,8 @@
 namespace aoext::xpu {
 namespace {
 
-constexpr const char* kImage = "dequantize_blocks.lanes";
-constexpr int64_t kRows = 32;      // of w for a work-group: kernels/dequantize_blocks.cpp
-constexpr int64_t kSubGroups = 8;  // in a work-group
-
 bool is_served(sycl::queue& queue, const LinearProblem& p) {
-  return p.K <= std::numeric_limits<int>::max() / 2 && serves(queue, kImage);
+  return p.K <= std::numeric_limits<int>::max() / 2 && serves(queue, "dequantize_blocks.lanes");
 }
 
 }  // namespace
@@ -33,9 +29,10 @@ OptionalTensor dequantize_blocks(const LinearProblem& p, const Tensor& weight, c
   if (p.N == 0) return out;
   const Tensor codes = aten::contiguous(weight), scales = aten::contiguous(scale);
   const OptionalTensor values = contiguous(table);
+  constexpr int64_t kRows = 32;  // of w for a work-group: kernels/dequantize_blocks.cpp
   constexpr size_t kWidth = kSubGroups * kLanes;
   launch(
-      queue, {kImage, "dequantize_blocks"},
+      queue, {"dequantize_blocks.lanes", "dequantize_blocks"},
       sycl::nd_range<2>({static_cast<size_t>(ceil_div(p.N, kRows)), static_cast<size_t>(ceil_div(p.K, int64_t{kWidth})) * kWidth},
                         {1, kWidth}),
       out.mutable_data_ptr(), codes.const_data_ptr(), static_cast<const float*>(data_of(values)), scales.const_data_ptr(),

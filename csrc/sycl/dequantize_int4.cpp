@@ -13,11 +13,9 @@
 namespace aoext::xpu {
 namespace {
 
-constexpr const char* kImage = "dequantize_int4.lanes";
-constexpr int64_t kRows = 32;      // of kernels/dequantize_int4.cpp
-constexpr int64_t kSubGroups = 8;  // in a work-group
-
 Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point, std::optional<ScalarType> dtype) {
+  constexpr const char* kImage = "dequantize_int4.lanes";
+  constexpr int64_t kRows = 32;  // of kernels/dequantize_int4.cpp
   const LinearProblem p = check_dequantize_int4(weight, scale, zero_point, dtype);
   sycl::queue& queue = current_queue(weight);
   if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kImage))

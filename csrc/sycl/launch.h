@@ -1,12 +1,16 @@
 // Runs a kernel of an embedded module on a queue. It knows nothing of torch.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
 #include <sycl/sycl.hpp>
 
 namespace aoext::xpu {
+
+// In a work-group of the kernels that know no tiles.
+constexpr int64_t kSubGroups = 8;
 
 struct KernelName {
   std::string image;

@@ -10,12 +10,11 @@
 namespace aoext::xpu {
 namespace {
 
-constexpr int64_t kRows = 4, kColumns = 2;  // of y for a sub-group: kernels/linear_any.cpp
-constexpr int64_t kSubGroups = 8;           // in a work-group: they read the same rows of x
-
 const void* data_of(const Tensor* t) { return t == nullptr ? nullptr : t->const_data_ptr(); }
 
 sycl::nd_range<2> range_of(const LinearProblem& p) {
+  constexpr int64_t kRows = 4, kColumns = 2;  // of y for a sub-group: kernels/linear_any.cpp
+  // Sub-groups of a work-group read the same rows of x.
   const int64_t sub_groups = ceil_div(p.N, kColumns), in_a_work_group = std::min(sub_groups, kSubGroups);
   const auto width = static_cast<size_t>(in_a_work_group * kLanes);
   return {{static_cast<size_t>(ceil_div(p.M, kRows)), static_cast<size_t>(ceil_div(sub_groups, in_a_work_group)) * width},

@@ -50,6 +50,13 @@ template <Plan (*kPlan)(const LinearProblem&, sycl::queue&, int)>
 Explanation explain(const Call& call) {
   return explain_product(call, kPlan);
 }
+// Of the product, once its input is quantised as the weight is.
+template <Plan (*kPlan)(const LinearProblem&, sycl::queue&, int)>
+Explanation explain_quantized(const Call& call) {
+  LinearProblem p = call.problem;
+  p.input = storage(p.code);
+  return explain<kPlan>({call.op, call.tensors, p});
+}
 Explanation explain_one_pass(const Call& call);
 
 // What the plans use.

@@ -7,17 +7,14 @@
 #include "generic/register.h"
 #include "sycl/operands.h"
 #include "sycl/plan.h"
+#include "sycl/quantize_rowwise.h"
 #include "sycl/queue.h"
 
 namespace aoext::xpu {
 namespace {
 
-constexpr const char* kImage = "quantize_rowwise.lanes";
-constexpr int64_t kSubGroups = 8;                     // in a work-group
-constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;  // each goes on with further blocks
-
 bool quantize_serves(sycl::queue& queue, const LinearProblem& p) {
-  return p.K <= std::numeric_limits<int>::max() / 2 && serves(queue, kImage);
+  return p.K <= std::numeric_limits<int>::max() / 2 && serves(queue, kQuantizeImage);
 }
 
 Explanation explain_quantize(const Call& call) {
@@ -36,7 +33,7 @@ std::tuple<Tensor, Tensor> quantize_blockwise(const Tensor& input, ScalarType dt
   const Tensor x = aten::contiguous(input);
   constexpr size_t kWidth = kSubGroups * kLanes;
   const auto work_groups = static_cast<size_t>(std::min(ceil_div(p.M * blocks, kSubGroups), kMaxWorkGroups));
-  launch(queue, {kImage, "quantize_blockwise"}, sycl::nd_range<2>({1, work_groups * kWidth}, {1, kWidth}),
+  launch(queue, {kQuantizeImage, "quantize_blockwise"}, sycl::nd_range<2>({1, work_groups * kWidth}, {1, kWidth}),
          values.mutable_data_ptr(), static_cast<float*>(scales.mutable_data_ptr()), x.const_data_ptr(), p.M,
          static_cast<int>(p.K), static_cast<int>(p.input_group_size), int{element(p.input)}, int{element(p.output)},
          static_cast<int>(p.power_of_two));

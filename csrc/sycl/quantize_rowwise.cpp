@@ -14,17 +14,14 @@
 namespace aoext::xpu {
 namespace {
 
-constexpr const char* kImage = "quantize_rowwise.lanes";
-constexpr int kMaxTeam = 64, kKept = 2, kWide = 8;    // of kernels/quantize_rowwise.cpp
-constexpr int64_t kSubGroups = 8;                     // in a work-group of short rows
-constexpr int64_t kMaxWorkGroups = int64_t{1} << 20;  // each goes on with further rows
+constexpr int kMaxTeam = 64, kKept = 2, kWide = 8;  // of kernels/quantize_rowwise.cpp
 
 }  // namespace
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
   const LinearProblem p = check_quantize_rowwise(input, dtype);
   sycl::queue& queue = current_queue(input);
-  if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kImage)) return generic::quantize_rowwise(input, dtype);
+  if (p.K > std::numeric_limits<int>::max() / 2 || !serves(queue, kQuantizeImage)) return generic::quantize_rowwise(input, dtype);
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
   const Tensor scales = aten::empty(output_sizes(input, 1), ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
@@ -37,7 +34,7 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtyp
   const int64_t rows = std::clamp<int64_t>(kSubGroups / sub_groups, 1, std::max<int64_t>(most / sub_groups, 1));
   const auto width = static_cast<size_t>(rows * sub_groups * kLanes);
   const auto work_groups = static_cast<size_t>(std::min(ceil_div(p.M, rows), kMaxWorkGroups));
-  launch(queue, {kImage, wide ? "quantize_rowwise_wide" : "quantize_rowwise_any"},
+  launch(queue, {kQuantizeImage, wide ? "quantize_rowwise_wide" : "quantize_rowwise_any"},
          sycl::nd_range<2>({work_groups, width}, {1, width}), values.mutable_data_ptr(),
          static_cast<float*>(scales.mutable_data_ptr()), x.const_data_ptr(), p.M, static_cast<int>(p.K), int{element(p.input)},
          int{element(p.output)}, static_cast<int>(sub_groups));

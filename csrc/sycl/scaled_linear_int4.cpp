@@ -6,7 +6,7 @@ namespace aoext::xpu {
 namespace {
 
 // The product, once the input is quantised.
-Explanation explain_quantized(const Call& call) {
+Explanation explain_quantized_int4(const Call& call) {
   LinearProblem p = call.problem;
   p.input = p.quantized;
   return explain<plan_scaled_int4>({call.op, call.tensors, p});
@@ -14,6 +14,6 @@ Explanation explain_quantized(const Call& call) {
 
 }  // namespace
 
-AOEXT_REGISTER(XPU, scaled_linear_int4, &explain_quantized, &generic::scaled_linear_int4)
+AOEXT_REGISTER(XPU, scaled_linear_int4, &explain_quantized_int4, &generic::scaled_linear_int4)
 
 }  // namespace aoext::xpu

@@ -8,7 +8,12 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_avx2() {
-  static constexpr Kernels table = table_avx2();
+  static constexpr Kernels table = [] {
+    Kernels all = table_of_all(&kGemmI8<2 * kKC>);
+    all.gemv_lut4_f32 = &kGemvLut4Avx2;
+    all.gemv_i8 = dot_i8;
+    return with_products_of_bytes(all);
+  }();
   return table;
 }
 

@@ -45,4 +45,16 @@ const Kernels& kernels_avx512() {
   return table;
 }
 
+const Kernels& kernels_avx512_beside_amx() {
+  static constexpr Kernels table = [] {
+    Kernels all = table_of_all(nullptr);
+    all.gemv_i8 = dot_i8;
+    all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
+    all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
+    all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;
+    return all;
+  }();
+  return table;
+}
+
 }  // namespace aoext::cpu

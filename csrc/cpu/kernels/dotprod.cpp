@@ -15,8 +15,8 @@ struct LimbSums : DotLimbSums<Loader, kLimbs, kRows, kGroups> {};
 }  // namespace
 
 const Kernels& kernels_dotprod() {
-  static constexpr Kernels table = [] {
-    Kernels all = table_neon();
+  static const Kernels table = [] {
+    Kernels all = with_products_of_bytes(kernels_neon());
     all.gemv_limb = &kGemvLimbs<kOneInt8Limb>;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs>;

@@ -11,8 +11,8 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_i8mm() {
-  static constexpr Kernels table = [] {
-    Kernels all = table_neon();
+  static const Kernels table = [] {
+    Kernels all = kernels_dotprod();
     all.gemm_i8 = &mmla::kGemmI8;
     all.gemm_int4_i8 = &mmla::kGemmInt4I8;
     all.gemm_segments_i8 = &mmla::kGemmSegmentsI8;

@@ -398,6 +398,7 @@ struct Kernels {
 
 const Kernels& kernels_amx();
 const Kernels& kernels_avx512();
+const Kernels& kernels_avx512_beside_amx();  // those that AMX does no better; gemm_i8 is null
 const Kernels& kernels_avxvnni();
 const Kernels& kernels_avx2();
 const Kernels& kernels_i8mm();

@@ -7,7 +7,11 @@
 namespace aoext::cpu {
 
 const Kernels& kernels_neon() {
-  static constexpr Kernels table = table_neon();
+  static constexpr Kernels table = [] {
+    Kernels all = with_products_of_bytes(table_of_all(nullptr));
+    all.gemv_lut4_f32 = &kGemvLut4Neon;
+    return all;
+  }();
   return table;
 }
 

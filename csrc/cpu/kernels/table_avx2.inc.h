@@ -1,5 +1,5 @@
-// The table of an instruction set with vectors of 32 bytes; limb_sums_<it>.inc.h and segments_<it>.inc.h are what AVX-VNNI
-// has an instruction for.
+// The table of an instruction set with vectors of 32 bytes. What goes by limb_sums_<it>.inc.h and segments_<it>.inc.h, AVX-VNNI
+// has an instruction for: the rest it takes as AVX2 compiled it.
 #pragma once
 
 #include "cpu/kernels/vectors_avx2.inc.h"
@@ -17,10 +17,7 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr Kernels table_avx2() {
-  Kernels table = table_of_all(&kGemmI8<2 * kKC>);
-  table.gemv_lut4_f32 = &kGemvLut4Avx2;
-  table.gemv_i8 = dot_i8;
+constexpr Kernels with_products_of_bytes(Kernels table) {
   table.gemv_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs>;
   table.gemv_limbs3_staged = &kGemvLimbsStaged<kThreeInt8Limbs>;
   table.gemv_e2m1_limbs2_staged = &kGemvLimbsStaged<kTwoInt8Limbs, DoubledE2m1>;

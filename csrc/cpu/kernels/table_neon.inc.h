@@ -1,4 +1,5 @@
-// The table of NEON's instruction sets; products_i8_<it>.inc.h is what sdot makes faster.
+// The table of NEON's instruction sets. What goes by products_i8_<it>.inc.h, sdot makes faster: the rest CPUs that have it take
+// as NEON compiled it.
 #pragma once
 
 #include "cpu/kernels/vectors_neon.inc.h"
@@ -12,12 +13,11 @@
 namespace aoext::cpu {
 namespace {
 
-constexpr Kernels table_neon() {
-  Kernels table = table_of_all(&kGemmI8<4 * kKC>);
+constexpr Kernels with_products_of_bytes(Kernels table) {
+  table.gemm_i8 = &kGemmI8<4 * kKC>;
   table.gemv_i8 = dot_i8;
   table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles, segments::SignedNibbles>;
   table.gemm_segments_i8 = &segments::kGemmSegmentsI8;
-  table.gemv_lut4_f32 = &kGemvLut4Neon;
   return table;
 }
 
