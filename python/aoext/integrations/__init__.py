@@ -33,7 +33,7 @@ def install() -> None:
     when_imported("transformers.pytorch_utils", partial(_load, "conv1d"))
     when_imported("transformers.modeling_utils", partial(_load, "loading"))
     when_imported("accelerate.big_modeling", partial(_load, "accelerate"))
-    when_imported("peft.tuners.lora.model", partial(_load, "peft"))
+    when_imported("peft", partial(_load, "peft"))
     when_imported("accelerate.utils.fsdp_utils", accelerate_fsdp.load_weights)
     when_imported("torch.distributed.checkpoint._state_dict_stager", checkpointing.stage_weights)
     when_imported("torch.distributed._state_dict_utils", checkpointing.broadcast_weights)

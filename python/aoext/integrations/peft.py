@@ -1,95 +1,32 @@
-"""PEFT: LoRA layers on quantised weights, and what they need of these.
+"""PEFT: adapters on quantised weights, and what they need of these.
 
-PEFT's own layers train on any weight that F.linear takes. What they cannot do is to change one: here merging
-and initialisations that take something off the weight (PiSSA, OLoRA, CorDA) dequantise it, change it and
-quantise it again by its own scheme. Imported once PEFT's LoRA is.
+PEFT's own layers train on any weight that F.linear takes. What they cannot do is to change one: merging is
+peft_merging's, and initialisations that take something off the weight (PiSSA, OLoRA, CorDA) get a plain weight,
+which is quantised again by its own scheme. What PEFT copies to train it in full becomes plain. Imported once
+PEFT is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from peft.tuners.lora import layer as lora
-from peft.tuners.lora import model as lora_model
-from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import integrations as peft_integrations
 from peft.utils import other as peft_other
 from torch import Tensor, nn
 
-from aoext.layers import has_transposed_weight
+from aoext.integrations.peft_merging import Method, merging, quantized_weight, reporting, unmerging
+from aoext.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
 
 # Initialisations that leave the weight alone.
 _LEAVE_THE_WEIGHT = (True, False, "gaussian", "orthogonal", "eva", "lora_ga")
-
-
-class QuantizedLoraLinear(lora.Linear):
-    """LoRA on a linear layer with a quantised weight.
-
-    merge adds all adapters to the dequantised weight in float32 and quantises once; unmerge gives back the
-    weight as it was, to the bit.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # What the base layer had before something was merged into it.
-        self._unmerged: dict[str, nn.Parameter | None] = {}
-        super().__init__(*args, **kwargs)
-
-    def update_layer(self, adapter_name: str, r: int, lora_alpha: int, config: Any, **kwargs: Any) -> None:
-        plain = config.init_lora_weights not in _LEAVE_THE_WEIGHT
-        with _plain_weight(self.get_base_layer()) if plain else contextlib.nullcontext():
-            super().update_layer(adapter_name, r, lora_alpha, config=config, **kwargs)
-
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Merge adapters, the active ones if none are named; NaN or Inf raises ValueError if safe_merge."""
-        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.lora_A]
-        if not names:
-            return
-        base = self.get_base_layer()
-        before = self._unmerged or {"weight": base.weight, "bias": base.bias}
-        all_names = [*self.merged_adapters, *names]
-        weight = self._merged_weight(before["weight"], all_names)
-        bias = before["bias"]
-        for name in all_names:
-            if self.lora_bias[name]:
-                if bias is None:
-                    raise RuntimeError("merge: an adapter has a bias, and the layer it is on has none")
-                bias = bias + self.lora_B[name].bias * self.scaling[name]
-        if safe_merge and not all(bool(t.isfinite().all()) for t in (weight, bias) if t is not None):
-            raise ValueError(f"merge: NaN or Inf in the weight with {', '.join(all_names)} merged into it")
-        quantized = before["weight"]
-        assert isinstance(quantized, QuantizedTensor)
-        base.weight = nn.Parameter(quantized.requantized(weight), requires_grad=False)
-        if bias is not before["bias"]:
-            base.bias = nn.Parameter(bias.detach(), requires_grad=before["bias"].requires_grad)
-        self._unmerged = before
-        self.merged_adapters.extend(names)
-
-    @torch.no_grad()
-    def _merged_weight(self, quantized: Any, names: list[str]) -> Tensor:
-        weight = quantized.to(torch.float32).dequantize()
-        pre_scale = getattr(quantized, "act_pre_scale", None)  # what the activation is multiplied with
-        if pre_scale is not None and quantized.transposed:
-            pre_scale = pre_scale.unsqueeze(-1)
-        for name in names:
-            if name in self.lora_variant:
-                weight = self.lora_variant[name].merge_safe(self, name, weight)
-            else:
-                delta = self.get_delta_weight(name).float()
-                weight = weight + (delta if pre_scale is None else delta / pre_scale)
-        return weight
-
-    def unmerge(self) -> None:
-        """The base layer as it was before the first merge."""
-        base = self.get_base_layer()
-        for name, parameter in self._unmerged.items():
-            setattr(base, name, parameter)
-        self._unmerged = {}
-        self.merged_adapters.clear()
 
 
 @contextlib.contextmanager
@@ -108,23 +45,45 @@ def _plain_weight(base: nn.Module) -> Iterator[None]:
         base.weight = after
 
 
+def _initialising(update_layer: Method) -> Method:
+    """update_layer of LoRA's layers, of which some initialisations change the weight."""
+
+    @functools.wraps(update_layer)
+    def updated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config, base = kwargs.get("config"), self.get_base_layer()
+        start = getattr(config, "init_lora_weights", kwargs.get("init_lora_weights", True))
+        changes = start not in _LEAVE_THE_WEIGHT or getattr(config, "kasa_config", None) is not None
+        plain = _plain_weight(base) if changes and quantized_weight(base) is not None else contextlib.nullcontext()
+        with plain:
+            return update_layer(self, *args, **kwargs)
+
+    return updated
+
+
+def _reporting(merge: Method) -> Method:
+    @functools.wraps(merge)
+    def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with reporting(self.model):
+            return merge(self, *args, **kwargs)
+
+    return merged
+
+
+def _wrap(cls: type, wrappers: dict[str, Any]) -> None:
+    """Replace methods that a class, or one derived from it, defines by itself; later ones too."""
+    for name, wrapper in wrappers.items():
+        method = vars(cls).get(name)
+        if method is not None and not hasattr(method, "_aoext"):
+            wrapped = wrapper(method)
+            wrapped._aoext = True
+            setattr(cls, name, wrapped)
+    for derived in cls.__subclasses__():
+        _wrap(derived, wrappers)
+
+
 def _install() -> None:
-    """Our layer comes before PEFT's for weights of ours, which PEFT learns to dequantise and to prepare."""
-    dispatch: Any = lora_model.dispatch_default
     dequantize: Any = peft_integrations.dequantize_module_weight
     prepare: Any = peft_other.prepare_model_for_kbit_training
-
-    def dispatched(target: nn.Module, adapter_name: str, config: Any, **kwargs: Any) -> nn.Module | None:
-        base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
-        quantized = isinstance(getattr(base, "weight", None), QuantizedTensor)
-        known = isinstance(base, nn.Linear) or has_transposed_weight(base)
-        if not quantized or not known or kwargs.get("parameter_name") is not None:
-            return dispatch(target, adapter_name, config, **kwargs)
-        kwargs.pop("parameter_name", None)
-        config.fan_in_fan_out = has_transposed_weight(base)
-        return QuantizedLoraLinear(
-            target, adapter_name, config=config, is_target_conv_1d_layer=config.fan_in_fan_out, **kwargs
-        )
 
     def dequantized(module: nn.Module) -> Tensor:
         weight = getattr(module, "weight", None)
@@ -142,7 +101,9 @@ def _install() -> None:
         finally:
             del model.is_loaded_in_8bit
 
-    lora_model.dispatch_default = dispatched
+    _wrap(BaseTunerLayer, {"merge": merging, "unmerge": unmerging})
+    _wrap(lora.LoraLayer, {"update_layer": _initialising})
+    _wrap(BaseTuner, {"merge_adapter": _reporting, "_unload_and_optionally_merge": _reporting})
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").partition(".")[0] != "peft":
             continue
