@@ -1,8 +1,8 @@
 """PEFT: adapters on quantised weights, and what they need of these.
 
 PEFT's own layers train on any weight that F.linear takes. What they cannot do is to change one: merging is
-peft_merging's, and initialisations that take something off the weight (PiSSA, OLoRA, CorDA) get a plain weight,
-which is quantised again by its own scheme. What PEFT copies to train it in full becomes plain. Imported once
+peft_merging's, and where an initialisation takes something off the weight (PiSSA, OLoRA, CorDA) or a forward
+makes another one of it, they get a plain one. What PEFT copies to train it in full becomes plain. Imported once
 PEFT is.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -19,14 +20,19 @@ from peft.tuners.lora import layer as lora
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import integrations as peft_integrations
 from peft.utils import other as peft_other
+from peft.utils import save_and_load as peft_save_and_load
 from torch import Tensor, nn
 
 from aoext.integrations.peft_merging import Method, merging, quantized_weight, reporting, unmerging
 from aoext.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
+from aoext.tensors.rows import with_rows
 
 # Initialisations that leave the weight alone.
 _LEAVE_THE_WEIGHT = (True, False, "gaussian", "orthogonal", "eva", "lora_ga")
+
+# Tuners whose forward writes what is trained into a copy of the weight.
+_CHANGING_A_COPY = ("peft.tuners.shira.layer", "peft.tuners.supertuning.layer")
 
 
 @contextlib.contextmanager
@@ -47,15 +53,71 @@ def _plain_weight(base: nn.Module) -> Iterator[None]:
 
 def _initialising(update_layer: Method) -> Method:
     """update_layer of LoRA's layers, of which some initialisations change the weight."""
+    signature = inspect.signature(update_layer)
 
     @functools.wraps(update_layer)
     def updated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config, base = kwargs.get("config"), self.get_base_layer()
-        start = getattr(config, "init_lora_weights", kwargs.get("init_lora_weights", True))
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        config = arguments.get("config")
+        start = getattr(config, "init_lora_weights", arguments.get("init_lora_weights", True))
         changes = start not in _LEAVE_THE_WEIGHT or getattr(config, "kasa_config", None) is not None
-        plain = _plain_weight(base) if changes and quantized_weight(base) is not None else contextlib.nullcontext()
-        with plain:
+        base = self.get_base_layer()
+        plain = changes and quantized_weight(base) is not None
+        with _plain_weight(base) if plain else contextlib.nullcontext():
             return update_layer(self, *args, **kwargs)
+
+    return updated
+
+
+def _changing_a_copy(forward: Method) -> Method:
+    @functools.wraps(forward)
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        base = self.get_base_layer()
+        quantized = quantized_weight(base)
+        if quantized is None or self.disable_adapters or self.merged:
+            return forward(self, *args, **kwargs)
+        base.weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            base.weight = quantized
+
+    return changed
+
+
+def _refusing_parameters(init: Method) -> Method:
+    """Of ParamWrapper, which computes weight + change in each forward: a quantised weight would round it away."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        layer, name = arguments["base_layer"], arguments["parameter_name"]
+        while isinstance(layer, BaseTunerLayer):
+            layer = layer.get_base_layer()
+        if isinstance(getattr(layer, name, None), QuantizedTensor):
+            raise TypeError(
+                f"target_parameters: the {name} of a {type(layer).__name__} is quantised, and adapters of "
+                "parameters need a plain one: name the layer in target_modules, or quantise the model without it"
+            )
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+def _copying_plain(update: Method) -> Method:
+    """Of what trains a copy of a module in full: the copy has plain weights."""
+
+    @functools.wraps(update)
+    def updated(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        known = adapter_name in self.modules_to_save
+        update(self, adapter_name, *args, **kwargs)
+        if not known:
+            trains = adapter_name == self.active_adapter
+            for module in self.modules_to_save[adapter_name].modules():
+                quantized = quantized_weight(module)
+                if quantized is not None:
+                    set_plain_weight(module, nn.Parameter(quantized.dequantize(), requires_grad=trains))
 
     return updated
 
@@ -69,28 +131,18 @@ def _reporting(merge: Method) -> Method:
     return merged
 
 
-def _wrap(cls: type, wrappers: dict[str, Any]) -> None:
-    """Replace methods that a class, or one derived from it, defines by itself; later ones too."""
-    for name, wrapper in wrappers.items():
-        method = vars(cls).get(name)
-        if method is not None and not hasattr(method, "_aoext"):
-            wrapped = wrapper(method)
-            wrapped._aoext = True
-            setattr(cls, name, wrapped)
-    for derived in cls.__subclasses__():
-        _wrap(derived, wrappers)
-
-
-def _install() -> None:
-    dequantize: Any = peft_integrations.dequantize_module_weight
-    prepare: Any = peft_other.prepare_model_for_kbit_training
-
+def _dequantizing_module(dequantize: Method) -> Method:
     def dequantized(module: nn.Module) -> Tensor:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, QuantizedTensor):
             return dequantize(module)
         return nn.Parameter(weight.dequantize(), requires_grad=False)
 
+    return dequantized
+
+
+def _preparing(prepare: Method) -> Method:
+    @functools.wraps(prepare)
     def prepared(model: Any, *args: Any, **kwargs: Any) -> Any:
         ours = any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters())
         if not ours or hasattr(model, "is_loaded_in_8bit"):
@@ -101,18 +153,75 @@ def _install() -> None:
         finally:
             del model.is_loaded_in_8bit
 
-    _wrap(BaseTunerLayer, {"merge": merging, "unmerge": unmerging})
-    _wrap(lora.LoraLayer, {"update_layer": _initialising})
-    _wrap(BaseTuner, {"merge_adapter": _reporting, "_unload_and_optionally_merge": _reporting})
+    return prepared
+
+
+def _saving_plain(get_state_dict: Method) -> Method:
+    """Of an adapter's state: embeddings of the base, which PEFT adds to it where they have adapters, are plain."""
+
+    @functools.wraps(get_state_dict)
+    def state_dict(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        state = get_state_dict(*args, **kwargs)
+        return {
+            name: tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
+            for name, tensor in state.items()
+        }
+
+    return state_dict
+
+
+def _loading_plain(set_state_dict: Method) -> Method:
+    """The way back: rows that are the model's already keep their bits."""
+
+    @functools.wraps(set_state_dict)
+    def loaded(model: nn.Module, state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        weights = {n: p for n, p in model.named_parameters() if isinstance(p, QuantizedTensor) and n in state}
+        state = dict(state)
+        for name, weight in weights.items():
+            plain = state[name]
+            if not isinstance(plain, QuantizedTensor) and plain.shape == weight.shape:
+                plain = plain.to(weight.device)
+                state[name] = with_rows(weight, plain, (plain == weight.dequantize().to(plain.dtype)).all(1))
+        return set_state_dict(model, state, *args, **kwargs)
+
+    return loaded
+
+
+def _subclasses(cls: type) -> set[type]:
+    return {cls}.union(*map(_subclasses, cls.__subclasses__()))
+
+
+def _wrap(cls: type, name: str, wrapper: Callable[[Method], Method], modules: tuple[str, ...] = ()) -> None:
+    """Replace a method of a class, and of those derived from it, in certain modules if these are named."""
+    for each in _subclasses(cls):
+        if name in vars(each) and (not modules or each.__module__ in modules):
+            setattr(each, name, wrapper(vars(each)[name]))
+
+
+def _wrap_function(home: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
+    """Replace a function of PEFT's wherever one of its modules has it."""
+    function = getattr(home, name)
+    wrapped = wrapper(function)
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").partition(".")[0] != "peft":
-            continue
-        for name, function, replacement in (
-            ("dequantize_module_weight", dequantize, dequantized),
-            ("prepare_model_for_kbit_training", prepare, prepared),
-        ):
-            if getattr(module, name, None) is function:
-                setattr(module, name, replacement)
+        ours = getattr(module, "__name__", "").partition(".")[0] == "peft"
+        if ours and getattr(module, name, None) is function:
+            setattr(module, name, wrapped)
+
+
+def _install() -> None:
+    _wrap(BaseTunerLayer, "merge", merging)
+    _wrap(BaseTunerLayer, "unmerge", unmerging)
+    _wrap(BaseTunerLayer, "forward", _changing_a_copy, _CHANGING_A_COPY)
+    _wrap(lora.LoraLayer, "update_layer", _initialising)
+    if hasattr(lora, "ParamWrapper"):
+        _wrap(lora.ParamWrapper, "__init__", _refusing_parameters)
+    _wrap(peft_other.ModulesToSaveWrapper, "update", _copying_plain)
+    for name in ("merge_adapter", "_unload_and_optionally_merge"):
+        _wrap(BaseTuner, name, _reporting)
+    _wrap_function(peft_integrations, "dequantize_module_weight", _dequantizing_module)
+    _wrap_function(peft_other, "prepare_model_for_kbit_training", _preparing)
+    _wrap_function(peft_save_and_load, "get_peft_model_state_dict", _saving_plain)
+    _wrap_function(peft_save_and_load, "set_peft_model_state_dict", _loading_plain)
 
 
 _install()
