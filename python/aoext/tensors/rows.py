@@ -21,12 +21,13 @@ def with_rows(weight: QuantizedTensor, plain: Tensor, kept: Tensor) -> Quantized
     rows = (plain.t() if weight.transposed else plain).float()
     old = dict(weight.named_fields())
     new = {**old, **weight._quantized(rows)}
-    result = weight.remade(new, shape=list(rows.shape))
-    following = {name: field for name, field in weight.fields.items() if any(axis.dim == N for axis in field.axes)}
-    if all(name in following or torch.equal(tensor, new[name]) for name, tensor in old.items()):
-        for name in following.keys() & old.keys():
+    following = {name for name in old if any(axis.dim == N for axis in weight.fields[name].axes)}
+    if kept.all():
+        new.update({name: old[name] for name in old.keys() - following})
+    if all(torch.equal(old[name], new[name]) for name in old.keys() - following):
+        for name in following:
             _keep(new[name], old[name], weight.fields[name], kept, weight.block_size[N])
-    return result
+    return weight.remade(new, shape=list(rows.shape))
 
 
 def _keep(new: Tensor, old: Tensor, field: Field, kept: Tensor, block_rows: int) -> None:
