@@ -17,9 +17,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,10 +35,27 @@ from aoext.tensors.rows import with_rows
 MAY_BE_LOST = 0.1
 
 Method = Callable[..., Any]
-# Σ R·D and Σ D·D for each tuner layer.
-Sums = dict[nn.Module, tuple[float, float]]
 
-_sums: ContextVar[Sums | None] = ContextVar("sums", default=None)
+# Σ R·D and Σ D·D of the layers that are merged meanwhile.
+_sums: ContextVar[dict[nn.Module, tuple[float, float]] | None] = ContextVar("sums", default=None)
+
+
+@dataclass
+class Survival:
+    """How much of a change survives: Σ R·D and Σ D·D of each layer by its name."""
+
+    sums: dict[str, tuple[float, float]]
+
+    @property
+    def layers(self) -> dict[str, float]:
+        """The part that survives of each layer's change; layers without one are left out."""
+        return {name: kept / whole for name, (kept, whole) in self.sums.items() if whole > 0}
+
+    @property
+    def total(self) -> float:
+        """The part of all changes together; 1 if there are none."""
+        kept, whole = (math.fsum(column) for column in zip((0.0, 0.0), *self.sums.values(), strict=True))
+        return kept / whole if whole > 0 else 1.0
 
 
 def quantized_weight(layer: nn.Module) -> QuantizedTensor | None:
@@ -199,36 +218,46 @@ def _requantized(weight: Any, merged: Tensor, names: list[str]) -> tuple[Quantiz
 
 
 @contextlib.contextmanager
+def measuring(model: nn.Module) -> Iterator[Survival]:
+    """Collects meanwhile how much survives in each tuner layer of a model; nothing warns but the caller."""
+    names = {module: name for name, module in model.named_modules()}
+    survival = Survival({})
+    token = _sums.set({})
+    try:
+        yield survival
+    finally:
+        survival.sums.update((names.get(layer, ""), sums) for layer, sums in _sums.get().items())
+        _sums.reset(token)
+
+
+@contextlib.contextmanager
 def reporting(model: nn.Module) -> Iterator[None]:
     """Around merging all layers of a model: one warning for all of them."""
     if _sums.get() is not None:
         yield
         return
-    names = {module: name for name, module in model.named_modules()}
-    sums: Sums = {}
-    token = _sums.set(sums)
-    try:
+    with measuring(model) as survival:
         yield
-    finally:
-        _sums.reset(token)
-    _warn({names.get(layer, ""): pair for layer, pair in sums.items()})
+    _warn(survival)
 
 
 def _report(layer: nn.Module, sums: tuple[float, float]) -> None:
     collected = _sums.get()
     if collected is None:
-        _warn({type(layer).__name__: sums})
+        _warn(Survival({type(layer).__name__: sums}))
     else:
         collected[layer] = sums
 
 
-def _warn(sums: dict[str, tuple[float, float]]) -> None:
-    """Warn where much of a change is lost."""
-    sums = {name: pair for name, pair in sums.items() if pair[1] > 0}
-    if not sums:
+def _warn(survival: Survival) -> None:
+    if survival.total >= 1 - MAY_BE_LOST:
         return
-    kept, all_of_it = (sum(column) for column in zip(*sums.values(), strict=True))
-    if kept >= (1 - MAY_BE_LOST) * all_of_it:
-        return
-    least = min(sums, key=lambda name: sums[name][0] / sums[name][1])
-    warnings.warn(f"{kept/all_of_it} {least}", stacklevel=4)
+    layers = survival.layers
+    least = min(layers, key=lambda name: layers[name])
+    warnings.warn(
+        f"{survival.total:.0%} of the adapters' change survives in the merged weights (least in {least}: "
+        f"{layers[least]:.0%}); quantising them again rounds the rest away. To keep it all, dequantise the model "
+        "first, by model.dequantize() or by loading it unquantised, merge, and leave it plain or quantise it with "
+        "data; or keep the adapter apart",
+        stacklevel=5,
+    )
