@@ -23,6 +23,7 @@ from peft.utils import other as peft_other
 from peft.utils import save_and_load as peft_save_and_load
 from torch import Tensor, nn
 
+from aoext._imports import when_imported
 from aoext.integrations.peft_merging import Method, merging, quantized_weight, reporting, unmerging
 from aoext.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
@@ -31,8 +32,12 @@ from aoext.tensors.rows import with_rows
 # Initialisations that leave the weight alone.
 _LEAVE_THE_WEIGHT = (True, False, "gaussian", "orthogonal", "eva", "lora_ga")
 
-# Tuners whose forward writes what is trained into a copy of the weight.
-_CHANGING_A_COPY = ("peft.tuners.shira.layer", "peft.tuners.supertuning.layer")
+# Methods that read the weight in ways that want a plain one.
+_READING_A_PLAIN_WEIGHT = {
+    "peft.tuners.adamss.layer": "update_layer",
+    "peft.tuners.shira.layer": "forward",
+    "peft.tuners.supertuning.layer": "forward",
+}
 
 
 @contextlib.contextmanager
@@ -69,20 +74,21 @@ def _initialising(update_layer: Method) -> Method:
     return updated
 
 
-def _changing_a_copy(forward: Method) -> Method:
-    @functools.wraps(forward)
-    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _reading_a_plain_weight(method: Method) -> Method:
+    @functools.wraps(method)
+    def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
         base = self.get_base_layer()
         quantized = quantized_weight(base)
-        if quantized is None or self.disable_adapters or self.merged:
-            return forward(self, *args, **kwargs)
+        as_it_is = method.__name__ == "forward" and (self.disable_adapters or self.merged)
+        if quantized is None or as_it_is:
+            return method(self, *args, **kwargs)
         base.weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
         try:
-            return forward(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         finally:
             base.weight = quantized
 
-    return changed
+    return reading
 
 
 def _refusing_parameters(init: Method) -> Method:
@@ -123,9 +129,11 @@ def _copying_plain(update: Method) -> Method:
 
 
 def _reporting(merge: Method) -> Method:
+    """Of a tuner, or of a model of diffusers, which merges all of its layers."""
+
     @functools.wraps(merge)
     def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with reporting(self.model):
+        with reporting(self.model if isinstance(self, BaseTuner) else self):
             return merge(self, *args, **kwargs)
 
     return merged
@@ -191,10 +199,10 @@ def _subclasses(cls: type) -> set[type]:
     return {cls}.union(*map(_subclasses, cls.__subclasses__()))
 
 
-def _wrap(cls: type, name: str, wrapper: Callable[[Method], Method], modules: tuple[str, ...] = ()) -> None:
-    """Replace a method of a class, and of those derived from it, in certain modules if these are named."""
+def _wrap(cls: type, name: str, wrapper: Callable[[Method], Method], module: str = "") -> None:
+    """Replace a method of a class, and of those derived from it, of one module if that is named."""
     for each in _subclasses(cls):
-        if name in vars(each) and (not modules or each.__module__ in modules):
+        if name in vars(each) and module in ("", each.__module__):
             setattr(each, name, wrapper(vars(each)[name]))
 
 
@@ -211,13 +219,15 @@ def _wrap_function(home: Any, name: str, wrapper: Callable[[Method], Method]) ->
 def _install() -> None:
     _wrap(BaseTunerLayer, "merge", merging)
     _wrap(BaseTunerLayer, "unmerge", unmerging)
-    _wrap(BaseTunerLayer, "forward", _changing_a_copy, _CHANGING_A_COPY)
+    for home, name in _READING_A_PLAIN_WEIGHT.items():
+        _wrap(BaseTunerLayer, name, _reading_a_plain_weight, home)
     _wrap(lora.LoraLayer, "update_layer", _initialising)
     if hasattr(lora, "ParamWrapper"):
         _wrap(lora.ParamWrapper, "__init__", _refusing_parameters)
     _wrap(peft_other.ModulesToSaveWrapper, "update", _copying_plain)
     for name in ("merge_adapter", "_unload_and_optionally_merge"):
         _wrap(BaseTuner, name, _reporting)
+    when_imported("diffusers.loaders.peft", lambda m: _wrap(m.PeftAdapterMixin, "fuse_lora", _reporting))
     _wrap_function(peft_integrations, "dequantize_module_weight", _dequantizing_module)
     _wrap_function(peft_other, "prepare_model_for_kbit_training", _preparing)
     _wrap_function(peft_save_and_load, "get_peft_model_state_dict", _saving_plain)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 
 from aoext.tensors import QuantizedTensor
@@ -75,6 +74,8 @@ def merging(merge: Method) -> Method:
         if current is None:
             merge(self, *args, **kwargs)
             return
+        from peft.tuners.tuners_utils import check_adapters_to_merge
+
         arguments = signature.bind(self, *args, **kwargs).arguments
         names = check_adapters_to_merge(self, arguments.get("adapter_names"))
         if not names:
@@ -139,6 +140,8 @@ def unmerging(unmerge: Method) -> Method:
 
 
 def _holder(layer: Any) -> Any:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     while isinstance(getattr(layer, "base_layer", None), BaseTunerLayer):
         layer = layer.base_layer
     return layer
