@@ -2,8 +2,8 @@
 
 PEFT's own layers train on any weight that F.linear takes. What they cannot do is to change one: merging is
 peft_merging's, and where an initialisation takes something off the weight (PiSSA, OLoRA, CorDA) or a forward
-makes another one of it, they get a plain one. What PEFT copies to train it in full becomes plain. Imported once
-PEFT is.
+makes another one of it, they get a plain one. What PEFT copies to train it in full becomes plain. Imported
+once PEFT is.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _reading_a_plain_weight(method: Method) -> Method:
 
 
 def _refusing_parameters(init: Method) -> Method:
-    """Of ParamWrapper, which computes weight + change in each forward: a quantised weight would round it away."""
+    """Of ParamWrapper, whose forward adds a change to the weight, where a quantised one rounds it away."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -104,7 +104,7 @@ def _refusing_parameters(init: Method) -> Method:
         if isinstance(getattr(layer, name, None), QuantizedTensor):
             raise TypeError(
                 f"target_parameters: the {name} of a {type(layer).__name__} is quantised, and adapters of "
-                "parameters need a plain one: name the layer in target_modules, or quantise the model without it"
+                "parameters need a plain one: name the layer in target_modules, or leave it unquantised"
             )
         init(self, *args, **kwargs)
 
@@ -165,7 +165,7 @@ def _preparing(prepare: Method) -> Method:
 
 
 def _saving_plain(get_state_dict: Method) -> Method:
-    """Of an adapter's state: embeddings of the base, which PEFT adds to it where they have adapters, are plain."""
+    """An adapter's state, to which PEFT adds embeddings of the base that have adapters: these are plain."""
 
     @functools.wraps(get_state_dict)
     def state_dict(*args: Any, **kwargs: Any) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Merging PEFT's adapters, of every kind, into quantised weights, and taking them off again.
 
-PEFT's own merge writes into a plain weight. Here the layer has one meanwhile, dequantised in float32, to which
-all adapters that are to be merged are added at once; then it is quantised once, by its own scheme. unmerge
-gives back what was there before, to the bit.
+PEFT's own merge writes into a plain weight. Here the layer has one meanwhile, dequantised in float32, to
+which all adapters that are to be merged are added at once; then it is quantised once, by its own scheme.
+unmerge gives back what was there before, to the bit.
 
 How much of a change survives is measured. Of a weight W and the change D that adapters make to it,
 
@@ -116,7 +116,7 @@ def unmerging(unmerge: Method) -> Method:
             unmerge(self, *args, **kwargs)
             return
         with warnings.catch_warnings(), _plain(base, current, _bias(base)) as plain:
-            warnings.simplefilter("ignore")  # that its arithmetic is not exact, which the last one does not need
+            warnings.simplefilter("ignore")  # of arithmetic that is not exact, and seldom used
             unmerge(self, *args, **kwargs)
         remaining = list(self.merged_adapters)
         if holder.merged_layers > 1:
@@ -167,7 +167,7 @@ def _bias(base: nn.Module) -> Tensor | None:
     return None if bias is None else bias.data
 
 
-def _tied(layer: Any, weight: nn.Parameter) -> nn.Parameter:
+def _tied(layer: Any, weight: nn.Parameter) -> Any:
     """A merged weight, or that of the layer which shares its weight and adapter with this one."""
     other = getattr(layer, "tied_adapter", None)
     shared = quantized_weight(other.get_base_layer()) if other is not None and other.merged else None
@@ -205,8 +205,8 @@ def _activation_factors(weight: QuantizedTensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def _requantized(weight: Any, merged: Tensor, names: list[str]) -> tuple[QuantizedTensor, tuple[float, float]]:
-    """An effective weight in the scheme of another, and Σ R·D and Σ D·D; rows that are equal keep their bits."""
+def _requantized(weight: Any, merged: Tensor, names: list[str]) -> tuple[Any, tuple[float, float]]:
+    """An effective weight in the scheme of another, whose equal rows keep their bits; and Σ R·D and Σ D·D."""
     if not merged.isfinite().all():
         raise ValueError(f"merge: NaN or Inf in the weight with {', '.join(names)} merged into it")
     before, factors = _effective(weight), _activation_factors(weight)
@@ -224,12 +224,12 @@ def _requantized(weight: Any, merged: Tensor, names: list[str]) -> tuple[Quantiz
 def measuring(model: nn.Module) -> Iterator[Survival]:
     """Collects meanwhile how much survives in each tuner layer of a model; nothing warns but the caller."""
     names = {module: name for name, module in model.named_modules()}
-    survival = Survival({})
-    token = _sums.set({})
+    survival, sums = Survival({}), dict[nn.Module, tuple[float, float]]()
+    token = _sums.set(sums)
     try:
         yield survival
     finally:
-        survival.sums.update((names.get(layer, ""), sums) for layer, sums in _sums.get().items())
+        survival.sums.update((names.get(layer, ""), pair) for layer, pair in sums.items())
         _sums.reset(token)
 
 
@@ -259,8 +259,8 @@ def _warn(survival: Survival) -> None:
     least = min(layers, key=lambda name: layers[name])
     warnings.warn(
         f"{survival.total:.0%} of the adapters' change survives in the merged weights (least in {least}: "
-        f"{layers[least]:.0%}); quantising them again rounds the rest away. To keep it all, dequantise the model "
-        "first, by model.dequantize() or by loading it unquantised, merge, and leave it plain or quantise it with "
-        "data; or keep the adapter apart",
+        f"{layers[least]:.0%}); quantising them again rounds the rest away. To keep it all, dequantise the "
+        "model first, by model.dequantize() or by loading it unquantised, merge, and leave it plain or "
+        "quantise it with data; or keep the adapter apart",
         stacklevel=5,
     )

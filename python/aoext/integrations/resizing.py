@@ -1,14 +1,14 @@
 """resize_token_embeddings of models whose embeddings are quantised. Imported with PreTrainedModel.
 
-transformers makes the new rows of a plain weight, and here gets one. Rows that were there keep their bits, new
-ones are quantised by the same scheme.
+transformers makes the new rows of a plain weight, and here gets one. Rows that were there keep their bits,
+new ones are quantised by the same scheme.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
                 setattr(layer, name, value)
             raise
         finally:
-            layer._parameters["weight"] = quantized
+            layer._parameters["weight"] = cast(nn.Parameter, quantized)
         if len(plain) != len(quantized):
             if result is layer:
                 quantized.data = weight  # also of a head that shares it

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aoext.tensors.base import QuantizedTensor
-from aoext.tensors.fields import N, Field
+from aoext.tensors.fields import Field, N
 
 
 def with_rows(weight: QuantizedTensor, plain: Tensor, kept: Tensor) -> QuantizedTensor:
