@@ -1,4 +1,4 @@
-"""The tables of benchmarks/*.md and docs/lora.md: from benchmarks/figures/*.json, and those of a program.
+"""The tables of the documents: from benchmarks/figures/*.json, and these from what the programs measure.
 
     python benchmarks/figures.py record cpu-avx512 out/bench.json --command "aoext bench --m 1,16"
     python benchmarks/figures.py write

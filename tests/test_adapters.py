@@ -224,7 +224,8 @@ def test_what_multiplies_the_activation_is_part_of_the_weight():
     apart = model(x)
     model.merge_adapter()
     assert relative(model(x), apart) < 0.1
-    assert torch.equal(weights(model)["up"].weight.act_pre_scale, weight.act_pre_scale)
+    merged = model.base_model.model.up.get_base_layer().weight
+    assert torch.equal(merged.act_pre_scale, weight.act_pre_scale)
 
 
 @pytest.mark.parametrize("scheme", ["int4", "int8", "nf4"])

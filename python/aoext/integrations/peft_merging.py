@@ -115,21 +115,18 @@ def unmerging(unmerge: Method) -> Method:
         if current is None or not self.merged or "unmerged_weight" not in holder._buffers:
             unmerge(self, *args, **kwargs)
             return
+        names = list(self.merged_adapters)
         with warnings.catch_warnings(), _plain(base, current, _bias(base)) as plain:
-            warnings.simplefilter("ignore")  # of arithmetic that is not exact, and seldom used
+            warnings.simplefilter("ignore")  # its inexact sums count only beside another kind
             unmerge(self, *args, **kwargs)
-        remaining = list(self.merged_adapters)
-        if holder.merged_layers > 1:
-            new, _ = _requantized(current, plain["weight"], remaining)
-            base._parameters["weight"] = nn.Parameter(new, requires_grad=False)
-            if plain["bias"] is not None:
-                base.bias.data = plain["bias"]
-            holder.merged_layers -= not remaining
+        if holder.merged_layers == 1:
+            _give_back(holder, base)
             return
-        _give_back(holder, base)
-        if remaining:
-            self.merged_adapters = []
-            self.merge(adapter_names=remaining)
+        new, _ = _requantized(current, plain["weight"], names)
+        base._parameters["weight"] = nn.Parameter(new, requires_grad=False)
+        if plain["bias"] is not None:
+            base.bias.data = plain["bias"]
+        holder.merged_layers -= 1
 
     return unmerged
 
