@@ -1,4 +1,4 @@
-"""The tables of benchmarks/*.md: from benchmarks/figures/*.json, and these from what the programs measure.
+"""The tables of the documents: from benchmarks/figures/*.json, and these from what the programs measure.
 
     python benchmarks/figures.py record cpu-avx512 out/bench.json --command "aoext bench --m 1,16"
     python benchmarks/figures.py write
@@ -21,7 +21,7 @@ import click
 
 FOLDER = Path(__file__).parent
 FIGURES = FOLDER / "figures"
-DOCUMENTS = tuple(sorted(FOLDER.glob("*.md")))
+DOCUMENTS = (*sorted(FOLDER.glob("*.md")), FOLDER.parent / "docs" / "lora.md")
 SCHEMA = "aoext.figures/1"
 PLACE = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -128,6 +128,15 @@ def of_demo(content: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
     ]
 
 
+def of_merging(content: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
+    """Bits per byte in each state of a model, and the percentage of the adapter's change that survives."""
+    columns = [*content["results"][0]["bits_per_byte"], "survives, %"]
+    return columns, [
+        (result["scheme"], [[v] for v in (*result["bits_per_byte"].values(), 100 * result["survives"])])
+        for result in content["results"]
+    ]
+
+
 READERS: dict[str, tuple[Callable[[Mapping[str, Any]], tuple[list[str], list[Row]]], str]] = {
     "aoext.bench/3": (
         of_bench,
@@ -137,6 +146,10 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], tuple[list[str], list[Row
     "aoext.host_time/1": (
         of_host_time,
         "µs of the host for a call, no_grad; in brackets times `nn.Linear`'s in bfloat16.",
+    ),
+    "aoext.merging/1": (
+        of_merging,
+        "Bits per byte of C++ that was held out: a small model of Python, and a LoRA trained on C++.",
     ),
     "aoext.demo/2": (of_demo, "In brackets: percent more than in bf16; times as fast as unquantised."),
 }
@@ -176,7 +189,7 @@ def as_text(figures: Mapping[str, Any]) -> str:
 
 @click.group()
 def main() -> None:
-    """The tables of benchmarks/*.md."""
+    """The tables of benchmarks/*.md and docs/lora.md."""
 
 
 @main.command()

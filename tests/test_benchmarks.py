@@ -224,3 +224,18 @@ def test_every_way_of_the_grid_is_the_same_product(
         assert result.dtype is dtype, scheme
         error = torch.linalg.vector_norm(result - expected) / torch.linalg.vector_norm(expected)
         assert error < 0.15, scheme  # what rounding a weight to 4 bits loses
+
+
+def test_merging_shows_what_an_adapter_loses(program, tmp_path):
+    pytest.importorskip("peft")
+    module = program("merging")
+    output, content = run(module, tmp_path, "--scheme", "int8", "--scheme", "mxfp4", "--steps", "12")
+    exact, coarse = content["results"]
+    for result in (exact, coarse):
+        bits = result["bits_per_byte"]
+        assert list(bits) == list(module.COLUMNS)
+        assert result["scheme"] in output
+        assert bits["adapter apart"] < bits["before"]
+        assert bits["dequantised, merged"] == pytest.approx(bits["adapter apart"], abs=1e-3)
+    assert exact["survives"] > 0.9 > 0.7 > coarse["survives"]
+    assert coarse["bits_per_byte"]["merged"] > coarse["bits_per_byte"]["adapter apart"]

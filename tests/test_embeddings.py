@@ -321,10 +321,10 @@ def test_meta_models_and_transforms_see_the_lookup(device, generator):
         assert torch.equal(model.embedding(at), embedding(at, plain))
 
 
-def _llama(transformers):
+def _llama(transformers, tied=True):
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=300, tie_word_embeddings=True, pad_token_id=0,
+        num_key_value_heads=2, vocab_size=300, tie_word_embeddings=tied, pad_token_id=0,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
@@ -365,6 +365,49 @@ def test_models_of_transformers_run_with_one_weight_for_both(build, config, gene
         written = model.generate(at, attention_mask=mask, max_new_tokens=4, do_sample=False)
         assert written.shape[1] > at.shape[1]
         assert torch.equal(written[:, :9], at)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_resized_embeddings_keep_their_rows_and_scheme(config, tied, generator):
+    transformers = pytest.importorskip("transformers")
+    model = _llama(transformers, tied).to(BF16).eval()
+    aoext.quantize_(model, config, lambda *_: True, quantize_embeddings=True)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    kind = type(embedding.weight), embedding.weight.named_attributes()
+    block = kind[1]["block_size"][0]  # a block with new rows is quantised anew
+    rows, head_rows = embedding.weight.dequantize().clone(), head.weight.dequantize().clone()
+    for size in (310, 290, 300):
+        model.resize_token_embeddings(size)
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        assert (type(embedding), type(head)) == (QuantizedEmbedding, QuantizedLinear)
+        assert (type(embedding.weight), embedding.weight.named_attributes()) == kind
+        assert (embedding.weight is head.weight) == tied
+        assert (embedding.num_embeddings, head.out_features, model.config.vocab_size) == (size, size, size)
+        kept = (290 if size < 310 else 300) // block * block
+        for weight, before in ((embedding.weight, rows), (head.weight, head_rows)):
+            assert torch.equal(weight.dequantize()[:kept], before[:kept])
+            assert_close(weight.dequantize(), meaning(weight))
+    at = torch.randint(3, 300, (2, 9), generator=generator)
+    assert model(at).logits.shape == (2, 9, 300)
+
+
+def test_embeddings_stay_as_they_were_where_resizing_fails(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    model = _llama(transformers)
+    aoext.quantize_(model, CONFIGS["int4"], lambda *_: True, quantize_embeddings=True)
+    embedding = model.get_input_embeddings()
+    weight = embedding.weight
+
+    def broken(*_):
+        raise RuntimeError("no rows")
+
+    monkeypatch.setattr(type(model), "_init_added_embeddings_weights_with_mean", broken)
+    with pytest.raises(RuntimeError, match="no rows"):
+        model.resize_token_embeddings(310)
+    assert model.get_input_embeddings() is embedding
+    assert embedding.weight is weight
+    assert (len(weight), embedding.num_embeddings, model.config.vocab_size) == (300, 300, 300)
 
 
 @pytest.mark.parametrize("batch", [0, 3])

@@ -289,6 +289,8 @@ def _rule(
             u = torch.where(bits <= 1 << 22, 0, (bits + (1 << 23) - 1) >> 23)
         u = u.clamp_(0, 254)
         scale = torch.where(u > 0, u << 23, 1 << 22).view(torch.float32)
+        flushed = scale == 0  # 2^-127, where the program has subnormal numbers flushed
+        u, scale = u + flushed, scale.masked_fill(flushed, 2.0**-126)
         return u.to(torch.uint8).view(scale_dtype), lambda values: values / scale
 
     def e4m3(amax: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

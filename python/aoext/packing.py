@@ -290,10 +290,14 @@ def _symmetric(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def held(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales ≥ 0 as they are where they are normal numbers of `dtype`, smaller ones rounded up; NaN stays."""
+    """Scales ≥ 0 as they are where they are normal numbers of `dtype`, smaller ones rounded up; NaN stays.
+
+    Smaller ones are the smallest normal number where the program has them flushed to 0.
+    """
     limits = torch.finfo(dtype)
     step = limits.smallest_normal * limits.eps
     rounded_up = (scale / step).ceil_().clamp_(min=1).mul_(step)
+    rounded_up = torch.where(rounded_up > 0, rounded_up, limits.smallest_normal)
     return torch.where(scale < limits.smallest_normal, rounded_up, scale)
 
 

@@ -1,95 +1,43 @@
-"""PEFT: LoRA layers on quantised weights, and what they need of these.
+"""PEFT: adapters on quantised weights, and what they need of these.
 
-PEFT's own layers train on any weight that F.linear takes. What they cannot do is to change one: here merging
-and initialisations that take something off the weight (PiSSA, OLoRA, CorDA) dequantise it, change it and
-quantise it again by its own scheme. Imported once PEFT's LoRA is.
+PEFT's own layers train on any weight that F.linear takes. What they cannot do is to change one: merging is
+peft_merging's, and where an initialisation takes something off the weight (PiSSA, OLoRA, CorDA) or a forward
+makes another one of it, they get a plain one. What PEFT copies to train it in full becomes plain. Imported
+once PEFT is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 from peft.tuners.lora import layer as lora
-from peft.tuners.lora import model as lora_model
-from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import integrations as peft_integrations
 from peft.utils import other as peft_other
+from peft.utils import save_and_load as peft_save_and_load
 from torch import Tensor, nn
 
-from aoext.layers import has_transposed_weight
+from aoext._imports import when_imported
+from aoext.integrations.peft_merging import Method, merging, quantized_weight, reporting, unmerging
+from aoext.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
+from aoext.tensors.rows import with_rows
 
 # Initialisations that leave the weight alone.
 _LEAVE_THE_WEIGHT = (True, False, "gaussian", "orthogonal", "eva", "lora_ga")
 
-
-class QuantizedLoraLinear(lora.Linear):
-    """LoRA on a linear layer with a quantised weight.
-
-    merge adds all adapters to the dequantised weight in float32 and quantises once; unmerge gives back the
-    weight as it was, to the bit.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # What the base layer had before something was merged into it.
-        self._unmerged: dict[str, nn.Parameter | None] = {}
-        super().__init__(*args, **kwargs)
-
-    def update_layer(self, adapter_name: str, r: int, lora_alpha: int, config: Any, **kwargs: Any) -> None:
-        plain = config.init_lora_weights not in _LEAVE_THE_WEIGHT
-        with _plain_weight(self.get_base_layer()) if plain else contextlib.nullcontext():
-            super().update_layer(adapter_name, r, lora_alpha, config=config, **kwargs)
-
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Merge adapters, the active ones if none are named; NaN or Inf raises ValueError if safe_merge."""
-        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.lora_A]
-        if not names:
-            return
-        base = self.get_base_layer()
-        before = self._unmerged or {"weight": base.weight, "bias": base.bias}
-        all_names = [*self.merged_adapters, *names]
-        weight = self._merged_weight(before["weight"], all_names)
-        bias = before["bias"]
-        for name in all_names:
-            if self.lora_bias[name]:
-                if bias is None:
-                    raise RuntimeError("merge: an adapter has a bias, and the layer it is on has none")
-                bias = bias + self.lora_B[name].bias * self.scaling[name]
-        if safe_merge and not all(bool(t.isfinite().all()) for t in (weight, bias) if t is not None):
-            raise ValueError(f"merge: NaN or Inf in the weight with {', '.join(all_names)} merged into it")
-        quantized = before["weight"]
-        assert isinstance(quantized, QuantizedTensor)
-        base.weight = nn.Parameter(quantized.requantized(weight), requires_grad=False)
-        if bias is not before["bias"]:
-            base.bias = nn.Parameter(bias.detach(), requires_grad=before["bias"].requires_grad)
-        self._unmerged = before
-        self.merged_adapters.extend(names)
-
-    @torch.no_grad()
-    def _merged_weight(self, quantized: Any, names: list[str]) -> Tensor:
-        weight = quantized.to(torch.float32).dequantize()
-        pre_scale = getattr(quantized, "act_pre_scale", None)  # what the activation is multiplied with
-        if pre_scale is not None and quantized.transposed:
-            pre_scale = pre_scale.unsqueeze(-1)
-        for name in names:
-            if name in self.lora_variant:
-                weight = self.lora_variant[name].merge_safe(self, name, weight)
-            else:
-                delta = self.get_delta_weight(name).float()
-                weight = weight + (delta if pre_scale is None else delta / pre_scale)
-        return weight
-
-    def unmerge(self) -> None:
-        """The base layer as it was before the first merge."""
-        base = self.get_base_layer()
-        for name, parameter in self._unmerged.items():
-            setattr(base, name, parameter)
-        self._unmerged = {}
-        self.merged_adapters.clear()
+# Methods that read the weight in ways that want a plain one.
+_READING_A_PLAIN_WEIGHT = {
+    "peft.tuners.adamss.layer": "update_layer",
+    "peft.tuners.shira.layer": "forward",
+    "peft.tuners.supertuning.layer": "forward",
+}
 
 
 @contextlib.contextmanager
@@ -108,30 +56,101 @@ def _plain_weight(base: nn.Module) -> Iterator[None]:
         base.weight = after
 
 
-def _install() -> None:
-    """Our layer comes before PEFT's for weights of ours, which PEFT learns to dequantise and to prepare."""
-    dispatch: Any = lora_model.dispatch_default
-    dequantize: Any = peft_integrations.dequantize_module_weight
-    prepare: Any = peft_other.prepare_model_for_kbit_training
+def _initialising(update_layer: Method) -> Method:
+    """update_layer of LoRA's layers, of which some initialisations change the weight."""
+    signature = inspect.signature(update_layer)
 
-    def dispatched(target: nn.Module, adapter_name: str, config: Any, **kwargs: Any) -> nn.Module | None:
-        base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
-        quantized = isinstance(getattr(base, "weight", None), QuantizedTensor)
-        known = isinstance(base, nn.Linear) or has_transposed_weight(base)
-        if not quantized or not known or kwargs.get("parameter_name") is not None:
-            return dispatch(target, adapter_name, config, **kwargs)
-        kwargs.pop("parameter_name", None)
-        config.fan_in_fan_out = has_transposed_weight(base)
-        return QuantizedLoraLinear(
-            target, adapter_name, config=config, is_target_conv_1d_layer=config.fan_in_fan_out, **kwargs
-        )
+    @functools.wraps(update_layer)
+    def updated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        config = arguments.get("config")
+        start = getattr(config, "init_lora_weights", arguments.get("init_lora_weights", True))
+        changes = start not in _LEAVE_THE_WEIGHT or getattr(config, "kasa_config", None) is not None
+        base = self.get_base_layer()
+        plain = changes and quantized_weight(base) is not None
+        with _plain_weight(base) if plain else contextlib.nullcontext():
+            return update_layer(self, *args, **kwargs)
 
+    return updated
+
+
+def _reading_a_plain_weight(method: Method) -> Method:
+    @functools.wraps(method)
+    def reading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        base = self.get_base_layer()
+        quantized = quantized_weight(base)
+        as_it_is = method.__name__ == "forward" and (self.disable_adapters or self.merged)
+        if quantized is None or as_it_is:
+            return method(self, *args, **kwargs)
+        base.weight = nn.Parameter(quantized.dequantize(), requires_grad=False)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            base.weight = quantized
+
+    return reading
+
+
+def _refusing_parameters(init: Method) -> Method:
+    """Of ParamWrapper, whose forward adds a change to the weight, where a quantised one rounds it away."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        layer, name = arguments["base_layer"], arguments["parameter_name"]
+        while isinstance(layer, BaseTunerLayer):
+            layer = layer.get_base_layer()
+        if isinstance(getattr(layer, name, None), QuantizedTensor):
+            raise TypeError(
+                f"target_parameters: the {name} of a {type(layer).__name__} is quantised, and adapters of "
+                "parameters need a plain one: name the layer in target_modules, or leave it unquantised"
+            )
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+def _copying_plain(update: Method) -> Method:
+    """Of what trains a copy of a module in full: the copy has plain weights."""
+
+    @functools.wraps(update)
+    def updated(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        known = adapter_name in self.modules_to_save
+        update(self, adapter_name, *args, **kwargs)
+        if not known:
+            trains = adapter_name == self.active_adapter
+            for module in self.modules_to_save[adapter_name].modules():
+                quantized = quantized_weight(module)
+                if quantized is not None:
+                    set_plain_weight(module, nn.Parameter(quantized.dequantize(), requires_grad=trains))
+
+    return updated
+
+
+def _reporting(merge: Method) -> Method:
+    """Of a tuner, or of a model of diffusers, which merges all of its layers."""
+
+    @functools.wraps(merge)
+    def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with reporting(self.model if isinstance(self, BaseTuner) else self):
+            return merge(self, *args, **kwargs)
+
+    return merged
+
+
+def _dequantizing_module(dequantize: Method) -> Method:
     def dequantized(module: nn.Module) -> Tensor:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, QuantizedTensor):
             return dequantize(module)
         return nn.Parameter(weight.dequantize(), requires_grad=False)
 
+    return dequantized
+
+
+def _preparing(prepare: Method) -> Method:
+    @functools.wraps(prepare)
     def prepared(model: Any, *args: Any, **kwargs: Any) -> Any:
         ours = any(isinstance(parameter, QuantizedTensor) for parameter in model.parameters())
         if not ours or hasattr(model, "is_loaded_in_8bit"):
@@ -142,16 +161,77 @@ def _install() -> None:
         finally:
             del model.is_loaded_in_8bit
 
-    lora_model.dispatch_default = dispatched
+    return prepared
+
+
+def _saving_plain(get_state_dict: Method) -> Method:
+    """An adapter's state, to which PEFT adds embeddings of the base that have adapters: these are plain."""
+
+    @functools.wraps(get_state_dict)
+    def state_dict(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        state = get_state_dict(*args, **kwargs)
+        return {
+            name: tensor.dequantize() if isinstance(tensor, QuantizedTensor) else tensor
+            for name, tensor in state.items()
+        }
+
+    return state_dict
+
+
+def _loading_plain(set_state_dict: Method) -> Method:
+    """The way back: rows that are the model's already keep their bits."""
+
+    @functools.wraps(set_state_dict)
+    def loaded(model: nn.Module, state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        weights = {n: p for n, p in model.named_parameters() if isinstance(p, QuantizedTensor) and n in state}
+        state = dict(state)
+        for name, weight in weights.items():
+            plain = state[name]
+            if not isinstance(plain, QuantizedTensor) and plain.shape == weight.shape:
+                plain = plain.to(weight.device)
+                state[name] = with_rows(weight, plain, (plain == weight.dequantize().to(plain.dtype)).all(1))
+        return set_state_dict(model, state, *args, **kwargs)
+
+    return loaded
+
+
+def _subclasses(cls: type) -> set[type]:
+    return {cls}.union(*map(_subclasses, cls.__subclasses__()))
+
+
+def _wrap(cls: type, name: str, wrapper: Callable[[Method], Method], module: str = "") -> None:
+    """Replace a method of a class, and of those derived from it, of one module if that is named."""
+    for each in _subclasses(cls):
+        if name in vars(each) and module in ("", each.__module__):
+            setattr(each, name, wrapper(vars(each)[name]))
+
+
+def _wrap_function(home: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
+    """Replace a function of PEFT's wherever one of its modules has it."""
+    function = getattr(home, name)
+    wrapped = wrapper(function)
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").partition(".")[0] != "peft":
-            continue
-        for name, function, replacement in (
-            ("dequantize_module_weight", dequantize, dequantized),
-            ("prepare_model_for_kbit_training", prepare, prepared),
-        ):
-            if getattr(module, name, None) is function:
-                setattr(module, name, replacement)
+        ours = getattr(module, "__name__", "").partition(".")[0] == "peft"
+        if ours and getattr(module, name, None) is function:
+            setattr(module, name, wrapped)
+
+
+def _install() -> None:
+    _wrap(BaseTunerLayer, "merge", merging)
+    _wrap(BaseTunerLayer, "unmerge", unmerging)
+    for home, name in _READING_A_PLAIN_WEIGHT.items():
+        _wrap(BaseTunerLayer, name, _reading_a_plain_weight, home)
+    _wrap(lora.LoraLayer, "update_layer", _initialising)
+    if hasattr(lora, "ParamWrapper"):
+        _wrap(lora.ParamWrapper, "__init__", _refusing_parameters)
+    _wrap(peft_other.ModulesToSaveWrapper, "update", _copying_plain)
+    for name in ("merge_adapter", "_unload_and_optionally_merge"):
+        _wrap(BaseTuner, name, _reporting)
+    when_imported("diffusers.loaders.peft", lambda m: _wrap(m.PeftAdapterMixin, "fuse_lora", _reporting))
+    _wrap_function(peft_integrations, "dequantize_module_weight", _dequantizing_module)
+    _wrap_function(peft_other, "prepare_model_for_kbit_training", _preparing)
+    _wrap_function(peft_save_and_load, "get_peft_model_state_dict", _saving_plain)
+    _wrap_function(peft_save_and_load, "set_peft_model_state_dict", _loading_plain)
 
 
 _install()

@@ -30,8 +30,8 @@ ELEMENTWISE = """
     sigmoid tanh relu silu gelu softplus _softmax _log_softmax
 """
 PARTS = """
-    select unsqueeze squeeze expand unbind index index_select gather take diagonal diag tril triu repeat flip
-    roll masked_select masked_fill
+    select unsqueeze squeeze expand unbind index index_select index_copy gather take diagonal diag tril triu
+    repeat flip roll masked_select masked_fill
 """
 PRODUCTS = "bmm baddbmm dot vdot linalg_qr _linalg_svd linalg_inv_ex"
 # Those that write into a plain tensor and read the weight.

@@ -1,0 +1,43 @@
+"""Quantised weights some of whose rows are quantised anew, while the others keep their bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.fields import Field, N
+
+
+def with_rows(weight: QuantizedTensor, plain: Tensor, kept: Tensor) -> QuantizedTensor:
+    """A plain matrix in the scheme of `weight`, whose own rows it has to the bit where `kept` is True.
+
+    plain: bfloat16, float16 or float32, of the weight's shape, but for more or fewer rows [M, K]
+    kept: bool [M], False for rows that the weight does not have. A block of several rows is kept where all of
+        its rows are. A new scale of the whole matrix, as nvfp4 has one, quantises every row anew.
+
+    NaN or Inf in `plain` raises ValueError.
+    """
+    rows = (plain.t() if weight.transposed else plain).float()
+    old = dict(weight.named_fields())
+    new = {**old, **weight._quantized(rows)}
+    following = {name for name in old if any(axis.dim == N for axis in weight.fields[name].axes)}
+    if kept.all():
+        new.update({name: old[name] for name in old.keys() - following})
+    if all(torch.equal(old[name], new[name]) for name in old.keys() - following):
+        for name in following:
+            _keep(new[name], old[name], weight.fields[name], kept, weight.block_size[N])
+    return weight.remade(new, shape=list(rows.shape))
+
+
+def _keep(new: Tensor, old: Tensor, field: Field, kept: Tensor, block_rows: int) -> None:
+    """Write those entries of a field whose rows are all kept."""
+    axis = field.axes[field.rows]
+    size = axis.step or block_rows
+    padding = -len(kept) % size
+    whole = torch.nn.functional.pad(kept, (0, padding), value=True).view(-1, size).all(1)
+    indices = whole.nonzero().squeeze(1)
+    into, source = (t.movedim(field.rows, 0) for t in (new, old))
+    if new.itemsize == 1:  # not every device copies floats of 8 bits by their indices
+        into, source = into.view(torch.int8), source.view(torch.int8)
+    into.index_copy_(0, indices, source.index_select(0, indices))
