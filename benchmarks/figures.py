@@ -138,7 +138,7 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], tuple[list[str], list[Row
         of_host_time,
         "µs of the host for a call, no_grad; in brackets times `nn.Linear`'s in bfloat16.",
     ),
-    "aoext.demo/2": (of_demo, "In brackets: percent more than in bf16; times as fast as unquantised."),
+    "aoext.demo/3": (of_demo, "In brackets: percent more than in bf16; times as fast as unquantised."),
 }
 
 
