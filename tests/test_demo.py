@@ -170,8 +170,8 @@ def test_what_is_slow_is_measured_least_and_everything_once() -> None:
     for name in Budget(60, clock).turns(list(costs)):
         count[name] += 1
         clock.now += costs[name]
-    assert count == {"slow": 1, "middle": 5, "fast": 10}  # of 20 s each, until 60 s are over
-    assert clock.now <= 160
+    assert count["slow"] == 1 < count["middle"] < count["fast"]
+    assert 155 < clock.now <= 160
     late = Budget(1, clock)
     clock.now += 2
     assert list(late.turns(["a", "b"])) == ["a", "b"]  # though the time was over before
@@ -192,6 +192,8 @@ def test_demo_says_what_it_had_no_time_for() -> None:
     result = known_demo({"bf16": 3.0, "int4 group 128": 1.0}, Load(1))
     result.schemes[0].rounds, result.schemes[1].rounds = 1, 5
     assert demo_view.left_out(result) == ["a second measurement of the speed of bf16"]
+    result.schemes[1].rounds = 1
+    assert demo_view.left_out(result) == ["a second measurement of the speed of everything"]
     result.all_windows, result.wide = 96, demo_run.WIDE[1]
     for scheme in result.schemes:
         scheme.prefill_tokens, scheme.rounds = 128, 2

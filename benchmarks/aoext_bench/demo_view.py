@@ -86,7 +86,8 @@ def left_out(result: DemoResult) -> list[str]:
         lines.append(f"a prefill of {PREFILL[0]} tokens")
     once = [scheme.name for scheme in result.schemes if scheme.rounds == 1]
     if once:
-        lines.append(f"a second measurement of the speed of {', '.join(once)}")
+        which = ", ".join(once) if len(once) < len(result.schemes) else "everything"
+        lines.append(f"a second measurement of the speed of {which}")
     return lines
 
 
