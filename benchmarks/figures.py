@@ -151,7 +151,7 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], tuple[list[str], list[Row
         of_merging,
         "Bits per byte of C++ that was held out: a small model of Python, and a LoRA trained on C++.",
     ),
-    "aoext.demo/2": (of_demo, "In brackets: percent more than in bf16; times as fast as unquantised."),
+    "aoext.demo/3": (of_demo, "In brackets: percent more than in bf16; times as fast as unquantised."),
 }
 
 

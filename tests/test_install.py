@@ -69,9 +69,11 @@ def test_an_installed_aoext_imports_and_computes(ways, tmp_path):
         assert (str(ROOT) in source) == ("--editable" in way)
 
 
-def configure(python: Path, build: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
+def configure(
+    python: Path, build: Path, *options: str, cmake: str | Path = "cmake", **variables: str
+) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["cmake", "-S", ROOT, "-B", build, f"-DPython_EXECUTABLE={python}", *options],
+        [cmake, "-S", ROOT, "-B", build, f"-DPython_EXECUTABLE={python}", *options],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **variables},
@@ -130,6 +132,25 @@ def test_a_build_can_be_configured_again_with_cuda(generator, tmp_path):
         assert compiled == [code]
     refused = configure(Path(sys.executable), build, "-DAOEXT_CUDA_ARCHITECTURES=75", PATH=path)
     assert "must be ALL or a list of compute capabilities from 80 on" in re.sub(r"\s+", " ", refused.stderr)
+
+
+def test_the_oldest_cmake_that_is_promised_configures_every_device(tmp_path):
+    promised = re.search(r"cmake_minimum_required\(VERSION ([\d.]+)\)", (ROOT / "CMakeLists.txt").read_text())
+    oldest = promised[1]
+    assert f'"cmake>={oldest}"' in (ROOT / "pyproject.toml").read_text()
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "cmake"]
+    subprocess.run([*install, f"cmake=={oldest}.*"], check=True)
+    program = tmp_path / "cmake" / "cmake" / "data" / "bin" / "cmake"
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    assert version.startswith(f"cmake version {oldest}.")
+    nvcc = shutil.which("nvcc")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    device = f"-DAOEXT_CUDA={'ON' if nvcc else 'OFF'}"
+    done = configure(Path(sys.executable), tmp_path / "build", "-GNinja", device, cmake=program, PATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
+    assert [entry["file"] for entry in entries if not re.search(r"-std=(c|gnu)\+\+20 ", entry["command"])] == []
+    assert any(entry["file"].endswith(".cu") for entry in entries) == bool(nvcc)
 
 
 @pytest.fixture

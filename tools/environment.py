@@ -72,7 +72,13 @@ class Record:
         return cls(**json.loads(RECORD.read_text())) if RECORD.is_file() else cls()
 
     def save(self) -> None:
-        RECORD.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        """Writes what is new, in one move: targets that set up nothing may run side by side."""
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        if RECORD.is_file() and RECORD.read_text() == text:
+            return
+        unfinished = RECORD.with_name(f"{RECORD.name}.{os.getpid()}")
+        unfinished.write_text(text)
+        unfinished.replace(RECORD)
 
 
 def digest(*paths: str | Path) -> str:
@@ -191,15 +197,15 @@ def install_library(what: str, record: Record) -> None:
     options = options_for(what, record, gpu_capabilities() if what == "demo" and has_nvcc() else [])
     if record.library == sources and record.options == options:
         return
-    for_devices = ["CPUs (half a minute on 2 cores)"]
+    for_devices = ["CPUs"]
     if options["AOEXT_SYCL"] != "OFF":
-        for_devices.append("Intel GPUs where their compiler is (3 minutes)")
+        for_devices.append("Intel GPUs where their compiler is")
     if options["AOEXT_CUDA"] == "ON" or (options["AOEXT_CUDA"] == "AUTO" and has_nvcc()):
         which = options["AOEXT_CUDA_ARCHITECTURES"]
         for_devices.append(
-            "NVIDIA GPUs of all architectures (20 minutes)"
+            "NVIDIA GPUs of all architectures, ten times the work of the others"
             if which == "ALL"
-            else f"NVIDIA GPUs, sm_{which} (10 minutes)"
+            else f"NVIDIA GPUs, sm_{which}, four times the work of the others"
         )
     with step(f"the library: kernels for {', '.join(for_devices)}"):
         defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()]
@@ -230,7 +236,7 @@ def install_simulator(record: Record) -> None:
     if platform.machine() != "x86_64" or not Path(sysconfig.get_path("include"), "Python.h").is_file():
         print("no simulated XPU: it needs x86-64 and Python's headers (python3-dev)")
         return
-    with step("the simulated XPU of the tests (1 minute)"):
+    with step("the simulated XPU of the tests"):
         pip_build(f"--config-settings=build-dir={ROOT}/build/xpu_sim-{{wheel_tag}}", str(SIMULATOR))
     record.simulator = sources
     record.save()

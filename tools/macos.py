@@ -33,6 +33,7 @@ def main() -> None:
         "AOEXT_TORCH": site / "torch",
         "AOEXT_CUDA": "OFF",
         "AOEXT_SYCL": "OFF",
+        "AOEXT_UNITY": "OFF",  # here files are compiled one by one, as developers may
         "Python_EXECUTABLE": sys.executable,
     }
     wheels.run("cmake", "-G", "Ninja", "-S", ROOT, "-B", build, *(f"-D{k}={v}" for k, v in defines.items()))

@@ -309,7 +309,7 @@ def check_installed(wheel: Path, variant: Variant, torch: str, scratch: Path) ->
     (bench,) = (scratch / "bench").glob("*.whl")
     run(pip, "install", "--quiet", *bench_requirements())
     run(pip, "install", "--quiet", "--no-deps", bench)  # aoext itself is in no index
-    small = ("--windows", "2", "--new-tokens", "8", "--seconds", "0.1", "--output-dir", scratch / "out")
+    small = ("--windows", "2", "--seconds", "1", "--output-dir", scratch / "out")
     command = ("info",) if variant.extra else ("demo", *small)
     run(environment / "bin" / "aoext", *command, cwd=scratch)
 

@@ -2,6 +2,7 @@
 
 bench.py and demo.py read their options and print; what they measure (bench_points.py), how (bench_run.py,
 demo_run.py), their tables (bench_view.py, floor_view.py, demo_view.py) and their charts are files of that
-name beside them. Below lie the clocks: timing.py, clocks.py, cuda_clock.py, devices.py, pool.py, busy.py.
+name beside them. Below lie the clocks: timing.py, budget.py, clocks.py, cuda_clock.py, devices.py, pool.py,
+busy.py.
 What is called and what it must give is aoext.reference.
 """

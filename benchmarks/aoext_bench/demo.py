@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -15,12 +17,11 @@ from aoext.cli.options import JSON_FILE, OutputFile
 from aoext.cli.page import console, environment, progress_line, summary_line, write_json
 from aoext.info import devices
 from aoext_bench import bench_view, demo_chart, demo_view
-from aoext_bench.demo_run import Settings, run
+from aoext_bench.demo_run import TRAINED, Progress, Settings, run
 from aoext_bench.devices import Device
 from aoext_bench.options import CHART_FILE, MeasuredDeviceType
 
 DEVICE = "cuda where aoext has kernels for the GPU that is here, else cpu"
-PROMPT = "class Parser:\n    def __init__(self, "
 
 
 @click.command()
@@ -30,32 +31,15 @@ PROMPT = "class Parser:\n    def __init__(self, "
     type=click.IntRange(min=1),
     default=96,
     show_default=True,
-    help="Windows of held-out text, 512 bytes each.",
+    help="Windows of held-out text at most, 512 bytes each.",
 )
-@click.option("--prompt", default=PROMPT, help="Text to continue. Default: the beginning of a class.")
-@click.option(
-    "--new-tokens",
-    type=click.IntRange(min=1),
-    default=120,
-    show_default=True,
-    help="Bytes to continue it by.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="0 takes the likeliest byte, more draws.",
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), help="Of these draws, and of random weights. Default: a fresh one."
-)
+@click.option("--seed", type=click.IntRange(min=0), help="Of random weights. Default: a fresh one.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    default=20.0,
+    default=60.0,
     show_default=True,
-    help="Time for the speed of all schemes together.",
+    help="Time for everything; what does not fit is left out.",
 )
 @click.option(
     "--output-dir",
@@ -71,9 +55,6 @@ def demo(
     context: click.Context,
     device: Device,
     windows: int,
-    prompt: str,
-    new_tokens: int,
-    temperature: float,
     seed: int | None,
     seconds: float,
     output_dir: Path,
@@ -88,25 +69,28 @@ def demo(
     json_path = json_path or _inside(output_dir, "demo.json", JSON_FILE, context)
     chart_path = chart_path or _inside(output_dir, "demo.png", CHART_FILE, context)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    settings = Settings(device, windows, prompt, new_tokens, temperature, seed, seconds)
+    settings = Settings(device, windows, seed, seconds)
 
     out = console()
     where = environment(device.device)
     out.print(summary_line(where))
     try:
-        result = run(settings, _progress)
+        with _progress(seconds) as progress:
+            result = run(settings, progress)
     except (ImportError, OSError) as error:
         raise click.ClickException(f"the demo's model cannot be loaded: {error}") from error
     out.print(demo_view.figures(result))
     out.print("\n".join(demo_view.models(result)))
     out.print(
-        "change: of the bits per byte, ± its standard error. weights: of the linear layers, of the model for "
-        "speed.\nvs: how many times as fast as the fastest that is not quantised.\n"
+        "change: of the bits per byte, ± its standard error. same byte: how often the likeliest next byte is "
+        f"that of {TRAINED}.\n"
+        "weights: of the linear layers, of the model for speed. vs: how many times as fast as the fastest "
+        "that is not quantised.\n"
     )
-    out.print(
-        f"seed {seed}, temperature {temperature:g}, prompt:\n{demo_view.readable(settings.prompt_bytes)}"
-    )
-    out.print(demo_view.continuations(result))
+    if left_out := demo_view.left_out(result):
+        out.print(f"In {seconds:g} s (--seconds) there was no time for:")
+        out.print("".join(f"  {line}\n" for line in left_out))
+    out.print(f"seed {seed}\n")
     write_json(json_path, demo_view.as_json(result, where))
     demo_chart.draw(result, chart_path, summary_line(where))
     out.print(bench_view.busy(result.load) if result.load.busy else Text(demo_view.headline(result), "bold"))
@@ -122,18 +106,31 @@ def _inside(folder: Path, name: str, kind: OutputFile, context: click.Context) -
     return kind.convert(folder / name, None, context)
 
 
-def _progress(what: str, items: Iterable[str]) -> Iterator[str]:
-    """`items` with a progress bar on a terminal, and as lines elsewhere."""
-    if sys.stderr.isatty():
-        with tqdm(items, desc=what, unit="", leave=False) as bar:
-            for item in bar:
-                bar.set_postfix_str(item)
-                yield item
+@contextmanager
+def _progress(seconds: float) -> Iterator[Progress]:
+    """A bar of all the time with what is being done, on a terminal, and lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines()
         return
-    said = None
-    for item in items:
-        line = f"{what}: {item}" if item else what
-        if line != said:
-            progress_line(line)
-        said = line
-        yield item
+    with tqdm(total=seconds, bar_format="{percentage:3.0f}% |{bar:30}| {desc}", leave=False) as bar:
+        begin = time.monotonic()
+
+        def progress(what: str) -> None:
+            spent = min(time.monotonic() - begin, seconds)
+            bar.set_description_str(f"{seconds - spent:.0f} s left, {what}", refresh=False)
+            bar.update(spent - bar.n)
+
+        yield progress
+
+
+class _Lines:
+    """A line for each new kind of work."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def __call__(self, what: str) -> None:
+        kind = what.split(",")[0].split(":")[0]
+        if kind != self.said:
+            progress_line(kind)
+        self.said = kind

@@ -1,7 +1,8 @@
-"""The measurements of `aoext demo`: models quantised in every way that aoext knows.
+"""The measurements of `aoext demo`: models quantised in every way that aoext knows, in a given time.
 
 Quality is that of the trained model that the package ships. It is so small that its calls are mostly
 overhead, so speed is measured on a wider one of random weights, which computes as a trained one would.
+A slow machine evaluates fewer windows, gets a smaller wide model and measures what is slow less often.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,9 +33,10 @@ from aoext.configs import (
     QuantizationConfig,
 )
 from aoext.quantize import quantize_
+from aoext_bench.budget import Budget, Clock
 from aoext_bench.busy import Load, Observer
 from aoext_bench.devices import CPU, Device
-from aoext_bench.tiny_lm import TinyLM, TinyLMConfig, held_out_text, load_tiny_lm, window_bits
+from aoext_bench.tiny_lm import TinyLM, TinyLMConfig, held_out_text, load_tiny_lm, predictions, windows_of
 
 # What is not quantised. float32 is measured where a device multiplies it faster than bf16.
 PLAIN = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -60,13 +62,23 @@ SCHEMES: dict[str, QuantizationConfig] = {
 
 HELD_OUT = 1 << 30  # more bytes than there are
 
-# Three layers of a model of a billion parameters (TinyLlama has 22 of these): together too large for most
-# caches, as a whole model is, and a step computes far longer than its calls take.
-WIDE = TinyLMConfig(dim=2048, hidden=5632, layers=3, heads=16)
+# Models for speed, the best first. Three layers of a model of a billion parameters (TinyLlama has 22)
+# are together too large for most caches, as a whole model is, and a step computes
+# far longer than its calls take.
+WIDE = (
+    TinyLMConfig(dim=2048, hidden=5632, layers=3, heads=16),
+    TinyLMConfig(dim=2048, hidden=5632, layers=1, heads=16),
+    TinyLMConfig(dim=1024, hidden=2816, layers=2, heads=8),
+    TinyLMConfig(dim=512, hidden=1408, layers=2, heads=4),
+)
+# Speed is measured on a prefill of so many tokens, the first that fits into the time, and on steps behind a
+# short prompt.
+PREFILL = (512, 256, 128)
+DECODE_PROMPT, DECODE_STEPS = 32, 16
 
-# Speed is measured on a prefill of so many tokens, and on steps behind a short prompt.
-PREFILL, DECODE_PROMPT, DECODE_STEPS = 512, 32, 24
-MIN_ROUNDS = 3
+# Parts of the time: of all for quality; of what then is left, for what a wide model takes at least.
+QUALITY, PREPARATION = 0.35, 0.4
+ROUND_OF_WINDOWS = 4
 
 
 @dataclass(frozen=True)
@@ -74,17 +86,9 @@ class Settings:
     """What to measure and how."""
 
     device: Device
-    windows: int  # of held-out text, each as long as the model's context; fewer if there are fewer
-    prompt: str
-    new_tokens: int
-    temperature: float
-    seed: int  # of the draws at a temperature above 0, and of the wide model's weights
-    seconds: float  # for the speed of all schemes together
-
-    @property
-    def prompt_bytes(self) -> bytes:
-        """The prompt as the model reads it; bytes of a command line that are no text stay as they are."""
-        return self.prompt.encode(errors="surrogateescape")
+    windows: int  # of held-out text at most, each as long as the model's context
+    seed: int  # of the wide model's weights
+    seconds: float  # for everything
 
 
 @dataclass
@@ -103,9 +107,13 @@ class SchemeResult:
     name: str
     config: str | None
     size: Size  # of the trained model
-    window_bits: list[float]  # bits for a byte of each window of held-out text
-    continuation: bytes
+    window_bits: list[float] = field(default_factory=list)  # for a byte of each window of held-out text
+    same_byte: list[float] = field(
+        default_factory=list
+    )  # of each window, where its likeliest byte is TRAINED's
     wide: Size = field(default_factory=lambda: Size(0, 0, 0.0))  # of the wide model; set with its speed
+    rounds: int = 0  # of the speed measurement
+    prefill_tokens: int = PREFILL[0]
     prefill_seconds: float = math.inf
     # The fastest run of every step; their sum is the time of the decode.
     step_seconds: list[float] = field(default_factory=list)
@@ -116,7 +124,7 @@ class SchemeResult:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        return PREFILL / self.prefill_seconds
+        return self.prefill_tokens / self.prefill_seconds
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -140,11 +148,12 @@ class DemoResult:
 
     settings: Settings
     parameters: int  # of the trained model
-    windows: int  # that were evaluated
+    windows: int  # that were evaluated, of all_windows
+    all_windows: int
     window: int  # bytes of one
     schemes: list[SchemeResult]
+    wide: TinyLMConfig = WIDE[0]
     wide_parameters: int = 0
-    rounds: int = 0  # of the speed measurement
     load: Load = field(default_factory=lambda: Load(0))  # what it saw of other work on this machine
 
     @property
@@ -165,47 +174,86 @@ class DemoResult:
         return min(self.plain(), key=lambda scheme: sum(scheme.step_seconds))
 
 
-# Gives back the items of some work, one by one, and shows how far it is: (what, items) -> items.
-Progress = Callable[[str, Iterable[str]], Iterable[str]]
+# Says what is being done.
+Progress = Callable[[str], None]
 
 
 @torch.inference_mode()
-def run(settings: Settings, progress: Progress) -> DemoResult:
-    """Quantise copies of both models in every scheme, and measure size, quality, text and speed."""
+def run(settings: Settings, progress: Progress, clock: Clock = time.monotonic) -> DemoResult:
+    """Quantise copies of both models in every scheme, and measure size, quality and speed."""
+    budget = Budget(settings.seconds, clock)
+    progress("which numbers this device multiplies fastest")
     original = load_tiny_lm(device=settings.device.device)
     window = original.config.context
-    text = held_out_text(HELD_OUT)
-    names = [name for name in PLAIN if name == TRAINED or float32_is_faster(settings.device)]
-    result = DemoResult(settings, _parameters(original), 0, window, [])
-    for name in progress("quality of the trained model", [*names, *SCHEMES]):
-        model, size = _in_scheme(original, name)
-        bits = window_bits(model, text, window, settings.windows)
+    windows = windows_of(held_out_text(HELD_OUT), window, settings.windows)
+    rates = multiply_add_rates(settings.device)
+    names = measured_plain(settings.device, rates)
+    result = DemoResult(settings, _parameters(original), 0, len(windows), window, [])
+    models = {}
+    for name in [*names, *SCHEMES]:
+        progress(f"quantise the trained model: {name}")
+        models[name], size = _in_scheme(original, name)
         config = str(SCHEMES[name]) if name in SCHEMES else None
-        result.schemes.append(SchemeResult(name, config, size, bits, _continue(model, settings)))
-    result.windows = len(result.trained.window_bits)
-    _measure_speed(result, progress)
+        result.schemes.append(SchemeResult(name, config, size))
+    _measure_quality(result, models, windows, budget.part(QUALITY), progress)
+    models.clear()
+    plain = [rates[PLAIN[name]] for name in names]
+    result.wide, tokens = choose_wide(PREPARATION * budget.left, quantisation_seconds(budget), plain)
+    _measure_speed(result, tokens, budget, progress)
     return result
 
 
-def float32_is_faster(device: Device) -> bool:
-    """Whether this is a CPU that multiplies float32 faster than bf16: one without instructions for bf16."""
-    if not isinstance(device, CPU):
-        return False
+def multiply_add_rates(device: Device) -> dict[torch.dtype, float]:
+    """Multiply-adds a second of a linear layer that is not quantised."""
     generator = torch.Generator().manual_seed(0)
-    seconds = {}
+    rows, features = 128, 1024
+    rates = {}
     for dtype in PLAIN.values():
-        input, weight = (torch.randn(n, 1024, generator=generator).to(dtype) for n in (256, 1024))
+        input, weight = (
+            torch.randn(n, features, generator=generator).to(device.device, dtype) for n in (rows, features)
+        )
         call = partial(torch.nn.functional.linear, input, weight)
-        seconds[dtype] = min(device.seconds(call) for _ in range(5))
-    return seconds[torch.float32] < seconds[torch.bfloat16]
+        rates[dtype] = rows * features**2 / min(device.seconds(call) for _ in range(5))
+    return rates
 
 
-def wide_model(settings: Settings) -> TinyLM:
-    """A model of the sizes WIDE, of random weights."""
+def quantisation_seconds(budget: Budget) -> float:
+    """For a parameter of a model in bf16, in all schemes, on the CPU, which is the slowest that there is."""
+    layer = torch.nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16)
+    begin = budget.spent
+    for config in SCHEMES.values():
+        quantize_(torch.nn.Sequential(copy.deepcopy(layer)), config)
+    return (budget.spent - begin) / layer.weight.numel()
+
+
+def measured_plain(device: Device, rates: dict[torch.dtype, float]) -> list[str]:
+    """TRAINED, and what a CPU multiplies faster: float32 where it has no instructions for bf16."""
+    best = rates[PLAIN[TRAINED]]
+    return [n for n in PLAIN if n == TRAINED or (isinstance(device, CPU) and rates[PLAIN[n]] > best)]
+
+
+def choose_wide(seconds: float, quantised: float, rates: list[float]) -> tuple[TinyLMConfig, int]:
+    """The model for speed, and the tokens of its prefill: the first of which preparation fits into the time.
+
+    Preparation quantises it in every scheme (`quantised`: seconds a parameter) and computes one prefill in
+    each, the plain ones at `rates` multiply-adds a second, the others at the best of these. The least, where
+    nothing fits.
+    """
+    passes = sum(1 / rate for rate in rates) + len(SCHEMES) / max(rates)
+    for wide in WIDE:
+        parameters = wide.layers * (4 * wide.dim**2 + 3 * wide.dim * wide.hidden)
+        for tokens in PREFILL:
+            if parameters * (quantised + tokens * passes) <= seconds:
+                return wide, tokens
+    return WIDE[-1], PREFILL[-1]
+
+
+def wide_model(settings: Settings, wide: TinyLMConfig) -> TinyLM:
+    """A model of these sizes, of random weights."""
     device = settings.device.device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        model = TinyLM(WIDE)
+        model = TinyLM(wide)
     return model.to(device, torch.bfloat16).eval()
 
 
@@ -228,51 +276,58 @@ def _in_scheme(original: TinyLM, name: str) -> tuple[TinyLM, Size]:
     )
 
 
-def _continue(model: TinyLM, settings: Settings) -> bytes:
-    generator = torch.Generator(settings.device.device).manual_seed(settings.seed)
-    return model.generate(settings.prompt_bytes, settings.new_tokens, settings.temperature, generator)
+def _measure_quality(
+    result: DemoResult, models: dict[str, TinyLM], windows: Tensor, budget: Budget, progress: Progress
+) -> None:
+    """Fill in the quality: all schemes evaluate some windows, spread over the text, then others."""
+    count = math.ceil(len(windows) / ROUND_OF_WINDOWS)
+    schemes = sorted(result.schemes, key=lambda scheme: scheme.name != TRAINED)  # it comes first
+    for round in budget.rounds(count):
+        part = windows[round::count]
+        result.windows += len(part)
+        for scheme in schemes:
+            progress(f"quality, {result.windows} of {len(windows)} windows: {scheme.name}")
+            bits, likeliest = predictions(models[scheme.name], part)
+            if scheme.name == TRAINED:
+                expected = likeliest
+            scheme.window_bits += bits
+            scheme.same_byte += (likeliest == expected).float().mean(dim=1).tolist()
 
 
-def _measure_speed(result: DemoResult, progress: Progress) -> None:
+def _measure_speed(result: DemoResult, prefill: int, budget: Budget, progress: Progress) -> None:
     """Fill in the times: schemes take turns until the time is up, and the fastest of each counts."""
     settings, models = result.settings, {}
-    original = wide_model(settings)
+    original = wide_model(settings, result.wide)
     result.wide_parameters = _parameters(original)
     generator = torch.Generator().manual_seed(settings.seed)
-    tokens = torch.randint(256, (1, PREFILL), generator=generator).to(settings.device.device)
+    tokens = torch.randint(256, (1, prefill), generator=generator).to(settings.device.device)
     by_name = {scheme.name: scheme for scheme in result.schemes}
-    for name in progress("quantise the wide model", by_name):
-        scheme = by_name[name]
+    for name, scheme in by_name.items():
+        progress(f"quantise the wide model: {name}")
         models[name], scheme.wide = _in_scheme(original, name)
-        _time_round(scheme, models[name], tokens, settings.device, steps=1)  # it warms up and is dropped
-        scheme.prefill_seconds, scheme.step_seconds = math.inf, []
+        scheme.prefill_tokens = prefill
+        _warm_up(models[name], tokens, settings.device)
     del original
     observer = Observer([torch.get_num_threads()], settings.device.watch)
-    end = time.monotonic() + settings.seconds
-    for _ in progress(f"speed of all schemes in turn, {settings.seconds:g} s", _rounds(end)):
-        for scheme in result.schemes:
-            _time_round(scheme, models[scheme.name], tokens, settings.device)
-        result.rounds += 1
+    for name in budget.turns(list(by_name)):
+        progress(f"speed, round {by_name[name].rounds + 1}: {name}")
+        _time_round(by_name[name], models[name], tokens, settings.device)
     result.load = observer.verdict()
 
 
-def _rounds(end: float) -> Iterable[str]:
-    """Rounds, all without a name, until `end` on the monotonic clock; at least MIN_ROUNDS."""
-    count = 0
-    while count < MIN_ROUNDS or time.monotonic() < end:
-        count += 1
-        yield ""
+def _warm_up(model: TinyLM, tokens: Tensor, device: Device) -> None:
+    """A prefill as short as the prompt's, and a step: what a first call does beside computing."""
+    _, cache = model.prefill(tokens[:, :DECODE_PROMPT])
+    device.seconds(partial(model.decode_step, tokens[0, DECODE_PROMPT : DECODE_PROMPT + 1], cache))
 
 
-def _time_round(
-    scheme: SchemeResult, model: TinyLM, tokens: Tensor, device: Device, steps: int = DECODE_STEPS
-) -> None:
+def _time_round(scheme: SchemeResult, model: TinyLM, tokens: Tensor, device: Device) -> None:
     """One prefill of `tokens` [1, T] and one decode behind its beginning, kept where faster."""
-    prefill = device.seconds(partial(model.prefill, tokens))
-    scheme.prefill_seconds = min(scheme.prefill_seconds, prefill)
+    scheme.rounds += 1
+    scheme.prefill_seconds = min(scheme.prefill_seconds, device.seconds(partial(model.prefill, tokens)))
 
     _, cache = model.prefill(tokens[:, :DECODE_PROMPT])
-    following = tokens[0, DECODE_PROMPT : DECODE_PROMPT + steps].split(1)
+    following = tokens[0, DECODE_PROMPT : DECODE_PROMPT + DECODE_STEPS].split(1)
     times = [device.seconds(partial(model.decode_step, token, cache)) for token in following]
     before = scheme.step_seconds or times
     scheme.step_seconds = [min(pair) for pair in zip(before, times, strict=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import takewhile
 from typing import Any
 
 from rich import box
@@ -11,12 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aoext_bench import demo_run
-from aoext_bench.demo_run import (
-    SCHEMES,
-    TRAINED,
-    DemoResult,
-    SchemeResult,
-)
+from aoext_bench.demo_run import PREFILL, SCHEMES, TRAINED, WIDE, DemoResult, SchemeResult
 
 
 def figures(result: DemoResult) -> Table:
@@ -24,7 +18,13 @@ def figures(result: DemoResult) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("scheme", no_wrap=True)
     prefill, decode = result.prefill_base.name, result.decode_base.name
-    headers = ("bits per\nweight", "bits per\nbyte", f"change from\n{TRAINED}", "weights\nMB")
+    headers = (
+        "bits per\nweight",
+        "bits per\nbyte",
+        f"change from\n{TRAINED}",
+        "same\nbyte",
+        "weights\nMB",
+    )
     for header in (*headers, "prefill\ntokens/s", f"vs\n{prefill}", "decode\ntokens/s", f"vs\n{decode}"):
         table.add_column(header, justify="right", no_wrap=True)
     for scheme in result.schemes:
@@ -35,6 +35,7 @@ def figures(result: DemoResult) -> Table:
             f"{scheme.size.bits_per_weight:.2f}",
             f"{scheme.bits_per_byte:.4f}",
             "" if scheme.name == TRAINED else f"{percent(change)} ± {error:.2%}",
+            "" if scheme.name == TRAINED else f"{numbers['same_byte']:.1%}",
             f"{scheme.wide.weight_bytes / 1e6:.1f}",
             f"{scheme.prefill_tokens_per_s:,.0f}",
             "" if scheme.name == prefill else f"{numbers['prefill_speedup']:.2f}×",
@@ -46,12 +47,12 @@ def figures(result: DemoResult) -> Table:
 
 def models(result: DemoResult) -> tuple[str, str]:
     """Which model gave the quality, and which the speed."""
-    trained, wide, sizes = result.parameters / 1e6, result.wide_parameters / 1e6, demo_run.WIDE
+    trained, wide, sizes = result.parameters / 1e6, result.wide_parameters / 1e6, result.wide
     return (
         f"Quality: the trained byte-level model of {trained:.1f} million parameters that aoext ships, "
         f"{result.windows} windows of held-out text.",
         f"Speed: a decoder of {wide:.0f} million random weights ({sizes.layers} layers, dim {sizes.dim}, "
-        f"hidden {sizes.hidden}): prefill of {demo_run.PREFILL} tokens, then decode.",
+        f"hidden {sizes.hidden}): prefill of {result.trained.prefill_tokens} tokens, then decode.",
     )
 
 
@@ -74,34 +75,20 @@ def headline(result: DemoResult) -> str:
     )
 
 
-def continuations(result: DemoResult) -> Table:
-    """What each scheme writes behind the prompt; text that bf16 writes too is dim on a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, show_lines=True, padding=(0, 1), pad_edge=False)
-    table.add_column("scheme", no_wrap=True)
-    table.add_column("like bf16 for", justify="right")
-    table.add_column("continuation")
-    for scheme in result.schemes:
-        same = common_bytes(scheme.continuation, result.trained.continuation)
-        text = Text(readable(scheme.continuation[:same]), style="dim")
-        text.append(readable(scheme.continuation[same:]), style="not dim")
-        if scheme.name == TRAINED:
-            length, text = "", Text(readable(scheme.continuation))
-        else:
-            length = "all" if same == len(scheme.continuation) else f"{same} bytes"
-        table.add_row(Text(scheme.name, style="bold"), length, text)
-    return table
-
-
-def readable(text: bytes) -> str:
-    """Bytes of the model as text for a terminal: nothing in it moves the cursor."""
-    decoded = text.decode("utf-8", errors="replace").expandtabs(4)
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in decoded)
-
-
-def common_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes two texts have in common at their beginning."""
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+def left_out(result: DemoResult) -> list[str]:
+    """What there was no time for."""
+    lines = []
+    if result.windows < result.all_windows:
+        lines.append(f"{result.all_windows - result.windows} of {result.all_windows} windows of text")
+    if result.wide != WIDE[0]:
+        lines.append(f"a model for speed of {WIDE[0].layers} layers, dim {WIDE[0].dim}: this one is smaller")
+    if result.trained.prefill_tokens < PREFILL[0]:
+        lines.append(f"a prefill of {PREFILL[0]} tokens")
+    once = [scheme.name for scheme in result.schemes if scheme.rounds == 1]
+    if once:
+        which = ", ".join(once) if len(once) < len(result.schemes) else "everything"
+        lines.append(f"a second measurement of the speed of {which}")
+    return lines
 
 
 def relative(scheme: SchemeResult, result: DemoResult) -> dict[str, float]:
@@ -110,6 +97,7 @@ def relative(scheme: SchemeResult, result: DemoResult) -> dict[str, float]:
     return {
         "bits_per_byte_change": change,
         "bits_per_byte_change_error": error,
+        "same_byte": sum(scheme.same_byte) / len(scheme.same_byte),
         "prefill_speedup": scheme.prefill_tokens_per_s / result.prefill_base.prefill_tokens_per_s,
         "decode_speedup": scheme.decode_tokens_per_s / result.decode_base.decode_tokens_per_s,
     }
@@ -118,11 +106,11 @@ def relative(scheme: SchemeResult, result: DemoResult) -> dict[str, float]:
 def as_json(result: DemoResult, environment: dict[str, Any]) -> dict[str, Any]:
     """The content of the JSON file.
 
-    schema       "aoext.demo/2"
+    schema       "aoext.demo/3"
     environment  versions, machine, device with instruction_set and threads (report.environment)
-    settings     windows and window (their length in bytes), prompt, new_tokens, temperature, seed,
-                 prefill_tokens, decode_prompt (tokens before the first step), decode_steps,
-                 rounds (how often each speed was measured)
+    settings     windows and window (their length in bytes), seed, seconds (for everything),
+                 prefill_tokens, decode_prompt (tokens before the first step), decode_steps
+    left_out     what there was no time for, a text each
     models       quality: parameters; speed: parameters and the sizes dim, hidden, layers and heads
     baselines    names of schemes: quality's is bf16; of prefill and decode, the fastest that is not quantised
     busy, load   whether other work took the cores, so that no speed is valid; how that was seen (busy.Load)
@@ -136,32 +124,30 @@ def as_json(result: DemoResult, environment: dict[str, Any]) -> dict[str, Any]:
         window_bits             bits for a byte of each window of held-out text
         bits_per_byte           their mean; bits_per_byte_change: relative to bf16, and
                                 bits_per_byte_change_error: the standard error of that, from pairs of windows
+        same_byte               part of the text's places where the likeliest byte is bf16's
+        rounds                  how often its speed was measured
         prefill_seconds, decode_seconds                of prefill_tokens and of decode_steps
         prefill_tokens_per_s, decode_tokens_per_s      prefill_speedup, decode_speedup: over the baseline
-        continuation            what the trained model writes behind the prompt, as text
-        same_as_bf16            bytes at its beginning that bf16 writes too
     """
     settings, base = result.settings, result.trained
     return {
-        "schema": "aoext.demo/2",
+        "schema": "aoext.demo/3",
         "environment": environment,
         "settings": {
             "windows": result.windows,
             "window": result.window,
-            "prompt": readable(settings.prompt_bytes),
-            "new_tokens": settings.new_tokens,
-            "temperature": settings.temperature,
             "seed": settings.seed,
-            "prefill_tokens": demo_run.PREFILL,
+            "seconds": settings.seconds,
+            "prefill_tokens": base.prefill_tokens,
             "decode_prompt": demo_run.DECODE_PROMPT,
             "decode_steps": len(base.step_seconds),
-            "rounds": result.rounds,
         },
+        "left_out": left_out(result),
         "models": {
             "quality": {"parameters": result.parameters},
             "speed": {
                 "parameters": result.wide_parameters,
-                **{name: getattr(demo_run.WIDE, name) for name in ("dim", "hidden", "layers", "heads")},
+                **{name: getattr(result.wide, name) for name in ("dim", "hidden", "layers", "heads")},
             },
         },
         "baselines": {
@@ -180,13 +166,12 @@ def as_json(result: DemoResult, environment: dict[str, Any]) -> dict[str, Any]:
                 "speed_model": asdict(scheme.wide),
                 "window_bits": scheme.window_bits,
                 "bits_per_byte": scheme.bits_per_byte,
+                "rounds": scheme.rounds,
                 "prefill_seconds": scheme.prefill_seconds,
                 "decode_seconds": sum(scheme.step_seconds),
                 "prefill_tokens_per_s": scheme.prefill_tokens_per_s,
                 "decode_tokens_per_s": scheme.decode_tokens_per_s,
                 **relative(scheme, result),
-                "continuation": readable(scheme.continuation),
-                "same_as_bf16": common_bytes(scheme.continuation, base.continuation),
             }
             for scheme in result.schemes
         ],

@@ -30,10 +30,12 @@ __all__ = [
     "bits_per_byte",
     "held_out_text",
     "load_tiny_lm",
+    "predictions",
     "save_tiny_lm",
     "split",
     "standard_library_files",
     "window_bits",
+    "windows_of",
 ]
 
 WEIGHTS = "weights.safetensors"
@@ -67,35 +69,43 @@ def load_tiny_lm(dtype: torch.dtype = torch.bfloat16, device: torch.device | str
     return model.to(dtype=dtype, device=device).eval()
 
 
+def windows_of(text: bytes, window: int = 512, max_windows: int | None = None) -> torch.Tensor:
+    """The text in windows, [N, window + 1] bytes: the first is given, the others are to be predicted.
+
+    Of more than max_windows, as many are taken evenly spread.
+    """
+    starts = range(0, len(text) - window, window)
+    if not starts:
+        raise ValueError(f"windows_of: text must be longer than window = {window} bytes, got {len(text)}")
+    count = min(len(starts), max_windows or len(starts))
+    chosen = (starts[i * len(starts) // count] for i in range(count))
+    return torch.tensor([list(text[start : start + window + 1]) for start in chosen])
+
+
 @torch.no_grad()
+def predictions(model: TinyLM, windows: torch.Tensor) -> tuple[list[float], torch.Tensor]:
+    """Of windows [N, T + 1]: bits that the model needs for a byte of each, and its likeliest bytes [N, T].
+
+    A byte is predicted from what precedes it in its window alone. The loss is computed in float32 whatever
+    the model's dtype.
+    """
+    windows = windows.to(model.embedding.weight.device)
+    logits = model(windows[:, :-1]).float()
+    nats = nn.functional.cross_entropy(logits.transpose(1, 2), windows[:, 1:], reduction="none")
+    return (nats.mean(dim=1) / math.log(2)).tolist(), logits.argmax(dim=2)
+
+
 def window_bits(
     model: TinyLM, text: bytes, window: int = 512, max_windows: int | None = None, batch: int = 16
 ) -> list[float]:
     """Bits that the model needs for a byte of text, of each window of it; lower is better, 8 is chance.
 
-    The text is cut into windows whose first byte is given and whose next `window` bytes are
-    predicted, each from what precedes it in its window alone. Of more than max_windows, as many
-    are taken evenly spread, the same for every model. The loss is computed in float32 whatever
-    the model's dtype.
+    Windows are `windows_of`'s, the same for every model, and computed `batch` at a time.
 
     >>> window_bits(model, held_out_text(1 << 20), max_windows=32)  # doctest: +SKIP
     """
-    starts = range(0, len(text) - window, window)
-    if not starts:
-        raise ValueError(f"window_bits: text must be longer than window = {window} bytes, got {len(text)}")
-    count = min(len(starts), max_windows or len(starts))
-    chosen = [starts[i * len(starts) // count] for i in range(count)]
-
-    device = model.embedding.weight.device
-    bits: list[float] = []
-    for first in range(0, count, batch):
-        windows = torch.tensor(
-            [list(text[s : s + window + 1]) for s in chosen[first : first + batch]], device=device
-        )
-        logits = model(windows[:, :-1]).float()
-        nats = nn.functional.cross_entropy(logits.transpose(1, 2), windows[:, 1:], reduction="none")
-        bits += (nats.mean(dim=1) / math.log(2)).tolist()
-    return bits
+    parts = windows_of(text, window, max_windows).split(batch)
+    return [bits for part in parts for bits in predictions(model, part)[0]]
 
 
 def bits_per_byte(
