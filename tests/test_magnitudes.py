@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn.functional import linear
@@ -126,3 +128,20 @@ def test_what_is_not_finite_stays_in_its_row(bad, generator):
         y = linear(x, weight)
         assert not y[2].isfinite().all()
         assert torch.equal(y[[0, 1, 3, 4]], good[[0, 1, 3, 4]])
+
+
+@pytest.fixture
+def flushed() -> Iterator[None]:
+    """Arithmetic of this thread with 0 in place of subnormal numbers."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU flushes no subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_small_weights_are_finite_where_subnormal_numbers_are_flushed(format, flushed, generator):
+    for size in (1e-35, 1e-37, 1e-38, 1e-40, 1e-44):
+        weight = FORMATS[format](size * randn(generator, 40, 64, dtype=FP32))
+        assert weight.dequantize().abs().amax() <= max(8 * size, 1e-36)
+        assert linear(randn(generator, 5, 64, dtype=FP32), weight).isfinite().all()
