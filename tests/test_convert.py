@@ -129,7 +129,7 @@ def test_a_gguf_file(tmp_path):
     write(tmp_path / "model.gguf", "llama", ALL, keys=keys)
     done = run(tmp_path / "model.gguf", ours, "--dtype", "float16")
     assert done.exit_code == 0, done.output
-    assert "6 weights quantised by aoext, 6 tensors as they were" in done.output
+    assert "6 weights quantised, 6 tensors as they were" in done.output
     loaded = load(ours)
     assert loaded.dtype is torch.float16
     expected = aoext.load_gguf(tmp_path / "model.gguf", dtype=torch.float16)
@@ -326,7 +326,10 @@ def test_settings_and_files_of_strangers_end_in_an_error_that_names_them(tmp_pat
         ("[]", "it must be a JSON object"),
         ("null", "it must be a JSON object"),
         ("{", "Expecting property name"),
-        (json.dumps({**good, "quantization_config": "int4"}), "quantization_config must be a JSON object"),
+        (
+            json.dumps({**good, "quantization_config": "int4"}),
+            "quantization_config: the settings must be a JSON object",
+        ),
         (json.dumps({**good, "architectures": ["pipeline"]}), "architectures must name a model of transf"),
         (json.dumps({**good, "architectures": 3}), "architectures must name a model of transformers"),
         (json.dumps({**good, "num_hidden_layers": 2**31}), "num_hidden_layers must be at most 21"),

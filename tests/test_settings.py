@@ -62,6 +62,8 @@ def under(request: pytest.FixtureRequest) -> Callable[[], contextlib.AbstractCon
     simulated = XPU_SIM is not None and "xpu" in request.node.name
     if simulated and request.param == "deterministic":
         pytest.skip("simulated reductions are NaN where PyTorch fills what it has not written")
+    if "cuda" in request.node.name and request.param == "float32 by bfloat16":
+        pytest.skip("PyTorch's own products, as of gradients, are as exact there as the program asks")
     return SETTINGS[request.param]
 
 

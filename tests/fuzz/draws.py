@@ -189,10 +189,10 @@ def told_call(name: str, arguments: Sequence[Any], options: dict[str, Any] | Non
 def refusal(error: Exception, name: str = "") -> str:
     """The text of an error that refuses a call; AssertionError if it says nothing or admits a fault.
 
-    name: what the text must have
+    name: what the text must have, but for a lack of memory, which PyTorch tells of
     """
     text = str(error)
-    assert name in text, text
+    assert name in text or "can't allocate memory" in text, text
     assert text, f"a {type(error).__name__} without a text"
     assert "INTERNAL ASSERT" not in text, text
     assert "API call failed" not in text, text  # the C shim's own words
