@@ -4,8 +4,8 @@
 // cache while packed panels of x, MR rows each, pass by. A gemv is a product by few rows of x that reads w as it lies.
 //
 // An instruction set is a translation unit with its own compiler flags that includes vectors_<it>.inc.h and the algorithms that
-// it uses, a file each. These files include no C++ library header: an inline function that the linker merged across them could
-// run an instruction that the machine lacks.
+// it uses, a file each; what a lesser one multiplies as fast, it takes from that one's table. These files include no C++ library
+// header: an inline function that the linker merged across them could run an instruction that the machine lacks.
 #pragma once
 
 #include <stdint.h>
