@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 AOEXT_SANITIZE=address,undefined
 build=build/sanitize
-"$(dirname "$python")/cmake" -G Ninja -S . -B $build -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE="$python" \
+"$(dirname "$python")/cmake" -G Ninja -S . -B $build -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE="$python" \
   -DAOEXT_CUDA=OFF -DAOEXT_SYCL=OFF -DAOEXT_SANITIZE=$AOEXT_SANITIZE -DSKBUILD_PROJECT_VERSION_FULL=sanitize >/dev/null
 "$(dirname "$python")/cmake" --build $build
 
