@@ -169,7 +169,7 @@ def test_headers_that_cannot_be(path, tmp_path):
     with pytest.raises(FileNotFoundError):
         load_gguf(tmp_path / "none.gguf")
     os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(ValueError, match=r"pipe\.gguf: must be a file"):
+    with pytest.raises(ValueError, match=r"pipe\.gguf: it is no regular file"):
         load_gguf(tmp_path / "pipe.gguf")
 
 

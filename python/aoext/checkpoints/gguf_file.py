@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
@@ -17,7 +16,7 @@ import gguf
 import torch
 from torch import Tensor
 
-from aoext.serialization.container import Source
+from aoext.serialization.container import Source, open_regular
 
 ARCHITECTURE, ALIGNMENT = "general.architecture", "general.alignment"
 DEFAULT_ALIGNMENT = 32
@@ -56,9 +55,7 @@ class GGUFFile:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        if not stat.S_ISREG(os.stat(source.path).st_mode):  # opening a pipe would wait
-            raise source.error("must be a file")
-        self._file = open(source.path, "rb")  # noqa: SIM115
+        self._file = open_regular(source)
         try:
             self._size = os.fstat(self._file.fileno()).st_size
             with source.named():
