@@ -149,7 +149,9 @@ def test_the_oldest_cmake_that_is_promised_configures_every_device(tmp_path):
     done = configure(Path(sys.executable), tmp_path / "build", "-GNinja", device, cmake=program, PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     entries = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
-    assert [entry["file"] for entry in entries if not re.search(r"-std=(c|gnu)\+\+20 ", entry["command"])] == []
+    assert [
+        entry["file"] for entry in entries if not re.search(r"-std=(c|gnu)\+\+20 ", entry["command"])
+    ] == []
     assert any(entry["file"].endswith(".cu") for entry in entries) == bool(nvcc)
 
 
