@@ -10,20 +10,20 @@ namespace {
 
 constexpr int kTransposeThreads = 256;
 
-// Transposes scales of x to [chunk][row].
+// Transposes scales of x to [chunk][row], with zeros behind the last row: copies of 16 bytes read them.
 __global__ void __launch_bounds__(kTransposeThreads)
     transpose_scales(const float* scales, float* to, int64_t M, int64_t groups, int64_t pitch) {
   start_next_kernel();
   wait_for_last_kernel();
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kTransposeThreads + threadIdx.x, group = i / M, m = i - group * M;
-  if (group < groups) to[group * pitch + m] = scales[m * groups + group];
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kTransposeThreads + threadIdx.x, group = i / pitch, m = i - group * pitch;
+  if (group < groups) to[i] = m < M ? scales[m * groups + group] : 0;
 }
 
 cudaError_t launch_transpose(const ScaledLinear& p, float* to, cudaStream_t stream) {
-  const int64_t blocks = ceil_div(p.M * x_groups(p), kTransposeThreads);
+  const int64_t pitch = chunk_pitch(p.M), blocks = ceil_div(pitch * x_groups(p), kTransposeThreads);
   if (blocks > (int64_t{1} << 31) - 1) return cudaErrorInvalidConfiguration;
   const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kTransposeThreads), 0, stream, 1, Overlap::after_ours};
-  return launch(transpose_scales, grid, p.x_scale, to, p.M, x_groups(p), chunk_pitch(p.M));
+  return launch(transpose_scales, grid, p.x_scale, to, p.M, x_groups(p), pitch);
 }
 
 // Whether there is such a tile, and its output channels share scales as the kernel wants.
