@@ -147,12 +147,17 @@ def _dispatch_state() -> tuple[Any, ...]:
     return torch._C._functorch.peek_interpreter_stack(), forward_ad._current_level, excluded
 
 
+def _programs() -> dict[str, str | None]:
+    """What the environment says of programs and libraries, which those that tests start go by."""
+    return {name: os.environ.get(name) for name in ("PATH", "LD_LIBRARY_PATH", "CC", "CXX", "LDFLAGS")}
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_behind() -> Iterator[None]:
-    """The test that leaves a transform or a guard behind fails, and not those that come after it."""
-    before = _dispatch_state()
+    """The test that leaves a transform, a guard or another compiler behind fails, and not those after it."""
+    before = _dispatch_state(), _programs()
     yield
-    assert _dispatch_state() == before
+    assert (_dispatch_state(), _programs()) == before
 
 
 @pytest.fixture(autouse=True)

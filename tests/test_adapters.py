@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -61,6 +63,13 @@ TUNERS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _seeded(generator):
     torch.manual_seed(generator.initial_seed())
+
+
+@pytest.fixture(autouse=True)
+def _compilers():
+    """PEFT names gcc as the C++ compiler for BOFT's extension, and leaves it so where that does not compile."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def adapted(kind: str, scheme: str = "int8") -> Any:
