@@ -9,8 +9,8 @@ namespace aoext {
 
 using torch::headeronly::ScalarType;
 
-// What the bits of a weight's elements mean; lut4 is an index into a table of 16 float32 values.
-enum class Code { int4, int8, e4m3, e5m2, lut4 };
+// What the bits of a weight's elements mean, as aoext.Code numbers it; common/formats.h has a row for each.
+enum class Code : int64_t { int4, int8, e4m3, e5m2, lut4 };
 
 // How a weight [N, K] is stored. Checks make it of an operator's arguments; whoever chooses, launches or computes asks it and no
 // operator's name.
@@ -33,20 +33,14 @@ struct LinearProblem : WeightFormat {
   bool has_bias;
   ScalarType bias;        // where there is one
   int64_t inner_k_tiles;  // of a weight in the tinygemm layout: int32 [N/8, K/(16 · inner_k_tiles), 32, inner_k_tiles/2]
-  // Of an input of 8 bits, or that is quantised to them: elements along k that share a scale, and whether scales are rounded up
-  // to powers of two.
+  // An input of 8 bits, or that is quantised to them, has one scale for so many elements along k, rounded up to a power of two
+  // where asked; 0 where the input has no scales.
   int64_t input_group_size;
   bool power_of_two;
-  ScalarType quantized;  // what scaled_linear_int4 quantises an input to
+  ScalarType quantized;  // what an input is quantised to
 };
 
-// The dtype that holds the elements; two of 4 bits in one of its elements.
-constexpr ScalarType storage(Code code) {
-  if (code == Code::lut4) return ScalarType::Byte;
-  return code == Code::e4m3 ? ScalarType::Float8_e4m3fn : code == Code::e5m2 ? ScalarType::Float8_e5m2 : ScalarType::Char;
-}
-
-// Of a weight of one element a byte.
+// The code of a weight that has one element a byte.
 constexpr Code code_of(ScalarType dtype) {
   return dtype == ScalarType::Float8_e4m3fn ? Code::e4m3 : dtype == ScalarType::Float8_e5m2 ? Code::e5m2 : Code::int8;
 }
