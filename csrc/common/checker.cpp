@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
 constexpr const char* kBlockScale = "float32, bfloat16, float16, float8_e8m0fnu (or uint8 exponents) or float8_e4m3fn";
 
-// Of a weight, or of what belongs to one; of experts, a dimension for these comes first.
+// The sizes of a weight or of one of its companions; experts add a first dimension to them.
 using Shape = std::initializer_list<int64_t>;
 constexpr int64_t kAny = -1;
 

@@ -100,7 +100,7 @@ class Checker {
   void scale_and_zero(LinearProblem& p, int64_t group_size, const Tensor& t) const;
 
   void row_scale(LinearProblem& p, const char* argument, bool dtype_ok, const char* dtypes, const Tensor& scale) const;
-  // Of the input, whose rows share no scale.
+  // The block of the input that shares a scale: one row high, as rows share none.
   void input_block(LinearProblem& p, const char* argument, const Integers& block) const;
   // The scales of a weight [N, K] that one and all in a block [block_n, block_k] share.
   void block_scale(LinearProblem& p, const char* argument, const Tensor& scale, const char* block_argument,

@@ -15,7 +15,7 @@ using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Of a schema: Tensor? and int[].
+// A schema's Tensor? and int[].
 using OptionalTensor = std::optional<Tensor>;
 using Integers = std::vector<int64_t>;
 

@@ -16,7 +16,7 @@ std::tuple<Tensor, Tensor> quantize_blockwise(const Tensor& input, ScalarType dt
   const Tensor x = aten::reshape(input, {p.M, p.K});
   const Tensor values2d = aten::reshape(values, {p.M, p.K});
   const Tensor scales2d = aten::reshape(scales, {p.M, blocks});
-  // Of rows [first, first + count): blocks [begin, begin + number), each of `length` columns.
+  // Quantises blocks [begin, begin + number), each of `length` columns, in rows [first, first + count).
   const auto quantize_blocks = [&](int64_t first, int64_t count, int64_t begin, int64_t number, int64_t length) {
     const auto part = [&](const Tensor& t, int64_t column, int64_t columns) {
       return aten::narrow(aten::narrow(t, 0, first, count), 1, column, columns);
