@@ -1,8 +1,9 @@
 """Lints comments, docstrings and documents: sentences that begin with "Of", and paths that lead nowhere.
 
-A sentence like "Of a weight: its scale" leaves out what it is about; say the subject first. A path
-is checked where it begins with a folder of this project or, in a document's `code`, ends like a source; it may
-be the end of one (`kernels/gemm.h`), with braces and *.
+A sentence like "Of a weight: its scale" leaves out what it is about; say the subject first.
+
+A path is checked where it begins with a folder of this project or, in a document's `code`, ends like a
+source. It may be the end of one (`kernels/gemm.h`), with braces and *.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # Folders whose sentences are not checked yet.
 UNCHECKED = ("csrc/cpu/", "csrc/cuda/", "csrc/sycl/", "python/aoext/")
+EXAMPLES = ("tools/prose.py", "tests/test_prose.py")
 OF = re.compile(r"\bOf [a-z0-9`]")
 IN_CODE = re.compile(r"`([\w./{},*-]+)`")
 SOURCE = re.compile(r"\.(py|cpp|h|cu|cuh|inc|cmake|sh)$")
@@ -24,7 +26,8 @@ SOURCE = re.compile(r"\.(py|cpp|h|cu|cuh|inc|cmake|sh)$")
 def sources() -> list[str]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+    names = done.stdout.splitlines()
+    return [name for name in names if (ROOT / name).is_file()]
 
 
 def pattern_of(path: str) -> re.Pattern[str]:
@@ -45,7 +48,7 @@ def paths_in(name: str, line: str, folders: str) -> Iterator[str]:
 def faults(files: list[str]) -> Iterator[str]:
     folders = "|".join(sorted({name.partition("/")[0] for name in files if "/" in name}))
     known: dict[str, bool] = {}
-    for name in files:
+    for name in sorted({*files} - {*EXAMPLES}):
         try:
             lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
