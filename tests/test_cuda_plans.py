@@ -630,8 +630,8 @@ def test_figures_of_gpus_agree_with_each_other() -> None:
     if not header.is_file():
         pytest.skip("needs the project's sources")
     row = r'\{"(.+?)", "NVIDIA .+?", (\d+), (\d+), (\d+) \* kKiB, (\d+) \* kKiB, .+?, \{(\d+), (\d+), (\d+)\}'
-    block_n = re.findall(row, header.read_text())
-    assert {row[0] for row in block_n} >= {
+    rows = re.findall(row, header.read_text())
+    assert {row[0] for row in rows} >= {
         "H200",
         "H100 SXM",
         "H100 PCIe",
@@ -641,7 +641,7 @@ def test_figures_of_gpus_agree_with_each_other() -> None:
         "B200",
     }
     operations = {80: 2048, 89: 1024, 90: 4096, 100: 8192}  # in bf16, of a multiprocessor in a clock
-    for name, *figures in block_n:
+    for name, *figures in rows:
         capability, multiprocessors, block, multiprocessor, bf16, fp8, int8 = map(int, figures)
         halved = name.startswith("RTX")  # sums in float32, which integers have none of
         rate = operations[capability] / (2 if halved else 1)
@@ -698,7 +698,7 @@ def test_what_does_not_fit_is_named(
 
 @of_own_family
 def test_every_block_of_a_cluster_adds_up_a_row_of_its_own() -> None:
-    """Of experts a tile may have a single row; a block without one would not wait for the others."""
+    """A tile of experts may have a single row; a block without one would not wait for the others."""
     config = {"warp_tiles": 1, "tiles": 4, "k_splits": 4, "cluster": 8, "blocks": 2}
     case = Case("int4_grouped_ring", GROUPED, Problem(2, 360, 4224, 128, experts=3), {**config, "block_m": 8})
     with with_plan(case.kernel, **case.config), pytest.raises(RuntimeError, match="must fit M = 2, "):

@@ -1,4 +1,4 @@
-// A call as plans see it, its arguments checked: sizes and dtypes. Of torch it needs the names of dtypes alone.
+// A call as plans see it, its arguments checked: sizes and dtypes. Torch gives it the names of dtypes and nothing else.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -24,8 +24,8 @@ struct WeightFormat {
   bool has_global_scale = false;      // w = code · scale · global_scale, one float32 for the weight
 };
 
-// y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. Of an operator that makes or unpacks a weight, M is
-// 0; of one that quantises an input, N is 0.
+// y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. M is 0 for an operator that makes or unpacks a
+// weight, N for one that quantises an input.
 struct LinearProblem : WeightFormat {
   int64_t M, N, K;
   int64_t experts;  // of a grouped product, whose rows of x have a weight each expert; 0 where one weight is for all
