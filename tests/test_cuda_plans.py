@@ -652,7 +652,7 @@ def test_figures_of_gpus_agree_with_each_other() -> None:
 
 
 def test_an_unknown_gpu_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"gpu must be one of H200, .*got H2000"):
+    with pytest.raises(RuntimeError, match=r"device must be one of .*H200, .*got H2000"):
         plan("H2000", "bf16i4bf16_rowwise", *int4_operands(1))
 
 
