@@ -1,10 +1,10 @@
-"""The plans of NVIDIA GPUs over a grid of problems, a file for each GPU of csrc/cuda/gpus.h; no GPU need be at hand.
+"""The plans of NVIDIA GPUs over a grid of problems, a file for each GPU of csrc/cuda/gpus.h.
 
     python benchmarks/plans.py tests/plans
 
-tests/test_cuda_plans.py holds the library against these files: who changes a choice on purpose writes them anew,
-and the difference shows what was changed. A line has the rows of x that get one plan, and that plan: the kernel with
-the numbers of its configuration, whose names stand at the head of the file.
+No GPU need be at hand. tests/test_cuda_plans.py holds the library against these files: who changes a choice
+on purpose writes them anew, and the difference shows what was changed. A line has the rows of x that get one
+plan, and that plan: the kernel with the numbers of its configuration, whose names the head of the file has.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import click
 import torch
 
 from aoext import ops
+from aoext.formats.table import Code
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
 E8M0, LUT4 = torch.float8_e8m0fnu, torch.uint8
+CODES = {INT8: Code.INT8, E4M3: Code.E4M3, E5M2: Code.E5M2, LUT4: Code.LUT4}
 
 GPUS = ("H200", "H100 SXM", "H100 PCIe", "A100", "A100 80GB PCIe", "A100 40GB", "L40S", "RTX 4090", "B200")
 MEASURED = "H200"  # has the whole grid
@@ -37,27 +39,32 @@ def empty(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
 
 
 def int4(M: int, N: int, K: int) -> Iterator[Case]:
-    def weight(group_size: int, scale: torch.dtype, *experts: int) -> tuple[torch.Tensor, ...]:
+    def weight(group_size: int, scale: torch.dtype, *experts: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         groups = empty(scale, *experts, K // group_size, N)
-        return empty(INT8, *experts, N, K // 2), groups, groups
+        options: dict[str, Any] = {"zero_point": groups, "code": Code.INT4}
+        if experts:
+            options["offsets"] = empty(torch.int32, *experts)
+        return (empty(INT8, *experts, N, K // 2), groups), options
 
     for group_size in (32, 128):
         if K % group_size:
             continue
         for x, scale in ((BF16, BF16), (FP16, FP32)):
-            arguments = "bf16i4bf16_rowwise", empty(x, M, K), *weight(group_size, scale)
-            yield f"{name(x)} x int4, scales {name(scale)} by {group_size}", arguments, {}
+            operands, options = weight(group_size, scale)
+            label = f"{name(x)} x int4, scales {name(scale)} by {group_size}"
+            yield label, ("weight_only_linear", empty(x, M, K), *operands), options
         for experts in (8, 128):
-            operands = empty(BF16, M, K), *weight(group_size, BF16, experts), empty(torch.int32, experts)
+            operands, options = weight(group_size, BF16, experts)
             label = f"bf16 x int4, scales bf16 by {group_size}, {experts} experts"
-            yield label, ("bf16i4bf16_rowwise_grouped", *operands), {}
+            yield label, ("weight_only_linear", empty(BF16, M, K), *operands), options
+        (w, groups), options = weight(group_size, BF16)
         for x in (INT8, E4M3):
-            w, scale, zero = weight(group_size, BF16)
-            mm = "scaled_mm_int4", empty(x, M, K), w, empty(FP32, M, 1), scale, zero
-            yield f"{name(x)} x int4 by {group_size}", mm, {"out_dtype": BF16}
-        linear = "scaled_linear_int4", empty(BF16, M, K), *weight(group_size, BF16)
-        yield f"bf16 to int8 x int4 by {group_size}", linear, {}
-    yield "fp32 x int4", ("bf16i4bf16_rowwise", empty(FP32, M, K), *weight(32, FP32)), {}
+            mm = "scaled_mm", empty(x, M, K), w, empty(FP32, M, 1), groups
+            yield f"{name(x)} x int4 by {group_size}", mm, {**options, "out_dtype": BF16}
+        linear = "scaled_linear", empty(BF16, M, K), w, groups
+        yield f"bf16 to int8 x int4 by {group_size}", linear, options
+    operands, options = weight(32, FP32)
+    yield "fp32 x int4", ("weight_only_linear", empty(FP32, M, K), *operands), options
     if N % 8 == 0:
         packed, pairs = empty(torch.int32, N // 8, K // 32, 32, 1), empty(BF16, K // 32, N, 2)
         yield "bf16 x int4pack by 32", ("weight_int4pack_mm", empty(BF16, M, K), packed, 32, pairs), {}
@@ -68,13 +75,13 @@ def rows(M: int, N: int, K: int) -> Iterator[Case]:
     yield "int8 x int8 to int32", ("int8_mm", empty(INT8, M, K), empty(INT8, N, K)), {}
     row_scale, scale = empty(FP32, M, 1), empty(FP32, N, 1)
     for code, y in ((INT8, BF16), (E4M3, BF16), (E5M2, FP16), (E4M3, FP32)):
-        mm = "scaled_mm_rowwise", empty(code, M, K), empty(code, N, K), row_scale, scale
-        yield f"{name(code)} x {name(code)} to {name(y)}", mm, {"out_dtype": y}
+        mm = "scaled_mm", empty(code, M, K), empty(code, N, K), row_scale, scale
+        yield f"{name(code)} x {name(code)} to {name(y)}", mm, {"code": CODES[code], "out_dtype": y}
     for code in (INT8, E4M3):
-        weight = empty(code, N, K)
-        yield f"bf16 to {name(code)} x {name(code)}", ("scaled_linear_rowwise", empty(BF16, M, K), weight, scale), {}
-        operator = "bf16i8bf16_rowwise" if code is INT8 else "bf16f8bf16_rowwise"
-        yield f"bf16 x {name(code)}", (operator, empty(BF16, M, K), weight, scale), {}
+        operands = empty(BF16, M, K), empty(code, N, K), scale
+        options = {"code": CODES[code]}
+        yield f"bf16 to {name(code)} x {name(code)}", ("scaled_linear", *operands), options
+        yield f"bf16 x {name(code)}", ("weight_only_linear", *operands), options
 
 
 def blocks(M: int, N: int, K: int) -> Iterator[Case]:
@@ -91,17 +98,14 @@ def blocks(M: int, N: int, K: int) -> Iterator[Case]:
     ):
         scale = empty(scale_type, math.ceil(N / block_n), math.ceil(K / block_k))
         label = f"{name(code)}, scales {name(scale_type)} by {block_n} and {'K' if block_k == K else block_k}"
-        x, block = empty(BF16, M, K), [block_n, block_k]
-        if code is LUT4:
-            arguments = x, empty(LUT4, N, K // 2), empty(FP32, 16), scale, block
-            yield f"bf16 x {label}", ("bf16lut4bf16_blockwise", *arguments), {}
-            continue
-        operator = "bf16i8bf16_blockwise" if code is INT8 else "bf16f8bf16_blockwise"
-        yield f"bf16 x {label}", (operator, x, empty(code, N, K), scale, block), {}
-        if block_k < K:
-            scales = empty(FP32, M, math.ceil(K / block_k)), scale
-            arguments = empty(code, M, K), empty(code, N, K), *scales, [1, block_k], block
-            yield f"{name(code)} x {label}", ("scaled_mm_blockwise", *arguments), {"out_dtype": BF16}
+        weight = empty(code, N, K // 2 if code is LUT4 else K)
+        options = {"block_size": [block_n, block_k], "code": CODES[code]}
+        table = {"table": empty(FP32, 16)} if code is LUT4 else {}
+        x = empty(BF16, M, K)
+        yield f"bf16 x {label}", ("weight_only_linear", x, weight, scale), {**options, **table}
+        if code is not LUT4 and block_k < K:
+            mm = "scaled_mm", empty(code, M, K), weight, empty(FP32, M, math.ceil(K / block_k)), scale
+            yield f"{name(code)} x {label}", mm, {**options, "input_block": [1, block_k], "out_dtype": BF16}
 
 
 def name(dtype: torch.dtype) -> str:

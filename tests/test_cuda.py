@@ -105,7 +105,7 @@ def on_cuda(call: reference.Call) -> list[Any]:
     return call.on("cuda")
 
 
-def is_hopper() -> bool:
+def has_wgmma() -> bool:
     """Whether kernels of compute capability 9.0 serve here, and no older family is forced."""
     return torch.cuda.get_device_capability() == (9, 0) and "AOEXT_CUDA_FAMILY" not in os.environ
 
@@ -682,7 +682,7 @@ def test_many_rows_of_e4m3(with_bias, generator):
     args, expected = on_cuda(call), call.reference
     if not with_bias:
         expected = expected - args.pop().cpu().double()
-    if is_hopper():
+    if has_wgmma():
         assert aoext.explain(call.operator, *args).kernel == "rowwise_wgmma"
     assert_close(torch.ops.ao.scaled_mm_rowwise(*args, **call.kwargs), expected)
 

@@ -128,6 +128,7 @@ LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& wei
   const Checker check("scaled_linear_rowwise", "input", input);
   LinearProblem p = check.high_precision_input();
   check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
+  p.quantized = storage(p.code);
   check.int8_depth(p, storage(p.code));
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   check.bias(p, bias);
@@ -214,6 +215,7 @@ LinearProblem check_scaled_linear_blockwise(const Tensor& input, const Tensor& w
   const Checker check("scaled_linear_blockwise", "input", input);
   LinearProblem p = check.high_precision_input();
   check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
+  p.quantized = storage(p.code);
   check.int8_depth(p, storage(p.code));
   check.input_block(p, "input_block", input_block);
   check.block_scale(p, "weight_scale", weight_scale, "weight_block", weight_block);

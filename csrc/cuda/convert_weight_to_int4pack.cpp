@@ -9,7 +9,7 @@ namespace {
 
 Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
   const LinearProblem p = check_convert_weight_to_int4pack(weight, inner_k_tiles);
-  if (device_of(weight).family == Family::none) return generic::convert_weight_to_int4pack(weight, inner_k_tiles);
+  if (!device_of(weight).has_kernels) return generic::convert_weight_to_int4pack(weight, inner_k_tiles);
   const Launch launch(weight);
   const Tensor packed = aten::empty(int4pack_sizes(p), ScalarType::Int, weight);
   if (p.N == 0) return packed;
@@ -20,8 +20,12 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
   return packed;
 }
 
+Explanation explain_pack(const Call& call) {
+  return device_of(call.tensor(0)).has_kernels ? Explanation{"cuda", "convert_weight_to_int4pack"} : generic_explanation();
+}
+
 }  // namespace
 
-AOEXT_REGISTER(CUDA, convert_weight_to_int4pack, &explain_one_pass, &convert_weight_to_int4pack)
+AOEXT_REGISTER(CUDA, convert_weight_to_int4pack, &explain_pack, &convert_weight_to_int4pack)
 
 }  // namespace aoext::cuda

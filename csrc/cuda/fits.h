@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 #include "cuda/properties.h"
 
 namespace aoext::cuda {
@@ -40,6 +40,8 @@ struct DecodeFit {
   };
   Costs eight_rows, more_rows;
   double small_groups;  // times as long for rounds
+  // The most blocks that share K, as many as ever were faster: with fewer than 4 rows of x, up to 8, and more.
+  int cluster_few_rows, cluster_eight_rows, cluster_more_rows;
   auto constants() { return std::tie(eight_rows, more_rows, small_groups); }
 };
 
@@ -85,8 +87,8 @@ struct WeightOnlyWgmmaFit {
     auto constants() { return std::tie(steps, tile, cluster); }
   };
   Tiles rows_192, rows_128, rows_64;
-  // Of stream-K: clearing counters before; a fix-up block that waits for the last partial sums; storing those of any further tile
-  // of 128 by 256, and adding those of one range, at the end or beside whole tiles.
+  // What stream-K takes: clearing counters before; a fix-up block that waits for the last partial sums; storing those of any
+  // further tile of 128 by 256, and adding those of one range, at the end or beside whole tiles.
   double clearing, waiting, leaving, adding, adding_beside;
   auto constants() { return std::tie(rows_192, rows_128, rows_64, clearing, waiting, leaving, adding, adding_beside); }
 };
@@ -101,6 +103,10 @@ struct RowwiseWgmmaFit {
   double caches, memory;  // bytes a microsecond
   double tile, output, cluster;
   double both;  // of the shorter of reading and multiplying does not hide behind the other
+  // Rows of x up to which tiles of fewer than 128 output channels were measured, and those without swap_ab; their BLOCK_M at
+  // most.
+  int64_t few_rows, x_left_rows;
+  int narrow;
   auto constants() { return std::tie(tiles, caches, memory, tile, output, cluster, both); }
 };
 
@@ -120,6 +126,19 @@ struct RowwiseDecodeFit {
   }
 };
 
+// Between kernels: what choosing takes beside their models.
+struct BetweenFit {
+  double finding_experts;  // int4_grouped_wgmma, to start and to find the tiles
+  double weight_only;      // times as long as its model says int4_wgmma takes from 256 rows on, at the clock that power leaves it
+  double sums, summing;    // quantising x for sums of it rather than for numbers of 16 bits, and for each number
+  double widening;         // a launch that makes numbers of 16 bits of x
+  // rowwise_decode, each of whose blocks reads all of x, or rowwise_wgmma: elements of a row of w from which it is long, and of a
+  // weight up to which it is small.
+  int64_t long_row, small_weight;
+  int64_t quantized;  // elements of x that a multiprocessor's blocks of rowwise_decode quantise, up to which that saves a launch
+  auto constants() { return std::tie(finding_experts, weight_only, sums, summing, widening); }
+};
+
 struct Fits {
   double bandwidth;  // of the GPU that was measured, as Device has it
   ReductionFit reduction;
@@ -132,14 +151,15 @@ struct Fits {
   RowwiseMmaFit rowwise_mma;
   RowwiseWgmmaFit rowwise_wgmma;
   RowwiseWgmmaFit::Tile scaled_int4_tiles[2];  // with groups of 128; beside k-tiles they cost what those of rowwise_wgmma do
+  BetweenFit between;
   auto constants() {
     return std::tie(bandwidth, reduction, int4_ring, int4_decode, int4_mma, int4_batch, int4_wgmma, weight_only_wgmma,
-                    rowwise_decode, rowwise_mma, rowwise_wgmma, scaled_int4_tiles);
+                    rowwise_decode, rowwise_mma, rowwise_wgmma, scaled_int4_tiles, between);
   }
 };
 
-// The table for a device, which gpus.h says. Of another GPU than it was measured on, numbers of multiprocessors come from the
-// device, and so does bandwidth, whose share of the time differs most; the choice needs ratios of the others alone.
+// The table for a device, which gpus.h says. For another GPU than it was measured on, numbers of multiprocessors
+// come from the device, and so does bandwidth, whose share of the time differs most; the choice needs ratios of the others alone.
 inline const Fits& fits_of(const Device& device) { return *device.fits; }
 
 // How much faster a device reads memory than the one that its table was measured on: exactly 1 there.

@@ -24,7 +24,7 @@ struct Gpu {
 
 // Sources: NVIDIA's data sheets (H200: 2024, H100: 2023, A100: 2021, L40S: 2023, B200: HGX B200, 2024) and the white paper of the
 // Ada architecture (RTX 4090, tensor cores that add up in float32); peaks without sparsity. Shared memory: CUDA C++ Programming
-// Guide, "Compute Capabilities". A GPU without float8 multiplies it as fp16. Of bandwidths those of the H200 and the H100 SXM
+// Guide, "Compute Capabilities". A GPU without float8 multiplies it as fp16. The bandwidths of the H200 and the H100 SXM
 // are measured; that of the B200 is what its driver's memory clock and width come to, since its data sheet rounds 7.67 up to 8.
 constexpr int64_t kMiB = 1 << 20;
 constexpr int kKiB = 1 << 10;

@@ -1,7 +1,5 @@
 #include "cuda/int4pack_product.h"
 
-#include "cuda/int4_product.h"
-
 namespace aoext::cuda {
 namespace {
 
@@ -28,23 +26,22 @@ cudaError_t unpack_and_multiply(const TinygemmLinear& linear, const Device& devi
   Int4Linear plain = int4_linear(p);
   plain.x = linear.x, plain.y = linear.y;
   plain.weight = static_cast<const uint8_t*>(weight), plain.scale = scale, plain.zero_point = zero_point;
-  const size_t bytes = int4_workspace(plain, plan);
+  const size_t bytes = workspace_bytes(plan.kernel, plain);
   void* const space = bytes == 0 ? nullptr : allocate(bytes);
   if (bytes > 0 && space == nullptr) return cudaErrorMemoryAllocation;
 
   cudaError_t error = launch_tinygemm_unpack(linear.weight, weight, p.N, p.K, linear.inner_k_tiles, stream);
   if (error == cudaSuccess) error = launch_tinygemm_split(linear.scale_and_zero, scale, zero_point, scales, stream);
-  return error == cudaSuccess ? launch_int4(plain, plan, space, stream) : error;
+  return error == cudaSuccess ? launch_kernel(plan.kernel, plain, space, stream) : error;
 }
 
 }  // namespace
 
 cudaError_t launch_int4pack(const TinygemmLinear& linear, const TinygemmPlan& plan, const Device& device,
                             const Allocate& allocate, cudaStream_t stream) {
-  return std::visit(Overloaded{[](const Generic&) { return cudaErrorNotSupported; },
-                               [&](const TinygemmUnpack&) { return unpack_and_multiply(linear, device, allocate, stream); },
-                               [&](const TinygemmConfig& c) { return launch_tinygemm_mm(linear, c, stream); }},
-                    plan.kernel);
+  if (const auto* const config = std::get_if<TinygemmConfig>(&plan.kernel))
+    return KernelOf<TinygemmConfig>::launch(linear, *config, nullptr, stream);
+  return is_generic(plan.kernel) ? cudaErrorNotSupported : unpack_and_multiply(linear, device, allocate, stream);
 }
 
 }  // namespace aoext::cuda

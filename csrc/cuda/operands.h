@@ -6,6 +6,7 @@
 #include "common/checks.h"
 #include "common/dispatcher.h"
 #include "common/explain.h"
+#include "common/operands.h"
 #include "cuda/device.h"
 #include "cuda/kernels/sizes.h"
 #include "cuda/plan.h"
@@ -17,6 +18,11 @@ inline bool are_aligned(std::initializer_list<const Tensor*> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* t) { return is_aligned(t->const_data_ptr()); });
 }
 
+// What plans ask of a weight, which stays where it is: its values and, where it has zero points, these and its scales.
+inline bool is_aligned(const Weight& w) {
+  return are_aligned({&w.values}) && (w.zero_point == nullptr || are_aligned({&w.scale, w.zero_point}));
+}
+
 // The tensor itself, contiguous and at a multiple of 16 bytes, or a copy that is: views may start anywhere.
 inline Tensor aligned(const Tensor& t) {
   const Tensor dense = aten::contiguous(t);
@@ -25,6 +31,10 @@ inline Tensor aligned(const Tensor& t) {
   aten::copy_(copy, dense);
   return copy;
 }
+
+inline Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_type() == dtype ? t : aten::to(t, dtype); }
+
+inline OptionalTensor dense(const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); }
 
 inline void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr() : nullptr; }
 
@@ -35,10 +45,18 @@ inline OptionalTensor workspace(size_t bytes, const Tensor& like) {
   return aten::empty({static_cast<int64_t>(bytes)}, ScalarType::Byte, like);
 }
 
-// For aoext.explain: of an operator with one kernel, which has its name.
-inline Explanation explain_one_pass(const Call& call) {
-  const bool serves = takes_one_pass(call.problem.K, device_of(call.tensor(0)));
-  return serves ? explain_kernel(call.op.c_str()) : generic_explanation();
+// Launches the kernel of a plan that is not generic.
+template <class Kernels, class Problem>
+void launch_planned(const char* op, const Kernels& kernel, const Problem& p, const Tensor& y, cudaStream_t stream) {
+  const OptionalTensor space = workspace(workspace_bytes(kernel, p), y);
+  check(launch_kernel(kernel, p, data_of(space), stream), op);
+}
+
+// The weight among a call's tensors, for aoext.explain: its scales and, of int4, its zero points stand at `scale` and behind.
+inline bool is_weight_aligned(const Call& call, size_t scale) {
+  const bool zeros = call.problem.has_zero_point;
+  const Tensor& values = call.tensor(1);
+  return is_aligned(Weight{values, zeros ? call.tensor(scale) : values, zeros ? &call.tensor(scale + 1) : nullptr});
 }
 
 }  // namespace aoext::cuda

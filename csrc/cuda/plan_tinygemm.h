@@ -5,10 +5,8 @@
 
 namespace aoext::cuda {
 
-// TinygemmConfig for few rows of x: from the packed layout (kernels/tinygemm_mm.cuh). Generic below compute capability 8.0 and
-// from K = 2^31 on.
 struct TinygemmPlan {
-  TinygemmKernel kernel = Generic{};
+  TinygemmKernels kernel = Generic{};
 
   bool operator==(const TinygemmPlan&) const = default;
 };
@@ -20,6 +18,9 @@ TinygemmPlan plan_tinygemm(const LinearProblem& p, const Device& device);
 
 inline std::string text(const TinygemmPlan& plan) { return text(plan.kernel); }
 
-Explanation explain(const TinygemmPlan& plan);  // for aoext.explain
+inline std::string instance(const TinygemmPlan& plan, const LinearProblem& p) {
+  return instance(plan.kernel, tinygemm_linear(p));
+}
+inline Explanation explain(const TinygemmPlan& plan, const LinearProblem& /*p*/) { return explain(plan.kernel); }
 
 }  // namespace aoext::cuda

@@ -1,138 +1,37 @@
 // What GPUs tell of their plans (generic/plans.h), and what a plan is chosen among.
+#include "cuda/plans.h"
+
 #include <algorithm>
-#include <map>
 #include <type_traits>
 
+#include "common/by_name.h"
 #include "common/dispatcher.h"
 #include "common/library.h"
 #include "cuda/fits.h"
-#include "cuda/forced.h"
 #include "cuda/gpus.h"
 #include "cuda/kernels/choice.h"
-#include "cuda/plan.h"
-#include "cuda/plan_blocks.h"
-#include "cuda/plan_grouped_int4.h"
-#include "cuda/plan_rowwise.h"
-#include "cuda/plan_scaled.h"
-#include "cuda/plan_tinygemm.h"
 #include "generic/plans.h"
 
 namespace aoext::cuda {
 namespace {
 
-std::string instance(const Int4Linear& p, const Int4Kernel& kernel) {
-  return std::visit(
-      Overloaded{[](const auto&) { return std::string(); }, [&](const RingConfig& c) { return int4_ring_instance(p, c); },
-                 [&](const DecodeConfig& c) { return int4_decode_instance(p, c); },
-                 [&](const BatchConfig& c) { return int4_batch_instance(p, c); },
-                 [&](const Int4WgmmaConfig& c) { return int4_wgmma_instance(p, c); },
-                 [&](const MmaConfig& c) { return int4_mma_instance(p, c); }},
-      kernel);
+// A line for the plan, and one for the instance of the kernel's template that it launches. Operands are taken to be aligned.
+std::string text_of(const Call& call, const Device& device) {
+  const LinearProblem& p = call.problem;
+  const auto begins = [&](const char* name) { return call.op.rfind(name, 0) == 0; };
+  const auto both = [&](const auto& plan) { return text(plan) + "\n" + instance(plan, p); };
+  if (begins("weight_only_linear") || begins("bf16")) return with_weight_only_plan(p, device, true, both);
+  if (begins("scaled_mm")) return with_scaled_plan(p, device, true, both);
+  if (begins("scaled_linear"))
+    return with_scaled_linear_plan(p, device, true, [](const auto& plan, const LinearProblem& product, bool quantizes) {
+      return text(plan) + " quantizes=" + std::to_string(quantizes) + "\n" + instance(plan, product);
+    });
+  if (begins("int8_mm")) return both(plan_rowwise(p, device, true));
+  if (begins("weight_int4pack_mm")) return both(plan_tinygemm(p, device));
+  throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + call.op);
 }
 
-std::string instance(const RowwiseLinear& p, const RowwiseKernel& kernel) {
-  return std::visit(Overloaded{[](const auto&) { return std::string(); },
-                               [&](const RowwiseDecodeConfig& c) { return rowwise_decode_instance(p, c); },
-                               [&](const RowwiseWgmmaConfig& c) { return rowwise_wgmma_instance(p, c); },
-                               [&](const WeightOnlyWgmmaConfig& c) { return weight_only_wgmma_instance(p, c); },
-                               [&](const RowwiseMmaConfig& c) { return rowwise_mma_instance(p, c); }},
-                    kernel);
-}
-
-// A line for the plan, and one for the instance of the kernel's template that it launches, empty where there is but one.
-std::string int4_text(const LinearProblem& p, const Device& device) {
-  const Int4Plan plan = plan_int4(p, device, true);
-  return text(plan) + "\n" + instance(int4_linear(p, plan.scale), plan.kernel);
-}
-
-std::string grouped_int4_text(const LinearProblem& p, const Device& device) {
-  const GroupedInt4Plan plan = plan_grouped_int4(p, device, true);
-  GroupedInt4Linear linear = grouped_int4_linear(p);
-  linear.scale_type = element(plan.scale);
-  const std::string name =
-      std::visit(Overloaded{[](const auto&) { return std::string(); },
-                            [&](const GroupedRingConfig& c) { return int4_grouped_ring_instance(linear, c); },
-                            [&](const GroupedWgmmaConfig& c) { return int4_grouped_wgmma_instance(linear, c); }},
-                 plan.kernel);
-  return text(plan) + "\n" + name;
-}
-
-std::string rowwise_text(const LinearProblem& p, const Device& device) {
-  const RowwisePlan plan = plan_rowwise(p, device, true);
-  return text(plan) + "\n" + instance(rowwise_linear(p, plan.K), plan.kernel);
-}
-
-std::string scaled_linear_text(const LinearProblem& p, const Device& device) {
-  const RowwisePlan plan = plan_scaled_linear(p, device, true);
-  LinearProblem product = p;
-  if (!plan.quantizes) product.input = storage(p.code);
-  RowwiseLinear linear = rowwise_linear(product, plan.K);
-  linear.quantizes = plan.quantizes;
-  return text(plan) + "\n" + instance(linear, plan.kernel);
-}
-
-// Of one scale a row, whose kernels are those of row-wise weights.
-std::string blocks_text(const LinearProblem& p, const Device& device) {
-  if (is_rowwise(p)) return rowwise_text(p, device);
-  const BlocksPlan plan = plan_blocks(p, device, true);
-  const BlockLinear linear = block_linear(p);
-  const std::string name = std::visit(Overloaded{[](const auto&) { return std::string(); },
-                                                 [&](const BlocksDecodeConfig& c) { return blocks_decode_instance(linear, c); },
-                                                 [&](const Fp4DecodeConfig& c) { return fp4_decode_instance(linear, c); },
-                                                 [&](const BlocksWgmmaConfig& c) { return blocks_wgmma_instance(linear, c); },
-                                                 [&](const BlocksMmaConfig& c) { return blocks_mma_instance(linear, c); }},
-                                      plan.kernel);
-  return text(plan.kernel) + "\n" + name;
-}
-
-std::string scaled_text(const LinearProblem& p, const Device& device) {
-  const ScaledPlan plan = plan_scaled(p, device, true);
-  const auto* const config = std::get_if<ScaledWgmmaConfig>(&plan.kernel);
-  if (const auto weight_only_plan = weight_only(plan))
-    return text(plan) + "\n" + instance(int4_linear(p, plan.scale), weight_only_plan->kernel);
-  return text(plan) + "\n" + (config == nullptr ? "" : scaled_wgmma_instance(scaled_linear(p, plan.scale), *config));
-}
-
-// As scaled_mm_int4 of codes of int8, or of float8, for which the choice is the same where a kernel quantises.
-std::string scaled_linear_int4_text(const LinearProblem& p, const Device& device) {
-  LinearProblem product = p;
-  product.input = ScalarType::Char;
-  const ScaledPlan plan = plan_scaled(product, device, true);
-  return text(plan) + " quantizes=" + std::to_string(quantizes(plan)) + "\n";
-}
-
-std::string tinygemm_text(const LinearProblem& p, const Device& device) {
-  const TinygemmPlan plan = plan_tinygemm(p, device);
-  const auto* const config = std::get_if<TinygemmConfig>(&plan.kernel);
-  return text(plan) + "\n" + (config == nullptr ? "" : tinygemm_mm_instance(tinygemm_linear(p), *config));
-}
-
-using PlanText = std::string(const LinearProblem&, const Device&);
-
-PlanText* plan_of(const std::string& op) {
-  static const std::map<std::string, PlanText*> plans = {
-      {"bf16i4bf16_rowwise", int4_text},
-      {"bf16i4bf16_rowwise_bias", int4_text},
-      {"bf16i4bf16_rowwise_grouped", grouped_int4_text},
-      {"weight_int4pack_mm", tinygemm_text},
-      {"int8_mm", rowwise_text},
-      {"scaled_mm_rowwise", rowwise_text},
-      {"bf16i8bf16_rowwise", rowwise_text},
-      {"bf16f8bf16_rowwise", rowwise_text},
-      {"scaled_linear_rowwise", scaled_linear_text},
-      {"bf16i8bf16_blockwise", blocks_text},
-      {"bf16f8bf16_blockwise", blocks_text},
-      {"bf16lut4bf16_blockwise", blocks_text},
-      {"scaled_mm_blockwise", scaled_text},
-      {"scaled_mm_int4", scaled_text},
-      {"scaled_linear_int4", scaled_linear_int4_text},
-  };
-  const auto found = plans.find(op);
-  if (found == plans.end()) throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + op);
-  return found->second;
-}
-
-std::string plan(const std::string& gpu, const Call& call) { return plan_of(call.op)(call.problem, device_named(gpu)); }
+std::string plan(const std::string& gpu, const Call& call) { return text_of(call, device_named(gpu)); }
 
 std::vector<std::string> gpu_names() {
   std::vector<std::string> names;
@@ -142,14 +41,11 @@ std::vector<std::string> gpu_names() {
 
 std::vector<Forceable> forceable_kernels() {
   std::vector<Forceable> all;
-  const auto add = [&]<class Config>(const Config&) {
-    Forceable kernel{Fields<Config>::kKernel, {}};
-    for (const Field<Config>& field : Fields<Config>::kAll) kernel.fields.emplace_back(field.name);
+  for_each_kernel([&]<class Config>(const Config&) {
+    Forceable kernel{KernelOf<Config>::kName, {}};
+    for (const Field<Config>& field : KernelOf<Config>::kFields) kernel.fields.emplace_back(field.name);
     all.push_back(kernel);
-  };
-  const auto each = [&]<class... Configs>(const std::variant<Configs...>&) { (add(Configs{}), ...); };
-  each(Int4Kernel()), each(GroupedInt4Kernel()), each(RowwiseKernel()), each(BlocksKernel()), each(ScaledKernel()),
-      each(TinygemmKernel());
+  });
   return all;
 }
 
@@ -188,7 +84,7 @@ Tensor considered_configs(const std::string& gpu, const std::string& op, const s
   std::vector<double> rows;
   considered = &rows;
   try {
-    plan_of(op)(check_by_name(op, {tensors, numbers, dtype}), device);
+    text_of({op, tensors, check_by_name(op, {tensors, numbers, dtype})}, device);
   } catch (...) {
     considered = nullptr;
     throw;
@@ -199,13 +95,11 @@ Tensor considered_configs(const std::string& gpu, const std::string& op, const s
   return result;
 }
 
-// Of all kernels that have more than one.
+// A line each (kernels/instances.h).
 std::string kernel_instances() {
-  return int4_ring_instances() + int4_decode_instances() + int4_batch_instances() + int4_wgmma_instances() +
-         int4_grouped_ring_instances() + int4_grouped_wgmma_instances() + int4_mma_instances() + rowwise_decode_instances() +
-         rowwise_wgmma_instances() + weight_only_wgmma_instances() + rowwise_mma_instances() + blocks_decode_instances() +
-         fp4_decode_instances() + blocks_wgmma_instances() + blocks_mma_instances() + scaled_wgmma_instances() +
-         tinygemm_mm_instances();
+  std::string all;
+  for_each_kernel([&]<class Config>(const Config&) { all += KernelOf<Config>::instances(); });
+  return all;
 }
 
 const bool added = add_plans({gpu_names, plan, forceable_kernels});

@@ -18,24 +18,24 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
-Family family_of(int capability) {
-  if (capability < 80) return Family::none;
+Features features_of(int capability) {
   const char* const forced = std::getenv("AOEXT_CUDA_FAMILY");
   const std::string wanted = forced == nullptr ? "" : forced;
   if (!wanted.empty() && wanted != "sm80" && wanted != "sm90")
     throw std::runtime_error("aoext: AOEXT_CUDA_FAMILY must be sm80 or sm90, got " + wanted);
-  // Kernels for sm_90a run on compute capability 9.0 and nowhere else.
-  return capability == 90 && wanted != "sm80" ? Family::sm90 : Family::sm80;
+  const bool newer = capability >= 90 && wanted != "sm80";
+  return {.wgmma = newer && capability == 90, .clusters = newer, .overlap = newer};
 }
 
 // What follows from the capability.
 void set_capability(Device& device, int capability) {
   device.capability = capability;
   device.float8_units = capability == 89 || capability >= 120;
-  device.family = family_of(capability);
+  device.has_kernels = capability >= 80;
+  if (device.has_kernels) device.features = features_of(capability);
 }
 
-// Of a GPU that gpus.h does not know: by its clocks, which may read 0 on some, and by its size then.
+// Numbers of a GPU that gpus.h does not know: by its clocks, which may read 0 on some, and by its size then.
 void estimate(Device& device, int index) {
   constexpr double kDoubleDataRate = 2, kLeast = 5000;  // bytes a microsecond and multiprocessor: that of an L40S is 6000
   const double clock = attribute(cudaDevAttrMemoryClockRate, index), bits = attribute(cudaDevAttrGlobalMemoryBusWidth, index);
@@ -63,7 +63,6 @@ Device ask(int index) {
   // PyTorch for ROCm calls its GPUs "cuda" too, and there is no driver of NVIDIA's beside it: no kernel of ours serves those.
   if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice) {
     cudaGetLastError();
-    device.family = Family::none;
     return device;
   }
   check(error, "cudaGetDeviceProperties");

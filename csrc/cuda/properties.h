@@ -10,7 +10,16 @@ namespace aoext::cuda {
 
 struct Fits;  // cuda/fits.h
 
-enum class Family { none, sm80, sm90 };  // whose kernels a device runs: from compute capability 8.0, exactly 9.0
+// What a device has beyond compute capability 8.0, as far as kernels ask for it.
+struct Features {
+  bool wgmma = false;     // code for sm_90a: compute capability 9.0 and nowhere else
+  bool clusters = false;  // of blocks that read each other's shared memory: from 9.0 on
+  bool overlap = false;   // a kernel may start while the stream's last one ends (kernels/launch.h): from 9.0 on
+
+  constexpr bool cover(const Features& needs) const {
+    return wgmma >= needs.wgmma && clusters >= needs.clusters && overlap >= needs.overlap;
+  }
+};
 
 struct Peaks {
   double bf16, fp8, int8;  // 10^12 operations a second, dense
@@ -27,9 +36,8 @@ struct Device {
   Peaks peaks;
   bool float8_units;  // mma.sync multiplies float8 faster than fp16
   const Fits* fits;   // the constants of its kernels' models of time
-  Family family;      // AOEXT_CUDA_FAMILY=sm80 has newer devices run the kernels of older ones
-
-  bool is_hopper() const { return family == Family::sm90; }
+  bool has_kernels;   // runs those of this folder: from compute capability 8.0 on
+  Features features;  // AOEXT_CUDA_FAMILY=sm80 has newer devices do without
 };
 
 // Asked once per device.

@@ -12,7 +12,7 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
   const LinearProblem p = check_weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   const Device& device = device_of(input);
   const TinygemmPlan plan = plan_tinygemm(p, device);
-  if (std::holds_alternative<Generic>(plan.kernel)) return generic::weight_int4pack_mm(input, weight, group_size, scale_and_zero);
+  if (is_generic(plan.kernel)) return generic::weight_int4pack_mm(input, weight, group_size, scale_and_zero);
   const Launch launch(input);
   const Tensor y = aten::empty({p.M, p.N}, p.output, input);
   if (p.M == 0 || p.N == 0) return y;
@@ -31,7 +31,9 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
   return y;
 }
 
-Explanation explain_product(const Call& call) { return explain(plan_tinygemm(call.problem, device_of(call.tensor(0)))); }
+Explanation explain_product(const Call& call) {
+  return explain(plan_tinygemm(call.problem, device_of(call.tensor(0))), call.problem);
+}
 
 }  // namespace
 

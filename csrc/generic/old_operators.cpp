@@ -235,9 +235,6 @@ Explanation explain(const Call& call) {
 namespace cpu {
 AOEXT_ROUTES(CPU)
 }
-namespace cuda {
-AOEXT_ROUTES(CUDA)
-}
 namespace xpu {
 AOEXT_ROUTES(XPU)
 }

@@ -70,7 +70,7 @@ Status run_cuda(const char* symbol, const Problem& problem, void* y, const Host&
     p.M = problem.M, p.N = problem.N, p.K = problem.K, p.group_size = problem.group_size;
     p.inner_k_tiles = problem.inner_k_tiles;
     const cuda::TinygemmPlan plan = cuda::plan_tinygemm(p, device);
-    if (std::holds_alternative<cuda::Generic>(plan.kernel))
+    if (cuda::is_generic(plan.kernel))
       throw Failed(Failure::unsupported, "needs a GPU of compute capability 8.0 or newer, and K < 2^31");
     if (!cuda::is_aligned(y)) throw Failed(Failure::unsupported, "the result must start at a multiple of 16 bytes");
     void* const stream = host.stream(problem.device_index);

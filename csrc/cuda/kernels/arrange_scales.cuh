@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kArrangeThreads)
   start_next_kernel();
   __shared__ alignas(16) T tile[kArrangeGroups][kArrangeRows + 8];
   const int64_t n0 = int64_t{blockIdx.x} * kArrangeRows, g0 = int64_t{blockIdx.y} * kArrangeGroups;
-  // Of a thread's scale i: its row and granule in the tile.
+  // The row and granule of a thread's scale i in the tile.
   const auto row_of = [](int i) { return kPieces ? threadIdx.x % kArrangeRows : threadIdx.x / kArrangeGroups + i * kStep; };
   const auto group_of = [](int i) { return kPieces ? threadIdx.x / kArrangeRows * kEach + i : threadIdx.x % kArrangeGroups; };
   const auto inside = [&](int i) { return n0 + row_of(i) < p.N && (g0 + group_of(i)) * kGranule < p.K; };

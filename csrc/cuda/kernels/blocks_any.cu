@@ -30,7 +30,7 @@ struct Operands : product_any::ByteOperands<BlockLinear, W == Element::lut4 ? 2 
 #pragma unroll
     for (int j = 0; j < kRun; ++j) v[j] = to_float(raw_x(m, k + j));
   }
-  // Of code j of a byte.
+  // The value of code j of a byte.
   __device__ __forceinline__ float value_of(uint8_t raw, int j) const {
     if constexpr (kTable)
       return p.table[raw >> 4 * j & 15];
@@ -75,37 +75,37 @@ struct Operands : product_any::ByteOperands<BlockLinear, W == Element::lut4 ? 2 
 
 template <class X, Element W>
 __global__ void __launch_bounds__(kTileThreads, 2) blocks_any_tile(const __grid_constant__ BlockLinear p) {
-  product_any::walk_tile(Operands<X, W>(p));
+  product_any::compute_tile(Operands<X, W>(p));
 }
 
 template <class X, Element W>
 __global__ void __launch_bounds__(kRowsThreads) blocks_any_rows(const __grid_constant__ BlockLinear p) {
-  product_any::walk_rows(Operands<X, W>(p));
+  product_any::compute_rows(Operands<X, W>(p));
 }
 
 template <class X, Element W>
-cudaError_t launch(const BlockLinear& p, cudaStream_t stream) {
+cudaError_t launch_typed(const BlockLinear& p, cudaStream_t stream) {
   using O = Operands<X, W>;
   return product_any::launch<O>(blocks_any_tile<X, W>, blocks_any_rows<X, W>, O::kBlockM, p, stream);
 }
 
 template <class X>
-cudaError_t launch(const BlockLinear& p, cudaStream_t stream) {
+cudaError_t launch_typed(const BlockLinear& p, cudaStream_t stream) {
   switch (p.weight_type) {
-    case Element::lut4: return launch<X, Element::lut4>(p, stream);
-    case Element::int8: return launch<X, Element::int8>(p, stream);
-    case Element::e4m3: return launch<X, Element::e4m3>(p, stream);
-    default: return launch<X, Element::e5m2>(p, stream);
+    case Element::lut4: return launch_typed<X, Element::lut4>(p, stream);
+    case Element::int8: return launch_typed<X, Element::int8>(p, stream);
+    case Element::e4m3: return launch_typed<X, Element::e4m3>(p, stream);
+    default: return launch_typed<X, Element::e5m2>(p, stream);
   }
 }
 
 }  // namespace
 
-cudaError_t launch_blocks_any(const BlockLinear& p, cudaStream_t stream) {
+cudaError_t KernelOf<BlocksAny>::launch(const BlockLinear& p, const BlocksAny&, void* /*workspace*/, cudaStream_t stream) {
   switch (p.type) {
-    case Element::bf16: return launch<__nv_bfloat16>(p, stream);
-    case Element::fp16: return launch<__half>(p, stream);
-    default: return launch<float>(p, stream);
+    case Element::bf16: return launch_typed<__nv_bfloat16>(p, stream);
+    case Element::fp16: return launch_typed<__half>(p, stream);
+    default: return launch_typed<float>(p, stream);
   }
 }
 

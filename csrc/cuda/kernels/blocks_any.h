@@ -1,13 +1,20 @@
 // Products of blocks.h of any shape, type, block and alignment.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "cuda/kernels/blocks.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
-// K is below 2³¹.
-cudaError_t launch_blocks_any(const BlockLinear& p, cudaStream_t stream);
+struct BlocksAny {
+  bool operator==(const BlocksAny&) const = default;
+};
+
+template <>
+struct KernelOf<BlocksAny> : AnyKernel<BlocksAny, BlockLinear> {
+  static constexpr const char* kName = "blocks_any";
+  // K is below 2³¹.
+  static cudaError_t launch(const BlockLinear& p, const BlocksAny& c, void* workspace, cudaStream_t stream);
+};
 
 }  // namespace aoext::cuda

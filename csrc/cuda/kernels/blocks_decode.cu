@@ -3,7 +3,7 @@
 
 #include "cuda/kernels/blocks_decode.cuh"
 #include "cuda/kernels/instances.h"
-#include "cuda/kernels/rowwise_decode_cuts.h"
+#include "cuda/kernels/rowwise_decode_choice.h"
 
 namespace aoext::cuda {
 namespace rowwise_decode {
@@ -108,7 +108,7 @@ BlockParams params_of(const BlockLinear& p) {
 
 }  // namespace
 
-bool blocks_decode_takes(const BlockLinear& p) {
+bool KernelOf<BlocksDecodeConfig>::takes(const BlockLinear& p) {
   const bool blocks = p.block_k >= p.K || (p.block_k % 16 == 0 && p.K / 16 * (p.block_k / 16) < int64_t{1} << 31);
   const int64_t scales = ceil_div(p.N, p.block_n) * scale_columns(p) * 4;
   return (p.type == Element::bf16 || p.type == Element::fp16) && blocks && is_aligned(p.x) && is_aligned(p.weight) && p.M <= 16 &&
@@ -117,30 +117,31 @@ bool blocks_decode_takes(const BlockLinear& p) {
 
 bool blocks_decode_is_exact(const BlockLinear& p) { return !rowwise_decode::is_table(p) && rowwise_decode::granule(p) == 64; }
 
-BlocksDecodeConfig choose_blocks_decode(const BlockLinear& p, const Device& device) {
+Choice<BlocksDecodeConfig> KernelOf<BlocksDecodeConfig>::choose(const BlockLinear& p, const Device& device) {
   constexpr int kMostCluster = 2;  // larger ones never were the fastest
-  return {rowwise_decode::choose_cut(params_of(p), device, kMostCluster)};
+  return rowwise_decode::choose_cut(params_of(p), device, kMostCluster).as<BlocksDecodeConfig>();
 }
 
-bool blocks_decode_fits(const BlockLinear& p, const BlocksDecodeConfig& c) {
+bool KernelOf<BlocksDecodeConfig>::fits(const BlockLinear& p, const BlocksDecodeConfig& c) {
   rowwise_decode::Launch<BlockParams> l;
   return kernel_of(p, c) && rowwise_decode::lay_out(params_of(p), c, l);
 }
 
-cudaError_t launch_blocks_decode(const BlockLinear& p, const BlocksDecodeConfig& c, cudaStream_t stream) {
-  if (!blocks_decode_takes(p)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<BlocksDecodeConfig>::launch(const BlockLinear& p, const BlocksDecodeConfig& c, void* /*workspace*/,
+                                                 cudaStream_t stream) {
+  if (!takes(p)) return cudaErrorInvalidValue;
   const Kernel kernel = kernel_of(p, c);
   rowwise_decode::Launch<BlockParams> l;
   if (!kernel || !rowwise_decode::lay_out(params_of(p), c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
-std::string blocks_decode_instances() {
-  return instances_text("blocks_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<BlocksDecodeConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string blocks_decode_instance(const BlockLinear& p, const BlocksDecodeConfig& c) {
-  return instance_text("blocks_decode", kKeyNames, key_of(p, c));
+std::string KernelOf<BlocksDecodeConfig>::instance(const BlockLinear& p, const BlocksDecodeConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

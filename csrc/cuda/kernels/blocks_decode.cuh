@@ -35,7 +35,7 @@ struct BlockParams : BlockLinear {
   uint32_t mask, shift, subnormal;
 };
 
-// Of a power of two exactly.
+// Exact for a power of two.
 __device__ __forceinline__ float reciprocal(float v) {
   float r;
   asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(v));
@@ -105,7 +105,7 @@ struct BlocksOf {
     return global_scale(p);
   }
 
-  // Of both rows.
+  // The sums of both rows.
   struct OfHalf {
     float sum[2];
     uint32_t weights[2][kLaneScales];  // pairs
@@ -131,7 +131,7 @@ struct BlocksOf {
       begin[1] = static_cast<uint32_t>(next) / size * p.scale_row_bytes + misaligned(p);
     }
 
-    // Of k, which may lie behind K: in bytes from its row's first scale.
+    // Where the scale of k lies, which may be behind K: in bytes from its row's first scale.
     __device__ static __forceinline__ uint32_t offset_of(const BlockParams& p, uint32_t k) {
       return __umulhi(min(k, p.last_k) / 8, p.block_magic) * p.scale_bytes;
     }

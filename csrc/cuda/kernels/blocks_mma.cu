@@ -64,7 +64,7 @@ Workspace lay_out(const BlockLinear& p, const BlocksMmaConfig& c, void* workspac
 }
 
 template <class Kind, class T>
-cudaError_t launch(const BlockLinear& p, const BlocksMmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_typed(const BlockLinear& p, const BlocksMmaConfig& c, void* workspace, cudaStream_t stream) {
   constexpr int kBytes = T::kStages * T::template kStageBytes<Kind>;
   const Workspace w = lay_out(p, c, workspace);
   const cudaError_t arranged = arrange<typename Kind::Value, kScaleK>(p, w.arranged, Overlap::never, stream);
@@ -109,20 +109,20 @@ Key key_of(const BlockLinear& p, const BlocksMmaConfig& c) { return {int(p.type)
 
 }  // namespace
 
-bool blocks_mma_takes(const BlockLinear& p) {
+bool KernelOf<BlocksMmaConfig>::takes(const BlockLinear& p) {
   const bool codes = is_8bit(p.weight_type) || is_table(p), blocks = p.block_k >= p.K || p.block_k % kScaleK == 0;
   return (p.type == Element::bf16 || p.type == Element::fp16) && p.output == p.type && codes && blocks &&
          row_bytes(p) % 16 == 0 && p.K % kScaleK == 0 && std::max({p.M, p.N, p.K}) <= kMost &&
          tiles(p, {32, 32, 1}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-BlocksMmaConfig choose_blocks_mma(const BlockLinear& p, const Device& device) {
+Choice<BlocksMmaConfig> KernelOf<BlocksMmaConfig>::choose(const BlockLinear& p, const Device& device) {
   const RowwiseMmaFit& fit = fits_of(device).rowwise_mma;
   const int sms = device.multiprocessors;
   Choice<BlocksMmaConfig> best;
   for (const MmaFit::Tile& cost : fit.tiles) {
     BlocksMmaConfig c{cost.block_n, cost.block_m, 1};
-    if (cost.x != Element::bf16 || !blocks_mma_fits(p, c)) continue;
+    if (cost.x != Element::bf16 || !fits(p, c)) continue;
     const int64_t unsplit = tiles(p, c);
     const bool splits_k = cost.block_n > 32 && unsplit <= 2 * sms;
     const int most = splits_k ? static_cast<int>(std::clamp<int64_t>(p.K / kMinK, 1, kMaxSplits)) : 1;
@@ -133,10 +133,10 @@ BlocksMmaConfig choose_blocks_mma(const BlockLinear& p, const Device& device) {
       best.consider(c, us);
     }
   }
-  return best.config;
+  return best;
 }
 
-bool blocks_mma_fits(const BlockLinear& p, const BlocksMmaConfig& c) {
+bool KernelOf<BlocksMmaConfig>::fits(const BlockLinear& p, const BlocksMmaConfig& c) {
   if (c.splits < 1 || c.splits > kMaxSplits) return false;
   bool found = false;
   for_each_instance([&, key = key_of(p, c)](const Key& k, auto, auto tile) {
@@ -145,23 +145,26 @@ bool blocks_mma_fits(const BlockLinear& p, const BlocksMmaConfig& c) {
   return found;
 }
 
-size_t blocks_mma_workspace(const BlockLinear& p, const BlocksMmaConfig& c) { return lay_out(p, c, nullptr).bytes; }
+size_t KernelOf<BlocksMmaConfig>::workspace(const BlockLinear& p, const BlocksMmaConfig& c) {
+  return lay_out(p, c, nullptr).bytes;
+}
 
-cudaError_t launch_blocks_mma(const BlockLinear& p, const BlocksMmaConfig& c, void* workspace, cudaStream_t stream) {
-  if (!blocks_mma_fits(p, c)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<BlocksMmaConfig>::launch(const BlockLinear& p, const BlocksMmaConfig& c, void* workspace,
+                                              cudaStream_t stream) {
+  if (!fits(p, c)) return cudaErrorInvalidValue;
   cudaError_t error = cudaErrorInvalidValue;
   for_each_instance([&, key = key_of(p, c)](const Key& k, auto kind, auto tile) {
-    if (k == key) error = launch<decltype(kind), decltype(tile)>(p, c, workspace, stream);
+    if (k == key) error = launch_typed<decltype(kind), decltype(tile)>(p, c, workspace, stream);
   });
   return error;
 }
 
-std::string blocks_mma_instances() {
-  return instances_text("blocks_mma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<BlocksMmaConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string blocks_mma_instance(const BlockLinear& p, const BlocksMmaConfig& c) {
-  return instance_text("blocks_mma", kKeyNames, key_of(p, c));
+std::string KernelOf<BlocksMmaConfig>::instance(const BlockLinear& p, const BlocksMmaConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

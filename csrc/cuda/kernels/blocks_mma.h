@@ -2,13 +2,8 @@
 // computes of weights whose scales an earlier kernel lays out (arrange_scales.cuh).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <cstddef>
-#include <string>
-
 #include "cuda/kernels/blocks.h"
-#include "cuda/properties.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
@@ -19,17 +14,20 @@ struct BlocksMmaConfig {
   bool operator==(const BlocksMmaConfig&) const = default;
 };
 
-// x and y of bf16 or fp16, rows of w of whole 16 bytes, block_k a multiple of 16 or all of K; M, N and K are 2^30 at most; x and
-// weight start at 16-byte boundaries.
-bool blocks_mma_takes(const BlockLinear& p);
-BlocksMmaConfig choose_blocks_mma(const BlockLinear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool blocks_mma_fits(const BlockLinear& p, const BlocksMmaConfig& config);
-size_t blocks_mma_workspace(const BlockLinear& p, const BlocksMmaConfig& config);  // bytes
-cudaError_t launch_blocks_mma(const BlockLinear& p, const BlocksMmaConfig& config, void* workspace, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string blocks_mma_instances();
-std::string blocks_mma_instance(const BlockLinear& p, const BlocksMmaConfig& c);
+template <>
+struct KernelOf<BlocksMmaConfig> : KernelTraits<BlocksMmaConfig, BlockLinear> {
+  static constexpr const char* kName = "blocks_mma";
+  static constexpr auto kFields = std::to_array<Field<BlocksMmaConfig>>(
+      {{"block_n", &BlocksMmaConfig::block_n}, {"block_m", &BlocksMmaConfig::block_m}, {"splits", &BlocksMmaConfig::splits}});
+  // x and y of bf16 or fp16, rows of w of whole 16 bytes, block_k a multiple of 16 or all of K; M, N and K are 2^30 at most; x
+  // and weight start at 16-byte boundaries.
+  static bool takes(const BlockLinear& p);
+  static Choice<BlocksMmaConfig> choose(const BlockLinear& p, const Device& device);
+  static bool fits(const BlockLinear& p, const BlocksMmaConfig& c);
+  static size_t workspace(const BlockLinear& p, const BlocksMmaConfig& c);
+  static cudaError_t launch(const BlockLinear& p, const BlocksMmaConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const BlockLinear& p, const BlocksMmaConfig& c);
+};
 
 }  // namespace aoext::cuda

@@ -19,6 +19,12 @@ struct Choice {
     if (time < microseconds) config = candidate, microseconds = time;
   }
 
+  // The same of another kernel that is cut the same way.
+  template <class Other>
+  Choice<Other> as() const {
+    return {Other{config}, microseconds};
+  }
+
  private:
   static void record(const Config& candidate, double time) {
     static_assert(sizeof(Config) % sizeof(int) == 0);

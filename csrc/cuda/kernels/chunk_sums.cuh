@@ -11,7 +11,7 @@ namespace aoext::cuda {
 template <Element kType>
 constexpr float kSumUnit = kType == Element::int8 ? 1.0f : 0x1p-9f;
 
-// Of four codes, exact.
+// The sum of four codes, exact.
 template <Element kType>
 __device__ __forceinline__ int sum_of_codes(uint32_t word) {
   if constexpr (kType == Element::int8) return __dp4a(static_cast<int>(word), 0x01010101, 0);
@@ -24,7 +24,7 @@ __device__ __forceinline__ int sum_of_codes(uint32_t word) {
   return sum;
 }
 
-// Of a chunk whose `lanes` neighbouring lanes of a warp, a power of two of them, have a part each.
+// The sum of a chunk whose `lanes` neighbouring lanes of a warp, a power of two of them, have a part each.
 __device__ __forceinline__ int sum_over_lanes(int sum, int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
   return sum;

@@ -16,7 +16,7 @@ struct LaneExperts {
   int first_tile[kCount + 1];
 };
 
-// Of all experts: where their rows end, and their tiles.
+// Where the rows of all experts end, and their tiles.
 struct AllExperts {
   int end, tiles;
 };

@@ -4,7 +4,7 @@
 #include "cuda/kernels/choice.h"
 #include "cuda/kernels/fp4_decode.cuh"
 #include "cuda/kernels/instances.h"
-#include "cuda/kernels/rowwise_decode_cuts.h"
+#include "cuda/kernels/rowwise_decode_choice.h"
 
 namespace aoext::cuda {
 namespace fp4_decode {
@@ -51,7 +51,7 @@ Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
 
 }  // namespace
 
-bool fp4_decode_takes(const BlockLinear& p) {
+bool KernelOf<Fp4DecodeConfig>::takes(const BlockLinear& p) {
   const bool scales = (p.block_k == fp4_decode::Exponents::kGroup && p.block_scale_type == Element::e8m0) ||
                       (p.block_k == fp4_decode::E4m3::kGroup && p.block_scale_type == Element::e4m3);
   return p.type == Element::bf16 && p.output == Element::bf16 && p.weight_type == Element::lut4 && p.block_n == 1 && scales &&
@@ -59,17 +59,17 @@ bool fp4_decode_takes(const BlockLinear& p) {
          p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
 }
 
-// By rowwise_decode's model, but that clusters meet in every turn, which counts here: turns have half as many k-tiles. Rings of
+// By rowwise_decode's model, but that clusters reduce in every turn, which counts here: turns have half as many k-tiles. Rings of
 // four stages, larger clusters and three blocks a multiprocessor never were the fastest (benchmarks/cuts/time_cuts.py).
-Fp4DecodeConfig choose_fp4_decode(const BlockLinear& p, const Device& device) {
+Choice<Fp4DecodeConfig> KernelOf<Fp4DecodeConfig>::choose(const BlockLinear& p, const Device& device) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kFewestWarps = 4;
   const Fp4Linear linear{p};
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
-  const bool hopper = device.is_hopper();
+  const Features features = device.features;
   const int sm_warps = p.M > 8 ? 16 : 20;  // that have registers
   Choice<Fp4DecodeConfig> best;
-  Fp4DecodeConfig c{{2, 1, 1, 1, 1, shared_memory, kAhead, hopper}};
-  for (c.cluster = 1; c.cluster <= (hopper ? 2 : 1); ++c.cluster)
+  Fp4DecodeConfig c{{2, 1, 1, 1, 1, shared_memory, kAhead, features.overlap}};
+  for (c.cluster = 1; c.cluster <= (features.clusters ? 2 : 1); ++c.cluster)
     for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
       for (c.k_splits = 1; c.tiles * c.k_splits <= 16; ++c.k_splits)
         for (int resident = 1; resident <= 2 && resident * c.tiles * c.k_splits <= sm_warps; ++resident) {
@@ -81,31 +81,32 @@ Fp4DecodeConfig choose_fp4_decode(const BlockLinear& p, const Device& device) {
           if (!rowwise_decode::lay_out(linear, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024)
             continue;
           const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
-          const double meetings = c.cluster > 1 ? fits_of(device).rowwise_decode.cluster * (l.turns - 1) : 0;
-          best.consider(c, rowwise_decode::model_time(linear, c, l, device, at_once) + meetings);
+          const double reductions = c.cluster > 1 ? fits_of(device).rowwise_decode.cluster * (l.turns - 1) : 0;
+          best.consider(c, rowwise_decode::model_time(linear, c, l, device, at_once) + reductions);
         }
-  return best.config;
+  return best;
 }
 
-bool fp4_decode_fits(const BlockLinear& p, const Fp4DecodeConfig& c) {
+bool KernelOf<Fp4DecodeConfig>::fits(const BlockLinear& p, const Fp4DecodeConfig& c) {
   rowwise_decode::Launch<Fp4Linear> l;
   return kernel_of(p, c) && rowwise_decode::lay_out(Fp4Linear{p}, c, l);
 }
 
-cudaError_t launch_fp4_decode(const BlockLinear& p, const Fp4DecodeConfig& c, cudaStream_t stream) {
-  if (!fp4_decode_takes(p)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<Fp4DecodeConfig>::launch(const BlockLinear& p, const Fp4DecodeConfig& c, void* /*workspace*/,
+                                              cudaStream_t stream) {
+  if (!takes(p)) return cudaErrorInvalidValue;
   const Kernel kernel = kernel_of(p, c);
   rowwise_decode::Launch<Fp4Linear> l;
   if (!kernel || !rowwise_decode::lay_out(Fp4Linear{p}, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
-std::string fp4_decode_instances() {
-  return instances_text("fp4_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<Fp4DecodeConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string fp4_decode_instance(const BlockLinear& p, const Fp4DecodeConfig& c) {
-  return instance_text("fp4_decode", kKeyNames, key_of(p, c));
+std::string KernelOf<Fp4DecodeConfig>::instance(const BlockLinear& p, const Fp4DecodeConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -7,7 +7,7 @@
 #include <string>
 #include <type_traits>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 
 namespace aoext::cuda {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 #include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
@@ -25,13 +25,13 @@ struct Int4Linear {
   Element code;
   bool quantizes;
   const float* row_scale;  // [M], or null; all but int4_any know it
-};
-
-// A product for each expert: weight [experts, N, K/2], scale and zero_point [experts, K/group_size, N], bias [experts, N]; M
-// counts the rows of all. Those of expert e end before row ends[e]; y is zero behind the last.
-struct GroupedInt4Linear : Int4Linear {
+  // A product for each expert has these, others null and 0: weight, scale, zero_point and bias have a first dimension [experts]
+  // more, and M counts the rows of all. The rows of expert e end before row ends[e]; y is zero behind the last.
   const int32_t* ends;  // [experts], in device memory
   int64_t experts;
 };
+
+// Whether the kernels for few rows of x can count the bytes of scales, and of their rows of w, in 32 bits.
+inline bool few_rows_counts(const Int4Linear& p) { return p.N < int64_t{1} << 29 && p.K < int64_t{1} << 25; }
 
 }  // namespace aoext::cuda

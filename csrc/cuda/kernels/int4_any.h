@@ -1,13 +1,21 @@
-// Weight-only int4 of any shape, group, type and alignment.
+// Weight-only int4 of any shape, group, type and alignment, of experts or not.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "cuda/kernels/int4.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
-// K is even and below 2³¹.
-cudaError_t launch_int4_any(const Int4Linear& p, cudaStream_t stream);
+struct Int4Any {
+  bool operator==(const Int4Any&) const = default;
+};
+
+template <>
+struct KernelOf<Int4Any> : AnyKernel<Int4Any, Int4Linear> {
+  static constexpr const char* kName = "int4_any";
+  static constexpr bool serves(int64_t /*experts*/) { return true; }
+  // K is even and below 2³¹.
+  static cudaError_t launch(const Int4Linear& p, const Int4Any& c, void* workspace, cudaStream_t stream);
+};
 
 }  // namespace aoext::cuda

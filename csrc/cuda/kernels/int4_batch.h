@@ -1,11 +1,8 @@
 // int4 products for a batch of rows of x by wgmma: kernels/sm90a/int4_batch.cuh.
 #pragma once
 
-#include <string>
-
-#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
-#include "cuda/properties.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
@@ -21,16 +18,23 @@ struct BatchConfig {
   bool operator==(const BatchConfig&) const = default;
 };
 
-// Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
-bool int4_batch_takes(const Int4Linear& p);
-Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool int4_batch_fits(const Int4Linear& p, const BatchConfig& config);
-size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& config);  // bytes
-cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& config, void* workspace, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string int4_batch_instances();
-std::string int4_batch_instance(const Int4Linear& p, const BatchConfig& c);
+template <>
+struct KernelOf<BatchConfig> : KernelTraits<BatchConfig, Int4Linear> {
+  static constexpr const char* kName = "int4_batch";
+  static constexpr auto kFields = std::to_array<Field<BatchConfig>>({{"block_m", &BatchConfig::block_m},
+                                                                     {"k_splits", &BatchConfig::k_splits},
+                                                                     {"cluster", &BatchConfig::cluster},
+                                                                     {"blocks", &BatchConfig::blocks},
+                                                                     {"shared_memory", &BatchConfig::shared_memory}});
+  static constexpr Features kNeeds{.wgmma = true};
+  // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
+  static bool takes(const Int4Linear& p);
+  static Choice<BatchConfig> choose(const Int4Linear& p, const Device& device);
+  static bool fits(const Int4Linear& p, const BatchConfig& c);
+  static size_t workspace(const Int4Linear& p, const BatchConfig& c);
+  static cudaError_t launch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const Int4Linear& p, const BatchConfig& c);
+};
 
 }  // namespace aoext::cuda

@@ -101,31 +101,33 @@ double model_time(const Int4Linear& p, const DecodeConfig& c, const Launch& l, c
 
 }  // namespace
 
-bool int4_decode_takes(const Int4Linear& p) {
+bool KernelOf<DecodeConfig>::takes(const Int4Linear& p) {
   const bool types = (p.type == Element::bf16 || p.type == Element::fp16) &&
                      (p.scale_type == p.type || (p.scale_type == Element::fp32 && p.group_size % kTileK == 0));
-  return types && p.M <= 16 && p.N % 2 == 0 && p.group_size % 64 == 0 && is_aligned(p.x) && is_aligned(p.weight) &&
-         is_aligned(p.scale, 4) && is_aligned(p.zero_point, 4);
+  return types && few_rows_counts(p) && p.M <= 16 && p.N % 2 == 0 && p.group_size % 64 == 0 && is_aligned(p.x) &&
+         is_aligned(p.weight) && is_aligned(p.scale, 4) && is_aligned(p.zero_point, 4);
 }
 
-Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& device) {
+Choice<DecodeConfig> KernelOf<DecodeConfig>::choose(const Int4Linear& p, const Device& device) {
   constexpr int kMostBlocks = 65535;
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
-  const bool hopper = device.is_hopper();
+  const Features features = device.features;
   const int block_m = p.M <= 8 ? 8 : 16;
   const bool small_groups = sub_of(p) < kTileK;
-  // As many as ever were faster.
-  const int most_blocks_sharing = !hopper ? 1 : p.M < 4 || small_groups ? 2 : block_m == 8 ? 4 : 8;
+  const DecodeFit& fit = fits_of(device).int4_decode;
+  const int most_cluster = p.M < 4 || small_groups ? fit.cluster_few_rows
+                           : block_m == 8          ? fit.cluster_eight_rows
+                                                   : fit.cluster_more_rows;
   const int fewest_k_splits = small_groups ? 2 : 1, most_blocks = small_groups ? 1 : 16;  // of a multiprocessor
   Choice<DecodeConfig> best;
   constexpr struct {
     int warp_tiles, stage_k_tiles;
   } shapes[] = {{2, 1}, {1, 2}, {2, 2}};
   for (const auto& shape : shapes) {
-    DecodeConfig c{block_m, shape.warp_tiles, shape.stage_k_tiles, 1, 1, 1, 1, shared_memory, hopper};
+    DecodeConfig c{block_m, shape.warp_tiles, shape.stage_k_tiles, 1, 1, 1, 1, shared_memory, features.overlap};
     if (!kernel_of(p, c)) continue;
     const int threads = threads_of(block_m, c.warp_tiles, c.stage_k_tiles), sm_warps = threads == 640 ? 21 : 16;
-    for (c.cluster = 1; c.cluster <= most_blocks_sharing; c.cluster *= 2)
+    for (c.cluster = 1; c.cluster <= (features.clusters ? most_cluster : 1); c.cluster *= 2)
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
         for (c.k_splits = fewest_k_splits; c.tiles * c.k_splits <= threads / 32; ++c.k_splits) {
           const int warps = c.tiles * c.k_splits;
@@ -147,24 +149,24 @@ Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& devic
   return best;
 }
 
-bool int4_decode_fits(const Int4Linear& p, const DecodeConfig& c) {
+bool KernelOf<DecodeConfig>::fits(const Int4Linear& p, const DecodeConfig& c) {
   Launch l;
   return kernel_of(p, c) && lay_out(p, c, l);
 }
 
-cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream) {
+cudaError_t KernelOf<DecodeConfig>::launch(const Int4Linear& p, const DecodeConfig& c, void* /*workspace*/, cudaStream_t stream) {
   const Kernel kernel = kernel_of(p, c);
   Launch l;
-  if (!int4_decode_takes(p) || !kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
+  if (!takes(p) || !kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
-std::string int4_decode_instances() {
-  return instances_text("int4_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<DecodeConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string int4_decode_instance(const Int4Linear& p, const DecodeConfig& c) {
-  return instance_text("int4_decode", kKeyNames, key_of(p, c));
+std::string KernelOf<DecodeConfig>::instance(const Int4Linear& p, const DecodeConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -19,7 +19,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 #include "cuda/kernels/few_rows.cuh"
 #include "cuda/kernels/int4_few_rows.cuh"
 #include "cuda/kernels/int4_operands.cuh"

@@ -2,17 +2,10 @@
 // graph.
 #pragma once
 
-#include <cuda_runtime_api.h>
-#include <string>
-
-#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
-#include "cuda/properties.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
-
-// M <= 16, N even, group_size a multiple of 64 (of 128 with float32 scales), x and weight at 16-byte alignment, scales at 4.
-bool int4_decode_takes(const Int4Linear& p);
 
 // How a launch is cut. A block has tiles * k_splits warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
 // their k-tiles.
@@ -29,16 +22,26 @@ struct DecodeConfig {
   bool operator==(const DecodeConfig&) const = default;
 };
 
-// What the model of its time (cuda/fits.h) says is fastest.
-Choice<DecodeConfig> choose_int4_decode(const Int4Linear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool int4_decode_fits(const Int4Linear& p, const DecodeConfig& c);
-
-// cudaErrorInvalidValue for a config that does not fit the problem or the device.
-cudaError_t launch_int4_decode(const Int4Linear& p, const DecodeConfig& c, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string int4_decode_instances();
-std::string int4_decode_instance(const Int4Linear& p, const DecodeConfig& c);
+template <>
+struct KernelOf<DecodeConfig> : KernelTraits<DecodeConfig, Int4Linear> {
+  static constexpr const char* kName = "int4_decode";
+  static constexpr auto kFields = std::to_array<Field<DecodeConfig>>({{"block_m", &DecodeConfig::block_m},
+                                                                      {"warp_tiles", &DecodeConfig::warp_tiles},
+                                                                      {"stage_k_tiles", &DecodeConfig::stage_k_tiles},
+                                                                      {"tiles", &DecodeConfig::tiles},
+                                                                      {"k_splits", &DecodeConfig::k_splits},
+                                                                      {"cluster", &DecodeConfig::cluster},
+                                                                      {"blocks", &DecodeConfig::blocks},
+                                                                      {"shared_memory", &DecodeConfig::shared_memory},
+                                                                      {"overlaps", &DecodeConfig::overlaps}});
+  // M <= 16, N even, group_size a multiple of 64 (of 128 with float32 scales), x and weight at 16-byte alignment, scales at 4,
+  // sizes as few_rows_counts says.
+  static bool takes(const Int4Linear& p);
+  static Choice<DecodeConfig> choose(const Int4Linear& p, const Device& device);
+  static bool fits(const Int4Linear& p, const DecodeConfig& c);
+  static cudaError_t launch(const Int4Linear& p, const DecodeConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const Int4Linear& p, const DecodeConfig& c);
+};
 
 }  // namespace aoext::cuda

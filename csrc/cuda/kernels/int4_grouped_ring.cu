@@ -7,7 +7,7 @@
 #include "cuda/kernels/experts.cuh"
 #include "cuda/kernels/experts.h"
 #include "cuda/kernels/int4_of_expert.cuh"
-#include "cuda/kernels/int4_ring_launch.h"
+#include "cuda/kernels/int4_ring_choice.h"
 
 namespace aoext::cuda {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 using int4_ring::Key;
 using int4_ring::kKeyNames;
 using int4_ring::Params;
-using Kernel = void (*)(Params, GroupedInt4Linear, int);
+using Kernel = void (*)(Params, Int4Linear, int);
 
 // What `p` says for tiles of block_m rows, for one that has fewer.
 __device__ __forceinline__ void set_rows(Params& p, int rows, int sums_of_row) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void set_rows(Params& p, int rows, int sums_of_row) {
 // The tile of a block is its place along z. `p` is for one of block_m rows.
 template <Element X, Element S, int Sub, int Rows, bool Ringed, int Tiles>
 __global__ void __launch_bounds__(kFewRowsThreads, 1)
-    int4_grouped_ring_kernel(const __grid_constant__ Params p, const __grid_constant__ GroupedInt4Linear all, int block_m) {
+    int4_grouped_ring_kernel(const __grid_constant__ Params p, const __grid_constant__ Int4Linear all, int block_m) {
   using I = int4_ring::Instance<X, S, Sub, Rows, Ringed, Tiles>;
   using T = typename I::Num::type;
   wait_for_last_kernel();
@@ -58,15 +58,15 @@ void for_each_instance(F&& f) {
 }
 
 // What a full tile is.
-Int4Linear of_tile(const GroupedInt4Linear& p, int block_m) {
+Int4Linear of_tile(const Int4Linear& p, int block_m) {
   Int4Linear one = p;
   one.M = block_m;
   return one;
 }
 
-Key key_of(const GroupedInt4Linear& p, const GroupedRingConfig& c) { return int4_ring::key_of(of_tile(p, c.block_m), c); }
+Key key_of(const Int4Linear& p, const GroupedRingConfig& c) { return int4_ring::key_of(of_tile(p, c.block_m), c); }
 
-Kernel kernel_of(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
+Kernel kernel_of(const Int4Linear& p, const GroupedRingConfig& c) {
   Kernel found = nullptr;
   for_each_instance([&, key = key_of(p, c)](const Key& k, Kernel kernel) { found = k == key ? kernel : found; });
   return found;
@@ -75,26 +75,23 @@ Kernel kernel_of(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
 constexpr int kBlockMs[] = {1, 8};
 
 // Blocks along z.
-int64_t row_tiles(const GroupedInt4Linear& p, int block_m) {
-  return block_m == 1 ? p.M : most_row_tiles(p.M, p.experts, block_m);
-}
+int64_t row_tiles(const Int4Linear& p, int block_m) { return block_m == 1 ? p.M : most_row_tiles(p.M, p.experts, block_m); }
 
 // A tile may have a single row.
-bool lay_out(const GroupedInt4Linear& p, const GroupedRingConfig& c, int4_ring::Launch& l) {
+bool lay_out(const Int4Linear& p, const GroupedRingConfig& c, int4_ring::Launch& l) {
   return int4_ring::lay_out(of_tile(p, c.block_m), 1, c, l);
 }
 
 }  // namespace
 
-bool int4_grouped_ring_takes(const GroupedInt4Linear& p) {
+bool KernelOf<GroupedRingConfig>::takes(const Int4Linear& p) {
   constexpr int64_t kMostTiles = 65535;  // along z
-  // What the kernel counts in 32 bits: experts, bytes of scales and of rows of w.
-  const bool counts = p.experts < int64_t{1} << 31 && p.N < int64_t{1} << 29 && p.K < int64_t{1} << 25;
-  return row_tiles(p, 1) <= kMostTiles && row_tiles(p, 8) <= kMostTiles && counts && int4_ring_takes(of_tile(p, 1));
+  return row_tiles(p, 1) <= kMostTiles && row_tiles(p, 8) <= kMostTiles && p.experts < int64_t{1} << 31 &&
+         KernelOf<RingConfig>::takes(of_tile(p, 1));
 }
 
 // By the model of int4_ring, of a tile on its share of the GPU.
-Choice<GroupedRingConfig> choose_int4_grouped_ring(const GroupedInt4Linear& p, const Device& device) {
+Choice<GroupedRingConfig> KernelOf<GroupedRingConfig>::choose(const Int4Linear& p, const Device& device) {
   Choice<GroupedRingConfig> best;
   for (const int block_m : kBlockMs) {
     const double tiles = block_m == 1 ? static_cast<double>(p.M) : expected_row_tiles(p.M, p.experts, block_m);
@@ -109,29 +106,30 @@ Choice<GroupedRingConfig> choose_int4_grouped_ring(const GroupedInt4Linear& p, c
   return best;
 }
 
-bool int4_grouped_ring_fits(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
+bool KernelOf<GroupedRingConfig>::fits(const Int4Linear& p, const GroupedRingConfig& c) {
   int4_ring::Launch l;
   const bool rows = std::find(std::begin(kBlockMs), std::end(kBlockMs), c.block_m) != std::end(kBlockMs);
   return rows && kernel_of(p, c) && lay_out(p, c, l);
 }
 
-cudaError_t launch_int4_grouped_ring(const GroupedInt4Linear& p, const GroupedRingConfig& c, cudaStream_t stream) {
+cudaError_t KernelOf<GroupedRingConfig>::launch(const Int4Linear& p, const GroupedRingConfig& c, void* /*workspace*/,
+                                                cudaStream_t stream) {
   const Kernel kernel = kernel_of(p, c);
   int4_ring::Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   const dim3 blocks(c.cluster, std::min(c.blocks, l.params.tile_groups), static_cast<unsigned>(row_tiles(p, c.block_m)));
   const dim3 threads(32, c.k_splits, c.tiles);
   const Overlap overlap = c.overlaps ? Overlap::after_ours : Overlap::never;
-  return launch(kernel, Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster), overlap}, l.params, p,
-                c.block_m);
+  return cuda::launch(kernel, Grid{blocks, threads, l.shared, stream, static_cast<unsigned>(c.cluster), overlap}, l.params, p,
+                      c.block_m);
 }
 
-std::string int4_grouped_ring_instances() {
-  return instances_text("int4_grouped_ring", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<GroupedRingConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string int4_grouped_ring_instance(const GroupedInt4Linear& p, const GroupedRingConfig& c) {
-  return instance_text("int4_grouped_ring", kKeyNames, key_of(p, c));
+std::string KernelOf<GroupedRingConfig>::instance(const Int4Linear& p, const GroupedRingConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

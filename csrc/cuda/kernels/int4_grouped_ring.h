@@ -2,10 +2,6 @@
 // workspace; may be captured in a graph.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <string>
-
 #include "cuda/kernels/int4_ring.h"
 
 namespace aoext::cuda {
@@ -17,15 +13,19 @@ struct GroupedRingConfig : RingConfig {
   bool operator==(const GroupedRingConfig&) const = default;
 };
 
-// K and group_size multiples of 32, x and weight at 16-byte alignment, and so few rows that a grid holds them.
-bool int4_grouped_ring_takes(const GroupedInt4Linear& p);
-Choice<GroupedRingConfig> choose_int4_grouped_ring(const GroupedInt4Linear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool int4_grouped_ring_fits(const GroupedInt4Linear& p, const GroupedRingConfig& c);
-cudaError_t launch_int4_grouped_ring(const GroupedInt4Linear& p, const GroupedRingConfig& c, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string int4_grouped_ring_instances();
-std::string int4_grouped_ring_instance(const GroupedInt4Linear& p, const GroupedRingConfig& c);
+template <>
+struct KernelOf<GroupedRingConfig> : KernelTraits<GroupedRingConfig, Int4Linear> {
+  static constexpr const char* kName = "int4_grouped_ring";
+  static constexpr auto kFields =
+      ring_fields<GroupedRingConfig>(Field<GroupedRingConfig>{"block_m", &GroupedRingConfig::block_m});
+  static constexpr bool serves(int64_t experts) { return experts > 0; }
+  // K and group_size multiples of 32, x and weight at 16-byte alignment, and so few rows that a grid holds them.
+  static bool takes(const Int4Linear& p);
+  static Choice<GroupedRingConfig> choose(const Int4Linear& p, const Device& device);
+  static bool fits(const Int4Linear& p, const GroupedRingConfig& c);
+  static cudaError_t launch(const Int4Linear& p, const GroupedRingConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const Int4Linear& p, const GroupedRingConfig& c);
+};
 
 }  // namespace aoext::cuda

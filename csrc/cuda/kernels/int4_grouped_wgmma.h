@@ -1,11 +1,8 @@
 // The int4 product of experts by wgmma: kernels/sm90a/weight_only_wgmma.cuh with int4_wgmma.cuh and GroupedScheduler.
 #pragma once
 
-#include <string>
-
-#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
-#include "cuda/properties.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
@@ -17,15 +14,21 @@ struct GroupedWgmmaConfig {
   bool operator==(const GroupedWgmmaConfig&) const = default;
 };
 
-// Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
-bool int4_grouped_wgmma_takes(const GroupedInt4Linear& p);
-Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it.
-bool int4_grouped_wgmma_fits(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config);
-cudaError_t launch_int4_grouped_wgmma(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string int4_grouped_wgmma_instances();
-std::string int4_grouped_wgmma_instance(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c);
+template <>
+struct KernelOf<GroupedWgmmaConfig> : KernelTraits<GroupedWgmmaConfig, Int4Linear> {
+  static constexpr const char* kName = "int4_grouped_wgmma";
+  static constexpr auto kFields = std::to_array<Field<GroupedWgmmaConfig>>({{"block_n", &GroupedWgmmaConfig::block_n},
+                                                                            {"block_m", &GroupedWgmmaConfig::block_m},
+                                                                            {"blocks", &GroupedWgmmaConfig::blocks}});
+  static constexpr Features kNeeds{.wgmma = true};
+  static constexpr bool serves(int64_t experts) { return experts > 0; }
+  // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
+  static bool takes(const Int4Linear& p);
+  static Choice<GroupedWgmmaConfig> choose(const Int4Linear& p, const Device& device);
+  static bool fits(const Int4Linear& p, const GroupedWgmmaConfig& c);
+  static cudaError_t launch(const Int4Linear& p, const GroupedWgmmaConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const Int4Linear& p, const GroupedWgmmaConfig& c);
+};
 
 }  // namespace aoext::cuda

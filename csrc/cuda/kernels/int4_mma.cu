@@ -92,12 +92,12 @@ cudaError_t launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cud
 }  // namespace
 }  // namespace int4_mma
 
-bool serves_int4_mma(const Int4Linear& p) {
+bool KernelOf<MmaConfig>::takes(const Int4Linear& p) {
   return (p.type == Element::bf16 || p.type == Element::fp16) && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
          p.K % 32 == 0 && p.group_size % 32 == 0 && p.K <= int4_mma::kMaxK && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
+Choice<MmaConfig> KernelOf<MmaConfig>::choose(const Int4Linear& p, const Device& device) {
   using namespace int4_mma;
   const Int4MmaFit& fit = fits_of(device).int4_mma;
   const int sms = device.multiprocessors;
@@ -114,22 +114,22 @@ MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device) {
       best.consider(c, us);
     }
   }
-  return best.config;
+  return best;
 }
 
-bool int4_mma_fits(const Int4Linear& p, const MmaConfig& c) {
+bool KernelOf<MmaConfig>::fits(const Int4Linear& p, const MmaConfig& c) {
   using namespace int4_mma;
   bool found = false;
   for_each_instance([&, key = key_of(p, c)](const Key& k, auto...) { found = found || k == key; });
   return found && c.block_n == kBlockN && c.splits >= 1 && c.splits <= kMaxSplits;
 }
 
-size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& c) {
+size_t KernelOf<MmaConfig>::workspace(const Int4Linear& p, const MmaConfig& c) {
   return c.splits == 1 ? 0 : int4_mma::partials_bytes(p, c) + int4_mma::tiles(p, c) * sizeof(unsigned);
 }
 
-cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
-  if (!int4_mma_fits(p, c)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<MmaConfig>::launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream) {
+  if (!fits(p, c)) return cudaErrorInvalidValue;
   cudaError_t error = cudaErrorInvalidValue;
   int4_mma::for_each_instance([&, key = int4_mma::key_of(p, c)](const int4_mma::Key& k, auto x, auto s, auto tile) {
     if (k == key) error = int4_mma::launch<decltype(x), decltype(s), decltype(tile)>(p, c, workspace, stream);
@@ -137,12 +137,12 @@ cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& c, void* works
   return error;
 }
 
-std::string int4_mma_instances() {
-  return instances_text("int4_mma", int4_mma::kKeyNames, [](auto&& f) { int4_mma::for_each_instance(f); });
+std::string KernelOf<MmaConfig>::instances() {
+  return instances_text(kName, int4_mma::kKeyNames, [](auto&& f) { int4_mma::for_each_instance(f); });
 }
 
-std::string int4_mma_instance(const Int4Linear& p, const MmaConfig& c) {
-  return instance_text("int4_mma", int4_mma::kKeyNames, int4_mma::key_of(p, c));
+std::string KernelOf<MmaConfig>::instance(const Int4Linear& p, const MmaConfig& c) {
+  return instance_text(kName, int4_mma::kKeyNames, int4_mma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

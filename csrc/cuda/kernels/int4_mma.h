@@ -1,14 +1,8 @@
 // Weight-only int4 for many rows by mma.sync, on every GPU from sm_80 on.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <string>
-
 #include "cuda/kernels/int4.h"
-#include "cuda/properties.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
@@ -19,21 +13,20 @@ struct MmaConfig {
   bool operator==(const MmaConfig&) const = default;
 };
 
-// K and group_size are multiples of 32, x and weight start at 16-byte boundaries, x is bf16 or fp16, and scales are
-// of its type or fp32.
-bool serves_int4_mma(const Int4Linear& p);
-
-MmaConfig choose_int4_mma(const Int4Linear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool int4_mma_fits(const Int4Linear& p, const MmaConfig& config);
-
-// In bytes; 0 for one split.
-size_t int4_mma_workspace(const Int4Linear& p, const MmaConfig& config);
-
-cudaError_t launch_int4_mma(const Int4Linear& p, const MmaConfig& config, void* workspace, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string int4_mma_instances();
-std::string int4_mma_instance(const Int4Linear& p, const MmaConfig& c);
+template <>
+struct KernelOf<MmaConfig> : KernelTraits<MmaConfig, Int4Linear> {
+  static constexpr const char* kName = "int4_mma";
+  static constexpr auto kFields = std::to_array<Field<MmaConfig>>(
+      {{"block_n", &MmaConfig::block_n}, {"block_m", &MmaConfig::block_m}, {"splits", &MmaConfig::splits}});
+  // K and group_size are multiples of 32, x and weight start at 16-byte boundaries, x is bf16 or fp16, and scales are
+  // of its type or fp32.
+  static bool takes(const Int4Linear& p);
+  static Choice<MmaConfig> choose(const Int4Linear& p, const Device& device);
+  static bool fits(const Int4Linear& p, const MmaConfig& c);
+  static size_t workspace(const Int4Linear& p, const MmaConfig& c);
+  static cudaError_t launch(const Int4Linear& p, const MmaConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const Int4Linear& p, const MmaConfig& c);
+};
 
 }  // namespace aoext::cuda

@@ -6,7 +6,7 @@
 namespace aoext::cuda {
 
 // By its weight; what it has of x and y, and how many rows, stays as it is.
-__device__ __forceinline__ Int4Linear of_expert(const GroupedInt4Linear& p, int64_t expert) {
+__device__ __forceinline__ Int4Linear of_expert(const Int4Linear& p, int64_t expert) {
   const auto behind = [&](const void* first, int64_t count, Element type) -> const void* {
     return static_cast<const char*>(first) + expert * count * (type == Element::fp32 ? 4 : 2);
   };

@@ -1,7 +1,7 @@
 // Instances of int4_ring.cuh, their launcher, and the choice among them.
 #include "cuda/kernels/int4_ring.h"
 
-#include "cuda/kernels/int4_ring_launch.h"
+#include "cuda/kernels/int4_ring_choice.h"
 
 namespace aoext::cuda {
 namespace {
@@ -30,35 +30,35 @@ Kernel kernel_of(const Int4Linear& p, const RingConfig& c) {
 
 }  // namespace
 
-bool int4_ring_takes(const Int4Linear& p) {
+bool KernelOf<RingConfig>::takes(const Int4Linear& p) {
   return (p.type == Element::bf16 || p.type == Element::fp16) && (p.scale_type == p.type || p.scale_type == Element::fp32) &&
-         p.M <= (p.code == p.type ? 16 : kRingCodesRows) && p.K % 32 == 0 && p.group_size % 32 == 0 && is_aligned(p.x) &&
-         is_aligned(p.weight);
+         p.M <= (p.code == p.type ? 16 : kRingCodesRows) && p.K % 32 == 0 && p.group_size % 32 == 0 && few_rows_counts(p) &&
+         is_aligned(p.x) && is_aligned(p.weight);
 }
 
-Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device) {
+Choice<RingConfig> KernelOf<RingConfig>::choose(const Int4Linear& p, const Device& device) {
   return int4_ring::choose(p, p.M, device, [&](const RingConfig& c) { return kernel_of(p, c) != nullptr; });
 }
 
-bool int4_ring_fits(const Int4Linear& p, const RingConfig& c) {
+bool KernelOf<RingConfig>::fits(const Int4Linear& p, const RingConfig& c) {
   int4_ring::Launch l;
   return kernel_of(p, c) && lay_out(p, p.M, c, l);
 }
 
-cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream) {
-  if (!int4_ring_takes(p)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<RingConfig>::launch(const Int4Linear& p, const RingConfig& c, void* /*workspace*/, cudaStream_t stream) {
+  if (!takes(p)) return cudaErrorInvalidValue;
   const Kernel kernel = kernel_of(p, c);
   int4_ring::Launch l;
   if (!kernel || !lay_out(p, p.M, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
-std::string int4_ring_instances() {
-  return instances_text("int4_ring", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<RingConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string int4_ring_instance(const Int4Linear& p, const RingConfig& c) {
-  return instance_text("int4_ring", kKeyNames, key_of(p, c));
+std::string KernelOf<RingConfig>::instance(const Int4Linear& p, const RingConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

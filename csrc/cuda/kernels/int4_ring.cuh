@@ -25,7 +25,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 #include "cuda/kernels/few_rows.cuh"
 #include "cuda/kernels/int4_few_rows.cuh"
 #include "cuda/kernels/int4_operands.cuh"
@@ -54,11 +54,11 @@ struct Params : Int4FewRows {
   int ahead;        // bytes of each output channel that are prefetched into L2 while the last kernel ends
 };
 
-// Of a stage: weights, and scales and zero points where those come through the ring.
+// A stage has weights, and scales and zero points where those come through the ring.
 __host__ __device__ constexpr int stage_bytes(bool scales, int sub, int scale_bytes) {
   return kStageTiles * (kKTileBytes + (scales ? kTileK / sub * 2 * kTileN * scale_bytes : 0));
 }
-// Of a k-tile of x in shared memory: X', the sums of its groups, 2^-e; for an even number of rows.
+// What a k-tile of x takes of shared memory: X', the sums of its groups, 2^-e; for an even number of rows.
 __host__ __device__ constexpr int k_tile_x_bytes(int M) { return M * kTileK * 2; }
 __host__ __device__ constexpr int k_tile_sum_bytes(int M, int sub) { return (M + 1) / 2 * 2 * (kTileK / sub) * 8; }
 __host__ __device__ constexpr int k_tile_back_bytes(int M) { return (M + 1) / 2 * 2 * 4; }
@@ -384,7 +384,7 @@ struct Sums {
     }
   }
 
-  // Of lanes that kept quarters to themselves.
+  // Adds the sums of lanes that kept quarters to themselves.
   __device__ __forceinline__ void add_quarters() {
     if constexpr (I::kQuarters) {
 #pragma unroll

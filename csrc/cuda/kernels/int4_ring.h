@@ -1,18 +1,12 @@
 // Weight-only int4 for few rows of x: what int4_ring.cuh computes. Deterministic; needs no workspace; may be captured in a graph.
 #pragma once
 
-#include <cuda_runtime_api.h>
-#include <string>
-
-#include "cuda/kernels/choice.h"
 #include "cuda/kernels/int4.h"
-#include "cuda/properties.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
-// M <= 16, K and group_size multiples of 32, x and weight at 16-byte alignment; x of 8 bits of as many rows as follow.
-constexpr int64_t kRingCodesRows = 8;
-bool int4_ring_takes(const Int4Linear& p);
+constexpr int64_t kRingCodesRows = 8;  // at most, of an x of 8 bits
 
 // How a launch is cut. A block has tiles * k_splits warps; a warp takes warp_tiles tiles of 16 output channels and a k-split of
 // their k-tiles.
@@ -29,16 +23,31 @@ struct RingConfig {
   bool operator==(const RingConfig&) const = default;
 };
 
-// What the model of its time (cuda/fits.h) says is fastest.
-Choice<RingConfig> choose_int4_ring(const Int4Linear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool int4_ring_fits(const Int4Linear& p, const RingConfig& c);
+template <class C, class... Own>
+constexpr auto ring_fields(Own... own) {
+  return std::to_array<Field<C>>({own...,
+                                  {"warp_tiles", &C::warp_tiles},
+                                  {"depth", &C::depth},
+                                  {"tiles", &C::tiles},
+                                  {"k_splits", &C::k_splits},
+                                  {"cluster", &C::cluster},
+                                  {"blocks", &C::blocks},
+                                  {"shared_memory", &C::shared_memory},
+                                  {"ahead", &C::ahead},
+                                  {"overlaps", &C::overlaps}});
+}
 
-// cudaErrorInvalidValue for a config that does not fit the problem or the device.
-cudaError_t launch_int4_ring(const Int4Linear& p, const RingConfig& c, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string int4_ring_instances();
-std::string int4_ring_instance(const Int4Linear& p, const RingConfig& c);
+template <>
+struct KernelOf<RingConfig> : KernelTraits<RingConfig, Int4Linear> {
+  static constexpr const char* kName = "int4_ring";
+  static constexpr auto kFields = ring_fields<RingConfig>();
+  // M <= 16, K and group_size multiples of 32, K below 2^25, N below 2^29, x and weight at 16-byte alignment.
+  static bool takes(const Int4Linear& p);
+  static Choice<RingConfig> choose(const Int4Linear& p, const Device& device);
+  static bool fits(const Int4Linear& p, const RingConfig& c);
+  static cudaError_t launch(const Int4Linear& p, const RingConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const Int4Linear& p, const RingConfig& c);
+};
 
 }  // namespace aoext::cuda

@@ -25,10 +25,10 @@ __device__ __forceinline__ void read_shared(uint32_t (&v)[kWords], uint32_t from
 template <class T, class Count>
 __device__ __forceinline__ void tile_origin(Count tile, Count tiles_n, int tiles_m, int64_t& n0, int64_t& m0) {
   constexpr int kTogether = 8;
-  const Count band = tile / (kTogether * tiles_n), rest = tile - band * kTogether * tiles_n;
-  const int height = static_cast<int>(min(Count{kTogether}, tiles_m - band * kTogether));
+  const Count strip = tile / (kTogether * tiles_n), rest = tile - strip * kTogether * tiles_n;
+  const int height = static_cast<int>(min(Count{kTogether}, tiles_m - strip * kTogether));
   n0 = static_cast<int64_t>(rest / height) * T::kBlockN;
-  m0 = static_cast<int64_t>(band * kTogether + rest % height) * T::kBlockM;
+  m0 = static_cast<int64_t>(strip * kTogether + rest % height) * T::kBlockM;
 }
 
 // Split-K reduction over gridDim.y blocks: the last of a tile's to arrive adds the partial sums of all, in the order of K, and

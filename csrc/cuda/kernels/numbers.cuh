@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 
 namespace aoext::cuda {
 

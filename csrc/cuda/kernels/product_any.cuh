@@ -1,9 +1,9 @@
 // How products of any size are computed: y[m, n] = sum over i of x[m, i] · w[n, i], for what faster kernels do not take.
 //
-// `walk_tile`: a block of 256 threads computes 64 × 64 outputs, 4 × 4 a thread, from tiles of 64 × 32 of x and w in shared
+// `compute_tile`: a block of 256 threads computes 64 × 64 outputs, 4 × 4 a thread, from tiles of 64 × 32 of x and w in shared
 // memory. Threads hold the next tile in registers, unconverted, while they multiply.
-// `walk_rows`: for few rows of x or few output channels. The 8 warps of a block split the values of a few rows of w among them,
-// neighbouring lanes taking neighbouring runs, for a few rows of x; the next runs are in flight while these are multiplied.
+// `compute_rows`: for few rows of x or few output channels. The 8 warps of a block split the values of a few rows of w among
+// them, neighbouring lanes taking neighbouring runs, for a few rows of x; the next runs are in flight while these are multiplied.
 // Partial sums are added in a fixed order, in registers and then in shared memory.
 //
 // Operands say what the values are and how they are read:
@@ -11,7 +11,7 @@
 //   Value, Sum                     what is multiplied and what is added
 //   M, N, length                   rows of x, rows of w, values in each
 //   kRun                           neighbouring values of w that are read at once, from a multiple of kRun on
-//   kBlockM, kBlockN               rows of x and output channels of a block of walk_rows
+//   kBlockM, kBlockN               rows of x and output channels of a block of compute_rows
 //   raw_x(m, i) -> RawX            a value of x as it is stored
 //   value(raw_x)
 //   xs(m, i, v)                    a run of x; what lies past the row's end is 0, as in every run
@@ -46,7 +46,7 @@ __device__ __forceinline__ Place tile_place(int64_t N) {
 }
 
 template <class Operands>
-__device__ __forceinline__ void walk_tile(const Operands& o, Place place) {
+__device__ __forceinline__ void compute_tile(const Operands& o, Place place) {
   using Value = typename Operands::Value;
   struct alignas(16) Four {
     Value v[4];
@@ -142,7 +142,7 @@ __device__ __forceinline__ Place rows_place(int64_t M, int64_t N) {
 }
 
 template <class Operands>
-__device__ __forceinline__ void walk_rows(const Operands& o, Place place) {
+__device__ __forceinline__ void compute_rows(const Operands& o, Place place) {
   using Value = typename Operands::Value;
   using Sum = typename Operands::Sum;
   constexpr int kRun = Operands::kRun, kBlockM = Operands::kBlockM, kBlockN = Operands::kBlockN;
@@ -198,12 +198,12 @@ __device__ __forceinline__ void walk_rows(const Operands& o, Place place) {
 }
 
 template <class Operands>
-__device__ __forceinline__ void walk_tile(const Operands& o) {
-  walk_tile(o, tile_place(o.N));
+__device__ __forceinline__ void compute_tile(const Operands& o) {
+  compute_tile(o, tile_place(o.N));
 }
 template <class Operands>
-__device__ __forceinline__ void walk_rows(const Operands& o) {
-  walk_rows(o, rows_place<Operands>(o.M, o.N));
+__device__ __forceinline__ void compute_rows(const Operands& o) {
+  compute_rows(o, rows_place<Operands>(o.M, o.N));
 }
 
 template <class Problem>
@@ -213,8 +213,8 @@ cudaError_t launch(void (*kernel)(Problem), int64_t blocks, int threads, const P
   return cudaGetLastError();
 }
 
-// By `rows`, which calls walk_rows, up to `few_rows` rows of x and for few output channels; else by `tile`, which calls
-// walk_tile.
+// By `rows`, which calls compute_rows, up to `few_rows` rows of x and for few output channels; else by `tile`, which calls
+// compute_tile.
 template <class Operands, class Problem>
 cudaError_t launch(void (*tile)(Problem), void (*rows)(Problem), int64_t few_rows, const Problem& p, cudaStream_t stream) {
   if (p.M <= few_rows || p.N < 32) return launch(rows, rows_blocks<Operands>(p.M, p.N), kRowsThreads, p, stream);

@@ -68,7 +68,7 @@ __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool insid
 __device__ __forceinline__ void copy16_cached(uint32_t to, const void* from, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-// Of 16, 8 or 4 bytes.
+// A copy of 16, 8 or 4 bytes.
 template <int kBytes>
 __device__ __forceinline__ void copy(uint32_t to, const void* from, bool inside) {
   if constexpr (kBytes == 16)
@@ -111,8 +111,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int t) {
 
 // ---- Barriers in shared memory: a phase ends when all arrivals and, from sm_90 on, all announced bytes are in. ----
 
-// Of a warp, after __syncwarp(): its first lane speaks for all. compute-sanitizer's racecheck follows an arrival only for the
-// thread that makes it; built with AOEXT_RACECHECK every lane arrives.
+// A warp's arrival, after __syncwarp(): its first lane speaks for all. compute-sanitizer's racecheck follows an arrival only for
+// the thread that makes it; built with AOEXT_RACECHECK every lane arrives.
 #ifdef AOEXT_RACECHECK
 constexpr int kArrivals = 32;
 #else

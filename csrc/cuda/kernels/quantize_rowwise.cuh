@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 #include "cuda/kernels/numbers.cuh"
 
 namespace aoext::cuda::quantize {
@@ -42,7 +42,7 @@ __device__ __forceinline__ float element(const uint32_t* words, int j) {
     return __uint_as_float(j % 2 == 0 ? word << 16 : word & 0xffff0000);
 }
 
-// Of a piece and `other`, as the bits of a float, where NaN is above infinity.
+// The absmax of a piece and `other`, as the bits of a float, where NaN is above infinity.
 template <class T, int kWords>
 __device__ __forceinline__ uint32_t absmax_of(const Words<kWords>& piece, uint32_t other) {
   if constexpr (sizeof(T) == 4) {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "common/element.h"
 #include "cuda/kernels/chunk_sums.h"
-#include "cuda/kernels/element.h"
 
 namespace aoext::cuda {
 

@@ -6,7 +6,7 @@
 
 namespace aoext::cuda {
 
-// Of channel n: what all its outputs share.
+// What all outputs of channel n share.
 struct Channel {
   float scale, bias;
 };

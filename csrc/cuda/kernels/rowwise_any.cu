@@ -164,34 +164,34 @@ struct FloatOperands : Problem<kAligned> {
 
 template <class Operands>
 __global__ void __launch_bounds__(kTileThreads, 2) rowwise_any_tile(const __grid_constant__ RowwiseLinear p) {
-  product_any::walk_tile(Operands(p));
+  product_any::compute_tile(Operands(p));
 }
 
 template <class Operands>
 __global__ void __launch_bounds__(kRowsThreads, 2) rowwise_any_rows(const __grid_constant__ RowwiseLinear p) {
-  product_any::walk_rows(Operands(p));
+  product_any::compute_rows(Operands(p));
 }
 
 template <class Operands>
-cudaError_t launch(const RowwiseLinear& p, cudaStream_t stream) {
+cudaError_t launch_typed(const RowwiseLinear& p, cudaStream_t stream) {
   return product_any::launch<Operands>(rowwise_any_tile<Operands>, rowwise_any_rows<Operands>, kFewRows, p, stream);
 }
 
 template <bool kAligned>
 cudaError_t launch_aligned(const RowwiseLinear& p, cudaStream_t stream) {
   switch (p.type) {
-    case Element::int8: return launch<Int8Operands<kAligned>>(p, stream);
-    case Element::e4m3: return launch<FloatOperands<Element::e4m3, kAligned>>(p, stream);
-    case Element::e5m2: return launch<FloatOperands<Element::e5m2, kAligned>>(p, stream);
-    case Element::bf16: return launch<FloatOperands<Element::bf16, kAligned>>(p, stream);
-    case Element::fp16: return launch<FloatOperands<Element::fp16, kAligned>>(p, stream);
-    default: return launch<FloatOperands<Element::fp32, kAligned>>(p, stream);
+    case Element::int8: return launch_typed<Int8Operands<kAligned>>(p, stream);
+    case Element::e4m3: return launch_typed<FloatOperands<Element::e4m3, kAligned>>(p, stream);
+    case Element::e5m2: return launch_typed<FloatOperands<Element::e5m2, kAligned>>(p, stream);
+    case Element::bf16: return launch_typed<FloatOperands<Element::bf16, kAligned>>(p, stream);
+    case Element::fp16: return launch_typed<FloatOperands<Element::fp16, kAligned>>(p, stream);
+    default: return launch_typed<FloatOperands<Element::fp32, kAligned>>(p, stream);
   }
 }
 
 }  // namespace
 
-cudaError_t launch_rowwise_any(const RowwiseLinear& p, cudaStream_t stream) {
+cudaError_t KernelOf<RowwiseAny>::launch(const RowwiseLinear& p, const RowwiseAny&, void* /*workspace*/, cudaStream_t stream) {
   const bool aligned = p.K % 4 == 0 && is_aligned(p.x) && is_aligned(p.weight, 4);
   return aligned ? launch_aligned<true>(p, stream) : launch_aligned<false>(p, stream);
 }

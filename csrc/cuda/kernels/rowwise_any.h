@@ -1,13 +1,20 @@
 // Products of rowwise.h of any shape, type and alignment.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "cuda/kernels/kernel.h"
 #include "cuda/kernels/rowwise.h"
 
 namespace aoext::cuda {
 
-// K is below 2³¹.
-cudaError_t launch_rowwise_any(const RowwiseLinear& p, cudaStream_t stream);
+struct RowwiseAny {
+  bool operator==(const RowwiseAny&) const = default;
+};
+
+template <>
+struct KernelOf<RowwiseAny> : AnyKernel<RowwiseAny, RowwiseLinear> {
+  static constexpr const char* kName = "rowwise_any";
+  // K is below 2³¹.
+  static cudaError_t launch(const RowwiseLinear& p, const RowwiseAny& c, void* workspace, cudaStream_t stream);
+};
 
 }  // namespace aoext::cuda

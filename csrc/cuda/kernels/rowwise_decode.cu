@@ -3,7 +3,7 @@
 
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/rowwise_decode.cuh"
-#include "cuda/kernels/rowwise_decode_cuts.h"
+#include "cuda/kernels/rowwise_decode_choice.h"
 
 namespace aoext::cuda {
 namespace {
@@ -53,7 +53,7 @@ Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
 
 }  // namespace
 
-bool rowwise_decode_takes(const RowwiseLinear& p) {
+bool KernelOf<RowwiseDecodeConfig>::takes(const RowwiseLinear& p) {
   const bool types =
       is_8bit(p.weight_type) && (p.quantizes ? !is_8bit(p.type) && p.M <= kMostQuantized
                                              : p.type == p.weight_type || p.type == Element::bf16 || p.type == Element::fp16);
@@ -61,29 +61,30 @@ bool rowwise_decode_takes(const RowwiseLinear& p) {
          p.N <= int64_t{1} << 30;
 }
 
-RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device) {
+Choice<RowwiseDecodeConfig> KernelOf<RowwiseDecodeConfig>::choose(const RowwiseLinear& p, const Device& device) {
   return rowwise_decode::choose_cut(p, device, 8);
 }
 
-bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+bool KernelOf<RowwiseDecodeConfig>::fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
   Launch l;
   return kernel_of(p, c) && lay_out(p, c, l);
 }
 
-cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream) {
-  if (!rowwise_decode_takes(p)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<RowwiseDecodeConfig>::launch(const RowwiseLinear& p, const RowwiseDecodeConfig& c, void* /*workspace*/,
+                                                  cudaStream_t stream) {
+  if (!takes(p)) return cudaErrorInvalidValue;
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
   return launch_few_rows(kernel, l.params, c, l.shared, stream);
 }
 
-std::string rowwise_decode_instances() {
-  return instances_text("rowwise_decode", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<RowwiseDecodeConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string rowwise_decode_instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  return instance_text("rowwise_decode", kKeyNames, key_of(p, c));
+std::string KernelOf<RowwiseDecodeConfig>::instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -2,17 +2,10 @@
 // captured in a graph.
 #pragma once
 
-#include <cuda_runtime_api.h>
-#include <string>
-
+#include "cuda/kernels/kernel.h"
 #include "cuda/kernels/rowwise.h"
-#include "cuda/properties.h"
 
 namespace aoext::cuda {
-
-// M <= 16, K % 16 == 0, K <= 2^27, N <= 2^30, x and weight at 16-byte alignment; x of the weight's type, bf16 or fp16, or one to
-// be quantised, of M <= 8.
-bool rowwise_decode_takes(const RowwiseLinear& p);
 
 // How a launch is cut. A block has tiles * k_splits warps; a warp takes a tile of 16 output channels and a k-split of its
 // k-tiles.
@@ -28,18 +21,29 @@ struct RowwiseDecodeConfig {
   bool operator==(const RowwiseDecodeConfig&) const = default;
 };
 
-// What the model of its time (cuda/fits.h) says is fastest.
-RowwiseDecodeConfig choose_rowwise_decode(const RowwiseLinear& p, const Device& device);
+template <class Config>
+constexpr auto kDecodeFields = std::to_array<Field<Config>>({{"depth", &Config::depth},
+                                                             {"tiles", &Config::tiles},
+                                                             {"k_splits", &Config::k_splits},
+                                                             {"cluster", &Config::cluster},
+                                                             {"blocks", &Config::blocks},
+                                                             {"shared_memory", &Config::shared_memory},
+                                                             {"ahead", &Config::ahead},
+                                                             {"overlaps", &Config::overlaps}});
 
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say. A
-// config that is chosen for a product may not serve where x has to be quantised: all of x is in shared memory then.
-bool rowwise_decode_fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
-
-// cudaErrorInvalidValue for a config that does not fit the problem or the device.
-cudaError_t launch_rowwise_decode(const RowwiseLinear& p, const RowwiseDecodeConfig& c, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string rowwise_decode_instances();
-std::string rowwise_decode_instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
+template <>
+struct KernelOf<RowwiseDecodeConfig> : KernelTraits<RowwiseDecodeConfig, RowwiseLinear> {
+  static constexpr const char* kName = "rowwise_decode";
+  static constexpr auto kFields = kDecodeFields<RowwiseDecodeConfig>;
+  // M <= 16, K % 16 == 0, K <= 2^27, N <= 2^30, x and weight at 16-byte alignment; x of the weight's type, bf16 or fp16, or one
+  // to be quantised, of M <= 8.
+  static bool takes(const RowwiseLinear& p);
+  static Choice<RowwiseDecodeConfig> choose(const RowwiseLinear& p, const Device& device);
+  // A configuration that is chosen for a product may not serve where x has to be quantised: all of x is in shared memory then.
+  static bool fits(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
+  static cudaError_t launch(const RowwiseLinear& p, const RowwiseDecodeConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const RowwiseLinear& p, const RowwiseDecodeConfig& c);
+};
 
 }  // namespace aoext::cuda

@@ -109,7 +109,7 @@ Key key_of(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
 }  // namespace
 }  // namespace rowwise_mma
 
-bool rowwise_mma_takes(const RowwiseLinear& p) {
+bool KernelOf<RowwiseMmaConfig>::takes(const RowwiseLinear& p) {
   using namespace rowwise_mma;
   const bool wide = p.type == Element::bf16 || p.type == Element::fp16, int8 = p.type == Element::int8;
   if (!is_8bit(p.weight_type) || !(wide || p.type == p.weight_type)) return false;
@@ -119,7 +119,7 @@ bool rowwise_mma_takes(const RowwiseLinear& p) {
          tiles(p, {32, 32, 1, 0}) <= std::numeric_limits<int>::max() && is_aligned(p.x) && is_aligned(p.weight);
 }
 
-RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device) {
+Choice<RowwiseMmaConfig> KernelOf<RowwiseMmaConfig>::choose(const RowwiseLinear& p, const Device& device) {
   using namespace rowwise_mma;
   const RowwiseMmaFit& fit = fits_of(device).rowwise_mma;
   const int sms = device.multiprocessors;
@@ -140,10 +140,10 @@ RowwiseMmaConfig choose_rowwise_mma(const RowwiseLinear& p, const Device& device
       best.consider(c, us);
     }
   }
-  return best.config;
+  return best;
 }
 
-bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+bool KernelOf<RowwiseMmaConfig>::fits(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
   using namespace rowwise_mma;
   if (c.splits < 1 || c.splits > kMaxSplits || c.float8 < 0 || c.float8 > 1) return false;
   if (c.float8 && (p.output == Element::fp32 || p.type == Element::int8 || !is_8bit(p.type))) return false;
@@ -154,27 +154,28 @@ bool rowwise_mma_fits(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
   return found;
 }
 
-size_t rowwise_mma_workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+size_t KernelOf<RowwiseMmaConfig>::workspace(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
   using namespace rowwise_mma;
   return c.splits == 1 ? 0 : partials_bytes(p, c) + tiles(p, c) * sizeof(unsigned);
 }
 
-cudaError_t launch_rowwise_mma(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t KernelOf<RowwiseMmaConfig>::launch(const RowwiseLinear& p, const RowwiseMmaConfig& c, void* workspace,
+                                               cudaStream_t stream) {
   using namespace rowwise_mma;
-  if (!rowwise_mma_fits(p, c)) return cudaErrorInvalidValue;
+  if (!fits(p, c)) return cudaErrorInvalidValue;
   cudaError_t error = cudaErrorInvalidValue;
   for_each_instance([&, key = key_of(p, c)](const Key& k, auto kind, auto tile) {
-    if (k == key) error = launch<decltype(kind), decltype(tile)>(p, c, workspace, stream);
+    if (k == key) error = rowwise_mma::launch<decltype(kind), decltype(tile)>(p, c, workspace, stream);
   });
   return error;
 }
 
-std::string rowwise_mma_instances() {
-  return instances_text("rowwise_mma", rowwise_mma::kKeyNames, [](auto&& f) { rowwise_mma::for_each_instance(f); });
+std::string KernelOf<RowwiseMmaConfig>::instances() {
+  return instances_text(kName, rowwise_mma::kKeyNames, [](auto&& f) { rowwise_mma::for_each_instance(f); });
 }
 
-std::string rowwise_mma_instance(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
-  return instance_text("rowwise_mma", rowwise_mma::kKeyNames, rowwise_mma::key_of(p, c));
+std::string KernelOf<RowwiseMmaConfig>::instance(const RowwiseLinear& p, const RowwiseMmaConfig& c) {
+  return instance_text(kName, rowwise_mma::kKeyNames, rowwise_mma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -7,7 +7,7 @@
 //   32 k  of int8, and of float8 where the tensor cores have it: both operands come by ldmatrix;
 //   16 k  of bf16 or fp16, to which 8-bit numbers are converted in registers. ldmatrix moves pairs of bytes: lane (g = lane / 4,
 //         t = lane % 4) gets k 4t … 4t + 3 of row g in a word, which is widened to what it holds of that row for one mma, as the
-//         order of k inside an mma is free as long as A and B agree. Of a 16-bit x it reads the same four k, 8 bytes.
+//         order of k inside an mma is free as long as A and B agree. From a 16-bit x it reads the same four k, 8 bytes.
 // A word of 4-bit codes holds eight k of a lane: four for each of two mma, and x is read to match.
 // Scales of blocks come beside the weights as [16 k][BLOCK_N] of x's type (arrange_scales.cuh), and multiply what is widened.
 // The order of output channels is free too: a lane owns warp_n / 8 neighbours, so that one store writes its results for a row.
@@ -144,7 +144,7 @@ struct Loader {
   int rows_n, rows_m;              // from this thread's first row on
   uint32_t to_weight, to_x;
 
-  // Of blocks: the scales of the next k-tile, and which of its chunks of 16 bytes this thread has.
+  // Where blocks have scales: those of the next k-tile, and which of its chunks of 16 bytes this thread has.
   static constexpr int kChunksS = T::kBlockN / 8, kChunksOfScales = T::kBlockK / kScaleK * kChunksS;
   const uint16_t* scales;
   uint32_t to_scales;
@@ -251,7 +251,7 @@ struct Operands {
     if constexpr (Kind::kTable) table = *a.table;
   }
 
-  // Of the step that starts here in its stage; rows are aligned, so that the exclusive or reaches their chunks alone.
+  // Reads for the step that starts here in its stage; rows are aligned, so that the exclusive or reaches their chunks alone.
   __device__ __forceinline__ void read_weights(int step, uint32_t offset) {
     const uint32_t from = (from_weight ^ step * Kind::kDepth / Kind::kCodes) + offset;
     if constexpr (Kind::kDirect) {
@@ -286,9 +286,9 @@ struct Operands {
     }
   }
 
-  // Of columns j … j + kReadX - 1.
+  // Reads columns j … j + kReadX - 1.
   __device__ __forceinline__ void read_x(int j, int step, uint32_t offset) {
-    // Of 4-bit codes a lane's eight k are neighbours: the first four, then the others.
+    // With 4-bit codes a lane's eight k are neighbours: the first four, then the others.
     const int in_row = Kind::kTable ? step / 2 * 64 + step % 2 * 8 : step * Kind::kDepth * Kind::kSizeX;
     const uint32_t from = (from_x ^ in_row) + offset + j * 8 * kRowBytesX;
     if constexpr (Kind::kWideX)

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
+#include "common/element.h"
 #include "cuda/kernels/chunk_sums.h"
-#include "cuda/kernels/element.h"
 #include "cuda/kernels/sizes.h"
 
 namespace aoext::cuda {
@@ -16,19 +16,19 @@ namespace aoext::cuda {
 // the block that has k: the scales of x have one for x_group of them, those of w for w_group of them and block_n rows.
 struct ScaledLinear {
   const void* x;         // [M, K] of `type`: int8, e4m3 or e5m2
-  const void* weight;    // [N, K] of `type` or, of int4, [N, K/2], the even k in the low nibble, nibbles signed
+  const void* weight;    // [N, K] of `weight_type`: `type`, or int4 [N, K/2], the even k in the low nibble, nibbles signed
   const float* x_scale;  // [M, ceil(K / x_group)] or, with a pitch, [ceil(K / x_group), x_scale_pitch], of scaled_wgmma alone
-  const void*
-      scale;  // of `scale_type`: fp32, bf16, fp16, e8m0 or e4m3; of (n, k) at n / block_n · scale_n + k / w_group · scale_k
-  const void* zero;  // likewise, of int4 alone; or null
-  const void* bias;  // [N] of `bias_type`, or null
-  void* y;           // [M, N] of `output`
+  const void* scale;     // of `scale_type`: fp32, bf16, fp16, e8m0 or e4m3; that of (n, k) stands at
+                         // n / block_n · scale_n + k / w_group · scale_k
+  const void* zero;      // likewise, of int4 alone; or null
+  const void* bias;      // [N] of `bias_type`, or null
+  void* y;               // [M, N] of `output`
   int64_t M, N, K, x_group, w_group, block_n, scale_n, scale_k, x_scale_pitch;
-  Element type, scale_type, bias_type, output;
-  bool int4;
+  Element type, scale_type, bias_type, output, weight_type;
   ChunkSums sums;  // of x, as scaled_sums wants them, or null where a launch computes them
 };
 
+inline bool is_int4(const ScaledLinear& p) { return p.weight_type == Element::int4; }
 inline int64_t x_groups(const ScaledLinear& p) { return ceil_div(p.K, p.x_group); }
 inline int64_t w_groups(const ScaledLinear& p) { return ceil_div(p.K, p.w_group); }
 inline int64_t scale_rows(const ScaledLinear& p) { return ceil_div(p.N, p.block_n); }

@@ -78,27 +78,29 @@ struct Operands : product_any::ByteOperands<ScaledLinear, kInt4 ? 2 : 1> {
 
 template <Element W, bool kInt4>
 __global__ void __launch_bounds__(kTileThreads, 2) scaled_any_tile(const __grid_constant__ ScaledLinear p) {
-  product_any::walk_tile(Operands<W, kInt4>(p));
+  product_any::compute_tile(Operands<W, kInt4>(p));
 }
 
 template <Element W, bool kInt4>
 __global__ void __launch_bounds__(kRowsThreads) scaled_any_rows(const __grid_constant__ ScaledLinear p) {
-  product_any::walk_rows(Operands<W, kInt4>(p));
+  product_any::compute_rows(Operands<W, kInt4>(p));
 }
 
 template <Element W, bool kInt4>
-cudaError_t launch(const ScaledLinear& p, cudaStream_t stream) {
+cudaError_t launch_typed(const ScaledLinear& p, cudaStream_t stream) {
   using O = Operands<W, kInt4>;
   return product_any::launch<O>(scaled_any_tile<W, kInt4>, scaled_any_rows<W, kInt4>, O::kBlockM, p, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_scaled_any(const ScaledLinear& p, cudaStream_t stream) {
+cudaError_t KernelOf<ScaledAny>::launch(const ScaledLinear& p, const ScaledAny&, void* /*workspace*/, cudaStream_t stream) {
   switch (p.type) {
-    case Element::int8: return p.int4 ? launch<Element::int8, true>(p, stream) : launch<Element::int8, false>(p, stream);
-    case Element::e4m3: return p.int4 ? launch<Element::e4m3, true>(p, stream) : launch<Element::e4m3, false>(p, stream);
-    case Element::e5m2: return p.int4 ? cudaErrorInvalidValue : launch<Element::e5m2, false>(p, stream);
+    case Element::int8:
+      return is_int4(p) ? launch_typed<Element::int8, true>(p, stream) : launch_typed<Element::int8, false>(p, stream);
+    case Element::e4m3:
+      return is_int4(p) ? launch_typed<Element::e4m3, true>(p, stream) : launch_typed<Element::e4m3, false>(p, stream);
+    case Element::e5m2: return is_int4(p) ? cudaErrorInvalidValue : launch_typed<Element::e5m2, false>(p, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -1,13 +1,20 @@
 // Products of scaled.h of any shape, type, block and alignment.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "cuda/kernels/kernel.h"
 #include "cuda/kernels/scaled.h"
 
 namespace aoext::cuda {
 
-// K is below 2³¹.
-cudaError_t launch_scaled_any(const ScaledLinear& p, cudaStream_t stream);
+struct ScaledAny {
+  bool operator==(const ScaledAny&) const = default;
+};
+
+template <>
+struct KernelOf<ScaledAny> : AnyKernel<ScaledAny, ScaledLinear> {
+  static constexpr const char* kName = "scaled_any";
+  // K is below 2³¹.
+  static cudaError_t launch(const ScaledLinear& p, const ScaledAny& c, void* workspace, cudaStream_t stream);
+};
 
 }  // namespace aoext::cuda

@@ -25,7 +25,7 @@ struct Table16 {
     return v;
   }
 
-  // Of a word of codes: pairs of bf16 or fp16, in their order.
+  // What a word of codes stands for: pairs of bf16 or fp16, in their order.
   __device__ __forceinline__ void pairs(uint32_t codes, uint32_t (&pair)[4]) const {
     const uint32_t lower_bits = codes & 0x77777777u, shifted = codes << 4;
 #pragma unroll

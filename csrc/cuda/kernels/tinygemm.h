@@ -1,13 +1,7 @@
 // The tinygemm layout on CUDA: packing, unpacking, and the product with few rows of input.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <string>
-
-#include "cuda/properties.h"
+#include "cuda/kernels/kernel.h"
 
 namespace aoext::cuda {
 
@@ -21,7 +15,7 @@ struct TinygemmLinear {
   int inner_k_tiles;
 };
 
-// How tinygemm_mm walks a problem; what its numbers mean stands in tinygemm_mm.cuh.
+// How tinygemm_mm cuts a problem; what its numbers mean stands in tinygemm_mm.cuh.
 struct TinygemmConfig {
   int block_m;       // rows of x, at most: 8 or 16, columns of the mma tiles
   int warps;         // of a block
@@ -34,12 +28,22 @@ struct TinygemmConfig {
 
 constexpr int kTinygemmMaxRows = 16;  // of x, in one launch
 
-TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device);
-
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& config, const Device& device);
-
-cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream);
+template <>
+struct KernelOf<TinygemmConfig> : KernelTraits<TinygemmConfig, TinygemmLinear> {
+  static constexpr const char* kName = "tinygemm_mm";
+  static constexpr auto kFields = std::to_array<Field<TinygemmConfig>>({{"block_m", &TinygemmConfig::block_m},
+                                                                        {"warps", &TinygemmConfig::warps},
+                                                                        {"blocks", &TinygemmConfig::blocks},
+                                                                        {"phase_chunks", &TinygemmConfig::phase_chunks},
+                                                                        {"overlaps", &TinygemmConfig::overlaps}});
+  static bool takes(const TinygemmLinear& p) { return p.M <= kTinygemmMaxRows; }
+  static Choice<TinygemmConfig> choose(const TinygemmLinear& p, const Device& device);
+  // On a device with so much shared memory for a block.
+  static bool fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device);
+  static cudaError_t launch(const TinygemmLinear& p, const TinygemmConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const TinygemmLinear& p, const TinygemmConfig& c);
+};
 
 // uint8 [N, K/2], the even k in the high nibble, to the packed layout. Pointers are 16-byte aligned.
 cudaError_t launch_tinygemm_pack(const void* weight, void* packed, int64_t N, int64_t K, int inner_k_tiles, cudaStream_t stream);
@@ -50,9 +54,5 @@ cudaError_t launch_tinygemm_unpack(const void* packed, void* weight, int64_t N, 
 
 // scale_and_zero [groups, N, 2] to scale and zero [groups, N], of 16-bit elements.
 cudaError_t launch_tinygemm_split(const void* scale_and_zero, void* scale, void* zero, int64_t count, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string tinygemm_mm_instances();
-std::string tinygemm_mm_instance(const TinygemmLinear& p, const TinygemmConfig& c);
 
 }  // namespace aoext::cuda

@@ -54,9 +54,9 @@ Shape shape(const TinygemmLinear& p, const TinygemmConfig& config) {
   s.chunks = static_cast<int>((p.K + kTinygemmChunk - 1) / kTinygemmChunk);
   s.phase_chunks = config.phase_chunks;
   s.tiles = static_cast<int>((p.N + kRows - 1) / kRows);
-  const auto units = [&](int chunks) { return (chunks + config.warps - 1) / config.warps; };
-  s.units = units(s.phase_chunks);
-  s.last_units = units((s.chunks - 1) % s.phase_chunks + 1);
+  const auto k_tiles = [&](int chunks) { return (chunks + config.warps - 1) / config.warps; };
+  s.k_tiles = k_tiles(s.phase_chunks);
+  s.last_k_tiles = k_tiles((s.chunks - 1) % s.phase_chunks + 1);
   return s;
 }
 
@@ -75,7 +75,7 @@ int64_t shared_bytes(const TinygemmLinear& p, const TinygemmConfig& c) {
 }
 
 // Fewer warps than max_warps are taken where that shares the work better.
-TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_warps) {
+TinygemmConfig cut_for(const TinygemmLinear& p, const Device& device, int max_warps) {
   const int64_t max_shared_bytes = device.shared_memory;
   TinygemmConfig config{};
   config.block_m = p.M <= 8 ? 8 : 16;
@@ -98,45 +98,48 @@ TinygemmConfig choose(const TinygemmLinear& p, const Device& device, int max_war
     const int64_t tile_bytes = (tiles + config.blocks - 1) / config.blocks * slots * 4;
     fits = (max_shared_bytes - warp_bytes - pad_bytes - tile_bytes) / chunk_bytes;
     // Little shared memory and many rows: fewer warps leave more of it.
-    if (fits < kFewestChunks && max_warps > 1) return choose(p, device, max_warps / 2);
+    if (fits < kFewestChunks && max_warps > 1) return cut_for(p, device, max_warps / 2);
     const int64_t phases = (chunks + fits - 1) / fits;
     const int64_t even = (chunks + phases - 1) / phases;
     fits = std::min(fits, (even + config.warps - 1) / config.warps * config.warps);
   }
   config.phase_chunks = static_cast<int>(std::min(fits, chunks));
-  config.overlaps = device.is_hopper();
+  config.overlaps = device.features.overlap;
   return config;
 }
 
 }  // namespace
 
-TinygemmConfig choose_tinygemm_mm(const TinygemmLinear& p, const Device& device) { return choose(p, device, kMostWarps); }
+Choice<TinygemmConfig> KernelOf<TinygemmConfig>::choose(const TinygemmLinear& p, const Device& device) {
+  return {cut_for(p, device, kMostWarps)};
+}
 
-bool tinygemm_mm_fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device) {
+bool KernelOf<TinygemmConfig>::fits(const TinygemmLinear& p, const TinygemmConfig& c, const Device& device) {
   const bool rows = (c.block_m == 8 || c.block_m == 16) && p.M <= c.block_m;
   return rows && c.warps >= 1 && c.warps <= kMostWarps && c.blocks >= 1 && c.phase_chunks >= 1 &&
          c.phase_chunks <= ceil_div(p.K, kTinygemmChunk) && shared_bytes(p, c) <= device.shared_memory;
 }
 
-cudaError_t launch_tinygemm_mm(const TinygemmLinear& p, const TinygemmConfig& config, cudaStream_t stream) {
-  const Shape shape = tinygemm::shape(p, config);
-  const Kernel kernel = kernel_of(p, config);
+cudaError_t KernelOf<TinygemmConfig>::launch(const TinygemmLinear& p, const TinygemmConfig& c, void* /*workspace*/,
+                                             cudaStream_t stream) {
+  const Shape shape = tinygemm::shape(p, c);
+  const Kernel kernel = kernel_of(p, c);
   if (kernel == nullptr) return cudaErrorInvalidValue;
-  const Grid grid{static_cast<unsigned>(config.blocks),
-                  static_cast<unsigned>(config.warps * 32),
-                  static_cast<size_t>(shared_bytes(p, config)),
+  const Grid grid{static_cast<unsigned>(c.blocks),
+                  static_cast<unsigned>(c.warps * 32),
+                  static_cast<size_t>(shared_bytes(p, c)),
                   stream,
                   1,
-                  config.overlaps ? Overlap::after_ours : Overlap::never};
-  return launch(kernel, grid, shape);
+                  c.overlaps ? Overlap::after_ours : Overlap::never};
+  return cuda::launch(kernel, grid, shape);
 }
 
-std::string tinygemm_mm_instances() {
-  return instances_text("tinygemm_mm", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<TinygemmConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string tinygemm_mm_instance(const TinygemmLinear& p, const TinygemmConfig& c) {
-  return instance_text("tinygemm_mm", kKeyNames, key_of(p, c));
+std::string KernelOf<TinygemmConfig>::instance(const TinygemmLinear& p, const TinygemmConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

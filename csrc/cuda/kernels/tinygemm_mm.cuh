@@ -8,20 +8,20 @@
 // word of the layout holds its A values of two such products, so weights go from memory straight to registers.
 //
 // Memory. There are as many blocks as multiprocessors, and they share the row tiles (16 output channels); the warps of a block
-// split the chunks (128 k) of a row tile. A unit is one chunk of one row tile: 2 · 16 bytes a lane and the scales of two output
-// channels. A warp computes one pair of units while the next pair is in flight, across row tiles: 16 warps × 2 KB = 32 KB a
-// multiprocessor at any time. (Deeper queues of single units had less in flight: the compiler counts all loads on one scoreboard,
-// so waiting for a unit waited for those after it.) Warps do not wait for each other: their partial sums of a row tile go to one
-// of some buffers in shared memory, and whichever warp comes by one row tile later adds them, in the order of the warps: same
-// input, same bits. x lies in shared memory in the order in which lanes read it (one 16-byte read for two products), all of K
-// where it fits, else a "phase" of it at a time: row tiles are then computed once for each phase, and their sums wait in shared
-// memory.
+// split the chunks (128 k) of a row tile. A k-tile is one chunk of one row tile: 2 · 16 bytes a lane and the scales of two output
+// channels. A warp computes one pair of k-tiles while the next pair is in flight, across row tiles: 16 warps × 2 KB = 32 KB a
+// multiprocessor at any time. (Deeper queues of single k-tiles had less in flight: the compiler counts all loads on one
+// scoreboard, so waiting for a k-tile waited for those after it.) Warps do not wait for each other: their partial sums of a row
+// tile go to one of some buffers in shared memory, and whichever warp comes by one row tile later adds them, in the order of the
+// warps: same input, same bits. x lies in shared memory in the order in which lanes read it (one 16-byte read for two products),
+// all of K where it fits, else a "phase" of it at a time: row tiles are then computed once for each phase, and their sums wait in
+// shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include "cuda/kernels/ptx.cuh"
-#include "cuda/kernels/tinygemm_walk.cuh"
+#include "cuda/kernels/tinygemm_sequence.cuh"
 
 namespace aoext::cuda::tinygemm {
 
@@ -92,9 +92,9 @@ __device__ __forceinline__ void stage(const Shared& shared, const Shape& s, cons
   }
 }
 
-// Adds a unit's products to the lane's sums. Sub is how many groups a chunk may have: 1, or 4 of 32.
+// Adds a k-tile's products to the lane's sums. Sub is how many groups a chunk may have: 1, or 4 of 32.
 template <int Sub, int MT>
-__device__ __forceinline__ void multiply(float (&total)[MT][4], const Unit& unit, const char* x_chunk, const float* sums,
+__device__ __forceinline__ void multiply(float (&total)[MT][4], const KTile& k_tile, const char* x_chunk, const float* sums,
                                          const int (&row)[MT], int lane) {
   const int t = lane % 4;
   // With few rows two chains of products, since each waits for the one before.
@@ -102,8 +102,10 @@ __device__ __forceinline__ void multiply(float (&total)[MT][4], const Unit& unit
   float part[kChains][MT][4] = {};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t first[4] = {values(unit.low[i], 0), values(unit.high[i], 0), values(unit.low[i], 1), values(unit.high[i], 1)};
-    const uint32_t second[4] = {values(unit.low[i], 2), values(unit.high[i], 2), values(unit.low[i], 3), values(unit.high[i], 3)};
+    const uint32_t first[4] = {values(k_tile.low[i], 0), values(k_tile.high[i], 0), values(k_tile.low[i], 1),
+                               values(k_tile.high[i], 1)};
+    const uint32_t second[4] = {values(k_tile.low[i], 2), values(k_tile.high[i], 2), values(k_tile.low[i], 3),
+                                values(k_tile.high[i], 3)};
     const int column = i * 64 + ((t + i / 2) & 3) * 16;
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
@@ -112,7 +114,7 @@ __device__ __forceinline__ void multiply(float (&total)[MT][4], const Unit& unit
       mma<__nv_bfloat16>(part[kChains - 1][m], second, x.z, x.w);
     }
     if (Sub == 1 && i < 3) continue;
-    uint32_t low_sz = unit.low_sz, high_sz = unit.high_sz;
+    uint32_t low_sz = k_tile.low_sz, high_sz = k_tile.high_sz;
     if (Sub == 4) {
       low_sz = __shfl_sync(0xffffffff, low_sz, i, 4);
       high_sz = __shfl_sync(0xffffffff, high_sz, i, 4);
@@ -208,7 +210,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
 #pragma unroll
   for (int m = 0; m < MT; ++m) row[m] = min(8 * m + lane / 4, M - 1) * bytes;
 
-  Unit even[2] = {}, odd[2] = {};  // two pairs: one is computed, one is in flight
+  KTile even[2] = {}, odd[2] = {};  // two pairs: one is computed, one is in flight
   Loads<Inner> loads(s, warp, warps, lane);
   loads.ask(s);
   wait_for_last_kernel();
@@ -225,7 +227,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
   const char* x_chunk = x_start;
   const float* sums = sum_start;
 
-  // Before a turn's first unit, and after each unit.
+  // Before a turn's first k-tile, and after each k-tile.
   const auto start = [&] {
     if (left > 0) return;
     if (at.index == 0) {
@@ -233,13 +235,13 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
       stage<Sub>(shared, s, at, 8 * MT);
       __syncthreads();
     }
-    left = at.units;
+    left = at.k_tiles;
     local = warp;
     x_chunk = x_start;
     sums = sum_start;
   };
-  const auto compute = [&](const Unit& unit) {
-    if (local < at.count) multiply<Sub, MT>(total, unit, x_chunk, sums, row, lane);
+  const auto compute = [&](const KTile& k_tile) {
+    if (local < at.count) multiply<Sub, MT>(total, k_tile, x_chunk, sums, row, lane);
     local += warps;
     x_chunk += x_step;
     sums += sum_step;
@@ -254,7 +256,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) mm_kernel(const __grid_con
     at.advance<MT>(s, warp, warps);
   };
   const uint32_t zero = s.p.inner_k_tiles & 1;  // zero, which the compiler does not know
-  const auto step = [&](const Unit(&now)[2], Unit(&next)[2]) {
+  const auto step = [&](const KTile(&now)[2], KTile(&next)[2]) {
     // Adds nothing, but so the next loads can start only once all loads of `now` are here: the wait for them
     // stands in one place on every path, and does not wait for the next ones too.
     loads.k += now[0].low[0] & zero;

@@ -2,25 +2,25 @@
 // here, int4 in int4_wgmma.h.
 #pragma once
 
-#include <cstddef>
-#include <string>
-
+#include "cuda/kernels/kernel.h"
 #include "cuda/kernels/rowwise.h"
 #include "cuda/kernels/wgmma_config.h"
-#include "cuda/properties.h"
 
 namespace aoext::cuda {
 
-// Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of x, weight and y.
-bool weight_only_wgmma_takes(const RowwiseLinear& p);
-WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, const Device& device);
-// Whether a configuration fits the problem and the kernel has code for it; what it takes of a device is the device's to say.
-bool weight_only_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& config);
-size_t weight_only_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& config);  // bytes
-cudaError_t launch_weight_only_wgmma(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream);
-
-// Its instances, a line each, and the line of what a launch runs (instances.h).
-std::string weight_only_wgmma_instances();
-std::string weight_only_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c);
+template <>
+struct KernelOf<WeightOnlyWgmmaConfig> : KernelTraits<WeightOnlyWgmmaConfig, RowwiseLinear> {
+  static constexpr const char* kName = "weight_only_wgmma";
+  static constexpr auto kFields = kWgmmaFields<WeightOnlyWgmmaConfig>;
+  static constexpr Features kNeeds{.wgmma = true};
+  // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of x, weight and y.
+  static bool takes(const RowwiseLinear& p);
+  static Choice<WeightOnlyWgmmaConfig> choose(const RowwiseLinear& p, const Device& device);
+  static bool fits(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c);
+  static size_t workspace(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c);
+  static cudaError_t launch(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c, void* workspace, cudaStream_t stream);
+  static std::string instances();
+  static std::string instance(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c);
+};
 
 }  // namespace aoext::cuda

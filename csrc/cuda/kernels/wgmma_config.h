@@ -1,6 +1,8 @@
 // How a product by wgmma is cut into tiles, output channels by rows of x.
 #pragma once
 
+#include "cuda/kernels/kernel.h"
+
 namespace aoext::cuda {
 
 struct WgmmaConfig {
@@ -15,7 +17,15 @@ struct WgmmaConfig {
   bool operator==(const WgmmaConfig&) const = default;
 };
 
-// Of each kernel that is cut so.
+template <class Config>
+constexpr auto kWgmmaFields = std::to_array<Field<Config>>({{"block_m", &Config::block_m},
+                                                            {"cluster", &Config::cluster},
+                                                            {"stream_k_blocks", &Config::stream_k_blocks},
+                                                            {"blocks", &Config::blocks},
+                                                            {"block_n", &Config::block_n},
+                                                            {"x_is_left", &Config::x_is_left}});
+
+// One for each kernel that is cut so.
 struct Int4WgmmaConfig : WgmmaConfig {
   bool operator==(const Int4WgmmaConfig&) const = default;
 };

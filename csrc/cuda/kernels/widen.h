@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 
 namespace aoext::cuda {
 

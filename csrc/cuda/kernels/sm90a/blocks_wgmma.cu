@@ -38,7 +38,7 @@ Arranged arranged(const BlockLinear& p, const WgmmaConfig& c, void* workspace) {
 }
 
 template <class T, Element kType, int kGranule, class Shapes>
-cudaError_t launch(Shapes shapes, const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_typed(Shapes shapes, const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   const Arranged a = arranged(p, c, workspace);
   const TensorMap lines = wgmma::lines_map(p, row_bytes(p), c.block_n);
   const TensorMap scale(map_type(p.type), a.scales, CU_TENSOR_MAP_SWIZZLE_NONE, {a.stride, a.groups},
@@ -56,18 +56,18 @@ cudaError_t launch(Shapes shapes, const BlockLinear& p, const WgmmaConfig& c, vo
 }
 
 template <class T>
-cudaError_t launch(const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_typed(const BlockLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   const bool fine = granule(p) < 32 || (granule(p) == 32 && !is_table(p));
   switch (p.weight_type) {
     case Element::int8:
-      return fine ? launch<T, Element::int8, 32>(kShapes8, p, c, workspace, stream)
-                  : launch<T, Element::int8, 128>(kShapes8, p, c, workspace, stream);
+      return fine ? launch_typed<T, Element::int8, 32>(kShapes8, p, c, workspace, stream)
+                  : launch_typed<T, Element::int8, 128>(kShapes8, p, c, workspace, stream);
     case Element::e4m3:
-      return fine ? launch<T, Element::e4m3, 32>(kShapes8, p, c, workspace, stream)
-                  : launch<T, Element::e4m3, 128>(kShapes8, p, c, workspace, stream);
+      return fine ? launch_typed<T, Element::e4m3, 32>(kShapes8, p, c, workspace, stream)
+                  : launch_typed<T, Element::e4m3, 128>(kShapes8, p, c, workspace, stream);
     default:
-      return fine ? launch<T, Element::lut4, 16>(kShapes4, p, c, workspace, stream)
-                  : launch<T, Element::lut4, 32>(kShapes4, p, c, workspace, stream);
+      return fine ? launch_typed<T, Element::lut4, 16>(kShapes4, p, c, workspace, stream)
+                  : launch_typed<T, Element::lut4, 32>(kShapes4, p, c, workspace, stream);
   }
 }
 
@@ -111,22 +111,22 @@ WeightOnlyWgmmaFit those_of(Shapes shapes, const WeightOnlyWgmmaFit& all) {
 
 }  // namespace
 
-BlocksWgmmaConfig choose_blocks_wgmma(const BlockLinear& p, const Device& device) {
+Choice<BlocksWgmmaConfig> KernelOf<BlocksWgmmaConfig>::choose(const BlockLinear& p, const Device& device) {
   const WeightOnlyWgmmaFit fit =
       is_table(p) ? those_of(kShapes4, fits_of(device).int4_wgmma) : those_of(kShapes8, fits_of(device).weight_only_wgmma);
-  return {wgmma::choose(p, stage(p), kMostCluster, fit, device.multiprocessors).config};
+  return wgmma::choose(p, stage(p), kMostCluster, fit, device.multiprocessors).as<BlocksWgmmaConfig>();
 }
 
-bool blocks_wgmma_fits(const BlockLinear& p, const BlocksWgmmaConfig& c) {
+bool KernelOf<BlocksWgmmaConfig>::fits(const BlockLinear& p, const BlocksWgmmaConfig& c) {
   return is_table(p) ? wgmma::fits(kShapes4, p, stage(p), kMostCluster, c) : wgmma::fits(kShapes8, p, stage(p), kMostCluster, c);
 }
 
-size_t blocks_wgmma_workspace(const BlockLinear& p, const BlocksWgmmaConfig& c) {
+size_t KernelOf<BlocksWgmmaConfig>::workspace(const BlockLinear& p, const BlocksWgmmaConfig& c) {
   const Arranged a = arranged(p, c, nullptr);
   return reinterpret_cast<size_t>(a.scales) + static_cast<size_t>(a.groups * a.stride) * 2;
 }
 
-bool blocks_wgmma_takes(const BlockLinear& p) {
+bool KernelOf<BlocksWgmmaConfig>::takes(const BlockLinear& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 256;
   const bool codes = is_table(p) || p.weight_type == Element::int8 || p.weight_type == Element::e4m3;
   const bool blocks = p.block_k >= p.K || p.block_k % (is_table(p) ? 16 : 32) == 0;
@@ -134,16 +134,18 @@ bool blocks_wgmma_takes(const BlockLinear& p) {
          row_bytes(p) % 16 == 0 && p.M < kMost && p.N < kMost && p.K < kMost;
 }
 
-cudaError_t launch_blocks_wgmma(const BlockLinear& p, const BlocksWgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  return p.type == Element::bf16 ? launch<__nv_bfloat16>(p, c, workspace, stream) : launch<__half>(p, c, workspace, stream);
+cudaError_t KernelOf<BlocksWgmmaConfig>::launch(const BlockLinear& p, const BlocksWgmmaConfig& c, void* workspace,
+                                                cudaStream_t stream) {
+  return p.type == Element::bf16 ? launch_typed<__nv_bfloat16>(p, c, workspace, stream)
+                                 : launch_typed<__half>(p, c, workspace, stream);
 }
 
-std::string blocks_wgmma_instances() {
-  return instances_text("blocks_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<BlocksWgmmaConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string blocks_wgmma_instance(const BlockLinear& p, const BlocksWgmmaConfig& c) {
-  return instance_text("blocks_wgmma", kKeyNames, key_of(p, c));
+std::string KernelOf<BlocksWgmmaConfig>::instance(const BlockLinear& p, const BlocksWgmmaConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

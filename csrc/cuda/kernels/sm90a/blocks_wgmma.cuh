@@ -53,15 +53,15 @@ struct BlockWeights {
     int n_, k_tile_;
   };
 
-  // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment. Of 8 bits these are two bytes each of its 16, of which
-  // the four read eight neighbours. Of 4 bits they are a byte each, and a chunk's 32 k are 16 bytes, which all four read: byte t
-  // of each word.
-  template <int kWays>
+  // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment. Codes of 8 bits are two bytes each of its 16, of
+  // which the four read eight neighbours. Codes of 4 bits are a byte each, and a chunk's 32 k are 16 bytes, which all four read:
+  // byte t of each word.
+  template <int kWarpgroupSplits>
   class Reader {
    public:
     __device__ Reader(const BlockWeights& w, uint32_t lines, uint32_t extra, const Thread& me)
         : row_(kept(row_address(lines, me, kTable ? 16 : 32) + (kTable ? 0 : 2 * me.quad))),
-          scale_(extra + me.row() * int(sizeof(T)) + 2 * me.way * (32 / kGranule) * kRowOfScales) {
+          scale_(extra + me.row() * int(sizeof(T)) + 2 * me.split * (32 / kGranule) * kRowOfScales) {
       wait_for_last_kernel();  // arrange_scales
       if constexpr (kTable) {
         table_ = *w.table;
@@ -72,7 +72,7 @@ struct BlockWeights {
     // Rows g and g + 8 of the warp's 16.
     template <class Ring>
     __device__ void load(const Ring& ring, int c) {
-      const uint32_t at = (row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWays>(c) << (kTable ? 4 : 5));
+      const uint32_t at = (row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWarpgroupSplits>(c) << (kTable ? 4 : 5));
       if constexpr (kTable) {
         upper_words_ = load_shared_16(at + ring.step() * kLinesBytes);
         lower_words_ = load_shared_16(at + ring.step() * kLinesBytes + 8 * kLine);
@@ -85,7 +85,7 @@ struct BlockWeights {
         }
       }
       if (kGranule <= 32 || c == 0) {
-        const uint32_t from = scale_ + ring.slot() * kExtraBytes + own_chunk<kWays>(c) * 32 / kGranule * kRowOfScales;
+        const uint32_t from = scale_ + ring.slot() * kExtraBytes + own_chunk<kWarpgroupSplits>(c) * 32 / kGranule * kRowOfScales;
 #pragma unroll
         for (int i = 0; i < kScales; ++i) {
           upper_scale_[i] = load_both(from + i * kRowOfScales);

@@ -45,7 +45,7 @@ struct EightBitWeights {
 
   // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment, two bytes each of its 16. The four read eight
   // neighbours. A chunk has 32 bytes.
-  template <int kWays>
+  template <int kWarpgroupSplits>
   class Reader {
    public:
     __device__ Reader(const EightBitWeights&, uint32_t lines, uint32_t, const Thread& me)
@@ -54,7 +54,7 @@ struct EightBitWeights {
     // Rows g and g + 8 of the warp's 16.
     template <class Ring>
     __device__ void load(const Ring& ring, int c) {
-      const uint32_t at = (row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWays>(c) << 5);
+      const uint32_t at = (row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWarpgroupSplits>(c) << 5);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t from = (at ^ (i / 2 << 4)) + i % 2 * 8 + ring.step() * kLinesBytes;

@@ -25,7 +25,7 @@ constexpr int kReserved = 4096;  // at least what a block of the first kernel ta
 // Applying scales costs the more the smaller the groups, so that other kernels win with fewer rows.
 constexpr int most_rows(int64_t group_size) { return group_size < kTileK ? 32 : 64; }
 
-struct Instance {
+struct BatchKernels {
   void (*stage)(const uint16_t*, char*, int, int64_t);
   void (*stage_codes)(Codes, bool);
   void (*multiply)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
@@ -36,7 +36,7 @@ struct Instance {
 };
 
 template <Element X, Element S, int Sub, int kBlockM>
-Instance instance() {
+BatchKernels batch_kernels() {
   using L = int4_batch::Stage<S, Sub, kBlockM>;
   using Reduction = int4_batch::SplitKReduction<kBlockM>;
   return {int4_batch::stage_kernel<X, Sub, kBlockM>,
@@ -54,7 +54,7 @@ Instance instance() {
 using Key = std::array<int, 4>;
 constexpr std::array<const char*, 4> kKeyNames = {"type", "scale", "sub", "block_m"};
 
-// f(key, instance) of each.
+// f(key, kernels) of each.
 template <class F>
 void for_each_instance(F&& f) {
   each<Element::bf16, Element::fp16>([&](auto x) {
@@ -63,7 +63,7 @@ void for_each_instance(F&& f) {
         each<16, 32, 64>([&](auto block_m) {
           constexpr Element X = decltype(x)::value, S = decltype(s)::value;
           constexpr int kSub = decltype(sub)::value, kBlockM = decltype(block_m)::value;
-          if constexpr (kBlockM <= most_rows(kSub)) f(Key{int(X), int(S), kSub, kBlockM}, instance<X, S, kSub, kBlockM>());
+          if constexpr (kBlockM <= most_rows(kSub)) f(Key{int(X), int(S), kSub, kBlockM}, batch_kernels<X, S, kSub, kBlockM>());
         });
       });
     });
@@ -75,9 +75,9 @@ Key key_of(const Int4Linear& p, const BatchConfig& c) {
 }
 
 // Empty where there is none.
-Instance instance(const Int4Linear& p, const BatchConfig& c) {
-  Instance found{};
-  for_each_instance([&, key = key_of(p, c)](const Key& k, const Instance& i) { found = k == key ? i : found; });
+BatchKernels kernels_of(const Int4Linear& p, const BatchConfig& c) {
+  BatchKernels found{};
+  for_each_instance([&, key = key_of(p, c)](const Key& k, const BatchKernels& i) { found = k == key ? i : found; });
   return found;
 }
 
@@ -87,7 +87,7 @@ struct Launch {
 };
 
 // The parameters of a configuration, and the memory it takes; false if it does not fit.
-bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels, Launch& out) {
+bool lay_out(const Int4Linear& p, const BatchConfig& c, const BatchKernels& kernels, Launch& out) {
   Params& w = out.params;
   w.N = p.N, w.bias = p.bias, w.row_scale = p.row_scale, w.y = p.y, w.M = static_cast<int>(p.M);
   w.scale_k_tiles = static_cast<int>(std::max<int64_t>(p.group_size / kTileK, 1));
@@ -106,14 +106,14 @@ bool lay_out(const Int4Linear& p, const BatchConfig& c, const Instance& kernels,
   return w.depth >= 2;
 }
 
-// Of x as the first kernel leaves it.
-size_t x_bytes(const Int4Linear& p, const Instance& kernels) {
+// The bytes of x as the first kernel leaves it.
+size_t x_bytes(const Int4Linear& p, const BatchKernels& kernels) {
   return static_cast<size_t>(ceil_div(p.K / kTileK, int4_batch::kPairKTiles)) * kernels.pair_bytes;
 }
 
 }  // namespace
 
-bool int4_batch_takes(const Int4Linear& p) {
+bool KernelOf<BatchConfig>::takes(const Int4Linear& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   const bool groups = p.group_size == 32 || p.group_size == 64 || p.group_size % kTileK == 0;
   return groups && p.M <= most_rows(p.group_size) && p.type != Element::fp32 &&
@@ -122,12 +122,12 @@ bool int4_batch_takes(const Int4Linear& p) {
 }
 
 // By a model of the time: turns of so many stages.
-Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device) {
+Choice<BatchConfig> KernelOf<BatchConfig>::choose(const Int4Linear& p, const Device& device) {
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const BatchFit& fit = fits_of(device).int4_batch;
   const BatchFit::Tile& cost =
       *std::find_if(std::begin(fit.tiles), std::end(fit.tiles), [&](const BatchFit::Tile& tile) { return p.M <= tile.block_m; });
-  const Instance kernels = instance(p, BatchConfig{cost.block_m});
+  const BatchKernels kernels = kernels_of(p, BatchConfig{cost.block_m});
   Choice<BatchConfig> best;
   for (int k_splits = 1; k_splits <= 4; k_splits *= 2) {
     const int64_t tiles = ceil_div(p.N, kBatchRows / k_splits), stages = ceil_div(p.K / kTileK, int4_batch::kPairKTiles);
@@ -150,20 +150,20 @@ Choice<BatchConfig> choose_int4_batch(const Int4Linear& p, const Device& device)
   return best;
 }
 
-bool int4_batch_fits(const Int4Linear& p, const BatchConfig& c) {
+bool KernelOf<BatchConfig>::fits(const Int4Linear& p, const BatchConfig& c) {
   const bool k_splits = c.k_splits == 1 || c.k_splits == 2 || c.k_splits == 4;
-  const Instance kernels = instance(p, c);
+  const BatchKernels kernels = kernels_of(p, c);
   Launch l;
   return kernels.multiply && k_splits && p.M <= c.block_m && c.cluster >= 1 && c.blocks >= 1 && lay_out(p, c, kernels, l);
 }
 
-size_t int4_batch_workspace(const Int4Linear& p, const BatchConfig& c) {
-  return x_bytes(p, instance(p, c)) + (p.quantizes ? c.block_m * sizeof(float) : 0);
+size_t KernelOf<BatchConfig>::workspace(const Int4Linear& p, const BatchConfig& c) {
+  return x_bytes(p, kernels_of(p, c)) + (p.quantizes ? c.block_m * sizeof(float) : 0);
 }
 
-cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
-  if (!int4_batch_takes(p) || !int4_batch_fits(p, c)) return cudaErrorInvalidValue;
-  const Instance kernels = instance(p, c);
+cudaError_t KernelOf<BatchConfig>::launch(const Int4Linear& p, const BatchConfig& c, void* workspace, cudaStream_t stream) {
+  if (!takes(p) || !fits(p, c)) return cudaErrorInvalidValue;
+  const BatchKernels kernels = kernels_of(p, c);
   Launch l;
   lay_out(p, c, kernels, l);
   auto* const x = static_cast<char*>(workspace);
@@ -189,21 +189,22 @@ cudaError_t launch_int4_batch(const Int4Linear& p, const BatchConfig& c, void* w
   };
   const cudaError_t error =
       p.code == p.type
-          ? launch(kernels.stage, stage(l.params.k_tiles, c.block_m * 4), static_cast<const uint16_t*>(p.x), x, l.params.M, p.K)
-          : launch(kernels.stage_codes, stage(dim3(ceil_div(p.K / 8, kBlockVectors), c.block_m), kCodesThreads),
-                   Codes{p.x, row_scale, x, p.K, l.params.M, p.quantizes}, p.code == Element::int8);
+          ? cuda::launch(kernels.stage, stage(l.params.k_tiles, c.block_m * 4), static_cast<const uint16_t*>(p.x), x, l.params.M,
+                         p.K)
+          : cuda::launch(kernels.stage_codes, stage(dim3(ceil_div(p.K / 8, kBlockVectors), c.block_m), kCodesThreads),
+                         Codes{p.x, row_scale, x, p.K, l.params.M, p.quantizes}, p.code == Element::int8);
   if (error != cudaSuccess) return error;
   const Grid multiply{static_cast<unsigned>(c.blocks),  int4_batch::kThreads, static_cast<size_t>(l.shared), stream,
                       static_cast<unsigned>(c.cluster), Overlap::always};
-  return launch(kernels.multiply, multiply, w.map, scale.map, zero.map, l.params);
+  return cuda::launch(kernels.multiply, multiply, w.map, scale.map, zero.map, l.params);
 }
 
-std::string int4_batch_instances() {
-  return instances_text("int4_batch", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<BatchConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string int4_batch_instance(const Int4Linear& p, const BatchConfig& c) {
-  return instance_text("int4_batch", kKeyNames, key_of(p, c));
+std::string KernelOf<BatchConfig>::instance(const Int4Linear& p, const BatchConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -153,7 +153,7 @@ __device__ __forceinline__ void PairX<Sub, kBlockM>::store_sum(char* pair, int i
   }
 }
 
-// Of a lane's two output channels.
+// Scales and zero points of a lane's two output channels.
 template <Element X, Element S>
 class Affine {
  public:

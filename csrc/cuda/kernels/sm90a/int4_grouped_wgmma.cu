@@ -17,12 +17,12 @@ constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 64, 
 
 WgmmaConfig tile_of(const GroupedWgmmaConfig& c) { return {c.block_m, 1, 0, c.blocks, c.block_n}; }
 
-int64_t most_tiles(const GroupedInt4Linear& p, int block_n, int block_m) {
+int64_t most_tiles(const Int4Linear& p, int block_n, int block_m) {
   return ceil_div(p.N, block_n) * most_row_tiles(p.M, p.experts, block_m);
 }
 
 template <class T, class S, int kScaleChunks>
-cudaError_t launch(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config, cudaStream_t stream) {
+cudaError_t launch_typed(const Int4Linear& p, const GroupedWgmmaConfig& config, cudaStream_t stream) {
   const int64_t group_size = counted_group_size(p), scale_rows = group_size < kStage ? kStage / group_size : 1;
   const int64_t groups = ceil_div(p.K, group_size), scale_bytes = p.N * int64_t{sizeof(S)};
   const auto scale_map = [&](const void* data) {
@@ -44,7 +44,7 @@ cudaError_t launch(const GroupedInt4Linear& p, const GroupedWgmmaConfig& config,
 }  // namespace
 
 // By the model of int4_wgmma, for as many tiles as experts.h expects.
-Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p, const Device& device) {
+Choice<GroupedWgmmaConfig> KernelOf<GroupedWgmmaConfig>::choose(const Int4Linear& p, const Device& device) {
   const WeightOnlyWgmmaFit& model = fits_of(device).int4_wgmma;
   const auto k_steps = static_cast<double>(ceil_div(p.K, kStage) * (kStage / wgmma::kStep));
   Choice<GroupedWgmmaConfig> best;
@@ -61,25 +61,27 @@ Choice<GroupedWgmmaConfig> choose_int4_grouped_wgmma(const GroupedInt4Linear& p,
   return best;
 }
 
-bool int4_grouped_wgmma_fits(const GroupedInt4Linear&, const GroupedWgmmaConfig& c) {
+bool KernelOf<GroupedWgmmaConfig>::fits(const Int4Linear&, const GroupedWgmmaConfig& c) {
   return c.blocks > 0 && wgmma::with_tile(kShapes, tile_of(c), [](auto) { return cudaSuccess; }) == cudaSuccess;
 }
 
-bool int4_grouped_wgmma_takes(const GroupedInt4Linear& p) {
-  return int4_wgmma_takes(p) && p.experts <= kMostExperts && most_tiles(p, /*block_n=*/64, /*block_m=*/32) < int64_t{1} << 31;
+bool KernelOf<GroupedWgmmaConfig>::takes(const Int4Linear& p) {
+  return KernelOf<Int4WgmmaConfig>::takes(p) && p.experts <= kMostExperts &&
+         most_tiles(p, /*block_n=*/64, /*block_m=*/32) < int64_t{1} << 31;
 }
 
-cudaError_t launch_int4_grouped_wgmma(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c, cudaStream_t stream) {
-  return int4_wgmma::with_types(p,
-                                [&]<class T, class S, int kScaleChunks>() { return launch<T, S, kScaleChunks>(p, c, stream); });
+cudaError_t KernelOf<GroupedWgmmaConfig>::launch(const Int4Linear& p, const GroupedWgmmaConfig& c, void* /*workspace*/,
+                                                 cudaStream_t stream) {
+  return int4_wgmma::with_types(
+      p, [&]<class T, class S, int kScaleChunks>() { return launch_typed<T, S, kScaleChunks>(p, c, stream); });
 }
 
-std::string int4_grouped_wgmma_instances() {
-  return instances_text("int4_grouped_wgmma", int4_wgmma::kKeyNames, [](auto&& f) { int4_wgmma::for_each_instance(kShapes, f); });
+std::string KernelOf<GroupedWgmmaConfig>::instances() {
+  return instances_text(kName, int4_wgmma::kKeyNames, [](auto&& f) { int4_wgmma::for_each_instance(kShapes, f); });
 }
 
-std::string int4_grouped_wgmma_instance(const GroupedInt4Linear& p, const GroupedWgmmaConfig& c) {
-  return instance_text("int4_grouped_wgmma", int4_wgmma::kKeyNames, int4_wgmma::key_of(p, c));
+std::string KernelOf<GroupedWgmmaConfig>::instance(const Int4Linear& p, const GroupedWgmmaConfig& c) {
+  return instance_text(kName, int4_wgmma::kKeyNames, int4_wgmma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -14,7 +14,7 @@ constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/96, 128>
     kShapes;
 
 template <class T, class S, int kScaleChunks>
-cudaError_t launch(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
+cudaError_t launch_typed(const Int4Linear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   const int64_t group_size = counted_group_size(p), scale_rows = group_size < kStage ? kStage / group_size : 1;
   const int64_t groups = ceil_div(p.K, group_size);
   const auto scale_map = [&](const void* data) {
@@ -37,32 +37,37 @@ constexpr int kMostCluster = 2;
 
 }  // namespace
 
-Choice<WgmmaConfig> choose_int4_wgmma(const Int4Linear& p, const Device& device) {
-  return wgmma::choose(p, kStage, kMostCluster, fits_of(device).int4_wgmma, device.multiprocessors);
+Choice<Int4WgmmaConfig> KernelOf<Int4WgmmaConfig>::choose(const Int4Linear& p, const Device& device) {
+  return wgmma::choose(p, kStage, kMostCluster, fits_of(device).int4_wgmma, device.multiprocessors).as<Int4WgmmaConfig>();
 }
 
-bool int4_wgmma_fits(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::fits(kShapes, p, kStage, kMostCluster, c); }
+bool KernelOf<Int4WgmmaConfig>::fits(const Int4Linear& p, const Int4WgmmaConfig& c) {
+  return wgmma::fits(kShapes, p, kStage, kMostCluster, c);
+}
 
-size_t int4_wgmma_workspace(const Int4Linear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
+size_t KernelOf<Int4WgmmaConfig>::workspace(const Int4Linear& p, const Int4WgmmaConfig& c) {
+  return wgmma::workspace_bytes(p, kStage, c);
+}
 
-bool int4_wgmma_takes(const Int4Linear& p) {
+bool KernelOf<Int4WgmmaConfig>::takes(const Int4Linear& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - kStage;
   const bool groups = (p.group_size % 32 == 0 && kStage % p.group_size == 0) || p.group_size % kStage == 0 || p.group_size == p.K;
   return groups && p.type != Element::fp32 && (p.scale_type == p.type || p.scale_type == Element::fp32) && p.K % 32 == 0 &&
          p.N % 8 == 0 && p.N >= 32 && p.M < kMost && p.N < kMost && p.K < kMost;
 }
 
-cudaError_t launch_int4_wgmma(const Int4Linear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t KernelOf<Int4WgmmaConfig>::launch(const Int4Linear& p, const Int4WgmmaConfig& c, void* workspace,
+                                              cudaStream_t stream) {
   return int4_wgmma::with_types(
-      p, [&]<class T, class S, int kScaleChunks>() { return launch<T, S, kScaleChunks>(p, c, workspace, stream); });
+      p, [&]<class T, class S, int kScaleChunks>() { return launch_typed<T, S, kScaleChunks>(p, c, workspace, stream); });
 }
 
-std::string int4_wgmma_instances() {
-  return instances_text("int4_wgmma", int4_wgmma::kKeyNames, [](auto&& f) { int4_wgmma::for_each_instance(kShapes, f); });
+std::string KernelOf<Int4WgmmaConfig>::instances() {
+  return instances_text(kName, int4_wgmma::kKeyNames, [](auto&& f) { int4_wgmma::for_each_instance(kShapes, f); });
 }
 
-std::string int4_wgmma_instance(const Int4Linear& p, const WgmmaConfig& c) {
-  return instance_text("int4_wgmma", int4_wgmma::kKeyNames, int4_wgmma::key_of(p, c));
+std::string KernelOf<Int4WgmmaConfig>::instance(const Int4Linear& p, const Int4WgmmaConfig& c) {
+  return instance_text(kName, int4_wgmma::kKeyNames, int4_wgmma::key_of(p, c));
 }
 
 }  // namespace aoext::cuda

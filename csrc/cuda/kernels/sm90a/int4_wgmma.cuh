@@ -15,7 +15,7 @@ inline int64_t counted_group_size(const Int4Linear& p) {
   return p.group_size == p.K ? ceil_div(p.K, kInt4Stage) * kInt4Stage : p.group_size;
 }
 
-// Of a stage: groups of 32 have one, those of 64 two, longer ones four.
+// The chunks of a stage that share scales: one for groups of 32, two for those of 64, four for longer ones.
 inline int scale_chunks(const Int4Linear& p) {
   const int64_t group_size = counted_group_size(p);
   return group_size < 64 ? 1 : group_size < 128 ? 2 : 4;
@@ -145,26 +145,27 @@ struct Int4Weights {
 
   // Lane t of four holds k = 2t, 2t + 1 and 2t + 8, 2t + 9 of a fragment: bytes t and t + 4 of its 8. The four read them from one
   // word of shared memory. A chunk has 16 bytes.
-  template <int kWays>
+  template <int kWarpgroupSplits>
   class Reader {
    public:
     __device__ Reader(const Int4Weights& w, uint32_t lines, uint32_t extra, const Thread& me)
-        : row_(kept(row_address(lines, me, 16) + me.quad)), scale_(extra + me.row() * int(sizeof(S))), way_(me.way) {
+        : row_(kept(row_address(lines, me, 16) + me.quad)), scale_(extra + me.row() * int(sizeof(S))), split_(me.split) {
       group_shift_ = w.group_size < kStage ? 26 - __clz(w.group_size) : 3;
     }
 
     // Rows g and g + 8 of the warp's 16.
     template <class Ring>
     __device__ void load(const Ring& ring, int c) {
-      const uint32_t at = ((row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWays>(c) << 4)) + ring.step() * kLinesBytes;
+      const uint32_t at =
+          ((row_ + ring.round() * kLinesBytes) ^ (own_chunk<kWarpgroupSplits>(c) << 4)) + ring.step() * kLinesBytes;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         upper_[i] = load_shared_byte(at + 4 * i);
         lower_[i] = load_shared_byte(at + 4 * i + 8 * kLine);
       }
-      if (own_chunk<kWays>(c) % kScaleChunks == 0) {
-        const uint32_t from =
-            scale_ + ring.slot() * kExtraBytes + ((own_chunk<kWays>(c) + 2 * way_) >> group_shift_) * (kBlockN * int(sizeof(S)));
+      if (own_chunk<kWarpgroupSplits>(c) % kScaleChunks == 0) {
+        const uint32_t from = scale_ + ring.slot() * kExtraBytes +
+                              ((own_chunk<kWarpgroupSplits>(c) + 2 * split_) >> group_shift_) * (kBlockN * int(sizeof(S)));
         constexpr uint32_t kRow8 = 8 * sizeof(S);
         upper_affine_.scale = Affine<T, S>::load(from), upper_affine_.zero = Affine<T, S>::load(from + kZeros);
         lower_affine_.scale = Affine<T, S>::load(from + kRow8), lower_affine_.zero = Affine<T, S>::load(from + kRow8 + kZeros);
@@ -181,7 +182,7 @@ struct Int4Weights {
 
    private:
     uint32_t row_, scale_;
-    int way_, group_shift_;  // chunks of 32 k to groups of a stage
+    int split_, group_shift_;  // chunks of 32 k to groups of a stage
     uint32_t upper_[4], lower_[4];
     Affine<T, S> upper_affine_, lower_affine_;
   };

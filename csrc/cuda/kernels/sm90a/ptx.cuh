@@ -31,7 +31,7 @@ __device__ inline void copy_tile(uint32_t destination, const CUtensorMap* map, u
       : "memory");
 }
 
-// Of matrix z of many.
+// The same for matrix z of many.
 __device__ inline void copy_matrix_tile(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
@@ -53,7 +53,7 @@ __device__ inline void copy_bytes(uint32_t destination, const void* source, uint
 
 // ---- Clusters ----
 
-// Of blocks along x: the cluster's place among all, and the block's in it.
+// The cluster's place among all along x, and the block's in it.
 __device__ inline int cluster_index() {
   int index;
   asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
@@ -90,7 +90,7 @@ __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" 
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // A matrix in shared memory without swizzle, in cores of 8 rows by 16 bytes: bytes from one to the next along k, and along rows.
-// Of an address 18 bits count; in a cluster those above tell the block.
+// 18 bits of an address count; in a cluster those above tell the block.
 __device__ inline uint64_t matrix_descriptor(uint32_t address, int k_bytes, int row_bytes) {
   return uint64_t(row_bytes >> 4) << 32 | uint64_t(k_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }

@@ -6,7 +6,7 @@
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/rowwise_wgmma.cuh"
-#include "cuda/kernels/sm90a/rowwise_wgmma_tiles.h"
+#include "cuda/kernels/sm90a/rowwise_wgmma_choice.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
 
 namespace aoext::cuda {
@@ -118,14 +118,15 @@ Key key_of(const RowwiseLinear& p, const WgmmaConfig& c) {
 
 }  // namespace
 
-WgmmaConfig choose_rowwise_wgmma(const RowwiseLinear& p, const Device& device) {
+Choice<RowwiseWgmmaConfig> KernelOf<RowwiseWgmmaConfig>::choose(const RowwiseLinear& p, const Device& device) {
   return wgmma::choose_tiles(
-      {p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device,
-      [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.block_m); },
-      [](const auto& tile) { return !wgmma::is_x_left(tile.height); });
+             {p.M, p.N, p.K, p.type == Element::int8, wgmma::kLine}, device, fits_of(device).rowwise_wgmma.tiles,
+             [&](const auto& tile, int) { return has_tile(p.type, p.output, tile.height, tile.block_m); },
+             [](const auto& tile) { return !wgmma::is_x_left(tile.height); })
+      .as<RowwiseWgmmaConfig>();
 }
 
-bool rowwise_wgmma_takes(const RowwiseLinear& p) {
+bool KernelOf<RowwiseWgmmaConfig>::takes(const RowwiseLinear& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 256;  // tiles end below 2^31
   const bool half = p.output == Element::bf16 || p.output == Element::fp16;
   const bool word = p.output == Element::fp32 || p.output == Element::int32;
@@ -133,7 +134,7 @@ bool rowwise_wgmma_takes(const RowwiseLinear& p) {
          is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
+bool KernelOf<RowwiseWgmmaConfig>::fits(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
   bool tile = false;
   for_each_tile([&](auto t) { tile = tile || (t.is_of(c) && has_tile(p.type, p.output, t.kBlockN, t.kBlockM)); });
   if (!tile || c.block_n < 16 || c.block_n % 16 != 0 || c.stream_k_blocks != 0 || c.cluster < 1 || c.cluster > 2 || c.blocks < 1)
@@ -142,8 +143,9 @@ bool rowwise_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
   return schedule_fits(s, c.blocks) && !(c.x_is_left && s.whole_tiles < s.tiles);
 }
 
-cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, cudaStream_t stream) {
-  if (!rowwise_wgmma_fits(p, c)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<RowwiseWgmmaConfig>::launch(const RowwiseLinear& p, const RowwiseWgmmaConfig& c, void* /*workspace*/,
+                                                 cudaStream_t stream) {
+  if (!fits(p, c)) return cudaErrorInvalidValue;
   switch (p.weight_type) {
     case Element::int8: return launch_output<Element::int8>(p, c, stream);
     case Element::e4m3: return launch_output<Element::e4m3>(p, c, stream);
@@ -152,12 +154,12 @@ cudaError_t launch_rowwise_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, c
   }
 }
 
-std::string rowwise_wgmma_instances() {
-  return instances_text("rowwise_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<RowwiseWgmmaConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string rowwise_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c) {
-  return instance_text("rowwise_wgmma", kKeyNames, key_of(p, c));
+std::string KernelOf<RowwiseWgmmaConfig>::instance(const RowwiseLinear& p, const RowwiseWgmmaConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

@@ -14,7 +14,7 @@
 // multiprocessor. Tiles that do not fill a last turn are shared along K (tile_scheduler.h).
 //
 // Accumulation. int8: int32, exact. float8: the tensor cores keep 14 bits of a sum and cut off the rest, so after every 128 k, or
-// 64 where results are fp16, the sum is added to a float32 in other registers. Of random positive numbers a row is off by 2e-4
+// 64 where results are fp16, the sum is added to a float32 in other registers. With random positive numbers a row is off by 2e-4
 // after 64 k, 7e-4 after 128, 2e-3 after 256, 6e-3 after 512, however long K is. While one warpgroup adds, the other multiplies.
 //
 // What was tried and not kept: benchmarks/cuda.md.
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kRowwiseThreads, 1)
     const auto free = [&](int slot) {  // after wgmma_wait, which synchronises a warp
       if (arrives(lane)) barrier_arrive(empty + 8 * slot);
     };
-    // Of the current stage: this warpgroup's rows of the left operand, and the right operand from a column on.
+    // This warpgroup's rows of the left operand in the current stage, and the right operand from a column on.
     const auto left = [&] {
       const int first = (L::kXIsLeft ? L::kWBytes : 0) + (kHigh ? me.group * 64 * kLine : 0);
       return matrix_of_lines(lines_descriptor(shared + ring.slot() * L::kStage + first));

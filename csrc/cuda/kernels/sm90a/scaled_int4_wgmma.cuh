@@ -265,7 +265,7 @@ class Int4Consumer {
       for (uint32_t& four : step) four = unpack_nibbles<kType>(four);
   }
 
-  // Of this thread's two output channels.
+  // The scales of this thread's two output channels.
   __device__ void load_scales(int slot, int sub, float (&scale)[2]) const {
     const uint32_t from = shared_ + L::kScales + slot * L::kStageScales + sub * L::kChunkScales;
     if (a_.scale_type == Element::fp32) {

@@ -62,7 +62,7 @@ bool are_chunks(int64_t group, int64_t K, int chunk) { return group % chunk == 0
 }  // namespace
 
 ScaledKind scaled_kind(const ScaledLinear& p) {
-  if (p.int4) {
+  if (is_int4(p)) {
     const int sub = are_chunks(p.w_group, p.K, kLine) ? 1 : are_chunks(p.w_group, p.K, kLine / 2) ? 2 : 4;
     return {ScaledBy::group, std::max(sub, least_sub(p.type, p.output))};
   }
@@ -79,7 +79,7 @@ ChunkSums scaled_sums(const ScaledLinear& p) {
   return {nullptr, chunk, ceil_div(p.K, kSumChunks * chunk)};
 }
 
-bool scaled_wgmma_takes(const ScaledLinear& p) {
+bool KernelOf<ScaledWgmmaConfig>::takes(const ScaledLinear& p) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 256;  // tiles end below 2^31
   constexpr int kLeast = 32;
   const ScaledKind kind = scaled_kind(p);
@@ -96,12 +96,12 @@ bool scaled_wgmma_takes(const ScaledLinear& p) {
          is_aligned(p.weight) && is_aligned(p.y) && std::max({p.M, p.N, p.K}) <= kMost;
 }
 
-Choice<WgmmaConfig> choose_scaled_wgmma(const ScaledLinear& p, const Device& device) {
+Choice<ScaledWgmmaConfig> KernelOf<ScaledWgmmaConfig>::choose(const ScaledLinear& p, const Device& device) {
   const ScaledKind kind = scaled_kind(p);
-  const TileProblem problem{p.M, p.N, p.K, p.type == Element::int8, p.int4 ? kLine / 2 : kLine};
+  const TileProblem problem{p.M, p.N, p.K, p.type == Element::int8, is_int4(p) ? kLine / 2 : kLine};
   const auto has = [&](const auto& tile, int rows) { return tile.height == rows && is_tile_of(p, rows, tile.block_m); };
   const auto shares = [&](const auto& tile) { return !is_x_left(kind.by, tile.block_m); };
-  if (p.int4) return choose_tiles(problem, device, fits_of(device).scaled_int4_tiles, has, shares);
+  if (is_int4(p)) return choose_tiles(problem, device, fits_of(device).scaled_int4_tiles, has, shares).as<ScaledWgmmaConfig>();
   auto best = choose_tiles(problem, device, fits_of(device).rowwise_wgmma.tiles, has, shares);
   // Many rows of x, and tiles of BLOCK_N = 64 only: what was not measured.
   if (best.config.block_m == 0) {
@@ -110,10 +110,10 @@ Choice<WgmmaConfig> choose_scaled_wgmma(const ScaledLinear& p, const Device& dev
     best.config = {kPairN, 1, 0, static_cast<int>(even_blocks(tiles, 1, device.multiprocessors)), kLow, 0};
   }
   best.config.x_is_left = is_x_left(kind.by, best.config.block_m);
-  return best;
+  return best.as<ScaledWgmmaConfig>();
 }
 
-bool scaled_wgmma_fits(const ScaledLinear& p, const WgmmaConfig& c) {
+bool KernelOf<ScaledWgmmaConfig>::fits(const ScaledLinear& p, const ScaledWgmmaConfig& c) {
   const bool x_is_left = is_x_left(scaled_kind(p).by, c.block_m);
   if (!is_tile_of(p, c.block_n, c.block_m) || c.x_is_left != x_is_left) return false;
   if (c.stream_k_blocks != 0 || c.cluster < 1 || c.cluster > (x_is_left ? 1 : 2) || c.blocks < 1) return false;
@@ -124,15 +124,16 @@ int64_t scaled_wgmma_pitch(const ScaledLinear& p, const WgmmaConfig& c) {
   return is_x_left(scaled_kind(p).by, c.block_m) ? chunk_pitch(p.M) : 0;
 }
 
-size_t scaled_wgmma_workspace(const ScaledLinear& p, const WgmmaConfig& c) {
+size_t KernelOf<ScaledWgmmaConfig>::workspace(const ScaledLinear& p, const ScaledWgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
   if (kind.by == ScaledBy::group) return p.sums.sums == nullptr ? p.M * scaled_sums(p).lines * kSumLine * kSumBytes : 0;
   const int64_t chunks = p.x_scale_pitch > 0 ? 0 : x_groups(p);  // that are still to be laid out
   return static_cast<size_t>(scaled_wgmma_pitch(p, c) * chunks) * sizeof(float);
 }
 
-cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  if (!scaled_wgmma_fits(p, c)) return cudaErrorInvalidValue;
+cudaError_t KernelOf<ScaledWgmmaConfig>::launch(const ScaledLinear& p, const ScaledWgmmaConfig& c, void* workspace,
+                                                cudaStream_t stream) {
+  if (!fits(p, c)) return cudaErrorInvalidValue;
   const ScaledKind kind = scaled_kind(p);
   if (kind.by == ScaledBy::row) return launch_scaled_row(p, c, stream);
   if (kind.by == ScaledBy::group) return launch_scaled_int4(p, c, workspace, stream);
@@ -143,13 +144,13 @@ cudaError_t launch_scaled_wgmma(const ScaledLinear& p, const WgmmaConfig& c, voi
   return error != cudaSuccess ? error : launch_scaled_tile(p, c, by_chunks, stream);
 }
 
-std::string scaled_wgmma_instances() {
-  return instances_text("scaled_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<ScaledWgmmaConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string scaled_wgmma_instance(const ScaledLinear& p, const WgmmaConfig& c) {
+std::string KernelOf<ScaledWgmmaConfig>::instance(const ScaledLinear& p, const ScaledWgmmaConfig& c) {
   const ScaledKind kind = scaled_kind(p);
-  return instance_text("scaled_wgmma", kKeyNames, Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.block_n, c.block_m});
+  return instance_text(kName, kKeyNames, Key{int(kind.by), kind.sub, int(p.type), int(p.output), c.block_n, c.block_m});
 }
 
 }  // namespace aoext::cuda

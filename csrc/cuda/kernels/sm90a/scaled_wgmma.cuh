@@ -219,7 +219,7 @@ class ScaledConsumer {
     next_ -= work.k_tiles;
   }
 
-  // Of a warpgroup in the tile: the first row of x that it multiplies.
+  // The first row of x in the tile that a warpgroup multiplies.
   __device__ int first_m() const { return kXIsLeft ? me_.group * (kBlockM / 2) : 0; }
 
  private:
@@ -250,7 +250,7 @@ class ScaledConsumer {
   __device__ uint64_t of_x(int piece) const {
     return matrix_of_lines(lines_descriptor(shared_ + ring_.slot() * L::kStage + L::kWBytes + (first_m() + piece * 64) * kLine));
   }
-  // Of a chunk in a stage: where the scales of x begin.
+  // Where the scales of x for a chunk of a stage begin.
   __device__ uint32_t x_values(int slot, int sub) const {
     return shared_ + L::kValues + slot * L::kStageValues + sub * kBlockM * 4;
   }
@@ -267,7 +267,7 @@ class ScaledConsumer {
     }
   }
 
-  // Of this thread's two output channels, or the tile's.
+  // The scales of this thread's two output channels, or the tile's.
   __device__ void load_w_scales(int slot, int sub, float (&scale)[2]) const {
     const bool wide = a_.scale_type == Element::fp32;
     const uint32_t values = x_values(slot, 0) + L::kXValues;

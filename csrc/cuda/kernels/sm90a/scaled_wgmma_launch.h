@@ -4,7 +4,7 @@
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/scaled_wgmma.h"
-#include "cuda/kernels/sm90a/rowwise_wgmma_tiles.h"
+#include "cuda/kernels/sm90a/rowwise_wgmma_choice.h"
 #include "cuda/kernels/sm90a/scaled_wgmma.cuh"
 #include "cuda/kernels/sm90a/tensor_map.h"
 

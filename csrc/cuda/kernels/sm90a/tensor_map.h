@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 
 namespace aoext::cuda {
 

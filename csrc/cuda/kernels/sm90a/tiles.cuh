@@ -26,9 +26,9 @@ namespace aoext::cuda::wgmma {
 constexpr int kPairN = 128;  // output channels of two warpgroups, 64 each
 constexpr int kPair = 256;   // threads of two warpgroups
 constexpr int kPairWarps = kPair / 32;
-// Named barriers: of all consumers, in the reduction over ways; of each warpgroup; of all threads with sums of a tile, in the
+// Named barriers: of all consumers, in the reduction over splits; of each warpgroup; of all threads with sums of a tile, in the
 // reductions over blocks.
-constexpr int kWaysBarrier = 1, kGroupBarrier = 2, kReductionBarrier = 5;
+constexpr int kSplitsBarrier = 1, kGroupBarrier = 2, kReductionBarrier = 5;
 constexpr int kLine = 128;   // bytes of a row in shared memory, swizzled by the bulk tensor copies
 constexpr int kRaster = 32;  // tiles along N that run at the same time, so that L2 serves x and w
 
@@ -149,9 +149,9 @@ __device__ inline uint64_t matrix_of_lines(uint32_t descriptor) { return uint64_
 
 // A consumer thread. It holds the sums of rows row(), row() + 8 of the instruction by columns 8 j + 2 quad, 8 j + 2 quad + 1.
 struct Thread {
-  int way, group;  // which k-split of the warpgroups, which warpgroup of that
-  int lane, quad;  // quad: place among four
-  int warp_row;    // first of the warp's 16 rows of the instruction
+  int split, group;  // which k-split of the warpgroups, which warpgroup of that
+  int lane, quad;    // quad: place among four
+  int warp_row;      // first of the warp's 16 rows of the instruction
   __device__ int row() const { return warp_row + lane / 4; }
 };
 
@@ -176,34 +176,34 @@ __device__ constexpr int sum_offset(int j) {
   return (j / 4 * 8 + j % 2) * sum_pitch(kBlockN) + j / 2 % 2 * 32;
 }
 
-// Shared memory for the reduction over ways, some rows of x at a time.
-template <int kWays, int kBlockN, int kBlockM>
+// Shared memory for the reduction over splits, some rows of x at a time.
+template <int kWarpgroupSplits, int kBlockN, int kBlockM>
 struct Handing {
   static constexpr int kChunk = kBlockM < 64 ? kBlockM : kBlockM % 64 == 0 ? 64 : 32;
-  static constexpr int kWayBytes = kChunk * sum_pitch(kBlockN);
-  static constexpr int kBytes = (kWays - 1) * kWayBytes;
+  static constexpr int kSplitBytes = kChunk * sum_pitch(kBlockN);
+  static constexpr int kBytes = (kWarpgroupSplits - 1) * kSplitBytes;
 };
 
-// Split-K reduction over ways: the first adds the sums of all, in their order.
-template <int kWays, int kBlockN, int kBlockM, class Sum>
-__device__ inline void reduce_ways(Sum (&sums)[kBlockM / 2], const Thread& me, uint32_t memory) {
-  using H = Handing<kWays, kBlockN, kBlockM>;
-  constexpr int kThreads = kWays * 2 * kBlockN;
+// Split-K reduction over splits: the first adds the sums of all, in their order.
+template <int kWarpgroupSplits, int kBlockN, int kBlockM, class Sum>
+__device__ inline void reduce_warpgroup_splits(Sum (&sums)[kBlockM / 2], const Thread& me, uint32_t memory) {
+  using H = Handing<kWarpgroupSplits, kBlockN, kBlockM>;
+  constexpr int kThreads = kWarpgroupSplits * 2 * kBlockN;
   const uint32_t mine = memory + 2 * me.quad * sum_pitch(kBlockN) + me.row() * 4;
 #pragma unroll
   for (int c = 0; c < kBlockM / H::kChunk; ++c) {
-    sync_threads_of(kWaysBarrier, kThreads);  // the first may still read here, or store the last tile
+    sync_threads_of(kSplitsBarrier, kThreads);  // the first may still read here, or store the last tile
 #pragma unroll
     for (int j = 0; j < H::kChunk / 2; ++j)
-      if (me.way > 0)
-        store_shared(mine + (me.way - 1) * H::kWayBytes + sum_offset<kBlockN>(j), bits<float>(sums[c * H::kChunk / 2 + j]));
-    sync_threads_of(kWaysBarrier, kThreads);
+      if (me.split > 0)
+        store_shared(mine + (me.split - 1) * H::kSplitBytes + sum_offset<kBlockN>(j), bits<float>(sums[c * H::kChunk / 2 + j]));
+    sync_threads_of(kSplitsBarrier, kThreads);
 #pragma unroll
-    for (int way = 1; way < kWays; ++way)
+    for (int split = 1; split < kWarpgroupSplits; ++split)
 #pragma unroll
       for (int j = 0; j < H::kChunk / 2; ++j)
-        if (me.way == 0)
-          sums[c * H::kChunk / 2 + j] += bits<Sum>(load_shared(mine + (way - 1) * H::kWayBytes + sum_offset<kBlockN>(j)));
+        if (me.split == 0)
+          sums[c * H::kChunk / 2 + j] += bits<Sum>(load_shared(mine + (split - 1) * H::kSplitBytes + sum_offset<kBlockN>(j)));
   }
 }
 
@@ -225,14 +225,14 @@ __device__ inline void share_out(const Sum (&sums)[kSums], Sum (&mine)[kSums / 2
   const uint32_t from = memory + (group ^ 1) * kAtOnce * kVectorBytes + threadIdx.x % 128 * 16;
 #pragma unroll
   for (int first = 0; first < S::kVectors; first += kAtOnce) {
-    sync_threads_of(kWaysBarrier, kPair);
+    sync_threads_of(kSplitsBarrier, kPair);
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
       const Sum* const d = sums + (first + v) * 4;
       const auto given = [&](int i) { return bits<float>(group == 0 ? d[kOwnM + i] : d[i]); };
       store_shared_16(to + v * kVectorBytes, {given(0), given(1), given(2), given(3)});
     }
-    sync_threads_of(kWaysBarrier, kPair);
+    sync_threads_of(kSplitsBarrier, kPair);
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
       const Sum* const d = sums + (first + v) * 4;
@@ -242,7 +242,7 @@ __device__ inline void share_out(const Sum (&sums)[kSums], Sum (&mine)[kSums / 2
       for (int i = 0; i < 4; ++i) mine[(first + v) * 4 + i] = (group == 0 ? d[i] : d[kOwnM + i]) + others[i];
     }
   }
-  sync_threads_of(kWaysBarrier, kPair);  // the memory may be written again
+  sync_threads_of(kSplitsBarrier, kPair);  // the memory may be written again
 }
 
 // Stores outputs of a row of y from column n < N on: as one vector, or one by one where the row's end or alignment forbids that.

@@ -38,14 +38,14 @@ size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
   return partial_bytes(s, tile_bytes(c)) + counter_bytes(s);
 }
 
-// Two ways for BLOCK_N = 64, and for 128 where the sums of four warpgroups fit into registers. Of w as many stages as its format
-// wants, of x as many as fit beside them.
+// Two splits for BLOCK_N = 64, and for 128 where the sums of four warpgroups fit into registers. w has as many stages as its
+// format wants, x as many as fit beside them.
 template <class Weights, class Output, int kBlockM>
 struct Rings {
-  static constexpr int kWays = Weights::kBlockN == 64 || (Weights::kBlockN == kPairN && kBlockM <= 64) ? 2 : 1;
+  static constexpr int kWarpgroupSplits = Weights::kBlockN == 64 || (Weights::kBlockN == kPairN && kBlockM <= 64) ? 2 : 1;
   static constexpr int kW = kBlockM * Weights::kBlockN <= 64 * kPairN ? Weights::kNarrowStages : Weights::kWideStages;
-  using Empty = Layout<Weights, Output, kBlockM, 0, kW, kWays>;
-  static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 8 + kWays * 8));
+  using Empty = Layout<Weights, Output, kBlockM, 0, kW, kWarpgroupSplits>;
+  static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 8 + kWarpgroupSplits * 8));
 };
 
 // The tensor map of x, in 64 k by so many rows.
@@ -59,8 +59,8 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
                                const Epilogue& epilogue, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   using Output = typename Epilogue::Output;
   using R = Rings<Weights, Output, kBlockM>;
-  using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWays>;
-  const auto kernel = weight_only<T, Weights, Epilogue, TileScheduler, kBlockM, R::kX, R::kW, R::kWays>;
+  using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
+  const auto kernel = weight_only<T, Weights, Epilogue, TileScheduler, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
 
   Params<Weights, Epilogue, TileScheduler> a{weights, epilogue};
   a.tiles = {static_cast<int>(ceil_div(p.N, Weights::kBlockN)), static_cast<int>(ceil_div(p.M, kBlockM))};
@@ -73,7 +73,7 @@ cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const t
   if (!x.valid) return cudaErrorNotSupported;
 
   Grid grid{static_cast<unsigned>(config.blocks),
-            threads(R::kWays, Weights::kBlockN),
+            threads(R::kWarpgroupSplits, Weights::kBlockN),
             L::kBytes,
             stream,
             static_cast<unsigned>(config.cluster),
@@ -93,9 +93,9 @@ cudaError_t launch_grouped(const Problem& p, const Weights& weights, const typen
                            int blocks, cudaStream_t stream) {
   using Output = typename Epilogue::Output;
   using R = Rings<Weights, Output, kBlockM>;
-  using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWays>;
+  using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
   static_assert(L::kBytes + int(sizeof(GroupedWork)) <= 227 << 10);
-  const auto kernel = weight_only<T, Weights, Epilogue, GroupedScheduler, kBlockM, R::kX, R::kW, R::kWays>;
+  const auto kernel = weight_only<T, Weights, Epilogue, GroupedScheduler, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
 
   Params<Weights, Epilogue, GroupedScheduler> a{weights, epilogue};
   a.tiles.along_n = static_cast<int>(ceil_div(p.N, Weights::kBlockN));
@@ -104,7 +104,8 @@ cudaError_t launch_grouped(const Problem& p, const Weights& weights, const typen
   a.copy_rows = copy_rows(ceil_div(p.M, p.experts), kBlockM);
   const TensorMap x = x_map(p, a.copy_rows);
   if (!x.valid) return cudaErrorNotSupported;
-  const Grid grid{static_cast<unsigned>(blocks), threads(R::kWays, Weights::kBlockN), L::kBytes, stream, 1, Overlap::after_ours};
+  const Grid grid{
+      static_cast<unsigned>(blocks), threads(R::kWarpgroupSplits, Weights::kBlockN), L::kBytes, stream, 1, Overlap::after_ours};
   return launch(kernel, grid, x.map, maps, a);
 }
 

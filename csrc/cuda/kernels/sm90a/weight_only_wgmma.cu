@@ -14,7 +14,7 @@ constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/192, /*block_m=*/64, 96, 
     kShapes;
 
 template <class T, Element kType>
-cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
+cudaError_t launch_typed(const RowwiseLinear& p, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   const TensorMap lines = wgmma::lines_map(p, p.K, config.block_n);
   if (!lines.valid) return cudaErrorNotSupported;
   const wgmma::ScaledRows<T> epilogue{static_cast<T*>(p.y), static_cast<int>(p.M), static_cast<int>(p.N), p};
@@ -26,11 +26,11 @@ cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& config, void* work
 }
 
 template <class T>
-cudaError_t launch(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
+cudaError_t launch_typed(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
   switch (p.weight_type) {
-    case Element::int8: return launch<T, Element::int8>(p, c, workspace, stream);
-    case Element::e4m3: return launch<T, Element::e4m3>(p, c, workspace, stream);
-    default: return launch<T, Element::e5m2>(p, c, workspace, stream);
+    case Element::int8: return launch_typed<T, Element::int8>(p, c, workspace, stream);
+    case Element::e4m3: return launch_typed<T, Element::e4m3>(p, c, workspace, stream);
+    default: return launch_typed<T, Element::e5m2>(p, c, workspace, stream);
   }
 }
 
@@ -52,32 +52,37 @@ constexpr int kMostCluster = 3;
 
 }  // namespace
 
-WgmmaConfig choose_weight_only_wgmma(const RowwiseLinear& p, const Device& device) {
-  return wgmma::choose(p, kStage, kMostCluster, fits_of(device).weight_only_wgmma, device.multiprocessors).config;
+Choice<WeightOnlyWgmmaConfig> KernelOf<WeightOnlyWgmmaConfig>::choose(const RowwiseLinear& p, const Device& device) {
+  return wgmma::choose(p, kStage, kMostCluster, fits_of(device).weight_only_wgmma, device.multiprocessors)
+      .as<WeightOnlyWgmmaConfig>();
 }
 
-bool weight_only_wgmma_fits(const RowwiseLinear& p, const WgmmaConfig& c) {
+bool KernelOf<WeightOnlyWgmmaConfig>::fits(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c) {
   return wgmma::fits(kShapes, p, kStage, kMostCluster, c);
 }
 
-size_t weight_only_wgmma_workspace(const RowwiseLinear& p, const WgmmaConfig& c) { return wgmma::workspace_bytes(p, kStage, c); }
+size_t KernelOf<WeightOnlyWgmmaConfig>::workspace(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c) {
+  return wgmma::workspace_bytes(p, kStage, c);
+}
 
-bool weight_only_wgmma_takes(const RowwiseLinear& p) {
+bool KernelOf<WeightOnlyWgmmaConfig>::takes(const RowwiseLinear& p) {
   constexpr int64_t kMost = int64_t{1} << 31;
   return (p.type == Element::bf16 || p.type == Element::fp16) && is_8bit(p.weight_type) && p.output == p.type &&
          p.row_scale == nullptr && p.K % 16 == 0 && p.M < kMost && p.N < kMost && p.K < kMost;
 }
 
-cudaError_t launch_weight_only_wgmma(const RowwiseLinear& p, const WgmmaConfig& c, void* workspace, cudaStream_t stream) {
-  return p.type == Element::bf16 ? launch<__nv_bfloat16>(p, c, workspace, stream) : launch<__half>(p, c, workspace, stream);
+cudaError_t KernelOf<WeightOnlyWgmmaConfig>::launch(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c, void* workspace,
+                                                    cudaStream_t stream) {
+  return p.type == Element::bf16 ? launch_typed<__nv_bfloat16>(p, c, workspace, stream)
+                                 : launch_typed<__half>(p, c, workspace, stream);
 }
 
-std::string weight_only_wgmma_instances() {
-  return instances_text("weight_only_wgmma", kKeyNames, [](auto&& f) { for_each_instance(f); });
+std::string KernelOf<WeightOnlyWgmmaConfig>::instances() {
+  return instances_text(kName, kKeyNames, [](auto&& f) { for_each_instance(f); });
 }
 
-std::string weight_only_wgmma_instance(const RowwiseLinear& p, const WgmmaConfig& c) {
-  return instance_text("weight_only_wgmma", kKeyNames, key_of(p, c));
+std::string KernelOf<WeightOnlyWgmmaConfig>::instance(const RowwiseLinear& p, const WeightOnlyWgmmaConfig& c) {
+  return instance_text(kName, kKeyNames, key_of(p, c));
 }
 
 }  // namespace aoext::cuda

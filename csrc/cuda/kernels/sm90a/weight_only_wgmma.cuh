@@ -13,13 +13,13 @@
 // Latency. wgmma reads its left operand from registers while it runs, so a warpgroup has two sets of fragments: it unpacks into
 // one while the tensor cores multiply the other, 50 instructions a thread for 32 k, and never waits for the product it has just
 // issued. That is latency more than work, so for narrow tiles, whose sums leave registers for it, two pairs of warpgroups split K
-// (kWays) and add their sums at the end. A wgmma with its left operand in registers holds up its warp until the one before has
-// begun, so a chunk's bytes are loaded before the product of the chunk before it is issued, and the barrier of the next x is
-// tested before the unpacking, not after. Three warpgroups (BLOCK_N = 192) hide more from each other than two.
+// (kWarpgroupSplits) and add their sums at the end. A wgmma with its left operand in registers holds up its warp until the one
+// before has begun, so a chunk's bytes are loaded before the product of the chunk before it is issued, and the barrier of the
+// next x is tested before the unpacking, not after. Three warpgroups (BLOCK_N = 192) hide more from each other than two.
 //
 // Instructions. Beside products of 128 columns a quarter of the multiprocessor issues every other cycle, so each instruction
 // counts. The loop is over as many stages of w as both rings have whole rounds of, two if possible: then addresses in shared
-// memory are constants. Tiles with two ways are slower so, and have one.
+// memory are constants. Tiles with two splits are slower so, and have one.
 //
 // Few tiles. Unpacking a weight costs the same for few rows of x as for many, so a tile should have all rows; but then there are
 // too few tiles of 128 output channels for all multiprocessors, and clusters of more than two blocks do not all run at once. With
@@ -43,7 +43,7 @@
 //       void prefetch();                       // a k-tile into L2 only; like copy, it goes on to the next one
 //       void copy(uint32_t lines, uint32_t extra, uint32_t arrived);
 //     };
-//     template <int kWays> class Reader {      // of a consumer thread
+//     template <int kWarpgroupSplits> class Reader {      // of a consumer thread
 //       Reader(const Weights&, uint32_t lines, uint32_t extra, const Thread&);  // where the stages begin
 //       void load(const Ring&, int c);         // the bytes of the thread's chunk c, 32 k, of the ring's current stage
 //       void unpack(uint32_t (&fragments)[2][4]) const;
@@ -84,26 +84,27 @@ constexpr bool kGrouped = std::is_same_v<Scheduler, GroupedScheduler>;
 
 // ---- Shared memory ----
 
-template <class Weights, class Output, int kBlockM, int kXStages, int kWStages, int kWays>
+template <class Weights, class Output, int kBlockM, int kXStages, int kWStages, int kWarpgroupSplits>
 struct Layout {
   static constexpr int kXBytes = kBlockM * kStep * 2;
   static constexpr int kX = 0;
   static constexpr int kLines = kX + kXStages * kXBytes;
   static constexpr int kExtra = kLines + kWStages * Weights::kLinesBytes;
   static constexpr int kOut = kExtra + kWStages * Weights::kExtraBytes;
-  // Two ways of one warpgroup each reduce by share_out, with all memory from kOut to kBarriers; others by reduce_ways.
-  static constexpr bool kShares = kWays == 2 && Weights::kBlockN == 64;
+  // Two splits of one warpgroup each reduce by share_out, with all memory from kOut to kBarriers; others by
+  // reduce_warpgroup_splits.
+  static constexpr bool kShares = kWarpgroupSplits == 2 && Weights::kBlockN == 64;
   static constexpr int kThreads = kShares ? kPair : 2 * Weights::kBlockN;  // that have sums after that
   static constexpr int kOwnM = kShares ? kBlockM / 2 : kBlockM;            // rows of x
   static constexpr int kHanding = kOut + Staging<Output, kOwnM, Weights::kBlockN / 64>::kBytes;
   using Shared = Sharing<kBlockM, 8>;
-  static constexpr int kBarriers =
-      kShares ? std::max(kHanding, kOut + Shared::kBytes) : kHanding + Handing<kWays, Weights::kBlockN, kBlockM>::kBytes;
-  using XCopies = Ring<kXStages, kWays>;
+  static constexpr int kBarriers = kShares ? std::max(kHanding, kOut + Shared::kBytes)
+                                           : kHanding + Handing<kWarpgroupSplits, Weights::kBlockN, kBlockM>::kBytes;
+  using XCopies = Ring<kXStages, kWarpgroupSplits>;
   // The consumers' rings, whose loop is over kRound stages of w.
   static constexpr int kSteps = Weights::kStage / kStep;  // of x in one of them
-  static constexpr int kRound = kWays == 1 && kWStages % 2 == 0 && kXStages % (2 * kSteps) == 0 ? 2 : 1;
-  using XRing = std::conditional_t<kXStages % kSteps == 0, RingOfRounds<kXStages, kWays, kRound * kSteps>, XCopies>;
+  static constexpr int kRound = kWarpgroupSplits == 1 && kWStages % 2 == 0 && kXStages % (2 * kSteps) == 0 ? 2 : 1;
+  using XRing = std::conditional_t<kXStages % kSteps == 0, RingOfRounds<kXStages, kWarpgroupSplits, kRound * kSteps>, XCopies>;
   using WRing = std::conditional_t<kRound == 2, RingOfRounds<kWStages, 1, kRound>, Ring<kWStages>>;
   static constexpr int kClusterBarriers = kBarriers + 8 * (XRing::kFullBarriers + kXStages + 2 * kWStages);
   static constexpr int kPartialBarriers = kClusterBarriers + kClusterBarrierBytes;
@@ -138,16 +139,16 @@ class MatrixCopies {
 // A value that the compiler cannot recompute, so that it stays in a register: reading the thread's number is slow.
 __device__ inline uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x); }
 
-// A way takes every kWays-th pair of chunks: its chunk c of a stage is chunk own_chunk(c) + 2 · way.
-template <int kWays>
+// A split takes every kWarpgroupSplits-th pair of chunks: its chunk c of a stage is chunk own_chunk(c) + 2 · split.
+template <int kWarpgroupSplits>
 __device__ constexpr int own_chunk(int c) {
-  return c / 2 * 2 * kWays + c % 2;
+  return c / 2 * 2 * kWarpgroupSplits + c % 2;
 }
 
 // Where a thread's output channel begins in a stage of lines whose chunks have `bytes`. Bulk tensor copies swizzle: 16 bytes c of
 // row r lie at place c ^ r % 8.
 __device__ inline uint32_t row_address(uint32_t lines, const Thread& me, int bytes) {
-  return lines + me.row() * kLine + (((me.lane / 4) << 4) ^ (2 * me.way * bytes));
+  return lines + me.row() * kLine + (((me.lane / 4) << 4) ^ (2 * me.split * bytes));
 }
 
 // ---- The producers: one thread for w, one for x. The time that a copy takes them limits narrow tiles, so what can be done once
@@ -231,19 +232,19 @@ struct Registers<512> {
   static constexpr int kCopy = 32, kMultiply = 112;
 };
 
-// Consumer threads: a warpgroup for 64 output channels of each way.
-__host__ __device__ constexpr int multiplying(int ways, int rows) { return ways * 2 * rows; }
+// Consumer threads: a warpgroup for 64 output channels of each split.
+__host__ __device__ constexpr int multiplying(int splits, int rows) { return splits * 2 * rows; }
 // And the producers: setmaxnreg moves registers between whole warpgroups.
-__host__ __device__ constexpr int threads(int ways, int rows) { return multiplying(ways, rows) + 128; }
+__host__ __device__ constexpr int threads(int splits, int rows) { return multiplying(splits, rows) + 128; }
 
-template <class T, class Weights, class Epilogue, class Scheduler, int kBlockM, int kXStages, int kWStages, int kWays>
-__global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
+template <class T, class Weights, class Epilogue, class Scheduler, int kBlockM, int kXStages, int kWStages, int kWarpgroupSplits>
+__global__ void __launch_bounds__(threads(kWarpgroupSplits, Weights::kBlockN), 1)
     weight_only(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ typename Weights::Maps maps,
                 const Params<Weights, Epilogue, Scheduler> p) {
   using Output = typename Epilogue::Output;
-  using L = Layout<Weights, Output, kBlockM, kXStages, kWStages, kWays>;
+  using L = Layout<Weights, Output, kBlockM, kXStages, kWStages, kWarpgroupSplits>;
   using XRing = typename L::XRing;
-  constexpr int kBlockN = Weights::kBlockN, kMath = multiplying(kWays, kBlockN), kWayWarps = kBlockN / 16;
+  constexpr int kBlockN = Weights::kBlockN, kMath = multiplying(kWarpgroupSplits, kBlockN), kSplitWarps = kBlockN / 16;
   extern __shared__ char unaligned[];
   __shared__ WorkOf<Scheduler> block_work;
   const uint32_t shared = (shared_address(unaligned) + 1023) & ~1023u;
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < XRing::kFullBarriers; ++i) barrier_init(x_full + 8 * i, 1);
-    for (int i = 0; i < kXStages; ++i) barrier_init(x_empty + 8 * i, kWayWarps * kArrivals);
+    for (int i = 0; i < kXStages; ++i) barrier_init(x_empty + 8 * i, kSplitWarps * kArrivals);
     for (int i = 0; i < kWStages; ++i) {
       barrier_init(w_full + 8 * i, 1);
       barrier_init(w_empty + 8 * i, kMath / 32 * kArrivals);
@@ -285,13 +286,13 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
     if (p.schedule.cluster > 1) cluster_wait();
   } else {
     claim_registers<Registers<kMath>::kMultiply>();
-    const int way = kWays == 1 ? 0 : warp / kWayWarps, in_way = warp - way * kWayWarps;
-    const Thread me = {way, in_way / 4, lane, lane % 4, in_way * 16};
-    typename Weights::template Reader<kWays> weights(p.weights, shared + L::kLines, shared + L::kExtra, me);
+    const int split = kWarpgroupSplits == 1 ? 0 : warp / kSplitWarps, in_split = warp - split * kSplitWarps;
+    const Thread me = {split, in_split / 4, lane, lane % 4, in_split * 16};
+    typename Weights::template Reader<kWarpgroupSplits> weights(p.weights, shared + L::kLines, shared + L::kExtra, me);
     float sums[kBlockM / 2];
-    constexpr int kOwn = Weights::kStage / 32 / kWays;  // chunks of a way in a stage
+    constexpr int kOwn = Weights::kStage / 32 / kWarpgroupSplits;  // chunks of a split in a stage
     uint32_t fragments[2][2][4];
-    XRing x(me.way);
+    XRing x(me.split);
     const uint32_t x_lines = kept(lines_descriptor(shared + L::kX));
     typename L::WRing w;
     if (p.schedule.cluster > 1) cluster_wait();
@@ -319,7 +320,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
       typename Epilogue::template Rows<L::kOwnM, kBlockN <= kPairN> rows;  // three warpgroups have no registers for them
       const auto load_rows = [&] {
         const Tile tile = tile_of(p.tiles, work, kBlockM, kBlockN);
-        rows.load(p.epilogue, tile.m + (L::kShares ? me.way * L::kOwnM : 0), lane);
+        rows.load(p.epilogue, tile.m + (L::kShares ? me.split * L::kOwnM : 0), lane);
       };
 #pragma unroll
       for (int i = 0; i < kBlockM / 2; ++i) sums[i] = 0;
@@ -343,7 +344,7 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
             }
             multiply(c);
             const int used = x.slot();
-            if (c % 2 == 1) x.advance(kWays);
+            if (c % 2 == 1) x.advance(kWarpgroupSplits);
             const bool here = !next_x || x_is_here();
             wgmma_wait<1>();  // for all chunks but this one: the other fragments may be written
             if (c % 2 == 0 && (c > 0 || stage > 0)) free_x(previous);
@@ -398,13 +399,14 @@ __global__ void __launch_bounds__(threads(kWays, Weights::kBlockN), 1)
       };
       if constexpr (L::kShares) {
         float mine[L::kOwnM / 2] = {};
-        if (work.k_tiles > 0) share_out<typename L::Shared>(sums, mine, me.way, shared + L::kOut);
+        if (work.k_tiles > 0) share_out<typename L::Shared>(sums, mine, me.split, shared + L::kOut);
         Thread half = me;
-        half.group = me.way, tile.group_n = 0, tile.group_m = L::kOwnM;
+        half.group = me.split, tile.group_n = 0, tile.group_m = L::kOwnM;
         finish(mine, half);
       } else {
-        if constexpr (kWays > 1) reduce_ways<kWays, kBlockN, kBlockM>(sums, me, shared + L::kHanding);
-        if (me.way == 0) finish(sums, me);
+        if constexpr (kWarpgroupSplits > 1)
+          reduce_warpgroup_splits<kWarpgroupSplits, kBlockN, kBlockM>(sums, me, shared + L::kHanding);
+        if (me.split == 0) finish(sums, me);
       }
     });
   }

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/kernels/element.h"
+#include "common/element.h"
 
 namespace aoext::cuda {
 
@@ -76,7 +76,7 @@ using WgmmaSum = std::conditional_t<kType == Element::int8, int, float>;
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                  \
   }
 
-// Of one width: how many sums a thread has, and the names of what follows them.
+// The instruction of one width: how many sums a thread has, and the names of what follows them.
 #define AOEXT_WGMMA(N, SUMS, I0, I1, I2, I3, I4, I5)                               \
   template <>                                                                      \
   struct Wgmma<N> {                                                                \

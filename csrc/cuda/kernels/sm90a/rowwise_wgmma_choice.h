@@ -27,17 +27,13 @@ inline int copy_rows(int64_t M, int block_m) {
 // as memory or L2 needs to deliver them; beside it, reading w once. Neighbouring multiprocessors share their bandwidth in pairs,
 // so that a turn that uses the second of some pairs takes as long as one that uses all. ----
 
-constexpr int64_t kFewRows = 256;    // of x up to which tiles of fewer than 128 output channels were measured
-constexpr int64_t kXLeftRows = 512;  // and tiles without swap_ab
-constexpr int kNarrow = 128;         // BLOCK_M, likewise
-
 struct TileProblem {
   int64_t M, N, K;
   bool int8;
   int w_line;  // bytes of an output channel in a k-tile
 };
 
-// Of the `known` tiles those of which `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
+// Among the `known` tiles that `has(tile, rows)`; `shares(tile)`: blocks may share one along K.
 template <class Tiles, class Has, class Shares>
 Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, const Tiles& known, Has&& has, Shares&& shares) {
   const RowwiseWgmmaFit& fit = fits_of(device).rowwise_wgmma;
@@ -49,13 +45,14 @@ Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, con
   for (const RowwiseWgmmaFit::Tile& cost : known) {
     const bool x_is_left = is_x_left(cost.height);
     const int64_t beside = ceil_div(p.M, cost.block_m);  // tiles of the same rows of w
-    const bool w_again = cost.block_m < kNarrow && beside > cost.block_m / 32;
+    const bool w_again = cost.block_m < fit.narrow && beside > cost.block_m / 32;
     if (w_again) continue;
-    // Of as good ones the lowest: more blocks read.
+    // The lowest of those that are as good: more blocks read.
     for (int rows = cost.height / 32 * 16 + 16; rows <= cost.height; rows += 16) {
       if (!has(cost, rows)) continue;
-      if (rows < kPairN && !x_is_left && (p.M > kFewRows || cost.block_m > kNarrow)) continue;
-      if (x_is_left && (p.M > kXLeftRows || p.M <= kNarrow / 2)) continue;  // of few most of the left operand would be nothing
+      if (rows < kPairN && !x_is_left && (p.M > fit.few_rows || cost.block_m > fit.narrow)) continue;
+      if (x_is_left && (p.M > fit.x_left_rows || p.M <= fit.narrow / 2))
+        continue;  // of few most of the left operand would be nothing
       const int64_t tiles = ceil_div(p.N, rows) * beside;
       const double step = p.int8 ? cost.int8 : cost.float8;
       const double outputs = static_cast<double>(cost.height) * cost.block_m;
@@ -83,12 +80,6 @@ Choice<WgmmaConfig> choose_tiles(const TileProblem& p, const Device& device, con
     }
   }
   return best;
-}
-
-// Of those that the fit of row-wise products knows.
-template <class Has, class Shares>
-WgmmaConfig choose_tiles(const TileProblem& p, const Device& device, Has&& has, Shares&& shares) {
-  return choose_tiles(p, device, fits_of(device).rowwise_wgmma.tiles, has, shares).config;
 }
 
 }  // namespace aoext::cuda::wgmma

@@ -17,7 +17,7 @@ inline int k_tile_bytes(const RowwiseLinear&) { return kWeightBytes; }
 inline int table_bytes(const RowwiseLinear&) { return 0; }
 inline int64_t weight_row_bytes(const RowwiseLinear& p) { return p.K; }
 
-// Of one row of x, in a k-tile.
+// One row of x in a k-tile.
 template <class Linear>
 size_t k_tile_x_bytes(const Linear& p) {
   return tile_k(p) * (is_8bit(multiplied_type(p)) ? 1 : 2);
@@ -70,15 +70,15 @@ double model_time(const Linear& p, const RowwiseDecodeConfig& c, const Launch<Li
 
 // What the model says is fastest.
 template <class Linear>
-RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device, int most_cluster) {
+Choice<RowwiseDecodeConfig> choose_cut(const Linear& p, const Device& device, int most_cluster) {
   constexpr int kAhead = 1024, kMostBlocks = 65535;
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
-  const bool hopper = device.is_hopper();
+  const Features features = device.features;
   const int sm_warps = p.M > 8 ? 16 : 21;  // that have registers
   Choice<RowwiseDecodeConfig> best;
-  RowwiseDecodeConfig c{2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
+  RowwiseDecodeConfig c{2, 1, 1, 1, 1, shared_memory, kAhead, features.overlap};
   for (c.depth = 2; c.depth <= 4; c.depth += 2)
-    for (c.cluster = 1; c.cluster <= (hopper ? most_cluster : 1); c.cluster *= 2)
+    for (c.cluster = 1; c.cluster <= (features.clusters ? most_cluster : 1); c.cluster *= 2)
       for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
         for (c.k_splits = 1; c.tiles * c.k_splits <= 16; ++c.k_splits)
           for (int resident = 1; resident <= 3 && resident * c.tiles * c.k_splits <= sm_warps; ++resident) {
@@ -91,7 +91,7 @@ RowwiseDecodeConfig choose_cut(const Linear& p, const Device& device, int most_c
             const int at_once = std::min(resident, static_cast<int>(ceil_div(int64_t{c.blocks} * c.cluster, sms)));
             best.consider(c, model_time(p, c, l, device, at_once));
           }
-  return best.config;
+  return best;
 }
 
 }  // namespace aoext::cuda::rowwise_decode

@@ -125,11 +125,11 @@ template <class Serves>
 Choice<RingConfig> choose(const Int4Linear& p, int64_t fewest_rows, const Device& device, Serves&& serves) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kMostKSplits = 8, kFewestWarps = 4;
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
-  const bool hopper = device.is_hopper();
+  const Features features = device.features;
   Choice<RingConfig> best;
-  RingConfig c{1, 2, 1, 1, 1, 1, shared_memory, kAhead, hopper};
+  RingConfig c{1, 2, 1, 1, 1, 1, shared_memory, kAhead, features.overlap};
   for (c.warp_tiles = 1; c.warp_tiles <= 2 && serves(c); ++c.warp_tiles)
-    for (c.cluster = 1; c.cluster <= (hopper ? 8 : 1); c.cluster *= 2)
+    for (c.cluster = 1; c.cluster <= (features.clusters ? 8 : 1); c.cluster *= 2)
       for (int tiles : {1, 2, 3, 4, 5, 6, 8, 16})  // others took longer than the model says
         for (c.k_splits = 1; c.k_splits <= kMostKSplits; ++c.k_splits)
           for (int resident = 1; resident <= 3 && resident * tiles * c.k_splits <= kMostWarps; ++resident) {

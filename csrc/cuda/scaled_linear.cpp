@@ -1,0 +1,64 @@
+// Dynamic quantisation of the input and the scaled product on CUDA: at once where a kernel does both, or one after the other.
+#include "cuda/plans.h"
+#include "cuda/rowwise.h"
+#include "cuda/scaled.h"
+#include "generic/products.h"
+#include "generic/register.h"
+
+namespace aoext::cuda {
+namespace {
+
+LinearProblem quantized(LinearProblem p) {
+  p.input = p.quantized;
+  return p;
+}
+
+// Null where no kernel of this folder serves, here and below.
+OptionalTensor by_rows(const LinearProblem& p, const Operands& of) {
+  const auto& [values, scale, zero_point, table, global_scale] = of.weight;
+  const RowwisePlan plan = plan_scaled_linear(p, device_of(of.input), is_aligned(of.weight));
+  if (is_generic(plan.kernel)) return std::nullopt;
+  if (plan.quantizes) return rowwise_by(plan, p, of.input, values, nullptr, &scale, of.bias);
+  const QuantizedRows rows = quantize_rows(of.input, p.quantized);
+  return rowwise_by(plan, quantized(p), rows.values, values, &rows.scales, &scale, of.bias);
+}
+
+OptionalTensor by_blocks(const LinearProblem& of_floats, const Operands& of) {
+  const LinearProblem p = quantized(of_floats);
+  const ScaledPlan plan = plan_scaled(p, device_of(of.input), is_aligned(of.weight));
+  if (plan.is_generic()) return std::nullopt;
+  if (quantizes(plan)) return scaled_by(plan, p, of);
+  if (p.code == Code::int4) {
+    const QuantizedRows rows = quantize_rows(of.input, p.input, form_of(plan, p));
+    return scaled_by(plan, p, {rows.values, of.weight, &rows.scales, of.bias}, {rows.sums});
+  }
+  const int64_t pitch = scale_pitch_of(plan, p);
+  const auto [values, scales] = quantize_blocks(of.input, p.input, p.input_group_size, p.power_of_two, pitch);
+  return scaled_by(plan, p, {values, of.weight, &scales, of.bias}, {{}, pitch});
+}
+
+Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& input_block,
+               const OptionalIntegers& block_size, const OptionalTensor& zero_point, const OptionalTensor& bias,
+               const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> input_dtype) {
+  const LinearProblem p =
+      check_scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+  OptionalTensor y;
+  const Operands of{input, {weight, scale, pointer_to(zero_point)}, nullptr, pointer_to(bias)};
+  if (p.experts == 0 && !p.subtracts_zero_point) y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
+  if (y) return *y;
+  return generic::scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+}
+
+Explanation explain_product(const Call& call) {
+  return with_scaled_linear_plan(call.problem, device_of(call.tensor(0)), is_weight_aligned(call, 2),
+                                 [](const auto& plan, const LinearProblem& p, bool quantizes) {
+                                   Explanation e = explain(plan, p);
+                                   return quantizes ? e.with("quantizes_input", 1) : e;
+                                 });
+}
+
+}  // namespace
+
+AOEXT_REGISTER(CUDA, scaled_linear, &explain_product, &product)
+
+}  // namespace aoext::cuda
