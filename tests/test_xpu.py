@@ -264,6 +264,7 @@ except RuntimeError as error:
 
 
 def run_operator_tests(select: str, file: str = "test_operators.py", **environment: str) -> None:
+    """In a process of its own, most of whose time compiling kernels takes: nothing is optimised."""
     tests = os.path.join(os.path.dirname(__file__), file)
     done = subprocess.run(
         [
@@ -277,7 +278,7 @@ def run_operator_tests(select: str, file: str = "test_operators.py", **environme
             "-p",
             "no:cacheprovider",
         ],
-        env={**os.environ, **environment},
+        env={**os.environ, "SYCL_PROGRAM_COMPILE_OPTIONS": "-cl-opt-disable", **environment},
         capture_output=True,
         text=True,
         timeout=900,

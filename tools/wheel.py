@@ -55,7 +55,13 @@ VARIANTS = {
     # One wheel for GPUs and for machines without: with CPU torch and no driver it serves the CPU.
     "cu130": Variant({"AOEXT_CUDA": "ON", "AOEXT_SYCL": "OFF"}, None, ON_A_CPU),
     "xpu": Variant(
-        {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "ON", "AOEXT_SYCL_EMULATED": "OFF"},
+        {
+            "AOEXT_CUDA": "OFF",
+            "AOEXT_SYCL": "ON",
+            "AOEXT_SYCL_EMULATED": "OFF",
+            # The images of a build for the tests are a wheel's, too.
+            "AOEXT_SPIRV": str(ROOT / "build" / "editable" / "spirv"),
+        },
         "xpu",
         (
             "test_xpu_library.py",
