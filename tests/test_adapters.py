@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import aoext
 from aoext.integrations.peft_merging import measuring
-from aoext.layers import set_plain_weight
+from aoext.models.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
 from test_peft import CONFIGS, HIDDEN, OUT, Model, bits, relative, stir
 
@@ -67,7 +67,7 @@ def _seeded(generator):
 
 @pytest.fixture(autouse=True)
 def _compilers():
-    """PEFT names gcc as the C++ compiler for BOFT's extension, and leaves it so where that does not compile."""
+    """PEFT names gcc as the C++ compiler for BOFT's extension, also where that does not compile."""
     with mock.patch.dict(os.environ):
         yield
 
