@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import aoext
-from aoext.ops import ao, with_plan
+from aoext.operators.calls import ao
+from aoext.ops import with_plan
 from aoext_bench.clocks import Candidate
 from aoext_bench.devices import measured
 from aoext_bench.timing import interleaved
