@@ -90,7 +90,7 @@ target_include_directories(aoext_sycl_host SYSTEM BEFORE PRIVATE ${AOEXT_SYCL_IN
 target_sources(aoext PRIVATE $<TARGET_OBJECTS:aoext_sycl_host> $<TARGET_OBJECTS:aoext_sycl_int4pack>)
 target_link_libraries(aoext PRIVATE ${AOEXT_SYCL_LIBRARY} ${AOEXT_ONEDNN_LIBRARY})
 
-# libsycl and oneDNN come from PyPI and lie in the environment's lib folder. python/aoext/_library.py opens them there: a search
+# libsycl and oneDNN come from PyPI and lie in the environment's lib folder. python/aoext/library/loading.py opens them there: a search
 # path from this library to that folder would leave the folder of Python's packages, for wherever that one happens to lie. The
 # library of a build tree has one, as RPATH, not RUNPATH: oneDNN finds what it needs itself through it.
 target_link_options(aoext PRIVATE LINKER:--disable-new-dtags)

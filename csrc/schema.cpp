@@ -1,5 +1,5 @@
 // The operators of the namespace ao, by their table, and what the library tells of itself. A fragment, not an owner of the
-// namespace: python/aoext/_library.py makes sure that nobody else has defined these names, and says who did.
+// namespace: python/aoext/library/loading.py makes sure that nobody else has defined these names, and says who did.
 #include "common/library.h"
 
 AOEXT_LIBRARY_DEFINE(m) {

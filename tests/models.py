@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from aoext.configs import Int4WeightOnlyConfig
-from aoext.quantize import quantize_
+from aoext.models.quantize import quantize_
 from aoext.reference import randn
 from aoext.tensors import QuantizedTensor
 from formats import same

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import aoext
-from aoext.layers import QuantizedLinear
-from aoext.schemes import as_config
+from aoext.configs.schemes import as_config
+from aoext.models.layers import QuantizedLinear
 from aoext.tensors import QuantizedTensor
 from models import trained_on
 from test_checkpoints import exactly

@@ -13,6 +13,7 @@ import torch
 
 import aoext
 from aoext import reference
+from aoext.library.info import build_config
 from aoext.reference import ALL_CALLS, CALLS, Problem, assert_close, randn
 from conftest import XPU_SIM, on_the_device_alone
 
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(
         not torch.xpu.is_available(), reason="there is no XPU, real or simulated (tests/xpu_sim)"
     ),
-    pytest.mark.skipif(aoext.info.build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
+    pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
 # Operators with a kernel of this device; the generic ones serve three others, that of experts by this
 # device's own for each.

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import aoext
-from aoext._library import check_libsycl, find_library, needed_for_xpu
-from aoext.info import build_config
+from aoext.library.info import build_config
+from aoext.library.loading import check_libsycl, find_library, needed_for_xpu
 
 ROOT = Path(__file__).parent.parent
 

@@ -210,7 +210,7 @@ def install_library(what: str, record: Record) -> None:
     with step(f"the library: kernels for {', '.join(for_devices)}"):
         defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()]
         pip_build(*defines, "--editable", ".")
-        program = "from aoext.info import build_config; c = build_config(); print(c['cuda'], c['sycl'])"
+        program = "from aoext.library import info; c = info.build_config(); print(c['cuda'], c['sycl'])"
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     record.built = dict(zip(("AOEXT_CUDA", "AOEXT_SYCL"), done.stdout.split(), strict=True))
     record.library, record.options = sources, options

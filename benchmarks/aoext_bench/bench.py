@@ -17,7 +17,7 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 from aoext.cli.options import JSON_FILE, CountsType, ShapeType
 from aoext.cli.page import console, environment, progress_line, summary_line, write_json
 from aoext.cli.shapes import QUICK, Shape
-from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.reference import GROUPED, SUBJECTS, Problem, Subject
 from aoext_bench import bench_chart, bench_view, floor_chart, floor_view
 from aoext_bench.bench_defaults import DEFAULTS, QUICK_ROWS, defaults, estimate, within

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aoext.cli.page import grid, in_words
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
 from aoext.reference import Subject
 from aoext_bench.bench_points import CANDIDATES, Point, Settings
 from aoext_bench.busy import LEAST, Load

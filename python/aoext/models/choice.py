@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aoext import shards
 from aoext.configs import QuantizationConfig
-from aoext.foreign import is_within, offloaded_by_accelerate, peft_adapters, quantised_by
-from aoext.layers import CLASSES, as_rows, as_weight, has_transposed_weight, why_never_quantized
+from aoext.models import shards
+from aoext.models.layers import CLASSES, as_rows, as_weight, has_transposed_weight, why_never_quantized
+from aoext.other_packages import is_within, offloaded_by_accelerate, peft_adapters, quantised_by
 from aoext.tensors import QuantizedTensor
 
 # The layers that own one weight, with their names; more than one where layers share it.

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import linear, pad
 
-from aoext.batches import vmap_rule
-from aoext.blocks import blocks_dequantized_zp
-from aoext.layouts import tinygemm_to_plain
-from aoext.packing import rows_dequantized
+from aoext.operators.batches import vmap_rule
+from aoext.packing.blockwise import blocks_dequantized_zp
+from aoext.packing.dequantized import rows_dequantized
+from aoext.packing.layouts import tinygemm_to_plain
 
 ao = torch.ops.ao
 

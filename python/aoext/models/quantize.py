@@ -8,13 +8,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from aoext import shards
-from aoext.choice import Owners, choose
 from aoext.configs import QuantizationConfig
+from aoext.formats.checks import has_values
 from aoext.integrations import adopt
-from aoext.layers import as_rows, as_weight, set_weight
-from aoext.packing import has_values, is_surely_finite
-from aoext.summary import QuantizationSummary, QuantizedLayer, model_bytes, stored_bytes
+from aoext.models import shards
+from aoext.models.choice import Owners, choose
+from aoext.models.layers import as_rows, as_weight, set_weight
+from aoext.models.summary import QuantizationSummary, QuantizedLayer, model_bytes, stored_bytes
+from aoext.packing.scales import is_surely_finite
 from aoext.tensors import QuantizedTensor
 
 Item = TypeVar("Item")

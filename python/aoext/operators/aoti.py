@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from aoext._library import find_library
-from aoext.ops import ao, operators
+from aoext.library.loading import find_library
+from aoext.operators.calls import ao, operators
 
 _DEVICES = ("cpu", "cuda", "xpu")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from aoext.configs import QuantizationConfig
-from aoext.layers import CLASSES
-from aoext.shards import own_part
+from aoext.models.layers import CLASSES
+from aoext.models.shards import own_part
 from aoext.tensors import QuantizedTensor
 
 # Above this share of a model's values, what stays unquantised is worth a word in the first line.

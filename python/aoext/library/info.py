@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.ops import ao, bound, described, operators
+from aoext.operators.calls import ao, bound, described, operators
 
 
 def build_config() -> dict[str, str]:

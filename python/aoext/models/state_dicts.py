@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aoext import shards
+from aoext.models import shards
 from aoext.tensors import QuantizedTensor
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.ops import ao, operators
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
+from aoext.operators.calls import ao, operators
 
 # The overloads live as long as this object.
 _library = torch.library.Library("ao", "FRAGMENT")

@@ -12,37 +12,26 @@ the limit: 127 of int8, 448 and 57344 of float8, 6 of e2m1, 1 of NF4. In float32
                         for zeros
 
 Codes are x / s, or x / s + z, rounded to nearest: of int8, float8 and e2m1 with ties to even, of other tables
-with ties to the smaller value. float8 and e2m1 saturate. `held` is that of packing.py. For NF4 and nvfp4 the
+with ties to the smaller value. float8 and e2m1 saturate. `held` is that of scales.py. For NF4 and nvfp4 the
 field's own quantisers multiply by a reciprocal, and so does this: values are theirs to the last bit, but for
 those so small that float32 has no such reciprocal, which are multiplied by 2⁶⁴ first.
 
-Large weights pass through float32 in blocks of rows. Errors are those of packing.py.
+Large weights pass through float32 in blocks of rows. Errors are those of the package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from aoext.packing import (
-    BLOCK_SCALE_DTYPES,
-    EXPONENT_DTYPES,
-    FLOAT8_DTYPES,
-    FLOAT_DTYPES,
-    check_dense,
-    check_matrix,
-    describe,
-    held,
-    in_dtype,
-    one_of,
-    require_finite,
-    row_blocks,
-    shown,
-)
+from aoext.formats.checks import check_dense, check_matrix, describe, shown
+from aoext.formats.dtypes import BLOCK_SCALE_DTYPES, EXPONENT_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
+from aoext.formats.tables import TABLE_SIZE
+from aoext.packing.scales import held, in_dtype, require_finite, row_blocks
 
 Scaling = Literal["rceil", "floor"]
 
@@ -51,37 +40,6 @@ SMALLEST_ABSMAX = 1e-38  # whose reciprocal float32 has
 SMALLEST_LARGEST = 2.0**-64  # of a weight whose global scale, and what comes of it, are normal numbers
 LIFT = 2.0**64  # meets what is smaller first
 SMALLEST_SCALE = 2.0**-149  # of float32
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-# Of bitsandbytes: quantiles of the normal distribution, and a float of 4 bits that is not e2m1.
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-FP4 = tuple(
-    sign * value / 12 + 0.0 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
-)
-
-TABLE_SIZE = 16  # what codes of 4 bits look up
-
-
-class Lut4Format(NamedTuple):
-    """A format of 4 bits as the field knows it."""
-
-    table: tuple[float, ...]
-    block_k: int
-    scale: torch.dtype
-    two_scales: bool = False  # whether there is a global one too
-
-
-LUT4_FORMATS = {
-    "mxfp4": Lut4Format(E2M1, 32, torch.float8_e8m0fnu),
-    "nvfp4": Lut4Format(E2M1, 16, torch.float8_e4m3fn, two_scales=True),
-    "nf4": Lut4Format(NF4, 64, torch.float32),
-    "fp4": Lut4Format(FP4, 64, torch.float32),
-}
 
 
 def check_scaling(who: str, argument: str, scaling: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.flop_counter import register_flop_formula
 
-from aoext.ops import ao, operators
+from aoext.operators.calls import ao, operators
 
 
 def _product(input: Sequence[int], *_: Any, out_shape: Sequence[int], **__: Any) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from aoext._loaded import loaded_files, name_of
+from aoext.library.loaded_files import loaded_files, name_of
 
 NAMESPACE = "ao"
 FILE_NAMES = {"win32": "aoext.dll", "darwin": "libaoext.dylib"}  # elsewhere libaoext.so

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from aoext.configs import (
-    AUTO,
-    PER_ROW,
     Float8DynamicActivationFloat8WeightConfig,
     Float8DynamicActivationInt4WeightConfig,
     Float8WeightOnlyConfig,
@@ -26,7 +24,9 @@ from aoext.configs import (
     PerRow,
     QuantizationConfig,
 )
-from aoext.packing import FLOAT8_DTYPES, dtype_name
+from aoext.configs.base import PER_ROW
+from aoext.configs.int4 import AUTO
+from aoext.formats.dtypes import FLOAT8_DTYPES, dtype_name
 
 SCHEMES: dict[str, type[QuantizationConfig]] = {
     "int4": Int4WeightOnlyConfig,

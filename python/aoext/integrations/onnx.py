@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aoext.ops import ao
+from aoext.operators.calls import ao
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
