@@ -33,8 +33,8 @@ from torch import Tensor
 
 import aoext
 from aoext.cli.shapes import named
+from aoext.formats.dtypes import dtype_name
 from aoext.ops import with_plan
-from aoext.packing import dtype_name
 from aoext.reference import Problem, Sample, Subject, Tensors, bound, randn
 from aoext_bench.bench_points import Point, Settings, problems
 from aoext_bench.clocks import Candidate
