@@ -18,12 +18,13 @@ AOEXT_LIBRARY_DEFINE(m) {
   m.def("_warmup(Tensor like) -> str");
   m.def("_build_config() -> str");
 
-  // Behind aoext.ops.plan and aoext.ops.with_plan, where the library has kernels for CUDA: the plan of a call on a GPU by name,
-  // and in a second line the instance of the kernel's template; what a forced kernel's configuration is chosen among, for those
-  // who fit the models (benchmarks/cuts); what instances there are, a line each; and the plan that the calling thread forces, of
-  // which the one before is returned.
-  m.def("_plan(str gpu, str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> str");
+  // Behind aoext.ops.plan and aoext.ops.with_plan: the plan of a call on a device by name, in its first line, with a second for
+  // the instance of a CUDA kernel's template; and the plan that the calling thread forces, of which the one before is returned.
+  m.def("_plan(str device, str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> str");
+  m.def("_force_plan(str plan) -> str");
+
+  // Where the library has kernels for CUDA: what a forced kernel's configuration is chosen among, for those who fit the models
+  // (benchmarks/cuts), and what instances there are, a line each.
   m.def("_considered(str gpu, str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype, Tensor constants) -> Tensor");
   m.def("_kernel_instances() -> str");
-  m.def("_force_plan(str plan) -> str");
 }

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-OBJDUMP = "aarch64-linux-gnu-objdump"  # on PATH, or where tools/foreign.py has unpacked it
+OBJDUMP = "aarch64-linux-gnu-objdump"  # on PATH, or where tools/cross.py has unpacked it
 PRODUCTS = ("fmla", "sdot", "smmla", "bfdot", "bfmmla")  # any vector unit
 
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
 _TARGET = re.compile(r"\b([0-9a-f]+) <")
-_NAMESPACES = "aoext::cpu::", "(anonymous namespace)::", "mmla::"
+_NAMESPACES = "aoext::cpu::", "aoext::", "(anonymous namespace)::", "mmla::"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def inner_loops(code: list[Instruction]) -> list[list[Instruction]]:
 
 @dataclass(frozen=True)
 class Core:
-    """Of a clock. Which kinds of vector instructions have two of the four units, as how many operations."""
+    """What a core does in a clock; which instructions two of four units take, as how many operations."""
 
     name: str
     dispatched: int
@@ -164,7 +164,7 @@ def cost_of(loop: list[Instruction]) -> Cost:
 
 @dataclass(frozen=True)
 class Loop:
-    """An inner loop: where it is, and the instructions that tell it. Of several the shortest counts."""
+    """An inner loop: where it is, and the instructions that tell it; the shortest that has them."""
 
     title: str
     unit: str  # csrc/cpu/kernels/<unit>.cpp
@@ -178,7 +178,7 @@ class Loop:
         return all(names[name] == count for name, count in self.counts.items())
 
 
-_ELEMENT = r"micro_kernel_8bit<Weights8Bit<\(Element\){}>, 1, 4>"  # kernels.h numbers them
+_ELEMENT = r"micro_kernel_8bit<Weights8Bit<\(Element\){}>, 1, 4>"  # csrc/common/element.h numbers them
 LOOPS = (
     Loop("int4, neon", "neon", r"^void dot_int4<", {"fmla": 32, "scvtf": 32}, weights=128),
     Loop("int4, dotprod", "dotprod", r"dot_limbs<HighNibbles, 2>", {"sdot": 16}, weights=128),
@@ -220,7 +220,7 @@ def table(folder: Path, as_json: bool) -> int:
             f"arm_loops: {folder} must have csrc/cpu/kernels compiled for aarch64, got no {absent[0]}.cpp.o"
         )
     loops = {unit: loops_of(objects[unit]) for unit in {loop.unit for loop in LOOPS}}
-    # Of a weight, then weights of a clock; one row of x, by i8mm, where a title says nothing.
+    # Instructions a weight, then weights a clock; one row of x, by i8mm, where a title says nothing.
     headings = ["instructions", *(core.name for core in CORES)]
     rows, lost = [], []
     for loop in LOOPS:

@@ -1,52 +1,36 @@
-// A plan that a thread forces on its calls, for tests and benchmarks: aoext.ops.with_plan. It knows nothing of torch.
+// Forced plans (common/forced.h) of kernels whose configurations have Fields. It knows nothing of torch.
 #pragma once
 
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
+#include "common/forced.h"
 #include "cuda/fields.h"
 #include "cuda/properties.h"
 
 namespace aoext::cuda {
 
-// A kernel, and some fields of its configuration; the others are what the kernel would be given.
-struct Forced {
-  std::string text;  // "int4_ring tiles=2 k_splits=4"
-  std::string kernel;
-  std::vector<std::pair<std::string, int>> fields;
+template <class Config>
+bool is(const Forced& f) {
+  return f.kernel == Fields<Config>::kKernel;
+}
 
-  template <class Config>
-  bool is() const {
-    return kernel == Fields<Config>::kKernel;
-  }
-
-  template <class Config>
-  Config over(Config c) const {
-    for (const auto& [name, value] : fields)
-      for (const Field<Config>& field : Fields<Config>::kAll)
-        if (name == field.name) c.*field.member = value;
-    return c;
-  }
-};
-
-// What this thread forces, or null.
-const Forced* forced();
-
-// Has this thread force a plan, none for "". RuntimeError that names a kernel or a field that there is not. What was forced
-// before.
-std::string force(const std::string& plan);
+// The configuration with what is forced of it.
+template <class Config>
+Config over(const Forced& f, Config c) {
+  for (const Field<Config>& field : Fields<Config>::kAll) c.*field.member = f.field(field.name, c.*field.member);
+  return c;
+}
 
 // Whether a forced kernel is one of a plan's; others go on as ever.
 template <class... Configs>
 bool is_one_of(const Forced& f, const std::variant<Configs...>& /*kernels*/) {
-  return (f.is<Configs>() || ...);
+  return (is<Configs>(f) || ...);
 }
 
-[[noreturn]] void refuse_kernel(const Forced& f, const std::string& problem, const Device& device);
-[[noreturn]] void refuse_config(const Forced& f, const std::string& problem, const std::string& config);
+[[noreturn]] inline void refuse_kernel(const Forced& f, const std::string& problem, const Device& device) {
+  aoext::refuse_kernel(f, problem, device.name);
+}
 void check_on_device(const Forced& f, const Device& device);
 
 // The configuration of the forced kernel, which `takes` the problem or not, by its own choice and what `fits`. RuntimeError that
@@ -57,7 +41,7 @@ Config forced_config(const Forced& f, const std::string& problem, const Device& 
   if (!takes) refuse_kernel(f, problem, device);
   check_on_device(f, device);
   const bool whole = f.fields.size() == Fields<Config>::kAll.size();  // leaves nothing to choose
-  const Config config = f.over(whole ? Config{} : Config{choose()});
+  const Config config = over(f, whole ? Config{} : Config{choose()});
   if (!fits(config)) refuse_config(f, problem, text(config));
   return config;
 }

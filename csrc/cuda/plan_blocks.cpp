@@ -28,7 +28,7 @@ BlocksPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
 }
 
 BlocksPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
-  if (f.is<Generic>()) return {};
+  if (is<Generic>(f)) return {};
   const BlockLinear raw = block_linear(p);
   const bool served = takes_one_pass(p.K, device), serves = served && p.M > 0 && p.N > 0 && aligned;
   const auto plan = [&]<class Config>(bool takes, Config (*choose)(const BlockLinear&, const Device&),
@@ -36,11 +36,11 @@ BlocksPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& de
     return {forced_config<Config>(
         f, text(p), device, serves && takes, [&] { return choose(raw, device); }, [&](const Config& c) { return fits(raw, c); })};
   };
-  if (f.is<BlocksDecodeConfig>()) return plan(blocks_decode_takes(raw), choose_blocks_decode, blocks_decode_fits);
-  if (f.is<Fp4DecodeConfig>()) return plan(fp4_decode_takes(raw), choose_fp4_decode, fp4_decode_fits);
-  if (f.is<BlocksWgmmaConfig>())
+  if (is<BlocksDecodeConfig>(f)) return plan(blocks_decode_takes(raw), choose_blocks_decode, blocks_decode_fits);
+  if (is<Fp4DecodeConfig>(f)) return plan(fp4_decode_takes(raw), choose_fp4_decode, fp4_decode_fits);
+  if (is<BlocksWgmmaConfig>(f))
     return plan(device.is_hopper() && blocks_wgmma_takes(raw), choose_blocks_wgmma, blocks_wgmma_fits);
-  if (f.is<BlocksMmaConfig>()) return plan(blocks_mma_takes(raw), choose_blocks_mma, blocks_mma_fits);
+  if (is<BlocksMmaConfig>(f)) return plan(blocks_mma_takes(raw), choose_blocks_mma, blocks_mma_fits);
   if (!served) refuse_kernel(f, text(p), device);
   return {BlocksAny{}};
 }

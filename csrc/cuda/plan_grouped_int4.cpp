@@ -40,7 +40,7 @@ GroupedInt4Plan choose(const LinearProblem& p, const Device& device, bool aligne
 }
 
 GroupedInt4Plan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
-  if (f.is<Generic>()) return {};
+  if (is<Generic>(f)) return {};
   const Regular regular(p, device, aligned);
   const auto plan = [&]<class Config>(bool takes, Choice<Config> (*choose)(const GroupedInt4Linear&, const Device&),
                                       bool (*fits)(const GroupedInt4Linear&, const Config&)) -> GroupedInt4Plan {
@@ -49,8 +49,8 @@ GroupedInt4Plan forced_plan(const Forced& f, const LinearProblem& p, const Devic
                 [&](const Config& c) { return fits(regular.raw, c); }),
             regular.scale};
   };
-  if (f.is<GroupedRingConfig>()) return plan(regular.ring, choose_int4_grouped_ring, int4_grouped_ring_fits);
-  if (f.is<GroupedWgmmaConfig>()) return plan(regular.wgmma, choose_int4_grouped_wgmma, int4_grouped_wgmma_fits);
+  if (is<GroupedRingConfig>(f)) return plan(regular.ring, choose_int4_grouped_ring, int4_grouped_ring_fits);
+  if (is<GroupedWgmmaConfig>(f)) return plan(regular.wgmma, choose_int4_grouped_wgmma, int4_grouped_wgmma_fits);
   if (!takes_one_pass(p.K, device)) refuse_kernel(f, text(p), device);
   return {GroupedInt4Any{}, p.scale};
 }

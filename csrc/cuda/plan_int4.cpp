@@ -113,20 +113,20 @@ Int4Plan forced_plan(const Forced& f, const LinearProblem& p, const Device& devi
     return {forced_config<Config>(f, text(p), device, takes, choose, [&](const Config& c) { return fits(raw, c); }),
             regular.scale};
   };
-  if (f.is<RingConfig>())
+  if (is<RingConfig>(f))
     return plan(few && int4_ring_takes(raw), [&] { return choose_int4_ring(raw, device).config; }, int4_ring_fits);
-  if (f.is<DecodeConfig>())
+  if (is<DecodeConfig>(f))
     return plan(few && int4_decode_takes(raw), [&] { return choose_int4_decode(raw, device).config; }, int4_decode_fits);
-  if (f.is<BatchConfig>())
+  if (is<BatchConfig>(f))
     return plan(hopper && int4_batch_takes(raw), [&] { return choose_int4_batch(raw, device).config; }, int4_batch_fits);
-  if (f.is<MmaConfig>()) return plan(serves, [&] { return choose_int4_mma(raw, device); }, int4_mma_fits);
-  if (f.is<Int4WgmmaConfig>()) {
+  if (is<MmaConfig>(f)) return plan(serves, [&] { return choose_int4_mma(raw, device); }, int4_mma_fits);
+  if (is<Int4WgmmaConfig>(f)) {
     const auto choose = [&] { return choose_int4_wgmma(raw, device).config; };
     const auto fits = [&](const Int4WgmmaConfig& c) { return int4_wgmma_fits(raw, c); };
     return {forced_config<Int4WgmmaConfig>(f, text(p), device, hopper && int4_wgmma_takes(raw), choose, fits), regular.scale};
   }
-  if (f.is<Int4Any>() && !served) refuse_kernel(f, text(p), device);
-  if (f.is<Int4Any>()) return {Int4Any{}, p.scale};
+  if (is<Int4Any>(f) && !served) refuse_kernel(f, text(p), device);
+  if (is<Int4Any>(f)) return {Int4Any{}, p.scale};
   return {};
 }
 

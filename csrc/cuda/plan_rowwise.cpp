@@ -62,21 +62,21 @@ RowwiseKernel forced_kernel(const Forced& f, const LinearProblem& p, const Devic
     return forced_config<Config>(
         f, text(p), device, takes, [&] { return choose(raw, device); }, [&](const Config& c) { return fits(raw, c); });
   };
-  if (f.is<RowwiseDecodeConfig>())
+  if (is<RowwiseDecodeConfig>(f))
     return kernel(RowwiseDecodeConfig{}, serves && rowwise_decode_takes(raw), choose_rowwise_decode, rowwise_decode_fits);
-  if (f.is<RowwiseWgmmaConfig>())
+  if (is<RowwiseWgmmaConfig>(f))
     return kernel(RowwiseWgmmaConfig{}, hopper && rowwise_wgmma_takes(raw), choose_rowwise_wgmma, rowwise_wgmma_fits);
-  if (f.is<WeightOnlyWgmmaConfig>())
+  if (is<WeightOnlyWgmmaConfig>(f))
     return kernel(WeightOnlyWgmmaConfig{}, hopper && weight_only_wgmma_takes(raw), choose_weight_only_wgmma,
                   weight_only_wgmma_fits);
-  if (f.is<RowwiseMmaConfig>())
+  if (is<RowwiseMmaConfig>(f))
     return kernel(RowwiseMmaConfig{}, serves && rowwise_mma_takes(raw), choose_rowwise_mma, rowwise_mma_fits);
   if (!takes_one_pass(p.K, device)) refuse_kernel(f, text(p), device);
   return RowwiseAny{};
 }
 
 RowwisePlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
-  if (f.is<Generic>()) return {};
+  if (is<Generic>(f)) return {};
   const RowwiseKernel kernel = forced_kernel(f, p, device);
   if (std::holds_alternative<RowwiseAny>(kernel)) return {kernel, false, p.K};
   return {kernel, !is_regular(p, aligned), whole_pieces(p.K)};

@@ -76,7 +76,7 @@ ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
 }
 
 ScaledPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
-  if (f.is<ScaledWgmmaConfig>()) {
+  if (is<ScaledWgmmaConfig>(f)) {
     const ScalarType scale = engine_scale(p);
     const ScaledLinear raw = scaled_linear(p, scale);
     return {
@@ -85,11 +85,11 @@ ScaledPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& de
             [&](const ScaledWgmmaConfig& c) { return scaled_wgmma_fits(raw, c); }),
         scale};
   }
-  if (f.is<RingConfig>() || f.is<DecodeConfig>() || f.is<BatchConfig>() || f.is<Int4WgmmaConfig>() || f.is<MmaConfig>()) {
+  if (is<RingConfig>(f) || is<DecodeConfig>(f) || is<BatchConfig>(f) || is<Int4WgmmaConfig>(f) || is<MmaConfig>(f)) {
     const auto plan = by_weight_only(p, device, aligned);
     return plan ? *plan : choose(p, device, aligned);
   }
-  if (f.is<Generic>()) return {};
+  if (is<Generic>(f)) return {};
   if (!takes_one_pass(p.K, device)) refuse_kernel(f, text(p), device);
   return {ScaledAny{}, p.scale};
 }

@@ -29,13 +29,13 @@ TinygemmPlan choose(const LinearProblem& p, const Device& device) {
 
 TinygemmPlan forced_plan(const Forced& f, const LinearProblem& p, const Device& device) {
   const bool takes = takes_one_pass(p.K, device) && p.M > 0 && p.N > 0;
-  if (f.is<TinygemmConfig>()) {
+  if (is<TinygemmConfig>(f)) {
     const TinygemmLinear linear = tinygemm_linear(p);
     return {forced_config<TinygemmConfig>(
         f, text(p), device, takes && p.M <= kDirectRows, [&] { return choose_tinygemm_mm(linear, device); },
         [&](const TinygemmConfig& c) { return tinygemm_mm_fits(linear, c, device); })};
   }
-  if (f.is<Generic>()) return {};
+  if (is<Generic>(f)) return {};
   if (!takes) refuse_kernel(f, text(p), device);
   return {TinygemmUnpack{}};
 }

@@ -1,13 +1,13 @@
-// Plans from Python: what a GPU would be given, forcing one (aoext.ops.plan, aoext.ops.with_plan), and what one is chosen among.
+// What GPUs tell of their plans (generic/plans.h), and what a plan is chosen among.
 #include <algorithm>
 #include <map>
 #include <type_traits>
 
-#include "common/by_name.h"
 #include "common/dispatcher.h"
 #include "common/library.h"
 #include "cuda/fits.h"
 #include "cuda/forced.h"
+#include "cuda/gpus.h"
 #include "cuda/kernels/choice.h"
 #include "cuda/plan.h"
 #include "cuda/plan_blocks.h"
@@ -15,6 +15,7 @@
 #include "cuda/plan_rowwise.h"
 #include "cuda/plan_scaled.h"
 #include "cuda/plan_tinygemm.h"
+#include "generic/plans.h"
 
 namespace aoext::cuda {
 namespace {
@@ -131,10 +132,25 @@ PlanText* plan_of(const std::string& op) {
   return found->second;
 }
 
-// Operands are taken to be aligned.
-std::string plan(const std::string& gpu, const std::string& op, const std::vector<OptionalTensor>& tensors,
-                 const std::vector<int64_t>& numbers, std::optional<ScalarType> dtype) {
-  return plan_of(op)(check_by_name(op, {tensors, numbers, dtype}), device_named(gpu));
+std::string plan(const std::string& gpu, const Call& call) { return plan_of(call.op)(call.problem, device_named(gpu)); }
+
+std::vector<std::string> gpu_names() {
+  std::vector<std::string> names;
+  for (const Gpu& gpu : kGpus) names.emplace_back(gpu.name);
+  return names;
+}
+
+std::vector<Forceable> forceable_kernels() {
+  std::vector<Forceable> all;
+  const auto add = [&]<class Config>(const Config&) {
+    Forceable kernel{Fields<Config>::kKernel, {}};
+    for (const Field<Config>& field : Fields<Config>::kAll) kernel.fields.emplace_back(field.name);
+    all.push_back(kernel);
+  };
+  const auto each = [&]<class... Configs>(const std::variant<Configs...>&) { (add(Configs{}), ...); };
+  each(Int4Kernel()), each(GroupedInt4Kernel()), each(RowwiseKernel()), each(BlocksKernel()), each(ScaledKernel()),
+      each(TinygemmKernel());
+  return all;
 }
 
 // f(constant) of each in a table of fitted.h, as they are written.
@@ -192,13 +208,11 @@ std::string kernel_instances() {
          tinygemm_mm_instances();
 }
 
-std::string force_plan(const std::string& plan) { return force(plan); }
+const bool added = add_plans({gpu_names, plan, forceable_kernels});
 
 }  // namespace
 
 AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
-  m.impl("_plan", AOEXT_BOX(&plan));
-  m.impl("_force_plan", AOEXT_BOX(&force_plan));
   m.impl("_considered", AOEXT_BOX(&considered_configs));
   m.impl("_kernel_instances", AOEXT_BOX(&kernel_instances));
 }

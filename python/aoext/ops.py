@@ -40,40 +40,39 @@ def generic(operator: str) -> Callable[..., Any]:
 
 
 def _has_plans() -> bool:
-    """Whether the library has kernels for CUDA, whose plans can be asked for and forced."""
+    """Whether the library has kernels for CUDA, whose plans can be asked for on a computer without a GPU."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return hasattr(ao, "_force_plan") and has_kernel("ao::_force_plan", "CompositeExplicitAutograd")
+    return has_kernel("ao::_kernel_instances", "CompositeExplicitAutograd")
 
 
-def plan(gpu: str, operator: str, *arguments: Any, **options: Any) -> str:
-    """The whole plan of `torch.ops.ao.<operator>` on an NVIDIA GPU by name, which need not be at hand.
+def plan(device: str, operator: str, *arguments: Any, **options: Any) -> str:
+    """The whole plan of `torch.ops.ao.<operator>` on a device by name, which need not be at hand.
 
     Takes the operator's own arguments, on any device, meta too; operands are taken to be aligned. "H200",
-    "H100 SXM", "A100", "L40S", "RTX 4090", "B200" and others are known (csrc/cuda/gpus.h). RuntimeError
-    for another, for an operator that chooses nothing and for arguments that the operator would refuse.
+    "H100 SXM", "A100", "L40S", "RTX 4090", "B200" and others are known where the library has kernels for CUDA
+    (csrc/cuda/gpus.h). RuntimeError for another, for an operator that chooses nothing and for arguments that
+    the operator would refuse.
 
     >>> aoext.ops.plan("H200", "bf16i4bf16_rowwise", x, weight, scale, zero_point)  # doctest: +SKIP
     'int4_mma block_n=128 block_m=64 splits=2 | scale=BFloat16'
     """
-    if not _has_plans():
-        raise RuntimeError("plan: this aoext was built without kernels for CUDA")
-    return ao._plan(gpu, operator, *described(operator, bound(operator, arguments, options))).splitlines()[0]
+    described_call = described(operator, bound(operator, arguments, options))
+    return ao._plan(device, operator, *described_call).splitlines()[0]
 
 
 @contextmanager
 def with_plan(kernel: str, **config: int) -> Iterator[None]:
-    """Has this thread's calls on CUDA run a kernel by name, for tests and benchmarks.
+    """Has this thread's calls run a kernel by name, for tests and benchmarks.
 
-    `config` are fields of the kernel's configuration (csrc/cuda/fields.h); those left out are what the kernel
-    would be given. Operators that have no such kernel run what they always do. RuntimeError that names
-    the argument for a kernel or a field that there is not; a call raises it where the kernel does not take
-    the problem, the configuration does not fit it, or the GPU lacks what it needs.
+    `config` are fields of the kernel's configuration, which `aoext.explain` shows (csrc/cuda/fields.h has
+    CUDA's); those left out are what the kernel would be given. Operators and devices that have no such kernel
+    run what they always do. RuntimeError that names the argument for a kernel or a field that there is not;
+    a call raises it where the kernel does not take the problem, the configuration does not fit it, or the
+    device lacks what it needs.
 
     >>> with aoext.ops.with_plan("int4_ring", tiles=2, k_splits=4):  # doctest: +SKIP
     ...     y = torch.ops.ao.bf16i4bf16_rowwise(x, weight, scale, zero_point)
     """
-    if not _has_plans():
-        raise RuntimeError("with_plan: this aoext was built without kernels for CUDA")
     before = ao._force_plan(" ".join([kernel, *(f"{name}={value}" for name, value in config.items())]))
     try:
         yield

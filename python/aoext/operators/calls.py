@@ -27,7 +27,8 @@ def described(
 ) -> tuple[list[Tensor | None], list[int], torch.dtype | None]:
     """The arguments of a call, as `bound` gives them, by kind, each kind in order: what `_explain` takes.
 
-    A list of numbers has its length first; what is left out and has a default of its own takes that.
+    A list of numbers has its length first, −1 for None; what is left out and has a default of its own takes
+    that.
     """
     tensors: list[Tensor | None] = []
     numbers: list[int] = []
@@ -47,4 +48,6 @@ def described(
             numbers += [len(value), *value]
         elif value is not None:
             numbers.append(int(value))
+        elif isinstance(kind, torch.ListType):
+            numbers.append(-1)
     return tensors, numbers, dtype

@@ -1,9 +1,9 @@
 """The wheel of a platform that this machine is not, and its tests under qemu or Wine.
 
-    python tools/foreign.py wheel aarch64              build dist/*.whl and check it
-    python tools/foreign.py test aarch64               the operators' tests from it, a share of them
-    python tools/foreign.py test aarch64 --tests all   all of them
-    python tools/foreign.py run aarch64 -c 'import aoext; print(aoext.show_config())'
+    python tools/cross.py wheel aarch64              build dist/*.whl and check it
+    python tools/cross.py test aarch64               the operators' tests from it, a share of them
+    python tools/cross.py test aarch64 --tests all   all of them
+    python tools/cross.py run aarch64 -c 'import aoext; print(aoext.show_config())'
 
 PLATFORMS says what a platform consists of. What it needs is downloaded once into build/<platform>/, and
 nothing of this machine is changed: programs that PATH lacks (tools/), a root with its libraries and Python
@@ -145,7 +145,7 @@ PLATFORMS = {
 OF_TORCH = ("filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "typing_extensions")
 OF_TESTS = ("iniconfig", "packaging", "pluggy", "pygments", "markdown-it-py", "mdurl")
 
-# Of the operators' tests, those that fit into minutes under an emulator: all operators and formats.
+# The operators' tests that fit into minutes under an emulator: all operators and formats.
 SHARE = (
     "test_operators.py",
     "-k",
@@ -157,7 +157,7 @@ TESTS = {
 }
 
 
-class Foreign:
+class Target:
     """A platform's programs and folders, brought here where they are not yet."""
 
     def __init__(self, name: str) -> None:
@@ -220,7 +220,7 @@ class Foreign:
             (ROOT / "dist").glob(f"aoext-*{self.platform.wheel}.whl"), key=lambda p: p.stat().st_mtime
         )
         if not found:
-            sys.exit(f"foreign: dist/ must have a wheel for {self.platform.wheel}, got none")
+            sys.exit(f"cross: dist/ must have a wheel for {self.platform.wheel}, got none")
         for old in (*self.site.glob("aoext-*.dist-info"), self.site / "aoext"):
             shutil.rmtree(old, ignore_errors=True)
         with zipfile.ZipFile(found[-1]) as archive:
@@ -260,7 +260,7 @@ def zig() -> str:
     """The program of the package ziglang, which compiles for Windows and macOS."""
     found = importlib.util.find_spec("ziglang")
     if found is None or found.origin is None:
-        sys.exit("foreign: the package ziglang compiles for this platform: pip install ziglang")
+        sys.exit("cross: the package ziglang compiles for this platform: pip install ziglang")
     return str(Path(found.origin).with_name("zig"))
 
 
@@ -277,12 +277,12 @@ def note(folder: Path, what: object) -> None:
 def unpack_packages(packages: list[str] | tuple[str, ...], architecture: str | None, folder: Path) -> None:
     """Debian packages, and what they need, in a folder of their own.
 
-    Of another architecture they need all; of this machine's what is not installed on it.
+    For another architecture that is all that they need, for this machine's what is not installed on it.
     """
     if is_done(folder, packages):
         return
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
-        sys.exit(f"foreign: apt-get and dpkg fetch {', '.join(packages)}, and were not found: use Debian 12")
+        sys.exit(f"cross: apt-get and dpkg fetch {', '.join(packages)}, and were not found: use Debian 12")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -313,27 +313,27 @@ def unpack_packages(packages: list[str] | tuple[str, ...], architecture: str | N
             )
             if done.returncode:
                 of = f" for {architecture}" if architecture else ""
-                sys.exit(f"{done.stdout}\nforeign: the packages{of} are Debian 12's: {', '.join(packages)}")
+                sys.exit(f"{done.stdout}\ncross: the packages{of} are Debian 12's: {', '.join(packages)}")
         for package in (private / "cache" / "archives").glob("*.deb"):
             subprocess.run(["dpkg", "-x", package, folder], check=True)
     note(folder, packages)
 
 
-def build(foreign: Foreign) -> None:
+def build(target: Target) -> None:
     """The wheel, checked as far as this machine can."""
-    system = {"_PYTHON_HOST_PLATFORM": foreign.platform.system}  # for the wheel's tag
+    system = {"_PYTHON_HOST_PLATFORM": target.platform.system}  # for the wheel's tag
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        if foreign.platform.wheel == "win_amd64":
-            built = wheels.into_dist(wheels.compiled("cpu", scratch, foreign.defines(), **system))
+        if target.platform.wheel == "win_amd64":
+            built = wheels.into_dist(wheels.compiled("cpu", scratch, target.defines(), **system))
             wheels.check_name(built, "cpu", "win_amd64")
             with zipfile.ZipFile(built) as archive:
                 check_dll(archive.read("aoext/lib/aoext.dll"), ROOT)
         else:
-            built = wheels.build("cpu", scratch, foreign.defines(), **system)
-            binutils = foreign.program(next(iter(foreign.platform.programs))).removesuffix("g++")
-            wheels.check_contents(built, "cpu", scratch, foreign.platform.wheel, f"{binutils}nm")
-    print(f"foreign: {built.relative_to(ROOT)} is good")
+            built = wheels.build("cpu", scratch, target.defines(), **system)
+            binutils = target.program(next(iter(target.platform.programs))).removesuffix("g++")
+            wheels.check_contents(built, "cpu", scratch, target.platform.wheel, f"{binutils}nm")
+    print(f"cross: {built.relative_to(ROOT)} is good")
 
 
 # What instruction set runs: exits with 0 if it is the one named, or, asked "whether", if that can run here.
@@ -348,25 +348,25 @@ sys.exit(config["cpu instruction set"] != sys.argv[1])
 """
 
 
-def test(foreign: Foreign, which: str, isas: list[str]) -> None:
+def test(target: Target, which: str, isas: list[str]) -> None:
     """The operators' tests with each instruction set that can run here."""
-    print(f"foreign: tests of {foreign.unpack_wheel().name}")
-    tests = foreign.folder / "tests"
+    print(f"cross: tests of {target.unpack_wheel().name}")
+    tests = target.folder / "tests"
     shutil.rmtree(tests, ignore_errors=True)
     tests.mkdir()
     for file in (*wheels.HELPERS, *(name for name in TESTS[which] if name.endswith(".py"))):
         shutil.copy(ROOT / "tests" / file, tests)
     (tests / "ask.py").write_text(ASK)
     for isa in isas:
-        variables = foreign.platform.isas[isa]
+        variables = target.platform.isas[isa]
         # An emulated CPU has what is asked of it; of this machine's own some may be missing.
-        if "AOEXT_CPU_ISA" in variables and foreign.run("ask.py", isa, "whether", cwd=tests):
-            print(f"foreign: this machine has no {isa}")
+        if "AOEXT_CPU_ISA" in variables and target.run("ask.py", isa, "whether", cwd=tests):
+            print(f"cross: this machine has no {isa}")
             continue
-        if foreign.run("ask.py", isa, cwd=tests, **variables):
-            sys.exit(f"foreign: with {variables} it must run {isa}")
-        if foreign.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[which], cwd=tests, **variables):
-            sys.exit(f"foreign: the tests fail with {isa}")
+        if target.run("ask.py", isa, cwd=tests, **variables):
+            sys.exit(f"cross: with {variables} it must run {isa}")
+        if target.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[which], cwd=tests, **variables):
+            sys.exit(f"cross: the tests fail with {isa}")
 
 
 def main() -> None:
@@ -378,14 +378,14 @@ def main() -> None:
     parser.add_argument("--tests", choices=TESTS, default="share")
     parser.add_argument("--isa", help="one instruction set in place of all")
     arguments, rest = parser.parse_known_args()
-    foreign = Foreign(arguments.platform)
+    target = Target(arguments.platform)
     if arguments.command == "wheel":
-        build(foreign)
+        build(target)
     elif arguments.command == "test":
-        test(foreign, arguments.tests, [arguments.isa] if arguments.isa else list(foreign.platform.isas))
+        test(target, arguments.tests, [arguments.isa] if arguments.isa else list(target.platform.isas))
     else:
-        foreign.unpack_wheel()
-        sys.exit(foreign.run(*rest, cwd=Path.cwd()))
+        target.unpack_wheel()
+        sys.exit(target.run(*rest, cwd=Path.cwd()))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ void for_row_blocks(int64_t rows, int64_t columns, const F& f) {
 // y = x · wᵀ + bias, where rows(first, count) gives those rows of w in float32: the result is rounded
 // once, so that the bound holds for a row of one element too.
 template <class Rows>
-Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows& rows,
-                        const OptionalTensor& bias = std::nullopt) {
+Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows& rows, const Tensor* bias = nullptr) {
   Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
   // Dense, so that strides do not choose another order of summation: the same numbers give the same bits.
@@ -30,7 +29,7 @@ Tensor linear_by_blocks(const LinearProblem& p, const Tensor& input, const Rows&
   const Tensor y2d = aten::reshape(y, {p.M, p.N});
   for_row_blocks(p.N, p.K, [&](int64_t first, int64_t count) {
     Tensor product = aten::mm(x, aten::transpose(rows(first, count)));
-    if (bias) product = aten::add(product, aten::to(aten::narrow(*bias, 0, first, count), ScalarType::Float));
+    if (bias != nullptr) product = aten::add(product, aten::to(aten::narrow(*bias, 0, first, count), ScalarType::Float));
     aten::copy_(aten::narrow(y2d, 1, first, count), product);
   });
   return y;

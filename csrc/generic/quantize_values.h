@@ -8,6 +8,6 @@
 namespace aoext::generic {
 
 // Values of x, float32 [..., n], in `dtype`, and scales [..., 1], one for each n; rounded up to powers of two where asked.
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, ScalarType dtype, bool power_of_two);
+std::tuple<Tensor, Tensor> quantize_values(const Tensor& x, ScalarType dtype, bool power_of_two);
 
 }  // namespace aoext::generic

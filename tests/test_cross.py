@@ -1,4 +1,4 @@
-"""What tools/foreign.py knows of platforms, against what is compiled for them."""
+"""What tools/cross.py knows of platforms, against what is compiled for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-foreign = importlib.import_module("foreign")
+cross = importlib.import_module("cross")
 
 
 def test_every_instruction_set_of_aarch64_has_a_cpu_that_runs_none_better() -> None:
@@ -21,7 +21,7 @@ def test_every_instruction_set_of_aarch64_has_a_cpu_that_runs_none_better() -> N
     table = source[source.index("kInstructionSets[]") :]
     of_arm = table[table.index("__aarch64__") :].split("#endif")[0]
     names = re.findall(r"\{Isa::(\w+),", of_arm)
-    isas = foreign.PLATFORMS["aarch64"].isas
+    isas = cross.PLATFORMS["aarch64"].isas
     assert names == list(isas)
     assert len({variables["QEMU_CPU"] for variables in isas.values()}) == len(names)
     build = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
@@ -42,8 +42,8 @@ def test_what_compilers_and_systems_do_differently_has_one_home() -> None:
 
 
 def test_an_empty_dist_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(foreign, "ROOT", tmp_path)
-    monkeypatch.setattr(foreign.Foreign, "install", lambda self: None)
-    monkeypatch.setattr(foreign, "unpack_packages", lambda *arguments: None)
+    monkeypatch.setattr(cross, "ROOT", tmp_path)
+    monkeypatch.setattr(cross.Target, "install", lambda self: None)
+    monkeypatch.setattr(cross, "unpack_packages", lambda *arguments: None)
     with pytest.raises(SystemExit, match="must have a wheel for aarch64"):
-        foreign.Foreign("aarch64").unpack_wheel()
+        cross.Target("aarch64").unpack_wheel()
