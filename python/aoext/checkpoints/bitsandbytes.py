@@ -18,7 +18,7 @@ from aoext.checkpoints.blocks import looks_up, table_of_16
 from aoext.checkpoints.settings import Settings
 from aoext.formats.checks import describe, has_values
 from aoext.formats.dtypes import dtype_name
-from aoext.formats.tables import LUT4_FORMATS
+from aoext.formats.lookup_tables import LUT4_FORMATS
 from aoext.packing.layouts import float64
 from aoext.serialization.container import parse_json
 from aoext.tensors import Int8Tensor, Lut4Tensor, QuantizedTensor

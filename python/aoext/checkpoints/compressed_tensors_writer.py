@@ -18,7 +18,7 @@ from aoext.checkpoints.base import (
 )
 from aoext.checkpoints.blocks import looks_up
 from aoext.formats.dtypes import EXPONENT_DTYPES, dtype_name
-from aoext.formats.tables import E2M1
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import gathered
 

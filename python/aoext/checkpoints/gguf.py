@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aoext.checkpoints.base import int4_plus, packed_pairs
 from aoext.checkpoints.blocks import by_blocks, table_of_16, take_scale
-from aoext.formats.tables import E2M1
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import QuantizedTensor
 
 

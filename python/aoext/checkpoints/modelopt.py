@@ -19,7 +19,7 @@ from aoext.checkpoints.blocks import (
 from aoext.checkpoints.settings import Settings
 from aoext.formats.checks import describe
 from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT_DTYPES
-from aoext.formats.tables import E2M1
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
 

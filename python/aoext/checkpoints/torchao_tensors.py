@@ -23,7 +23,7 @@ from torchao.quantization.quantize_.workflows import (
 from aoext.checkpoints.blocks import looks_up
 from aoext.formats.checks import describe
 from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT8_DTYPES, dtype_name
-from aoext.formats.tables import E2M1
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import (
     BlockwiseTensor,
     Float8Tensor,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from aoext.configs.base import QuantizationConfig, check_bool, check_positive, take_scaling_mode
-from aoext.formats.tables import LUT4_FORMATS
+from aoext.formats.lookup_tables import LUT4_FORMATS
 from aoext.packing.blockwise import Scaling
 from aoext.tensors import Lut4Tensor
 

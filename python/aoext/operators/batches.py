@@ -1,11 +1,11 @@
 """torch.vmap over a product's input: one call with one more leading dimension.
 
-Products with gradients take the rule with them (gradients.py); the others register it here.
+Products with gradients take the rule with them (gradients.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,19 +14,19 @@ from torch import Tensor
 ao = torch.ops.ao
 
 
-def vmap_rule(
-    operator: Callable[..., Any], of_input: tuple[int, ...] = (0,), offsets: int | None = None
-) -> Callable[..., tuple[Any, Any]]:
+def vmap_rule(operator: Callable[..., Any], names: Sequence[str]) -> Callable[..., tuple[Any, Any]]:
     """What torch.library.register_vmap takes. The batch of a result is its first dimension.
 
-    of_input: the arguments that have the input's leading dimensions. offsets: the argument beside which rows
-    belong to one call, if there is such an argument.
+    names: those of the arguments by position, as in schemas. `input` and `input_scale` have the leading
+    dimensions, but for rows of experts: these belong to the `offsets` of their call.
     """
+    of_input = [i for i, name in enumerate(names) if name in ("input", "input_scale")]
+    offsets = names.index("offsets") if "offsets" in names else len(names)
 
     def batched(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         # Of a list of numbers `in_dims` has a list of None.
         given = [(a, dim if isinstance(a, Tensor) else None) for a, dim in zip(args, in_dims, strict=True)]
-        by_expert = offsets is not None and offsets < len(args) and args[offsets] is not None
+        by_expert = offsets < len(args) and args[offsets] is not None
         leading = () if by_expert else of_input
         if all((dim is not None) == (i in leading) for i, (_, dim) in enumerate(given)):
             result = operator(*(a if dim is None else a.movedim(dim, 0) for a, dim in given), **kwargs)
@@ -63,26 +63,8 @@ def _one_after_the_other(
     return together(results)
 
 
-# Operators without gradients, and their arguments that have the input's leading dimensions.
-_OF_INPUT: dict[str, tuple[int, ...]] = {
-    "scaled_mm": (0, 2),
-    "quantize": (0,),
-    "dequantize": (),
-    "int8_mm": (0,),
-    "scaled_mm_rowwise": (0, 2),
-    "scaled_mm_blockwise": (0, 2),
-    "scaled_mm_int4": (0, 2),
-    "quantize_rowwise": (0,),
-    "quantize_blockwise": (0,),
-    "dequantize_int4": (),
-    "dequantize_lut4": (),
-    "dequantize_rowwise": (),
-    "dequantize_blockwise": (),
-    "convert_weight_to_int4pack": (),
-}
-
-for _operator, _arguments in _OF_INPUT.items():
-    _overload = getattr(ao, _operator).default
-    _names = [argument.name for argument in _overload._schema.arguments]
-    _offsets = _names.index("offsets") if "offsets" in _names else None
-    torch.library.register_vmap(f"ao::{_operator}", vmap_rule(_overload, _arguments, _offsets))
+def register(operator: str) -> None:
+    """The rule of an operator without gradients."""
+    overload = getattr(ao, operator).default
+    names = [argument.name for argument in overload._schema.arguments]
+    torch.library.register_vmap(f"ao::{operator}", vmap_rule(overload, names))

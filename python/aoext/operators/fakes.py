@@ -6,6 +6,7 @@ They refuse what the operators refuse, by the same checks, which stand in C++ (c
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from aoext.formats.dtypes import FLOAT_DTYPES
+from aoext.formats.table import FORMATS, Code
 from aoext.operators.calls import ao, bound, described, operators
 
 
@@ -62,71 +64,28 @@ def _hint(number: int | torch.SymInt) -> int | None:
     return number.node.hint if isinstance(number, torch.SymInt) else number
 
 
-def _product(dtype: Callable[..., torch.dtype]) -> Callable[..., Tensor]:
-    """[..., N] of input [..., K] and weight [N, …], of the dtype that the arguments give."""
-
-    def result(*, input: Tensor, weight: Tensor, **others: Any) -> Tensor:
-        sizes = (*input.shape[:-1], weight.shape[0])
-        return input.new_empty(sizes, dtype=dtype(input=input, weight=weight, **others))
-
-    return result
-
-
-def _linear(dtype: Callable[..., torch.dtype]) -> Callable[..., Tensor]:
+def _product(*, input: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """[..., N] of input [..., K] and weight [N, …], or [E, N, …] beside offsets."""
+    own = input.dtype if input.dtype in FLOAT_DTYPES else torch.bfloat16
+    return input.new_empty((*input.shape[:-1], weight.shape[-2]), dtype=out_dtype or own)
 
-    def result(*, input: Tensor, weight: Tensor, **others: Any) -> Tensor:
-        sizes = (*input.shape[:-1], weight.shape[-2])
-        return input.new_empty(sizes, dtype=dtype(input=input, weight=weight, **others))
 
-    return result
+def _exact_product(*, input: Tensor, weight: Tensor) -> Tensor:
+    return _product(input=input, weight=weight, out_dtype=torch.int32)
 
 
 def _quantized(
-    *, input: Tensor, dtype: torch.dtype, block_size: list[int] | None, **_: Any
+    *, input: Tensor, dtype: torch.dtype, block_size: list[int] | None = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
     blocks = -(-input.shape[-1] // block_size[-1]) if block_size else 1
     scales = input.new_empty((*input.shape[:-1], blocks), dtype=torch.float32)
     return input.new_empty(input.shape, dtype=dtype), scales
 
 
-def _any_dequantized(
-    *, weight: Tensor, scale: Tensor, code: int, dtype: torch.dtype | None, **_: Any
-) -> Tensor:
+def _dequantized(*, weight: Tensor, scale: Tensor, code: int, dtype: torch.dtype | None, **_: Any) -> Tensor:
     own = scale.dtype if scale.dtype in FLOAT_DTYPES else torch.float32
-    K = (2 if code in (0, 4) else 1) * weight.shape[1]
-    return weight.new_empty((weight.shape[0], K), dtype=dtype or own)
-
-
-def _grouped_product(*, input: Tensor, weight: Tensor, **_: Any) -> Tensor:
-    """[T, N] of input [T, K] and weight [E, N, …], of the input's dtype."""
-    return input.new_empty((input.shape[0], weight.shape[1]))
-
-
-def _of_input(*, input: Tensor, **_: Any) -> torch.dtype:
-    return input.dtype
-
-
-def _blocks_quantized(
-    *, input: Tensor, dtype: torch.dtype, block_size: list[int], **_: Any
-) -> tuple[Tensor, Tensor]:
-    blocks = -(-input.shape[-1] // block_size[-1])
-    scales = input.new_empty((*input.shape[:-1], blocks), dtype=torch.float32)
-    return input.new_empty(input.shape, dtype=dtype), scales
-
-
-def _of_out_dtype(*, out_dtype: torch.dtype | None, **_: Any) -> torch.dtype:
-    return out_dtype or torch.bfloat16
-
-
-def _dequantized(per_element: int) -> Callable[..., Tensor]:
-    """[N, K] of a weight with so many numbers in an element."""
-
-    def result(*, weight: Tensor, scale: Tensor, dtype: torch.dtype | None, **_: Any) -> Tensor:
-        own = scale.dtype if scale.dtype in FLOAT_DTYPES else torch.float32
-        return weight.new_empty((weight.shape[0], per_element * weight.shape[1]), dtype=dtype or own)
-
-    return result
+    columns = FORMATS[Code(code)].codes_a_byte * weight.shape[1]
+    return weight.new_empty((weight.shape[0], columns), dtype=dtype or own)
 
 
 def _packed(*, weight: Tensor, inner_k_tiles: int) -> Tensor:
@@ -138,59 +97,37 @@ def _packed_product(*, input: Tensor, weight: Tensor, **_: Any) -> Tensor:
     return input.new_empty((*input.shape[:-1], 8 * weight.shape[0]))
 
 
-def _rows_quantized(*, input: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    scales = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
-    return input.new_empty(input.shape, dtype=dtype), scales
-
-
-# An operator's result: its shape, dtype and device, from all of its arguments by name.
+# Shape, dtype and device of results, from arguments by name, of operators that are no plain products.
 _RESULTS: dict[str, Callable[..., Any]] = {
-    "bf16i4bf16_rowwise": _product(_of_input),
-    "bf16i4bf16_rowwise_bias": _product(_of_input),
-    "bf16i4bf16_rowwise_grouped": _grouped_product,
-    "weight_only_linear": _linear(_of_input),
-    "scaled_linear": _linear(_of_input),
-    "scaled_mm": _linear(_of_out_dtype),
+    "int8_mm": _exact_product,
     "quantize": _quantized,
-    "dequantize": _any_dequantized,
-    "bf16i8bf16_rowwise": _product(_of_input),
-    "bf16f8bf16_rowwise": _product(_of_input),
-    "bf16i8bf16_blockwise": _product(_of_input),
-    "bf16i8bf16_blockwise_zp": _product(_of_input),
-    "bf16f8bf16_blockwise": _product(_of_input),
-    "bf16lut4bf16_blockwise": _product(_of_input),
-    "scaled_linear_rowwise": _product(_of_input),
-    "scaled_linear_blockwise": _product(_of_input),
-    "scaled_linear_int4": _product(_of_input),
-    "int8_mm": _product(lambda **_: torch.int32),
-    "scaled_mm_rowwise": _product(_of_out_dtype),
-    "scaled_mm_blockwise": _product(_of_out_dtype),
-    "scaled_mm_int4": _product(_of_out_dtype),
-    "quantize_rowwise": _rows_quantized,
-    "quantize_blockwise": _blocks_quantized,
-    "dequantize_int4": _dequantized(2),
-    "dequantize_lut4": _dequantized(2),
-    "dequantize_rowwise": _dequantized(1),
-    "dequantize_blockwise": _dequantized(1),
+    "dequantize": _dequantized,
     "convert_weight_to_int4pack": _packed,
     "weight_int4pack_mm": _packed_product,
+    "quantize_rowwise": _quantized,
+    "quantize_blockwise": _quantized,
+    "dequantize_int4": partial(_dequantized, code=Code.INT4),
+    "dequantize_lut4": partial(_dequantized, code=Code.LUT4),
+    "dequantize_rowwise": partial(_dequantized, code=Code.INT8),
+    "dequantize_blockwise": partial(_dequantized, code=Code.INT8),
 }
 
 
 def _register_fake(operator: str) -> None:
+    result = _RESULTS.get(operator, _product)
+
     def fake(*args: Any, **kwargs: Any) -> Any:
         arguments = bound(operator, args, kwargs)
         _check(operator, arguments)
-        return _RESULTS[operator](**arguments)
+        return result(**arguments)
 
     torch.library.register_fake(f"ao::{operator}", fake)
 
 
-if _others := set(_RESULTS) ^ set(operators()):
+if _missing := _RESULTS.keys() - set(operators()):
     raise ImportError(
         "aoext: libaoext.so is of another version than these Python files, by operators such as "
-        f"{min(_others)}; install both from one version"
+        f"{min(_missing)}; install both from one version"
     )
-
-for _operator in _RESULTS:
+for _operator in operators():
     _register_fake(_operator)

@@ -1,7 +1,7 @@
 """Gradients of the operators of `torch.ops.ao`: backward, forward, and under the transforms of torch.func.
 
 Gradients go to `input` and to the bias; quantised weights and their scales get none. The operators
-that work on 8-bit inputs, quantize_rowwise and dequantize_int4 have no gradient: PyTorch warns in a
+that work on 8-bit inputs, quantize and dequantize have no gradient: PyTorch warns in a
 backward pass through them. (A refusal in Python would be a step on the hot path of every call.)
 
 torch.library.register_autograd knows no forward mode and no torch.func, whose jvp then takes an operator
@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import linear, pad
 
+from aoext.formats.table import Code, code_of
+from aoext.operators import batches
 from aoext.operators.batches import vmap_rule
-from aoext.packing.blockwise import blocks_dequantized_zp
-from aoext.packing.dequantized import rows_dequantized
+from aoext.operators.calls import ao, operators
+from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight
 from aoext.packing.layouts import tinygemm_to_plain
-
-ao = torch.ops.ao
 
 # The kernels live as long as this object.
 _library = torch.library.Library("ao", "FRAGMENT")
@@ -75,98 +74,13 @@ class _TimesDequantized(torch.autograd.Function):
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         return _TimesDequantized.apply(tangent, ctx.transposed, ctx.dequantized, *ctx.saved_tensors)
 
-    vmap = staticmethod(vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments)))
+    vmap = staticmethod(vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments), ("input",)))
 
 
-class _OneWeight:
-    """What gradients take a product for: input [..., K] times a weight [N, K] in high precision."""
-
-    bias_wants_parts = False
-
-    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor | None) -> Tensor:
-        return linear(input, weight, bias)
-
-    def input_grad(self, grad: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
-        return grad @ weight
-
-    def bias_grad(self, grad: Tensor, offsets: Tensor | None) -> Tensor:
-        return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32)
-
-
-class _ByExpert(_OneWeight):
-    """Rows of input [T, K] times the weights [E, N, K] of their experts."""
-
-    bias_wants_parts = True
-
-    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor | None) -> Tensor:
-        assert offsets is not None
-        product = self.input_grad(input, weight.mT, offsets)
-        if bias is None:
-            return product
-        return product + pad(bias, (0, 0, 0, 1))[_expert_of_row(offsets, input.shape[0])]
-
-    def input_grad(self, grad: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
-        return ao._times_experts(grad, weight, offsets)
-
-    def bias_grad(self, grad: Tensor, offsets: Tensor | None) -> Tensor:
-        assert offsets is not None
-        sums = grad.new_zeros((len(offsets) + 1, grad.shape[-1]), dtype=torch.float32)
-        return sums.index_add(0, _expert_of_row(offsets, grad.shape[0]), grad.float())[:-1]
-
-
-def _expert_of_row(offsets: Tensor, rows: int) -> Tensor:
-    """The expert of each row, as many as there are experts behind the last offset."""
-    at = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
-    return torch.searchsorted(offsets, at, right=True)
-
-
-_ONE_WEIGHT, _BY_EXPERT = _OneWeight(), _ByExpert()
-
-_library.define("_times_experts(Tensor rows, Tensor weight, Tensor offsets) -> Tensor")
-
-
-def _times_experts(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """rows [T, A] times the weights [E, A, B] of their experts; zeros where a row has none. Of one dtype.
-
-    An operator, since a graph holds no loop whose steps depend on offsets; torch._grouped_mm is it for
-    bfloat16 on CUDA alone, and where rows have whole 16 bytes.
-    """
-    result = rows.new_zeros((rows.shape[0], weight.shape[2]))
-    begin = 0
-    for of_expert, end in zip(weight, offsets.tolist(), strict=True):
-        result[begin:end] = rows[begin:end] @ of_expert
-        begin = end
-    return result
-
-
-def _register_times_experts() -> None:
-    name = "ao::_times_experts"
-    _library.impl("_times_experts", _times_experts, "CompositeExplicitAutograd")
-    torch.library.register_fake(
-        name, lambda rows, weight, offsets: rows.new_empty((rows.shape[0], weight.shape[2]))
-    )
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, offsets = ctx.saved_tensors
-        return ao._times_experts(grad, weight.mT, offsets), None, None
-
-    torch.library.register_autograd(name, backward, setup_context=setup_context)
-    torch.library.register_vmap(name, vmap_rule(ao._times_experts.default, ()))
-
-
-_register_times_experts()
-
-
-def _register(
-    operator: str,
-    dequantized: Callable[..., Tensor],
-) -> None:
+def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:
     """Gradients of a product of the argument `input` and a weight that the others make up, but for the bias.
 
-    `dequantized(dtype, *parts)` gives the weight from these others in their order, of which some may be no
+    `dequantized(dtype, **parts)` gives the weight from these others by name, of which some may be no
     tensors, or None; rounding or quantising the input counts as nothing.
     """
     overload, in_order = _positional(getattr(ao, operator).default)
@@ -174,17 +88,15 @@ def _register(
     bias_argument = names.index("bias") if "bias" in names else len(names)
     offsets_argument = names.index("offsets") if "offsets" in names else len(names)
     weight_arguments = [i for i in range(1, len(names)) if i != bias_argument]
+    weight_names = [names[i] for i in weight_arguments]
 
-    def kind_of(arguments: Sequence[Any]) -> _OneWeight:
+    def kind_of(arguments: Sequence[Any]) -> OneWeight:
         by_expert = offsets_argument < len(arguments) and arguments[offsets_argument] is not None
-        return _BY_EXPERT if by_expert else _ONE_WEIGHT
-
-    def offsets_of(parts: Sequence[Any]) -> Any:
-        return parts[weight_arguments.index(offsets_argument)] if offsets_argument < len(names) else None
+        return BY_EXPERT if by_expert else ONE_WEIGHT
 
     def product(input: Tensor, *others: Any) -> Tensor:
         """For any number of leading dimensions, where the operator may take one alone."""
-        if kind_of((input, *others)) is _BY_EXPERT:
+        if kind_of((input, *others)) is BY_EXPERT:
             return overload(input, *others)
         *leading, K = input.shape
         result = overload(input.reshape(math.prod(leading), K), *others)
@@ -214,17 +126,17 @@ def _register(
             ctx.dtype = output.dtype
 
         @staticmethod
-        def parts(ctx: Any) -> list[Any]:
-            saved = zip(ctx.saved_tensors, ctx.others, strict=False)
-            return [other if tensor is None else tensor for tensor, other in saved]
+        def parts(ctx: Any) -> dict[str, Any]:
+            saved = zip(weight_names, ctx.saved_tensors, ctx.others, strict=False)
+            return {name: other if tensor is None else tensor for name, tensor, other in saved}
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             grads: list[Tensor | None] = [None] * ctx.count
             parts = Product.parts(ctx)
-            offsets = offsets_of(parts)
+            offsets = parts.get("offsets")
             if ctx.needs_input_grad[0]:
-                grads[0] = ctx.kind.input_grad(grad, dequantized(grad.dtype, *parts), offsets)
+                grads[0] = ctx.kind.input_grad(grad, dequantized(grad.dtype, **parts), offsets)
             if ctx.bias_dtype is not None and ctx.needs_input_grad[bias_argument]:
                 grads[bias_argument] = ctx.kind.bias_grad(grad, offsets).to(ctx.bias_dtype)
             return tuple(grads)
@@ -234,9 +146,9 @@ def _register(
             parts = Product.parts(ctx)
             bias = bias_of(tangents)
             bias = None if bias is None else bias.to(ctx.dtype)
-            return ctx.kind.times(tangents[0], dequantized(ctx.dtype, *parts), bias, offsets_of(parts))
+            return ctx.kind.times(tangents[0], dequantized(ctx.dtype, **parts), bias, parts.get("offsets"))
 
-        vmap = staticmethod(vmap_rule(product, offsets=offsets_argument))
+        vmap = staticmethod(vmap_rule(product, names))
 
     # Not Product.apply itself, which reads the signature of forward at every call; nor other steps.
     apply = super(torch.autograd.Function, Product).apply
@@ -300,14 +212,16 @@ def _transformed(
 
 def _dequantized(
     dtype: torch.dtype,
+    *,
     weight: Tensor,
     scale: Tensor,
-    block_size: list[int] | None,
-    zero_point: Tensor | None,
-    table: Tensor | None,
-    global_scale: Tensor | None,
-    offsets: Tensor | None,
-    code: int,
+    block_size: list[int] | None = None,
+    zero_point: Tensor | None = None,
+    table: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    offsets: Tensor | None = None,
+    code: int = Code.INT4,
+    **_: Any,
 ) -> Tensor:
     """[N, K] of a weight in any format; [E, N, K] beside offsets, one expert after the other."""
     if offsets is None:
@@ -315,84 +229,51 @@ def _dequantized(
             weight, scale, block_size, zero_point, table, global_scale, code=code, dtype=dtype
         )
     zeros = [None] * len(weight) if zero_point is None else zero_point
-    experts = zip(weight, scale, zeros, strict=True)
-    return torch.stack(
-        [
-            ao.dequantize(w, s, block_size, z, table, global_scale, code=code, dtype=dtype)
-            for w, s, z in experts
-        ]
-    )
+    experts = [
+        ao.dequantize(w, s, block_size, z, table, global_scale, code=code, dtype=dtype)
+        for w, s, z in zip(weight, scale, zeros, strict=True)
+    ]
+    return torch.stack(experts)
 
 
-def _quantized_dequantized(
-    dtype: torch.dtype,
-    weight: Tensor,
-    scale: Tensor,
-    input_block: list[int] | None,
-    block_size: list[int] | None,
-    zero_point: Tensor | None,
-    offsets: Tensor | None,
-    code: int,
-    input_dtype: torch.dtype | None,
-) -> Tensor:
-    return _dequantized(dtype, weight, scale, block_size, zero_point, None, None, offsets, code)
+def _pack_dequantized(dtype: torch.dtype, *, weight: Tensor, scale_and_zero: Tensor, **_: Any) -> Tensor:
+    qdata, scale, zero_point = tinygemm_to_plain(weight, scale_and_zero)
+    return _dequantized(dtype, weight=qdata, scale=scale, zero_point=zero_point)
 
 
-def _int4_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    return ao.dequantize_int4(weight, scale, zero_point, dtype=dtype)
+def _of_older_names(dtype: torch.dtype, *, weight: Tensor, **parts: Any) -> Tensor:
+    """Of the operators whose names say the format."""
+    scale, block_size = parts.pop("weight_scale", None), parts.pop("weight_block", None)
+    parts = {"scale": scale, "block_size": block_size, **parts}
+    is_int4 = parts.get("zero_point") is not None and parts["zero_point"].is_floating_point()
+    code = Code.LUT4 if parts.get("table") is not None else Code.INT4 if is_int4 else code_of(weight.dtype)
+    return _dequantized(dtype, weight=weight, **parts, code=code)
 
 
-def _experts_dequantized(
-    dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor, offsets: Tensor
-) -> Tensor:
-    """[E, N, K], by one call: as one weight of E · N rows."""
-    columns = (t.movedim(0, 1).flatten(1).contiguous() for t in (scale, zero_point))
-    return _int4_dequantized(dtype, weight.flatten(0, 1), *columns).unflatten(0, weight.shape[:2])
+# Products with gradients, by what makes their weights plain.
+_DEQUANTIZED: dict[str, Callable[..., Tensor]] = {
+    "weight_only_linear": _dequantized,
+    "scaled_linear": _dequantized,
+    "bf16i4bf16_rowwise": _dequantized,
+    "bf16i4bf16_rowwise_bias": _dequantized,
+    "weight_int4pack_mm": _pack_dequantized,
+}
+_OLDER = [
+    "bf16i4bf16_rowwise_grouped",
+    "bf16i8bf16_rowwise",
+    "bf16f8bf16_rowwise",
+    "bf16i8bf16_blockwise",
+    "bf16i8bf16_blockwise_zp",
+    "bf16f8bf16_blockwise",
+    "bf16lut4bf16_blockwise",
+    "scaled_linear_rowwise",
+    "scaled_linear_blockwise",
+    "scaled_linear_int4",
+]
+_DEQUANTIZED |= {name: _of_older_names for name in _OLDER if name in operators()}
 
-
-def _blocks_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, block_size: list[int]) -> Tensor:
-    return ao.dequantize_blockwise(weight, scale, block_size, dtype=dtype)
-
-
-def _lut4_dequantized(
-    dtype: torch.dtype,
-    weight: Tensor,
-    table: Tensor,
-    scale: Tensor,
-    block_size: list[int],
-    global_scale: Tensor | None,
-) -> Tensor:
-    return ao.dequantize_lut4(weight, table, scale, block_size, global_scale, dtype=dtype)
-
-
-def _blocks_of_both_dequantized(
-    dtype: torch.dtype, weight: Tensor, scale: Tensor, input_block: list[int], weight_block: list[int]
-) -> Tensor:
-    return _blocks_dequantized(dtype, weight, scale, weight_block)
-
-
-def _pack_dequantized(dtype: torch.dtype, weight: Tensor, group_size: int, scale_and_zero: Tensor) -> Tensor:
-    return _int4_dequantized(dtype, *tinygemm_to_plain(weight, scale_and_zero))
-
-
-def _int4_scaled_dequantized(
-    dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor, input_dtype: torch.dtype | None
-) -> Tensor:
-    return _int4_dequantized(dtype, weight, scale, zero_point)
-
-
-_register("weight_only_linear", _dequantized)
-_register("scaled_linear", _quantized_dequantized)
-_register("bf16i4bf16_rowwise", _int4_dequantized)
-_register("bf16i4bf16_rowwise_bias", _int4_dequantized)
-_register("bf16i4bf16_rowwise_grouped", _experts_dequantized)
-_register("bf16i8bf16_rowwise", rows_dequantized)
-_register("bf16f8bf16_rowwise", rows_dequantized)
-_register("bf16i8bf16_blockwise", _blocks_dequantized)
-_register("bf16i8bf16_blockwise_zp", blocks_dequantized_zp)
-_register("bf16f8bf16_blockwise", _blocks_dequantized)
-_register("bf16lut4bf16_blockwise", _lut4_dequantized)
-_register("scaled_linear_rowwise", rows_dequantized)
-_register("scaled_linear_blockwise", _blocks_of_both_dequantized)
-_register("scaled_linear_int4", _int4_scaled_dequantized)
-_register("weight_int4pack_mm", _pack_dequantized)
+for _operator in operators():
+    if _operator in _DEQUANTIZED:
+        _register(_operator, _DEQUANTIZED[_operator])
+    else:
+        batches.register(_operator)

@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from aoext.formats.checks import check_dense, check_matrix, describe, shown
 from aoext.formats.dtypes import BLOCK_SCALE_DTYPES, EXPONENT_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
-from aoext.formats.tables import TABLE_SIZE
+from aoext.formats.table import TABLE_SIZE
 from aoext.packing.scales import held, in_dtype, require_finite, row_blocks
 
 Scaling = Literal["rceil", "floor"]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aoext.formats.checks import check_matrix
 from aoext.formats.dtypes import FLOAT_DTYPES
-from aoext.formats.tables import LUT4_FORMATS, TABLE_SIZE
+from aoext.formats.lookup_tables import LUT4_FORMATS
+from aoext.formats.table import TABLE_SIZE
 from aoext.packing.blockwise import Scaling, lut4_quantize
 from aoext.tensors.blockwise import BLOCK_SCALE, BlockScaledTensor
 from aoext.tensors.fields import FIXED, Axis, Field, K, N, check_block_size

@@ -18,7 +18,6 @@ NF4 = (
 FP4 = tuple(
     sign * value / 12 + 0.0 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 )
-TABLE_SIZE = 16  # what codes of 4 bits look up
 
 
 class Lut4Format(NamedTuple):
