@@ -20,9 +20,7 @@ from conftest import XPU_SIM, on_the_device_alone
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 
 pytestmark = [
-    pytest.mark.skipif(
-        not torch.xpu.is_available(), reason="there is no XPU, real or simulated (tests/xpu_sim)"
-    ),
+    pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated (xpu_sim)"),
     pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
 # Operators with a kernel of this device; the generic ones serve three others, that of experts by this
