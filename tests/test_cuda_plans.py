@@ -626,17 +626,14 @@ def test_every_gpu_has_its_plans_on_file() -> None:
     assert {path.name for path in PLANS.glob("*.txt")} == {module.file_of(gpu) for gpu in module.GPUS}
 
 
-def test_plans_on_file_are_of_every_operator_that_chooses() -> None:
-    module = plans_module()
-    chosen = {arguments[0] for _, arguments, _ in module.cases(16, 4096, 4096)}
-    chooses = set()
-    for operator in ops.operators():
-        try:
-            ao._plan("H200", operator, [], [], None)
-        except RuntimeError as error:
-            if "must be one that chooses a kernel" not in str(error):
-                chooses.add(operator)
-    assert chooses - {"bf16i4bf16_rowwise_bias"} == chosen
+def test_every_kernel_is_chosen_somewhere_on_file() -> None:
+    chosen = {
+        line.split()[1]
+        for path in PLANS.glob("*.txt")
+        for line in path.read_text().splitlines()
+        if line[:4] == "    "
+    }
+    assert set(CASES) <= chosen
 
 
 def int4_operands(M: int, group_size: int = 128) -> list[Any]:
@@ -651,7 +648,7 @@ def test_plans_of_a_gpu_are_for_what_it_has(gpu: str) -> None:
         fields = dict(f.split("=") for f in text.split(" | ")[0].split()[1:])
         if not gpu.startswith("H"):
             assert text.split()[0] not in HOPPER_KERNELS
-        if gpu == "B200":  # clusters and early starts came with compute capability 9.0
+        if gpu == "B200" and "AOEXT_CUDA_FAMILY" not in os.environ:  # clusters came with compute capability 9.0
             assert fields.get("overlaps", "1") == "1"
         elif not gpu.startswith("H"):
             assert fields.get("cluster", "1") == "1"
