@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from aoext import ops, reference
 from aoext.operators.calls import ao
 from aoext.ops import with_plan
 from aoext.reference import GROUPED_CALLS, Problem, assert_close
+from folded import run
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 GROUPED = "bf16i4bf16_rowwise_grouped"
-operator = getattr(ao, GROUPED)
+operator = functools.partial(run, GROUPED)
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
@@ -28,7 +30,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 hopper = pytest.mark.skipif(not HOPPER or "AOEXT_CUDA_FAMILY" in os.environ, reason="a kernel of 9.0")
 
 
-@pytest.fixture(params=["chosen", "int4_grouped_any", "int4_grouped_ring 1", "int4_grouped_ring 8"])
+@pytest.fixture(params=["chosen", "int4_any", "int4_grouped_ring 1", "int4_grouped_ring 8"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[None]:
     """What the plan chooses, and what serves everywhere."""
     name, *block_m = request.param.split()

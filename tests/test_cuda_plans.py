@@ -7,6 +7,7 @@ gets the instance that it is for is shown without a GPU, on meta tensors.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import math
@@ -28,6 +29,7 @@ from aoext.operators.calls import ao, bound, described
 from aoext.ops import plan, with_plan
 from aoext.reference import ALL_CALLS, Blockwise, Call, Problem, assert_close
 from aoext.reference.blockwise import E2M1
+from folded import folded, run
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 INT8, E4M3, E5M2 = reference.EIGHT_BIT
@@ -564,8 +566,8 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
 
 def planned(gpu: str, case: Case) -> list[str]:
     args, kwargs = on_meta(case)
-    arguments = bound(case.operator, tuple(args), kwargs)
-    return ao._plan(gpu, case.operator, *described(case.operator, arguments)).split("\n")
+    operator, args, kwargs = folded(case.operator, *args, **kwargs)
+    return ao._plan(gpu, operator, *described(operator, bound(operator, args, kwargs))).split("\n")
 
 
 def test_instances_are_those_of_every_kernel() -> None:
@@ -648,7 +650,7 @@ def test_plans_of_a_gpu_are_for_what_it_has(gpu: str) -> None:
         fields = dict(f.split("=") for f in text.split(" | ")[0].split()[1:])
         if not gpu.startswith("H"):
             assert text.split()[0] not in HOPPER_KERNELS
-        if gpu == "B200" and "AOEXT_CUDA_FAMILY" not in os.environ:  # clusters came with compute capability 9.0
+        if gpu == "B200" and "AOEXT_CUDA_FAMILY" not in os.environ:  # has clusters, too
             assert fields.get("overlaps", "1") == "1"
         elif not gpu.startswith("H"):
             assert fields.get("cluster", "1") == "1"
@@ -775,7 +777,7 @@ def test_a_forced_plan_ends_and_nests_and_is_a_threads_own() -> None:
 
 def quantizes(operator: str, M: int, K: int, group_size: int) -> bool:
     case = Case("", operator, Problem(M, 4096, K, group_size), {})
-    return "quantizes=1" in plan("H200", case.operator, *on_meta(case)[0])
+    return "quantizes=1" in planned("H200", case)[0]
 
 
 def test_short_rows_of_x_are_quantised_by_the_product() -> None:
@@ -811,7 +813,7 @@ def check(case: Case, generator: torch.Generator) -> None:
     """A launch is right, it gives the same bits again, and a row that is not a number stays alone."""
     call = case.call(generator)
     args = [a.to("cuda") if isinstance(a, Tensor) else a for a in call.args]
-    operator = getattr(ao, case.operator)
+    operator = functools.partial(run, case.operator)
     with with_plan(case.kernel, **case.config):
         result = operator(*args, **call.kwargs)
         assert_close(result, call.reference, call.terms)
@@ -861,11 +863,12 @@ def test_int4_batch_quantises_to_the_bits_of_two_operators(
     if M > 2:
         x[1], x[2, K - 1] = 0, torch.nan
     x, weight, scale, zero, bias = (t.to("cuda") for t in (x, weight, scale, zero, bias))
-    q, x_scale = ao.quantize_rowwise(x, eight_bit)
+    q, x_scale = ao.quantize(x, eight_bit)
     with with_plan(case.kernel):
-        one_launch = aoext.explain("scaled_linear_int4", x, weight, scale, zero, bias, input_dtype=eight_bit)
-        whole = ao.scaled_linear_int4(x, weight, scale, zero, bias, input_dtype=eight_bit)
-        parts = ao.scaled_mm_int4(q, weight, x_scale, scale, zero, bias, out_dtype=dtype)
+        name, args, kwargs = folded("scaled_linear_int4", x, weight, scale, zero, bias, input_dtype=eight_bit)
+        one_launch = aoext.explain(name, *args, **kwargs)
+        whole = run("scaled_linear_int4", x, weight, scale, zero, bias, input_dtype=eight_bit)
+        parts = run("scaled_mm_int4", q, weight, x_scale, scale, zero, bias, out_dtype=dtype)
     assert "quantizes_input" in one_launch.choices
     torch.testing.assert_close(whole, parts, rtol=0, atol=0, equal_nan=True)
     finite = torch.arange(M, device="cuda") != (2 if M > 2 else M)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # Folders whose sentences are not checked yet.
-UNCHECKED = ("csrc/cpu/", "csrc/cuda/", "csrc/sycl/", "python/aoext/")
+UNCHECKED = ("csrc/cpu/", "csrc/sycl/", "python/aoext/")
 EXAMPLES = ("tools/prose.py", "tests/test_prose.py")
 OF = re.compile(r"\bOf [a-z0-9`]")
 IN_CODE = re.compile(r"`([\w./{},*-]+)`")

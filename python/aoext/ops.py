@@ -65,7 +65,7 @@ def plan(device: str, operator: str, *arguments: Any, **options: Any) -> str:
 def with_plan(kernel: str, **config: int) -> Iterator[None]:
     """Has this thread's calls run a kernel by name, for tests and benchmarks.
 
-    `config` are fields of the kernel's configuration, which `aoext.explain` shows (csrc/cuda/fields.h has
+    `config` are fields of the kernel's configuration, which `aoext.explain` shows (csrc/cuda/kernels has
     CUDA's); those left out are what the kernel would be given. Operators and devices that have no such kernel
     run what they always do. RuntimeError that names the argument for a kernel or a field that there is not;
     a call raises it where the kernel does not take the problem, the configuration does not fit it, or the
