@@ -69,7 +69,7 @@ aoext_cuda_folder(aoext_cuda "${architectures}" csrc/cuda/kernels
   int4_any int4_decode int4_grouped_ring int4_mma int4_ring launch tinygemm_convert tinygemm_mm)
 aoext_cuda_folder(aoext_cuda_sm90a "90a-real" csrc/cuda/kernels/sm90a int4_batch int4_grouped_wgmma int4_wgmma)
 
-set(shared_parts int4pack_product kernel_list plan_int4 plan_tinygemm properties)
+set(shared_parts int4pack_product plan_int4 plan_tinygemm properties)
 list(TRANSFORM shared_parts PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/)
 list(TRANSFORM shared_parts APPEND .cpp)
 file(GLOB sources CONFIGURE_DEPENDS csrc/cuda/*.cpp)

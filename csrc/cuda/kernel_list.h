@@ -33,7 +33,7 @@
 
 namespace aoext::cuda {
 
-// ATen operators, where nothing else serves. They have no launch.
+// ATen operators, where nothing else serves, whatever the operands are. Who sees this plan calls them.
 struct Generic {
   bool operator==(const Generic&) const = default;
 };
@@ -41,6 +41,9 @@ template <>
 struct KernelOf<Generic> : AnyKernel<Generic, void*> {
   static constexpr const char* kName = "generic";
   static constexpr bool serves(int64_t /*experts*/) { return true; }
+  static size_t workspace(const auto&, const Generic&) { return 0; }
+  static cudaError_t launch(const auto&, const Generic&, void*, cudaStream_t) { return cudaErrorNotSupported; }
+  static std::string instance(const auto&, const Generic&) { return ""; }
 };
 
 // The plain layout in a workspace, and what plan_int4 says for it (int4pack_product.h).
@@ -108,45 +111,34 @@ Explanation explain(const Kernels& kernel) {
 // The line of the instance that a launch runs, empty where there is but one (kernels/instances.h).
 template <class Kernels, class Problem>
 std::string instance(const Kernels& kernel, const Problem& p) {
-  return std::visit(
-      [&]<class Config>(const Config& c) -> std::string {
-        if constexpr (std::is_same_v<Config, Generic>)
-          return "";
-        else
-          return KernelOf<Config>::instance(p, c);
-      },
-      kernel);
+  return std::visit([&]<class Config>(const Config& c) { return KernelOf<Config>::instance(p, c); }, kernel);
 }
 
 template <class Kernels, class Problem>
 size_t workspace_bytes(const Kernels& kernel, const Problem& p) {
-  return std::visit(
-      [&]<class Config>(const Config& c) -> size_t {
-        if constexpr (std::is_same_v<Config, Generic>)
-          return 0;
-        else
-          return KernelOf<Config>::workspace(p, c);
-      },
-      kernel);
+  return std::visit([&]<class Config>(const Config& c) { return KernelOf<Config>::workspace(p, c); }, kernel);
 }
 
 // `workspace` may be null where workspace_bytes is 0.
 template <class Kernels, class Problem>
 cudaError_t launch_kernel(const Kernels& kernel, const Problem& p, void* workspace, cudaStream_t stream) {
-  return std::visit(
-      [&]<class Config>(const Config& c) -> cudaError_t {
-        if constexpr (std::is_same_v<Config, Generic>)
-          return cudaErrorNotSupported;
-        else
-          return KernelOf<Config>::launch(p, c, workspace, stream);
-      },
-      kernel);
+  return std::visit([&]<class Config>(const Config& c) { return KernelOf<Config>::launch(p, c, workspace, stream); }, kernel);
 }
 
 // ---- Forced kernels ----
 
 // RuntimeError that names a field that a device lacks what it needs for.
-void check_on_device(const Forced& f, const Device& device);
+inline void check_on_device(const Forced& f, const Device& device) {
+  for (const auto& [name, value] : f.fields) {
+    const auto must_be = [&](const std::string& what) {
+      refuse_plan(name + " must be " + what + " on " + device.name + ", got " + std::to_string(value));
+    };
+    if (name == "cluster" && value > 1 && !device.features.clusters) must_be("1");
+    if (name == "overlaps" && value > 0 && !device.features.overlap) must_be("0");
+    if (name == "shared_memory" && value > device.shared_memory) must_be("at most " + std::to_string(device.shared_memory));
+    if (name == "float8" && value > 0 && device.capability < 89) must_be("0");
+  }
+}
 
 // What this thread forces if that is in a list, and for products of so many experts; others go on as ever.
 template <class Kernels>
