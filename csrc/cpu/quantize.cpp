@@ -1,14 +1,15 @@
-// Dynamic quantisation: a row is scanned for its scale, then, while it is in cache, becomes its values.
-#include "cpu/quantize_rowwise.h"
+// Dynamic quantisation: a row is scanned for its scales, then, while it is in cache, becomes its values.
+#include "cpu/quantize.h"
 
 #include "common/formats.h"
+#include "cpu/explain.h"
 #include "cpu/linear.h"
 #include "generic/register.h"
 
 namespace aoext::cpu {
 
-std::tuple<Tensor, Tensor> quantize_by_blocks(const LinearProblem& p, const Tensor& input, ScalarType dtype, int64_t block) {
-  const int64_t blocks = ceil_div(p.K, block);
+std::tuple<Tensor, Tensor> quantize_rows(const LinearProblem& p, const Tensor& input, ScalarType dtype) {
+  const int64_t block = p.input_group_size, blocks = ceil_div(p.K, block);
   const Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
   const Tensor scales = aten::empty(output_sizes(input, blocks), ScalarType::Float, input);
   if (p.M == 0) return {values, scales};
@@ -25,11 +26,15 @@ std::tuple<Tensor, Tensor> quantize_by_blocks(const LinearProblem& p, const Tens
   return {values, scales};
 }
 
-std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& input, ScalarType dtype) {
-  const LinearProblem p = check_quantize_rowwise(input, dtype);
-  return quantize_by_blocks(p, input, dtype, p.K);
+namespace {
+
+std::tuple<Tensor, Tensor> quantize(const Tensor& input, ScalarType dtype, const OptionalIntegers& block_size,
+                                    bool power_of_two) {
+  return quantize_rows(check_quantize(input, dtype, block_size, power_of_two), input, dtype);
 }
 
-AOEXT_REGISTER(CPU, quantize_rowwise, &explain_rows, &quantize_rowwise)
+}  // namespace
+
+AOEXT_REGISTER(CPU, quantize, &explain, &quantize)
 
 }  // namespace aoext::cpu
