@@ -29,7 +29,7 @@ PRODUCTS = ("fmla", "sdot", "smmla", "bfdot", "bfmmla")  # any vector unit
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
 _TARGET = re.compile(r"\b([0-9a-f]+) <")
-_NAMESPACES = "aoext::cpu::", "(anonymous namespace)::", "mmla::"
+_NAMESPACES = "aoext::cpu::", "aoext::", "(anonymous namespace)::", "mmla::"
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Loop:
         return all(names[name] == count for name, count in self.counts.items())
 
 
-_ELEMENT = r"micro_kernel_8bit<Weights8Bit<\(Element\){}>, 1, 4>"  # kernels.h numbers them
+_ELEMENT = r"micro_kernel_8bit<Weights8Bit<\(Element\){}>, 1, 4>"  # csrc/common/element.h numbers them
 LOOPS = (
     Loop("int4, neon", "neon", r"^void dot_int4<", {"fmla": 32, "scvtf": 32}, weights=128),
     Loop("int4, dotprod", "dotprod", r"dot_limbs<HighNibbles, 2>", {"sdot": 16}, weights=128),

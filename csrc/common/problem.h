@@ -4,13 +4,13 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <stdexcept>
+
+#include "common/element.h"
 
 namespace aoext {
 
 using torch::headeronly::ScalarType;
-
-// What the bits of a weight's elements mean; lut4 is an index into a table of 16 float32 values.
-enum class Code { int4, int8, e4m3, e5m2, lut4 };
 
 // How a weight [N, K] is stored. Checks make it of an operator's arguments; whoever chooses, launches or computes asks it and no
 // operator's name.
@@ -49,6 +49,22 @@ constexpr ScalarType storage(Code code) {
 // Of a weight of one element a byte.
 constexpr Code code_of(ScalarType dtype) {
   return dtype == ScalarType::Float8_e4m3fn ? Code::e4m3 : dtype == ScalarType::Float8_e5m2 ? Code::e5m2 : Code::int8;
+}
+
+// How kernels name a dtype. Bytes are exponents here, the codes of lut4 have their own name: element(Code).
+constexpr Element element(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return Element::bf16;
+    case ScalarType::Half: return Element::fp16;
+    case ScalarType::Float: return Element::fp32;
+    case ScalarType::Char: return Element::int8;
+    case ScalarType::Float8_e4m3fn: return Element::e4m3;
+    case ScalarType::Float8_e5m2: return Element::e5m2;
+    case ScalarType::Int: return Element::int32;
+    case ScalarType::Byte:
+    case ScalarType::Float8_e8m0fnu: return Element::e8m0;
+    default: throw std::runtime_error("aoext: no element for this dtype");
+  }
 }
 
 }  // namespace aoext

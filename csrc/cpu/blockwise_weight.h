@@ -21,7 +21,7 @@ struct BlockwiseWeight {
                   const OptionalTensor& global_scale_ = std::nullopt)
       : codes(static_cast<const char*>(weight.const_data_ptr())),
         scale(static_cast<const char*>(scale_.const_data_ptr())),
-        type(table_ == nullptr ? element(storage(p.code)) : Element::i8),
+        type(element(p.code)),
         scale_element(element(p.scale)),
         table(table_ == nullptr ? nullptr : static_cast<const float*>(table_->const_data_ptr())),
         N(p.N),

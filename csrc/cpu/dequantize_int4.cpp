@@ -20,8 +20,8 @@ Tensor dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& 
       for (int64_t i = 0; i < count; ++i) {
         char* const row = data + (first + i) * row_bytes;
         if (p.output == ScalarType::Half) {
-          kernels().dequantize_int4(panel.int4(i), 0, p.K, Element::f32, floats.data());
-          kernels().from_float(Element::f16, floats.data(), row, p.K);
+          kernels().dequantize_int4(panel.int4(i), 0, p.K, Element::fp32, floats.data());
+          kernels().from_float(Element::fp16, floats.data(), row, p.K);
         } else {
           kernels().dequantize_int4(panel.int4(i), 0, p.K, element(p.output), row);
         }

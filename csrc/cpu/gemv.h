@@ -49,7 +49,7 @@ class PackedRows {
     for (int64_t m = 0; m < x.M; ++m) {
       shared_kernels().to_float(x.element, x.row(m), values.data(), x.K);
       for (int64_t k = 0; x.scales != nullptr && k < x.K; ++k) values[k] *= x.scales[m * x.scales_of_row + k / block];
-      gemv.pack_x(Element::f32, values.data(), x.K, row_of(m));
+      gemv.pack_x(Element::fp32, values.data(), x.K, row_of(m));
     }
   }
   const void* data() const { return rows_ + 0; }

@@ -55,7 +55,7 @@ struct DoubledWeight {
       return {reinterpret_cast<const uint8_t*>(w_.codes + first * w_.row_bytes),
               reinterpret_cast<const char*>(scales_.data()),
               nullptr,
-              Element::f32,
+              Element::fp32,
               sizeof(float),
               kPanel * sizeof(float),
               w_.group_size};
@@ -82,7 +82,7 @@ void multiply_e2m1_limbs(const Gemv& gemv, const LinearProblem& p, const Tensor&
   const std::vector<float> others = chosen_rows(rows, p.K, limbs.beyond());
   const int64_t M = static_cast<int64_t>(limbs.beyond().size());
   const GemvBlockwise& floats = *kernels().gemv_lut4_f32;
-  const PackedRows x(InputRows{others.data(), Element::f32, sizeof(float), M, p.K}, p.K, floats);
+  const PackedRows x(InputRows{others.data(), Element::fp32, sizeof(float), M, p.K}, p.K, floats);
   multiply_gemv_blockwise(p, floats, x, M, weight, output, limbs.beyond());
 }
 

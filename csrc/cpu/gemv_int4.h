@@ -127,7 +127,7 @@ void multiply_gemv_limbs(const Gemv& gemv, const LinearProblem& p, const Tensor&
   if (const Plan floats = plan_int4_floats(p); !beyond.empty() && floats.algorithm != Algorithm::gemv_int4) {
     const std::vector<float> x = chosen_rows(rows, p.K, beyond);
     const int64_t count = static_cast<int64_t>(beyond.size());
-    multiply_gemm(floats, {x.data(), Element::f32, sizeof(float), count, p.K}, weight, output, beyond);
+    multiply_gemm(floats, {x.data(), Element::fp32, sizeof(float), count, p.K}, weight, output, beyond);
     beyond.clear();
     if (limbs.count() == 0) return;
   }

@@ -28,7 +28,7 @@ struct Output {
   Output(const LinearProblem& p, const Tensor& y, const InputRows& x, const Weight& weight, const Tensor* input_scale,
          const OptionalTensor& bias_, const SubtractedZeroPoints* zero_points_ = nullptr)
       : data(static_cast<char*>(y.mutable_data_ptr())),
-        element(cpu::element(p.output)),
+        element(aoext::element(p.output)),
         element_size(static_cast<int64_t>(y.element_size())),
         N(p.N),
         zero_points(zero_points_),

@@ -19,7 +19,7 @@ Tensor scaled_mm_rowwise(const Tensor& input, const Tensor& weight, const Tensor
   const Output output(p, y, input_rows(p, x), rows, &input_scale, bias);
   int8_product(p, plan, x, rows, [&](int64_t m, int64_t first, int64_t count, const int32_t* sums, const float* row_scales) {
     float values[kPanel];
-    shared_kernels().to_float(Element::i32, sums, values, count);
+    shared_kernels().to_float(Element::int32, sums, values, count);
     output.store(m, first, count, values, row_scales);
   });
   return y;

@@ -17,7 +17,7 @@ struct SegmentsWeight {
 
   SegmentsWeight(const LinearProblem& p, const Tensor& weight, const Tensor& scale)
       : values(static_cast<const char*>(weight.const_data_ptr())),
-        value_element(element(storage(p.code))),
+        value_element(element(p.code)),
         scales(static_cast<const char*>(scale.const_data_ptr())),
         scale_element(element(p.scale)),
         scale_bytes(static_cast<int64_t>(scale.element_size())),

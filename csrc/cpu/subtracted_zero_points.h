@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/problem.h"
-#include "cpu/element.h"
 #include "cpu/isa.h"
 #include "cpu/packed_x.h"
 #include "cpu/parallel.h"

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "common/checks.h"
-#include "cpu/element.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
 
@@ -68,7 +67,7 @@ struct Int4Weight {
       return {packed(0),
               reinterpret_cast<const char*>(scale_.data()),
               reinterpret_cast<const char*>(zero_point_.data()),
-              Element::f32,
+              Element::fp32,
               sizeof(float),
               kPanel * sizeof(float),
               w_.group_size};
@@ -133,7 +132,7 @@ struct RowwiseWeight {
 
   RowwiseWeight(const LinearProblem& p, const Tensor& weight, std::vector<float> scales_)
       : values(static_cast<const char*>(weight.const_data_ptr())),
-        value_element(element(storage(p.code))),
+        value_element(element(p.code)),
         scales(std::move(scales_)),
         K(p.K) {}
 

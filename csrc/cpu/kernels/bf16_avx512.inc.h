@@ -23,7 +23,7 @@ constexpr uint16_t magnitude_as_bf16(int m) {
   int log2 = 0;
   while (m >> (log2 + 1) != 0) ++log2;
   const auto units = [&](int lowest) { return m == 0 ? 0 : (127 + lowest + log2) << 7 | (m << (7 - log2) & 0x7f); };
-  if constexpr (kType == Element::i8) {
+  if constexpr (kType == Element::int8) {
     return static_cast<uint16_t>(units(0));
   } else {
     using Bits = Float8Bits<kType>;
@@ -51,10 +51,10 @@ inline void values_as_bf16(__m512i values, __m512i (&out)[2]) {
   const auto look_up = [](const uint8_t (&table)[128], __m512i index) {  // seven bits of it count
     return _mm512_maskz_permutex2var_epi8(kAllBytes, load<__m512i>(table), index, load<__m512i>(table + 64));
   };
-  const __m512i index = kType == Element::i8 ? _mm512_maskz_abs_epi8(kAllBytes, values) : values;
+  const __m512i index = kType == Element::int8 ? _mm512_maskz_abs_epi8(kAllBytes, values) : values;
   constexpr int kOrAnd = 0xf8;  // a | (b & c)
   __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high, index), values, _mm512_set1_epi8(-128), kOrAnd);
-  if constexpr (kType == Element::i8) {  // −128 has no magnitude in seven bits
+  if constexpr (kType == Element::int8) {  // −128 has no magnitude in seven bits
     constexpr int kHighest = 0xc3;
     const __mmask64 lowest = _mm512_cmpeq_epi8_mask(values, _mm512_set1_epi8(-128));
     high = _mm512_mask_mov_epi8(high, lowest, _mm512_set1_epi8(static_cast<char>(kHighest)));

@@ -27,7 +27,7 @@ template <bool kInt4>
 bool accepts_limbs(Element from, const void* row, int64_t K) {
   constexpr float kWidest = 32;
   constexpr uint32_t kLeast = (127 - 100) << 23, kMost = (127 + 100) << 23;  // 2⁻¹⁰⁰, 2¹⁰⁰
-  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  const int64_t bytes = from == Element::fp32 ? 4 : 2;
   uint32_t largest = 0;
   for (int64_t k = 0; k < K; k += kPad) {
     const int64_t n = K - k < kPad ? K - k : kPad;

@@ -22,12 +22,12 @@ inline void weights_to_float(const void* source, float* out, int64_t n) {
 void to_float(Element from, const void* source, float* out, int64_t n) {
   switch (from) {
     case Element::bf16: return row_to_float<uint16_t, bf16_to_float>(source, out, n);
-    case Element::f16: return row_to_float<uint16_t, f16_to_float>(source, out, n);
-    case Element::f32: return row_to_float<float, identity>(source, out, n);
-    case Element::i8: return weights_to_float<Element::i8, int8_t, i8_to_float>(source, out, n);
+    case Element::fp16: return row_to_float<uint16_t, f16_to_float>(source, out, n);
+    case Element::fp32: return row_to_float<float, identity>(source, out, n);
+    case Element::int8: return weights_to_float<Element::int8, int8_t, i8_to_float>(source, out, n);
     case Element::e4m3: return weights_to_float<Element::e4m3, uint8_t, e4m3_to_float>(source, out, n);
     case Element::e5m2: return weights_to_float<Element::e5m2, uint8_t, e5m2_to_float>(source, out, n);
-    case Element::i32: return row_to_float<int32_t, i32_to_float>(source, out, n);
+    case Element::int32: return row_to_float<int32_t, i32_to_float>(source, out, n);
     case Element::e8m0: return row_to_float<uint8_t, e8m0_to_float>(source, out, n);
   }
 }
@@ -36,7 +36,7 @@ void to_float(Element from, const void* source, float* out, int64_t n) {
 // converted.
 template <Element kFrom>
 inline void columns_to_float(const char* source, int64_t stride, int64_t rows, int64_t n, float* out) {
-  constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2, kAhead = 32;
+  constexpr int64_t kBytes = kFrom == Element::fp32 ? 4 : 2, kAhead = 32;
   for (int64_t r = 0; r < rows; ++r) {
     const char* const row = source + r * stride;
     for (int64_t i = 0; i < kPanel * kBytes; i += kLine) {
@@ -53,12 +53,12 @@ inline void columns_to_float(const char* source, int64_t stride, int64_t rows, i
 inline void columns_to_float(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out) {
   const char* const in = static_cast<const char*>(source);
   if (from == Element::bf16) return columns_to_float<Element::bf16>(in, stride, rows, n, out);
-  if (from == Element::f16) return columns_to_float<Element::f16>(in, stride, rows, n, out);
-  columns_to_float<Element::f32>(in, stride, rows, n, out);
+  if (from == Element::fp16) return columns_to_float<Element::fp16>(in, stride, rows, n, out);
+  columns_to_float<Element::fp32>(in, stride, rows, n, out);
 }
 
 inline int64_t bytes_of(Element e) {
-  return e == Element::f32 || e == Element::i32 ? 4 : e == Element::bf16 || e == Element::f16 ? 2 : 1;
+  return e == Element::fp32 || e == Element::int32 ? 4 : e == Element::bf16 || e == Element::fp16 ? 2 : 1;
 }
 
 // kPanel rows of n floats as n rows of kPanel, by way of the first cache, kFloats by kFloats: floats(row, k, count, values) gives
@@ -116,7 +116,7 @@ inline void group_sums(Element from, const void* row, int64_t K, int64_t group_s
 
 void from_float(Element to, const float* source, void* out, int64_t n) {
   if (to == Element::bf16) return row_from_float<uint16_t, float_to_bf16>(source, out, n);
-  if (to == Element::f16) return row_from_float<uint16_t, float_to_f16>(source, out, n);
+  if (to == Element::fp16) return row_from_float<uint16_t, float_to_f16>(source, out, n);
   row_from_float<float, identity>(source, out, n);
 }
 
@@ -127,7 +127,7 @@ void to_bf16(Element from, const void* source, void* out, int64_t n) {
     memcpy(out, source, static_cast<size_t>(n) * 2);
     return;
   }
-  const int64_t done = from == Element::i8     ? values_to_bf16<Element::i8>(source, o, n)
+  const int64_t done = from == Element::int8   ? values_to_bf16<Element::int8>(source, o, n)
                        : from == Element::e4m3 ? values_to_bf16<Element::e4m3>(source, o, n)
                        : from == Element::e5m2 ? values_to_bf16<Element::e5m2>(source, o, n)
                                                : 0;

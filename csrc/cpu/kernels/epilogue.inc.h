@@ -9,7 +9,7 @@ namespace {
 inline void scale_row(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                       int64_t n) {
   constexpr int64_t kChunk = 64;
-  const int64_t bytes = to == Element::f32 ? 4 : 2;
+  const int64_t bytes = to == Element::fp32 ? 4 : 2;
   float y[kChunk];
   for (int64_t i = 0; i < n; i += kChunk) {
     const int64_t count = n - i < kChunk ? n - i : kChunk;

@@ -136,7 +136,7 @@ struct RowsAsBf16 {
 struct Int4AsF32 {
   using Operand = float;
   static void load(const Int4Row& row, int64_t begin, int64_t n, float* out) {
-    dequantize_int4(row, begin, n, Element::f32, out);
+    dequantize_int4(row, begin, n, Element::fp32, out);
     pad_with_zeros(out, n);
   }
 };

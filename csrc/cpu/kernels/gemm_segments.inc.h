@@ -322,9 +322,9 @@ void pack_codes_f32(const Int4Row& first, const BlockRows& rows, int64_t begin, 
   const int64_t whole = n / kNibbles * kNibbles;
   pack_operands<DotF32>(rows, n, out, [&](int64_t row, float* to) {
     const uint8_t* const packed = first.packed + row * rows.stride;
-    dequantize_int4({packed, &kOne, &kNothing, kAll}, begin, whole, Element::f32, to);
+    dequantize_int4({packed, &kOne, &kNothing, kAll}, begin, whole, Element::fp32, to);
     // The last, one by one, for a row may end there: groups of an odd length are not read by vectors.
-    if (whole < n) dequantize_int4({packed, &kOne, &kNothing, kAll + 1}, begin + whole, n - whole, Element::f32, to + whole);
+    if (whole < n) dequantize_int4({packed, &kOne, &kNothing, kAll + 1}, begin + whole, n - whole, Element::fp32, to + whole);
     pad_with_zeros(to, n);
   });
 }

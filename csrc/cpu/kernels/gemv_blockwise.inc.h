@@ -146,7 +146,7 @@ void dot_lut4(const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w
 
 void pack_x_lut4(Element from, const void* row, int64_t n, void* out) {
   constexpr int64_t kUnit = Lut4AsFloats::kUnit;
-  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  const int64_t bytes = from == Element::fp32 ? 4 : 2;
   float* const to = static_cast<float*>(out);
   for (int64_t begin = 0; begin < n; begin += kUnit) {
     float values[kUnit] = {};

@@ -64,7 +64,7 @@ void dot_lut4_bf16(const void* x, int64_t x_stride, int64_t M, const BlockwiseRo
 
 void pack_x_lut4_bf16(Element from, const void* row, int64_t n, void* out) {
   constexpr int64_t kUnit = UnitsOfLut4::kUnit, kVectors = UnitsOfLut4::kVectors, kWords = kUnit / kVectors;
-  const int64_t bytes = from == Element::f32 ? 4 : 2;
+  const int64_t bytes = from == Element::fp32 ? 4 : 2;
   uint16_t* const to = static_cast<uint16_t*>(out);
   for (int64_t begin = 0; begin < n; begin += kUnit) {
     uint16_t values[kUnit] = {};

@@ -27,7 +27,7 @@ I32 limb_sums(const U32 (&even)[kUnits], const U32 (&odd)[kUnits], const int8_t*
 // N columns of a line, and nothing behind them.
 inline void columns(Element from, const char* line, int64_t N, F32 (&out)[kPanel / kFloats]) {
   if (N == kPanel) {
-    const int64_t bytes = kFloats * (from == Element::f32 ? 4 : 2);
+    const int64_t bytes = kFloats * (from == Element::fp32 ? 4 : 2);
     for (int i = 0; i < kPanel / kFloats; ++i) out[i] = floats_at(from, line + i * bytes);
     return;
   }

@@ -13,7 +13,7 @@ inline void dequantize_group(const uint8_t* packed, int64_t n, float s, float z,
   for (int64_t k = 0; k < n; k += kNibbles) {
     int8_t q[kNibbles];
     unpack_nibbles(packed + k / 2, q);
-    for (int64_t i = 0; i < kNibbles; i += kFloats) store(out + k + i, floats_at<Element::i8>(q + i) * s + z);
+    for (int64_t i = 0; i < kNibbles; i += kFloats) store(out + k + i, floats_at<Element::int8>(q + i) * s + z);
   }
 }
 

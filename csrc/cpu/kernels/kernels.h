@@ -9,12 +9,10 @@
 #pragma once
 
 #include <stdint.h>
+#include "common/element.h"
 #include "common/portability.h"
 
 namespace aoext::cpu {
-
-// Elements in memory that kernels read or write.
-enum class Element { bf16, f16, f32, i8, e4m3, e5m2, i32, e8m0 };
 
 // Output channels of a panel of w, which a thread takes at a time: a 64-byte line of 16-bit scales. Sums lie [M, kPanel].
 constexpr int kPanel = 32;
@@ -332,7 +330,7 @@ struct Kernels {
   void (*zero_point_terms)(Element scale, const void* const* scales, const void* const* zero_points, int64_t groups, float* out);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
-  // Elements [begin, begin + n) of a row, begin even, as f32 or bf16.
+  // Elements [begin, begin + n) of a row, begin even, as fp32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 
   // Elements [begin, begin + n) of row i of weights with a scale a block, begin even.

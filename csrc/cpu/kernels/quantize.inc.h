@@ -73,7 +73,7 @@ struct Float8 {
 
 template <Element kFrom, class Format, class Quotient>
 inline void quantize(const char* row, int64_t n, float scale, char* out) {
-  constexpr int64_t kStep = 4 * kFloats, kBytes = kFrom == Element::f32 ? 4 : 2;
+  constexpr int64_t kStep = 4 * kFloats, kBytes = kFrom == Element::fp32 ? 4 : 2;
   const Quotient quotient(scale);
   const auto step = [&](const char* from, char* to) {
     F32 x[4];
@@ -113,7 +113,7 @@ inline float power_of_two_from(float scale) {
 template <Element kFrom>
 inline float quantize_block(const char* row, int64_t n, bool power_of_two, Element to, float quantized_max, char* out) {
   float absmax;
-  if constexpr (kFrom == Element::f32)
+  if constexpr (kFrom == Element::fp32)
     absmax = from_bits(largest<uint32_t>(row, n));
   else
     absmax = (kFrom == Element::bf16 ? bf16_to_float : f16_to_float)(largest<uint16_t>(row, n));
@@ -121,7 +121,7 @@ inline float quantize_block(const char* row, int64_t n, bool power_of_two, Eleme
   if (power_of_two && scale == scale && absmax > 0) scale = power_of_two_from(scale);
   if (scale != scale) {
     memset(out, 0, static_cast<size_t>(n));
-  } else if (to == Element::i8) {
+  } else if (to == Element::int8) {
     quantize<kFrom, Int8>(row, n, scale, out);
   } else if (to == Element::e4m3) {
     quantize<kFrom, Float8</*kMantissa=*/3, /*kMinExponent=*/-6>>(row, n, scale, out);
@@ -134,7 +134,7 @@ inline float quantize_block(const char* row, int64_t n, bool power_of_two, Eleme
 template <Element kFrom>
 inline void quantize_blocks(const char* row, int64_t n, int64_t block, bool power_of_two, Element to, float quantized_max,
                             char* out, float* scales) {
-  constexpr int64_t kBytes = kFrom == Element::f32 ? 4 : 2;
+  constexpr int64_t kBytes = kFrom == Element::fp32 ? 4 : 2;
   for (int64_t k = 0; k < n; k += block)
     *scales++ = quantize_block<kFrom>(row + k * kBytes, n - k < block ? n - k : block, power_of_two, to, quantized_max, out + k);
 }
@@ -144,8 +144,8 @@ void quantize_row(Element from, const void* row, int64_t n, int64_t block, bool 
   const char* const in = static_cast<const char*>(row);
   char* const codes = static_cast<char*>(out);
   if (from == Element::bf16) return quantize_blocks<Element::bf16>(in, n, block, power_of_two, to, quantized_max, codes, scales);
-  if (from == Element::f16) return quantize_blocks<Element::f16>(in, n, block, power_of_two, to, quantized_max, codes, scales);
-  quantize_blocks<Element::f32>(in, n, block, power_of_two, to, quantized_max, codes, scales);
+  if (from == Element::fp16) return quantize_blocks<Element::fp16>(in, n, block, power_of_two, to, quantized_max, codes, scales);
+  quantize_blocks<Element::fp32>(in, n, block, power_of_two, to, quantized_max, codes, scales);
 }
 
 }  // namespace

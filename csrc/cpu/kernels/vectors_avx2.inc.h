@@ -26,11 +26,11 @@ inline F32 multiply_add(F32 a, F32 b, F32 c) { return (F32)_mm256_fmadd_ps((__m2
 
 template <Element kType>
 inline F32 floats_at(const void* p) {
-  if constexpr (kType == Element::f32) return load<F32>(p);
+  if constexpr (kType == Element::fp32) return load<F32>(p);
   if constexpr (kType == Element::bf16) return (F32)((U32)_mm256_cvtepu16_epi32(load<__m128i>(p)) << 16);
-  if constexpr (kType == Element::f16) return (F32)_mm256_cvtph_ps(load<__m128i>(p));
+  if constexpr (kType == Element::fp16) return (F32)_mm256_cvtph_ps(load<__m128i>(p));
   const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
-  if constexpr (kType == Element::i8) return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  if constexpr (kType == Element::int8) return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
   if constexpr (kType == Element::e5m2) return (F32)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8));
 }
 

@@ -37,11 +37,11 @@ inline V load_once(const void* p) {
 
 template <Element kType>
 inline F32 floats_at(const void* p) {
-  if constexpr (kType == Element::f32) return load<F32>(p);
+  if constexpr (kType == Element::fp32) return load<F32>(p);
   if constexpr (kType == Element::bf16) return (F32)((U32)_mm512_maskz_cvtepu16_epi32(0xffff, load<__m256i>(p)) << 16);
-  if constexpr (kType == Element::f16) return (F32)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(p));
+  if constexpr (kType == Element::fp16) return (F32)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(p));
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
-  if constexpr (kType == Element::i8) return (F32)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
+  if constexpr (kType == Element::int8) return (F32)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
   if constexpr (kType == Element::e5m2)
     return (F32)_mm512_maskz_cvtph_ps(0xffff, _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
 }

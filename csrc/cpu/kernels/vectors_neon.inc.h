@@ -33,7 +33,7 @@ inline void widen(uint16x8_t halves, F32 (&out)[2]) {
 // Eight values of one byte as floats; e4m3's are to be multiplied by 256, and its NaN becomes a number.
 template <Element kType>
 inline void widen_bytes(uint8x8_t bytes, F32 (&out)[2]) {
-  if constexpr (kType == Element::i8) {
+  if constexpr (kType == Element::int8) {
     const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(bytes));
     out[0] = (F32)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
     out[1] = (F32)vcvtq_f32_s32(vmovl_high_s16(wide));
@@ -49,11 +49,11 @@ inline void widen_bytes(uint8x8_t bytes, F32 (&out)[2]) {
 
 template <Element kType>
 inline F32 floats_at(const void* p) {
-  if constexpr (kType == Element::f32) {
+  if constexpr (kType == Element::fp32) {
     return load<F32>(p);
   } else if constexpr (kType == Element::bf16) {
     return (F32)vshll_n_u16(load<uint16x4_t>(p), 16);
-  } else if constexpr (kType == Element::f16) {
+  } else if constexpr (kType == Element::fp16) {
     return (F32)vcvt_f32_f16(load<float16x4_t>(p));
   } else {
     uint32_t bytes;
@@ -159,11 +159,11 @@ struct EightBytes {
 };
 
 template <>
-struct Weights8Bit<Element::i8> : EightBytes<Element::i8> {};
+struct Weights8Bit<Element::int8> : EightBytes<Element::int8> {};
 template <>
 struct Weights8Bit<Element::e5m2> : EightBytes<Element::e5m2> {};
 template <>
-struct Exact<Element::i8> : EightBytes<Element::i8> {};
+struct Exact<Element::int8> : EightBytes<Element::int8> {};
 template <>
 struct Exact<Element::e5m2> : EightBytes<Element::e5m2> {};
 

@@ -34,7 +34,7 @@ AOEXT_NOINLINE F32 floats_of_bytes(const void* p) {
   memcpy(&four, p, sizeof four);
   const Bytes bytes = (Bytes)(U32{} + four);
   const U32 words = (U32)__builtin_shufflevector(bytes, bytes, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  if constexpr (kType == Element::i8) return __builtin_convertvector((I32)words >> 24, F32);
+  if constexpr (kType == Element::int8) return __builtin_convertvector((I32)words >> 24, F32);
   const U32 byte = words >> 24;
   const U32 sign = (byte & 0x80) << 24, magnitude = (byte & 0x7f) << (kType == Element::e5m2 ? 21 : 20);
   const U32 normal = magnitude + (112u << 23), subnormal = (U32)((F32)((magnitude >> 13) + (126u << 23)) - 0.5f);
@@ -45,13 +45,13 @@ AOEXT_NOINLINE F32 floats_of_bytes(const void* p) {
 
 template <Element kType>
 inline F32 floats_at(const void* p) {
-  if constexpr (kType == Element::f32) return load<F32>(p);
-  if constexpr (kType == Element::bf16 || kType == Element::f16) {
+  if constexpr (kType == Element::fp32) return load<F32>(p);
+  if constexpr (kType == Element::bf16 || kType == Element::fp16) {
     float values[kFloats];
     row_to_float<uint16_t, kType == Element::bf16 ? bf16_to_float : f16_to_float>(p, values, kFloats);
     return load<F32>(values);
   }
-  if constexpr (kType == Element::i8 || kType == Element::e4m3 || kType == Element::e5m2) return floats_of_bytes<kType>(p);
+  if constexpr (kType == Element::int8 || kType == Element::e4m3 || kType == Element::e5m2) return floats_of_bytes<kType>(p);
 }
 
 #ifdef __x86_64__

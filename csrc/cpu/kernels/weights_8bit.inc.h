@@ -10,8 +10,8 @@ namespace {
 // The same of a type that is known late.
 inline F32 floats_at(Element type, const char* p) {
   if (type == Element::bf16) return floats_at<Element::bf16>(p);
-  if (type == Element::f16) return floats_at<Element::f16>(p);
-  return floats_at<Element::f32>(p);
+  if (type == Element::fp16) return floats_at<Element::fp16>(p);
+  return floats_at<Element::fp32>(p);
 }
 
 // f(OfType<…>()) for an 8-bit type that is known late.
@@ -22,7 +22,7 @@ struct OfType {
 
 template <class F>
 inline void with_8bit_type(Element type, const F& f) {
-  if (type == Element::i8) return f(OfType<Element::i8>());
+  if (type == Element::int8) return f(OfType<Element::int8>());
   if (type == Element::e4m3) return f(OfType<Element::e4m3>());
   f(OfType<Element::e5m2>());
 }
@@ -47,7 +47,7 @@ struct Weights8Bit {
 // The next line of such weights: bytes of int8 become floats at the pace of memory.
 template <class Loader>
 inline void fetch_8bit_weights(const void* p) {
-  if constexpr (__is_same(Loader, Weights8Bit<Element::i8>))
+  if constexpr (__is_same(Loader, Weights8Bit<Element::int8>))
     fetch_weights(p);
   else
     fetch_weights_to_convert(p);
