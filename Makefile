@@ -65,16 +65,16 @@ test-wheel: tools ## Test the wheel of VARIANT in dist/ on DEVICE, with TORCH
 	$(BIN)/python tools/wheel.py test $(VARIANT) --device $(or $(DEVICE),cpu)
 
 wheel-aarch64: tools ## Build dist/*aarch64.whl for CPUs by cross compilation, and check it
-	$(BIN)/python tools/foreign.py wheel aarch64
+	$(BIN)/python tools/cross.py wheel aarch64
 
 test-aarch64: wheel-aarch64 ## Test that wheel under qemu with each instruction set: a share of the operators' tests, or TESTS=all
-	$(BIN)/python tools/foreign.py test aarch64 --tests $(or $(TESTS),share)
+	$(BIN)/python tools/cross.py test aarch64 --tests $(or $(TESTS),share)
 
 wheel-windows: tools ## Build dist/*win_amd64.whl for CPUs by cross compilation, and check it
-	$(BIN)/python tools/foreign.py wheel windows
+	$(BIN)/python tools/cross.py wheel windows
 
 test-windows: wheel-windows ## Test that wheel under Wine with each instruction set: a share of the operators' tests, or TESTS=all
-	$(BIN)/python tools/foreign.py test windows --tests $(or $(TESTS),share)
+	$(BIN)/python tools/cross.py test windows --tests $(or $(TESTS),share)
 
 check-macos: tools ## Compile and link the library for macOS on Apple's processors; nothing here runs it
 	$(BIN)/python tools/macos.py
@@ -111,6 +111,7 @@ lint: install ## Check formatting, style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/prose.py
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 	$(BIN)/actionlint
 	$(BIN)/zizmor --offline --quiet .github

@@ -54,7 +54,7 @@ def fastest(calls: list[Callable[[], object]], seconds: float, clock: Callable[[
 
 @click.command()
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--threads", type=int, default=1, show_default=True, help="Of a CPU.")
+@click.option("--threads", type=int, default=1, show_default=True, help="How many threads the CPU uses.")
 @click.option("--seconds", type=float, default=2.0, show_default=True, help="For each line.")
 def main(device: str, threads: int, seconds: float) -> None:
     """Print microseconds of a layer without and with act-order and of the gather, and what it adds."""

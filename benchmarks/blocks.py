@@ -62,7 +62,7 @@ FORMATS = {
 def measured(
     row: Row, device: Device, shapes: tuple[Shape, ...], rows: tuple[int, ...], seconds: float
 ) -> list[Point]:
-    """Of all shapes and M."""
+    """The points of a row, at all shapes and M."""
     (subject,) = (s for s in SUBJECTS if (s.operator, s.format) == (row.operator, row.format))
     settings = Settings(
         device=device,

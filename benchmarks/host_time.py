@@ -76,7 +76,7 @@ def loop_seconds(call: Call, count: int) -> float:
 
 
 def fastest(all_calls: dict[Any, Call], device: Device, count: int, repeats: int) -> dict[Any, float]:
-    """Of many loops of each call, in turns."""
+    """The fastest of many loops of each call; the calls take turns."""
     times = dict.fromkeys(all_calls, float("inf"))
     for call in all_calls.values():
         loop_seconds(call, 10)

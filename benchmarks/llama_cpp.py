@@ -121,7 +121,9 @@ def by_transformers(model: Any, prompt: int, steps: int) -> dict[str, float]:
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--type", "types", multiple=True, default=["Q4_0"], help="Of llama.cpp. Can be repeated.")
+@click.option(
+    "--type", "types", multiple=True, default=["Q4_0"], help="A type of llama.cpp. Can be repeated."
+)
 @click.option("--scheme", "schemes", multiple=True, default=["int4g32_int8", "int4_int8", "int4g32"])
 @click.option("--size", default="small", type=click.Choice(list(llama_models.SIZES)))
 @click.option("--prompt", default=512)

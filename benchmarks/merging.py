@@ -95,7 +95,7 @@ def measure(scheme: str, steps: int, texts: tuple[bytes, bytes]) -> dict[str, An
 @click.option(
     "--scheme", "schemes", multiple=True, default=SCHEMES, show_default=True, help="Can be repeated."
 )
-@click.option("--steps", type=click.IntRange(min=1), default=40, show_default=True, help="Of training.")
+@click.option("--steps", type=click.IntRange(min=1), default=40, show_default=True, help="Steps of training.")
 @click.option("--json", "json_path", type=JSON_FILE, default="out/merging.json", show_default=True)
 def main(schemes: tuple[str, ...], steps: int, json_path: Path) -> None:
     view = grid("Bits per byte of held-out C++, by a model of Python that LoRA has trained on C++")

@@ -1,14 +1,17 @@
-"""The plans of an NVIDIA GPU over a grid of problems, a line each; the GPU need not be at hand.
+"""The plans of NVIDIA GPUs over a grid of problems, a file for each GPU of csrc/cuda/gpus.h; no GPU need be at hand.
 
-    python benchmarks/plans.py --gpu H200 > tests/plans_h200.txt
+    python benchmarks/plans.py tests/plans
 
-tests/test_cuda_plans.py holds the library against that file: who changes a choice on purpose writes it anew,
-and the difference shows what was changed.
+tests/test_cuda_plans.py holds the library against these files: who changes a choice on purpose writes them anew,
+and the difference shows what was changed. A line has the rows of x that get one plan, and that plan: the kernel with
+the numbers of its configuration, whose names stand at the head of the file.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,53 +20,153 @@ import torch
 from aoext import ops
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-INT8, E4M3 = torch.int8, torch.float8_e4m3fn
+INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
+E8M0, LUT4 = torch.float8_e8m0fnu, torch.uint8
 
+GPUS = ("H200", "H100 SXM", "H100 PCIe", "A100", "A100 80GB PCIe", "A100 40GB", "L40S", "RTX 4090", "B200")
+MEASURED = "H200"  # has the whole grid
 ROWS = (1, 2, 4, 8, 9, 16, 33, 64, 100, 256, 600, 4096)
 SHAPES = ((4096, 4096), (28672, 4096), (8192, 28672), (1280, 8192), (520, 640), (77, 1056))  # N, K
+FEW_ROWS, FEW_SHAPES = (1, 8, 16, 64, 600), ((28672, 4096), (1280, 8192), (520, 640))
+
+Case = tuple[str, tuple[Any, ...], dict[str, Any]]  # what it is, the operator and its arguments, its options
 
 
 def empty(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
 
 
-def int4(M: int, N: int, K: int, group_size: int, dtype: torch.dtype, scale: torch.dtype) -> tuple[Any, ...]:
-    groups = [empty(scale, K // group_size, N)] * 2
-    return ("bf16i4bf16_rowwise", empty(dtype, M, K), empty(INT8, N, K // 2), *groups)
+def int4(M: int, N: int, K: int) -> Iterator[Case]:
+    def weight(group_size: int, scale: torch.dtype, *experts: int) -> tuple[torch.Tensor, ...]:
+        groups = empty(scale, *experts, K // group_size, N)
+        return empty(INT8, *experts, N, K // 2), groups, groups
 
-
-def calls(M: int, N: int, K: int) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """Named calls of every operator that chooses a kernel, on meta tensors."""
     for group_size in (32, 128):
-        if K % group_size == 0:
-            yield f"int4 bf16 group {group_size}", int4(M, N, K, group_size, BF16, BF16), {}
-            yield f"int4 fp16, scales fp32, group {group_size}", int4(M, N, K, group_size, FP16, FP32), {}
+        if K % group_size:
+            continue
+        for x, scale in ((BF16, BF16), (FP16, FP32)):
+            arguments = "bf16i4bf16_rowwise", empty(x, M, K), *weight(group_size, scale)
+            yield f"{name(x)} x int4, scales {name(scale)} by {group_size}", arguments, {}
+        for experts in (8, 128):
+            operands = empty(BF16, M, K), *weight(group_size, BF16, experts), empty(torch.int32, experts)
+            label = f"bf16 x int4, scales bf16 by {group_size}, {experts} experts"
+            yield label, ("bf16i4bf16_rowwise_grouped", *operands), {}
+        for x in (INT8, E4M3):
+            w, scale, zero = weight(group_size, BF16)
+            mm = "scaled_mm_int4", empty(x, M, K), w, empty(FP32, M, 1), scale, zero
+            yield f"{name(x)} x int4 by {group_size}", mm, {"out_dtype": BF16}
+        linear = "scaled_linear_int4", empty(BF16, M, K), *weight(group_size, BF16)
+        yield f"bf16 to int8 x int4 by {group_size}", linear, {}
+    yield "fp32 x int4", ("bf16i4bf16_rowwise", empty(FP32, M, K), *weight(32, FP32)), {}
     if N % 8 == 0:
-        packed = empty(torch.int32, N // 8, K // 32, 32, 1)
-        pairs = empty(BF16, K // 32, N, 2)
-        yield "int4pack", ("weight_int4pack_mm", empty(BF16, M, K), packed, 32, pairs), {}
-    scales = empty(FP32, M, 1), empty(FP32, N, 1)
-    yield "int8 int32", ("int8_mm", empty(INT8, M, K), empty(INT8, N, K)), {}
-    for dtype, output in ((INT8, BF16), (E4M3, BF16)):
-        operands = empty(dtype, M, K), empty(dtype, N, K)
-        yield f"{dtype} {output}", ("scaled_mm_rowwise", *operands, *scales), {"out_dtype": output}
-        dynamic = empty(output, M, K), operands[1], scales[1]
-        yield f"{dtype} {output} dynamic", ("scaled_linear_rowwise", *dynamic), {}
-    yield "int8 bf16", ("bf16i8bf16_rowwise", empty(BF16, M, K), empty(INT8, N, K), scales[1]), {}
+        packed, pairs = empty(torch.int32, N // 8, K // 32, 32, 1), empty(BF16, K // 32, N, 2)
+        yield "bf16 x int4pack by 32", ("weight_int4pack_mm", empty(BF16, M, K), packed, 32, pairs), {}
+
+
+def rows(M: int, N: int, K: int) -> Iterator[Case]:
+    """A scale a row of 8-bit weights."""
+    yield "int8 x int8 to int32", ("int8_mm", empty(INT8, M, K), empty(INT8, N, K)), {}
+    row_scale, scale = empty(FP32, M, 1), empty(FP32, N, 1)
+    for code, y in ((INT8, BF16), (E4M3, BF16), (E5M2, FP16), (E4M3, FP32)):
+        mm = "scaled_mm_rowwise", empty(code, M, K), empty(code, N, K), row_scale, scale
+        yield f"{name(code)} x {name(code)} to {name(y)}", mm, {"out_dtype": y}
+    for code in (INT8, E4M3):
+        weight = empty(code, N, K)
+        yield f"bf16 to {name(code)} x {name(code)}", ("scaled_linear_rowwise", empty(BF16, M, K), weight, scale), {}
+        operator = "bf16i8bf16_rowwise" if code is INT8 else "bf16f8bf16_rowwise"
+        yield f"bf16 x {name(code)}", (operator, empty(BF16, M, K), weight, scale), {}
+
+
+def blocks(M: int, N: int, K: int) -> Iterator[Case]:
+    """A scale a block, of the weight alone and of both operands."""
+    for code, scale_type, (block_n, block_k) in (
+        (INT8, BF16, (1, 32)),
+        (INT8, FP32, (1, K)),
+        (E4M3, FP32, (128, 128)),
+        (E4M3, E8M0, (1, 32)),
+        (E5M2, FP16, (1, 64)),
+        (LUT4, E8M0, (1, 32)),
+        (LUT4, E4M3, (1, 16)),
+        (LUT4, FP32, (1, 64)),
+    ):
+        scale = empty(scale_type, math.ceil(N / block_n), math.ceil(K / block_k))
+        label = f"{name(code)}, scales {name(scale_type)} by {block_n} and {'K' if block_k == K else block_k}"
+        x, block = empty(BF16, M, K), [block_n, block_k]
+        if code is LUT4:
+            arguments = x, empty(LUT4, N, K // 2), empty(FP32, 16), scale, block
+            yield f"bf16 x {label}", ("bf16lut4bf16_blockwise", *arguments), {}
+            continue
+        operator = "bf16i8bf16_blockwise" if code is INT8 else "bf16f8bf16_blockwise"
+        yield f"bf16 x {label}", (operator, x, empty(code, N, K), scale, block), {}
+        if block_k < K:
+            scales = empty(FP32, M, math.ceil(K / block_k)), scale
+            arguments = empty(code, M, K), empty(code, N, K), *scales, [1, block_k], block
+            yield f"{name(code)} x {label}", ("scaled_mm_blockwise", *arguments), {"out_dtype": BF16}
+
+
+def name(dtype: torch.dtype) -> str:
+    return {
+        BF16: "bf16",
+        FP16: "fp16",
+        FP32: "fp32",
+        INT8: "int8",
+        E4M3: "e4m3",
+        E5M2: "e5m2",
+        E8M0: "e8m0",
+        LUT4: "lut4",
+    }[dtype]
+
+
+def cases(M: int, N: int, K: int) -> Iterator[Case]:
+    """Calls of every operator that chooses a kernel, on meta tensors."""
+    yield from int4(M, N, K)
+    yield from rows(M, N, K)
+    yield from blocks(M, N, K)
+
+
+def compact(plan: str, names: dict[str, str]) -> str:
+    """A plan without the names of its fields, which go into `names` by the kernel's."""
+    text, *rest = plan.split(" | ")
+    kernel, *fields = text.split()
+    names[kernel] = " ".join(field.split("=")[0] for field in fields)
+    if rest and "=" in rest[0]:
+        rest = [" ".join(field for field in rest[0].split() if not field.endswith("=0"))]
+    return " ".join([kernel, *(field.split("=")[1] for field in fields), *(f"| {r}" for r in rest if r)])
 
 
 def plans(gpu: str) -> Iterator[str]:
-    for N, K in SHAPES:
-        for M in ROWS:
-            for name, arguments, options in calls(M, N, K):
-                yield f"{M} {N}x{K} {name}: {ops.plan(gpu, *arguments, **options)}"
+    """The lines of a GPU's file."""
+    row_counts, shapes = (ROWS, SHAPES) if gpu == MEASURED else (FEW_ROWS, FEW_SHAPES)
+    names: dict[str, str] = {}
+    lines: list[str] = []
+    for N, K in shapes:
+        lines.append(f"{N} x {K}")
+        found: dict[str, list[tuple[list[int], str]]] = {}
+        for M in row_counts:
+            for label, arguments, options in cases(M, N, K):
+                text = compact(ops.plan(gpu, *arguments, **options), names)
+                runs = found.setdefault(label, [])
+                if runs and runs[-1][1] == text:
+                    runs[-1][0].append(M)
+                else:
+                    runs.append(([M], text))
+        for label, runs in found.items():
+            lines.append(f"  {label}")
+            lines += [f"    {','.join(map(str, counts))}: {text}" for counts, text in runs]
+    yield from (f"{kernel}: {fields}" for kernel, fields in sorted(names.items()) if fields)
+    yield from lines
+
+
+def file_of(gpu: str) -> str:
+    return gpu.lower().replace(" ", "_") + ".txt"
 
 
 @click.command()
-@click.option("--gpu", default="H200", show_default=True, help="A name of csrc/cuda/gpus.h.")
-def main(gpu: str) -> None:
-    for line in plans(gpu):
-        click.echo(line)
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for gpu in GPUS:
+        (folder / file_of(gpu)).write_text("".join(f"{line}\n" for line in plans(gpu)))
 
 
 if __name__ == "__main__":

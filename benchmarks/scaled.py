@@ -134,7 +134,7 @@ def block_candidates(M: int, N: int, K: int, kinds: list[str]) -> Iterator[tuple
 @click.command()
 @click.option("--m", "rows", default="256,1024,4096", help="Rows of the activation.")
 @click.option("--group", "groups", default="128", help="Group sizes of int4; 0: blockwise weights.")
-@click.option("--kinds", default="mm,linear", help="Of mm, linear, tiles, wgmma, weight.")
+@click.option("--kinds", default="mm,linear", help="Some of mm, linear, tiles, wgmma, weight.")
 @click.option("--shapes", default="0,1,2,3", help="Which of Llama 3 8B's.")
 @click.option("--seconds", default=0.01)
 @click.option("--json", "to", type=click.Path(path_type=Path))

@@ -38,7 +38,7 @@ BASE_OF = {torch.bfloat16: "bf16", torch.float16: "bf16", torch.float32: "float3
 
 
 def seconds(measured: Measured, device: Device) -> float:
-    """Of one step."""
+    """How long one step takes."""
     return device.typical(measured.samples)
 
 
@@ -202,17 +202,23 @@ def _versions(where: dict[str, Any]) -> dict[str, Any]:
     type=click.Choice(list(DTYPES)),
     default="bfloat16",
     show_default=True,
-    help="Of activations in the quantised models.",
+    help="Activations of the quantised models.",
 )
 @click.option("--compile/--no-compile", default=True, show_default=True)
 @click.option("--passes/--no-passes", default=True, show_default=True, help="aoext's own, of Inductor.")
 @click.option("--merge", is_flag=True, help="Merge int4 linears of one input, their weights frozen.")
 @click.option("--prompt", type=click.IntRange(min=1), default=64, show_default=True, help="Before decoding.")
-@click.option("--context", type=click.IntRange(min=2), default=512, show_default=True, help="Of the cache.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=2),
+    default=512,
+    show_default=True,
+    help="Tokens that the cache holds.",
+)
 @click.option("--prefill", type=click.IntRange(min=0), default=512, show_default=True, help="0: none.")
 @click.option("--prefill-batch", "prefill_batches", type=CountsType(), default="1,8", show_default=True)
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Of a chunk, at most."
+    "--steps", type=click.IntRange(min=1), default=16, show_default=True, help="Steps a chunk, at most."
 )
 @click.option(
     "--seconds",
@@ -233,7 +239,7 @@ def _versions(where: dict[str, Any]) -> dict[str, Any]:
     show_default=True,
     help="What there is no time for is left out, and named.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Of the CPU. Default: torch's choice.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of the CPU. Default: torch's choice.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_path", type=JSON_FILE, default="out/whole_model.json", show_default=True)
 def main(

@@ -53,7 +53,7 @@ class Measured:
     samples: list[float] = field(default_factory=list)
     compile_seconds: float | None = None
     peak_bytes: int | None = None
-    # Of one step on a GPU; None on a CPU and where it was not looked at.
+    # One step's on a GPU; None on a CPU and where it was not looked at.
     host_seconds: float | None = None
     busy_seconds: float | None = None  # the sum of its kernels' times
     kernels: float | None = None
@@ -287,7 +287,7 @@ class Peak:
 
 
 def _bytes(parameter: torch.Tensor) -> int:
-    """Of a weight as it is stored: a tensor subclass of torchao's holds several tensors."""
+    """The bytes of a weight as it is stored: a tensor subclass of torchao's holds several tensors."""
     names = parameter.__tensor_flatten__()[0] if hasattr(parameter, "__tensor_flatten__") else []
     return sum(_bytes(getattr(parameter, name)) for name in names) or parameter.nbytes
 

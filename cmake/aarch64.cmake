@@ -1,5 +1,5 @@
 # Compiles for aarch64 Linux by a GCC that runs elsewhere: Debian's g++-aarch64-linux-gnu. AOEXT_TOOLS is the root that it was
-# unpacked into (tools/foreign.py); empty, where it is on PATH.
+# unpacked into (tools/cross.py); empty, where it is on PATH.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(AOEXT_TOOLS "" CACHE PATH "The root that holds another platform's compiler")

@@ -53,7 +53,7 @@ function(aoext_cuda_folder name architectures folder)
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/ OUTPUT_VARIABLE int4pack)
   list(TRANSFORM int4pack APPEND .cu)
   list(REMOVE_ITEM kernels ${int4pack})
-  # Of 8.9 these, and those of the second library, would use nothing that 8.0 lacks: float8 is not theirs.
+  # These, and those of the second library, would use nothing of 8.9 that 8.0 lacks: they have no float8.
   set(without_float8 ${kernels})
   list(FILTER without_float8 INCLUDE REGEX "/(int4_grouped_ring|int4_grouped_any|dequantize_int4)\\.cu$")
   list(TRANSFORM architectures REPLACE "^89" "80" OUTPUT_VARIABLE fewer)

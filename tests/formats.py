@@ -60,7 +60,7 @@ CLASSES = ["int4", "int8_dynamic", "float8", "block_float8_dynamic", "nvfp4"]
 
 
 def largest_loss(format: str) -> float:
-    """Of the norm of normally distributed weights."""
+    """The most that the format may lose, as a share of the norm of normally distributed weights."""
     return next(bound for kind, bound in LARGEST_LOSS.items() if kind in format)
 
 

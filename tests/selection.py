@@ -46,7 +46,7 @@ def body(item: pytest.Item) -> str:
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:
-    """Of a case, by name."""
+    """The parameters of a case, by name."""
     return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 

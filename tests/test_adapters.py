@@ -67,7 +67,7 @@ def _seeded(generator):
 
 @pytest.fixture(autouse=True)
 def _compilers():
-    """PEFT names gcc as the C++ compiler for BOFT's extension, and leaves it so where that does not compile."""
+    """PEFT names gcc as the C++ compiler for BOFT's extension, and leaves it where that does not compile."""
     with mock.patch.dict(os.environ):
         yield
 

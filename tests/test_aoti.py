@@ -136,7 +136,7 @@ def test_every_operator_is_called_directly_and_gives_the_bits_of_eager(device, g
     calls = every_operator(device, generator)
     path = tmp_path / "calls.pt2"
     run = compiled(torch.export.export(calls, (calls.tensors,)), path)
-    # Of a dequantisation by rows Inductor makes a loop of its own.
+    # Inductor turns a dequantisation by rows into a loop of its own.
     assert_calls(path, device, [name for name, _, _ in calls.calls if name != "dequantize_rowwise"])
     for result, expected in zip(run(calls.tensors), calls(calls.tensors), strict=True):
         assert result.dtype is expected.dtype

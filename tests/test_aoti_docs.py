@@ -180,7 +180,7 @@ def test_a_package_without_the_library_says_what_is_missing(directory):
 
 
 def test_the_package_holds_the_weights_as_they_were_quantised(directory):
-    """Of 4 million parameters 3.7 million take 4.25 bits; the rest and the tables of angles take 16."""
+    """3.7 of 4 million parameters take 4.25 bits; the rest and the tables of angles take 16."""
     model = load_tiny_lm()
     summary = aoext.quantize_(model, aoext.Int4WeightOnlyConfig(group_size=128))
     sections = run("readelf", "-SW", unpack(directory), directory=directory).stdout

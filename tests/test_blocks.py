@@ -141,7 +141,7 @@ def test_mxfp4_is_ggufs(weight):
     table = torch.tensor(LUT4_FORMATS["mxfp4"].table)
     theirs = table[codes.long()]
     own = table[torch.stack([ours.qdata & 15, ours.qdata >> 4], -1).flatten(1).long()]
-    # Of values midway gguf takes the code that comes first, and of zeros always 0: differences are of ties.
+    # Only ties may differ: gguf takes the first code for a value midway, and always 0 for a zero.
     scaled = weight / torch.exp2(blocks[..., 0].float() - 127).repeat_interleave(32, 1)
     assert torch.equal((scaled - theirs).abs(), (scaled - own).abs())
 

@@ -31,7 +31,7 @@ def grouped(*groups: dict[str, Any], **settings: Any) -> dict[str, Any]:
 
 
 class Conv1D(nn.Module):
-    """Of a class that is none of nn.Linear's."""
+    """A module of a class that is none of nn.Linear's."""
 
 
 MODULES: dict[str, nn.Module] = {

@@ -29,7 +29,7 @@ INTEGERS_IN_ROWS = {"gptq, 8 bits, whole rows", "pack-quantized, 8 bits, whole r
 ZEROS_OF_8_BITS = {name for name in CASES if "zero" in name and ("8 bits" in name or "int-" in name)} | {
     "awq, 8 bits"
 }
-# Of these, those whose scales float16 does not hold, or whose N or K is no multiple of 4.
+# Those whose scales float16 does not hold, or whose N or K is no multiple of 4.
 NOT_GPTQS = {name for name in ZEROS_OF_8_BITS if name.startswith("int-")} | {
     "pack-quantized, 8 bits, zeros",
     "pack-quantized, 8 bits, zeros, whole rows",

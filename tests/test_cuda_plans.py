@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -593,9 +594,10 @@ def test_a_cut_fits(name: str) -> None:
         assert planned("H200", case)[0].split()[0] == case.kernel
 
 
-@of_own_family
-def test_plans_of_an_h200_are_those_that_were_measured() -> None:
-    """A choice that is changed on purpose is written anew: benchmarks/plans.py says how."""
+PLANS = Path(__file__).parent / "plans"
+
+
+def plans_module() -> ModuleType:
     script = Path(__file__).parent.parent / "benchmarks" / "plans.py"
     if not script.is_file():
         pytest.skip("needs the project's sources")
@@ -604,8 +606,36 @@ def test_plans_of_an_h200_are_those_that_were_measured() -> None:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    expected = (Path(__file__).parent / "plans_h200.txt").read_text().splitlines()
-    assert list(module.plans("H200")) == expected
+    return module
+
+
+@of_own_family
+@pytest.mark.parametrize("file", sorted(path.name for path in PLANS.glob("*.txt")))
+def test_plans_are_those_on_file(file: str) -> None:
+    """A choice that is changed on purpose is written anew: benchmarks/plans.py says how."""
+    module = plans_module()
+    [gpu] = [gpu for gpu in module.GPUS if module.file_of(gpu) == file]
+    assert list(module.plans(gpu)) == (PLANS / file).read_text().splitlines()
+
+
+def test_every_gpu_has_its_plans_on_file() -> None:
+    module = plans_module()
+    with pytest.raises(RuntimeError, match=f"must be one of {', '.join(module.GPUS)}, got"):
+        plan("", "bf16i4bf16_rowwise", *int4_operands(1))
+    assert {path.name for path in PLANS.glob("*.txt")} == {module.file_of(gpu) for gpu in module.GPUS}
+
+
+def test_plans_on_file_are_of_every_operator_that_chooses() -> None:
+    module = plans_module()
+    chosen = {arguments[0] for _, arguments, _ in module.cases(16, 4096, 4096)}
+    chooses = set()
+    for operator in ops.operators():
+        try:
+            ao._plan("H200", operator, [], [], None)
+        except RuntimeError as error:
+            if "must be one that chooses a kernel" not in str(error):
+                chooses.add(operator)
+    assert chooses - {"bf16i4bf16_rowwise_bias"} == chosen
 
 
 def int4_operands(M: int, group_size: int = 128) -> list[Any]:
@@ -630,8 +660,8 @@ def test_figures_of_gpus_agree_with_each_other() -> None:
     if not header.is_file():
         pytest.skip("needs the project's sources")
     row = r'\{"(.+?)", "NVIDIA .+?", (\d+), (\d+), (\d+) \* kKiB, (\d+) \* kKiB, .+?, \{(\d+), (\d+), (\d+)\}'
-    block_n = re.findall(row, header.read_text())
-    assert {row[0] for row in block_n} >= {
+    rows = re.findall(row, header.read_text())
+    assert {row[0] for row in rows} >= {
         "H200",
         "H100 SXM",
         "H100 PCIe",
@@ -641,7 +671,7 @@ def test_figures_of_gpus_agree_with_each_other() -> None:
         "B200",
     }
     operations = {80: 2048, 89: 1024, 90: 4096, 100: 8192}  # in bf16, of a multiprocessor in a clock
-    for name, *figures in block_n:
+    for name, *figures in rows:
         capability, multiprocessors, block, multiprocessor, bf16, fp8, int8 = map(int, figures)
         halved = name.startswith("RTX")  # sums in float32, which integers have none of
         rate = operations[capability] / (2 if halved else 1)
@@ -698,7 +728,7 @@ def test_what_does_not_fit_is_named(
 
 @of_own_family
 def test_every_block_of_a_cluster_adds_up_a_row_of_its_own() -> None:
-    """Of experts a tile may have a single row; a block without one would not wait for the others."""
+    """A tile of experts may have a single row; a block without one would not wait for the others."""
     config = {"warp_tiles": 1, "tiles": 4, "k_splits": 4, "cluster": 8, "blocks": 2}
     case = Case("int4_grouped_ring", GROUPED, Problem(2, 360, 4224, 128, experts=3), {**config, "block_m": 8})
     with with_plan(case.kernel, **case.config), pytest.raises(RuntimeError, match="must fit M = 2, "):

@@ -164,7 +164,7 @@ def test_functionalize(linear_map):
 
 @pytest.mark.parametrize("operator", aoext.ops.operators())
 def test_vmap_over_a_batch_of_none(operator, device, generator):
-    """Of each tensor alone, and of all at once."""
+    """An empty batch of each tensor alone, and of all at once."""
     if operator in QUANTIZE:
         blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
         args, kwargs = [torch.randn(3, 64).to(device), torch.int8, *blocks], {}

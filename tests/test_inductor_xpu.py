@@ -194,7 +194,7 @@ def cpp_of(compile_it: Callable[[], Any], where: Any, name: str, position: int) 
 
 
 def assert_calls_shims(code: str, operators: list[str]) -> None:
-    """Of just these operators, and nothing goes by the dispatcher."""
+    """The code calls the shims of exactly these operators, and nothing goes by the dispatcher."""
     called = re.findall(r"AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_xpu_(\w+)\(", code)
     assert sorted(name for name in called if name in aoext.ops.operators()) == sorted(operators)
     assert "aoti_torch_proxy_executor_call_function" not in code
@@ -207,7 +207,7 @@ def test_the_cpp_wrapper_calls_every_operator_by_its_shim(generator):
     compiled = torch.compile(calls, fullgraph=True, options=options)
     with torch.no_grad():
         code = cpp_of(lambda: compiled(calls.tensors), GraphLowering, "save_output_code", 0)
-    # Of a dequantisation by rows Inductor makes a loop of its own.
+    # Inductor turns a dequantisation by rows into a loop of its own.
     assert_calls_shims(code, [name for name, _, _ in calls.calls if name != "dequantize_rowwise"])
     assert "dequantize_rowwise" in code
 

@@ -164,7 +164,7 @@ def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, gen
 @pytest.mark.parametrize("M", [1, 5, 33, 400])
 @pytest.mark.parametrize("operator", INPUT_CALLS)
 def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device, kernel_of, generator):
-    """Of 400 rows of one sum each some all but cancel."""
+    """Some of 400 rows of one sum each all but cancel."""
     call = CALLS[operator](Problem(M, N, 512, 128, dtype, FP32), generator)
     assert_close(call.run(device, kernel_of(operator)), call.reference, call.terms)
 

@@ -157,7 +157,7 @@ def test_int4_of_float16_is_exact_where_steps_are_as_small_as_its_numbers(symmet
 
 
 def relative_error(w: Tensor, group_size: int, symmetric: bool) -> float:
-    """Of int4's values and scales, in float64."""
+    """The error of int4's values and scales, in float64."""
     if symmetric:
         q, scale = int4_row_quantize(w, group_size)
         zero_point = torch.zeros_like(scale)

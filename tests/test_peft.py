@@ -108,7 +108,7 @@ def test_training_and_merging(device, scheme, kind):
     model.eval()
     apart = model(x)
     model.merge_adapter()
-    # Of quantising a weight, and activations.
+    # The error of quantising a weight, and activations.
     step = 0.2 if scheme in TABLES else 0.12 if "int4" in scheme or "dynamic" in scheme else 0.06
     assert 0 < relative(model(x), apart) < step
     model.unmerge_adapter()

@@ -38,7 +38,7 @@ def code(architecture: str, **stacks: int) -> str:
     return "\n".join(["Fatbin elf code:", "================", f"arch = {architecture}", cubin(**stacks)])
 
 
-# Of a library: the architectures of its PTX, the PTX, and its machine code; of a cubin, what stands in it.
+# Gives a library's architectures of PTX, its PTX and its machine code, and what stands in a cubin.
 CUOBJDUMP = """#!/bin/sh
 case "$1 $3" in
   --list-ptx*) cat {folder}/listed ;;

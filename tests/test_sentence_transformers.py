@@ -28,7 +28,7 @@ SENTENCES = [
     "Monday comes before Tuesday.",
 ]
 # The schemes, and the least cosine between embeddings of the real model below and the float model's: 1 minus
-# half as much again as was measured. Of a model with random weights such figures say nothing.
+# half as much again as was measured. Such figures say nothing where weights are random.
 SCHEMES: dict[str, tuple[Any, float]] = {
     "int4": ({"scheme": "int4", "group_size": 32}, 0.955),
     "int8": ("int8", 0.999),

@@ -94,7 +94,7 @@ def test_a_write_that_inductor_compiled_is_noticed(format, write, device, genera
     y = linear(x, weight)
     with torch.no_grad():
         torch.compile(overwrite, fullgraph=True, backend=compiler_for(device))(weight, other)
-    # Of a sum Inductor may round a value next to the middle of two steps to the other one.
+    # Inductor may round a sum next to the middle of two steps to the other one.
     step = written.scale.abs().max() if (format, write) == ("int4", "sum") else 0
     difference = (weight.dequantize() - written.dequantize()).abs()
     near = torch.isclose(weight.dequantize(), written.dequantize(), rtol=0.1, atol=0.1)

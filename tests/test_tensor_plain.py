@@ -19,7 +19,7 @@ from formats import CLASSES, FORMATS, HIGH_PRECISION, largest_loss, meaning, pro
 BF16, FP16, FP32 = HIGH_PRECISION
 N, K = 24, 64
 
-# Of a weight w, or the plain one that it stands for, and a plain matrix o of its shape.
+# Each takes a weight w, or the plain one that it stands for, and a plain matrix o of its shape.
 READINGS = {
     "equality": lambda w, o: (w == o, o != w, w.eq(w.abs())),
     "order": lambda w, o: (w < 0, w >= o, o > w),

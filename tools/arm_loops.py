@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-OBJDUMP = "aarch64-linux-gnu-objdump"  # on PATH, or where tools/foreign.py has unpacked it
+OBJDUMP = "aarch64-linux-gnu-objdump"  # on PATH, or where tools/cross.py has unpacked it
 PRODUCTS = ("fmla", "sdot", "smmla", "bfdot", "bfmmla")  # any vector unit
 
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
@@ -88,7 +88,7 @@ def inner_loops(code: list[Instruction]) -> list[list[Instruction]]:
 
 @dataclass(frozen=True)
 class Core:
-    """Of a clock. Which kinds of vector instructions have two of the four units, as how many operations."""
+    """What a core does in a clock; which instructions two of four units take, as how many operations."""
 
     name: str
     dispatched: int
@@ -164,7 +164,7 @@ def cost_of(loop: list[Instruction]) -> Cost:
 
 @dataclass(frozen=True)
 class Loop:
-    """An inner loop: where it is, and the instructions that tell it. Of several the shortest counts."""
+    """An inner loop: where it is, and the instructions that tell it; the shortest that has them."""
 
     title: str
     unit: str  # csrc/cpu/kernels/<unit>.cpp
@@ -220,7 +220,7 @@ def table(folder: Path, as_json: bool) -> int:
             f"arm_loops: {folder} must have csrc/cpu/kernels compiled for aarch64, got no {absent[0]}.cpp.o"
         )
     loops = {unit: loops_of(objects[unit]) for unit in {loop.unit for loop in LOOPS}}
-    # Of a weight, then weights of a clock; one row of x, by i8mm, where a title says nothing.
+    # Instructions a weight, then weights a clock; one row of x, by i8mm, where a title says nothing.
     headings = ["instructions", *(core.name for core in CORES)]
     rows, lost = [], []
     for loop in LOOPS:

@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 
 def calls() -> Iterator[Case]:
-    """Of all operators that have kernels of their own."""
+    """Calls of all operators that have kernels of their own."""
     import torch
 
     from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem, blockwise_weight_only
@@ -77,17 +77,17 @@ def calls() -> Iterator[Case]:
         chosen += [(operator, bf16, bf16) for operator in TINYGEMM_CALLS if N >= 8]
         for operator, *types in chosen:
             yield case(operator, Problem(M, N, K, group_size, *types))
-        # Of experts: one, some, and more than a warp finds at once.
+        # One expert, some, and more than a warp finds at once.
         experts = (1, 5, 200)[i % 3] if N * K < 2**20 else 2
         for types in ((bf16, bf16), (dtype, scale_dtype)):
             p = Problem(M, N, K, group_size, *types, experts=experts, bias=i % 2 == 0)
             yield case("bf16i4bf16_rowwise_grouped", p)
-        # Of 8 bits two products and a dynamic one, which quantises too: all formats within a few shapes.
+        # Two 8-bit products and a dynamic one, which quantises too: all formats within a few shapes.
         weight_only = ("bf16i8bf16_rowwise", "bf16f8bf16_rowwise")[i % 2]
         scaled = ("int8_mm", "scaled_mm_rowwise", "scaled_mm_rowwise")[i % 3]
         for j, operator in enumerate((weight_only, scaled, "scaled_linear_rowwise")):
             yield case(operator, Problem(M, N, K - i % 5 // 4, K, dtype, fp32, EIGHT_BIT[(i + j) % 3]))
-        # Of those with a scale a block one of 4 bits and one of 8.
+        # One format of 4 bits and one of 8 among those with a scale a block.
         p = Problem(M, N, K, group_size, dtype, scale_dtype, block_n=1 + i % 3)
         for formats in (LUT4_BLOCKWISE, EIGHT_BIT_BLOCKWISE):
             format = formats[i % len(formats)]

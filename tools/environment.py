@@ -82,7 +82,7 @@ class Record:
 
 
 def digest(*paths: str | Path) -> str:
-    """Of the names, sizes and times of files, and of all files below folders."""
+    """A digest of the names, sizes and times of files, and of all files below folders."""
     files: list[Path] = []
     for path in (ROOT / p for p in paths):
         files += sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]

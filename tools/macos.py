@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 import wheel as wheels
-from foreign import ROOT, is_done, note, zig
+from cross import ROOT, is_done, note, zig
 from requirements import pinned_torch
 
 PLATFORM = "macosx_14_0_arm64"

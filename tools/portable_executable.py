@@ -22,7 +22,7 @@ class Image:
 
 
 def read(content: bytes) -> Image:
-    """Of a DLL for 64-bit x86; ValueError for another file."""
+    """The image of a DLL for 64-bit x86; ValueError for another file."""
 
     def number(form: str, at: int) -> int:
         return int(struct.unpack_from("<" + form, content, at)[0])

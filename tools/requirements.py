@@ -25,12 +25,12 @@ def pinned_torch() -> str:
 
 
 def requirements(extra: str) -> list[str]:
-    """Of an extra of aoext, nested ones resolved."""
+    """What an extra of aoext needs, nested extras resolved."""
     return _resolved(PYPROJECT["project"]["optional-dependencies"][extra])
 
 
 def bench_requirements() -> list[str]:
-    """Of aoext-bench, beside torch and aoext."""
+    """What aoext-bench needs beside torch and aoext."""
     return [r for r in _resolved(BENCH["project"]["dependencies"]) if not r.startswith("torch")]
 
 

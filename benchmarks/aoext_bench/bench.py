@@ -116,14 +116,14 @@ def _listed(values: Iterable[object]) -> str:
     type=click.Choice(list(DTYPES)),
     default="bfloat16",
     show_default=True,
-    help="Of inputs and results in high precision.",
+    help="The dtype of inputs and results in high precision.",
 )
 @click.option(
     "--group-size",
     "group_sizes",
     type=CountsType(),
     metavar="G,G,…",
-    help=f"Of int4. Default on cpu: {_listed(ON_CPU.group_sizes)}, with --quick and elsewhere 128.",
+    help=f"Groups of int4. Default on cpu: {_listed(ON_CPU.group_sizes)}, with --quick and elsewhere 128.",
 )
 @click.option(
     "--threads",
@@ -132,7 +132,7 @@ def _listed(values: Iterable[object]) -> str:
     help=f"Threads of the CPU. Default on cpu: {_listed(ON_CPU.threads)}, with --quick "
     f"{ON_CPU.threads[-1]}; elsewhere torch's choice.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Of the random numbers. Default: a fresh one.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seeds the random numbers. Default: a fresh one.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),

@@ -78,7 +78,7 @@ DEFAULTS = {
 
 
 def defaults(device: Device) -> Defaults:
-    """Of this type of device."""
+    """What a run on this type of device does unless told otherwise."""
     return DEFAULTS.get(device.device.type, _DEFAULTS)
 
 

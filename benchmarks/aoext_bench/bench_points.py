@@ -137,7 +137,7 @@ def sections(points: Iterable[Point]) -> list[list[Point]]:
 
 
 def count_candidates(settings: Settings) -> int:
-    """Of a point, at most."""
+    """How many candidates a point has at most."""
     return len(CANDIDATES) - (not settings.generic)
 
 

@@ -78,7 +78,7 @@ class Way:
         return Candidate(lambda: lambda: produced(self.x), self.pool.copies)
 
 
-# Of kernels that write activations, by their shape and dtype.
+# Times of kernels that write activations, by the activations' shape and dtype.
 Producers = dict[tuple[torch.Size, torch.dtype], Timing]
 
 
@@ -189,7 +189,7 @@ class _WeightBench:
                 point.clocks[name] = f"{timing.clock.way} behind a kernel of PyTorch's"
 
     def producer(self, way: Way) -> Timing:
-        """Of one kernel that writes these activations, timed once."""
+        """The time of a kernel that writes these activations, measured once."""
         key = (way.x[0].shape, way.x[0].dtype)
         if key not in self.producers:
             candidates = {"": way.producers()}

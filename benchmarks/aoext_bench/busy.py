@@ -36,7 +36,7 @@ class Watch:
     cpu_seconds: float = 0.0
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """Of one call."""
+        """How long one call takes."""
         cpu, begin = self.cpu(), self.wall()
         result = call()
         seconds = self.wall() - begin
@@ -52,7 +52,7 @@ class Watch:
         return self.wall_seconds, self.cpu_seconds
 
     def share(self, since: tuple[float, float] = (0.0, 0.0)) -> float | None:
-        """Of the timed calls since a mark; None if there were none."""
+        """CPU time over elapsed time of the calls since a mark; None if there were none."""
         wall = self.wall_seconds - since[0]
         return (self.cpu_seconds - since[1]) / wall if wall > 0 else None
 
@@ -162,6 +162,6 @@ class Observer:
         return judge(self.threads, None, self.system.free(begin))
 
     def verdict(self, by_cores: bool = True) -> Load:
-        """Of all since the beginning; not by_cores where processes that it started worked beside it."""
+        """The load since the beginning; by_cores=False where the program had other processes work."""
         share = self.watch.share(self.mark) if self.watch else None
         return judge(self.threads, share, self.system.free(self.begin) if by_cores else None)

@@ -41,7 +41,7 @@ class Ceilings:
     gemm_by: str
     # Seconds by bytes, from memory that no cache holds; empty where only the rate was measured.
     read_seconds: dict[int, float] = field(default_factory=dict)
-    # Of products of 8-bit operands, besides those in high precision; None where there is no such measurement.
+    # The rate of products of 8-bit operands; None where it was not measured.
     gemm8_gflop_per_s: float | None = None
     gemm8_by: str = ""
 

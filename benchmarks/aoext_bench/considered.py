@@ -32,7 +32,7 @@ class Considered:
         self.configs = [tuple(map(int, row)) for row in table[:, 1:].tolist()]
 
     def microseconds(self, constants: Sequence[float] = ()) -> Tensor:
-        """Of each configuration, by constants in place of the GPU's own (csrc/cuda/fitted.h), all of them."""
+        """The model's time for each configuration; constants replace the GPU's own (csrc/cuda/fitted.h)."""
         return self._rows(constants)[:, 0]
 
     def _rows(self, constants: Sequence[float]) -> Tensor:

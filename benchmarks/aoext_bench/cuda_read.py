@@ -84,7 +84,7 @@ def read_table(device: Device, pool_bytes: int) -> tuple[dict[int, float], str]:
 
 
 def _fastest(device: Device, reads: dict[str, Read], memory: Tensor, size: int, pool_bytes: int) -> float:
-    """Of all loops, by typical time."""
+    """The typical time of the loop that reads fastest."""
     copies = max(2, -(-pool_bytes // size))
     parts = memory[: copies * size // 4].split(size // 4)
 

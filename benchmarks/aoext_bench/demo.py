@@ -33,7 +33,7 @@ DEVICE = "cuda where aoext has kernels for the GPU that is here, else cpu"
     show_default=True,
     help="Windows of held-out text at most, 512 bytes each.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Of random weights. Default: a fresh one.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seeds random weights. Default: a fresh one.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),

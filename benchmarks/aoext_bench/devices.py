@@ -44,7 +44,7 @@ class Device(ABC):
         return CallClock(candidate, self.seconds)
 
     def typical(self, samples: Sequence[float]) -> float:
-        """Of some samples, the one that counts."""
+        """The sample that counts."""
         return min(samples)
 
     def generator(self, seed: int) -> torch.Generator:

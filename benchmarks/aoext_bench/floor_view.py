@@ -22,7 +22,7 @@ FEW_ROWS = 4
 
 @dataclass(frozen=True)
 class Geomean:
-    """Of one kind at one M, over the shapes; of each candidate, where it was timed at all of them."""
+    """Means over the shapes, for one kind at one M. A candidate has one if it was timed at all shapes."""
 
     kind: Kind
     M: int

@@ -57,7 +57,7 @@ class Speed:
         if any(point.behind for point in self.points):
             what += ", behind a kernel of PyTorch's"
         reached = f"{ceilings.read_gb_per_s:.1f} GB/s read, {ceilings.gemm_gflop_per_s:,.0f} GFLOP/s"
-        # Of a busy machine a time says that it was no longer; what is compared with it says nothing.
+        # A time measured on a busy machine is an upper bound, and its ratio to another says nothing.
         section(out, "speed: µs at most, NOT VALID" if load.busy else f"speed: {what}: {reached}")
         if load.busy:
             out.print(bench_view.busy(load))

@@ -41,12 +41,12 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """Of one call."""
+        """The typical time of one call."""
         return self.device.typical(self.samples)
 
     @property
     def calls(self) -> int:
-        """That were timed."""
+        """How many calls were timed."""
         return len(self.samples) * self.clock.calls
 
 

@@ -241,7 +241,9 @@ def records_of(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 @click.argument(
     "times", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option("--table", "name", default="kH200Fits", show_default=True, help="Of csrc/cuda/fitted.h.")
+@click.option(
+    "--table", "name", default="kH200Fits", show_default=True, help="A table of csrc/cuda/fitted.h."
+)
 @click.option("--kernel", "only", multiple=True, help="Fit what its times hang on. Default: all kernels.")
 @click.option("--write", is_flag=True, help="Write the table into csrc/cuda/fitted.h.")
 def main(times: tuple[Path, ...], name: str, only: tuple[str, ...], write: bool) -> None:

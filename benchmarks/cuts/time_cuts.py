@@ -227,7 +227,7 @@ def considered(gpu: str, kernel: str, point: Point) -> Considered | None:
     type=click.Choice(list(FORMATS)),
     default=["int4"],
     show_default=True,
-    help="Of weights; x is like those of int8 and float8, and in bfloat16 beside all others.",
+    help="The weight's; x is like an int8 or float8 weight, and in bfloat16 beside all others.",
 )
 @click.option("--kernel", "kernels", multiple=True, type=click.Choice(KERNELS), help="Default: all.")
 @click.option(
@@ -236,7 +236,9 @@ def considered(gpu: str, kernel: str, point: Point) -> Considered | None:
 @click.option(
     "--shape", "shapes", multiple=True, type=ShapeType(), help="Default: those of Llama 3 8B and 70B."
 )
-@click.option("--group-size", type=click.IntRange(min=32), default=128, show_default=True, help="Of int4.")
+@click.option(
+    "--group-size", type=click.IntRange(min=32), default=128, show_default=True, help="Groups of int4."
+)
 @click.option(
     "--most", type=click.IntRange(min=0), default=0, help="Configurations of a kernel; 0: all. Default: 0."
 )

@@ -4,6 +4,7 @@
 //   Tensor?      AtenTensorHandle*, null for None
 //   int          int64_t
 //   int[]        const int64_t*, int64_t: the numbers and how many
+//   int[]?       const int64_t**, int64_t: null for None
 //   bool         int32_t
 //   ScalarType   int32_t, PyTorch's number of the dtype
 //   ScalarType?  int32_t*, null for None
@@ -83,6 +84,14 @@ struct Argument<std::optional<T>> {
   using C = std::tuple<Given>;
   static std::optional<T> value(Given given) {
     return given == nullptr ? std::nullopt : std::optional<T>(Argument<T>::value(*given));
+  }
+};
+
+template <>
+struct Argument<OptionalIntegers> {
+  using C = std::tuple<const int64_t**, int64_t>;
+  static OptionalIntegers value(const int64_t** numbers, int64_t count) {
+    return numbers == nullptr ? std::nullopt : OptionalIntegers(Argument<Integers>::value(*numbers, count));
   }
 };
 

@@ -18,6 +18,9 @@ using Parameter = std::tuple_element_t<i, typename Shim<kGeneric>::C>;
 #define AOEXT_PARAMETERS_9(op) AOEXT_PARAMETERS_8(op), Parameter<&generic::op, 8> p8
 #define AOEXT_PARAMETERS_10(op) AOEXT_PARAMETERS_9(op), Parameter<&generic::op, 9> p9
 #define AOEXT_PARAMETERS_11(op) AOEXT_PARAMETERS_10(op), Parameter<&generic::op, 10> p10
+#define AOEXT_PARAMETERS_12(op) AOEXT_PARAMETERS_11(op), Parameter<&generic::op, 11> p11
+#define AOEXT_PARAMETERS_13(op) AOEXT_PARAMETERS_12(op), Parameter<&generic::op, 12> p12
+#define AOEXT_PARAMETERS_14(op) AOEXT_PARAMETERS_13(op), Parameter<&generic::op, 13> p13
 #define AOEXT_VALUES_3 p0, p1, p2
 #define AOEXT_VALUES_4 AOEXT_VALUES_3, p3
 #define AOEXT_VALUES_5 AOEXT_VALUES_4, p4
@@ -27,6 +30,9 @@ using Parameter = std::tuple_element_t<i, typename Shim<kGeneric>::C>;
 #define AOEXT_VALUES_9 AOEXT_VALUES_8, p8
 #define AOEXT_VALUES_10 AOEXT_VALUES_9, p9
 #define AOEXT_VALUES_11 AOEXT_VALUES_10, p10
+#define AOEXT_VALUES_12 AOEXT_VALUES_11, p11
+#define AOEXT_VALUES_13 AOEXT_VALUES_12, p12
+#define AOEXT_VALUES_14 AOEXT_VALUES_13, p13
 
 #define AOEXT_SHIM(device, key, count, op)                                                          \
   extern "C" AOEXT_EXPORT AOTITorchError aoti_torch_##device##_##op(AOEXT_PARAMETERS_##count(op)) { \

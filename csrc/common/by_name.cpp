@@ -29,6 +29,12 @@ class Reader {
       Integers list(next_number());
       for (int64_t& number : list) number = next_number();
       return list;
+    } else if constexpr (std::is_same_v<T, OptionalIntegers>) {
+      const int64_t length = next_number();
+      if (length < 0) return std::nullopt;
+      Integers list(length);
+      for (int64_t& number : list) number = next_number();
+      return list;
     } else if constexpr (std::is_same_v<T, ScalarType>) {
       if (!arguments_.dtype) fail("a dtype", "none");
       return *arguments_.dtype;

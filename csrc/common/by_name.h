@@ -12,7 +12,7 @@ namespace aoext {
 // The arguments of a call, by kind and in their order.
 struct Arguments {
   std::vector<OptionalTensor> tensors;
-  std::vector<int64_t> numbers;     // a list of numbers has its length first; a bool is 0 or 1
+  std::vector<int64_t> numbers;     // a list of numbers has its length first, −1 for None; a bool is 0 or 1
   std::optional<ScalarType> dtype;  // the one argument of an operator that is a dtype
 };
 

@@ -12,9 +12,7 @@ namespace {
 constexpr int64_t kInt8MaxK = 131071;  // 128 · 128 · K still fits in an int32
 constexpr const char* kBlockScale = "float32, bfloat16, float16, float8_e8m0fnu (or uint8 exponents) or float8_e4m3fn";
 
-// Of a weight, or of what belongs to one; of experts, a dimension for these comes first.
-using Shape = std::initializer_list<int64_t>;
-constexpr int64_t kAny = -1;
+}  // namespace
 
 bool has_shape(const LinearProblem& p, const Tensor& t, Shape shape) {
   const int64_t first = p.experts > 0 ? 1 : 0;
@@ -25,7 +23,6 @@ bool has_shape(const LinearProblem& p, const Tensor& t, Shape shape) {
   return true;
 }
 
-// "[N, K/2] = [*, 32]"
 std::string shape_text(const LinearProblem& p, const char* names, Shape shape) {
   std::ostringstream out;
   out << " [" << (p.experts > 0 ? "E, " : "") << names << "] = [";
@@ -38,8 +35,6 @@ std::string shape_text(const LinearProblem& p, const char* names, Shape shape) {
   out << "]";
   return out.str();
 }
-
-}  // namespace
 
 Checker::Checker(const char* op, const char* anchor_name, const Tensor& anchor)
     : op_(op), anchor_name_(anchor_name), anchor_(anchor), device_((memory(anchor_name, anchor), device_of(anchor))) {}
@@ -77,21 +72,59 @@ LinearProblem Checker::weight8_alone() const {
 
 void Checker::take_weight8(LinearProblem& p, const Tensor& weight) const {
   contiguous("weight", weight);
-  p.N = weight.size(0);
+  p.N = weight.size(weight.dim() - 2);
   p.code = code_of(dtype_of(weight));
   p.group_size = p.K;
   result(p);
 }
 
-LinearProblem Checker::rows_by_expert(const Tensor& offsets) const {
-  require(is_high_precision(dtype_of(anchor_)) && anchor_.dim() == 2, "input", text(kHighPrecision, " [T, K]"), anchor_);
-  LinearProblem p = high_precision_input();
-  operand("offsets", offsets);
-  require(dtype_of(offsets) == ScalarType::Int && offsets.dim() == 1 && offsets.size(0) > 0, "offsets",
-          "int32 [E], for each expert where its rows end, E > 0", offsets);
-  contiguous("offsets", offsets);
-  p.experts = offsets.size(0);
-  return p;
+void Checker::experts(LinearProblem& p, const OptionalTensor& offsets) const {
+  if (!offsets) return;
+  require(anchor_.dim() == 2, "input", "[T, K] beside offsets", anchor_);
+  operand("offsets", *offsets);
+  require(dtype_of(*offsets) == ScalarType::Int && offsets->dim() == 1 && offsets->size(0) > 0, "offsets",
+          "int32 [E], for each expert where its rows end, E > 0", *offsets);
+  contiguous("offsets", *offsets);
+  p.experts = offsets->size(0);
+}
+
+Code Checker::code(int64_t code) const {
+  if (!is_code(code)) fail("code", text("one of aoext.Code, 0 to ", std::size(kFormats) - 1), std::to_string(code));
+  return static_cast<Code>(code);
+}
+
+void Checker::absent(const char* argument, const Tensor* t, const Format& format) const {
+  if (t != nullptr) fail(argument, text("None for ", format.name, " weights"), describe(*t));
+}
+
+void Checker::weight(LinearProblem& p, const Weight& w, const OptionalIntegers& block_size) const {
+  const Format& format = format_of(p.code);
+  if (!format.has_table) {
+    absent("table", w.table, format);
+    absent("global_scale", w.global_scale, format);
+  }
+  if (format.zero == Format::Zero::none) absent("zero_point", w.zero_point, format);
+  if (format.scales == Format::Scales::groups) {
+    if (w.zero_point == nullptr) fail("zero_point", text("a tensor for ", format.name, " weights"), "None");
+    int4(p, w.values, w.scale, *w.zero_point);
+    const auto [groups, size] = std::pair(p.K / p.group_size, p.group_size);
+    if (block_size && (block_size->size() != 2 || (*block_size)[0] != 1 || (*block_size)[1] != size))
+      fail("block_size", text("[1, ", size, "], as K = ", p.K, " and the ", groups, " groups of scale say"), list(*block_size));
+    return;
+  }
+  if (format.has_table) {
+    if (w.table == nullptr) fail("table", "float32 [16]", "None");
+    lut4(p, w.values, *w.table, w.global_scale);
+  } else if (p.K == 0) {
+    require(dtype_of(w.values) == format.storage && w.values.dim() == 2 && w.values.size(1) > 0, "weight",
+            text(dtype_name(format.storage), " [N, K] with K > 0"), w.values);
+    p.K = w.values.size(1);
+    take_weight8(p, w.values);
+  } else {
+    weight8(p, dtype_of(w.values) == format.storage, dtype_name(format.storage), w.values);
+  }
+  block_scale(p, "scale", w.scale, "block_size", block_size);
+  if (w.zero_point != nullptr) block_zero_point(p, w.scale, *w.zero_point);
 }
 
 void Checker::two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor& weight) const {
@@ -113,14 +146,14 @@ void Checker::two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor&
   result(p);
 }
 
-void Checker::lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const OptionalTensor& global_scale) const {
+void Checker::lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const Tensor* global_scale) const {
   two_codes_a_byte(p, ScalarType::Byte, weight);
   p.code = Code::lut4;
   operand("table", table);
   require(dtype_of(table) == ScalarType::Float && table.dim() == 1 && table.size(0) == 16, "table", "float32 [16]", table);
   contiguous("table", table);
-  p.has_global_scale = global_scale.has_value();
-  if (!global_scale) return;
+  p.has_global_scale = global_scale != nullptr;
+  if (global_scale == nullptr) return;
   operand("global_scale", *global_scale);
   require(dtype_of(*global_scale) == ScalarType::Float && global_scale->numel() == 1, "global_scale", "float32 with one element",
           *global_scale);
@@ -177,19 +210,27 @@ void Checker::row_scale(LinearProblem& p, const char* argument, bool dtype_ok, c
   p.scale = dtype_of(scale);
 }
 
-void Checker::input_block(LinearProblem& p, const char* argument, const Integers& block) const {
-  if (block.size() != 2 || block[0] != 1 || block[1] < 1) fail(argument, "[1, block_k], block_k positive", list(block));
-  p.input_group_size = std::min(block[1], p.K);
+void Checker::input_block(LinearProblem& p, const char* argument, const OptionalIntegers& block) const {
+  if (block && (block->size() != 2 || (*block)[0] != 1 || (*block)[1] < 1))
+    fail(argument, "[1, block_k], block_k positive", list(*block));
+  p.input_group_size = block ? std::min((*block)[1], p.K) : p.K;
+}
+
+void Checker::whole_rows(const LinearProblem& p, const char* argument) const {
+  if (format_of(p.code).scales == Format::Scales::groups && p.input_group_size != p.K)
+    fail(argument, text("None or [1, K] for ", format_of(p.code).name, " weights"), text("[1, ", p.input_group_size, "]"));
 }
 
 void Checker::block_scale(LinearProblem& p, const char* argument, const Tensor& scale, const char* block_argument,
-                          const Integers& block) const {
-  if (block.size() != 2 || block[0] < 1 || block[1] < 1) fail(block_argument, "[block_n, block_k], both positive", list(block));
-  p.block_n = std::min(block[0], std::max<int64_t>(p.N, 1)), p.group_size = std::min(block[1], p.K);
-  const int64_t rows = ceil_div(p.N, block[0]), columns = ceil_div(p.K, block[1]);
+                          const OptionalIntegers& block) const {
+  if (block && (block->size() != 2 || (*block)[0] < 1 || (*block)[1] < 1))
+    fail(block_argument, "[block_n, block_k], both positive", list(*block));
+  const int64_t block_n = block ? (*block)[0] : 1, block_k = block ? (*block)[1] : p.K;
+  p.block_n = std::min(block_n, std::max<int64_t>(p.N, 1)), p.group_size = std::min(block_k, p.K);
+  const int64_t rows = ceil_div(p.N, block_n), columns = ceil_div(p.K, block_k);
   operand(argument, scale);
-  require(is_block_scale(dtype_of(scale)) && scale.dim() == 2 && scale.size(0) == rows && scale.size(1) == columns, argument,
-          text(kBlockScale, " [ceil(N/block_n), ceil(K/block_k)] = [", rows, ", ", columns, "]"), scale);
+  require(is_block_scale(dtype_of(scale)) && has_shape(p, scale, {rows, columns}), argument,
+          text(kBlockScale, [&] { return shape_text(p, "ceil(N/block_n), ceil(K/block_k)", {rows, columns}); }), scale);
   contiguous(argument, scale);
   p.scale = dtype_of(scale) == ScalarType::Byte ? ScalarType::Float8_e8m0fnu : dtype_of(scale);
 }
@@ -197,9 +238,12 @@ void Checker::block_scale(LinearProblem& p, const char* argument, const Tensor& 
 void Checker::block_zero_point(LinearProblem& p, const Tensor& scale, const Tensor& zero_point) const {
   require(is_high_precision(p.scale), "scale", text(kHighPrecision, " beside zero points"), scale);
   operand("zero_point", zero_point);
-  require(dtype_of(zero_point) == storage(p.code) && zero_point.dim() == 2 && zero_point.size(0) == scale.size(0) &&
-              zero_point.size(1) == scale.size(1),
-          "zero_point",
+  const auto same_shape = [&] {
+    bool same = zero_point.dim() == scale.dim();
+    for (int64_t d = 0; same && d < scale.dim(); ++d) same = zero_point.size(d) == scale.size(d);
+    return same;
+  };
+  require(dtype_of(zero_point) == storage(p.code) && same_shape(), "zero_point",
           text("of weight's dtype and scale's shape, ", dtype_name(storage(p.code)), " ", [&] { return list(scale.sizes()); }),
           zero_point);
   contiguous("zero_point", zero_point);

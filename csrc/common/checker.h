@@ -1,6 +1,7 @@
 // What one argument of an operator must be, in pieces that the operators' checks are made of, and the error texts.
 #pragma once
 
+#include <initializer_list>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -10,7 +11,7 @@
 
 #include "common/describe.h"
 #include "common/formats.h"
-#include "common/problem.h"
+#include "common/operands.h"
 #include "common/torch_api.h"
 
 namespace aoext {
@@ -47,6 +48,13 @@ Text<Parts...> text(const Parts&... parts) {
   return Text<Parts...>(parts...);
 }
 
+// The shape of a weight, or of what belongs to one: behind a first dimension for its expert where there are experts.
+using Shape = std::initializer_list<int64_t>;
+constexpr int64_t kAny = -1;
+
+bool has_shape(const LinearProblem& p, const Tensor& t, Shape shape);
+std::string shape_text(const LinearProblem& p, const char* names, Shape shape);  // " [N, K/2] = [*, 32]"
+
 // The checks of one call: `op` is whom errors name, `anchor` the tensor whose device the others share. What a check learns of
 // the call goes into the problem. RuntimeError where an argument is not what it must be.
 class Checker {
@@ -76,23 +84,28 @@ class Checker {
   // An input [..., K] is the anchor. Sets M, K and the dtypes.
   LinearProblem input(bool dtype_ok, const char* dtypes) const;
   LinearProblem high_precision_input() const { return input(is_high_precision(dtype_of(anchor_)), kHighPrecision); }
-  // An input [T, K], whose rows belong to the experts that `offsets` are of. Sets M = T, K, the experts and the dtypes; weights,
-  // scales and biases have a first dimension more then.
-  LinearProblem rows_by_expert(const Tensor& offsets) const;
+  // The experts whose rows an input [T, K] holds one after the other, if there are offsets. Weights, scales, zero points and
+  // biases have a first dimension more then.
+  void experts(LinearProblem& p, const OptionalTensor& offsets) const;
   // A call without input: the anchor is an 8-bit weight [N, K].
   LinearProblem weight8_alone() const;
+
+  // What a code must be: a number of aoext.Code.
+  Code code(int64_t code) const;
+  // A weight in the format of p.code, and its scales; K comes from the input where there is one. Sets N and the format.
+  void weight(LinearProblem& p, const Weight& weight, const OptionalIntegers& block_size) const;
 
   // Sets N and the code from an 8-bit weight [N, K].
   template <class Dtypes>
   void weight8(LinearProblem& p, bool dtype_ok, const Dtypes& dtypes, const Tensor& weight) const {
     operand("weight", weight);
-    require(dtype_ok && weight.dim() == 2 && weight.size(1) == p.K, "weight",
-            text(dtypes, " [N, K] = [*, ", p.K, "] for an input with K = ", p.K), weight);
+    require(dtype_ok && has_shape(p, weight, {kAny, p.K}), "weight",
+            text(dtypes, [&] { return shape_text(p, "N, K", {kAny, p.K}); }, " for an input with K = ", p.K), weight);
     take_weight8(p, weight);
   }
 
   // Codes into a table, and int4 with its scales and zero points: K comes from the input where there is one.
-  void lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const OptionalTensor& global_scale) const;
+  void lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const Tensor* global_scale) const;
   void int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) const;
 
   // The tinygemm layout. Sets N and inner_k_tiles.
@@ -100,11 +113,13 @@ class Checker {
   void scale_and_zero(LinearProblem& p, int64_t group_size, const Tensor& t) const;
 
   void row_scale(LinearProblem& p, const char* argument, bool dtype_ok, const char* dtypes, const Tensor& scale) const;
-  // Of the input, whose rows share no scale.
-  void input_block(LinearProblem& p, const char* argument, const Integers& block) const;
-  // The scales of a weight [N, K] that one and all in a block [block_n, block_k] share.
+  // The elements along k of the input that share a scale; a row where nothing is said. Rows share none.
+  void input_block(LinearProblem& p, const char* argument, const OptionalIntegers& block) const;
+  // Rows of the input that have one scale, where weights have groups with zero points.
+  void whole_rows(const LinearProblem& p, const char* argument) const;
+  // The scales of a weight [N, K], each for a block [block_n, block_k]; for a row where nothing is said.
   void block_scale(LinearProblem& p, const char* argument, const Tensor& scale, const char* block_argument,
-                   const Integers& block_size) const;
+                   const OptionalIntegers& block_size) const;
   // An integer zero point for each of these scales, which are floats of 16 or 32 bits then.
   void block_zero_point(LinearProblem& p, const Tensor& scale, const Tensor& zero_point) const;
   // The scales of an input that is quantised already, [..., columns].
@@ -118,6 +133,7 @@ class Checker {
  private:
   void memory(const char* argument, const Tensor& t) const;
   void take_weight8(LinearProblem& p, const Tensor& weight) const;
+  void absent(const char* argument, const Tensor* t, const Format& format) const;
   // A weight of two codes to a byte. Sets N, and K where no input has done so.
   void two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor& weight) const;
   void result(const LinearProblem& p) const;  // of a product whose M and N are known

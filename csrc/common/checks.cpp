@@ -41,6 +41,20 @@ LinearProblem weight_only_blockwise(const char* op, bool weight_ok, const char* 
   return p;
 }
 
+// The dtypes that an input of 8 bits may have under weights of a code: that of the weights, or the two that int4 takes.
+bool is_input_of(ScalarType dtype, Code code) {
+  return code == Code::int4 ? dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn
+                            : code != Code::lut4 && dtype == storage(code);
+}
+
+const char* inputs_of(Code code) {
+  return code == Code::int4   ? kInt4Input
+         : code == Code::lut4 ? "of 8 bits, which lut4 weights do not take"
+                              : dtype_name(storage(code));
+}
+
+ScalarType first_input_of(Code code) { return code == Code::int4 ? ScalarType::Char : storage(code); }
+
 // What a dequantisation gives where it is not asked for a dtype.
 ScalarType dequantized_dtype(const LinearProblem& p) { return is_high_precision(p.scale) ? p.scale : ScalarType::Float; }
 
@@ -58,7 +72,8 @@ LinearProblem check_bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& w
 LinearProblem check_bf16i4bf16_rowwise_grouped(const Tensor& input, const Tensor& weight, const Tensor& scale,
                                                const Tensor& zero_point, const Tensor& offsets, const OptionalTensor& bias) {
   const Checker check("bf16i4bf16_rowwise_grouped", "input", input);
-  LinearProblem p = check.rows_by_expert(offsets);
+  LinearProblem p = check.high_precision_input();
+  check.experts(p, offsets);
   check.int4(p, weight, scale, zero_point);
   check.bias(p, bias);
   return p;
@@ -100,6 +115,7 @@ LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight,
   LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
   check.int8_depth(p, p.input);
   check.weight8(p, dtype_of(weight) == p.input, text("of input's dtype, ", dtype_name(p.input), ","), weight);
+  p.input_group_size = p.K;
   check.input_scale(input_scale, "[..., 1]", 1);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   check.bias(p, bias);
@@ -142,7 +158,7 @@ LinearProblem check_bf16lut4bf16_blockwise(const Tensor& input, const Tensor& we
                                            const OptionalTensor& bias) {
   const Checker check("bf16lut4bf16_blockwise", "input", input);
   LinearProblem p = check.high_precision_input();
-  check.lut4(p, weight, table, global_scale);
+  check.lut4(p, weight, table, pointer_to(global_scale));
   check.block_scale(p, "scale", scale, "block_size", block_size);
   check.bias(p, bias);
   return p;
@@ -161,7 +177,7 @@ LinearProblem check_dequantize_lut4(const Tensor& weight, const Tensor& table, c
                                     const OptionalTensor& global_scale, std::optional<ScalarType> dtype) {
   const Checker check("dequantize_lut4", "weight", weight);
   LinearProblem p{};
-  check.lut4(p, weight, table, global_scale);
+  check.lut4(p, weight, table, pointer_to(global_scale));
   check.block_scale(p, "scale", scale, "block_size", block_size);
   check.output(p, "dtype", dtype.value_or(dequantized_dtype(p)));
   return p;
@@ -246,6 +262,79 @@ LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, c
   LinearProblem p{};
   check.int4(p, weight, scale, zero_point);
   check.output(p, "dtype", dtype.value_or(p.scale));
+  return p;
+}
+
+LinearProblem check_weight_only_linear(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                       const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+                                       const OptionalTensor& table, const OptionalTensor& global_scale,
+                                       const OptionalTensor& bias, const OptionalTensor& offsets, int64_t code) {
+  const Checker check("weight_only_linear", "input", input);
+  LinearProblem p = check.high_precision_input();
+  p.code = check.code(code);
+  check.experts(p, offsets);
+  check.weight(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)}, block_size);
+  check.bias(p, bias);
+  return p;
+}
+
+LinearProblem check_scaled_mm(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
+                              const OptionalIntegers& input_block, const OptionalIntegers& block_size,
+                              const OptionalTensor& zero_point, const OptionalTensor& bias, const OptionalTensor& offsets,
+                              int64_t code, std::optional<ScalarType> out_dtype) {
+  const Checker check("scaled_mm", "input", input);
+  const Code of_weight = check.code(code);
+  const ScalarType dtype = dtype_of(input);
+  LinearProblem p = check.input(is_input_of(dtype, of_weight), inputs_of(of_weight));
+  p.code = of_weight;
+  check.experts(p, offsets);
+  check.int8_depth(p, dtype);
+  check.weight(p, {weight, scale, pointer_to(zero_point)}, block_size);
+  check.input_block(p, "input_block", input_block);
+  check.whole_rows(p, "input_block");
+  check.input_scale(input_scale, "[..., ceil(K/block_k)]", ceil_div(p.K, p.input_group_size));
+  check.bias(p, bias);
+  check.output(p, "out_dtype", out_dtype.value_or(ScalarType::BFloat16));
+  return p;
+}
+
+LinearProblem check_scaled_linear(const Tensor& input, const Tensor& weight, const Tensor& scale,
+                                  const OptionalIntegers& input_block, const OptionalIntegers& block_size,
+                                  const OptionalTensor& zero_point, const OptionalTensor& bias, const OptionalTensor& offsets,
+                                  int64_t code, std::optional<ScalarType> input_dtype) {
+  const Checker check("scaled_linear", "input", input);
+  LinearProblem p = check.high_precision_input();
+  p.code = check.code(code);
+  p.quantized = input_dtype.value_or(first_input_of(p.code));
+  check.dtype(is_input_of(p.quantized, p.code), "input_dtype", inputs_of(p.code), p.quantized);
+  check.experts(p, offsets);
+  check.int8_depth(p, p.quantized);
+  check.weight(p, {weight, scale, pointer_to(zero_point)}, block_size);
+  check.input_block(p, "input_block", input_block);
+  check.whole_rows(p, "input_block");
+  check.bias(p, bias);
+  p.power_of_two = p.scale == ScalarType::Float8_e8m0fnu;  // scales of one kind on both sides
+  return p;
+}
+
+LinearProblem check_quantize(const Tensor& input, ScalarType dtype, const OptionalIntegers& block_size, bool power_of_two) {
+  const Checker check("quantize", "input", input);
+  LinearProblem p = check.high_precision_input();
+  check.dtype(is_8bit(dtype), "dtype", k8Bit, dtype);
+  check.input_block(p, "block_size", block_size);
+  p.power_of_two = power_of_two;
+  p.output = dtype;
+  return p;
+}
+
+LinearProblem check_dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size,
+                               const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
+                               int64_t code, std::optional<ScalarType> dtype) {
+  const Checker check("dequantize", "weight", weight);
+  LinearProblem p{};
+  p.code = check.code(code);
+  check.weight(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)}, block_size);
+  check.output(p, "dtype", dtype.value_or(dequantized_dtype(p)));
   return p;
 }
 

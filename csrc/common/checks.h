@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/problem.h"
+#include "common/formats.h"
 #include "common/torch_api.h"
 
 namespace aoext {

@@ -19,7 +19,7 @@ struct Explanation {
   Explanation& with(const char* name, int64_t value) { return with(name, std::to_string(value)); }
 };
 
-// Of a call that the generic kernels serve.
+// The explanation of a call that the generic kernels serve.
 inline Explanation generic_explanation() { return {"generic", "ATen operators"}; }
 
 }  // namespace aoext

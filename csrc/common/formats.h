@@ -1,28 +1,83 @@
 // The number formats of the contract: which dtypes an argument may have, and the constants of quantisation.
 #pragma once
 
-#include "common/torch_api.h"
+#include <cstddef>
+#include <iterator>
+
+#include "common/problem.h"
 
 namespace aoext {
 
 // Inputs, scales, biases and results.
-inline bool is_high_precision(ScalarType t) {
+constexpr bool is_high_precision(ScalarType t) {
   return t == ScalarType::BFloat16 || t == ScalarType::Half || t == ScalarType::Float;
 }
 
-inline bool is_float8(ScalarType t) { return t == ScalarType::Float8_e4m3fn || t == ScalarType::Float8_e5m2; }
+constexpr bool is_float8(ScalarType t) { return t == ScalarType::Float8_e4m3fn || t == ScalarType::Float8_e5m2; }
 
-inline bool is_8bit(ScalarType t) { return t == ScalarType::Char || is_float8(t); }
+constexpr bool is_8bit(ScalarType t) { return t == ScalarType::Char || is_float8(t); }
 
 // Scales of blocks: float32, bfloat16 and float16, powers of two as float8_e8m0fnu or their exponents as uint8, and
 // float8_e4m3fn.
-inline bool is_block_scale(ScalarType t) {
+constexpr bool is_block_scale(ScalarType t) {
   return is_high_precision(t) || t == ScalarType::Float8_e8m0fnu || t == ScalarType::Byte || t == ScalarType::Float8_e4m3fn;
 }
 
 // The largest magnitude that quantize_rowwise maps a row's absmax to.
-inline float quantized_max(ScalarType t) {
+constexpr float quantized_max(ScalarType t) {
   return t == ScalarType::Char ? 127.0f : t == ScalarType::Float8_e4m3fn ? 448.0f : 57344.0f;
+}
+
+// How a weight [N, K] of a code is stored, and what its scales and zero points mean. What checks, kernels and documents know of a
+// format follows from its row; Python reads the same rows (aoext.formats).
+struct Format {
+  enum class Scales {
+    groups,  // [K/group_size, N], each for group_size elements along k
+    blocks,  // [ceil(N/block_n), ceil(K/block_k)]
+  };
+  enum class Zero {
+    none,
+    added,       // w = code · scale + zero_point, a float of scale's dtype
+    subtracted,  // w = (code − zero_point) · scale, an integer of the code's type; it may be left out
+  };
+  Code code;
+  const char* name;
+  ScalarType storage;  // the dtype that holds the elements
+  int codes_a_byte;    // the lowest k in the lowest bits
+  Scales scales;
+  Zero zero;
+  bool has_table;  // the code is an index into 16 float32 values, and the tensor may have one scale more
+};
+
+constexpr Format kFormats[] = {
+    {Code::int4, "int4", ScalarType::Char, 2, Format::Scales::groups, Format::Zero::added, false},
+    {Code::int8, "int8", ScalarType::Char, 1, Format::Scales::blocks, Format::Zero::subtracted, false},
+    {Code::e4m3, "e4m3", ScalarType::Float8_e4m3fn, 1, Format::Scales::blocks, Format::Zero::none, false},
+    {Code::e5m2, "e5m2", ScalarType::Float8_e5m2, 1, Format::Scales::blocks, Format::Zero::none, false},
+    {Code::lut4, "lut4", ScalarType::Byte, 2, Format::Scales::blocks, Format::Zero::none, true},
+};
+
+constexpr const Format& format_of(Code code) { return kFormats[static_cast<size_t>(code)]; }
+constexpr bool is_code(int64_t code) { return code >= 0 && code < static_cast<int64_t>(std::size(kFormats)); }
+constexpr ScalarType storage(Code code) { return format_of(code).storage; }
+
+static_assert([] {
+  for (int64_t i = 0; i < static_cast<int64_t>(std::size(kFormats)); ++i)
+    if (static_cast<int64_t>(kFormats[i].code) != i) return false;
+  return true;
+}());
+
+// Whether a weight's rows have one scale each, of high precision.
+constexpr bool is_scaled_by_rows(const LinearProblem& p) {
+  const Format& format = format_of(p.code);
+  return format.scales == Format::Scales::blocks && !format.has_table && p.block_n == 1 && p.group_size == p.K &&
+         is_high_precision(p.scale) && !p.subtracts_zero_point;
+}
+
+// Whether the sums of a product meet scales of rows alone: on both sides, and float32, where the input has scales.
+constexpr bool is_rowwise(const LinearProblem& p) {
+  const bool input_ok = p.input_group_size == 0 || (p.input_group_size == p.K && p.scale == ScalarType::Float);
+  return is_scaled_by_rows(p) && input_ok;
 }
 
 }  // namespace aoext

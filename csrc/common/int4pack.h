@@ -10,7 +10,7 @@ namespace aoext::int4pack {
 constexpr const char* kInnerKTiles = "2, 4 or 8";
 inline bool is_inner_k_tiles(int64_t n) { return n == 2 || n == 4 || n == 8; }
 
-// Of a packed weight [N/8, K/(16 · inner_k_tiles), 32, inner_k_tiles/2].
+// What the sizes of a packed weight, [N/8, K/(16 · inner_k_tiles), 32, inner_k_tiles/2], say.
 inline int64_t inner_k_tiles_of(const int64_t* sizes) { return 2 * sizes[3]; }
 inline int64_t rows_of(const int64_t* sizes) { return 8 * sizes[0]; }
 

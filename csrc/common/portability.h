@@ -17,7 +17,7 @@
 #define AOEXT_NOINLINE __declspec(noinline)
 #endif
 
-// Of a function that other programs find by its name.
+// Marks a function that other programs find by its name.
 #ifdef _WIN32
 #define AOEXT_EXPORT __declspec(dllexport)
 #else

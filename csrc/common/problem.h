@@ -1,4 +1,4 @@
-// A call as plans see it, its arguments checked: sizes and dtypes. Of torch it needs the names of dtypes alone.
+// A call as plans see it, its arguments checked: sizes and dtypes. Torch gives it the names of dtypes and nothing else.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -24,8 +24,8 @@ struct WeightFormat {
   bool has_global_scale = false;      // w = code · scale · global_scale, one float32 for the weight
 };
 
-// y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. Of an operator that makes or unpacks a weight, M is
-// 0; of one that quantises an input, N is 0.
+// y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. M is 0 for an operator that makes or unpacks a
+// weight, N for one that quantises an input.
 struct LinearProblem : WeightFormat {
   int64_t M, N, K;
   int64_t experts;  // of a grouped product, whose rows of x have a weight each expert; 0 where one weight is for all
@@ -33,20 +33,14 @@ struct LinearProblem : WeightFormat {
   bool has_bias;
   ScalarType bias;        // where there is one
   int64_t inner_k_tiles;  // of a weight in the tinygemm layout: int32 [N/8, K/(16 · inner_k_tiles), 32, inner_k_tiles/2]
-  // Of an input of 8 bits, or that is quantised to them: elements along k that share a scale, and whether scales are rounded up
-  // to powers of two.
+  // An input of 8 bits, or that is quantised to them, has one scale for so many elements along k, rounded up to a power of two
+  // where asked; 0 where the input has no scales.
   int64_t input_group_size;
   bool power_of_two;
-  ScalarType quantized;  // what scaled_linear_int4 quantises an input to
+  ScalarType quantized;  // what an input is quantised to
 };
 
-// The dtype that holds the elements; two of 4 bits in one of its elements.
-constexpr ScalarType storage(Code code) {
-  if (code == Code::lut4) return ScalarType::Byte;
-  return code == Code::e4m3 ? ScalarType::Float8_e4m3fn : code == Code::e5m2 ? ScalarType::Float8_e5m2 : ScalarType::Char;
-}
-
-// Of a weight of one element a byte.
+// The code of a weight that has one element a byte.
 constexpr Code code_of(ScalarType dtype) {
   return dtype == ScalarType::Float8_e4m3fn ? Code::e4m3 : dtype == ScalarType::Float8_e5m2 ? Code::e5m2 : Code::int8;
 }

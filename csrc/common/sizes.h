@@ -8,7 +8,7 @@
 
 namespace aoext {
 
-// Of sizes, none negative; any b, for a caller's block may be larger than all that there is.
+// Sizes are not negative, and b may be anything above 0: a caller's block may be larger than all that there is.
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 // No memory holds more elements. What loops and launches multiply, two sizes and the bytes, rows and columns of a tile, then fits

@@ -15,8 +15,9 @@ using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Of a schema: Tensor? and int[].
+// A schema's Tensor?, int[] and int[]?.
 using OptionalTensor = std::optional<Tensor>;
 using Integers = std::vector<int64_t>;
+using OptionalIntegers = std::optional<Integers>;
 
 }  // namespace aoext

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "common/explanation.h"
-#include "common/problem.h"
+#include "common/formats.h"
 #include "cuda/fields.h"
 #include "cuda/properties.h"
 

@@ -15,15 +15,6 @@ std::map<std::pair<Key, std::string>, Explain>& explains() {
   return all;
 }
 
-std::optional<Key> key_of(const Tensor& t) {
-  switch (t.device().type()) {
-    case torch::headeronly::DeviceType::CPU: return Key::CPU;
-    case torch::headeronly::DeviceType::CUDA: return Key::CUDA;
-    case torch::headeronly::DeviceType::XPU: return Key::XPU;
-    default: return std::nullopt;
-  }
-}
-
 // A line for the device, one for the kernel, and one for each choice: "name: value".
 std::string lines_of(const Explanation& e) {
   std::string lines = "device: " + e.device + "\nkernel: " + e.kernel + "\n";
@@ -48,6 +39,15 @@ void check_call(const std::string& op, const std::vector<OptionalTensor>& tensor
 }
 
 }  // namespace
+
+std::optional<Key> key_of(const Tensor& t) {
+  switch (t.device().type()) {
+    case torch::headeronly::DeviceType::CPU: return Key::CPU;
+    case torch::headeronly::DeviceType::CUDA: return Key::CUDA;
+    case torch::headeronly::DeviceType::XPU: return Key::XPU;
+    default: return std::nullopt;
+  }
+}
 
 Explain explain_of(Key key, const std::string& op) {
   const auto found = explains().find({key, op});

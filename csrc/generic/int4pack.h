@@ -5,7 +5,7 @@
 // As rows it is 16 bytes of each row, byte 4·p + t, the even k in the high nibble.
 #pragma once
 
-#include "generic/blocks.h"
+#include "generic/row_blocks.h"
 
 namespace aoext::generic::int4pack {
 

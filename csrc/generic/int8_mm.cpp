@@ -4,7 +4,7 @@
 // values are exact in TF32 and bfloat16 too, so the matmul precision settings of a device cannot harm.
 #include "generic/generic.h"
 
-#include "generic/blocks.h"
+#include "generic/row_blocks.h"
 
 namespace aoext::generic {
 namespace {

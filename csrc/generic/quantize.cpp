@@ -1,38 +1,37 @@
-#include "generic/quantize.h"
-
-#include <limits>
-
-#include "common/dispatcher.h"
-#include "common/formats.h"
+// Dynamic quantisation on any device, by rows or by blocks of k, of which the last may be partial.
+#include "common/sizes.h"
+#include "generic/generic.h"
+#include "generic/quantize_values.h"
+#include "generic/row_blocks.h"
 
 namespace aoext::generic {
-namespace {
 
-// Positive normal numbers up to the next power of two: without its mantissa a number is the power below it.
-Tensor rounded_up(const Tensor& scale) {
-  const Tensor exponent = aten::scalar_like(0x7f800000, ScalarType::Int, scale);
-  const Tensor below =
-      aten::view_as(call("aten::bitwise_and", "Tensor", aten::view_as(scale, ScalarType::Int), exponent), ScalarType::Float);
-  return aten::where(call("aten::eq", "Tensor", below, scale), below,
-                     aten::mul(below, aten::scalar_like(2, ScalarType::Float, scale)));
-}
-
-}  // namespace
-
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, ScalarType dtype, bool power_of_two) {
-  const auto constant = [&](double v) { return aten::scalar_like(v, ScalarType::Float, x); };
-  const double limit = quantized_max(dtype);
-  const Tensor zero = constant(0);
-  const Tensor absmax = call("aten::amax", "", call("aten::abs", "", x), std::vector<int64_t>{-1}, true);
-  const Tensor finite = call("aten::isfinite", "", absmax);
-  Tensor scale = call("aten::maximum", "", aten::div(absmax, constant(limit)), constant(std::numeric_limits<float>::min()));
-  if (power_of_two) scale = rounded_up(scale);
-  scale = aten::where(call("aten::eq", "Tensor", absmax, zero), constant(1), scale);
-  scale = aten::where(finite, scale, constant(std::numeric_limits<double>::quiet_NaN()));
-  Tensor q = aten::where(finite, aten::div(x, scale), zero);
-  if (dtype == ScalarType::Char) q = call("aten::round", "", q);
-  q = call("aten::clamp", "Tensor", q, std::optional(constant(-limit)), std::optional(constant(limit)));
-  return {aten::to(q, dtype), scale};
+std::tuple<Tensor, Tensor> quantize(const Tensor& input, ScalarType dtype, const OptionalIntegers& block_size,
+                                    bool power_of_two) {
+  const LinearProblem p = check_quantize(input, dtype, block_size, power_of_two);
+  const int64_t block = p.input_group_size, blocks = ceil_div(p.K, block);
+  Tensor values = aten::empty(output_sizes(input, p.K), dtype, input);
+  Tensor scales = aten::empty(output_sizes(input, blocks), ScalarType::Float, input);
+  if (p.M == 0) return {values, scales};
+  const Tensor x = aten::reshape(input, {p.M, p.K});
+  const Tensor values2d = aten::reshape(values, {p.M, p.K});
+  const Tensor scales2d = aten::reshape(scales, {p.M, blocks});
+  // Quantises blocks [begin, begin + number), each of `length` columns, of rows [first, first + count).
+  const auto quantize_blocks = [&](int64_t first, int64_t count, int64_t begin, int64_t number, int64_t length) {
+    const auto part = [&](const Tensor& t, int64_t column, int64_t columns) {
+      return aten::narrow(aten::narrow(t, 0, first, count), 1, column, columns);
+    };
+    const Tensor columns = aten::to(part(x, begin * block, number * length), ScalarType::Float);
+    const auto [q, scale] = quantize_values(aten::reshape(columns, {count, number, length}), dtype, power_of_two);
+    aten::copy_(part(values2d, begin * block, number * length), aten::reshape(q, {count, number * length}));
+    aten::copy_(part(scales2d, begin, number), aten::reshape(scale, {count, number}));
+  };
+  const int64_t whole = p.K / block;
+  for_row_blocks(p.M, p.K, [&](int64_t first, int64_t count) {
+    if (whole > 0) quantize_blocks(first, count, 0, whole, block);
+    if (whole < blocks) quantize_blocks(first, count, whole, 1, p.K - whole * block);
+  });
+  return {values, scales};
 }
 
 }  // namespace aoext::generic

@@ -7,7 +7,8 @@
 
 namespace aoext {
 
-enum class Key { CPU, CUDA, XPU };  // the dispatch keys of the devices that have kernels of their own
+enum class Key { CPU, CUDA, XPU };           // the dispatch keys of the devices that have kernels of their own
+std::optional<Key> key_of(const Tensor& t);  // none for a tensor on another device
 
 // The kernel of an operator for each key; the operator goes by its generic kernel, as in kernel_of<&generic::int8_mm>. The
 // library fills this in while it is loaded. A device that a build leaves out keeps the generic kernel.

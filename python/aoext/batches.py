@@ -15,17 +15,20 @@ ao = torch.ops.ao
 
 
 def vmap_rule(
-    operator: Callable[..., Any], of_input: tuple[int, ...] = (0,)
+    operator: Callable[..., Any], of_input: tuple[int, ...] = (0,), offsets: int | None = None
 ) -> Callable[..., tuple[Any, Any]]:
     """What torch.library.register_vmap takes. The batch of a result is its first dimension.
 
-    of_input: the arguments that have the input's leading dimensions.
+    of_input: the arguments that have the input's leading dimensions. offsets: the argument beside which rows
+    belong to one call, if there is such an argument.
     """
 
     def batched(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         # Of a list of numbers `in_dims` has a list of None.
         given = [(a, dim if isinstance(a, Tensor) else None) for a, dim in zip(args, in_dims, strict=True)]
-        if all((dim is not None) == (i in of_input) for i, (_, dim) in enumerate(given)):
+        by_expert = offsets is not None and offsets < len(args) and args[offsets] is not None
+        leading = () if by_expert else of_input
+        if all((dim is not None) == (i in leading) for i, (_, dim) in enumerate(given)):
             result = operator(*(a if dim is None else a.movedim(dim, 0) for a, dim in given), **kwargs)
         else:
             result = _one_after_the_other(operator, info.batch_size, given, kwargs)
@@ -62,6 +65,9 @@ def _one_after_the_other(
 
 # Operators without gradients, and their arguments that have the input's leading dimensions.
 _OF_INPUT: dict[str, tuple[int, ...]] = {
+    "scaled_mm": (0, 2),
+    "quantize": (0,),
+    "dequantize": (),
     "int8_mm": (0,),
     "scaled_mm_rowwise": (0, 2),
     "scaled_mm_blockwise": (0, 2),
@@ -76,4 +82,7 @@ _OF_INPUT: dict[str, tuple[int, ...]] = {
 }
 
 for _operator, _arguments in _OF_INPUT.items():
-    torch.library.register_vmap(f"ao::{_operator}", vmap_rule(getattr(ao, _operator).default, _arguments))
+    _overload = getattr(ao, _operator).default
+    _names = [argument.name for argument in _overload._schema.arguments]
+    _offsets = _names.index("offsets") if "offsets" in _names else None
+    torch.library.register_vmap(f"ao::{_operator}", vmap_rule(_overload, _arguments, _offsets))

@@ -79,41 +79,37 @@ class _TimesDequantized(torch.autograd.Function):
 
 
 class _OneWeight:
-    """What gradients take a product for: input [..., K] times a weight [N, K] in high precision.
+    """What gradients take a product for: input [..., K] times a weight [N, K] in high precision."""
 
-    `parts` are the arguments that make up the weight.
-    """
-
-    of_input: tuple[int, ...] = (0,)  # as in vmap_rule
     bias_wants_parts = False
 
-    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Any]) -> Tensor:
+    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor | None) -> Tensor:
         return linear(input, weight, bias)
 
-    def input_grad(self, grad: Tensor, weight: Tensor, parts: Sequence[Any]) -> Tensor:
+    def input_grad(self, grad: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
         return grad @ weight
 
-    def bias_grad(self, grad: Tensor, parts: Sequence[Any]) -> Tensor:
+    def bias_grad(self, grad: Tensor, offsets: Tensor | None) -> Tensor:
         return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32)
 
 
 class _ByExpert(_OneWeight):
-    """Rows of input [T, K] times the weights [E, N, K] of their experts; the last part is the offsets."""
+    """Rows of input [T, K] times the weights [E, N, K] of their experts."""
 
-    of_input = ()  # rows belong to the offsets of their call
     bias_wants_parts = True
 
-    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, parts: Sequence[Any]) -> Tensor:
-        product = self.input_grad(input, weight.mT, parts)
+    def times(self, input: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor | None) -> Tensor:
+        assert offsets is not None
+        product = self.input_grad(input, weight.mT, offsets)
         if bias is None:
             return product
-        return product + pad(bias, (0, 0, 0, 1))[_expert_of_row(parts[-1], input.shape[0])]
+        return product + pad(bias, (0, 0, 0, 1))[_expert_of_row(offsets, input.shape[0])]
 
-    def input_grad(self, grad: Tensor, weight: Tensor, parts: Sequence[Any]) -> Tensor:
-        return ao._times_experts(grad, weight, parts[-1])
+    def input_grad(self, grad: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
+        return ao._times_experts(grad, weight, offsets)
 
-    def bias_grad(self, grad: Tensor, parts: Sequence[Any]) -> Tensor:
-        offsets = parts[-1]
+    def bias_grad(self, grad: Tensor, offsets: Tensor | None) -> Tensor:
+        assert offsets is not None
         sums = grad.new_zeros((len(offsets) + 1, grad.shape[-1]), dtype=torch.float32)
         return sums.index_add(0, _expert_of_row(offsets, grad.shape[0]), grad.float())[:-1]
 
@@ -124,7 +120,7 @@ def _expert_of_row(offsets: Tensor, rows: int) -> Tensor:
     return torch.searchsorted(offsets, at, right=True)
 
 
-_ONE_WEIGHT = _OneWeight()
+_ONE_WEIGHT, _BY_EXPERT = _OneWeight(), _ByExpert()
 
 _library.define("_times_experts(Tensor rows, Tensor weight, Tensor offsets) -> Tensor")
 
@@ -166,21 +162,30 @@ _register_times_experts()
 
 def _register(
     operator: str,
-    weight_arguments: tuple[int, ...],
     dequantized: Callable[..., Tensor],
-    kind: _OneWeight = _ONE_WEIGHT,
 ) -> None:
-    """Gradients of a product of the argument 0 and a weight that others make up.
+    """Gradients of a product of the argument `input` and a weight that the others make up, but for the bias.
 
-    `dequantized(dtype, *parts)` gives the weight from the arguments `weight_arguments`, of which some may be
-    no tensors, or None; rounding or quantising the input counts as nothing. Behind the weight comes the bias,
-    if there is one; it may be None.
+    `dequantized(dtype, *parts)` gives the weight from these others in their order, of which some may be no
+    tensors, or None; rounding or quantising the input counts as nothing.
     """
     overload, in_order = _positional(getattr(ao, operator).default)
-    bias_argument = weight_arguments[-1] + 1
+    names = [argument.name for argument in getattr(ao, operator).default._schema.arguments]
+    bias_argument = names.index("bias") if "bias" in names else len(names)
+    offsets_argument = names.index("offsets") if "offsets" in names else len(names)
+    weight_arguments = [i for i in range(1, len(names)) if i != bias_argument]
+
+    def kind_of(arguments: Sequence[Any]) -> _OneWeight:
+        by_expert = offsets_argument < len(arguments) and arguments[offsets_argument] is not None
+        return _BY_EXPERT if by_expert else _ONE_WEIGHT
+
+    def offsets_of(parts: Sequence[Any]) -> Any:
+        return parts[weight_arguments.index(offsets_argument)] if offsets_argument < len(names) else None
 
     def product(input: Tensor, *others: Any) -> Tensor:
         """For any number of leading dimensions, where the operator may take one alone."""
+        if kind_of((input, *others)) is _BY_EXPERT:
+            return overload(input, *others)
         *leading, K = input.shape
         result = overload(input.reshape(math.prod(leading), K), *others)
         return result.reshape(*leading, result.shape[1])
@@ -198,7 +203,8 @@ def _register(
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
             parts = [inputs[i] if i < len(inputs) else None for i in weight_arguments]
             tensors = [part if isinstance(part, Tensor) else None for part in parts]
-            if ctx.needs_input_grad[0] or kind.bias_wants_parts:
+            ctx.kind = kind_of(inputs)
+            if ctx.needs_input_grad[0] or ctx.kind.bias_wants_parts:
                 ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)  # compiled code does not say here whether it is in forward mode
             ctx.others = [None if isinstance(part, Tensor) else part for part in parts]
@@ -216,10 +222,11 @@ def _register(
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             grads: list[Tensor | None] = [None] * ctx.count
             parts = Product.parts(ctx)
+            offsets = offsets_of(parts)
             if ctx.needs_input_grad[0]:
-                grads[0] = kind.input_grad(grad, dequantized(grad.dtype, *parts), parts)
+                grads[0] = ctx.kind.input_grad(grad, dequantized(grad.dtype, *parts), offsets)
             if ctx.bias_dtype is not None and ctx.needs_input_grad[bias_argument]:
-                grads[bias_argument] = kind.bias_grad(grad, parts).to(ctx.bias_dtype)
+                grads[bias_argument] = ctx.kind.bias_grad(grad, offsets).to(ctx.bias_dtype)
             return tuple(grads)
 
         @staticmethod
@@ -227,9 +234,9 @@ def _register(
             parts = Product.parts(ctx)
             bias = bias_of(tangents)
             bias = None if bias is None else bias.to(ctx.dtype)
-            return kind.times(tangents[0], dequantized(ctx.dtype, *parts), bias, parts)
+            return ctx.kind.times(tangents[0], dequantized(ctx.dtype, *parts), bias, offsets_of(parts))
 
-        vmap = staticmethod(vmap_rule(product if kind.of_input else overload, kind.of_input))
+        vmap = staticmethod(vmap_rule(product, offsets=offsets_argument))
 
     # Not Product.apply itself, which reads the signature of forward at every call; nor other steps.
     apply = super(torch.autograd.Function, Product).apply
@@ -291,6 +298,46 @@ def _transformed(
     return functionalized.wrap_tensors(result)
 
 
+def _dequantized(
+    dtype: torch.dtype,
+    weight: Tensor,
+    scale: Tensor,
+    block_size: list[int] | None,
+    zero_point: Tensor | None,
+    table: Tensor | None,
+    global_scale: Tensor | None,
+    offsets: Tensor | None,
+    code: int,
+) -> Tensor:
+    """[N, K] of a weight in any format; [E, N, K] beside offsets, one expert after the other."""
+    if offsets is None:
+        return ao.dequantize(
+            weight, scale, block_size, zero_point, table, global_scale, code=code, dtype=dtype
+        )
+    zeros = [None] * len(weight) if zero_point is None else zero_point
+    experts = zip(weight, scale, zeros, strict=True)
+    return torch.stack(
+        [
+            ao.dequantize(w, s, block_size, z, table, global_scale, code=code, dtype=dtype)
+            for w, s, z in experts
+        ]
+    )
+
+
+def _quantized_dequantized(
+    dtype: torch.dtype,
+    weight: Tensor,
+    scale: Tensor,
+    input_block: list[int] | None,
+    block_size: list[int] | None,
+    zero_point: Tensor | None,
+    offsets: Tensor | None,
+    code: int,
+    input_dtype: torch.dtype | None,
+) -> Tensor:
+    return _dequantized(dtype, weight, scale, block_size, zero_point, None, None, offsets, code)
+
+
 def _int4_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return ao.dequantize_int4(weight, scale, zero_point, dtype=dtype)
 
@@ -301,10 +348,6 @@ def _experts_dequantized(
     """[E, N, K], by one call: as one weight of E · N rows."""
     columns = (t.movedim(0, 1).flatten(1).contiguous() for t in (scale, zero_point))
     return _int4_dequantized(dtype, weight.flatten(0, 1), *columns).unflatten(0, weight.shape[:2])
-
-
-def _int4pack_dequantized(dtype: torch.dtype, weight: Tensor, scale_and_zero: Tensor) -> Tensor:
-    return _int4_dequantized(dtype, *tinygemm_to_plain(weight, scale_and_zero))
 
 
 def _blocks_dequantized(dtype: torch.dtype, weight: Tensor, scale: Tensor, block_size: list[int]) -> Tensor:
@@ -328,16 +371,28 @@ def _blocks_of_both_dequantized(
     return _blocks_dequantized(dtype, weight, scale, weight_block)
 
 
-_register("bf16i4bf16_rowwise", (1, 2, 3), _int4_dequantized)
-_register("bf16i4bf16_rowwise_bias", (1, 2, 3), _int4_dequantized)
-_register("bf16i4bf16_rowwise_grouped", (1, 2, 3, 4), _experts_dequantized, _ByExpert())
-_register("bf16i8bf16_rowwise", (1, 2), rows_dequantized)
-_register("bf16f8bf16_rowwise", (1, 2), rows_dequantized)
-_register("bf16i8bf16_blockwise", (1, 2, 3), _blocks_dequantized)
-_register("bf16i8bf16_blockwise_zp", (1, 2, 3, 4), blocks_dequantized_zp)
-_register("bf16f8bf16_blockwise", (1, 2, 3), _blocks_dequantized)
-_register("bf16lut4bf16_blockwise", (1, 2, 3, 4, 5), _lut4_dequantized)
-_register("scaled_linear_rowwise", (1, 2), rows_dequantized)
-_register("scaled_linear_blockwise", (1, 2, 3, 4), _blocks_of_both_dequantized)
-_register("scaled_linear_int4", (1, 2, 3), _int4_dequantized)
-_register("weight_int4pack_mm", (1, 3), _int4pack_dequantized)
+def _pack_dequantized(dtype: torch.dtype, weight: Tensor, group_size: int, scale_and_zero: Tensor) -> Tensor:
+    return _int4_dequantized(dtype, *tinygemm_to_plain(weight, scale_and_zero))
+
+
+def _int4_scaled_dequantized(
+    dtype: torch.dtype, weight: Tensor, scale: Tensor, zero_point: Tensor, input_dtype: torch.dtype | None
+) -> Tensor:
+    return _int4_dequantized(dtype, weight, scale, zero_point)
+
+
+_register("weight_only_linear", _dequantized)
+_register("scaled_linear", _quantized_dequantized)
+_register("bf16i4bf16_rowwise", _int4_dequantized)
+_register("bf16i4bf16_rowwise_bias", _int4_dequantized)
+_register("bf16i4bf16_rowwise_grouped", _experts_dequantized)
+_register("bf16i8bf16_rowwise", rows_dequantized)
+_register("bf16f8bf16_rowwise", rows_dequantized)
+_register("bf16i8bf16_blockwise", _blocks_dequantized)
+_register("bf16i8bf16_blockwise_zp", blocks_dequantized_zp)
+_register("bf16f8bf16_blockwise", _blocks_dequantized)
+_register("bf16lut4bf16_blockwise", _lut4_dequantized)
+_register("scaled_linear_rowwise", rows_dequantized)
+_register("scaled_linear_blockwise", _blocks_of_both_dequantized)
+_register("scaled_linear_int4", _int4_scaled_dequantized)
+_register("weight_int4pack_mm", _pack_dequantized)

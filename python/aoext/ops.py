@@ -47,7 +47,8 @@ def described(
 ) -> tuple[list[Tensor | None], list[int], torch.dtype | None]:
     """The arguments of a call, as `bound` gives them, by kind, each kind in order: what `_explain` takes.
 
-    A list of numbers has its length first; what is left out and has a default of its own takes that.
+    A list of numbers has its length first, −1 for None; what is left out and has a default of its own takes
+    that.
     """
     tensors: list[Tensor | None] = []
     numbers: list[int] = []
@@ -67,6 +68,8 @@ def described(
             numbers += [len(value), *value]
         elif value is not None:
             numbers.append(int(value))
+        elif isinstance(kind, torch.ListType):
+            numbers.append(-1)
     return tensors, numbers, dtype
 
 
@@ -126,6 +129,32 @@ def _product(dtype: Callable[..., torch.dtype]) -> Callable[..., Tensor]:
     return result
 
 
+def _linear(dtype: Callable[..., torch.dtype]) -> Callable[..., Tensor]:
+    """[..., N] of input [..., K] and weight [N, …], or [E, N, …] beside offsets."""
+
+    def result(*, input: Tensor, weight: Tensor, **others: Any) -> Tensor:
+        sizes = (*input.shape[:-1], weight.shape[-2])
+        return input.new_empty(sizes, dtype=dtype(input=input, weight=weight, **others))
+
+    return result
+
+
+def _quantized(
+    *, input: Tensor, dtype: torch.dtype, block_size: list[int] | None, **_: Any
+) -> tuple[Tensor, Tensor]:
+    blocks = -(-input.shape[-1] // block_size[-1]) if block_size else 1
+    scales = input.new_empty((*input.shape[:-1], blocks), dtype=torch.float32)
+    return input.new_empty(input.shape, dtype=dtype), scales
+
+
+def _any_dequantized(
+    *, weight: Tensor, scale: Tensor, code: int, dtype: torch.dtype | None, **_: Any
+) -> Tensor:
+    own = scale.dtype if scale.dtype in FLOAT_DTYPES else torch.float32
+    K = (2 if code in (0, 4) else 1) * weight.shape[1]
+    return weight.new_empty((weight.shape[0], K), dtype=dtype or own)
+
+
 def _grouped_product(*, input: Tensor, weight: Tensor, **_: Any) -> Tensor:
     """[T, N] of input [T, K] and weight [E, N, …], of the input's dtype."""
     return input.new_empty((input.shape[0], weight.shape[1]))
@@ -176,6 +205,11 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "bf16i4bf16_rowwise": _product(_of_input),
     "bf16i4bf16_rowwise_bias": _product(_of_input),
     "bf16i4bf16_rowwise_grouped": _grouped_product,
+    "weight_only_linear": _linear(_of_input),
+    "scaled_linear": _linear(_of_input),
+    "scaled_mm": _linear(_of_out_dtype),
+    "quantize": _quantized,
+    "dequantize": _any_dequantized,
     "bf16i8bf16_rowwise": _product(_of_input),
     "bf16f8bf16_rowwise": _product(_of_input),
     "bf16i8bf16_blockwise": _product(_of_input),

@@ -131,7 +131,7 @@ def damaged_settings(draw: Draw, settings: dict[str, Any]) -> Any:
 
 
 def damaged_tensor(draw: Draw, tensor: Tensor) -> Tensor:
-    """Of another shape or dtype, or with other values."""
+    """The tensor with another shape, dtype or values."""
     kind = draw.choice(["cut", "longer", "reshaped", "cast", "values", "values", "dims", "empty", "other"])
     if kind == "cut" and tensor.dim():
         return tensor[: draw.randint(0, tensor.shape[0])]

@@ -35,7 +35,7 @@ RESOURCES = ("memory", "instructions", "matrix engine")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a kernel's sub-group on a device, in clocks of a vector engine."""
+    """What a kernel costs a sub-group on a device, in clocks of a vector engine."""
 
     geometry: Geometry
     loop: int  # once through the main loop
@@ -159,7 +159,7 @@ def _is_predicted(image: Image, kernel: str) -> bool:
 
 
 def predict_all(report: Report) -> list[Prediction]:
-    """Of the bfloat16 kernels of every source whose geometry is known."""
+    """Predictions for the bfloat16 kernels of every source whose geometry is known."""
     found = []
     for image in report.images:
         if not image.is_matrix or image.family not in FAMILIES:

@@ -72,7 +72,7 @@ def load_tiny_lm(dtype: torch.dtype = torch.bfloat16, device: torch.device | str
 def windows_of(text: bytes, window: int = 512, max_windows: int | None = None) -> torch.Tensor:
     """The text in windows, [N, window + 1] bytes: the first is given, the others are to be predicted.
 
-    Of more than max_windows, as many are taken evenly spread.
+    Where there are more than max_windows, so many are taken, evenly spread.
     """
     starts = range(0, len(text) - window, window)
     if not starts:
@@ -84,7 +84,7 @@ def windows_of(text: bytes, window: int = 512, max_windows: int | None = None) -
 
 @torch.no_grad()
 def predictions(model: TinyLM, windows: torch.Tensor) -> tuple[list[float], torch.Tensor]:
-    """Of windows [N, T + 1]: bits that the model needs for a byte of each, and its likeliest bytes [N, T].
+    """Bits that the model needs for a byte of each window [N, T + 1], and its likeliest bytes [N, T].
 
     A byte is predicted from what precedes it in its window alone. The loss is computed in float32 whatever
     the model's dtype.

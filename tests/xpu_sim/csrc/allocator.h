@@ -19,7 +19,7 @@ namespace xpu_sim {
 c10::Allocator& device_allocator();
 c10::Allocator& pinned_allocator();
 
-// Of blocks to come.
+// The modes of blocks to come.
 Modes modes();
 void set_modes(const Modes& modes);
 

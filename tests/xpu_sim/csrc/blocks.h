@@ -17,7 +17,7 @@ namespace xpu_sim {
 struct Modes {
   bool canaries = false;
   bool guard_pages = false;
-  // Of the data's first byte in guard page mode. A smaller one leaves fewer bytes between data and guard page.
+  // The data's first byte has this alignment in guard page mode. A smaller one leaves fewer bytes between data and guard page.
   size_t guard_alignment = 64;
 };
 

@@ -94,7 +94,7 @@ struct Problem {
   int32_t device_index;
 };
 
-// Of the traits, what the library calls.
+// What the library calls of a runtime's traits.
 struct Host {
   void (*parallel_for)(int64_t n, int64_t grain, const Range& range);
   void* (*stream)(int32_t device);

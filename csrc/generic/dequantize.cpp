@@ -1,0 +1,14 @@
+// Weights to high precision on any device.
+#include "generic/generic.h"
+#include "generic/weight_rows.h"
+
+namespace aoext::generic {
+
+Tensor dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+                  const OptionalTensor& table, const OptionalTensor& global_scale, int64_t code,
+                  std::optional<ScalarType> dtype) {
+  const LinearProblem p = check_dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+  return dequantized(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)});
+}
+
+}  // namespace aoext::generic

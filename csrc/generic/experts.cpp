@@ -1,0 +1,54 @@
+// Products of rows that are sorted by expert.
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/dispatcher.h"
+#include "generic/products.h"
+
+namespace aoext::generic {
+namespace {
+
+// For each expert where its rows end.
+std::vector<int64_t> ends_of(const char* op, const Tensor& offsets, int64_t rows) {
+  const Tensor on_host = aten::contiguous(aten::on_cpu(offsets));
+  const auto* const first = static_cast<const int32_t*>(on_host.const_data_ptr());
+  std::vector<int64_t> ends(first, first + on_host.numel());
+  int64_t last = 0;
+  for (const int64_t end : ends) {
+    if (end < last || end > rows)
+      throw std::runtime_error(std::string(op) + ": offsets must be ends that do not decrease, from 0 to T = " +
+                               std::to_string(rows) + ", got " + std::to_string(end) + " behind " + std::to_string(last));
+    last = end;
+  }
+  return ends;
+}
+
+}  // namespace
+
+Tensor by_expert(const char* op, const LinearProblem& p, const Operands& of) {
+  const Tensor y = aten::empty({p.M, p.N}, p.output, of.input);
+  const OptionalIntegers block(weight_block(p)), block_of_input(input_block(p));
+  const int64_t code = static_cast<int64_t>(p.code);
+  const OptionalTensor none;
+  int64_t begin = 0, expert = 0;
+  for (const int64_t end : ends_of(op, *of.offsets, p.M)) {
+    const auto rows = [&](const Tensor& t) { return aten::narrow(t, 0, begin, end - begin); };
+    const auto of_expert = [&](const Tensor* t) { return t == nullptr ? none : OptionalTensor(aten::select(*t, 0, expert)); };
+    if (end > begin && p.N > 0) {
+      const Tensor x = rows(of.input), weight = *of_expert(&of.weight.values), scale = *of_expert(&of.weight.scale);
+      const OptionalTensor zero_point = of_expert(of.weight.zero_point), bias = of_expert(of.bias);
+      const Tensor product = of.input_scale == nullptr
+                                 ? call(op, "", x, weight, scale, block, zero_point, optional(of.weight.table),
+                                        optional(of.weight.global_scale), bias, none, code)
+                                 : call(op, "", x, weight, rows(*of.input_scale), scale, block_of_input, block, zero_point, bias,
+                                        none, code, std::optional(p.output));
+      aten::copy_(rows(y), product);
+    }
+    begin = end, ++expert;
+  }
+  if (begin < p.M) aten::copy_(aten::narrow(y, 0, begin, p.M - begin), aten::zeros({1, 1}, p.output, of.input));
+  return y;
+}
+
+}  // namespace aoext::generic

@@ -1,0 +1,17 @@
+// Dynamic quantisation of the input and the scaled product, each by the device's own kernel.
+#include "common/dispatcher.h"
+#include "generic/products.h"
+
+namespace aoext::generic {
+
+Tensor scaled_linear(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& input_block,
+                     const OptionalIntegers& block_size, const OptionalTensor& zero_point, const OptionalTensor& bias,
+                     const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> input_dtype) {
+  const LinearProblem p =
+      check_scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+  const auto [values, input_scale] = call2("ao::quantize", "", input, p.quantized, input_block, p.power_of_two);
+  return call("ao::scaled_mm", "", values, weight, input_scale, scale, input_block, block_size, zero_point, bias, offsets, code,
+              std::optional(p.output));
+}
+
+}  // namespace aoext::generic
