@@ -238,8 +238,5 @@ AOEXT_ROUTES(CPU)
 namespace cuda {
 AOEXT_ROUTES(CUDA)
 }
-namespace xpu {
-AOEXT_ROUTES(XPU)
-}
 
 }  // namespace aoext::routes
