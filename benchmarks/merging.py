@@ -22,8 +22,8 @@ from torch import nn
 from aoext import quantize_
 from aoext.cli.options import JSON_FILE
 from aoext.cli.page import console, environment, grid, summary_line, write_json
-from aoext.layers import set_plain_weight
-from aoext.schemes import as_config
+from aoext.configs.schemes import as_config
+from aoext.models.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
 from aoext_bench.tiny_lm import bits_per_byte, load_tiny_lm
 

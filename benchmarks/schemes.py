@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import aoext
-from aoext.schemes import as_config
+from aoext.configs.schemes import as_config
 
 
 @dataclass(frozen=True)

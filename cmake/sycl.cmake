@@ -15,7 +15,8 @@ add_executable(sycl_to_spirv tools/spirv/sycl_to_spirv.cpp)
 target_link_libraries(sycl_to_spirv PRIVATE aoext_sycl_runtime)
 set_target_properties(sycl_to_spirv PROPERTIES BUILD_RPATH ${sycl_prefix}/lib)
 
-set(sycl_image_folder ${CMAKE_CURRENT_BINARY_DIR}/spirv)
+set(AOEXT_SPIRV "${CMAKE_CURRENT_BINARY_DIR}/spirv" CACHE PATH "Where SPIR-V images lie; builds that share it compile them once")
+set(sycl_image_folder ${AOEXT_SPIRV})
 file(GLOB sycl_kernel_headers CONFIGURE_DEPENDS csrc/sycl/kernels/*.h)
 set(sycl_images "")
 
@@ -89,7 +90,7 @@ target_include_directories(aoext_sycl_host SYSTEM BEFORE PRIVATE ${AOEXT_SYCL_IN
 target_sources(aoext PRIVATE $<TARGET_OBJECTS:aoext_sycl_host> $<TARGET_OBJECTS:aoext_sycl_int4pack>)
 target_link_libraries(aoext PRIVATE ${AOEXT_SYCL_LIBRARY} ${AOEXT_ONEDNN_LIBRARY})
 
-# libsycl and oneDNN come from PyPI and lie in the environment's lib folder. python/aoext/_library.py opens them there: a search
+# libsycl and oneDNN come from PyPI and lie in the environment's lib folder. python/aoext/library/loading.py opens them there: a search
 # path from this library to that folder would leave the folder of Python's packages, for wherever that one happens to lie. The
 # library of a build tree has one, as RPATH, not RUNPATH: oneDNN finds what it needs itself through it.
 target_link_options(aoext PRIVATE LINKER:--disable-new-dtags)

@@ -1,5 +1,5 @@
 // The operators of the namespace ao, by their table, and what the library tells of itself. A fragment, not an owner of the
-// namespace: python/aoext/_library.py makes sure that nobody else has defined these names, and says who did.
+// namespace: python/aoext/library/loading.py makes sure that nobody else has defined these names, and says who did.
 #include "common/library.h"
 
 AOEXT_LIBRARY_DEFINE(m) {
@@ -8,6 +8,9 @@ AOEXT_LIBRARY_DEFINE(m) {
 
   // The names of the above, a line each.
   m.def("_operators() -> str");
+  // The rows of common/formats.h, a line each: name, storage, codes in a byte, layout of scales, kind of zero point, and whether
+  // codes look a table up.
+  m.def("_formats() -> str");
 
   // What an operator raises for arguments that it refuses, for fake kernels, which know no more than shapes and dtypes.
   m.def("_check_call(str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype) -> ()");

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aoext import reference
-from aoext.packing import EXPONENT_DTYPES
+from aoext.formats.dtypes import EXPONENT_DTYPES
 from aoext.reference import values
 from aoext.tensors import (
     BlockwiseTensor,

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 import aoext
-from aoext.blocks import LUT4_FORMATS, blockwise_quantize, lut4_quantize
+from aoext.formats.lookup_tables import LUT4_FORMATS
+from aoext.packing.blockwise import blockwise_quantize, lut4_quantize
 from aoext.reference import assert_close, randn
 from aoext.tensors import BlockwiseTensor, Int4Tensor, Lut4Tensor
 from formats import bits, meaning, product, same

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import aoext
-from aoext.blocks import E2M1
 from aoext.checkpoints import WRITERS, reader_for
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from test_checkpoints import CASES, GROUP, K, N, exactly
 

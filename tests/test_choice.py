@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aoext.configs import Int4WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
-from aoext.quantize import quantize_
+from aoext.models.quantize import quantize_
 from aoext.tensors import QuantizedTensor
 
 INT8 = Int8WeightOnlyConfig()

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import aoext
+from aoext.library.info import build_config
 from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
@@ -125,7 +126,7 @@ def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator)
         assert explanation.device == ("generic" if by_aten else "cpu")
         assert str(explanation).startswith(f"{explanation.device}: {explanation.kernel}")
         if not by_aten:
-            assert explanation.choices["instruction_set"] == aoext.info.build_config()["cpu instruction set"]
+            assert explanation.choices["instruction_set"] == build_config()["cpu instruction set"]
     with pytest.raises(ValueError, match="operator must be one of"):
         aoext.explain("no_such_operator", *few)
     for wrong in (lambda: aoext.explain("int8_mm", *few), lambda: aoext.explain("int8_mm", *few[:2], dtyp=1)):

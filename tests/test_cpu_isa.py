@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aoext.info import build_config
+from aoext.library.info import build_config
 
 CHOSEN = build_config()["cpu instruction set"]
 OTHERS = [name for name in build_config()["usable here"].split(", ") if name != CHOSEN]
@@ -36,7 +36,7 @@ def test_operators_are_right_with_another_instruction_set(isa):
 
 @pytest.mark.parametrize("isa", OTHERS)
 def test_the_forced_instruction_set_is_the_one_that_runs(isa):
-    program = "from aoext.info import build_config; print(build_config()['cpu instruction set'])"
+    program = "from aoext.library.info import build_config; print(build_config()['cpu instruction set'])"
     assert python(isa, "-c", program).stdout.strip() == isa
 
 

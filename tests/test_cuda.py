@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 import aoext
 from aoext import packing, reference
+from aoext.library.info import build_config
 from aoext.reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn, without_bias
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 GB = 10**9
 
 HERE = torch.cuda.is_available()
-OWN = aoext.info.build_config()["cuda"] == "ON"
+OWN = build_config()["cuda"] == "ON"
 pytestmark = pytest.mark.skipif(not HERE, reason="there is no CUDA device")
 needs_own_kernels = pytest.mark.skipif(not OWN, reason="aoext was built without CUDA")
 

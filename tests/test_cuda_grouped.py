@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from aoext import ops, reference
-from aoext.ops import ao, with_plan
+from aoext.operators.calls import ao
+from aoext.ops import with_plan
 from aoext.reference import GROUPED_CALLS, Problem, assert_close
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION

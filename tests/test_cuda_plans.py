@@ -24,7 +24,8 @@ from torch import Tensor
 
 import aoext
 from aoext import ops, reference
-from aoext.ops import ao, plan, with_plan
+from aoext.operators.calls import ao, bound, described
+from aoext.ops import plan, with_plan
 from aoext.reference import ALL_CALLS, Blockwise, Call, Problem, assert_close
 from aoext.reference.blockwise import E2M1
 
@@ -563,8 +564,8 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
 
 def planned(gpu: str, case: Case) -> list[str]:
     args, kwargs = on_meta(case)
-    arguments = ops.bound(case.operator, tuple(args), kwargs)
-    return ao._plan(gpu, case.operator, *ops.described(case.operator, arguments)).split("\n")
+    arguments = bound(case.operator, tuple(args), kwargs)
+    return ao._plan(gpu, case.operator, *described(case.operator, arguments)).split("\n")
 
 
 def test_instances_are_those_of_every_kernel() -> None:

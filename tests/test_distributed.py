@@ -40,7 +40,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import aoext
 from aoext import flatten_state_dict
-from aoext.layers import set_weight
+from aoext.models.layers import set_weight
 from aoext.reference import assert_close, randn
 from aoext.tensors import BlockwiseTensor, QuantizedTensor
 from formats import CLASSES, FORMATS, GROUP_SIZE, HIGH_PRECISION, bits, product, quantized, same

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import embedding, embedding_bag, linear
 
 import aoext
-from aoext.layers import QuantizedEmbedding, QuantizedLinear
+from aoext.models.layers import QuantizedEmbedding, QuantizedLinear
 from aoext.reference import assert_close, randn
 from aoext.tensors import Int4Tensor
 from conftest import compiler_for
@@ -59,7 +59,7 @@ def tokens(generator, device, *shape, dtype=torch.int64) -> torch.Tensor:
 def test_a_lookup_gives_the_rows_of_the_dequantised_weight(format, dtype, device, generator):
     weight = quantized(format, ROWS, K, dtype, device, generator)
     layer = nn.Embedding(ROWS, K, device=device)
-    aoext.layers.set_weight(layer, nn.Parameter(weight, requires_grad=False))
+    aoext.models.layers.set_weight(layer, nn.Parameter(weight, requires_grad=False))
     for shape in ((), (1,), (7,), (2, 3), (2, 1, 3), (0,), (2, 0)):
         for index_dtype in (torch.int64, torch.int32):
             at = tokens(generator, device, *shape, dtype=index_dtype)
@@ -111,7 +111,7 @@ def test_a_lookup_reads_no_other_rows(format, device, generator):
             return result
 
     layer = nn.Embedding(1000, K, device=device)
-    aoext.layers.set_weight(layer, nn.Parameter(weight, requires_grad=False))
+    aoext.models.layers.set_weight(layer, nn.Parameter(weight, requires_grad=False))
     with torch.no_grad(), Record():
         layer(tokens(generator, device, 5))
     assert max(sizes) == 5 * K

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from aoext import ops
-from aoext.ops import ao
+from aoext.operators.calls import ao
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "cuts" / "fit.py"
 pytestmark = [

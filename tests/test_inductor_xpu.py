@@ -27,9 +27,9 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import aoext
+from aoext.configs.schemes import SCHEMES, as_config
 from aoext.inductor.passes import rewrites
 from aoext.reference import randn, rowwise_values
-from aoext.schemes import SCHEMES, as_config
 from conftest import INTERPRETED, XPU_SIM
 from formats import bits
 from test_aoti import QUICK, every_operator, source

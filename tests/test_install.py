@@ -53,7 +53,7 @@ def test_an_installed_aoext_imports_and_computes(ways, tmp_path):
     ]
     program = (
         "import aoext, torch\n"
-        "from aoext._library import find_library\n"
+        "from aoext.library.loading import find_library\n"
         "x = torch.eye(4, dtype=torch.int8)\n"
         "assert torch.equal(torch.ops.ao.int8_mm(x, x), x.int())\n"
         "print(aoext.__file__, find_library(aoext.__path__))"

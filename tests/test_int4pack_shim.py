@@ -17,8 +17,8 @@ import torch
 
 import aoext
 from aoext import reference
-from aoext._library import find_library
-from aoext.info import build_config
+from aoext.library.info import build_config
+from aoext.library.loading import find_library
 from aoext.reference import Problem
 from conftest import loaded_libraries
 from test_cpu_isa import OTHERS

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aoext
-from aoext.layers import QuantizedLinear
+from aoext.models.layers import QuantizedLinear
 
 CONFIGS = {
     "int4": aoext.Int4WeightOnlyConfig(group_size=32),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aoext import layouts, reference
+from aoext import reference
+from aoext.packing import layouts
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

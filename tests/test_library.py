@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import aoext
-from aoext._library import defined_by, find_library
+from aoext.library.loading import defined_by, find_library
 from conftest import PRELUDE, environment_of_programs
 
 
@@ -193,10 +193,10 @@ def test_a_broken_library_is_an_import_error(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libaoext.so").write_text("not a library")
     done = run_python(
-        "from aoext import _library\n"
-        "_library.check_namespace = lambda path: None\n"
-        "_library.check_copies = lambda path, loaded: False\n"
-        f"_library.load_library(['{tmp_path}'])"
+        "from aoext.library import loading\n"
+        "loading.check_namespace = lambda path: None\n"
+        "loading.check_copies = lambda path, loaded: False\n"
+        f"loading.load_library(['{tmp_path}'])"
     )
     assert done.returncode == 1
     assert re.search(r"does not load with torch .*: .*libaoext\.so: file too short", done.stderr), done.stderr

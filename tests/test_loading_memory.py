@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import aoext
-from aoext.summary import model_bytes
+from aoext.models.summary import model_bytes
 
 transformers = pytest.importorskip("transformers")
 

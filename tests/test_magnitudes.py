@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 import aoext
-from aoext.packing import EXPONENT_DTYPES
+from aoext.formats.dtypes import EXPONENT_DTYPES
 from aoext.reference import assert_close, randn, values
 from formats import FORMATS, largest_loss, meaning, product
 
@@ -101,7 +101,7 @@ def test_an_exponent_of_127_meets_zeros_of_x(generator):
     """2^127 · 6 is no float, 0 times it is 0, and a small x makes a float of it."""
     ao = torch.ops.ao
     scale = torch.full((40, 4), 254, dtype=torch.uint8)
-    table = torch.tensor(aoext.blocks.E2M1)
+    table = torch.tensor(aoext.formats.lookup_tables.E2M1)
     lut4 = torch.randint(0, 256, (40, 64), generator=generator, dtype=torch.uint8)
     int8 = torch.randint(-128, 128, (40, 128), generator=generator, dtype=torch.int8)
     float8 = randn(generator, 40, 128, dtype=FP32).to(torch.float8_e4m3fn)

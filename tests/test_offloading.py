@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aoext
-from aoext.layers import QuantizedLinear
+from aoext.models.layers import QuantizedLinear
 from aoext.tensors import QuantizedTensor
 from test_transformers import IDS, llama, same_bits
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchgen.model import FunctionSchema, SchemaKind
 
-from aoext.ops import operators
+from aoext.operators.calls import operators
 from aoext.reference import ALL_CALLS, QUANTIZE, Problem, randn
 from conftest import compiler_for
 

@@ -249,7 +249,7 @@ def test_blocks_of_rows_change_nothing(device, generator, monkeypatch):
         return [*int4_row_quantize_zp(x, 8), *int4_row_quantize(x, 12), dequantize(q, scale)]
 
     whole = results()
-    monkeypatch.setattr(packing, "BLOCK_ELEMENTS", 100)  # 4 rows; the last block has 3
+    monkeypatch.setattr(packing.scales, "BLOCK_ELEMENTS", 100)  # 4 rows; the last block has 3
     for blocked, expected in zip(results(), whole, strict=True):
         assert torch.equal(blocked, expected)
     assert torch.equal(x, before)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from aoext import quantize as quantize_module
 from aoext.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8DynamicActivationInt4WeightConfig,
@@ -25,7 +24,8 @@ from aoext.configs import (
     NVFP4WeightOnlyConfig,
     PerBlock,
 )
-from aoext.quantize import quantize_
+from aoext.models import quantize as quantize_module
+from aoext.models.quantize import quantize_
 from aoext.reference import randn
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int4Tensor, Int8Tensor, Lut4Tensor
 from formats import same

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import aoext
+from aoext.library.info import build_config
 from aoext.reference import CALLS, EIGHT_BIT, FOUR_BIT_CALLS, GROUPED, QUANTIZE, TINYGEMM_CALLS, Problem
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ def weights_taken(operator: str) -> str:
 
 
 def expected_table() -> list[str]:
-    config = aoext.info.build_config()
+    config = build_config()
     folders = {"CUDA": "cuda", "XPU": "sycl"}
     built = {key: config[folder] == "ON" for key, folder in folders.items()}
 

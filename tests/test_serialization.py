@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from aoext.configs import Int4WeightOnlyConfig, Int8WeightOnlyConfig
-from aoext.quantize import quantize_
+from aoext.models.quantize import quantize_
 from aoext.reference import randn
 from aoext.serialization import FORMAT_VERSION, load_model, save_model
 from aoext.tensors import Int4Tensor

@@ -21,8 +21,8 @@ from torch import nn
 
 from aoext.cli.commands import cli
 from aoext.configs import Float8WeightOnlyConfig, Int4WeightOnlyConfig
-from aoext.quantize import quantize_
-from aoext.serialization import container, load_model, replacing, save_model
+from aoext.models.quantize import quantize_
+from aoext.serialization import container, load_model, replacing, save_model, writing
 from models import as_version_1, assert_same_state, build, contents, fill, quantized_model
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="modes, links and locks are POSIX's")
@@ -259,7 +259,7 @@ def test_several_files_appear_whole_or_not_at_all(generator, path, monkeypatch):
     first = deep_model(generator)
     save_model(first, path, max_shard_size=5000)
     before = sorted(os.listdir(path.parent))
-    write = container.write
+    write = writing.write
 
     def third_fails(file, tensors, metadata):
         counted.append(file)
@@ -268,7 +268,7 @@ def test_several_files_appear_whole_or_not_at_all(generator, path, monkeypatch):
         write(file, tensors, metadata)
 
     counted: list[object] = []
-    monkeypatch.setattr(container, "write", third_fails)
+    monkeypatch.setattr(writing, "write", third_fails)
     with pytest.raises(KeyboardInterrupt):
         save_model(deep_model(generator), path, max_shard_size=5000)
     assert sorted(os.listdir(path.parent)) == before

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from aoext.configs import Float8WeightOnlyConfig, Int8WeightOnlyConfig
-from aoext.quantize import quantize_
+from aoext.models.quantize import quantize_
 from aoext.serialization import load_model, placing, save_model
 from aoext.tensors import Int4Tensor
 from models import BF16, assert_same_state, build, contents, fill, quantized_model

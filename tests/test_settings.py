@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import aoext
 from aoext.checkpoints import WRITERS, reader_for
+from aoext.configs.schemes import SCHEMES, as_config
 from aoext.reference import ALL_CALLS, Problem, randn
-from aoext.schemes import SCHEMES, as_config
 from aoext.tensors import QuantizedTensor
 from conftest import XPU_SIM
 from formats import FORMATS, bits, same

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import aoext
-from aoext import layouts, reference
+from aoext import reference
+from aoext.packing import layouts
 from aoext.reference import Problem, assert_close, randn
 from conftest import compiler_for, zero_point_slack
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import aoext
-from aoext import layouts
+from aoext.packing import layouts
 
 torchao = pytest.importorskip("torchao.quantization")
 
@@ -107,7 +107,7 @@ def test_models_go_there_and_back(name, dynamic):
     x = torch.randn(4, K, dtype=torch.bfloat16)
     theirs, weights = model(x), [exactly(model[0].weight), exactly(model[2].weight)]
     assert ours.to_aoext(model) == ["0", "2"]
-    assert isinstance(model[0], aoext.layers.QuantizedLinear)
+    assert isinstance(model[0], aoext.models.layers.QuantizedLinear)
     assert model[0].weight.dynamic_activation == dynamic
     torch.testing.assert_close(model(x), theirs, rtol=0.1, atol=0.1)
     for layer, expected in zip((model[0], model[2]), weights, strict=True):

@@ -17,9 +17,9 @@ from torch import nn
 
 import aoext
 import checkpoint_packers as pack
+from aoext.configs.schemes import SCHEMES
 from aoext.convert import convert_checkpoint
-from aoext.layers import QuantizedEmbedding
-from aoext.schemes import SCHEMES
+from aoext.models.layers import QuantizedEmbedding
 from aoext.tensors import QuantizedTensor
 from checkpoint_packers import Stored
 from models import assert_same_state as same_bits

@@ -121,7 +121,7 @@ def load(layer: Any, parts: dict[str, Any], files: Path) -> None:
 def test_merged_and_single_layers(tmp_path, scheme):
     plain = Block() if "float32" in scheme else Block().bfloat16()
     model = nn.Module.train(plain, False)
-    aoext.quantize_(model, aoext.schemes.as_config("test", SCHEMES[scheme]))
+    aoext.quantize_(model, aoext.configs.schemes.as_config("test", SCHEMES[scheme]))
     aoext.save_model(model, tmp_path / "model.safetensors")
     config = config_of(tmp_path)
     for name, parts in MERGED.items():

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import aoext
-from aoext._library import check_libsycl, find_library, needed_for_xpu
-from aoext.info import build_config
+from aoext.library.info import build_config
+from aoext.library.loading import check_libsycl, find_library, needed_for_xpu
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,7 +36,7 @@ def run_python(program: str, **variables: str) -> subprocess.CompletedProcess:
 
 def install_xpu() -> str:
     """The line of a program that gives it XPU tensors; skips where there is no way to have them."""
-    xpu_sim = pytest.importorskip("xpu_sim", reason="tests/xpu_sim is not installed")
+    xpu_sim = pytest.importorskip("xpu_sim", reason="xpu_sim is not installed")
     available, why = xpu_sim.available()
     if available:
         return "import xpu_sim; xpu_sim.install()"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import aoext
-from aoext.blocks import blockwise_quantize_zp
+from aoext.packing.blockwise import blockwise_quantize_zp
 from aoext.tensors import BlockwiseTensor
 from conftest import compiler_for
 from formats import same

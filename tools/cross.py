@@ -340,7 +340,7 @@ def build(target: Target) -> None:
 ASK = """
 import sys
 import aoext
-config = aoext.info.build_config()
+config = aoext.library.info.build_config()
 if sys.argv[2:] == ["whether"]:
     sys.exit(sys.argv[1] not in config["usable here"].split(", "))
 print(aoext.show_config())

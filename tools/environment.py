@@ -32,7 +32,7 @@ from requirements import bench_requirements, pinned_torch, requirements
 
 ROOT = Path(__file__).parent.parent
 RECORD = Path(sys.prefix) / "aoext.json"
-SIMULATOR = ROOT / "tests" / "xpu_sim"
+SIMULATOR = ROOT / "xpu_sim"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 # Tritons for Inductor on a simulated XPU, each in a folder of its own, as one would hide the other: the one
 # that torch 2.13 goes with, whose interpreter runs kernels, and the only one for Intel GPUs that PyPI has,
@@ -210,7 +210,7 @@ def install_library(what: str, record: Record) -> None:
     with step(f"the library: kernels for {', '.join(for_devices)}"):
         defines = [f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()]
         pip_build(*defines, "--editable", ".")
-        program = "from aoext.info import build_config; c = build_config(); print(c['cuda'], c['sycl'])"
+        program = "from aoext.library import info; c = info.build_config(); print(c['cuda'], c['sycl'])"
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     record.built = dict(zip(("AOEXT_CUDA", "AOEXT_SYCL"), done.stdout.split(), strict=True))
     record.library, record.options = sources, options

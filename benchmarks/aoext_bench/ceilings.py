@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
 from aoext_bench.clocks import Candidate
 from aoext_bench.devices import CUDA, MIB, Device, cpu_threads
 from aoext_bench.pool import pool_bytes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext import ops
-from aoext.ops import ao
+from aoext.operators.calls import ao, bound, described
 
 
 class Considered:
@@ -20,7 +20,7 @@ class Considered:
 
     def __init__(self, gpu: str, kernel: str, operator: str, *arguments: Any) -> None:
         self.kernel = kernel
-        self._call = (gpu, operator, *ops.described(operator, ops.bound(operator, arguments, {})))
+        self._call = (gpu, operator, *described(operator, bound(operator, arguments, {})))
         with ops.with_plan(kernel):
             words = ao._plan(*self._call).splitlines()[0].split(" | ")[0].split()
         if words[0] != kernel:

@@ -15,7 +15,7 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 from aoext.cli.options import JSON_FILE, OutputFile
 from aoext.cli.page import console, environment, progress_line, summary_line, write_json
-from aoext.info import devices
+from aoext.library.info import devices
 from aoext_bench import bench_view, demo_chart, demo_view
 from aoext_bench.demo_run import TRAINED, Progress, Settings, run
 from aoext_bench.devices import Device

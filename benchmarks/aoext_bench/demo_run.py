@@ -32,7 +32,7 @@ from aoext.configs import (
     PerBlock,
     QuantizationConfig,
 )
-from aoext.quantize import quantize_
+from aoext.models.quantize import quantize_
 from aoext_bench.budget import Budget, Clock
 from aoext_bench.busy import Load, Observer
 from aoext_bench.devices import CPU, Device

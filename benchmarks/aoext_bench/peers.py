@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name, unpack_int4
+from aoext.formats.dtypes import dtype_name
+from aoext.packing import unpack_int4
 from aoext.reference import EIGHT_BIT, Problem, Tensors, quantized_max
 from aoext.reference.values import inner_k_tiles
 

@@ -29,7 +29,7 @@ from aoext import ops, reference
 from aoext.cli.options import JSON_FILE, CountsType, ShapeType
 from aoext.cli.page import console
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
-from aoext.ops import ao
+from aoext.operators.calls import ao
 from aoext.reference.blockwise import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE, Blockwise, weight_only_blockwise
 from aoext_bench.clocks import Candidate
 from aoext_bench.considered import Considered

@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "common/describe.h"
+#include "common/formats.h"
 #include "common/library.h"
 #include "generic/register.h"
 
@@ -29,6 +31,19 @@ std::string explain(const std::string& op, const std::vector<OptionalTensor>& te
   const std::optional<Key> key = key_of(*tensors[0]);
   const Explain of_device = key ? explain_of(*key, op) : nullptr;
   return of_device == nullptr ? "" : lines_of(of_device({op, tensors, problem}));
+}
+
+std::string formats() {
+  using Scales = Format::Scales;
+  using Zero = Format::Zero;
+  std::string lines;
+  for (const Format& f : kFormats) {
+    const char* scales = f.scales == Scales::groups ? "groups" : "blocks";
+    const char* zero = f.zero == Zero::none ? "none" : f.zero == Zero::added ? "added" : "subtracted";
+    lines += std::string(f.name) + " " + dtype_name(f.storage) + " " + std::to_string(f.codes_a_byte) + " " + scales + " " + zero +
+             (f.has_table ? " table\n" : " values\n");
+  }
+  return lines;
 }
 
 std::string warmup(const Tensor& /*like*/) { return ""; }
@@ -64,6 +79,7 @@ AOEXT_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("_warmup", AOEXT_BOX(&warmup));
   m.impl("_check_call", AOEXT_BOX(&check_call));
   m.impl("_operators", AOEXT_BOX(&operator_names));
+  m.impl("_formats", AOEXT_BOX(&formats));
 }
 
 }  // namespace aoext

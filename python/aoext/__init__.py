@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import Any as _Any
 
-from aoext._library import load_library as _load_library
+from aoext.library.loading import load_library as _load_library
 
 try:
     __version__: str = _version("aoext")
@@ -20,12 +20,8 @@ except _PackageNotFoundError:  # a source tree on the path that nobody has insta
 
 _load_library(__path__)
 
-from aoext import flops as flops  # noqa: E402
-from aoext import gradients as gradients  # noqa: E402
-from aoext import inductor, integrations, onnx, ops  # noqa: E402
-from aoext import out_variants as out_variants  # noqa: E402
-from aoext import versions as versions  # noqa: E402
-from aoext.aoti import aoti_options, library_path  # noqa: E402
+from aoext import inductor, integrations, ops  # noqa: E402
+from aoext import operators as operators  # noqa: E402
 from aoext.configs import (  # noqa: E402
     Float8DynamicActivationFloat8WeightConfig,
     Float8DynamicActivationInt4WeightConfig,
@@ -41,10 +37,12 @@ from aoext.configs import (  # noqa: E402
     PerBlock,
     PerRow,
 )
-from aoext.info import explain, show_config, warmup  # noqa: E402
-from aoext.quantize import quantize_  # noqa: E402
+from aoext.integrations import onnx  # noqa: E402
+from aoext.library.info import explain, show_config, warmup  # noqa: E402
+from aoext.models.quantize import quantize_  # noqa: E402
+from aoext.models.state_dicts import flatten_state_dict  # noqa: E402
+from aoext.operators.aoti import aoti_options, library_path  # noqa: E402
 from aoext.serialization import load_model, save_model  # noqa: E402
-from aoext.state_dicts import flatten_state_dict  # noqa: E402
 from aoext.tensors import (  # noqa: E402
     BlockwiseTensor,
     Float8Tensor,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import describe, dtype_name
+from aoext.formats.checks import describe
+from aoext.formats.dtypes import dtype_name
 
 DTYPES = [
     torch.bfloat16,

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from aoext import packing
+from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
+from aoext.packing.int4 import WHOLE_ROW
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from fuzz.draws import DTYPES, SIZES, Answer, Draw, freed, is_changeable, told_call
 
@@ -22,7 +24,7 @@ def shapes(*results: Any) -> list[list[int]]:
 
 
 def with_groups(K: int, rows: int, group_size: int) -> list[int]:
-    return [1 if group_size == packing.WHOLE_ROW else K // group_size, rows]
+    return [1 if group_size == WHOLE_ROW else K // group_size, rows]
 
 
 # Each helper, and what the shapes of its results must be for its arguments.
@@ -52,7 +54,7 @@ HELPERS: dict[Helper, Callable[..., list[list[int]]]] = {
 def good_arguments(draw: Draw) -> dict[Helper, list[Any]]:
     rows, group_size = draw.choice(SIZES), draw.choice([2, 3, 6, 16])
     columns = draw.randint(1, 4) * group_size * (2 if group_size % 2 else 1)
-    dtype, float8 = draw.choice(packing.FLOAT_DTYPES), draw.choice(packing.FLOAT8_DTYPES)
+    dtype, float8 = draw.choice(FLOAT_DTYPES), draw.choice(FLOAT8_DTYPES)
     w = torch.randn(rows, columns, generator=draw.generator()).to(dtype)
     q = torch.randint(-8, 8, (rows, columns), generator=draw.generator(), dtype=torch.int8)
     packed, row_scale = q[:, ::2].contiguous(), torch.ones(rows, 1)

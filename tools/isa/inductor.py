@@ -160,7 +160,7 @@ def llama(scheme: str) -> torch.nn.Module:
     import transformers
 
     import aoext
-    from aoext.schemes import as_config
+    from aoext.configs.schemes import as_config
 
     config = transformers.LlamaConfig(
         hidden_size=2048,

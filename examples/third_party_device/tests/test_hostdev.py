@@ -173,7 +173,7 @@ CONFIGS = {
 @pytest.mark.parametrize("quantized_on", ["hostdev", "cpu"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_quantized_linear_layer_runs_on_the_device(config, quantized_on, generator):
-    quantize_ = pytest.importorskip("aoext.quantize").quantize_
+    quantize_ = pytest.importorskip("aoext").quantize_
     make = getattr(pytest.importorskip("aoext.configs"), config)
     layer = torch.nn.Linear(256, 96)
     for parameter in layer.parameters():

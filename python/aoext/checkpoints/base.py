@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aoext import layouts
 from aoext.checkpoints.settings import Settings, named
-from aoext.layers import as_rows
-from aoext.layouts import SIGN_BITS, float64
-from aoext.packing import describe, has_values, held, one_of, pack_int4
+from aoext.formats.checks import describe, has_values
+from aoext.formats.dtypes import one_of
+from aoext.models.layers import as_rows
+from aoext.packing import layouts, pack_int4
+from aoext.packing.layouts import SIGN_BITS, float64
+from aoext.packing.scales import held
 from aoext.tensors import Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
 

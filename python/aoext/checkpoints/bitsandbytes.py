@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aoext.blocks import LUT4_FORMATS
 from aoext.checkpoints.base import Reader, Writer, refuse_what_is_aoexts_own, take
 from aoext.checkpoints.blocks import looks_up, table_of_16
 from aoext.checkpoints.settings import Settings
-from aoext.layouts import float64
-from aoext.packing import describe, dtype_name, has_values
+from aoext.formats.checks import describe, has_values
+from aoext.formats.dtypes import dtype_name
+from aoext.formats.lookup_tables import LUT4_FORMATS
+from aoext.packing.layouts import float64
 from aoext.serialization.container import parse_json
 from aoext.tensors import Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aoext.blocks import in_tiles
 from aoext.checkpoints.base import Model, take
 from aoext.checkpoints.settings import Settings
-from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe, has_values, one_of
+from aoext.formats.checks import describe, has_values
+from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT_DTYPES, one_of
+from aoext.packing.blockwise import in_tiles
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
 

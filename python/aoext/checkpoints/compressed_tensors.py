@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from aoext.blocks import E2M1
 from aoext.checkpoints.base import (
     Model,
     Reader,
@@ -37,7 +36,9 @@ from aoext.checkpoints.blocks import (
 )
 from aoext.checkpoints.compressed_tensors_groups import TYPES, Refusal, Scheme, Targets, scheme_of, targets_of
 from aoext.checkpoints.settings import Settings
-from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe
+from aoext.formats.checks import describe
+from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT_DTYPES
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.blocks import E2M1
 from aoext.checkpoints.base import (
     Writer,
     exactly,
@@ -18,9 +17,10 @@ from aoext.checkpoints.base import (
     refuse_what_is_aoexts_own,
 )
 from aoext.checkpoints.blocks import looks_up
-from aoext.packing import EXPONENT_DTYPES, dtype_name
+from aoext.formats.dtypes import EXPONENT_DTYPES, dtype_name
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import BlockwiseTensor, Float8Tensor, Int8Tensor, Lut4Tensor, QuantizedTensor
-from aoext.tensors.base import gathered
+from aoext.tensors.fields import gathered
 
 _KINDS = {torch.int8: "int", torch.float8_e4m3fn: "float"}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from aoext.checkpoints.base import Reader, left_as_they_are, take
 from aoext.checkpoints.blocks import blocks_of, by_blocks, by_rows, powers_of_two, take_scale
 from aoext.checkpoints.settings import Settings
-from aoext.packing import FLOAT8_DTYPES
+from aoext.formats.dtypes import FLOAT8_DTYPES
 from aoext.tensors import QuantizedTensor
 
 # Of which a layer has one.

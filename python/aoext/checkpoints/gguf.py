@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aoext.blocks import E2M1
 from aoext.checkpoints.base import int4_plus, packed_pairs
 from aoext.checkpoints.blocks import by_blocks, table_of_16, take_scale
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import QuantizedTensor
 
 

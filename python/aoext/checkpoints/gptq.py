@@ -30,7 +30,7 @@ from aoext.checkpoints.base import (
 from aoext.checkpoints.blocks import by_blocks
 from aoext.checkpoints.expressions import Expression
 from aoext.checkpoints.settings import Settings
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
 from aoext.tensors import BlockwiseTensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.fields import ceil_div
 

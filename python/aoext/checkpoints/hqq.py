@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aoext.checkpoints.base import Reader, int4, packed_pairs, take
 from aoext.checkpoints.settings import Settings
-from aoext.packing import FLOAT_DTYPES
+from aoext.formats.dtypes import FLOAT_DTYPES
 from aoext.tensors import QuantizedTensor
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aoext.blocks import E2M1
 from aoext.checkpoints.base import Model, Reader, left_as_they_are, take
 from aoext.checkpoints.blocks import (
     by_blocks,
@@ -18,7 +17,9 @@ from aoext.checkpoints.blocks import (
     take_whole_scale,
 )
 from aoext.checkpoints.settings import Settings
-from aoext.packing import EXPONENT_DTYPES, FLOAT_DTYPES, describe
+from aoext.formats.checks import describe
+from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT_DTYPES
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
 

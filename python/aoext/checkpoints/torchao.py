@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext import layouts
 from aoext.checkpoints import torchao_blocks
 from aoext.checkpoints.base import Reader, Writer, exactly, is_nonzero, refuse_what_is_aoexts_own, take
 from aoext.checkpoints.settings import Settings
-from aoext.packing import FLOAT_DTYPES
+from aoext.formats.dtypes import FLOAT_DTYPES
+from aoext.packing import layouts
 from aoext.serialization.container import parse_json
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor, QuantizedTensor
 from aoext.tensors.rowwise import RowScaledTensor

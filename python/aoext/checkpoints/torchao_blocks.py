@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.blocks import E2M1
 from aoext.checkpoints.base import take
 from aoext.checkpoints.blocks import blocks_of, by_blocks, table_of_16, take_scale
 from aoext.checkpoints.settings import Settings
-from aoext.packing import EXPONENT_DTYPES
+from aoext.formats.dtypes import EXPONENT_DTYPES
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.fields import ceil_div
 

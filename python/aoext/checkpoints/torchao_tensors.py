@@ -20,9 +20,10 @@ from torchao.quantization.quantize_.workflows import (
     QuantizeTensorToInt8Kwargs,
 )
 
-from aoext.blocks import E2M1
 from aoext.checkpoints.blocks import looks_up
-from aoext.packing import EXPONENT_DTYPES, FLOAT8_DTYPES, describe, dtype_name
+from aoext.formats.checks import describe
+from aoext.formats.dtypes import EXPONENT_DTYPES, FLOAT8_DTYPES, dtype_name
+from aoext.formats.lookup_tables import E2M1
 from aoext.tensors import (
     BlockwiseTensor,
     Float8Tensor,

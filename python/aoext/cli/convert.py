@@ -9,9 +9,9 @@ from typing import Any
 import click
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-from aoext.configs import AUTO
+from aoext.configs.int4 import AUTO
+from aoext.configs.schemes import SCHEMES, as_config
 from aoext.convert import AOEXT, FORMATS, convert_checkpoint
-from aoext.schemes import SCHEMES, as_config
 
 
 class _GroupSize(click.ParamType):

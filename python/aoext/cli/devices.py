@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aoext.info import build_config
+from aoext.library.info import build_config
 
 
 def _cpu(device: torch.device) -> dict[str, Any]:

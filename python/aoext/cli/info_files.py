@@ -9,7 +9,7 @@ from typing import Any
 
 from aoext.checkpoints import READERS
 from aoext.convert import AOEXT
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
 from aoext.serialization.checkpoint import opened
 from aoext.serialization.container import Source, TensorFile, open_regular
 from aoext.serialization.contents import VERSION_KEY

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.reference import QUANTIZE, SUBJECTS, Problem, Sample, Subject, Tensors, bound
 
 OUTLIER = 1000.0

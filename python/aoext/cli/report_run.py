@@ -18,7 +18,7 @@ import aoext
 from aoext.cli.page import environment
 from aoext.cli.report_checks import Check, check_operators
 from aoext.cli.shapes import Shape
-from aoext.info import build_config
+from aoext.library.info import build_config
 from aoext.reference import SUBJECTS, Problem, Subject
 
 # Whose versions say something about a result; those that are not installed are left out.

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from aoext import checkpoints, schemes, serialization
+from aoext import checkpoints, serialization
 from aoext.checkpoints.base import Reader, Writer, with_scales_in
-from aoext.configs import QuantizationConfig
+from aoext.configs import QuantizationConfig, schemes
 from aoext.convert.own import OwnReader
 from aoext.convert.source import Checkpoint
 from aoext.convert.target import Target
-from aoext.layers import as_rows, as_weight
-from aoext.summary import grouped
+from aoext.models.layers import as_rows, as_weight
+from aoext.models.summary import grouped
 from aoext.tensors import Int4Tensor, QuantizedTensor
 
 AOEXT = "aoext"

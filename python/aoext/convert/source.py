@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
 from aoext.configs import QuantizationConfig
-from aoext.layers import has_transposed_weight
-from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
+from aoext.models.layers import has_transposed_weight
 from aoext.serialization.container import DamagedFileError, Source
 
 CONFIG = "config.json"

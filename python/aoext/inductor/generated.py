@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import known, value
 from aoext.inductor.shared import alike, split, takes_one_kernel
-from aoext.packing import FLOAT8_DTYPES, FLOAT_DTYPES
 
 aten, ao = torch.ops.aten, torch.ops.ao
 

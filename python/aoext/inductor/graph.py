@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from aoext.packing import FLOAT_DTYPES
+from aoext.formats.dtypes import FLOAT_DTYPES
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from aoext._imports import when_imported
+from aoext.other_packages import when_imported
 
 CONFIG = "torch._inductor.config"
 # Inductor's slots, and which of our passes (passes.OURS) run in each.

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import aten, is_call, known, value
 from aoext.inductor.weight_only import is_bias, row_scale
-from aoext.packing import FLOAT8_DTYPES, FLOAT_DTYPES
 
 ao = torch.ops.ao
 

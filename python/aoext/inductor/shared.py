@@ -20,11 +20,11 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
+from aoext.formats.dtypes import EXPONENT_DTYPES
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import known, value
-from aoext.info import explain
-from aoext.ops import bound
-from aoext.packing import EXPONENT_DTYPES
+from aoext.library.info import explain
+from aoext.operators.calls import bound
 
 ao = torch.ops.ao
 

@@ -26,9 +26,9 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
+from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import aten, is_call, known, value
-from aoext.packing import FLOAT8_DTYPES, FLOAT_DTYPES
 
 ao = torch.ops.ao
 

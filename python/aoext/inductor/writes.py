@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
+from aoext.formats.dtypes import FLOAT8_DTYPES
 from aoext.inductor.graph import aten, known
-from aoext.packing import FLOAT8_DTYPES
 
 COUNT = torch.ops.ao._count_write.default
 

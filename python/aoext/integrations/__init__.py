@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from aoext import onnx
-from aoext._imports import when_imported
-from aoext.integrations import accelerate_fsdp, checkpointing
+from aoext.integrations import accelerate_fsdp, checkpointing, onnx
+from aoext.other_packages import when_imported
 
 # Names in aoext that are imported when they are asked for: their module here, and what it calls them.
 NAMES = {

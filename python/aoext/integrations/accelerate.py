@@ -17,7 +17,7 @@ from accelerate.utils import modeling, offload
 from torch import Tensor, nn
 
 from aoext import serialization
-from aoext.layers import give_classes
+from aoext.models.layers import give_classes
 from aoext.tensors import QuantizedTensor
 
 # Where an index of offloaded weights has the file of a quantised one.

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from aoext.shards import own_part
+from aoext.models.shards import own_part
 from aoext.tensors import QuantizedTensor
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from aoext.shards import own_part
+from aoext.models.shards import own_part
 from aoext.tensors import QuantizedTensor
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from aoext.layers import CLASSES, WITH_TRANSPOSED_WEIGHT, HasQuantizedWeight, scheme_text
+from aoext.models.layers import CLASSES, WITH_TRANSPOSED_WEIGHT, HasQuantizedWeight, scheme_text
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.products import linear
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from aoext import checkpoints, serialization
 from aoext.integrations.transformers import METHOD, AoextConfig, AoextQuantizer
-from aoext.layers import set_weight
+from aoext.models.layers import set_weight
 from aoext.tensors import QuantizedTensor
 
 

@@ -19,13 +19,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from aoext import serialization
 from aoext.checkpoints import gguf as blocks
 from aoext.checkpoints.gguf_file import ARCHITECTURE, GGUFFile
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.gguf_config import ROPE_FREQUENCIES, config_of
 from aoext.integrations.transformers import AoextConfig
-from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
 from aoext.serialization.container import Source
 from aoext.tensors import QuantizedTensor
-from aoext.tensors.base import gathered
-from aoext.tensors.fields import N
+from aoext.tensors.fields import N, gathered
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from peft.utils import other as peft_other
 from peft.utils import save_and_load as peft_save_and_load
 from torch import Tensor, nn
 
-from aoext._imports import when_imported
 from aoext.integrations.peft_merging import Method, merging, quantized_weight, reporting, unmerging
-from aoext.layers import set_plain_weight
+from aoext.models.layers import set_plain_weight
+from aoext.other_packages import when_imported
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.rows import with_rows
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from aoext.layers import set_weight
+from aoext.models.layers import set_weight
 from aoext.tensors import QuantizedTensor
 from aoext.tensors.rows import with_rows
 

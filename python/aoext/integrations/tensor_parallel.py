@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 
-from aoext import shards
+from aoext.models import shards
 from aoext.tensors import QuantizedTensor
 
 logger = logging.getLogger(__name__)

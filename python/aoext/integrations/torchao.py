@@ -17,7 +17,7 @@ from torchao.utils import TorchAOBaseTensor
 from aoext.checkpoints.torchao import convert
 from aoext.checkpoints.torchao_tensors import weight_to_torchao as weight_to_torchao
 from aoext.integrations import adopt
-from aoext.layers import set_weight
+from aoext.models.layers import set_weight
 from aoext.tensors import QuantizedTensor
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
 
 from . import values
 from .subject import Index, Problem, Subject, Tensors, Weight, dequantization, float_input, linear

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
 
 from .blockwise import Blockwise, weight_only_blockwise
 from .subject import ALL, Problem, Subject

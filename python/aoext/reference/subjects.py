@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from aoext.layouts import GROUP_SIZES
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
+from aoext.packing.layouts import GROUP_SIZES
 
 from . import values
 from .blockwise import subjects_by_block

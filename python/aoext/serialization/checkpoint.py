@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aoext.serialization import container
+from aoext.serialization import container, writing
 from aoext.serialization.container import Source, TensorFile, parse_json
 from aoext.serialization.contents import FORMAT_VERSION, VERSION_KEY
 from aoext.serialization.replacing import Replacement, replacing, target_of
@@ -55,7 +55,7 @@ def write_shards(path: Path, shards: Sequence[Shard]) -> None:
     target = target_of(path)
     if len(shards) == 1:
         with replacing(target) as file:
-            container.write(file, shards[0].tensors, shards[0].metadata)
+            writing.write(file, shards[0].tensors, shards[0].metadata)
         _remove_index(target)
         return
     save = secrets.token_hex(4)
@@ -67,7 +67,7 @@ def write_shards(path: Path, shards: Sequence[Shard]) -> None:
     try:
         for name, shard in zip(names, shards, strict=True):
             written.append(Replacement(target.with_name(name)))
-            container.write(written[-1].file, shard.tensors, shard.metadata)
+            writing.write(written[-1].file, shard.tensors, shard.metadata)
         for replacement in written:
             replacement.finish()
         earlier = _shards_of_an_index(target)
@@ -159,7 +159,7 @@ def files_in(who: str, folder: Path) -> dict[str, str]:
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write one file, which appears whole or not at all."""
     with replacing(path) as file:
-        container.write(file, tensors, metadata)
+        writing.write(file, tensors, metadata)
 
 
 def _files(source: Source) -> list[TensorFile]:

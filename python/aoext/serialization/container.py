@@ -9,7 +9,6 @@ reading into new memory is the faster of the two.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -28,101 +27,16 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name
-
-CHECKSUMS_KEY, DTYPES_KEY = "aoext_crc32", "aoext_dtypes"
-
-METADATA = "__metadata__"
-LENGTH_BYTES = 8
-LONGEST_HEADER = 100_000_000  # safetensors' own limit
-ALIGNMENT = 8
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-# Dtypes without a name there, which are stored as bytes with a tag.
-TAGGED = {dtype_name(d): d for d in (torch.complex128, torch.complex32, torch.float4_e2m1fn_x2)}
-
-
-def is_storable(dtype: torch.dtype) -> bool:
-    """Whether tensors of this dtype have a place in a file."""
-    return dtype in NAMES or dtype in TAGGED.values()
-
-
-# Writing
-
-
-def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors of storable dtypes; one at a time is copied to the CPU if it is not there."""
-    # Large elements first, so that each tensor is aligned to its elements.
-    order = sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))
-    checksums = dict.fromkeys(order, 0)
-    # The header's length does not depend on the checksums, which are known when the tensors are written.
-    file.write(_header(order, tensors, metadata, checksums))
-    for key in order:
-        tensor = tensors[key].detach().resolve_conj().resolve_neg().contiguous().cpu()
-        data = _memory(tensor)
-        checksums[key] = zlib.crc32(data)
-        file.write(data)
-    file.seek(0)
-    file.write(_header(order, tensors, metadata, checksums))
-
-
-def _header(
-    order: Iterable[str],
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
-    checksums: Mapping[str, int],
-) -> bytes:
-    table: dict[str, Any] = {}
-    tags: dict[str, Any] = {}
-    end = 0
-    for key in order:
-        tensor = tensors[key]
-        begin, end = end, end + tensor.numel() * tensor.itemsize
-        name, shape = NAMES.get(tensor.dtype), list(tensor.shape)
-        if name is None:
-            tags[key] = {"dtype": dtype_name(tensor.dtype), "shape": shape}
-            name, shape = "U8", [end - begin]
-        table[key] = {"dtype": name, "shape": shape, "data_offsets": [begin, end]}
-    own = {
-        CHECKSUMS_KEY: json.dumps({key: f"{checksum:08x}" for key, checksum in checksums.items()}),
-        DTYPES_KEY: json.dumps(tags),
-    }
-    text = json.dumps({METADATA: {**metadata, **own}, **table}).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text
-
-
-def _memory(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, to be used while the tensor lives."""
-    if not tensor.numel():
-        return memoryview(b"")
-    array = (ctypes.c_ubyte * (tensor.numel() * tensor.itemsize)).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")
-
-
-# Reading
+from aoext.serialization.layout import (
+    CHECKSUMS_KEY,
+    DTYPES,
+    DTYPES_KEY,
+    LENGTH_BYTES,
+    LONGEST_HEADER,
+    METADATA,
+    TAGGED,
+    memory_of,
+)
 
 
 class DamagedFileError(ValueError):
@@ -343,7 +257,7 @@ class TensorFile:
         }
 
         def read_one(key: str) -> None:
-            memory = _memory(tensors[key])
+            memory = memory_of(tensors[key])
             self._read_into(memory, self.entries[key].begin)
             if verify:
                 self._verify(key, memory)

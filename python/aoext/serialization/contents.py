@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from aoext.packing import FLOAT8_DTYPES, dtype_name
+from aoext.formats.dtypes import FLOAT8_DTYPES, dtype_name
 from aoext.serialization.container import Source, TensorFile, metadata_of, table_of
 from aoext.tensors import (
     BlockwiseTensor,

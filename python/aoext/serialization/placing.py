@@ -14,8 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from aoext.layers import set_weight, why_never_quantized
-from aoext.packing import FLOAT_DTYPES, describe, is_memory_gone
+from aoext.formats.checks import describe, is_memory_gone
+from aoext.formats.dtypes import FLOAT_DTYPES
+from aoext.models.layers import set_weight, why_never_quantized
 from aoext.tensors import QuantizedTensor
 
 # New tensors of the model, by what they are made of and what they become, so that ties stay ties.

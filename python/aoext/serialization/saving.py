@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aoext.packing import dtype_name, is_memory_gone
+from aoext.formats.checks import is_memory_gone
+from aoext.formats.dtypes import dtype_name
 from aoext.serialization.checkpoint import Shard, bytes_of, write_shards
-from aoext.serialization.container import METADATA, is_storable
 from aoext.serialization.contents import (
     FORMAT_VERSION,
     NOT_PERSISTENT_KEY,
@@ -23,6 +23,7 @@ from aoext.serialization.contents import (
     describe_weight,
     stored_tensors,
 )
+from aoext.serialization.layout import METADATA, is_storable
 from aoext.serialization.state import buffers_beside_the_state, check_module, is_ours, state_of
 from aoext.tensors import QuantizedTensor
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from aoext.packing import describe, is_dense
+from aoext.formats.checks import describe, is_dense
 from aoext.tensors import QuantizedTensor
 
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from aoext.packing import dtype_name
+from aoext.formats.dtypes import dtype_name
 from aoext.serialization.checkpoint import opened
 from aoext.serialization.contents import VERSION_KEY, Stored, read_contents
 from aoext.tensors import QuantizedTensor

@@ -4,7 +4,7 @@ fields.py, base.py: the table of fields that a format declares, and what follows
 products.py, lookups.py, views.py, copies.py, plain.py, encoder_layer.py, flat.py, distributed.py: the
 operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
-memory.py, parameters.py, pickles.py: what modules, files and other libraries ask of them
+memory.py, parameters.py, pickles.py, fully_shard.py: what modules, files and other libraries ask of them
 int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
 """
 
@@ -12,6 +12,7 @@ import torch.distributed
 
 from aoext.tensors import copies as copies  # these register operations
 from aoext.tensors import encoder_layer as encoder_layer
+from aoext.tensors import fully_shard as fully_shard
 from aoext.tensors import lookups as lookups
 from aoext.tensors import memory as memory
 from aoext.tensors import parameters as parameters

@@ -2,8 +2,8 @@
 
 A QuantizedTensor stands for a weight [N, K] and keeps it as a few plain tensors, its fields, which
 a subclass declares in a table (fields.py). From the table follow the checks of the constructor and
-the protocols of torch.compile, torch.save and fully_shard (here), views (views.py), copies (copies.py)
-and collectives (distributed.py). A subclass brings a product and a dequantisation.
+the protocol of torch.compile (here), views (views.py), copies (copies.py), torch.save (pickles.py) and
+collectives (fully_shard.py, distributed.py). A subclass brings a product and a dequantisation.
 """
 
 from __future__ import annotations
@@ -16,36 +16,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from aoext.gradients import times_dequantized
-from aoext.packing import describe, dtype_name
+from aoext.formats.checks import describe
+from aoext.formats.dtypes import dtype_name
+from aoext.operators.gradients import times_dequantized
 from aoext.tensors.fields import Field, check_fields
-from aoext.tensors.outer import make_outer
-from aoext.tensors.recording import exports, recorded
+from aoext.tensors.outer import QuantizedTensorType, counted_versions, make_outer
+from aoext.tensors.recording import check_torchscript, exports, recorded
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy
     from typing_extensions import Self
 
 Operation = Callable[..., Any]
 
 
-class _QuantizedTensorType(torch._C._TensorMeta):
-    """Lets type(parameter)(tensor, requires_grad=...) give a parameter again, as accelerate wants it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.keys() == {"requires_grad"} and len(args) == 1:
-            (weight,) = args
-            if type(weight) is not self:
-                raise TypeError(
-                    f"{self.__name__}: a parameter can be made of a {self.__name__} alone, "
-                    f"got {type(weight).__name__}"
-                )
-            return torch.nn.Parameter(weight, requires_grad=False)
-        return super().__call__(*args, **kwargs)
-
-
-class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
+class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     """Base of the quantised weights.
 
     Outwardly a tensor [N, K] in `dtype`, the dtype of the activations that it is made for. It takes
@@ -328,46 +312,6 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         shape = outer_size[::-1] if context["transposed"] else outer_size
         return cls._make(tensors, shape=shape, **context)
 
-    def fsdp_pre_all_gather(
-        self,
-        mesh: DeviceMesh,
-        outer_size: Sequence[int],
-        outer_stride: Sequence[int],
-        module: torch.nn.Module,
-        mp_policy: MixedPrecisionPolicy,
-    ) -> tuple[tuple[Tensor, ...], Any]:
-        """This rank's fields as fully_shard gathers them, rows of the weight first."""
-        rows, columns = self.shape
-        if list(outer_size) != [mesh.size() * rows, columns]:
-            raise ValueError(
-                f"{type(self).__name__}: fully_shard needs as many whole rows of each weight on every rank, "
-                f"got {list(outer_size)} for {mesh.size()} ranks with {[rows, columns]} on this one"
-            )
-        weight = (
-            self if mp_policy.param_dtype is None else cast(QuantizedTensor, self.to(mp_policy.param_dtype))
-        )
-        parts = (tensor.movedim(weight.fields[name].rows, 0) for name, tensor in weight.named_fields())
-        return tuple(part.contiguous() for part in parts), (outer_size, weight.dtype)
-
-    def fsdp_post_all_gather(
-        self,
-        all_gather_outputs: Sequence[Tensor],
-        metadata: Any,
-        param_dtype: torch.dtype,
-        *,
-        out: Tensor | None = None,
-    ) -> tuple[Self, Sequence[Tensor]] | None:
-        """The weight of all ranks, whose fields are views of what was gathered."""
-        if out is not None:  # made of the same memory the first time
-            return None
-        shape, dtype = metadata
-        tensors = {}
-        for (name, _), gathered in zip(self.named_fields(), all_gather_outputs, strict=True):
-            rows = self.fields[name].rows
-            size = self.fields[name].shape(shape, self.block_size)[rows]
-            tensors[name] = gathered[:size].movedim(0, rows)
-        return self.remade(tensors, shape=shape, dtype=dtype), all_gather_outputs
-
     def _stable_hash_for_caching(self) -> str:
         """All that compiled code may depend on, as text that is the same in every process."""
         fields = [
@@ -379,42 +323,10 @@ class QuantizedTensor(torch.Tensor, metaclass=_QuantizedTensorType):
         return repr((outside, context, fields))
 
 
-def gathered(field: Tensor, indices: Tensor) -> Tensor:
-    """Entries of a field at `indices` along dimension 0.
-
-    Floats of 8 bits go as integers, for not every device gathers them. Over a batch of torch.vmap they are
-    indexed: older torches have no rule for view(dtype) there.
-    """
-    if field.itemsize > 1 or not field.is_floating_point():
-        return field.index_select(0, indices)
-    if torch._C._functorch.is_batchedtensor(indices):
-        return field[indices]
-    return field.view(torch.int8).index_select(0, indices).view(field.dtype)
-
-
 def _is_plain(result: object) -> bool:
     """Whether an operation has given a plain tensor, or several."""
     first = result[0] if isinstance(result, (list, tuple)) and result else result
     return isinstance(first, Tensor) and not isinstance(first, QuantizedTensor)
-
-
-def check_torchscript() -> None:
-    """Raise where torch.jit.trace takes a module, whose parameters torch.jit.save reads from their memory."""
-    if torch.jit._trace._trace_module_map is not None:
-        raise NotImplementedError(
-            "torch.jit.trace of a module with quantised weights is not implemented: use torch.export, or "
-            "trace a function, torch.jit.trace(lambda *inputs: model(*inputs), ...), without gradients: "
-            "model.requires_grad_(False)"
-        )
-
-
-def counted_versions() -> AbstractContextManager[Any]:
-    """Views of fields share their version counters here, and writes into fields move them.
-
-    Below __torch_dispatch__ PyTorch counts nothing: the outer tensor has been counted. But what is saved for
-    a backward pass are fields, and their counters tell autograd that they have been overwritten.
-    """
-    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
 
 def _mode_of_views(source: object) -> AbstractContextManager[Any]:

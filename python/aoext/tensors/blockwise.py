@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from aoext.blocks import Scaling, blocks_dequantized_zp, blockwise_quantize, blockwise_quantize_zp
-from aoext.packing import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
+from aoext.formats.dtypes import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
+from aoext.packing.blockwise import Scaling, blocks_dequantized_zp, blockwise_quantize, blockwise_quantize_zp
 from aoext.tensors import zero_points
-from aoext.tensors.base import QuantizedTensor, gathered
-from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
+from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size, gathered
 from aoext.tensors.order import K_ORDER, as_codes, as_weight, check_order
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class BlockwiseTensor(BlockScaledTensor):
         input_block: Sequence[int] | None = None,
         symmetric: bool = True,
     ) -> Self:
-        """Quantise a weight [N, K] as blocks.blockwise_quantize does, or blockwise_quantize_zp.
+        """Quantise a weight [N, K] as packing.blockwise.blockwise_quantize does, or blockwise_quantize_zp.
 
         As it is left, it gives DeepSeek's float8; mxfp8 is [1, 32] with a scale_dtype of float8_e8m0fnu.
         symmetric: without zero points, which are for a dtype of int8

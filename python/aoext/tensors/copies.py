@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import dtype_name, has_values, is_dense, is_freed, one_of
-from aoext.tensors.base import QuantizedTensor, counted_versions, implements
+from aoext.formats.checks import has_values, is_dense, is_freed
+from aoext.formats.dtypes import dtype_name, one_of
+from aoext.tensors.base import QuantizedTensor, implements
 from aoext.tensors.fields import ACTIVATION_DTYPES, Field, K
+from aoext.tensors.outer import counted_versions
 from aoext.tensors.views import is_spanned, weight_dim
 
 aten = torch.ops.aten

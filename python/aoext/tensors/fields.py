@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aoext.packing import FLOAT_DTYPES, describe, is_dense, one_of, shown
+from aoext.formats.checks import describe, is_dense, shown
+from aoext.formats.dtypes import FLOAT_DTYPES, one_of
 
 # The dimensions of a weight, and what error messages call them.
 N, K = 0, 1
@@ -142,3 +143,16 @@ def check_block_size(
         raise TypeError(message)
     if min(block_size) < 1 or (block_size[N] != 1 and not any_blocks):
         raise ValueError(message)
+
+
+def gathered(field: Tensor, indices: Tensor) -> Tensor:
+    """Entries of a field at `indices` along dimension 0.
+
+    Floats of 8 bits go as integers, for not every device gathers them. Over a batch of torch.vmap they are
+    indexed: older torches have no rule for view(dtype) there.
+    """
+    if field.itemsize > 1 or not field.is_floating_point():
+        return field.index_select(0, indices)
+    if torch._C._functorch.is_batchedtensor(indices):
+        return field[indices]
+    return field.view(torch.int8).index_select(0, indices).view(field.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.packing import FLOAT8_DTYPES
+from aoext.formats.dtypes import FLOAT8_DTYPES
 from aoext.tensors.rowwise import RowScaledTensor, row_scaled
 
 if TYPE_CHECKING:

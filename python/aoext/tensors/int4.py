@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.packing import FLOAT_DTYPES, dtype_name, one_of, shown
+from aoext.formats.checks import has_values, shown
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.tensors.base import QuantizedTensor
 from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
 from aoext.tensors.order import K_ORDER, as_codes, as_weight, check_order
@@ -148,7 +149,7 @@ class Int4Tensor(QuantizedTensor):
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         weight = as_codes(weight, self.k_order)
         group_size, dtype, asymmetric = self.block_size[K], self.scale.dtype, self.zero_point.any()
-        if packing.has_values(asymmetric):
+        if has_values(asymmetric):
             return _quantized_fields(weight, group_size, not bool(asymmetric), dtype)
         one, other = (_quantized_fields(weight, group_size, symmetric, dtype) for symmetric in (False, True))
         return {name: torch.where(asymmetric, one[name], other[name]) for name in one}

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from aoext.blocks import LUT4_FORMATS, TABLE_SIZE, Scaling, lut4_quantize
-from aoext.packing import FLOAT_DTYPES, check_matrix
+from aoext.formats.checks import check_matrix
+from aoext.formats.dtypes import FLOAT_DTYPES
+from aoext.formats.lookup_tables import LUT4_FORMATS
+from aoext.formats.table import TABLE_SIZE
+from aoext.packing.blockwise import Scaling, lut4_quantize
 from aoext.tensors.blockwise import BLOCK_SCALE, BlockScaledTensor
 from aoext.tensors.fields import FIXED, Axis, Field, K, N, check_block_size
 
@@ -75,7 +78,7 @@ class Lut4Tensor(BlockScaledTensor):
         scaling: Scaling = "rceil",
         two_scales: bool | None = None,
     ) -> Self:
-        """Quantise a weight [N, K] as blocks.lut4_quantize does.
+        """Quantise a weight [N, K] as packing.blockwise.lut4_quantize does.
 
         format: "mxfp4", "nvfp4", "nf4", or "fp4", which is bitsandbytes' own and not e2m1
         block_size, two_scales: the format's if they are not given; two_scales is for nvfp4 alone

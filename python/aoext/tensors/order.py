@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aoext.packing import has_values
+from aoext.formats.checks import has_values
 from aoext.tensors.fields import Axis, Field, K
 
 K_ORDER = Field((Axis(K),), (torch.int64,), optional=True, whole=True)

@@ -8,6 +8,7 @@ key, which no other tensor has and every operator refuses; of a weight itself Py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -58,3 +59,27 @@ _libraries[0].fallback(_refuse, _KEY)
 _libraries[1].impl("copy_", _refusing(torch.ops.aten.copy_.default), _KEY)
 # With it PyTorch tells that a view of a weight is one (return_and_correct_aliasing).
 _libraries[1].impl("set_.source_Storage_storage_offset", torch.library.fallthrough_kernel, _KEY)
+
+
+class QuantizedTensorType(torch._C._TensorMeta):
+    """Lets type(parameter)(tensor, requires_grad=...) give a parameter again, as accelerate wants it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() == {"requires_grad"} and len(args) == 1:
+            (weight,) = args
+            if type(weight) is not self:
+                raise TypeError(
+                    f"{self.__name__}: a parameter can be made of a {self.__name__} alone, "
+                    f"got {type(weight).__name__}"
+                )
+            return torch.nn.Parameter(weight, requires_grad=False)
+        return super().__call__(*args, **kwargs)
+
+
+def counted_versions() -> AbstractContextManager[Any]:
+    """Views of fields share their version counters here, and writes into fields move them.
+
+    Below __torch_dispatch__ PyTorch counts nothing: the outer tensor has been counted. But what is saved for
+    a backward pass are fields, and their counters tell autograd that they have been overwritten.
+    """
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)

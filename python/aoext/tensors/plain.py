@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from aoext.packing import has_values
+from aoext.formats.checks import has_values
 from aoext.tensors.base import QuantizedTensor, implements
 from aoext.tensors.copies import refuse_gradient, wants_gradient
 

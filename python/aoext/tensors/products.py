@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.gradients import may_skip_autograd
-from aoext.packing import FLOAT_DTYPES, dtype_name
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
+from aoext.operators.gradients import may_skip_autograd
 from aoext.tensors.base import QuantizedTensor, implements
 
 aten = torch.ops.aten

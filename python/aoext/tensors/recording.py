@@ -36,3 +36,13 @@ def recorded(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     is_on = mode is not None and all(has_proxy_slot(weight, mode.tracer) for weight in weights)
     with PreDispatchTorchFunctionMode(mode.tracer) if is_on else nullcontext():
         return _RECORDED.get(function, function)(*args, **kwargs)
+
+
+def check_torchscript() -> None:
+    """Raise where torch.jit.trace takes a module, whose parameters torch.jit.save reads from their memory."""
+    if torch.jit._trace._trace_module_map is not None:
+        raise NotImplementedError(
+            "torch.jit.trace of a module with quantised weights is not implemented: use torch.export, or "
+            "trace a function, torch.jit.trace(lambda *inputs: model(*inputs), ...), without gradients: "
+            "model.requires_grad_(False)"
+        )

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.tensors.base import QuantizedTensor, gathered
-from aoext.tensors.fields import BLOCK, Axis, Field, K, N
+from aoext.formats.checks import shown
+from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.fields import BLOCK, Axis, Field, K, N, gathered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,9 +62,7 @@ class RowScaledTensor(QuantizedTensor):
     def _check(self) -> None:
         who, columns = type(self).__name__, self.shape[K]
         if not isinstance(self.dynamic_activation, bool):
-            raise TypeError(
-                f"{who}: dynamic_activation must be a bool, got {packing.shown(self.dynamic_activation)}"
-            )
+            raise TypeError(f"{who}: dynamic_activation must be a bool, got {shown(self.dynamic_activation)}")
         if self.block_size[K] != columns:
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 

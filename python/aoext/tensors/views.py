@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.packing import has_values
-from aoext.tensors.base import QuantizedTensor, counted_versions, implements
+from aoext.formats.checks import has_values
+from aoext.tensors.base import QuantizedTensor, implements
 from aoext.tensors.fields import BLOCK, DIM_NAMES, K, ceil_div
+from aoext.tensors.outer import counted_versions
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aoext.blocks import in_blocks
+from aoext.packing.blockwise import in_blocks
 from aoext.tensors.fields import K, N
 
 

@@ -12,9 +12,8 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from aoext import schemes
-from aoext.configs import QuantizationConfig
-from aoext.schemes import Scheme, as_config
+from aoext.configs import QuantizationConfig, schemes
+from aoext.configs.schemes import Scheme, as_config
 
 
 class _Method(str):
@@ -30,7 +29,7 @@ METHOD = _Method("aoext")
 class AoextConfig(QuantizationConfigMixin):
     """How from_pretrained quantises a model's linear layers while it loads them.
 
-    scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name in schemes.SCHEMES:
+    scheme: a config of aoext, such as Int4WeightOnlyConfig(group_size=32), or its name in configs.schemes:
         "int4", "int8", "float8_block", "nvfp4" and so on, in groups that fit each layer. None, as
         AoextConfig.keep() has it, for checkpoints that are quantised already, by aoext or another library:
         their weights come onto aoext's layouts without loss

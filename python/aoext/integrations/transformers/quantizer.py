@@ -17,13 +17,20 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
 from aoext import checkpoints, serialization
-from aoext.choice import refusal_of_own_forward
 from aoext.configs import QuantizationConfig
+from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
 from aoext.integrations.transformers.weights import Assemble, Converter, Operation, Quantize, Read
-from aoext.layers import CLASSES, as_rows, as_weight, give_classes, set_plain_weight, why_never_quantized
-from aoext.packing import FLOAT_DTYPES, dtype_name, one_of
-from aoext.summary import grouped, what_stays
+from aoext.models.choice import refusal_of_own_forward
+from aoext.models.layers import (
+    CLASSES,
+    as_rows,
+    as_weight,
+    give_classes,
+    set_plain_weight,
+    why_never_quantized,
+)
+from aoext.models.summary import grouped, what_stays
 from aoext.tensors import QuantizedTensor
 
 logger = logging.getLogger(__name__)

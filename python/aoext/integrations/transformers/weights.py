@@ -11,8 +11,8 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from aoext import serialization
-from aoext.layers import as_rows, as_weight
-from aoext.packing import FLOAT_DTYPES
+from aoext.formats.dtypes import FLOAT_DTYPES
+from aoext.models.layers import as_rows, as_weight
 from aoext.tensors import QuantizedTensor
 
 if TYPE_CHECKING:

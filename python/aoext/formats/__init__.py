@@ -1,0 +1,1 @@
+"""Number formats: what checks, packing, tensors, files and documents know of them."""

@@ -1,0 +1,232 @@
+"""ONNX: the operators of `torch.ops.ao` as DequantizeLinear and MatMul, for torch.onnx.export.
+
+Needs onnxscript, as torch.onnx.export does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aoext.operators.calls import ao
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What torch.onnx.export takes as custom_translation_table; opset 21 or later.
+
+    Weights stay quantised in the file: int8 and float8 as they are, 4 bits as packed, which the exporter's
+    optimiser (its default) unpacks to 8 bits. Activations of dynamic schemes are rounded as when they are
+    quantised, so that results differ by roundings alone.
+
+    >>> torch.onnx.export(  # doctest: +SKIP
+    ...     model, (x,), dynamo=True, opset_version=21, custom_translation_table=aoext.onnx.translations()
+    ... )
+    """
+    from onnxscript import opset21 as op
+
+    def product(input: Any, weight: Any, bias: Any) -> Any:
+        """input · weightᵀ + bias for a plain weight [N, K] in float32."""
+        result = op.MatMul(input, op.Transpose(op.CastLike(weight, input), perm=[1, 0]))
+        return result if bias is None else op.Add(result, op.CastLike(bias, result))
+
+    def by_rows(weight: Any, scale: Any) -> Any:
+        float_scale = op.Cast(op.Reshape(scale, op.Constant(value_ints=[-1])), to=_FLOAT)
+        return op.DequantizeLinear(weight, float_scale, axis=0)
+
+    def by_groups(weight: Any, scale: Any, zero_point: Any) -> Any:
+        rows, half = weight.shape
+        groups = scale.shape[0]
+        byte = op.Cast(weight, to=_INT32)
+        sixteen, eight = op.Constant(value=_int32(16)), op.Constant(value=_int32(8))
+        low = op.Sub(op.Mod(op.Add(byte, eight), sixteen), eight)
+        high = op.Div(op.Sub(byte, op.Mod(byte, sixteen)), sixteen)
+        last = op.Constant(value_ints=[2])
+        pairs = op.Concat(op.Unsqueeze(low, last), op.Unsqueeze(high, last), axis=2)
+        shape = op.Constant(value_ints=[rows * groups, 2 * half // groups])
+        values = op.Cast(op.Reshape(pairs, shape), to=_INT8)
+        flat = op.Constant(value_ints=[-1])
+        scales, zeros = (
+            op.Cast(op.Reshape(op.Transpose(part, perm=[1, 0]), flat), to=_FLOAT)
+            for part in (scale, zero_point)
+        )
+        plain = op.Add(
+            op.DequantizeLinear(values, scales, axis=0), op.Unsqueeze(zeros, op.Constant(value_ints=[1]))
+        )
+        return op.Reshape(plain, op.Constant(value_ints=[rows, 2 * half]))
+
+    def number(value: float) -> Any:
+        return op.Constant(value_float=value)
+
+    def rounded(values: Any, dtype: int, powers_of_two: bool = False) -> Any:
+        """float32 rows as their quantisation to `dtype` leaves them."""
+        absmax = op.ReduceMax(op.Abs(values), op.Constant(value_ints=[-1]), keepdims=1)
+        limit = 127.0 if dtype == _INT8 else _LARGEST_FLOAT8[dtype]
+        scale = op.Where(op.Equal(absmax, number(0.0)), number(1.0), op.Div(absmax, number(limit)))
+        if powers_of_two:  # next to one of them the logarithm is off by a step
+            near = op.Pow(number(2.0), op.Ceil(op.Div(op.Log(scale), number(math.log(2)))))
+            half = op.Mul(near, number(0.5))
+            near = op.Where(op.GreaterOrEqual(half, scale), half, near)
+            scale = op.Where(op.Less(near, scale), op.Mul(near, number(2.0)), near)
+        q = op.Div(values, scale)
+        q = op.Round(q) if dtype == _INT8 else op.Cast(op.Cast(q, to=dtype), to=_FLOAT)
+        return op.Mul(q, scale)
+
+    def rounded_rows(input: Any, dtype: int) -> Any:
+        """The input as ao::quantize_rowwise leaves it."""
+        return op.CastLike(rounded(op.Cast(input, to=_FLOAT), dtype), input)
+
+    def rounded_blocks(input: Any, dtype: int, columns: int, block: int, powers_of_two: bool) -> Any:
+        """The input as ao::quantize_blockwise leaves it."""
+        last = op.Constant(value_ints=[-1])
+        missing = op.Constant(value_ints=[0, -columns % block])
+        padded = op.Pad(op.Cast(input, to=_FLOAT), missing, number(0.0), last)
+        rows = op.Reshape(padded, op.Constant(value_ints=[-1, block]))
+        result = op.Reshape(rounded(rows, dtype, powers_of_two), op.Shape(padded))
+        result = op.Slice(result, op.Constant(value_ints=[0]), op.Constant(value_ints=[columns]), last)
+        return op.CastLike(result, input)
+
+    def spread(scale: Any, rows: int, columns: int, block_size: Sequence[int]) -> Any:
+        """Scales of blocks as float32 [rows, columns]."""
+        if int(scale.dtype) == _UINT8:
+            scale = op.Pow(number(2.0), op.Sub(op.Cast(scale, to=_FLOAT), number(127.0)))
+        floats = op.Cast(scale, to=_FLOAT)
+        for axis, (size, block) in enumerate(zip((rows, columns), block_size, strict=True)):
+            floats = op.Gather(floats, op.Constant(value_ints=[i // block for i in range(size)]), axis=axis)
+        return floats
+
+    def by_blocks(weight: Any, scale: Any, block_size: Sequence[int], zero_point: Any = None) -> Any:
+        values = op.DequantizeLinear(weight, number(1.0))
+        rows, columns = weight.shape
+        if zero_point is not None:
+            values = op.Sub(values, spread(zero_point, rows, columns, block_size))
+        return op.Mul(values, spread(scale, rows, columns, block_size))
+
+    def by_table(weight: Any, table: Any, scale: Any, block_size: Sequence[int], whole: Any) -> Any:
+        rows, half = weight.shape
+        byte, last = op.Cast(weight, to=_INT32), op.Constant(value_ints=[2])
+        sixteen = op.Constant(value=_int32(16))
+        parts = op.Mod(byte, sixteen), op.Div(byte, sixteen)
+        pairs = op.Concat(*(op.Unsqueeze(part, last) for part in parts), axis=2)
+        codes = op.Reshape(pairs, op.Constant(value_ints=[rows, 2 * half]))
+        plain = op.Mul(op.Gather(table, codes), spread(scale, rows, 2 * half, block_size))
+        return plain if whole is None else op.Mul(plain, whole)
+
+    def rowwise(input: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
+        return product(input, by_rows(weight, scale), bias)
+
+    def groupwise(input: Any, weight: Any, scale: Any, zero_point: Any, bias: Any = None) -> Any:
+        return product(input, by_groups(weight, scale, zero_point), bias)
+
+    def dynamic(input: Any, weight: Any, weight_scale: Any, bias: Any = None) -> Any:
+        return product(rounded_rows(input, int(weight.dtype)), by_rows(weight, weight_scale), bias)
+
+    def int4_dynamic(
+        input: Any, weight: Any, scale: Any, zero_point: Any, bias: Any = None, input_dtype: int = -1
+    ) -> Any:
+        dtype = _INT8 if input_dtype == -1 else input_dtype
+        return product(rounded_rows(input, dtype), by_groups(weight, scale, zero_point), bias)
+
+    def blockwise(input: Any, weight: Any, scale: Any, block_size: Sequence[int], bias: Any = None) -> Any:
+        return product(input, by_blocks(weight, scale, block_size), bias)
+
+    def blockwise_zp(
+        input: Any, weight: Any, scale: Any, zero_point: Any, block_size: Sequence[int], bias: Any = None
+    ) -> Any:
+        return product(input, by_blocks(weight, scale, block_size, zero_point), bias)
+
+    def lut4(
+        input: Any,
+        weight: Any,
+        table: Any,
+        scale: Any,
+        block_size: Sequence[int],
+        global_scale: Any = None,
+        bias: Any = None,
+    ) -> Any:
+        return product(input, by_table(weight, table, scale, block_size, global_scale), bias)
+
+    def blocks_dynamic(
+        input: Any,
+        weight: Any,
+        weight_scale: Any,
+        input_block: Sequence[int],
+        weight_block: Sequence[int],
+        bias: Any = None,
+    ) -> Any:
+        powers_of_two = int(weight_scale.dtype) == _UINT8
+        columns = weight.shape[1]
+        x = rounded_blocks(input, int(weight.dtype), columns, input_block[1], powers_of_two)
+        return product(x, by_blocks(weight, weight_scale, weight_block), bias)
+
+    def cast(plain: Any, scale: Any, dtype: int) -> Any:
+        return op.CastLike(plain, scale) if dtype == -1 else op.Cast(plain, to=dtype)
+
+    def groups_dequantized(weight: Any, scale: Any, zero_point: Any, dtype: int = -1) -> Any:
+        return cast(by_groups(weight, scale, zero_point), scale, dtype)
+
+    def rows_dequantized(weight: Any, scale: Any, dtype: int = -1) -> Any:
+        return cast(by_rows(weight, scale), scale, dtype)
+
+    def blocks_dequantized(weight: Any, scale: Any, block_size: Sequence[int], dtype: int = -1) -> Any:
+        plain = by_blocks(weight, scale, block_size)
+        return cast(plain, scale if int(scale.dtype) in _FLOATS else plain, dtype)
+
+    def lut4_dequantized(
+        weight: Any,
+        table: Any,
+        scale: Any,
+        block_size: Sequence[int],
+        global_scale: Any = None,
+        dtype: int = -1,
+    ) -> Any:
+        plain = by_table(weight, table, scale, block_size, global_scale)
+        return cast(plain, scale if int(scale.dtype) in _FLOATS else plain, dtype)
+
+    return {
+        ao.bf16i4bf16_rowwise.default: groupwise,
+        ao.bf16i4bf16_rowwise_bias.default: groupwise,
+        ao.bf16i8bf16_rowwise.default: rowwise,
+        ao.bf16f8bf16_rowwise.default: rowwise,
+        ao.scaled_linear_rowwise.default: dynamic,
+        ao.dequantize_int4.default: groups_dequantized,
+        ao.dequantize_rowwise.default: rows_dequantized,
+        ao.scaled_linear_int4.default: int4_dynamic,
+        ao.bf16i8bf16_blockwise.default: blockwise,
+        ao.bf16i8bf16_blockwise_zp.default: blockwise_zp,
+        ao.bf16f8bf16_blockwise.default: blockwise,
+        ao.bf16lut4bf16_blockwise.default: lut4,
+        ao.scaled_linear_blockwise.default: blocks_dynamic,
+        ao.dequantize_blockwise.default: blocks_dequantized,
+        ao.dequantize_lut4.default: lut4_dequantized,
+    }
+
+
+def name_translations(dispatching: Any) -> None:
+    """Have the exporter name `translations` where it meets an operator of ours without them."""
+    dispatch = getattr(dispatching, "dispatch", None)
+    if dispatch is None:  # another version of PyTorch
+        return
+
+    @functools.wraps(dispatch)
+    def dispatched(node: Any, registry: Any) -> Any:
+        function, message = dispatch(node, registry)
+        if function is None and node.target in translations():
+            message += ": custom_translation_table=aoext.onnx.translations() has it"
+        return function, message
+
+    dispatching.dispatch = dispatched
+
+
+# onnx.TensorProto.DataType
+_FLOAT, _UINT8, _INT8, _INT32 = 1, 2, 3, 6
+_FLOATS = (_FLOAT, 10, 16)  # with float16 and bfloat16
+_LARGEST_FLOAT8 = {17: 448.0, 19: 57344.0}  # e4m3fn, e5m2
+
+
+def _int32(number: int) -> Any:
+    import numpy
+    import onnx.numpy_helper
+
+    return onnx.numpy_helper.from_array(numpy.array(number, numpy.int32))

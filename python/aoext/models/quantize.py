@@ -1,0 +1,137 @@
+"""Quantising the linear layers of a model in place, and its embeddings where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from aoext.configs import QuantizationConfig
+from aoext.formats.checks import has_values
+from aoext.integrations import adopt
+from aoext.models import shards
+from aoext.models.choice import Owners, choose
+from aoext.models.layers import as_rows, as_weight, set_weight
+from aoext.models.summary import QuantizationSummary, QuantizedLayer, model_bytes, stored_bytes
+from aoext.packing.scales import is_surely_finite
+from aoext.tensors import QuantizedTensor
+
+Item = TypeVar("Item")
+
+# A progress bar shows up after this many seconds; shorter work is silent.
+SECONDS_BEFORE_PROGRESS = 1.0
+
+
+@torch.inference_mode(False)  # weights that are made in it can train no adapter later
+@torch.no_grad()
+def quantize_(
+    model: nn.Module,
+    config: QuantizationConfig,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    device: torch.device | str | int | None = None,
+    *,
+    quantize_trainable: bool = False,
+    quantize_embeddings: bool = False,
+) -> QuantizationSummary:
+    """Replace the weights of a model's linear layers by quantised ones, in place.
+
+    filter_fn(module, fully qualified name) chooses the layers; all nn.Linear, and Conv1D of transformers,
+        if it is not given, but for subclasses whose own forward cannot take a quantised weight, or cannot
+        be tried.
+    device: where to quantise and where the model ends up; weights move there one at a time. Without
+        it every weight stays where it is.
+    quantize_trainable: whether to quantise, and so to freeze, what is to be trained: adapters of PEFT,
+        and in models that are partly frozen all weights that require gradients. Partly frozen are models
+        in which the weight of a linear layer is, or more than half of all parameters but embeddings.
+    quantize_embeddings: whether to quantise nn.Embedding too. A head that shares its weight with an
+        embedding goes on sharing it: one quantised weight serves both. Else both keep the plain one.
+
+    Layers are replaced one by one, so that no more memory is needed than the model and one layer
+    take. Weights that several layers share stay shared. A layer that cannot be quantised is
+    skipped, and the summary tells why, as it tells what else stays as it is and is large. Of a weight that
+    parallelize_module has sharded each rank quantises its own part, and the summary counts that.
+
+    ValueError, before anything changes, for a weight with NaN or Inf, for a layer that torchao or
+    bitsandbytes has quantised or that accelerate has offloaded, and for tensors on the meta device that
+    would have to go to another. Weights are read for this, and copied nowhere. Only what nobody can
+    foresee, such as memory that runs out, leaves some layers quantised; the call can then be repeated.
+
+    >>> print(quantize_(model, Int4WeightOnlyConfig(group_size=128)))  # doctest: +SKIP
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quantize_: model must be an nn.Module, got a {type(model).__name__}")
+    if not isinstance(config, QuantizationConfig):
+        raise TypeError(
+            f"quantize_: config must be one of aoext's, such as Int4WeightOnlyConfig(), got {config!r}"
+        )
+    if not isinstance(quantize_embeddings, bool):
+        raise TypeError(f"quantize_: quantize_embeddings must be a bool, got {quantize_embeddings!r}")
+    choice = choose(model, config, filter_fn, quantize_trainable, quantize_embeddings)
+    _check_values(choice.groups, config)
+    if device is not None:
+        _check_device(model, torch.device(device))
+    summary = QuantizationSummary(config, skipped=choice.skipped, model_bytes_before=model_bytes(model))
+    for owners in _with_progress(choice.groups):
+        summary.layers.append(_quantize_layer(owners, config, device))
+    if device is not None:
+        model.to(device)
+    adopt(model)
+    summary.count(model)
+    return summary
+
+
+def _check_values(groups: Sequence[Owners], config: QuantizationConfig) -> None:
+    """Raise if a weight's values cannot be quantised, while all of them are as they were."""
+    for (name, layer), *_ in groups:
+        weight = shards.own_part(layer.weight)
+        if has_values(weight) and not is_surely_finite(weight):
+            _quantized(name, layer, weight, config, None)  # which tells
+
+
+def _check_device(model: nn.Module, device: torch.device) -> None:
+    """Raise if a device is not there, or if a tensor without values would have to go to it."""
+    torch.empty(0, device=device)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta and device.type != "meta":
+            raise ValueError(f"quantize_: {name} is on the meta device and has no values for {device}")
+
+
+def _quantized(
+    name: str,
+    layer: nn.Module,
+    weight: Tensor,
+    config: QuantizationConfig,
+    device: torch.device | str | int | None,
+) -> Tensor:
+    try:
+        quantized = shards.quantize(config, as_rows(layer, weight), device)
+        return as_weight(layer, quantized) if isinstance(quantized, QuantizedTensor) else quantized
+    except ValueError as error:
+        raise ValueError(f"quantize_: layer {name!r}: {error}") from error
+
+
+def _quantize_layer(
+    owners: Owners, config: QuantizationConfig, device: torch.device | str | int | None
+) -> QuantizedLayer:
+    """Quantise the weight of `owners` on `device` and give it to all of them."""
+    (name, first), *others = owners
+    weight = first.weight
+    quantized = _quantized(name, first, weight, config, device)
+    parameter = nn.Parameter(quantized, requires_grad=False)
+    for _, layer in owners:
+        set_weight(layer, parameter)
+    rows, columns = as_rows(first, shards.own_part(weight)).shape
+    tied = tuple(other for other, _ in others)
+    return QuantizedLayer(name, (rows, columns), stored_bytes(weight), stored_bytes(quantized), tied)
+
+
+def _with_progress(items: Sequence[Item]) -> Iterable[Item]:
+    """`items` with a progress bar on a terminal, if tqdm is installed and the work takes long."""
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        return items
+    # disable=None: no bar where the output is not a terminal.
+    return tqdm(items, desc="quantising", unit="layer", delay=SECONDS_BEFORE_PROGRESS, disable=None)

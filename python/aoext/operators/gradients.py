@@ -1,0 +1,279 @@
+"""Gradients of the operators of `torch.ops.ao`: backward, forward, and under the transforms of torch.func.
+
+Gradients go to `input` and to the bias; quantised weights and their scales get none. The operators
+that work on 8-bit inputs, quantize and dequantize have no gradient: PyTorch warns in a
+backward pass through them. (A refusal in Python would be a step on the hot path of every call.)
+
+torch.library.register_autograd knows no forward mode and no torch.func, whose jvp then takes an operator
+for a constant; so the kernels of the key Autograd stand here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from aoext.formats.table import Code, code_of
+from aoext.operators import batches
+from aoext.operators.batches import vmap_rule
+from aoext.operators.calls import ao, operators
+from aoext.operators.experts import BY_EXPERT, ONE_WEIGHT, OneWeight
+from aoext.packing.layouts import tinygemm_to_plain
+
+# The kernels live as long as this object.
+_library = torch.library.Library("ao", "FRAGMENT")
+
+
+def _in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def may_skip_autograd(input: Tensor, bias: Tensor | None) -> bool:
+    """Whether a product of these with a quantised weight has no gradient and no transform to think of."""
+    return (
+        not (torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)))
+        and not _in_forward_mode()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def times_dequantized(input: Tensor, dequantized: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+    """input [..., N] times the weight [N, K] that `dequantized(dtype, *parts)` gives.
+
+    Derivatives keep the parts and not the weight, and make it anew.
+    """
+    return _TimesDequantized.apply(input, False, dequantized, *parts)
+
+
+class _TimesDequantized(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        input: Tensor, transposed: bool, dequantized: Callable[..., Tensor], *parts: Tensor
+    ) -> Tensor:
+        weight = dequantized(input.dtype, *parts)
+        return input @ (weight.mT if transposed else weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.transposed, ctx.dequantized, *parts = inputs
+        ctx.save_for_backward(*parts)
+        ctx.save_for_forward(*parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        parts = ctx.saved_tensors
+        input_grad = _TimesDequantized.apply(grad, not ctx.transposed, ctx.dequantized, *parts)
+        return (input_grad, None, None, *(None for _ in parts))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        return _TimesDequantized.apply(tangent, ctx.transposed, ctx.dequantized, *ctx.saved_tensors)
+
+    vmap = staticmethod(vmap_rule(lambda *arguments: _TimesDequantized.apply(*arguments), ("input",)))
+
+
+def _register(operator: str, dequantized: Callable[..., Tensor]) -> None:
+    """Gradients of a product of the argument `input` and a weight that the others make up, but for the bias.
+
+    `dequantized(dtype, **parts)` gives the weight from these others by name, of which some may be no
+    tensors, or None; rounding or quantising the input counts as nothing.
+    """
+    overload, in_order = _positional(getattr(ao, operator).default)
+    names = [argument.name for argument in getattr(ao, operator).default._schema.arguments]
+    bias_argument = names.index("bias") if "bias" in names else len(names)
+    offsets_argument = names.index("offsets") if "offsets" in names else len(names)
+    weight_arguments = [i for i in range(1, len(names)) if i != bias_argument]
+    weight_names = [names[i] for i in weight_arguments]
+
+    def kind_of(arguments: Sequence[Any]) -> OneWeight:
+        by_expert = offsets_argument < len(arguments) and arguments[offsets_argument] is not None
+        return BY_EXPERT if by_expert else ONE_WEIGHT
+
+    def product(input: Tensor, *others: Any) -> Tensor:
+        """For any number of leading dimensions, where the operator may take one alone."""
+        if kind_of((input, *others)) is BY_EXPERT:
+            return overload(input, *others)
+        *leading, K = input.shape
+        result = overload(input.reshape(math.prod(leading), K), *others)
+        return result.reshape(*leading, result.shape[1])
+
+    def bias_of(arguments: tuple[Any, ...]) -> Any:
+        return arguments[bias_argument] if len(arguments) > bias_argument else None
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Tensor:
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload(*arguments)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            parts = [inputs[i] if i < len(inputs) else None for i in weight_arguments]
+            tensors = [part if isinstance(part, Tensor) else None for part in parts]
+            ctx.kind = kind_of(inputs)
+            if ctx.needs_input_grad[0] or ctx.kind.bias_wants_parts:
+                ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)  # compiled code does not say here whether it is in forward mode
+            ctx.others = [None if isinstance(part, Tensor) else part for part in parts]
+            bias = bias_of(inputs)
+            ctx.bias_dtype = None if bias is None else bias.dtype
+            ctx.count = len(inputs)
+            ctx.dtype = output.dtype
+
+        @staticmethod
+        def parts(ctx: Any) -> dict[str, Any]:
+            saved = zip(weight_names, ctx.saved_tensors, ctx.others, strict=False)
+            return {name: other if tensor is None else tensor for name, tensor, other in saved}
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            grads: list[Tensor | None] = [None] * ctx.count
+            parts = Product.parts(ctx)
+            offsets = parts.get("offsets")
+            if ctx.needs_input_grad[0]:
+                grads[0] = ctx.kind.input_grad(grad, dequantized(grad.dtype, **parts), offsets)
+            if ctx.bias_dtype is not None and ctx.needs_input_grad[bias_argument]:
+                grads[bias_argument] = ctx.kind.bias_grad(grad, offsets).to(ctx.bias_dtype)
+            return tuple(grads)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Tensor:
+            parts = Product.parts(ctx)
+            bias = bias_of(tangents)
+            bias = None if bias is None else bias.to(ctx.dtype)
+            return ctx.kind.times(tangents[0], dequantized(ctx.dtype, **parts), bias, parts.get("offsets"))
+
+        vmap = staticmethod(vmap_rule(product, names))
+
+    # Not Product.apply itself, which reads the signature of forward at every call; nor other steps.
+    apply = super(torch.autograd.Function, Product).apply
+    call = getattr(ao, operator).default._op
+    is_grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
+    below_autograd = torch._C._AutoDispatchBelowAutograd
+
+    def kernel(*arguments: Any, **options: Any) -> Tensor:
+        backward = is_grad_enabled() and any_requires_grad(*arguments)
+        if backward or _in_forward_mode():
+            return apply(*in_order(arguments, options))
+        with below_autograd():
+            return call(*arguments, **options)
+
+    def transformed(*arguments: Any, **options: Any) -> Tensor:
+        return _transformed(Product, overload, in_order(arguments, options))
+
+    Product.__name__ = Product.__qualname__ = operator
+    _library.impl(operator, kernel, "Autograd")
+    _library.impl(operator, transformed, "FuncTorchDynamicLayerFrontMode")  # before a transform of torch.func
+
+
+def _positional(overload: Any) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
+    """An operator that takes all of its arguments by position, and how those of a call are put in order."""
+    schema = overload._schema.arguments
+    names = [argument.name for argument in schema if argument.kwarg_only]
+    others = schema[: len(schema) - len(names)]
+    if not names:
+        return overload, lambda arguments, options: arguments
+
+    def call(*given: Any) -> Any:
+        return overload(*given[: len(others)], **dict(zip(names, given[len(others) :], strict=False)))
+
+    def in_order(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        left_out = (argument.default_value for argument in others[len(arguments) :])
+        return *arguments, *left_out, *(options.get(name) for name in names)
+
+    return call, in_order
+
+
+def _transformed(
+    function: type[torch.autograd.Function], overload: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
+    """A call under a transform of torch.func: a function that it differentiates or takes over a batch.
+
+    Under functionalize it is the plain operator, which changes none of its arguments.
+    """
+    # Internals of PyTorch, so importing aoext shall not need them.
+    from torch._functorch.autograd_function import custom_function_call
+    from torch._functorch.pyfunctorch import FunctionalizeInterpreter, retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    transform = retrieve_current_functorch_interpreter()
+    if not isinstance(transform, FunctionalizeInterpreter):
+        return custom_function_call(function, *arguments)
+    functionalized = FunctorchFunctionalizeAPI(transform)
+    with functionalized.redispatch_to_next():
+        result = overload(*functionalized.unwrap_tensors(arguments))
+    return functionalized.wrap_tensors(result)
+
+
+def _dequantized(
+    dtype: torch.dtype,
+    *,
+    weight: Tensor,
+    scale: Tensor,
+    block_size: list[int] | None = None,
+    zero_point: Tensor | None = None,
+    table: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    offsets: Tensor | None = None,
+    code: int = Code.INT4,
+    **_: Any,
+) -> Tensor:
+    """[N, K] of a weight in any format; [E, N, K] beside offsets, one expert after the other."""
+    if offsets is None:
+        return ao.dequantize(
+            weight, scale, block_size, zero_point, table, global_scale, code=code, dtype=dtype
+        )
+    zeros = [None] * len(weight) if zero_point is None else zero_point
+    experts = [
+        ao.dequantize(w, s, block_size, z, table, global_scale, code=code, dtype=dtype)
+        for w, s, z in zip(weight, scale, zeros, strict=True)
+    ]
+    return torch.stack(experts)
+
+
+def _pack_dequantized(dtype: torch.dtype, *, weight: Tensor, scale_and_zero: Tensor, **_: Any) -> Tensor:
+    qdata, scale, zero_point = tinygemm_to_plain(weight, scale_and_zero)
+    return _dequantized(dtype, weight=qdata, scale=scale, zero_point=zero_point)
+
+
+def _of_older_names(dtype: torch.dtype, *, weight: Tensor, **parts: Any) -> Tensor:
+    """Of the operators whose names say the format."""
+    scale, block_size = parts.pop("weight_scale", None), parts.pop("weight_block", None)
+    parts = {"scale": scale, "block_size": block_size, **parts}
+    is_int4 = parts.get("zero_point") is not None and parts["zero_point"].is_floating_point()
+    code = Code.LUT4 if parts.get("table") is not None else Code.INT4 if is_int4 else code_of(weight.dtype)
+    return _dequantized(dtype, weight=weight, **parts, code=code)
+
+
+# Products with gradients, by what makes their weights plain.
+_DEQUANTIZED: dict[str, Callable[..., Tensor]] = {
+    "weight_only_linear": _dequantized,
+    "scaled_linear": _dequantized,
+    "bf16i4bf16_rowwise": _dequantized,
+    "bf16i4bf16_rowwise_bias": _dequantized,
+    "weight_int4pack_mm": _pack_dequantized,
+}
+_OLDER = [
+    "bf16i4bf16_rowwise_grouped",
+    "bf16i8bf16_rowwise",
+    "bf16f8bf16_rowwise",
+    "bf16i8bf16_blockwise",
+    "bf16i8bf16_blockwise_zp",
+    "bf16f8bf16_blockwise",
+    "bf16lut4bf16_blockwise",
+    "scaled_linear_rowwise",
+    "scaled_linear_blockwise",
+    "scaled_linear_int4",
+]
+_DEQUANTIZED |= {name: _of_older_names for name in _OLDER if name in operators()}
+
+for _operator in operators():
+    if _operator in _DEQUANTIZED:
+        _register(_operator, _DEQUANTIZED[_operator])
+    else:
+        batches.register(_operator)
