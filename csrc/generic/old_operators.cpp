@@ -235,8 +235,5 @@ Explanation explain(const Call& call) {
 namespace cuda {
 AOEXT_ROUTES(CUDA)
 }
-namespace xpu {
-AOEXT_ROUTES(XPU)
-}
 
 }  // namespace aoext::routes
