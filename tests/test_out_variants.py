@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torchgen.model import FunctionSchema, SchemaKind
 
-from aoext.operators.calls import operators
-from aoext.reference import ALL_CALLS, QUANTIZE, Problem, randn
+from aoext.formats.table import Code
+from aoext.reference import CALLS, Problem, moved
 from conftest import compiler_for
+from formats import KIND_OF, OPERATORS, call_of_any
 
 ao = torch.ops.ao
 N, K, M = 64, 64, 3
 BF16 = torch.bfloat16
 
 
-def arguments(operator: str, device: torch.device, generator: torch.Generator) -> list:
+Call = tuple[list[Any], dict[str, Any]]
+
+
+def call_of(operator: str, device: torch.device, generator: torch.Generator) -> Call:
     """Fresh arguments of an operator."""
-    if operator in QUANTIZE:
-        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
-        return [randn(generator, M, K, dtype=BF16).to(device), torch.int8, *blocks]
-    return ALL_CALLS[operator](Problem(M, N, K, 16), generator).on(device)
+    given, options = call_of_any(KIND_OF[operator], Problem(M, N, K, 16), generator)
+    return [moved(argument, device) for argument in given], options
 
 
 def results_of(result) -> tuple[Tensor, ...]:
@@ -42,7 +45,7 @@ def out_of(operator: str):
     return getattr(ao, operator).out
 
 
-@pytest.mark.parametrize("operator", operators())
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_a_schema_finds_its_out_variant_as_executorch_looks_it_up(operator):
     found = torch._C._jit_get_schemas_for_operator(f"ao::{operator}")
     schemas = [FunctionSchema.parse(str(schema)) for schema in found]
@@ -56,10 +59,10 @@ def test_a_schema_finds_its_out_variant_as_executorch_looks_it_up(operator):
 
 
 @pytest.mark.parametrize("layout", ["as it is", "empty", "larger", "strided"])
-@pytest.mark.parametrize("operator", operators())
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_results_are_written_into_out(operator, layout, device, generator):
-    given = arguments(operator, device, generator)
-    expected = results_of(getattr(ao, operator)(*given))
+    given, options = call_of(operator, device, generator)
+    expected = results_of(getattr(ao, operator)(*given, **options))
     outs = {}
     for name, result in named(expected).items():
         shape = list(result.shape)
@@ -71,7 +74,7 @@ def test_results_are_written_into_out(operator, layout, device, generator):
     versions = [out._version for out in outs.values()]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        returned = results_of(out_of(operator)(*given, **outs))
+        returned = results_of(out_of(operator)(*given, **options, **outs))
     for out, back, result, version in zip(outs.values(), returned, expected, versions, strict=True):
         assert back is out
         assert out.shape == result.shape
@@ -81,59 +84,59 @@ def test_results_are_written_into_out(operator, layout, device, generator):
         assert any("was resized" in str(warning.message) for warning in caught)
 
 
-@pytest.mark.parametrize("operator", operators())
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_another_dtype_of_out_raises_before_anything_is_written(operator, device, generator):
-    given = arguments(operator, device, generator)
+    given, options = call_of(operator, device, generator)
     outs = {
         name: torch.zeros(result.shape, dtype=torch.float64, device=device)
-        for name, result in named(results_of(getattr(ao, operator)(*given))).items()
+        for name, result in named(results_of(getattr(ao, operator)(*given, **options))).items()
     }
     with pytest.raises(RuntimeError, match=rf"ao::{operator}\.out: out0? must be .* got float64 on"):
-        out_of(operator)(*given, **outs)
+        out_of(operator)(*given, **options, **outs)
     assert not any(out.any() for out in outs.values())
 
 
-@pytest.mark.parametrize("operator", operators())
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_fake_tensors_and_bad_arguments(operator, device, generator):
-    given = arguments(operator, device, generator)
-    expected = results_of(getattr(ao, operator)(*given))
+    given, options = call_of(operator, device, generator)
+    expected = results_of(getattr(ao, operator)(*given, **options))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in given]
         outs = {name: torch.empty(0, dtype=r.dtype, device=device) for name, r in named(expected).items()}
-        for out, result in zip(results_of(out_of(operator)(*fake, **outs)), expected, strict=True):
+        for out, result in zip(results_of(out_of(operator)(*fake, **options, **outs)), expected, strict=True):
             assert (out.shape, out.dtype, out.device) == (result.shape, result.dtype, result.device)
     outs = {name: torch.empty_like(result) for name, result in named(expected).items()}
     with pytest.raises(RuntimeError, match=rf"ao::{operator}: "):
-        out_of(operator)(given[0][:0, :0], *given[1:], **outs)
+        out_of(operator)(given[0][:0, :0], *given[1:], **options, **outs)
 
 
 def test_out_may_be_an_argument(device, generator):
-    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)[:3]
-    expected = ao.bf16i8bf16_rowwise(x, weight, scale)
-    ao.bf16i8bf16_rowwise.out(x, weight, scale, out=x)
+    x, weight, scale = CALLS["weight_only_linear int8"](Problem(M, N, K, 16), generator).on(device)[:3]
+    expected = ao.weight_only_linear(x, weight, scale, code=Code.INT8)
+    ao.weight_only_linear.out(x, weight, scale, out=x, code=Code.INT8)
     assert torch.equal(x, expected)
 
 
 def test_out_and_gradients_exclude_each_other(device, generator):
-    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)[:3]
+    x, weight, scale = CALLS["weight_only_linear int8"](Problem(M, N, K, 16), generator).on(device)[:3]
     out = torch.empty(M, N, dtype=BF16, device=device)
     x.requires_grad_()
     with pytest.raises(RuntimeError, match="no argument may require gradients"):
-        ao.bf16i8bf16_rowwise.out(x, weight, scale, out=out)
+        ao.weight_only_linear.out(x, weight, scale, out=out, code=Code.INT8)
     with torch.no_grad():
-        ao.bf16i8bf16_rowwise.out(x, weight, scale, out=out)
-    assert torch.equal(out, ao.bf16i8bf16_rowwise(x.detach(), weight, scale))
+        ao.weight_only_linear.out(x, weight, scale, out=out, code=Code.INT8)
+    assert torch.equal(out, ao.weight_only_linear(x.detach(), weight, scale, code=Code.INT8))
 
 
 def test_compiled_code_writes_into_out(device, generator):
     torch._dynamo.reset()
-    x, weight, scale = arguments("bf16i8bf16_rowwise", device, generator)[:3]
+    x, weight, scale = CALLS["weight_only_linear int8"](Problem(M, N, K, 16), generator).on(device)[:3]
     out = torch.zeros(M, N, dtype=BF16, device=device)
 
     def write(x, out):
-        ao.bf16i8bf16_rowwise.out(x, weight, scale, out=out)
+        ao.weight_only_linear.out(x, weight, scale, out=out, code=Code.INT8)
         return out + 1
 
     y = torch.compile(write, fullgraph=True, backend=compiler_for(device))(x, out)
-    assert torch.equal(out, ao.bf16i8bf16_rowwise(x, weight, scale))
+    assert torch.equal(out, ao.weight_only_linear(x, weight, scale, code=Code.INT8))
     assert torch.equal(y, out + 1)
