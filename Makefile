@@ -47,8 +47,9 @@ bench: install ## Time every operator against bfloat16 and torch's own quantised
 whole-model: install ## Decode with transformers' Llama in every scheme, and torchao's, on DEVICE (cpu or cuda)
 	$(BIN)/python benchmarks/whole_model.py --device $(or $(DEVICE),cpu)
 
-test: $(VENV)/.pip ## Run all tests on the devices at hand and on a simulated XPU
+test: $(VENV)/.pip ## Run all tests on the devices at hand and on a simulated XPU, whose own tests come first
 	$(setup) test
+	$(BIN)/python -m pytest xpu_sim
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 # Files whose tests compile on xpu, where the interpreter makes Inductor possible.

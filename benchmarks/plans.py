@@ -1,10 +1,10 @@
-"""The plans of NVIDIA GPUs over a grid of problems, a file for each GPU of csrc/cuda/gpus.h; no GPU need be at hand.
+"""The plans of NVIDIA GPUs over a grid of problems, a file for each GPU of csrc/cuda/gpus.h.
 
     python benchmarks/plans.py tests/plans
 
-tests/test_cuda_plans.py holds the library against these files: who changes a choice on purpose writes them anew,
-and the difference shows what was changed. A line has the rows of x that get one plan, and that plan: the kernel with
-the numbers of its configuration, whose names stand at the head of the file.
+No GPU need be at hand. tests/test_cuda_plans.py holds the library against these files: who changes a choice
+on purpose writes them anew, and the difference shows what was changed. A line has the rows of x that get one
+plan, and that plan: the kernel with the numbers of its configuration, whose names the head of the file has.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ def rows(M: int, N: int, K: int) -> Iterator[Case]:
         yield f"{name(code)} x {name(code)} to {name(y)}", mm, {"out_dtype": y}
     for code in (INT8, E4M3):
         weight = empty(code, N, K)
-        yield f"bf16 to {name(code)} x {name(code)}", ("scaled_linear_rowwise", empty(BF16, M, K), weight, scale), {}
+        yield (
+            f"bf16 to {name(code)} x {name(code)}",
+            ("scaled_linear_rowwise", empty(BF16, M, K), weight, scale),
+            {},
+        )
         operator = "bf16i8bf16_rowwise" if code is INT8 else "bf16f8bf16_rowwise"
         yield f"bf16 x {name(code)}", (operator, empty(BF16, M, K), weight, scale), {}
 

@@ -15,7 +15,8 @@ add_executable(sycl_to_spirv tools/spirv/sycl_to_spirv.cpp)
 target_link_libraries(sycl_to_spirv PRIVATE aoext_sycl_runtime)
 set_target_properties(sycl_to_spirv PROPERTIES BUILD_RPATH ${sycl_prefix}/lib)
 
-set(sycl_image_folder ${CMAKE_CURRENT_BINARY_DIR}/spirv)
+set(AOEXT_SPIRV "${CMAKE_CURRENT_BINARY_DIR}/spirv" CACHE PATH "Where SPIR-V images lie; builds that share it compile them once")
+set(sycl_image_folder ${AOEXT_SPIRV})
 file(GLOB sycl_kernel_headers CONFIGURE_DEPENDS csrc/sycl/kernels/*.h)
 set(sycl_images "")
 

@@ -30,7 +30,7 @@ def _simulated_xpu() -> ModuleType | None:
         return None
     try:
         import xpu_sim
-        from xpu_sim import available  # which the folder of that name beside this file has not
+        from xpu_sim import available  # which the folder of that name has not, where pytest was started
     except ImportError:
         return None
     if not available()[0]:

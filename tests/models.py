@@ -1,4 +1,4 @@
-"""A small model with quantised and plain layers, and how to compare two: for tests of saving."""
+"""Small models, and what tests do with them: a model with quantised and plain layers, training, files."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ def quantized_model(device: torch.device | str, generator: torch.Generator) -> n
     model = fill(build(device), generator)
     quantize_(model, Int4WeightOnlyConfig(group_size=16), lambda _, name: name in ("0", "2"))
     return model
+
+
+def trained_on(ids: Tensor, model: nn.Module, steps: int = 3, rate: float = 1e-2) -> Tensor:
+    """A language model's logits after a few steps, which have lowered the loss."""
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
+    losses = []
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    return model.eval()(ids).logits
 
 
 def contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import aoext
 from aoext.integrations.peft_merging import measuring
-from aoext.models.layers import set_plain_weight
+from aoext.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
+from models import trained_on
 from test_peft import CONFIGS, HIDDEN, OUT, Model, bits, relative, stir
 
 peft = pytest.importorskip("peft")
@@ -308,20 +309,6 @@ def llama(scheme: str, tied: bool = False, embeddings: bool = True) -> Any:
     return model
 
 
-def train_on_ids(model: Any) -> Tensor:
-    """The logits after a few steps, which have lowered the loss."""
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(3):
-        loss = model(input_ids=IDS, labels=IDS).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    return model.eval()(IDS).logits
-
-
 ON_EMBEDDINGS = {
     "modules_to_save": {"modules_to_save": ["embed_tokens"]},
     "trainable tokens": {"trainable_token_indices": [1, 4, 6]},
@@ -339,7 +326,7 @@ def test_quantised_embeddings_take_adapters(kind, scheme, tied, tmp_path):
     model = llama(scheme, tied)
     before, rows = model(IDS).logits, model.get_input_embeddings().weight
     model = peft.get_peft_model(model, peft.LoraConfig(**options))
-    apart = train_on_ids(model)
+    apart = trained_on(IDS, model)
     with model.disable_adapter():
         assert torch.equal(model(IDS).logits, before)
     model.save_pretrained(tmp_path)
@@ -371,11 +358,11 @@ def test_modules_that_are_trained_in_full_are_plain_copies():
     assert len(copies) == 3
     assert all(p.requires_grad and not isinstance(p, QuantizedTensor) for p in copies.values())
     before = {name: p.detach().clone() for name, p in copies.items()}
-    train_on_ids(model)
+    trained_on(IDS, model)
     assert not any(torch.equal(p, before[name]) for name, p in copies.items())
     model.add_adapter("other", peft.LoraConfig(r=4, **options))
     model.set_adapter("other")
-    train_on_ids(model)
+    trained_on(IDS, model)
 
 
 def test_adapters_of_quantised_parameters_are_refused():
@@ -383,4 +370,4 @@ def test_adapters_of_quantised_parameters_are_refused():
     with pytest.raises(TypeError, match=r"weight of a QuantizedLinear is quantised.*target_modules"):
         peft.get_peft_model(model, peft.LoraConfig(target_modules=[], target_parameters=["q_proj.weight"]))
     plain = peft.LoraConfig(target_modules=[], target_parameters=["lm_head.weight"])
-    train_on_ids(peft.get_peft_model(llama("int4", embeddings=False), plain))
+    trained_on(IDS, peft.get_peft_model(llama("int4", embeddings=False), plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -319,6 +320,40 @@ def test_bench_leaves_out_rows_and_says_so(tmp_path: Path) -> None:
     output = succeed("bench", *tiny, *files, "--minutes", 0.001)
     assert "left out to keep to the time: M = 2, 4, 8, 16, 32, 128, 512, 2048" in output
     assert {point["M"] for point in json.loads((tmp_path / "b.json").read_text())["results"]} == {1}
+
+
+@pytest.mark.usefixtures("quick_ceilings")
+def test_bench_forces_plans_and_takes_the_fastest_linear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[dict[str, int]] = []
+
+    @contextlib.contextmanager
+    def with_plan(kernel: str, **config: int) -> Iterator[None]:
+        if kernel != "int4_ring":
+            raise RuntimeError(f"{kernel}: there is no such kernel")
+        forced.append(config)
+        yield
+
+    monkeypatch.setattr(bench_run, "with_plan", with_plan)
+    plan = "int4_ring tiles=2 k_splits=4"
+    tiny = ("--operator", "bf16i4bf16_rowwise", "--shape", "64x128", "--m", "1,9", "--seconds", 0.001)
+    others = ("--dtype", "float32", "--linear", "float32", "--linear", "bfloat16", "--pool-mb", 1)
+    plans = ("--plan", plan, "--plan", "no_such_kernel")
+    files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
+    output = succeed("bench", *tiny, *others, *plans, *files, "--threads", 1, "--group-size", 32)
+    assert "F.linear in float32 or bfloat16" in output
+    assert "not compared: no_such_kernel: " in output
+    content = json.loads((tmp_path / "b.json").read_text())
+    assert content["settings"]["linear"] == ["float32", "bfloat16"]
+    for point in content["results"]:
+        assert set(point["seconds"]) == {"aoext", "linear", "torch", plan}
+        assert point["errors"][plan] < 2e-5
+        assert "no_such_kernel" in point["missing"]
+    assert {tuple(config.items()) for config in forced} == {(("tiles", 2), ("k_splits", 4))}
+    wrong = invoke("bench", "--plan", "int4_ring tiles=two")
+    assert wrong.exit_code == 2
+    assert "must be" in wrong.output
 
 
 @pytest.mark.usefixtures("quick_ceilings")

@@ -199,33 +199,6 @@ def test_host_time_calls_the_same_product_every_way(program: Callable[[str], Mod
         assert torch.equal(layer, operator), name
 
 
-def test_the_grid_of_cpu_kernels_has_a_line_for_each_point(program: Callable[[str], ModuleType]) -> None:
-    module = program("cpu_grid")
-    arguments = ("--shape", "32x128", "--m", "1,3", "--seconds", "0.001")
-    result = CliRunner().invoke(module.main, arguments)
-    assert result.exit_code == 0, result.output
-    header, *lines = (line.split(" | ") for line in result.output.splitlines())
-    assert header[4:] == module.SCHEMES
-    assert [line[:2] for line in lines] == [["32x128", "1"], ["32x128", "3"]]
-    assert all(0 < float(value) < math.inf for line in lines for value in line[4:])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_way_of_the_grid_is_the_same_product(
-    program: Callable[[str], ModuleType], dtype: torch.dtype
-) -> None:
-    module = program("cpu_grid")
-    x, w = torch.randn(3, 128), torch.randn(32, 128)
-    expected = x.double() @ w.double().t()
-    for scheme in module.SCHEMES:
-        if scheme == "int8_mm":  # without scales
-            continue
-        result = module.way(scheme, x.to(dtype), w.to(dtype)).back_to_back().prepare()()
-        assert result.dtype is dtype, scheme
-        error = torch.linalg.vector_norm(result - expected) / torch.linalg.vector_norm(expected)
-        assert error < 0.15, scheme  # what rounding a weight to 4 bits loses
-
-
 def test_merging_shows_what_an_adapter_loses(program, tmp_path):
     pytest.importorskip("peft")
     module = program("merging")

@@ -12,6 +12,7 @@ import aoext
 from aoext.configs.schemes import as_config
 from aoext.models.layers import QuantizedLinear
 from aoext.tensors import QuantizedTensor
+from models import trained_on
 from test_checkpoints import exactly
 
 peft = pytest.importorskip("peft")
@@ -258,17 +259,7 @@ def test_adapters_on_a_checkpoint_that_another_library_has_quantised(tmp_path, n
     keep = {"quantization_config": aoext.AoextConfig.keep(), "dtype": torch.float32}
     model = peft.prepare_model_for_kbit_training(load(tmp_path / "theirs", **keep))
     model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    losses = []
-    for _ in range(6):
-        loss = model(input_ids=IDS, labels=IDS).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    model.eval()
-    logits = model(IDS).logits
+    logits = trained_on(IDS, model, steps=6, rate=1e-3)
     model.save_pretrained(tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(load(tmp_path / "theirs", **keep), tmp_path / "adapter").eval()
     assert torch.equal(again(IDS).logits, logits)

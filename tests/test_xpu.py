@@ -20,9 +20,7 @@ from conftest import XPU_SIM, on_the_device_alone
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 
 pytestmark = [
-    pytest.mark.skipif(
-        not torch.xpu.is_available(), reason="there is no XPU, real or simulated (tests/xpu_sim)"
-    ),
+    pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated (xpu_sim)"),
     pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
 # Operators with a kernel of this device; the generic ones serve three others, that of experts by this
@@ -265,6 +263,7 @@ except RuntimeError as error:
 
 
 def run_operator_tests(select: str, file: str = "test_operators.py", **environment: str) -> None:
+    """In a process of its own, most of whose time compiling kernels takes: nothing is optimised."""
     tests = os.path.join(os.path.dirname(__file__), file)
     done = subprocess.run(
         [
@@ -278,7 +277,7 @@ def run_operator_tests(select: str, file: str = "test_operators.py", **environme
             "-p",
             "no:cacheprovider",
         ],
-        env={**os.environ, **environment},
+        env={**os.environ, "SYCL_PROGRAM_COMPILE_OPTIONS": "-cl-opt-disable", **environment},
         capture_output=True,
         text=True,
         timeout=900,

@@ -36,7 +36,7 @@ def run_python(program: str, **variables: str) -> subprocess.CompletedProcess:
 
 def install_xpu() -> str:
     """The line of a program that gives it XPU tensors; skips where there is no way to have them."""
-    xpu_sim = pytest.importorskip("xpu_sim", reason="tests/xpu_sim is not installed")
+    xpu_sim = pytest.importorskip("xpu_sim", reason="xpu_sim is not installed")
     available, why = xpu_sim.available()
     if available:
         return "import xpu_sim; xpu_sim.install()"

@@ -32,7 +32,7 @@ from requirements import bench_requirements, pinned_torch, requirements
 
 ROOT = Path(__file__).parent.parent
 RECORD = Path(sys.prefix) / "aoext.json"
-SIMULATOR = ROOT / "tests" / "xpu_sim"
+SIMULATOR = ROOT / "xpu_sim"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 # Tritons for Inductor on a simulated XPU, each in a folder of its own, as one would hide the other: the one
 # that torch 2.13 goes with, whose interpreter runs kernels, and the only one for Intel GPUs that PyPI has,

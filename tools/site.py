@@ -22,6 +22,7 @@ PAGES = (
     "docs/*.md",
     "benchmarks/*.md",
     "examples/*/README.md",
+    "xpu_sim/README.md",
     "benchmarks/**/CARD.md",
 )
 # Files that pages link to and that become downloads.

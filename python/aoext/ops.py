@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aoext.operators.calls import ao, bound, described, operators
+from aoext.operators.calls import ao, bound, described
+from aoext.operators.calls import operators as operators
 
 # Largest relative Frobenius error of a row of a result against float64, by the result's dtype.
 ERROR_BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-5, torch.int32: 0.0}
@@ -78,16 +79,3 @@ def with_plan(kernel: str, **config: int) -> Iterator[None]:
         yield
     finally:
         ao._force_plan(before)
-
-
-__all__ = [
-    "ERROR_BOUND",
-    "ERROR_FLOOR",
-    "ERROR_OF_SUMS",
-    "FEW_COLUMNS",
-    "ao",
-    "generic",
-    "operators",
-    "plan",
-    "with_plan",
-]

@@ -3,9 +3,13 @@
 // FOLDER, "<source>.<variant>", is an image. It gets a module for each kernel, <kernel>.spv, and their list, modules.inc:
 // lines AOEXT_MODULE(source, variant, kernel).
 //
+// An image that is there already and was made of the same (FOLDER/made_of) stays as it is: builds that share a folder compile it
+// once.
+//
 // The SYCL runtime carries a compiler for kernels in source form (libsycl-jit) and writes what it makes when
 // SYCL_DUMP_IMAGES is set. It then has the device compile the SPIR-V, which fails for modules with a GPU's built-ins or
 // properties on the device that is at hand: what has been written by then decides.
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,9 +18,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <iterator>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -40,9 +46,26 @@ std::vector<fs::path> modules_in(const fs::path& folder) {
   return modules;
 }
 
+// All that an image is made of: the compiler, the options, the source and the headers beside it.
+std::string ingredients(const fs::path& source, const std::vector<std::string>& options) {
+  Dl_info runtime{};
+  dladdr(reinterpret_cast<const void*>(&sycl::device::get_devices), &runtime);
+  const fs::path compiler = fs::canonical(runtime.dli_fname);
+  std::ostringstream all;
+  all << compiler << " " << fs::last_write_time(compiler).time_since_epoch().count() << "\n";
+  for (const std::string& option : options) all << option << "\n";
+  std::set<fs::path> files{source};
+  for (const auto& entry : fs::directory_iterator(source.parent_path()))
+    if (entry.path().extension() == ".h") files.insert(entry.path());
+  for (const fs::path& file : files) {
+    const std::string content = read(file);
+    all << file.filename() << " " << content.size() << " " << std::hash<std::string>()(content) << "\n";
+  }
+  return all.str();
+}
+
 // Runs in the child: prints what the compiler says and leaves the modules in the current folder.
-int compile(const std::string& source, std::vector<std::string> options) {
-  options.push_back("-fsycl-device-code-split=per_kernel");
+int compile(const std::string& source, const std::vector<std::string>& options) {
   try {
     const sycl::context context{sycl::device{sycl::cpu_selector_v}};
     auto bundle = syclexp::create_kernel_bundle_from_source(context, syclexp::source_language::sycl, source);
@@ -86,7 +109,15 @@ int main(int argc, char** argv) {
     return 2;
   }
   const fs::path source = fs::absolute(argv[1]), folder = fs::absolute(argv[2]), log = folder / "log";
+  std::vector<std::string> options{argv + 3, argv + argc};
+  options.push_back("-fsycl-device-code-split=per_kernel");
+  const std::string made_of = ingredients(source, options);
+  if (fs::exists(folder / "modules.inc") && read(folder / "made_of") == made_of) {
+    fs::last_write_time(folder / "modules.inc", fs::file_time_type::clock::now());  // newer than what the build compares it with
+    return 0;
+  }
   fs::create_directories(folder);
+  fs::remove(folder / "made_of");
   for (const fs::path& module : modules_in(folder)) fs::remove(module);
   fs::remove(folder / "modules.inc");
 
@@ -96,7 +127,7 @@ int main(int argc, char** argv) {
     setenv("SYCL_DUMP_IMAGES", "1", 1);
     setenv("SYCL_CACHE_PERSISTENT", "0", 1);
     if (freopen(log.c_str(), "w", stderr) == nullptr) _exit(2);
-    const int code = compile(read(source), {argv + 3, argv + argc});
+    const int code = compile(read(source), options);
     fflush(stderr);
     _exit(code);
   }
@@ -120,5 +151,7 @@ int main(int argc, char** argv) {
   for (const std::string& kernel : kernels)
     list << "AOEXT_MODULE(" << folder.stem().string() << ", " << folder.extension().string().substr(1) << ", " << kernel << ")\n";
   fs::remove(log);
-  return list.good() ? 0 : 1;
+  if (!list.flush()) return 1;
+  std::ofstream(folder / "made_of") << made_of;
+  return 0;
 }
