@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import aoext
 from aoext.configs import QuantizationConfig
-from aoext.reference import ALL_CALLS, Problem, randn
+from aoext.reference import ALL_CALLS, Problem, operator_of, randn
 from aoext_bench.tiny_lm import TinyLM, TinyLMConfig
 from conftest import packages_run_on
 from formats import bits
@@ -105,7 +105,7 @@ class Calls(nn.Module):
         results: list[Tensor] = []
         for operator, args, kwargs in self.calls:
             values = [tensors[a] if isinstance(a, _Number) else a for a in args]
-            result = getattr(torch.ops.ao, operator)(*values, **kwargs)
+            result = getattr(torch.ops.ao, operator_of(operator))(*values, **kwargs)
             results += list(result) if isinstance(result, tuple) else [result]
         return results
 

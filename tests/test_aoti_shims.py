@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import _aoti
 
 import aoext
-from aoext.reference import ALL_CALLS, EIGHT_BIT, QUANTIZE, Problem, moved, randn
+from aoext.reference import ALL_CALLS, EIGHT_BIT, QUANTIZE, Problem, moved, operator_of, randn
 from formats import bits
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +65,7 @@ def call(device: str, operator: str, *values: Any, missing: int | None = None) -
 
     missing: the number of the result that it is given no place for.
     """
-    schema = getattr(torch.ops.ao, operator).default._schema
+    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema
     with handles([v for v in values if isinstance(v, Tensor)]) as given:
         left = iter(given)
         arguments: list[Any] = []
@@ -98,7 +98,7 @@ def arguments(operator: str, device: torch.device, generator: torch.Generator) -
         blocks = [] if operator == "quantize_rowwise" else [[1, 24], True]
         return [[randn(generator, 3, 64).to(device), dtype, *blocks] for dtype in EIGHT_BIT]
     call = ALL_CALLS[operator](PROBLEM, generator)
-    schema = getattr(torch.ops.ao, operator).default._schema.arguments
+    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema.arguments
     given = call.named() | call.kwargs
     values = [moved(given.get(a.name), device) for a in schema]
     without = [
@@ -111,9 +111,9 @@ def arguments(operator: str, device: torch.device, generator: torch.Generator) -
 
 
 def by_dispatcher(operator: str, values: list[Any]) -> list[Tensor]:
-    schema = getattr(torch.ops.ao, operator).default._schema
+    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema
     kwargs = {a.name: v for a, v in zip(schema.arguments, values, strict=True) if a.kwarg_only}
-    result = getattr(torch.ops.ao, operator)(*values[: len(values) - len(kwargs)], **kwargs)
+    result = getattr(torch.ops.ao, operator_of(operator))(*values[: len(values) - len(kwargs)], **kwargs)
     return list(result) if isinstance(result, tuple) else [result]
 
 
@@ -175,7 +175,7 @@ def test_no_tensor_where_one_is_needed_is_a_failure_and_no_crash(capfd):
 def test_no_place_for_a_result_is_a_failure_and_no_crash(operator, device, generator, capfd):
     """One of the places at a time, where there are several; nothing is written to the others."""
     values = arguments(operator, device, generator)[0]
-    for missing in range(len(getattr(torch.ops.ao, operator).default._schema.returns)):
+    for missing in range(len(getattr(torch.ops.ao, operator_of(operator)).default._schema.returns)):
         code, results = call(device.type, operator, *values, missing=missing)
         assert (code, results) == (1, [])
         assert "given no place for its result" in failure(capfd)

@@ -19,11 +19,13 @@ from aoext.reference import (
     assert_close,
     moved,
     op,
+    operator_of,
 )
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
 # What the generic kernel serves on a CPU.
-BY_ATEN = ("bf16i4bf16_rowwise_grouped", "dequantize_rowwise")
+BY_ATEN = {"bf16i4bf16_rowwise_grouped", "dequantize_rowwise"}
+BY_ATEN |= {"weight_only_linear", "scaled_linear", "scaled_mm", "quantize", "dequantize"}
 
 
 @pytest.mark.parametrize("operator", aoext.ops.operators())
@@ -62,10 +64,10 @@ def test_the_first_operator_has_the_schema_that_devices_register_against():
     )
 
 
-def test_operators_have_no_overloads_but_their_out_variants():
-    """C shims are named after the operator alone; out variants, which Python defines, have none."""
+def test_operators_have_no_overloads():
+    """C shims are named after the operator alone."""
     for operator in aoext.ops.operators():
-        assert getattr(torch.ops.ao, operator).overloads() == ["default", "out"]
+        assert getattr(torch.ops.ao, operator).overloads() == ["default"]
 
 
 @pytest.mark.parametrize("operator", aoext.ops.operators())
@@ -74,7 +76,7 @@ def test_every_operator_has_generic_cpu_and_fake_kernels(operator):
     if operator not in BY_ATEN:
         keys.append("CPU")
     for key in keys:
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key), key
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator_of(operator)}", key), key
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_every_operator_has_generic_cpu_and_fake_kernels(operator):
 def test_one_compiled_graph_serves_every_batch(operator, device, generator):
     torch._dynamo.reset()
     compiled = torch.compile(
-        lambda *args: getattr(torch.ops.ao, operator)(*args) * 2,
+        lambda *args: getattr(torch.ops.ao, operator_of(operator))(*args) * 2,
         fullgraph=True,
         dynamic=True,
         backend="aot_eager",
@@ -91,7 +93,7 @@ def test_one_compiled_graph_serves_every_batch(operator, device, generator):
     for M in (2, 5, 33):
         call = CALLS[operator](Problem(M, 40, 64, 32), generator)
         args = call.on(device)
-        assert torch.equal(compiled(*args), getattr(torch.ops.ao, operator)(*args) * 2)
+        assert torch.equal(compiled(*args), getattr(torch.ops.ao, operator_of(operator))(*args) * 2)
 
 
 def test_inductor_runs_an_operator_between_its_own_kernels(generator):
@@ -121,8 +123,8 @@ def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator)
     assert "tiles" in aoext.explain("bf16i4bf16_rowwise", *many).kernel
     for operator in ALL_CALLS:
         call = ALL_CALLS[operator](PROBLEM, generator)
-        explanation = aoext.explain(operator, *call.args, **call.kwargs)
-        by_aten = operator in BY_ATEN
+        explanation = aoext.explain(operator_of(operator), *call.args, **call.kwargs)
+        by_aten = not torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{call.operator}", "CPU")
         assert explanation.device == ("generic" if by_aten else "cpu")
         assert str(explanation).startswith(f"{explanation.device}: {explanation.kernel}")
         if not by_aten:
@@ -167,6 +169,6 @@ def test_a_generic_kernel_makes_no_float64(operator, generator):
     """Which "mps" and other devices lack: there a generic kernel is all that runs."""
     call = ALL_CALLS[operator](PROBLEM, generator)
     with Dtypes() as dtypes:
-        aoext.ops.generic(operator)(*call.args, **call.kwargs)
+        aoext.ops.generic(operator_of(operator))(*call.args, **call.kwargs)
     assert dtypes.made
     assert torch.float64 not in dtypes.made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -17,6 +19,7 @@ from aoext.reference import (
     Problem,
     assert_close,
     op,
+    operator_of,
     randn,
 )
 
@@ -34,7 +37,7 @@ def test_gradients_reach_input_and_bias_and_nothing_else(operator, device, gener
     floating = [t for t in tensors if t.dtype in (torch.float32, torch.bfloat16)]
     for t in floating:
         t.requires_grad_()
-    result = getattr(torch.ops.ao, operator)(x, *others, **call.kwargs)
+    result = getattr(torch.ops.ao, operator_of(operator))(x, *others, **call.kwargs)
     grad = torch.randn(result.shape, generator=generator).to(device)
     result.backward(grad)
     assert_close(x.grad, grad.cpu().double() @ call.weight)
@@ -58,13 +61,15 @@ def test_a_weight_is_kept_for_the_backward_pass_only_where_the_input_wants_a_gra
     with torch.inference_mode():
         _, *weight = CALLS[operator](PROBLEM, generator).args
     has_bias = operator in BIAS_CALLS
-    x, *_, last = CALLS[operator](PROBLEM, generator).args
+    call = CALLS[operator](PROBLEM, generator)
+    x, *_, last = call.args
+    run = functools.partial(op(operator), **call.kwargs)
     if has_bias:
-        result = getattr(torch.ops.ao, operator)(x, *weight[:-1], last.requires_grad_())
+        result = run(x, *weight[:-1], last.requires_grad_())
         result.sum().backward()
         assert last.grad.ne(0).all()
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-        getattr(torch.ops.ao, operator)(x.requires_grad_(), *weight)
+        run(x.requires_grad_(), *weight)
 
 
 BATCHED = {name: (0, 2) if name.startswith("scaled_mm") else (0,) for name in INPUT_CALLS}

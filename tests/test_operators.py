@@ -27,6 +27,7 @@ from aoext.reference import (
     Problem,
     assert_close,
     moved,
+    operator_of,
     without_bias,
 )
 from conftest import on_the_device_alone, zero_point_slack
@@ -52,17 +53,21 @@ SHAPES = [
 ]
 
 
+def generic_of(operator: str) -> Callable[..., Any]:
+    return aoext.ops.generic(operator_of(operator))
+
+
 @pytest.fixture(params=["own", "generic"])
 def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., Any]]:
     """operator -> what to call: the kernel that its device chooses, or the generic twin."""
     if request.param == "generic":
-        return aoext.ops.generic
+        return generic_of
 
     def own(operator: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            has_own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", "XPU")
+            has_own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator_of(operator)}", "XPU")
             with on_the_device_alone() if has_own else nullcontext():
-                return getattr(torch.ops.ao, operator)(*args, **kwargs)
+                return getattr(torch.ops.ao, operator_of(operator))(*args, **kwargs)
 
         return call
 
@@ -70,7 +75,7 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
 
 
 def test_every_operator_has_a_reference() -> None:
-    assert set(aoext.ops.operators()) == {*ALL_CALLS, *QUANTIZE}
+    assert set(aoext.ops.operators()) == {*map(operator_of, ALL_CALLS), *QUANTIZE}
 
 
 @pytest.mark.parametrize("problem", SHAPES, ids=str)
@@ -194,7 +199,7 @@ def test_a_bias_that_is_left_out_adds_nothing(operator, M, eight_bit, device, ke
     call = without_bias(CALLS[operator](Problem(M, 40, 64, 64, FP32, FP32, eight_bit), generator))
     result = call.run(device, kernel_of(operator))
     assert_close(result, call.reference)
-    on_meta = getattr(torch.ops.ao, operator)(*call.on("meta"), **call.kwargs)
+    on_meta = getattr(torch.ops.ao, operator_of(operator))(*call.on("meta"), **call.kwargs)
     assert (on_meta.shape, on_meta.dtype) == (result.shape, result.dtype)
 
 
@@ -308,7 +313,7 @@ def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, g
     clean = call.run(device, kernel_of(operator)).cpu()
     x = call.args[0].clone()
     x[1, 77] = poison
-    dirty = kernel_of(operator)(x.to(device), *call.on(device)[1:]).cpu()
+    dirty = kernel_of(operator)(x.to(device), *call.on(device)[1:], **call.kwargs).cpu()
     others = torch.arange(M) != 1
     assert torch.equal(dirty[others], clean[others])
     assert not torch.isfinite(dirty[1]).any()
@@ -325,7 +330,7 @@ def test_a_row_of_huge_or_tiny_numbers_changes_no_other(
     clean = call.run(device, kernel_of(operator)).cpu()
     x = call.args[0].clone()
     x[1] *= 2.0**exponent
-    scaled = kernel_of(operator)(x.to(device), *call.on(device)[1:]).cpu()
+    scaled = kernel_of(operator)(x.to(device), *call.on(device)[1:], **call.kwargs).cpu()
     others = torch.arange(M) != 1
     assert torch.equal(scaled[others], clean[others])
     assert_close(scaled[1:2], call.reference[1:2] * 2.0**exponent)
@@ -385,7 +390,7 @@ def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, ker
     args["bias"] = (product[0] * (-15 / 16)).float()
     result = kernel_of(operator)(*(moved(a, device) for a in args.values()))
     # As a device may: kernels of matrix engines multiply by weights of the input's type.
-    rounds_weights = kernel_of is not aoext.ops.generic and (dtype is BF16 or device.type == "cuda")
+    rounds_weights = kernel_of is not generic_of and (dtype is BF16 or device.type == "cuda")
     assert_close(result, product + args["bias"].double(), slack=16 if rounds_weights else 1)
 
 

@@ -30,6 +30,7 @@ from .calls import (
     blockwise_weight_only,
     moved,
     op,
+    operator_of,
     weight_int4pack_mm,
     without_bias,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "int4_weight",
     "moved",
     "op",
+    "operator_of",
     "quantized",
     "quantized_blocks",
     "quantized_max",

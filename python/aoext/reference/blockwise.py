@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
+from aoext.formats.table import Code, code_of
 
 from . import values
 from .subject import Index, Problem, Subject, Tensors, Weight, dequantization, float_input, linear
@@ -30,6 +31,11 @@ class Blockwise:
 
     def block_of(self, p: Problem) -> list[int]:
         return list(self.block or (p.block_n, p.group_size))
+
+    @property
+    def weight(self) -> Weight:
+        code = Code.LUT4 if self.code is torch.uint8 else code_of(self.code)
+        return Weight(self.random, self.rows, code, by_blocks=True)
 
     def random(self, p: Problem, g: Generator) -> Tensors:
         """Codes, the table of those that have one, scales, and the zero points or the global scale."""
@@ -104,7 +110,7 @@ def weight_only_blockwise(format: Blockwise) -> Subject:
     return linear(
         f"{name}_blockwise{'_zp' * format.has_zero_point}",
         format.name,
-        Weight(format.random, format.rows),
+        format.weight,
         call=lambda kernel, p, x, w: kernel(x[0], *format.arguments(p, w)),
         adds_bias=lambda p: p.bias,
         grouped=format.block is None,
@@ -116,7 +122,7 @@ def _dequantize_blockwise(format: Blockwise) -> Subject:
     return dequantization(
         "dequantize_lut4" if format.code is torch.uint8 else "dequantize_blockwise",
         format.name,
-        Weight(format.random, format.rows),
+        format.weight,
         lambda kernel, p, x, w: kernel(*format.arguments(p, w), dtype=p.dtype),
         grouped=format.block is None,
         typical=format.name in ("float8 128x128", "mxfp4"),
@@ -141,7 +147,7 @@ def _scaled_mm_blockwise(format: Blockwise) -> Subject:
     return linear(
         "scaled_mm_blockwise",
         format.name,
-        Weight(format.random, format.rows),
+        format.weight,
         dense,
         inputs=inputs,
         call=lambda kernel, p, x, w: kernel(
@@ -150,6 +156,7 @@ def _scaled_mm_blockwise(format: Blockwise) -> Subject:
         adds_bias=lambda p: p.bias,
         grouped=format.block is None,
         typical=format.typical,
+        in_8_bit=True,
     )
 
 
@@ -162,7 +169,7 @@ def _scaled_linear_blockwise(format: Blockwise) -> Subject:
     return linear(
         "scaled_linear_blockwise",
         format.name,
-        Weight(format.random, format.rows),
+        format.weight,
         dense,
         call=lambda kernel, p, x, w: kernel(
             x[0], *w[:2], _input_block(format, p), format.block_of(p), *w[2:]
@@ -170,6 +177,7 @@ def _scaled_linear_blockwise(format: Blockwise) -> Subject:
         adds_bias=lambda p: p.bias,
         grouped=format.block is None,
         typical=format.typical,
+        in_8_bit=True,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
+from aoext.formats.table import FORMATS, Format
 
 from .blockwise import Blockwise, weight_only_blockwise
 from .subject import ALL, Problem, Subject
@@ -47,8 +48,13 @@ def moved(argument: Any, device: torch.device | str) -> Any:
 MakeCall = Callable[[Problem, Generator], Call]
 
 
-def op(name: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.ao, name).default
+def operator_of(case: str) -> str:
+    """The operator of a case, whose name may say a kind of arguments behind it."""
+    return case.split()[0]
+
+
+def op(case: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.ao, operator_of(case)).default
 
 
 def _call(subject: Subject, p: Problem, g: Generator) -> Call:
@@ -61,9 +67,9 @@ def _call(subject: Subject, p: Problem, g: Generator) -> Call:
     return Call(subject.operator, args, kwargs, reference, terms, weight)
 
 
-def _of_operator(operator: str) -> MakeCall:
-    """Makes calls in the format that a problem names, or in the operator's first where it lacks that."""
-    formats = {subject.format: subject for subject in SUBJECTS if subject.operator == operator}
+def _of_case(case: str) -> MakeCall:
+    """Makes calls in the format that a problem names, or in the case's first where it lacks that."""
+    formats = {subject.format: subject for subject in SUBJECTS if subject.case == case}
 
     def make(p: Problem, g: Generator) -> Call:
         subject = formats.get(dtype_name(p.eight_bit)) or next(iter(formats.values()))
@@ -80,22 +86,22 @@ def blockwise_weight_only(format: Blockwise, p: Problem, g: Generator) -> Call:
 _TINYGEMM = ("convert_weight_to_int4pack", "weight_int4pack_mm")
 
 # These have results of two tensors, and tests of their own.
-QUANTIZE = ("quantize_rowwise", "quantize_blockwise")
+QUANTIZE = ("quantize", "quantize_rowwise", "quantize_blockwise")
 
 # Their rows have a weight each expert: test_grouped.py tests them.
-GROUPED = ("bf16i4bf16_rowwise_grouped",)
+GROUPED = tuple(subject.case for subject in SUBJECTS if subject.by_expert)
 
-# Every other operator with a floating point or int32 result.
+# Every other operator with a floating point or int32 result, in each kind of its arguments.
 CALLS: dict[str, MakeCall] = {
-    operator: _of_operator(operator)
-    for operator in dict.fromkeys(subject.operator for subject in SUBJECTS)
-    if operator not in (*_TINYGEMM, *QUANTIZE, *GROUPED)
+    case: _of_case(case)
+    for case in dict.fromkeys(subject.case for subject in SUBJECTS)
+    if operator_of(case) not in (*_TINYGEMM, *QUANTIZE) and case not in GROUPED
 }
 
 
 def _grouped(operator: str) -> MakeCall:
     """Inputs have no leading dimensions."""
-    return lambda p, g: _of_operator(operator)(dataclasses.replace(p, leading=None), g)
+    return lambda p, g: _of_case(operator)(dataclasses.replace(p, leading=None), g)
 
 
 GROUPED_CALLS: dict[str, MakeCall] = {operator: _grouped(operator) for operator in GROUPED}
@@ -111,7 +117,7 @@ def tinygemm_problem(p: Problem) -> Problem:
 
 
 def convert_weight_to_int4pack(p: Problem, g: Generator) -> Call:
-    return _of_operator("convert_weight_to_int4pack")(tinygemm_problem(p), g)
+    return _of_case("convert_weight_to_int4pack")(tinygemm_problem(p), g)
 
 
 def weight_int4pack_mm(p: Problem, g: Generator, inner: int | None = None) -> Call:
@@ -123,24 +129,35 @@ def weight_int4pack_mm(p: Problem, g: Generator, inner: int | None = None) -> Ca
 TINYGEMM_CALLS: dict[str, MakeCall] = {
     make.__name__: make for make in (convert_weight_to_int4pack, weight_int4pack_mm)
 }
-ALL_CALLS = {**CALLS, **TINYGEMM_CALLS, **GROUPED_CALLS}
+# Operators that have several kinds of arguments are there by their names too, with the first.
+_OPERATORS = {operator_of(case): make for case, make in reversed(CALLS.items())}
+ALL_CALLS = {**_OPERATORS, **CALLS, **TINYGEMM_CALLS, **GROUPED_CALLS}
 
-# Operators whose input is a high-precision activation, and those that have any input.
-ACTIVATION_CALLS = [name for name in CALLS if name.startswith(("bf16", "scaled_linear"))]
-DEQUANTIZE_CALLS = [name for name in CALLS if name.startswith("dequantize")]
+
+def _cases(fits: Callable[[Subject], bool]) -> list[str]:
+    return [case for case in CALLS if all(fits(s) for s in SUBJECTS if s.case == case)]
+
+
+def _has_code(subject: Subject, fits: Callable[[Format], bool]) -> bool:
+    return subject.weight is not None and fits(FORMATS[subject.weight.code])
+
+
+# Cases whose input is a high-precision activation, and those that have any input.
+ACTIVATION_CALLS = _cases(lambda s: s.takes_activations)
+DEQUANTIZE_CALLS = _cases(lambda s: s.is_dequantization)
 INPUT_CALLS = [name for name in CALLS if name not in DEQUANTIZE_CALLS]
 INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "dequantize_int4"]
-# Operators whose weights have two codes to a byte, so that K is even.
-FOUR_BIT_CALLS = [name for name in CALLS if "i4" in name or "int4" in name or "lut4" in name]
-BLOCKWISE_CALLS = [name for name in CALLS if "blockwise" in name or "lut4" in name]
-# Operators whose last argument is a bias, and those that can do without one.
-BIAS_CALLS = [name for name in INPUT_CALLS if name not in ("bf16i4bf16_rowwise", "int8_mm")]
-OPTIONAL_BIAS_CALLS = [name for name in BIAS_CALLS if name not in INT4_CALLS]
+# Cases whose weights have several codes to a byte, so that K is even.
+FOUR_BIT_CALLS = _cases(lambda s: _has_code(s, lambda format: format.codes_a_byte > 1))
+BLOCKWISE_CALLS = _cases(lambda s: s.weight is not None and s.weight.by_blocks)
+# Cases whose last argument is a bias, and those that can do without one.
+BIAS_CALLS = _cases(lambda s: "bias" in s.arguments_by_name)
+OPTIONAL_BIAS_CALLS = _cases(lambda s: "bias" in s.arguments_by_name and not s.requires_bias)
 
 
 def without_bias(call: Call) -> Call:
-    """A call without its bias, if it has one of OPTIONAL_BIAS_CALLS; its `terms` go then."""
-    if call.operator not in OPTIONAL_BIAS_CALLS:
+    """A call without its bias, if that is optional; its `terms` go then."""
+    if call.operator not in map(operator_of, OPTIONAL_BIAS_CALLS):
         return call
     *args, bias = call.args
     return dataclasses.replace(call, args=tuple(args), reference=call.reference - bias.double(), terms=None)

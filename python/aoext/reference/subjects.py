@@ -8,10 +8,12 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
+from aoext.formats.table import Code, code_of
 from aoext.packing.layouts import GROUP_SIZES
 
 from . import values
 from .blockwise import subjects_by_block
+from .of_formats import subjects_of_formats
 from .subject import (
     ALL,
     Index,
@@ -37,7 +39,7 @@ def _rowwise(dtype: torch.dtype, weight_only: bool) -> Weight:
         weight, scale = values.rowwise_values((p.N,), p.K, dtype, g)
         return weight, scale.to((p.scale_dtype if weight_only else None) or torch.float32)
 
-    return Weight(random, _scaled_rows)
+    return Weight(random, _scaled_rows, code_of(dtype))
 
 
 def _random_int4(p: Problem, g: Generator) -> Tensors:
@@ -48,7 +50,7 @@ def _int4_rows(p: Problem, stored: Tensors, index: Index) -> Tensor:
     return values.int4_float64(stored[0][index], stored[1][:, index], stored[2][:, index])
 
 
-INT4 = Weight(_random_int4, _int4_rows)
+INT4 = Weight(_random_int4, _int4_rows, Code.INT4)
 
 
 def _grouped_int4() -> Subject:
@@ -81,6 +83,7 @@ def _grouped_int4() -> Subject:
         ("T", "N"),
         grouped=True,
         adds_bias=lambda p: p.bias,
+        by_expert=True,
     )
 
 
@@ -98,6 +101,7 @@ def _scaled_mm(dtype: torch.dtype) -> Subject:
         call=lambda kernel, p, x, w: kernel(x[0], w[0], x[1], w[1], *w[2:], out_dtype=p.dtype),
         adds_bias=lambda p: p.bias,
         typical=_is_typical(dtype),
+        in_8_bit=True,
     )
 
 
@@ -109,6 +113,7 @@ def _scaled_linear(dtype: torch.dtype) -> Subject:
         lambda p, x, rows: scaled_values(values.quantized(x[0][rows], dtype), ALL),
         adds_bias=lambda p: p.bias,
         typical=_is_typical(dtype),
+        in_8_bit=True,
     )
 
 
@@ -136,9 +141,11 @@ def _int8_mm() -> Subject:
         Weight(
             lambda p, g: values.rowwise_values((p.N,), p.K, torch.int8, g)[:1],
             lambda p, w, rows: stored_values(w, rows),
+            Code.INT8,
         ),
         inputs=lambda p, g: values.rowwise_values(p.rows, p.K, torch.int8, g)[:1],
         exact=True,
+        in_8_bit=True,
     )
 
 
@@ -192,7 +199,7 @@ def tinygemm_mm(inner: Callable[[int], int] = values.inner_k_tiles) -> Subject:
     return linear(
         "weight_int4pack_mm",
         "int4",
-        Weight(random, rows),
+        Weight(random, rows, Code.INT4),
         call=lambda kernel, p, x, w: kernel(x[0], w[0], p.group_size, w[1]),
         grouped=True,
         serves=_takes_tinygemm,
@@ -216,6 +223,7 @@ def _scaled_mm_int4(dtype: torch.dtype) -> Subject:
         adds_bias=lambda p: p.bias,
         grouped=True,
         typical=dtype is torch.int8,
+        in_8_bit=True,
     )
 
 
@@ -229,6 +237,7 @@ def _scaled_linear_int4(dtype: torch.dtype) -> Subject:
         adds_bias=lambda p: p.bias,
         grouped=True,
         typical=dtype is torch.int8,
+        in_8_bit=True,
     )
 
 
@@ -243,7 +252,8 @@ def _all() -> list[Subject]:
         subjects += [make(dtype) for dtype in EIGHT_BIT]
     for dtype in (torch.int8, torch.float8_e4m3fn):
         subjects += [_scaled_mm_int4(dtype), _scaled_linear_int4(dtype)]
-    return [*subjects, *subjects_by_block(), _dequantize_int4(), _tinygemm_convert(), tinygemm_mm()]
+    subjects += [*subjects_by_block(), _dequantize_int4(), _tinygemm_convert(), tinygemm_mm()]
+    return subjects + subjects_of_formats({dtype: _rowwise(dtype, True) for dtype in EIGHT_BIT}, INT4)
 
 
 SUBJECTS = _all()
