@@ -57,10 +57,10 @@ def test_the_first_operator_has_the_schema_that_devices_register_against():
     )
 
 
-def test_operators_have_no_overloads_but_their_out_variants():
-    """C shims are named after the operator alone; out variants, which Python defines, have none."""
+def test_operators_have_no_overloads():
+    """C shims are named after the operator alone."""
     for operator in aoext.ops.operators():
-        assert getattr(torch.ops.ao, operator).overloads() == ["default", "out"]
+        assert getattr(torch.ops.ao, operator).overloads() == ["default"]
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -55,11 +55,15 @@ SHAPES = [
 ]
 
 
+def generic_of(kind: str) -> Callable[..., Any]:
+    return aoext.ops.generic(operator_of(kind))
+
+
 @pytest.fixture(params=["own", "generic"])
 def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., Any]]:
     """Kind of call -> what to call: the kernel that its device chooses, or the generic twin."""
     if request.param == "generic":
-        return lambda kind: aoext.ops.generic(operator_of(kind))
+        return generic_of
 
     def own(kind: str) -> Callable[..., Any]:
         operator = operator_of(kind)
@@ -392,7 +396,7 @@ def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, ker
     args["bias"] = (product[0] * (-15 / 16)).float()
     result = kernel_of(operator)(*(moved(a, device) for a in args.values()), **call.kwargs)
     # As a device may: kernels of matrix engines multiply by weights of the input's type.
-    rounds_weights = kernel_of is not aoext.ops.generic and (dtype is BF16 or device.type == "cuda")
+    rounds_weights = kernel_of is not generic_of and (dtype is BF16 or device.type == "cuda")
     assert_close(result, product + args["bias"].double(), slack=16 if rounds_weights else 1)
 
 

@@ -10,7 +10,16 @@ import torch
 
 import aoext
 from aoext.library.info import build_config
-from aoext.reference import CALLS, EIGHT_BIT, FOUR_BIT_CALLS, GROUPED, QUANTIZE, TINYGEMM_CALLS, Problem
+from aoext.reference import (
+    CALLS,
+    EIGHT_BIT,
+    FOUR_BIT_CALLS,
+    GROUPED,
+    QUANTIZE,
+    TINYGEMM_CALLS,
+    Problem,
+    operator_of,
+)
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,11 +35,11 @@ def weights_taken(operator: str) -> str:
     taken = []
     for dtype in EIGHT_BIT:
         call = CALLS[operator](Problem(2, 8, 16, 16, eight_bit=dtype), torch.Generator())
-        names = [a.name for a in getattr(torch.ops.ao, operator).default._schema.arguments]
+        names = [a.name for a in getattr(torch.ops.ao, operator_of(operator)).default._schema.arguments]
         weight = names.index("weight")
         args = [a.to(dtype) if i == weight else a for i, a in enumerate(call.args)]
         try:
-            getattr(torch.ops.ao, operator)(*args, **call.kwargs)
+            getattr(torch.ops.ao, operator_of(operator))(*args, **call.kwargs)
         except RuntimeError:
             continue
         taken.append(str(dtype).removeprefix("torch."))

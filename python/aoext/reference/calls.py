@@ -57,7 +57,7 @@ def operator_of(kind: str) -> str:
 
 def call_of(subject: Subject, p: Problem, g: Generator) -> Call:
     x, w = subject.inputs(p, g), subject.rotated(p, g)
-    args, kwargs = subject.call(lambda *args, **kwargs: (args, kwargs), p, x, w)
+    args, kwargs = subject.arguments(p, x, w)
     reference, terms = subject.expected(p, x, w, ALL, ALL)
     if subject.exact:
         return Call(subject.operator, args, kwargs, reference.to(torch.int32))

@@ -138,9 +138,11 @@ class Subject:
         quantized, scales = result
         return quantized.double() * values.spread(scales.double(), self.block_k(p), p.K)
 
-    def arguments(self, problem: Problem, inputs: Tensors, rotated: Tensors) -> tuple[Any, ...]:
-        """The positional arguments of a call."""
-        return self.call(lambda *args, **kwargs: args, problem, inputs, rotated)
+    def arguments(
+        self, problem: Problem, inputs: Tensors, rotated: Tensors
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, by position and by name."""
+        return self.call(lambda *args, **kwargs: (args, kwargs), problem, inputs, rotated)
 
     def reference(
         self, p: Problem, inputs: Tensors, rotated: Tensors, rows: Index = ALL, columns: Index = ALL
