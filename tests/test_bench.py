@@ -134,7 +134,7 @@ def test_bench_holds_results_against_the_floor(bench: tuple[str, dict[str, Any],
         assert point["times_read_floor"] == pytest.approx(point["seconds"]["aoext"] / weight)
         read = point["bytes"] / ceilings["read_gb_per_s"] / 1e9
         # That of products in bfloat16, which 8-bit products need not obey: theirs is not measured here.
-        flop = point["flop"] if point["operator"].startswith(("bf16", "weight_int4")) else 0
+        flop = point["flop"] if point["operator"].startswith(("bf16", "weight_")) else 0
         floor = max(read, flop / ceilings["gemm_gflop_per_s"] / 1e9)
         assert point["floor_seconds"] == pytest.approx(floor)
         for name, seconds in point["seconds"].items():
@@ -369,7 +369,7 @@ def test_bench_measures_each_group_size_with_each_number_of_threads(tmp_path: Pa
     assert content["settings"]["group_sizes"] == [64, 32]
     assert [reached["threads"] for reached in content["ceilings"]] == [2, 1]
     places = [(p["operator"], p["group_size"], p["threads"], p["M"]) for p in content["results"]]
-    groups = {"bf16i4bf16_rowwise": (64, 32)}
+    groups = {"bf16i4bf16_rowwise": (64, 32), "weight_only_linear": (64, 32, None)}
     assert sorted(places, key=str) == sorted(
         (
             (operator, group, threads, M)

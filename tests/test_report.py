@@ -216,7 +216,7 @@ def test_wrong_result_while_timing_leaves_the_other_operators(
     result = invoke(tmp_path, "--device", "cpu")
     assert result.exit_code == 1
     _, content = read(tmp_path)
-    assert any(problem.startswith("timing bf16i4bf16_rowwise: ") for problem in content["problems"])
+    assert any(problem.startswith("timing weight_int4pack_mm: ") for problem in content["problems"])
     assert {"int8_mm", "quantize"} <= {p["operator"] for p in content["bench"]["results"]}
 
 
