@@ -64,7 +64,9 @@ class Noted(CustomGraphPass):
 
 @pytest.mark.parametrize("how", ["assigned", "patched", "list"])
 def test_passes_of_others_run_first_whenever_they_are_set(how, generator):
-    model = Holds(lambda x, w, s, z: F.linear(x, ao.dequantize_int4(w, s, z)), **int4_fields(generator))
+    model = Holds(
+        lambda x, w, s, z: F.linear(x, ao.dequantize(w, s, None, z, code=0)), **int4_fields(generator)
+    )
     x = randn(generator, 3, 64, dtype=BF16)
     theirs = [Noted(), Noted()] if how == "list" else [Noted()]
     value = theirs if how == "list" else theirs[0]
@@ -85,9 +87,9 @@ def test_passes_of_others_run_first_whenever_they_are_set(how, generator):
                     config.post_grad_custom_pre_pass = None
         finally:
             joint.names = names
-    assert graphs.of_ours() == {"bf16i4bf16_rowwise": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 1}
     for each in theirs:
-        assert each.seen == [{"ao.dequantize_int4.default"}]
+        assert each.seen == [{"ao.dequantize.default"}]
 
 
 def test_the_key_of_a_slot_covers_all_passes_and_options():
@@ -220,7 +222,7 @@ def test_max_autotune_offers_the_plain_product_and_takes_what_wins(generator):
     layer = torch.nn.Linear(64, 48, dtype=BF16)
     aoext.quantize_(layer, INT4)
     x = randn(generator, 8, 64, dtype=BF16)
-    for forced, expected in ((True, "dequantize_int4"), (False, "bf16i4bf16_rowwise_bias")):
+    for forced, expected in ((True, "dequantize"), (False, "bf16i4bf16_rowwise_bias")):
         torch._dynamo.reset()
         options = {"max_autotune": True, "test_configs.force_custom_op_decomposition": forced}
         with torch.no_grad(), config.patch(force_disable_caches=True):
@@ -250,10 +252,10 @@ def test_generated_quantisation_keeps_every_bit(source, dtype, device, generator
 
     def through_a_norm(x, w):
         y = F.rms_norm(x * w, (64,), w)
-        return *ao.quantize_rowwise(y, dtype), y
+        return *ao.quantize(y, dtype), y
 
     def plain(x):
-        return ao.quantize_rowwise(x * 1.0, dtype)
+        return ao.quantize(x * 1.0, dtype)
 
     w = (torch.rand(64, generator=generator) + 0.5).to(device, source)
     with torch.no_grad(), config.patch(force_disable_caches=True):
@@ -276,10 +278,10 @@ def test_a_dequantised_weight_that_no_product_takes_is_generated(dtype, dynamic,
     at = torch.randint(24, (2, 5), generator=generator).to(device)
 
     def rows(w, s, at):
-        return ao.dequantize_rowwise(w[at.flatten()], s[at.flatten()], dtype=BF16)
+        return ao.dequantize(w[at.flatten()], s[at.flatten()], code=1, dtype=BF16)
 
     result, graphs, _, plain = both_ways(rows, w, s, at, dynamic=dynamic)
-    assert (plain.of_ours(), graphs.of_ours()) == ({"dequantize_rowwise": 1}, {})
+    assert (plain.of_ours(), graphs.of_ours()) == ({"dequantize": 1}, {})
     assert torch.equal(result, rows(w, s, at))
 
 
@@ -291,7 +293,7 @@ def test_quantisation_is_generated_where_it_pays_alone(generator):
         return both_ways(function, *inputs, **options)[1].of_ours()
 
     few, many = (randn(generator, rows, 64, dtype=BF16) for rows in (4, 64))
-    fused, kept = {"scaled_mm_rowwise": 1}, {"scaled_linear_rowwise": 1}
+    fused, kept = {"scaled_mm": 1}, {"scaled_linear": 1}
     assert graphs_of(lambda x: layer(F.silu(x)), few) == fused
     assert graphs_of(lambda x: layer(F.silu(x)), many) == kept
     assert many.numel() > generated.MOST_ELEMENTS
@@ -319,7 +321,7 @@ def test_quantisation_is_generated_behind_norms_alone_on_cuda(dynamic, generator
         with torch.no_grad():
             return both_ways(function, x, dynamic=dynamic)[1].of_ours()
 
-    assert calls(behind_norm, 9) == {"scaled_mm_rowwise": 3}
-    assert calls(behind_activation, 9) == {"scaled_linear_rowwise": 1}
+    assert calls(behind_norm, 9) == {"scaled_mm": 3}
+    assert calls(behind_activation, 9) == {"scaled_linear": 1}
     if not dynamic:  # the product's kernel quantises one row on its own
-        assert calls(behind_norm, 1) == {"scaled_linear_rowwise": 3}
+        assert calls(behind_norm, 1) == {"scaled_linear": 3}

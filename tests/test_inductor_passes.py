@@ -12,6 +12,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import aoext
+from aoext.formats.table import code_of
 from aoext.packing import int4_row_quantize_zp, pack_int4
 from aoext.reference import assert_close, int4_float64, randn, rowwise_values
 from aoext.tensors import BlockwiseTensor, Int8Tensor, Lut4Tensor
@@ -44,18 +45,18 @@ def residual(x):
     return x.reshape(-1, K)[:, :N].float().to(x.dtype)
 
 
-# Products with a dequantised int4 weight, each with the operator that it becomes.
+# Products with a dequantised int4 weight, in all forms.
 INT4_FORMS = {
-    "linear": (lambda x, d, b: F.linear(x, d), ""),
-    "linear with bias": (lambda x, d, b: F.linear(x, d, b), "_bias"),
-    "matmul": (lambda x, d, b: x @ d.t(), ""),
-    "permuted": (lambda x, d, b: x @ d.permute(1, 0).contiguous(), ""),
-    "expanded bmm": (lambda x, d, b: torch.bmm(x, d.t().expand(x.shape[0], -1, -1)), ""),
-    "addmm with a bias": (lambda x, d, b: torch.addmm(b, x.reshape(-1, K), d.t()), "_bias"),
-    "addmm with a matrix": (lambda x, d, b: torch.addmm(residual(x), x.reshape(-1, K), d.t()), ""),
-    "bias added later": (lambda x, d, b: F.linear(x, d) + b, "_bias"),
-    "bias added first": (lambda x, d, b: b + F.linear(x, d), "_bias"),
-    "and an activation": (lambda x, d, b: F.silu(F.linear(x, d, b)), "_bias"),
+    "linear": lambda x, d, b: F.linear(x, d),
+    "linear with bias": lambda x, d, b: F.linear(x, d, b),
+    "matmul": lambda x, d, b: x @ d.t(),
+    "permuted": lambda x, d, b: x @ d.permute(1, 0).contiguous(),
+    "expanded bmm": lambda x, d, b: torch.bmm(x, d.t().expand(x.shape[0], -1, -1)),
+    "addmm with a bias": lambda x, d, b: torch.addmm(b, x.reshape(-1, K), d.t()),
+    "addmm with a matrix": lambda x, d, b: torch.addmm(residual(x), x.reshape(-1, K), d.t()),
+    "bias added later": lambda x, d, b: F.linear(x, d) + b,
+    "bias added first": lambda x, d, b: b + F.linear(x, d),
+    "and an activation": lambda x, d, b: F.silu(F.linear(x, d, b)),
 }
 
 
@@ -63,32 +64,31 @@ INT4_FORMS = {
     ("form", "dynamic"), [(form, form in ("linear", "addmm with a matrix")) for form in INT4_FORMS]
 )
 def test_a_product_with_a_dequantised_int4_weight_becomes_one_operator(form, dynamic, generator):
-    function, suffix = INT4_FORMS[form]
+    function = INT4_FORMS[form]
     fields, b = int4_fields(generator), randn(generator, N, dtype=BF16)
-    model = Holds(lambda x, w, s, z, b: function(x, ao.dequantize_int4(w, s, z), b), **fields, b=b)
+    model = Holds(lambda x, w, s, z, b: function(x, ao.dequantize(w, s, None, z, code=0), b), **fields, b=b)
     x = randn(generator, 2, 5, K, dtype=BF16)
     result, graphs, _, plain = both_ways(model, x, dynamic=dynamic)
-    assert plain.of_ours() == {"dequantize_int4": 1}
-    assert graphs.of_ours() == {f"bf16i4bf16_rowwise{suffix}": 1}
+    assert plain.of_ours() == {"dequantize": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 1}
     assert not {"aten.mm", "aten.addmm", "aten.bmm"} & graphs.calls.keys()
     exact = function(x.double(), int4_float64(*fields.values()), b.double())
     torch.testing.assert_close(result.double(), exact, rtol=2e-2, atol=2e-2 * exact.abs().max().item())
 
 
-# Weights with a scale a block, with the operators that they become.
+# Weights with a scale a block.
 BLOCKWISE = {
-    "int8": (lambda w: BlockwiseTensor.from_hp(w, [1, 32], torch.int8), "bf16i8bf16_blockwise"),
-    "float8": (lambda w: BlockwiseTensor.from_hp(w, [16, 40]), "bf16f8bf16_blockwise"),
-    "nvfp4": (lambda w: Lut4Tensor.from_hp(w, "nvfp4"), "bf16lut4bf16_blockwise"),
-    "nf4": (lambda w: Lut4Tensor.from_hp(w, "nf4"), "bf16lut4bf16_blockwise"),
+    "int8": lambda w: BlockwiseTensor.from_hp(w, [1, 32], torch.int8),
+    "float8": lambda w: BlockwiseTensor.from_hp(w, [16, 40]),
+    "nvfp4": lambda w: Lut4Tensor.from_hp(w, "nvfp4"),
+    "nf4": lambda w: Lut4Tensor.from_hp(w, "nf4"),
 }
 
 
 @pytest.mark.parametrize("form", INT4_FORMS)
 @pytest.mark.parametrize("kind", BLOCKWISE)
 def test_a_product_with_dequantised_blocks_becomes_one_operator(kind, form, generator):
-    function, _ = INT4_FORMS[form]
-    make, operator = BLOCKWISE[kind]
+    function, make = INT4_FORMS[form], BLOCKWISE[kind]
     weight, b = make(randn(generator, N, K, dtype=BF16)), randn(generator, N, dtype=BF16)
     names = [name for name, _ in weight.named_fields()]
 
@@ -98,10 +98,10 @@ def test_a_product_with_dequantised_blocks_becomes_one_operator(kind, form, gene
     model = Holds(product, b=b, **{name: getattr(weight, name) for name in names})
     x = randn(generator, 2, 5, K, dtype=BF16)
     result, graphs, _, plain = both_ways(model, x)
-    assert list(plain.of_ours()) == ["dequantize_lut4" if "lut4" in operator else "dequantize_blockwise"]
-    assert graphs.of_ours() == {operator: 1}
+    assert list(plain.of_ours()) == ["dequantize"]
+    assert graphs.of_ours() == {"weight_only_linear": 1}
     assert not {"aten.mm", "aten.addmm", "aten.bmm"} & graphs.calls.keys()
-    (node,) = graphs.nodes(getattr(ao, operator).default)
+    (node,) = graphs.nodes(ao.weight_only_linear.default)
     has_bias = isinstance(node.args[-1], torch.fx.Node) and node.args[-1].meta["val"].shape == (N,)
     assert has_bias == ("bias" in form or "activation" in form)
     exact = function(x.double(), meaning(weight), b.double())
@@ -110,16 +110,16 @@ def test_a_product_with_dequantised_blocks_becomes_one_operator(kind, form, gene
 
 def test_a_float32_weight_that_is_rounded_on_the_way_is_fused_too(generator):
     model = Holds(
-        lambda x, w, s, z: F.linear(x, ao.dequantize_int4(w, s, z, dtype=FP32).to(BF16)),
+        lambda x, w, s, z: F.linear(x, ao.dequantize(w, s, None, z, code=0, dtype=FP32).to(BF16)),
         **int4_fields(generator),
     )
     call, graphs = compiled(model)
     call(randn(generator, 3, K, dtype=BF16))
-    assert graphs.of_ours() == {"bf16i4bf16_rowwise": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 1}
 
 
 def dequantized(x, w, s):
-    return F.linear(x, ao.dequantize_rowwise(w, s, dtype=x.dtype))
+    return F.linear(x, ao.dequantize(w, s, code=int(code_of(w.dtype)), dtype=x.dtype))
 
 
 # As torchao's weight-only tensors compute: scales before the product, or after it.
@@ -152,10 +152,9 @@ def test_8_bit_weights_with_scales_become_one_operator(kind, form, dtype, with_b
     x = randn(generator, 7, K, dtype=dtype)
     call, graphs = compiled(model)
     result = call(x)
-    name = f"bf16{'i8' if kind is torch.int8 else 'f8'}bf16_rowwise"
-    assert graphs.of_ours() == {name: 1}
-    (product,) = graphs.nodes(getattr(ao, name).default)
-    assert (len(product.args) == 4) == with_bias
+    assert graphs.of_ours() == {"weight_only_linear": 1}
+    (product,) = graphs.nodes(ao.weight_only_linear.default)
+    assert (len(product.args) > 3) == with_bias
     exact = x.double() @ (fields["w"].double() * fields["s"].double()).t()
     exact = exact + b.double() if with_bias else exact
     if form in (dequantized, scaled_before):
@@ -172,7 +171,7 @@ def test_a_scale_for_the_whole_weight_serves_every_row(freezing, generator):
     x = randn(generator, 3, K, dtype=BF16)
     call, graphs = compiled(model, freezing=freezing)
     result = call(x)
-    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 1}
     assert_close(result, x.double() @ (w.double() * scale.double()).t())
 
 
@@ -190,7 +189,7 @@ def test_scales_keep_the_order_in_which_the_weight_meets_them(case, generator):
     x = randn(generator, 5, K)
     call, graphs = compiled(Holds(REORDERED[case], w=w, t=scales))
     assert_close(call(x), x.double() @ (w.double() * scales.double().t().reshape(-1, 1)).t())
-    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 1}
 
 
 # PyTorch's operators of a weight that its own quantisation, PT2E, leaves in a graph.
@@ -208,7 +207,7 @@ def test_frozen_zero_points_are_looked_at(zero, generator):
     call, graphs = compiled(Holds(per_channel, **fields), freezing=True)
     exact = x.double() @ ((fields["w"].double() - zero) * fields["s"].double()).t()
     torch.testing.assert_close(call(x).double(), exact, rtol=1e-4, atol=1e-4)
-    assert graphs.of_ours() == ({} if zero else {"bf16i8bf16_rowwise": 1})
+    assert graphs.of_ours() == ({} if zero else {"weight_only_linear": 1})
 
 
 def test_dequantize_per_channel_and_per_tensor_become_one_operator(generator):
@@ -233,10 +232,10 @@ def test_dequantize_per_channel_and_per_tensor_become_one_operator(generator):
     exact = x.double() @ (fields["w"].double() * fields["s"].double()).t()
     call, graphs = compiled(Holds(without_zeros, **fields, b=b))
     assert_close(call(x), exact)
-    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 1}
     call, graphs = compiled(Holds(per_tensor, **fields, b=b))
     assert_close(call(x), x.double() @ fields["w"].double().t() * 0.25)
-    assert graphs.of_ours() == {"bf16i8bf16_rowwise": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 1}
     # Zero points that come as inputs may change from call to call.
     call, graphs = compiled(Holds(per_channel, **fields, b=b))
     torch.testing.assert_close(call(x).double(), exact + b.double(), rtol=1e-4, atol=1e-4)
@@ -245,7 +244,7 @@ def test_dequantize_per_channel_and_per_tensor_become_one_operator(generator):
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_int8_products_with_their_scales_become_scaled_mm_rowwise(with_bias, dynamic, generator):
+def test_int8_products_with_their_scales_become_scaled_mm(with_bias, dynamic, generator):
     """The order and the conversions of torchao's dynamic int8 tensors, for an input [2, T, K]."""
     fields, b = eight_bit_fields(generator), randn(generator, N, dtype=BF16)
 
@@ -257,7 +256,7 @@ def test_int8_products_with_their_scales_become_scaled_mm_rowwise(with_bias, dyn
     x, x_scale = rowwise_values((2, 11), K, torch.int8, generator)
     call, graphs = compiled(Holds(function, **fields, b=b), dynamic=dynamic)
     result = call(x, x_scale)
-    assert graphs.of_ours() == {"scaled_mm_rowwise": 1}
+    assert graphs.of_ours() == {"scaled_mm": 1}
     assert not {"aten._int_mm", "aten.mul.Tensor", "aten.add.Tensor"} & graphs.calls.keys()
     exact = (x.double() * x_scale.double()) @ (fields["w"].double() * fields["s"].double()).t()
     assert_close(result, exact + b.double() if with_bias else exact)
@@ -276,10 +275,10 @@ def test_scales_of_one_output_channel_are_told_from_those_of_rows(generator):
     x, x_scale = rowwise_values((2, 11), K, torch.int8, generator)
     call, graphs = compiled(Holds(function, w=w, s=s))
     assert_close(call(x, x_scale), (x.double() * x_scale.double()) @ (w.double() * s.double()).t())
-    assert graphs.of_ours() == {"scaled_mm_rowwise": 1}
+    assert graphs.of_ours() == {"scaled_mm": 1}
 
 
-# Products that PyTorch computes and scaled_mm_rowwise, or the weight-only operators, would refuse.
+# Products that PyTorch computes and scaled_mm, or the weight-only operators, would refuse.
 def int_mm(x, w):
     return torch._int_mm(x, w.t()).to(FP32) * x[:, :1].float() * w[:, 0].float()
 
@@ -301,7 +300,7 @@ def test_what_our_operators_refuse_stays(case, generator):
     assert torch.equal(result, expected)
 
 
-def test_float8_products_with_row_scales_become_scaled_mm_rowwise(generator):
+def test_float8_products_with_row_scales_become_scaled_mm(generator):
     kind = torch.float8_e4m3fn
     (w, s), (x, x_scale) = (rowwise_values((rows,), K, kind, generator) for rows in (32, 7))
 
@@ -310,7 +309,7 @@ def test_float8_products_with_row_scales_become_scaled_mm_rowwise(generator):
 
     call, graphs = compiled(Holds(function, w=w, s=s))
     result = call(x, x_scale)
-    assert graphs.of_ours() == {"scaled_mm_rowwise": 1}
+    assert graphs.of_ours() == {"scaled_mm": 1}
     assert_close(result, (x.double() * x_scale.double()) @ (w.double() * s.double()).t())
 
 
@@ -331,9 +330,11 @@ KEPT = {
 
 @pytest.mark.parametrize("case", KEPT)
 def test_the_weight_stays_plain_where_something_else_needs_it(case, generator):
-    model = Holds(lambda x, w, s, z: KEPT[case](x, ao.dequantize_int4(w, s, z)), **int4_fields(generator))
+    model = Holds(
+        lambda x, w, s, z: KEPT[case](x, ao.dequantize(w, s, None, z, code=0)), **int4_fields(generator)
+    )
     result, graphs, expected, plain = both_ways(model, randn(generator, 6, K, dtype=BF16))
-    assert graphs.of_ours() == plain.of_ours() == {"dequantize_int4": 1}
+    assert graphs.of_ours() == plain.of_ours() == {"dequantize": 1}
     for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (result, expected)), strict=True):
         assert torch.equal(a, b)
 
@@ -379,9 +380,9 @@ def test_a_weight_on_another_device_stays(generator):
 
 def test_weights_that_are_written_give_what_eager_gives(generator):
     def function(x, w, s, z):
-        before = F.linear(x, ao.dequantize_int4(w, s, z))
+        before = F.linear(x, ao.dequantize(w, s, None, z, code=0))
         w.copy_(w + 1)
-        return before, F.linear(x, ao.dequantize_int4(w, s, z))
+        return before, F.linear(x, ao.dequantize(w, s, None, z, code=0))
 
     fields = int4_fields(generator, FP32)
     x = randn(generator, 3, K)
@@ -389,7 +390,7 @@ def test_weights_that_are_written_give_what_eager_gives(generator):
     call, graphs = compiled(ours)
     for result, expected in zip(call(x), theirs(x), strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-    assert graphs.of_ours() == {"bf16i4bf16_rowwise": 2, "_count_write": 1}
+    assert graphs.of_ours() == {"weight_only_linear": 2, "_count_write": 1}
     assert torch.equal(ours.w, theirs.w)
 
 
@@ -424,9 +425,9 @@ NO_BIAS = {
 @pytest.mark.parametrize("case", NO_BIAS)
 def test_what_is_no_bias_stays_outside(case, generator):
     fields, b = eight_bit_fields(generator), randn(generator, N, dtype=BF16)
-    model = Holds(lambda x, w, s, b: NO_BIAS[case](ao.scaled_linear_rowwise(x, w, s), b), **fields, b=b)
+    model = Holds(lambda x, w, s, b: NO_BIAS[case](ao.scaled_linear(x, w, s, code=1), b), **fields, b=b)
     result, graphs, expected, _ = both_ways(model, randn(generator, 6, K, dtype=BF16))
-    (node,) = graphs.nodes(ao.scaled_linear_rowwise.default)
+    (node,) = graphs.nodes(ao.scaled_linear.default)
     assert len(node.args) == 3
     assert torch.equal(result, expected)
 
@@ -471,27 +472,26 @@ def model(request, generator):
     return *make(generator), heads
 
 
-# Schemes that quantise activations, with how they do it, and how their operators' names end.
+# Schemes that quantise activations.
 DYNAMIC = {
-    "int8": (INT8, "rowwise", "rowwise"),
-    "int4 under int8": (aoext.Int8DynamicActivationInt4WeightConfig(), "rowwise", "int4"),
-    "int4 under float8": (aoext.Float8DynamicActivationInt4WeightConfig(32), "rowwise", "int4"),
-    "float8 by blocks": (BLOCKS, "blockwise", "blockwise"),
-    "mxfp8": (aoext.MXDynamicActivationMXWeightConfig(), "blockwise", "blockwise"),
+    "int8": INT8,
+    "int4 under int8": aoext.Int8DynamicActivationInt4WeightConfig(),
+    "int4 under float8": aoext.Float8DynamicActivationInt4WeightConfig(32),
+    "float8 by blocks": BLOCKS,
+    "mxfp8": aoext.MXDynamicActivationMXWeightConfig(),
 }
 
 
 @pytest.mark.parametrize("scheme", DYNAMIC)
 def test_linears_of_one_activation_share_its_quantisation(scheme, model, generator):
     model, tokens, heads = model
-    config, quantisation, product = DYNAMIC[scheme]
-    aoext.quantize_(model, config)
+    aoext.quantize_(model, DYNAMIC[scheme])
     result, graphs, expected, plain = both_ways(model, tokens)
-    assert plain.of_ours() == {f"scaled_linear_{product}": 7 + heads}
+    assert plain.of_ours() == {"scaled_linear": 7 + heads}
     assert graphs.of_ours() == {
-        f"quantize_{quantisation}": 2,  # q, k, v; gate, up
-        f"scaled_mm_{product}": 5,
-        f"scaled_linear_{product}": 2 + heads,  # out, down; the head
+        "quantize": 2,  # q, k, v; gate, up
+        "scaled_mm": 5,
+        "scaled_linear": 2 + heads,  # out, down; the head
     }
     assert torch.equal(logits(result), logits(expected))
 
@@ -507,10 +507,9 @@ def test_linears_share_a_quantisation_whatever_their_weights_are(generator):
     for result, layer in zip(call(x), (a, b, c, d), strict=True):
         assert torch.equal(result, layer(x))
     assert graphs.of_ours() == {
-        "quantize_rowwise": 1,
-        "scaled_mm_rowwise": 1,
-        "scaled_mm_int4": 1,
-        "scaled_linear_blockwise": 2,
+        "quantize": 1,
+        "scaled_mm": 2,
+        "scaled_linear": 2,
     }
 
 
@@ -519,8 +518,8 @@ def test_linears_that_quantise_in_their_own_kernel_share_nothing_on_cuda(generat
     model = nn.ModuleList(nn.Linear(4096, N, dtype=BF16, bias=False) for _ in range(3)).cuda()
     aoext.quantize_(model, INT8)
     for rows, ours in (
-        (1, {"scaled_linear_rowwise": 3}),
-        (64, {"quantize_rowwise": 1, "scaled_mm_rowwise": 3}),
+        (1, {"scaled_linear": 3}),
+        (64, {"quantize": 1, "scaled_mm": 3}),
     ):
         x = randn(generator, rows, 4096, dtype=BF16).cuda()
         call, graphs = compiled(lambda x: [linear(x) for linear in model])
@@ -530,24 +529,21 @@ def test_linears_that_quantise_in_their_own_kernel_share_nothing_on_cuda(generat
             assert torch.equal(result, linear(x))
 
 
-# Schemes whose linears can be merged, with their operators.
+# Schemes whose linears can be merged.
 MERGED = {
-    "int4": (INT4, "bf16i4bf16_rowwise"),
-    "float8 by blocks": (
-        aoext.Float8WeightOnlyConfig(granularity=aoext.PerBlock([32, 128])),
-        "bf16f8bf16_blockwise",
-    ),
-    "nf4": (aoext.NF4WeightOnlyConfig(), "bf16lut4bf16_blockwise"),
-    "int8 with zeros": (aoext.Int8WeightOnlyConfig(), "bf16i8bf16_blockwise_zp"),
+    "int4": INT4,
+    "float8 by blocks": aoext.Float8WeightOnlyConfig(granularity=aoext.PerBlock([32, 128])),
+    "nf4": aoext.NF4WeightOnlyConfig(),
+    "int8 with zeros": aoext.Int8WeightOnlyConfig(),
 }
 
 
 @pytest.mark.parametrize("scheme", MERGED)
 def test_linears_of_one_activation_are_merged_on_request(scheme, model, generator):
     model, tokens, heads = model
-    config, operator = MERGED[scheme]
-    aoext.quantize_(model, config)
-    if operator.endswith("_zp"):  # of which no config is, but checkpoints are
+    operator = "weight_only_linear"
+    aoext.quantize_(model, MERGED[scheme])
+    if scheme == "int8 with zeros":  # of which no config is, but checkpoints are
         for layer in model.modules():
             if isinstance(weight := getattr(layer, "weight", None), Int8Tensor):
                 zeros = BlockwiseTensor.from_hp(weight.dequantize(), [1, 32], torch.int8, symmetric=False)
@@ -574,16 +570,16 @@ def test_merged_linears_that_quantise_their_input_do_it_once(generator):
             return [layer(x) for layer in self.layers]
 
     blocks = (aoext.PerBlock([1, 32]), aoext.PerBlock([8, 32]))
-    for config, operator in (
-        (aoext.Int8DynamicActivationInt4WeightConfig(), "scaled_linear_int4"),
-        (aoext.Float8DynamicActivationFloat8WeightConfig(granularity=blocks), "scaled_linear_blockwise"),
+    for config in (
+        aoext.Int8DynamicActivationInt4WeightConfig(),
+        aoext.Float8DynamicActivationFloat8WeightConfig(granularity=blocks),
     ):
         model, x = Three(), randn(generator, 6, K, dtype=BF16)
         aoext.quantize_(model, config)
         with aoext.inductor.patch(merge_linears=True):
             call, graphs = compiled(model, freezing=True)
             results = call(x)
-        assert graphs.of_ours() == {operator: 1}
+        assert graphs.of_ours() == {"scaled_linear": 1}
         for result, expected in zip(results, model(x), strict=True):
             torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
 
@@ -642,7 +638,7 @@ def test_linears_that_differ_are_neither_shared_nor_merged(generator):
     aoext.quantize_(c, aoext.Float8DynamicActivationFloat8WeightConfig())
     call, graphs = compiled(function)
     call(randn(generator, 3, K, dtype=BF16), randn(generator, 3, K, dtype=BF16))
-    assert graphs.of_ours() == {"scaled_linear_rowwise": 3}
+    assert graphs.of_ours() == {"scaled_linear": 3}
 
     class Two(nn.Module):
         def __init__(self):
@@ -662,14 +658,14 @@ def test_linears_that_differ_are_neither_shared_nor_merged(generator):
 
 def test_every_pass_has_its_switch(generator):
     def function(x, w, s, z, b):
-        return F.linear(x, ao.dequantize_int4(w, s, z)) + b
+        return F.linear(x, ao.dequantize(w, s, None, z, code=0)) + b
 
     model = Holds(function, **int4_fields(generator), b=randn(generator, N, dtype=BF16))
     x = randn(generator, 3, K, dtype=BF16)
     for options, expected in (
-        ({}, {"dequantize_int4": 1}),
-        ({"weight_only": True}, {"bf16i4bf16_rowwise": 1}),
-        ({"weight_only": True, "bias": True}, {"bf16i4bf16_rowwise_bias": 1}),
+        ({}, {"dequantize": 1}),
+        ({"weight_only": True}, {"weight_only_linear": 1}),
+        ({"weight_only": True, "bias": True}, {"weight_only_linear": 1}),
     ):
         with only(**options):
             call, graphs = compiled(model)
@@ -681,7 +677,7 @@ def with_dequantised_int4(model):
     """The model with each linear's weight dequantised at every call."""
 
     def product(x, w, s, z, b=None):
-        return F.linear(x, ao.dequantize_int4(w, s, z), b)
+        return F.linear(x, ao.dequantize(w, s, None, z, code=0), b)
 
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -703,13 +699,13 @@ def by_torchao(name):
 
 # How models come to have such chains, what a linear is before, and what after.
 CHAINS = {
-    "dequantize_int4": (with_dequantised_int4, "aten.mm", "bf16i4bf16_rowwise"),
-    "torchao int8": (by_torchao("Int8WeightOnlyConfig"), "aten.mm", "bf16i8bf16_rowwise"),
-    "torchao float8": (by_torchao("Float8WeightOnlyConfig"), "aten.mm", "bf16f8bf16_rowwise"),
+    "dequantize": (with_dequantised_int4, "aten.mm", "weight_only_linear"),
+    "torchao int8": (by_torchao("Int8WeightOnlyConfig"), "aten.mm", "weight_only_linear"),
+    "torchao float8": (by_torchao("Float8WeightOnlyConfig"), "aten.mm", "weight_only_linear"),
     "torchao dynamic int8": (
         by_torchao("Int8DynamicActivationInt8WeightConfig"),
         "aten._int_mm",
-        "scaled_mm_rowwise",
+        "scaled_mm",
     ),
 }
 
@@ -732,7 +728,7 @@ def test_every_linear_of_a_model_becomes_one_operator_with_its_bias(chain, biase
     shifts = plain.calls["aten.sum.dim_IntList"] - graphs.calls["aten.sum.dim_IntList"]
     assert products(plain) == 8
     assert plain.calls[product] or plain.calls["aten.addmm"]
-    assert set(plain.of_ours()) <= {"dequantize_int4"}
+    assert set(plain.of_ours()) <= {"dequantize"}
     if not biases:  # its head has the plain weight of the embedding
         assert graphs.of_ours() == {operator: 7}
         assert products(graphs) == 1
@@ -740,8 +736,7 @@ def test_every_linear_of_a_model_becomes_one_operator_with_its_bias(chain, biase
     else:  # but for the head, which has none
         assert products(graphs) == 0
         assert sum(graphs.of_ours().values()) == 8
-        suffix = "_bias" if operator == "bf16i4bf16_rowwise" else ""
-        nodes = graphs.nodes(getattr(ao, operator + suffix).default)
+        nodes = graphs.nodes(getattr(ao, operator).default)
         assert sum(n.args[-1] is not None and n.args[-1].meta["val"].dim() == 1 for n in nodes) == 7
         assert sums(graphs) == sums(plain) - 7 - shifts
     torch.testing.assert_close(logits(result), logits(expected), rtol=5e-2, atol=5e-2)
@@ -751,9 +746,9 @@ def test_quantisation_behind_norms_and_activations_is_inductors_own_code(model, 
     model, tokens, heads = model
     aoext.quantize_(model, INT8)
     result, graphs, expected, plain = both_ways(model, tokens[:1, :1])
-    assert plain.of_ours() == {"scaled_linear_rowwise": 7 + heads}
+    assert plain.of_ours() == {"scaled_linear": 7 + heads}
     # Before q, k and v, before gate and up, before down and before the head; not behind attention.
-    assert graphs.of_ours() == {"scaled_mm_rowwise": 6 + heads, "scaled_linear_rowwise": 1}
+    assert graphs.of_ours() == {"scaled_mm": 6 + heads, "scaled_linear": 1}
     assert torch.equal(logits(result), logits(expected))
 
 
@@ -787,7 +782,7 @@ def test_weights_that_pt2e_quantised_become_one_operator_where_they_are_frozen(g
         prepared = prepare_pt2e(torch.export.export(model, (tokens,)).module(), WeightOnly())
         prepared(tokens)
         model = convert_pt2e(prepared)
-    for freezing, expected in ((False, {}), (True, {"bf16i8bf16_rowwise": 8})):  # its head, too
+    for freezing, expected in ((False, {}), (True, {"weight_only_linear": 8})):  # its head, too
         result, graphs, plainly, plain = both_ways(model, tokens, freezing=freezing, pattern_matcher=False)
         assert plain.calls["aten.mm"] == 8
         assert plain.calls["quantized_decomposed.dequantize_per_channel"] == 8

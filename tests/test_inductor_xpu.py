@@ -43,24 +43,9 @@ ao = torch.ops.ao
 XPU = torch.device("xpu")
 BF16 = torch.bfloat16
 
-# The product of a scheme that quantises weights alone.
-WEIGHT_ONLY = {
-    "int4": "bf16i4bf16_rowwise",
-    "int8": "bf16i8bf16_rowwise",
-    "float8": "bf16f8bf16_rowwise",
-    "mxfp4": "bf16lut4bf16_blockwise",
-    "nvfp4": "bf16lut4bf16_blockwise",
-    "nf4": "bf16lut4bf16_blockwise",
-}
-# How the others quantise their input, and how the names of their products end.
-DYNAMIC = {
-    "int8_dynamic": ("rowwise", "rowwise"),
-    "float8_dynamic": ("rowwise", "rowwise"),
-    "float8_block": ("blockwise", "blockwise"),
-    "mxfp8": ("blockwise", "blockwise"),
-    "int4_int8": ("rowwise", "int4"),
-    "int4_float8": ("rowwise", "int4"),
-}
+WEIGHT_ONLY = {"int4", "int8", "float8", "mxfp4", "nvfp4", "nf4"}
+# Those that quantise their input too.
+DYNAMIC = {"int8_dynamic", "float8_dynamic", "float8_block", "mxfp8", "int4_int8", "int4_float8"}
 LAYERS = 2  # of test_transformers.llama
 
 
@@ -70,13 +55,12 @@ def calls_of(scheme: str) -> Counter[str]:
     q, k and v quantise their input once, and so do gate and up.
     """
     if scheme in WEIGHT_ONLY:
-        return Counter({WEIGHT_ONLY[scheme]: 7 * LAYERS + 1})
-    quantisation, product = DYNAMIC[scheme]
+        return Counter({"weight_only_linear": 7 * LAYERS + 1})
     return Counter(
         {
-            f"quantize_{quantisation}": 2 * LAYERS,
-            f"scaled_mm_{product}": 5 * LAYERS,
-            f"scaled_linear_{product}": 2 * LAYERS + 1,
+            "quantize": 2 * LAYERS,
+            "scaled_mm": 5 * LAYERS,
+            "scaled_linear": 2 * LAYERS + 1,
         }
     )
 
@@ -102,7 +86,7 @@ def _fresh(generator):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_llama_of_every_scheme_gives_the_logits_of_eager(scheme, generator):
-    assert SCHEMES.keys() == WEIGHT_ONLY.keys() | DYNAMIC.keys()
+    assert SCHEMES.keys() == WEIGHT_ONLY | DYNAMIC
     model = test_transformers.llama().to(XPU)
     options = {"group_size": 32} if scheme in ("int4", "int4_float8") else {}
     aoext.quantize_(model, as_config("test", {"scheme": scheme, **options}))
@@ -135,9 +119,9 @@ def test_the_passes_find_what_they_find_elsewhere(generator):
 
     def function(x: Tensor) -> list[Tensor]:
         x = F.silu(x)
-        q, scale = ao.quantize_rowwise(x, torch.int8)
+        q, scale = ao.quantize(x, torch.int8)
         return [
-            F.linear(x, ao.dequantize_int4(packed, group_scale, zero), bias),
+            F.linear(x, ao.dequantize(packed, group_scale, None, zero, code=0), bias),
             F.linear(x, w.to(BF16) * s.to(BF16)),
             (torch._int_mm(q, w.t()).float() * scale).to(BF16) * s.reshape(-1).to(BF16),
         ]
@@ -148,10 +132,9 @@ def test_the_passes_find_what_they_find_elsewhere(generator):
         expected = function(x)
     found = Counter(re.findall(r"torch\.ops\.ao\.(\w+)\.default\(", body(code)))
     assert found == {
-        "bf16i4bf16_rowwise_bias": 1,
-        "bf16i8bf16_rowwise": 1,
-        "quantize_rowwise": 1,
-        "scaled_mm_rowwise": 1,
+        "weight_only_linear": 2,
+        "quantize": 1,
+        "scaled_mm": 1,
     }
     assert rewrites["weight_only"] == 2
     assert rewrites["scaled_products"] == 1
@@ -208,8 +191,8 @@ def test_the_cpp_wrapper_calls_every_operator_by_its_shim(generator):
     with torch.no_grad():
         code = cpp_of(lambda: compiled(calls.tensors), GraphLowering, "save_output_code", 0)
     # Inductor turns a dequantisation by rows into a loop of its own.
-    assert_calls_shims(code, [name for name, _, _ in calls.calls if name != "dequantize_rowwise"])
-    assert "dequantize_rowwise" in code
+    assert_calls_shims(code, [name for name, _, _ in calls.calls if name != "dequantize"])
+    assert "dequantize" in code
 
 
 def open_stand_ins(folder: Path) -> None:
@@ -245,7 +228,7 @@ def run_package(package: Path, inputs: list[Tensor], count: int) -> list[Tensor]
 def test_a_package_of_every_operator_runs_and_gives_the_bits_of_eager(generator, tmp_path, monkeypatch):
     """Compiled by AOTInductor for XPU, but for its own loops: Level Zero loads their kernels on a GPU."""
     calls = every_operator(XPU, generator)
-    calls.calls = [call for call in calls.calls if call[0] != "dequantize_rowwise"]  # Inductor makes a loop
+    calls.calls = [call for call in calls.calls if call[0] != "dequantize"]  # Inductor makes a loop
     open_stand_ins(tmp_path / "lib")
     data = Path(sysconfig.get_path("data"))  # where pip puts SYCL
     monkeypatch.setenv("CPATH", f"{Path(__file__).parent / 'aoti_xpu'}:{data / 'include'}")

@@ -58,6 +58,6 @@ def test_an_export_without_the_table_names_it():
     model = nn.Sequential(nn.Linear(64, 48)).eval()
     aoext.quantize_(model, CONFIGS["int8"])
     with pytest.raises(
-        torch.onnx.OnnxExporterError, match=r"bf16i8bf16.*=aoext\.onnx\.translations\(\) has it"
+        torch.onnx.OnnxExporterError, match=r"weight_only_linear.*=aoext\.onnx\.translations\(\) has it"
     ):
         torch.onnx.export(model, (torch.randn(3, 64),), dynamo=True, opset_version=21)

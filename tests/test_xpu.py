@@ -14,7 +14,7 @@ import torch
 import aoext
 from aoext import reference
 from aoext.library.info import build_config
-from aoext.reference import ALL_CALLS, CALLS, Problem, assert_close, randn
+from aoext.reference import ALL_CALLS, CALLS, Problem, assert_close, operator_of, randn
 from conftest import XPU_SIM, on_the_device_alone
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -75,8 +75,8 @@ def test_no_operator_computes_by_aten(operator, M, generator):
     call = call_of(operator, generator, M)
     args = call.on("xpu")
     with on_the_device_alone():
-        getattr(torch.ops.ao, operator)(*args, **call.kwargs)
-    assert aoext.explain(operator, *args, **call.kwargs).device == "xpu"
+        getattr(torch.ops.ao, operator_of(operator))(*args, **call.kwargs)
+    assert aoext.explain(operator_of(operator), *args, **call.kwargs).device == "xpu"
 
 
 @needs_simulator
@@ -84,7 +84,7 @@ def test_no_operator_computes_by_aten(operator, M, generator):
 def test_no_operator_waits_for_the_device(operator, generator):
     call = call_of(operator, generator)
     args = call.on("xpu")
-    op = getattr(torch.ops.ao, operator)
+    op = getattr(torch.ops.ao, operator_of(operator))
     op(*args, **call.kwargs)  # builds its kernels
     before = XPU_SIM.host_waits()
     result = op(*args, **call.kwargs)
@@ -111,7 +111,7 @@ def test_operands_may_start_anywhere(operator, offset, M, generator):
 
     call = CALLS[operator](Problem(M, 64, 256, 64, BF16, BF16), generator)
     with on_the_device_alone() if operator in OWN else contextlib.nullcontext():
-        result = getattr(torch.ops.ao, operator)(*map(shifted, call.args), **call.kwargs)
+        result = getattr(torch.ops.ao, operator_of(operator))(*map(shifted, call.args), **call.kwargs)
     assert_close(result, call.reference)
 
 
@@ -123,7 +123,7 @@ def test_operands_may_start_anywhere(operator, offset, M, generator):
 def test_work_goes_to_the_current_stream(operator, generator):
     """The operands arrive late on a side stream: a kernel on any other queue would read them too early."""
     call = call_of(operator, generator)
-    op = getattr(torch.ops.ao, operator)
+    op = getattr(torch.ops.ao, operator_of(operator))
     ready = call.on("xpu")
     expected = op(*ready, **call.kwargs)
     late = [torch.zeros_like(a) if isinstance(a, torch.Tensor) else a for a in ready]
@@ -179,7 +179,7 @@ def test_the_same_call_gives_the_same_bits(operator, M, generator):
     args = call.on("xpu")
 
     def bits():
-        result = getattr(torch.ops.ao, operator)(*args, **call.kwargs)
+        result = getattr(torch.ops.ao, operator_of(operator))(*args, **call.kwargs)
         return [r.cpu().view(torch.uint8) for r in (result if isinstance(result, tuple) else (result,))]
 
     first = bits()

@@ -18,7 +18,7 @@ from aoext.cli.options import JSON_FILE, CountsType, ShapeType
 from aoext.cli.page import console, environment, progress_line, summary_line, write_json
 from aoext.cli.shapes import QUICK, Shape
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
-from aoext.reference import GROUPED, SUBJECTS, Problem, Subject
+from aoext.reference import SUBJECTS, Problem, Subject
 from aoext_bench import bench_chart, bench_view, floor_chart, floor_view
 from aoext_bench.bench_defaults import DEFAULTS, QUICK_ROWS, defaults, estimate, within
 from aoext_bench.bench_points import Point, Settings, count_points, sections
@@ -40,9 +40,15 @@ FORMATS = list(dict.fromkeys(subject.format for subject in SUBJECTS))
 
 
 def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subject]:
-    """The subjects of these names; without names, one of each kind that reads all of its weight."""
-    names = operators or [n for n in OPERATORS if not n.endswith("_bias") and n not in GROUPED]
-    chosen = [s for s in SUBJECTS if s.operator in names and (s.format in formats if formats else s.typical)]
+    """The subjects of these names; without names, the typical ones of each operator that has some."""
+    typical = {s.operator for s in SUBJECTS if s.typical}
+    names = operators or [name for name in OPERATORS if name in typical]
+    chosen = [
+        s
+        for s in SUBJECTS
+        if s.operator in names
+        and (s.format in formats if formats else s.typical or s.operator not in typical)
+    ]
     if not chosen:
         raise click.UsageError(f"no operator of {', '.join(names)} has the format {', '.join(formats)}")
     return chosen
@@ -79,14 +85,14 @@ def _listed(values: Iterable[object]) -> str:
     "operators",
     multiple=True,
     type=click.Choice(OPERATORS),
-    help="Operator to time; can be repeated. Default: all but the _bias variants.",
+    help="Operator to time; can be repeated. Default: all but the faces of others.",
 )
 @click.option(
     "--format",
     "formats",
     multiple=True,
     type=click.Choice(FORMATS),
-    help="Number format to time; can be repeated. Default: all but float8_e5m2.",
+    help="Number format to time; can be repeated. Default: the typical ones.",
 )
 @click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 @click.option(

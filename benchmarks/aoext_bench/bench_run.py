@@ -241,7 +241,7 @@ class _WeightBench:
     def described(self, p: Problem, inputs: Tensors, rotated: Tensors) -> Point:
         """The point without measurements."""
         subject = self.subject
-        arguments = subject.arguments(p, inputs, rotated)
+        arguments, options = subject.arguments(p, inputs, rotated)
         result = subject.call(getattr(torch.ops.ao, subject.operator), p, inputs, rotated)
         results = result if isinstance(result, tuple) else (result,)
         peer, flop = self.known_peer(), 2 * p.M * p.N * p.K
@@ -254,7 +254,7 @@ class _WeightBench:
             group_size=p.group_size if subject.grouped else None,
             threads=torch.get_num_threads(),
             layer=named(p.N, p.K).layer if subject.depends_on_rows_of_the_weight else "",
-            plan=str(aoext.explain(subject.operator, *arguments)),
+            plan=str(aoext.explain(subject.operator, *arguments, **options)),
             peer=peer.name if peer else None,
             peer_is_floor=bool(peer and peer.is_floor),
             bytes=sum(tensor.nbytes for tensor in (*inputs, *rotated, *results)),

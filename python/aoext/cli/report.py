@@ -14,7 +14,7 @@ from aoext.cli.options import CountsType, DeviceType, ShapeType
 from aoext.cli.page import console, write_json
 from aoext.cli.report_run import Settings, collect
 from aoext.cli.shapes import Shape, named
-from aoext.reference import GROUPED, SUBJECTS, Problem, Subject
+from aoext.reference import SUBJECTS, Problem, Subject
 
 SHAPES = (named(4096, 4096), named(14336, 4096))
 QUICK_SHAPES = (Shape(1024, 1024),)
@@ -23,8 +23,7 @@ SECONDS, QUICK_SECONDS = 0.15, 0.03  # for each candidate of a point
 GROUP_SIZE = 128
 
 # One of each kind is timed; all of them are checked.
-# Of a grouped product, what is read depends on which experts have rows.
-TIMED = [s for s in SUBJECTS if not s.operator.endswith("_bias") and s.operator not in GROUPED and s.typical]
+TIMED = [s for s in SUBJECTS if s.typical]
 
 
 def _serves(subject: Subject, shape: Shape) -> bool:

@@ -184,7 +184,9 @@ def choose(subject: Subject, settings: Settings, shape: Shape) -> Choice:
             inputs = tuple(t.to(settings.device) for t in subject.inputs(p, generator))
             yield M, subject.arguments(p, inputs, rotated)
 
-    plans = {M: str(aoext.explain(subject.operator, *given)) for M, given in arguments()}
+    plans = {
+        M: str(aoext.explain(subject.operator, *given, **options)) for M, (given, options) in arguments()
+    }
     return Choice(subject.operator, subject.format, shape.N, shape.K, plans)
 
 

@@ -1,4 +1,4 @@
-"""With max_autotune, Inductor times the weight-only operators against dequantisation and a plain product.
+"""With max_autotune, Inductor times products with int4 weights against dequantisation and a plain product.
 
 The operator stays unless the other way is faster by a margin that is not noise, so the outcome is never
 slower than the plan alone. Only products whose sizes are numbers are timed: what is best for one number of
@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, Node
 
+from aoext.formats.table import Code
+from aoext.inductor import graph as fx
 from aoext.inductor.options import current
 
 ao = torch.ops.ao
@@ -25,25 +28,44 @@ MARGIN = 1.05
 
 
 def _int4(x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, ao.dequantize_int4(weight, scale, zero_point, dtype=x.dtype))
+    plain = ao.dequantize(weight, scale, None, zero_point, code=int(Code.INT4), dtype=x.dtype)
+    return torch.nn.functional.linear(x, plain)
 
 
 def _int4_bias(x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor, bias: Tensor) -> Tensor:
     return (_int4(x, weight, scale, zero_point).float() + bias.float()).to(x.dtype)
 
 
-def _rows(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    y = torch.nn.functional.linear(x, (weight.float() * scale.float()).to(x.dtype))
-    return y if bias is None else (y.float() + bias.float()).to(x.dtype)
-
-
-# What else gives an operator's result. (Sums with a bias are made in float32, which Inductor fuses.)
+# What else gives an operator's result. (Sums with a bias are made in float32, which Inductor fuses.) Inductor
+# takes tensors for an operator's first arguments, so these stand for the products that are timed.
 ALTERNATIVES: dict[str, Callable[..., Tensor]] = {
     "bf16i4bf16_rowwise": _int4,
     "bf16i4bf16_rowwise_bias": _int4_bias,
-    "bf16i8bf16_rowwise": _rows,
-    "bf16f8bf16_rowwise": _rows,
 }
+
+
+def use_timed(graph: Graph) -> int:
+    """Write products that are to be timed as the operators that Inductor times; how many there were."""
+    count = 0
+    if wanted():
+        for node in graph.find_nodes(op="call_function", target=ao.weight_only_linear.default):
+            count += _use_timed(graph, node)
+    return count
+
+
+def _use_timed(graph: Graph, product: Node) -> bool:
+    given = fx.arguments(product)
+    if given["code"] != Code.INT4 or given["block_size"] or given["offsets"] is not None:
+        return False
+    operands = [given[name] for name in ("input", "weight", "scale", "zero_point")]
+    bias = given["bias"]
+    with graph.inserting_before(product):
+        if bias is None:
+            timed = fx.call(graph, ao.bf16i4bf16_rowwise.default, *operands)
+        else:
+            timed = fx.call(graph, ao.bf16i4bf16_rowwise_bias.default, *operands, bias)
+    fx.replace(product, timed)
+    return True
 
 
 def wanted() -> bool:

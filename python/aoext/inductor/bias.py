@@ -9,31 +9,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import aten, is_call, known
 from aoext.inductor.weight_only import is_bias
+from aoext.operators.calls import ao, operators
 
-ao = torch.ops.ao
+
+def _position_of_bias(target: Any) -> int | None:
+    names = [argument.name for argument in target._schema.arguments]
+    return names.index("bias") if "bias" in names else None
+
 
 # Operators by those that take a bias, and its position among their arguments.
 WITH_BIAS: dict[Any, tuple[Any, int]] = {
-    ao.bf16i4bf16_rowwise.default: (ao.bf16i4bf16_rowwise_bias.default, 4),
-    ao.bf16i8bf16_rowwise.default: (ao.bf16i8bf16_rowwise.default, 3),
-    ao.bf16f8bf16_rowwise.default: (ao.bf16f8bf16_rowwise.default, 3),
-    ao.scaled_linear_rowwise.default: (ao.scaled_linear_rowwise.default, 3),
-    ao.scaled_mm_rowwise.default: (ao.scaled_mm_rowwise.default, 4),
-    ao.bf16i8bf16_blockwise.default: (ao.bf16i8bf16_blockwise.default, 4),
-    ao.bf16i8bf16_blockwise_zp.default: (ao.bf16i8bf16_blockwise_zp.default, 5),
-    ao.bf16f8bf16_blockwise.default: (ao.bf16f8bf16_blockwise.default, 4),
-    ao.bf16lut4bf16_blockwise.default: (ao.bf16lut4bf16_blockwise.default, 6),
-    ao.scaled_linear_blockwise.default: (ao.scaled_linear_blockwise.default, 5),
-    ao.scaled_mm_blockwise.default: (ao.scaled_mm_blockwise.default, 6),
-    ao.scaled_linear_int4.default: (ao.scaled_linear_int4.default, 4),
-    ao.scaled_mm_int4.default: (ao.scaled_mm_int4.default, 5),
+    target: (target, position)
+    for target in (getattr(ao, name).default for name in operators())
+    if (position := _position_of_bias(target)) is not None
 }
+WITH_BIAS[ao.bf16i4bf16_rowwise.default] = WITH_BIAS[ao.bf16i4bf16_rowwise_bias.default]
 
 
 def fuse(graph: Graph) -> int:
@@ -47,7 +42,8 @@ def fuse(graph: Graph) -> int:
 
 def _fuse_sum(graph: Graph, product: Node) -> bool:
     operator, position = WITH_BIAS[product.target]
-    if fx.argument(product, position, "bias") is not None:
+    given = fx.arguments(product)
+    if given.get("bias") is not None or given.get("offsets") is not None:  # each expert has a bias of its own
         return False
     reshaped = fx.only_user(product)
     rows = known(product).shape[-1]
@@ -65,7 +61,8 @@ def _fuse_sum(graph: Graph, product: Node) -> bool:
         return False
     left_out = [None] * (position - len(product.args))
     with graph.inserting_before(total):
-        fused = fx.call(graph, operator, *product.args[:position], *left_out, bias, **product.kwargs)
+        arguments = [*product.args[:position], *left_out, bias, *product.args[position + 1 :]]
+        fused = fx.call(graph, operator, *arguments, **product.kwargs)
         if reshaped is not None:
             fused = fx.call(graph, reshaped.target, fused, reshaped.args[1])
     fx.replace(total, fused)

@@ -1,15 +1,15 @@
-"""quantize_rowwise and dequantize_rowwise as code of Inductor's, fused with what is around them.
+"""quantize and dequantize by rows as code of Inductor's, fused with what is around them.
 
-The bits of quantize_rowwise are the contract's: IEEE division, ties to even, saturation, rows with NaN or
+The bits of quantize are the contract's: IEEE division, ties to even, saturation, rows with NaN or
 Inf. What Inductor fuses keeps its 16-bit results in float32, so the value is rounded here as if it had been
 stored.
 
-quantize_rowwise is rewritten where it was measured to pay, with the norm or activation before it. On CPUs for
+quantize is rewritten where it was measured to pay, with the norm or activation before it. On CPUs for
 few elements: one call less counts more than Inductor's slower loop below about two thousand, 512 rows of 4096
 took 1.3 to 3.8 times as long. On NVIDIA GPUs behind a norm, whose loop over the row is there already; behind
 an activation Inductor reads it twice, and longer rows it splits over kernels.
 
-dequantize_rowwise is always rewritten: as one loop, in which a lookup gathers its rows, where the operator
+dequantize is always rewritten: as one loop, in which a lookup gathers its rows, where the operator
 calls several kernels of PyTorch's for each block of rows.
 """
 
@@ -25,13 +25,14 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
+from aoext.formats.table import FORMATS, Code
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import known, value
 from aoext.inductor.shared import alike, split, takes_one_kernel
 
 aten, ao = torch.ops.aten, torch.ops.ao
 
-CALLS = {ao.quantize_rowwise.default, ao.dequantize_rowwise.default}
+CALLS = {ao.quantize.default, ao.dequantize.default}
 QUANTIZED_DTYPES = (torch.int8, *FLOAT8_DTYPES)
 MOST_ELEMENTS = 2048  # on CPUs
 LONGEST_ROW = 8192  # on NVIDIA GPUs
@@ -75,19 +76,29 @@ def generate(graph: Graph) -> int:
         if by_row and _pays(quantization.x, quantization.dtype) and not all(map(takes_one_kernel, linears)):
             split(graph, quantization, linears)
     count = 0
-    for node in graph.find_nodes(op="call_function", target=ao.quantize_rowwise.default):
-        x, dtype = node.args
-        if _pays(x, dtype):
+    for node in graph.find_nodes(op="call_function", target=ao.quantize.default):
+        given = fx.arguments(node)
+        x, dtype = given["input"], given["dtype"]
+        if given["block_size"] is None and not given["power_of_two"] and _pays(x, dtype):
             results = _inline(graph, node, quantize_rowwise, x, dtype)
             for item in list(node.users):
                 fx.replace(item, results[item.args[1]])  # the last takes the call with it
             count += 1
-    for node in graph.find_nodes(op="call_function", target=ao.dequantize_rowwise.default):
-        weight, scale = node.args
-        (result,) = _inline(graph, node, dequantize_rowwise, weight, scale, known(node).dtype)
-        fx.replace(node, result)
-        count += 1
+    for node in graph.find_nodes(op="call_function", target=ao.dequantize.default):
+        given = fx.arguments(node)
+        if _is_by_rows(given):
+            weight, scale = given["weight"], given["scale"]
+            (result,) = _inline(graph, node, dequantize_rowwise, weight, scale, known(node).dtype)
+            fx.replace(node, result)
+            count += 1
     return count
+
+
+def _is_by_rows(given: dict[str, Any]) -> bool:
+    """Whether a weight has one element a byte, and nothing but a scale for each row."""
+    format = FORMATS[Code(given["code"])]
+    others = [given[name] for name in ("block_size", "zero_point", "table", "global_scale")]
+    return format.codes_a_byte == 1 and others == [None] * 4 and known(given["scale"]).dtype in FLOAT_DTYPES
 
 
 def _pays(x: Any, dtype: torch.dtype) -> bool:

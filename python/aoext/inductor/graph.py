@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from aoext.formats.dtypes import FLOAT_DTYPES
+from aoext.operators.calls import bound
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -58,6 +59,12 @@ def only_user(node: Node) -> Node | None:
 
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a call of one of our operators by their names; None of those that are left out."""
+    target: Any = node.target
+    return bound(target._opname, node.args, node.kwargs)
 
 
 def same(a: Any, b: Any) -> bool:

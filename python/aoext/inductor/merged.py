@@ -17,38 +17,19 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
+from aoext.formats.table import FORMATS, Code
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import aten, constant_of, known
 
 ao = torch.ops.ao
 
-# Of the arguments behind the input, the dimension along which N lies, or None of those that must be equal:
-# of qdata, scale, zero_point and bias; of qdata, scale, block_size and bias; and so on.
-INT4, BLOCKS = (0, 1, 1, 0), (0, 0, None, 0)
-DIMENSIONS: dict[Any, tuple[int | None, ...]] = {
-    ao.bf16i4bf16_rowwise.default: INT4,
-    ao.bf16i4bf16_rowwise_bias.default: INT4,
-    ao.scaled_linear_int4.default: INT4,
-    ao.bf16i8bf16_blockwise.default: BLOCKS,
-    ao.bf16i8bf16_blockwise_zp.default: (0, 0, 0, None, 0),
-    ao.bf16f8bf16_blockwise.default: BLOCKS,
-    ao.scaled_linear_blockwise.default: (0, 0, None, None, 0),
-    ao.bf16lut4bf16_blockwise.default: (0, None, 0, None, None, 0),
-}
-# Which of those arguments has the rows that share a scale.
-BLOCK_SIZE: dict[Any, int] = {
-    ao.bf16i8bf16_blockwise.default: 2,
-    ao.bf16i8bf16_blockwise_zp.default: 3,
-    ao.bf16f8bf16_blockwise.default: 2,
-    ao.scaled_linear_blockwise.default: 3,
-    ao.bf16lut4bf16_blockwise.default: 3,
-}
+LINEARS = (ao.weight_only_linear.default, ao.scaled_linear.default)
 
 
 def merge(graph: Graph) -> int:
     """Rewrite all such groups of a graph; how many linears were merged."""
     groups: dict[Any, list[list[Node]]] = defaultdict(list)
-    for target in DIMENSIONS:
+    for target in LINEARS:
         for node in graph.find_nodes(op="call_function", target=target):
             alike = _form(node)
             if alike is not None:
@@ -59,10 +40,22 @@ def merge(graph: Graph) -> int:
     return sum(map(len, merged))
 
 
+def _dimensions(linear: Node) -> list[int | None]:
+    """The dimension along which N lies, of each positional argument behind the input; None of the others."""
+    scales = 1 if FORMATS[Code(fx.arguments(linear)["code"])].scales == "groups" else 0
+    known_ones = {"weight": 0, "scale": scales, "zero_point": scales, "bias": 0}
+    names = list(fx.arguments(linear))[1 : len(linear.args)]
+    return [known_ones.get(name) for name in names]
+
+
 def _form(linear: Node) -> tuple[Any, ...] | None:
     """What linears must have in common; None where something is no constant, or read elsewhere."""
+    arguments = fx.arguments(linear)
+    by_groups = FORMATS[Code(arguments["code"])].scales == "groups"
+    if arguments["offsets"] is not None or not (by_groups or arguments["block_size"]):
+        return None
     form: list[Any] = [str(linear.kwargs)]
-    for argument, dimension in zip(linear.args[1:], DIMENSIONS[linear.target], strict=False):
+    for argument, dimension in zip(linear.args[1:], _dimensions(linear), strict=True):
         if not isinstance(argument, Node):
             form.append(str(argument))
             continue
@@ -87,15 +80,12 @@ def _add(sets: list[list[Node]], linear: Node) -> None:
 
 
 def _has_whole_blocks(linear: Node) -> bool:
-    at = BLOCK_SIZE.get(linear.target)
-    if at is None:
-        return True
-    block_size: Any = linear.args[1 + at]
-    return known(linear).shape[-1] % block_size[0] == 0
+    block_size = fx.arguments(linear)["block_size"]
+    return block_size is None or known(linear).shape[-1] % block_size[0] == 0
 
 
 def _common_are_equal(one: Node, other: Node) -> bool:
-    arguments = zip(one.args[1:], other.args[1:], DIMENSIONS[one.target], strict=False)
+    arguments = zip(one.args[1:], other.args[1:], _dimensions(one), strict=True)
     pairs = [(constant_of(a), constant_of(b)) for a, b, dimension in arguments if dimension is None]
     with unset_fake_temporarily():
         return all(a is None or b is None or torch.equal(a, b) for a, b in pairs)
@@ -107,7 +97,7 @@ def _merge(graph: Graph, linears: list[Node]) -> None:
         columns = zip(*(linear.args[1:] for linear in linears), strict=True)
         arguments = [
             column[0] if dimension is None or column[0] is None else _joined(graph, list(column), dimension)
-            for column, dimension in zip(columns, DIMENSIONS[first.target], strict=False)
+            for column, dimension in zip(columns, _dimensions(first), strict=True)
         ]
         product = fx.call(graph, first.target, first.args[0], *arguments, **first.kwargs)
     begin = 0

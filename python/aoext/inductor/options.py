@@ -19,7 +19,7 @@ class Options:
     enabled: bool = True
     # dequantisation and a product with its result become the fused weight-only operator
     weight_only: bool = True
-    # products of two 8-bit operands, and the scales after them, become scaled_mm_rowwise
+    # products of two 8-bit operands, and the scales after them, become scaled_mm
     scaled_products: bool = True
     # a bias added to a product goes into its operator
     bias: bool = True

@@ -29,6 +29,7 @@ AFTER_PARTITION = (
     "merge_linears",
     "share_quantization",
     "fuse_quantization",
+    "autotune",
     "count_writes",
 )
 PASSES: dict[str, Callable[[Graph], int]] = {
@@ -38,6 +39,7 @@ PASSES: dict[str, Callable[[Graph], int]] = {
     "merge_linears": merged.merge,
     "share_quantization": shared.share,
     "fuse_quantization": generated.generate,
+    "autotune": autotune.use_timed,
     "count_writes": writes.count,
 }
 
@@ -77,13 +79,7 @@ def _has_work(graph: Graph) -> bool:
     return has_product or bool(writes.into_weights(graph))
 
 
-HEADS = (
-    weight_only.PRODUCTS.keys()
-    | scaled.PRODUCTS
-    | bias.WITH_BIAS.keys()
-    | shared.LINEARS.keys()
-    | generated.CALLS
-)
+HEADS = weight_only.PRODUCTS.keys() | scaled.PRODUCTS | bias.WITH_BIAS.keys() | generated.CALLS
 
 
 _Base: Any = _InferenceAware or custom_graph_pass.CustomGraphPass

@@ -1,4 +1,4 @@
-"""Products of two 8-bit operands with the scales after them become scaled_mm_rowwise.
+"""Products of two 8-bit operands with the scales after them become scaled_mm.
 
     aten._int_mm(x, wᵀ) · x_scale · w_scaleᵀ (+ bias)          as torchao's dynamic int8 tensors compute
     aten._int_mm(x + 128, wᵀ) − 128 · Σ w, then likewise       as they do on CPUs with VNNI and no AMX
@@ -6,7 +6,7 @@
 
 Scales, bias and conversions may come in any order, with a reshape among them; roundings between them go, as
 the operator rounds once. How activations are quantised before is left as it is: those formulas differ from
-quantize_rowwise in their last bits.
+quantize in their last bits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
+from aoext.formats.table import code_of
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import aten, is_call, known, value
 from aoext.inductor.weight_only import is_bias, row_scale
@@ -26,7 +27,7 @@ ao = torch.ops.ao
 
 PRODUCTS = {aten._int_mm.default, aten._scaled_mm.default}
 
-# scaled_mm_rowwise refuses longer sums, as they need not fit in an int32; _int_mm wraps.
+# scaled_mm refuses longer sums, as they need not fit in an int32; _int_mm wraps.
 INT8_MAX_K = torch.iinfo(torch.int32).max // 128**2
 
 
@@ -126,7 +127,9 @@ def _scaled_mm(
     column = fx.column(graph, column, rows, weight)
     if known(column).dtype is not torch.float32:
         column = fx.call(graph, fx.prims.convert_element_type.default, column, torch.float32)
-    return fx.call(graph, ao.scaled_mm_rowwise.default, x, weight, row, column, bias, out_dtype=dtype)
+    others = [] if bias is None else [None, None, None, bias]
+    code = int(code_of(known(weight).dtype))
+    return fx.call(graph, ao.scaled_mm.default, x, weight, row, column, *others, code=code, out_dtype=dtype)
 
 
 def _follow(product: Node, rows: int) -> Tail | None:

@@ -1,12 +1,11 @@
 """Linears that quantise one activation alike (q, k and v; gate and up) quantise it once.
 
-    scaled_linear_rowwise(x, w₁, s₁), scaled_linear_rowwise(x, w₂, s₂), …
-      ->  q, s = quantize_rowwise(x, dtype)
-          scaled_mm_rowwise(q, w₁, s, s₁), scaled_mm_rowwise(q, w₂, s, s₂), …
+    scaled_linear(x, w₁, s₁, …), scaled_linear(x, w₂, s₂, …), …
+      ->  q, s = quantize(x, dtype, …)
+          scaled_mm(q, w₁, s, s₁, …), scaled_mm(q, w₂, s, s₂, …), …
 
-and likewise of scaled_linear_int4, with the same quantisation, and of scaled_linear_blockwise. The contract
-makes both the same, bit for bit. A linear that is alone stays in one piece, and so do those that the device's
-kernel quantises for on its own: sharing would be one launch more.
+The contract makes both the same, bit for bit. A linear that is alone stays in one piece, and so do those that
+the device's kernel quantises for on its own: sharing would be one launch more.
 """
 
 from __future__ import annotations
@@ -21,19 +20,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
 from aoext.formats.dtypes import EXPONENT_DTYPES
+from aoext.formats.table import FORMATS, Code
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import known, value
 from aoext.library.info import explain
-from aoext.operators.calls import bound
 
 ao = torch.ops.ao
 
-# Linears that quantise their input, and the products that they have within.
-LINEARS: dict[Any, Any] = {
-    ao.scaled_linear_rowwise.default: ao.scaled_mm_rowwise.default,
-    ao.scaled_linear_int4.default: ao.scaled_mm_int4.default,
-    ao.scaled_linear_blockwise.default: ao.scaled_mm_blockwise.default,
-}
+LINEAR = ao.scaled_linear.default
 
 
 class Quantization(NamedTuple):
@@ -45,10 +39,9 @@ class Quantization(NamedTuple):
     power_of_two: bool = False
 
     def call(self, graph: Graph) -> Node:
-        if self.block is None:
-            return fx.call(graph, ao.quantize_rowwise.default, self.x, self.dtype)
-        block, options = list(self.block), {"power_of_two": self.power_of_two}
-        return fx.call(graph, ao.quantize_blockwise.default, self.x, self.dtype, block, **options)
+        block = [] if self.block is None else [list(self.block)]
+        options = {"power_of_two": True} if self.power_of_two else {}
+        return fx.call(graph, ao.quantize.default, self.x, self.dtype, *block, **options)
 
 
 def share(graph: Graph) -> int:
@@ -65,36 +58,27 @@ def alike(graph: Graph) -> dict[Quantization, list[Node]]:
     """The linears of a graph by what they quantise, and how, in the graph's order."""
     groups: dict[Quantization, list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        if fx.is_call(node, *LINEARS):
+        if fx.is_call(node, LINEAR):
             groups[_quantization(node)].append(node)
     return groups
 
 
-def _arguments(linear: Node) -> dict[str, Any]:
-    """A call's arguments by their names; None of those that are left out."""
-    return bound(_name(linear), linear.args, linear.kwargs)
-
-
-def _name(linear: Node) -> str:
-    target: Any = linear.target
-    return target._opname
-
-
 def _quantization(linear: Node) -> Quantization:
-    arguments = _arguments(linear)
-    x = arguments["input"]
-    if fx.is_call(linear, ao.scaled_linear_int4.default):
-        return Quantization(x, arguments["input_dtype"] or torch.int8)
-    dtype = known(arguments["weight"]).dtype
-    if fx.is_call(linear, ao.scaled_linear_rowwise.default):
-        return Quantization(x, dtype)
-    power_of_two = known(arguments["weight_scale"]).dtype in EXPONENT_DTYPES
-    return Quantization(x, dtype, tuple(arguments["input_block"]), power_of_two)
+    arguments = fx.arguments(linear)
+    format = FORMATS[Code(arguments["code"])]
+    own = torch.int8 if format.codes_a_byte > 1 else format.storage
+    block = arguments["input_block"]
+    return Quantization(
+        arguments["input"],
+        arguments["input_dtype"] or own,
+        None if block is None else tuple(block),
+        known(arguments["scale"]).dtype in EXPONENT_DTYPES,
+    )
 
 
 def takes_one_kernel(linear: Node) -> bool:
     """Whether the device quantises and multiplies in one kernel; False where sizes are not known."""
-    arguments = {name: a for name, a in _arguments(linear).items() if a is not None}
+    arguments = {name: a for name, a in fx.arguments(linear).items() if a is not None}
     tensors = [found for a in arguments.values() if (found := value(a)) is not None]
     if any(not isinstance(size, int) for tensor in tensors for size in tensor.shape):
         return False
@@ -107,7 +91,7 @@ def takes_one_kernel(linear: Node) -> bool:
 
     with unset_fake_temporarily():
         alike = {name: unread(argument) for name, argument in arguments.items()}
-        return "quantizes_input" in explain(_name(linear), **alike).choices
+        return "quantizes_input" in explain("scaled_linear", **alike).choices
 
 
 def split(graph: Graph, quantization: Quantization, linears: Sequence[Node]) -> None:
@@ -116,13 +100,10 @@ def split(graph: Graph, quantization: Quantization, linears: Sequence[Node]) -> 
         pair = quantization.call(graph)
         q, scale = (_item(graph, pair, i) for i in range(2))
     for linear in linears:
-        _, weight, *others = _arguments(linear).values()
-        if fx.is_call(linear, ao.scaled_linear_int4.default):
-            others.pop()  # the dtype to which it quantises
+        _, weight, column, *others = list(linear.args)
+        options = {"code": linear.kwargs["code"], "out_dtype": known(quantization.x).dtype}
         with graph.inserting_before(linear):
-            dtype = known(quantization.x).dtype
-            target = LINEARS[linear.target]
-            product = fx.call(graph, target, q, weight, scale, *others, out_dtype=dtype)
+            product = fx.call(graph, ao.scaled_mm.default, q, weight, scale, column, *others, **options)
         fx.replace(linear, product)
 
 

@@ -1,10 +1,7 @@
 """Dequantisation of a weight followed by a product becomes one weight-only operator.
 
-    x · (dequantize_int4(q, s, z))ᵀ            -> bf16i4bf16_rowwise
-    x · (dequantize_rowwise(q, s))ᵀ            -> bf16i8bf16_rowwise, bf16f8bf16_rowwise
-    x · (q.to(dtype) · s)ᵀ, (x · q.to(dtype)ᵀ) · sᵀ    -> the same
-    x · (dequantize_blockwise(q, s, …))ᵀ    -> bf16i8bf16_blockwise, bf16f8bf16_blockwise
-    x · (dequantize_lut4(q, table, s, …))ᵀ  -> bf16lut4bf16_blockwise
+    x · (dequantize(q, s, …))ᵀ                      -> weight_only_linear(x, q, s, …)
+    x · (q.to(dtype) · s)ᵀ, (x · q.to(dtype)ᵀ) · sᵀ  -> the same, by rows
 
 and with a bias, for mm, addmm, linear, and bmm where one weight is expanded to the batch. The last
 forms are what torchao's weight-only tensors and PyTorch's dequantize_per_channel come down to.
@@ -27,6 +24,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 
 from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
+from aoext.formats.table import Code, code_of
 from aoext.inductor import graph as fx
 from aoext.inductor.graph import aten, is_call, known, value
 
@@ -43,46 +41,29 @@ PRODUCTS: dict[Any, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight [N, K] that a chain of nodes makes plain."""
+    """A weight [N, K] that a chain of nodes makes plain, by the names of the operators' arguments."""
 
-    qdata: Node
+    weight: Node
+    code: int
     scale: Any = None  # a node, a number, or None where the product is scaled instead
-    zero_point: Node | None = None  # of int4
-    block_size: Any = None  # where scales are those of blocks
-    table: Node | None = None  # of codes of 4 bits that look it up
+    block_size: Any = None
+    zero_point: Node | None = None
+    table: Node | None = None
     global_scale: Node | None = None
+    of_chain: bool = True  # by nodes that are no operator of ours, so that the scale may have any shape
 
     @property
     def rows(self) -> int:
-        return known(self.qdata).shape[0]
+        return known(self.weight).shape[0]
 
-    def operator(self, with_bias: bool) -> Any:
-        if self.zero_point is not None:
-            return ao.bf16i4bf16_rowwise_bias.default if with_bias else ao.bf16i4bf16_rowwise.default
-        if self.table is not None:
-            return ao.bf16lut4bf16_blockwise.default
-        is_int8 = known(self.qdata).dtype is torch.int8
-        if self.block_size is not None:
-            return ao.bf16i8bf16_blockwise.default if is_int8 else ao.bf16f8bf16_blockwise.default
-        return ao.bf16i8bf16_rowwise.default if is_int8 else ao.bf16f8bf16_rowwise.default
-
-    def arguments(self, graph: Graph) -> list[Any]:
-        if self.zero_point is not None:
-            return [self.qdata, self.scale, self.zero_point]
-        if self.table is not None:
-            return [self.qdata, self.table, self.scale, self.block_size, self.global_scale]
-        if self.block_size is not None:
-            return [self.qdata, self.scale, self.block_size]
-        return [self.qdata, fx.column(graph, self.scale, self.rows, self.qdata)]
-
-
-# Operators that make a weight plain, and what their arguments are of it, in order.
-DEQUANTISATIONS: dict[Any, tuple[str, ...]] = {
-    ao.dequantize_int4.default: ("qdata", "scale", "zero_point"),
-    ao.dequantize_rowwise.default: ("qdata", "scale"),
-    ao.dequantize_blockwise.default: ("qdata", "scale", "block_size"),
-    ao.dequantize_lut4.default: ("qdata", "table", "scale", "block_size", "global_scale"),
-}
+    def times(self, graph: Graph, x: Any, bias: Any) -> Node:
+        """The product with an input, and a bias or None."""
+        others: list[Any] = [self.block_size, self.zero_point, self.table, self.global_scale, bias]
+        while others and others[-1] is None:
+            others.pop()
+        return fx.call(
+            graph, ao.weight_only_linear.default, x, self.weight, self.scale, *others, code=self.code
+        )
 
 
 def fuse(graph: Graph) -> int:
@@ -119,8 +100,9 @@ def _fuse_product(graph: Graph, product: Node, input_at: int, weight_at: int) ->
     if summand is not None and known(summand).dtype != known(product).dtype:
         return False
     with graph.inserting_before(last):
-        arguments = [x, *weight.arguments(graph), *([] if bias is None else [bias])]
-        fused = fx.call(graph, weight.operator(bias is not None), *arguments)
+        if weight.of_chain:
+            weight = changed(weight, scale=fx.column(graph, weight.scale, weight.rows, weight.weight))
+        fused = weight.times(graph, x, bias)
         if summand is not None:
             fused = fx.call(graph, aten.add.Tensor, fused, summand)
     fx.replace(last, fused)
@@ -142,9 +124,9 @@ def _fits(x: Any, weight: Weight) -> bool:
     """Whether the operator takes them: dtypes, layout, device, and who else reads the chain."""
     if value(x) is None or known(x).dtype not in FLOAT_DTYPES or known(x).dim() < 2:
         return False
-    tensors = [weight.qdata, weight.scale, weight.zero_point, weight.table, weight.global_scale]
+    tensors = [weight.weight, weight.scale, weight.zero_point, weight.table, weight.global_scale]
     nodes = [node for node in tensors if isinstance(node, Node)]
-    return fx.static_matrix(value(weight.qdata)) and fx.on_one_device(x, *nodes)
+    return fx.static_matrix(value(weight.weight)) and fx.on_one_device(x, *nodes)
 
 
 def is_bias(node: Any, rows: int) -> bool:
@@ -167,14 +149,16 @@ def _read(node: Any, transposed: bool) -> Weight | None:
             return None
         if source.dtype is torch.int8 or source.dtype in FLOAT8_DTYPES:
             qdata = _stored(node.args[0], transposed)
-            return None if qdata is None or node.args[1] not in FLOAT_DTYPES else Weight(qdata)
+            if qdata is None or node.args[1] not in FLOAT_DTYPES:
+                return None
+            return Weight(qdata, int(code_of(source.dtype)))
         return _read(node.args[0], transposed) if fx.narrows(source.dtype, known(node).dtype) else None
     if is_call(node, aten.mul.Tensor):
         return _read_scaled(node, transposed)
-    if is_call(node, *DEQUANTISATIONS):
-        names = DEQUANTISATIONS[node.target]
-        fields: dict[str, Any] = {name: fx.argument(node, at, name) for at, name in enumerate(names)}
-        return None if transposed else Weight(**fields)
+    if is_call(node, ao.dequantize.default):
+        fields = fx.arguments(node)
+        del fields["dtype"]
+        return None if transposed else Weight(**fields, of_chain=False)
     if is_call(node, *_per_channel()):
         return _read_per_channel(node, transposed)
     return None
@@ -236,7 +220,7 @@ def _read_per_channel(node: Node, transposed: bool) -> Weight | None:
     if qdata is None:
         return None
     found = row_scale(scale, [(known(qdata).shape[0],)]) if by_channel else scale
-    return None if found is None else Weight(qdata, found)
+    return None if found is None else Weight(qdata, int(Code.INT8), found)
 
 
 def _is_zero(zero_point: Any) -> bool:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aoext.formats.table import FORMATS, Code
 from aoext.operators.calls import ao
 
 
@@ -74,11 +75,11 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Mul(q, scale)
 
     def rounded_rows(input: Any, dtype: int) -> Any:
-        """The input as ao::quantize_rowwise leaves it."""
+        """The input as ao::quantize leaves it."""
         return op.CastLike(rounded(op.Cast(input, to=_FLOAT), dtype), input)
 
     def rounded_blocks(input: Any, dtype: int, columns: int, block: int, powers_of_two: bool) -> Any:
-        """The input as ao::quantize_blockwise leaves it."""
+        """The input as ao::quantize leaves it by blocks."""
         last = op.Constant(value_ints=[-1])
         missing = op.Constant(value_ints=[0, -columns % block])
         padded = op.Pad(op.Cast(input, to=_FLOAT), missing, number(0.0), last)
@@ -113,94 +114,93 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         plain = op.Mul(op.Gather(table, codes), spread(scale, rows, 2 * half, block_size))
         return plain if whole is None else op.Mul(plain, whole)
 
-    def rowwise(input: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
-        return product(input, by_rows(weight, scale), bias)
-
-    def groupwise(input: Any, weight: Any, scale: Any, zero_point: Any, bias: Any = None) -> Any:
-        return product(input, by_groups(weight, scale, zero_point), bias)
-
-    def dynamic(input: Any, weight: Any, weight_scale: Any, bias: Any = None) -> Any:
-        return product(rounded_rows(input, int(weight.dtype)), by_rows(weight, weight_scale), bias)
-
-    def int4_dynamic(
-        input: Any, weight: Any, scale: Any, zero_point: Any, bias: Any = None, input_dtype: int = -1
+    def plain(
+        weight: Any,
+        scale: Any,
+        block_size: Sequence[int] | None,
+        zero_point: Any,
+        table: Any,
+        whole: Any,
+        code: int,
     ) -> Any:
-        dtype = _INT8 if input_dtype == -1 else input_dtype
-        return product(rounded_rows(input, dtype), by_groups(weight, scale, zero_point), bias)
+        """A weight [N, K] in float32."""
+        format = FORMATS[Code(code)]
+        if format.scales == "groups":
+            return by_groups(weight, scale, zero_point)
+        if block_size is None and zero_point is None and not format.has_table and int(scale.dtype) in _FLOATS:
+            return by_rows(weight, scale)
+        block_size = block_size or [1, format.codes_a_byte * weight.shape[1]]
+        if format.has_table:
+            return by_table(weight, table, scale, block_size, whole)
+        return by_blocks(weight, scale, block_size, zero_point)
 
-    def blockwise(input: Any, weight: Any, scale: Any, block_size: Sequence[int], bias: Any = None) -> Any:
-        return product(input, by_blocks(weight, scale, block_size), bias)
-
-    def blockwise_zp(
-        input: Any, weight: Any, scale: Any, zero_point: Any, block_size: Sequence[int], bias: Any = None
-    ) -> Any:
-        return product(input, by_blocks(weight, scale, block_size, zero_point), bias)
-
-    def lut4(
+    def weight_only(
         input: Any,
         weight: Any,
-        table: Any,
         scale: Any,
-        block_size: Sequence[int],
+        block_size: Sequence[int] | None = None,
+        zero_point: Any = None,
+        table: Any = None,
         global_scale: Any = None,
         bias: Any = None,
+        offsets: Any = None,
+        code: int = 0,
     ) -> Any:
-        return product(input, by_table(weight, table, scale, block_size, global_scale), bias)
+        _refuse_experts(offsets)
+        return product(input, plain(weight, scale, block_size, zero_point, table, global_scale, code), bias)
 
-    def blocks_dynamic(
+    def dynamic(
         input: Any,
         weight: Any,
-        weight_scale: Any,
-        input_block: Sequence[int],
-        weight_block: Sequence[int],
-        bias: Any = None,
-    ) -> Any:
-        powers_of_two = int(weight_scale.dtype) == _UINT8
-        columns = weight.shape[1]
-        x = rounded_blocks(input, int(weight.dtype), columns, input_block[1], powers_of_two)
-        return product(x, by_blocks(weight, weight_scale, weight_block), bias)
-
-    def cast(plain: Any, scale: Any, dtype: int) -> Any:
-        return op.CastLike(plain, scale) if dtype == -1 else op.Cast(plain, to=dtype)
-
-    def groups_dequantized(weight: Any, scale: Any, zero_point: Any, dtype: int = -1) -> Any:
-        return cast(by_groups(weight, scale, zero_point), scale, dtype)
-
-    def rows_dequantized(weight: Any, scale: Any, dtype: int = -1) -> Any:
-        return cast(by_rows(weight, scale), scale, dtype)
-
-    def blocks_dequantized(weight: Any, scale: Any, block_size: Sequence[int], dtype: int = -1) -> Any:
-        plain = by_blocks(weight, scale, block_size)
-        return cast(plain, scale if int(scale.dtype) in _FLOATS else plain, dtype)
-
-    def lut4_dequantized(
-        weight: Any,
-        table: Any,
         scale: Any,
-        block_size: Sequence[int],
+        input_block: Sequence[int] | None = None,
+        block_size: Sequence[int] | None = None,
+        zero_point: Any = None,
+        bias: Any = None,
+        offsets: Any = None,
+        code: int = 0,
+        input_dtype: int = -1,
+    ) -> Any:
+        _refuse_experts(offsets)
+        codes_a_byte = FORMATS[Code(code)].codes_a_byte
+        dtype = input_dtype if input_dtype != -1 else _INT8 if codes_a_byte > 1 else int(weight.dtype)
+        if input_block is None:
+            x = rounded_rows(input, dtype)
+        else:
+            columns, powers_of_two = codes_a_byte * weight.shape[1], int(scale.dtype) == _UINT8
+            x = rounded_blocks(input, dtype, columns, input_block[1], powers_of_two)
+        return product(x, plain(weight, scale, block_size, zero_point, None, None, code), bias)
+
+    def dequantized(
+        weight: Any,
+        scale: Any,
+        block_size: Sequence[int] | None = None,
+        zero_point: Any = None,
+        table: Any = None,
         global_scale: Any = None,
+        code: int = 0,
         dtype: int = -1,
     ) -> Any:
-        plain = by_table(weight, table, scale, block_size, global_scale)
-        return cast(plain, scale if int(scale.dtype) in _FLOATS else plain, dtype)
+        result = plain(weight, scale, block_size, zero_point, table, global_scale, code)
+        if dtype != -1:
+            return op.Cast(result, to=dtype)
+        return op.CastLike(result, scale) if int(scale.dtype) in _FLOATS else result
+
+    def seed(input: Any, weight: Any, scale: Any, zero_point: Any, bias: Any = None) -> Any:
+        return weight_only(input, weight, scale, zero_point=zero_point, bias=bias)
 
     return {
-        ao.bf16i4bf16_rowwise.default: groupwise,
-        ao.bf16i4bf16_rowwise_bias.default: groupwise,
-        ao.bf16i8bf16_rowwise.default: rowwise,
-        ao.bf16f8bf16_rowwise.default: rowwise,
-        ao.scaled_linear_rowwise.default: dynamic,
-        ao.dequantize_int4.default: groups_dequantized,
-        ao.dequantize_rowwise.default: rows_dequantized,
-        ao.scaled_linear_int4.default: int4_dynamic,
-        ao.bf16i8bf16_blockwise.default: blockwise,
-        ao.bf16i8bf16_blockwise_zp.default: blockwise_zp,
-        ao.bf16f8bf16_blockwise.default: blockwise,
-        ao.bf16lut4bf16_blockwise.default: lut4,
-        ao.scaled_linear_blockwise.default: blocks_dynamic,
-        ao.dequantize_blockwise.default: blocks_dequantized,
-        ao.dequantize_lut4.default: lut4_dequantized,
+        ao.weight_only_linear.default: weight_only,
+        ao.scaled_linear.default: dynamic,
+        ao.dequantize.default: dequantized,
+        ao.bf16i4bf16_rowwise.default: seed,
+        ao.bf16i4bf16_rowwise_bias.default: seed,
     }
+
+
+def _refuse_experts(offsets: Any) -> None:
+    if offsets is not None:
+        raise NotImplementedError("aoext.onnx has no translation of products by expert, with offsets")
 
 
 def name_translations(dispatching: Any) -> None:

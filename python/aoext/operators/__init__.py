@@ -4,12 +4,11 @@ calls.py: their names, and the arguments of calls
 fakes.py: shapes and dtypes of results
 gradients.py, batches.py: derivatives; torch.vmap
 aoti.py: packages of AOTInductor
-flops.py, out_variants.py, versions.py: what counters, exporters and autograd ask for
+flops.py, versions.py: what counters and autograd ask for
 """
 
 from aoext.operators import aoti as aoti  # these register with PyTorch
 from aoext.operators import fakes as fakes
 from aoext.operators import flops as flops
 from aoext.operators import gradients as gradients
-from aoext.operators import out_variants as out_variants
 from aoext.operators import versions as versions

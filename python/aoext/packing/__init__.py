@@ -18,7 +18,7 @@ whatever a kernel adds and subtracts on its way.
 The asymmetric formula is that of FBGEMM and MSLK but for ranges below 1e-6, which count there as 1e-6, so
 that little is left of weights around 1e-7; and but for `held`. Their symmetric one has s = absmax / 8, which
 loses an eighth of positive extremes. The formula of int8 and float8 has its home in the operator
-`ao::quantize_rowwise`.
+`ao::quantize`.
 
 Large weights pass through float32 in blocks of rows, so that a call needs little more memory than
 its result. Wrong types and dtypes raise TypeError, wrong shapes and values ValueError. Tensors on

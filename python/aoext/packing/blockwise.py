@@ -119,18 +119,6 @@ def blockwise_quantize_zp(
     return q, torch.cat(scales), torch.cat(zeros)
 
 
-def blocks_dequantized_zp(
-    dtype: torch.dtype, qdata: Tensor, scale: Tensor, zero_point: Tensor, block_size: Sequence[int]
-) -> Tensor:
-    """(q − z)·s [N, K] of what blockwise_quantize_zp gives, rounded once in float32 and once to `dtype`."""
-    rows, columns = qdata.shape
-    block_n, block_k = block_size
-    if block_n > 1:
-        scale, zero_point = (t.repeat_interleave(block_n, 0)[:rows] for t in (scale, zero_point))
-    differences = in_blocks(qdata, block_k).float() - zero_point.float().unsqueeze(-1)
-    return (differences * scale.float().unsqueeze(-1)).to(dtype).flatten(1)[:, :columns].contiguous()
-
-
 def in_blocks(values: Tensor, block_k: int) -> Tensor:
     """[..., K] as [..., ⌈K/block_k⌉, block_k], no wider than K; zeros fill a last block that is partial."""
     block_k = min(block_k, values.shape[-1])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from aoext.formats.checks import check_matrix, describe, shown
 from aoext.formats.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, one_of
+from aoext.formats.table import Code, code_of
 
 
 @torch.no_grad()
@@ -32,14 +33,11 @@ def dequantize(
     if zero_point is not None:
         _check_int4(qdata, scale, zero_point)
         fields = (tensor.contiguous() for tensor in (qdata, scale, zero_point))
-        return torch.ops.ao.dequantize_int4(*fields, dtype=dtype)
+        qdata, scale, zero_point = fields
+        return torch.ops.ao.dequantize(qdata, scale, None, zero_point, code=Code.INT4, dtype=dtype)
     _check_rows(qdata, scale)
-    return rows_dequantized(dtype or scale.dtype, qdata.contiguous(), scale.contiguous())
-
-
-def rows_dequantized(dtype: torch.dtype, qdata: Tensor, scale: Tensor) -> Tensor:
-    """The operator `dequantize_rowwise`, its dtype first, as gradients pass it on."""
-    return torch.ops.ao.dequantize_rowwise(qdata, scale, dtype=dtype)
+    code = code_of(qdata.dtype)
+    return torch.ops.ao.dequantize(qdata.contiguous(), scale.contiguous(), code=code, dtype=dtype)
 
 
 def _check_int4(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> None:

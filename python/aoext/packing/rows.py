@@ -34,7 +34,7 @@ def _quantize_rows(who: str, w: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     check_matrix(who, "w", w, FLOAT_DTYPES)
     if w.shape[1] == 0:
         raise ValueError(f"{who}: w must be [N, K] with K not 0, got {describe(w)}")
-    q, scale = torch.ops.ao.quantize_rowwise(w, dtype)
+    q, scale = torch.ops.ao.quantize(w, dtype)
     require_finite(who, "w", scale)
     # The operator, which serves activations, takes no scale below the smallest normal number.
     small = (scale <= torch.finfo(scale.dtype).smallest_normal).flatten()

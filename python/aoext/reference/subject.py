@@ -104,6 +104,9 @@ class Subject:
     weight: Weight | None = None  # of the operators that take a quantised one
     block_k: Callable[[Problem], int] = lambda p: p.K  # columns of values that share a scale, of an input
     typical: bool = True  # whether it stands for the others of its operator where time or space is short
+    # What tests go through: the operator, and behind a space what its weights have in common; the operator
+    # alone where that is all.
+    kind: str = ""
 
     @property
     def name(self) -> str:
@@ -121,7 +124,7 @@ class Subject:
     @property
     def multiplies_in_high_precision(self) -> bool:
         """Whether its products are of the input's dtype, so that the ceiling for those binds it."""
-        return self.is_linear and self.operator.startswith(("bf16", "weight_int4"))
+        return self.is_linear and self.operator.startswith(("bf16", "weight_"))
 
     @property
     def multiplies_in_8_bit(self) -> bool:
@@ -135,9 +138,11 @@ class Subject:
         quantized, scales = result
         return quantized.double() * values.spread(scales.double(), self.block_k(p), p.K)
 
-    def arguments(self, problem: Problem, inputs: Tensors, rotated: Tensors) -> tuple[Any, ...]:
-        """The positional arguments of a call."""
-        return self.call(lambda *args, **kwargs: args, problem, inputs, rotated)
+    def arguments(
+        self, problem: Problem, inputs: Tensors, rotated: Tensors
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, by position and by name."""
+        return self.call(lambda *args, **kwargs: (args, kwargs), problem, inputs, rotated)
 
     def reference(
         self, p: Problem, inputs: Tensors, rotated: Tensors, rows: Index = ALL, columns: Index = ALL
@@ -170,6 +175,7 @@ def linear(
     grouped: bool = False,
     serves: Callable[[Problem], bool] = lambda p: True,
     typical: bool = True,
+    kind: str = "",
 ) -> Subject:
     """A subject that multiplies; dense_input gives rows of its input in float64."""
 
@@ -196,6 +202,7 @@ def linear(
         serves=serves,
         weight=weight,
         typical=typical,
+        kind=kind or operator,
     )
 
 
@@ -206,6 +213,7 @@ def dequantization(
     call: Callable[[Callable[..., Any], Problem, Tensors, Tensors], Any] | None = None,
     grouped: bool = False,
     typical: bool = True,
+    kind: str = "",
 ) -> Subject:
     return Subject(
         operator,
@@ -218,4 +226,5 @@ def dequantization(
         grouped=grouped,
         weight=weight,
         typical=typical,
+        kind=kind or operator,
     )

@@ -5,6 +5,7 @@ products.py, lookups.py, views.py, copies.py, plain.py, encoder_layer.py, flat.p
 operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
 memory.py, parameters.py, pickles.py, fully_shard.py: what modules, files and other libraries ask of them
+computing.py: what the operators make of them
 int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
 """
 

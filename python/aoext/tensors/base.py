@@ -3,13 +3,13 @@
 A QuantizedTensor stands for a weight [N, K] and keeps it as a few plain tensors, its fields, which
 a subclass declares in a table (fields.py). From the table follow the checks of the constructor and
 the protocol of torch.compile (here), views (views.py), copies (copies.py), torch.save (pickles.py) and
-collectives (fully_shard.py, distributed.py). A subclass brings a product and a dequantisation.
+collectives (fully_shard.py, distributed.py). A subclass names its codes (formats/table.py), from which the
+operators' arguments follow, and quantises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -18,15 +18,21 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from aoext.formats.checks import describe
 from aoext.formats.dtypes import dtype_name
+from aoext.formats.table import FORMATS, Code
 from aoext.operators.gradients import times_dequantized
+from aoext.tensors import computing
 from aoext.tensors.fields import Field, check_fields
-from aoext.tensors.outer import QuantizedTensorType, counted_versions, make_outer
+from aoext.tensors.outer import QuantizedTensorType, counted_versions, is_plain, make_outer, mode_of_views
 from aoext.tensors.recording import check_torchscript, exports, recorded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Operation = Callable[..., Any]
+
+
+# What follows from the fields and attributes, kept so that a product finds it at once.
+_DERIVED = ("activation_dtype", "code", "input_dtype")
 
 
 class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
@@ -38,6 +44,8 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     (see `implements`) raise NotImplementedError.
     """
 
+    # What its bits may be; qdata's dtype says which of them they are.
+    codes: ClassVar[tuple[Code, ...]]
     fields: ClassVar[dict[str, Field]]
     # Attributes that are no tensors, beside shape and dtype.
     attributes: ClassVar[tuple[str, ...]] = ("block_size",)
@@ -49,17 +57,31 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     encoding: ClassVar[dict[str, str]]
     # What to do, by the function of PyTorch that is called.
     operations: ClassVar[dict[Any, Operation]] = {}
+    _code_of: ClassVar[dict[torch.dtype, int]]
 
     qdata: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+    table: Tensor | None = None
+    global_scale: Tensor | None = None
+    k_order: Tensor | None = None
     block_size: list[int]
+    # How activations share scales where products quantise them; None for rows.
+    input_block: list[int] | None = None
+    # The value of a Code.
+    code: int
     # Whether this is the view [K, N] that t() gives; its fields are those of the weight [N, K].
     transposed: bool
     # The dtype of activations that the operators take as they are, this tensor's; None of float64, which
     # goes to them as float32. Unlike `dtype` it costs no call of __torch_function__.
     activation_dtype: torch.dtype | None
+    # The dtype of 8 bits to which products quantise their activations; None where these stay.
+    input_dtype: torch.dtype | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "codes" in cls.__dict__:
+            cls._code_of = {FORMATS[code].storage: int(code) for code in cls.codes}
         torch.serialization.add_safe_globals([cls])  # for torch.load(weights_only=True)
 
     # What a subclass brings
@@ -67,17 +89,15 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     def _check(self) -> None:
         """Raise TypeError or ValueError where parts fit the table of fields but not each other."""
 
-    def _dequantize(self) -> Tensor:
-        """The plain weight [N, K] in `operator_dtype`."""
-        raise NotImplementedError(f"{type(self).__name__} does not define _dequantize")
+    def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
+        """The value of `input_dtype` of a weight whose qdata is `stored`."""
+        return None
 
-    def _rows(self, indices: Tensor) -> Tensor:
-        """Rows [T, K] of the plain weight at `indices` [T], in `operator_dtype`; it reads no others."""
-        raise NotImplementedError(f"{type(self).__name__} does not define _rows")
+    # What the operators make of it, by methods that a subclass may replace
 
-    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
-        """input [..., K] times the weight [N, K] transposed, plus bias [N]."""
-        raise NotImplementedError(f"{type(self).__name__} does not define _linear")
+    _dequantize = computing.dequantized
+    _rows = computing.dequantized_rows
+    _linear = computing.linear
 
     def _linear_backward(self, grad: Tensor) -> Tensor:
         """grad [..., N] times the weight [N, K]: the gradient of _linear's input."""
@@ -134,6 +154,8 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
             setattr(self, name, attributes[name])
         self.transposed = transposed
         self.activation_dtype = None if dtype is torch.float64 else dtype
+        stored = cast(Tensor, tensors["qdata"]).dtype
+        self.code, self.input_dtype = cls._code_of[stored], self._quantized_input(stored)
         return self
 
     def remade(
@@ -184,7 +206,7 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     @classmethod
     def own_names(cls) -> tuple[str, ...]:
         """The names under which a tensor keeps its parts."""
-        return (*cls.fields, *cls.attributes, "transposed", "activation_dtype", "_flat")
+        return (*cls.fields, *cls.attributes, "transposed", *_DERIVED, "_flat")
 
     @property
     def weight_shape(self) -> list[int]:
@@ -204,7 +226,7 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     @property
     def quantizes_input_to(self) -> torch.dtype | None:
         """The dtype of 8 bits to which products quantise their activations; None where these stay."""
-        return None
+        return self.input_dtype
 
     # Use
 
@@ -271,9 +293,9 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
         kwargs = kwargs or {}
         operation = QuantizedTensor.operations.get(func)
         if operation is not None:
-            with _mode_of_views(args[0]):
+            with mode_of_views(args[0]):
                 result = operation(*args, **kwargs)
-            if _is_plain(result):  # a copy, also where PyTorch calls it a view
+            if is_plain(result):  # a copy, also where PyTorch calls it a view
                 return result
             return return_and_correct_aliasing(func, args, kwargs, result)
         # In inference mode composite operations, such as narrow, come whole and not in their parts.
@@ -311,30 +333,6 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
     ) -> Self:
         shape = outer_size[::-1] if context["transposed"] else outer_size
         return cls._make(tensors, shape=shape, **context)
-
-    def _stable_hash_for_caching(self) -> str:
-        """All that compiled code may depend on, as text that is the same in every process."""
-        fields = [
-            (name, str(t.dtype), list(t.shape), t.stride(), t.storage_offset(), str(t.device))
-            for name, t in self.named_fields()
-        ]
-        _, context = self.__tensor_flatten__()
-        outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
-        return repr((outside, context, fields))
-
-
-def _is_plain(result: object) -> bool:
-    """Whether an operation has given a plain tensor, or several."""
-    first = result[0] if isinstance(result, (list, tuple)) and result else result
-    return isinstance(first, Tensor) and not isinstance(first, QuantizedTensor)
-
-
-def _mode_of_views(source: object) -> AbstractContextManager[Any]:
-    """Leaves inference mode for operations on a normal tensor, whose views are normal as well."""
-    inside = torch.is_inference_mode_enabled()
-    if inside and isinstance(source, QuantizedTensor) and not source.is_inference():
-        return torch.inference_mode(False)
-    return nullcontext()
 
 
 def implements(*functions: Any) -> Callable[[Operation], Operation]:

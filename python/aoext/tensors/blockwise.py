@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from aoext.formats.dtypes import BLOCK_SCALE_DTYPES, FLOAT8_DTYPES, FLOAT_DTYPES, one_of
-from aoext.packing.blockwise import Scaling, blocks_dequantized_zp, blockwise_quantize, blockwise_quantize_zp
+from aoext.formats.dtypes import FLOAT_DTYPES, one_of
+from aoext.formats.table import Code
+from aoext.packing.blockwise import Scaling, blockwise_quantize, blockwise_quantize_zp
 from aoext.tensors import zero_points
 from aoext.tensors.base import QuantizedTensor
-from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size, gathered
-from aoext.tensors.order import K_ORDER, as_codes, as_weight, check_order
+from aoext.tensors.fields import Field, N, check_block_size, fields_of
+from aoext.tensors.order import K_ORDER, as_codes, check_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-# The scales of a weight with one for each block.
-BLOCK_SCALE = Field((Axis(N, BLOCK), Axis(K, BLOCK)), BLOCK_SCALE_DTYPES)
 
 
 class BlockScaledTensor(QuantizedTensor):
@@ -31,19 +29,12 @@ class BlockScaledTensor(QuantizedTensor):
 
     any_blocks = True
 
-    scale: Tensor
-
     @classmethod
     def from_fields(cls, tensors: Mapping[str, Tensor | None], dtype: torch.dtype, **attributes: Any) -> Self:
         scale = tensors["scale"]
         if isinstance(scale, Tensor) and scale.dtype is torch.float8_e8m0fnu:
             tensors = {**tensors, "scale": scale.view(torch.uint8)}
         return super().from_fields(tensors, dtype, **attributes)
-
-    def _of_rows(self, indices: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """qdata, scale and block_size of the rows at `indices`."""
-        block_n, block_k = self.block_size
-        return gathered(self.qdata, indices), gathered(self.scale, indices // block_n), [1, block_k]
 
 
 class BlockwiseTensor(BlockScaledTensor):
@@ -72,17 +63,9 @@ class BlockwiseTensor(BlockScaledTensor):
     torch.Size([3, 256])
     """
 
-    fields: ClassVar[dict[str, Field]] = {
-        "qdata": Field((Axis(N), Axis(K)), (torch.int8, *FLOAT8_DTYPES)),
-        "scale": BLOCK_SCALE,
-        "zero_point": Field(BLOCK_SCALE.axes, (torch.int8,), optional=True),
-        "k_order": K_ORDER,
-    }
+    codes = (Code.INT8, Code.E4M3, Code.E5M2)
+    fields: ClassVar[dict[str, Field]] = {**fields_of(*codes), "k_order": K_ORDER}
     attributes = ("block_size", "input_block")
-
-    zero_point: Tensor | None
-    k_order: Tensor | None
-    input_block: list[int] | None
 
     def __new__(
         cls,
@@ -153,9 +136,8 @@ class BlockwiseTensor(BlockScaledTensor):
         qdata, scale, zero_point = blockwise_quantize_zp(w, block_size, scale_dtype=scale_dtype)
         return cls(qdata, scale, block_size, w.dtype, input_block, zero_point=zero_point)
 
-    @property
-    def quantizes_input_to(self) -> torch.dtype | None:
-        return None if self.input_block is None else self.qdata.dtype
+    def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
+        return None if self.input_block is None else stored
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         """The fields of a weight in this one's scheme; exponents are rounded up."""
@@ -166,57 +148,26 @@ class BlockwiseTensor(BlockScaledTensor):
         qdata, scale, zero_point = blockwise_quantize_zp(weight, self.block_size, scale_dtype=dtype)
         return {"qdata": qdata, "scale": scale, "zero_point": zero_point}
 
-    def _dequantize(self) -> Tensor:
-        zero_point = None if self.zero_point is None else self.zero_point.contiguous()
-        return self._plain(self.qdata.contiguous(), self.scale.contiguous(), zero_point, self.block_size)
-
-    def _rows(self, indices: Tensor) -> Tensor:
-        qdata, scale, block_size = self._of_rows(indices)
-        blocks = indices // self.block_size[N]
-        zero_point = None if self.zero_point is None else gathered(self.zero_point, blocks)
-        return self._plain(qdata, scale, zero_point, block_size)
-
-    def _plain(
-        self, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, block_size: list[int]
-    ) -> Tensor:
-        if zero_point is None:
-            plain = torch.ops.ao.dequantize_blockwise(qdata, scale, block_size, dtype=self.operator_dtype)
-        else:
-            plain = blocks_dequantized_zp(self.operator_dtype, qdata, scale, zero_point, block_size)
-        return as_weight(plain, self.k_order)
-
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
-        input = as_codes(input, self.k_order)
-        if self.input_block is None:
-            return _times_weight(self, input, bias)
-        return _times_weight_quantized(self, self.input_block, input, bias)
+        if self.input_block is None or self.zero_point is None:
+            return QuantizedTensor._linear(self, input, bias)
+        return _times_weight_quantized(self, self.input_block, self.zero_point, input, bias)
 
 
-# Functions, which torch.compile traces: a method of a tensor it would take for an operation.
-
-
-def _times_weight(weight: BlockwiseTensor, input: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of an activation that stays as it is."""
-    qdata, scale, block_size = weight.qdata.contiguous(), weight.scale.contiguous(), weight.block_size
-    if weight.zero_point is not None:
-        zero_point = weight.zero_point.contiguous()
-        return torch.ops.ao.bf16i8bf16_blockwise_zp(input, qdata, scale, zero_point, block_size, bias)
-    if qdata.dtype is torch.int8:
-        return torch.ops.ao.bf16i8bf16_blockwise(input, qdata, scale, block_size, bias)
-    return torch.ops.ao.bf16f8bf16_blockwise(input, qdata, scale, block_size, bias)
+# A function, which torch.compile traces: a method of a tensor it would take for an operation.
 
 
 def _times_weight_quantized(
-    weight: BlockwiseTensor, input_block: list[int], input: Tensor, bias: Tensor | None
+    weight: BlockwiseTensor, input_block: list[int], zero_point: Tensor, input: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """The product of an activation that is quantised."""
+    """The product of an activation that is quantised with a weight that has zero points."""
     qdata, scale, block_size = weight.qdata.contiguous(), weight.scale.contiguous(), weight.block_size
-    if weight.zero_point is None:
-        return torch.ops.ao.scaled_linear_blockwise(input, qdata, scale, input_block, block_size, bias)
     # In float32 throughout: where a row of the activation has a mean, both terms are far above their
     # difference. Gradients pass its rounding unchanged.
     x = input.float()
     rounded = x + (zero_points.rounded(x.detach(), input_block) - x).detach()
-    beside = zero_points.product(rounded, scale, weight.zero_point, block_size, weight.weight_shape[N])
-    product = torch.ops.ao.scaled_linear_blockwise(x, qdata, scale, input_block, block_size, bias)
+    beside = zero_points.product(rounded, scale, zero_point, block_size, weight.weight_shape[N])
+    product = torch.ops.ao.scaled_linear(
+        x, qdata, scale, input_block, block_size, None, bias, None, code=weight.code
+    )
     return (product - beside).to(input.dtype)

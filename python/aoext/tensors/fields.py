@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aoext.formats.checks import describe, is_dense, shown
 from aoext.formats.dtypes import FLOAT_DTYPES, one_of
+from aoext.formats.table import FORMATS, TABLE_SIZE, Code
 
 # The dimensions of a weight, and what error messages call them.
 N, K = 0, 1
@@ -76,6 +77,27 @@ class Field:
     def per_block(self) -> bool:
         """Whether it has entries for blocks of the weight, as scales have."""
         return any(axis.step == BLOCK for axis in self.axes)
+
+
+def fields_of(*codes: Code) -> dict[str, Field]:
+    """The fields that weights of these codes have by the table of formats, which stores them alike."""
+    formats = [FORMATS[code] for code in codes]
+    first = formats[0]
+    by_groups = first.scales == "groups"
+    axes = (Axis(K, BLOCK), Axis(N)) if by_groups else (Axis(N, BLOCK), Axis(K, BLOCK))
+    storage = tuple(format.storage for format in formats)
+    fields = {"qdata": Field((Axis(N), Axis(K, first.codes_a_byte)), storage)}
+    if first.has_table:
+        fields["table"] = Field((Axis(FIXED, TABLE_SIZE),), (torch.float32,))
+    fields["scale"] = Field(axes, first.scale_dtypes, follows_dtype=by_groups)
+    for format in formats:
+        if format.zero == "added":
+            fields["zero_point"] = fields["scale"]
+        elif format.zero == "subtracted":
+            fields["zero_point"] = Field(axes, (format.storage,), optional=True)
+    if first.has_table:
+        fields["global_scale"] = Field((Axis(FIXED, 1),), (torch.float32,), optional=True)
+    return fields
 
 
 def check_fields(
@@ -145,14 +167,14 @@ def check_block_size(
         raise ValueError(message)
 
 
-def gathered(field: Tensor, indices: Tensor) -> Tensor:
-    """Entries of a field at `indices` along dimension 0.
+def gathered(field: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
+    """Entries of a field at `indices` along a dimension.
 
     Floats of 8 bits go as integers, for not every device gathers them. Over a batch of torch.vmap they are
     indexed: older torches have no rule for view(dtype) there.
     """
     if field.itemsize > 1 or not field.is_floating_point():
-        return field.index_select(0, indices)
+        return field.index_select(dim, indices)
     if torch._C._functorch.is_batchedtensor(indices):
-        return field[indices]
-    return field.view(torch.int8).index_select(0, indices).view(field.dtype)
+        return field.movedim(dim, 0)[indices].movedim(0, dim)
+    return field.view(torch.int8).index_select(dim, indices).view(field.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aoext import packing
-from aoext.formats.dtypes import FLOAT8_DTYPES
+from aoext.formats.table import Code
 from aoext.tensors.rowwise import RowScaledTensor, row_scaled
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ class Float8Tensor(RowScaledTensor):
     torch.Size([3, 64])
     """
 
-    fields = row_scaled(*FLOAT8_DTYPES)
+    codes = (
+        Code.E4M3,
+        Code.E5M2,
+    )
+    fields = row_scaled(*codes)
     encoding: ClassVar[dict[str, str]] = {
         "format": "float8, of qdata's dtype",
         "zero_point": "none: w = q * scale",
@@ -43,7 +47,3 @@ class Float8Tensor(RowScaledTensor):
 
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         return packing.float8_row_quantize(weight, self.qdata.dtype)
-
-    @staticmethod
-    def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.ao.bf16f8bf16_rowwise(input, qdata, scale, bias)

@@ -11,9 +11,10 @@ from torch import Tensor
 from aoext import packing
 from aoext.formats.checks import has_values, shown
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
+from aoext.formats.table import Code
 from aoext.tensors.base import QuantizedTensor
-from aoext.tensors.fields import BLOCK, Axis, Field, K, N, check_block_size
-from aoext.tensors.order import K_ORDER, as_codes, as_weight, check_order
+from aoext.tensors.fields import Axis, Field, K, check_block_size, fields_of
+from aoext.tensors.order import K_ORDER, as_codes, check_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,10 +48,9 @@ class Int4Tensor(QuantizedTensor):
     torch.Size([3, 64])
     """
 
+    codes = (Code.INT4,)
     fields: ClassVar[dict[str, Field]] = {
-        "qdata": Field((Axis(N), Axis(K, 2)), (torch.int8,)),
-        "scale": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
-        "zero_point": Field((Axis(K, BLOCK), Axis(N)), FLOAT_DTYPES, follows_dtype=True),
+        **fields_of(*codes),
         "act_pre_scale": Field((Axis(K),), FLOAT_DTYPES, follows_dtype=True, optional=True),
         "k_order": K_ORDER,
     }
@@ -63,10 +63,8 @@ class Int4Tensor(QuantizedTensor):
 
     attributes = ("block_size", "activation")
 
-    scale: Tensor
-    zero_point: Tensor
     act_pre_scale: Tensor | None
-    k_order: Tensor | None
+    zero_point: Tensor
     activation: torch.dtype | None
 
     def __new__(
@@ -138,13 +136,8 @@ class Int4Tensor(QuantizedTensor):
             {**dict.fromkeys(cls.fields), **fields}, w.dtype, block_size=block_size, activation=activation
         )
 
-    @property
-    def quantizes_input_to(self) -> torch.dtype | None:
+    def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
         return self.activation
-
-    def _dequantize(self) -> Tensor:
-        plain = packing.dequantize(self.qdata, self.scale, self.zero_point, dtype=self.operator_dtype)
-        return as_weight(plain, self.k_order)
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         weight = as_codes(weight, self.k_order)
@@ -154,25 +147,10 @@ class Int4Tensor(QuantizedTensor):
         one, other = (_quantized_fields(weight, group_size, symmetric, dtype) for symmetric in (False, True))
         return {name: torch.where(asymmetric, one[name], other[name]) for name in one}
 
-    def _rows(self, indices: Tensor) -> Tensor:
-        qdata = self.qdata.index_select(0, indices)
-        scale, zero_point = (t.index_select(1, indices) for t in (self.scale, self.zero_point))
-        rows = torch.ops.ao.dequantize_int4(qdata, scale, zero_point, dtype=self.operator_dtype)
-        return as_weight(rows, self.k_order)
-
     def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self.act_pre_scale is not None:
             input = (input * self.act_pre_scale).to(input.dtype)
-        input = as_codes(input, self.k_order)
-        qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
-        zero_point = self.zero_point.contiguous()
-        if self.activation is not None:
-            return torch.ops.ao.scaled_linear_int4(
-                input, qdata, scale, zero_point, bias, input_dtype=self.activation
-            )
-        if bias is None:
-            return torch.ops.ao.bf16i4bf16_rowwise(input, qdata, scale, zero_point)
-        return torch.ops.ao.bf16i4bf16_rowwise_bias(input, qdata, scale, zero_point, bias)
+        return QuantizedTensor._linear(self, input, bias)
 
     def _linear_backward(self, grad: Tensor) -> Tensor:
         input_grad = super()._linear_backward(grad)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from aoext import packing
+from aoext.formats.table import Code
 from aoext.tensors.rowwise import RowScaledTensor, row_scaled
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ class Int8Tensor(RowScaledTensor):
     torch.Size([3, 64])
     """
 
-    fields = row_scaled(torch.int8)
+    codes = (Code.INT8,)
+    fields = row_scaled(*codes)
     encoding: ClassVar[dict[str, str]] = {
         "format": "int8",
         "sign": "two's complement, -127..127",
@@ -37,7 +38,3 @@ class Int8Tensor(RowScaledTensor):
 
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         return packing.int8_row_quantize(weight)
-
-    @staticmethod
-    def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.ao.bf16i8bf16_rowwise(input, qdata, scale, bias)

@@ -11,10 +11,10 @@ from torch import Tensor
 from aoext.formats.checks import check_matrix
 from aoext.formats.dtypes import FLOAT_DTYPES
 from aoext.formats.lookup_tables import LUT4_FORMATS
-from aoext.formats.table import TABLE_SIZE
+from aoext.formats.table import Code
 from aoext.packing.blockwise import Scaling, lut4_quantize
-from aoext.tensors.blockwise import BLOCK_SCALE, BlockScaledTensor
-from aoext.tensors.fields import FIXED, Axis, Field, K, N, check_block_size
+from aoext.tensors.blockwise import BlockScaledTensor
+from aoext.tensors.fields import Field, check_block_size, fields_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,12 +40,8 @@ class Lut4Tensor(BlockScaledTensor):
     torch.Size([3, 64])
     """
 
-    fields: ClassVar[dict[str, Field]] = {
-        "qdata": Field((Axis(N), Axis(K, 2)), (torch.uint8,)),
-        "table": Field((Axis(FIXED, TABLE_SIZE),), (torch.float32,)),
-        "scale": BLOCK_SCALE,
-        "global_scale": Field((Axis(FIXED, 1),), (torch.float32,), optional=True),
-    }
+    codes = (Code.LUT4,)
+    fields: ClassVar[dict[str, Field]] = fields_of(*codes)
     encoding: ClassVar[dict[str, str]] = {
         "format": "4 bits that look a table of 16 values up",
         "packing": "two codes per byte along K, even k in the low nibble",
@@ -54,7 +50,6 @@ class Lut4Tensor(BlockScaledTensor):
     }
 
     table: Tensor
-    global_scale: Tensor | None
 
     def __new__(
         cls,
@@ -111,20 +106,3 @@ class Lut4Tensor(BlockScaledTensor):
         )
         fields = {"qdata": qdata, "scale": scale}
         return fields if global_scale is None else {**fields, "global_scale": global_scale}
-
-    def _dequantize(self) -> Tensor:
-        return self._plain(self.qdata.contiguous(), self.scale.contiguous(), self.block_size)
-
-    def _rows(self, indices: Tensor) -> Tensor:
-        return self._plain(*self._of_rows(indices))
-
-    def _plain(self, qdata: Tensor, scale: Tensor, block_size: list[int]) -> Tensor:
-        return torch.ops.ao.dequantize_lut4(
-            qdata, self.table.contiguous(), scale, block_size, self.global_scale, dtype=self.operator_dtype
-        )
-
-    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
-        qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
-        return torch.ops.ao.bf16lut4bf16_blockwise(
-            input, qdata, self.table.contiguous(), scale, self.block_size, self.global_scale, bias
-        )

@@ -8,7 +8,7 @@ key, which no other tensor has and every operator refuses; of a weight itself Py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -83,3 +83,22 @@ def counted_versions() -> AbstractContextManager[Any]:
     a backward pass are fields, and their counters tell autograd that they have been overwritten.
     """
     return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
+
+
+def is_plain(result: object) -> bool:
+    """Whether an operation has given a plain tensor, or several."""
+    first = result[0] if isinstance(result, (list, tuple)) and result else result
+    return isinstance(first, Tensor) and not isinstance(type(first), QuantizedTensorType)
+
+
+def mode_of_views(source: object) -> AbstractContextManager[Any]:
+    """Leaves inference mode for operations on a normal tensor, whose views are normal as well."""
+    inside = torch.is_inference_mode_enabled()
+    if (
+        inside
+        and isinstance(source, Tensor)
+        and isinstance(type(source), QuantizedTensorType)
+        and not source.is_inference()
+    ):
+        return torch.inference_mode(False)
+    return nullcontext()

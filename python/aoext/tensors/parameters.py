@@ -49,3 +49,17 @@ def _deepcopy(self: QuantizedTensor, memo: dict[int, Any]) -> QuantizedTensor:
     memo[id(self)] = twin = self.mapped(lambda t: t.clone(memory_format=torch.contiguous_format))
     twin.__dict__.update(copy.deepcopy(self.remarks(), memo))
     return twin
+
+
+def _stable_hash_for_caching(self: QuantizedTensor) -> str:
+    """All that compiled code may depend on, as text that is the same in every process."""
+    fields = [
+        (name, str(t.dtype), list(t.shape), t.stride(), t.storage_offset(), str(t.device))
+        for name, t in self.named_fields()
+    ]
+    _, context = self.__tensor_flatten__()
+    outside = (type(self).__qualname__, list(self.shape), self.requires_grad)
+    return repr((outside, context, fields))
+
+
+QuantizedTensor._stable_hash_for_caching = _stable_hash_for_caching  # type: ignore[attr-defined]

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aoext import packing
 from aoext.formats.checks import shown
+from aoext.formats.table import Code
 from aoext.tensors.base import QuantizedTensor
-from aoext.tensors.fields import BLOCK, Axis, Field, K, N, gathered
+from aoext.tensors.fields import BLOCK, Axis, Field, K, N, fields_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def row_scaled(*dtypes: torch.dtype) -> dict[str, Field]:
-    """The fields of a row-scaled weight whose values are of one of `dtypes`."""
+def row_scaled(*codes: Code) -> dict[str, Field]:
+    """The fields of a row-scaled weight of one of these codes."""
     return {
-        "qdata": Field((Axis(N), Axis(K)), dtypes),
+        "qdata": fields_of(*codes)["qdata"],
         "scale": Field((Axis(N), Axis(K, BLOCK)), (torch.float32,)),
     }
 
@@ -41,7 +41,6 @@ class RowScaledTensor(QuantizedTensor):
     attributes = ("block_size", "dynamic_activation")
     blocks_are_rows = True
 
-    scale: Tensor
     dynamic_activation: bool
 
     def __new__(
@@ -66,31 +65,12 @@ class RowScaledTensor(QuantizedTensor):
         if self.block_size[K] != columns:
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 
-    @property
-    def quantizes_input_to(self) -> torch.dtype | None:
-        return self.qdata.dtype if self.dynamic_activation else None
-
-    def _dequantize(self) -> Tensor:
-        return packing.dequantize(self.qdata, self.scale, dtype=self.operator_dtype)
+    def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
+        return stored if self.dynamic_activation else None
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         return dict(zip(("qdata", "scale"), self._quantize(weight), strict=True))
 
     def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Values of qdata's dtype and scales of a weight [N, K]."""
-        raise NotImplementedError
-
-    def _rows(self, indices: Tensor) -> Tensor:
-        qdata, scale = gathered(self.qdata, indices), gathered(self.scale, indices)
-        return torch.ops.ao.dequantize_rowwise(qdata, scale, dtype=self.operator_dtype)
-
-    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
-        qdata, scale = self.qdata.contiguous(), self.scale.contiguous()
-        if self.dynamic_activation:
-            return torch.ops.ao.scaled_linear_rowwise(input, qdata, scale, bias)
-        return self._weight_only(input, qdata, scale, bias)
-
-    @staticmethod
-    def _weight_only(input: Tensor, qdata: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """The product with activations as they are, by the operator for qdata's kind of numbers."""
         raise NotImplementedError

@@ -27,5 +27,5 @@ def product(x: Tensor, scale: Tensor, zero_point: Tensor, block_size: Sequence[i
 
 def rounded(x: Tensor, input_block: Sequence[int]) -> Tensor:
     """A float32 activation [..., K] as its int8 by blocks of input_block stands for it."""
-    codes, scale = torch.ops.ao.quantize_blockwise(x, torch.int8, input_block)
+    codes, scale = torch.ops.ao.quantize(x, torch.int8, input_block)
     return (in_blocks(codes, input_block[K]).float() * scale.unsqueeze(-1)).flatten(-2)[..., : x.shape[-1]]

@@ -1,0 +1,78 @@
+"""What the operators of `torch.ops.ao` make of a quantised weight of any format.
+
+Functions, which torch.compile traces: a method of a tensor it would take for an operation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aoext.tensors.fields import K, N, gathered
+from aoext.tensors.order import as_codes, as_weight
+
+if TYPE_CHECKING:
+    from aoext.tensors.base import QuantizedTensor
+
+ao = torch.ops.ao
+
+
+def dequantized(weight: QuantizedTensor) -> Tensor:
+    """The plain weight [N, K] in `operator_dtype`."""
+    return _plain(weight, *_operands(weight))
+
+
+def dequantized_rows(weight: QuantizedTensor, indices: Tensor) -> Tensor:
+    """Rows [T, K] of the plain weight at `indices` [T], in `operator_dtype`; it reads no others."""
+    zero_point, table = weight.zero_point, weight.table
+    return _plain(
+        weight,
+        _rows_of(weight, "qdata", weight.qdata, indices),
+        _rows_of(weight, "scale", weight.scale, indices),
+        [1, weight.block_size[K]] if weight.any_blocks else None,
+        None if zero_point is None else _rows_of(weight, "zero_point", zero_point, indices),
+        None if table is None else table.contiguous(),
+        weight.global_scale,
+    )
+
+
+def linear(weight: QuantizedTensor, input: Tensor, bias: Tensor | None) -> Tensor:
+    """input [..., K] times the weight [N, K] transposed, plus bias [N]."""
+    input = as_codes(input, weight.k_order)
+    qdata, scale, block_size, zero_point, table, global_scale = _operands(weight)
+    code, dtype = weight.code, weight.input_dtype
+    if dtype is None:
+        return ao.weight_only_linear(
+            input, qdata, scale, block_size, zero_point, table, global_scale, bias, None, code=code
+        )
+    input_block = weight.input_block
+    return ao.scaled_linear(
+        input, qdata, scale, input_block, block_size, zero_point, bias, None, code=code, input_dtype=dtype
+    )
+
+
+def _operands(weight: QuantizedTensor) -> tuple[Any, ...]:
+    """qdata, scale, block_size, zero_point, table and global_scale, as the operators take them."""
+    zero_point, table = weight.zero_point, weight.table
+    return (
+        weight.qdata.contiguous(),
+        weight.scale.contiguous(),
+        weight.block_size if weight.any_blocks else None,
+        None if zero_point is None else zero_point.contiguous(),
+        None if table is None else table.contiguous(),
+        weight.global_scale,
+    )
+
+
+def _plain(weight: QuantizedTensor, *operands: Any) -> Tensor:
+    plain = ao.dequantize(*operands, code=weight.code, dtype=weight.operator_dtype)
+    return as_weight(plain, weight.k_order)
+
+
+def _rows_of(weight: QuantizedTensor, name: str, tensor: Tensor, indices: Tensor) -> Tensor:
+    """The entries of a field that rows of the weight have."""
+    field = weight.fields[name]
+    elements = field.axes[field.rows].step or weight.block_size[N]
+    return gathered(tensor, indices if elements == 1 else indices // elements, field.rows)
