@@ -10,7 +10,12 @@ from torch import Tensor
 from aoext.formats.table import Code
 from aoext.operators.calls import ao
 
-CODES = {torch.int8: Code.INT8, torch.float8_e4m3fn: Code.E4M3, torch.float8_e5m2: Code.E5M2}
+CODES = {
+    torch.int8: Code.INT8,
+    torch.float8_e4m3fn: Code.E4M3,
+    torch.float8_e5m2: Code.E5M2,
+    torch.uint8: Code.LUT4,
+}
 
 # The names of arguments, in the order of each older operator; "weight" is one whose dtype says its code.
 INT4 = "input int4 scale zero_point"

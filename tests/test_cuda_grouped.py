@@ -49,7 +49,10 @@ def host_waits_are_errors() -> Iterator[None]:
 
 
 def on_cuda(problem: Problem, generator: torch.Generator) -> list[Tensor]:
-    return [t.to("cuda") for t in GROUPED_CALLS[GROUPED](problem, generator).args]
+    call = GROUPED_CALLS["weight_only_linear int4 experts"](problem, generator)
+    x, weight, scale, _, zero_point, _, _, bias, offsets = call.args
+    tensors = x, weight, scale, zero_point, offsets, *([] if bias is None else [bias])
+    return [t.to("cuda") for t in tensors]
 
 
 def by_experts(args: list[Tensor]) -> Tensor:

@@ -7,7 +7,6 @@ gets the instance that it is for is shown without a GPU, on meta tensors.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.util
 import itertools
 import math
@@ -25,11 +24,12 @@ from torch import Tensor
 
 import aoext
 from aoext import ops, reference
+from aoext.formats.table import Code
 from aoext.operators.calls import ao, bound, described
 from aoext.ops import plan, with_plan
-from aoext.reference import ALL_CALLS, Blockwise, Call, Problem, assert_close
-from aoext.reference.blockwise import E2M1
-from folded import folded, run
+from aoext.reference import ALL_CALLS, Call, Problem, Stored, assert_close, call_of, subjects
+from aoext.reference.stored import E2M1
+from folded import CODES, folded, run
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 INT8, E4M3, E5M2 = reference.EIGHT_BIT
@@ -66,15 +66,30 @@ class Case:
     config: dict[str, int]
     bias: bool = True
     inner_k_tiles: int = 8
-    format: Blockwise | None = None
+    format: Stored | None = None
 
     def call(self, generator: torch.Generator) -> Call:
         if self.operator == "weight_int4pack_mm":
             return reference.weight_int4pack_mm(self.problem, generator, self.inner_k_tiles)
-        if self.format:
-            return reference.blockwise_weight_only(self.format, self.problem, generator)
-        call = ALL_CALLS[self.operator](self.problem, generator)
-        return call if self.bias else reference.without_bias(call)
+        if self.operator in ALL_CALLS:
+            call = ALL_CALLS[self.operator](self.problem, generator)
+            return call if self.bias else reference.without_bias(call)
+        eight_bit = self.problem.eight_bit
+        if "int4" in self.operator or self.operator == GROUPED:
+            stored = Stored("int4", Code.INT4)
+        else:
+            by_rows = self.operator.endswith("rowwise")
+            scale = FP32 if by_rows else None
+            stored = self.format or Stored("8 bits", CODES[eight_bit], scale=scale, by_rows=by_rows)
+        if self.operator == GROUPED:
+            subject = subjects.experts(stored, "")
+        elif self.operator.startswith("bf16"):
+            subject = subjects.weight_only_linear(stored, "")
+        else:
+            dynamic = self.operator.startswith("scaled_linear")
+            make = subjects.scaled_linear if dynamic else subjects.scaled_mm
+            subject = make(stored, "", eight_bit)
+        return call_of(subject, self.problem, generator)
 
     def __str__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
@@ -223,7 +238,7 @@ def of_blocks(
     """A weight with a scale a block: with a scale of all, and through a table or random ones, of 4 bits."""
     lut4 = code is LUT4
     name = "lut4" if lut4 else "i8" if code is INT8 else "f8"
-    format = Blockwise("", code, block, scale, table, has_global_scale=lut4)
+    format = Stored("", CODES[code], block, scale, table, has_global_scale=lut4)
     return Case(kernel, f"bf16{name}bf16_blockwise", Problem(M, N, K, K, dtype, BF16), config, format=format)
 
 
@@ -541,7 +556,7 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
         scales = empty(f.scale or FP32, math.ceil(p.N / block_n), math.ceil(p.K / block_k))
         tail = [scales, [block_n, block_k], *([empty(FP32, 1)] if f.has_global_scale else [])]
         four_bits = [empty(LUT4, p.N, p.K // 2), empty(FP32, 16)]
-        codes = four_bits if f.code is LUT4 else [empty(f.code, p.N, p.K)]
+        codes = four_bits if f.code is Code.LUT4 else [empty(f.dtype, p.N, p.K)]
         return [empty(p.dtype, p.M, p.K), *codes, *tail, bias], {}
     if case.operator == "int8_mm":
         return [empty(INT8, p.M, p.K), empty(INT8, p.N, p.K)], {}
@@ -623,7 +638,7 @@ def test_plans_are_those_on_file(file: str) -> None:
 
 def test_every_gpu_has_its_plans_on_file() -> None:
     module = plans_module()
-    with pytest.raises(RuntimeError, match=f"must be one of {', '.join(module.GPUS)}, got"):
+    with pytest.raises(RuntimeError, match=f"must be one of .*{', '.join(module.GPUS)}"):
         plan("", "bf16i4bf16_rowwise", *int4_operands(1))
     assert {path.name for path in PLANS.glob("*.txt")} == {module.file_of(gpu) for gpu in module.GPUS}
 
@@ -757,7 +772,7 @@ def test_every_block_of_a_cluster_adds_up_a_row_of_its_own() -> None:
 
 
 @of_own_family
-def test_a_forced_plan_ends_and_nests_and_is_a_threads_own() -> None:
+def test_forcing_a_plan_ends_and_nests_and_is_a_threads_own() -> None:
     chosen = plan("H200", "bf16i4bf16_rowwise", *int4_operands(4))
     found: list[str] = []
     with with_plan("int4_mma", splits=2):
@@ -806,14 +821,14 @@ def runs_here(case: Case) -> bool:
 
 
 def is_of_no_expert(case: Case, args: list[Any], row: int) -> bool:
-    return case.operator == GROUPED and bool(args[4][-1] <= row)
+    return case.operator == GROUPED and bool(args[8][-1] <= row)
 
 
 def check(case: Case, generator: torch.Generator) -> None:
     """A launch is right, it gives the same bits again, and a row that is not a number stays alone."""
     call = case.call(generator)
     args = [a.to("cuda") if isinstance(a, Tensor) else a for a in call.args]
-    operator = functools.partial(run, case.operator)
+    operator = getattr(ao, call.operator)
     with with_plan(case.kernel, **case.config):
         result = operator(*args, **call.kwargs)
         assert_close(result, call.reference, call.terms)
