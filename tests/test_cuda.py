@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 import aoext
 from aoext import packing, reference
+from aoext.formats.table import Code
 from aoext.library.info import build_config
 from aoext.reference import ALL_CALLS, TINYGEMM_CALLS, Problem, assert_close, randn, without_bias
+from folded import CODES
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 GB = 10**9
@@ -40,27 +42,29 @@ INT4 = {
 }
 EIGHT_BIT = {
     "int8_mm": ALL_CALLS["int8_mm"],
-    "bf16i8bf16_rowwise": ALL_CALLS["bf16i8bf16_rowwise"],
-    "bf16f8bf16_rowwise, no bias": lambda p, g: without_bias(ALL_CALLS["bf16f8bf16_rowwise"](p, g)),
-    "bf16f8bf16_rowwise, e5m2": in_format("bf16f8bf16_rowwise", E5M2),
+    "weight_only_linear int8": ALL_CALLS["weight_only_linear int8"],
+    "weight_only_linear float8, no bias": lambda p, g: without_bias(
+        ALL_CALLS["weight_only_linear float8"](p, g)
+    ),
+    "weight_only_linear float8, e5m2": in_format("weight_only_linear float8", E5M2),
     "scaled_mm_rowwise, int8": ALL_CALLS["scaled_mm_rowwise"],
     "scaled_mm_rowwise, e4m3": in_format("scaled_mm_rowwise", E4M3),
     "scaled_mm_rowwise, e5m2": in_format("scaled_mm_rowwise", E5M2),
-    "scaled_linear_rowwise, int8": ALL_CALLS["scaled_linear_rowwise"],
-    "scaled_linear_rowwise, e4m3": in_format("scaled_linear_rowwise", E4M3),
+    "scaled_linear rows, int8": ALL_CALLS["scaled_linear rows"],
+    "scaled_linear rows, e4m3": in_format("scaled_linear rows", E4M3),
 }
 PRODUCTS = {**INT4, **EIGHT_BIT}
 # Under inputs of 8 bits: blocks as long as the problem's groups, and of 1 or 128 rows.
 SCALED = {
-    "scaled_mm_blockwise, int8": ALL_CALLS["scaled_mm_blockwise"],
-    "scaled_linear_blockwise, e4m3": in_format("scaled_linear_blockwise", E4M3),
-    "scaled_linear_blockwise, 128x128": lambda p, g: ALL_CALLS["scaled_linear_blockwise"](
+    "scaled_mm blocks, int8": ALL_CALLS["scaled_mm blocks"],
+    "scaled_linear blocks, e4m3": in_format("scaled_linear blocks", E4M3),
+    "scaled_linear blocks, 128x128": lambda p, g: ALL_CALLS["scaled_linear blocks"](
         dataclasses.replace(p, eight_bit=E4M3, block_n=128), g
     ),
-    "scaled_mm_int4, int8": ALL_CALLS["scaled_mm_int4"],
-    "scaled_linear_int4, e4m3": in_format("scaled_linear_int4", E4M3),
+    "scaled_mm int4, int8": ALL_CALLS["scaled_mm int4"],
+    "scaled_linear int4, e4m3": in_format("scaled_linear int4", E4M3),
 }
-EVERYTHING = {**PRODUCTS, **SCALED, "dequantize_int4": ALL_CALLS["dequantize_int4"], **TINYGEMM_CALLS}
+EVERYTHING = {**PRODUCTS, **SCALED, "dequantize int4": ALL_CALLS["dequantize int4"], **TINYGEMM_CALLS}
 ROWS = [1, 3, 8, 16, 33, 70, 130, 300]  # decode, middle and prefill, with tails
 
 # Tails in every direction, group sizes with and without kernels of their own, split and unsplit K.
@@ -209,7 +213,10 @@ def x_weight_of_rows(M: int, generator: torch.Generator) -> tuple[Tensor, list[A
 
 
 def exact(x: Tensor, weight: list[Tensor]) -> Tensor:
-    return x.double() @ torch.ops.ao.dequantize_int4(*weight, dtype=FP32).double().t()
+    return (
+        x.double()
+        @ torch.ops.ao.dequantize(*weight[:2], zero_point=weight[2], code=Code.INT4, dtype=FP32).double().t()
+    )
 
 
 @needs_own_kernels
@@ -252,16 +259,16 @@ DYNAMIC_SIZES += [(1, 300, 14336), (8, 4096, 4096), (8, 40, 16), (16, 515, 320),
 @pytest.mark.parametrize(("M", "N", "K"), DYNAMIC_SIZES)
 def test_a_dynamic_product_has_the_bits_of_its_two_operators(M, N, K, dtype, eight_bit, generator):
     """In one launch or two: rows of zeros, beyond the range, tiny ones, and inputs of any strides."""
-    w, scale = torch.ops.ao.quantize_rowwise(torch.randn(N, K, generator=generator).to("cuda"), eight_bit)
+    w, scale = torch.ops.ao.quantize(torch.randn(N, K, generator=generator).to("cuda"), eight_bit)
     sizes = 10.0 ** torch.randint(-6, 4, (M, 1), generator=generator)
     rows = (torch.randn(M, 2 * K, generator=generator) * sizes).to("cuda", dtype)
     special = [rows[:, :K].clone() for _ in range(4)]
     special[0][0], special[1][-1, K // 2], special[2][M // 2, 0] = 0, torch.nan, -torch.inf
     special[3][:] = torch.finfo(dtype).smallest_normal / 4
     for x in (*special, rows[:, ::2], rows[:, 1 : K + 1], rows[:, :K].t().contiguous().t()):
-        values, row_scale = torch.ops.ao.quantize_rowwise(x, eight_bit)
+        values, row_scale = torch.ops.ao.quantize(x, eight_bit)
         expected = torch.ops.ao.scaled_mm_rowwise(values, w, row_scale, scale, out_dtype=dtype)
-        result = torch.ops.ao.scaled_linear_rowwise(x, w, scale)
+        result = torch.ops.ao.scaled_linear(x, w, scale, code=CODES[eight_bit])
         assert torch.equal(result.isnan(), expected.isnan())
         assert torch.equal(result.nan_to_num(), expected.nan_to_num())
 
@@ -615,11 +622,11 @@ def test_dynamic_layers_of_a_graph_wait_for_each_other(M, dtype, generator):
     width, layers = 2048, []
     for _ in range(6):
         w = torch.randn(width, width, generator=generator).to("cuda") / width**0.5
-        layers.append(torch.ops.ao.quantize_rowwise(w, dtype))
+        layers.append(torch.ops.ao.quantize(w, dtype))
 
     def run(x: Tensor) -> Tensor:
         for w, scale in layers:
-            x = torch.ops.ao.scaled_linear_rowwise(x, w, scale)
+            x = torch.ops.ao.scaled_linear(x, w, scale, code=CODES[dtype])
         return x
 
     assert_replays_alike(run, M, width, generator)
@@ -692,12 +699,12 @@ def test_many_rows_of_e4m3(with_bias, generator):
 
 EXPLAINED = """
 from aoext import reference
-for operator in ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "scaled_linear_rowwise"):
+for operator in ("bf16i4bf16_rowwise", "weight_only_linear int8", "scaled_linear rows"):
     for M in (1, 16, 64, 300):
         call = reference.CALLS[operator](reference.Problem(M, 256, 1024, 128), torch.Generator())
         args = call.on("cuda")
-        reference.assert_close(getattr(ao, operator)(*args), call.reference)
-        print(aoext.explain(operator, *args))
+        reference.assert_close(getattr(ao, call.operator)(*args, **call.kwargs), call.reference)
+        print(aoext.explain(call.operator, *args, **call.kwargs))
 """
 
 needs_newer = pytest.mark.skipif(
