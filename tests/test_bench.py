@@ -23,7 +23,7 @@ from aoext.cli.commands import cli
 from aoext.cli.page import WIDTH
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B
 from aoext.ops import ERROR_BOUND
-from aoext.reference import SUBJECTS, Problem, Sample
+from aoext.reference import SUBJECTS, Problem, Sample, operator_of
 from aoext_bench import bench_defaults, bench_run, bench_view, ceilings, cuda_read, floor_chart, floor_view
 from aoext_bench.bench import OPERATORS
 from aoext_bench.bench_points import Point, Settings
@@ -90,7 +90,7 @@ def test_bench_times_every_operator(bench: tuple[str, dict[str, Any], Path]) -> 
     assert "seed 5" in output
     assert_environment(content)
     assert_png(chart)
-    assert {point["operator"] for point in content["results"]} == set(aoext.ops.operators())
+    assert {operator_of(point["operator"]) for point in content["results"]} == set(aoext.ops.operators())
     for point in content["results"]:
         assert set(point["seconds"]) | set(point["missing"]) == {"aoext", "linear", "generic", "torch"}
         assert not set(point["seconds"]) & set(point["missing"])
@@ -134,7 +134,7 @@ def test_bench_holds_results_against_the_floor(bench: tuple[str, dict[str, Any],
         assert point["times_read_floor"] == pytest.approx(point["seconds"]["aoext"] / weight)
         read = point["bytes"] / ceilings["read_gb_per_s"] / 1e9
         # That of products in bfloat16, which 8-bit products need not obey: theirs is not measured here.
-        flop = point["flop"] if point["operator"].startswith(("bf16", "weight_int4")) else 0
+        flop = point["flop"] if point["operator"].startswith(("bf16", "weight_")) else 0
         floor = max(read, flop / ceilings["gemm_gflop_per_s"] / 1e9)
         assert point["floor_seconds"] == pytest.approx(floor)
         for name, seconds in point["seconds"].items():
@@ -412,7 +412,11 @@ def test_cpu_defaults_are_what_the_goals_are_stated_in() -> None:
 
 def test_bench_says_why_a_peer_is_missing(bench: tuple[str, dict[str, Any], Path]) -> None:
     output, content, _ = bench
-    missing = [p for p in content["results"] if p["operator"] == "bf16f8bf16_rowwise"]
+    missing = [
+        p
+        for p in content["results"]
+        if (p["operator"], p["format"]) == ("weight_only_linear rows", "float8_e4m3fn")
+    ]
     assert {point["missing"]["torch"] for point in missing} == {"torch has no such operator"}
     assert "torch has no such operator" in output
 

@@ -18,7 +18,7 @@ from aoext.cli.options import JSON_FILE, CountsType, ShapeType
 from aoext.cli.page import console, environment, progress_line, summary_line, write_json
 from aoext.cli.shapes import QUICK, Shape
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
-from aoext.reference import GROUPED, SUBJECTS, Problem, Subject
+from aoext.reference import SUBJECTS, Problem, Subject
 from aoext_bench import bench_chart, bench_view, floor_chart, floor_view
 from aoext_bench.bench_defaults import DEFAULTS, QUICK_ROWS, defaults, estimate, within
 from aoext_bench.bench_points import Point, Settings, count_points, sections
@@ -41,11 +41,20 @@ FORMATS = list(dict.fromkeys(subject.format for subject in SUBJECTS))
 
 def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subject]:
     """The subjects of these names; without names, one of each kind that reads all of its weight."""
-    names = operators or [n for n in OPERATORS if not n.endswith("_bias") and n not in GROUPED]
-    chosen = [s for s in SUBJECTS if s.operator in names and (s.format in formats if formats else s.typical)]
+    names = operators or tuple(OPERATORS)
+    chosen = [s for s in SUBJECTS if s.operator in names and s.format in formats]
+    if not formats and operators:
+        chosen = [s for name in names for s in _typical([s for s in SUBJECTS if s.operator == name])]
+    elif not formats:
+        chosen = [s for s in SUBJECTS if s.typical and not s.requires_bias and not s.by_expert]
     if not chosen:
         raise click.UsageError(f"no operator of {', '.join(names)} has the format {', '.join(formats)}")
     return chosen
+
+
+def _typical(subjects: list[Subject]) -> list[Subject]:
+    """Those that stand for the others, or all where none does."""
+    return [s for s in subjects if s.typical] or subjects
 
 
 def _check_sizes(

@@ -153,22 +153,22 @@ _INT8 = Peer(
 
 _SCALED: dict[tuple[str, str], Peer] = {
     ("int8_mm", "int8"): Peer("_int_mm", _stored, _int_mm),
-    ("scaled_mm_rowwise", "int8"): Peer("_int_mm and scales", _stored, _int_mm_scaled),
-    ("scaled_mm_rowwise", "float8_e4m3fn"): Peer("_scaled_mm", _stored, _scaled_mm),
-    ("scaled_mm_rowwise", "float8_e5m2"): Peer("_scaled_mm", _stored, _scaled_mm),
-    ("scaled_linear_rowwise", "int8"): _dynamic("_int_mm and scales", _int_mm_scaled),
-    ("scaled_linear_rowwise", "float8_e4m3fn"): _dynamic("_scaled_mm", _scaled_mm),
-    ("scaled_linear_rowwise", "float8_e5m2"): _dynamic("_scaled_mm", _scaled_mm),
+    ("scaled_mm rows", "int8"): Peer("_int_mm and scales", _stored, _int_mm_scaled),
+    ("scaled_mm rows", "float8_e4m3fn"): Peer("_scaled_mm", _stored, _scaled_mm),
+    ("scaled_mm rows", "float8_e5m2"): Peer("_scaled_mm", _stored, _scaled_mm),
+    ("scaled_linear rows", "int8"): _dynamic("_int_mm and scales", _int_mm_scaled),
+    ("scaled_linear rows", "float8_e4m3fn"): _dynamic("_scaled_mm", _scaled_mm),
+    ("scaled_linear rows", "float8_e5m2"): _dynamic("_scaled_mm", _scaled_mm),
 }
 
 PEERS: dict[str, dict[tuple[str, str], Peer]] = {
     "cpu": {
         ("bf16i4bf16_rowwise", "int4"): _INT4_CPU,
         ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CPU.with_bias(),
-        ("bf16i8bf16_rowwise", "int8"): _INT8,
+        ("weight_only_linear rows", "int8"): _INT8,
         **_SCALED,
-        ("scaled_mm_rowwise", "int8"): _INT_MM_ALONE,
-        **{("quantize_rowwise", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT},
+        ("scaled_mm rows", "int8"): _INT_MM_ALONE,
+        **{("quantize rows", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT},
     },
     "cuda": {
         ("bf16i4bf16_rowwise", "int4"): _INT4_CUDA,
@@ -180,7 +180,14 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
     "xpu": {
         ("bf16i4bf16_rowwise", "int4"): _INT4_XPU,
         ("bf16i4bf16_rowwise_bias", "int4"): _INT4_XPU.with_bias(),
-        ("bf16i8bf16_rowwise", "int8"): _INT8,
+        ("weight_only_linear rows", "int8"): _INT8,
         **_SCALED,
     },
 }
+
+# The seed is a face of the products by rows.
+for _peers in PEERS.values():
+    _seeds = {("scaled_mm_rowwise", f): p for (case, f), p in _peers.items() if case == "scaled_mm rows"}
+    _peers |= _seeds
+        ("scaled_mm_rowwise", f): peer for (case, f), peer in _peers.items() if case == "scaled_mm rows"
+    }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import aoext
+from aoext.formats.table import FORMATS, TABLE_SIZE, Code, Format
 from aoext.reference import (
     ALL_CALLS,
     BIAS_CALLS,
@@ -18,6 +19,8 @@ from aoext.reference import (
     INT4_CALLS,
     QUANTIZE,
     Problem,
+    op,
+    operator_of,
 )
 from fuzz.draws import (
     DTYPES,
@@ -34,7 +37,7 @@ from fuzz.draws import (
 )
 
 # Operators whose result has the leading dimensions of the first argument.
-OF_NO_INPUT = (*DEQUANTIZE_CALLS, "convert_weight_to_int4pack")
+OF_NO_INPUT = (*map(operator_of, DEQUANTIZE_CALLS), "convert_weight_to_int4pack")
 
 
 def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]]:
@@ -54,10 +57,11 @@ def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str,
     if operator in QUANTIZE:
         x = torch.randn(problem.M, K, generator=draw.generator()).to(problem.dtype)
         arguments: list[Any] = [x, problem.eight_bit]
-        if operator == "quantize_blockwise":
+        if operator != "quantize_rowwise":
             arguments.append([1, group_size])
     else:
-        call = ALL_CALLS[operator](problem, draw.generator())
+        cases = [case for case in ALL_CALLS if operator_of(case) == operator]
+        call = ALL_CALLS[draw.choice(cases)](problem, draw.generator())
         arguments, options = list(call.args), dict(call.kwargs)
     good = tuple(arguments)
     for _ in range(draw.randint(0, 2)):
@@ -88,6 +92,16 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
     scales = ([0, -(-K // block[1])], floats)
     codes = ([0, K // 2], torch.uint8), ([16], torch.float32), scales
     blocks_of_input = ([*leading, -(-K // block[1])], torch.float32)
+    if operator == "quantize":
+        return [*parts(x), eight_bit, [1, block[1]]], {}
+    schema = op(operator)._schema.arguments
+    if "code" in [argument.name for argument in schema]:
+        code, of_input = draw.choice(list(Code)), ([*leading, K], eight_bit) if operator == "scaled_mm" else x
+        given = {"input": of_input, "bias": bias, "input_block": [1, block[1]]}
+        given |= weight_of(draw, FORMATS[code], K, groups, block, floats)
+        given["input_scale"] = ([*leading, -(-K // block[1])], torch.float32)
+        values = [given.get(argument.name) for argument in schema if not argument.kwarg_only]
+        return [sized(*a) if isinstance(a, tuple) else a for a in values], {"code": int(code)}
     arguments = {
         "dequantize_blockwise": lambda: [*parts(rows[0], scales), block],
         "dequantize_lut4": lambda: [*parts(*codes), block],
@@ -136,6 +150,23 @@ def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]
     return parts(x, *weight, *([bias] if operator in BIAS_CALLS else [])), {}
 
 
+def weight_of(
+    draw: Draw, format: Format, K: int, groups: int, block: list[int], floats: torch.dtype
+) -> dict[str, Any]:
+    """Shapes and dtypes of the arguments of a weight [0, K] in a format, by name, and its block size."""
+    by_groups = format.scales == "groups"
+    scale = [groups, 0] if by_groups else format.scale_shape(0, K, block)
+    has_zero = format.zero == "added" or (format.zero == "subtracted" and draw.chance(0.5))
+    return {
+        "weight": (format.stored_shape(0, K), format.storage),
+        "scale": (scale, floats),
+        "block_size": None if by_groups else block,
+        "zero_point": (scale, floats if format.zero == "added" else format.storage) if has_zero else None,
+        "table": ([TABLE_SIZE], torch.float32) if format.has_table else None,
+        "global_scale": ([1], torch.float32) if format.has_table and draw.chance(0.5) else None,
+    }
+
+
 def changed(draw: Draw, argument: Any, good_type: type) -> Any:
     """An argument in the place of a good one of that type."""
     kind = draw.choice(["tensor", "narrow", "none", "dtype", "transpose", "freed", "huge", "odd"])
@@ -175,7 +206,8 @@ def bad_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     # The generic twin is asked of dense CPU tensors alone: it is called past the dispatcher.
     generic = draw.chance(0.5) and type(arguments[0]) is Tensor
     generic &= all(
-        type(a) in (torch.dtype, int, list)
+        a is None
+        or type(a) in (torch.dtype, int, list)
         or (type(a) is Tensor and a.device.type == "cpu" and a.layout is not torch.jagged)
         for a in arguments
     )

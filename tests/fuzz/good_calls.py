@@ -56,7 +56,7 @@ def good_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     )
     call = dataclasses.replace(call, args=args)
     generic = draw.chance(0.25)
-    kernel = aoext.ops.generic(operator) if generic else getattr(torch.ops.ao, operator)
+    kernel = aoext.ops.generic(call.operator) if generic else getattr(torch.ops.ao, call.operator)
     words = told_call(f"{'generic ' if generic else ''}{operator}", call.args, call.kwargs)
 
     def attempt() -> Answer:

@@ -124,7 +124,7 @@ def _check(
         allowed = bound(result)
         error, problem = _judge(subject, case, p, inputs, rotated, result)
     return Check(
-        operator=subject.operator,
+        operator=subject.case,
         format=subject.format,
         case=case.name,
         dtype=dtype_name(case.dtype),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -222,12 +222,15 @@ def subjects_of_formats(rows: Mapping[torch.dtype, Weight], int4: Weight) -> lis
     ]
     blocks = [_by_blocks(format, "blocks", plain) for format in EIGHT_BIT_BLOCKWISE]
     zeros = [_by_blocks(format, "zero points", with_zeros) for format in WITH_ZERO_POINTS]
+    looked_up = ("weight", "table", "scale")
     tables = [
-        _by_blocks(format, "table", ("weight", "table", "scale", "global_scale")) for format in LUT4_BLOCKWISE
+        _by_blocks(format, "table", (*looked_up, *["global_scale"] * format.has_global_scale))
+        for format in LUT4_BLOCKWISE
     ]
     only_int4 = [Form("int4", "int4", int4, with_zeros)]
+    rare = [replace(form, typical=False) for form in zeros]
     subjects = [_weight_only(form) for form in (*only_int4, *by_rows, *blocks, *zeros, *tables)]
-    subjects += [_scaled_linear(form) for form in (*by_groups, *by_rows, *blocks, *zeros)]
-    subjects += [_scaled_mm(form) for form in (*by_groups, *by_rows, *blocks, *zeros)]
+    subjects += [_scaled_linear(form) for form in (*by_groups, *by_rows, *blocks, *rare)]
+    subjects += [_scaled_mm(form) for form in (*by_groups, *by_rows, *blocks, *rare)]
     subjects += [_quantize(form) for form in (*by_rows, *blocks)]
-    return subjects + [_dequantize(form) for form in (*only_int4, *by_rows, *blocks, *zeros, *tables)]
+    return subjects + [_dequantize(form) for form in (*only_int4, *by_rows, *blocks, *rare, *tables)]

@@ -172,6 +172,12 @@ class Subject:
         """The positional arguments of a call."""
         return self.call(lambda *args, **kwargs: args, problem, inputs, rotated)
 
+    def arguments_and_options(
+        self, problem: Problem, inputs: Tensors, rotated: Tensors
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call by position, and those by name."""
+        return self.call(lambda *args, **kwargs: (args, kwargs), problem, inputs, rotated)
+
     def reference(
         self, p: Problem, inputs: Tensors, rotated: Tensors, rows: Index = ALL, columns: Index = ALL
     ) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
@@ -253,6 +254,9 @@ def _all() -> list[Subject]:
     for dtype in (torch.int8, torch.float8_e4m3fn):
         subjects += [_scaled_mm_int4(dtype), _scaled_linear_int4(dtype)]
     subjects += [*subjects_by_block(), _dequantize_int4(), _tinygemm_convert(), tinygemm_mm()]
+    # The others stand beside operators that take weights of every format, which are timed for them.
+    seeds = ("bf16i4bf16_rowwise", "int8_mm", "convert_weight_to_int4pack", "weight_int4pack_mm")
+    subjects = [replace(s, typical=s.typical and s.operator in seeds) for s in subjects]
     return subjects + subjects_of_formats({dtype: _rowwise(dtype, True) for dtype in EIGHT_BIT}, INT4)
 
 
