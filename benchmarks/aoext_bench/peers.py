@@ -185,9 +185,8 @@ PEERS: dict[str, dict[tuple[str, str], Peer]] = {
     },
 }
 
-# The seed is a face of the products by rows.
+# Operators that are faces of these.
+_FACES = (("scaled_mm_rowwise", "scaled_mm rows"), ("quantize_rowwise", "quantize rows"))
 for _peers in PEERS.values():
-    _seeds = {("scaled_mm_rowwise", f): p for (case, f), p in _peers.items() if case == "scaled_mm rows"}
-    _peers |= _seeds
-        ("scaled_mm_rowwise", f): peer for (case, f), peer in _peers.items() if case == "scaled_mm rows"
-    }
+    for _face, _case in _FACES:
+        _peers |= {(_face, f): peer for (case, f), peer in _peers.items() if case == _case}
