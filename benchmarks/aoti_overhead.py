@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 import aoext
+from aoext.formats.table import Code
 
 CALLS = 65
 SIZE = 16  # of the square weight: as little work as can be
 
 
 class Chain(nn.Module):
-    """y = w ⋯ (w x), one call of ao::bf16i8bf16_rowwise for each."""
+    """y = w ⋯ (w x), one call of ao::weight_only_linear for each."""
 
     def __init__(self, calls: int, device: torch.device) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class Chain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.calls):
-            x = torch.ops.ao.bf16i8bf16_rowwise(x, self.weight, self.scale)
+            x = torch.ops.ao.weight_only_linear(x, self.weight, self.scale, code=Code.INT8)
         return x
 
 
@@ -76,7 +77,7 @@ def main() -> None:
         "proxy": lambda calls: package(calls, device, {}),
         "C shim": lambda calls: package(calls, device, aoext.aoti_options()),
     }
-    print(f"ns for each call of ao::bf16i8bf16_rowwise, 1×{SIZE} by {SIZE}×{SIZE}, on {device}, one thread")
+    print(f"ns for each call of ao::weight_only_linear, 1×{SIZE} by {SIZE}×{SIZE}, on {device}, one thread")
     for name, make in ways.items():
         many, one = make(CALLS), make(1)
         seconds = fastest(lambda: many(x), device) - fastest(lambda: one(x), device)  # noqa: B023

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from aoext.cli.options import JSON_FILE
 from aoext.cli.page import console, environment, grid, summary_line, write_json
+from aoext.formats.table import code_of
 from aoext.tensors import Float8Tensor, Int4Tensor, Int8Tensor
 from aoext_bench.bench import DTYPES
 from aoext_bench.devices import Device, cpu_threads
@@ -43,12 +44,9 @@ def operator(weight: Tensor, x: Tensor) -> Call | None:
         return lambda: ao.bf16i4bf16_rowwise(*arguments)
     if not isinstance(weight, Int8Tensor | Float8Tensor):
         return None
-    eight = (x, weight.qdata, weight.scale)
-    if weight.dynamic_activation:
-        return lambda: ao.scaled_linear_rowwise(*eight)
-    if isinstance(weight, Int8Tensor):
-        return lambda: ao.bf16i8bf16_rowwise(*eight)
-    return lambda: ao.bf16f8bf16_rowwise(*eight)
+    op = ao.scaled_linear if weight.dynamic_activation else ao.weight_only_linear
+    eight, code = (x, weight.qdata, weight.scale), int(code_of(weight.qdata.dtype))
+    return lambda: op(*eight, code=code)
 
 
 def calls(scheme: Scheme, size: int, x: Tensor, dtype: torch.dtype) -> dict[str, Call]:

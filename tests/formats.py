@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import aoext
 from aoext import reference
 from aoext.formats.dtypes import EXPONENT_DTYPES
 from aoext.reference import values
@@ -21,6 +23,32 @@ from aoext.tensors import (
 
 HIGH_PRECISION = reference.HIGH_PRECISION
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
+
+# Operators that the five by format replace.
+OLD_OPERATORS = {
+    *("bf16i4bf16_rowwise_grouped", "dequantize_int4", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"),
+    *("dequantize_rowwise", "bf16i8bf16_blockwise", "bf16i8bf16_blockwise_zp", "bf16f8bf16_blockwise"),
+    *("bf16lut4bf16_blockwise", "dequantize_blockwise", "dequantize_lut4", "quantize_rowwise"),
+    *("scaled_linear_rowwise", "quantize_blockwise", "scaled_mm_blockwise", "scaled_linear_blockwise"),
+    *("scaled_mm_int4", "scaled_linear_int4"),
+}
+OPERATORS = [name for name in aoext.ops.operators() if name not in OLD_OPERATORS]
+# Every kind of call of these operators.
+KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE]
+# One kind of each operator.
+KIND_OF = {reference.operator_of(kind): kind for kind in reversed(KINDS)}
+
+
+def call_of_any(
+    kind: str, problem: reference.Problem, generator: torch.Generator
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a good call of any kind."""
+    if kind in reference.QUANTIZE:
+        x = reference.randn(generator, problem.M, problem.K, dtype=problem.dtype)
+        return [x, problem.eight_bit, *([[1, 16]] if kind == "quantize blocks" else [])], {}
+    call = reference.ALL_CALLS[kind](problem, generator)
+    return list(call.args), call.kwargs
+
 
 # The weight's K must be a multiple of this.
 GROUP_SIZE = 16

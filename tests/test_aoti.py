@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import aoext
 from aoext.configs import QuantizationConfig
-from aoext.reference import ALL_CALLS, Problem, operator_of, randn
+from aoext.formats.table import Code
+from aoext.reference import ALL_CALLS, Problem, randn
 from aoext_bench.tiny_lm import TinyLM, TinyLMConfig
 from conftest import packages_run_on
 from formats import bits
@@ -105,7 +106,7 @@ class Calls(nn.Module):
         results: list[Tensor] = []
         for operator, args, kwargs in self.calls:
             values = [tensors[a] if isinstance(a, _Number) else a for a in args]
-            result = getattr(torch.ops.ao, operator_of(operator))(*values, **kwargs)
+            result = getattr(torch.ops.ao, operator)(*values, **kwargs)
             results += list(result) if isinstance(result, tuple) else [result]
         return results
 
@@ -117,18 +118,19 @@ class _Number(int):
 def every_operator(device: torch.device, generator: torch.Generator) -> Calls:
     """Every operator, with what may be None given and not, and a result that nobody reads."""
     calls = Calls()
-    for operator, make in ALL_CALLS.items():
+    for make in ALL_CALLS.values():
         call = make(Problem(5, 24, 64, 32), generator)
-        calls.add(operator, *call.on(device), **call.kwargs)
+        calls.add(call.operator, *call.on(device), **call.kwargs)
     x, w = (randn(generator, n, 64).to(device) for n in (3, 8))
-    calls.add("quantize_rowwise", x, torch.float8_e5m2)
-    values, scale = torch.ops.ao.quantize_rowwise(w, torch.int8)
-    calls.add("scaled_linear_rowwise", x, values, scale)
+    calls.add("quantize", x, torch.float8_e5m2)
+    calls.add("quantize", x, torch.int8, [1, 16], power_of_two=True)
+    values, scale = torch.ops.ao.quantize(w, torch.int8)
+    calls.add("scaled_linear", x, values, scale, code=int(Code.INT8))
     calls.add("scaled_mm_rowwise", values, values, scale, scale)
     calls.add("scaled_mm_rowwise", values, values, scale, scale, None, out_dtype=torch.float16)
     packed = torch.randint(-128, 128, (8, 32), generator=generator, dtype=torch.int8).to(device)
     groups = torch.ones(2, 8, device=device)
-    calls.add("dequantize_int4", packed, groups, groups)
+    calls.add("dequantize", packed, groups, zero_point=groups, code=int(Code.INT4))
     return calls
 
 

@@ -19,15 +19,17 @@ from torch import Tensor
 from torch._C import _aoti
 
 import aoext
-from aoext.reference import ALL_CALLS, EIGHT_BIT, QUANTIZE, Problem, moved, operator_of, randn
-from formats import bits
+from aoext.formats.table import Code
+from aoext.reference import ALL_CALLS, EIGHT_BIT, Problem, moved, randn
+from formats import KIND_OF, OPERATORS, bits
 
 ROOT = Path(__file__).parent.parent
 
 LIBRARY = ctypes.CDLL(str(aoext.library_path()))
 TORCH = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 PROBLEM = Problem(5, 24, 64, 32)
-OPERATORS = aoext.ops.operators()
+# Optional arguments that weights of the format that is called have in any case.
+NEEDED = ("zero_point",)
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -65,17 +67,20 @@ def call(device: str, operator: str, *values: Any, missing: int | None = None) -
 
     missing: the number of the result that it is given no place for.
     """
-    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema
+    schema = getattr(torch.ops.ao, operator).default._schema
     with handles([v for v in values if isinstance(v, Tensor)]) as given:
         left = iter(given)
         arguments: list[Any] = []
         for value, argument in zip(values, schema.arguments, strict=True):
             optional = isinstance(argument.real_type, torch.OptionalType)
+            if "List" in str(argument.real_type):
+                numbers = (ctypes.c_int64 * len(value or []))(*(value or []))
+                first: Any = ctypes.cast(numbers, ctypes.POINTER(ctypes.c_int64)) if optional else numbers
+                place = None if value is None else ctypes.byref(first) if optional else first
+                arguments += [place, ctypes.c_int64(len(numbers))]
+                continue
             if value is None:
                 arguments.append(None)
-                continue
-            if isinstance(value, list):
-                arguments += [(ctypes.c_int64 * len(value))(*value), ctypes.c_int64(len(value))]
                 continue
             if isinstance(value, bool):
                 c = ctypes.c_int32(value)
@@ -94,15 +99,15 @@ def call(device: str, operator: str, *values: Any, missing: int | None = None) -
 
 def arguments(operator: str, device: torch.device, generator: torch.Generator) -> list[list[Any]]:
     """Calls of an operator, all of its arguments in schema's order: with what may be None, and without."""
-    if operator in QUANTIZE:
-        blocks = [] if operator == "quantize_rowwise" else [[1, 24], True]
-        return [[randn(generator, 3, 64).to(device), dtype, *blocks] for dtype in EIGHT_BIT]
-    call = ALL_CALLS[operator](PROBLEM, generator)
-    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema.arguments
+    if operator == "quantize":
+        x = randn(generator, 3, 64).to(device)
+        return [[x, dtype, block, True] for dtype in EIGHT_BIT for block in (None, [1, 24])]
+    call = ALL_CALLS[KIND_OF[operator]](PROBLEM, generator)
+    schema = getattr(torch.ops.ao, operator).default._schema.arguments
     given = call.named() | call.kwargs
     values = [moved(given.get(a.name), device) for a in schema]
     without = [
-        None if isinstance(a.real_type, torch.OptionalType) else v
+        None if isinstance(a.real_type, torch.OptionalType) and a.name not in NEEDED else v
         for a, v in zip(schema, values, strict=True)
     ]
     if operator == "bf16i4bf16_rowwise_bias":
@@ -111,9 +116,9 @@ def arguments(operator: str, device: torch.device, generator: torch.Generator) -
 
 
 def by_dispatcher(operator: str, values: list[Any]) -> list[Tensor]:
-    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema
+    schema = getattr(torch.ops.ao, operator).default._schema
     kwargs = {a.name: v for a, v in zip(schema.arguments, values, strict=True) if a.kwarg_only}
-    result = getattr(torch.ops.ao, operator_of(operator))(*values[: len(values) - len(kwargs)], **kwargs)
+    result = getattr(torch.ops.ao, operator)(*values[: len(values) - len(kwargs)], **kwargs)
     return list(result) if isinstance(result, tuple) else [result]
 
 
@@ -156,11 +161,11 @@ def test_a_refused_call_gives_a_code_and_leaves_the_operators_text(device, gener
         torch.zeros(8, 7, dtype=torch.int8, device=device),
     )
     scale = torch.ones(8, 1, device=device)
-    code, results = call(device.type, "bf16i8bf16_rowwise", x, weight, scale, None)
+    code, results = call(device.type, "weight_only_linear", x, weight, scale, *[None] * 6, Code.INT8)
     assert (code, results) == (1, [])
     text = failure(capfd)
-    with pytest.raises(RuntimeError, match=r"^ao::bf16i8bf16_rowwise: weight must be") as error:
-        torch.ops.ao.bf16i8bf16_rowwise(x, weight, scale)
+    with pytest.raises(RuntimeError, match=r"^ao::weight_only_linear: weight must be") as error:
+        torch.ops.ao.weight_only_linear(x, weight, scale, code=Code.INT8)
     assert str(error.value).splitlines()[0] in text
 
 
@@ -175,7 +180,7 @@ def test_no_tensor_where_one_is_needed_is_a_failure_and_no_crash(capfd):
 def test_no_place_for_a_result_is_a_failure_and_no_crash(operator, device, generator, capfd):
     """One of the places at a time, where there are several; nothing is written to the others."""
     values = arguments(operator, device, generator)[0]
-    for missing in range(len(getattr(torch.ops.ao, operator_of(operator)).default._schema.returns)):
+    for missing in range(len(getattr(torch.ops.ao, operator).default._schema.returns)):
         code, results = call(device.type, operator, *values, missing=missing)
         assert (code, results) == (1, [])
         assert "given no place for its result" in failure(capfd)
@@ -201,10 +206,10 @@ def test_results_are_the_callers_to_free(generator):
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
-    assert call("cpu", "quantize_rowwise", x, torch.int8)[0] == 0
+    assert call("cpu", "quantize", x, torch.int8, None, False)[0] == 0
     before = peak()
     for _ in range(20):
-        call("cpu", "quantize_rowwise", x, torch.int8)
+        call("cpu", "quantize", x, torch.int8, None, False)
     assert peak() - before < 5 * megabytes, "20 results of 16 MB each were not all freed"
 
 
@@ -216,7 +221,8 @@ def exported(library: Path) -> set[str]:
 
 def test_the_library_exports_a_shim_of_every_operator_and_device_and_nothing_else():
     devices = ("cpu", "cuda", "xpu")
-    shims = {f"aoti_torch_{device}_{operator}" for device in devices for operator in OPERATORS}
+    operators = aoext.ops.operators()
+    shims = {f"aoti_torch_{device}_{operator}" for device in devices for operator in operators}
     assert exported(aoext.library_path()) == shims
 
 

@@ -7,19 +7,19 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import aoext
+from aoext.formats.table import Code
 from aoext.reference import (
     ALL_CALLS,
     BIAS_CALLS,
     CALLS,
     GROUPED,
     INPUT_CALLS,
-    QUANTIZE,
     Problem,
     moved,
     op,
     operator_of,
-    randn,
 )
+from formats import KINDS, call_of_any
 
 GOOD = Problem(3, 40, 64, 32, torch.bfloat16, torch.bfloat16)
 
@@ -31,16 +31,18 @@ def arguments(operator, generator):
 
 
 # (operators, argument, how to spoil it, the error after "ao::<operator>: ").
-INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "scaled_linear_int4"]
-INT4_WEIGHT = [*INT4, "scaled_mm_int4", "dequantize_int4"]
-ROWWISE = ["bf16i8bf16_rowwise", "bf16f8bf16_rowwise", "scaled_linear_rowwise"]
-WEIGHT_ONLY_BLOCKWISE = ["bf16i8bf16_blockwise", "bf16i8bf16_blockwise_zp", "bf16f8bf16_blockwise"]
-BLOCKWISE = [*WEIGHT_ONLY_BLOCKWISE, "scaled_linear_blockwise"]
-EIGHT_BIT = [*ROWWISE, *BLOCKWISE, "scaled_mm_rowwise", "scaled_mm_blockwise", "int8_mm"]
-LUT4 = ["bf16lut4bf16_blockwise", "dequantize_lut4"]
-FLOAT_INPUT = [*INT4, *ROWWISE, *BLOCKWISE, "bf16lut4bf16_blockwise"]
-BLOCK_SIZE = [*WEIGHT_ONLY_BLOCKWISE, "dequantize_blockwise", *LUT4]
-WEIGHT_SCALE = ["scaled_mm_blockwise", "scaled_linear_blockwise"]
+INT4 = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "weight_only_linear int4", "scaled_linear int4"]
+INT4_WEIGHT = [*INT4, "scaled_mm int4", "dequantize int4"]
+ROWWISE = ["weight_only_linear int8", "scaled_linear rows"]
+WEIGHT_ONLY_BLOCKWISE = ["weight_only_linear int8 blocks", "weight_only_linear int8 zeros"]
+BLOCKWISE = [*WEIGHT_ONLY_BLOCKWISE, "scaled_linear blocks"]
+EIGHT_BIT = [*ROWWISE, *BLOCKWISE, "scaled_mm_rowwise", "scaled_mm rows", "scaled_mm blocks", "int8_mm"]
+LUT4 = ["weight_only_linear lut4", "dequantize lut4"]
+FLOAT_INPUT = [*INT4, *ROWWISE, *BLOCKWISE, "weight_only_linear lut4"]
+WEIGHT_SCALE = ["scaled_mm blocks", "scaled_linear blocks"]
+BLOCK_SIZE = [*WEIGHT_ONLY_BLOCKWISE, "dequantize blocks", *LUT4, *WEIGHT_SCALE]
+GROUPED_INT4 = ["weight_only_linear int4 experts"]
+ZEROS = ["weight_only_linear int8 zeros", "dequantize int8 zeros"]
 SCALES = r"float32, bfloat16, float16, float8_e8m0fnu \(or uint8 exponents\) or float8_e4m3fn"
 
 CASES = [
@@ -52,21 +54,21 @@ CASES = [
     (INT4, "input", lambda t: t[:, :63], r"input must be \[..., K\] with K even, got bfloat16 \[3, 63\]"),
     (INT4, "input", lambda t: t[:, :62], r"weight must be int8 \[N, K/2\] = \[\*, 31\] for an input with K = 62, got int8 \[40, 32\]"),
     (["int8_mm"], "input", lambda t: t.float(), r"input must be int8 \[..., K\], got float32 \[3, 64\]"),
-    (["int8_mm", "scaled_mm_rowwise", "scaled_mm_blockwise", "scaled_mm_int4"], "input", lambda t: t.new_zeros(1, 131072), r"input must be \[..., K\] with K <= 131071"),
+    (["int8_mm", "scaled_mm_rowwise", "scaled_mm rows", "scaled_mm blocks", "scaled_mm int4"], "input", lambda t: t.new_zeros(1, 131072), r"input must be \[..., K\] with K <= 131071"),
     (INT4_WEIGHT, "weight", lambda t: t.view(torch.uint8), r"weight must be int8 .*, got uint8 \[40, 32\]"),
     (INT4_WEIGHT, "weight", lambda t: t[0], r"weight must be int8 \[N, K/2\].*, got int8 \[32\]"),
     (INT4_WEIGHT, "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous, got int8 \[40, 32\] with strides \[1, 40\]"),
-    (["dequantize_int4"], "weight", lambda t: t[:, :0], r"weight must be int8 \[N, K/2\] with K > 0, got int8 \[40, 0\]"),
-    (["dequantize_rowwise", "dequantize_blockwise"], "weight", lambda t: t[:, :0], r"weight must be int8, .* \[N, K\] with K > 0, got int8 \[40, 0\]"),
-    (["dequantize_rowwise"], "weight", lambda t: t.float(), r"weight must be int8, .* \[N, K\].*, got float32 \[40, 64\]"),
-    (["dequantize_rowwise"], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous, got int8 \[40, 64\] with strides \[1, 40\]"),
-    (["dequantize_rowwise"], "scale", lambda t: t[1:], r"scale must be bfloat16, float16 or float32 \[N, 1\] = \[40, 1\], got bfloat16 \[39, 1\]"),
-    (["dequantize_rowwise"], "scale", lambda t: t.double(), r"scale must be .*, got float64 \[40, 1\]"),
+    (["dequantize int4"], "weight", lambda t: t[:, :0], r"weight must be int8 \[N, K/2\] with K > 0, got int8 \[40, 0\]"),
+    (["dequantize rows", "dequantize blocks"], "weight", lambda t: t[:, :0], r"weight must be int8 \[N, K\] with K > 0, got int8 \[40, 0\]"),
+    (["dequantize rows"], "weight", lambda t: t.float(), r"weight must be int8 \[N, K\].*, got float32 \[40, 64\]"),
+    (["dequantize rows"], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous, got int8 \[40, 64\] with strides \[1, 40\]"),
+    (["dequantize rows"], "scale", lambda t: t[1:], rf"scale must be {SCALES} \[ceil\(N/block_n\), ceil\(K/block_k\)\] = \[40, 1\], got bfloat16 \[39, 1\]"),
+    (["dequantize rows"], "scale", lambda t: t.double(), r"scale must be .*, got float64 \[40, 1\]"),
     (EIGHT_BIT, "weight", lambda t: t[:, :32], r"weight must be .* \[N, K\] = \[\*, 64\] for an input with K = 64, got \w+ \[40, 32\]"),
     (EIGHT_BIT, "weight", lambda t: t[:, None], r"weight must be .*, got \w+ \[40, 1, 64\]"),
     (EIGHT_BIT, "weight", lambda t: t.float(), r"weight must be .*, got float32 \[40, 64\]"),
-    (["bf16i8bf16_rowwise", "int8_mm", *BLOCKWISE, *LUT4], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous"),
-    (["scaled_mm_rowwise", "scaled_mm_blockwise"], "weight", lambda t: t.to(torch.float8_e5m2), r"weight must be of input's dtype, int8, \[N, K\] = \[\*, 64\].*, got float8_e5m2"),
+    (["weight_only_linear int8", "int8_mm", *BLOCKWISE, *LUT4], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous"),
+    (["scaled_mm_rowwise"], "weight", lambda t: t.to(torch.float8_e5m2), r"weight must be of input's dtype, int8, \[N, K\] = \[\*, 64\].*, got float8_e5m2"),
     (INT4_WEIGHT, "scale", lambda t: t.double(), r"scale must be bfloat16, float16 or float32 \[K/group_size, N\] = \[\*, 40\] with a group_size that divides K = 64, got float64"),
     (INT4_WEIGHT, "scale", lambda t: torch.cat([t, t[:1]]), r"scale must be .* divides K = 64, got bfloat16 \[3, 40\]"),
     (INT4_WEIGHT, "scale", lambda t: t[:0], r"scale must be .*, got bfloat16 \[0, 40\]"),
@@ -75,14 +77,14 @@ CASES = [
     (INT4_WEIGHT, "zero_point", lambda t: t.float(), r"zero_point must be of scale's dtype and shape, bfloat16 \[2, 40\], got float32 \[2, 40\]"),
     (INT4_WEIGHT, "zero_point", lambda t: t[:1], r"zero_point must be of scale's dtype and shape, .*, got bfloat16 \[1, 40\]"),
     (INT4_WEIGHT, "zero_point", lambda t: t.t().contiguous().t(), r"zero_point must be contiguous"),
-    (["bf16i8bf16_rowwise"], "scale", lambda t: t[:, 0], r"scale must be bfloat16, float16 or float32 \[N, 1\] = \[40, 1\], got bfloat16 \[40\]"),
-    (["bf16i8bf16_rowwise"], "scale", lambda t: t[1:], r"scale must be .*, got bfloat16 \[39, 1\]"),
-    (["scaled_mm_rowwise", "scaled_linear_rowwise"], "weight_scale", lambda t: t.bfloat16(), r"weight_scale must be float32 \[N, 1\] = \[40, 1\], got bfloat16"),
-    (["scaled_mm_rowwise", "scaled_mm_int4"], "input_scale", lambda t: t.half(), r"input_scale must be float32 \[..., 1\] with the leading dimensions of input, \[3, 64\], got float16"),
+    (["weight_only_linear int8"], "scale", lambda t: t[:, 0], r"scale must be .* = \[40, 1\], got bfloat16 \[40\]"),
+    (["weight_only_linear int8"], "scale", lambda t: t[1:], r"scale must be .*, got bfloat16 \[39, 1\]"),
+    (["scaled_mm_rowwise"], "weight_scale", lambda t: t.bfloat16(), r"weight_scale must be float32 \[N, 1\] = \[40, 1\], got bfloat16"),
+    (["scaled_mm_rowwise"], "input_scale", lambda t: t.half(), r"input_scale must be float32 \[..., 1\] with the leading dimensions of input, \[3, 64\], got float16"),
     (["scaled_mm_rowwise"], "input_scale", lambda t: t[:2], r"input_scale must be .*, got float32 \[2, 1\]"),
     (["scaled_mm_rowwise"], "input_scale", lambda t: t[0], r"input_scale must be .*, got float32 \[1\]"),
-    (["scaled_mm_blockwise"], "input_scale", lambda t: t.half(), r"input_scale must be float32 \[..., ceil\(K/block_k\)\] with the leading dimensions of input, \[3, 64\], got float16"),
-    (["scaled_mm_blockwise"], "input_scale", lambda t: t[:, :1], r"input_scale must be .*, got float32 \[3, 1\]"),
+    (["scaled_mm blocks"], "input_scale", lambda t: t.half(), r"input_scale must be float32 \[..., ceil\(K/block_k\)\] with the leading dimensions of input, \[3, 64\], got float16"),
+    (["scaled_mm blocks"], "input_scale", lambda t: t[:, :1], r"input_scale must be .*, got float32 \[3, 1\]"),
     (LUT4, "weight", lambda t: t.view(torch.int8), r"weight must be uint8 \[N, K/2\].*, got int8 \[40, 32\]"),
     (LUT4, "weight", lambda t: t[0], r"weight must be uint8 \[N, K/2\].*, got uint8 \[32\]"),
     (LUT4, "table", lambda t: t.bfloat16(), r"table must be float32 \[16\], got bfloat16 \[16\]"),
@@ -93,26 +95,27 @@ CASES = [
     (BLOCK_SIZE, "scale", lambda t: t.int(), rf"scale must be {SCALES} \[ceil\(N/block_n\), ceil\(K/block_k\)\] = \[40, 2\], got int32"),
     (BLOCK_SIZE, "scale", lambda t: t[:, 1:], r"scale must be .* = \[40, 2\], got bfloat16 \[40, 1\]"),
     (BLOCK_SIZE, "scale", lambda t: t.t().contiguous().t(), r"scale must be contiguous"),
-    (["bf16i8bf16_blockwise_zp"], "scale", lambda t: t.to(torch.float8_e4m3fn), r"scale must be bfloat16, float16 or float32 beside zero points, got float8_e4m3fn \[40, 2\]"),
-    (["bf16i8bf16_blockwise_zp"], "zero_point", lambda t: t.float(), r"zero_point must be of weight's dtype and scale's shape, int8 \[40, 2\], got float32 \[40, 2\]"),
-    (["bf16i8bf16_blockwise_zp"], "zero_point", lambda t: t[:, 1:], r"zero_point must be .*, int8 \[40, 2\], got int8 \[40, 1\]"),
-    (["bf16i8bf16_blockwise_zp"], "zero_point", lambda t: t.t().contiguous().t(), r"zero_point must be contiguous"),
-    (WEIGHT_SCALE, "weight_scale", lambda t: t[1:], r"weight_scale must be .* = \[40, 2\], got bfloat16 \[39, 2\]"),
+    (ZEROS, "scale", lambda t: t.to(torch.float8_e4m3fn), r"scale must be bfloat16, float16 or float32 beside zero points, got float8_e4m3fn \[40, 2\]"),
+    (ZEROS, "zero_point", lambda t: t.float(), r"zero_point must be of weight's dtype and scale's shape, int8 \[40, 2\], got float32 \[40, 2\]"),
+    (ZEROS, "zero_point", lambda t: t[:, 1:], r"zero_point must be .*, int8 \[40, 2\], got int8 \[40, 1\]"),
+    (ZEROS, "zero_point", lambda t: t.t().contiguous().t(), r"zero_point must be contiguous"),
+    (WEIGHT_SCALE, "scale", lambda t: t[1:], r"scale must be .* = \[40, 2\], got bfloat16 \[39, 2\]"),
     (BLOCK_SIZE, "block_size", lambda b: b[:1], r"block_size must be \[block_n, block_k\], both positive, got \[1\]"),
     (BLOCK_SIZE, "block_size", lambda b: [0, 32], r"block_size must be \[block_n, block_k\], both positive, got \[0, 32\]"),
-    (WEIGHT_SCALE, "weight_block", lambda b: [1, -1], r"weight_block must be \[block_n, block_k\], both positive, got \[1, -1\]"),
+    (WEIGHT_SCALE, "block_size", lambda b: [1, -1], r"block_size must be \[block_n, block_k\], both positive, got \[1, -1\]"),
     (WEIGHT_SCALE, "input_block", lambda b: [2, 32], r"input_block must be \[1, block_k\], block_k positive, got \[2, 32\]"),
-    (GROUPED, "input", lambda t: t[None], r"input must be bfloat16, float16 or float32 \[T, K\], got bfloat16 \[1, 3, 64\]"),
-    (GROUPED, "input", lambda t: t[:, :62], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 31\] for an input with K = 62, got int8 \[4, 40, 32\]"),
-    (GROUPED, "input", lambda t: t[:, :63], r"input must be \[T, K\] with K even, got bfloat16 \[3, 63\]"),
+    (GROUPED, "input", lambda t: t[None], r"input must be \[T, K\] beside offsets, got bfloat16 \[1, 3, 64\]"),
+    (GROUPED_INT4, "input", lambda t: t[:, :62], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 31\] for an input with K = 62, got int8 \[4, 40, 32\]"),
+    (GROUPED_INT4, "input", lambda t: t[:, :63], r"input must be \[T, K\] with K even, got bfloat16 \[3, 63\]"),
     (GROUPED, "offsets", lambda t: t.long(), r"offsets must be int32 \[E\], for each expert where its rows end, E > 0, got int64 \[4\]"),
     (GROUPED, "offsets", lambda t: t[:0], r"offsets must be int32 \[E\], .*, got int32 \[0\]"),
     (GROUPED, "offsets", lambda t: t.repeat(2)[::2], r"offsets must be contiguous"),
-    (GROUPED, "offsets", lambda t: t[1:], r"weight must be int8 \[E, N, K/2\] = \[3, \*, 32\] .*, got int8 \[4, 40, 32\]"),
-    (GROUPED, "weight", lambda t: t[0], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 32\] .*, got int8 \[40, 32\]"),
-    (GROUPED, "weight", lambda t: t.mT.contiguous().mT, r"weight must be contiguous"),
-    (GROUPED, "scale", lambda t: t[:, :, 1:], r"scale must be .* \[E, K/group_size, N\] = \[4, \*, 40\] with a group_size that divides K = 64, got bfloat16 \[4, 2, 39\]"),
-    (GROUPED, "zero_point", lambda t: t[:, :1], r"zero_point must be of scale's dtype and shape, bfloat16 \[4, 2, 40\], got bfloat16 \[4, 1, 40\]"),
+    (GROUPED_INT4, "offsets", lambda t: t[1:], r"weight must be int8 \[E, N, K/2\] = \[3, \*, 32\] .*, got int8 \[4, 40, 32\]"),
+    (GROUPED_INT4, "weight", lambda t: t[0], r"weight must be int8 \[E, N, K/2\] = \[4, \*, 32\] .*, got int8 \[40, 32\]"),
+    (GROUPED_INT4, "weight", lambda t: t.mT.contiguous().mT, r"weight must be contiguous"),
+    (GROUPED_INT4, "scale", lambda t: t[:, :, 1:], r"scale must be .* \[E, K/group_size, N\] = \[4, \*, 40\] with a group_size that divides K = 64, got bfloat16 \[4, 2, 39\]"),
+    (GROUPED_INT4, "zero_point", lambda t: t[:, :1], r"zero_point must be of scale's dtype and shape, bfloat16 \[4, 2, 40\], got bfloat16 \[4, 1, 40\]"),
+    (["scaled_mm rows", "scaled_mm blocks"], "input", lambda t: t.to(torch.float8_e5m2), r"input must be int8 \[..., K\], got float8_e5m2 \[3, 64\]"),
     (GROUPED, "bias", lambda t: t[0], r"bias must be bfloat16, float16 or float32 \[E, N\] = \[4, 40\], got bfloat16 \[40\]"),
     (BIAS_CALLS, "bias", lambda t: t[1:], r"bias must be bfloat16, float16 or float32 \[N\] = \[40\], got bfloat16 \[39\]"),
     (BIAS_CALLS, "bias", lambda t: t.double(), r"bias must be .*, got float64 \[40\]"),
@@ -130,7 +133,7 @@ def test_a_bad_argument_is_named(operator, argument, spoil, message, device, gen
     args = {name: moved(t, device) for name, t in args.items()}
     args[argument] = spoil(args[argument])
     with pytest.raises(RuntimeError, match=rf"^ao::{operator_of(operator)}: {message}"):
-        getattr(torch.ops.ao, operator_of(operator))(**args, **kwargs)
+        op(operator)(**args, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +148,11 @@ def test_a_fake_kernel_refuses_what_the_real_one_refuses(operator, argument, spo
         fake = {name: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for name, t in args.items()}
         fake[argument] = spoil(fake[argument])
         with pytest.raises(RuntimeError, match=rf"^ao::{operator_of(operator)}: {message}"):
-            getattr(torch.ops.ao, operator_of(operator))(**fake, **kwargs)
+            op(operator)(**fake, **kwargs)
     meta = {name: moved(t, "meta") for name, t in args.items()}
     meta[argument] = spoil(meta[argument])
     with pytest.raises(RuntimeError, match=rf"^ao::{operator_of(operator)}: {message}"):
-        getattr(torch.ops.ao, operator_of(operator))(**meta, **kwargs)
+        op(operator)(**meta, **kwargs)
 
 
 def test_fake_kernels_refuse_numbers_dtypes_and_layouts(generator):
@@ -158,8 +161,8 @@ def test_fake_kernels_refuse_numbers_dtypes_and_layouts(generator):
     ao = torch.ops.ao
     with pytest.raises(RuntimeError, match=r"^ao::scaled_mm_rowwise: out_dtype must be .*, got float64"):
         ao.scaled_mm_rowwise(**meta, out_dtype=torch.float64)
-    with pytest.raises(RuntimeError, match=r"^ao::quantize_rowwise: dtype must be int8, .*, got int32"):
-        ao.quantize_rowwise(torch.empty(2, 4, device="meta"), torch.int32)
+    with pytest.raises(RuntimeError, match=r"^ao::quantize: dtype must be int8, .*, got int32"):
+        ao.quantize(torch.empty(2, 4, device="meta"), torch.int32)
     with pytest.raises(
         RuntimeError, match=r"^ao::convert_weight_to_int4pack: inner_k_tiles must be 2, 4 or 8"
     ):
@@ -210,33 +213,22 @@ def test_every_tensor_on_another_device_is_named(operator, generator):
             RuntimeError,
             match=rf"^ao::{operator_of(operator)}: {name} must be on the device of {first}, cpu, got meta",
         ):
-            getattr(torch.ops.ao, operator_of(operator))(**mixed, **kwargs)
+            op(operator)(**mixed, **kwargs)
 
 
-def everything(operator, device, generator):
-    """All arguments of a good call in order, and those that go by name; of every operator there is."""
-    if operator in QUANTIZE:
-        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
-        return [randn(generator, 3, 64).to(device), torch.int8, *blocks], {}
-    call = ALL_CALLS[operator](GOOD, generator)
-    return call.on(device), call.kwargs
+def everything(kind, device, generator):
+    """All arguments of a good call in order, and those that go by name; of every kind there is."""
+    args, kwargs = call_of_any(kind, GOOD, generator)
+    return [moved(a, device) for a in args], kwargs
 
 
 def operands():
-    """(operator, argument) for every tensor of every kind of call."""
-    for operator in dict.fromkeys((*CALLS, *ALL_CALLS, *QUANTIZE)):
-        args, _ = everything(operator, "meta", torch.Generator().manual_seed(0))
-        names = [a.name for a in op(operator)._schema.arguments]
-        yield from ((operator, n) for n, a in zip(names, args, strict=False) if isinstance(a, torch.Tensor))
-
-
-def test_every_operator_has_its_operands():
-    found = {(operator_of(operator), argument) for operator, argument in operands()}
-    schemas = {operator: op(operator)._schema.arguments for operator in aoext.ops.operators()}
-    tensors = {
-        (operator, a.name) for operator in schemas for a in schemas[operator] if "Tensor" in str(a.real_type)
-    }
-    assert {argument for _, argument in tensors - found} <= {"offsets"}
+    """(kind of call, argument) for every tensor of every kind."""
+    for kind in KINDS:
+        args, _ = call_of_any(kind, GOOD, torch.Generator())
+        for a, value in zip(op(kind)._schema.arguments, args, strict=False):
+            if isinstance(value, torch.Tensor):
+                yield kind, a.name
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])
@@ -244,16 +236,12 @@ def test_every_operator_has_its_operands():
 def test_an_operand_whose_memory_was_given_up_is_refused(operator, argument, kernel, device, generator):
     """FSDP resizes storages between uses; a view may start anywhere in one."""
     args, kwargs = everything(operator, device, generator)
-    names = [a.name for a in getattr(torch.ops.ao, operator_of(operator)).default._schema.arguments]
+    names = [a.name for a in op(operator)._schema.arguments]
     i = names.index(argument)
     whole = args[i].clone()
     view = torch.cat([whole.flatten(), whole.flatten()])[whole.numel() :].view(whole.shape)
     last_byte = whole.clone()
-    run = (
-        aoext.ops.generic(operator_of(operator))
-        if kernel == "generic"
-        else getattr(torch.ops.ao, operator_of(operator))
-    )
+    run = aoext.ops.generic(operator_of(operator)) if kernel == "generic" else op(operator)
     for t, left in ((whole, 0), (view, 0), (last_byte, last_byte.untyped_storage().nbytes() - 1)):
         run(*args[:i], t, *args[i + 1 :], **kwargs)
         t.untyped_storage().resize_(left)
@@ -278,15 +266,11 @@ WITHOUT_STRIDES = {
 
 
 @pytest.mark.parametrize("kernel", ["own", "generic"])
-@pytest.mark.parametrize("operator", aoext.ops.operators())
+@pytest.mark.parametrize("operator", KINDS)
 def test_an_operand_without_strides_is_named(operator, kernel, generator):
     args, kwargs = everything(operator, "cpu", generator)
-    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema.arguments
-    run = (
-        aoext.ops.generic(operator_of(operator))
-        if kernel == "generic"
-        else getattr(torch.ops.ao, operator_of(operator))
-    )
+    schema = op(operator)._schema.arguments
+    run = aoext.ops.generic(operator_of(operator)) if kernel == "generic" else op(operator)
     for i, (argument, value) in enumerate(zip(schema, args, strict=False)):
         if not isinstance(value, torch.Tensor):
             continue
@@ -313,17 +297,17 @@ def test_an_operand_without_strides_is_named(operator, kernel, generator):
         assert seen
 
 
-@pytest.mark.parametrize("operator", aoext.ops.operators())
+@pytest.mark.parametrize("operator", KINDS)
 def test_quantised_dtypes_of_pytorch_are_named(operator, generator):
     args, kwargs = everything(operator, "cpu", generator)
-    schema = getattr(torch.ops.ao, operator_of(operator)).default._schema.arguments
+    schema = op(operator)._schema.arguments
     for i, (argument, value) in enumerate(zip(schema, args, strict=False)):
         if isinstance(value, torch.Tensor):
             other = torch.quantize_per_tensor(value.float(), 0.1, 0, torch.qint8)
             with pytest.raises(
                 RuntimeError, match=rf"^ao::{operator_of(operator)}: {argument.name} must be .*, got qint8"
             ):
-                getattr(torch.ops.ao, operator_of(operator))(*args[:i], other, *args[i + 1 :], **kwargs)
+                op(operator)(*args[:i], other, *args[i + 1 :], **kwargs)
 
 
 def test_an_empty_operand_needs_no_memory(device, generator):
@@ -339,25 +323,21 @@ def test_counts_that_no_memory_has_are_refused(exponent, kernel, device):
     """A size of 0 lets the others be anything: what loops multiply overflowed, to 0 for some."""
     most = r"must be of at most 2\^48 elements, with a size of 0 counted as 1, got"
 
-    def run(operator, *args):
-        call = (
-            aoext.ops.generic(operator_of(operator))
-            if kernel == "generic"
-            else getattr(torch.ops.ao, operator_of(operator))
-        )
-        return call(*args)
+    def run(operator, *args, **kwargs):
+        call = aoext.ops.generic(operator) if kernel == "generic" else getattr(torch.ops.ao, operator)
+        return call(*args, **kwargs)
 
     def empty(*shape, dtype=torch.int8):
         return torch.empty(*shape, dtype=dtype, device=device)
 
     groups = empty(1, 0, dtype=torch.float32)
     wide = empty(0, 2 ** (exponent + 1))
-    with pytest.raises(RuntimeError, match=f"^ao::dequantize_int4: weight {most}"):
-        run("dequantize_int4", wide, groups, groups)
+    with pytest.raises(RuntimeError, match=f"^ao::dequantize: weight {most}"):
+        run("dequantize", wide, groups, None, groups, code=Code.INT4)
     with pytest.raises(RuntimeError, match=f"^ao::convert_weight_to_int4pack: weight {most}"):
         run("convert_weight_to_int4pack", wide.view(torch.uint8), 8)
-    with pytest.raises(RuntimeError, match=f"^ao::quantize_rowwise: input {most}"):
-        run("quantize_rowwise", empty(0, 2 ** (exponent + 1), dtype=torch.float32), torch.int8)
+    with pytest.raises(RuntimeError, match=f"^ao::quantize: input {most}"):
+        run("quantize", empty(0, 2 ** (exponent + 1), dtype=torch.float32), torch.int8)
     with pytest.raises(RuntimeError, match=f"^ao::bf16i4bf16_rowwise: input {most}"):
         run("bf16i4bf16_rowwise", empty(0, 2 ** (exponent + 1), dtype=torch.float32), wide, groups, groups)
     packed = empty(0, 2 ** min(exponent, 55), 32, 4, dtype=torch.int32)  # PyTorch has no strides beyond
@@ -371,7 +351,7 @@ def test_counts_that_no_memory_has_are_refused(exponent, kernel, device):
 def test_empty_weights_of_large_rows_are_still_empty(device):
     weight = torch.empty(0, 2**40, dtype=torch.int8, device=device)
     groups = torch.empty(1, 0, device=device)
-    assert torch.ops.ao.dequantize_int4(weight, groups, groups).shape == (0, 2**41)
+    assert torch.ops.ao.dequantize(weight, groups, None, groups, code=Code.INT4).shape == (0, 2**41)
 
 
 @pytest.mark.parametrize("name", [*(f"uint{n}" for n in range(1, 8)), *(f"int{n}" for n in range(1, 8))])
@@ -385,23 +365,23 @@ def test_dtypes_that_only_pytorch_has_a_name_for_are_named(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.bool, torch.float32])
-def test_quantize_rowwise_names_a_wrong_dtype(dtype):
+def test_quantize_names_a_wrong_dtype(dtype):
     with pytest.raises(
         RuntimeError,
-        match=r"^ao::quantize_rowwise: dtype must be int8, float8_e4m3fn or float8_e5m2, got ",
+        match=r"^ao::quantize: dtype must be int8, float8_e4m3fn or float8_e5m2, got ",
     ):
-        torch.ops.ao.quantize_rowwise(torch.randn(2, 3), dtype)
+        torch.ops.ao.quantize(torch.randn(2, 3), dtype)
 
 
-def test_quantize_rowwise_names_a_wrong_input():
+def test_quantize_names_a_wrong_input():
     for bad in (
         torch.randn(2, 3).double(),
         torch.tensor(1.0),
         torch.randn(3, 0),
         torch.ones(2, 3, dtype=torch.int8),
     ):
-        with pytest.raises(RuntimeError, match=r"^ao::quantize_rowwise: input must be "):
-            torch.ops.ao.quantize_rowwise(bad, torch.int8)
+        with pytest.raises(RuntimeError, match=r"^ao::quantize: input must be "):
+            torch.ops.ao.quantize(bad, torch.int8)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e5m2])
@@ -412,12 +392,13 @@ def test_a_wrong_output_dtype_is_named(dtype, generator):
         match=r"^ao::scaled_mm_rowwise: out_dtype must be bfloat16, float16 or float32, got ",
     ):
         torch.ops.ao.scaled_mm_rowwise(**args, out_dtype=dtype)
-    args, _ = arguments("dequantize_int4", generator)
+    args, options = arguments("dequantize int4", generator)
+    options["dtype"] = dtype
     with pytest.raises(
         RuntimeError,
-        match=r"^ao::dequantize_int4: dtype must be bfloat16, float16 or float32, got ",
+        match=r"^ao::dequantize: dtype must be bfloat16, float16 or float32, got ",
     ):
-        torch.ops.ao.dequantize_int4(**args, dtype=dtype)
+        torch.ops.ao.dequantize(**args, **options)
 
 
 def test_missing_and_wrong_python_types_are_the_dispatchers_errors(generator):

@@ -23,7 +23,7 @@ from aoext.cli.commands import cli
 from aoext.cli.page import WIDTH
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B
 from aoext.ops import ERROR_BOUND
-from aoext.reference import SUBJECTS, Problem, Sample, operator_of
+from aoext.reference import SUBJECTS, Problem, Sample
 from aoext_bench import bench_defaults, bench_run, bench_view, ceilings, cuda_read, floor_chart, floor_view
 from aoext_bench.bench import OPERATORS
 from aoext_bench.bench_points import Point, Settings
@@ -90,7 +90,7 @@ def test_bench_times_every_operator(bench: tuple[str, dict[str, Any], Path]) -> 
     assert "seed 5" in output
     assert_environment(content)
     assert_png(chart)
-    assert {operator_of(point["operator"]) for point in content["results"]} == set(aoext.ops.operators())
+    assert {point["operator"] for point in content["results"]} == {subject.operator for subject in SUBJECTS}
     for point in content["results"]:
         assert set(point["seconds"]) | set(point["missing"]) == {"aoext", "linear", "generic", "torch"}
         assert not set(point["seconds"]) & set(point["missing"])
@@ -234,7 +234,7 @@ def test_summary_is_of_known_points() -> None:
                         "torch": own_seconds / 2,
                     }
                     points.append(point)
-        quantize = {"operator": "quantize_rowwise", "format": "int8", "group_size": None}
+        quantize = {"operator": "quantize", "format": "int8", "group_size": None}
         copy = {"peer": "a copy", "peer_is_floor": True, "flop": 0, "threads": threads}
         point = known_point(8, 0, 4096, **quantize, **copy)
         point.seconds = {"aoext": 1.3e-3 * threads, "torch": 1e-3}
@@ -252,9 +252,7 @@ def test_summary_is_of_known_points() -> None:
                 "vs linear": 3 * ["3.00×"],
                 "vs torch": 3 * ["0.50×"],
             }
-        assert lines_below(text, "quantize_rowwise [int8]") == {
-            "÷ a copy": ["–", "–", f"{1.3 * threads:.2f}"]
-        }
+        assert lines_below(text, "quantize [int8]") == {"÷ a copy": ["–", "–", f"{1.3 * threads:.2f}"]}
         assert max(map(len, text.splitlines())) <= WIDTH
 
     slower = bench_view.slower(points, "torch")
@@ -359,7 +357,7 @@ def test_bench_forces_plans_and_takes_the_fastest_linear(
 @pytest.mark.usefixtures("quick_ceilings")
 def test_bench_measures_each_group_size_with_each_number_of_threads(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    operators = ("bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "scaled_mm_rowwise", "quantize_rowwise")
+    operators = ("bf16i4bf16_rowwise", "weight_only_linear", "scaled_mm_rowwise", "quantize")
     chosen = [part for operator in operators for part in ("--operator", operator)]
     tiny = ("--format", "int4", "--format", "int8", "--shape", "64x128", "--m", "1,9", "--pool-mb", 1)
     lists = ("--threads", "2,1", "--group-size", "64,32", "--seconds", 0.001)
@@ -371,7 +369,7 @@ def test_bench_measures_each_group_size_with_each_number_of_threads(tmp_path: Pa
     assert content["settings"]["group_sizes"] == [64, 32]
     assert [reached["threads"] for reached in content["ceilings"]] == [2, 1]
     places = [(p["operator"], p["group_size"], p["threads"], p["M"]) for p in content["results"]]
-    groups = {"bf16i4bf16_rowwise": (64, 32)}
+    groups = {"bf16i4bf16_rowwise": (64, 32), "weight_only_linear": (64, 32, None)}
     assert sorted(places, key=str) == sorted(
         (
             (operator, group, threads, M)
@@ -398,7 +396,7 @@ def test_bench_measures_each_group_size_with_each_number_of_threads(tmp_path: Pa
             assert point["bytes_from_memory"] == 64 * 128 + 4 * 64 + 2 * 64  # weight, scales, bias
             if "torch" not in point["missing"]:
                 assert point["errors"]["torch"] < 1e-2  # with the scales and the bias that it leaves out
-        if point["operator"] == "quantize_rowwise":
+        if point["operator"] == "quantize":
             assert point["peer_is_floor"]
             assert {"aoext", "torch"} <= set(point["seconds"])
 
@@ -415,7 +413,7 @@ def test_bench_says_why_a_peer_is_missing(bench: tuple[str, dict[str, Any], Path
     missing = [
         p
         for p in content["results"]
-        if (p["operator"], p["format"]) == ("weight_only_linear rows", "float8_e4m3fn")
+        if (p["operator"], p["format"]) == ("weight_only_linear", "float8_e4m3fn")
     ]
     assert {point["missing"]["torch"] for point in missing} == {"torch has no such operator"}
     assert "torch has no such operator" in output
@@ -469,7 +467,16 @@ on_xpu = pytest.mark.skipif(not torch.xpu.is_available(), reason="no XPU, real o
 @on_xpu
 @pytest.mark.usefixtures("quick_ceilings")
 def test_bench_runs_on_xpu(tmp_path: Path) -> None:
-    operators = ("--operator", "bf16i4bf16_rowwise", "--operator", "bf16i8bf16_rowwise")
+    operators = (
+        "--operator",
+        "bf16i4bf16_rowwise",
+        "--operator",
+        "weight_only_linear",
+        "--format",
+        "int4",
+        "--format",
+        "int8",
+    )
     tiny = ("--shape", "64x128", "--group-size", 64, "--m", "1,9", "--pool-mb", 1, "--seconds", 0.001)
     files = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
     output = succeed("bench", "--device", "xpu", *operators, *tiny, *files)
@@ -519,7 +526,18 @@ def test_torch_computes_the_same_int4_on_xpu(
 def test_bench_stops_at_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ERROR_BOUND, torch.bfloat16, 1e-9)
     monkeypatch.chdir(tmp_path)
-    arguments = ("--operator", "bf16i8bf16_rowwise", "--shape", "64x64", "--m", 2, "--pool-mb", 1)
+    arguments = (
+        "--operator",
+        "weight_only_linear",
+        "--format",
+        "int8",
+        "--shape",
+        "64x64",
+        "--m",
+        2,
+        "--pool-mb",
+        1,
+    )
     result = invoke("bench", *arguments)
     assert result.exit_code == 1
     assert "differs from float64" in result.output

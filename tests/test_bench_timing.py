@@ -74,8 +74,8 @@ def test_what_counts_is_a_product_behind_a_kernel_of_pytorch(monkeypatch: pytest
 
     monkeypatch.setattr(bench_run, "produced", produced)
     monkeypatch.setattr(bench_run.Way, "__init__", product)
-    subjects = [s for s in SUBJECTS if s.operator in ("bf16i8bf16_rowwise", "scaled_mm_rowwise", "int8_mm")]
-    subjects += [s for s in SUBJECTS if s.operator == "quantize_rowwise"]
+    subjects = [s for s in SUBJECTS if s.kind in ("weight_only_linear int8", "scaled_mm_rowwise", "int8_mm")]
+    subjects += [s for s in SUBJECTS if s.kind == "quantize rows"]
     shapes = [Shape(32, 64)]
     settings = Settings(
         device, subjects, shapes, (1, 3), torch.bfloat16, (32,), (1,), 0, 1e-9, 10**4, True, False
@@ -86,7 +86,7 @@ def test_what_counts_is_a_product_behind_a_kernel_of_pytorch(monkeypatch: pytest
     for point in points:
         alone = set(point.back_to_back.values())
         assert alone == {3.0}
-        if point.operator == "quantize_rowwise":  # its input is what rotates
+        if point.operator == "quantize":  # its input is what rotates
             assert point.behind == {}
             assert point.seconds == point.back_to_back
         else:

@@ -10,18 +10,22 @@ import torch
 from torch import Tensor
 
 import aoext
+from aoext.formats.table import FORMATS, Code, code_of
 from aoext.reference import (
     CALLS,
     EIGHT_BIT,
     HIGH_PRECISION,
     Problem,
+    Stored,
     assert_close,
+    call_of,
     moved,
     op,
     quantized_blocks,
     randn,
+    subject,
 )
-from aoext.reference.blockwise import E2M1, Blockwise, blockwise_subject
+from aoext.reference.stored import E2M1
 from aoext.reference.values import block_scales, scales_float64
 
 BF16, FP16, FP32 = HIGH_PRECISION
@@ -41,13 +45,12 @@ BLOCKS = [
     (200, 2000),
 ]
 CODES = {
-    "int8": torch.int8,
-    "e4m3": E4M3,
-    "e5m2": torch.float8_e5m2,
-    "lut4": torch.uint8,
-    "e2m1": torch.uint8,
+    "int8": Code.INT8,
+    "e4m3": Code.E4M3,
+    "e5m2": Code.E5M2,
+    "lut4": Code.LUT4,
+    "e2m1": Code.LUT4,
 }
-WEIGHT_ONLY = {torch.int8: "bf16i8bf16_blockwise", torch.uint8: "bf16lut4bf16_blockwise"}
 
 
 @pytest.fixture(params=["own", "generic"])
@@ -55,22 +58,15 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
     return aoext.ops.generic if request.param == "generic" else op
 
 
-def weight_only(code: str) -> str:
-    return WEIGHT_ONLY.get(CODES[code], "bf16f8bf16_blockwise")
-
-
-def format_of(code: str, block: tuple[int, int] | None = None, scale: torch.dtype | None = None) -> Blockwise:
+def stored_as(code: str, block: tuple[int, int] | None = None, scale: torch.dtype | None = None) -> Stored:
     table = E2M1 if code == "e2m1" else None
-    return Blockwise(code, CODES[code], block, scale, table, has_global_scale=CODES[code] is torch.uint8)
+    return Stored(code, CODES[code], block, scale, table, has_global_scale=CODES[code] is Code.LUT4)
 
 
-def run(operator: str, format: Blockwise, p: Problem, device, kernel_of, generator) -> None:
-    """One call against float64."""
-    subject = blockwise_subject(operator, format)
-    x, w = subject.inputs(p, generator), subject.rotated(p, generator)
-    there = [tuple(t.to(device) for t in tensors) for tensors in (x, w)]
-    result = subject.call(kernel_of(operator), p, *there)
-    assert_close(subject.dense(p, result).cpu(), *subject.expected(p, x, w, slice(None), slice(None)))
+def run(stored: Stored, p: Problem, device, kernel_of, generator) -> None:
+    """A weight-only product against float64."""
+    call = call_of(subject("weight_only_linear", stored), p, generator)
+    assert_close(call.run(device, kernel_of(call.operator)), call.reference, call.terms)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -78,7 +74,7 @@ def run(operator: str, format: Blockwise, p: Problem, device, kernel_of, generat
 @pytest.mark.parametrize("code", CODES)
 def test_every_block_of_a_weight_is_right(code, M, block, device, kernel_of, generator):
     p = Problem(M, 200, 1024, 1, BF16, BF16)
-    run(weight_only(code), format_of(code, block, FP32), p, device, kernel_of, generator)
+    run(stored_as(code, block, FP32), p, device, kernel_of, generator)
 
 
 @pytest.mark.parametrize("block", [(1, 32), (128, 128), (5, 24), (1, 7)], ids=str)
@@ -88,8 +84,7 @@ def test_every_block_of_a_weight_is_right(code, M, block, device, kernel_of, gen
 @pytest.mark.parametrize("code", CODES)
 def test_the_last_blocks_may_be_partial(code, M, N, K, block, device, kernel_of, generator):
     run(
-        weight_only(code),
-        format_of(code, block, FP32),
+        stored_as(code, block, FP32),
         Problem(M, N, K, 1, FP32, FP32),
         device,
         kernel_of,
@@ -105,8 +100,7 @@ def test_every_dtype_of_scales_and_inputs(code, M, dtype, scale, device, kernel_
     if scale is E4M3 and CODES[code] is not torch.uint8:
         pytest.skip("its smallest number is too large for weights of 8 bits under results in float16")
     run(
-        weight_only(code),
-        format_of(code, (1, 32), scale),
+        stored_as(code, (1, 32), scale),
         Problem(M, 72, 256, 1, dtype, FP32),
         device,
         kernel_of,
@@ -119,9 +113,8 @@ def test_every_dtype_of_scales_and_inputs(code, M, dtype, scale, device, kernel_
 @pytest.mark.parametrize("K", [16, 48, 272])
 def test_an_odd_number_of_short_groups_of_e2m1(K, M, dtype, device, kernel_of, generator):
     """A vector of codes then has one group and nothing behind it; nor is there a row behind the last."""
-    format = Blockwise("e2m1", torch.uint8, (1, 16), E4M3, E2M1, has_global_scale=True)
-    p = Problem(M, 43, K, 1, dtype, FP32)
-    run("bf16lut4bf16_blockwise", format, p, device, kernel_of, generator)
+    stored = Stored("e2m1", Code.LUT4, (1, 16), E4M3, E2M1, has_global_scale=True)
+    run(stored, Problem(M, 43, K, 1, dtype, FP32), device, kernel_of, generator)
 
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
@@ -129,14 +122,14 @@ def test_an_odd_number_of_short_groups_of_e2m1(K, M, dtype, device, kernel_of, g
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 def test_an_outlier_keeps_the_bound_of_its_row_of_e2m1(group, M, dtype, device, kernel_of, generator):
     """One activation 1000 times its group: it meets random weights, and weights of zero."""
-    format = Blockwise("e2m1", torch.uint8, (1, group), FP32, E2M1)
-    subject = blockwise_subject("bf16lut4bf16_blockwise", format)
+    product = subject("weight_only_linear", Stored("e2m1", Code.LUT4, (1, group), FP32, E2M1))
     p = Problem(M, 64, 256, 1, dtype, FP32)
-    (x,), w = subject.inputs(p, generator), subject.rotated(p, generator)
+    (x,), w = product.inputs(p, generator), product.rotated(p, generator)
     x[0, 37] *= 1000
     w[0][:32, 37 // 2] &= 0x0F  # an odd k lies in the high nibble
-    arguments = subject.arguments(p, (x.to(device),), tuple(t.to(device) for t in w))
-    assert_close(kernel_of("bf16lut4bf16_blockwise")(*arguments), subject.reference(p, (x,), w))
+    kernel = kernel_of(product.operator)
+    result = product.call(kernel, p, (x.to(device),), tuple(t.to(device) for t in w))
+    assert_close(result, product.reference(p, (x,), w))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +156,8 @@ def test_every_pair_of_blocks_is_right(M, dtype, blocks, device, kernel_of, gene
         w.double() * w_scale.double().repeat_interleave(block[0], 0)[:N].repeat_interleave(block[1], 1)[:, :K]
     ).t()
     args = (x, w, x_scale, w_scale, [1, input_k], list(block))
-    result = kernel_of("scaled_mm_blockwise")(*(moved(a, device) for a in args), out_dtype=FP32)
+    args = [moved(a, device) for a in args]
+    result = kernel_of("scaled_mm")(*args, code=code_of(dtype), out_dtype=FP32)
     assert_close(result, expected)
 
 
@@ -182,14 +176,13 @@ def poisoned(scales: Tensor) -> Tensor:
 @pytest.mark.parametrize("M", [1, 4, 40])
 @pytest.mark.parametrize("code", CODES)
 def test_a_scale_that_is_nan_touches_its_block_alone(code, M, block_n, scale, device, kernel_of, generator):
-    format = format_of(code, (block_n, 32), scale)
-    subject = blockwise_subject(weight_only(code), format)
+    product = subject("weight_only_linear", stored_as(code, (block_n, 32), scale))
     p = Problem(M, 64, 128, 1, BF16, BF16)
-    x, w = subject.inputs(p, generator), subject.rotated(p, generator)
+    x, w = product.inputs(p, generator), product.rotated(p, generator)
     spoilt = tuple(poisoned(t) if t.dim() == 2 and t.shape == (64 // block_n, 4) else t for t in w)
     results = [
-        subject.call(
-            kernel_of(subject.operator),
+        product.call(
+            kernel_of(product.operator),
             p,
             tuple(t.to(device) for t in x),
             tuple(t.to(device) for t in tensors),
@@ -207,7 +200,8 @@ def test_exponents_are_those_of_float32(device, kernel_of):
     expected = torch.exp2(torch.arange(255).double() - 127)
     assert torch.equal(scales_float64(exponents)[:, 0], expected)
     for scale in (exponents, exponents.view(E8M0)):
-        result = kernel_of("dequantize_blockwise")(weight.to(device), scale.to(device), [1, 2], dtype=FP32)
+        args = weight.to(device), scale.to(device), [1, 2]
+        result = kernel_of("dequantize")(*args, code=Code.INT8, dtype=FP32)
         assert torch.equal(result.cpu().double(), expected[:, None].expand(-1, 2))
 
 
@@ -219,16 +213,16 @@ def test_products_by_the_smallest_and_largest_exponents_are_right(code, M, devic
     x = randn(generator, M, K).to(BF16) * 2.0**30
     codes = torch.randint(0, 255, (N, K // 2), generator=generator, dtype=torch.uint8)
     table = torch.tensor(E2M1)
-    looks_up = CODES[code] is torch.uint8
-    weight = codes if looks_up else randn(generator, N, K).mul(40).clamp(-127, 127).to(CODES[code])
+    looks_up = CODES[code] is Code.LUT4
+    storage = FORMATS[CODES[code]].storage
+    weight = codes if looks_up else randn(generator, N, K).mul(40).clamp(-127, 127).to(storage)
     values = torch.stack([table[codes.long() & 15], table[codes.long() >> 4]], -1).flatten(1)
     values = values.double() if looks_up else weight.double()
-    extra = (table.to(device),) if looks_up else ()
+    extra = {"table": table.to(device)} if looks_up else {}
     for exponent in (0, 1, 200):
         scale = torch.full((N, K // 32), exponent, dtype=torch.uint8)
-        result = kernel_of(weight_only(code))(
-            x.to(device), weight.to(device), *extra, scale.to(device), [1, 32]
-        )
+        args = x.to(device), weight.to(device), scale.to(device), [1, 32]
+        result = kernel_of("weight_only_linear")(*args, **extra, code=CODES[code])
         assert_close(result, x.double() @ values.t() * 2.0 ** (exponent - 127))
 
 
@@ -236,7 +230,8 @@ def test_every_code_looks_its_value_up(device, kernel_of, generator):
     table = torch.tensor(E2M1)
     codes = torch.arange(256, dtype=torch.uint8)[None].to(device)
     scale = torch.ones(1, 1, device=device)
-    result = kernel_of("dequantize_lut4")(codes, table.to(device), scale, [1, 512]).cpu()[0]
+    args = (codes, scale, [1, 512], None, table.to(device))
+    result = kernel_of("dequantize")(*args, code=Code.LUT4).cpu()[0]
     byte = torch.arange(256)
     assert torch.equal(result, torch.stack([table[byte % 16], table[byte // 16]], -1).flatten())
 
@@ -250,7 +245,7 @@ def test_blocks_are_quantised_to_the_bit(input, dtype, block_k, power_of_two, de
     x[0, 0, :130] = 0
     x[0, 1, 3], x[0, 2, 5], x[1, 3, -1] = torch.nan, torch.inf, -torch.inf
     x[1, 4] = 2.0**-24 if input is FP16 else 2.0**-130
-    q, scale = kernel_of("quantize_blockwise")(x.to(device), dtype, [1, block_k], power_of_two=power_of_two)
+    q, scale = kernel_of("quantize")(x.to(device), dtype, [1, block_k], power_of_two=power_of_two)
     expected = quantized_blocks(x, dtype, block_k, power_of_two)
     assert torch.equal(q.cpu().view(torch.uint8), expected[0].view(torch.uint8))
     assert torch.equal(scale.cpu().view(torch.int32), expected[1].view(torch.int32))
@@ -258,8 +253,8 @@ def test_blocks_are_quantised_to_the_bit(input, dtype, block_k, power_of_two, de
 
 def test_a_whole_row_is_one_block(device, generator):
     x = randn(generator, 5, 96).to(device)
-    rows = op("quantize_rowwise")(x, torch.int8)
-    blocks = op("quantize_blockwise")(x, torch.int8, [1, 4096])
+    rows = op("quantize")(x, torch.int8)
+    blocks = op("quantize")(x, torch.int8, [1, 4096])
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(rows, blocks, strict=True))
 
 
@@ -271,11 +266,11 @@ def test_a_linear_layer_is_its_two_operators_bit_for_bit(dtype, M, scale, device
     w = randn(generator, 72, 256).mul(limit / 6).clamp(-limit, limit).to(dtype).to(device)
     w_scale = block_scales(72, 8, scale, 1 / limit, generator).to(device)
     x, bias = randn(generator, M, 256, dtype=BF16).to(device), randn(generator, 72).to(device)
-    whole = op("scaled_linear_blockwise")(x, w, w_scale, [1, 32], [1, 32], bias)
-    q, x_scale = op("quantize_blockwise")(x, dtype, [1, 32], power_of_two=scale is E8M0)
-    assert torch.equal(
-        whole, op("scaled_mm_blockwise")(q, w, x_scale, w_scale, [1, 32], [1, 32], bias, out_dtype=BF16)
-    )
+    code = code_of(dtype)
+    whole = op("scaled_linear")(x, w, w_scale, [1, 32], [1, 32], None, bias, code=code)
+    q, x_scale = op("quantize")(x, dtype, [1, 32], power_of_two=scale is E8M0)
+    args = (q, w, x_scale, w_scale, [1, 32], [1, 32], None, bias)
+    assert torch.equal(whole, op("scaled_mm")(*args, code=code, out_dtype=BF16))
 
 
 @pytest.mark.parametrize("input", HIGH_PRECISION, ids=str)
@@ -288,18 +283,20 @@ def test_a_linear_layer_of_large_blocks_is_its_two_operators_bit_for_bit(
     w = randn(generator, N, K).mul(limit / 6).clamp(-limit, limit).to(dtype).to(device)
     w_scale = block_scales(-(-N // 128), -(-K // 128), FP32, 1 / limit, generator).to(device)
     x, blocks = randn(generator, M, K).to(input).to(device), ([1, 128], [128, 128])
-    whole = op("scaled_linear_blockwise")(x, w, w_scale, *blocks)
-    q, x_scale = op("quantize_blockwise")(x, dtype, blocks[0])
-    assert torch.equal(whole, op("scaled_mm_blockwise")(q, w, x_scale, w_scale, *blocks, out_dtype=input))
+    code = code_of(dtype)
+    whole = op("scaled_linear")(x, w, w_scale, *blocks, code=code)
+    q, x_scale = op("quantize")(x, dtype, blocks[0])
+    parts = op("scaled_mm")(q, w, x_scale, w_scale, *blocks, code=code, out_dtype=input)
+    assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, E4M3], ids=str)
 @pytest.mark.parametrize("group_size", [2, 16, 32, 64, 128, 512])
 @pytest.mark.parametrize(("M", "N"), [(1, 40), (2, 7), (5, 72), (16, 33), (70, 130)])
 def test_int4_under_8_bits_with_groups_of_every_size(M, N, group_size, dtype, device, kernel_of, generator):
-    for operator in ("scaled_mm_int4", "scaled_linear_int4"):
-        call = CALLS[operator](Problem(M, N, 512, group_size, FP32, BF16, dtype), generator)
-        assert_close(call.run(device, kernel_of(operator)), call.reference)
+    for kind in ("scaled_mm int4", "scaled_linear int4"):
+        call = CALLS[kind](Problem(M, N, 512, group_size, FP32, BF16, dtype), generator)
+        assert_close(call.run(device, kernel_of(call.operator)), call.reference)
 
 
 @pytest.mark.parametrize("input", HIGH_PRECISION, ids=str)
@@ -316,8 +313,9 @@ def test_a_linear_layer_of_int4_is_its_two_operators_bit_for_bit(M, N, K, dtype,
     if M > 1:
         x[-1, 5] = torch.inf
     x = x.to(device)
-    whole = op("scaled_linear_int4")(x, codes, scale, zero, bias, input_dtype=dtype)
-    q, x_scale = op("quantize_rowwise")(x, dtype)
-    parts = op("scaled_mm_int4")(q, codes, x_scale, scale, zero, bias, out_dtype=input)
+    fields = {"zero_point": zero, "bias": bias, "code": Code.INT4}
+    whole = op("scaled_linear")(x, codes, scale, **fields, input_dtype=dtype)
+    q, x_scale = op("quantize")(x, dtype)
+    parts = op("scaled_mm")(q, codes, x_scale, scale, **fields, out_dtype=input)
     torch.testing.assert_close(whole, parts, rtol=0, atol=0, equal_nan=True)
     assert whole.isfinite().all(-1).tolist() == [True] * (M - (M > 1)) + [False] * (M > 1)

@@ -14,30 +14,23 @@ from aoext.reference import (
     ALL_CALLS,
     CALLS,
     GROUPED,
-    QUANTIZE,
     Problem,
     assert_close,
     moved,
     op,
-    operator_of,
 )
+from formats import KINDS, OPERATORS, call_of_any
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
-# What the generic kernel serves on a CPU.
-BY_ATEN = {"bf16i4bf16_rowwise_grouped", "dequantize_rowwise"}
-BY_ATEN |= {"weight_only_linear", "scaled_linear", "scaled_mm", "quantize", "dequantize"}
+# What the generic kernel may serve on a CPU.
+MAY_BE_ATEN = ("dequantize rows", *GROUPED)
 
 
-@pytest.mark.parametrize("operator", aoext.ops.operators())
-def test_opcheck_passes(operator, device, generator):
-    if operator in QUANTIZE:
-        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
-        args, kwargs = (torch.randn(3, 40, generator=generator), torch.int8, *blocks), {}
-    else:
-        call = ALL_CALLS[operator](PROBLEM, generator)
-        args, kwargs = call.args, call.kwargs
+@pytest.mark.parametrize("kind", KINDS)
+def test_opcheck_passes(kind, device, generator):
+    args, kwargs = call_of_any(kind, PROBLEM, generator)
     args = tuple(moved(a, device) for a in args)
-    if operator in (*ACTIVATION_CALLS, *GROUPED, "weight_int4pack_mm"):
+    if kind in (*ACTIVATION_CALLS, *GROUPED, "weight_int4pack_mm"):
         args[0].requires_grad_()
     checks = [
         "test_schema",
@@ -50,12 +43,12 @@ def test_opcheck_passes(operator, device, generator):
         checks.remove("test_schema")
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         before = [a.clone() for a in tensors]
-        op(operator)(*args, **kwargs)
+        op(kind)(*args, **kwargs)
         assert all(
             torch.equal(a.view(torch.uint8), b.view(torch.uint8))
             for a, b in zip(tensors, before, strict=True)
         )
-    torch.library.opcheck(op(operator), args, kwargs, test_utils=checks)
+    torch.library.opcheck(op(kind), args, kwargs, test_utils=checks)
 
 
 def test_the_first_operator_has_the_schema_that_devices_register_against():
@@ -70,30 +63,27 @@ def test_operators_have_no_overloads():
         assert getattr(torch.ops.ao, operator).overloads() == ["default"]
 
 
-@pytest.mark.parametrize("operator", aoext.ops.operators())
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_every_operator_has_generic_cpu_and_fake_kernels(operator):
-    keys = ["CompositeExplicitAutograd", "Meta"]
-    if operator not in BY_ATEN:
-        keys.append("CPU")
-    for key in keys:
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator_of(operator)}", key), key
+    for key in ("CompositeExplicitAutograd", "Meta", "CPU"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key), key
 
 
 @pytest.mark.parametrize(
-    "operator", ["bf16i4bf16_rowwise_bias", "scaled_linear_rowwise", "bf16f8bf16_rowwise"]
+    "kind", ["bf16i4bf16_rowwise_bias", "scaled_linear rows", "weight_only_linear float8"]
 )
-def test_one_compiled_graph_serves_every_batch(operator, device, generator):
+def test_one_compiled_graph_serves_every_batch(kind, device, generator):
     torch._dynamo.reset()
+    kwargs = CALLS[kind](PROBLEM, generator).kwargs
     compiled = torch.compile(
-        lambda *args: getattr(torch.ops.ao, operator_of(operator))(*args) * 2,
+        lambda *args: op(kind)(*args, **kwargs) * 2,
         fullgraph=True,
         dynamic=True,
         backend="aot_eager",
     )
     for M in (2, 5, 33):
-        call = CALLS[operator](Problem(M, 40, 64, 32), generator)
-        args = call.on(device)
-        assert torch.equal(compiled(*args), getattr(torch.ops.ao, operator_of(operator))(*args) * 2)
+        args = CALLS[kind](Problem(M, 40, 64, 32), generator).on(device)
+        assert torch.equal(compiled(*args), op(kind)(*args, **kwargs) * 2)
 
 
 def test_inductor_runs_an_operator_between_its_own_kernels(generator):
@@ -119,13 +109,13 @@ def test_fake_results_have_the_shape_and_dtype_of_real_ones(operator, generator)
 def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator):
     few = CALLS["bf16i4bf16_rowwise"](Problem(1, 40, 64, 32), generator).args
     many = CALLS["bf16i4bf16_rowwise"](Problem(500, 40, 64, 32), generator).args
-    assert "nibbles" in aoext.explain("bf16i4bf16_rowwise", *few).kernel
-    assert "tiles" in aoext.explain("bf16i4bf16_rowwise", *many).kernel
-    for operator in ALL_CALLS:
-        call = ALL_CALLS[operator](PROBLEM, generator)
-        explanation = aoext.explain(operator_of(operator), *call.args, **call.kwargs)
-        by_aten = not torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{call.operator}", "CPU")
-        assert explanation.device == ("generic" if by_aten else "cpu")
+    assert aoext.explain("bf16i4bf16_rowwise", *few).kernel.startswith("gemv_")
+    assert aoext.explain("bf16i4bf16_rowwise", *many).kernel.startswith("gemm_")
+    for kind in ALL_CALLS:
+        call = ALL_CALLS[kind](PROBLEM, generator)
+        explanation = aoext.explain(call.operator, *call.args, **call.kwargs)
+        by_aten = kind in MAY_BE_ATEN and explanation.device == "generic"
+        assert by_aten or explanation.device == "cpu"
         assert str(explanation).startswith(f"{explanation.device}: {explanation.kernel}")
         if not by_aten:
             assert explanation.choices["instruction_set"] == build_config()["cpu instruction set"]
@@ -169,6 +159,6 @@ def test_a_generic_kernel_makes_no_float64(operator, generator):
     """Which "mps" and other devices lack: there a generic kernel is all that runs."""
     call = ALL_CALLS[operator](PROBLEM, generator)
     with Dtypes() as dtypes:
-        aoext.ops.generic(operator_of(operator))(*call.args, **call.kwargs)
+        aoext.ops.generic(call.operator)(*call.args, **call.kwargs)
     assert dtypes.made
     assert torch.float64 not in dtypes.made

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from torch.autograd import forward_ad
 
-import aoext
 from aoext.reference import (
     ACTIVATION_CALLS,
     ALL_CALLS,
     BIAS_CALLS,
     CALLS,
     INPUT_CALLS,
-    QUANTIZE,
     Problem,
     assert_close,
+    moved,
     op,
-    operator_of,
     randn,
 )
+from formats import KINDS, call_of_any
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
 DIFFERENTIABLE = [*ACTIVATION_CALLS, "weight_int4pack_mm"]
@@ -37,7 +34,7 @@ def test_gradients_reach_input_and_bias_and_nothing_else(operator, device, gener
     floating = [t for t in tensors if t.dtype in (torch.float32, torch.bfloat16)]
     for t in floating:
         t.requires_grad_()
-    result = getattr(torch.ops.ao, operator_of(operator))(x, *others, **call.kwargs)
+    result = op(operator)(x, *others, **call.kwargs)
     grad = torch.randn(result.shape, generator=generator).to(device)
     result.backward(grad)
     assert_close(x.grad, grad.cpu().double() @ call.weight)
@@ -59,17 +56,16 @@ def test_gradient_of_a_bfloat16_input_keeps_dtype_and_shape(device, generator):
 def test_a_weight_is_kept_for_the_backward_pass_only_where_the_input_wants_a_gradient(operator, generator):
     """A bias alone may be trained on weights that were made in inference mode."""
     with torch.inference_mode():
-        _, *weight = CALLS[operator](PROBLEM, generator).args
+        call = CALLS[operator](PROBLEM, generator)
+        _, *weight = call.args
     has_bias = operator in BIAS_CALLS
-    call = CALLS[operator](PROBLEM, generator)
-    x, *_, last = call.args
-    run = functools.partial(op(operator), **call.kwargs)
+    x, *_, last = CALLS[operator](PROBLEM, generator).args
     if has_bias:
-        result = run(x, *weight[:-1], last.requires_grad_())
+        result = op(operator)(x, *weight[:-1], last.requires_grad_(), **call.kwargs)
         result.sum().backward()
         assert last.grad.ne(0).all()
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-        run(x.requires_grad_(), *weight)
+        op(operator)(x.requires_grad_(), *weight, **call.kwargs)
 
 
 BATCHED = {name: (0, 2) if name.startswith("scaled_mm") else (0,) for name in INPUT_CALLS}
@@ -167,15 +163,11 @@ def test_functionalize(linear_map):
     assert torch.equal(y, f(2 * x))
 
 
-@pytest.mark.parametrize("operator", aoext.ops.operators())
+@pytest.mark.parametrize("operator", KINDS)
 def test_vmap_over_a_batch_of_none(operator, device, generator):
     """An empty batch of each tensor alone, and of all at once."""
-    if operator in QUANTIZE:
-        blocks = [] if operator == "quantize_rowwise" else [[1, 16]]
-        args, kwargs = [torch.randn(3, 64).to(device), torch.int8, *blocks], {}
-    else:
-        call = ALL_CALLS[operator](Problem(3, 8, 64, 32), generator)
-        args, kwargs = call.on(device), call.kwargs
+    args, kwargs = call_of_any(operator, Problem(3, 8, 64, 32), generator)
+    args = [moved(a, device) for a in args]
 
     def run(*args):
         result = op(operator)(*args, **kwargs)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
 import torch
 
 import aoext
-from aoext import reference
-from aoext.reference import GROUPED, GROUPED_CALLS, HIGH_PRECISION, Problem, assert_close, op, randn
+from aoext.reference import (
+    GROUPED,
+    GROUPED_CALLS,
+    HIGH_PRECISION,
+    Problem,
+    assert_close,
+    op,
+    operator_of,
+    randn,
+)
 
 BF16, FP16, FP32 = HIGH_PRECISION
 SHAPES = [
@@ -29,8 +38,8 @@ OFFSETS = [[7, 8, 20, 24], [0, 24, 24, 24], [0, 0, 0, 24], [3, 3, 9, 9], [0, 0, 
 
 @pytest.fixture(params=["own", "generic"])
 def kernel_of(request):
-    """operator -> what to call: the kernel that its device chooses, or the generic twin."""
-    return aoext.ops.generic if request.param == "generic" else op
+    """Kind of call -> what to call: the kernel that its device chooses, or the generic twin."""
+    return (lambda kind: aoext.ops.generic(operator_of(kind))) if request.param == "generic" else op
 
 
 def grouped(operator, problem, generator, offsets):
@@ -44,12 +53,13 @@ def grouped(operator, problem, generator, offsets):
 
 def expected(call):
     """The result in float64, expert by expert."""
-    x, *weight, offsets = call.args[:5]
-    result = torch.zeros(x.shape[0], weight[0].shape[1], dtype=torch.float64)
+    args = call.named()
+    x, bias = args["input"], args["bias"]
+    result = torch.zeros(x.shape[0], call.weight.shape[1], dtype=torch.float64)
     begin = 0
-    for e, end in enumerate(offsets.tolist()):
-        result[begin:end] = x[begin:end].double() @ reference.int4_float64(*(t[e] for t in weight)).t()
-        for bias in call.args[5:]:
+    for e, end in enumerate(args["offsets"].tolist()):
+        result[begin:end] = x[begin:end].double() @ call.weight[e].t()
+        if bias is not None:
             result[begin:end] += bias[e].double()
         begin = end
     return result
@@ -79,10 +89,11 @@ def test_no_rows_and_no_columns(operator, device, kernel_of, generator):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_expert_is_the_dense_product(bias, device, generator):
+@pytest.mark.parametrize("operator", GROUPED)
+def test_one_expert_is_the_dense_product(operator, bias, device, generator):
     """To the bound: a device may have another kernel for it."""
-    call = grouped(GROUPED[0], Problem(33, 72, 256, 64, experts=1, bias=bias), generator, [33])
-    assert_close(call.run(device, op(GROUPED[0])), expected(call))
+    call = grouped(operator, Problem(33, 72, 256, 64, experts=1, bias=bias), generator, [33])
+    assert_close(call.run(device, op(operator)), expected(call))
 
 
 @pytest.mark.parametrize("operator", GROUPED)
@@ -102,7 +113,8 @@ def test_an_input_need_not_be_contiguous(operator, device, generator):
     x, *others = call.on(device)
     wide = torch.stack([x, x + 1], -1)[..., 0]
     assert not wide.is_contiguous()
-    assert torch.equal(op(operator)(wide, *others), op(operator)(x, *others))
+    kernel = functools.partial(op(operator), **call.kwargs)
+    assert torch.equal(kernel(wide, *others), kernel(x, *others))
 
 
 @pytest.mark.parametrize("offsets", [[4, 3, 20, 24], [0, 1, 2, 25], [-1, 3, 4, 24]], ids=str)
@@ -114,28 +126,28 @@ def test_offsets_of_no_meaning(operator, offsets, device, kernel_of, generator):
         assert call.run(device, op(operator)).shape == (24, 72)
         torch.cuda.synchronize()
         return
-    with pytest.raises(RuntimeError, match=rf"ao::{operator}: offsets must be .* from 0 to T = 24, got"):
+    with pytest.raises(RuntimeError, match=rf"ao::{call.operator}: offsets must be .* from 0 to T = 24, got"):
         call.run(device, kernel_of(operator))
-
-
-def dense(call):
-    """The weights [E, N, K] in float64."""
-    return torch.stack([reference.int4_float64(*parts) for parts in zip(*call.args[1:4], strict=True)])
 
 
 @pytest.mark.parametrize("N", [72, 37])
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
-def test_gradients_backward_and_forward(offsets, N, device, generator):
-    call = grouped(GROUPED[0], Problem(24, N, 64, 32, FP32, FP32), generator, offsets)
-    weight, ends = dense(call), [0, *offsets]
-    x, *parts, bias = call.on(device)
+@pytest.mark.parametrize("operator", GROUPED)
+def test_gradients_backward_and_forward(operator, offsets, N, device, generator):
+    call = grouped(operator, Problem(24, N, 64, 32, FP32, FP32), generator, offsets)
+    weight, ends = call.weight, [0, *offsets]
+    x, *parts, bias, where = call.on(device)
     x, bias = x.requires_grad_(), bias.requires_grad_()
-    result = op(GROUPED[0])(x, *parts, bias)
+
+    def product(x, bias):
+        return op(operator)(x, *parts, bias, where, **call.kwargs)
+
+    result = product(x, bias)
     grad = randn(generator, *result.shape)
     result.backward(grad.to(device))
     tangent, bias_tangent = randn(generator, *x.shape), randn(generator, *bias.shape)
     _, forward = torch.func.jvp(
-        lambda x, bias: op(GROUPED[0])(x, *parts, bias),
+        product,
         (x.detach(), bias.detach()),
         (tangent.to(device), bias_tangent.to(device)),
     )
@@ -150,19 +162,26 @@ def test_gradients_backward_and_forward(offsets, N, device, generator):
 
 
 @pytest.mark.filterwarnings("error")
-def test_vmap_takes_each_call_in_turn(device, generator):
-    calls = [GROUPED_CALLS[GROUPED[0]](Problem(9, 40, 64, 32), generator) for _ in range(3)]
+@pytest.mark.parametrize("operator", GROUPED)
+def test_vmap_takes_each_call_in_turn(operator, device, generator):
+    calls = [GROUPED_CALLS[operator](Problem(9, 40, 64, 32), generator) for _ in range(3)]
+    kernel = functools.partial(op(operator), **calls[0].kwargs)
     args = [call.on(device) for call in calls]
-    together = [torch.stack(parts) for parts in zip(*args, strict=True)]
-    result = torch.vmap(op(GROUPED[0]))(*together)
-    assert torch.equal(result, torch.stack([op(GROUPED[0])(*a) for a in args]))
+    together = [None if parts[0] is None else torch.stack(parts) for parts in zip(*args, strict=True)]
+    in_dims = tuple(None if part is None else 0 for part in together)
+    result = torch.vmap(kernel, in_dims)(*together)
+    assert torch.equal(result, torch.stack([kernel(*a) for a in args]))
 
 
-def test_a_compiled_graph_takes_other_offsets_and_other_numbers_of_rows(device, generator):
+@pytest.mark.parametrize("operator", GROUPED)
+def test_a_compiled_graph_takes_other_offsets_and_other_numbers_of_rows(operator, device, generator):
+    torch._dynamo.reset()
+    options = GROUPED_CALLS[operator](Problem(2, 8, 64, 32), generator).kwargs
+
     @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
     def f(*arguments):
-        return op(GROUPED[0])(*arguments).relu()
+        return op(operator)(*arguments, **options).relu()
 
     for M, offsets in ((24, OFFSETS[0]), (24, OFFSETS[3]), (31, [1, 2, 30, 31])):
-        call = grouped(GROUPED[0], Problem(M, 72, 64, 32), generator, offsets)
-        assert torch.equal(f(*call.on(device)), call.run(device, op(GROUPED[0])).relu())
+        call = grouped(operator, Problem(M, 72, 64, 32), generator, offsets)
+        assert torch.equal(f(*call.on(device)), call.run(device, op(operator)).relu())

@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 import aoext
 from aoext.formats.dtypes import EXPONENT_DTYPES
+from aoext.formats.table import Code
 from aoext.reference import assert_close, randn, values
 from formats import FORMATS, largest_loss, meaning, product
 
@@ -108,11 +109,13 @@ def test_an_exponent_of_127_meets_zeros_of_x(generator):
     x = 2.0**-20 * randn(generator, 8, 128, dtype=FP32)
     x[:, ::2] = 0
     for M in (1, 8):
-        for y, codes in (
-            (ao.bf16lut4bf16_blockwise(x[:M], lut4, table, scale, [1, 32]), values.lut4_float64(lut4, table)),
-            (ao.bf16i8bf16_blockwise(x[:M], int8, scale, [1, 32]), int8.double()),
-            (ao.bf16f8bf16_blockwise(x[:M], float8, scale, [1, 32]), float8.double()),
+        for code, weight, codes in (
+            (Code.LUT4, lut4, values.lut4_float64(lut4, table)),
+            (Code.INT8, int8, int8.double()),
+            (Code.E4M3, float8, float8.double()),
         ):
+            options = {"table": table} if code is Code.LUT4 else {}
+            y = ao.weight_only_linear(x[:M], weight, scale, [1, 32], code=code, **options)
             assert_close(y, x[:M].double() @ (codes * 2.0**127).t())
 
 

@@ -11,9 +11,9 @@ import torch
 
 import aoext
 from aoext import reference
+from aoext.formats.table import Code, code_of
 from aoext.reference import (
     ACTIVATION_CALLS,
-    ALL_CALLS,
     BIAS_CALLS,
     CALLS,
     DEQUANTIZE_CALLS,
@@ -23,17 +23,19 @@ from aoext.reference import (
     INPUT_CALLS,
     INT4_CALLS,
     OPTIONAL_BIAS_CALLS,
-    QUANTIZE,
     Problem,
     assert_close,
     moved,
+    op,
     operator_of,
     without_bias,
 )
 from conftest import on_the_device_alone, zero_point_slack
+from formats import KINDS, OPERATORS
 
 BF16, FP16, FP32 = HIGH_PRECISION
 
+WEIGHT_ONLY = ["bf16i4bf16_rowwise", "weight_only_linear int8", "weight_only_linear float8"]
 SHAPES = [
     Problem(1, 32, 64, 32),
     Problem(1, 7, 2, 2, FP32, FP32),
@@ -53,21 +55,23 @@ SHAPES = [
 ]
 
 
-def generic_of(operator: str) -> Callable[..., Any]:
-    return aoext.ops.generic(operator_of(operator))
+def generic_of(kind: str) -> Callable[..., Any]:
+    return aoext.ops.generic(operator_of(kind))
 
 
 @pytest.fixture(params=["own", "generic"])
 def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., Any]]:
-    """operator -> what to call: the kernel that its device chooses, or the generic twin."""
+    """Kind of call -> what to call: the kernel that its device chooses, or the generic twin."""
     if request.param == "generic":
         return generic_of
 
-    def own(operator: str) -> Callable[..., Any]:
+    def own(kind: str) -> Callable[..., Any]:
+        operator = operator_of(kind)
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            has_own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator_of(operator)}", "XPU")
+            has_own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", "XPU")
             with on_the_device_alone() if has_own else nullcontext():
-                return getattr(torch.ops.ao, operator_of(operator))(*args, **kwargs)
+                return getattr(torch.ops.ao, operator)(*args, **kwargs)
 
         return call
 
@@ -75,7 +79,7 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
 
 
 def test_every_operator_has_a_reference() -> None:
-    assert set(aoext.ops.operators()) == {*map(operator_of, ALL_CALLS), *QUANTIZE}
+    assert set(OPERATORS) == {*map(operator_of, KINDS)}
 
 
 @pytest.mark.parametrize("problem", SHAPES, ids=str)
@@ -149,7 +153,7 @@ def test_int4_rows_of_few_outputs_keep_the_bound(M, N, group_size, device, kerne
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("M", [1, 5, 40])
-@pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "scaled_linear_rowwise", "bf16f8bf16_rowwise"])
+@pytest.mark.parametrize("operator", ["scaled_mm rows", "scaled_linear rows", "weight_only_linear float8"])
 def test_every_eight_bit_format_gives_every_output_dtype(
     operator, M, dtype, eight_bit, device, kernel_of, generator
 ):
@@ -176,7 +180,7 @@ def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device,
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("M", [1, 5, 40])
-@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
+@pytest.mark.parametrize("operator", WEIGHT_ONLY)
 def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, device, kernel_of, generator):
     """Or next to them, of operands that are none themselves."""
     call = without_bias(CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator))
@@ -188,7 +192,7 @@ def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, devic
             if operator in INT4_CALLS
             else weight.double() * small[0].double()
         )
-        result = kernel_of(operator)(*(t.to(device) for t in (x, weight, *small)))
+        result = kernel_of(operator)(*(t.to(device) for t in (x, weight, *small)), **call.kwargs)
         assert_close(result, x.double() @ w.t())
 
 
@@ -199,7 +203,7 @@ def test_a_bias_that_is_left_out_adds_nothing(operator, M, eight_bit, device, ke
     call = without_bias(CALLS[operator](Problem(M, 40, 64, 64, FP32, FP32, eight_bit), generator))
     result = call.run(device, kernel_of(operator))
     assert_close(result, call.reference)
-    on_meta = getattr(torch.ops.ao, operator_of(operator))(*call.on("meta"), **call.kwargs)
+    on_meta = op(operator)(*call.on("meta"), **call.kwargs)
     assert (on_meta.shape, on_meta.dtype) == (result.shape, result.dtype)
 
 
@@ -209,8 +213,9 @@ def test_int4_by_int8_is_exact_within_a_group(M, group_size, device, kernel_of, 
     x = torch.randint(-128, 128, (M, 3072), dtype=torch.int8, generator=generator)
     packed = torch.randint(-128, 128, (37, 1536), dtype=torch.int8, generator=generator)
     ones, zeros = torch.ones(3072 // group_size, 37), torch.zeros(3072 // group_size, 37)
-    args = (t.to(device) for t in (x, packed, torch.ones(M, 1), ones, zeros))
-    result = kernel_of("scaled_mm_int4")(*args, out_dtype=torch.float32)
+    *args, zero_point = (t.to(device) for t in (x, packed, torch.ones(M, 1), ones, zeros))
+    options = {"zero_point": zero_point, "code": Code.INT4, "out_dtype": torch.float32}
+    result = kernel_of("scaled_mm")(*args, **options)
     assert torch.equal(result.cpu().double(), x.double() @ reference.int4_float64(packed, ones, zeros).t())
 
 
@@ -223,10 +228,11 @@ def test_int8_mm_is_exact_at_the_largest_sum(M, device, kernel_of):
 
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("M", [1, 3, 12, 40])
-@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
+@pytest.mark.parametrize("operator", WEIGHT_ONLY)
 def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kernel_of, generator):
     """One activation 1000 times its group: first it meets random weights, then weights of zero."""
-    x, weight, *scales = without_bias(CALLS[operator](Problem(M, 64, 256, 32, dtype, FP32), generator)).args
+    call = without_bias(CALLS[operator](Problem(M, 64, 256, 32, dtype, FP32), generator))
+    x, weight, *scales = call.args
     x[0, 37] *= 1000
     for weights_are_zero in (False, True):
         if weights_are_zero and operator in INT4_CALLS:
@@ -240,7 +246,7 @@ def test_an_outlier_keeps_the_bound_of_its_row(operator, M, dtype, device, kerne
             else weight.double() * scales[0].double()
         )
         assert (w[:, 37] == 0).all() == weights_are_zero
-        result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)))
+        result = kernel_of(operator)(*(a.to(device) for a in (x, weight, *scales)), **call.kwargs)
         assert_close(result, x.double() @ w.t())
 
 
@@ -322,7 +328,7 @@ def test_nan_and_inf_stay_in_their_row(operator, M, poison, device, kernel_of, g
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("exponent", [101, -110])
 @pytest.mark.parametrize("M", [5, 24, 70])
-@pytest.mark.parametrize("operator", ["bf16i4bf16_rowwise", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"])
+@pytest.mark.parametrize("operator", WEIGHT_ONLY)
 def test_a_row_of_huge_or_tiny_numbers_changes_no_other(
     operator, M, exponent, dtype, device, kernel_of, generator
 ):
@@ -352,7 +358,7 @@ def test_a_small_scale_meets_small_numbers(M, group_size, dtype, device, kernel_
 
 @pytest.mark.parametrize("eight_bit", [d for d in EIGHT_BIT if d.is_floating_point], ids=str)
 @pytest.mark.parametrize("M", [1, 3, 40, 70])
-@pytest.mark.parametrize("operator", ["scaled_mm_rowwise", "bf16f8bf16_rowwise"])
+@pytest.mark.parametrize("operator", ["scaled_mm rows", "weight_only_linear float8"])
 def test_every_float8_value_keeps_its_meaning_in_a_weight(
     operator, M, eight_bit, device, kernel_of, generator
 ):
@@ -374,7 +380,7 @@ def test_every_float8_value_keeps_its_meaning_in_a_weight(
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("M", [2, 40])
-@pytest.mark.parametrize("operator", [op for op in BIAS_CALLS if op.startswith("bf16")])
+@pytest.mark.parametrize("operator", [kind for kind in BIAS_CALLS if not kind.startswith("scaled")])
 def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, kernel_of, generator):
     """It takes away 15/16 of a product that float16 cannot hold and that rounding would leave its mark on."""
     call = CALLS[operator](Problem(M, 40, 128, 32, dtype, FP32), generator)
@@ -382,13 +388,13 @@ def test_a_bias_is_added_before_the_one_rounding(operator, M, dtype, device, ker
     args["input"] = args["input"][:1].repeat(M, 1)
     product = args["input"].double() @ call.weight.t()
     factor = 2.0 ** (17 - product.abs().max().log2().floor())
-    for name in {"scale", "zero_point"} & args.keys():
-        if args[name].is_floating_point():
+    for name in ("scale", "zero_point"):
+        if args.get(name) is not None and args[name].is_floating_point():
             args[name] = args[name] * factor
     product *= factor
     assert (product.abs() > torch.finfo(FP16).max).any()
     args["bias"] = (product[0] * (-15 / 16)).float()
-    result = kernel_of(operator)(*(moved(a, device) for a in args.values()))
+    result = kernel_of(operator)(*(moved(a, device) for a in args.values()), **call.kwargs)
     # As a device may: kernels of matrix engines multiply by weights of the input's type.
     rounds_weights = kernel_of is not generic_of and (dtype is BF16 or device.type == "cuda")
     assert_close(result, product + args["bias"].double(), slack=16 if rounds_weights else 1)
@@ -464,18 +470,18 @@ def test_results_do_not_depend_on_the_thread_count(M, kernel_of, generator):
     assert_close(results[0], results[1].double())
 
 
-# ---- quantize_rowwise -----------------------------------------------------------------------------------
+# ---- quantize -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("dtype", HIGH_PRECISION, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 3, 130), (65, 513)], ids=str)
-def test_quantize_rowwise_gives_the_formulas_bits(shape, dtype, eight_bit, device, kernel_of, generator):
+def test_quantize_by_rows_gives_the_formulas_bits(shape, dtype, eight_bit, device, kernel_of, generator):
     x = (
         torch.randn(shape, generator=generator)
         * 10 ** (4 * torch.rand(*shape[:-1], 1, generator=generator) - 2)
     ).to(dtype)
-    values, scales = kernel_of("quantize_rowwise")(x.to(device), eight_bit)
+    values, scales = kernel_of("quantize rows")(x.to(device), eight_bit)
     expected_values, expected_scales = reference.quantized(x, eight_bit)
     assert values.dtype is eight_bit
     assert scales.dtype is torch.float32
@@ -484,7 +490,7 @@ def test_quantize_rowwise_gives_the_formulas_bits(shape, dtype, eight_bit, devic
 
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
-def test_quantize_rowwise_of_special_rows(eight_bit, device, kernel_of):
+def test_quantize_by_rows_of_special_rows(eight_bit, device, kernel_of):
     limit = reference.quantized_max(eight_bit)
     tiny = torch.finfo(torch.float32).tiny
     x = torch.ones(6, 20)
@@ -493,7 +499,7 @@ def test_quantize_rowwise_of_special_rows(eight_bit, device, kernel_of):
     x[3, 4] = -torch.inf
     x[4] = tiny / 2**20  # its scale would be subnormal
     x[5] = -torch.finfo(torch.float32).max
-    values, scales = (t.cpu() for t in kernel_of("quantize_rowwise")(x.to(device), eight_bit))
+    values, scales = (t.cpu() for t in kernel_of("quantize rows")(x.to(device), eight_bit))
     assert scales[1] == 1
     assert scales[2].isnan()
     assert scales[3].isnan()
@@ -504,7 +510,7 @@ def test_quantize_rowwise_of_special_rows(eight_bit, device, kernel_of):
 
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
-def test_quantize_rowwise_rounds_every_tie_to_even(eight_bit, device, kernel_of):
+def test_quantize_by_rows_rounds_every_tie_to_even(eight_bit, device, kernel_of):
     """Every midpoint of two neighbouring codes, in a row whose scale is 1."""
     if eight_bit is torch.int8:
         codes = torch.arange(-127, 128).float()
@@ -513,7 +519,7 @@ def test_quantize_rowwise_rounds_every_tie_to_even(eight_bit, device, kernel_of)
         codes = codes[torch.isfinite(codes)].sort().values
     midpoints = (codes[1:].double() + codes[:-1].double()) / 2
     x = torch.cat([midpoints.float(), codes[-1:]])[None]
-    values, scales = (t.cpu() for t in kernel_of("quantize_rowwise")(x.to(device), eight_bit))
+    values, scales = (t.cpu() for t in kernel_of("quantize rows")(x.to(device), eight_bit))
     assert scales.item() == 1
     expected = x.round() if eight_bit is torch.int8 else x.to(eight_bit).float()
     assert torch.equal(values.float(), expected)
@@ -528,8 +534,9 @@ def test_every_float8_code_is_multiplied_exactly(dtype, K, M, device, kernel_of)
     weight = torch.zeros(256, K, dtype=torch.uint8)
     weight[torch.arange(256), torch.arange(256) % K] = codes
     weight, expected = weight.view(dtype).to(device), codes.view(dtype).float().expand(M, -1)
+    ones = torch.ones(256, 1).to(device)
     for x in (torch.ones(M, K), torch.ones(M, K, dtype=BF16)):
-        result = kernel_of("bf16f8bf16_rowwise")(x.to(device), weight, torch.ones(256, 1).to(device))
+        result = kernel_of("weight_only_linear")(x.to(device), weight, ones, code=code_of(dtype))
         torch.testing.assert_close(result.cpu().float(), expected, rtol=0, atol=0, equal_nan=True)
 
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import aoext
+from aoext.formats.table import Code
 from aoext.library.info import build_config
-from aoext.reference import (
-    CALLS,
-    EIGHT_BIT,
-    FOUR_BIT_CALLS,
-    GROUPED,
-    QUANTIZE,
-    TINYGEMM_CALLS,
-    Problem,
-    operator_of,
-)
+from aoext.reference import ALL_CALLS, EIGHT_BIT, GROUPED, Problem, op, operator_of
+from formats import OPERATORS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,22 +21,25 @@ DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("co
 
 def weights_taken(operator: str) -> str:
     """The weight formats that an operator accepts, found by calling it."""
-    if operator in QUANTIZE:
-        return ", ".join(str(d).removeprefix("torch.") for d in EIGHT_BIT)
-    if operator in {*TINYGEMM_CALLS, *FOUR_BIT_CALLS, *GROUPED}:
-        return "4 bits, a table of 16 values" if "lut4" in operator else "int4"
-    taken = []
-    for dtype in EIGHT_BIT:
-        call = CALLS[operator](Problem(2, 8, 16, 16, eight_bit=dtype), torch.Generator())
-        names = [a.name for a in getattr(torch.ops.ao, operator_of(operator)).default._schema.arguments]
-        weight = names.index("weight")
-        args = [a.to(dtype) if i == weight else a for i, a in enumerate(call.args)]
-        try:
-            getattr(torch.ops.ao, operator_of(operator))(*args, **call.kwargs)
-        except RuntimeError:
-            continue
-        taken.append(str(dtype).removeprefix("torch."))
-    return ", ".join(taken)
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in EIGHT_BIT]
+    if operator == "quantize":
+        return ", ".join(dtypes)
+    kinds = [kind for kind in ALL_CALLS if operator_of(kind) == operator and kind not in GROUPED]
+    codes, taken = set(), []
+    for kind in kinds:
+        for dtype in EIGHT_BIT:
+            call = ALL_CALLS[kind](Problem(2, 8, 64, 32, eight_bit=dtype), torch.Generator())
+            call.run(torch.device("cpu"), op(kind))
+            weight = call.named()["weight"]
+            codes.add(call.kwargs.get("code"))
+            taken.append("int4" if is_int4(kind, call.kwargs) else str(weight.dtype).removeprefix("torch."))
+    if codes == set(Code):
+        return "every format"
+    return ", ".join(name for name in ("int4", *dtypes) if name in taken)
+
+
+def is_int4(kind: str, options: dict[str, Any]) -> bool:
+    return options["code"] == Code.INT4 if "code" in options else "i4" in kind or "int4" in kind
 
 
 def expected_table() -> list[str]:
@@ -55,14 +51,16 @@ def expected_table() -> list[str]:
         own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", key)
         if not built.get(key, True):
             assert not own  # this build leaves the device out; the table speaks of one that does not
-            own = (ROOT / "csrc" / folders[key] / f"{operator.removesuffix('_bias')}.cpp").is_file()
+            sources = (ROOT / "csrc" / folders[key]).glob("*.cpp")
+            registered = rf"AOEXT_REGISTER\({key}, {operator},"
+            own = any(re.search(registered, file.read_text(encoding="utf-8")) for file in sources)
         return "own" if own else "generic"
 
     return [
         f"| `{op}` | {weights_taken(op)} | "
         + " | ".join(kernels(op, key) for key in ("CPU", "CUDA", "XPU", "MPS"))
         + " |"
-        for op in aoext.ops.operators()
+        for op in OPERATORS
     ]
 
 
@@ -111,4 +109,4 @@ def test_every_link_of_the_documents_leads_somewhere():
 
 def test_the_page_of_operators_names_all_of_them_and_no_other():
     page = (Path(__file__).parent.parent / "docs" / "operators.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == set(aoext.ops.operators())
+    assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == set(OPERATORS)

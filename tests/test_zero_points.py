@@ -125,7 +125,7 @@ def test_the_plain_weight_is_rounded_once_from_float32(kind, dtype, device):
 def test_under_activations_of_8_bits(kind, input_block, device):
     """y = Σ s_x·q_x·(q − z)·s; a gradient passes the rounding of the activation unchanged."""
     weight, x = made(kind, device, input_block=input_block), activations(torch.float32, device)
-    q, scale = torch.ops.ao.quantize_blockwise(x, torch.int8, input_block)
+    q, scale = torch.ops.ao.quantize(x, torch.int8, input_block)
     spread = scale.double().repeat_interleave(input_block[1], -1)[:, :K]
     wanted = (q.double() * spread).cpu() @ exact(weight).t()
     check_rows(F.linear(x, weight), wanted, 2e-5)

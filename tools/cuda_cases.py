@@ -40,7 +40,7 @@ SHAPES = [
 class Case(NamedTuple):
     """A call that is yet to be made, and the kernel that it is forced to take, or ""."""
 
-    operator: str
+    kind: str  # of reference.ALL_CALLS
     problem: Any  # reference.Problem
     make: Callable[[Any], Any]  # reference.Call of a generator
     kernel: str = ""
@@ -49,22 +49,22 @@ class Case(NamedTuple):
     def size(self) -> int:
         """What it takes to make and to multiply."""
         p = self.problem
-        return (p.M + (p.experts if self.operator.endswith("_grouped") else 1)) * p.N * p.K
+        return (p.M + (p.experts if self.kind.endswith(" experts") else 1)) * p.N * p.K
 
     def __str__(self) -> str:
         by = f" by {self.kernel}" if self.kernel else ""
-        return f"{self.operator}{by} {self.problem}".replace("torch.", "")
+        return f"{self.kind}{by} {self.problem}".replace("torch.", "")
 
 
 def calls() -> Iterator[Case]:
     """Calls of all operators that have kernels of their own."""
     import torch
 
-    from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem, blockwise_weight_only
-    from aoext.reference.blockwise import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE, weight_only_blockwise
+    from aoext.reference import ALL_CALLS, EIGHT_BIT, TINYGEMM_CALLS, Problem, call_of, subject
+    from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE
 
-    def case(operator: str, p: Problem) -> Case:
-        return Case(operator, p, partial(ALL_CALLS[operator], p))
+    def case(kind: str, p: Problem) -> Case:
+        return Case(kind, p, partial(ALL_CALLS[kind], p))
 
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     dtypes = ((bf16, bf16), (fp16, fp16), (bf16, fp32), (fp16, bf16), (fp32, fp32))
@@ -73,7 +73,7 @@ def calls() -> Iterator[Case]:
         # With a bias and without take turns, and so do the other dtypes beside bfloat16.
         dtype, scale_dtype = dtypes[1 + i % (len(dtypes) - 1)]
         chosen = [(linear[i % 2], bf16, bf16), (linear[1 - i % 2], dtype, scale_dtype)]
-        chosen += [("dequantize_int4", dtype, scale_dtype)] if i % 4 == 0 else []
+        chosen += [("dequantize int4", dtype, scale_dtype)] if i % 4 == 0 else []
         chosen += [(operator, bf16, bf16) for operator in TINYGEMM_CALLS if N >= 8]
         for operator, *types in chosen:
             yield case(operator, Problem(M, N, K, group_size, *types))
@@ -81,23 +81,21 @@ def calls() -> Iterator[Case]:
         experts = (1, 5, 200)[i % 3] if N * K < 2**20 else 2
         for types in ((bf16, bf16), (dtype, scale_dtype)):
             p = Problem(M, N, K, group_size, *types, experts=experts, bias=i % 2 == 0)
-            yield case("bf16i4bf16_rowwise_grouped", p)
+            yield case("weight_only_linear int4 experts", p)
         # Two 8-bit products and a dynamic one, which quantises too: all formats within a few shapes.
-        weight_only = ("bf16i8bf16_rowwise", "bf16f8bf16_rowwise")[i % 2]
+        weight_only = ("weight_only_linear int8", "weight_only_linear float8")[i % 2]
         scaled = ("int8_mm", "scaled_mm_rowwise", "scaled_mm_rowwise")[i % 3]
-        for j, operator in enumerate((weight_only, scaled, "scaled_linear_rowwise")):
+        for j, operator in enumerate((weight_only, scaled, "scaled_linear rows")):
             yield case(operator, Problem(M, N, K - i % 5 // 4, K, dtype, fp32, EIGHT_BIT[(i + j) % 3]))
         # One format of 4 bits and one of 8 among those with a scale a block.
         p = Problem(M, N, K, group_size, dtype, scale_dtype, block_n=1 + i % 3)
         for formats in (LUT4_BLOCKWISE, EIGHT_BIT_BLOCKWISE):
-            format = formats[i % len(formats)]
-            operator = weight_only_blockwise(format).operator
-            yield Case(operator, p, partial(blockwise_weight_only, format, p))
+            stored = formats[i % len(formats)]
+            product = subject("weight_only_linear", stored)
+            yield Case(f"weight_only_linear {stored.name}", p, partial(call_of, product, p))
         # Inputs of 8 bits with a scale a block, and on int4: blocks of 128 by 128, of 32, and odd ones.
         block_n, block_k = ((128, 128), (1, 32), (3, 7))[i % 3]
-        for j, operator in enumerate(
-            ("scaled_mm_blockwise", "scaled_linear_blockwise", "scaled_linear_int4")
-        ):
+        for j, operator in enumerate(("scaled_mm blocks", "scaled_linear blocks", "scaled_linear int4")):
             group = group_size if operator.endswith("int4") else block_k
             p = Problem(M, N, K, group, dtype, scale_dtype, EIGHT_BIT[(i + j) % 2], block_n=block_n)
             yield case(operator, p)
@@ -113,7 +111,7 @@ def calls_by_kernel() -> Iterator[Case]:
         (20, 150, 300), EIGHT_BIT[:2], (torch.bfloat16, torch.float16)
     ):
         p = Problem(M, 264, 640, 128, dtype, dtype, eight_bit)
-        yield Case("scaled_mm_int4", p, partial(ALL_CALLS["scaled_mm_int4"], p), "scaled_wgmma")
+        yield Case("scaled_mm int4", p, partial(ALL_CALLS["scaled_mm int4"], p), "scaled_wgmma")
 
 
 def cases(family: str, only: str, device: str) -> list[Case]:
@@ -122,16 +120,16 @@ def cases(family: str, only: str, device: str) -> list[Case]:
 
     hopper = device == "cuda" and torch.cuda.get_device_capability() == (9, 0)
     forced = calls_by_kernel() if hopper and family == "newest" else ()
-    return [case for case in itertools.chain(forced, calls()) if only in case.operator]
+    return [case for case in itertools.chain(forced, calls()) if only in case.kind]
 
 
 def in_turn(every: Sequence[Case], part: int, parts: int) -> list[int]:
     """The numbers of all cases as one of so many processes takes them: those of its operators first."""
     amount: dict[str, int] = {}
     for case in every:
-        amount[case.operator] = amount.get(case.operator, 0) + case.size
+        amount[case.kind] = amount.get(case.kind, 0) + case.size
     part_of = {operator: i % parts for i, operator in enumerate(sorted(amount, key=lambda o: -amount[o]))}
-    return sorted(range(len(every)), key=lambda i: (part_of[every[i].operator] != part, every[i].size))
+    return sorted(range(len(every)), key=lambda i: (part_of[every[i].kind] != part, every[i].size))
 
 
 def is_right(call: Any, result: Any) -> bool:

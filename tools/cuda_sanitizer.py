@@ -105,7 +105,7 @@ def run(self: Run, part: int) -> None:
             moved, made = call.on(self.device), time.monotonic()
             with with_plan(case.kernel) if case.kernel else contextlib.nullcontext():
                 result = getattr(torch.ops.ao, call.operator)(*moved, **call.kwargs).cpu()
-                plan = aoext.explain(call.operator, *moved)
+                plan = aoext.explain(call.operator, *moved, **call.kwargs)
             took = f"{time.monotonic() - made:6.1f} s, {made - began:4.1f} s to make"
             right = is_right(call, result)
             wrong += not right

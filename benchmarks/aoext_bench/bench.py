@@ -40,21 +40,18 @@ FORMATS = list(dict.fromkeys(subject.format for subject in SUBJECTS))
 
 
 def _choose(operators: tuple[str, ...], formats: tuple[str, ...]) -> list[Subject]:
-    """The subjects of these names; without names, one of each kind that reads all of its weight."""
-    names = operators or tuple(OPERATORS)
-    chosen = [s for s in SUBJECTS if s.operator in names and s.format in formats]
-    if not formats and operators:
-        chosen = [s for name in names for s in _typical([s for s in SUBJECTS if s.operator == name])]
-    elif not formats:
-        chosen = [s for s in SUBJECTS if s.typical and not s.requires_bias and not s.by_expert]
+    """The subjects of these names; without names, the typical ones of each operator that has some."""
+    typical = {s.operator for s in SUBJECTS if s.typical}
+    names = operators or [name for name in OPERATORS if name in typical]
+    chosen = [
+        s
+        for s in SUBJECTS
+        if s.operator in names
+        and (s.format in formats if formats else s.typical or s.operator not in typical)
+    ]
     if not chosen:
         raise click.UsageError(f"no operator of {', '.join(names)} has the format {', '.join(formats)}")
     return chosen
-
-
-def _typical(subjects: list[Subject]) -> list[Subject]:
-    """Those that stand for the others, or all where none does."""
-    return [s for s in subjects if s.typical] or subjects
 
 
 def _check_sizes(
@@ -88,14 +85,14 @@ def _listed(values: Iterable[object]) -> str:
     "operators",
     multiple=True,
     type=click.Choice(OPERATORS),
-    help="Operator to time; can be repeated. Default: all but the _bias variants.",
+    help="Operator to time; can be repeated. Default: all but the faces of others.",
 )
 @click.option(
     "--format",
     "formats",
     multiple=True,
     type=click.Choice(FORMATS),
-    help="Number format to time; can be repeated. Default: all but float8_e5m2.",
+    help="Number format to time; can be repeated. Default: the typical ones.",
 )
 @click.option("--device", type=MeasuredDeviceType(), default="cpu", show_default=True)
 @click.option(

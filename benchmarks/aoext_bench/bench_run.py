@@ -241,12 +241,12 @@ class _WeightBench:
     def described(self, p: Problem, inputs: Tensors, rotated: Tensors) -> Point:
         """The point without measurements."""
         subject = self.subject
-        arguments, options = subject.arguments_and_options(p, inputs, rotated)
+        arguments, options = subject.arguments(p, inputs, rotated)
         result = subject.call(getattr(torch.ops.ao, subject.operator), p, inputs, rotated)
         results = result if isinstance(result, tuple) else (result,)
         peer, flop = self.known_peer(), 2 * p.M * p.N * p.K
         return Point(
-            operator=subject.case,
+            operator=subject.operator,
             format=subject.format,
             M=p.M if "M" in subject.result else None,
             N=p.N if subject.depends_on_rows_of_the_weight else None,
@@ -282,7 +282,7 @@ class _WeightBench:
 
     def known_peer(self) -> Peer | None:
         peers = PEERS.get(self.settings.device.device.type, {})
-        return peers.get((self.subject.case, self.subject.format))
+        return peers.get((self.subject.operator, self.subject.format))
 
     def peer(self, p: Problem, x: Tensors, own: Pool) -> Way:
         """torch's operator; NotImplementedError or what it raises itself if it cannot pack the weight."""

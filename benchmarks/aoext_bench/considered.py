@@ -18,9 +18,9 @@ class Considered:
     RuntimeError where the kernel does not take the problem on that GPU, a name of csrc/cuda/gpus.h.
     """
 
-    def __init__(self, gpu: str, kernel: str, operator: str, *arguments: Any) -> None:
+    def __init__(self, gpu: str, kernel: str, operator: str, *arguments: Any, **options: Any) -> None:
         self.kernel = kernel
-        self._call = (gpu, operator, *described(operator, bound(operator, arguments, {})))
+        self._call = (gpu, operator, *described(operator, bound(operator, arguments, options)))
         with ops.with_plan(kernel):
             words = ao._plan(*self._call).splitlines()[0].split(" | ")[0].split()
         if words[0] != kernel:

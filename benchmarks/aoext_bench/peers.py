@@ -32,6 +32,15 @@ class Peer:
     complete: Callable[[Problem, Tensors, Tensors, Tensor], Any] = lambda p, x, w, result: result
     is_floor: bool = False  # whether it only moves the bytes, so that no operator is expected to be faster
 
+    def with_bias_where_there_is_one(self) -> Peer:
+        """The same for weights that end with a bias if the problem has one."""
+        biased = self.with_bias()
+        return Peer(
+            self.name,
+            lambda p, w: (biased if p.bias else self).pack(p, w),
+            lambda p, x, w: (biased if p.bias else self).call(p, x, w),
+        )
+
     def with_bias(self) -> Peer:
         """The same for weights that end with a bias."""
         return Peer(
@@ -114,7 +123,7 @@ def _scaled_mm(p: Problem, x: Tensors, w: Tensors) -> Tensor:
 
 
 def quantized_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What a user of torch alone writes for quantize_rowwise, for rows without zeros, NaN or Inf."""
+    """What a user of torch alone writes for `quantize`, for rows without zeros, NaN or Inf."""
     limit = quantized_max(dtype)
     scale = x.float().abs().amax(1, keepdim=True) / torch.tensor(limit, dtype=torch.float32, device=x.device)
     q = (x.float() / scale).clamp_(-limit, limit)
@@ -133,7 +142,7 @@ def _dynamic(name: str, product: Callable[[Problem, Tensors, Tensors], Tensor]) 
 
 
 def _copy(dtype: torch.dtype) -> Peer:
-    """What reading and writing costs: the input of quantize_rowwise to memory of its own size."""
+    """What reading and writing costs: the input of `quantize` to memory of its own size."""
     return Peer(
         "a copy",
         lambda p, w: (w[0], torch.empty_like(w[0])),
@@ -153,40 +162,47 @@ _INT8 = Peer(
 
 _SCALED: dict[tuple[str, str], Peer] = {
     ("int8_mm", "int8"): Peer("_int_mm", _stored, _int_mm),
-    ("scaled_mm rows", "int8"): Peer("_int_mm and scales", _stored, _int_mm_scaled),
-    ("scaled_mm rows", "float8_e4m3fn"): Peer("_scaled_mm", _stored, _scaled_mm),
-    ("scaled_mm rows", "float8_e5m2"): Peer("_scaled_mm", _stored, _scaled_mm),
-    ("scaled_linear rows", "int8"): _dynamic("_int_mm and scales", _int_mm_scaled),
-    ("scaled_linear rows", "float8_e4m3fn"): _dynamic("_scaled_mm", _scaled_mm),
-    ("scaled_linear rows", "float8_e5m2"): _dynamic("_scaled_mm", _scaled_mm),
+    **{
+        (operator, format): peer
+        for operator in ("scaled_mm", "scaled_mm_rowwise")
+        for format, peer in {
+            "int8": Peer("_int_mm and scales", _stored, _int_mm_scaled),
+            "float8_e4m3fn": Peer("_scaled_mm", _stored, _scaled_mm),
+            "float8_e5m2": Peer("_scaled_mm", _stored, _scaled_mm),
+        }.items()
+    },
+    ("scaled_linear", "int8"): _dynamic("_int_mm and scales", _int_mm_scaled),
+    ("scaled_linear", "float8_e4m3fn"): _dynamic("_scaled_mm", _scaled_mm),
+    ("scaled_linear", "float8_e5m2"): _dynamic("_scaled_mm", _scaled_mm),
 }
+
+
+def _int4(peer: Peer) -> dict[tuple[str, str], Peer]:
+    """What stands beside products by int4, of which one takes a bias or none."""
+    return {
+        ("bf16i4bf16_rowwise", "int4"): peer,
+        ("bf16i4bf16_rowwise_bias", "int4"): peer.with_bias(),
+        ("weight_only_linear", "int4"): peer.with_bias_where_there_is_one(),
+    }
+
 
 PEERS: dict[str, dict[tuple[str, str], Peer]] = {
     "cpu": {
-        ("bf16i4bf16_rowwise", "int4"): _INT4_CPU,
-        ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CPU.with_bias(),
-        ("weight_only_linear rows", "int8"): _INT8,
+        **_int4(_INT4_CPU),
+        ("weight_only_linear", "int8"): _INT8,
         **_SCALED,
-        ("scaled_mm rows", "int8"): _INT_MM_ALONE,
-        **{("quantize rows", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT},
+        **{(operator, "int8"): _INT_MM_ALONE for operator in ("scaled_mm", "scaled_mm_rowwise")},
+        **{("quantize", dtype_name(dtype)): _copy(dtype) for dtype in EIGHT_BIT},
     },
     "cuda": {
-        ("bf16i4bf16_rowwise", "int4"): _INT4_CUDA,
-        ("bf16i4bf16_rowwise_bias", "int4"): _INT4_CUDA.with_bias(),
+        **_int4(_INT4_CUDA),
         ("convert_weight_to_int4pack", "int4"): Peer("_convert_weight_to_int4pack", _stored, _convert_cuda),
         ("weight_int4pack_mm", "int4"): Peer("_weight_int4pack_mm", _stored, _int4_cuda),
         **_SCALED,
     },
     "xpu": {
-        ("bf16i4bf16_rowwise", "int4"): _INT4_XPU,
-        ("bf16i4bf16_rowwise_bias", "int4"): _INT4_XPU.with_bias(),
-        ("weight_only_linear rows", "int8"): _INT8,
+        **_int4(_INT4_XPU),
+        ("weight_only_linear", "int8"): _INT8,
         **_SCALED,
     },
 }
-
-# Operators that are faces of these.
-_FACES = (("scaled_mm_rowwise", "scaled_mm rows"), ("quantize_rowwise", "quantize rows"))
-for _peers in PEERS.values():
-    for _face, _case in _FACES:
-        _peers |= {(_face, f): peer for (case, f), peer in _peers.items() if case == _case}

@@ -27,6 +27,7 @@ import click
 import torch
 from torch import Tensor
 
+from aoext.formats.table import code_of
 from aoext_bench.considered import Considered
 
 TABLES = Path(__file__).parents[2] / "csrc" / "cuda" / "fitted.h"
@@ -127,7 +128,7 @@ class Problem:
         return self.times[model.argmin()].item() / self.fastest - 1, off
 
 
-def meta_arguments(record: dict[str, Any]) -> tuple[str, tuple[Tensor, ...]]:
+def meta_arguments(record: dict[str, Any]) -> tuple[str, tuple[Tensor, ...], dict[str, Any]]:
     """The operator's name and its call on meta tensors."""
 
     def empty(dtype: torch.dtype, *sizes: int) -> Tensor:
@@ -137,18 +138,18 @@ def meta_arguments(record: dict[str, Any]) -> tuple[str, tuple[Tensor, ...]]:
     x = empty(torch.bfloat16, M, K)
     if format == "int4":
         scales = [empty(torch.bfloat16, K // record["group_size"], N)] * 2
-        return "bf16i4bf16_rowwise", (x, empty(torch.int8, N, K // 2), *scales)
+        return "bf16i4bf16_rowwise", (x, empty(torch.int8, N, K // 2), *scales), {}
     int8 = format.startswith("int8")
     weight = empty(torch.int8 if int8 else torch.float8_e4m3fn, N, K)
     scale, row_scale = empty(torch.float32, N, 1), empty(torch.float32, M, 1)
     if format.endswith("weight-only"):
-        return "bf16i8bf16_rowwise" if int8 else "bf16f8bf16_rowwise", (x, weight, scale)
-    return "scaled_mm_rowwise", (empty(weight.dtype, M, K), weight, row_scale, scale)
+        return "weight_only_linear", (x, weight, scale), {"code": int(code_of(weight.dtype))}
+    return "scaled_mm_rowwise", (empty(weight.dtype, M, K), weight, row_scale, scale), {}
 
 
 def cuts_of(record: dict[str, Any]) -> Cuts:
-    operator, arguments = meta_arguments(record)
-    considered = Considered(record["gpu"], record["kernel"], operator, *arguments)
+    operator, arguments, options = meta_arguments(record)
+    considered = Considered(record["gpu"], record["kernel"], operator, *arguments, **options)
     us = {tuple(config): time for config, time in record["us"]}
     measured = [us.get(config, torch.nan) for config in considered.configs]
     return Cuts(considered, torch.tensor(measured, dtype=torch.float64))

@@ -29,8 +29,9 @@ from aoext import ops, reference
 from aoext.cli.options import JSON_FILE, CountsType, ShapeType
 from aoext.cli.page import console
 from aoext.cli.shapes import LLAMA_3_8B_AND_70B, Shape
+from aoext.formats.table import code_of
 from aoext.operators.calls import ao
-from aoext.reference.blockwise import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE, Blockwise, weight_only_blockwise
+from aoext.reference.stored import EIGHT_BIT_BLOCKWISE, LUT4_BLOCKWISE, Stored
 from aoext_bench.clocks import Candidate
 from aoext_bench.considered import Considered
 from aoext_bench.cuda_clock import GraphClock
@@ -46,9 +47,11 @@ class Point(ABC):
     """One call of an operator with its tensors: as many copies of the weight as no cache holds."""
 
     operator: str
+    options: dict[str, Any]  # its arguments by keyword
 
     def __init__(self, M: int, shape: Shape, weight_bytes: int) -> None:
         self.M, self.N, self.K = M, shape.N, shape.K
+        self.options = {}
         self.copies = max(2, math.ceil(POOL_BYTES / weight_bytes))
         self.generator = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
         self.checked = slice(None, None, max(1, M // 4))  # rows of the result
@@ -62,7 +65,7 @@ class Point(ABC):
         """Checked rows of the result in float64, of the first copy."""
 
     def call(self, copy: int) -> Tensor:
-        y: Tensor = getattr(ao, self.operator)(*self.arguments(copy))
+        y: Tensor = getattr(ao, self.operator)(*self.arguments(copy), **self.options)
         return y
 
 
@@ -93,7 +96,7 @@ class RowwisePoint(Point):
         super().__init__(M, shape, shape.N * shape.K)
         g = self.generator
         if x is BF16:
-            self.operator = "bf16i8bf16_rowwise" if weight is INT8 else "bf16f8bf16_rowwise"
+            self.operator, self.options = "weight_only_linear", {"code": int(code_of(weight))}
             self.x, self.row_scale = reference.randn(g, M, shape.K, dtype=BF16), None
         else:
             self.operator = "scaled_mm_rowwise"
@@ -116,15 +119,15 @@ class RowwisePoint(Point):
 class BlocksPoint(Point):
     """x in bfloat16, weights with a scale a block."""
 
-    def __init__(self, M: int, shape: Shape, format: Blockwise) -> None:
-        super().__init__(M, shape, shape.N * shape.K // (2 if format.code is torch.uint8 else 1))
-        self.operator = weight_only_blockwise(format).operator
+    def __init__(self, M: int, shape: Shape, format: Stored) -> None:
+        super().__init__(M, shape, shape.N * shape.K // (2 if format.table else 1))
+        self.operator, self.options = "weight_only_linear", {"code": int(format.code)}
         self.format, self.problem = format, reference.Problem(M, shape.N, shape.K, 32)
         self.x = reference.randn(self.generator, M, shape.K, dtype=BF16)
         self.weights = [format.random(self.problem, self.generator) for _ in range(self.copies)]
 
     def arguments(self, copy: int) -> tuple[Any, ...]:
-        return self.x, *self.format.arguments(self.problem, self.weights[copy])
+        return self.x, *self.format.operands(self.problem, self.weights[copy])
 
     def expected(self) -> Tensor:
         rows = self.format.rows(self.problem, self.weights[0], slice(None))
@@ -211,7 +214,7 @@ def seconds(
 def considered(gpu: str, kernel: str, point: Point) -> Considered | None:
     """Nothing where the kernel does not serve."""
     try:
-        return Considered(gpu, kernel, point.operator, *point.arguments(0))
+        return Considered(gpu, kernel, point.operator, *point.arguments(0), **point.options)
     except RuntimeError as error:
         if "kernel must be one that takes" in str(error):
             return None

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor
 
 import aoext
-from aoext.formats.table import FORMATS, TABLE_SIZE, Code, Format
+from aoext.formats.table import FORMATS, Code
 from aoext.reference import (
     ALL_CALLS,
-    BIAS_CALLS,
-    DEQUANTIZE_CALLS,
     EIGHT_BIT,
     HIGH_PRECISION,
-    INT4_CALLS,
     QUANTIZE,
     Problem,
-    op,
     operator_of,
 )
 from fuzz.draws import (
@@ -36,11 +32,13 @@ from fuzz.draws import (
     told_call,
 )
 
+KINDS = [*ALL_CALLS, *QUANTIZE]
+FOLDED = ("weight_only_linear", "scaled_linear", "scaled_mm", "dequantize")
 # Operators whose result has the leading dimensions of the first argument.
-OF_NO_INPUT = (*map(operator_of, DEQUANTIZE_CALLS), "convert_weight_to_int4pack")
+OF_NO_INPUT = ("dequantize", "convert_weight_to_int4pack")
 
 
-def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]]:
+def near_good_arguments(draw: Draw, kind: str) -> tuple[list[Any], dict[str, Any]]:
     """A good call with none, one or two arguments replaced or changed."""
     group_size = draw.choice([2, 3, 6, 16, 32, 64])
     K = draw.randint(1, 4) * group_size * (2 if group_size % 2 else 1)
@@ -54,14 +52,13 @@ def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str,
         draw.choice(EIGHT_BIT),
     )
     options: dict[str, Any] = {}
-    if operator in QUANTIZE:
+    if kind in QUANTIZE:
         x = torch.randn(problem.M, K, generator=draw.generator()).to(problem.dtype)
         arguments: list[Any] = [x, problem.eight_bit]
-        if operator != "quantize_rowwise":
+        if kind == "quantize blocks":
             arguments.append([1, group_size])
     else:
-        cases = [case for case in ALL_CALLS if operator_of(case) == operator]
-        call = ALL_CALLS[draw.choice(cases)](problem, draw.generator())
+        call = ALL_CALLS[kind](problem, draw.generator())
         arguments, options = list(call.args), dict(call.kwargs)
     good = tuple(arguments)
     for _ in range(draw.randint(0, 2)):
@@ -70,101 +67,63 @@ def near_good_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str,
     return arguments, options
 
 
-def huge_arguments(draw: Draw, operator: str) -> tuple[list[Any], dict[str, Any]]:
+def huge_arguments(draw: Draw, kind: str) -> tuple[list[Any], dict[str, Any]]:
     """Arguments that fit each other, with sizes that no memory holds: N is 0, and mostly so is M."""
     K = draw.choice([2**20, 2**31, 2**32, 2**48, 2**57, 2**58, 2**59, 2**60, 2**61, 2**62])
     K += draw.choice([0, 0, 128])
     groups = draw.choice([1, 2, 2**20, K // 64, K // 32, K // 2, K])
     leading = draw.choice([[0], [2**40, 0], [0, 2**40, 2**40], [2**62, 0], [0, 0], [2, 0]])
-    high, float8 = draw.choice(HIGH_PRECISION), draw.choice(EIGHT_BIT[1:])
-    eight_bit = torch.int8 if "i8" in operator or "int8" in operator else float8
-    floats = draw.choice(HIGH_PRECISION)
-
-    def parts(*parts: tuple[list[int], torch.dtype]) -> list[Any]:
-        return [sized(shape, dtype) for shape, dtype in parts]
-
-    x, bias = ([*leading, K], high), ([0], floats)
-    int4 = ([0, K // 2], torch.int8), ([groups, 0], floats), ([groups, 0], floats)
-    rows = ([0, K], eight_bit), ([0, 1], floats if operator.startswith("bf16") else torch.float32)
-    inner = draw.choice([2, 4, 8])
-    packed = ([0, K // (16 * inner), 32, inner // 2], torch.int32)
+    high, floats = draw.choice(HIGH_PRECISION), draw.choice(HIGH_PRECISION)
+    operator, inner = operator_of(kind), draw.choice([2, 4, 8])
     block = [draw.choice([1, 7, 128, 2**40]), draw.choice([1, 32, 128, K // 2, K, 2**60])]
-    scales = ([0, -(-K // block[1])], floats)
-    codes = ([0, K // 2], torch.uint8), ([16], torch.float32), scales
-    blocks_of_input = ([*leading, -(-K // block[1])], torch.float32)
-    if operator == "quantize":
-        return [*parts(x), eight_bit, [1, block[1]]], {}
-    schema = op(operator)._schema.arguments
-    if "code" in [argument.name for argument in schema]:
-        code, of_input = draw.choice(list(Code)), ([*leading, K], eight_bit) if operator == "scaled_mm" else x
-        given = {"input": of_input, "bias": bias, "input_block": [1, block[1]]}
-        given |= weight_of(draw, FORMATS[code], K, groups, block, floats)
-        given["input_scale"] = ([*leading, -(-K // block[1])], torch.float32)
-        values = [given.get(argument.name) for argument in schema if not argument.kwarg_only]
-        return [sized(*a) if isinstance(a, tuple) else a for a in values], {"code": int(code)}
-    arguments = {
-        "dequantize_blockwise": lambda: [*parts(rows[0], scales), block],
-        "dequantize_lut4": lambda: [*parts(*codes), block],
-        "bf16i8bf16_blockwise": lambda: [*parts(x, ([0, K], torch.int8), scales), block],
-        "bf16i8bf16_blockwise_zp": lambda: [
-            *parts(x, ([0, K], torch.int8), scales, (scales[0], torch.int8)),
-            block,
-        ],
-        "bf16f8bf16_blockwise": lambda: [*parts(x, ([0, K], float8), scales), block],
-        "bf16lut4bf16_blockwise": lambda: [*parts(x, *codes), block],
-        "quantize_blockwise": lambda: [*parts(x), eight_bit, [1, block[1]]],
-        "scaled_mm_blockwise": lambda: [
-            *parts(([*leading, K], eight_bit), rows[0], blocks_of_input, scales),
-            [1, block[1]],
-            block,
-        ],
-        "scaled_linear_blockwise": lambda: [*parts(x, rows[0], scales), [1, block[1]], block],
-        "scaled_mm_int4": lambda: parts(
-            ([*leading, K], torch.int8), int4[0], ([*leading, 1], torch.float32), *int4[1:], bias
-        ),
-        "scaled_linear_int4": lambda: parts(x, *int4, bias),
-        "bf16i4bf16_rowwise_grouped": lambda: parts(
-            ([0, K], high),
-            *(([3, *shape], dtype) for shape, dtype in int4),
-            ([3], torch.int32),
-            ([3, 0], floats),
-        ),
-        "dequantize_int4": lambda: parts(*int4),
-        "dequantize_rowwise": lambda: parts(*rows),
-        "int8_mm": lambda: parts(([*leading, K], torch.int8), rows[0]),
-        "scaled_mm_rowwise": lambda: parts(
-            ([*leading, K], eight_bit), rows[0], ([*leading, 1], torch.float32), rows[1], bias
-        ),
-        "scaled_linear_rowwise": lambda: parts(x, *rows, bias),
-        "quantize_rowwise": lambda: [*parts(x), eight_bit],
-        "convert_weight_to_int4pack": lambda: [*parts(([0, K // 2], torch.uint8)), inner],
-        "weight_int4pack_mm": lambda: [
-            *parts(([0, K], torch.bfloat16), packed),
-            draw.choice([32, 64, 128, 256]),
-            *parts(([groups, 0, 2], torch.bfloat16)),
-        ],
-    }
-    if operator in arguments:
-        return arguments[operator](), {}
-    weight = int4 if operator in INT4_CALLS else rows
-    return parts(x, *weight, *([bias] if operator in BIAS_CALLS else [])), {}
+    x, bias = sized([*leading, K], high), sized([0], floats)
+    if operator == "convert_weight_to_int4pack":
+        return [sized([0, K // 2], torch.uint8), inner], {}
+    if operator == "weight_int4pack_mm":
+        packed = sized([0, K // (16 * inner), 32, inner // 2], torch.int32)
+        pairs = sized([groups, 0, 2], torch.bfloat16)
+        return [sized([0, K], torch.bfloat16), packed, draw.choice([32, 64, 128, 256]), pairs], {}
 
-
-def weight_of(
-    draw: Draw, format: Format, K: int, groups: int, block: list[int], floats: torch.dtype
-) -> dict[str, Any]:
-    """Shapes and dtypes of the arguments of a weight [0, K] in a format, by name, and its block size."""
-    by_groups = format.scales == "groups"
-    scale = [groups, 0] if by_groups else format.scale_shape(0, K, block)
+    code = draw.choice(list(Code)) if operator in FOLDED else Code.INT4 if "i4" in kind else Code.INT8
+    format = FORMATS[code]
+    experts = [3] if operator == "weight_only_linear" and draw.chance(0.3) else []
+    by_rows = draw.chance(0.3) and not format.has_table
+    scales = [groups, 0] if format.scales == "groups" else [0, 1 if by_rows else -(-K // block[1])]
+    of_block = None if format.scales == "groups" or by_rows else block
+    weight = sized([*experts, *format.stored_shape(0, K)], format.storage)
+    scale = sized([*experts, *scales], torch.float32 if by_rows else floats)
     has_zero = format.zero == "added" or (format.zero == "subtracted" and draw.chance(0.5))
-    return {
-        "weight": (format.stored_shape(0, K), format.storage),
-        "scale": (scale, floats),
-        "block_size": None if by_groups else block,
-        "zero_point": (scale, floats if format.zero == "added" else format.storage) if has_zero else None,
-        "table": ([TABLE_SIZE], torch.float32) if format.has_table else None,
-        "global_scale": ([1], torch.float32) if format.has_table and draw.chance(0.5) else None,
-    }
+    zero = sized([*experts, *scales], scale.dtype if format.zero == "added" else format.storage)
+    input_dtype = torch.int8 if format.scales == "groups" else format.storage
+    narrow = sized([*leading, K], input_dtype)
+    input_block = [1, block[1]] if of_block else None
+    input_scale = sized([*leading, -(-K // block[1]) if of_block else 1], torch.float32)
+    extra = {"zero_point": zero} if has_zero else {}
+    if operator == "quantize":
+        return [x, torch.int8, *([[1, block[1]]] if draw.chance(0.5) else [])], {}
+    if operator == "int8_mm":
+        return [sized([*leading, K], torch.int8), weight], {}
+    if operator == "scaled_mm_rowwise":
+        scales_of_rows = sized([*leading, 1], torch.float32), sized([0, 1], torch.float32)
+        return [sized([*leading, K], torch.int8), sized([0, K], torch.int8), *scales_of_rows, bias], {}
+    if operator == "scaled_mm":
+        return [narrow, weight, input_scale, scale, input_block, of_block], {
+            **extra,
+            "bias": bias,
+            "code": code,
+        }
+    if operator == "scaled_linear":
+        return [x, weight, scale, input_block, of_block], {**extra, "bias": bias, "code": code}
+    if format.has_table:
+        extra["table"] = sized([16], torch.float32)
+    if operator == "dequantize":
+        return [weight, scale, of_block], {**extra, "code": code}
+    if operator == "weight_only_linear":
+        if experts:
+            x, bias = sized([0, K], high), sized([3, 0], floats)
+            extra["offsets"] = sized([3], torch.int32)
+        return [x, weight, scale, of_block], {**extra, "bias": bias, "code": code}
+    return [x, weight, scale, zero, *([bias] if operator.endswith("_bias") else [])], {}
 
 
 def changed(draw: Draw, argument: Any, good_type: type) -> Any:
@@ -200,9 +159,10 @@ def changed(draw: Draw, argument: Any, good_type: type) -> Any:
 
 
 def bad_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
-    operator = draw.choice(aoext.ops.operators())
+    kind = draw.choice(KINDS)
+    operator = operator_of(kind)
     make = huge_arguments if draw.chance(0.1) else near_good_arguments
-    arguments, options = make(draw, operator)
+    arguments, options = make(draw, kind)
     # The generic twin is asked of dense CPU tensors alone: it is called past the dispatcher.
     generic = draw.chance(0.5) and type(arguments[0]) is Tensor
     generic &= all(

@@ -43,12 +43,13 @@ def draw_problem(draw: Draw) -> Problem:
 
 
 def good_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
-    operator = draw.choice(list(ALL_CALLS))
+    kind = draw.choice(list(ALL_CALLS))
     problem = draw_problem(draw)
-    call = ALL_CALLS[operator](problem, draw.generator())
+    call = ALL_CALLS[kind](problem, draw.generator())
+    operator = call.operator
     # An input may lie anyhow. All else is contiguous, but may begin between two words of 16 bytes.
     layouts = [draw.choice(LAYOUTS) if i == 0 else draw.choice(["dense", "offset"]) for i in range(9)]
-    if operator not in INPUT_CALLS or operator in TINYGEMM_CALLS:
+    if kind not in INPUT_CALLS or kind in TINYGEMM_CALLS:
         layouts[0] = "dense"
     args = tuple(
         formed(arg, layout) if isinstance(arg, Tensor) else arg
@@ -56,7 +57,7 @@ def good_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     )
     call = dataclasses.replace(call, args=args)
     generic = draw.chance(0.25)
-    kernel = aoext.ops.generic(call.operator) if generic else getattr(torch.ops.ao, call.operator)
+    kernel = aoext.ops.generic(operator) if generic else getattr(torch.ops.ao, operator)
     words = told_call(f"{'generic ' if generic else ''}{operator}", call.args, call.kwargs)
 
     def attempt() -> Answer:

@@ -23,8 +23,7 @@ SECONDS, QUICK_SECONDS = 0.15, 0.03  # for each candidate of a point
 GROUP_SIZE = 128
 
 # One of each kind is timed; all of them are checked.
-# Of a grouped product, what is read depends on which experts have rows.
-TIMED = [s for s in SUBJECTS if s.typical and not s.requires_bias and not s.by_expert]
+TIMED = [s for s in SUBJECTS if s.typical]
 
 
 def _serves(subject: Subject, shape: Shape) -> bool:

@@ -105,7 +105,7 @@ def _change_activation(
     subject: Subject, case: Case, inputs: Tensors, rotated: Tensors, g: Generator
 ) -> tuple[Tensors, Tensors] | None:
     """The arguments with another activation; None for operators without one in high precision."""
-    if subject.operator in QUANTIZE:
+    if subject.kind in QUANTIZE:
         return inputs, (case.activation(rotated[0], g),)
     if inputs and inputs[0].dtype in FLOAT_DTYPES:
         return (case.activation(inputs[0], g), *inputs[1:]), rotated
@@ -124,7 +124,7 @@ def _check(
         allowed = bound(result)
         error, problem = _judge(subject, case, p, inputs, rotated, result)
     return Check(
-        operator=subject.case,
+        operator=subject.operator,
         format=subject.format,
         case=case.name,
         dtype=dtype_name(case.dtype),

@@ -175,17 +175,19 @@ def choose(subject: Subject, settings: Settings, shape: Shape) -> Choice:
     """What aoext.explain says at some numbers of rows."""
     generator = torch.Generator().manual_seed(settings.seed)
 
-    def arguments() -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
+    def arguments() -> Iterator[tuple[int, tuple[Any, ...]]]:
         rotated = None
         for M in CHOICE_ROWS:
             p = Problem(M, shape.N, shape.K, settings.group_size, scale_dtype=None)
             if rotated is None or not subject.depends_on_rows_of_the_weight:  # the input is what rotates
                 rotated = tuple(t.to(settings.device) for t in subject.rotated(p, generator))
             inputs = tuple(t.to(settings.device) for t in subject.inputs(p, generator))
-            yield M, *subject.arguments_and_options(p, inputs, rotated)
+            yield M, subject.arguments(p, inputs, rotated)
 
-    plans = {M: str(aoext.explain(subject.operator, *given, **options)) for M, given, options in arguments()}
-    return Choice(subject.case, subject.format, shape.N, shape.K, plans)
+    plans = {
+        M: str(aoext.explain(subject.operator, *given, **options)) for M, (given, options) in arguments()
+    }
+    return Choice(subject.operator, subject.format, shape.N, shape.K, plans)
 
 
 def measured(settings: Settings, measure: Measure, progress: Callable[[str], None]) -> Speed:

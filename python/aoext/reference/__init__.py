@@ -9,7 +9,6 @@ float64 on the same quantised values. Whoever brings a kernel for another device
 >>> assert_close(call.run(torch.device("cpu"), torch.ops.ao.int8_mm), call.reference)
 """
 
-from .blockwise import Blockwise
 from .calls import (
     ACTIVATION_CALLS,
     ALL_CALLS,
@@ -27,7 +26,7 @@ from .calls import (
     TINYGEMM_CALLS,
     Call,
     bf16i4bf16_rowwise,
-    blockwise_weight_only,
+    call_of,
     moved,
     op,
     operator_of,
@@ -35,8 +34,9 @@ from .calls import (
     without_bias,
 )
 from .compare import Sample, assert_close, bound
+from .stored import Stored
 from .subject import Problem, Subject, Tensors, full_name
-from .subjects import SUBJECTS
+from .subjects import SUBJECTS, subject
 from .values import (
     EIGHT_BIT,
     HIGH_PRECISION,
@@ -72,16 +72,16 @@ __all__ = [
     "QUANTIZE",
     "SUBJECTS",
     "TINYGEMM_CALLS",
-    "Blockwise",
     "Call",
     "Problem",
     "Sample",
+    "Stored",
     "Subject",
     "Tensors",
     "assert_close",
     "bf16i4bf16_rowwise",
-    "blockwise_weight_only",
     "bound",
+    "call_of",
     "full_name",
     "int4_float64",
     "int4_weight",
@@ -94,6 +94,7 @@ __all__ = [
     "randn",
     "rowwise_values",
     "scales_of_both_signs",
+    "subject",
     "tinygemm_bytes",
     "tinygemm_float64",
     "tinygemm_pack",

@@ -10,9 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
-from aoext.formats.table import FORMATS, Format
 
-from .blockwise import Blockwise, weight_only_blockwise
 from .subject import ALL, Problem, Subject
 from .subjects import SUBJECTS, tinygemm_mm
 from .values import inner_k_tiles
@@ -48,18 +46,18 @@ def moved(argument: Any, device: torch.device | str) -> Any:
 MakeCall = Callable[[Problem, Generator], Call]
 
 
-def operator_of(case: str) -> str:
-    """The operator of a case, whose name may say a kind of arguments behind it."""
-    return case.split()[0]
+def op(kind: str) -> torch._ops.OpOverload:
+    """The operator of a kind of calls."""
+    return getattr(torch.ops.ao, operator_of(kind)).default
 
 
-def op(case: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.ao, operator_of(case)).default
+def operator_of(kind: str) -> str:
+    return kind.partition(" ")[0]
 
 
-def _call(subject: Subject, p: Problem, g: Generator) -> Call:
+def call_of(subject: Subject, p: Problem, g: Generator) -> Call:
     x, w = subject.inputs(p, g), subject.rotated(p, g)
-    args, kwargs = subject.call(lambda *args, **kwargs: (args, kwargs), p, x, w)
+    args, kwargs = subject.arguments(p, x, w)
     reference, terms = subject.expected(p, x, w, ALL, ALL)
     if subject.exact:
         return Call(subject.operator, args, kwargs, reference.to(torch.int32))
@@ -67,44 +65,39 @@ def _call(subject: Subject, p: Problem, g: Generator) -> Call:
     return Call(subject.operator, args, kwargs, reference, terms, weight)
 
 
-def _of_case(case: str) -> MakeCall:
-    """Makes calls in the format that a problem names, or in the case's first where it lacks that."""
-    formats = {subject.format: subject for subject in SUBJECTS if subject.case == case}
+def _of_kind(kind: str) -> MakeCall:
+    """Makes calls in the format of the dtype that a problem names, or in the first that the kind has."""
+    own = [subject for subject in SUBJECTS if subject.kind == kind]
 
     def make(p: Problem, g: Generator) -> Call:
-        subject = formats.get(dtype_name(p.eight_bit)) or next(iter(formats.values()))
-        return _call(subject, p, g)
+        named = (subject for subject in own if dtype_name(p.eight_bit) in subject.format.split())
+        return call_of(next(named, own[0]), p, g)
 
     return make
-
-
-def blockwise_weight_only(format: Blockwise, p: Problem, g: Generator) -> Call:
-    """A weight-only product in a format that need not be one of SUBJECTS."""
-    return _call(weight_only_blockwise(format), p, g)
 
 
 _TINYGEMM = ("convert_weight_to_int4pack", "weight_int4pack_mm")
 
 # These have results of two tensors, and tests of their own.
-QUANTIZE = ("quantize", "quantize_rowwise", "quantize_blockwise")
+QUANTIZE = ("quantize rows", "quantize blocks")
 
 # Their rows have a weight each expert: test_grouped.py tests them.
-GROUPED = tuple(subject.case for subject in SUBJECTS if subject.by_expert)
+GROUPED = tuple(dict.fromkeys(s.kind for s in SUBJECTS if s.kind.endswith(" experts")))
 
-# Every other operator with a floating point or int32 result, in each kind of its arguments.
+# Every other kind of call, with a floating point or int32 result.
 CALLS: dict[str, MakeCall] = {
-    case: _of_case(case)
-    for case in dict.fromkeys(subject.case for subject in SUBJECTS)
-    if operator_of(case) not in (*_TINYGEMM, *QUANTIZE) and case not in GROUPED
+    kind: _of_kind(kind)
+    for kind in dict.fromkeys(subject.kind for subject in SUBJECTS)
+    if kind not in (*_TINYGEMM, *QUANTIZE, *GROUPED)
 }
 
 
-def _grouped(operator: str) -> MakeCall:
+def _grouped(kind: str) -> MakeCall:
     """Inputs have no leading dimensions."""
-    return lambda p, g: _of_case(operator)(dataclasses.replace(p, leading=None), g)
+    return lambda p, g: _of_kind(kind)(dataclasses.replace(p, leading=None), g)
 
 
-GROUPED_CALLS: dict[str, MakeCall] = {operator: _grouped(operator) for operator in GROUPED}
+GROUPED_CALLS: dict[str, MakeCall] = {kind: _grouped(kind) for kind in GROUPED}
 bf16i4bf16_rowwise = CALLS["bf16i4bf16_rowwise"]
 
 
@@ -117,47 +110,42 @@ def tinygemm_problem(p: Problem) -> Problem:
 
 
 def convert_weight_to_int4pack(p: Problem, g: Generator) -> Call:
-    return _of_case("convert_weight_to_int4pack")(tinygemm_problem(p), g)
+    return _of_kind("convert_weight_to_int4pack")(tinygemm_problem(p), g)
 
 
 def weight_int4pack_mm(p: Problem, g: Generator, inner: int | None = None) -> Call:
     """inner: the layout's inner_k_tiles, the widest that divides K if none is given."""
-    return _call(tinygemm_mm(lambda K: inner or inner_k_tiles(K)), tinygemm_problem(p), g)
+    return call_of(tinygemm_mm(lambda K: inner or inner_k_tiles(K)), tinygemm_problem(p), g)
 
 
 # The operators of the tinygemm layout, which holds few shapes and one dtype: test_tinygemm.py tests them.
 TINYGEMM_CALLS: dict[str, MakeCall] = {
     make.__name__: make for make in (convert_weight_to_int4pack, weight_int4pack_mm)
 }
-# Operators that have several kinds of arguments are there by their names too, with the first.
-_OPERATORS = {operator_of(case): make for case, make in reversed(CALLS.items())}
-ALL_CALLS = {**_OPERATORS, **CALLS, **TINYGEMM_CALLS, **GROUPED_CALLS}
+ALL_CALLS = {**CALLS, **TINYGEMM_CALLS, **GROUPED_CALLS}
 
-
-def _cases(fits: Callable[[Subject], bool]) -> list[str]:
-    return [case for case in CALLS if all(fits(s) for s in SUBJECTS if s.case == case)]
-
-
-def _has_code(subject: Subject, fits: Callable[[Format], bool]) -> bool:
-    return subject.weight is not None and fits(FORMATS[subject.weight.code])
-
-
-# Cases whose input is a high-precision activation, and those that have any input.
-ACTIVATION_CALLS = _cases(lambda s: s.takes_activations)
-DEQUANTIZE_CALLS = _cases(lambda s: s.is_dequantization)
-INPUT_CALLS = [name for name in CALLS if name not in DEQUANTIZE_CALLS]
-INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "dequantize_int4"]
-# Cases whose weights have several codes to a byte, so that K is even.
-FOUR_BIT_CALLS = _cases(lambda s: _has_code(s, lambda format: format.codes_a_byte > 1))
-BLOCKWISE_CALLS = _cases(lambda s: s.weight is not None and s.weight.by_blocks)
-# Cases whose last argument is a bias, and those that can do without one.
-BIAS_CALLS = _cases(lambda s: "bias" in s.arguments_by_name)
-OPTIONAL_BIAS_CALLS = _cases(lambda s: "bias" in s.arguments_by_name and not s.requires_bias)
+# Kinds whose input is a high-precision activation, and those that have any input.
+ACTIVATION_CALLS = [kind for kind in CALLS if kind.startswith(("bf16", "weight_only", "scaled_linear"))]
+DEQUANTIZE_CALLS = [kind for kind in CALLS if kind.startswith("dequantize")]
+INPUT_CALLS = [kind for kind in CALLS if kind not in DEQUANTIZE_CALLS]
+INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "weight_only_linear int4", "dequantize int4"]
+# Kinds whose weights have two codes to a byte, so that K is even.
+FOUR_BIT_CALLS = [kind for kind in CALLS if "i4" in kind or "int4" in kind or "lut4" in kind]
+BLOCKWISE_CALLS = [kind for kind in CALLS if kind.endswith((" blocks", " zeros", " lut4"))]
+# Kinds whose last argument is a bias, and those that can do without one.
+BIAS_CALLS = [kind for kind in INPUT_CALLS if kind not in ("bf16i4bf16_rowwise", "int8_mm")]
+OPTIONAL_BIAS_CALLS = [kind for kind in BIAS_CALLS if kind != "bf16i4bf16_rowwise_bias"]
+_MAY_LACK_BIAS = {operator_of(kind) for kind in OPTIONAL_BIAS_CALLS}
 
 
 def without_bias(call: Call) -> Call:
-    """A call without its bias, if that is optional; its `terms` go then."""
-    if call.operator not in map(operator_of, OPTIONAL_BIAS_CALLS):
+    """A call without its bias, and what is None before it, if its operator takes one or none.
+
+    Its `terms` go then.
+    """
+    if call.operator not in _MAY_LACK_BIAS:
         return call
     *args, bias = call.args
+    while args[-1] is None:
+        args.pop()
     return dataclasses.replace(call, args=tuple(args), reference=call.reference - bias.double(), terms=None)

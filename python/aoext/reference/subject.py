@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from aoext.formats.table import Code
-
 from . import values
 from .values import randn
 
@@ -74,8 +72,6 @@ class Weight:
 
     random: Callable[[Problem, Generator], Tensors]
     rows: Callable[[Problem, Tensors, Index], Tensor]
-    code: Code
-    by_blocks: bool = False  # whether scales are those of blocks that an argument gives
 
 
 def full_name(operator: str, format: str) -> str:
@@ -108,39 +104,13 @@ class Subject:
     weight: Weight | None = None  # of the operators that take a quantised one
     block_k: Callable[[Problem], int] = lambda p: p.K  # columns of values that share a scale, of an input
     typical: bool = True  # whether it stands for the others of its operator where time or space is short
-    # What tells it from others of its operator that take other arguments.
+    # What tests go through: the operator, and behind a space what its weights have in common; the operator
+    # alone where that is all.
     kind: str = ""
-    in_8_bit: bool = False  # whether both operands of its products are 8 bits wide
-    by_expert: bool = False  # whether its rows have a weight each expert
 
     @property
     def name(self) -> str:
-        return full_name(self.case, self.format)
-
-    @property
-    def case(self) -> str:
-        """The operator, and the kind where it has several."""
-        return f"{self.operator} {self.kind}".strip()
-
-    @property
-    def arguments_by_name(self) -> dict[str, Any]:
-        """The arguments in the operator's schema."""
-        schema = getattr(torch.ops.ao, self.operator).default._schema
-        return {argument.name: argument for argument in schema.arguments}
-
-    @property
-    def requires_bias(self) -> bool:
-        bias = self.arguments_by_name.get("bias")
-        return bias is not None and isinstance(bias.real_type, torch.TensorType)
-
-    @property
-    def is_dequantization(self) -> bool:
-        return self.result == ("N", "K")
-
-    @property
-    def takes_activations(self) -> bool:
-        """Whether its input is one in high precision that meets a weight."""
-        return self.is_linear and self.inputs is float_input
+        return full_name(self.operator, self.format)
 
     @property
     def is_linear(self) -> bool:
@@ -154,12 +124,12 @@ class Subject:
     @property
     def multiplies_in_high_precision(self) -> bool:
         """Whether its products are of the input's dtype, so that the ceiling for those binds it."""
-        return self.is_linear and not self.in_8_bit
+        return self.is_linear and self.operator.startswith(("bf16", "weight_"))
 
     @property
     def multiplies_in_8_bit(self) -> bool:
         """Whether both operands of its products are 8 bits wide."""
-        return self.is_linear and self.in_8_bit
+        return self.is_linear and not self.multiplies_in_high_precision
 
     def dense(self, p: Problem, result: Any) -> Tensor:
         """A result as one tensor: values times scales where it is both."""
@@ -168,14 +138,10 @@ class Subject:
         quantized, scales = result
         return quantized.double() * values.spread(scales.double(), self.block_k(p), p.K)
 
-    def arguments(self, problem: Problem, inputs: Tensors, rotated: Tensors) -> tuple[Any, ...]:
-        """The positional arguments of a call."""
-        return self.call(lambda *args, **kwargs: args, problem, inputs, rotated)
-
-    def arguments_and_options(
+    def arguments(
         self, problem: Problem, inputs: Tensors, rotated: Tensors
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call by position, and those by name."""
+        """The arguments of a call, by position and by name."""
         return self.call(lambda *args, **kwargs: (args, kwargs), problem, inputs, rotated)
 
     def reference(
@@ -209,7 +175,6 @@ def linear(
     grouped: bool = False,
     serves: Callable[[Problem], bool] = lambda p: True,
     typical: bool = True,
-    in_8_bit: bool = False,
     kind: str = "",
 ) -> Subject:
     """A subject that multiplies; dense_input gives rows of its input in float64."""
@@ -237,8 +202,7 @@ def linear(
         serves=serves,
         weight=weight,
         typical=typical,
-        in_8_bit=in_8_bit,
-        kind=kind,
+        kind=kind or operator,
     )
 
 
@@ -262,5 +226,5 @@ def dequantization(
         grouped=grouped,
         weight=weight,
         typical=typical,
-        kind=kind,
+        kind=kind or operator,
     )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from aoext.formats.dtypes import dtype_name
-from aoext.formats.table import Code, code_of
 from aoext.packing.layouts import GROUP_SIZES
 
 from . import values
-from .blockwise import subjects_by_block
-from .of_formats import subjects_of_formats
+from .stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, WITH_ZERO_POINTS, Stored, by_rows
 from .subject import (
     ALL,
     Index,
@@ -28,110 +26,207 @@ from .subject import (
     scaled_values,
     stored_values,
 )
-from .values import EIGHT_BIT, randn
+from .values import EIGHT_BIT, rand, randn
+
+INT8, E4M3 = torch.int8, torch.float8_e4m3fn
 
 
-def _scaled_rows(p: Problem, stored: Tensors, index: Index) -> Tensor:
-    return scaled_values(stored, index)
+def _has_bias(p: Problem) -> bool:
+    return p.bias
 
 
-def _rowwise(dtype: torch.dtype, weight_only: bool) -> Weight:
+def weight_only_linear(w: Stored, kind: str) -> Subject:
+    return linear(
+        "weight_only_linear",
+        w.name,
+        Weight(w.random, w.rows),
+        call=lambda kernel, p, x, t: kernel(x[0], *w.operands(p, t), *t[w.tensors :], code=int(w.code)),
+        adds_bias=_has_bias,
+        grouped=w.grouped,
+        typical=w.typical,
+        kind=kind,
+    )
+
+
+def experts(w: Stored, kind: str) -> Subject:
+    """weight_only_linear with a weight for each expert."""
+
     def random(p: Problem, g: Generator) -> Tensors:
-        weight, scale = values.rowwise_values((p.N,), p.K, dtype, g)
-        return weight, scale.to((p.scale_dtype if weight_only else None) or torch.float32)
-
-    return Weight(random, _scaled_rows, code_of(dtype))
-
-
-def _random_int4(p: Problem, g: Generator) -> Tensors:
-    return values.int4_weight(p.N, p.K, p.group_size, p.bias_dtype, g)
-
-
-def _int4_rows(p: Problem, stored: Tensors, index: Index) -> Tensor:
-    return values.int4_float64(stored[0][index], stored[1][:, index], stored[2][:, index])
-
-
-INT4 = Weight(_random_int4, _int4_rows, Code.INT4)
-
-
-def _grouped_int4() -> Subject:
-    def random(p: Problem, g: Generator) -> Tensors:
-        experts = [_random_int4(p, g) for _ in range(p.experts)]
+        every = [w.random(p, g) for _ in range(p.experts)]
         bias = (randn(g, p.experts, p.N, dtype=p.bias_dtype),) if p.bias else ()
-        weight = (torch.stack(parts) for parts in zip(*experts, strict=True))
-        return *weight, values.expert_offsets(p.M, p.experts, g), *bias
+        weight = (torch.stack(parts) for parts in zip(*every, strict=True))
+        return *weight, *bias, values.expert_offsets(p.M, p.experts, g)
+
+    def dense(p: Problem, t: Tensors, rows: Index) -> Tensor:
+        return torch.stack([w.rows(p, each, rows) for each in zip(*t[: w.tensors], strict=True)])
+
+    def call(kernel: Callable[..., Any], p: Problem, x: Tensors, t: Tensors) -> Any:
+        *bias, offsets = t[w.tensors :]
+        return kernel(x[0], *w.operands(p, t), bias[0] if bias else None, offsets, code=int(w.code))
 
     def expected(
-        p: Problem, x: Tensors, w: Tensors, rows: Index, columns: Index
+        p: Problem, x: Tensors, t: Tensors, rows: Index, columns: Index
     ) -> tuple[Tensor, Tensor | None]:
+        weight, begin = dense(p, t, ALL), 0
         result = torch.zeros(p.M, p.N, dtype=torch.float64, device=x[0].device)
-        terms, begin = result.clone(), 0
-        for expert, end in enumerate(w[3].tolist()):
-            own = slice(begin, end)
-            bias = w[4][expert] if p.bias else None
-            dense = INT4.rows(p, tuple(part[expert] for part in w[:3]), ALL)
-            result[own], terms[own] = values.product(stored_values(x, own), dense, bias)
+        terms = result.clone()
+        for expert, end in enumerate(t[-1].tolist()):
+            own, bias = slice(begin, end), t[w.tensors][expert] if p.bias else None
+            result[own], terms[own] = values.product(stored_values(x, own), weight[expert], bias)
             begin = end
         return result[rows][:, columns], terms[rows][:, columns]
 
     return Subject(
-        "bf16i4bf16_rowwise_grouped",
-        "int4",
+        "weight_only_linear",
+        f"{w.name} experts",
         float_input,
         random,
-        lambda kernel, p, x, w: kernel(*x, *w),
+        call,
         expected,
         ("T", "N"),
-        grouped=True,
-        adds_bias=lambda p: p.bias,
-        by_expert=True,
+        grouped=w.grouped,
+        adds_bias=_has_bias,
+        weight=Weight(random, dense),
+        typical=False,
+        kind=kind,
     )
 
 
-def _is_typical(dtype: torch.dtype) -> bool:
-    return dtype is not torch.float8_e5m2
+def _input_block(w: Stored, p: Problem) -> int:
+    """Columns of the input that share a scale."""
+    return p.K if w.by_groups else w.block_of(p)[1]
 
 
-def _scaled_mm(dtype: torch.dtype) -> Subject:
+def _block_argument(w: Stored, p: Problem) -> list[int] | None:
+    return None if w.by_rows or w.by_groups else [1, _input_block(w, p)]
+
+
+def _under(w: Stored, dtype: torch.dtype) -> str:
+    return f"int4 by {dtype_name(dtype)}" if w.by_groups else w.name
+
+
+def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
+    """dtype: the input's."""
+
+    def inputs(p: Problem, g: Generator) -> Tensors:
+        codes, row_scale = values.rowwise_values(p.rows, p.K, dtype, g)
+        if w.by_rows or w.by_groups:
+            return codes, row_scale
+        blocks = -(-p.K // _input_block(w, p))
+        return codes, (rand(g, *p.rows, blocks) + 0.5) / values.quantized_max(dtype)
+
+    def dense(p: Problem, x: Tensors, rows: Index) -> Tensor:
+        return x[0][rows].double() * values.spread(x[1][rows].double(), _input_block(w, p), p.K)
+
+    return linear(
+        "scaled_mm",
+        _under(w, dtype),
+        Weight(w.random, w.rows),
+        dense,
+        inputs=inputs,
+        call=lambda kernel, p, x, t: kernel(
+            *(x[0], t[0], x[1], t[1], _block_argument(w, p), *w.scaled_operands(p, t), *t[w.tensors :]),
+            code=int(w.code),
+            out_dtype=p.dtype,
+        ),
+        adds_bias=_has_bias,
+        grouped=w.grouped,
+        typical=w.typical and dtype is not E4M3 if w.by_groups else w.typical,
+        kind=kind,
+    )
+
+
+def scaled_linear(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
+    """dtype: what the input is quantised to."""
+    power_of_two = w.scale is torch.float8_e8m0fnu
+
+    def dense(p: Problem, x: Tensors, rows: Index) -> Tensor:
+        block = _input_block(w, p)
+        q, scale = values.quantized_blocks(x[0][rows], dtype, block, power_of_two)
+        return q.double() * values.spread(scale.double(), block, p.K)
+
+    options = {"input_dtype": dtype} if w.by_groups else {}
+    return linear(
+        "scaled_linear",
+        _under(w, dtype),
+        Weight(w.random, w.rows),
+        dense,
+        call=lambda kernel, p, x, t: kernel(
+            *(x[0], t[0], t[1], _block_argument(w, p), *w.scaled_operands(p, t), *t[w.tensors :]),
+            code=int(w.code),
+            **options,
+        ),
+        adds_bias=_has_bias,
+        grouped=w.grouped,
+        typical=w.typical and dtype is not E4M3 if w.by_groups else w.typical,
+        kind=kind,
+    )
+
+
+def dequantize(w: Stored, kind: str) -> Subject:
+    return dequantization(
+        "dequantize",
+        w.name,
+        Weight(w.random, w.rows),
+        lambda kernel, p, x, t: kernel(*w.operands(p, t), code=int(w.code), dtype=p.dtype),
+        grouped=w.grouped,
+        typical=(w.by_rows and w.typical) or w.name in ("int4", "float8 128x128", "mxfp4"),
+        kind=kind,
+    )
+
+
+def quantize(w: Stored, kind: str) -> Subject:
+    """To the blocks and the dtype of a weight; the input is what rotates, the result values · scale."""
+    dtype, power_of_two = w.dtype, w.scale is torch.float8_e8m0fnu
+
+    def expected(
+        p: Problem, x: Tensors, t: Tensors, rows: Index, columns: Index
+    ) -> tuple[Tensor, Tensor | None]:
+        block = _input_block(w, p)
+        q, scale = values.quantized_blocks(t[0][rows], dtype, block, power_of_two)
+        return (q.double() * values.spread(scale.double(), block, p.K))[..., columns], None
+
+    def call(kernel: Callable[..., Any], p: Problem, x: Tensors, t: Tensors) -> Any:
+        options = {"power_of_two": True} if power_of_two else {}
+        block = _block_argument(w, p)
+        return kernel(t[0], dtype, *([] if block is None else [block]), **options)
+
+    return Subject(
+        "quantize",
+        w.name,
+        lambda p, g: (),
+        float_input,
+        call,
+        expected,
+        ("M", "K"),
+        grouped=w.grouped,
+        block_k=lambda p: _input_block(w, p),
+        typical=w.typical,
+        kind=kind,
+    )
+
+
+def subject(operator: str, w: Stored) -> Subject:
+    """One of the five operators with a weight that need not be one of SUBJECTS'."""
+    if operator == "scaled_mm":
+        return scaled_mm(w, "", w.dtype)
+    if operator == "scaled_linear":
+        return scaled_linear(w, "", w.dtype)
+    makers = {"weight_only_linear": weight_only_linear, "dequantize": dequantize, "quantize": quantize}
+    return makers[operator](w, "")
+
+
+def _scaled_mm_rowwise(dtype: torch.dtype) -> Subject:
+    w = by_rows(dtype, torch.float32)
     return linear(
         "scaled_mm_rowwise",
         dtype_name(dtype),
-        _rowwise(dtype, weight_only=False),
-        _scaled_rows,
+        Weight(w.random, w.rows),
+        lambda p, x, rows: scaled_values(x, rows),
         inputs=lambda p, g: values.rowwise_values(p.rows, p.K, dtype, g),
-        call=lambda kernel, p, x, w: kernel(x[0], w[0], x[1], w[1], *w[2:], out_dtype=p.dtype),
-        adds_bias=lambda p: p.bias,
-        typical=_is_typical(dtype),
-        in_8_bit=True,
-    )
-
-
-def _scaled_linear(dtype: torch.dtype) -> Subject:
-    return linear(
-        "scaled_linear_rowwise",
-        dtype_name(dtype),
-        _rowwise(dtype, weight_only=False),
-        lambda p, x, rows: scaled_values(values.quantized(x[0][rows], dtype), ALL),
-        adds_bias=lambda p: p.bias,
-        typical=_is_typical(dtype),
-        in_8_bit=True,
-    )
-
-
-def _quantize(dtype: torch.dtype) -> Subject:
-    # Its input is what rotates; the result that is checked is values · scale.
-    return Subject(
-        "quantize_rowwise",
-        dtype_name(dtype),
-        lambda p, g: (),
-        float_input,
-        lambda kernel, p, x, w: kernel(w[0], dtype),
-        lambda p, x, w, rows, columns: (
-            scaled_values(values.quantized(w[0][rows], dtype), ALL)[..., columns],
-            None,
-        ),
-        ("M", "K"),
-        typical=_is_typical(dtype),
+        call=lambda kernel, p, x, t: kernel(x[0], t[0], x[1], t[1], *t[2:], out_dtype=p.dtype),
+        adds_bias=_has_bias,
+        typical=False,
     )
 
 
@@ -142,21 +237,10 @@ def _int8_mm() -> Subject:
         Weight(
             lambda p, g: values.rowwise_values((p.N,), p.K, torch.int8, g)[:1],
             lambda p, w, rows: stored_values(w, rows),
-            Code.INT8,
         ),
         inputs=lambda p, g: values.rowwise_values(p.rows, p.K, torch.int8, g)[:1],
         exact=True,
-        in_8_bit=True,
     )
-
-
-def _dequantize_rowwise(dtype: torch.dtype) -> Subject:
-    weight = _rowwise(dtype, weight_only=True)
-    return dequantization("dequantize_rowwise", dtype_name(dtype), weight, typical=_is_typical(dtype))
-
-
-def _dequantize_int4() -> Subject:
-    return dequantization("dequantize_int4", "int4", INT4, grouped=True)
 
 
 def _takes_tinygemm(p: Problem) -> bool:
@@ -182,6 +266,7 @@ def _tinygemm_convert() -> Subject:
         ("tiles", "K"),
         exact=True,
         serves=_takes_tinygemm,
+        kind="convert_weight_to_int4pack",
     )
 
 
@@ -200,64 +285,45 @@ def tinygemm_mm(inner: Callable[[int], int] = values.inner_k_tiles) -> Subject:
     return linear(
         "weight_int4pack_mm",
         "int4",
-        Weight(random, rows, Code.INT4),
+        Weight(random, rows),
         call=lambda kernel, p, x, w: kernel(x[0], w[0], p.group_size, w[1]),
         grouped=True,
         serves=_takes_tinygemm,
     )
 
 
-def _weight_only(dtype: torch.dtype) -> Subject:
-    operator = "bf16i8bf16_rowwise" if dtype is torch.int8 else "bf16f8bf16_rowwise"
-    weight = _rowwise(dtype, weight_only=True)
-    return linear(operator, dtype_name(dtype), weight, adds_bias=lambda p: p.bias, typical=_is_typical(dtype))
-
-
-def _scaled_mm_int4(dtype: torch.dtype) -> Subject:
-    return linear(
-        "scaled_mm_int4",
-        dtype_name(dtype),
-        INT4,
-        _scaled_rows,
-        inputs=lambda p, g: values.rowwise_values(p.rows, p.K, dtype, g),
-        call=lambda kernel, p, x, w: kernel(x[0], w[0], x[1], *w[1:], out_dtype=p.dtype),
-        adds_bias=lambda p: p.bias,
-        grouped=True,
-        typical=dtype is torch.int8,
-        in_8_bit=True,
-    )
-
-
-def _scaled_linear_int4(dtype: torch.dtype) -> Subject:
-    return linear(
-        "scaled_linear_int4",
-        dtype_name(dtype),
-        INT4,
-        lambda p, x, rows: scaled_values(values.quantized(x[0][rows], dtype), ALL),
-        call=lambda kernel, p, x, w: kernel(x[0], *w, input_dtype=dtype),
-        adds_bias=lambda p: p.bias,
-        grouped=True,
-        typical=dtype is torch.int8,
-        in_8_bit=True,
-    )
-
-
 def _all() -> list[Subject]:
-    subjects = [
-        linear("bf16i4bf16_rowwise", "int4", INT4, grouped=True),
-        linear("bf16i4bf16_rowwise_bias", "int4", INT4, adds_bias=lambda p: True, grouped=True),
-        _grouped_int4(),
+    int4 = Weight(INT4.random, INT4.rows)
+    found = [
+        linear("bf16i4bf16_rowwise", "int4", int4, grouped=True, typical=False),
+        linear(
+            "bf16i4bf16_rowwise_bias", "int4", int4, adds_bias=lambda p: True, grouped=True, typical=False
+        ),
         _int8_mm(),
+        *map(_scaled_mm_rowwise, EIGHT_BIT),
+        weight_only_linear(INT4, "weight_only_linear int4"),
     ]
-    for make in (_weight_only, _scaled_mm, _scaled_linear, _quantize, _dequantize_rowwise):
-        subjects += [make(dtype) for dtype in EIGHT_BIT]
-    for dtype in (torch.int8, torch.float8_e4m3fn):
-        subjects += [_scaled_mm_int4(dtype), _scaled_linear_int4(dtype)]
-    subjects += [*subjects_by_block(), _dequantize_int4(), _tinygemm_convert(), tinygemm_mm()]
-    # The others stand beside operators that take weights of every format, which are timed for them.
-    seeds = ("bf16i4bf16_rowwise", "int8_mm", "convert_weight_to_int4pack", "weight_int4pack_mm")
-    subjects = [replace(s, typical=s.typical and s.operator in seeds) for s in subjects]
-    return subjects + subjects_of_formats({dtype: _rowwise(dtype, True) for dtype in EIGHT_BIT}, INT4)
+    names = {dtype: "int8" if dtype is INT8 else "float8" for dtype in EIGHT_BIT}
+    for dtype in EIGHT_BIT:
+        found.append(weight_only_linear(by_rows(dtype), f"weight_only_linear {names[dtype]}"))
+    for make in (scaled_mm, scaled_linear):
+        found += [make(by_rows(dtype, torch.float32), f"{make.__name__} rows", dtype) for dtype in EIGHT_BIT]
+        found += [make(INT4, f"{make.__name__} int4", dtype) for dtype in (INT8, E4M3)]
+        found += [make(w, f"{make.__name__} blocks", w.dtype) for w in EIGHT_BIT_BLOCKWISE]
+    found += [quantize(by_rows(dtype), "quantize rows") for dtype in EIGHT_BIT]
+    found += [quantize(w, "quantize blocks") for w in EIGHT_BIT_BLOCKWISE]
+    found += [
+        weight_only_linear(w, f"weight_only_linear {names[w.dtype]} blocks") for w in EIGHT_BIT_BLOCKWISE
+    ]
+    found.append(weight_only_linear(WITH_ZERO_POINTS, "weight_only_linear int8 zeros"))
+    found += [weight_only_linear(w, "weight_only_linear lut4") for w in LUT4_BLOCKWISE]
+    found += [experts(w, f"weight_only_linear {w.name} experts") for w in (INT4, by_rows(INT8))]
+    found += [dequantize(INT4, "dequantize int4")]
+    found += [dequantize(by_rows(dtype), "dequantize rows") for dtype in EIGHT_BIT]
+    found += [dequantize(w, "dequantize blocks") for w in EIGHT_BIT_BLOCKWISE]
+    found += [dequantize(WITH_ZERO_POINTS, "dequantize int8 zeros")]
+    found += [dequantize(w, "dequantize lut4") for w in LUT4_BLOCKWISE]
+    return [*found, _tinygemm_convert(), tinygemm_mm()]
 
 
 SUBJECTS = _all()

@@ -1,0 +1,140 @@
+"""Ways to store a weight: a code with its blocks, scales and table; random ones, and what they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from aoext.formats.dtypes import dtype_name
+from aoext.formats.table import FORMATS, Code, code_of
+
+from . import values
+from .subject import Index, Problem, Tensors
+from .values import EIGHT_BIT, rand, randn
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A way to store weights [N, K]. What is None comes of the problem."""
+
+    name: str
+    code: Code
+    block: tuple[int, int] | None = None  # rows and columns that share a scale
+    scale: torch.dtype | None = None
+    table: tuple[float, ...] | None = None
+    has_global_scale: bool = False
+    has_zero_point: bool = False  # beside int8; int4 always has one
+    by_rows: bool = False  # a scale a row
+    typical: bool = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return FORMATS[self.code].storage
+
+    @property
+    def by_groups(self) -> bool:
+        return FORMATS[self.code].scales == "groups"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the problem's group size matters."""
+        return self.block is None and not self.by_rows
+
+    def block_of(self, p: Problem) -> list[int]:
+        if self.by_rows:
+            return [1, p.K]
+        return [1, p.group_size] if self.by_groups else list(self.block or (p.block_n, p.group_size))
+
+    def block_argument(self, p: Problem) -> list[int] | None:
+        """The argument block_size: None where the scale's shape says it."""
+        return None if self.by_rows or self.by_groups else self.block_of(p)
+
+    def random(self, p: Problem, g: Generator) -> Tensors:
+        """The weight, its scales, and which there are of zero points, table and global scale."""
+        if self.by_groups:
+            return values.int4_weight(p.N, p.K, p.group_size, p.bias_dtype, g)
+        block_n, block_k = self.block_of(p)
+        blocks = -(-p.N // block_n), -(-p.K // block_k) if p.K else 0
+        scale_dtype = self.scale or p.scale_dtype or torch.float32
+        if FORMATS[self.code].has_table:
+            codes = torch.randint(0, 256, (p.N, p.K // 2), generator=g, dtype=self.dtype, device=g.device)
+            table = torch.tensor(self.table, device=g.device) if self.table else randn(g, 16)
+            scales = values.block_scales(*blocks, scale_dtype, 1.0, g)
+            return codes, scales, table, *([rand(g, 1) + 0.5] * self.has_global_scale)
+        if self.by_rows:
+            codes, scale = values.rowwise_values((p.N,), p.K, self.dtype, g)
+            return codes, scale.to(scale_dtype)
+        codes, _ = values.rowwise_values((p.N,), p.K, self.dtype, g)
+        scales = values.block_scales(*blocks, scale_dtype, 1 / values.quantized_max(self.dtype), g)
+        if not self.has_zero_point:
+            return codes, scales
+        return codes, scales, torch.randint(-128, 128, blocks, generator=g, dtype=self.dtype, device=g.device)
+
+    def rows(self, p: Problem, stored: Tensors, index: Index) -> Tensor:
+        """Rows of the weight in float64."""
+        codes, scale, *others = stored
+        if self.by_groups:
+            return values.int4_float64(codes[index], scale[:, index], others[0][:, index])
+        block = self.block_of(p)
+        if FORMATS[self.code].has_table:
+            looked_up = values.lut4_float64(codes[index], others[0])
+            rows = values.blockwise_float64(looked_up, scale, block, index)
+            return rows * others[1].double() if self.has_global_scale else rows
+        dense = codes[index].double()
+        if self.has_zero_point:
+            dense = dense - values.blockwise_float64(torch.ones_like(dense), others[0], block, index)
+        return (
+            dense * scale[index].double()
+            if self.by_rows
+            else values.blockwise_float64(dense, scale, block, index)
+        )
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors `random` gives."""
+        zero = self.by_groups or self.has_zero_point
+        return 2 + zero + FORMATS[self.code].has_table + self.has_global_scale
+
+    def operands(self, p: Problem, w: Tensors) -> tuple[Any, ...]:
+        """What weight_only_linear and dequantize take: weight to global scale."""
+        codes, scale, *others = w[: self.tensors]
+        zero = others.pop(0) if self.by_groups or self.has_zero_point else None
+        table, global_scale = (*others, None, None)[:2]
+        return codes, scale, self.block_argument(p), zero, table, global_scale
+
+    def scaled_operands(self, p: Problem, w: Tensors) -> tuple[Any, ...]:
+        """The last of what scaled_linear and scaled_mm take: block size and zero point."""
+        return self.operands(p, w)[2:4]
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP32, E4M3, E8M0 = torch.float32, torch.float8_e4m3fn, torch.float8_e8m0fnu
+
+
+def by_rows(dtype: torch.dtype, scale: torch.dtype | None = None) -> Stored:
+    typical = dtype is not torch.float8_e5m2
+    return Stored(dtype_name(dtype), code_of(dtype), scale=scale, by_rows=True, typical=typical)
+
+
+INT4 = Stored("int4", Code.INT4)
+EIGHT_BIT_BLOCKWISE = [
+    *(Stored(f"{dtype_name(dtype)} blocks", code_of(dtype), typical=False) for dtype in EIGHT_BIT),
+    Stored("float8 128x128", Code.E4M3, (128, 128), FP32),
+    Stored("mxfp8", Code.E4M3, (1, 32), E8M0, typical=False),
+]
+WITH_ZERO_POINTS = Stored("int8 zeros", Code.INT8, has_zero_point=True, typical=False)
+LUT4_BLOCKWISE = [
+    Stored("lut4", Code.LUT4, has_global_scale=True, typical=False),
+    Stored("mxfp4", Code.LUT4, (1, 32), E8M0, E2M1),
+    Stored("nvfp4", Code.LUT4, (1, 16), E4M3, E2M1, has_global_scale=True),
+    Stored("nf4", Code.LUT4, (1, 64), FP32, NF4),
+]
