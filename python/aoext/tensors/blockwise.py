@@ -148,9 +148,9 @@ class BlockwiseTensor(BlockScaledTensor):
         qdata, scale, zero_point = blockwise_quantize_zp(weight, self.block_size, scale_dtype=dtype)
         return {"qdata": qdata, "scale": scale, "zero_point": zero_point}
 
-    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
+    def _linear(self, input: Tensor, bias: Tensor | None, operators: Any = torch.ops.ao) -> Tensor:
         if self.input_block is None or self.zero_point is None:
-            return QuantizedTensor._linear(self, input, bias)
+            return QuantizedTensor._linear(self, input, bias, operators)
         return _times_weight_quantized(self, self.input_block, self.zero_point, input, bias)
 
 

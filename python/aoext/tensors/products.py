@@ -15,6 +15,7 @@ from torch import Tensor
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name
 from aoext.operators.gradients import may_skip_autograd
 from aoext.tensors.base import QuantizedTensor, implements
+from aoext.tensors.computing import Direct
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, transposed
         and may_skip_autograd(input, bias)
     ):
         with torch._C._AutoDispatchBelowAutograd():
-            return weight._linear(input, bias)
+            return weight._linear(input, bias, Direct)
     return _multiply("linear", input, weight, bias, transposed=transposed)
 
 
