@@ -23,27 +23,36 @@ pytestmark = [
     pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated (xpu_sim)"),
     pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
-# Operators with a kernel of this device; the generic ones serve three others, that of experts by this
-# device's own for each.
-OWN = [
-    name
-    for name in [*ALL_CALLS, "quantize_rowwise"]
-    if name
-    not in (
-        *reference.GROUPED,
-        "bf16i8bf16_blockwise_zp",
-        "convert_weight_to_int4pack",
-        "dequantize_rowwise",
-    )
+# Operators with a kernel of this device.
+SEEDS = [
+    "bf16i4bf16_rowwise",
+    "bf16i4bf16_rowwise_bias",
+    "int8_mm",
+    "scaled_mm_rowwise",
+    "weight_int4pack_mm",
 ]
+OWN = [*SEEDS, "weight_only_linear", "scaled_linear", "scaled_mm", "quantize", "dequantize"]
 needs_simulator = pytest.mark.skipif(XPU_SIM is None, reason="the XPU is a real one")
 
 
 def call_of(operator: str, generator: torch.Generator, M: int = 3, **options) -> reference.Call:
-    if operator == "quantize_rowwise":
+    """One of int8 for an operator that takes every format."""
+    if operator == "quantize":
         x = randn(generator, M, 256, dtype=BF16)
         return reference.Call(operator, (x, torch.int8), {}, x)
-    return ALL_CALLS[operator](Problem(M, 96, 256, 128, BF16, BF16, **options), generator)
+    problem = Problem(M, 96, 256, 128, BF16, BF16, **options)
+    if operator in SEEDS:
+        return ALL_CALLS[operator](problem, generator)
+    x, weight = randn(generator, M, 256, dtype=BF16), torch.randint(-99, 99, (96, 256), generator=generator)
+    scale, row_scale = torch.rand(96, 1, generator=generator), torch.rand(M, 1, generator=generator)
+    q = weight.to(torch.int8)
+    args = {
+        "weight_only_linear": (x, q, scale),
+        "scaled_linear": (x, q, scale),
+        "scaled_mm": (q[:M] if M <= 96 else q[:1].expand(M, 256), q, row_scale, scale),
+        "dequantize": (q, scale),
+    }[operator]
+    return reference.Call(operator, args, {"code": 1}, x)
 
 
 def in_a_process(code: str, **environment: str) -> str:
@@ -214,7 +223,7 @@ assert (result - expected).norm() <= 5e-3 * expected.norm()
 """,
         AOEXT_XPU_SELF_CHECK="all",
     )
-    assert output.count("int4_tile.lanes_bf16/int4_tile_bf16_m1_g128 gives wrong results") == 1, output
+    assert output.count("int4_tile.lanes_bf16/int4_tile_m1_g128 gives wrong results") == 1, output
     assert "aoext report" in output
 
 
@@ -320,17 +329,18 @@ def test_blocks_of_fast_sizes_get_a_tile_kernel():
 x = torch.ones(3, 256, dtype=torch.bfloat16, device="xpu")
 codes = torch.zeros(40, 128, dtype=torch.uint8, device="xpu")
 table = torch.ones(16, device="xpu")
+def kernel(operator, *arguments, code):
+    print(aoext.explain(operator, *arguments, code=code).kernel)
 for k in (16, 32, 128):
     scale = torch.ones(40, 256 // k, device="xpu")
-    print(aoext.explain("bf16lut4bf16_blockwise", x, codes, table, scale, [1, k]).kernel)
+    kernel("weight_only_linear", x, codes, scale, [1, k], None, table, code=4)
 w = torch.ones(40, 256, dtype=torch.int8, device="xpu")
-print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(40, 8, device="xpu"), [1, 32]).kernel)
-print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(1, 2, device="xpu"), [128, 128]).kernel)
-scale = torch.ones(40, 8, device="xpu")
-print(aoext.explain("scaled_linear_blockwise", x, w, scale, [1, 32], [1, 32]).kernel)
+kernel("weight_only_linear", x, w, torch.ones(40, 8, device="xpu"), [1, 32], code=1)
+kernel("weight_only_linear", x, w, torch.ones(1, 2, device="xpu"), [128, 128], code=1)
+kernel("scaled_linear", x, w, torch.ones(40, 8, device="xpu"), [1, 32], [1, 32], code=1)
 zero = torch.zeros(8, 40, device="xpu")
-print(aoext.explain("scaled_linear_int4", x, codes.view(torch.int8), zero, zero).kernel)
-print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(40, 16, device="xpu"), [1, 16]).kernel)
+kernel("scaled_linear", x, codes.view(torch.int8), zero, None, None, zero, code=0)
+kernel("weight_only_linear", x, w, torch.ones(40, 16, device="xpu"), [1, 16], code=1)
 """,
         AOEXT_XPU_PRETEND="matrix",
         AOEXT_XPU_SELF_CHECK="off",
@@ -353,10 +363,11 @@ assert str(aoext.explain(*call)) == "generic: ATen operators"
 expected = aoext.ops.generic(call[0])(*call[1:])
 assert torch.equal(ao.bf16i4bf16_rowwise(*call[1:]), expected)
 assert aoext.warmup("xpu") == {}
-values, scales = ao.quantize_rowwise(x, torch.int8)
-assert torch.equal(ao.dequantize_int4(w, s, s), aoext.ops.generic("dequantize_int4")(w, s, s))
+values, scales = ao.quantize(x, torch.int8)
+int4 = (w, s, None, s)
+assert torch.equal(ao.dequantize(*int4, code=0), aoext.ops.generic("dequantize")(*int4, code=0))
 ones = torch.ones(8, 128, device="xpu")
-y = ao.scaled_linear_rowwise(x, ones.to(torch.int8), ones[:, :1].contiguous())
+y = ao.scaled_linear(x, ones.to(torch.int8), ones[:, :1].contiguous(), code=1)
 print(y.shape)
 """,
         AOEXT_XPU_PRETEND="bare",

@@ -65,19 +65,6 @@ Target& target_of(const sycl::queue& queue) {
   return *(last = &targets().all.emplace_back(queue.get_context(), queue.get_device()));
 }
 
-std::vector<const Module*> compiled_modules() {
-  std::vector<const Module*> found;
-  const std::lock_guard lock(targets().mutex);
-  for (const Module& module : modules()) {
-    for (const Target& target : targets().all) {
-      if (!target.has_compiled(module)) continue;
-      found.push_back(&module);
-      break;
-    }
-  }
-  return found;
-}
-
 void raise_sycl_error(const Module& module, const std::exception& error) {
   throw std::runtime_error("aoext: kernel " + module.name() + " failed: " + error.what());
 }

@@ -30,7 +30,6 @@ class Target {
   bool is(const sycl::queue& queue) const { return context_ == queue.get_context() && device_ == queue.get_device(); }
   // Has the device compile the kernel's module on first use; threads that ask meanwhile wait.
   const sycl::kernel& kernel(const Module& module);
-  bool has_compiled(const Module& module) const { return kernels_[place(module)] != nullptr; }
 
   const Device device;
 
@@ -45,9 +44,6 @@ class Target {
 
 Target& target_of(const sycl::queue& queue);
 inline const Device& device_of(const sycl::queue& queue) { return target_of(queue).device; }
-
-// The modules that some device of this process has compiled.
-std::vector<const Module*> compiled_modules();
 
 [[noreturn]] void raise_sycl_error(const Module& module, const std::exception& error);
 
