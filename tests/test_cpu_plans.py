@@ -1,4 +1,4 @@
-"""Choices of the CPU are those on file, and every kernel of this instruction set is right where it is forced."""
+"""Choices of the CPU are those on file; every kernel of this instruction set is right where it is forced."""
 
 from __future__ import annotations
 
