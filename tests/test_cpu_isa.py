@@ -28,7 +28,8 @@ def python(isa: str, *arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("isa", OTHERS)
 def test_operators_are_right_with_another_instruction_set(isa):
-    subset = ("test_operators.py", "test_magnitudes.py", "-k", "(cpu and own and not 2_31) or magnitudes")
+    subset = ("test_operators.py", "test_magnitudes.py", "test_cpu_plans.py")
+    subset = (*subset, "-k", "(cpu and own and not 2_31) or magnitudes or forced")
     done = python(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", *subset)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

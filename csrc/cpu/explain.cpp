@@ -46,7 +46,8 @@ std::string plan_text(const std::string& device, const Call& call) {
   if (plan == nullptr || call.problem.experts > 0)
     throw std::runtime_error("ao::_plan: operator must be one that chooses a kernel, got " + call.op +
                              (plan == nullptr ? "" : " with experts"));
-  return planned_kernel(plan, call, *std::find_if(std::begin(kIsas), std::end(kIsas), [&](Isa i) { return device == name_of(i); }));
+  return planned_kernel(plan, call,
+                        *std::find_if(std::begin(kIsas), std::end(kIsas), [&](Isa i) { return device == name_of(i); }));
 }
 
 std::vector<std::string> devices() {
