@@ -23,26 +23,27 @@ pytestmark = [
     pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated (xpu_sim)"),
     pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
-# Operators with a kernel of this device; the generic ones serve three others, that of experts by this
+# Kinds of calls with a kernel of this device; the generic ones serve four others, that of experts by this
 # device's own for each.
 OWN = [
     name
-    for name in [*ALL_CALLS, "quantize_rowwise"]
+    for name in [*ALL_CALLS, "quantize rows"]
     if name
     not in (
         *reference.GROUPED,
-        "bf16i8bf16_blockwise_zp",
         "convert_weight_to_int4pack",
-        "dequantize_rowwise",
+        "dequantize int8 zeros",
+        "dequantize rows",
+        "weight_only_linear int8 zeros",
     )
 ]
 needs_simulator = pytest.mark.skipif(XPU_SIM is None, reason="the XPU is a real one")
 
 
 def call_of(operator: str, generator: torch.Generator, M: int = 3, **options) -> reference.Call:
-    if operator == "quantize_rowwise":
+    if operator == "quantize rows":
         x = randn(generator, M, 256, dtype=BF16)
-        return reference.Call(operator, (x, torch.int8), {}, x)
+        return reference.Call("quantize", (x, torch.int8), {}, x)
     return ALL_CALLS[operator](Problem(M, 96, 256, 128, BF16, BF16, **options), generator)
 
 
@@ -66,7 +67,7 @@ def in_a_process(code: str, **environment: str) -> str:
 
 def test_every_operator_has_a_kernel_for_xpu():
     for operator in [*OWN, "_warmup"]:
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", "XPU"), operator
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator_of(operator)}", "XPU"), operator
 
 
 @pytest.mark.parametrize("M", [1, 5, 80])
@@ -322,15 +323,16 @@ codes = torch.zeros(40, 128, dtype=torch.uint8, device="xpu")
 table = torch.ones(16, device="xpu")
 for k in (16, 32, 128):
     scale = torch.ones(40, 256 // k, device="xpu")
-    print(aoext.explain("bf16lut4bf16_blockwise", x, codes, table, scale, [1, k]).kernel)
+    print(aoext.explain("weight_only_linear", x, codes, scale, [1, k], None, table, code=4).kernel)
 w = torch.ones(40, 256, dtype=torch.int8, device="xpu")
-print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(40, 8, device="xpu"), [1, 32]).kernel)
-print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(1, 2, device="xpu"), [128, 128]).kernel)
 scale = torch.ones(40, 8, device="xpu")
-print(aoext.explain("scaled_linear_blockwise", x, w, scale, [1, 32], [1, 32]).kernel)
+print(aoext.explain("weight_only_linear", x, w, scale, [1, 32], code=1).kernel)
+print(aoext.explain("weight_only_linear", x, w, torch.ones(1, 2, device="xpu"), [128, 128], code=1).kernel)
+print(aoext.explain("scaled_linear", x, w, scale, [1, 32], [1, 32], code=1).kernel)
 zero = torch.zeros(8, 40, device="xpu")
-print(aoext.explain("scaled_linear_int4", x, codes.view(torch.int8), zero, zero).kernel)
-print(aoext.explain("bf16i8bf16_blockwise", x, w, torch.ones(40, 16, device="xpu"), [1, 16]).kernel)
+int4 = codes.view(torch.int8)
+print(aoext.explain("scaled_linear", x, int4, zero, zero_point=zero, code=0).kernel)
+print(aoext.explain("weight_only_linear", x, w, torch.ones(40, 16, device="xpu"), [1, 16], code=1).kernel)
 """,
         AOEXT_XPU_PRETEND="matrix",
         AOEXT_XPU_SELF_CHECK="off",
@@ -353,10 +355,11 @@ assert str(aoext.explain(*call)) == "generic: ATen operators"
 expected = aoext.ops.generic(call[0])(*call[1:])
 assert torch.equal(ao.bf16i4bf16_rowwise(*call[1:]), expected)
 assert aoext.warmup("xpu") == {}
-values, scales = ao.quantize_rowwise(x, torch.int8)
-assert torch.equal(ao.dequantize_int4(w, s, s), aoext.ops.generic("dequantize_int4")(w, s, s))
+values, scales = ao.quantize(x, torch.int8)
+given = {"zero_point": s, "code": 0}
+assert torch.equal(ao.dequantize(w, s, **given), aoext.ops.generic("dequantize")(w, s, **given))
 ones = torch.ones(8, 128, device="xpu")
-y = ao.scaled_linear_rowwise(x, ones.to(torch.int8), ones[:, :1].contiguous())
+y = ao.scaled_linear(x, ones.to(torch.int8), ones[:, :1].contiguous(), code=1)
 print(y.shape)
 """,
         AOEXT_XPU_PRETEND="bare",
