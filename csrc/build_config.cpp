@@ -8,7 +8,7 @@ namespace {
 std::string build_config() {
   return std::string("version: " AOEXT_VERSION "\ncompiler: " AOEXT_COMPILER "\nbuilt with torch: " AOEXT_TORCH_VERSION
                      "\ncuda: " AOEXT_WITH_CUDA "\nsycl: " AOEXT_WITH_SYCL "\ncpu instruction set: ") +
-         cpu::isa_name() + "\nusable here: " + cpu::usable_instruction_sets();
+         cpu::name_of(cpu::isa()) + "\nusable here: " + cpu::usable_instruction_sets();
 }
 
 }  // namespace

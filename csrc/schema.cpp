@@ -30,4 +30,7 @@ AOEXT_LIBRARY_DEFINE(m) {
   // (benchmarks/cuts), and what instances there are, a line each.
   m.def("_considered(str gpu, str operator, Tensor?[] tensors, int[] numbers, ScalarType? dtype, Tensor constants) -> Tensor");
   m.def("_kernel_instances() -> str");
+
+  // The kernels that a CPU's instruction set has, a line each.
+  m.def("_cpu_kernels(str instruction_set) -> str");
 }

@@ -109,8 +109,8 @@ def test_fake_results_have_the_shape_and_dtype_of_real_ones(operator, generator)
 def test_explain_names_the_plan_and_refuses_what_the_operator_refuses(generator):
     few = CALLS["bf16i4bf16_rowwise"](Problem(1, 40, 64, 32), generator).args
     many = CALLS["bf16i4bf16_rowwise"](Problem(500, 40, 64, 32), generator).args
-    assert "nibbles" in aoext.explain("bf16i4bf16_rowwise", *few).kernel
-    assert "tiles" in aoext.explain("bf16i4bf16_rowwise", *many).kernel
+    assert aoext.explain("bf16i4bf16_rowwise", *few).kernel.startswith("gemv_")
+    assert aoext.explain("bf16i4bf16_rowwise", *many).kernel.startswith("gemm_")
     for kind in ALL_CALLS:
         call = ALL_CALLS[kind](PROBLEM, generator)
         explanation = aoext.explain(call.operator, *call.args, **call.kwargs)

@@ -3,8 +3,10 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <compare>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 
 #include "common/element.h"
 
@@ -22,6 +24,8 @@ struct WeightFormat {
   bool has_zero_point = false;        // w = code · scale + zero_point, the zero point a float
   bool subtracts_zero_point = false;  // w = (code − zero_point) · scale, the zero point of the code's type
   bool has_global_scale = false;      // w = code · scale · global_scale, one float32 for the weight
+
+  auto operator<=>(const WeightFormat&) const = default;
 };
 
 // y[M, N] = x[M, K] · w[N, K]ᵀ; M counts the rows of all leading dimensions. M is 0 for an operator that makes or unpacks a
@@ -38,7 +42,18 @@ struct LinearProblem : WeightFormat {
   int64_t input_group_size;
   bool power_of_two;
   ScalarType quantized;  // what an input is quantised to
+
+  auto operator<=>(const LinearProblem&) const = default;
 };
+
+// "M = 17, N = 4096, …": for messages about plans.
+inline std::string text(const LinearProblem& p) {
+  const auto part = [](const char* name, int64_t value) { return std::string(name) + " = " + std::to_string(value); };
+  std::string all = part("M", p.M) + ", " + part("N", p.N) + ", " + part("K", p.K);
+  if (p.experts > 0) all += ", " + part("experts", p.experts);
+  if (p.group_size < p.K) all += ", " + part("group_size", p.group_size);
+  return all + ", input " + torch::headeronly::toString(p.input) + ", output " + torch::headeronly::toString(p.output);
+}
 
 // The code of a weight that has one element a byte.
 constexpr Code code_of(ScalarType dtype) {

@@ -2,7 +2,6 @@
 // that are looked up in a table of 16 floats. A scale of all of the weight meets the sums at the end.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "cpu/weights.h"
@@ -17,28 +16,28 @@ struct BlockwiseWeight {
   int64_t N, K, block_n, group_size, groups, scale_row_bytes, row_bytes;
   float global_scale;
 
-  BlockwiseWeight(const LinearProblem& p, const Tensor& weight, const Tensor& scale_, const Tensor* table_ = nullptr,
-                  const OptionalTensor& global_scale_ = std::nullopt)
-      : codes(static_cast<const char*>(weight.const_data_ptr())),
-        scale(static_cast<const char*>(scale_.const_data_ptr())),
+  BlockwiseWeight(const LinearProblem& p, const aoext::Weight& w)
+      : codes(static_cast<const char*>(w.values.const_data_ptr())),
+        scale(static_cast<const char*>(w.scale.const_data_ptr())),
         type(element(p.code)),
         scale_element(element(p.scale)),
-        table(table_ == nullptr ? nullptr : static_cast<const float*>(table_->const_data_ptr())),
+        table(w.table == nullptr ? nullptr : static_cast<const float*>(w.table->const_data_ptr())),
         N(p.N),
         K(p.K),
         block_n(p.block_n),
         group_size(p.group_size),
         groups(ceil_div(p.K, p.group_size)),
-        scale_row_bytes(groups * static_cast<int64_t>(scale_.element_size())),
-        row_bytes(table_ == nullptr ? p.K : p.K / 2),
-        global_scale(global_scale_ ? *static_cast<const float*>(global_scale_->const_data_ptr()) : 1.0f) {}
+        scale_row_bytes(groups * static_cast<int64_t>(w.scale.element_size())),
+        row_bytes(p.K / format_of(p.code).codes_a_byte),
+        global_scale(w.global_scale == nullptr ? 1.0f : *static_cast<const float*>(w.global_scale->const_data_ptr())) {}
 
   bool is_lut4() const { return table != nullptr; }
 
   // The scale of each row, of a weight whose rows have one each or share it.
   std::vector<float> row_scales() const {
-    std::vector<float> of_blocks(ceil_div(N, block_n)), of_rows(N);
-    shared_kernels().to_float(scale_element, scale, of_blocks.data(), static_cast<int64_t>(of_blocks.size()));
+    std::vector<float> of_blocks(ceil_div(N, block_n)), of_rows(block_n == 1 ? 0 : N);
+    kernels().to_float(scale_element, scale, of_blocks.data(), static_cast<int64_t>(of_blocks.size()));
+    if (block_n == 1) return of_blocks;
     for (int64_t n = 0; n < N; ++n) of_rows[n] = of_blocks[n / block_n];
     return of_rows;
   }
@@ -90,8 +89,7 @@ struct BlockwiseWeight {
       const int64_t group = begin / w_.group_size, count = (end - 1) / w_.group_size + 1 - group;
       const int64_t size = w_.scale_row_bytes / w_.groups;
       for (int64_t b = top; b <= bottom; ++b)
-        shared_kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, staged(b - top) + group,
-                                  count);
+        kernels().to_float(w_.scale_element, w_.scale + b * w_.scale_row_bytes + group * size, staged(b - top) + group, count);
       top_ = top, bottom_ = bottom, begin_ = begin, end_ = end;
     }
 

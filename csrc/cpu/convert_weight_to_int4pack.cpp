@@ -1,4 +1,5 @@
 // Rows of int4 to the tinygemm layout, eight rows at a time.
+#include "cpu/explain.h"
 #include "cpu/int4pack.h"
 #include "cpu/linear.h"
 #include "generic/register.h"
@@ -30,6 +31,6 @@ Tensor convert_weight_to_int4pack(const Tensor& weight, int64_t inner_k_tiles) {
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, convert_weight_to_int4pack, &explain_rows, &convert_weight_to_int4pack)
+AOEXT_REGISTER(CPU, convert_weight_to_int4pack, &explain, &convert_weight_to_int4pack)
 
 }  // namespace aoext::cpu

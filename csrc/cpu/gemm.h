@@ -186,7 +186,7 @@ struct SegmentsWeight;  // segments_weight.h
 template <class Weight>
 const auto& gemm_of_floats() {
   if constexpr (Weight::kInt4)
-    return *shared_kernels().gemm_int4_f32;
+    return *kernels().gemm_int4_f32;
   else if constexpr (std::is_same_v<Weight, SegmentsWeight>)
     return *kernels().gemm_segments_f32;
   else if constexpr (Weight::kBlockwise)

@@ -1,9 +1,8 @@
-// Codes of e2m1 by few rows of x as int8 limbs: Algorithm::gemv_limbs2 and gemv_limbs3 of weights with a scale a block.
+// Codes of e2m1, with a scale a block, by few rows of x as int8 limbs.
 #pragma once
 
 #include <algorithm>
 
-#include "cpu/gemv_blockwise.h"
 #include "cpu/gemv_int4.h"
 
 namespace aoext::cpu {
@@ -67,32 +66,25 @@ struct DoubledWeight {
 };
 
 template <class Gemv>
-void multiply_e2m1_limbs(const Gemv& gemv, const LinearProblem& p, const Tensor& input, const BlockwiseWeight& weight,
-                         const Output& output) {
-  const std::vector<float> rows = rows_of_floats(p, input);
+void multiply_e2m1_by_limbs(const Gemv& gemv, const Product& product, const BlockwiseWeight& weight) {
+  const LinearProblem& p = product.p;
+  const std::vector<float> rows = rows_of_floats(product.x);
   const LimbRows limbs(gemv, p, rows);
   if (limbs.count() > 0)
-    each_panel(
-        p, DoubledWeight{weight}, output,
-        [&](DoubledWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
-          limbs.multiply(panel, first, count, sums);
-        },
-        limbs.within());
+    each_panel(product_of_floats(product, rows, limbs.within()), DoubledWeight{weight},
+               [&](DoubledWeight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
+                 limbs.multiply(panel, first, count, sums);
+               });
   if (limbs.beyond().empty()) return;
   const std::vector<float> others = chosen_rows(rows, p.K, limbs.beyond());
-  const int64_t M = static_cast<int64_t>(limbs.beyond().size());
-  const GemvBlockwise& floats = *kernels().gemv_lut4_f32;
-  const PackedRows x(InputRows{others.data(), Element::fp32, sizeof(float), M, p.K}, p.K, floats);
-  multiply_gemv_blockwise(p, floats, x, M, weight, output, limbs.beyond());
+  multiply_by(*kernels().gemv_lut4_f32, product_of_floats(product, others, limbs.beyond()), weight);
 }
 
-inline void multiply_e2m1_limbs(const LinearProblem& p, const Plan& plan, const Tensor& input, const BlockwiseWeight& weight,
-                                const Output& output) {
-  const Kernels& k = kernels();
-  const auto by_limbs = [&](const auto& gemv) { multiply_e2m1_limbs(gemv, p, input, weight, output); };
-  const bool two = plan.algorithm == Algorithm::gemv_limbs2;
-  if (k.gemv_e2m1_limbs2 != nullptr) return by_limbs(two ? *k.gemv_e2m1_limbs2 : *k.gemv_e2m1_limbs3);
-  by_limbs(two ? *k.gemv_e2m1_limbs2_staged : *k.gemv_e2m1_limbs3_staged);
+inline void multiply_by(const GemvLimbs& gemv, const Product& product, const BlockwiseWeight& weight) {
+  multiply_e2m1_by_limbs(gemv, product, weight);
+}
+inline void multiply_by(const GemvLimbsStaged& gemv, const Product& product, const BlockwiseWeight& weight) {
+  multiply_e2m1_by_limbs(gemv, product, weight);
 }
 
 }  // namespace aoext::cpu

@@ -1,20 +1,18 @@
-// int4 by few rows of x: Algorithm::gemv_int4, and gemv_limbs* for those rows that allow it, each by itself, so that none changes
-// another's result.
+// int4 by few rows of x: as floats, or as int8 limbs for those rows that allow it, each by itself, so that none changes another's
+// result.
 #pragma once
 
 #include <optional>
 #include <type_traits>
 
 #include "cpu/gemv.h"
-#include "cpu/multiply_gemm.h"
 
 namespace aoext::cpu {
 
 // x [M, K] as floats, and some of its rows.
-inline std::vector<float> rows_of_floats(const LinearProblem& p, const Tensor& input) {
-  std::vector<float> rows(p.M * p.K);
-  each_input_row(p, input,
-                 [&](int64_t m, const void* row) { shared_kernels().to_float(element(p.input), row, &rows[m * p.K], p.K); });
+inline std::vector<float> rows_of_floats(const InputRows& x) {
+  std::vector<float> rows(x.M * x.K);
+  for (int64_t m = 0; m < x.M; ++m) kernels().to_float(x.element, x.row(m), &rows[m * x.K], x.K);
   return rows;
 }
 
@@ -24,12 +22,18 @@ inline std::vector<float> chosen_rows(const std::vector<float>& rows, int64_t K,
   return out;
 }
 
-// Rows of x, packed for Kernels::gemv_int4.
+// The same of a product, for kernels that take floats.
+inline Product product_of_floats(const Product& product, const std::vector<float>& rows, const std::vector<int64_t>& order) {
+  const int64_t M = static_cast<int64_t>(order.size());
+  return {product.p, {rows.data(), Element::fp32, sizeof(float), M, product.x.K}, product.output, order};
+}
+
+// Rows of x, packed for GemvInt4.
 class FloatRows {
  public:
-  FloatRows(const LinearProblem& p, const std::vector<float>& rows, const std::vector<int64_t>& chosen)
+  FloatRows(const GemvInt4& gemv, const LinearProblem& p, const std::vector<float>& rows, const std::vector<int64_t>& chosen)
       : p_(p),
-        gemv_(*kernels().gemv_int4),
+        gemv_(gemv),
         stride_(padded(p.K)),
         count_(static_cast<int64_t>(chosen.size())),
         x_(count_ * stride_),
@@ -107,54 +111,52 @@ class LimbRows {
   std::optional<Scratch> packed_;
 };
 
-// Algorithm::gemv_int4.
-inline void multiply_gemv_int4(const LinearProblem& p, const Tensor& input, const Int4Weight& weight, const Output& output) {
-  std::vector<int64_t> all(p.M);
-  for (int64_t m = 0; m < p.M; ++m) all[m] = m;
-  const FloatRows rows(p, rows_of_floats(p, input), all);
-  each_panel(p, weight, output, [&](Int4Weight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
+inline void multiply_by(const GemvInt4& gemv, const Product& product, const Int4Weight& weight) {
+  std::vector<int64_t> all(product.M());
+  for (int64_t m = 0; m < product.M(); ++m) all[m] = m;
+  const FloatRows rows(gemv, product.p, rows_of_floats(product.x), all);
+  each_panel(product, weight, [&](Int4Weight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
     rows.multiply(panel, first, count, sums);
   });
 }
 
-// Algorithm::gemv_limbs*: rows beyond limbs meet the same panels as floats, or a gemm of their own.
+// Rows beyond limbs meet the same panels as floats, or a gemm of their own.
 template <class Gemv>
-void multiply_gemv_limbs(const Gemv& gemv, const LinearProblem& p, const Tensor& input, const Int4Weight& weight,
-                         const Output& output) {
-  const std::vector<float> rows = rows_of_floats(p, input);
+void multiply_by_limbs(const Gemv& gemv, const Product& product, const Int4Weight& weight) {
+  const LinearProblem& p = product.p;
+  const std::vector<float> rows = rows_of_floats(product.x);
   const LimbRows<Gemv> limbs(gemv, p, rows);
   std::vector<int64_t> beyond = limbs.beyond();
-  if (const Plan floats = plan_int4_floats(p); !beyond.empty() && floats.algorithm != Algorithm::gemv_int4) {
+  if (const Kernel floats = plan_int4_floats(Choice(p)); !beyond.empty() && floats != Kernel::gemv_int4) {
     const std::vector<float> x = chosen_rows(rows, p.K, beyond);
-    const int64_t count = static_cast<int64_t>(beyond.size());
-    multiply_gemm(floats, {x.data(), Element::fp32, sizeof(float), count, p.K}, weight, output, beyond);
+    with_kernel(floats, [&](const auto& gemm) {
+      if constexpr (requires {
+                      gemm.macro_kernel;
+                      multiply_by(gemm, product, weight);
+                    })
+        multiply_by(gemm, product_of_floats(product, x, beyond), weight);
+    });
     beyond.clear();
     if (limbs.count() == 0) return;
   }
-  const FloatRows others(p, rows, beyond);
+  const FloatRows others(*kernels().gemv_int4, p, rows, beyond);
   std::vector<int64_t> order = limbs.within();
   order.insert(order.end(), beyond.begin(), beyond.end());
-  each_panel(
-      p, weight, output,
-      [&](Int4Weight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
-        limbs.multiply(panel, first, count, sums);
-        others.multiply(panel, first, count, sums + limbs.count());
-      },
-      order);
+  each_panel(product_of_floats(product, rows, order), weight,
+             [&](Int4Weight::Panel& panel, int64_t first, int64_t count, float (*sums)[kPanel]) {
+               limbs.multiply(panel, first, count, sums);
+               others.multiply(panel, first, count, sums + limbs.count());
+             });
 }
 
-// The algorithms of this file.
-inline void multiply_few_int4(const LinearProblem& p, const Plan& plan, const Tensor& input, const Int4Weight& weight,
-                              const Output& output) {
-  const Kernels& k = kernels();
-  const auto by_limbs = [&](const auto& gemv) { multiply_gemv_limbs(gemv, p, input, weight, output); };
-  const bool two = plan.algorithm == Algorithm::gemv_limbs2;
-  if (plan.algorithm == Algorithm::gemv_int4) return multiply_gemv_int4(p, input, weight, output);
-  if (plan.algorithm == Algorithm::gemv_limbs2_packed) return by_limbs(*k.gemv_limbs2_packed);
-  if (plan.algorithm == Algorithm::gemv_limb) return by_limbs(*k.gemv_limb);
-  if (plan.algorithm == Algorithm::gemv_limb_staged) return by_limbs(*k.gemv_limb_staged);
-  if (k.gemv_limbs2 != nullptr) return by_limbs(two ? *k.gemv_limbs2 : *k.gemv_limbs3);
-  by_limbs(two ? *k.gemv_limbs2_staged : *k.gemv_limbs3_staged);
+inline void multiply_by(const GemvLimbs& gemv, const Product& product, const Int4Weight& weight) {
+  multiply_by_limbs(gemv, product, weight);
+}
+inline void multiply_by(const GemvLimbsPacked& gemv, const Product& product, const Int4Weight& weight) {
+  multiply_by_limbs(gemv, product, weight);
+}
+inline void multiply_by(const GemvLimbsStaged& gemv, const Product& product, const Int4Weight& weight) {
+  multiply_by_limbs(gemv, product, weight);
 }
 
 }  // namespace aoext::cpu

@@ -79,7 +79,7 @@ struct Int4PackWeight {
     void move(int64_t first, int64_t count, int64_t begin, int64_t end) {
       first_ = first;
       for (int64_t g = begin / w_.group_size; g * w_.group_size < end; ++g) {
-        shared_kernels().to_float(Element::bf16, w_.scale_and_zero + (g * w_.N + first) * 4, line_.data(), 2 * count);
+        kernels().to_float(Element::bf16, w_.scale_and_zero + (g * w_.N + first) * 4, line_.data(), 2 * count);
         for (int64_t i = 0; i < count; ++i) {
           scale_[g * kPanel + i] = line_[2 * i];
           zero_[g * kPanel + i] = line_[2 * i + 1];

@@ -1,6 +1,8 @@
 #include "cpu/int4pack_gemm.h"
 
-#include "cpu/gemm_int4.h"
+#include <type_traits>
+
+#include "cpu/plan.h"
 
 namespace aoext::cpu {
 
@@ -9,11 +11,16 @@ void int4pack_gemm(int64_t M, const void* x, const Int4PackWeight& weight, void*
   const int64_t N = weight.N;
   const InputRows rows{x, Element::bf16, kBytes, M, weight.K};
   const auto store = [&](int64_t m, int64_t first, int64_t count, const float* sums, const float* row_scales) {
-    shared_kernels().scale_row(Element::bf16, sums, 1.0f, row_scales, nullptr, static_cast<char*>(y) + (m * N + first) * kBytes,
-                               count);
+    kernels().scale_row(Element::bf16, sums, 1.0f, row_scales, nullptr, static_cast<char*>(y) + (m * N + first) * kBytes, count);
   };
-  with_gemm_int4_bf16(N, weight.group_size,
-                      [&](const auto& gemm) { gemm_product<float>(gemm, rows, N, weight, parallel_for, store); });
+  LinearProblem p{};
+  p.code = Code::int4, p.input = p.output = ScalarType::BFloat16;
+  p.M = M, p.N = N, p.K = weight.K, p.group_size = weight.group_size;
+  with_kernel(plan_int4pack(Choice(p)), [&](const auto& kernel) {
+    using Kernel = std::decay_t<decltype(kernel)>;
+    if constexpr (std::is_same_v<Kernel, GemmInt4> || std::is_same_v<Kernel, GemmInt4Codes>)
+      gemm_product<float>(kernel, rows, N, weight, parallel_for, store);
+  });
 }
 
 }  // namespace aoext::cpu

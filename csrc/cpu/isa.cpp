@@ -21,8 +21,7 @@ namespace {
 
 struct InstructionSet {
   Isa isa;
-  const char* name;
-  const SharedKernels& (*shared)();
+  const Kernels& (*kernels)();
   bool (*runs_here)();
 };
 
@@ -104,27 +103,27 @@ bool has_i8mm() {
 }
 #endif
 
-// Best first. What two of them would compile to the same code stands once.
+// Best first.
 const InstructionSet kInstructionSets[] = {
 #ifdef __x86_64__
-    {Isa::amx, "amx", shared_kernels_amx, has_amx_features},
-    {Isa::avx512, "avx512", shared_kernels_avx512, has_avx512_features},
-    {Isa::avxvnni, "avxvnni", shared_kernels_avx2, has_avx_vnni_features},
-    {Isa::avx2, "avx2", shared_kernels_avx2, has_avx2_features},
+    {Isa::amx, kernels_amx, has_amx_features},
+    {Isa::avx512, kernels_avx512, has_avx512_features},
+    {Isa::avxvnni, kernels_avxvnni, has_avx_vnni_features},
+    {Isa::avx2, kernels_avx2, has_avx2_features},
 #endif
 #ifdef __aarch64__
-    {Isa::i8mm, "i8mm", shared_kernels_i8mm, has_i8mm},
-    {Isa::dotprod, "dotprod", shared_kernels_neon, has_dotprod},
-    {Isa::neon, "neon", shared_kernels_neon, [] { return true; }},
+    {Isa::i8mm, kernels_i8mm, has_i8mm},
+    {Isa::dotprod, kernels_dotprod, has_dotprod},
+    {Isa::neon, kernels_neon, [] { return true; }},
 #endif
-    {Isa::portable, "portable", shared_kernels_portable, [] { return true; }},
+    {Isa::portable, kernels_portable, [] { return true; }},
 };
 
 const InstructionSet& choose() {
   const char* wanted = std::getenv("AOEXT_CPU_ISA");
   for (const InstructionSet& set : kInstructionSets) {
     if (!set.runs_here()) continue;
-    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == set.name) return set;
+    if (wanted == nullptr || *wanted == '\0' || std::string(wanted) == name_of(set.isa)) return set;
   }
   throw std::runtime_error("aoext: AOEXT_CPU_ISA must be one that this machine runs (" + usable_instruction_sets() + "), got " +
                            wanted);
@@ -135,12 +134,36 @@ const InstructionSet& chosen() {
   return set;
 }
 
+// The instruction set's table, which plans take to have what kernels.inc says.
+const Kernels& checked_kernels() {
+  const Kernels& table = chosen().kernels();
+#define AOEXT_KERNEL(type, name, instruction_sets)                \
+  if ((table.name != nullptr) != has(chosen().isa, Kernel::name)) \
+    throw std::logic_error(std::string("aoext: kernels.inc and the table of ") + name_of(chosen().isa) + " differ by " #name);
+#include "cpu/kernels/kernels.inc"
+  return table;
+}
+
 }  // namespace
+
+const char* name_of(Isa isa) {
+  switch (isa) {
+    case Isa::amx: return "amx";
+    case Isa::avx512: return "avx512";
+    case Isa::avxvnni: return "avxvnni";
+    case Isa::avx2: return "avx2";
+    case Isa::i8mm: return "i8mm";
+    case Isa::dotprod: return "dotprod";
+    case Isa::neon: return "neon";
+    case Isa::portable: break;
+  }
+  return "portable";
+}
 
 std::string usable_instruction_sets() {
   std::string names;
   for (const InstructionSet& set : kInstructionSets)
-    if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(set.name);
+    if (set.runs_here()) names += (names.empty() ? "" : ", ") + std::string(name_of(set.isa));
   return names;
 }
 
@@ -154,11 +177,28 @@ bool has_vnni() {
 
 Isa isa() { return chosen().isa; }
 
-const char* isa_name() { return chosen().name; }
-
-const SharedKernels& shared_kernels() {
-  static const SharedKernels& table = chosen().shared();
+const Kernels& kernels() {
+  static const Kernels& table = checked_kernels();
   return table;
+}
+
+const char* name_of(Kernel kernel) {
+  constexpr const char* kNames[] = {
+#define AOEXT_KERNEL(type, name, instruction_sets) #name,
+#include "cpu/kernels/kernels.inc"
+  };
+  return kNames[static_cast<int>(kernel)];
+}
+
+bool has(Isa isa, Kernel kernel) {
+  constexpr auto bit = [](Isa of) { return 1u << static_cast<int>(of); };
+  constexpr unsigned kAmx = bit(Isa::amx), kAvx512 = bit(Isa::avx512), kAvxVnni = bit(Isa::avxvnni), kAvx2 = bit(Isa::avx2),
+                     kI8mm = bit(Isa::i8mm), kDotprod = bit(Isa::dotprod), kPortable = bit(Isa::portable), kAll = ~0u;
+  constexpr unsigned kSets[] = {
+#define AOEXT_KERNEL(type, name, instruction_sets) instruction_sets,
+#include "cpu/kernels/kernels.inc"
+  };
+  return (kSets[static_cast<int>(kernel)] & bit(isa)) != 0;
 }
 
 }  // namespace aoext::cpu

@@ -1,36 +1,38 @@
-// A product with a quantised weight as its plan says.
+// A product with a quantised weight by the kernel that was chosen.
 #pragma once
 
-#include <type_traits>
+#include <optional>
 
-#include "cpu/gemv.h"
 #include "cpu/gemv_e2m1.h"
-#include "cpu/multiply_gemm.h"
+#include "cpu/gemv_int4.h"
 
 namespace aoext::cpu {
 
+// The kernel is one that multiplies such a weight.
 template <class Weight>
-Tensor linear(const LinearProblem& p, const Plan& plan, const Tensor& input, const Weight& weight, const Tensor* input_scale,
-              const OptionalTensor& bias, const SubtractedZeroPoints* zero_points = nullptr) {
-  const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
+void multiply(Kernel kernel, const Product& product, const Weight& weight) {
+  with_kernel(kernel, [&](const auto& k) {
+    if constexpr (requires { multiply_by(k, product, weight); }) multiply_by(k, product, weight);
+  });
+}
+
+// Scales of x meet the sums of a weight that has scales of rows or of groups; by blocks on both sides they meet x on the way.
+template <class Weight>
+Tensor linear(const LinearProblem& p, Kernel kernel, const Operands& of, const Weight& weight) {
+  const Tensor y = aten::empty(output_sizes(of.input, p.N), p.output, of.input);
   if (p.M == 0 || p.N == 0) return y;
-  const Tensor x = aten::contiguous(input);
-  const InputRows rows = input_rows(p, x);
-  const Output output(p, y, rows, weight, input_scale, bias, zero_points);
-  if (is_gemm(plan.algorithm)) {
-    multiply_gemm(plan, rows, weight, output);
-  } else if constexpr (std::is_same_v<Weight, RowwiseWeight>) {
-    multiply_gemv_8bit(p, plan, x, weight, output);
-  } else if constexpr (std::is_same_v<Weight, Int4Weight>) {
-    multiply_few_int4(p, plan, x, weight, output);
-  } else if constexpr (std::is_same_v<Weight, BlockwiseWeight>) {
-    if (plan.algorithm == Algorithm::gemv_blockwise) {
-      const GemvBlockwise& gemv = gemv_blockwise(plan, weight);
-      multiply_gemv_blockwise(p, gemv, PackedRows(p, x, gemv), p.M, weight, output);
-    } else {
-      multiply_e2m1_limbs(p, plan, x, weight, output);
-    }
+  const Tensor x = aten::contiguous(of.input);
+  InputRows rows = input_rows(p, x);
+  const bool by_blocks = Weight::kBlockwise && of.input_scale != nullptr;
+  const OptionalTensor block_scales = by_blocks ? OptionalTensor(aten::contiguous(*of.input_scale)) : std::nullopt;
+  if (by_blocks) {
+    rows.scales = static_cast<const float*>(block_scales->const_data_ptr());
+    rows.scales_of_row = ceil_div(p.K, p.input_group_size);
   }
+  std::optional<SubtractedZeroPoints> zero_points;
+  if (p.subtracts_zero_point) zero_points.emplace(p, rows, of.weight.scale, *of.weight.zero_point);
+  const Output output(p, y, rows, weight, by_blocks ? nullptr : of.input_scale, of.bias, zero_points ? &*zero_points : nullptr);
+  multiply(kernel, {p, rows, output}, weight);
   return y;
 }
 

@@ -26,7 +26,7 @@ struct Output {
   // `x` and `weight` are the operands, which stay as long as this.
   template <class Weight>
   Output(const LinearProblem& p, const Tensor& y, const InputRows& x, const Weight& weight, const Tensor* input_scale,
-         const OptionalTensor& bias_, const SubtractedZeroPoints* zero_points_ = nullptr)
+         const Tensor* bias_, const SubtractedZeroPoints* zero_points_ = nullptr)
       : data(static_cast<char*>(y.mutable_data_ptr())),
         element(aoext::element(p.output)),
         element_size(static_cast<int64_t>(y.element_size())),
@@ -37,7 +37,7 @@ struct Output {
         weight_(&weight),
         values_([](const void* w, int64_t n, double* out) { row_values(*static_cast<const Weight*>(w), n, out); }) {
     if (input_scale != nullptr) input_scales = floats(aten::contiguous(*input_scale));
-    if (bias_) bias = floats(aten::contiguous(*bias_));
+    if (bias_ != nullptr) bias = floats(aten::contiguous(*bias_));
   }
 
   // Channels [first, first + count) of row m.
@@ -46,7 +46,7 @@ struct Output {
     float less_zero_points[kPanel];
     if (zero_points != nullptr) summand = zero_points->take_off(m, first, count, summand, less_zero_points);
     const float scale = input_scales.empty() ? 1.0f : input_scales[m];
-    shared_kernels().scale_row(element, acc, scale, row_scales, summand, at(m, first), count);
+    kernels().scale_row(element, acc, scale, row_scales, summand, at(m, first), count);
     if (!are_finite(acc, scale, row_scales, summand, count))
       mend(m, first, count,
            [&](int64_t i) { return are_finite(acc + i, scale, row_scales + i, summand == nullptr ? nullptr : summand + i, 1); });
@@ -71,7 +71,7 @@ struct Output {
   template <class IsFinite>
   void mend(int64_t m, int64_t first, int64_t count, const IsFinite& is_finite) const {
     std::vector<float> codes(x_.K);
-    shared_kernels().to_float(x_.element, x_.row(m), codes.data(), x_.K);
+    kernels().to_float(x_.element, x_.row(m), codes.data(), x_.K);
     std::vector<double> x(codes.begin(), codes.end()), w(x_.K);
     for (int64_t k = 0; k < x_.K; ++k) {
       if (x_.scales != nullptr) x[k] *= x_.scales[m * x_.scales_of_row + k / x_block_];

@@ -117,7 +117,7 @@ class PackedX {
 
   void sum_groups(int64_t group_size, int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m)
-      shared_kernels().group_sums(x_.element, x_.row(first_ + m), x_.K, group_size, &sums_[m], rows_);
+      kernels().group_sums(x_.element, x_.row(first_ + m), x_.K, group_size, &sums_[m], rows_);
   }
 
   const GemmShape& shape_;

@@ -2,8 +2,8 @@
 // scale on either side.
 #pragma once
 
+#include "cpu/blockwise_weight.h"
 #include "cpu/plan.h"
-#include "cpu/weights.h"
 
 namespace aoext::cpu {
 
@@ -15,16 +15,16 @@ struct SegmentsWeight {
   Element scale_element;
   int64_t scale_bytes, N, K, block_n, blocks, segment, segments_of_block, segments_of_x;
 
-  SegmentsWeight(const LinearProblem& p, const Tensor& weight, const Tensor& scale)
-      : values(static_cast<const char*>(weight.const_data_ptr())),
-        value_element(element(p.code)),
-        scales(static_cast<const char*>(scale.const_data_ptr())),
-        scale_element(element(p.scale)),
-        scale_bytes(static_cast<int64_t>(scale.element_size())),
+  SegmentsWeight(const LinearProblem& p, const BlockwiseWeight& weight)
+      : values(weight.codes),
+        value_element(weight.type),
+        scales(weight.scale),
+        scale_element(weight.scale_element),
+        scale_bytes(weight.scale_row_bytes / weight.groups),
         N(p.N),
         K(p.K),
         block_n(p.block_n),
-        blocks(ceil_div(p.K, p.group_size)),
+        blocks(weight.groups),
         segment(segment_of(p)),
         segments_of_block(ceil_div(p.group_size, segment)),
         segments_of_x(ceil_div(p.input_group_size, segment)) {}

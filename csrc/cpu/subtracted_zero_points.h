@@ -35,7 +35,7 @@ class SubtractedZeroPoints {
   const float* take_off(int64_t m, int64_t first, int64_t count, const float* bias, float (&out)[kPanel]) const {
     std::fill_n(out, kPanel, 0.0f);
     if (bias != nullptr) std::copy_n(bias, count, out);
-    shared_kernels().subtract_group_terms(sums(m), terms(first), groups_, out);
+    kernels().subtract_group_terms(sums(m), terms(first), groups_, out);
     return out;
   }
 
@@ -53,10 +53,10 @@ class SubtractedZeroPoints {
 
   void sum(const LinearProblem& p, const InputRows& x, int64_t m) {
     const int64_t whole = p.K / p.group_size, rest = p.K - whole * p.group_size;
-    shared_kernels().group_sums(x.element, x.row(m), p.K, p.group_size, sums(m), 1);
+    kernels().group_sums(x.element, x.row(m), p.K, p.group_size, sums(m), 1);
     if (rest == 0) return;
     const char* const last = x.row(m) + (p.K - rest) * x.element_size;
-    shared_kernels().group_sums(x.element, last, rest, rest, sums(m) + whole, 1);
+    kernels().group_sums(x.element, last, rest, rest, sums(m) + whole, 1);
   }
 
   void multiply(const LinearProblem& p, const Tensor& scale, const Tensor& zero_point, int64_t panel) {

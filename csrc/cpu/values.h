@@ -8,7 +8,7 @@ namespace aoext::cpu {
 
 inline float as_float(Element type, const char* from) {
   float value = 0;
-  shared_kernels().to_float(type, from, &value, 1);
+  kernels().to_float(type, from, &value, 1);
   return value;
 }
 
@@ -27,7 +27,7 @@ inline void row_values(const Int4Weight& w, int64_t n, double* out) {
 
 inline void row_values(const RowwiseWeight& w, int64_t n, double* out) {
   std::vector<float> codes(w.K);
-  shared_kernels().to_float(w.value_element, w.values + n * w.K, codes.data(), w.K);
+  kernels().to_float(w.value_element, w.values + n * w.K, codes.data(), w.K);
   for (int64_t k = 0; k < w.K; ++k) out[k] = static_cast<double>(codes[k]) * w.scales[n];
 }
 

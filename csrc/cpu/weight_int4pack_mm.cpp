@@ -1,4 +1,5 @@
 // Weight-only int4 from the tinygemm layout, by way of plain int4.
+#include "cpu/explain.h"
 #include "cpu/int4pack_gemm.h"
 #include "cpu/linear.h"
 #include "generic/register.h"
@@ -22,6 +23,6 @@ Tensor weight_int4pack_mm(const Tensor& input, const Tensor& weight, int64_t gro
 
 }  // namespace
 
-AOEXT_REGISTER(CPU, weight_int4pack_mm, &explain<plan_int4pack>, &weight_int4pack_mm)
+AOEXT_REGISTER(CPU, weight_int4pack_mm, &explain, &weight_int4pack_mm)
 
 }  // namespace aoext::cpu

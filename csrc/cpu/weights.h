@@ -11,7 +11,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/checks.h"
+#include "common/formats.h"
+#include "common/operands.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
 
@@ -20,7 +21,7 @@ namespace aoext::cpu {
 // A contiguous tensor's elements as float32.
 inline std::vector<float> floats(const Tensor& t) {
   std::vector<float> out(t.numel());
-  shared_kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
+  kernels().to_float(element(t.scalar_type()), t.const_data_ptr(), out.data(), t.numel());
   return out;
 }
 
@@ -31,10 +32,10 @@ struct Int4Weight {
   ScalarType scale_dtype;
   int64_t N, K, group_size;
 
-  Int4Weight(const LinearProblem& p, const Tensor& weight, const Tensor& scale_, const Tensor& zero_point_)
-      : packed(static_cast<const uint8_t*>(weight.const_data_ptr())),
-        scale(static_cast<const char*>(scale_.const_data_ptr())),
-        zero_point(static_cast<const char*>(zero_point_.const_data_ptr())),
+  Int4Weight(const LinearProblem& p, const aoext::Weight& w)
+      : packed(static_cast<const uint8_t*>(w.values.const_data_ptr())),
+        scale(static_cast<const char*>(w.scale.const_data_ptr())),
+        zero_point(static_cast<const char*>(w.zero_point->const_data_ptr())),
         scale_dtype(p.scale),
         N(p.N),
         K(p.K),

@@ -26,9 +26,9 @@ inline ZeroPointsBeside take_zero_points_out(const std::vector<float>& scale, st
                                              std::vector<float>& beside, int64_t group_size, int64_t begin, int64_t end) {
   const int64_t staged = begin / group_size, first = (begin + group_size - 1) / group_size, last = (end - 1) / group_size + 1;
   const int64_t from = staged * kPanel;
-  if (!shared_kernels().has_wide_zero_points(&scale[from], &zero_point[from], last - staged)) return {};
+  if (!kernels().has_wide_zero_points(&scale[from], &zero_point[from], last - staged)) return {};
   beside.resize(zero_point.size());
-  shared_kernels().split_zero_points(&scale[from], &zero_point[from], last - staged, &beside[from]);
+  kernels().split_zero_points(&scale[from], &zero_point[from], last - staged, &beside[from]);
   return {beside.data() + first * kPanel, first, last - first};
 }
 
@@ -36,7 +36,7 @@ inline ZeroPointsBeside take_zero_points_out(const std::vector<float>& scale, st
 inline void shift_zero_points(const std::vector<float>& scale, std::vector<float>& zero_point, float offset, int64_t group_size,
                               int64_t begin, int64_t end) {
   const int64_t first = begin / group_size, last = (end - 1) / group_size + 1, from = first * kPanel;
-  shared_kernels().shift_zero_points(&scale[from], &zero_point[from], offset, last - first);
+  kernels().shift_zero_points(&scale[from], &zero_point[from], offset, last - first);
 }
 
 }  // namespace aoext::cpu

@@ -32,7 +32,6 @@ bool takes_one_pass(int64_t K, const Device& device);  // quantize_rowwise, dequ
 std::string text(const Int4Plan& plan);
 
 // "M = 1, N = 4096, K = 4096, group_size = 128", for messages.
-std::string text(const LinearProblem& p);
 
 // For aoext.explain.
 Explanation explain(const Int4Plan& plan);

@@ -178,12 +178,4 @@ Explanation explain(const Int4Plan& plan) {
 
 std::string text(const Int4Plan& plan) { return text(plan.kernel) + " | scale=" + torch::headeronly::toString(plan.scale); }
 
-std::string text(const LinearProblem& p) {
-  const auto part = [](const char* name, int64_t value) { return std::string(name) + " = " + std::to_string(value); };
-  std::string all = part("M", p.M) + ", " + part("N", p.N) + ", " + part("K", p.K);
-  if (p.experts > 0) all += ", " + part("experts", p.experts);
-  if (p.group_size < p.K) all += ", " + part("group_size", p.group_size);
-  return all + ", input " + torch::headeronly::toString(p.input) + ", output " + torch::headeronly::toString(p.output);
-}
-
 }  // namespace aoext::cuda

@@ -232,14 +232,8 @@ Explanation explain(const Call& call) {
   AOEXT_REGISTER(key, quantize, &explain<Key::key>, &quantize)                                              \
   AOEXT_REGISTER(key, dequantize, &explain<Key::key>, &dequantize)
 
-namespace cpu {
-AOEXT_ROUTES(CPU)
-}
 namespace cuda {
 AOEXT_ROUTES(CUDA)
-}
-namespace xpu {
-AOEXT_ROUTES(XPU)
 }
 
 }  // namespace aoext::routes

@@ -1,8 +1,8 @@
 // XPU's part: the operator's own kernel, on the queue and with the memory of the traits.
 #include "int4pack_shim/status.h"
-#include "sycl/device.h"
 #include "sycl/int4pack_product.h"
 #include "sycl/kernels/shape.h"
+#include "sycl/launch.h"
 
 namespace aoext::int4pack::detail {
 namespace {
@@ -44,10 +44,11 @@ void run(const Problem& p, void* y, const Host& host) {
   if (stream == nullptr) throw Failed(Failure::unsupported, "there is no current queue");
   sycl::queue& queue = *static_cast<sycl::queue*>(stream);
   if (!queue.is_in_order()) throw Failed(Failure::unsupported, "the current queue must be in order");
-  if (p.K >= xpu::kMaxAnyDepth || !xpu::runs(xpu::device_of(queue), xpu::kInt4PackImage))
+  if (p.K >= xpu::kMaxAnyDepth || !xpu::runs(xpu::device_of(queue), xpu::Engine::lanes))
     throw Failed(Failure::unsupported, "needs a device with sub-groups of 16, and K < 2^30");
   const Input x(host, p, queue);
-  xpu::launch_int4pack(queue, {y, x.data(), p.weight, p.scale_and_zero, p.M, p.N, p.K, p.group_size, p.inner_k_tiles});
+  const xpu::Int4PackLinear linear{y, x.data(), p.weight, p.scale_and_zero, p.M, p.N, p.K, p.group_size, p.inner_k_tiles};
+  xpu::launch_int4pack(queue, xpu::plan_int4pack(linear, xpu::device_of(queue)), linear);
 }
 
 }  // namespace

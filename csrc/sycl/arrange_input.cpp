@@ -8,10 +8,11 @@ namespace aoext::xpu {
 Tensor arranged(const LinearProblem& p, const Plan& plan, sycl::queue& queue, const Tensor& x) {
   if (!plan.arranged) return x;
   constexpr size_t kWidth = 8 * kLanes;
-  const int64_t rows = ceil_div(p.M, plan.rows) * plan.rows;
+  const int64_t rows = ceil_div(p.M, plan.family.rows) * plan.family.rows;
   const Tensor result = aten::empty({rows, p.K}, p.input, x);
   const auto lanes = static_cast<size_t>(p.K / kStep * kLanes);
-  launch(queue, {"arrange_input.lanes", "arrange_input"},
+  static const Module& kernel = module("arrange_input.lanes", "arrange_input");
+  launch(queue, kernel,
          sycl::nd_range<2>({static_cast<size_t>(rows / kArrangedBlock), ceil_div(lanes, kWidth) * kWidth}, {1, kWidth}),
          result.mutable_data_ptr(), x.const_data_ptr(), p.M, static_cast<int>(p.K));
   return result;

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <stdexcept>
-#include <unordered_map>
 
 #include "cpu/isa.h"
+#include "sycl/gpus.h"
 #include "sycl/kernels/shape.h"
 
 namespace aoext::xpu {
 namespace {
-
-constexpr int kThreadsOfAVectorEngine = 8;
 
 bool has_dpas(const sycl::device& device) {
   if (!device.is_gpu() || !device.has(sycl::aspect::ext_intel_matrix)) return false;
@@ -31,13 +28,15 @@ void pretend(Device& device) {
   if (wish == nullptr || device.gpu) return;
   const std::string text = wish;
   if (text == "matrix") {
-    device.matrix = "emulated";
+    device.engine = Engine::emulated;
   } else if (text == "bare") {
-    device.sub_group_16 = device.fp16 = false;
+    device.usable = false;
   } else {
     throw std::runtime_error("aoext: AOEXT_XPU_PRETEND must be matrix or bare, got " + text);
   }
 }
+
+}  // namespace
 
 Device ask(const sycl::device& device) {
   namespace info = sycl::info::device;
@@ -46,33 +45,14 @@ Device ask(const sycl::device& device) {
   const int units = static_cast<int>(device.get_info<info::max_compute_units>());
   Device facts{device.get_info<info::name>(),
                gpu,
-               has_dpas(device) ? "dpas" : "",
-               std::find(sub_groups.begin(), sub_groups.end(), 16) != sub_groups.end(),
-               device.has(sycl::aspect::fp16),
-               device.get_info<info::local_mem_size>(),
-               device.get_info<info::max_work_group_size>(),
+               has_dpas(device) ? Engine::dpas : Engine::lanes,
+               std::find(sub_groups.begin(), sub_groups.end(), kLanes) != sub_groups.end() && device.has(sycl::aspect::fp16) &&
+                   device.get_info<info::local_mem_size>() >= kLocalMemory,
+               static_cast<int>(device.get_info<info::max_work_group_size>()),
                gpu ? units * kThreadsOfAVectorEngine : units,
                gpu || cpu::has_vnni()};
   pretend(facts);
   return facts;
-}
-
-}  // namespace
-
-bool runs(const Device& device, const std::string& image) {
-  if (!device.sub_group_16 || !device.fp16 || device.local_memory < kLocalMemory) return false;
-  for (const char* const matrix : {"dpas", "emulated"})
-    if (image.find(std::string(".") + matrix) != std::string::npos) return device.matrix == matrix;
-  return true;
-}
-
-const Device& device_of(const sycl::queue& queue) {
-  static std::mutex mutex;
-  static std::unordered_map<sycl::device, Device> known;
-  const std::lock_guard lock(mutex);
-  const sycl::device device = queue.get_device();
-  const auto found = known.find(device);
-  return found != known.end() ? found->second : known.emplace(device, ask(device)).first->second;
 }
 
 }  // namespace aoext::xpu

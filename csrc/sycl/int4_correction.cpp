@@ -26,10 +26,11 @@ Int4Zeros split_zeros(sycl::queue& queue, const LinearProblem& p, const Tensor& 
                         copies_scale ? aten::empty(sizes, ScalarType::Float, scale) : scale};
   const int64_t count = sizes[0] * sizes[1];
   if (count == 0) return zeros;
-  launch(queue, {"int4_correction.lanes", "int4_prepare"}, line(count), static_cast<int8_t*>(zeros.integers.mutable_data_ptr()),
+  static const Module& kernel = module("int4_correction.lanes", "int4_prepare");
+  launch(queue, kernel, line(count), static_cast<int8_t*>(zeros.integers.mutable_data_ptr()),
          static_cast<float*>(zeros.rest.mutable_data_ptr()),
          copies_scale ? static_cast<float*>(zeros.scale.mutable_data_ptr()) : nullptr, scale.const_data_ptr(),
-         zero_point.const_data_ptr(), count, int{element(p.scale)});
+         zero_point.const_data_ptr(), count, element(p.scale));
   return zeros;
 }
 
@@ -41,9 +42,10 @@ Tensor group_sums(sycl::queue& queue, const LinearProblem& p, const Tensor& x) {
       p.group_size % 128 == 0 || p.group_size == 64 || p.group_size == 32 || p.group_size == 16 || p.group_size == 8;
   const bool wide = whole && is_aligned(x, 16);
   const int64_t lanes = wide ? std::min<int64_t>(p.group_size / 8, kLanes) : kLanes;
-  launch(queue, {"int4_correction.lanes", wide ? "group_sums_wide" : "group_sums_any"}, line(count * lanes),
-         static_cast<float*>(sums.mutable_data_ptr()), x.const_data_ptr(), count, static_cast<int>(p.group_size),
-         int{element(x.scalar_type())});
+  static const Module &wide_kernel = module("int4_correction.lanes", "group_sums_wide"),
+                      &any_kernel = module("int4_correction.lanes", "group_sums_any");
+  launch(queue, wide ? wide_kernel : any_kernel, line(count * lanes), static_cast<float*>(sums.mutable_data_ptr()),
+         x.const_data_ptr(), count, static_cast<int>(p.group_size), element(p.input));
   return sums;
 }
 

@@ -6,9 +6,10 @@
 
 #include <sycl/sycl.hpp>
 
+#include "sycl/device.h"
+
 namespace aoext::xpu {
 
-constexpr const char* kInt4PackImage = "int4pack_mm.lanes";
 constexpr int kInt4PackInputAlignment = 8;  // bytes
 
 // y[M, N] = x[M, K] · wᵀ: bfloat16, contiguous, nothing empty; K below kMaxAnyDepth (kernels/shape.h).
@@ -21,12 +22,12 @@ struct Int4PackLinear {
 };
 
 struct Int4PackPlan {
-  int rows;        // of y that a work-group computes
+  int rows;        // of y that a work-group computes: 1, 4 or 8
   int sub_groups;  // that split K
 };
 
-Int4PackPlan plan_int4pack(const Int4PackLinear& linear, const sycl::queue& queue);
+Int4PackPlan plan_int4pack(const Int4PackLinear& linear, const Device& device);
 
-void launch_int4pack(sycl::queue& queue, const Int4PackLinear& linear);
+void launch_int4pack(sycl::queue& queue, const Int4PackPlan& plan, const Int4PackLinear& linear);
 
 }  // namespace aoext::xpu

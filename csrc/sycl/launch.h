@@ -1,43 +1,67 @@
 // Runs a kernel of an embedded module on a queue. It knows nothing of torch.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <sycl/sycl.hpp>
+
+#include "sycl/device.h"
+#include "sycl/modules.h"
 
 namespace aoext::xpu {
 
 // In a work-group of the kernels that know no tiles.
 constexpr int64_t kSubGroups = 8;
 
-struct KernelName {
-  std::string image;
-  std::string name;
+// The module of a kernel by name, and null where this build has none. Whoever launches keeps it.
+const Module* find_module(const std::string& image, const std::string& kernel);
+const Module& module(const std::string& image, const std::string& kernel);  // RuntimeError where there is none
 
-  std::string full() const { return image + "/" + name; }
+// A device in a context: what it offers, and the kernels that it has compiled. It lives as long as the process.
+class Target {
+ public:
+  Target(const sycl::context& context, const sycl::device& device);
+
+  bool is(const sycl::queue& queue) const { return context_ == queue.get_context() && device_ == queue.get_device(); }
+  // Has the device compile the kernel's module on first use; threads that ask meanwhile wait.
+  const sycl::kernel& kernel(const Module& module);
+  bool has_compiled(const Module& module) const { return kernels_[place(module)] != nullptr; }
+
+  const Device device;
+
+ private:
+  static size_t place(const Module& module) { return static_cast<size_t>(&module - modules().data()); }
+
+  const sycl::context context_;
+  const sycl::device device_;
+  std::mutex mutex_;
+  std::vector<std::atomic<const sycl::kernel*>> kernels_;  // in the order of modules()
 };
 
-// Has the device compile the kernel's module on first use, once for each context and device; threads that ask meanwhile wait.
-sycl::kernel kernel(const sycl::queue& queue, const KernelName& name);
+Target& target_of(const sycl::queue& queue);
+inline const Device& device_of(const sycl::queue& queue) { return target_of(queue).device; }
 
-// Whether this build of the library has it.
-bool has_kernel(const KernelName& name);
+// The modules that some device of this process has compiled.
+std::vector<const Module*> compiled_modules();
 
-[[noreturn]] void raise_sycl_error(const KernelName& name, const std::exception& error);
+[[noreturn]] void raise_sycl_error(const Module& module, const std::exception& error);
 
 // Arguments are USM pointers and scalars, in the order and of the types of the kernel's parameters.
 template <class... Args>
-void launch(sycl::queue& queue, const KernelName& name, const sycl::nd_range<2>& range, const Args&... args) {
+void launch(sycl::queue& queue, const Module& module, const sycl::nd_range<2>& range, const Args&... args) {
   try {
-    const sycl::kernel k = kernel(queue, name);
+    const sycl::kernel& k = target_of(queue).kernel(module);
     queue.submit([&](sycl::handler& handler) {
       handler.set_args(args...);
       handler.parallel_for(range, k);
     });
   } catch (const sycl::exception& error) {
-    raise_sycl_error(name, error);
+    raise_sycl_error(module, error);
   }
 }
 

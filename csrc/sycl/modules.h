@@ -1,6 +1,7 @@
 // The SPIR-V that is embedded in the library; CMake generates the table (cmake/sycl.cmake).
 #pragma once
 
+#include <string>
 #include <vector>
 
 namespace aoext::xpu {
@@ -11,6 +12,8 @@ struct Module {
   const char* kernel;
   const char* begin;
   const char* end;
+
+  std::string name() const { return std::string(image) + "/" + kernel; }
 };
 
 const std::vector<Module>& modules();

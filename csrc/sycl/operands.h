@@ -1,31 +1,22 @@
-// torch's tensors and dtypes as kernels take them.
+// torch's tensors as kernels take them.
 #pragma once
 
-#include <optional>
-
 #include "common/dispatcher.h"
-#include "sycl/kernels/element.h"
+#include "common/formats.h"
+#include "common/operands.h"
 
 namespace aoext::xpu {
 
-inline Element element(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return kBf16;
-    case ScalarType::Half: return kFp16;
-    case ScalarType::Float: return kFp32;
-    case ScalarType::Char: return kInt8;
-    case ScalarType::Float8_e4m3fn: return kE4m3;
-    case ScalarType::Float8_e5m2: return kE5m2;
-    case ScalarType::Float8_e8m0fnu: return kE8m0;
-    default: return kInt32;
-  }
-}
+// What a product reads, without gaps. Null is what the problem has none of.
+struct Dense {
+  Tensor input, weight;
+  OptionalTensor scale, zero_point, table, global_scale, input_scale, bias;
+};
 
-inline const void* data_of(const std::optional<Tensor>& t) { return t ? t->const_data_ptr() : nullptr; }
+inline const void* data_of(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
+inline const float* floats_of(const OptionalTensor& t) { return static_cast<const float*>(data_of(t)); }
 
-inline std::optional<Tensor> contiguous(const std::optional<Tensor>& t) {
-  return t ? std::optional(aten::contiguous(*t)) : std::nullopt;
-}
+inline OptionalTensor contiguous(const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); }
 
 inline bool is_aligned(const Tensor& t, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0; }
 

@@ -1,15 +1,81 @@
 #include "sycl/plan.h"
 
-#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
 
-#include "common/sizes.h"
-#include "sycl/device.h"
 #include "sycl/operands.h"
-#include "sycl/product.h"
-#include "sycl/queue.h"
+#include "sycl/probes.h"
 #include "sycl/self_check.h"
+#include "sycl/tiles.h"
 
 namespace aoext::xpu {
+namespace {
+
+// Of more rows of x there are too many counts to remember, and such products take longer than choosing.
+constexpr int64_t kRememberedRows = 512;
+
+bool plan_any(Plan& plan, const LinearProblem& p, Asked& asked) {
+  if (p.K >= kMaxAnyDepth || !asked.serves({Source::linear_any})) return false;
+  plan.algorithm = Algorithm::any;
+  return true;
+}
+
+Plan choose(const LinearProblem& p, Asked& asked, int alignment) {
+  const bool matrix = asked.device.engine != Engine::lanes && p.input != ScalarType::Float;
+  Plan plan;
+  const auto try_tile = [&] {
+    return alignment % kTileAlignment == 0 &&
+           ((matrix && plan_tile(plan, p, asked, asked.device.engine)) || plan_tile(plan, p, asked, Engine::lanes));
+  };
+  const auto try_product = [&] { return alignment % onednn::kAlignment == 0 && plan_product(plan, p, asked); };
+  const int64_t tiles_first = matrix             ? kTilesFirst.matrix
+                              : asked.device.gpu ? kTilesFirst.lanes_of_gpu
+                                                 : kTilesFirst.lanes_of_cpu;
+  const bool found = p.M <= tiles_first ? try_tile() || try_product() : try_product() || try_tile();
+  if (!found) plan_any(plan, p, asked);
+  return plan;
+}
+
+// Nothing where the forced kernel is none of those that such a product chooses among.
+std::optional<Plan> forced_plan(const Forced& f, const LinearProblem& p, Asked& asked, int alignment) {
+  Plan plan;
+  const auto taken = [&](bool takes) {
+    if (!takes) refuse_kernel(f, text(p), asked.device.name);
+    return plan;
+  };
+  if (f.kernel == "generic") return plan;
+  if (f.kernel == "linear_any") return taken(plan_any(plan, p, asked));
+  if (f.kernel == "oneDNN")
+    return has_product(p) ? std::optional(taken(alignment % onednn::kAlignment == 0 && plan_product(plan, p, asked)))
+                          : std::nullopt;
+  for (const Engine engine : {Engine::lanes, Engine::dpas, Engine::emulated})
+    if (image({tiles_of(p).source, engine, p.code, p.input}) == f.kernel)
+      return taken(alignment % kTileAlignment == 0 && plan_tile(plan, p, asked, engine, &f));
+  return std::nullopt;
+}
+
+Plan plan_now(const LinearProblem& p, Asked& asked, int alignment) {
+  if (p.subtracts_zero_point || p.experts > 0) return {};
+  if (const Forced* const f = forced())
+    if (const std::optional<Plan> plan = forced_plan(*f, p, asked, alignment)) return *plan;
+  return choose(p, asked, alignment);
+}
+
+}  // namespace
+
+bool Asked::serves(const Family& family) {
+  if (!runs(device, family.engine)) return false;
+  if (queue == nullptr) return true;
+  const Trust trust = trusted(*queue, family);
+  is_final &= trust != Trust::unknown;
+  return trust == Trust::yes;
+}
+
+bool serves(sycl::queue& queue, Source source) {
+  return runs(device_of(queue), Engine::lanes) && trusted(queue, {source}) == Trust::yes;
+}
 
 int alignment_of(std::initializer_list<const Tensor*> tensors) {
   int alignment = onednn::kAlignment;
@@ -18,59 +84,38 @@ int alignment_of(std::initializer_list<const Tensor*> tensors) {
   return alignment;
 }
 
-bool serves(sycl::queue& queue, const KernelName& kernel) {
-  return has_kernel(kernel) && runs(device_of(queue), kernel.image) && trusted(queue, kernel.full());
-}
+Plan plan_linear(const LinearProblem& p, Asked& asked, int alignment) { return plan_now(p, asked, alignment); }
 
-bool serves(sycl::queue& queue, const std::string& image) { return runs(device_of(queue), image) && trusted(queue, image); }
-
-int tile_sub_groups(const LinearProblem& p, const Device& device, int rows, int columns) {
-  const int64_t work_groups = ceil_div(p.M, rows) * ceil_div(p.N, columns);
-  const int64_t most = std::min<int64_t>({kMaxSubGroups, ceil_div(p.K, kBlock), int64_t(device.work_group) / kLanes});
-  int sub_groups = 1;
-  while (sub_groups * 2 <= most && sub_groups * work_groups < device.threads) sub_groups *= 2;
-  return sub_groups;
-}
-
-int tile_rows(int64_t M, bool matrix) { return M == 1 ? 1 : M <= 4 ? 4 : M <= 8 || !matrix ? 8 : M <= 16 ? 16 : 32; }
-
-sycl::nd_range<2> tile_range(const Plan& plan, const LinearProblem& p) {
-  const size_t width = static_cast<size_t>(plan.sub_groups) * kLanes;
-  return {{static_cast<size_t>(ceil_div(p.M, plan.rows)), static_cast<size_t>(ceil_div(p.N, plan.columns)) * width}, {1, width}};
-}
-
-Plan choose(const LinearProblem& p, sycl::queue& queue, int alignment, const std::function<bool(Plan&, const std::string&)>& tile,
-            const std::function<bool(Plan&)>& product) {
+Plan plan_linear(const LinearProblem& p, sycl::queue& queue, int alignment) {
   const Device& device = device_of(queue);
-  const bool matrix = !device.matrix.empty() && p.input != ScalarType::Float;
-  Plan plan;
-  const auto try_tile = [&] {
-    return alignment % kTileAlignment == 0 && ((matrix && tile(plan, device.matrix)) || tile(plan, "lanes"));
-  };
-  const auto try_product = [&] { return alignment % onednn::kAlignment == 0 && product(plan); };
-  // On a GPU the matrix engine keeps up with memory to about 64 rows; lanes alone multiply slower than they read from
-  // a few rows on. The CPU device is for tests: there oneDNN wins from two rows on.
-  const int64_t most_tile_rows = matrix ? 64 : device.gpu ? 8 : 1;
-  const bool found = p.M <= most_tile_rows ? try_tile() || try_product() : try_product() || try_tile();
-  if (!found && p.K < kMaxAnyDepth && serves(queue, "linear_any.lanes")) plan.algorithm = Algorithm::any;
+  Asked asked{device, &queue};
+  if (p.M > kRememberedRows || forced() != nullptr || is_probing()) return plan_now(p, asked, alignment);
+  static std::mutex mutex;
+  static std::map<std::tuple<LinearProblem, const Device*, int>, Plan> chosen;
+  const std::tuple key(p, &device, alignment);
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = chosen.find(key); found != chosen.end()) return found->second;
+  }
+  const Plan plan = plan_now(p, asked, alignment);  // unlocked: a check of kernels makes plans of its own
+  if (asked.is_final) {
+    const std::lock_guard lock(mutex);
+    chosen.emplace(key, plan);
+  }
   return plan;
 }
 
-const char* type_name(ScalarType t) {
-  switch (t) {
-    case ScalarType::BFloat16: return "bf16";
-    case ScalarType::Half: return "fp16";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Float8_e4m3fn: return "e4m3";
-    case ScalarType::Float8_e5m2: return "e5m2";
-    default: return "fp32";
+std::string text(const Plan& plan) {
+  switch (plan.algorithm) {
+    case Algorithm::any: return "linear_any";
+    case Algorithm::onednn: return "oneDNN";
+    case Algorithm::generic: return "generic";
+    case Algorithm::tile: break;
   }
+  const Family& tile = plan.family;
+  return image(tile) + " rows=" + std::to_string(tile.rows) + (tile.group == 0 ? "" : " group=" + std::to_string(tile.group)) +
+         " sub_groups=" + std::to_string(plan.sub_groups);
 }
-
-std::string type_names(ScalarType weight, ScalarType input) { return std::string(type_name(weight)) + "_" + type_name(input); }
-
-std::string product_family(ScalarType input) { return std::string("onednn.int4.") + type_name(input); }
-std::string product_family(ScalarType weight, ScalarType input) { return "onednn." + type_names(weight, input); }
 
 Explanation explain(const Plan& plan, sycl::queue& queue) {
   switch (plan.algorithm) {
@@ -79,21 +124,12 @@ Explanation explain(const Plan& plan, sycl::queue& queue) {
     case Algorithm::onednn:
       return Explanation{"xpu", "oneDNN"}.with("implementation", onednn::implementation(queue, plan.product));
     case Algorithm::tile:
-      return Explanation{"xpu", plan.kernel.image}.with("variant", plan.kernel.name).with("sub_groups", plan.sub_groups);
+      Explanation tile{"xpu", image(plan.family)};
+      tile.with("rows", plan.family.rows);
+      if (plan.family.group != 0) tile.with("group", plan.family.group);
+      return tile.with("sub_groups", plan.sub_groups);
   }
   return generic_explanation();
-}
-
-Explanation explain_product(const Call& call, Plan (*plan)(const LinearProblem&, sycl::queue&, int)) {
-  const Tensor &input = call.tensor(0), &weight = call.tensor(1);
-  sycl::queue& queue = current_queue(input);
-  // An input with gaps becomes a copy, which is aligned.
-  const int alignment = input.is_contiguous() ? alignment_of({&input, &weight}) : alignment_of({&weight});
-  return explain(plan(call.problem, queue, alignment), queue);
-}
-
-Explanation explain_one_pass(const Call& call) {
-  return serves(current_queue(call.tensor(0)), call.op + ".lanes") ? Explanation{"xpu", call.op} : generic_explanation();
 }
 
 }  // namespace aoext::xpu

@@ -2,20 +2,22 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include <sycl/sycl.hpp>
 
+#include "sycl/family.h"
+
 namespace aoext::xpu {
 
-// The families that this device can run.
-std::vector<std::string> families(sycl::queue& queue);
+// Whether there are problems that the family serves on this device.
+bool has_probes(sycl::queue& queue, const Family& family);
 
 // Runs the family's problems, waits, and compares with the generic kernels. Empty where all is right, otherwise
 // what was wrong. May throw what a kernel throws.
-std::string probe(sycl::queue& queue, const std::string& family);
+std::string probe(sycl::queue& queue, const Family& family);
 
-// While a probe runs, the only family that its thread's plans may take; null otherwise.
-const std::string* forced_family();
+// While a probe runs, its thread's plans may take the probed family alone, or none, which leaves the generic kernels.
+bool is_probing();
+bool is_probed(const Family& family);
 
 }  // namespace aoext::xpu

@@ -7,9 +7,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "sycl/device.h"
 #include "sycl/launch.h"
-#include "sycl/modules.h"
 #include "sycl/probes.h"
 
 namespace aoext::xpu {
@@ -37,7 +35,7 @@ bool is_recording(const sycl::queue& queue) {
 
 struct Verdicts {
   std::mutex mutex;
-  std::map<std::pair<std::string, std::string>, std::string> known;  // device and family -> empty where right
+  std::map<std::pair<const Device*, Family>, std::string> known;  // empty where right
 };
 
 Verdicts& verdicts() {
@@ -45,14 +43,14 @@ Verdicts& verdicts() {
   return all;
 }
 
-void warn(const std::string& device, const std::string& family, const std::string& reason) {
-  const std::string text = "aoext: " + family + " gives wrong results on " + device + " and is turned off: " + reason +
+void warn(const Device& device, const Family& family, const std::string& reason) {
+  const std::string text = "aoext: " + name(family) + " gives wrong results on " + device.name + " and is turned off: " + reason +
                            ". Slower kernels serve instead. Please report this with the output of `aoext report`.";
   aoti_torch_warn("trusted", "aoext", 0, text.c_str());
 }
 
 // Empty where the family's kernels are right.
-std::string check(sycl::queue& queue, const std::string& family) {
+std::string check(sycl::queue& queue, const Family& family) {
   try {
     return probe(queue, family);
   } catch (const std::exception& error) {
@@ -62,32 +60,32 @@ std::string check(sycl::queue& queue, const std::string& family) {
 
 }  // namespace
 
-bool trusted(sycl::queue& queue, const std::string& family) {
-  if (const std::string* const forced = forced_family()) return *forced == family;
+Trust trusted(sycl::queue& queue, const Family& family) {
+  if (is_probing()) return is_probed(family) ? Trust::yes : Trust::no;
   const Device& device = device_of(queue);
-  if (!is_checked_here(device)) return true;
+  if (!is_checked_here(device)) return Trust::yes;
   const std::lock_guard lock(verdicts().mutex);
-  const auto key = std::make_pair(device.name, family);
+  const std::pair key(&device, family);
   auto known = verdicts().known.find(key);
   if (known == verdicts().known.end()) {
-    if (is_recording(queue)) return false;
+    if (is_recording(queue)) return Trust::unknown;
     known = verdicts().known.emplace(key, check(queue, family)).first;
-    if (!known->second.empty()) warn(device.name, family, known->second);
+    if (!known->second.empty()) warn(device, family, known->second);
   }
-  return known->second.empty();
+  return known->second.empty() ? Trust::yes : Trust::no;
 }
 
 std::map<std::string, std::string> check_all(sycl::queue& queue) {
-  const Device& device = device_of(queue);
+  Target& target = target_of(queue);
   std::map<std::string, std::string> results;
-  for (const Module& module : modules())
-    if (runs(device, module.image)) kernel(queue, {module.image, module.kernel});
-  for (const std::string& family : families(queue)) {
-    std::string& result = results.try_emplace(family.substr(0, family.find('/')), "ok").first->second;
-    if (!is_checked_here(device)) {
+  for (const Family& family : families(target.device)) {
+    if (is_tile(family.source)) target.kernel(*module(family));
+    if (!has_probes(queue, family)) continue;
+    std::string& result = results.try_emplace(image(family), "ok").first->second;
+    if (!is_checked_here(target.device)) {
       result = "not checked";
-    } else if (!trusted(queue, family)) {
-      result = verdicts().known[{device.name, family}];
+    } else if (trusted(queue, family) != Trust::yes) {
+      result = verdicts().known[{&target.device, family}];
     }
   }
   return results;

@@ -1,11 +1,9 @@
 // Plans choose a kernel on a GPU only after it has given the right numbers there.
 //
-// A family is the unit of trust: one kernel of a tile image ("int4_tile.dpas_bf16/int4_tile_bf16_m1_g128"), all kernels of
-// another image ("quantize_rowwise.lanes") or oneDNN's products of one kind ("onednn.int4.bf16"). It is so small that a first
-// call waits for the check of what it needs only. Each family is checked once per process and device, on small random problems
-// against the generic kernel. A family that misses the bound, or throws, is disabled with one warning, and plans choose the next
-// best. Only this check waits for a device; while a graph is captured nothing is checked, and a family that is not checked yet is
-// not chosen.
+// A family (family.h) is the unit of trust. It is so small that a first call waits for the check of what it needs only. Each is
+// checked once per process and device, on small random problems against the generic kernel. A family that misses the bound, or
+// throws, is disabled with one warning, and plans choose the next best. Only this check waits for a device; while a graph is
+// captured nothing is checked, and a family that is not checked yet is not chosen.
 //
 // The environment variable AOEXT_XPU_SELF_CHECK decides where: "gpu" (the default), "all" (also SYCL devices that are
 // no GPU) or "off".
@@ -16,10 +14,14 @@
 
 #include <sycl/sycl.hpp>
 
+#include "sycl/family.h"
+
 namespace aoext::xpu {
 
-// Whether this family gives the right results on the queue's device, as far as that is checked there.
-bool trusted(sycl::queue& queue, const std::string& family);
+// Whether a family gives the right results on the queue's device, as far as that is checked there; unknown while a graph is
+// captured before the check.
+enum class Trust { no, yes, unknown };
+Trust trusted(sycl::queue& queue, const Family& family);
 
 // Has the device compile all kernels that it can run, and checks every family. Image or kind of products -> "ok",
 // "not checked" or what was wrong.

@@ -14,6 +14,7 @@ const Kernels& kernels_amx() {
     Kernels all = kernels_avx512_beside_amx();
     all.gemm_i8 = &kGemmI8;
     all.gemm_bf16 = &kGemmBf16;
+    all.gemm_int4_bf16 = &kGemmInt4Bf16;
     all.gemm_8bit_bf16 = &kGemmBlockwiseBf16;
     all.gemm_lut4_bf16 = &kGemmBlockwiseBf16;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoSecondCache>;

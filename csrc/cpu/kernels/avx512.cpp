@@ -22,17 +22,19 @@ const Kernels& kernels_avx512() {
     Kernels all = table_of_all(&kGemmI8);
     all.gemm_bf16 = &kGemmBf16;
     all.gemm_bf16_limbs = &kGemmBf16Limbs;
+    all.gemm_int4_bf16_columns = &kGemmInt4Bf16;
+    all.gemm_int4_codes = &kGemmInt4Codes;
     all.gemm_int4_codes_limbs = &kGemmInt4CodesLimbs;
     all.gemv_8bit_bf16 = &kGemv8BitBf16;
-    all.gemm_8bit_bf16 = &kGemmOfScaled<pack_8bit_scaled>;
-    all.gemm_lut4_bf16 = &kGemmOfScaled<pack_lut4_scaled>;
+    all.gemm_8bit_bf16_columns = &kGemmOfScaled<pack_8bit_scaled>;
+    all.gemm_lut4_bf16_columns = &kGemmOfScaled<pack_lut4_scaled>;
     all.gemm_8bit_groups = &kGemm8BitGroups;
     all.gemm_8bit_groups_limbs = &kGemm8BitGroupsLimbs;
     all.gemm_lut4_groups = &kGemmLut4Groups;
     all.gemm_lut4_groups_limbs = &kGemmLut4GroupsLimbs;
     all.gemv_blockwise_bf16 = &kGemvBlockwiseBf16;
     all.gemv_lut4_bf16 = &kGemvLut4Bf16;
-    all.gemv_i8 = dot_i8;
+    all.gemv_i8 = &kGemvI8;
     all.gemv_limbs2 = &kGemvLimbs<kTwoInt8Limbs, kIntoFirstCache>;
     all.gemv_limbs3 = &kGemvLimbs<kThreeInt8Limbs, kIntoFirstCache>;
     all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
@@ -48,7 +50,7 @@ const Kernels& kernels_avx512() {
 const Kernels& kernels_avx512_beside_amx() {
   static constexpr Kernels table = [] {
     Kernels all = table_of_all(nullptr);
-    all.gemv_i8 = dot_i8;
+    all.gemv_i8 = &kGemvI8;
     all.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles>;
     all.gemm_segments_i8 = &segments::kGemmSegmentsI8;
     all.gemm_segments_bf16 = &segments::kGemmSegmentsBf16;

@@ -26,7 +26,7 @@ inline int64_t micro_kernel_i8(const int8_t* x, int64_t x_stride, const int8_t* 
   return k;
 }
 
-[[maybe_unused]] void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]) {
+void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]) {
   each_rows<kFewRows>(M, [&](auto count, int64_t first) {
     constexpr int kCount = decltype(count)::count;
     const auto take = [&](auto rows, int64_t n) {
@@ -42,6 +42,8 @@ inline int64_t micro_kernel_i8(const int8_t* x, int64_t x_stride, const int8_t* 
     for (; n < N; ++n) take(Rows<1>(), n);
   });
 }
+
+constexpr GemvI8 kGemvI8{.dot = dot_i8};
 
 }  // namespace
 }  // namespace aoext::cpu

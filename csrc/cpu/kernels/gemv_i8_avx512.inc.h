@@ -50,5 +50,7 @@ void dot_i8(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, i
       });
 }
 
+constexpr GemvI8 kGemvI8{.dot = dot_i8};
+
 }  // namespace
 }  // namespace aoext::cpu

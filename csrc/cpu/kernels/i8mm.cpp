@@ -19,6 +19,7 @@ const Kernels& kernels_i8mm() {
     all.gemm_segments_bf16 = &mmla::kGemmSegmentsBf16;
     all.gemm_bf16 = &mmla::kGemmBf16;
     all.gemm_bf16_limbs = &mmla::kGemmBf16Limbs;
+    all.gemm_int4_codes = &mmla::kGemmInt4Codes;
     all.gemm_int4_codes_limbs = &mmla::kGemmInt4CodesLimbs;
     all.gemm_lut4_bf16 = &mmla::kGemmLut4Scaled;
     all.gemm_8bit_groups = &mmla::kGemm8BitGroups<kOneLimb>;

@@ -220,6 +220,12 @@ struct GemvBlockwise {
   void (*dot)(const void* x, int64_t x_stride, int64_t M, const BlockwiseRows& w, int64_t N, int64_t K, float (*acc)[kPanel]);
 };
 
+// int8 by few rows of x of int8.
+struct GemvI8 {
+  // acc[m][n] = Σ x[m][k] · w[n][k], exact; all rows lie K elements one after another.
+  void (*dot)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]);
+};
+
 // int4 by few rows of x in float32. Groups are of 2ⁿ·8 elements, or of a multiple of kPad.
 struct GemvInt4 {
   // A row of x in the order of `dot`, and the sums of its groups.
@@ -230,8 +236,8 @@ struct GemvInt4 {
               float (*acc)[kPanel]);
 };
 
-// Of the groups of rows of x in fixed point, one row's after another's: their scales, the sums of what the signs of nibbles add
-// to products, and those of x.
+// What products need of the groups of x in fixed point, one row's after another's: their scales, the sums of what the signs of
+// nibbles add to products, and the sums of x.
 struct GroupsOfX {
   const float *scales, *fixed_sums, *sums;
 };
@@ -285,15 +291,18 @@ struct GemvLimbsStaged {
               const StagedScales& scales, const NextPanel& next, float (*acc)[kPanel]);
 };
 
-// ---- the tables ----------------------------------------------------------------------------------------
-//
-// What every instruction set has stands without a default. A kernel that an instruction set leaves out is null: it lacks the
-// instruction, or gains nothing by it.
+// ---- the table -----------------------------------------------------------------------------------------
 
-// What the product with int4 in the tinygemm layout needs, too: these go into a library of their own as well
-// (cmake/int4pack_shim.cmake), so each instruction set compiles them in a unit of its own, <it>_shared.cpp.
-struct SharedKernels {
+// What every instruction set has stands without a default: it compiles these with vectors of its own.
+struct Kernels {
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
+  void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
+
+  // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. Of more than kGroupsAhead rows as many
+  // columns to the right of them are on their way afterwards.
+  void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
+  // kPanel rows of n elements as n rows of kPanel floats.
+  void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);
 
   // Zero points [groups, kPanel] and their scales: whether one is beyond 8 scales, so that all weights of its group have its
   // sign; and what such a one keeps within the weights, in its place, and what `beside` gets. The former brings weights towards 0
@@ -303,6 +312,9 @@ struct SharedKernels {
 
   // zero_point −= offset · scale.
   void (*shift_zero_points)(const float* scale, float* zero_point, float offset, int64_t groups);
+
+  // z · s of as many rows of scales and of zero points in int8, as columns.
+  void (*zero_point_terms)(Element scale, const void* const* scales, const void* const* zero_points, int64_t groups, float* out);
 
   // Sums of a row's groups, `stride` floats apart.
   void (*group_sums)(Element from, const void* row, int64_t K, int64_t group_size, float* out, int64_t stride);
@@ -314,84 +326,19 @@ struct SharedKernels {
   void (*scale_row)(Element to, const float* acc, float row_scale, const float* column_scale, const float* bias, void* out,
                     int64_t n);
 
-  const GemmInt4* gemm_int4_f32;
-  const GemmInt4* gemm_int4_bf16 = nullptr;
-  const GemmInt4Codes* gemm_int4_codes = nullptr;  // groups of a multiple of 8 elements
-};
-
-// All others.
-struct Kernels {
-  // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. Of more than kGroupsAhead rows as many
-  // columns to the right of them are on their way afterwards.
-  void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
-  // kPanel rows of n elements as n rows of kPanel floats.
-  void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);
-  // Of as many rows of scales and of zero points in int8 their products, likewise.
-  void (*zero_point_terms)(Element scale, const void* const* scales, const void* const* zero_points, int64_t groups, float* out);
-  void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
-
   // Elements [begin, begin + n) of a row, begin even, as fp32 or bf16.
   void (*dequantize_int4)(const Int4Row& row, int64_t begin, int64_t n, Element to, void* out);
 
   // Elements [begin, begin + n) of row i of weights with a scale a block, begin even.
   void (*dequantize_blockwise)(const BlockwiseRows& rows, int64_t i, int64_t begin, int64_t n, float* out);
 
-  // The n values of one row of floats and the scales of its blocks as quantize_blockwise defines them; a scale of NaN has zeros.
+  // The n values of one row of floats and the scales of its blocks as ao::quantize defines them; a scale of NaN has zeros.
   void (*quantize_row)(Element from, const void* row, int64_t n, int64_t block, bool power_of_two, Element to,
                        float quantized_max, void* out, float* scales);
 
-  const Gemm8Bit* gemm_f32;
-  const Gemm8Bit* gemm_i8;
-  const Gemm8Bit* gemm_bf16 = nullptr;
-  const Gemm8Bit* gemm_bf16_limbs = nullptr;  // x of float32 and half as two limbs of bfloat16
-
-  const GemmInt4Codes* gemm_int4_codes_limbs = nullptr;  // groups of a multiple of 32; limbs of bfloat16
-
-  // int4 by int8, exact: groups of a multiple of 8 elements, and any group as floats.
-  const GemmInt4Codes* gemm_int4_i8 = nullptr;
-  const GemmInt4Codes* gemm_int4_codes_f32;
-
-  // Segments of a multiple of 8 elements or all of K, and any.
-  const GemmSegments* gemm_segments_i8 = nullptr;
-  const GemmSegments* gemm_segments_bf16 = nullptr;
-  const GemmSegments* gemm_segments_f32;
-
-  const Gemv8Bit* gemv_8bit_f32;
-  const Gemv8Bit* gemv_8bit_bf16 = nullptr;
-  const GemvInt4* gemv_int4;
-
-  // Weights with a scale a block, of 8 bits and of 4, which are codes into a table. Those of bfloat16 take x and values that are
-  // bfloat16; limbs take x of float32 and half as two limbs of bfloat16.
-  const GemmBlockwise* gemm_blockwise_f32;
-  const GemmBlockwise* gemm_8bit_bf16 =
-      nullptr;  // rounded with their scales; by columns of these groups of 2ⁿ·8 elements, or rows
-  const GemmBlockwise* gemm_lut4_bf16 = nullptr;
-  const GemmBlockwise* gemm_8bit_groups = nullptr;  // exact; groups of a multiple of 4 elements
-  const GemmBlockwise* gemm_8bit_groups_limbs = nullptr;
-  const GemmBlockwise* gemm_lut4_groups = nullptr;  // exact; groups of a multiple of 8 elements
-  const GemmBlockwise* gemm_lut4_groups_limbs = nullptr;
-  const GemvBlockwise* gemv_blockwise_f32;
-  const GemvBlockwise* gemv_blockwise_bf16 = nullptr;
-  const GemvBlockwise* gemv_lut4_f32;
-  const GemvBlockwise* gemv_lut4_bf16 = nullptr;
-
-  // acc[m][n] = Σ x[m][k] · w[n][k] of int8, exact, all rows K elements one after another.
-  void (*gemv_i8)(const int8_t* x, int64_t M, const int8_t* w, int64_t N, int64_t K, int32_t (*acc)[kPanel]) = nullptr;
-
-  // int4 by two limbs and by three: an instruction set has one of the first two kinds, or neither. Packed ones take groups of 64
-  // and more.
-  const GemvLimbs* gemv_limb = nullptr;  // x of int8 itself
-  const GemvLimbsStaged* gemv_limb_staged = nullptr;
-  const GemvLimbs* gemv_limbs2 = nullptr;
-  const GemvLimbs* gemv_limbs3 = nullptr;
-  const GemvLimbsStaged* gemv_limbs2_staged = nullptr;
-  const GemvLimbsStaged* gemv_limbs3_staged = nullptr;
-  const GemvLimbsPacked* gemv_limbs2_packed = nullptr;
-  // Codes of e2m1 likewise, in groups of 16 too, as integers: twice their values. Their panels have no zero points.
-  const GemvLimbs* gemv_e2m1_limbs2 = nullptr;
-  const GemvLimbs* gemv_e2m1_limbs3 = nullptr;
-  const GemvLimbsStaged* gemv_e2m1_limbs2_staged = nullptr;
-  const GemvLimbsStaged* gemv_e2m1_limbs3_staged = nullptr;
+  // Micro-kernels, null where the instruction set has none.
+#define AOEXT_KERNEL(type, name, instruction_sets) const type* name = nullptr;
+#include "cpu/kernels/kernels.inc"
 };
 
 const Kernels& kernels_amx();
@@ -403,12 +350,5 @@ const Kernels& kernels_i8mm();
 const Kernels& kernels_dotprod();
 const Kernels& kernels_neon();
 const Kernels& kernels_portable();
-
-const SharedKernels& shared_kernels_amx();
-const SharedKernels& shared_kernels_avx512();
-const SharedKernels& shared_kernels_avx2();
-const SharedKernels& shared_kernels_i8mm();
-const SharedKernels& shared_kernels_neon();
-const SharedKernels& shared_kernels_portable();
 
 }  // namespace aoext::cpu

@@ -15,7 +15,7 @@ namespace {
 
 constexpr Kernels with_products_of_bytes(Kernels table) {
   table.gemm_i8 = &kGemmI8<4 * kKC>;
-  table.gemv_i8 = dot_i8;
+  table.gemv_i8 = &kGemvI8;
   table.gemm_int4_i8 = &segments::kGemmInt4I8<segments::DotNibbles, segments::SignedNibbles>;
   table.gemm_segments_i8 = &segments::kGemmSegmentsI8;
   return table;

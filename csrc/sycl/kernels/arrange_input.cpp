@@ -19,7 +19,7 @@ AOEXT_KERNEL(arrange_input)(uint16_t* arranged, const void* x, int64_t M, int K)
 #pragma unroll
   for (int r = 0; r < R; ++r) rows[r] = sycl::min(r, last);
   Vector<short, R> a[2];
-  load_input<kBf16, R>(static_cast<const char*>(x) + 2 * (from * K + step * kStep + lane % 8 * 4), rows, 2 * K, lane, a);
+  load_input<Element::bf16, R>(static_cast<const char*>(x) + 2 * (from * K + step * kStep + lane % 8 * 4), rows, 2 * K, lane, a);
   uint16_t* const out = arranged + (first_row * K + step * kStep * R);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {

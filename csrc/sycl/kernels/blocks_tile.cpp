@@ -21,12 +21,12 @@ namespace {
 template <int C, int kUnit>
 struct BlockScales {
   const void* data;
-  int type;
+  Element type;
   GroupOf<kUnit> group_of;
   int64_t rows[C];  // where those of the lane's columns begin
 
   template <class Output>
-  BlockScales(const void* data, int type, const Output& out, int block_n, int K, int group_size)
+  BlockScales(const void* data, Element type, const Output& out, int block_n, int K, int group_size)
       : data(data), type(type), group_of(group_size) {
     const int64_t groups = (static_cast<unsigned>(K) + group_size - 1u) / static_cast<unsigned>(group_size);
 #pragma unroll
@@ -89,7 +89,7 @@ struct Blocks {
 template <int R, int B, int C, int kScaleK, int kTileK>
 inline void blocks_tile(void* y, const void* x, const void* weight, const float* table, const void* scale,
                         const float* global_scale, const float* input_scale, const void* bias, int64_t M, int64_t N, int block_n,
-                        int K, int group_size, int input_group_size, int output_type, int scale_type, int bias_type) {
+                        int K, int group_size, int input_group_size, Element output_type, Element scale_type, Element bias_type) {
   using Codes = CodesOf<kScaleK>;
   using Format = Blocks<Codes, R, B, C>;
   const auto out = output_tile<R, B, C>(M, N);
@@ -113,8 +113,8 @@ inline void blocks_tile(void* y, const void* x, const void* weight, const float*
 #define BLOCKS_TILE(kernel, rows, R, B, C, group, tile_k)                                                                       \
   kernel(blocks_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* table, const void* scale,     \
                                          const float* global_scale, const float* input_scale, const void* bias, int64_t M,      \
-                                         int64_t N, int block_n, int K, int group_size, int input_group_size, int output_type,  \
-                                         int scale_type, int bias_type) {                                                       \
+                                         int64_t N, int block_n, int K, int group_size, int input_group_size,                   \
+                                         Element output_type, Element scale_type, Element bias_type) {                          \
     aoext::xpu::blocks_tile<R, B, C, group, tile_k>(y, x, weight, table, scale, global_scale, input_scale, bias, M, N, block_n, \
                                                     K, group_size, input_group_size, output_type, scale_type, bias_type);       \
   }

@@ -15,7 +15,7 @@ constexpr int kRows = 32;
 // table is null where codes have 8 bits; global_scale may be null.
 AOEXT_KERNEL(dequantize_blocks)
 (void* out, const void* weight, const float* table, const void* scale, const float* global_scale, int64_t N, int64_t block_n,
- int K, int group_size, int weight_type, int output_type, int scale_type) {
+ int K, int group_size, Element weight_type, Element output_type, Element scale_type) {
 #pragma clang fp contract(off)
   using namespace aoext::xpu;
   const auto item = this_item();
@@ -33,10 +33,10 @@ AOEXT_KERNEL(dequantize_blocks)
     float value;
     if (packed) {
       value = sycl::select_from_group(sg, own_value, (k % 2 == 0 ? byte : byte >> 4) & 15);
-    } else if (weight_type == kInt8) {
+    } else if (weight_type == Element::int8) {
       value = static_cast<float>(static_cast<int8_t>(byte));
     } else {
-      value = weight_type == kE4m3 ? e4m3_to_float(byte) : e5m2_to_float(byte);
+      value = weight_type == Element::e4m3 ? e4m3_to_float(byte) : e5m2_to_float(byte);
     }
     value = value * load_scale(scale, n / block_n * blocks + group, scale_type) * whole;
     if (own < K) store_float(out, n * K + k, output_type, value);

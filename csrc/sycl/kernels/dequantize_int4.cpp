@@ -21,8 +21,8 @@ inline float dequantized(uint32_t high, float scale, float zero_point) {
 
 // group_size is a multiple of 8, weight starts at a 4-byte boundary, out at one of 16 bytes.
 AOEXT_KERNEL(dequantize_int4_wide)
-(void* out, const void* weight, const void* scale, const void* zero_point, int64_t N, int K, int group_size, int output_type,
- int scale_type) {
+(void* out, const void* weight, const void* scale, const void* zero_point, int64_t N, int K, int group_size, Element output_type,
+ Element scale_type) {
   using namespace aoext::xpu;
   const auto item = this_item();
   const int own = static_cast<int>(item.get_global_id(1)) * 8, k = sycl::min(own, K - 8);
@@ -30,7 +30,7 @@ AOEXT_KERNEL(dequantize_int4_wide)
   const int rows = static_cast<int>(sycl::min(N - first, int64_t{kRows}));
   const int64_t scales = static_cast<int64_t>(static_cast<unsigned>(k) / static_cast<unsigned>(group_size)) * N + first;
   const char* q = static_cast<const char*>(weight) + first * (K / 2) + k / 2;
-  const int64_t bytes = output_type == kFp32 ? 4 : 2;
+  const int64_t bytes = output_type == Element::fp32 ? 4 : 2;
   char* w = static_cast<char*>(out) + (first * K + k) * bytes;
   // The next row's loads are issued before this row is computed.
   uint32_t next = *reinterpret_cast<const uint32_t*>(q);
@@ -53,8 +53,8 @@ AOEXT_KERNEL(dequantize_int4_wide)
 
 // Any even K: a group may start in the middle of a byte.
 AOEXT_KERNEL(dequantize_int4_any)
-(void* out, const void* weight, const void* scale, const void* zero_point, int64_t N, int K, int group_size, int output_type,
- int scale_type) {
+(void* out, const void* weight, const void* scale, const void* zero_point, int64_t N, int K, int group_size, Element output_type,
+ Element scale_type) {
   using namespace aoext::xpu;
   const auto item = this_item();
   const int k = static_cast<int>(item.get_global_id(1)) * 2;

@@ -18,18 +18,18 @@ namespace aoext::xpu {
 
 // The type of the matrix operation's operands.
 constexpr Element product_type(Element x, Element w) {
-  if (x == kInt8) return kInt8;
-  if (x == kFp32) return kFp32;
-  return x == kFp16 && w != kE5m2 ? kFp16 : kBf16;
+  if (x == Element::int8) return Element::int8;
+  if (x == Element::fp32) return Element::fp32;
+  return x == Element::fp16 && w != Element::e5m2 ? Element::fp16 : Element::bf16;
 }
 
 // The type to which w is decoded: the b of a float32 product is bf16.
-constexpr Element decoded_type(Element product) { return product == kFp16 ? kFp16 : kBf16; }
+constexpr Element decoded_type(Element product) { return product == Element::fp16 ? Element::fp16 : Element::bf16; }
 
 // What lane l loads of a row of x in a k-step: x[2l] and x[2l + 1].
 template <Element kX>
-using Loaded =
-    std::conditional_t<kX == kFp32, Vector<float, 2>, std::conditional_t<kX == kBf16 || kX == kFp16, uint32_t, uint16_t>>;
+using Loaded = std::conditional_t<kX == Element::fp32, Vector<float, 2>,
+                                  std::conditional_t<kX == Element::bf16 || kX == Element::fp16, uint32_t, uint16_t>>;
 
 // Two fp16 as the sums of two bf16 limbs each: 8 + 8 significant bits hold fp16's 11.
 struct Limbs {
@@ -51,12 +51,12 @@ inline Limbs limbs_of_fp16(uint32_t pair) {
 template <Element kX, Element kW>
 struct EightBit {
   static constexpr Element kProduct = product_type(kX, kW);
-  static constexpr bool kSplit = kX == kFp16 && kProduct == kBf16;
-  static constexpr int kOperations = kProduct == kInt8 ? 1 : 2;  // in a k-step
-  static constexpr int kLimbs = kSplit ? 2 : 1;                  // of x
-  static constexpr int kBits = 8;                                // of w
+  static constexpr bool kSplit = kX == Element::fp16 && kProduct == Element::bf16;
+  static constexpr int kOperations = kProduct == Element::int8 ? 1 : 2;  // in a k-step
+  static constexpr int kLimbs = kSplit ? 2 : 1;                          // of x
+  static constexpr int kBits = 8;                                        // of w
   // What the sum of an operation's products is to be multiplied by.
-  static constexpr float kOne = kProduct == kInt8 ? 1.0f : kDecodedFactor<kW, decoded_type(kProduct)>;
+  static constexpr float kOne = kProduct == Element::int8 ? 1.0f : kDecodedFactor<kW, decoded_type(kProduct)>;
   static constexpr float kFactor = kX == kW ? kOne * kOne : kOne;
 
   explicit EightBit(const float* /*table*/) {}
@@ -66,7 +66,7 @@ struct EightBit {
   // Operation j's dword of the operand w.
   template <int J>
   static int decoded(int codes) {
-    if constexpr (kProduct == kInt8) {
+    if constexpr (kProduct == Element::int8) {
       return codes;
     } else {
       return decoded_pair<kW, decoded_type(kProduct), J>(codes);
@@ -102,20 +102,20 @@ struct EightBit {
     for (int r = 0; r < R; ++r) values[r] = x[static_cast<unsigned>(rows[r]) * pitch];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      if constexpr (kProduct == kInt8) {
+      if constexpr (kProduct == Element::int8) {
         set<R>(a[0][0], r, static_cast<short>(values[r]));
-      } else if constexpr (kX == kFp32) {
+      } else if constexpr (kX == Element::fp32) {
         set<R>(a[0][0], r, values[r][0]);
         set<R>(a[0][1], r, values[r][1]);
       } else if constexpr (kSplit) {
         const Limbs limbs = limbs_of_fp16(values[r]);
         set_halves<R>(a[0], r, limbs.first);
         set_halves<R>(a[1], r, limbs.rest);
-      } else if constexpr (kX == kBf16 || kX == kFp16) {
+      } else if constexpr (kX == Element::bf16 || kX == Element::fp16) {
         set_halves<R>(a[0], r, values[r]);
       } else {
         const uint32_t codes = values[r];
-        set_halves<R>(a[0], r, decoded_pair<kX, kBf16, 0>((codes | codes << 8) & 0x00FF00FFu));
+        set_halves<R>(a[0], r, decoded_pair<kX, Element::bf16, 0>((codes | codes << 8) & 0x00FF00FFu));
       }
     }
   }

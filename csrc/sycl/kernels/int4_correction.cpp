@@ -17,7 +17,7 @@ inline bool finite(float f) { return (sycl::bit_cast<uint32_t>(f) & 0x7F800000u)
 
 // One element a work-item. scale32 may be null.
 AOEXT_KERNEL(int4_prepare)
-(int8_t* integers, float* rest, float* scale32, const void* scale, const void* zero_point, int64_t count, int type) {
+(int8_t* integers, float* rest, float* scale32, const void* scale, const void* zero_point, int64_t count, Element type) {
   using namespace aoext::xpu;
   const int64_t i = this_item().get_global_linear_id();
   if (i >= count) return;
@@ -34,7 +34,7 @@ AOEXT_KERNEL(int4_prepare)
 // group_size is 8, 16, 32, 64 or a multiple of 128, and x starts at a 16-byte boundary. A sub-group loads 128 elements at
 // a time, 8 a lane, of one group or of several.
 AOEXT_KERNEL(group_sums_wide)
-(float* sums, const void* x, int64_t count, int group_size, int type) {
+(float* sums, const void* x, int64_t count, int group_size, Element type) {
   using namespace aoext::xpu;
   const auto sg = this_sub_group();
   const int lane = sg.get_local_linear_id(), lanes = sycl::min(group_size / 8, kLanes);  // of a group
@@ -52,7 +52,7 @@ AOEXT_KERNEL(group_sums_wide)
 
 // Any group_size: a sub-group sums one group, its lanes neighbouring elements.
 AOEXT_KERNEL(group_sums_any)
-(float* sums, const void* x, int64_t count, int group_size, int type) {
+(float* sums, const void* x, int64_t count, int group_size, Element type) {
   using namespace aoext::xpu;
   const auto sg = this_sub_group();
   const int lane = sg.get_local_linear_id();

@@ -14,7 +14,7 @@ namespace aoext::xpu {
 // of row r lie rows[r] · row_bytes further.
 template <Element kType, int R>
 inline void load_input(const char* x, const int (&rows)[R], int row_bytes, int lane, typename Tile<kType, R>::A (&a)[2]) {
-  using Value = std::conditional_t<kType == kFp32, float, short>;
+  using Value = std::conditional_t<kType == Element::fp32, float, short>;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const auto v = *reinterpret_cast<const Vector<Value, 4>*>(x + static_cast<unsigned>(rows[r] * row_bytes));

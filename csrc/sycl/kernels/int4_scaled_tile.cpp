@@ -18,16 +18,16 @@ namespace {
 
 template <Element kX, int R>
 struct ScaledInt4 {
-  static constexpr bool kExact = kX == kInt8;
-  static constexpr Element kProduct = kExact ? kInt8 : kBf16;
+  static constexpr bool kExact = kX == Element::int8;
+  static constexpr Element kProduct = kExact ? Element::int8 : Element::bf16;
   static constexpr int kOperations = kExact ? 1 : 2, kLimbs = 1, kBits = 4;
   static constexpr bool kZeroPoints = true, kRowScales = false;
   // What sums are to be multiplied by.
-  static constexpr float kFactor = kExact ? 1.0f : kDecodedFactor<kX, kBf16>;
+  static constexpr float kFactor = kExact ? 1.0f : kDecodedFactor<kX, Element::bf16>;
 
   const void *scales, *zero_points;
   int64_t N;
-  int scale_type;
+  Element scale_type;
   GroupOf<kStep> group_of;
 
   void decode(const char* codes, Dwords (&b)[kOperations]) const {
@@ -39,7 +39,7 @@ struct ScaledInt4 {
         b[0][d + 4] = static_cast<int>(packed[d] & 0xF0F0F0F0u);
       }
     } else {
-      unpack<kBf16>(packed, b);
+      unpack<Element::bf16>(packed, b);
     }
   }
 
@@ -57,7 +57,7 @@ struct ScaledInt4 {
       if constexpr (kExact) {
         set<R>(a[0][0], r, static_cast<short>(two | two >> 8));
       } else {
-        const int pair = decoded_pair<kX, kBf16, 0>(two);
+        const int pair = decoded_pair<kX, Element::bf16, 0>(two);
         set<R>(a[0][0], r, static_cast<short>(pair));
         set<R>(a[0][1], r, static_cast<short>(pair >> 16));
       }
@@ -67,14 +67,14 @@ struct ScaledInt4 {
   Scale scale(int64_t column, int /*c*/, int k) const {
     const int64_t at = int64_t{group_of(k)} * N + column;
     const float s = load_float(scales, at, scale_type), z = load_float(zero_points, at, scale_type);
-    return kExact ? Scale{s * 0.0625f, z} : Scale{s, z - kOffset<kBf16> * s};
+    return kExact ? Scale{s * 0.0625f, z} : Scale{s, z - kOffset<Element::bf16> * s};
   }
 };
 
 template <int R, int B, int C, int kScaleK, int kTileK>
 inline void int4_scaled_tile(void* y, const void* x, const void* weight, const float* row_scale, const void* scale,
                              const void* zero_point, const void* bias, int64_t M, int64_t N, int K, int group_size,
-                             int output_type, int scale_type, int bias_type) {
+                             Element output_type, Element scale_type, Element bias_type) {
   using Format = ScaledInt4<AOEXT_INPUT, R>;
   const Format format{scale, zero_point, N, scale_type, GroupOf<kStep>(group_size)};
   group_tile<Format, R, B, C, kScaleK, kTileK>(format, x, weight, M, N, K, [&](int64_t m, int64_t n, float value) {
@@ -91,7 +91,8 @@ inline void int4_scaled_tile(void* y, const void* x, const void* weight, const f
 #define INT4_SCALED_TILE(kernel, rows, R, B, C, group, tile_k)                                                                   \
   kernel(int4_scaled_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const float* row_scale,                \
                                               const void* scale, const void* zero_point, const void* bias, int64_t M, int64_t N, \
-                                              int K, int group_size, int output_type, int scale_type, int bias_type) {           \
+                                              int K, int group_size, Element output_type, Element scale_type,                    \
+                                              Element bias_type) {                                                               \
     aoext::xpu::int4_scaled_tile<R, B, C, group, tile_k>(y, x, weight, row_scale, scale, zero_point, bias, M, N, K, group_size,  \
                                                          output_type, scale_type, bias_type);                                    \
   }

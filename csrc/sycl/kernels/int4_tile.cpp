@@ -14,7 +14,7 @@
 // an unshifted mantissa would give, so that little cancels. The result is exact but for float32 sums and y's one rounding.
 //
 // benchmarks/xpu.md has what was tried and not kept, and the times that these instructions predict.
-// AOEXT_TYPE names the type of x and y, bf16, fp16 or (without AOEXT_DPAS) fp32; AOEXT_ELEMENT is it.
+// AOEXT_INPUT is the type of x and y: bf16, fp16 or, without AOEXT_MATRIX, fp32.
 #include "group_tile.h"
 #include "int4_input.h"
 #include "int4_weight.h"
@@ -27,11 +27,11 @@ struct Int4 {
   static constexpr Element kProduct = kType;
   static constexpr int kOperations = 2, kLimbs = 1, kBits = 4;
   static constexpr bool kZeroPoints = true, kRowScales = false;
-  static constexpr int kBytes = kType == kFp32 ? 4 : 2;  // of an element of x
+  static constexpr int kBytes = kType == Element::fp32 ? 4 : 2;  // of an element of x
 
   const void *scales, *zero_points;
   int64_t N;
-  int scale_type;
+  Element scale_type;
   GroupOf<kStep> group_of;
 
   void decode(const char* codes, Dwords (&b)[2]) const { unpack<kType>(*reinterpret_cast<const Vector<uint32_t, 4>*>(codes), b); }
@@ -56,7 +56,7 @@ struct Int4 {
 
 template <Element kType, int R, int B, int C, int kScaleK, int kTileK>
 inline void int4_tile(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const void* bias,
-                      int64_t M, int64_t N, int K, int group_size, int output_type, int scale_type, int bias_type) {
+                      int64_t M, int64_t N, int K, int group_size, Element output_type, Element scale_type, Element bias_type) {
   using Format = Int4<kType, R, B>;
   const Format format{scale, zero_point, N, scale_type, GroupOf<kStep>(group_size)};
   group_tile<Format, R, B, C, kScaleK, kTileK>(format, x, weight, M, N, K, [&](int64_t m, int64_t n, float value) {
@@ -70,14 +70,12 @@ inline void int4_tile(void* y, const void* x, const void* weight, const void* sc
 
 // One kernel: the rows of a work-group's tile, B matrix operations of R each; its columns, C times 16; the group sizes
 // that it serves, multiples of 128 or 32; the k-tile that it unpacks at a time, as long as the registers allow.
-#define INT4_TILE(kernel, rows, R, B, C, group, tile_k) INT4_TILE_OF(AOEXT_TYPE, kernel, rows, R, B, C, group, tile_k)
-#define INT4_TILE_OF(...) INT4_TILE_NAMED(__VA_ARGS__)
-#define INT4_TILE_NAMED(type, kernel, rows, R, B, C, group, tile_k)                                                           \
-  kernel(int4_tile_##type##_m##rows##_g##group)(void* y, const void* x, const void* weight, const void* scale,                \
-                                                const void* zero_point, const void* bias, int64_t M, int64_t N, int K,        \
-                                                int group_size, int output_type, int scale_type, int bias_type) {             \
-    aoext::xpu::int4_tile<aoext::xpu::AOEXT_ELEMENT, R, B, C, group, tile_k>(y, x, weight, scale, zero_point, bias, M, N, K,  \
-                                                                             group_size, output_type, scale_type, bias_type); \
+#define INT4_TILE(kernel, rows, R, B, C, group, tile_k)                                                                       \
+  kernel(int4_tile_m##rows##_g##group)(void* y, const void* x, const void* weight, const void* scale, const void* zero_point, \
+                                       const void* bias, int64_t M, int64_t N, int K, int group_size, Element output_type,    \
+                                       Element scale_type, Element bias_type) {                                               \
+    aoext::xpu::int4_tile<aoext::AOEXT_INPUT, R, B, C, group, tile_k>(y, x, weight, scale, zero_point, bias, M, N, K,         \
+                                                                      group_size, output_type, scale_type, bias_type);        \
   }
 
 #ifdef AOEXT_MATRIX
@@ -92,7 +90,7 @@ INT4_TILE(AOEXT_KERNEL, 8, 8, 1, 1, 32, 32)
 INT4_TILE(AOEXT_KERNEL_256, 16, 8, 2, 2, 32, 32)
 INT4_TILE(AOEXT_KERNEL_256, 32, 8, 4, 2, 32, 32)
 #else  // without a matrix engine operands are floats, and a register of Xe-HPG holds half a sub-group of them
-INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, (aoext::xpu::AOEXT_ELEMENT == aoext::xpu::kFp32 ? 32 : 64))
+INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 128, (aoext::AOEXT_INPUT == aoext::Element::fp32 ? 32 : 64))
 INT4_TILE(AOEXT_KERNEL_256, 4, 4, 1, 1, 128, 32)
 INT4_TILE(AOEXT_KERNEL_256, 8, 8, 1, 1, 128, 32)
 INT4_TILE(AOEXT_KERNEL, 1, 1, 1, 1, 32, 32)

@@ -45,7 +45,8 @@ inline void int4pack_mm(void* y, const void* x, const void* weight, const void* 
       const uint32_t* const own = words + static_cast<int64_t>(k_tile) * (32 * blocks) + (step - k_tile * blocks);
       const uint32_t word[2] = {own[0], own[blocks]};
       const int64_t group = static_cast<int64_t>(static_cast<unsigned>(k) / static_cast<unsigned>(group_size)) * N + n;
-      const float scale = load_float(scale_and_zero, 2 * group, kBf16), zero = load_float(scale_and_zero, 2 * group + 1, kBf16);
+      const float scale = load_float(scale_and_zero, 2 * group, Element::bf16),
+                  zero = load_float(scale_and_zero, 2 * group + 1, Element::bf16);
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         float w[4];

@@ -4,6 +4,7 @@
 #include <sycl/ext/intel/experimental/grf_size_properties.hpp>
 #include <sycl/sycl.hpp>
 
+#include "common/element.h"
 #include "shape.h"
 
 namespace aoext::xpu {
@@ -22,6 +23,8 @@ static inline T* local_memory() {
 }
 
 }  // namespace aoext::xpu
+
+using aoext::Element;  // in the parameters of kernels
 
 // AOEXT_KERNEL(name)(arguments) { … }; the host asks for it by this name. With AOEXT_KERNEL_256 a thread of a GPU
 // has 256 registers, and half as many threads run at once.

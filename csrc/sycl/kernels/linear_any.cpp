@@ -34,15 +34,15 @@ inline Vector<float, R> decode_all(const Decode& decode) {
 
 // Element k of R rows, of x or of 8-bit weights.
 template <int R>
-inline Vector<float, R> load(const char* const (&rows)[R], int k, int type) {
+inline Vector<float, R> load(const char* const (&rows)[R], int k, Element type) {
   const auto half = [&](int r) { return reinterpret_cast<const uint16_t*>(rows[r])[k]; };
   const auto byte = [&](int r) { return static_cast<uint8_t>(rows[r][k]); };
   switch (type) {
-    case kBf16: return decode_all<R>([&](int r) { return bf16_to_float(half(r)); });
-    case kFp16: return decode_all<R>([&](int r) { return fp16_to_float(half(r)); });
-    case kFp32: return decode_all<R>([&](int r) { return reinterpret_cast<const float*>(rows[r])[k]; });
-    case kInt8: return decode_all<R>([&](int r) { return static_cast<float>(static_cast<int8_t>(byte(r))); });
-    case kE4m3: return decode_all<R>([&](int r) { return e4m3_to_float(byte(r)); });
+    case Element::bf16: return decode_all<R>([&](int r) { return bf16_to_float(half(r)); });
+    case Element::fp16: return decode_all<R>([&](int r) { return fp16_to_float(half(r)); });
+    case Element::fp32: return decode_all<R>([&](int r) { return reinterpret_cast<const float*>(rows[r])[k]; });
+    case Element::int8: return decode_all<R>([&](int r) { return static_cast<float>(static_cast<int8_t>(byte(r))); });
+    case Element::e4m3: return decode_all<R>([&](int r) { return e4m3_to_float(byte(r)); });
     default: return decode_all<R>([&](int r) { return e5m2_to_float(byte(r)); });
   }
 }
@@ -56,16 +56,19 @@ struct Blocks {
 
 template <bool kBlocks>
 inline void linear_any(void* y, const void* x, const void* weight, const void* scale, const void* zero_point,
-                       const float* input_scale, const void* bias, int64_t M, int64_t N, int K, int group_size, int input_type,
-                       int weight_type, int output_type, int scale_type, int bias_type, const Blocks& blocks) {
+                       const float* input_scale, const void* bias, int64_t M, int64_t N, int K, int group_size,
+                       Element input_type, Element weight_type, Element output_type, Element scale_type, Element bias_type,
+                       const Blocks& blocks) {
   const auto item = this_item();
   const auto sg = this_sub_group();
   const int lane = sg.get_local_linear_id();
   const int64_t pair = static_cast<int64_t>(item.get_group(1)) * sg.get_group_linear_range() + sg.get_group_linear_id();
   const int64_t first_row = static_cast<int64_t>(item.get_group(0)) * kRows, first_column = pair * kColumns;
-  const bool int4 = !kBlocks && zero_point != nullptr, integers = !kBlocks && input_type == kInt8 && !int4;
+  const bool int4 = !kBlocks && zero_point != nullptr, integers = !kBlocks && input_type == Element::int8 && !int4;
   const bool packed = int4 || (kBlocks && blocks.table != nullptr);
-  const int64_t pitch = static_cast<int64_t>(K) * (input_type == kFp32 ? 4 : input_type == kBf16 || input_type == kFp16 ? 2 : 1);
+  const int64_t pitch = static_cast<int64_t>(K) * (input_type == Element::fp32                                  ? 4
+                                                   : input_type == Element::bf16 || input_type == Element::fp16 ? 2
+                                                                                                                : 1);
 
   const char* rows[kRows];
   const char* columns[kColumns];
@@ -168,7 +171,7 @@ inline void linear_any(void* y, const void* x, const void* weight, const void* s
   }
   const int64_t row = first_row + lane / kColumns, column = first_column + lane % kColumns;
   if (lane >= kRows * kColumns || row >= M || column >= N) return;
-  if (output_type == kInt32) {
+  if (output_type == Element::int32) {
     static_cast<int*>(y)[row * N + column] = exact_result;
     return;
   }
@@ -185,8 +188,8 @@ inline void linear_any(void* y, const void* x, const void* weight, const void* s
 // int4 weights have a zero_point, 8-bit ones none. y is int32 or a float; scale, input_scale and bias may be null.
 AOEXT_KERNEL(linear_any)
 (void* y, const void* x, const void* weight, const void* scale, const void* zero_point, const float* input_scale,
- const void* bias, int64_t M, int64_t N, int K, int group_size, int input_type, int weight_type, int output_type, int scale_type,
- int bias_type) {
+ const void* bias, int64_t M, int64_t N, int K, int group_size, Element input_type, Element weight_type, Element output_type,
+ Element scale_type, Element bias_type) {
   aoext::xpu::linear_any<false>(y, x, weight, scale, zero_point, input_scale, bias, M, N, K, group_size, input_type, weight_type,
                                 output_type, scale_type, bias_type, {});
 }
@@ -196,7 +199,7 @@ AOEXT_KERNEL(linear_any)
 AOEXT_KERNEL(linear_any_blocks)
 (void* y, const void* x, const void* weight, const float* table, const void* scale, const float* global_scale,
  const float* input_scale, const void* bias, int64_t M, int64_t N, int64_t block_n, int K, int group_size, int input_group_size,
- int input_type, int weight_type, int output_type, int scale_type, int bias_type) {
+ Element input_type, Element weight_type, Element output_type, Element scale_type, Element bias_type) {
   aoext::xpu::linear_any<true>(y, x, weight, scale, nullptr, input_scale, bias, M, N, K, group_size, input_type, weight_type,
                                output_type, scale_type, bias_type, {table, global_scale, block_n, group_size, input_group_size});
 }

@@ -6,7 +6,7 @@
 
 #include <sycl/sycl.hpp>
 
-#include "element.h"
+#include "common/element.h"
 
 namespace aoext::xpu {
 
@@ -24,17 +24,17 @@ inline float fp16_to_float(uint16_t bits) { return static_cast<float>(sycl::bit_
 inline uint16_t float_to_fp16(float value) { return sycl::bit_cast<uint16_t>(static_cast<sycl::half>(value)); }
 
 // Element `i` of an array of bf16, fp16 or fp32. The type is uniform, so the branch costs a scalar compare.
-inline float load_float(const void* data, int64_t i, int type) {
-  if (type == kFp32) return static_cast<const float*>(data)[i];
+inline float load_float(const void* data, int64_t i, Element type) {
+  if (type == Element::fp32) return static_cast<const float*>(data)[i];
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  return type == kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
+  return type == Element::bf16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
-inline void store_float(void* data, int64_t i, int type, float value) {
-  if (type == kFp32) {
+inline void store_float(void* data, int64_t i, Element type, float value) {
+  if (type == Element::fp32) {
     static_cast<float*>(data)[i] = value;
   } else {
-    static_cast<uint16_t*>(data)[i] = type == kBf16 ? float_to_bf16(value) : float_to_fp16(value);
+    static_cast<uint16_t*>(data)[i] = type == Element::bf16 ? float_to_bf16(value) : float_to_fp16(value);
   }
 }
 

@@ -46,13 +46,13 @@ inline float reciprocal_near_1(float b) {
 }
 
 // The scale as bits, of a row whose largest magnitude is finite and not 0.
-inline uint32_t row_scale(uint32_t absmax, int output_type) {
+inline uint32_t row_scale(uint32_t absmax, Element output_type) {
   const bool subnormal = absmax < kSmallestNormal;
   const uint32_t a = subnormal ? bits(static_cast<float>(absmax)) : absmax;  // times 2^149
   // limit = 127 = 1.984375 · 2^6, 448 = 1.75 · 2^8 or 57344 = 1.75 · 2^15
-  const bool int8 = output_type == kInt8;
+  const bool int8 = output_type == Element::int8;
   const float limit = int8 ? 1.984375f : 1.75f, reciprocal = int8 ? 64.0f / 127.0f : 4.0f / 7.0f;
-  const int limit_exponent = int8 ? 6 : output_type == kE4m3 ? 8 : 15;
+  const int limit_exponent = int8 ? 6 : output_type == Element::e4m3 ? 8 : 15;
   const uint32_t q = bits(divide_near_1(from_bits((a & 0x007FFFFFu) | 0x3F800000u), limit, reciprocal));
   const int shift = static_cast<int>(a >> 23) - (subnormal ? 149 : 0) - 127 - limit_exponent;
   return static_cast<int>(q >> 23) + shift < 1 ? kSmallestNormal : q + (static_cast<uint32_t>(shift) << 23);
@@ -111,8 +111,8 @@ inline void store(void* values, int i, const Piece<kCount>& piece, bool inside, 
 }
 
 template <int kCount>
-inline void quantize_rowwise(void* values, float* scales, const void* input, int64_t M, int K, int input_type, int output_type,
-                             int sub_groups) {
+inline void quantize_rowwise(void* values, float* scales, const void* input, int64_t M, int K, Element input_type,
+                             Element output_type, int sub_groups) {
   const auto item = this_item();
   const auto sg = this_sub_group();
   const int s = sg.get_group_linear_id(), lane = sg.get_local_linear_id();
@@ -123,7 +123,7 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
   for (int64_t block = static_cast<int64_t>(item.get_group(0)) * rows; block < M;
        block += static_cast<int64_t>(item.get_group_range(0)) * rows) {
     const int64_t m = sycl::min(block + row, M - 1);
-    const void* const x = static_cast<const char*>(input) + m * K * (input_type == kFp32 ? 4 : 2);
+    const void* const x = static_cast<const char*>(input) + m * K * (input_type == Element::fp32 ? 4 : 2);
     Piece<kCount> kept[kKept];
     uint32_t absmax = 0;
 #pragma unroll
@@ -162,10 +162,10 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
       }
     };
     // A quotient is at most two roundings of float32 above the limit, which rounding to the format takes back.
-    if (output_type == kInt8) {
+    if (output_type == Element::int8) {
       store_row([&](float a) { return bits(divide(a) + 12582912.0f) & kept_bits; });  // 1.5 · 2^23, whose ulp is 1
     } else {
-      const Float8Format format = output_type == kE4m3 ? kE4m3Format : kE5m2Format;
+      const Float8Format format = output_type == Element::e4m3 ? kE4m3Format : kE5m2Format;
       store_row([&](float a) { return (encode_float8(sycl::fabs(divide(a)), format) | (bits(a) >> 31 << 7)) & kept_bits; });
     }
   }
@@ -176,19 +176,20 @@ inline void quantize_rowwise(void* values, float* scales, const void* input, int
 
 // K is a multiple of 8, x starts at a 16-byte boundary, values at one of 8 bytes.
 AOEXT_KERNEL(quantize_rowwise_wide)
-(void* values, float* scales, const void* input, int64_t M, int K, int input_type, int output_type, int sub_groups) {
+(void* values, float* scales, const void* input, int64_t M, int K, Element input_type, Element output_type, int sub_groups) {
   aoext::xpu::quantize_rowwise<8>(values, scales, input, M, K, input_type, output_type, sub_groups);
 }
 
 AOEXT_KERNEL(quantize_rowwise_any)
-(void* values, float* scales, const void* input, int64_t M, int K, int input_type, int output_type, int sub_groups) {
+(void* values, float* scales, const void* input, int64_t M, int K, Element input_type, Element output_type, int sub_groups) {
   aoext::xpu::quantize_rowwise<1>(values, scales, input, M, K, input_type, output_type, sub_groups);
 }
 
 // The same for each block [1, block] of a row, the last of which may be shorter: scales [M, ceil(K/block)], rounded up to powers
 // of two where asked. A block belongs to a sub-group, whose lanes read it twice, from a cache the second time.
 AOEXT_KERNEL(quantize_blockwise)
-(void* values, float* scales, const void* input, int64_t M, int K, int block, int input_type, int output_type, int power_of_two) {
+(void* values, float* scales, const void* input, int64_t M, int K, int block, Element input_type, Element output_type,
+ int power_of_two) {
   using namespace aoext::xpu;
   const auto item = this_item();
   const auto sg = this_sub_group();
@@ -210,13 +211,13 @@ AOEXT_KERNEL(quantize_blockwise)
     const uint32_t kept_bits = finite ? 0xFFu : 0;
     const Division divide(scale);
     if (lane == 0) scales[i] = from_bits(finite ? scale : 0x7FC00000u);
-    const Float8Format format = output_type == kE4m3 ? kE4m3Format : kE5m2Format;
+    const Float8Format format = output_type == Element::e4m3 ? kE4m3Format : kE5m2Format;
     for (int base = 0; base < length; base += kLanes) {
       const int k = base + lane;
       const float x = load_piece<1>(input, first + sycl::min(k, length - 1), input_type);
       const float a = divide(divide.times_power<1>(x));
-      const uint32_t code = output_type == kInt8 ? bits(a + 12582912.0f)  // 1.5 · 2^23, whose ulp is 1
-                                                 : encode_float8(sycl::fabs(a), format) | (bits(x) >> 31 << 7);
+      const uint32_t code = output_type == Element::int8 ? bits(a + 12582912.0f)  // 1.5 · 2^23, whose ulp is 1
+                                                         : encode_float8(sycl::fabs(a), format) | (bits(x) >> 31 << 7);
       if (k < length) static_cast<uint8_t*>(values)[first + k] = static_cast<uint8_t>(code & kept_bits);
     }
   }

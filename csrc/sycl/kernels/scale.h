@@ -11,9 +11,9 @@ inline float e8m0_to_float(uint32_t code) {
 }
 
 // Scale `i` of an array; the type is uniform, so branches cost a scalar compare.
-inline float load_scale(const void* data, int64_t i, int type) {
-  if (type == kE8m0) return e8m0_to_float(static_cast<const uint8_t*>(data)[i]);
-  if (type == kE4m3) return e4m3_to_float(static_cast<const uint8_t*>(data)[i]);
+inline float load_scale(const void* data, int64_t i, Element type) {
+  if (type == Element::e8m0) return e8m0_to_float(static_cast<const uint8_t*>(data)[i]);
+  if (type == Element::e4m3) return e4m3_to_float(static_cast<const uint8_t*>(data)[i]);
   return load_float(data, i, type);
 }
 

@@ -6,7 +6,7 @@
 #include "scaled_sum.h"
 
 AOEXT_KERNEL(scale_rows)(void* y, const int* sums, const float* row_scale, const void* column_scale, const void* bias, int64_t N,
-                         int output_type, int scale_type, int bias_type) {
+                         Element output_type, Element scale_type, Element bias_type) {
   const auto item = aoext::xpu::this_item();
   const aoext::xpu::Scaling scaling{y, row_scale, column_scale, bias, output_type, scale_type, bias_type};
   const int64_t m = item.get_global_id(0);

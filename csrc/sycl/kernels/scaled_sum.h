@@ -10,7 +10,7 @@ struct Scaling {
   void* y;
   const float* row_scale;
   const void *column_scale, *bias;
-  int output_type, scale_type, bias_type;
+  Element output_type, scale_type, bias_type;
 };
 
 // No fused multiply-add, so that every device and kernel gives the same bits for the same sum.

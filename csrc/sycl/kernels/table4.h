@@ -16,7 +16,7 @@ namespace aoext::xpu {
 
 template <Element kType>
 inline uint16_t rounded(float value) {
-  return kType == kBf16 ? float_to_bf16(value) : float_to_fp16(value);
+  return kType == Element::bf16 ? float_to_bf16(value) : float_to_fp16(value);
 }
 
 // Nibbles J and J + 4 of a dword as e2m1, two fp16: sign, exponent and mantissa go where fp16 has them, whose bias is 14 higher.
@@ -42,12 +42,12 @@ class Table4 {
     const float own = table[lane];
     const float largest = sycl::reduce_over_group(sg, sycl::fabs(own), sycl::maximum<float>());
     const bool exact = sycl::all_of_group(sg, a_to_float<kType>(rounded<kType>(own)) == own);
-    const bool in_range = kType == kBf16 || largest <= 128;
+    const bool in_range = kType == Element::bf16 || largest <= 128;
     if (!(exact && in_range) && largest > 0 && !sycl::isinf(largest)) factor_ = largest;
     low_ = rounded<kType>(own / factor_);
     high_ = low_ << 16;
     is_e2m1_ = sycl::all_of_group(sg, fp16_to_float(static_cast<uint16_t>(e2m1_pair<0>(lane))) * kE2m1Factor == own);
-    if (kType == kBf16 && is_e2m1_) factor_ = kE2m1Factor;
+    if (kType == Element::bf16 && is_e2m1_) factor_ = kE2m1Factor;
   }
 
   // What the sum of an operation's products is to be multiplied by.
@@ -67,7 +67,7 @@ class Table4 {
     if (is_e2m1_) {
       unpack([](uint32_t w, auto j) {
         const uint32_t pair = e2m1_pair<decltype(j)::value>(w);
-        if constexpr (kType == kBf16) {
+        if constexpr (kType == Element::bf16) {
           return packed_bf16(fp16_to_float(static_cast<uint16_t>(pair)), fp16_to_float(static_cast<uint16_t>(pair >> 16)));
         } else {  // the matrix engine may take subnormal numbers for zero
           return sycl::bit_cast<int>(sycl::bit_cast<Halves>(pair) * Halves(kE2m1Factor));

@@ -25,7 +25,7 @@ struct Tile;  // Acc, A; multiply(acc, a, b); add_row_sums(acc, a) and, at the e
 // The values of b's dword d as floats.
 template <Element kType>
 inline float low_half(uint32_t dword) {
-  if constexpr (kType == kFp16) {
+  if constexpr (kType == Element::fp16) {
     return fp16_to_float(static_cast<uint16_t>(dword));
   } else {
     return sycl::bit_cast<float>(dword << 16);
@@ -34,7 +34,7 @@ inline float low_half(uint32_t dword) {
 
 template <Element kType>
 inline float high_half(uint32_t dword) {
-  if constexpr (kType == kFp16) {
+  if constexpr (kType == Element::fp16) {
     return fp16_to_float(static_cast<uint16_t>(dword >> 16));
   } else {
     return sycl::bit_cast<float>(dword & 0xFFFF0000u);
@@ -65,9 +65,9 @@ inline T lane_value(T value, int lane) {
 // What a lane holds of a row of a, as a float.
 template <Element kType, class T>
 inline float a_to_float(T a) {
-  if constexpr (kType == kFp32) {
+  if constexpr (kType == Element::fp32) {
     return a;
-  } else if constexpr (kType == kFp16) {
+  } else if constexpr (kType == Element::fp16) {
     return fp16_to_float(static_cast<uint16_t>(a));
   } else {
     return bf16_to_float(static_cast<uint16_t>(a));
@@ -78,7 +78,7 @@ inline float a_to_float(T a) {
 template <Element kType, int R>
 struct LaneTile {
   using Acc = Vector<float, R>;
-  using A = Vector<std::conditional_t<kType == kFp32, float, short>, R>;
+  using A = Vector<std::conditional_t<kType == Element::fp32, float, short>, R>;
 
   LaneTile(int /*lane*/, int /*K*/) {}
 
@@ -103,7 +103,7 @@ struct LaneTile {
 };
 
 template <int R>
-struct LaneTile<kInt8, R> {
+struct LaneTile<Element::int8, R> {
   using Acc = Vector<int, R>;
   using A = Vector<short, R>;
 
@@ -169,10 +169,10 @@ struct Tile {
   int ones;
   // Ones that the compiler must take to differ by lane (K is never negative): it would rebuild a uniform
   // vector before each use.
-  Tile(int lane, int K) : ones(K < 0 ? lane : kType == kBf16 ? 0x3F803F80 : 0x3C003C00) {}
+  Tile(int lane, int K) : ones(K < 0 ? lane : kType == Element::bf16 ? 0x3F803F80 : 0x3C003C00) {}
 
   static void multiply(Acc& acc, const A& a, const Dwords& b) {
-    acc = kType == kBf16 ? dpas_bf16(acc, a, b) : dpas_fp16(acc, a, b);
+    acc = kType == Element::bf16 ? dpas_bf16(acc, a, b) : dpas_fp16(acc, a, b);
   }
 
   void add_row_sums(Acc& acc, const A& a) const { multiply(acc, a, Dwords(ones)); }
@@ -180,7 +180,7 @@ struct Tile {
 };
 
 template <int R>
-struct Tile<kInt8, R> {
+struct Tile<Element::int8, R> {
   using Acc = Vector<int, R>;
   using A = Vector<short, R>;
 
@@ -194,8 +194,8 @@ struct Tile<kInt8, R> {
 };
 
 template <int R>
-struct Tile<kFp32, R> : LaneTile<kFp32, R> {
-  using LaneTile<kFp32, R>::LaneTile;
+struct Tile<Element::fp32, R> : LaneTile<Element::fp32, R> {
+  using LaneTile<Element::fp32, R>::LaneTile;
 };
 
 #else

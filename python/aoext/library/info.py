@@ -80,7 +80,7 @@ def explain(operator: str, *arguments: Tensor | torch.dtype | int | None, **opti
     tensor, and the operator's RuntimeError for arguments that it would refuse.
 
     >>> print(aoext.explain("int8_mm", x, w))  # doctest: +SKIP
-    cpu: values, instruction_set avx512, compute int8
+    cpu: gemv_i8, instruction_set avx512
     """
     if operator not in operators():
         raise ValueError(f"explain: operator must be one of {', '.join(operators())}, got {operator!r}")

@@ -1,0 +1,83 @@
+// Which tile kernel serves a product, by the limits of tiles.h.
+#include <algorithm>
+#include <iterator>
+
+#include "common/formats.h"
+#include "sycl/plan.h"
+#include "sycl/split.h"
+#include "sycl/tiles.h"
+
+namespace aoext::xpu {
+namespace {
+
+// Whether what shares a scale, of the weight and of an input of 8 bits, begins at multiples of so many k.
+bool fits(const LinearProblem& p, const Tiles& tiles, int group) {
+  if (group == 0) return true;
+  const bool input_has_groups = tiles.source == Source::blocks_tile && !is_high_precision(p.input);
+  return p.group_size % group == 0 && (!input_has_groups || p.input_group_size % group == 0) &&
+         (group != tiles.long_group || !tiles.whole_blocks || p.K % kBlock == 0);
+}
+
+int rows_for(int64_t M, Engine engine) {
+  for (const int rows : kTileRows)
+    if (rows >= M || (engine == Engine::lanes && rows == kLanesRows)) return rows;
+  return *std::rbegin(kTileRows);
+}
+
+bool is_arranged(const Family& tile, const Tiles& tiles) {
+  const bool has_order =
+      tiles.arranges == Arranges::always || (tiles.arranges == Arranges::long_groups && tile.group == tiles.long_group);
+  return has_order && tile.rows >= kArrangedRows;
+}
+
+Family chosen_tile(const LinearProblem& p, const Tiles& tiles, Engine engine) {
+  const int group = fits(p, tiles, tiles.long_group) ? tiles.long_group : tiles.group;
+  return {tiles.source, engine, p.code, p.input, rows_for(p.M, engine), group};
+}
+
+Plan plan_of(const Family& tile, const LinearProblem& p, const Tiles& tiles, const Device& device) {
+  Plan plan;
+  plan.algorithm = Algorithm::tile;
+  plan.family = tile;
+  plan.kernel = module(tile);
+  plan.columns = tile.rows >= kArrangedRows ? 2 * kLanes : kLanes;
+  plan.arranged = is_arranged(tile, tiles);
+  plan.sub_groups = split(device, ceil_div(p.M, std::max(tile.rows, 1)) * ceil_div(p.N, plan.columns), p.K);
+  return plan;
+}
+
+Plan forced_tile(const Forced& f, const LinearProblem& p, const Tiles& tiles, const Device& device, Family tile) {
+  tile.rows = f.field("rows", tile.rows);
+  tile.group = f.field("group", tile.group);
+  Plan plan = plan_of(tile, p, tiles, device);
+  plan.sub_groups = f.field("sub_groups", plan.sub_groups);
+  const bool has_group = (tile.group == tiles.group || tile.group == tiles.long_group) && fits(p, tiles, tile.group);
+  if (plan.kernel == nullptr || !has_group || !is_split(plan.sub_groups, device, p.K)) refuse_config(f, text(p), text(plan));
+  return plan;
+}
+
+}  // namespace
+
+const Tiles& tiles_of(const LinearProblem& p) {
+  const bool has_row_scales = p.output == ScalarType::Int || is_rowwise(p);  // int8_mm has no scales at all
+  const Source source = p.code == Code::int4 ? (is_high_precision(p.input) ? Source::int4_tile : Source::int4_scaled_tile)
+                        : has_row_scales     ? Source::rowwise_tile
+                                             : Source::blocks_tile;
+  return *std::find_if(std::begin(kTiles), std::end(kTiles),
+                       [&](const Tiles& tiles) { return tiles.source == source && tiles.has(p.code); });
+}
+
+bool plan_tile(Plan& plan, const LinearProblem& p, Asked& asked, Engine engine, const Forced* f) {
+  const Tiles& tiles = tiles_of(p);
+  if (p.K % kStep != 0 || p.K > kMaxTileDepth || !fits(p, tiles, tiles.group) || p.N < tiles.fewest_columns ||
+      p.N > tiles.most_columns)
+    return false;
+  const Family tile = chosen_tile(p, tiles, engine);
+  if (module(tile) == nullptr) return false;
+  const Plan made = f != nullptr ? forced_tile(*f, p, tiles, asked.device, tile) : plan_of(tile, p, tiles, asked.device);
+  if (!asked.serves(made.family)) return false;
+  plan = made;
+  return true;
+}
+
+}  // namespace aoext::xpu

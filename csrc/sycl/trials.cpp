@@ -1,0 +1,133 @@
+#include "sycl/trials.h"
+
+#include "common/describe.h"
+#include "common/formats.h"
+#include "common/sizes.h"
+#include "sycl/queue.h"
+
+namespace aoext::xpu {
+namespace {
+
+Tensor empty_on(const torch::stable::Device& device, Sizes sizes, ScalarType dtype) {
+  return call("aten::empty", "memory_format", sizes, std::optional(dtype), std::nullopt, std::optional(device), std::nullopt,
+              std::nullopt);
+}
+
+// A weight with what belongs to it, as arguments of the operators.
+struct Drawn {
+  Tensor values, scale;
+  OptionalIntegers block;
+  OptionalTensor zero_point, table, global_scale;
+};
+
+Drawn weight_of(Draw& draw, const LinearProblem& p) {
+  const Format& format = format_of(p.code);
+  Drawn w;
+  const Tensor bytes = draw.bytes({p.N, p.K / format.codes_a_byte});
+  w.values = format.codes_a_byte > 1 ? aten::view_as(bytes, format.storage) : draw.eight_bit({p.N, p.K}, format.storage);
+  const bool by_groups = format.scales == Format::Scales::groups;
+  const std::vector<int64_t> sizes = by_groups ? std::vector<int64_t>{p.K / p.group_size, p.N}
+                                               : std::vector<int64_t>{ceil_div(p.N, p.block_n), ceil_div(p.K, p.group_size)};
+  w.scale = draw.positive(sizes, p.scale);
+  if (!by_groups) w.block = Integers{p.block_n, p.group_size};
+  if (format.zero == Format::Zero::added) w.zero_point = draw.normal(sizes, p.scale);
+  if (format.has_table) w.table = draw.normal({16}, ScalarType::Float), w.global_scale = draw.positive({1}, ScalarType::Float);
+  return w;
+}
+
+std::string described(const LinearProblem& p) {
+  return std::string(" of ") + format_of(p.code).name + ", scales " + dtype_name(p.scale) + ", " + text(p);
+}
+
+}  // namespace
+
+Draw::Draw(const sycl::queue& queue) : device_(torch::headeronly::DeviceType::XPU, device_index(queue)) {}
+
+template <class T, class Next>
+Tensor Draw::fill(const std::vector<int64_t>& sizes, ScalarType drawn, ScalarType dtype, const Next& next) {
+  const Tensor host = empty_on(torch::stable::Device(torch::headeronly::DeviceType::CPU), sizes, drawn);
+  T* const data = static_cast<T*>(host.mutable_data_ptr());
+  for (int64_t i = 0; i < host.numel(); ++i) data[i] = next();
+  const Tensor result = empty_on(device_, sizes, dtype);
+  aten::copy_(result, host);
+  return result;
+}
+
+Tensor Draw::normal(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  std::normal_distribution<float> values;
+  return fill<float>(sizes, ScalarType::Float, dtype, [&] { return values(generator_); });
+}
+
+Tensor Draw::positive(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  if (dtype == ScalarType::Float8_e8m0fnu) {  // as exponents
+    std::uniform_int_distribution<int> exponents(123, 127);
+    return fill<int8_t>(sizes, ScalarType::Byte, ScalarType::Byte, [&] { return static_cast<int8_t>(exponents(generator_)); });
+  }
+  std::uniform_real_distribution<float> values(0.01f, 0.1f);
+  return fill<float>(sizes, ScalarType::Float, dtype, [&] { return values(generator_); });
+}
+
+Tensor Draw::bytes(const std::vector<int64_t>& sizes) {
+  std::uniform_int_distribution<int> values(-128, 127);
+  return fill<int8_t>(sizes, ScalarType::Char, ScalarType::Char, [&] { return static_cast<int8_t>(values(generator_)); });
+}
+
+Tensor Draw::eight_bit(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return dtype == ScalarType::Char ? bytes(sizes) : normal(sizes, dtype);
+}
+
+Trial product_trial(Draw& draw, const LinearProblem& p) {
+  const Drawn w = weight_of(draw, p);
+  const OptionalTensor bias = draw.normal({p.N}, p.bias), none;
+  const auto code = static_cast<int64_t>(p.code);
+  if (is_high_precision(p.input)) {
+    const Tensor x = draw.normal({p.M, p.K}, p.input);
+    return {"weight_only_linear" + described(p), [=] {
+              return call("ao::weight_only_linear", "", x, w.values, w.scale, w.block, w.zero_point, w.table, w.global_scale,
+                          bias, none, code);
+            }};
+  }
+  const Tensor x = draw.eight_bit({p.M, p.K}, p.input);
+  const Tensor input_scale = draw.positive({p.M, ceil_div(p.K, p.input_group_size)}, ScalarType::Float);
+  const OptionalIntegers input_block = Integers{1, p.input_group_size};
+  return {"scaled_mm" + described(p), [=] {
+            return call("ao::scaled_mm", "", x, w.values, input_scale, w.scale, input_block, w.block, w.zero_point, bias, none,
+                        code, std::optional(p.output));
+          }};
+}
+
+Trial int8_mm_trial(Draw& draw, int64_t M, int64_t N, int64_t K) {
+  const Tensor x = draw.bytes({M, K}), weight = draw.bytes({N, K});
+  return {"int8_mm with M = " + std::to_string(M) + ", K = " + std::to_string(K),
+          [=] { return call("ao::int8_mm", "", x, weight); }, Exact::yes};
+}
+
+Trial int4pack_trial(Draw& draw, int64_t M, int64_t inner_k_tiles) {
+  constexpr int64_t N = 40, K = 640, group_size = 64;
+  const Tensor words = aten::view_as(draw.bytes({N, K / 2}), ScalarType::Int);
+  const Tensor weight = aten::reshape(words, {N / 8, K / (16 * inner_k_tiles), 32, inner_k_tiles / 2});
+  const Tensor scales = aten::stack_last(draw.positive({K / group_size, N}, ScalarType::BFloat16),
+                                         draw.normal({K / group_size, N}, ScalarType::BFloat16));
+  const Tensor x = draw.normal({M, K}, ScalarType::BFloat16);
+  return {"weight_int4pack_mm with M = " + std::to_string(M) + ", inner_k_tiles = " + std::to_string(inner_k_tiles),
+          [=] { return call("ao::weight_int4pack_mm", "", x, weight, group_size, scales); }};
+}
+
+Trial dequantize_trial(Draw& draw, const LinearProblem& p) {
+  const Drawn w = weight_of(draw, p);
+  return {"dequantize" + described(p), [=] {
+            return call("ao::dequantize", "", w.values, w.scale, w.block, w.zero_point, w.table, w.global_scale,
+                        static_cast<int64_t>(p.code), std::optional(ScalarType::Float));
+          }};
+}
+
+std::vector<Trial> quantize_trials(Draw& draw, ScalarType dtype, int64_t K, const OptionalIntegers& block, bool power_of_two) {
+  const Tensor x = draw.normal({9, K}, ScalarType::Float);
+  const auto run = [=] { return call2("ao::quantize", "", x, dtype, block, power_of_two); };
+  const std::string what = std::string("quantize to ") + dtype_name(dtype) + " with K = " + std::to_string(K) +
+                           (block ? " by blocks" : "") + (power_of_two ? ", powers of two" : "");
+  return {{what + ": values", [=] { return std::get<0>(run()); }, Exact::yes},
+          {what + ": scales", [=] { return std::get<1>(run()); }, Exact::yes}};
+}
+
+}  // namespace aoext::xpu
