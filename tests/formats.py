@@ -135,7 +135,8 @@ def product(input: Tensor, weight: QuantizedTensor, bias: Tensor | None = None) 
     if factors is not None:
         x = (x * factors.cpu()).to(x.dtype)
     if (dtype := weight.quantizes_input_to) is not None:
-        block_k = getattr(weight, "input_block", [1, x.shape[-1]])[1]
+        block = getattr(weight, "input_block", None)
+        block_k = x.shape[-1] if block is None else block[1]
         exponents = weight.scale.dtype in EXPONENT_DTYPES
         q, scale = values.quantized_blocks(x, dtype, block_k, exponents)
         x = q.double() * values.spread(scale.double(), block_k, x.shape[-1])

@@ -33,14 +33,16 @@ def tool() -> ModuleType:
 def test_its_calls_are_right_on_a_cpu(generator: torch.Generator) -> None:
     import cuda_cases
 
+    from aoext.reference import operator_of
+
     seen = set()
     for case in itertools.chain(cuda_cases.calls_by_kernel(), itertools.islice(cuda_cases.calls(), CALLS)):
         call = case.make(generator)
-        assert call.operator == case.operator
-        seen.add(call.operator)
+        assert call.operator == operator_of(case.kind)
+        seen.add(case.kind)
         result = getattr(torch.ops.ao, call.operator)(*call.args, **call.kwargs)
         assert cuda_cases.is_right(call, result), str(case)
-    assert {"bf16i4bf16_rowwise", "bf16lut4bf16_blockwise", "scaled_linear_int4", "scaled_mm_int4"} <= seen
+    assert {"bf16i4bf16_rowwise", "weight_only_linear mxfp4", "scaled_linear int4", "scaled_mm int4"} <= seen
 
 
 def test_processes_begin_with_operators_of_their_own_and_small_calls() -> None:
@@ -48,7 +50,7 @@ def test_processes_begin_with_operators_of_their_own_and_small_calls() -> None:
 
     every = cuda_cases.cases("newest", "", "cpu")
     turns = [cuda_cases.in_turn(every, part, 3) for part in range(3)]
-    first = [{every[i].operator for i in turn[: len(every) // 9]} for turn in turns]
+    first = [{every[i].kind for i in turn[: len(every) // 9]} for turn in turns]
     assert sum(len(operators) for operators in first) == len(set.union(*first))
     for turn in turns:
         assert sorted(turn) == list(range(len(every)))
@@ -69,7 +71,7 @@ def test_each_call_has_its_line_before_the_sanitizer_ends(tmp_path: Path) -> Non
     go = tmp_path / "go"
     wait = f'while [ ! -e "{go}" ]; do sleep 0.1; done'
     sanitizer(tmp_path, f'"$@" || exit 9\n{wait}\necho "========= ERROR SUMMARY: 0 errors"')
-    arguments = "--tool memcheck --family newest --only dequantize_int4 --parts 1 --seconds 100 --device cpu"
+    arguments = "--tool memcheck --family newest --only dequantize --parts 1 --seconds 100 --device cpu"
     process = subprocess.Popen(
         [sys.executable, TOOLS / "cuda_sanitizer.py", *arguments.split()],
         stdout=subprocess.PIPE,

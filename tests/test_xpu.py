@@ -23,36 +23,27 @@ pytestmark = [
     pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated (xpu_sim)"),
     pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
-# Operators with a kernel of this device.
-SEEDS = [
-    "bf16i4bf16_rowwise",
-    "bf16i4bf16_rowwise_bias",
-    "int8_mm",
-    "scaled_mm_rowwise",
-    "weight_int4pack_mm",
+# Kinds of calls with a kernel of this device; the generic ones serve the others, that of experts by this
+# device's own for each.
+OWN = [
+    name
+    for name in [*ALL_CALLS, "quantize rows"]
+    if name
+    not in (
+        *reference.GROUPED,
+        "convert_weight_to_int4pack",
+        "dequantize int8 zeros",
+        "weight_only_linear int8 zeros",
+    )
 ]
-OWN = [*SEEDS, "weight_only_linear", "scaled_linear", "scaled_mm", "quantize", "dequantize"]
 needs_simulator = pytest.mark.skipif(XPU_SIM is None, reason="the XPU is a real one")
 
 
 def call_of(operator: str, generator: torch.Generator, M: int = 3, **options) -> reference.Call:
-    """One of int8 for an operator that takes every format."""
-    if operator == "quantize":
+    if operator == "quantize rows":
         x = randn(generator, M, 256, dtype=BF16)
-        return reference.Call(operator, (x, torch.int8), {}, x)
-    problem = Problem(M, 96, 256, 128, BF16, BF16, **options)
-    if operator in SEEDS:
-        return ALL_CALLS[operator](problem, generator)
-    x, weight = randn(generator, M, 256, dtype=BF16), torch.randint(-99, 99, (96, 256), generator=generator)
-    scale, row_scale = torch.rand(96, 1, generator=generator), torch.rand(M, 1, generator=generator)
-    q = weight.to(torch.int8)
-    args = {
-        "weight_only_linear": (x, q, scale),
-        "scaled_linear": (x, q, scale),
-        "scaled_mm": (q[:M] if M <= 96 else q[:1].expand(M, 256), q, row_scale, scale),
-        "dequantize": (q, scale),
-    }[operator]
-    return reference.Call(operator, args, {"code": 1}, x)
+        return reference.Call("quantize", (x, torch.int8), {}, x)
+    return ALL_CALLS[operator](Problem(M, 96, 256, 128, BF16, BF16, **options), generator)
 
 
 def in_a_process(code: str, **environment: str) -> str:
@@ -75,7 +66,7 @@ def in_a_process(code: str, **environment: str) -> str:
 
 def test_every_operator_has_a_kernel_for_xpu():
     for operator in [*OWN, "_warmup"]:
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", "XPU"), operator
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator_of(operator)}", "XPU"), operator
 
 
 @pytest.mark.parametrize("M", [1, 5, 80])
@@ -329,18 +320,18 @@ def test_blocks_of_fast_sizes_get_a_tile_kernel():
 x = torch.ones(3, 256, dtype=torch.bfloat16, device="xpu")
 codes = torch.zeros(40, 128, dtype=torch.uint8, device="xpu")
 table = torch.ones(16, device="xpu")
-def kernel(operator, *arguments, code):
-    print(aoext.explain(operator, *arguments, code=code).kernel)
 for k in (16, 32, 128):
     scale = torch.ones(40, 256 // k, device="xpu")
-    kernel("weight_only_linear", x, codes, scale, [1, k], None, table, code=4)
+    print(aoext.explain("weight_only_linear", x, codes, scale, [1, k], None, table, code=4).kernel)
 w = torch.ones(40, 256, dtype=torch.int8, device="xpu")
-kernel("weight_only_linear", x, w, torch.ones(40, 8, device="xpu"), [1, 32], code=1)
-kernel("weight_only_linear", x, w, torch.ones(1, 2, device="xpu"), [128, 128], code=1)
-kernel("scaled_linear", x, w, torch.ones(40, 8, device="xpu"), [1, 32], [1, 32], code=1)
+scale = torch.ones(40, 8, device="xpu")
+print(aoext.explain("weight_only_linear", x, w, scale, [1, 32], code=1).kernel)
+print(aoext.explain("weight_only_linear", x, w, torch.ones(1, 2, device="xpu"), [128, 128], code=1).kernel)
+print(aoext.explain("scaled_linear", x, w, scale, [1, 32], [1, 32], code=1).kernel)
 zero = torch.zeros(8, 40, device="xpu")
-kernel("scaled_linear", x, codes.view(torch.int8), zero, None, None, zero, code=0)
-kernel("weight_only_linear", x, w, torch.ones(40, 16, device="xpu"), [1, 16], code=1)
+int4 = codes.view(torch.int8)
+print(aoext.explain("scaled_linear", x, int4, zero, zero_point=zero, code=0).kernel)
+print(aoext.explain("weight_only_linear", x, w, torch.ones(40, 16, device="xpu"), [1, 16], code=1).kernel)
 """,
         AOEXT_XPU_PRETEND="matrix",
         AOEXT_XPU_SELF_CHECK="off",
@@ -364,8 +355,8 @@ expected = aoext.ops.generic(call[0])(*call[1:])
 assert torch.equal(ao.bf16i4bf16_rowwise(*call[1:]), expected)
 assert aoext.warmup("xpu") == {}
 values, scales = ao.quantize(x, torch.int8)
-int4 = (w, s, None, s)
-assert torch.equal(ao.dequantize(*int4, code=0), aoext.ops.generic("dequantize")(*int4, code=0))
+given = {"zero_point": s, "code": 0}
+assert torch.equal(ao.dequantize(w, s, **given), aoext.ops.generic("dequantize")(w, s, **given))
 ones = torch.ones(8, 128, device="xpu")
 y = ao.scaled_linear(x, ones.to(torch.int8), ones[:, :1].contiguous(), code=1)
 print(y.shape)

@@ -92,7 +92,7 @@ def test_kernels_run_without_the_compiler_that_made_them():
         "for M in (1, 40):\n"
         "    x = torch.randn(M, 128, dtype=torch.bfloat16, device='xpu')\n"
         "    torch.ops.ao.bf16i4bf16_rowwise(x, w, scale, zero_point).cpu()\n"
-        "    torch.ops.ao.quantize_rowwise(x, torch.int8)[1].cpu()\n"
+        "    torch.ops.ao.quantize(x, torch.int8)[1].cpu()\n"
         "print(Path('/proc/self/maps').read_text())"
     )
     assert done.returncode == 0, done.stderr

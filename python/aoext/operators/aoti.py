@@ -72,5 +72,6 @@ def _declaration(operator: str, device: str) -> str:
 
 def _c_type(jit_type: Any) -> str:
     if isinstance(jit_type, torch.OptionalType):
-        return f"{_c_type(jit_type.getElementType())}*"
+        first, *length = _c_type(jit_type.getElementType()).split(", ")  # a list has its length beside it
+        return ", ".join([f"{first}*", *length])
     return _C_TYPES[str(jit_type)]
