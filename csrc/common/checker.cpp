@@ -23,7 +23,7 @@ bool has_shape(const LinearProblem& p, const Tensor& t, Shape shape) {
   return true;
 }
 
-std::string shape_text(const LinearProblem& p, const char* names, Shape shape) {
+std::string shape_text(const LinearProblem& p, std::string_view names, Shape shape) {
   std::ostringstream out;
   out << " [" << (p.experts > 0 ? "E, " : "") << names << "] = [";
   if (p.experts > 0) out << p.experts << ", ";
@@ -50,8 +50,7 @@ void Checker::contiguous(const char* argument, const Tensor& t) const {
   fail(argument, "contiguous", text(describe(t), " with strides ", list(t.strides())));
 }
 
-LinearProblem Checker::input(bool dtype_ok, const char* dtypes) const {
-  require(dtype_ok && anchor_.dim() >= 1, "input", text(dtypes, " [..., K]"), anchor_);
+LinearProblem Checker::input_of_any_dtype() const {
   LinearProblem p{};
   p.K = anchor_.size(anchor_.dim() - 1);
   require(p.K > 0, "input", "[..., K] with K > 0", anchor_);
@@ -59,23 +58,6 @@ LinearProblem Checker::input(bool dtype_ok, const char* dtypes) const {
   for (int64_t d = 0; d + 1 < anchor_.dim(); ++d) p.M *= anchor_.size(d);
   p.input = p.output = dtype_of(anchor_);
   return p;
-}
-
-LinearProblem Checker::weight8_alone() const {
-  require(is_8bit(dtype_of(anchor_)) && anchor_.dim() == 2 && anchor_.size(1) > 0, "weight", text(k8Bit, " [N, K] with K > 0"),
-          anchor_);
-  LinearProblem p{};
-  p.K = anchor_.size(1);
-  take_weight8(p, anchor_);
-  return p;
-}
-
-void Checker::take_weight8(LinearProblem& p, const Tensor& weight) const {
-  contiguous("weight", weight);
-  p.N = weight.size(weight.dim() - 2);
-  p.code = code_of(dtype_of(weight));
-  p.group_size = p.K;
-  result(p);
 }
 
 void Checker::experts(LinearProblem& p, const OptionalTensor& offsets) const {
@@ -104,41 +86,30 @@ void Checker::weight(LinearProblem& p, const Weight& w, const OptionalIntegers& 
     absent("global_scale", w.global_scale, format);
   }
   if (format.zero == Format::Zero::none) absent("zero_point", w.zero_point, format);
-  if (format.scales == Format::Scales::groups) {
-    if (w.zero_point == nullptr) fail("zero_point", text("a tensor for ", format.name, " weights"), "None");
-    int4(p, w.values, w.scale, *w.zero_point);
-    const auto [groups, size] = std::pair(p.K / p.group_size, p.group_size);
-    if (block_size && (block_size->size() != 2 || (*block_size)[0] != 1 || (*block_size)[1] != size))
-      fail("block_size", text("[1, ", size, "], as K = ", p.K, " and the ", groups, " groups of scale say"), list(*block_size));
-    return;
-  }
-  if (format.has_table) {
-    if (w.table == nullptr) fail("table", "float32 [16]", "None");
-    lut4(p, w.values, *w.table, w.global_scale);
-  } else if (p.K == 0) {
-    require(dtype_of(w.values) == format.storage && w.values.dim() == 2 && w.values.size(1) > 0, "weight",
-            text(dtype_name(format.storage), " [N, K] with K > 0"), w.values);
-    p.K = w.values.size(1);
-    take_weight8(p, w.values);
-  } else {
-    weight8(p, dtype_of(w.values) == format.storage, dtype_name(format.storage), w.values);
-  }
+  values(p, w.values);
+  if (format.has_table) table(p, w);
+  if (format.scales == Format::Scales::groups) return groups(p, w, block_size);
   block_scale(p, "scale", w.scale, "block_size", block_size);
   if (w.zero_point != nullptr) block_zero_point(p, w.scale, *w.zero_point);
 }
 
-void Checker::two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor& weight) const {
-  const bool dtype_ok = dtype_of(weight) == dtype;
+void Checker::values(LinearProblem& p, const Tensor& weight) const {
+  const Format& format = format_of(p.code);
+  const int64_t codes = format.codes_a_byte;
+  const bool dtype_ok = dtype_of(weight) == format.storage;
+  const std::string_view names = codes == 1 ? "N, K" : codes == 2 ? "N, K/2" : "N, K/4";
   if (p.K == 0) {
-    require(dtype_ok && weight.dim() == 2 && weight.size(1) > 0, "weight", text(dtype_name(dtype), " [N, K/2] with K > 0"),
-            weight);
-    p.K = 2 * weight.size(1);
+    require(dtype_ok && weight.dim() == 2 && weight.size(1) > 0, "weight",
+            text(dtype_name(format.storage), " [", names, "] with K > 0"), weight);
+    p.K = codes * weight.size(1);
   } else {
-    require(p.K % 2 == 0, "input", text(p.experts > 0 ? "[T" : "[...", ", K] with K even"), anchor_);
+    require(p.K % codes == 0, "input",
+            text(p.experts > 0 ? "[T" : "[...", ", K] with K ", codes == 2 ? "even" : "a multiple of 4"), anchor_);
     operand("weight", weight);
-    require(dtype_ok && has_shape(p, weight, {kAny, p.K / 2}), "weight",
+    require(dtype_ok && has_shape(p, weight, {kAny, p.K / codes}), "weight",
             text(
-                dtype_name(dtype), [&] { return shape_text(p, "N, K/2", {kAny, p.K / 2}); }, " for an input with K = ", p.K),
+                dtype_name(format.storage), [&] { return shape_text(p, names, {kAny, p.K / codes}); },
+                " for an input with K = ", p.K),
             weight);
   }
   contiguous("weight", weight);
@@ -146,22 +117,21 @@ void Checker::two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor&
   result(p);
 }
 
-void Checker::lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const Tensor* global_scale) const {
-  two_codes_a_byte(p, ScalarType::Byte, weight);
-  p.code = Code::lut4;
-  operand("table", table);
-  require(dtype_of(table) == ScalarType::Float && table.dim() == 1 && table.size(0) == 16, "table", "float32 [16]", table);
-  contiguous("table", table);
-  p.has_global_scale = global_scale != nullptr;
-  if (global_scale == nullptr) return;
-  operand("global_scale", *global_scale);
-  require(dtype_of(*global_scale) == ScalarType::Float && global_scale->numel() == 1, "global_scale", "float32 with one element",
-          *global_scale);
+void Checker::table(LinearProblem& p, const Weight& w) const {
+  if (w.table == nullptr) fail("table", "float32 [16]", "None");
+  operand("table", *w.table);
+  require(dtype_of(*w.table) == ScalarType::Float && w.table->dim() == 1 && w.table->size(0) == 16, "table", "float32 [16]",
+          *w.table);
+  contiguous("table", *w.table);
+  p.has_global_scale = w.global_scale != nullptr;
+  if (w.global_scale == nullptr) return;
+  operand("global_scale", *w.global_scale);
+  require(dtype_of(*w.global_scale) == ScalarType::Float && w.global_scale->numel() == 1, "global_scale",
+          "float32 with one element", *w.global_scale);
 }
 
-void Checker::int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) const {
-  two_codes_a_byte(p, ScalarType::Char, weight);
-  p.code = Code::int4, p.has_zero_point = true;
+void Checker::groups(LinearProblem& p, const Weight& w, const OptionalIntegers& block_size) const {
+  const Tensor& scale = w.scale;
   operand("scale", scale);
   const int64_t groups = has_shape(p, scale, {kAny, p.N}) ? scale.size(scale.dim() - 2) : 0;
   require(is_high_precision(dtype_of(scale)) && groups > 0 && p.K % groups == 0, "scale",
@@ -172,10 +142,16 @@ void Checker::int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, 
   contiguous("scale", scale);
   p.scale = dtype_of(scale);
   p.group_size = p.K / groups;
-  operand("zero_point", zero_point);
-  require(dtype_of(zero_point) == p.scale && has_shape(p, zero_point, {groups, p.N}), "zero_point",
-          text("of scale's dtype and shape, ", [&] { return describe(scale); }), zero_point);
-  contiguous("zero_point", zero_point);
+  const auto described = [&] { return describe(scale); };
+  const auto must_be = text("of scale's dtype and shape, ", described);
+  if (w.zero_point == nullptr) fail("zero_point", must_be, "None");
+  operand("zero_point", *w.zero_point);
+  require(dtype_of(*w.zero_point) == p.scale && has_shape(p, *w.zero_point, {groups, p.N}), "zero_point", must_be, *w.zero_point);
+  contiguous("zero_point", *w.zero_point);
+  p.has_zero_point = true;
+  if (block_size && (block_size->size() != 2 || (*block_size)[0] != 1 || (*block_size)[1] != p.group_size))
+    fail("block_size", text("[1, ", p.group_size, "], as K = ", p.K, " and the ", groups, " groups of scale say"),
+         list(*block_size));
 }
 
 void Checker::packed_weight(LinearProblem& p, const Tensor& weight) const {

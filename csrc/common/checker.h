@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -53,7 +54,7 @@ using Shape = std::initializer_list<int64_t>;
 constexpr int64_t kAny = -1;
 
 bool has_shape(const LinearProblem& p, const Tensor& t, Shape shape);
-std::string shape_text(const LinearProblem& p, const char* names, Shape shape);  // " [N, K/2] = [*, 32]"
+std::string shape_text(const LinearProblem& p, std::string_view names, Shape shape);  // " [N, K/2] = [*, 32]"
 
 // The checks of one call: `op` is whom errors name, `anchor` the tensor whose device the others share. What a check learns of
 // the call goes into the problem. RuntimeError where an argument is not what it must be.
@@ -73,7 +74,8 @@ class Checker {
     if (!condition) fail(argument, must, describe(got));
   }
 
-  void dtype(bool condition, const char* argument, const char* must, ScalarType got) const {
+  template <class Must>
+  void dtype(bool condition, const char* argument, const Must& must, ScalarType got) const {
     if (!condition) fail(argument, must, dtype_name(got));
   }
 
@@ -82,31 +84,22 @@ class Checker {
   void contiguous(const char* argument, const Tensor& t) const;
 
   // An input [..., K] is the anchor. Sets M, K and the dtypes.
-  LinearProblem input(bool dtype_ok, const char* dtypes) const;
+  template <class Dtypes>
+  LinearProblem input(bool dtype_ok, const Dtypes& dtypes) const {
+    require(dtype_ok && anchor_.dim() >= 1, "input", text(dtypes, " [..., K]"), anchor_);
+    return input_of_any_dtype();
+  }
   LinearProblem high_precision_input() const { return input(is_high_precision(dtype_of(anchor_)), kHighPrecision); }
   // The experts whose rows an input [T, K] holds one after the other, if there are offsets. Weights, scales, zero points and
   // biases have a first dimension more then.
   void experts(LinearProblem& p, const OptionalTensor& offsets) const;
-  // A call without input: the anchor is an 8-bit weight [N, K].
-  LinearProblem weight8_alone() const;
-
   // What a code must be: a number of aoext.Code.
   Code code(int64_t code) const;
   // A weight in the format of p.code, and its scales; K comes from the input where there is one. Sets N and the format.
   void weight(LinearProblem& p, const Weight& weight, const OptionalIntegers& block_size) const;
 
-  // Sets N and the code from an 8-bit weight [N, K].
-  template <class Dtypes>
-  void weight8(LinearProblem& p, bool dtype_ok, const Dtypes& dtypes, const Tensor& weight) const {
-    operand("weight", weight);
-    require(dtype_ok && has_shape(p, weight, {kAny, p.K}), "weight",
-            text(dtypes, [&] { return shape_text(p, "N, K", {kAny, p.K}); }, " for an input with K = ", p.K), weight);
-    take_weight8(p, weight);
-  }
-
-  // Codes into a table, and int4 with its scales and zero points: K comes from the input where there is one.
-  void lut4(LinearProblem& p, const Tensor& weight, const Tensor& table, const Tensor* global_scale) const;
-  void int4(LinearProblem& p, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) const;
+  // A weight's elements as the format of p.code stores them. Sets N, and K where no input has done so.
+  void values(LinearProblem& p, const Tensor& weight) const;
 
   // The tinygemm layout. Sets N and inner_k_tiles.
   void packed_weight(LinearProblem& p, const Tensor& weight) const;
@@ -132,10 +125,10 @@ class Checker {
 
  private:
   void memory(const char* argument, const Tensor& t) const;
-  void take_weight8(LinearProblem& p, const Tensor& weight) const;
+  LinearProblem input_of_any_dtype() const;
   void absent(const char* argument, const Tensor* t, const Format& format) const;
-  // A weight of two codes to a byte. Sets N, and K where no input has done so.
-  void two_codes_a_byte(LinearProblem& p, ScalarType dtype, const Tensor& weight) const;
+  void table(LinearProblem& p, const Weight& weight) const;
+  void groups(LinearProblem& p, const Weight& weight, const OptionalIntegers& block_size) const;
   void result(const LinearProblem& p) const;  // of a product whose M and N are known
 
   const char* op_;

@@ -7,53 +7,29 @@
 namespace aoext {
 namespace {
 
-constexpr const char* kInt4Input = "int8 or float8_e4m3fn";  // under int4 weights
+// What an input of 8 bits may be under weights of a format: where these have groups with zero points, int8 or float8_e4m3fn; of
+// the weights' own dtype where they have 8 bits; nothing under tables.
+bool is_input_of(ScalarType dtype, const Format& format) {
+  if (format.scales == Format::Scales::groups) return dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn;
+  return !format.has_table && dtype == format.storage;
+}
 
-LinearProblem int4_linear(const char* op, const Tensor& input, const Tensor& weight, const Tensor& scale,
-                          const Tensor& zero_point, const OptionalTensor& bias = {}) {
+auto inputs_of(const Format& format) {
+  return [&format]() -> std::string {
+    if (format.scales == Format::Scales::groups) return "int8 or float8_e4m3fn";
+    if (format.has_table) return std::string("of 8 bits, which ") + format.name + " weights do not take";
+    return dtype_name(format.storage);
+  };
+}
+
+LinearProblem int4_linear(const char* op, const Tensor& input, const Weight& weight, const OptionalTensor& bias = {}) {
   const Checker check(op, "input", input);
   LinearProblem p = check.high_precision_input();
-  check.int4(p, weight, scale, zero_point);
+  p.code = Code::int4;
+  check.weight(p, weight, std::nullopt);
   check.bias(p, bias);
   return p;
 }
-
-// Codes of 8 bits under an input of high precision.
-LinearProblem weight_only_8bit(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input,
-                               const Tensor& weight, const Tensor& scale, const OptionalTensor& bias) {
-  const Checker check(op, "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.weight8(p, weight_ok, weight_dtypes, weight);
-  check.row_scale(p, "scale", is_high_precision(dtype_of(scale)), kHighPrecision, scale);
-  check.bias(p, bias);
-  return p;
-}
-
-LinearProblem weight_only_blockwise(const char* op, bool weight_ok, const char* weight_dtypes, const Tensor& input,
-                                    const Tensor& weight, const Tensor& scale, const Tensor* zero_point,
-                                    const Integers& block_size, const OptionalTensor& bias) {
-  const Checker check(op, "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.weight8(p, weight_ok, weight_dtypes, weight);
-  check.block_scale(p, "scale", scale, "block_size", block_size);
-  if (zero_point != nullptr) check.block_zero_point(p, scale, *zero_point);
-  check.bias(p, bias);
-  return p;
-}
-
-// The dtypes that an input of 8 bits may have under weights of a code: that of the weights, or the two that int4 takes.
-bool is_input_of(ScalarType dtype, Code code) {
-  return code == Code::int4 ? dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn
-                            : code != Code::lut4 && dtype == storage(code);
-}
-
-const char* inputs_of(Code code) {
-  return code == Code::int4   ? kInt4Input
-         : code == Code::lut4 ? "of 8 bits, which lut4 weights do not take"
-                              : dtype_name(storage(code));
-}
-
-ScalarType first_input_of(Code code) { return code == Code::int4 ? ScalarType::Char : storage(code); }
 
 // What a dequantisation gives where it is not asked for a dtype.
 ScalarType dequantized_dtype(const LinearProblem& p) { return is_high_precision(p.scale) ? p.scale : ScalarType::Float; }
@@ -61,49 +37,21 @@ ScalarType dequantized_dtype(const LinearProblem& p) { return is_high_precision(
 }  // namespace
 
 LinearProblem check_bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {
-  return int4_linear("bf16i4bf16_rowwise", input, weight, scale, zero_point);
+  return int4_linear("bf16i4bf16_rowwise", input, {weight, scale, &zero_point});
 }
 
 LinearProblem check_bf16i4bf16_rowwise_bias(const Tensor& input, const Tensor& weight, const Tensor& scale,
                                             const Tensor& zero_point, const Tensor& bias) {
-  return int4_linear("bf16i4bf16_rowwise_bias", input, weight, scale, zero_point, bias);
-}
-
-LinearProblem check_bf16i4bf16_rowwise_grouped(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                               const Tensor& zero_point, const Tensor& offsets, const OptionalTensor& bias) {
-  const Checker check("bf16i4bf16_rowwise_grouped", "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.experts(p, offsets);
-  check.int4(p, weight, scale, zero_point);
-  check.bias(p, bias);
-  return p;
-}
-
-LinearProblem check_bf16i8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                       const OptionalTensor& bias) {
-  const bool weight_ok = dtype_of(weight) == ScalarType::Char;
-  return weight_only_8bit("bf16i8bf16_rowwise", weight_ok, "int8", input, weight, scale, bias);
-}
-
-LinearProblem check_bf16f8bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                       const OptionalTensor& bias) {
-  const bool weight_ok = is_float8(dtype_of(weight));
-  return weight_only_8bit("bf16f8bf16_rowwise", weight_ok, "float8_e4m3fn or float8_e5m2", input, weight, scale, bias);
-}
-
-LinearProblem check_dequantize_rowwise(const Tensor& weight, const Tensor& scale, std::optional<ScalarType> dtype) {
-  const Checker check("dequantize_rowwise", "weight", weight);
-  LinearProblem p = check.weight8_alone();
-  check.row_scale(p, "scale", is_high_precision(dtype_of(scale)), kHighPrecision, scale);
-  check.output(p, "dtype", dtype.value_or(p.scale));
-  return p;
+  return int4_linear("bf16i4bf16_rowwise_bias", input, {weight, scale, &zero_point}, bias);
 }
 
 LinearProblem check_int8_mm(const Tensor& input, const Tensor& weight) {
   const Checker check("int8_mm", "input", input);
   LinearProblem p = check.input(dtype_of(input) == ScalarType::Char, "int8");
+  p.code = Code::int8;
   check.int8_depth(p, p.input);
-  check.weight8(p, dtype_of(weight) == ScalarType::Char, "int8", weight);
+  check.values(p, weight);
+  p.group_size = p.K;
   p.output = ScalarType::Int;
   return p;
 }
@@ -113,157 +61,14 @@ LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight,
                                       std::optional<ScalarType> out_dtype) {
   const Checker check("scaled_mm_rowwise", "input", input);
   LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
+  p.code = code_of(p.input);
   check.int8_depth(p, p.input);
-  check.weight8(p, dtype_of(weight) == p.input, text("of input's dtype, ", dtype_name(p.input), ","), weight);
-  p.input_group_size = p.K;
+  check.values(p, weight);
+  p.group_size = p.input_group_size = p.K;
   check.input_scale(input_scale, "[..., 1]", 1);
   check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
   check.bias(p, bias);
   check.output(p, "out_dtype", out_dtype.value_or(ScalarType::BFloat16));
-  return p;
-}
-
-LinearProblem check_scaled_linear_rowwise(const Tensor& input, const Tensor& weight, const Tensor& weight_scale,
-                                          const OptionalTensor& bias) {
-  const Checker check("scaled_linear_rowwise", "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
-  p.quantized = storage(p.code);
-  check.int8_depth(p, storage(p.code));
-  check.row_scale(p, "weight_scale", dtype_of(weight_scale) == ScalarType::Float, "float32", weight_scale);
-  check.bias(p, bias);
-  return p;
-}
-
-LinearProblem check_bf16i8bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                         const Integers& block_size, const OptionalTensor& bias) {
-  const bool weight_ok = dtype_of(weight) == ScalarType::Char;
-  return weight_only_blockwise("bf16i8bf16_blockwise", weight_ok, "int8", input, weight, scale, nullptr, block_size, bias);
-}
-
-LinearProblem check_bf16i8bf16_blockwise_zp(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                            const Tensor& zero_point, const Integers& block_size, const OptionalTensor& bias) {
-  const bool weight_ok = dtype_of(weight) == ScalarType::Char;
-  return weight_only_blockwise("bf16i8bf16_blockwise_zp", weight_ok, "int8", input, weight, scale, &zero_point, block_size, bias);
-}
-
-LinearProblem check_bf16f8bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                         const Integers& block_size, const OptionalTensor& bias) {
-  const bool weight_ok = is_float8(dtype_of(weight));
-  return weight_only_blockwise("bf16f8bf16_blockwise", weight_ok, "float8_e4m3fn or float8_e5m2", input, weight, scale, nullptr,
-                               block_size, bias);
-}
-
-LinearProblem check_bf16lut4bf16_blockwise(const Tensor& input, const Tensor& weight, const Tensor& table, const Tensor& scale,
-                                           const Integers& block_size, const OptionalTensor& global_scale,
-                                           const OptionalTensor& bias) {
-  const Checker check("bf16lut4bf16_blockwise", "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.lut4(p, weight, table, pointer_to(global_scale));
-  check.block_scale(p, "scale", scale, "block_size", block_size);
-  check.bias(p, bias);
-  return p;
-}
-
-LinearProblem check_dequantize_blockwise(const Tensor& weight, const Tensor& scale, const Integers& block_size,
-                                         std::optional<ScalarType> dtype) {
-  const Checker check("dequantize_blockwise", "weight", weight);
-  LinearProblem p = check.weight8_alone();
-  check.block_scale(p, "scale", scale, "block_size", block_size);
-  check.output(p, "dtype", dtype.value_or(dequantized_dtype(p)));
-  return p;
-}
-
-LinearProblem check_dequantize_lut4(const Tensor& weight, const Tensor& table, const Tensor& scale, const Integers& block_size,
-                                    const OptionalTensor& global_scale, std::optional<ScalarType> dtype) {
-  const Checker check("dequantize_lut4", "weight", weight);
-  LinearProblem p{};
-  check.lut4(p, weight, table, pointer_to(global_scale));
-  check.block_scale(p, "scale", scale, "block_size", block_size);
-  check.output(p, "dtype", dtype.value_or(dequantized_dtype(p)));
-  return p;
-}
-
-LinearProblem check_quantize_blockwise(const Tensor& input, ScalarType dtype, const Integers& block_size, bool power_of_two) {
-  const Checker check("quantize_blockwise", "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.dtype(is_8bit(dtype), "dtype", k8Bit, dtype);
-  check.input_block(p, "block_size", block_size);
-  p.power_of_two = power_of_two;
-  p.output = dtype;
-  return p;
-}
-
-LinearProblem check_scaled_mm_blockwise(const Tensor& input, const Tensor& weight, const Tensor& input_scale,
-                                        const Tensor& weight_scale, const Integers& input_block, const Integers& weight_block,
-                                        const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
-  const Checker check("scaled_mm_blockwise", "input", input);
-  LinearProblem p = check.input(is_8bit(dtype_of(input)), k8Bit);
-  check.int8_depth(p, p.input);
-  check.weight8(p, dtype_of(weight) == p.input, text("of input's dtype, ", dtype_name(p.input), ","), weight);
-  check.input_block(p, "input_block", input_block);
-  check.input_scale(input_scale, "[..., ceil(K/block_k)]", ceil_div(p.K, p.input_group_size));
-  check.block_scale(p, "weight_scale", weight_scale, "weight_block", weight_block);
-  check.bias(p, bias);
-  check.output(p, "out_dtype", out_dtype.value_or(ScalarType::BFloat16));
-  return p;
-}
-
-LinearProblem check_scaled_linear_blockwise(const Tensor& input, const Tensor& weight, const Tensor& weight_scale,
-                                            const Integers& input_block, const Integers& weight_block,
-                                            const OptionalTensor& bias) {
-  const Checker check("scaled_linear_blockwise", "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.weight8(p, is_8bit(dtype_of(weight)), k8Bit, weight);
-  p.quantized = storage(p.code);
-  check.int8_depth(p, storage(p.code));
-  check.input_block(p, "input_block", input_block);
-  check.block_scale(p, "weight_scale", weight_scale, "weight_block", weight_block);
-  p.power_of_two = p.scale == ScalarType::Float8_e8m0fnu;  // scales of one kind on both sides
-  check.bias(p, bias);
-  return p;
-}
-
-LinearProblem check_scaled_mm_int4(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
-                                   const Tensor& zero_point, const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
-  const Checker check("scaled_mm_int4", "input", input);
-  const ScalarType dtype = dtype_of(input);
-  LinearProblem p = check.input(dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn, kInt4Input);
-  check.int8_depth(p, dtype);
-  check.int4(p, weight, scale, zero_point);
-  check.input_scale(input_scale, "[..., 1]", 1);
-  check.bias(p, bias);
-  check.output(p, "out_dtype", out_dtype.value_or(ScalarType::BFloat16));
-  return p;
-}
-
-LinearProblem check_scaled_linear_int4(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-                                       const OptionalTensor& bias, std::optional<ScalarType> input_dtype) {
-  const Checker check("scaled_linear_int4", "input", input);
-  LinearProblem p = check.high_precision_input();
-  const ScalarType dtype = input_dtype.value_or(ScalarType::Char);
-  check.dtype(dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn, "input_dtype", kInt4Input, dtype);
-  p.quantized = dtype;
-  check.int8_depth(p, dtype);
-  check.int4(p, weight, scale, zero_point);
-  check.bias(p, bias);
-  return p;
-}
-
-LinearProblem check_quantize_rowwise(const Tensor& input, ScalarType dtype) {
-  const Checker check("quantize_rowwise", "input", input);
-  LinearProblem p = check.high_precision_input();
-  check.dtype(is_8bit(dtype), "dtype", k8Bit, dtype);
-  p.output = dtype;
-  return p;
-}
-
-LinearProblem check_dequantize_int4(const Tensor& weight, const Tensor& scale, const Tensor& zero_point,
-                                    std::optional<ScalarType> dtype) {
-  const Checker check("dequantize_int4", "weight", weight);
-  LinearProblem p{};
-  check.int4(p, weight, scale, zero_point);
-  check.output(p, "dtype", dtype.value_or(p.scale));
   return p;
 }
 
@@ -285,12 +90,11 @@ LinearProblem check_scaled_mm(const Tensor& input, const Tensor& weight, const T
                               const OptionalTensor& zero_point, const OptionalTensor& bias, const OptionalTensor& offsets,
                               int64_t code, std::optional<ScalarType> out_dtype) {
   const Checker check("scaled_mm", "input", input);
-  const Code of_weight = check.code(code);
-  const ScalarType dtype = dtype_of(input);
-  LinearProblem p = check.input(is_input_of(dtype, of_weight), inputs_of(of_weight));
-  p.code = of_weight;
+  const Format& format = format_of(check.code(code));
+  LinearProblem p = check.input(is_input_of(dtype_of(input), format), text(inputs_of(format)));
+  p.code = format.code;
   check.experts(p, offsets);
-  check.int8_depth(p, dtype);
+  check.int8_depth(p, p.input);
   check.weight(p, {weight, scale, pointer_to(zero_point)}, block_size);
   check.input_block(p, "input_block", input_block);
   check.whole_rows(p, "input_block");
@@ -307,8 +111,9 @@ LinearProblem check_scaled_linear(const Tensor& input, const Tensor& weight, con
   const Checker check("scaled_linear", "input", input);
   LinearProblem p = check.high_precision_input();
   p.code = check.code(code);
-  p.quantized = input_dtype.value_or(first_input_of(p.code));
-  check.dtype(is_input_of(p.quantized, p.code), "input_dtype", inputs_of(p.code), p.quantized);
+  const Format& format = format_of(p.code);
+  p.quantized = input_dtype.value_or(format.storage);
+  check.dtype(is_input_of(p.quantized, format), "input_dtype", text(inputs_of(format)), p.quantized);
   check.experts(p, offsets);
   check.int8_depth(p, p.quantized);
   check.weight(p, {weight, scale, pointer_to(zero_point)}, block_size);

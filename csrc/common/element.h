@@ -1,5 +1,5 @@
-// What the bits of numbers in memory mean, as checks, plans and kernels of all devices name it to each other. No header of torch's
-// or of the C++ library: device code includes this.
+// What the bits of numbers in memory mean, as checks, plans and kernels of all devices name it to each other. No header of
+// torch's or of the C++ library: device code includes this.
 #pragma once
 
 namespace aoext {

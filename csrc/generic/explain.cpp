@@ -40,8 +40,8 @@ std::string formats() {
   for (const Format& f : kFormats) {
     const char* scales = f.scales == Scales::groups ? "groups" : "blocks";
     const char* zero = f.zero == Zero::none ? "none" : f.zero == Zero::added ? "added" : "subtracted";
-    lines += std::string(f.name) + " " + dtype_name(f.storage) + " " + std::to_string(f.codes_a_byte) + " " + scales + " " + zero +
-             (f.has_table ? " table\n" : " values\n");
+    lines += std::string(f.name) + " " + dtype_name(f.storage) + " " + std::to_string(f.codes_a_byte) + " " + scales + " " +
+             zero + (f.has_table ? " table\n" : " values\n");
   }
   return lines;
 }

@@ -25,19 +25,19 @@ Tensor constant(int64_t value, ScalarType dtype, const Tensor& like) {
   return aten::scalar_like(static_cast<double>(value), dtype, like);
 }
 
-// Two unsigned codes of each byte, uint8 [count, 2 · bytes], the even k from the low bits.
-Tensor unsigned_nibbles(const Tensor& packed) {
-  const Tensor low = call("aten::bitwise_and", "Tensor", packed, constant(0x0f, ScalarType::Byte, packed));
-  const Tensor high = call("aten::bitwise_right_shift", "Tensor", packed, constant(4, ScalarType::Byte, packed));
-  return aten::stack_last(low, high);
-}
-
-// Two signed codes of each byte by arithmetic shifts of int8: the low one is moved up first, so that its sign bit leads.
-Tensor signed_nibbles(const Tensor& packed) {
-  const Tensor four = constant(4, ScalarType::Char, packed);
-  const auto sign_extend = [&](const Tensor& high) { return call("aten::bitwise_right_shift", "Tensor", high, four); };
-  const Tensor low = sign_extend(call("aten::bitwise_left_shift", "Tensor", packed, four));
-  return aten::stack_last(low, sign_extend(packed));
+// The codes of each byte, [count, codes · bytes], the lowest k from the lowest bits. A signed code is moved to the byte's top
+// first, so that its own sign bit leads when it is shifted down.
+Tensor unpacked(const Tensor& packed, const Format& format) {
+  const int bits = 8 / format.codes_a_byte;
+  const auto shifted = [&](const char* op, const Tensor& t, int by) {
+    return by == 0 ? t : call(op, "Tensor", t, constant(by, format.storage, packed));
+  };
+  std::vector<Tensor> codes;
+  for (int low = 0; low < 8; low += bits) {
+    const Tensor at_top = shifted("aten::bitwise_left_shift", packed, 8 - bits - low);
+    codes.push_back(shifted("aten::bitwise_right_shift", at_top, 8 - bits));
+  }
+  return call("aten::stack", "", codes, int64_t{-1});
 }
 
 Tensor looked_up(const Tensor& codes, const Tensor& table) {
@@ -81,7 +81,7 @@ Tensor spread(const Tensor& scales, int64_t block, int64_t length) {
 Tensor codes_of(const LinearProblem& p, const Weight& w, int64_t first, int64_t count) {
   const Format& format = format_of(p.code);
   Tensor codes = aten::narrow(w.values, 0, first, count);
-  if (format.codes_a_byte == 2) codes = format.storage == ScalarType::Byte ? unsigned_nibbles(codes) : signed_nibbles(codes);
+  if (format.codes_a_byte > 1) codes = unpacked(codes, format);
   if (format.has_table) codes = looked_up(codes, *w.table);
   return aten::reshape(aten::to(codes, ScalarType::Float), {count, p.K});
 }
