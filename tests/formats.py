@@ -24,15 +24,7 @@ from aoext.tensors import (
 HIGH_PRECISION = reference.HIGH_PRECISION
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 
-# Operators that the five by format replace.
-OLD_OPERATORS = {
-    *("bf16i4bf16_rowwise_grouped", "dequantize_int4", "bf16i8bf16_rowwise", "bf16f8bf16_rowwise"),
-    *("dequantize_rowwise", "bf16i8bf16_blockwise", "bf16i8bf16_blockwise_zp", "bf16f8bf16_blockwise"),
-    *("bf16lut4bf16_blockwise", "dequantize_blockwise", "dequantize_lut4", "quantize_rowwise"),
-    *("scaled_linear_rowwise", "quantize_blockwise", "scaled_mm_blockwise", "scaled_linear_blockwise"),
-    *("scaled_mm_int4", "scaled_linear_int4"),
-}
-OPERATORS = [name for name in aoext.ops.operators() if name not in OLD_OPERATORS]
+OPERATORS = aoext.ops.operators()
 # Every kind of call of these operators.
 KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE]
 # One kind of each operator.

@@ -6,7 +6,6 @@ They refuse what the operators refuse, by the same checks, which stand in C++ (c
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -104,12 +103,6 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "dequantize": _dequantized,
     "convert_weight_to_int4pack": _packed,
     "weight_int4pack_mm": _packed_product,
-    "quantize_rowwise": _quantized,
-    "quantize_blockwise": _quantized,
-    "dequantize_int4": partial(_dequantized, code=Code.INT4),
-    "dequantize_lut4": partial(_dequantized, code=Code.LUT4),
-    "dequantize_rowwise": partial(_dequantized, code=Code.INT8),
-    "dequantize_blockwise": partial(_dequantized, code=Code.INT8),
 }
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from aoext.formats.table import Code, code_of
+from aoext.formats.table import Code
 from aoext.operators import batches
 from aoext.operators.batches import vmap_rule
 from aoext.operators.calls import ao, operators
@@ -241,15 +241,6 @@ def _pack_dequantized(dtype: torch.dtype, *, weight: Tensor, scale_and_zero: Ten
     return _dequantized(dtype, weight=qdata, scale=scale, zero_point=zero_point)
 
 
-def _of_older_names(dtype: torch.dtype, *, weight: Tensor, **parts: Any) -> Tensor:
-    """Of the operators whose names say the format."""
-    scale, block_size = parts.pop("weight_scale", None), parts.pop("weight_block", None)
-    parts = {"scale": scale, "block_size": block_size, **parts}
-    is_int4 = parts.get("zero_point") is not None and parts["zero_point"].is_floating_point()
-    code = Code.LUT4 if parts.get("table") is not None else Code.INT4 if is_int4 else code_of(weight.dtype)
-    return _dequantized(dtype, weight=weight, **parts, code=code)
-
-
 # Products with gradients, by what makes their weights plain.
 _DEQUANTIZED: dict[str, Callable[..., Tensor]] = {
     "weight_only_linear": _dequantized,
@@ -258,19 +249,6 @@ _DEQUANTIZED: dict[str, Callable[..., Tensor]] = {
     "bf16i4bf16_rowwise_bias": _dequantized,
     "weight_int4pack_mm": _pack_dequantized,
 }
-_OLDER = [
-    "bf16i4bf16_rowwise_grouped",
-    "bf16i8bf16_rowwise",
-    "bf16f8bf16_rowwise",
-    "bf16i8bf16_blockwise",
-    "bf16i8bf16_blockwise_zp",
-    "bf16f8bf16_blockwise",
-    "bf16lut4bf16_blockwise",
-    "scaled_linear_rowwise",
-    "scaled_linear_blockwise",
-    "scaled_linear_int4",
-]
-_DEQUANTIZED |= {name: _of_older_names for name in _OLDER if name in operators()}
 
 for _operator in operators():
     if _operator in _DEQUANTIZED:

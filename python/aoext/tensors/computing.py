@@ -57,11 +57,11 @@ def linear(weight: QuantizedTensor, input: Tensor, bias: Tensor | None, operator
     code, dtype = weight.code, weight.input_dtype
     if dtype is None:
         return operators.weight_only_linear(
-            input, qdata, scale, block_size, zero_point, table, global_scale, bias, None, code=code
+            input, qdata, scale, block_size, zero_point, table, global_scale, bias, None, code
         )
     input_block = weight.input_block
     return operators.scaled_linear(
-        input, qdata, scale, input_block, block_size, zero_point, bias, None, code=code, input_dtype=dtype
+        input, qdata, scale, input_block, block_size, zero_point, bias, None, code, dtype
     )
 
 
@@ -79,7 +79,7 @@ def _operands(weight: QuantizedTensor) -> tuple[Any, ...]:
 
 
 def _plain(weight: QuantizedTensor, *operands: Any) -> Tensor:
-    plain = ao.dequantize(*operands, code=weight.code, dtype=weight.operator_dtype)
+    plain = ao.dequantize(*operands, weight.code, dtype=weight.operator_dtype)
     return as_weight(plain, weight.k_order)
 
 
