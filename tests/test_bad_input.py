@@ -68,7 +68,7 @@ CASES = [
     (EIGHT_BIT, "weight", lambda t: t[:, None], r"weight must be .*, got \w+ \[40, 1, 64\]"),
     (EIGHT_BIT, "weight", lambda t: t.float(), r"weight must be .*, got float32 \[40, 64\]"),
     (["weight_only_linear int8", "int8_mm", *BLOCKWISE, *LUT4], "weight", lambda t: t.t().contiguous().t(), r"weight must be contiguous"),
-    (["scaled_mm_rowwise"], "weight", lambda t: t.to(torch.float8_e5m2), r"weight must be of input's dtype, int8, \[N, K\] = \[\*, 64\].*, got float8_e5m2"),
+    (["scaled_mm_rowwise"], "weight", lambda t: t.to(torch.float8_e5m2), r"weight must be int8 \[N, K\] = \[\*, 64\].*, got float8_e5m2"),
     (INT4_WEIGHT, "scale", lambda t: t.double(), r"scale must be bfloat16, float16 or float32 \[K/group_size, N\] = \[\*, 40\] with a group_size that divides K = 64, got float64"),
     (INT4_WEIGHT, "scale", lambda t: torch.cat([t, t[:1]]), r"scale must be .* divides K = 64, got bfloat16 \[3, 40\]"),
     (INT4_WEIGHT, "scale", lambda t: t[:0], r"scale must be .*, got bfloat16 \[0, 40\]"),

@@ -487,7 +487,7 @@ def test_bench_runs_on_xpu(tmp_path: Path) -> None:
     assert device["name"].startswith("simulated XPU on ") == simulated
     assert device["name"] in output
     assert {(point["operator"], point["M"]) for point in content["results"]} == {
-        (operator, M) for operator in operators[1::2] for M in (1, 9)
+        (operator, M) for operator in operators[1:4:2] for M in (1, 9)
     }
     for point in content["results"]:
         assert {"aoext", "linear", "generic"} <= set(point["seconds"])

@@ -31,7 +31,7 @@ from aoext.reference import (
     without_bias,
 )
 from conftest import on_the_device_alone, zero_point_slack
-from formats import KINDS, OPERATORS
+from formats import BY_ATEN_ON_XPU, KINDS, OPERATORS
 
 BF16, FP16, FP32 = HIGH_PRECISION
 
@@ -70,7 +70,8 @@ def kernel_of(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., A
 
         def call(*args: Any, **kwargs: Any) -> Any:
             has_own = torch._C._dispatch_has_kernel_for_dispatch_key(f"ao::{operator}", "XPU")
-            with on_the_device_alone() if has_own else nullcontext():
+            alone = has_own and kind not in BY_ATEN_ON_XPU
+            with on_the_device_alone() if alone else nullcontext():
                 return getattr(torch.ops.ao, operator)(*args, **kwargs)
 
         return call

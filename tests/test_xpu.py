@@ -16,6 +16,7 @@ from aoext import reference
 from aoext.library.info import build_config
 from aoext.reference import ALL_CALLS, CALLS, Problem, assert_close, operator_of, randn
 from conftest import XPU_SIM, on_the_device_alone
+from formats import BY_ATEN_ON_XPU
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
 
@@ -23,19 +24,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.xpu.is_available(), reason="there is no XPU, real or simulated (xpu_sim)"),
     pytest.mark.skipif(build_config()["sycl"] != "ON", reason="aoext was built without SYCL"),
 ]
-# Kinds of calls with a kernel of this device; the generic ones serve the others, that of experts by this
-# device's own for each.
-OWN = [
-    name
-    for name in [*ALL_CALLS, "quantize rows"]
-    if name
-    not in (
-        *reference.GROUPED,
-        "convert_weight_to_int4pack",
-        "dequantize int8 zeros",
-        "weight_only_linear int8 zeros",
-    )
-]
+# Kinds of calls with a kernel of this device.
+OWN = [kind for kind in [*ALL_CALLS, "quantize rows"] if kind not in BY_ATEN_ON_XPU]
 needs_simulator = pytest.mark.skipif(XPU_SIM is None, reason="the XPU is a real one")
 
 

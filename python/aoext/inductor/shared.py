@@ -94,16 +94,21 @@ def takes_one_kernel(linear: Node) -> bool:
         return "quantizes_input" in explain("scaled_linear", **alike).choices
 
 
+# The arguments that a scaled linear and its product have in common, in their order.
+_OF_WEIGHT = ["weight", "scale", "input_block", "block_size", "zero_point", "bias", "offsets", "code"]
+
+
 def split(graph: Graph, quantization: Quantization, linears: Sequence[Node]) -> None:
     """Quantise once for `linears`, which come in the graph's order, so before the first of them."""
     with graph.inserting_before(linears[0]):
         pair = quantization.call(graph)
         q, scale = (_item(graph, pair, i) for i in range(2))
     for linear in linears:
-        _, weight, column, *others = list(linear.args)
-        options = {"code": linear.kwargs["code"], "out_dtype": known(quantization.x).dtype}
+        given = fx.arguments(linear)
+        weight, *others = (given[name] for name in _OF_WEIGHT)
+        dtype = known(quantization.x).dtype
         with graph.inserting_before(linear):
-            product = fx.call(graph, ao.scaled_mm.default, q, weight, scale, column, *others, **options)
+            product = fx.call(graph, ao.scaled_mm.default, q, weight, scale, *others, out_dtype=dtype)
         fx.replace(linear, product)
 
 
