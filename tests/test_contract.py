@@ -23,7 +23,7 @@ from formats import KINDS, OPERATORS, call_of_any
 
 PROBLEM = Problem(3, 40, 64, 32, torch.float32, torch.float32)
 # What the generic kernel may serve on a CPU.
-MAY_BE_ATEN = ("dequantize rows", *GROUPED)
+MAY_BE_ATEN = ("dequantize rows", "dequantize int8 zeros", *GROUPED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
