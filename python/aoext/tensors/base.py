@@ -155,7 +155,8 @@ class QuantizedTensor(torch.Tensor, metaclass=QuantizedTensorType):
         self.transposed = transposed
         self.activation_dtype = None if dtype is torch.float64 else dtype
         stored = cast(Tensor, tensors["qdata"]).dtype
-        self.code, self.input_dtype = cls._code_of[stored], self._quantized_input(stored)
+        # Operators refuse −1: parts of a damaged file come here before they are checked.
+        self.code, self.input_dtype = cls._code_of.get(stored, -1), self._quantized_input(stored)
         return self
 
     def remade(

@@ -168,6 +168,6 @@ def _times_weight_quantized(
     rounded = x + (zero_points.rounded(x.detach(), input_block) - x).detach()
     beside = zero_points.product(rounded, scale, zero_point, block_size, weight.weight_shape[N])
     product = torch.ops.ao.scaled_linear(
-        x, qdata, scale, input_block, block_size, None, bias, None, code=weight.code
+        x, qdata, scale, input_block, block_size, None, bias, None, weight.code
     )
     return (product - beside).to(input.dtype)
