@@ -66,7 +66,7 @@ class RowScaledTensor(QuantizedTensor):
             raise ValueError(f"{who}: block_size must be [1, K] = [1, {columns}], got {self.block_size}")
 
     def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
-        return stored if self.dynamic_activation else None
+        return stored if self.dynamic_activation is True else None
 
     def _quantized(self, weight: Tensor) -> dict[str, Tensor]:
         return dict(zip(("qdata", "scale"), self._quantize(weight), strict=True))
