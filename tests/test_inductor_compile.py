@@ -16,6 +16,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import aoext
+from aoext.formats.table import code_of
 from aoext.inductor import generated
 from aoext.inductor.passes import rewrites, sources
 from aoext.reference import quantized, randn, rowwise_values
@@ -278,7 +279,7 @@ def test_a_dequantised_weight_that_no_product_takes_is_generated(dtype, dynamic,
     at = torch.randint(24, (2, 5), generator=generator).to(device)
 
     def rows(w, s, at):
-        return ao.dequantize(w[at.flatten()], s[at.flatten()], code=1, dtype=BF16)
+        return ao.dequantize(w[at.flatten()], s[at.flatten()], code=int(code_of(w.dtype)), dtype=BF16)
 
     result, graphs, _, plain = both_ways(rows, w, s, at, dynamic=dynamic)
     assert (plain.of_ours(), graphs.of_ours()) == ({"dequantize": 1}, {})

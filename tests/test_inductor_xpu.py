@@ -176,10 +176,15 @@ def cpp_of(compile_it: Callable[[], Any], where: Any, name: str, position: int) 
     return found[-1]
 
 
+# Inductor writes some dequantisations itself.
+GENERATED = ("dequantize",)
+
+
 def assert_calls_shims(code: str, operators: list[str]) -> None:
     """The code calls the shims of exactly these operators, and nothing goes by the dispatcher."""
     called = re.findall(r"AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_xpu_(\w+)\(", code)
-    assert sorted(name for name in called if name in aoext.ops.operators()) == sorted(operators)
+    ours = [name for name in called if name in aoext.ops.operators() and name not in GENERATED]
+    assert sorted(ours) == sorted(operators)
     assert "aoti_torch_proxy_executor_call_function" not in code
     assert "custom_op_wrapper" not in code
 

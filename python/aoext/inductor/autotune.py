@@ -57,6 +57,8 @@ def _use_timed(graph: Graph, product: Node) -> bool:
     given = fx.arguments(product)
     if given["code"] != Code.INT4 or given["block_size"] or given["offsets"] is not None:
         return False
+    if fx.known(product).device.type != "cpu":  # Inductor asks inputs for strides that they have not got yet
+        return False
     operands = [given[name] for name in ("input", "weight", "scale", "zero_point")]
     bias = given["bias"]
     with graph.inserting_before(product):
