@@ -15,6 +15,7 @@ from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshap
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aoext
+from aoext.inductor.graph import arguments
 
 ao = torch.ops.ao
 
@@ -51,6 +52,11 @@ def _inner_compile(found: Graphs, module: torch.fx.GraphModule, inputs: Any, **k
         return module(*several)
 
     return run
+
+
+def bias_of(product: torch.fx.Node) -> torch.fx.Node | None:
+    """The bias of a call of one of our products, if it has one."""
+    return arguments(product)["bias"]
 
 
 def compiled(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import aoext
 from aoext.integrations.peft_merging import measuring
-from aoext.layers import set_plain_weight
+from aoext.models.layers import set_plain_weight
 from aoext.tensors import QuantizedTensor
 from models import trained_on
 from test_peft import CONFIGS, HIDDEN, OUT, Model, bits, relative, stir
