@@ -57,15 +57,15 @@ def _use_timed(graph: Graph, product: Node) -> bool:
     given = fx.arguments(product)
     if given["code"] != Code.INT4 or given["block_size"] or given["offsets"] is not None:
         return False
-    if given["input"].op != "placeholder":  # Inductor asks for strides, which what it fuses has not got
-        return False
     operands = [given[name] for name in ("input", "weight", "scale", "zero_point")]
-    bias = given["bias"]
+    target = ao.bf16i4bf16_rowwise.default
+    if given["bias"] is not None:
+        target = ao.bf16i4bf16_rowwise_bias.default
+        operands.append(given["bias"])
     with graph.inserting_before(product):
-        if bias is None:
-            timed = fx.call(graph, ao.bf16i4bf16_rowwise.default, *operands)
-        else:
-            timed = fx.call(graph, ao.bf16i4bf16_rowwise_bias.default, *operands, bias)
+        timed = fx.call(graph, target, *operands)
+    # A traced call has them too. Without, Inductor asks inputs for strides that it has not put into memory.
+    timed.meta["eager_input_vals"] = tuple(map(fx.known, operands)), {}
     fx.replace(product, timed)
     return True
 
