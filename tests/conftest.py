@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,20 @@ def environment_of_programs() -> dict[str, str]:
     A build with kernels for Intel GPUs needs libsycl and oneDNN, which pip puts into the environment's lib.
     """
     return {**os.environ, "LD_LIBRARY_PATH": str(Path(sysconfig.get_path("data")) / "lib")}
+
+
+def script_of_benchmarks(path: str) -> ModuleType:
+    """A program of benchmarks/ as a module; the test is skipped where the sources are not here."""
+    script = Path(__file__).parent.parent / "benchmarks" / path
+    if not script.is_file():
+        pytest.skip("needs the project's sources")
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[script.stem] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 def loaded_libraries(file: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +27,7 @@ from aoext.reference.values import (
     scales_float64,
     tinygemm_float64,
 )
+from conftest import script_of_benchmarks
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, E4M3 = torch.int8, torch.float8_e4m3fn
@@ -37,15 +37,7 @@ ISA = build_config()["cpu instruction set"]
 
 @pytest.fixture(scope="module")
 def plans_cpu() -> ModuleType:
-    script = Path(__file__).parent.parent / "benchmarks" / "plans_cpu.py"
-    if not script.is_file():
-        pytest.skip("needs the project's sources")
-    spec = importlib.util.spec_from_file_location("plans_cpu", script)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_of_benchmarks("plans_cpu.py")
 
 
 def kernels(isa: str) -> set[str]:

@@ -7,7 +7,6 @@ gets the instance that it is for is shown without a GPU, on meta tensors.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import math
 import os
@@ -15,7 +14,6 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,6 +27,7 @@ from aoext.operators.calls import ao, bound, described
 from aoext.ops import plan, with_plan
 from aoext.reference import ALL_CALLS, Call, Problem, Stored, assert_close, call_of, subjects
 from aoext.reference.stored import E2M1
+from conftest import script_of_benchmarks
 from folded import CODES, folded, run
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -615,29 +614,17 @@ def test_a_cut_fits(name: str) -> None:
 PLANS = Path(__file__).parent / "plans"
 
 
-def plans_module() -> ModuleType:
-    script = Path(__file__).parent.parent / "benchmarks" / "plans.py"
-    if not script.is_file():
-        pytest.skip("needs the project's sources")
-    spec = importlib.util.spec_from_file_location("plans", script)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @of_own_family
 @pytest.mark.parametrize("file", sorted(path.name for path in PLANS.glob("*.txt")))
 def test_plans_are_those_on_file(file: str) -> None:
     """A choice that is changed on purpose is written anew: benchmarks/plans.py says how."""
-    module = plans_module()
+    module = script_of_benchmarks("plans.py")
     [gpu] = [gpu for gpu in module.GPUS if module.file_of(gpu) == file]
     assert list(module.plans(gpu)) == (PLANS / file).read_text().splitlines()
 
 
 def test_every_gpu_has_its_plans_on_file() -> None:
-    module = plans_module()
+    module = script_of_benchmarks("plans.py")
     with pytest.raises(RuntimeError, match=f"must be one of .*{', '.join(module.GPUS)}"):
         plan("", "bf16i4bf16_rowwise", *int4_operands(1))
     assert {path.name for path in PLANS.glob("*.txt")} == {module.file_of(gpu) for gpu in module.GPUS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from conftest import script_of_benchmarks
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="needs the project's sources")
 WORDS = 6000  # in all documents together
@@ -19,12 +20,7 @@ WORDS = 6000  # in all documents together
 
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", BENCHMARKS / "figures.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_of_benchmarks("figures.py")
 
 
 def texts() -> dict[str, str]:

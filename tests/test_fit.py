@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ from click.testing import CliRunner
 
 from aoext import ops
 from aoext.operators.calls import ao
+from conftest import script_of_benchmarks
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "cuts" / "fit.py"
 pytestmark = [
@@ -26,13 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def fit() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fit", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fit"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return script_of_benchmarks("cuts/fit.py")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ struct FewRows {
   int64_t int8_by_int8 = 0;
   int64_t int4_by_int8 = 0;
   int64_t lut4 = 4;
-  // Of 8 bits by 8 bits with scales of blocks: where the input's values are bfloat16 exactly, and where they are floats.
+  // 8 bits by 8 bits with scales of blocks: where the input's values are bfloat16 exactly, and where they are floats.
   int64_t by_blocks = 0;
   int64_t int8_by_blocks = 0, float8_by_blocks = 0;
 };

@@ -32,7 +32,7 @@ struct Fetch {
   int64_t begin, stride, n;
 };
 
-// Of a packed block.
+// The bytes of a packed block.
 template <class Gemm>
 int64_t block_bytes(const Gemm& gemm) {
   return gemm.shape.NC * gemm.shape.KC * gemm.shape.operand_bytes;

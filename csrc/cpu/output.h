@@ -67,7 +67,7 @@ struct Output {
     return (bits & 0x7fffffff) == 0;
   }
 
-  // Of these channels those that are not finite; a row of x that is not finite keeps what it has.
+  // Computes again those of these channels that are not finite; a row of x that is not finite keeps what it has.
   template <class IsFinite>
   void mend(int64_t m, int64_t first, int64_t count, const IsFinite& is_finite) const {
     std::vector<float> codes(x_.K);

@@ -16,7 +16,7 @@
 
 namespace aoext::cpu {
 
-// Of packed x at a time: MC rows of it.
+// So much of x is packed at a time: MC rows of it.
 constexpr int64_t kPackedXBytes = int64_t{4} << 20;
 
 inline int64_t padded(int64_t n) { return ceil_div(n, kPad) * kPad; }
@@ -73,15 +73,15 @@ class PackedX {
   int64_t MC() const { return mc_; }
   const char* block(int64_t k) const { return operands_ + k * rows_ * bytes_; }
 
-  // Of segments of the rows at hand.
+  // The scales of segments of the rows at hand.
   const float* scales() const { return x_.scales + first_ * x_.scales_of_row; }
   int64_t scales_of_row() const { return x_.scales_of_row; }
 
   // What the sums of row m start with.
   int32_t start(int64_t m) const { return static_cast<int32_t>(start_[m]); }
 
-  // Of the rows at hand, [K/group_size, sums_stride()]. Where `pack` did not bring them few weights ask for them: the first to do
-  // so computes them.
+  // The sums of the rows at hand, [K/group_size, sums_stride()]. Where `pack` did not bring them few weights ask for them: the
+  // first to do so computes them.
   const float* group_sums(int64_t group_size) {
     std::call_once(*summed_, [&] {
       sums_.resize(x_.K / group_size * rows_);

@@ -33,7 +33,7 @@ class PanelOrder {
 
   int64_t group() const { return group_; }  // panels
 
-  // Of `count` panels, and the i-th.
+  // How often `count` panels are visited, and the i-th visit.
   int64_t visits(int64_t count) const { return count * k_blocks_; }
   Visit visit(int64_t i, int64_t count) const {
     const int64_t first = i / (group_ * k_blocks_) * group_, panels = std::min(group_, count - first);

@@ -19,7 +19,8 @@ constexpr int64_t kScaledRows = 48;
 // With fewer output channels int4 weights that are rounded to bfloat16, zero point included, may show in a row of y.
 constexpr int64_t kRoundedChannels = 64;
 
-// Of fewer output channels a row may nearly cancel in all of them, so that the rounding of x, to fixed point or to limbs, shows.
+// With fewer output channels a row may nearly cancel in all of them, so that the rounding of x, to fixed point or to limbs,
+// shows.
 constexpr int64_t kRoundedInputChannels = 8;
 
 // Integers come in words of eight.
@@ -89,8 +90,8 @@ Kernel choose(const Choice& c, const Lists&... lists) {
 
 bool is_power_of_two(int64_t n) { return (n & (n - 1)) == 0; }
 
-// Whether two limbs of bfloat16 stand for an input. An infinity of e5m2 by a limb of 0 is NaN. Of float32 they leave 8 bits out,
-// which show where zero points take most of a product away.
+// Whether two limbs of bfloat16 stand for an input. An infinity of e5m2 by a limb of 0 is NaN. They leave 8 bits of
+// float32 out, which show where zero points take most of a product away.
 bool has_bf16_limbs(const Choice& c) {
   const bool exact = c.p.input == ScalarType::Half;
   return is_wide(c.p) && c.p.N >= kRoundedInputChannels && c.p.code != Code::e5m2 && (exact || !c.p.subtracts_zero_point);

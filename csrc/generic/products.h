@@ -14,6 +14,9 @@ namespace aoext::generic {
 // The product, or null where no kernel of the device's own serves: the generic one does then.
 using Product = OptionalTensor(const LinearProblem& p, const Operands& operands);
 
+// Values of an input in `dtype` and their scales, by the problem's blocks.
+using Quantize = std::tuple<Tensor, Tensor>(const LinearProblem& p, const Tensor& input, ScalarType dtype);
+
 Tensor weight_only_product(const LinearProblem& p, const Operands& operands);
 Tensor scaled_product(const LinearProblem& p, const Operands& operands);
 
@@ -72,6 +75,20 @@ Tensor scaled_mm_rowwise_by(const Tensor& input, const Tensor& weight, const Ten
                             const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
   const LinearProblem p = check_scaled_mm_rowwise(input, weight, input_scale, weight_scale, bias, out_dtype);
   const Operands operands{input, {weight, weight_scale}, &input_scale, pointer_to(bias)};
+  const OptionalTensor y = kProduct(p, operands);
+  return y ? *y : scaled_product(p, operands);
+}
+
+// Dynamic quantisation of the input, then the scaled product: the device's two kernels in one call.
+template <Quantize kQuantize, Product kProduct>
+Tensor scaled_linear_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& input_block,
+                        const OptionalIntegers& block_size, const OptionalTensor& zero_point, const OptionalTensor& bias,
+                        const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> input_dtype) {
+  LinearProblem p =
+      check_scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+  const auto [values, input_scale] = kQuantize(p, input, p.quantized);
+  p.input = p.quantized;
+  const Operands operands{values, {weight, scale, pointer_to(zero_point)}, &input_scale, pointer_to(bias), pointer_to(offsets)};
   const OptionalTensor y = kProduct(p, operands);
   return y ? *y : scaled_product(p, operands);
 }

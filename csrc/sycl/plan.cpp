@@ -13,7 +13,7 @@
 namespace aoext::xpu {
 namespace {
 
-// Of more rows of x there are too many counts to remember, and such products take longer than choosing.
+// More rows of x have too many counts to remember, and such products take longer than choosing.
 constexpr int64_t kRememberedRows = 512;
 
 bool plan_any(Plan& plan, const LinearProblem& p, Asked& asked) {

@@ -113,7 +113,7 @@ void pack_blockwise_rows(const BlockwiseRows& first, const BlockRows& rows, int6
   pack_rows<Operand, kKC>(rows, out, [&](int64_t r, Operand* to) { Loader::load(first, r, begin, n, to); });
 }
 
-// Of weights that were packed with their scales.
+// Multiplies weights that were packed with their scales.
 template <MacroKernel kKernel>
 void macro_kernel_of_scaled(const void* w, int N, const void* x, int64_t M, const BlockwiseRows&, int64_t, int64_t n, void* acc) {
   kKernel(w, N, x, M, (n + kPad - 1) / kPad * kPad, acc);

@@ -13,7 +13,7 @@ namespace {
 //   void load_e4m3(const void* p, F32* out)
 //   void load_e4m3_and_nan(const void* p, F32* out)
 
-// Of each byte the larger one, unsigned, and whether a byte is among them.
+// The larger one of each two bytes, unsigned; whether a byte is among them.
 Bytes largest_bytes(Bytes a, Bytes b);
 bool any_byte_is(Bytes bytes, uint8_t byte);
 

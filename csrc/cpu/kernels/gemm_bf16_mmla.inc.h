@@ -40,7 +40,7 @@ struct ValuesOf8Bit {
   }
 };
 
-// Of 8 codes the even ones, then the odd ones.
+// The even ones of 8 codes, then the odd ones.
 struct LookedUpNibbles {
   static constexpr int kTiles = 4;
   static constexpr int64_t kMultiple = kPad / 2;

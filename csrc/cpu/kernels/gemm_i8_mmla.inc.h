@@ -60,7 +60,7 @@ void pack_segments(Element from, const void* source, const BlockRows& rows, int6
   pack(from, source, rows, n, out);
 }
 
-// Of 8 codes the even ones, then the odd ones, as bytes.
+// The even ones of 8 codes, then the odd ones, as bytes.
 struct Nibbles {
   static constexpr int kTiles = 2;
   static constexpr int64_t kMultiple = kTile;

@@ -1,7 +1,7 @@
 // int4 as bfloat16 for AMX's gemm.
 //
-// Of 128 weights, 32 words of 16 bits, shifts by 0, 4, 8 and 12 bring each nibble in turn to where it looks up its group's
-// values: 12 instructions. So they lie as k = 0, 4, …, 124, then 1, 5, …, 125 and so on, and x does too.
+// 128 weights are 32 words of 16 bits: shifts by 0, 4, 8 and 12 bring each nibble in turn to where it looks up its group's
+// values, in 12 instructions. So they lie as k = 0, 4, …, 124, then 1, 5, …, 125 and so on, and x does too.
 #pragma once
 
 #include "cpu/kernels/gemm_amx.inc.h"

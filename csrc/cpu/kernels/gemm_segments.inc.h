@@ -43,7 +43,7 @@ constexpr int64_t kKC = kBlockRow / static_cast<int64_t>(sizeof(typename Dot::Op
 
 // ---- Dots that every instruction set has ---------------------------------------------------------------
 
-// Of int8 too: a block's sums are below 2²⁴.
+// Serves int8 too: a block's sums are below 2²⁴.
 struct DotF32 {
   using Operand = float;
   using Sums = F32;

@@ -298,8 +298,8 @@ struct Kernels {
   void (*to_float)(Element from, const void* source, float* out, int64_t n);
   void (*from_float)(Element to, const float* source, void* out, int64_t n);  // ties to even, NaN kept
 
-  // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. Of more than kGroupsAhead rows as many
-  // columns to the right of them are on their way afterwards.
+  // n <= kPanel columns of `rows` rows, `stride` bytes apart, as rows of kPanel floats. If rows are
+  // more than kGroupsAhead, as many columns to the right of them are on their way afterwards.
   void (*columns_to_float)(Element from, const void* source, int64_t stride, int64_t rows, int64_t n, float* out);
   // kPanel rows of n elements as n rows of kPanel floats.
   void (*rows_to_columns)(Element from, const void* const* rows, int64_t n, float* out);

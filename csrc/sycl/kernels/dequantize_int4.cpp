@@ -1,7 +1,7 @@
 // int4 weights to high precision: w [N, K] = q · scale + zero_point, in float32 by one fused operation, rounded once.
 //
-// A sub-group dequantises 32 rows one after the other, so that a cache line of scales [K/G, N] serves all its rows. Of each
-// row it dequantises 16 pieces along k, one a lane: 8 weights (wide), for which a sub-group reads 64 bytes of int4 and
+// A sub-group dequantises 32 rows one after the other, so that a cache line of scales [K/G, N] serves all its rows. It
+// dequantises 16 pieces of each row along k, one a lane: 8 weights (wide), for which a sub-group reads 64 bytes of int4 and
 // writes 256 bytes of bfloat16, or 2 weights (any). The sub-groups of a work-group are neighbours along k.
 #include "kernel.h"
 #include "piece.h"

@@ -11,7 +11,7 @@
 // one small kernel serves them all.
 //
 // A lane sums 64 products in float32 before it adds them to its total, and the totals of the lanes are added at the end,
-// so that the error stays small for any K. Of int8 products these sums are exact, and the total is an int32.
+// so that the error stays small for any K. Sums of int8 products are exact, and the total is an int32.
 #include "float8.h"
 #include "kernel.h"
 #include "numeric.h"
@@ -80,7 +80,7 @@ inline void linear_any(void* y, const void* x, const void* weight, const void* s
     n[c] = sycl::min(first_column + c, N - 1);
     columns[c] = static_cast<const char*>(weight) + n[c] * (packed ? K / 2 : K);
   }
-  // Of products by blocks: what a lane looks up for others, and where the scales of rows and columns start.
+  // Products by blocks: what a lane looks up for others, and where the scales of rows and columns start.
   float own_value = 0, global_scale = 1;
   const float* row_scales[kRows];
   int64_t column_scales[kColumns];

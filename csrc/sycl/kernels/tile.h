@@ -4,7 +4,7 @@
 //   acc[r][n] += sum over i = 0..31 of a[r][i] · b[i][n]      int8, int32 acc
 //
 // Lane n holds column n of acc and of b. b is 8 dwords a lane: dword d holds i = 2d (low half) and i = 2d + 1, or the
-// bytes i = 4d to 4d + 3. Of each row of a, lane i holds a[r][i], or the pair of bytes a[r][2i], a[r][2i + 1].
+// bytes i = 4d to 4d + 3. Lane i holds a[r][i] of each row of a, or the pair of bytes a[r][2i], a[r][2i + 1].
 //
 // With AOEXT_DPAS the operation is one instruction of the matrix engine (DPAS: R rows by 16 columns). Without, each
 // value of a is broadcast from its lane to all lanes, which multiply; that runs on any device with sub-groups of 16.

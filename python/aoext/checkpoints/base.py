@@ -58,7 +58,7 @@ class Reader:
         raise NotImplementedError
 
     def layers(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Of a checkpoint's tensors those that make quantised weights: by layer, and by the name behind it.
+        """Those of a checkpoint's tensors that make quantised weights: by layer, and by the name behind it.
 
         A layer that was left alone has `weight` and nothing else.
         """

@@ -83,7 +83,7 @@ class Expression:
         return self._tokens[self._at].group() if self._at < len(self._tokens) else ""
 
     def _either(self, depth: int) -> _Program:
-        """Of the alternatives that begin here, one."""
+        """One of the alternatives that begin here."""
         if depth > _DEEPEST:
             self._refuse(f"has more than {_DEEPEST} groups in each other")
         program = self._sequence(depth)

@@ -17,7 +17,7 @@ from aoext.checkpoints.settings import Settings
 from aoext.formats.dtypes import FLOAT8_DTYPES
 from aoext.tensors import QuantizedTensor
 
-# Of which a layer has one.
+# A layer has one of these.
 _SCALES = ("weight_scale_inv", "weight_scale")
 
 _MX_BLOCK = (1, 32)

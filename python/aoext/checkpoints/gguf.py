@@ -68,7 +68,7 @@ def _pairs_of_bits(qs: Tensor) -> Tensor:
     return torch.cat([(qs >> shift) & 3 for shift in (0, 2, 4, 6)], -1)
 
 
-# Of these w = (code - 8)·scale, or code·scale + offset, in groups of 32.
+# These are w = (code - 8)·scale, or code·scale + offset, in groups of 32.
 
 
 def _int4(
@@ -97,7 +97,7 @@ def _q4_k(layer: str, blocks: Tensor, dtype: torch.dtype) -> QuantizedTensor:
     return _int4(layer, _nibbles(chunks), scale, offset, dtype)
 
 
-# Of these w = q·scale, q an int8.
+# These are w = q·scale, q an int8.
 
 
 def _int8(layer: str, q: Tensor, scale: Tensor, group: int, dtype: torch.dtype) -> QuantizedTensor:
@@ -136,7 +136,7 @@ def _q3_k(layer: str, blocks: Tensor, dtype: torch.dtype) -> QuantizedTensor:
     return _int8(layer, q, scale, 16, dtype)
 
 
-# Of these w = table[code]·scale, in groups of 32.
+# These are w = table[code]·scale, in groups of 32.
 
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 

@@ -91,7 +91,7 @@ class GptqReader(Reader):
     many groups as hold K columns; the last may be partial.
 
     Groups whose columns lie apart (act-order: a g_idx that does not rise) become a weight with k_order; where
-    desc_act is false, nothing is read of g_idx. Of 8 bits four codes are in a word.
+    desc_act is false, nothing is read of g_idx. Four codes of 8 bits are in a word.
     """
 
     names = ("qweight", "qzeros", "scales", "g_idx")

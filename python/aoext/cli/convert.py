@@ -33,7 +33,7 @@ class _GroupSize(click.ParamType):
 @click.option(
     "--group-size",
     type=_GroupSize(),
-    help="Of int4 and its like: a number, -1 for whole rows, "
+    help="For int4 and its like: a number, -1 for whole rows, "
     'or "auto", the default: the largest of 128 to 16 that fits each layer.',
 )
 @click.option("--symmetric", is_flag=True, help="int4 without zero points, as gptq's format wants it.")
@@ -46,7 +46,7 @@ class _GroupSize(click.ParamType):
 @click.option(
     "--dtype",
     type=click.Choice(("bfloat16", "float16", "float32")),
-    help="Of a GGUF file's activations, and of all in it that is not quantised; bfloat16 if not given.",
+    help="The dtype of a GGUF file's activations and of what is not quantised in it; bfloat16 if not given.",
 )
 def convert(
     source: Path,

@@ -16,7 +16,7 @@ def info(file: Path | None) -> None:
     """Print what was compiled in, which instruction set runs and which devices are served.
 
     With FILE (a file, an index or a folder): print what it holds. Checksums of what save_model wrote are
-    verified; exit with 1 where anything is wrong. Of other checkpoints and of GGUF files: whose they are.
+    verified; exit with 1 where anything is wrong. Other checkpoints and GGUF files: whose they are.
     """
     if file is None:
         click.echo(aoext.show_config())

@@ -59,7 +59,9 @@ def _serves(subject: Subject, shape: Shape) -> bool:
     type=click.FloatRange(min=0, min_open=True),
     help=f"Time for each candidate of a point. Default: {SECONDS}, with --quick {QUICK_SECONDS}.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Of the random numbers. Default: a fresh one.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="The seed of the random numbers. Default: a fresh one."
+)
 def report(
     device: torch.device | None,
     output_dir: Path,

@@ -122,7 +122,7 @@ class Content:
 
 
 def versions() -> dict[str, str]:
-    """Of everything below the operators."""
+    """The versions of everything below the operators."""
     found = {f"aoext, {name}": value for name, value in build_config().items()}
     found["system"] = _system()
     found["kernel"] = platform.release()

@@ -41,7 +41,7 @@ LLAMA_3_8B_AND_70B = (
     Shape(8192, 28672, "70B down_proj"),
 )
 
-# Of the former those that differ: square, wide and long.
+# Those of the former that differ: square, wide and long.
 LLAMA_3_8B_IN_BRIEF = (LLAMA_3_8B[0], LLAMA_3_8B[3], LLAMA_3_8B[5])
 
 # A small and a middle one of them, for a quick look.

@@ -8,7 +8,7 @@ import torch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
-# Of bitsandbytes: quantiles of the normal distribution, and a float of 4 bits that is not e2m1.
+# bitsandbytes' tables: quantiles of the normal distribution, and a float of 4 bits that is not e2m1.
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,

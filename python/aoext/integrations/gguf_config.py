@@ -114,7 +114,7 @@ def _windowed(
         for key, cap in zip(("final", "attn"), windows.caps, strict=True)
     )
     values: dict[str, Any] = {
-        # Of no layer where the file has none; transformers makes its mask all the same.
+        # No layer has one where the file has none; transformers makes its mask all the same.
         "sliding_window": window or context,
         "layer_types": ["sliding_attention" if window and slides else "full_attention" for slides in pattern],
         "final_logit_softcapping": final or None,

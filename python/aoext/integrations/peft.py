@@ -112,7 +112,7 @@ def _refusing_parameters(init: Method) -> Method:
 
 
 def _copying_plain(update: Method) -> Method:
-    """Of what trains a copy of a module in full: the copy has plain weights."""
+    """`update` trains a copy of a module in full: the copy has plain weights."""
 
     @functools.wraps(update)
     def updated(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +129,7 @@ def _copying_plain(update: Method) -> Method:
 
 
 def _reporting(merge: Method) -> Method:
-    """Of a tuner, or of a model of diffusers, which merges all of its layers."""
+    """`merge` merges all layers of a tuner, or of a model of diffusers."""
 
     @functools.wraps(merge)
     def merged(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ PEFT's own merge writes into a plain weight. Here the layer has one meanwhile, d
 which all adapters that are to be merged are added at once; then it is quantised once, by its own scheme.
 unmerge gives back what was there before, to the bit.
 
-How much of a change survives is measured. Of a weight W and the change D that adapters make to it,
+How much of a change survives is measured. For a weight W and the change D that adapters make to it,
 
     survived = Σ R·D / Σ D·D    with R = dequantise(quantise(W + D)) − W
 

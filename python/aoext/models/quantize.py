@@ -50,8 +50,8 @@ def quantize_(
 
     Layers are replaced one by one, so that no more memory is needed than the model and one layer
     take. Weights that several layers share stay shared. A layer that cannot be quantised is
-    skipped, and the summary tells why, as it tells what else stays as it is and is large. Of a weight that
-    parallelize_module has sharded each rank quantises its own part, and the summary counts that.
+    skipped, and the summary tells why, as it tells what else stays as it is and is large. Each rank
+    quantises its own part of a weight that parallelize_module has sharded, and the summary counts that.
 
     ValueError, before anything changes, for a weight with NaN or Inf, for a layer that torchao or
     bitsandbytes has quantised or that accelerate has offloaded, and for tensors on the meta device that

@@ -24,7 +24,7 @@ def vmap_rule(operator: Callable[..., Any], names: Sequence[str]) -> Callable[..
     offsets = names.index("offsets") if "offsets" in names else len(names)
 
     def batched(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        # Of a list of numbers `in_dims` has a list of None.
+        # `in_dims` has a list of None for a list of numbers.
         given = [(a, dim if isinstance(a, Tensor) else None) for a, dim in zip(args, in_dims, strict=True)]
         by_expert = offsets < len(args) and args[offsets] is not None
         leading = () if by_expert else of_input

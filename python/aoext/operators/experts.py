@@ -64,10 +64,10 @@ _library.define("_times_experts(Tensor rows, Tensor weight, Tensor offsets) -> T
 
 
 def _times_experts(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """rows [T, A] times the weights [E, A, B] of their experts; zeros where a row has none. Of one dtype.
+    """rows [T, A] times the weights [E, A, B] of their experts; zeros where a row has none.
 
-    An operator, since a graph holds no loop whose steps depend on offsets; torch._grouped_mm is it for
-    bfloat16 on CUDA alone, and where rows have whole 16 bytes.
+    All are of one dtype. It is an operator, since a graph holds no loop whose steps depend on offsets;
+    torch._grouped_mm is it for bfloat16 on CUDA alone, and where rows have whole 16 bytes.
     """
     result = rows.new_zeros((rows.shape[0], weight.shape[2]))
     begin = 0

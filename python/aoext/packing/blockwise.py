@@ -47,7 +47,7 @@ def check_scaling(who: str, argument: str, scaling: str) -> None:
         raise ValueError(f"{who}: {argument} must be one of {', '.join(get_args(Scaling))}, got {scaling!r}")
 
 
-# Of the largest magnitudes of blocks: their scales as they are stored, and what values become by them.
+# What the largest magnitudes of blocks give: their scales as they are stored, and what values become by them.
 _Rule = Callable[[Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
 
 
@@ -213,7 +213,7 @@ class _Ordered:
         last = len(self.borders) - 1
         on_border = values == self.borders[place.clamp(max=last)]
         above = self.order[(place + 1).clamp_(max=last + 1)]
-        # Of 0 and −0, both even, the one with the value's sign.
+        # 0 and −0 are both even: the one with the value's sign.
         up = torch.where((codes & 1) == (above & 1), ~values.signbit(), (codes & 1) > (above & 1))
         return torch.where(on_border & up, above, codes)
 

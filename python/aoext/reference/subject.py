@@ -32,8 +32,8 @@ class Problem:
     K: int
     group_size: int
     dtype: torch.dtype = torch.bfloat16  # of the input and the result
-    # Of a weight-only operator's scales and of biases; None: as quantize_ makes them, float32 scales for
-    # 8-bit weights, the input's dtype for all others.
+    # The dtype of a weight-only operator's scales and of biases; None: as quantize_ makes them, float32 for
+    # scales of 8-bit weights, the input's dtype for all others.
     scale_dtype: torch.dtype | None = torch.bfloat16
     eight_bit: torch.dtype = torch.int8  # which format CALLS take
     leading: tuple[int, ...] | None = None  # instead of (M,)
@@ -56,7 +56,7 @@ class Problem:
 
     @property
     def tiles(self) -> int:
-        """Of 8 rows of the weight, as the tinygemm layout has them."""
+        """How many times 8 rows the weight has, as the tinygemm layout has them."""
         return self.N // 8
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Weight:
 
 
 def full_name(operator: str, format: str) -> str:
-    """Of an operator in a number format; int4 operators have no other."""
+    """An operator in a number format; int4 operators have no other."""
     return operator if format == "int4" else f"{operator} [{format}]"
 
 

@@ -41,7 +41,7 @@ INPUT_DTYPES = {dtype_name(dtype): dtype for dtype in (torch.int8, *FLOAT8_DTYPE
 # What descriptions of version 1 do not say.
 QDATA_DTYPE = "qdata_dtype"
 
-# Of weights [N, K] that a layer has as a view [K, N].
+# Names of weights [N, K] that a layer has as a view [K, N].
 TRANSPOSED = "transposed"
 
 Choice = TypeVar("Choice")

@@ -21,7 +21,7 @@ if sys.platform != "win32":
 # Read, write and execute; no setuid and the like.
 PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 
-# Of one length whatever they stand for, because the names of files may be as long as the system allows.
+# Names have one length whatever they stand for: names of files may be as long as the system allows.
 PREFIX, SUFFIX = ".aoext-", ".tmp"
 
 

@@ -183,7 +183,7 @@ def _converted(
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy all fields, converting scales to this tensor's dtype.
 
-    Of a plain source it is known that there is nothing to copy where that holds the values of this weight, as
+    It is known of a plain source that there is nothing to copy where that holds the values of this weight, as
     an average of equal weights does; others raise NotImplementedError.
     """
     into = f"aten.copy_.default from {type(src).__name__} into {type(self).__name__}"

@@ -82,7 +82,7 @@ for _function in _WHOLE:
 def _sum(weight: QuantizedTensor, other: Tensor, factor: float) -> QuantizedTensor:
     """weight + factor · other for a matrix of its shape: summed in float32, in the weight's scheme again.
 
-    Of zeros, such as steps of optimizers for what does not train, the weight keeps its bits.
+    For zeros, such as steps of optimizers for what does not train, the weight keeps its bits.
     """
     if has_values(other) and not other.any():
         return cast(QuantizedTensor, weight.clone())

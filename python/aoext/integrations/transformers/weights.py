@@ -67,7 +67,7 @@ class Converter(WeightConverter):
 
 
 class Quantize(Operation):
-    """Of one that is not quantised."""
+    """Quantises a weight of a checkpoint that has plain ones."""
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
         (plain,) = tensors.values()
@@ -81,7 +81,7 @@ class Quantize(Operation):
 
 
 class Assemble(Operation):
-    """Of the fields that aoext has saved."""
+    """Puts the fields together that aoext has saved."""
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
         stored = {name + key.removeprefix("weight"): value for key, value in tensors.items()}
@@ -91,7 +91,7 @@ class Assemble(Operation):
 
 
 class Read(Operation):
-    """Of what another library has saved."""
+    """Reads what another library has saved."""
 
     def weight(self, model: Any, name: str, tensors: dict[str, Tensor]) -> Tensor:
         dtype = self.hf_quantizer.dtype_of(model, name)
