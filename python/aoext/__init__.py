@@ -37,6 +37,7 @@ from aoext.configs import (  # noqa: E402
     PerBlock,
     PerRow,
 )
+from aoext.formats.table import Code  # noqa: E402
 from aoext.integrations import onnx  # noqa: E402
 from aoext.library.info import explain, show_config, warmup  # noqa: E402
 from aoext.models.quantize import quantize_  # noqa: E402
@@ -64,6 +65,7 @@ def __getattr__(name: str) -> _Any:
 
 __all__ = [
     "BlockwiseTensor",
+    "Code",
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8DynamicActivationInt4WeightConfig",
     "Float8Tensor",
