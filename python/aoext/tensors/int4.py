@@ -13,7 +13,8 @@ from aoext.formats.checks import has_values, shown
 from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.formats.table import Code
 from aoext.tensors.base import QuantizedTensor
-from aoext.tensors.computing import Direct
+from aoext.tensors.computing import Direct, of_rows
+from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import Axis, Field, K, check_block_size, fields_of
 from aoext.tensors.order import K_ORDER, as_codes, check_order
 
@@ -126,16 +127,18 @@ class Int4Tensor(QuantizedTensor):
         symmetric: bool = False,
         activation: torch.dtype | None = None,
     ) -> Self:
-        """Quantise a weight [N, K] of bfloat16, float16 or float32 in blocks [1, group_size].
+        """Quantise a weight [N, K] or [E, N, K] of bfloat16, float16 or float32 in blocks [1, group_size].
 
         symmetric: scale by the largest magnitude of a group alone, with zero points of 0.
         Formulas and errors are those of packing.int4_row_quantize_zp and int4_row_quantize.
         """
         check_block_size("Int4Tensor", block_size)
-        fields = _quantized_fields(w, block_size[K], symmetric)
-        return cls.from_fields(
-            {**dict.fromkeys(cls.fields), **fields}, w.dtype, block_size=block_size, activation=activation
-        )
+
+        def of_matrix(w: Tensor) -> Any:
+            fields = {**dict.fromkeys(cls.fields), **_quantized_fields(w, block_size[K], symmetric)}
+            return cls.from_fields(fields, w.dtype, block_size=block_size, activation=activation)
+
+        return by_expert(of_matrix, w)
 
     def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
         return self.activation
@@ -148,21 +151,27 @@ class Int4Tensor(QuantizedTensor):
         one, other = (_quantized_fields(weight, group_size, symmetric, dtype) for symmetric in (False, True))
         return {name: torch.where(asymmetric, one[name], other[name]) for name in one}
 
-    def _linear(self, input: Tensor, bias: Tensor | None, operators: Any = torch.ops.ao) -> Tensor:
+    def _linear(
+        self,
+        input: Tensor,
+        bias: Tensor | None,
+        operators: Any = torch.ops.ao,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
         if self.act_pre_scale is not None:
-            input = (input * self.act_pre_scale).to(input.dtype)
-        if operators is not Direct or self.activation is not None:
-            return QuantizedTensor._linear(self, input, bias, operators)
+            input = (input * of_rows(self.act_pre_scale, input, offsets)).to(input.dtype)
+        if operators is not Direct or self.activation is not None or offsets is not None:
+            return QuantizedTensor._linear(self, input, bias, operators, offsets)
         # The contract's own operators, the same products: four arguments cost the host half of what ten do.
         input = as_codes(input, self.k_order)
         fields = self.qdata.contiguous(), self.scale.contiguous(), self.zero_point.contiguous()
         return Direct.int4(input, *fields) if bias is None else Direct.int4_bias(input, *fields, bias)
 
-    def _linear_backward(self, grad: Tensor) -> Tensor:
-        input_grad = super()._linear_backward(grad)
+    def _linear_backward(self, grad: Tensor, offsets: Tensor | None = None) -> Tensor:
+        input_grad = super()._linear_backward(grad, offsets)
         if self.act_pre_scale is None:
             return input_grad
-        return (input_grad * self.act_pre_scale).to(grad.dtype)
+        return (input_grad * of_rows(self.act_pre_scale, grad, offsets)).to(grad.dtype)
 
 
 def _quantized_fields(
