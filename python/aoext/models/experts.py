@@ -1,7 +1,7 @@
 """Modules that keep the weights of all experts of a layer in parameters of three dimensions.
 
-Those that transformers' decorator use_experts_implementation makes choose by their config how experts run, and
-run quantised ones by integrations/experts.py. They may lack attributes that later releases have.
+Those that transformers' decorator use_experts_implementation makes choose by their config how experts run,
+and run quantised ones by integrations/experts.py. They may lack attributes that later releases have.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.integrations.transformers.config import METHOD, AoextConfig
 from aoext.integrations.transformers.weights import Assemble, Converter, Operation, Quantize, Read
 from aoext.models.choice import refusal_of_own_forward
+from aoext.models.experts import IMPLEMENTATION
 from aoext.models.layers import (
     as_rows,
     as_weight,
@@ -250,11 +251,20 @@ class AoextQuantizer(HfQuantizer):
             # The longest first: older releases take the first pattern that begins a name.
             names = sorted(self.reader.names, key=len, reverse=True)
             return [Converter(names, "weight", operations=[Read(self)])]
-        names = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
-        return [Converter([f"weight.{name}" for name in names], "weight", operations=[Assemble(self)])]
+        fields = sorted({name for kind in serialization.TENSOR_TYPES.values() for name in kind.fields})
+        leaves = {"weight", *(name.rpartition(".")[2] for name in self.descriptions)}
+        return [
+            Converter([f"{leaf}.{name}" for name in fields], leaf, operations=[Assemble(self)])
+            for leaf in sorted(leaves, key=len, reverse=True)  # the first that fits the end of a name counts
+        ]
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """What transformers does to a model's tensors comes last, for it would take fields for experts."""
+        return [*self.get_weight_conversions(), *weight_conversions]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         give_classes(model)
+        _run_experts(model)
         _let_cast(model)
         # save_pretrained would undo what was done to load; get_state_dict_and_metadata does that.
         model._weight_conversions = [
@@ -332,7 +342,17 @@ def adopt(model: nn.Module) -> None:
             part.hf_quantizer = AoextQuantizer(kept, pre_quantized=True)
             part.config.quantization_config = kept
             part.quantization_method, part.is_quantized = METHOD, True
+            _run_experts(part)
             _let_cast(part)
+
+
+def _run_experts(model: Any) -> None:
+    """Has a model keep to aoext's function of experts where it has quantised ones, in all of its configs.
+
+    generate would have another one for decoding wherever it finds transformers' default.
+    """
+    if any(p.dim() == 3 for module in model.modules() for _, p in quantized_weights(module)):
+        model.config._experts_implementation = IMPLEMENTATION
 
 
 def _let_cast(model: nn.Module) -> None:
