@@ -31,7 +31,7 @@ CONFIGS = {
     "nvfp4": aoext.NVFP4WeightOnlyConfig(),
 }
 WEIGHT_ONLY = [name for name in CONFIGS if "dynamic" not in name]
-EXPERTS = {name: 4 for name in MODELS} | {"deepseek": 2, "nemotron": 2, "jetmoe": 8}
+EXPERTS = dict.fromkeys(MODELS, 4) | {"deepseek": 2, "nemotron": 2, "jetmoe": 8}
 
 
 def quantised_experts(model: nn.Module) -> list[QuantizedTensor]:
@@ -138,8 +138,10 @@ def test_a_norm_after_each_expert(generator):
     arguments = routed(9, module, generator)
     plain = copy.deepcopy(module)
     aoext.quantize_(module, CONFIGS["int8"])
+    reference = dequantised(module, plain)
+    reference.config._experts_implementation = "grouped_mm"  # the class itself has no such norm
     with torch.no_grad():
-        result, expected = module(*arguments), dequantised(module, plain)(*arguments)
+        result, expected = module(*arguments), reference(*arguments)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -166,10 +168,19 @@ def test_one_graph_serves_all_numbers_of_tokens(name, generator):
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, backend=graphs, fullgraph=True, dynamic=True)
     with torch.no_grad():
-        for tokens in (7, 2, 33, 64, 1, 1):
+        counts = []
+        for tokens in (
+            7,
+            1,
+            2,
+            33,
+            64,
+            1,
+        ):  # for one token there is a graph of its own, as for every size of 1
             arguments = routed(tokens, module, generator)
-            assert torch.equal(compiled(*arguments), module(*arguments))
-    assert graphs.frame_count <= 2  # a graph of its own for one token, as of every size of 1
+            torch.testing.assert_close(compiled(*arguments), module(*arguments), rtol=1e-5, atol=1e-6)
+            counts.append(graphs.frame_count)
+    assert counts[1:] == counts[1:2] * 5
 
 
 @pytest.mark.parametrize("scheme", ["int4", "int8", "nvfp4"])
