@@ -121,7 +121,7 @@ def test_the_passes_find_what_they_find_elsewhere(generator):
         x = F.silu(x)
         q, scale = ao.quantize(x, torch.int8)
         return [
-            F.linear(x, ao.dequantize(packed, group_scale, None, zero, code=0), bias),
+            F.linear(x, ao.dequantize(packed, group_scale, 0, None, zero), bias),
             F.linear(x, w.to(BF16) * s.to(BF16)),
             (torch._int_mm(q, w.t()).float() * scale).to(BF16) * s.reshape(-1).to(BF16),
         ]
