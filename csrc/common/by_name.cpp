@@ -85,7 +85,7 @@ const std::map<std::string, Check>& table() {
 
 }  // namespace
 
-const Tensor* Call::tensor(const char* name) const {
+const Tensor* Call::named(const char* name) const {
   static const std::map<std::string, std::string> schemas{
 #define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) {#name, schema},
 #include "operators.inc"

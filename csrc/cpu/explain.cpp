@@ -35,7 +35,7 @@ Plan plan_of(const std::string& op) {
 std::string planned_kernel(Plan plan, const Call& call, Isa isa) {
   LinearProblem p = call.problem;
   if (call.op == "scaled_linear") p.input = p.quantized;
-  const Tensor* const table = call.tensor("table");
+  const Tensor* const table = call.named("table");
   const bool readable = table != nullptr && table->is_cpu();
   return name_of(plan(Choice(p, isa, readable ? static_cast<const float*>(table->const_data_ptr()) : nullptr)));
 }
