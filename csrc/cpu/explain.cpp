@@ -36,7 +36,7 @@ std::string planned_kernel(Plan plan, const Call& call, Isa isa) {
   constexpr size_t kTable = 4;  // of weight_only_linear's tensors
   LinearProblem p = call.problem;
   if (call.op == "scaled_linear") p.input = p.quantized;
-  const Tensor* const table = p.code == Code::lut4 ? &call.tensor(kTable) : nullptr;
+  const Tensor* const table = format_of(p.code).has_table ? &call.tensor(kTable) : nullptr;
   const bool readable = table != nullptr && table->is_cpu();
   return name_of(plan(Choice(p, isa, readable ? static_cast<const float*>(table->const_data_ptr()) : nullptr)));
 }
@@ -62,7 +62,7 @@ std::vector<Forceable> forceable() {
   return all;
 }
 
-[[maybe_unused]] const bool added = add_plans({devices, plan_text, forceable});
+[[maybe_unused]] const bool added = add_plans({Key::CPU, devices, plan_text, forceable});
 
 std::string kernels_of(const std::string& instruction_set) {
   std::string names;
@@ -81,7 +81,7 @@ Explanation explain(const Call& call) {
   const std::string kernel = plan != nullptr           ? planned_kernel(plan, call, isa())
                              : call.op == "quantize"   ? "quantize_row"
                              : call.op != "dequantize" ? call.op
-                             : p.code == Code::int4    ? "dequantize_int4"
+                             : is_by_groups(p.code)    ? "dequantize_int4"
                                                        : "dequantize_blockwise";
   return Explanation{"cpu", kernel}.with("instruction_set", name_of(isa()));
 }
