@@ -16,6 +16,7 @@ from aoext.reference import (
     HIGH_PRECISION,
     Problem,
     assert_close,
+    moved,
     op,
     operator_of,
     randn,
@@ -136,11 +137,11 @@ def test_offsets_of_no_meaning(operator, offsets, device, kernel_of, generator):
 def test_gradients_backward_and_forward(operator, offsets, N, device, generator):
     call = grouped(operator, Problem(24, N, 64, 32, FP32, FP32), generator, offsets)
     weight, ends = call.weight, [0, *offsets]
-    x, *parts, bias, where = call.on(device)
-    x, bias = x.requires_grad_(), bias.requires_grad_()
+    given = {name: moved(a, device) for name, a in call.named().items()}
+    x, bias = given["input"].requires_grad_(), given["bias"].requires_grad_()
 
     def product(x, bias):
-        return op(operator)(x, *parts, bias, where, **call.kwargs)
+        return op(operator)(*{**given, "input": x, "bias": bias}.values(), **call.kwargs)
 
     result = product(x, bias)
     grad = randn(generator, *result.shape)
