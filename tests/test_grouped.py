@@ -168,8 +168,11 @@ def test_vmap_takes_each_call_in_turn(operator, device, generator):
     calls = [GROUPED_CALLS[operator](Problem(9, 40, 64, 32), generator) for _ in range(3)]
     kernel = functools.partial(op(operator), **calls[0].kwargs)
     args = [call.on(device) for call in calls]
-    together = [None if parts[0] is None else torch.stack(parts) for parts in zip(*args, strict=True)]
-    in_dims = tuple(None if part is None else 0 for part in together)
+    together = [
+        torch.stack(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
+        for parts in zip(*args, strict=True)
+    ]
+    in_dims = tuple(0 if isinstance(part, torch.Tensor) else None for part in together)
     result = torch.vmap(kernel, in_dims)(*together)
     assert torch.equal(result, torch.stack([kernel(*a) for a in args]))
 
