@@ -44,7 +44,8 @@ Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, i
       check_scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
   OptionalTensor y;
   const Operands of{input, {weight, scale, pointer_to(zero_point)}, nullptr, pointer_to(bias)};
-  if (p.experts == 0 && !p.subtracts_zero_point) y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
+  if (p.experts == 0 && knows(Key::CUDA, p.code) && !p.subtracts_zero_point)
+    y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
   if (y) return *y;
   return generic::scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
 }

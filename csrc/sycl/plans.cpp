@@ -42,7 +42,7 @@ std::vector<Forceable> forceable_kernels() {
   return all;
 }
 
-const bool added = add_plans({gpu_names, plan_text, forceable_kernels});
+const bool added = add_plans({Key::XPU, gpu_names, plan_text, forceable_kernels});
 
 }  // namespace
 }  // namespace aoext::xpu

@@ -12,7 +12,7 @@ from aoext.formats.dtypes import dtype_name
 from aoext.packing.layouts import GROUP_SIZES
 
 from . import values
-from .stored import EIGHT_BIT_BLOCKWISE, INT4, LUT4_BLOCKWISE, WITH_ZERO_POINTS, Stored, by_rows
+from .stored import EIGHT_BIT_BLOCKWISE, GROUPS, INT4, LUT4_BLOCKWISE, WITH_ZERO_POINTS, Stored, by_rows
 from .subject import (
     ALL,
     Index,
@@ -111,7 +111,7 @@ def _block_argument(w: Stored, p: Problem) -> list[int] | None:
 
 
 def _under(w: Stored, dtype: torch.dtype) -> str:
-    return f"int4 by {dtype_name(dtype)}" if w.by_groups else w.name
+    return f"{w.name} by {dtype_name(dtype)}" if w.by_groups else w.name
 
 
 def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
@@ -179,7 +179,7 @@ def dequantize(w: Stored, kind: str) -> Subject:
         Weight(w.random, w.rows),
         lambda kernel, p, x, t: kernel(*w.operands(p, t), dtype=p.dtype),
         grouped=w.grouped,
-        typical=(w.by_rows and w.typical) or w.name in ("int4", "float8 128x128", "mxfp4"),
+        typical=(w.by_rows and w.typical) or w.name in (INT4.name, "float8 128x128", "mxfp4"),
         kind=kind,
     )
 
@@ -310,14 +310,14 @@ def _all() -> list[Subject]:
         ),
         _int8_mm(),
         *map(_scaled_mm_rowwise, EIGHT_BIT),
-        weight_only_linear(INT4, "weight_only_linear int4"),
+        *(weight_only_linear(w, f"weight_only_linear {w.name}") for w in GROUPS),
     ]
     names = {dtype: "int8" if dtype is INT8 else "float8" for dtype in EIGHT_BIT}
     for dtype in EIGHT_BIT:
         found.append(weight_only_linear(by_rows(dtype), f"weight_only_linear {names[dtype]}"))
     for make in (scaled_mm, scaled_linear):
         found += [make(by_rows(dtype, torch.float32), f"{make.__name__} rows", dtype) for dtype in EIGHT_BIT]
-        found += [make(INT4, f"{make.__name__} int4", dtype) for dtype in (INT8, E4M3)]
+        found += [make(w, f"{make.__name__} {w.name}", dtype) for w in GROUPS for dtype in (INT8, E4M3)]
         found += [make(w, f"{make.__name__} blocks", w.dtype) for w in EIGHT_BIT_BLOCKWISE]
     found += [quantize(by_rows(dtype), "quantize rows") for dtype in EIGHT_BIT]
     found += [quantize(w, "quantize blocks") for w in EIGHT_BIT_BLOCKWISE]
@@ -326,8 +326,8 @@ def _all() -> list[Subject]:
     ]
     found.append(weight_only_linear(WITH_ZERO_POINTS, "weight_only_linear int8 zeros"))
     found += [weight_only_linear(w, "weight_only_linear lut4") for w in LUT4_BLOCKWISE]
-    found += [experts(w, f"weight_only_linear {w.name} experts") for w in (INT4, by_rows(INT8))]
-    found += [dequantize(INT4, "dequantize int4")]
+    found += [experts(w, f"weight_only_linear {w.name} experts") for w in (*GROUPS, by_rows(INT8))]
+    found += [dequantize(w, f"dequantize {w.name}") for w in GROUPS]
     found += [dequantize(by_rows(dtype), "dequantize rows") for dtype in EIGHT_BIT]
     found += [dequantize(w, "dequantize blocks") for w in EIGHT_BIT_BLOCKWISE]
     found += [dequantize(WITH_ZERO_POINTS, "dequantize int8 zeros")]
