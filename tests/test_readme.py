@@ -32,8 +32,9 @@ def weights_taken(operator: str) -> str:
             call = ALL_CALLS[kind](Problem(2, 8, 64, 32, eight_bit=dtype), torch.Generator())
             call.run(torch.device("cpu"), op(kind))
             given = call.named()
-            own = Code.INT4 if "i4" in kind else code_of(given["weight"].dtype)
-            taken.add(given.get("code", own))
+            if "code" not in given:
+                given["code"] = Code.INT4 if "i4" in kind else code_of(given["weight"].dtype)
+            taken.add(given["code"])
     if taken == set(Code):
         return "every format"
     if taken == {code for code in Code if not FORMATS[code].has_table}:

@@ -1,11 +1,11 @@
 """Quantised weights as tensor subclasses; they stand in for the weight of an nn.Linear.
 
 fields.py, base.py: the table of fields that a format declares, and what follows from it
-products.py, lookups.py, views.py, copies.py, plain.py, encoder_layer.py, flat.py, distributed.py: the
-operations of PyTorch that quantised weights know
+products.py, grouped.py, lookups.py, views.py, experts.py, copies.py, plain.py, encoder_layer.py, flat.py,
+distributed.py: the operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
 memory.py, parameters.py, pickles.py, fully_shard.py: what modules, files and other libraries ask of them
-computing.py: what the operators make of them
+computing.py, each_expert.py: what the operators make of them, and of those of experts one by one
 groups.py, int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
 """
 
@@ -13,7 +13,9 @@ import torch.distributed
 
 from aoext.tensors import copies as copies  # these register operations
 from aoext.tensors import encoder_layer as encoder_layer
+from aoext.tensors import experts as experts
 from aoext.tensors import fully_shard as fully_shard
+from aoext.tensors import grouped as grouped
 from aoext.tensors import lookups as lookups
 from aoext.tensors import memory as memory
 from aoext.tensors import parameters as parameters

@@ -13,6 +13,8 @@ from aoext.formats.dtypes import FLOAT_DTYPES, dtype_name, one_of
 from aoext.formats.table import FORMATS, Code, Format
 from aoext.packing import groups
 from aoext.tensors.base import QuantizedTensor
+from aoext.tensors.computing import of_rows
+from aoext.tensors.each_expert import by_expert
 from aoext.tensors.fields import Axis, Field, K, check_block_size, fields_of
 from aoext.tensors.order import K_ORDER, as_codes, check_order
 
@@ -101,17 +103,20 @@ class GroupsTensor(QuantizedTensor):
         symmetric: bool = False,
         activation: torch.dtype | None = None,
     ) -> Self:
-        """Quantise a weight [N, K] of bfloat16, float16 or float32 in blocks [1, group_size].
+        """Quantise a weight [N, K] or [E, N, K] of bfloat16, float16 or float32 in blocks [1, group_size].
 
         symmetric: scale by the largest magnitude of a group alone; a code without a sign is its distance from
             the middle of its range then, and an int4's zero points are 0.
         The formulas are those of aoext.packing. NaN or Inf raises ValueError.
         """
         check_block_size(cls.__name__, block_size)
-        fields = _quantized_fields(FORMATS[cls.codes[0]], w, block_size[K], symmetric)
-        return cls.from_fields(
-            {**dict.fromkeys(cls.fields), **fields}, w.dtype, block_size=block_size, activation=activation
-        )
+        format = FORMATS[cls.codes[0]]
+
+        def of_matrix(w: Tensor) -> Any:
+            fields = {**dict.fromkeys(cls.fields), **_quantized_fields(format, w, block_size[K], symmetric)}
+            return cls.from_fields(fields, w.dtype, block_size=block_size, activation=activation)
+
+        return by_expert(of_matrix, w)
 
     def _quantized_input(self, stored: torch.dtype) -> torch.dtype | None:
         return self.activation
@@ -127,22 +132,25 @@ class GroupsTensor(QuantizedTensor):
         )
         return {name: torch.where(asymmetric, one[name], other[name]) for name in one}
 
-    def _linear(self, input: Tensor, bias: Tensor | None, operators: Any = torch.ops.ao) -> Tensor:
-        return QuantizedTensor._linear(self, prescaled(self, input), bias, operators)
+    def _linear(
+        self,
+        input: Tensor,
+        bias: Tensor | None,
+        operators: Any = torch.ops.ao,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
+        return QuantizedTensor._linear(self, prescaled(self, input, offsets), bias, operators, offsets)
 
-    def _linear_backward(self, grad: Tensor) -> Tensor:
-        input_grad = super()._linear_backward(grad)
-        if self.act_pre_scale is None:
-            return input_grad
-        return (input_grad * self.act_pre_scale).to(grad.dtype)
+    def _linear_backward(self, grad: Tensor, offsets: Tensor | None = None) -> Tensor:
+        return prescaled(self, super()._linear_backward(grad, offsets), offsets)
 
 
 # A function, which torch.compile traces: a method of a tensor it would take for an operation.
 
 
-def prescaled(weight: GroupsTensor, input: Tensor) -> Tensor:
+def prescaled(weight: GroupsTensor, input: Tensor, offsets: Tensor | None = None) -> Tensor:
     factors = weight.act_pre_scale
-    return input if factors is None else (input * factors).to(input.dtype)
+    return input if factors is None else (input * of_rows(factors, input, offsets)).to(input.dtype)
 
 
 def _quantized_fields(

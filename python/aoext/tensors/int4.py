@@ -45,9 +45,15 @@ class Int4Tensor(GroupsTensor):
         "zero_point": "float, added: w = q * scale + zero_point",
     }
 
-    def _linear(self, input: Tensor, bias: Tensor | None, operators: Any = torch.ops.ao) -> Tensor:
-        if operators is not Direct or self.activation is not None:
-            return GroupsTensor._linear(self, input, bias, operators)
+    def _linear(
+        self,
+        input: Tensor,
+        bias: Tensor | None,
+        operators: Any = torch.ops.ao,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
+        if operators is not Direct or self.activation is not None or offsets is not None:
+            return GroupsTensor._linear(self, input, bias, operators, offsets)
         # The contract's own operators, the same products: four arguments cost the host half of what ten do.
         input = as_codes(prescaled(self, input), self.k_order)
         fields = self.qdata.contiguous(), self.scale.contiguous(), self.zero_point.contiguous()
