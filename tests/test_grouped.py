@@ -136,11 +136,11 @@ def test_offsets_of_no_meaning(operator, offsets, meant, device, kernel_of, gene
 def test_gradients_backward_and_forward(operator, offsets, N, device, generator):
     call = grouped(operator, Problem(24, N, 64, 32, FP32, FP32), generator, offsets)
     weight, ends = call.weight, [0, *offsets]
-    arguments = {name: moved(argument, device) for name, argument in call.named().items()}
-    x, bias = arguments["input"].requires_grad_(), arguments["bias"].requires_grad_()
+    given = {name: moved(a, device) for name, a in call.named().items()}
+    x, bias = given["input"].requires_grad_(), given["bias"].requires_grad_()
 
     def product(x, bias):
-        return op(operator)(*{**arguments, "input": x, "bias": bias}.values(), **call.kwargs)
+        return op(operator)(*{**given, "input": x, "bias": bias}.values(), **call.kwargs)
 
     result = product(x, bias)
     grad = randn(generator, *result.shape)
@@ -167,11 +167,11 @@ def test_vmap_takes_each_call_in_turn(operator, device, generator):
     calls = [GROUPED_CALLS[operator](Problem(9, 40, 64, 32), generator) for _ in range(3)]
     kernel = functools.partial(op(operator), **calls[0].kwargs)
     args = [call.on(device) for call in calls]
-    in_dims = tuple(0 if isinstance(part, torch.Tensor) else None for part in args[0])
     together = [
-        parts[0] if dim is None else torch.stack(parts)
-        for dim, parts in zip(in_dims, zip(*args, strict=True), strict=True)
+        torch.stack(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
+        for parts in zip(*args, strict=True)
     ]
+    in_dims = tuple(0 if isinstance(part, torch.Tensor) else None for part in together)
     result = torch.vmap(kernel, in_dims)(*together)
     assert torch.equal(result, torch.stack([kernel(*a) for a in args]))
 

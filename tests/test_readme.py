@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,16 +29,13 @@ def weights_taken(operator: str) -> str:
         for dtype in EIGHT_BIT:
             call = ALL_CALLS[kind](Problem(2, 8, 64, 32, eight_bit=dtype), torch.Generator())
             call.run(torch.device("cpu"), op(kind))
-            weight = call.named()["weight"]
-            codes.add(call.kwargs.get("code"))
-            taken.append("int4" if is_int4(kind, call.kwargs) else str(weight.dtype).removeprefix("torch."))
+            given = call.named()
+            codes.add(given.get("code"))
+            is_int4 = given.get("code") == Code.INT4 or "i4" in kind or "int4" in kind
+            taken.append("int4" if is_int4 else str(given["weight"].dtype).removeprefix("torch."))
     if codes == set(Code):
         return "every format"
     return ", ".join(name for name in ("int4", *dtypes) if name in taken)
-
-
-def is_int4(kind: str, options: dict[str, Any]) -> bool:
-    return options["code"] == Code.INT4 if "code" in options else "i4" in kind or "int4" in kind
 
 
 def expected_table() -> list[str]:

@@ -48,12 +48,14 @@ def good_call(draw: Draw) -> tuple[str, Callable[[], Answer]]:
     call = ALL_CALLS[kind](problem, draw.generator())
     operator = call.operator
     # An input may lie anyhow. All else is contiguous, but may begin between two words of 16 bytes.
-    layouts = [draw.choice(LAYOUTS) if i == 0 else draw.choice(["dense", "offset"]) for i in range(9)]
+    layouts = [
+        draw.choice(LAYOUTS) if i == 0 else draw.choice(["dense", "offset"]) for i in range(len(call.args))
+    ]
     if kind not in INPUT_CALLS or kind in TINYGEMM_CALLS:
         layouts[0] = "dense"
     args = tuple(
         formed(arg, layout) if isinstance(arg, Tensor) else arg
-        for arg, layout in zip(call.args, layouts, strict=False)
+        for arg, layout in zip(call.args, layouts, strict=True)
     )
     call = dataclasses.replace(call, args=args)
     generic = draw.chance(0.25)

@@ -167,7 +167,5 @@ def _times_weight_quantized(
     x = input.float()
     rounded = x + (zero_points.rounded(x.detach(), input_block) - x).detach()
     beside = zero_points.product(rounded, scale, zero_point, block_size, weight.weight_shape[N])
-    product = torch.ops.ao.scaled_linear(
-        x, qdata, scale, input_block, block_size, None, bias, None, weight.code
-    )
+    product = torch.ops.ao.scaled_linear(x, qdata, scale, weight.code, bias, input_block, block_size)
     return (product - beside).to(input.dtype)
