@@ -29,9 +29,8 @@ E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 OPERATORS = aoext.ops.operators()
 # Every kind of call of these operators.
 KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
-# What the generic kernels serve on XPUs, those of experts by this device's own for each.
+# What the generic kernels serve on XPUs.
 BY_ATEN_ON_XPU = (
-    *reference.GROUPED,
     "convert_weight_to_int4pack",
     "sort_by_expert",
     "dequantize int8 zeros",

@@ -107,6 +107,12 @@ class Stored:
         zero = self.by_groups or self.has_zero_point
         return 2 + zero + FORMATS[self.code].has_table + self.has_global_scale
 
+    @property
+    def shared(self) -> range:
+        """Which of them all experts have in common: the table, and what scales all."""
+        table = FORMATS[self.code].has_table
+        return range(self.tensors - table - self.has_global_scale, self.tensors)
+
     def operands(self, p: Problem, w: Tensors) -> tuple[Any, ...]:
         """What dequantize takes; weight_only_linear has a bias behind the code."""
         codes, scale, *others = w[: self.tensors]
@@ -136,15 +142,18 @@ def by_rows(dtype: torch.dtype, scale: torch.dtype | None = None) -> Stored:
 
 INT4 = Stored("int4", Code.INT4)
 GROUPS = [INT4]
+FLOAT8_128 = Stored("float8 128x128", Code.E4M3, (128, 128), FP32)
+MXFP8 = Stored("mxfp8", Code.E4M3, (1, 32), E8M0, typical=False)
 EIGHT_BIT_BLOCKWISE = [
     *(Stored(f"{dtype_name(dtype)} blocks", code_of(dtype), typical=False) for dtype in EIGHT_BIT),
-    Stored("float8 128x128", Code.E4M3, (128, 128), FP32),
-    Stored("mxfp8", Code.E4M3, (1, 32), E8M0, typical=False),
+    FLOAT8_128,
+    MXFP8,
 ]
 WITH_ZERO_POINTS = Stored("int8 zeros", Code.INT8, has_zero_point=True, typical=False)
+NVFP4 = Stored("nvfp4", Code.LUT4, (1, 16), E4M3, E2M1, has_global_scale=True)
 LUT4_BLOCKWISE = [
     Stored("lut4", Code.LUT4, has_global_scale=True, typical=False),
     Stored("mxfp4", Code.LUT4, (1, 32), E8M0, E2M1),
-    Stored("nvfp4", Code.LUT4, (1, 16), E4M3, E2M1, has_global_scale=True),
+    NVFP4,
     Stored("nf4", Code.LUT4, (1, 64), FP32, NF4),
 ]
