@@ -15,7 +15,7 @@ BlocksPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   using Fp4 = KernelOf<Fp4DecodeConfig>;
   using Wgmma = KernelOf<BlocksWgmmaConfig>;
   using Mma = KernelOf<BlocksMmaConfig>;
-  if (!takes_one_pass(p.K, device)) return {};
+  if (!takes_one_pass(p.K, device) || p.experts > 0 || p.subtracts_zero_point) return {};
   const BlockLinear raw = block_linear(p);
   if (p.M > 0 && p.N > 0 && aligned) {
     const bool many = p.N >= kRoundedColumns;
@@ -37,12 +37,13 @@ BlockLinear block_linear(const LinearProblem& p) {
   raw.type = element(p.input), raw.weight_type = element(p.code), raw.output = element(p.output);
   raw.bias_type = element(p.bias);
   raw.block_n = p.block_n, raw.block_k = p.group_size, raw.block_scale_type = element(p.scale);
+  raw.experts = p.experts;
   return raw;
 }
 
 BlocksPlan plan_blocks(const LinearProblem& p, const Device& device, bool aligned) {
-  if (const Forced* const f = forced_in<BlocksKernels>()) {
-    const bool any = takes_one_pass(p.K, device), fast = any && p.M > 0 && p.N > 0 && aligned;
+  if (const Forced* const f = forced_in<BlocksKernels>(p.experts)) {
+    const bool any = takes_one_pass(p.K, device) && !p.subtracts_zero_point, fast = any && p.M > 0 && p.N > 0 && aligned;
     return {forced_kernel<BlocksKernels>(*f, text(p), block_linear(p), device, any, fast)};
   }
   return choose_once(p, device, aligned, [&] { return choose(p, device, aligned); });

@@ -51,7 +51,7 @@ bool is_regular(const LinearProblem& p, bool aligned) { return aligned && p.K % 
 int64_t whole_pieces(int64_t K) { return ceil_div(K, kPiece) * kPiece; }
 
 RowwisePlan choose(const LinearProblem& p, const Device& device, bool aligned) {
-  if (!takes_one_pass(p.K, device)) return {};
+  if (!takes_one_pass(p.K, device) || p.experts > 0) return {};
   const bool some = p.M > 0 && p.N > 0, regular = is_regular(p, aligned);
   if (some && (regular || p.M > kAnyRows))
     if (const auto kernel = choose_pieces(p, whole_pieces(p.K), device)) return {*kernel, !regular, whole_pieces(p.K)};
@@ -60,7 +60,7 @@ RowwisePlan choose(const LinearProblem& p, const Device& device, bool aligned) {
 }
 
 RowwisePlan plan_now(const LinearProblem& p, const Device& device, bool aligned) {
-  const Forced* const f = forced_in<RowwiseKernels>();
+  const Forced* const f = forced_in<RowwiseKernels>(p.experts);
   if (f == nullptr) return choose(p, device, aligned);
   const bool any = takes_one_pass(p.K, device);
   const RowwiseLinear raw = rowwise_linear(p, whole_pieces(p.K));
@@ -92,16 +92,17 @@ RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K) {
   raw.M = p.M, raw.N = p.N, raw.K = K;
   raw.type = element(p.input), raw.weight_type = element(p.code), raw.output = element(p.output);
   raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
+  raw.experts = p.experts;
   return raw;
 }
 
 RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool aligned) {
-  if (forced_in<RowwiseKernels>() != nullptr) return plan_now(p, device, aligned);
+  if (forced_in<RowwiseKernels>(p.experts) != nullptr) return plan_now(p, device, aligned);
   return choose_once(p, device, aligned, [&] { return plan_now(p, device, aligned); });
 }
 
 RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned) {
-  if (forced_in<RowwiseKernels>() != nullptr) return plan_scaled_linear_now(p, device, aligned);
+  if (forced_in<RowwiseKernels>(p.experts) != nullptr) return plan_scaled_linear_now(p, device, aligned);
   return choose_once(p, device, aligned, [&] { return plan_scaled_linear_now(p, device, aligned); });
 }
 

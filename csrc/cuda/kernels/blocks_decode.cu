@@ -84,7 +84,7 @@ int scale_words(const BlockLinear& p, int64_t tile_k, int64_t bytes) {
 
 BlockParams params_of(const BlockLinear& p) {
   BlockParams w{p};
-  w.scale_bytes = static_cast<uint32_t>(scale_bytes(p.block_scale_type));
+  w.scale_bytes = static_cast<uint32_t>(bytes_of(p.block_scale_type));
   w.scale_row_bytes = static_cast<uint32_t>(scale_columns(p) * w.scale_bytes);
   const int64_t all = ceil_div(p.N, p.block_n) * scale_columns(p) * w.scale_bytes;
   w.scales_end = static_cast<uint32_t>(all + static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.block_scale) & 3));
@@ -133,7 +133,7 @@ cudaError_t KernelOf<BlocksDecodeConfig>::launch(const BlockLinear& p, const Blo
   const Kernel kernel = kernel_of(p, c);
   rowwise_decode::Launch<BlockParams> l;
   if (!kernel || !rowwise_decode::lay_out(params_of(p), c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.params, c, l.shared, stream);
+  return rowwise_decode::launch(kernel, l, c, stream);
 }
 
 std::string KernelOf<BlocksDecodeConfig>::instances() {

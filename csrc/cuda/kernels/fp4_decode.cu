@@ -98,7 +98,7 @@ cudaError_t KernelOf<Fp4DecodeConfig>::launch(const BlockLinear& p, const Fp4Dec
   const Kernel kernel = kernel_of(p, c);
   rowwise_decode::Launch<Fp4Linear> l;
   if (!kernel || !rowwise_decode::lay_out(Fp4Linear{p}, c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.params, c, l.shared, stream);
+  return rowwise_decode::launch(kernel, l, c, stream);
 }
 
 std::string KernelOf<Fp4DecodeConfig>::instances() {

@@ -76,7 +76,7 @@ cudaError_t KernelOf<RowwiseDecodeConfig>::launch(const RowwiseLinear& p, const 
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.params, c, l.shared, stream);
+  return rowwise_decode::launch(kernel, l, c, stream);
 }
 
 std::string KernelOf<RowwiseDecodeConfig>::instances() {

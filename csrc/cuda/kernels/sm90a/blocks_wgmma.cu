@@ -49,7 +49,7 @@ cudaError_t launch_typed(Shapes shapes, const BlockLinear& p, const WgmmaConfig&
   const wgmma::FactoredRows<T> epilogue{static_cast<T*>(p.y), static_cast<int>(p.M), static_cast<int>(p.N), a.factor, p.bias,
                                         p.bias_type};
   return wgmma::with_tile(shapes, c, [&](auto shape) {
-    using Weights = wgmma::BlockWeights<T, kType, kGranule, decltype(shape)>;
+    using Weights = wgmma::BlockWeights<T, kType, kGranule, decltype(shape), /*kOfExpert=*/false>;
     return wgmma::launch_weight_only<T, shape.kBlockM>(p, Weights{a.table}, {lines.map, scale.map}, epilogue, c, workspace,
                                                        stream);
   });

@@ -19,7 +19,7 @@ cudaError_t launch_typed(const RowwiseLinear& p, const WgmmaConfig& config, void
   if (!lines.valid) return cudaErrorNotSupported;
   const wgmma::ScaledRows<T> epilogue{static_cast<T*>(p.y), static_cast<int>(p.M), static_cast<int>(p.N), p};
   return wgmma::with_tile(kShapes, config, [&](auto shape) {
-    using Weights = wgmma::EightBitWeights<T, kType, decltype(shape)>;
+    using Weights = wgmma::EightBitWeights<T, kType, decltype(shape), /*kOfExpert=*/false>;
     static_assert(Weights::kStage == kStage);
     return wgmma::launch_weight_only<T, shape.kBlockM>(p, Weights{}, {lines.map}, epilogue, config, workspace, stream);
   });
