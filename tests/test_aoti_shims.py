@@ -161,7 +161,7 @@ def test_a_refused_call_gives_a_code_and_leaves_the_operators_text(device, gener
         torch.zeros(8, 7, dtype=torch.int8, device=device),
     )
     scale = torch.ones(8, 1, device=device)
-    code, results = call(device.type, "weight_only_linear", x, weight, scale, *[None] * 6, Code.INT8)
+    code, results = call(device.type, "weight_only_linear", x, weight, scale, Code.INT8, *[None] * 6)
     assert (code, results) == (1, [])
     text = failure(capfd)
     with pytest.raises(RuntimeError, match=r"^ao::weight_only_linear: weight must be") as error:

@@ -50,9 +50,9 @@ def host_waits_are_errors() -> Iterator[None]:
 
 def on_cuda(problem: Problem, generator: torch.Generator) -> list[Tensor]:
     call = GROUPED_CALLS["weight_only_linear int4 experts"](problem, generator)
-    x, weight, scale, _, zero_point, _, _, bias, offsets = call.args
-    tensors = x, weight, scale, zero_point, offsets, *([] if bias is None else [bias])
-    return [t.to("cuda") for t in tensors]
+    given = call.named()
+    tensors = (given[name] for name in ("input", "weight", "scale", "zero_point", "offsets", "bias"))
+    return [t.to("cuda") for t in tensors if t is not None]
 
 
 def by_experts(args: list[Tensor]) -> Tensor:

@@ -185,15 +185,16 @@ def test_few_output_channels_are_multiplied_right(operator, M, N, dtype, device,
 def test_results_among_the_subnormal_numbers_are_right(operator, M, dtype, device, kernel_of, generator):
     """Or next to them, of operands that are none themselves."""
     call = without_bias(CALLS[operator](Problem(M, 40, 256, 64, dtype, FP32), generator))
-    large, weight, *scales = call.args
+    large, weight, *others = call.args
     for exponent in (-6, -8, -10) if dtype is FP16 else (-62, -65, -68):
-        x, small = large * 2.0**exponent, [s * 2.0**exponent for s in scales]
+        x = large * 2.0**exponent
+        small = [a * 2.0**exponent if isinstance(a, torch.Tensor) else a for a in others]
         w = (
             reference.int4_float64(weight, *small)
             if operator in INT4_CALLS
             else weight.double() * small[0].double()
         )
-        result = kernel_of(operator)(*(t.to(device) for t in (x, weight, *small)), **call.kwargs)
+        result = kernel_of(operator)(*(moved(a, device) for a in (x, weight, *small)), **call.kwargs)
         assert_close(result, x.double() @ w.t())
 
 

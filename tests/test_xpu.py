@@ -312,16 +312,16 @@ codes = torch.zeros(40, 128, dtype=torch.uint8, device="xpu")
 table = torch.ones(16, device="xpu")
 for k in (16, 32, 128):
     scale = torch.ones(40, 256 // k, device="xpu")
-    print(aoext.explain("weight_only_linear", x, codes, scale, [1, k], None, table, code=4).kernel)
+    print(aoext.explain("weight_only_linear", x, codes, scale, 4, None, [1, k], None, table).kernel)
 w = torch.ones(40, 256, dtype=torch.int8, device="xpu")
 scale = torch.ones(40, 8, device="xpu")
-print(aoext.explain("weight_only_linear", x, w, scale, [1, 32], code=1).kernel)
-print(aoext.explain("weight_only_linear", x, w, torch.ones(1, 2, device="xpu"), [128, 128], code=1).kernel)
-print(aoext.explain("scaled_linear", x, w, scale, [1, 32], [1, 32], code=1).kernel)
+print(aoext.explain("weight_only_linear", x, w, scale, 1, None, [1, 32]).kernel)
+print(aoext.explain("weight_only_linear", x, w, torch.ones(1, 2, device="xpu"), 1, None, [128, 128]).kernel)
+print(aoext.explain("scaled_linear", x, w, scale, 1, None, [1, 32], [1, 32]).kernel)
 zero = torch.zeros(8, 40, device="xpu")
 int4 = codes.view(torch.int8)
 print(aoext.explain("scaled_linear", x, int4, zero, zero_point=zero, code=0).kernel)
-print(aoext.explain("weight_only_linear", x, w, torch.ones(40, 16, device="xpu"), [1, 16], code=1).kernel)
+print(aoext.explain("weight_only_linear", x, w, torch.ones(40, 16, device="xpu"), 1, None, [1, 16]).kernel)
 """,
         AOEXT_XPU_PRETEND="matrix",
         AOEXT_XPU_SELF_CHECK="off",

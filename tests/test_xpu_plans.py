@@ -32,18 +32,20 @@ def calls(M: int, N: int, K: int) -> Iterator[tuple[str, tuple[Any, ...], dict[s
     for group in (32, 128):
         if K % group == 0:
             w, groups = empty(INT8, N, K // 2), empty(BF16, K // group, N)
-            yield f"int4 by {group}", ("weight_only_linear", x, w, groups, None, groups), {"code": 0}
+            yield f"int4 by {group}", ("weight_only_linear", x, w, groups), {"code": 0, "zero_point": groups}
             for dtype in (INT8, E4M3):
-                operands = empty(dtype, M, K), w, empty(FP32, M, 1), groups, None, None, groups
-                yield f"{dtype} int4 by {group}", ("scaled_mm", *operands), {"code": 0}
+                operands = empty(dtype, M, K), w, empty(FP32, M, 1), groups
+                yield f"{dtype} int4 by {group}", ("scaled_mm", *operands), {"code": 0, "zero_point": groups}
     for dtype, code in ((INT8, 1), (E4M3, 2)):
         w, block = empty(dtype, N, K), empty(FP32, N, -(-K // 32))
         yield f"{dtype} by rows", ("weight_only_linear", x, w, row_scale), {"code": code}
-        yield f"{dtype} by 32", ("weight_only_linear", x, w, block, [1, 32]), {"code": code}
+        yield f"{dtype} by 32", ("weight_only_linear", x, w, block), {"code": code, "block_size": [1, 32]}
         yield f"{dtype} dynamic", ("scaled_linear", x, w, row_scale), {"code": code}
-        yield f"{dtype} dynamic by 32", ("scaled_linear", x, w, block, [1, 32], [1, 32]), {"code": code}
+        blocks = {"input_block": [1, 32], "block_size": [1, 32]}
+        yield f"{dtype} dynamic by 32", ("scaled_linear", x, w, block), {"code": code, **blocks}
     w, block, table = empty(LUT4, N, K // 2), empty(FP32, N, -(-K // 16)), empty(FP32, 16)
-    yield "lut4 by 16", ("weight_only_linear", x, w, block, [1, 16], None, table), {"code": 4}
+    options = {"code": 4, "block_size": [1, 16], "table": table}
+    yield "lut4 by 16", ("weight_only_linear", x, w, block), options
     yield "int8_mm", ("int8_mm", empty(INT8, M, K), empty(INT8, N, K)), {}
     packed, pairs = empty(torch.int32, N // 8, K // 32, 32, 1), empty(BF16, K // 32, N, 2)
     yield "int4pack", ("weight_int4pack_mm", x, packed, 32, pairs), {}

@@ -72,10 +72,10 @@ LinearProblem check_scaled_mm_rowwise(const Tensor& input, const Tensor& weight,
   return p;
 }
 
-LinearProblem check_weight_only_linear(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                       const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                                       const OptionalTensor& table, const OptionalTensor& global_scale,
-                                       const OptionalTensor& bias, const OptionalTensor& offsets, int64_t code) {
+LinearProblem check_weight_only_linear(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code,
+                                       const OptionalTensor& bias, const OptionalIntegers& block_size,
+                                       const OptionalTensor& zero_point, const OptionalTensor& table,
+                                       const OptionalTensor& global_scale, const OptionalTensor& offsets) {
   const Checker check("weight_only_linear", "input", input);
   LinearProblem p = check.high_precision_input();
   p.code = check.code(code);
@@ -86,9 +86,9 @@ LinearProblem check_weight_only_linear(const Tensor& input, const Tensor& weight
 }
 
 LinearProblem check_scaled_mm(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
-                              const OptionalIntegers& input_block, const OptionalIntegers& block_size,
-                              const OptionalTensor& zero_point, const OptionalTensor& bias, const OptionalTensor& offsets,
-                              int64_t code, std::optional<ScalarType> out_dtype) {
+                              int64_t code, const OptionalTensor& bias, const OptionalIntegers& input_block,
+                              const OptionalIntegers& block_size, const OptionalTensor& zero_point, const OptionalTensor& offsets,
+                              std::optional<ScalarType> out_dtype) {
   const Checker check("scaled_mm", "input", input);
   const Format& format = format_of(check.code(code));
   LinearProblem p = check.input(is_input_of(dtype_of(input), format), text(inputs_of(format)));
@@ -104,10 +104,10 @@ LinearProblem check_scaled_mm(const Tensor& input, const Tensor& weight, const T
   return p;
 }
 
-LinearProblem check_scaled_linear(const Tensor& input, const Tensor& weight, const Tensor& scale,
-                                  const OptionalIntegers& input_block, const OptionalIntegers& block_size,
-                                  const OptionalTensor& zero_point, const OptionalTensor& bias, const OptionalTensor& offsets,
-                                  int64_t code, std::optional<ScalarType> input_dtype) {
+LinearProblem check_scaled_linear(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code,
+                                  const OptionalTensor& bias, const OptionalIntegers& input_block,
+                                  const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+                                  const OptionalTensor& offsets, std::optional<ScalarType> input_dtype) {
   const Checker check("scaled_linear", "input", input);
   LinearProblem p = check.high_precision_input();
   p.code = check.code(code);
@@ -134,9 +134,9 @@ LinearProblem check_quantize(const Tensor& input, ScalarType dtype, const Option
   return p;
 }
 
-LinearProblem check_dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size,
+LinearProblem check_dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const OptionalIntegers& block_size,
                                const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
-                               int64_t code, std::optional<ScalarType> dtype) {
+                               std::optional<ScalarType> dtype) {
   const Checker check("dequantize", "weight", weight);
   LinearProblem p{};
   p.code = check.code(code);

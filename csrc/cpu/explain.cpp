@@ -33,10 +33,9 @@ Plan plan_of(const std::string& op) {
 
 // The kernel that a call gets by an instruction set. A table that is not in a CPU's memory counts as one of bfloat16's numbers.
 std::string planned_kernel(Plan plan, const Call& call, Isa isa) {
-  constexpr size_t kTable = 4;  // of weight_only_linear's tensors
   LinearProblem p = call.problem;
   if (call.op == "scaled_linear") p.input = p.quantized;
-  const Tensor* const table = p.code == Code::lut4 ? &call.tensor(kTable) : nullptr;
+  const Tensor* const table = call.named("table");
   const bool readable = table != nullptr && table->is_cpu();
   return name_of(plan(Choice(p, isa, readable ? static_cast<const float*>(table->const_data_ptr()) : nullptr)));
 }

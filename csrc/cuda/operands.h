@@ -57,11 +57,10 @@ void launch_planned(const char* op, const Kernels& kernel, const Problem& p, con
   check(launch_kernel(kernel, p, data_of(space), stream), op);
 }
 
-// The weight among a call's tensors, for aoext.explain: its scales and, of int4, its zero points stand at `scale` and behind.
-inline bool is_weight_aligned(const Call& call, size_t scale) {
-  const bool zeros = call.problem.has_zero_point;
-  const Tensor& values = call.tensor(1);
-  return is_aligned(Weight{values, zeros ? call.tensor(scale) : values, zeros ? &call.tensor(scale + 1) : nullptr});
+// Whether the weight among a call's tensors is, for aoext.explain; the scales count where they have zero points beside them.
+inline bool is_weight_aligned(const Call& call) {
+  const Tensor &values = *call.named("weight"), *const zero_point = call.named("zero_point");
+  return is_aligned(Weight{values, zero_point == nullptr ? values : *call.named("scale"), zero_point});
 }
 
 }  // namespace aoext::cuda

@@ -36,18 +36,18 @@ OptionalTensor by_blocks(const LinearProblem& of_floats, const Operands& of) {
   return scaled_by(plan, p, {values, of.weight, &scales, of.bias, of.offsets}, {{}, pitch});
 }
 
-Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& input_block,
-               const OptionalIntegers& block_size, const OptionalTensor& zero_point, const OptionalTensor& bias,
-               const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> input_dtype) {
+Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code, const OptionalTensor& bias,
+               const OptionalIntegers& input_block, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+               const OptionalTensor& offsets, std::optional<ScalarType> input_dtype) {
   const LinearProblem p =
-      check_scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+      check_scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
   const Operands of{input, {weight, scale, pointer_to(zero_point)}, nullptr, pointer_to(bias), pointer_to(offsets)};
   if (const OptionalTensor y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of)) return *y;
-  return generic::scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+  return generic::scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
 }
 
 Explanation explain_product(const Call& call) {
-  return with_scaled_linear_plan(call.problem, device_of(call.tensor(0)), is_weight_aligned(call, 2),
+  return with_scaled_linear_plan(call.problem, device_of(call.tensor(0)), is_weight_aligned(call),
                                  [](const auto& plan, const LinearProblem& p, bool quantizes) {
                                    Explanation e = explain(plan, p);
                                    return quantizes ? e.with("quantizes_input", 1) : e;

@@ -17,7 +17,7 @@ OptionalTensor scaled(const LinearProblem& p, const Operands& of) {
 }
 
 Explanation explain_scaled(const Call& call) {
-  return with_scaled_plan(call.problem, device_of(call.tensor(0)), is_weight_aligned(call, 3),
+  return with_scaled_plan(call.problem, device_of(call.tensor(0)), is_weight_aligned(call),
                           [&](const auto& plan) { return explain(plan, call.problem); });
 }
 

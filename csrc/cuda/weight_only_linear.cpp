@@ -57,7 +57,7 @@ OptionalTensor weight_only(const LinearProblem& p, const Operands& of) {
 }
 
 Explanation explain_weight_only(const Call& call) {
-  const bool aligned = is_weight_aligned(call, 2);
+  const bool aligned = is_weight_aligned(call);
   return with_weight_only_plan(call.problem, device_of(call.tensor(0)), aligned,
                                [&](const auto& plan) { return explain(plan, call.problem); });
 }

@@ -75,10 +75,10 @@ Tensor scaled_product(const LinearProblem& p, const Operands& of) {
   return is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
 }
 
-Tensor scaled_mm(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
-                 const OptionalIntegers& input_block, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                 const OptionalTensor& bias, const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> out_dtype) {
-  return scaled_mm_by<no_kernel>(input, weight, input_scale, scale, input_block, block_size, zero_point, bias, offsets, code,
+Tensor scaled_mm(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale, int64_t code,
+                 const OptionalTensor& bias, const OptionalIntegers& input_block, const OptionalIntegers& block_size,
+                 const OptionalTensor& zero_point, const OptionalTensor& offsets, std::optional<ScalarType> out_dtype) {
+  return scaled_mm_by<no_kernel>(input, weight, input_scale, scale, code, bias, input_block, block_size, zero_point, offsets,
                                  out_dtype);
 }
 

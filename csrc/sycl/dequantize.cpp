@@ -47,13 +47,13 @@ void dequantize_blocks(sycl::queue& queue, const LinearProblem& p, const Weight&
       p.block_n, static_cast<int>(p.K), static_cast<int>(p.group_size), element(p.code), element(p.output), element(p.scale));
 }
 
-Tensor dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                  const OptionalTensor& table, const OptionalTensor& global_scale, int64_t code,
+Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const OptionalIntegers& block_size,
+                  const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
                   std::optional<ScalarType> dtype) {
-  const LinearProblem p = check_dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+  const LinearProblem p = check_dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   sycl::queue& queue = current_queue(weight);
   if (!dequantize_serves(queue, p))
-    return generic::dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+    return generic::dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
   if (p.N == 0) return out;
   const Tensor codes = aten::contiguous(weight), scales = aten::contiguous(scale);

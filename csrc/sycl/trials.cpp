@@ -83,16 +83,16 @@ Trial product_trial(Draw& draw, const LinearProblem& p) {
   if (is_high_precision(p.input)) {
     const Tensor x = draw.normal({p.M, p.K}, p.input);
     return {"weight_only_linear" + described(p), [=] {
-              return call("ao::weight_only_linear", "", x, w.values, w.scale, w.block, w.zero_point, w.table, w.global_scale,
-                          bias, none, code);
+              return call("ao::weight_only_linear", "", x, w.values, w.scale, code, bias, w.block, w.zero_point, w.table,
+                          w.global_scale, none);
             }};
   }
   const Tensor x = draw.eight_bit({p.M, p.K}, p.input);
   const Tensor input_scale = draw.positive({p.M, ceil_div(p.K, p.input_group_size)}, ScalarType::Float);
   const OptionalIntegers input_block = Integers{1, p.input_group_size};
   return {"scaled_mm" + described(p), [=] {
-            return call("ao::scaled_mm", "", x, w.values, input_scale, w.scale, input_block, w.block, w.zero_point, bias, none,
-                        code, std::optional(p.output));
+            return call("ao::scaled_mm", "", x, w.values, input_scale, w.scale, code, bias, input_block, w.block, w.zero_point,
+                        none, std::optional(p.output));
           }};
 }
 
@@ -116,8 +116,8 @@ Trial int4pack_trial(Draw& draw, int64_t M, int64_t inner_k_tiles) {
 Trial dequantize_trial(Draw& draw, const LinearProblem& p) {
   const Drawn w = weight_of(draw, p);
   return {"dequantize" + described(p), [=] {
-            return call("ao::dequantize", "", w.values, w.scale, w.block, w.zero_point, w.table, w.global_scale,
-                        static_cast<int64_t>(p.code), std::optional(ScalarType::Float));
+            return call("ao::dequantize", "", w.values, w.scale, static_cast<int64_t>(p.code), w.block, w.zero_point, w.table,
+                        w.global_scale, std::optional(ScalarType::Float));
           }};
 }
 

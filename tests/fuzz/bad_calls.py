@@ -107,22 +107,18 @@ def huge_arguments(draw: Draw, kind: str) -> tuple[list[Any], dict[str, Any]]:
         scales_of_rows = sized([*leading, 1], torch.float32), sized([0, 1], torch.float32)
         return [sized([*leading, K], torch.int8), sized([0, K], torch.int8), *scales_of_rows, bias], {}
     if operator == "scaled_mm":
-        return [narrow, weight, input_scale, scale, input_block, of_block], {
-            **extra,
-            "bias": bias,
-            "code": code,
-        }
+        return [narrow, weight, input_scale, scale, code, bias, input_block, of_block], extra
     if operator == "scaled_linear":
-        return [x, weight, scale, input_block, of_block], {**extra, "bias": bias, "code": code}
+        return [x, weight, scale, code, bias, input_block, of_block], extra
     if format.has_table:
         extra["table"] = sized([16], torch.float32)
     if operator == "dequantize":
-        return [weight, scale, of_block], {**extra, "code": code}
+        return [weight, scale, code, of_block], extra
     if operator == "weight_only_linear":
         if experts:
             x, bias = sized([0, K], high), sized([3, 0], floats)
             extra["offsets"] = sized([3], torch.int32)
-        return [x, weight, scale, of_block], {**extra, "bias": bias, "code": code}
+        return [x, weight, scale, code, bias, of_block], extra
     return [x, weight, scale, zero, *([bias] if operator.endswith("_bias") else [])], {}
 
 

@@ -117,11 +117,11 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def plain(
         weight: Any,
         scale: Any,
+        code: int,
         block_size: Sequence[int] | None,
         zero_point: Any,
         table: Any,
         whole: Any,
-        code: int,
     ) -> Any:
         """A weight [N, K] in float32."""
         format = FORMATS[Code(code)]
@@ -138,27 +138,27 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         input: Any,
         weight: Any,
         scale: Any,
+        code: int,
+        bias: Any = None,
         block_size: Sequence[int] | None = None,
         zero_point: Any = None,
         table: Any = None,
         global_scale: Any = None,
-        bias: Any = None,
         offsets: Any = None,
-        code: int = 0,
     ) -> Any:
         _refuse_experts(offsets)
-        return product(input, plain(weight, scale, block_size, zero_point, table, global_scale, code), bias)
+        return product(input, plain(weight, scale, code, block_size, zero_point, table, global_scale), bias)
 
     def dynamic(
         input: Any,
         weight: Any,
         scale: Any,
+        code: int,
+        bias: Any = None,
         input_block: Sequence[int] | None = None,
         block_size: Sequence[int] | None = None,
         zero_point: Any = None,
-        bias: Any = None,
         offsets: Any = None,
-        code: int = 0,
         input_dtype: int = -1,
     ) -> Any:
         _refuse_experts(offsets)
@@ -169,25 +169,25 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         else:
             columns, powers_of_two = codes_a_byte * weight.shape[1], int(scale.dtype) == _UINT8
             x = rounded_blocks(input, dtype, columns, input_block[1], powers_of_two)
-        return product(x, plain(weight, scale, block_size, zero_point, None, None, code), bias)
+        return product(x, plain(weight, scale, code, block_size, zero_point, None, None), bias)
 
     def dequantized(
         weight: Any,
         scale: Any,
+        code: int,
         block_size: Sequence[int] | None = None,
         zero_point: Any = None,
         table: Any = None,
         global_scale: Any = None,
-        code: int = 0,
         dtype: int = -1,
     ) -> Any:
-        result = plain(weight, scale, block_size, zero_point, table, global_scale, code)
+        result = plain(weight, scale, code, block_size, zero_point, table, global_scale)
         if dtype != -1:
             return op.Cast(result, to=dtype)
         return op.CastLike(result, scale) if int(scale.dtype) in _FLOATS else result
 
     def seed(input: Any, weight: Any, scale: Any, zero_point: Any, bias: Any = None) -> Any:
-        return weight_only(input, weight, scale, zero_point=zero_point, bias=bias)
+        return weight_only(input, weight, scale, Code.INT4, bias, zero_point=zero_point)
 
     return {
         ao.weight_only_linear.default: weight_only,

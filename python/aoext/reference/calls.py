@@ -132,20 +132,22 @@ INT4_CALLS = ["bf16i4bf16_rowwise", "bf16i4bf16_rowwise_bias", "weight_only_line
 # Kinds whose weights have two codes to a byte, so that K is even.
 FOUR_BIT_CALLS = [kind for kind in CALLS if "i4" in kind or "int4" in kind or "lut4" in kind]
 BLOCKWISE_CALLS = [kind for kind in CALLS if kind.endswith((" blocks", " zeros", " lut4"))]
-# Kinds whose last argument is a bias, and those that can do without one.
+# Kinds with a bias, and those that can do without one.
 BIAS_CALLS = [kind for kind in INPUT_CALLS if kind not in ("bf16i4bf16_rowwise", "int8_mm")]
 OPTIONAL_BIAS_CALLS = [kind for kind in BIAS_CALLS if kind != "bf16i4bf16_rowwise_bias"]
 _MAY_LACK_BIAS = {operator_of(kind) for kind in OPTIONAL_BIAS_CALLS}
 
 
 def without_bias(call: Call) -> Call:
-    """A call without its bias, and what is None before it, if its operator takes one or none.
+    """A call without its bias, and what is None at the end then, if its operator takes one or none.
 
     Its `terms` go then.
     """
     if call.operator not in _MAY_LACK_BIAS:
         return call
-    *args, bias = call.args
+    named = call.named()
+    bias = named["bias"]
+    args = list({**named, "bias": None}.values())
     while args[-1] is None:
         args.pop()
     return dataclasses.replace(call, args=tuple(args), reference=call.reference - bias.double(), terms=None)

@@ -99,15 +99,15 @@ class Stored:
         return 2 + zero + FORMATS[self.code].has_table + self.has_global_scale
 
     def operands(self, p: Problem, w: Tensors) -> tuple[Any, ...]:
-        """What weight_only_linear and dequantize take: weight to global scale."""
+        """What dequantize takes; weight_only_linear has a bias behind the code."""
         codes, scale, *others = w[: self.tensors]
         zero = others.pop(0) if self.by_groups or self.has_zero_point else None
         table, global_scale = (*others, None, None)[:2]
-        return codes, scale, self.block_argument(p), zero, table, global_scale
+        return codes, scale, int(self.code), self.block_argument(p), zero, table, global_scale
 
     def scaled_operands(self, p: Problem, w: Tensors) -> tuple[Any, ...]:
         """The last of what scaled_linear and scaled_mm take: block size and zero point."""
-        return self.operands(p, w)[2:4]
+        return self.operands(p, w)[3:5]
 
 
 NF4 = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,21 @@ def _has_bias(p: Problem) -> bool:
     return p.bias
 
 
+def _bias(found: Sequence[Tensor]) -> tuple[Tensor | None]:
+    return (found[0] if found else None,)
+
+
+def _with_bias(operands: tuple[Any, ...], bias: Sequence[Tensor]) -> tuple[Any, ...]:
+    weight, scale, code, *others = operands
+    return weight, scale, code, *_bias(bias), *others
+
+
 def weight_only_linear(w: Stored, kind: str) -> Subject:
     return linear(
         "weight_only_linear",
         w.name,
         Weight(w.random, w.rows),
-        call=lambda kernel, p, x, t: kernel(x[0], *w.operands(p, t), *t[w.tensors :], code=int(w.code)),
+        call=lambda kernel, p, x, t: kernel(x[0], *_with_bias(w.operands(p, t), t[w.tensors :])),
         adds_bias=_has_bias,
         grouped=w.grouped,
         typical=w.typical,
@@ -62,7 +71,7 @@ def experts(w: Stored, kind: str) -> Subject:
 
     def call(kernel: Callable[..., Any], p: Problem, x: Tensors, t: Tensors) -> Any:
         *bias, offsets = t[w.tensors :]
-        return kernel(x[0], *w.operands(p, t), bias[0] if bias else None, offsets, code=int(w.code))
+        return kernel(x[0], *_with_bias(w.operands(p, t), bias), offsets)
 
     def expected(
         p: Problem, x: Tensors, t: Tensors, rows: Index, columns: Index
@@ -125,8 +134,8 @@ def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
         dense,
         inputs=inputs,
         call=lambda kernel, p, x, t: kernel(
-            *(x[0], t[0], x[1], t[1], _block_argument(w, p), *w.scaled_operands(p, t), *t[w.tensors :]),
-            code=int(w.code),
+            *(x[0], t[0], x[1], t[1], int(w.code), *_bias(t[w.tensors :])),
+            *(_block_argument(w, p), *w.scaled_operands(p, t)),
             out_dtype=p.dtype,
         ),
         adds_bias=_has_bias,
@@ -152,8 +161,8 @@ def scaled_linear(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
         Weight(w.random, w.rows),
         dense,
         call=lambda kernel, p, x, t: kernel(
-            *(x[0], t[0], t[1], _block_argument(w, p), *w.scaled_operands(p, t), *t[w.tensors :]),
-            code=int(w.code),
+            *(x[0], t[0], t[1], int(w.code), *_bias(t[w.tensors :])),
+            *(_block_argument(w, p), *w.scaled_operands(p, t)),
             **options,
         ),
         adds_bias=_has_bias,
@@ -168,7 +177,7 @@ def dequantize(w: Stored, kind: str) -> Subject:
         "dequantize",
         w.name,
         Weight(w.random, w.rows),
-        lambda kernel, p, x, t: kernel(*w.operands(p, t), code=int(w.code), dtype=p.dtype),
+        lambda kernel, p, x, t: kernel(*w.operands(p, t), dtype=p.dtype),
         grouped=w.grouped,
         typical=(w.by_rows and w.typical) or w.name in ("int4", "float8 128x128", "mxfp4"),
         kind=kind,
