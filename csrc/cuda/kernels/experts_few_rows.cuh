@@ -11,8 +11,7 @@ namespace aoext::cuda {
 template <class Params>
 __device__ __forceinline__ void set_rows(Params& p, int rows, int warp_tiles) {
   p.M = rows, p.m_magic = ((1u << 20) + rows - 1) / rows;
-  if (p.buffer_stride > 0)
-    p.buffer_stride = static_cast<int>(SplitKReduction<float>::sums(blockDim.z * warp_tiles, blockDim.y, rows, /*cluster=*/1));
+  if (p.buffer_stride > 0) p.buffer_stride = rows * (blockDim.z * warp_tiles * blockDim.y * SplitKReduction<float>::kStride);
 }
 
 // Rows of y become zero, by all blocks of a tile.
