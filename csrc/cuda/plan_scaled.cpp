@@ -75,9 +75,9 @@ ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
 
 ScaledPlan plan_forced(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
   const ScalarType scale = engine_scale(p);
-  const ScaledKernels kernel = forced_kernel<ScaledKernels>(f, text(p), scaled_linear(p, scale), device,
-                                                            takes_one_pass(p.K, device) && !p.subtracts_zero_point,
-                                                            is_regular(p, device, aligned));
+  const ScaledKernels kernel =
+      forced_kernel<ScaledKernels>(f, text(p), scaled_linear(p, scale), device,
+                                   takes_one_pass(p.K, device) && !p.subtracts_zero_point, is_regular(p, device, aligned));
   if (is_generic(kernel)) return {};
   return {kernel, std::holds_alternative<ScaledAny>(kernel) ? p.scale : scale};
 }

@@ -1,5 +1,5 @@
-// few_rows.cuh for experts. A token goes to several, so of few rows in all most have an expert of their own. Each tile of rows is a
-// product of its own, whose blocks, at its place along z, find its expert and go on as if there were no other.
+// few_rows.cuh for experts. A token goes to several, so of few rows in all most have an expert of their own. Each tile of rows is
+// a product of its own, whose blocks, at its place along z, find its expert and go on as if there were no other.
 #pragma once
 
 #include "cuda/kernels/experts.cuh"

@@ -24,8 +24,8 @@ struct RowwiseLinear {
   int64_t M, N, K;
   Element type, weight_type, scale_type, bias_type, output;
   bool quantizes;  // x first; row_scale is null then
-  // A product for each expert has these, others null and 0: weight, its scales and bias have a first dimension [experts] more, and
-  // M counts the rows of all. The rows of expert e end before row ends[e]; y is zero behind the last.
+  // A product for each expert has these, others null and 0: weight, its scales and bias have a first dimension [experts] more,
+  // and M counts the rows of all. The rows of expert e end before row ends[e]; y is zero behind the last.
   const int32_t* ends;  // [experts], in device memory
   int64_t experts;
 };

@@ -54,8 +54,8 @@
 
 namespace aoext::cuda::rowwise_decode {
 
-constexpr int kRowBytes = 128;  // of a k-tile and output channel
-constexpr int kTileN = 16;      // output channels of a tile
+constexpr int kRowBytes = 128;                    // of a k-tile and output channel
+constexpr int kTileN = 16;                        // output channels of a tile
 constexpr int kExpertRows = 8, kExpertDepth = 4;  // rows of x of a tile of an expert's; its kernels' depth
 
 constexpr int kWeightBytes = kTileN * kRowBytes;  // of a k-tile
