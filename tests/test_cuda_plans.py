@@ -22,6 +22,7 @@ from torch import Tensor
 
 import aoext
 from aoext import ops, reference
+from aoext.formats.dtypes import dtype_name
 from aoext.formats.table import Code
 from aoext.operators.calls import ao, bound, described
 from aoext.ops import plan, with_plan
@@ -184,13 +185,22 @@ def int4_mma(type: int, scale: int, block_m: int) -> Iterator[Case]:
         yield Case("int4_mma", "bf16i4bf16_rowwise_bias", problem, {"block_m": block_m, "splits": 1})
 
 
-def rowwise_decode(x: int, weight: int, quantizes: int, octets: int, depth: int) -> Iterator[Case]:
+def rowwise_decode(
+    x: int, weight: int, quantizes: int, octets: int, depth: int, experts: int
+) -> Iterator[Case]:
+    cut = {"depth": depth, "tiles": 2, "k_splits": 4}  # warps enough to quantise a row each
+    if experts:
+        operator = "scaled_linear" if quantizes else "scaled_mm" if x == weight else "weight_only_linear"
+        dtype = BF16 if x == weight else ELEMENTS[x]
+        for M, count in ((1, 1), (9, 5), (70, 5)):
+            problem = Problem(M, 77, 656, 656, dtype, FP32, experts=count)
+            yield Case("rowwise_decode", f"{operator} {dtype_name(ELEMENTS[weight])}", problem, cut)
+        return
     for M in (8 * octets - 7, 8 * octets):
         for dtype in (BF16, FP16, FP32) if x == weight else (ELEMENTS[x],):
             name = "scaled_linear_rowwise" if quantizes else operator_of(ELEMENTS[x], ELEMENTS[weight])
             problem = Problem(M, 77, 656, 656, dtype, FP32, ELEMENTS[weight])
-            # Warps enough to quantise a row each.
-            yield Case("rowwise_decode", name, problem, {"depth": depth, "tiles": 2, "k_splits": 4})
+            yield Case("rowwise_decode", name, problem, cut)
 
 
 def rowwise_wgmma(type: int, output: int, height: int, block_m: int) -> Iterator[Case]:
@@ -210,7 +220,19 @@ def rowwise_wgmma(type: int, output: int, height: int, block_m: int) -> Iterator
             yield Case("rowwise_wgmma", "int8_mm", problem, config)
 
 
-def weight_only_wgmma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[Case]:
+def expert_tiles(kernel: str, operator: str, problem: Problem, block_n: int, block_m: int) -> Iterator[Case]:
+    """A tile of the matrix engine, of experts that fill some and of those that do not."""
+    for M, count in ((3 * block_m - 7, 5), (70, 40)):
+        config = {**tiles_of(block_n, block_m, 1, 1), "blocks": 100}
+        yield Case(kernel, operator, dataclasses.replace(problem, M=M, experts=count), config)
+
+
+def weight_only_wgmma(type: int, weight: int, block_n: int, block_m: int, experts: int) -> Iterator[Case]:
+    if experts:
+        problem = Problem(0, 200, 656, 656, ELEMENTS[type], FP32)
+        operator = f"weight_only_linear {dtype_name(ELEMENTS[weight])}"
+        yield from expert_tiles("weight_only_wgmma", operator, problem, block_n, block_m)
+        return
     for M in (block_m - 7, block_m + 5):
         problem = Problem(M, 200, 656, 656, ELEMENTS[type], FP32, ELEMENTS[weight])
         operator = operator_of(ELEMENTS[type], ELEMENTS[weight])
