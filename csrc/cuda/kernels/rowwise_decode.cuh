@@ -54,9 +54,11 @@
 
 namespace aoext::cuda::rowwise_decode {
 
-constexpr int kRowBytes = 128;                    // of a k-tile and output channel
-constexpr int kTileN = 16;                        // output channels of a tile
-constexpr int kExpertRows = 8, kExpertDepth = 4;  // rows of x of a tile of an expert's; its kernels' depth
+constexpr int kRowBytes = 128;  // of a k-tile and output channel
+constexpr int kTileN = 16;      // output channels of a tile
+// Of experts: rows of x of a tile; the depth of its kernels; and threads, of 144 registers, since they hold where an expert's
+// lie.
+constexpr int kExpertRows = 8, kExpertDepth = 4, kExpertThreads = 448;
 
 constexpr int kWeightBytes = kTileN * kRowBytes;  // of a k-tile
 
@@ -527,11 +529,11 @@ __global__ void __launch_bounds__(kMostThreads<Instance<T, Loader, kX, Octets, D
   run<Instance<T, Loader, kX, Octets, Depth>>(p);
 }
 
-// `p` is for a tile of kExpertRows rows.
-template <class T, class Loader, X kX, int Depth>
-__global__ void __launch_bounds__(kFewRowsThreads, 1)
-    rowwise_decode_of_experts(const __grid_constant__ Params<typename Loader::Linear> p) {
-  const auto& all = p.linear;
+// body(own) by the blocks of a tile of rows, `own` being what `p`, for kExpertRows rows of one expert, says for those of the
+// tile. Rows behind the last expert become zero.
+template <class Linear, class Body>
+__device__ __forceinline__ void of_own_expert(const Params<Linear>& p, Body&& body) {
+  const Linear& all = p.linear;
   wait_for_last_kernel();
   const int experts = static_cast<int>(all.experts);
   const ExpertRows rows = rows_of_tile(all.ends, experts, static_cast<int>(all.M), kExpertRows, blockIdx.z);
@@ -540,13 +542,19 @@ __global__ void __launch_bounds__(kFewRowsThreads, 1)
     clear_rows(all.y, rows, all.N, all.output);
     return;
   }
-  Params<typename Loader::Linear> own = p;
+  Params<Linear> own = p;
   own.linear = of_expert(all, rows.expert);
   own.linear.x = behind(all.x, rows.begin * all.K, all.type);
   own.linear.y = static_cast<char*>(all.y) + rows.begin * all.N * bytes_of(all.output);
   if (all.row_scale) own.linear.row_scale = all.row_scale + rows.begin;
   set_rows(own, rows.end - rows.begin, /*warp_tiles=*/1);
-  run<Instance<T, Loader, kX, /*Octets=*/1, Depth>>(own);
+  body(own);
+}
+
+template <class T, class Loader, X kX, int Depth>
+__global__ void __launch_bounds__(kExpertThreads, 1)
+    rowwise_decode_of_experts(const __grid_constant__ Params<typename Loader::Linear> p) {
+  of_own_expert(p, [](const auto& own) { run<Instance<T, Loader, kX, /*Octets=*/1, Depth>>(own); });
 }
 
 }  // namespace aoext::cuda::rowwise_decode

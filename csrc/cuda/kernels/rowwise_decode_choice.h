@@ -49,7 +49,8 @@ using Launch = FewRowsLaunch<Params<Linear>>;
 template <class Linear>
 bool lay_out(const Linear& p, const RowwiseDecodeConfig& c, Launch<Linear>& out) {
   const int64_t M = rows_of(p), fewest_rows = p.experts == 0 ? M : 1;
-  const size_t sums = lay_out_tiles(out, c, {M, fewest_rows, p.N, ceil_div(p.K, tile_k(p)), 1, 1});
+  const int threads = p.experts == 0 ? kFewRowsThreads : kExpertThreads;
+  const size_t sums = lay_out_tiles(out, c, {M, fewest_rows, p.N, ceil_div(p.K, tile_k(p)), 1, 1, threads});
   if (sums == 0) return false;
   out.params.linear = p, out.params.ahead = c.ahead / 16 * 16;
   const int warps = c.tiles * c.k_splits;
@@ -96,7 +97,7 @@ Choice<RowwiseDecodeConfig> choose_cut_of_tile(const Linear& p, const Device& de
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const Features features = device.features;
   const bool experts = p.experts > 0;
-  const int sm_warps = rows_of(p) > 8 || experts ? 16 : 21;  // that have registers
+  const int sm_warps = experts ? kExpertThreads / 32 : p.M > 8 ? 16 : 21;  // that have registers
   Choice<RowwiseDecodeConfig> best;
   RowwiseDecodeConfig c{2, 1, 1, 1, 1, shared_memory, experts ? 0 : kAhead, features.overlap};
   for (c.depth = experts ? kExpertDepth : 2; c.depth <= 4; c.depth += 2)
