@@ -333,7 +333,7 @@ def test_counts_that_no_memory_has_are_refused(exponent, kernel, device):
     groups = empty(1, 0, dtype=torch.float32)
     wide = empty(0, 2 ** (exponent + 1))
     with pytest.raises(RuntimeError, match=f"^ao::dequantize: weight {most}"):
-        run("dequantize", wide, groups, None, groups, code=Code.INT4)
+        run("dequantize", wide, groups, Code.INT4, None, groups)
     with pytest.raises(RuntimeError, match=f"^ao::convert_weight_to_int4pack: weight {most}"):
         run("convert_weight_to_int4pack", wide.view(torch.uint8), 8)
     with pytest.raises(RuntimeError, match=f"^ao::quantize: input {most}"):
@@ -351,7 +351,7 @@ def test_counts_that_no_memory_has_are_refused(exponent, kernel, device):
 def test_empty_weights_of_large_rows_are_still_empty(device):
     weight = torch.empty(0, 2**40, dtype=torch.int8, device=device)
     groups = torch.empty(1, 0, device=device)
-    assert torch.ops.ao.dequantize(weight, groups, None, groups, code=Code.INT4).shape == (0, 2**41)
+    assert torch.ops.ao.dequantize(weight, groups, Code.INT4, None, groups).shape == (0, 2**41)
 
 
 @pytest.mark.parametrize("name", [*(f"uint{n}" for n in range(1, 8)), *(f"int{n}" for n in range(1, 8))])

@@ -155,9 +155,9 @@ def test_every_pair_of_blocks_is_right(M, dtype, blocks, device, kernel_of, gene
     expected = (x.double() * x_scale.double().repeat_interleave(input_k, 1)[:, :K]) @ (
         w.double() * w_scale.double().repeat_interleave(block[0], 0)[:N].repeat_interleave(block[1], 1)[:, :K]
     ).t()
-    args = (x, w, x_scale, w_scale, [1, input_k], list(block))
-    args = [moved(a, device) for a in args]
-    result = kernel_of("scaled_mm")(*args, code=code_of(dtype), out_dtype=FP32)
+    args = [moved(a, device) for a in (x, w, x_scale, w_scale)]
+    blocks = [1, input_k], list(block)
+    result = kernel_of("scaled_mm")(*args, code_of(dtype), None, *blocks, out_dtype=FP32)
     assert_close(result, expected)
 
 
@@ -200,8 +200,8 @@ def test_exponents_are_those_of_float32(device, kernel_of):
     expected = torch.exp2(torch.arange(255).double() - 127)
     assert torch.equal(scales_float64(exponents)[:, 0], expected)
     for scale in (exponents, exponents.view(E8M0)):
-        args = weight.to(device), scale.to(device), [1, 2]
-        result = kernel_of("dequantize")(*args, code=Code.INT8, dtype=FP32)
+        args = weight.to(device), scale.to(device), Code.INT8, [1, 2]
+        result = kernel_of("dequantize")(*args, dtype=FP32)
         assert torch.equal(result.cpu().double(), expected[:, None].expand(-1, 2))
 
 
@@ -221,8 +221,8 @@ def test_products_by_the_smallest_and_largest_exponents_are_right(code, M, devic
     extra = {"table": table.to(device)} if looks_up else {}
     for exponent in (0, 1, 200):
         scale = torch.full((N, K // 32), exponent, dtype=torch.uint8)
-        args = x.to(device), weight.to(device), scale.to(device), [1, 32]
-        result = kernel_of("weight_only_linear")(*args, **extra, code=CODES[code])
+        args = x.to(device), weight.to(device), scale.to(device), CODES[code], None, [1, 32]
+        result = kernel_of("weight_only_linear")(*args, **extra)
         assert_close(result, x.double() @ values.t() * 2.0 ** (exponent - 127))
 
 
@@ -230,8 +230,8 @@ def test_every_code_looks_its_value_up(device, kernel_of, generator):
     table = torch.tensor(E2M1)
     codes = torch.arange(256, dtype=torch.uint8)[None].to(device)
     scale = torch.ones(1, 1, device=device)
-    args = (codes, scale, [1, 512], None, table.to(device))
-    result = kernel_of("dequantize")(*args, code=Code.LUT4).cpu()[0]
+    args = (codes, scale, Code.LUT4, [1, 512], None, table.to(device))
+    result = kernel_of("dequantize")(*args).cpu()[0]
     byte = torch.arange(256)
     assert torch.equal(result, torch.stack([table[byte % 16], table[byte // 16]], -1).flatten())
 
@@ -267,10 +267,10 @@ def test_a_linear_layer_is_its_two_operators_bit_for_bit(dtype, M, scale, device
     w_scale = block_scales(72, 8, scale, 1 / limit, generator).to(device)
     x, bias = randn(generator, M, 256, dtype=BF16).to(device), randn(generator, 72).to(device)
     code = code_of(dtype)
-    whole = op("scaled_linear")(x, w, w_scale, [1, 32], [1, 32], None, bias, code=code)
+    others = code, bias, [1, 32], [1, 32]
+    whole = op("scaled_linear")(x, w, w_scale, *others)
     q, x_scale = op("quantize")(x, dtype, [1, 32], power_of_two=scale is E8M0)
-    args = (q, w, x_scale, w_scale, [1, 32], [1, 32], None, bias)
-    assert torch.equal(whole, op("scaled_mm")(*args, code=code, out_dtype=BF16))
+    assert torch.equal(whole, op("scaled_mm")(q, w, x_scale, w_scale, *others, out_dtype=BF16))
 
 
 @pytest.mark.parametrize("input", HIGH_PRECISION, ids=str)
@@ -284,9 +284,9 @@ def test_a_linear_layer_of_large_blocks_is_its_two_operators_bit_for_bit(
     w_scale = block_scales(-(-N // 128), -(-K // 128), FP32, 1 / limit, generator).to(device)
     x, blocks = randn(generator, M, K).to(input).to(device), ([1, 128], [128, 128])
     code = code_of(dtype)
-    whole = op("scaled_linear")(x, w, w_scale, *blocks, code=code)
+    whole = op("scaled_linear")(x, w, w_scale, code, None, *blocks)
     q, x_scale = op("quantize")(x, dtype, blocks[0])
-    parts = op("scaled_mm")(q, w, x_scale, w_scale, *blocks, code=code, out_dtype=input)
+    parts = op("scaled_mm")(q, w, x_scale, w_scale, code, None, *blocks, out_dtype=input)
     assert torch.equal(whole, parts)
 
 

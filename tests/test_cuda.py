@@ -427,7 +427,10 @@ def test_a_weight_of_more_than_2_31_bytes_at_every_kernel(product, M, generator)
     copies = 2**31 // args[1].numel() + 1
     along = {base: 0, K // 128: 1}  # the dimension that is N: the first, but of int4's scales
     args[1:] = [
-        a.repeat(*(copies if d == along.get(a.shape[0]) else 1 for d in range(a.dim()))) for a in args[1:]
+        a.repeat(*(copies if d == along.get(a.shape[0]) else 1 for d in range(a.dim())))
+        if isinstance(a, Tensor)
+        else a
+        for a in args[1:]
     ]
     assert args[1].numel() > 2**31
     result = operator_of(call.operator)(*args, **call.kwargs)
@@ -443,7 +446,7 @@ def test_an_input_of_more_than_2_31_elements(product, generator):
     args = on_cuda(call)
     copies = 2**31 // args[0].numel() + 1
     for i, a in enumerate(args):
-        if a.shape[0] == M:
+        if isinstance(a, Tensor) and a.shape[0] == M:
             args[i] = a.repeat(copies, 1)
     result = operator_of(call.operator)(*args, **call.kwargs)
     for i in (0, copies - 1):

@@ -65,9 +65,7 @@ class Noted(CustomGraphPass):
 
 @pytest.mark.parametrize("how", ["assigned", "patched", "list"])
 def test_passes_of_others_run_first_whenever_they_are_set(how, generator):
-    model = Holds(
-        lambda x, w, s, z: F.linear(x, ao.dequantize(w, s, None, z, code=0)), **int4_fields(generator)
-    )
+    model = Holds(lambda x, w, s, z: F.linear(x, ao.dequantize(w, s, 0, None, z)), **int4_fields(generator))
     x = randn(generator, 3, 64, dtype=BF16)
     theirs = [Noted(), Noted()] if how == "list" else [Noted()]
     value = theirs if how == "list" else theirs[0]

@@ -66,7 +66,7 @@ INT4_FORMS = {
 def test_a_product_with_a_dequantised_int4_weight_becomes_one_operator(form, dynamic, generator):
     function = INT4_FORMS[form]
     fields, b = int4_fields(generator), randn(generator, N, dtype=BF16)
-    model = Holds(lambda x, w, s, z, b: function(x, ao.dequantize(w, s, None, z, code=0), b), **fields, b=b)
+    model = Holds(lambda x, w, s, z, b: function(x, ao.dequantize(w, s, 0, None, z), b), **fields, b=b)
     x = randn(generator, 2, 5, K, dtype=BF16)
     result, graphs, _, plain = both_ways(model, x, dynamic=dynamic)
     assert plain.of_ours() == {"dequantize": 1}
@@ -111,7 +111,7 @@ def test_a_product_with_dequantised_blocks_becomes_one_operator(kind, form, gene
 
 def test_a_float32_weight_that_is_rounded_on_the_way_is_fused_too(generator):
     model = Holds(
-        lambda x, w, s, z: F.linear(x, ao.dequantize(w, s, None, z, code=0, dtype=FP32).to(BF16)),
+        lambda x, w, s, z: F.linear(x, ao.dequantize(w, s, 0, None, z, dtype=FP32).to(BF16)),
         **int4_fields(generator),
     )
     call, graphs = compiled(model)
@@ -331,9 +331,7 @@ KEPT = {
 
 @pytest.mark.parametrize("case", KEPT)
 def test_the_weight_stays_plain_where_something_else_needs_it(case, generator):
-    model = Holds(
-        lambda x, w, s, z: KEPT[case](x, ao.dequantize(w, s, None, z, code=0)), **int4_fields(generator)
-    )
+    model = Holds(lambda x, w, s, z: KEPT[case](x, ao.dequantize(w, s, 0, None, z)), **int4_fields(generator))
     result, graphs, expected, plain = both_ways(model, randn(generator, 6, K, dtype=BF16))
     assert graphs.of_ours() == plain.of_ours() == {"dequantize": 1}
     for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (result, expected)), strict=True):
@@ -381,9 +379,9 @@ def test_a_weight_on_another_device_stays(generator):
 
 def test_weights_that_are_written_give_what_eager_gives(generator):
     def function(x, w, s, z):
-        before = F.linear(x, ao.dequantize(w, s, None, z, code=0))
+        before = F.linear(x, ao.dequantize(w, s, 0, None, z))
         w.copy_(w + 1)
-        return before, F.linear(x, ao.dequantize(w, s, None, z, code=0))
+        return before, F.linear(x, ao.dequantize(w, s, 0, None, z))
 
     fields = int4_fields(generator, FP32)
     x = randn(generator, 3, K)
@@ -659,7 +657,7 @@ def test_linears_that_differ_are_neither_shared_nor_merged(generator):
 
 def test_every_pass_has_its_switch(generator):
     def function(x, w, s, z, b):
-        return F.linear(x, ao.dequantize(w, s, None, z, code=0)) + b
+        return F.linear(x, ao.dequantize(w, s, 0, None, z)) + b
 
     model = Holds(function, **int4_fields(generator), b=randn(generator, N, dtype=BF16))
     x = randn(generator, 3, K, dtype=BF16)
@@ -678,7 +676,7 @@ def with_dequantised_int4(model):
     """The model with each linear's weight dequantised at every call."""
 
     def product(x, w, s, z, b=None):
-        return F.linear(x, ao.dequantize(w, s, None, z, code=0), b)
+        return F.linear(x, ao.dequantize(w, s, 0, None, z), b)
 
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

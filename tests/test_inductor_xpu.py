@@ -121,7 +121,7 @@ def test_the_passes_find_what_they_find_elsewhere(generator):
         x = F.silu(x)
         q, scale = ao.quantize(x, torch.int8)
         return [
-            F.linear(x, ao.dequantize(packed, group_scale, None, zero, code=0), bias),
+            F.linear(x, ao.dequantize(packed, group_scale, 0, None, zero), bias),
             F.linear(x, w.to(BF16) * s.to(BF16)),
             (torch._int_mm(q, w.t()).float() * scale).to(BF16) * s.reshape(-1).to(BF16),
         ]
@@ -192,7 +192,7 @@ def test_the_cpp_wrapper_calls_every_operator_by_its_shim(generator):
         code = cpp_of(lambda: compiled(calls.tensors), GraphLowering, "save_output_code", 0)
     # Inductor turns a dequantisation by rows, of a weight and its scales alone, into a loop of its own.
     dequantized = [args for name, args, _ in calls.calls if name == "dequantize"]
-    own_loops = [args for args in dequantized if all(a is None for a in args[2:])]
+    own_loops = [args for args in dequantized if args[2] and all(a is None for a in args[3:])]
     called = Counter(name for name, _, _ in calls.calls)
     called["dequantize"] -= len(own_loops)
     assert own_loops

@@ -115,7 +115,7 @@ def test_an_exponent_of_127_meets_zeros_of_x(generator):
             (Code.E4M3, float8, float8.double()),
         ):
             options = {"table": table} if code is Code.LUT4 else {}
-            y = ao.weight_only_linear(x[:M], weight, scale, [1, 32], code=code, **options)
+            y = ao.weight_only_linear(x[:M], weight, scale, code, None, [1, 32], **options)
             assert_close(y, x[:M].double() @ (codes * 2.0**127).t())
 
 

@@ -1,64 +1,104 @@
-"""Routing of tokens to experts, against loops."""
+"""Sorting pairs of token and expert, as products of experts take their rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from aoext.models.routing import sort_by_expert, weighted_sum
-from aoext.reference import assert_close, randn
-
-E, k = 6, 3
+import aoext
+from aoext.reference import routed, sorted_by_expert
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("tokens", [0, 1, 40])
-def test_pairs_in_the_order_of_their_experts(tokens, dtype, device, generator):
-    """Ids out of range have no expert, on either side."""
-    expert = torch.randint(-1, E + 2, (tokens, k), generator=generator).to(dtype)
-    order, offsets = sort_by_expert(expert.to(device), E)
-    assert offsets.dtype is torch.int32
-    assert order.dtype is torch.int64
-    pairs = list(enumerate(expert.flatten().tolist()))
-    known = [[p for p, id in pairs if id == e] for e in range(E)]
-    nobodys = [p for p, id in pairs if not 0 <= id < E]
-    assert order.tolist() == [p for own in [*known, nobodys] for p in own]
-    assert offsets.tolist() == [sum(len(own) for own in known[: e + 1]) for e in range(E)]
+@pytest.fixture(params=["own", "generic"])
+def sort_by_expert(request):
+    """The kernel that the device chooses, or the generic twin."""
+    generic = request.param == "generic"
+    return aoext.ops.generic("sort_by_expert") if generic else torch.ops.ao.sort_by_expert
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_weighted_sum_of_each_tokens_rows(dtype, device, generator):
-    expert = torch.randint(0, E, (40, k), generator=generator)
-    rows = randn(generator, 40 * k, 20, dtype=dtype)
-    weights = randn(generator, 40, k, dtype=dtype)
-    order, _ = sort_by_expert(expert.to(device), E)
-    result = weighted_sum(rows.to(device), order, weights.to(device))
-    expected = torch.zeros(40, 20, dtype=torch.float64)
-    for at, pair in enumerate(order.tolist()):
-        expected[pair // k] += rows[at].double() * weights[pair // k, pair % k].double()
-    assert result.dtype is dtype
-    assert_close(result, expected)
+def assert_sorted(result, expert, experts):
+    order, offsets = result
+    assert (order.dtype, offsets.dtype) == (torch.int64, torch.int32)
+    assert order.device == offsets.device == expert.device
+    assert (order.tolist(), offsets.tolist()) == sorted_by_expert(expert, experts)
 
 
-def test_a_tokens_sum_does_not_depend_on_other_tokens(device, generator):
-    rows = randn(generator, 40 * k, 20, dtype=torch.bfloat16).to(device)
-    weights = randn(generator, 40, k).to(device)
-    order = torch.arange(40 * k, device=device)
-    whole = weighted_sum(rows, order, weights)
-    for t in (0, 17, 39):
-        alone = weighted_sum(rows[t * k : t * k + k], order[:k], weights[t : t + 1])
-        assert torch.equal(whole[t], alone[0])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "k", "experts"), [(1, 4, 32), (7, 2, 1), (33, 8, 128), (700, 8, 5), (5, 1, 8192), (0, 8, 3)]
+)
+def test_pairs_are_sorted_stably_and_those_without_expert_come_last(
+    tokens, k, experts, dtype, device, sort_by_expert, generator
+):
+    expert = routed(tokens, k, experts, generator).to(dtype).to(device)
+    assert_sorted(sort_by_expert(expert, experts), expert, experts)
 
 
-def test_gradients_reach_rows_and_weights(device, generator):
-    expert = torch.randint(0, E, (9, k), generator=generator)
-    rows = randn(generator, 9 * k, 5).double().to(device).requires_grad_()
-    weights = randn(generator, 9, k).double().to(device).requires_grad_()
-    order, _ = sort_by_expert(expert.to(device), E)
-    grad = randn(generator, 9, 5).double().to(device)
-    weighted_sum(rows, order, weights).backward(grad)
-    for at, pair in enumerate(order.tolist()):
-        t, i = divmod(pair, k)
-        of_row, of_weight = grad[t] * weights[t, i].detach(), (grad[t] * rows[at].detach()).sum()
-        torch.testing.assert_close(rows.grad[at], of_row, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(weights.grad[t, i], of_weight, rtol=1e-5, atol=1e-5)
+def test_ids_may_have_any_shape_strides_and_size(device, sort_by_expert, generator):
+    expert = routed(24, 4, 6, generator).to(device)
+    far = torch.tensor([-(2**63), 2**63 - 1, 3, 2**32 + 1, -1, 3, 0], device=device)
+    for ids in (expert.t(), expert.view(2, 3, 4, 4), expert[::3, 1:], expert[0, 0], far):
+        assert_sorted(sort_by_expert(ids, 6), ids, 6)
+
+
+def test_all_pairs_may_have_one_expert_or_none(device, sort_by_expert):
+    for expert in (2, 4):
+        ids = torch.full((9, 3), expert, device=device)
+        assert_sorted(sort_by_expert(ids, 4), ids, 4)
+
+
+def test_products_take_the_offsets(device, generator):
+    """What a layer does: gather by the order, multiply, gather back, sum by the router's weights."""
+    x = torch.randn(9, 64, generator=generator).to(device)
+    weight = torch.randint(-128, 128, (4, 40, 64), generator=generator, dtype=torch.int8).to(device)
+    scale = (torch.rand(4, 40, 1, generator=generator) / 64).to(device)
+    expert, share = routed(9, 3, 4, generator).to(device), torch.rand(9, 3, generator=generator).to(device)
+    order, offsets = torch.ops.ao.sort_by_expert(expert, 4)
+    rows = torch.ops.ao.weight_only_linear(
+        x[order // 3], weight, scale, offsets=offsets, code=aoext.Code.INT8
+    )
+    y = torch.bmm(share.unsqueeze(1), rows[order.argsort()].view(9, 3, 40)).squeeze(1)
+    expected = torch.zeros(9, 40, dtype=torch.float64)
+    dense = (weight.double() * scale.double()).cpu()
+    for (token, j), e in zip(
+        torch.cartesian_prod(torch.arange(9), torch.arange(3)), expert.flatten(), strict=True
+    ):
+        if 0 <= e < 4:
+            expected[token] += share[token, j].item() * (dense[e] @ x[token].cpu().double())
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("expert", "experts", "message"),
+    [
+        (
+            torch.zeros(3),
+            4,
+            r"expert must be int32 or int64 with at most 2147483647 elements, got float32 \[3\]",
+        ),
+        (torch.zeros(1, dtype=torch.int32).expand(2**31), 4, r"expert must be .*, got int32 \[2147483648\]"),
+        (torch.zeros(3, dtype=torch.int32), 0, "experts must be 1 to 8192, got 0"),
+        (torch.zeros(3, dtype=torch.int32), 8193, "experts must be 1 to 8192, got 8193"),
+    ],
+    ids=["dtype", "many", "none", "most"],
+)
+def test_bad_arguments_are_named(expert, experts, message, sort_by_expert):
+    with pytest.raises(RuntimeError, match=f"^ao::sort_by_expert: {message}"):
+        sort_by_expert(expert, experts)
+    with pytest.raises(RuntimeError, match=f"^ao::sort_by_expert: {message}"):
+        torch.ops.ao.sort_by_expert(expert.to("meta"), experts)
+
+
+def test_a_compiled_graph_takes_other_numbers_of_tokens(device, generator):
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def f(expert):
+        order, offsets = torch.ops.ao.sort_by_expert(expert, 8)
+        return order // expert.shape[1], offsets + 1
+
+    for tokens in (3, 17, 40):
+        expert = routed(tokens, 2, 8, generator).to(device)
+        order, ends = sorted_by_expert(expert, 8)
+        rows, more = f(expert)
+        assert (rows.tolist(), more.tolist()) == ([i // 2 for i in order], [end + 1 for end in ends])

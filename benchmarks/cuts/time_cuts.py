@@ -121,13 +121,14 @@ class BlocksPoint(Point):
 
     def __init__(self, M: int, shape: Shape, format: Stored) -> None:
         super().__init__(M, shape, shape.N * shape.K // (2 if format.table else 1))
-        self.operator, self.options = "weight_only_linear", {"code": int(format.code)}
+        self.operator, self.options = "weight_only_linear", {}
         self.format, self.problem = format, reference.Problem(M, shape.N, shape.K, 32)
         self.x = reference.randn(self.generator, M, shape.K, dtype=BF16)
         self.weights = [format.random(self.problem, self.generator) for _ in range(self.copies)]
 
     def arguments(self, copy: int) -> tuple[Any, ...]:
-        return self.x, *self.format.operands(self.problem, self.weights[copy])
+        weight, scale, code, *others = self.format.operands(self.problem, self.weights[copy])
+        return self.x, weight, scale, code, None, *others
 
     def expected(self) -> Tensor:
         rows = self.format.rows(self.problem, self.weights[0], slice(None))

@@ -1,6 +1,7 @@
 #include "common/by_name.h"
 
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -83,6 +84,25 @@ const std::map<std::string, Check>& table() {
 }
 
 }  // namespace
+
+const Tensor* Call::named(const char* name) const {
+  static const std::map<std::string, std::string> schemas{
+#define AOEXT_OPERATOR(name, result, parameters, c_parameters, schema) {#name, schema},
+#include "operators.inc"
+  };
+  std::istringstream words(schemas.at(op));
+  const std::string is_last = std::string(name) + ")", is_inner = std::string(name) + ",",
+                    is_optional = std::string(name) + "=None";
+  size_t at = 0;
+  for (std::string type, argument; words >> type && type != "->";) {
+    if (type != "Tensor" && type != "(Tensor" && type != "Tensor?") continue;
+    words >> argument;
+    const bool found = argument == is_last || argument == is_inner || argument.rfind(is_optional, 0) == 0;
+    if (found) return at < tensors.size() && tensors[at] ? &*tensors[at] : nullptr;
+    ++at;
+  }
+  return nullptr;
+}
 
 LinearProblem check_by_name(const std::string& op, const Arguments& arguments) {
   const auto entry = table().find(op);

@@ -22,6 +22,7 @@ struct Call {
   const LinearProblem& problem;
 
   const Tensor& tensor(size_t i) const { return *tensors[i]; }  // one that may not be None
+  const Tensor* named(const char* name) const;                  // null where it is None, or no argument of the operator
 };
 
 // The problem of ao::<op> for these arguments. Raises RuntimeError for an unknown operator, for arguments that are too few (a

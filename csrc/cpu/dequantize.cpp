@@ -25,14 +25,14 @@ Tensor dequantize_panels(const LinearProblem& p, const Tensor& like, const Weigh
   return out;
 }
 
-Tensor dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                  const OptionalTensor& table, const OptionalTensor& global_scale, int64_t code,
+Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const OptionalIntegers& block_size,
+                  const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
                   std::optional<ScalarType> dtype) {
-  const LinearProblem p = check_dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+  const LinearProblem p = check_dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   const Weight of{weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)};
-  if (p.subtracts_zero_point) return generic::dequantized(p, of);
+  if (p.subtracts_zero_point || !knows(Key::CPU, p.code)) return generic::dequantized(p, of);
   const Element type = element(p.output);
-  if (p.code == Code::int4)
+  if (is_by_groups(p.code))
     return dequantize_panels(p, weight, Int4Weight(p, of), [&](const auto& panel, int64_t i, float* floats, char* out) {
       if (type != Element::fp16) return kernels().dequantize_int4(panel.int4(i), 0, p.K, type, out);
       kernels().dequantize_int4(panel.int4(i), 0, p.K, Element::fp32, floats);

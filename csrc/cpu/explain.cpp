@@ -33,10 +33,9 @@ Plan plan_of(const std::string& op) {
 
 // The kernel that a call gets by an instruction set. A table that is not in a CPU's memory counts as one of bfloat16's numbers.
 std::string planned_kernel(Plan plan, const Call& call, Isa isa) {
-  constexpr size_t kTable = 4;  // of weight_only_linear's tensors
   LinearProblem p = call.problem;
   if (call.op == "scaled_linear") p.input = p.quantized;
-  const Tensor* const table = p.code == Code::lut4 ? &call.tensor(kTable) : nullptr;
+  const Tensor* const table = call.named("table");
   const bool readable = table != nullptr && table->is_cpu();
   return name_of(plan(Choice(p, isa, readable ? static_cast<const float*>(table->const_data_ptr()) : nullptr)));
 }
@@ -62,7 +61,7 @@ std::vector<Forceable> forceable() {
   return all;
 }
 
-[[maybe_unused]] const bool added = add_plans({devices, plan_text, forceable});
+[[maybe_unused]] const bool added = add_plans({Key::CPU, devices, plan_text, forceable});
 
 std::string kernels_of(const std::string& instruction_set) {
   std::string names;
@@ -77,11 +76,11 @@ std::string kernels_of(const std::string& instruction_set) {
 Explanation explain(const Call& call) {
   const LinearProblem& p = call.problem;
   const Plan plan = plan_of(call.op);
-  if (p.experts > 0 || (plan != plan_weight_only && p.subtracts_zero_point)) return generic_explanation();
+  if ((plan != nullptr && p.experts > 0) || (plan != plan_weight_only && p.subtracts_zero_point)) return generic_explanation();
   const std::string kernel = plan != nullptr           ? planned_kernel(plan, call, isa())
                              : call.op == "quantize"   ? "quantize_row"
                              : call.op != "dequantize" ? call.op
-                             : p.code == Code::int4    ? "dequantize_int4"
+                             : is_by_groups(p.code)    ? "dequantize_int4"
                                                        : "dequantize_blockwise";
   return Explanation{"cpu", kernel}.with("instruction_set", name_of(isa()));
 }

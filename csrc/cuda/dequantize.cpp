@@ -8,12 +8,12 @@ namespace {
 
 bool serves(const LinearProblem& p, const Device& device) { return p.code == Code::int4 && takes_one_pass(p.K, device); }
 
-Tensor dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                  const OptionalTensor& table, const OptionalTensor& global_scale, int64_t code,
+Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const OptionalIntegers& block_size,
+                  const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
                   std::optional<ScalarType> dtype) {
-  const LinearProblem p = check_dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+  const LinearProblem p = check_dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   if (!serves(p, device_of(weight)))
-    return generic::dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+    return generic::dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   const Launch launch(weight);
   const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
   if (p.N == 0) return out;

@@ -36,6 +36,11 @@ inline Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_typ
 
 inline OptionalTensor dense(const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); }
 
+// Where the rows of experts end, for a product of these.
+inline const int32_t* ends_of(const Operands& of) {
+  return of.offsets == nullptr ? nullptr : static_cast<const int32_t*>(of.offsets->const_data_ptr());
+}
+
 inline void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr() : nullptr; }
 
 // Memory for a kernel to work in, from torch's allocator, so that it belongs to the current stream, or to the graph that is being
@@ -52,11 +57,10 @@ void launch_planned(const char* op, const Kernels& kernel, const Problem& p, con
   check(launch_kernel(kernel, p, data_of(space), stream), op);
 }
 
-// The weight among a call's tensors, for aoext.explain: its scales and, of int4, its zero points stand at `scale` and behind.
-inline bool is_weight_aligned(const Call& call, size_t scale) {
-  const bool zeros = call.problem.has_zero_point;
-  const Tensor& values = call.tensor(1);
-  return is_aligned(Weight{values, zeros ? call.tensor(scale) : values, zeros ? &call.tensor(scale + 1) : nullptr});
+// Whether the weight among a call's tensors is, for aoext.explain; the scales count where they have zero points beside them.
+inline bool is_weight_aligned(const Call& call) {
+  const Tensor &values = *call.named("weight"), *const zero_point = call.named("zero_point");
+  return is_aligned(Weight{values, zero_point == nullptr ? values : *call.named("scale"), zero_point});
 }
 
 }  // namespace aoext::cuda

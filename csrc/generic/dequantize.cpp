@@ -4,10 +4,10 @@
 
 namespace aoext::generic {
 
-Tensor dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                  const OptionalTensor& table, const OptionalTensor& global_scale, int64_t code,
+Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const OptionalIntegers& block_size,
+                  const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
                   std::optional<ScalarType> dtype) {
-  const LinearProblem p = check_dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+  const LinearProblem p = check_dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   return dequantized(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)});
 }
 

@@ -38,11 +38,10 @@ Tensor by_expert(const char* op, const LinearProblem& p, const Operands& of) {
     if (end > begin && p.N > 0) {
       const Tensor x = rows(of.input), weight = *of_expert(&of.weight.values), scale = *of_expert(&of.weight.scale);
       const OptionalTensor zero_point = of_expert(of.weight.zero_point), bias = of_expert(of.bias);
-      const Tensor product = of.input_scale == nullptr
-                                 ? call(op, "", x, weight, scale, block, zero_point, optional(of.weight.table),
-                                        optional(of.weight.global_scale), bias, none, code)
-                                 : call(op, "", x, weight, rows(*of.input_scale), scale, block_of_input, block, zero_point, bias,
-                                        none, code, std::optional(p.output));
+      const Tensor product = of.input_scale == nullptr ? call(op, "", x, weight, scale, code, bias, block, zero_point,
+                                                              optional(of.weight.table), optional(of.weight.global_scale), none)
+                                                       : call(op, "", x, weight, rows(*of.input_scale), scale, code, bias,
+                                                              block_of_input, block, zero_point, none, std::optional(p.output));
       aten::copy_(rows(y), product);
     }
     begin = end, ++expert;

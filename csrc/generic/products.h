@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/operands.h"
-#include "generic/generic.h"
+#include "generic/register.h"
 
 namespace aoext::generic {
 
@@ -28,18 +28,28 @@ Tensor by_expert(const char* op, const LinearProblem& p, const Operands& operand
 inline Integers weight_block(const LinearProblem& p) { return {p.block_n, p.group_size}; }
 inline Integers input_block(const LinearProblem& p) { return {1, p.input_group_size}; }
 
+// The device's product, where its folder knows the format.
 template <Product kProduct>
-Tensor weight_only_linear_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size,
-                             const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
-                             const OptionalTensor& bias, const OptionalTensor& offsets, int64_t code) {
+OptionalTensor own_product(const LinearProblem& p, const Operands& operands) {
+  if (format_of(p.code).folders != kAllFolders) {
+    const std::optional<Key> key = key_of(operands.input);
+    if (!key || !knows(*key, p.code)) return std::nullopt;
+  }
+  return kProduct(p, operands);
+}
+
+template <Product kProduct>
+Tensor weight_only_linear_by(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code,
+                             const OptionalTensor& bias, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+                             const OptionalTensor& table, const OptionalTensor& global_scale, const OptionalTensor& offsets) {
   const LinearProblem p =
-      check_weight_only_linear(input, weight, scale, block_size, zero_point, table, global_scale, bias, offsets, code);
+      check_weight_only_linear(input, weight, scale, code, bias, block_size, zero_point, table, global_scale, offsets);
   const Operands operands{input,
                           {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)},
                           nullptr,
                           pointer_to(bias),
                           pointer_to(offsets)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : weight_only_product(p, operands);
 }
 
@@ -59,14 +69,13 @@ Tensor bf16i4bf16_rowwise_bias_by(const Tensor& input, const Tensor& weight, con
 }
 
 template <Product kProduct>
-Tensor scaled_mm_by(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
-                    const OptionalIntegers& input_block, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                    const OptionalTensor& bias, const OptionalTensor& offsets, int64_t code,
-                    std::optional<ScalarType> out_dtype) {
+Tensor scaled_mm_by(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale, int64_t code,
+                    const OptionalTensor& bias, const OptionalIntegers& input_block, const OptionalIntegers& block_size,
+                    const OptionalTensor& zero_point, const OptionalTensor& offsets, std::optional<ScalarType> out_dtype) {
   const LinearProblem p =
-      check_scaled_mm(input, weight, input_scale, scale, input_block, block_size, zero_point, bias, offsets, code, out_dtype);
+      check_scaled_mm(input, weight, input_scale, scale, code, bias, input_block, block_size, zero_point, offsets, out_dtype);
   const Operands operands{input, {weight, scale, pointer_to(zero_point)}, &input_scale, pointer_to(bias), pointer_to(offsets)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 
@@ -75,21 +84,21 @@ Tensor scaled_mm_rowwise_by(const Tensor& input, const Tensor& weight, const Ten
                             const OptionalTensor& bias, std::optional<ScalarType> out_dtype) {
   const LinearProblem p = check_scaled_mm_rowwise(input, weight, input_scale, weight_scale, bias, out_dtype);
   const Operands operands{input, {weight, weight_scale}, &input_scale, pointer_to(bias)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 
 // Dynamic quantisation of the input, then the scaled product: the device's two kernels in one call.
 template <Quantize kQuantize, Product kProduct>
-Tensor scaled_linear_by(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& input_block,
-                        const OptionalIntegers& block_size, const OptionalTensor& zero_point, const OptionalTensor& bias,
-                        const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> input_dtype) {
+Tensor scaled_linear_by(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code, const OptionalTensor& bias,
+                        const OptionalIntegers& input_block, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+                        const OptionalTensor& offsets, std::optional<ScalarType> input_dtype) {
   LinearProblem p =
-      check_scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+      check_scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
   const auto [values, input_scale] = kQuantize(p, input, p.quantized);
   p.input = p.quantized;
   const Operands operands{values, {weight, scale, pointer_to(zero_point)}, &input_scale, pointer_to(bias), pointer_to(offsets)};
-  const OptionalTensor y = kProduct(p, operands);
+  const OptionalTensor y = own_product<kProduct>(p, operands);
   return y ? *y : scaled_product(p, operands);
 }
 

@@ -4,13 +4,13 @@
 
 namespace aoext::generic {
 
-Tensor scaled_linear(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& input_block,
-                     const OptionalIntegers& block_size, const OptionalTensor& zero_point, const OptionalTensor& bias,
-                     const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> input_dtype) {
+Tensor scaled_linear(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code, const OptionalTensor& bias,
+                     const OptionalIntegers& input_block, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+                     const OptionalTensor& offsets, std::optional<ScalarType> input_dtype) {
   const LinearProblem p =
-      check_scaled_linear(input, weight, scale, input_block, block_size, zero_point, bias, offsets, code, input_dtype);
+      check_scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
   const auto [values, input_scale] = call2("ao::quantize", "", input, p.quantized, input_block, p.power_of_two);
-  return call("ao::scaled_mm", "", values, weight, input_scale, scale, input_block, block_size, zero_point, bias, offsets, code,
+  return call("ao::scaled_mm", "", values, weight, input_scale, scale, code, bias, input_block, block_size, zero_point, offsets,
               std::optional(p.output));
 }
 

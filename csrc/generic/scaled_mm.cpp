@@ -71,14 +71,14 @@ OptionalTensor no_kernel(const LinearProblem& /*p*/, const Operands& /*of*/) { r
 Tensor scaled_product(const LinearProblem& p, const Operands& of) {
   if (p.experts > 0) return by_expert("ao::scaled_mm", p, of);
   if (p.M == 0 || p.N == 0) return aten::empty(output_sizes(of.input, p.N), p.output, of.input);
-  if (format_of(p.code).scales == Format::Scales::groups) return by_groups(p, of);
+  if (is_by_groups(p.code)) return by_groups(p, of);
   return is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
 }
 
-Tensor scaled_mm(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale,
-                 const OptionalIntegers& input_block, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                 const OptionalTensor& bias, const OptionalTensor& offsets, int64_t code, std::optional<ScalarType> out_dtype) {
-  return scaled_mm_by<no_kernel>(input, weight, input_scale, scale, input_block, block_size, zero_point, bias, offsets, code,
+Tensor scaled_mm(const Tensor& input, const Tensor& weight, const Tensor& input_scale, const Tensor& scale, int64_t code,
+                 const OptionalTensor& bias, const OptionalIntegers& input_block, const OptionalIntegers& block_size,
+                 const OptionalTensor& zero_point, const OptionalTensor& offsets, std::optional<ScalarType> out_dtype) {
+  return scaled_mm_by<no_kernel>(input, weight, input_scale, scale, code, bias, input_block, block_size, zero_point, offsets,
                                  out_dtype);
 }
 

@@ -37,8 +37,8 @@ Tensor block_sums(const LinearProblem& p, const Tensor& x) {
 Tensor two_products(const LinearProblem& p, const Operands& of) {
   const Tensor x = aten::to(of.input, ScalarType::Float);
   const OptionalTensor none;
-  const Tensor y = call("ao::weight_only_linear", "", x, of.weight.values, of.weight.scale, OptionalIntegers(weight_block(p)),
-                        none, none, none, optional(of.bias), none, static_cast<int64_t>(p.code));
+  const Tensor y = call("ao::weight_only_linear", "", x, of.weight.values, of.weight.scale, static_cast<int64_t>(p.code),
+                        optional(of.bias), OptionalIntegers(weight_block(p)), none, none, none, none);
   const Tensor terms =
       aten::mul(aten::to(*of.weight.zero_point, ScalarType::Float), aten::to(of.weight.scale, ScalarType::Float));
   Tensor beside = aten::mm(block_sums(p, aten::reshape(x, {p.M, p.K})), aten::transpose(terms));
@@ -79,11 +79,11 @@ Tensor weight_only_product(const LinearProblem& p, const Operands& of) {
   return by_float32_rows(p, of);
 }
 
-Tensor weight_only_linear(const Tensor& input, const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size,
-                          const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
-                          const OptionalTensor& bias, const OptionalTensor& offsets, int64_t code) {
-  return weight_only_linear_by<of_another_repository>(input, weight, scale, block_size, zero_point, table, global_scale, bias,
-                                                      offsets, code);
+Tensor weight_only_linear(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code,
+                          const OptionalTensor& bias, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
+                          const OptionalTensor& table, const OptionalTensor& global_scale, const OptionalTensor& offsets) {
+  return weight_only_linear_by<of_another_repository>(input, weight, scale, code, bias, block_size, zero_point, table,
+                                                      global_scale, offsets);
 }
 
 Tensor bf16i4bf16_rowwise(const Tensor& input, const Tensor& weight, const Tensor& scale, const Tensor& zero_point) {

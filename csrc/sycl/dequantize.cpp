@@ -19,7 +19,8 @@ Source dequantize_source(const LinearProblem& p) {
 }
 
 bool dequantize_serves(sycl::queue& queue, const LinearProblem& p) {
-  return p.K <= std::numeric_limits<int>::max() / 2 && !p.subtracts_zero_point && serves(queue, dequantize_source(p));
+  return p.K <= std::numeric_limits<int>::max() / 2 && !p.subtracts_zero_point && knows(Key::XPU, p.code) &&
+         serves(queue, dequantize_source(p));
 }
 
 void dequantize_groups(sycl::queue& queue, const LinearProblem& p, const Weight& w, const Tensor& out) {
@@ -47,13 +48,13 @@ void dequantize_blocks(sycl::queue& queue, const LinearProblem& p, const Weight&
       p.block_n, static_cast<int>(p.K), static_cast<int>(p.group_size), element(p.code), element(p.output), element(p.scale));
 }
 
-Tensor dequantize(const Tensor& weight, const Tensor& scale, const OptionalIntegers& block_size, const OptionalTensor& zero_point,
-                  const OptionalTensor& table, const OptionalTensor& global_scale, int64_t code,
+Tensor dequantize(const Tensor& weight, const Tensor& scale, int64_t code, const OptionalIntegers& block_size,
+                  const OptionalTensor& zero_point, const OptionalTensor& table, const OptionalTensor& global_scale,
                   std::optional<ScalarType> dtype) {
-  const LinearProblem p = check_dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+  const LinearProblem p = check_dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   sycl::queue& queue = current_queue(weight);
   if (!dequantize_serves(queue, p))
-    return generic::dequantize(weight, scale, block_size, zero_point, table, global_scale, code, dtype);
+    return generic::dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype);
   const Tensor out = aten::empty({p.N, p.K}, p.output, weight);
   if (p.N == 0) return out;
   const Tensor codes = aten::contiguous(weight), scales = aten::contiguous(scale);

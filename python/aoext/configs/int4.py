@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aoext.configs.base import QuantizationConfig, check_bool, too_long
-from aoext.packing.int4 import WHOLE_ROW, check_group_size
+from aoext.packing.groups import WHOLE_ROW, check_group_size
 from aoext.tensors import Int4Tensor
 
 # The group_size that is chosen layer by layer, and the sizes in question.

@@ -28,7 +28,7 @@ MARGIN = 1.05
 
 
 def _int4(x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    plain = ao.dequantize(weight, scale, None, zero_point, code=int(Code.INT4), dtype=x.dtype)
+    plain = ao.dequantize(weight, scale, int(Code.INT4), None, zero_point, dtype=x.dtype)
     return torch.nn.functional.linear(x, plain)
 
 

@@ -127,9 +127,8 @@ def _scaled_mm(
     column = fx.column(graph, column, rows, weight)
     if known(column).dtype is not torch.float32:
         column = fx.call(graph, fx.prims.convert_element_type.default, column, torch.float32)
-    others = [] if bias is None else [None, None, None, bias]
-    code = int(code_of(known(weight).dtype))
-    return fx.call(graph, ao.scaled_mm.default, x, weight, row, column, *others, code=code, out_dtype=dtype)
+    code_and_bias = int(code_of(known(weight).dtype)), *([] if bias is None else [bias])
+    return fx.call(graph, ao.scaled_mm.default, x, weight, row, column, *code_and_bias, out_dtype=dtype)
 
 
 def _follow(product: Node, rows: int) -> Tail | None:

@@ -95,7 +95,7 @@ def takes_one_kernel(linear: Node) -> bool:
 
 
 # The arguments that a scaled linear and its product have in common, in their order.
-_OF_WEIGHT = ["weight", "scale", "input_block", "block_size", "zero_point", "bias", "offsets", "code"]
+_OF_WEIGHT = ["weight", "scale", "code", "bias", "input_block", "block_size", "zero_point", "offsets"]
 
 
 def split(graph: Graph, quantization: Quantization, linears: Sequence[Node]) -> None:

@@ -58,12 +58,11 @@ class Weight:
 
     def times(self, graph: Graph, x: Any, bias: Any) -> Node:
         """The product with an input, and a bias or None."""
-        others: list[Any] = [self.block_size, self.zero_point, self.table, self.global_scale, bias]
+        others: list[Any] = [bias, self.block_size, self.zero_point, self.table, self.global_scale]
         while others and others[-1] is None:
             others.pop()
-        return fx.call(
-            graph, ao.weight_only_linear.default, x, self.weight, self.scale, *others, code=self.code
-        )
+        operands = x, self.weight, self.scale, self.code, *others
+        return fx.call(graph, ao.weight_only_linear.default, *operands)
 
 
 def fuse(graph: Graph) -> int:

@@ -234,12 +234,10 @@ def _dequantized(
 ) -> Tensor:
     """[N, K] of a weight in any format; [E, N, K] beside offsets, one expert after the other."""
     if offsets is None:
-        return ao.dequantize(
-            weight, scale, block_size, zero_point, table, global_scale, code=code, dtype=dtype
-        )
+        return ao.dequantize(weight, scale, code, block_size, zero_point, table, global_scale, dtype=dtype)
     zeros = [None] * len(weight) if zero_point is None else zero_point
     experts = [
-        ao.dequantize(w, s, block_size, z, table, global_scale, code=code, dtype=dtype)
+        ao.dequantize(w, s, code, block_size, z, table, global_scale, dtype=dtype)
         for w, s, z in zip(weight, scale, zeros, strict=True)
     ]
     return torch.stack(experts)

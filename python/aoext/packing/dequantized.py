@@ -34,10 +34,10 @@ def dequantize(
         _check_int4(qdata, scale, zero_point)
         fields = (tensor.contiguous() for tensor in (qdata, scale, zero_point))
         qdata, scale, zero_point = fields
-        return torch.ops.ao.dequantize(qdata, scale, None, zero_point, code=Code.INT4, dtype=dtype)
+        return torch.ops.ao.dequantize(qdata, scale, Code.INT4, None, zero_point, dtype=dtype)
     _check_rows(qdata, scale)
     code = code_of(qdata.dtype)
-    return torch.ops.ao.dequantize(qdata.contiguous(), scale.contiguous(), code=code, dtype=dtype)
+    return torch.ops.ao.dequantize(qdata.contiguous(), scale.contiguous(), code, dtype=dtype)
 
 
 def _check_int4(qdata: Tensor, scale: Tensor, zero_point: Tensor) -> None:

@@ -6,7 +6,7 @@ distributed.py: the operations of PyTorch that quantised weights know
 recording.py: what torch.export sees of them
 memory.py, parameters.py, pickles.py, fully_shard.py: what modules, files and other libraries ask of them
 computing.py, each_expert.py: what the operators make of them, and of those of experts one by one
-int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
+groups.py, int4.py, rowwise.py, int8.py, float8.py, blockwise.py, lut4.py: the formats
 """
 
 import torch.distributed
@@ -33,4 +33,17 @@ from aoext.tensors.lut4 import Lut4Tensor
 if torch.distributed.is_available():
     from aoext.tensors import distributed as distributed
 
-__all__ = ["BlockwiseTensor", "Float8Tensor", "Int4Tensor", "Int8Tensor", "Lut4Tensor", "QuantizedTensor"]
+# By the names that files have.
+TENSOR_TYPES: dict[str, type[QuantizedTensor]] = {
+    kind.__name__: kind for kind in (Int4Tensor, Int8Tensor, Float8Tensor, BlockwiseTensor, Lut4Tensor)
+}
+
+__all__ = [
+    "TENSOR_TYPES",
+    "BlockwiseTensor",
+    "Float8Tensor",
+    "Int4Tensor",
+    "Int8Tensor",
+    "Lut4Tensor",
+    "QuantizedTensor",
+]

@@ -184,6 +184,6 @@ def _times_weight_quantized(
     rounded = x + (zero_points.rounded(x.detach(), input_block) - x).detach()
     beside = zero_points.product(rounded, scale, zero_point, block_size, weight.weight_shape[N], offsets)
     product = torch.ops.ao.scaled_linear(
-        x, qdata, scale, input_block, block_size, None, bias, offsets, weight.code
+        x, qdata, scale, weight.code, bias, input_block, block_size, None, offsets
     )
     return (product - beside).to(input.dtype)

@@ -49,6 +49,7 @@ def dequantized_rows(weight: QuantizedTensor, indices: Tensor) -> Tensor:
         weight,
         _rows_of(weight, "qdata", weight.qdata, indices),
         _rows_of(weight, "scale", weight.scale, indices),
+        weight.code,
         [1, weight.block_size[K]] if weight.any_blocks else None,
         None if zero_point is None else _rows_of(weight, "zero_point", zero_point, indices),
         None if table is None else table.contiguous(),
@@ -71,15 +72,21 @@ def linear(
     """
     if weight.k_order is not None:
         input = as_codes(input, of_rows(weight.k_order, input, offsets))
-    qdata, scale, block_size, zero_point, table, global_scale = _operands(weight)
-    code, dtype = weight.code, weight.input_dtype
+    qdata, scale, code, block_size, zero_point, table, global_scale = _operands(weight)
+    dtype = weight.input_dtype
+    # Arguments cost the host time, but for those at the end that are left out.
+    by_rows = block_size is None and zero_point is None and table is None and offsets is None
     if dtype is None:
+        if by_rows:
+            return operators.weight_only_linear(input, qdata, scale, code, bias)
         return operators.weight_only_linear(
-            input, qdata, scale, block_size, zero_point, table, global_scale, bias, offsets, code
+            input, qdata, scale, code, bias, block_size, zero_point, table, global_scale, offsets
         )
     input_block = weight.input_block
+    if by_rows and input_block is None and dtype == qdata.dtype:
+        return operators.scaled_linear(input, qdata, scale, code, bias)
     return operators.scaled_linear(
-        input, qdata, scale, input_block, block_size, zero_point, bias, offsets, code, dtype
+        input, qdata, scale, code, bias, input_block, block_size, zero_point, offsets, dtype
     )
 
 
@@ -103,11 +110,12 @@ def of_rows(field: Tensor, rows: Tensor, offsets: Tensor | None) -> Tensor:
 
 
 def _operands(weight: QuantizedTensor) -> tuple[Any, ...]:
-    """qdata, scale, block_size, zero_point, table and global_scale, as the operators take them."""
+    """qdata, scale, code, block_size, zero_point, table and global_scale, as the operators take them."""
     zero_point, table = weight.zero_point, weight.table
     return (
         weight.qdata.contiguous(),
         weight.scale.contiguous(),
+        weight.code,
         weight.block_size if weight.any_blocks else None,
         None if zero_point is None else zero_point.contiguous(),
         None if table is None else table.contiguous(),
@@ -116,7 +124,7 @@ def _operands(weight: QuantizedTensor) -> tuple[Any, ...]:
 
 
 def _plain(weight: QuantizedTensor, *operands: Any) -> Tensor:
-    plain = ao.dequantize(*operands, weight.code, dtype=weight.operator_dtype)
+    plain = ao.dequantize(*operands, dtype=weight.operator_dtype)
     return as_weight(plain, weight.k_order)
 
 
