@@ -79,7 +79,7 @@ def test_logits_are_those_of_the_dequantised_model(name, device, generator):
 @pytest.mark.parametrize("config", sorted(CONFIGS.keys() - WEIGHT_ONLY))
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "nemotron"])
 def test_layers_with_quantised_activations_are_near_the_dequantised_ones(name, config, device, generator):
-    """Of one layer, for a router after another may choose other experts."""
+    """One layer each: a router behind another layer may choose other experts."""
     plain = experts_module(name, generator).to(device)
     module = copy.deepcopy(plain)
     aoext.quantize_(module, CONFIGS[config])
