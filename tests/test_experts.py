@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 pytest.importorskip("transformers")
 
 import aoext
+from aoext.cli.info_files import describe
+from aoext.convert import convert_checkpoint
 from aoext.models.experts import expert_weights
 from aoext.reference import randn
 from aoext.tensors import QuantizedTensor
@@ -267,3 +270,18 @@ def test_a_model_without_values(generator):
     assert len(quantised_experts(model)) == 4
     assert all(p.is_meta and p.transposed for p in quantised_experts(model))
     assert "gate_up_proj=Int4Tensor(shape=[4, 64, 128]" in str(model)
+
+
+def test_convert_and_info_tell_of_experts_that_stay(tmp_path, generator):
+    plain = build("mixtral", generator, torch.bfloat16)
+    plain.save_pretrained(tmp_path / "plain")
+    notes = convert_checkpoint(tmp_path / "plain", tmp_path / "int8", CONFIGS["int8"]).notes
+    kind = (
+        r"stays    model\.layers\.\*\.block_sparse_moe\.experts\.\*\.w1\.weight \(8 of \[96, 64\], 0\.10 MB\)"
+    )
+    assert any(re.match(f"{kind}: experts, which from_pretrained quantises", note) for note in notes)
+    assert re.search(f"  {kind}: plain", describe(tmp_path / "int8"))
+    loaded = type(plain).from_pretrained(tmp_path / "int8")
+    assert not quantised_experts(loaded)
+    with torch.no_grad():
+        assert loaded(IDS).logits.isfinite().all()

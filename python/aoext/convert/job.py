@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,13 @@ from aoext.convert.own import OwnReader
 from aoext.convert.source import Checkpoint
 from aoext.convert.target import Target
 from aoext.models.layers import as_rows, as_weight
-from aoext.models.summary import grouped
+from aoext.models.summary import grouped, large_tensors
 from aoext.tensors import Int4Tensor, QuantizedTensor
 
 AOEXT = "aoext"
+
+# What checkpoints call a weight of one expert.
+_OF_EXPERTS = re.compile(r"\bexperts\.")
 FORMATS = (AOEXT, *checkpoints.WRITERS)
 
 
@@ -241,7 +245,23 @@ class _Job:
     def end(self) -> Conversion:
         """Writes what belongs to the files, and frees the target."""
         self.result.notes += self.target.end(self._quantization_config(), self.result.bytes_after)
+        self.result.notes += self._what_stays()
         return self.result
+
+    def _what_stays(self) -> list[str]:
+        """Lines on large tensors that are as they were, by name and size."""
+        forms: dict[str, Tensor] = {}
+        for name in self.files:
+            forms.update(serialization.forms_in(self.source.folder / name))
+        stay = {name: forms[name] for name in self.result.others if name in forms}
+
+        def reason(name: str) -> str:
+            if forms[name].dim() < 3 and not _OF_EXPERTS.search(name):
+                return "plain"
+            return "experts, which from_pretrained quantises while it loads the plain checkpoint"
+
+        found = large_tensors(stay, sum(form.numel() for form in forms.values()), reason)
+        return [line.strip() for line in found]
 
     def _quantization_config(self) -> dict[str, Any]:
         from aoext.integrations.transformers import AoextConfig
