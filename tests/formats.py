@@ -26,13 +26,9 @@ E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 
 OPERATORS = aoext.ops.operators()
 # Every kind of call of these operators.
-KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE]
+KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
 # What the generic kernels serve on XPUs.
-BY_ATEN_ON_XPU = (
-    "convert_weight_to_int4pack",
-    "dequantize int8 zeros",
-    "weight_only_linear int8 zeros",
-)
+BY_ATEN_ON_XPU = ("convert_weight_to_int4pack", "dequantize int8 zeros", "weight_only_linear int8 zeros")
 # One kind of each operator.
 KIND_OF = {reference.operator_of(kind): kind for kind in reversed(KINDS)}
 
@@ -41,6 +37,8 @@ def call_of_any(
     kind: str, problem: reference.Problem, generator: torch.Generator
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a good call of any kind."""
+    if kind == "sort_by_expert":
+        return [reference.routed(problem.M, 2, problem.experts, generator), problem.experts], {}
     if kind in reference.QUANTIZE:
         x = reference.randn(generator, problem.M, problem.K, dtype=problem.dtype)
         return [x, problem.eight_bit, *([[1, 16]] if kind == "quantize blocks" else [])], {}

@@ -31,6 +31,9 @@ LinearProblem int4_linear(const char* op, const Tensor& input, const Weight& wei
   return p;
 }
 
+// What sort_by_expert takes: offsets are int32, and a count for each expert fits into a block's memory on a GPU.
+constexpr int64_t kMostPairs = INT32_MAX, kMostExperts = 8192;
+
 // What a dequantisation gives where it is not asked for a dtype.
 ScalarType dequantized_dtype(const LinearProblem& p) { return is_high_precision(p.scale) ? p.scale : ScalarType::Float; }
 
@@ -142,6 +145,20 @@ LinearProblem check_dequantize(const Tensor& weight, const Tensor& scale, int64_
   p.code = check.code(code);
   check.weight(p, {weight, scale, pointer_to(zero_point), pointer_to(table), pointer_to(global_scale)}, block_size);
   check.output(p, "dtype", dtype.value_or(dequantized_dtype(p)));
+  return p;
+}
+
+LinearProblem check_sort_by_expert(const Tensor& expert, int64_t experts) {
+  const Checker check("sort_by_expert", "expert", expert);
+  const ScalarType dtype = dtype_of(expert);
+  check.require((dtype == ScalarType::Int || dtype == ScalarType::Long) && expert.numel() <= kMostPairs, "expert",
+                text("int32 or int64 with at most ", kMostPairs, " elements"), expert);
+  if (experts < 1 || experts > kMostExperts) check.fail("experts", text("1 to ", kMostExperts), std::to_string(experts));
+  LinearProblem p{};
+  p.M = expert.numel();
+  p.experts = experts;
+  p.input = dtype;
+  p.output = ScalarType::Long;
   return p;
 }
 

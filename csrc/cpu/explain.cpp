@@ -76,7 +76,7 @@ std::string kernels_of(const std::string& instruction_set) {
 Explanation explain(const Call& call) {
   const LinearProblem& p = call.problem;
   const Plan plan = plan_of(call.op);
-  if (p.experts > 0 || (plan != plan_weight_only && p.subtracts_zero_point)) return generic_explanation();
+  if ((plan != nullptr && p.experts > 0) || (plan != plan_weight_only && p.subtracts_zero_point)) return generic_explanation();
   const std::string kernel = plan != nullptr           ? planned_kernel(plan, call, isa())
                              : call.op == "quantize"   ? "quantize_row"
                              : call.op != "dequantize" ? call.op

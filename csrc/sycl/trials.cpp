@@ -136,6 +136,14 @@ Trial dequantize_trial(Draw& draw, const LinearProblem& p) {
           }};
 }
 
+std::vector<Trial> sort_trials(Draw& draw, ScalarType dtype, int64_t pairs, int64_t experts) {
+  const Tensor ids = aten::to(draw.bytes({pairs}), dtype);  // some of no expert
+  const auto run = [=] { return call2("ao::sort_by_expert", "", ids, experts); };
+  const std::string what = "sort_by_expert with " + std::to_string(experts) + " experts";
+  return {{what + ": order", [=] { return std::get<0>(run()); }, Exact::yes},
+          {what + ": offsets", [=] { return std::get<1>(run()); }, Exact::yes}};
+}
+
 std::vector<Trial> quantize_trials(Draw& draw, ScalarType dtype, int64_t K, const OptionalIntegers& block, bool power_of_two) {
   const Tensor x = draw.normal({9, K}, ScalarType::Float);
   const auto run = [=] { return call2("ao::quantize", "", x, dtype, block, power_of_two); };

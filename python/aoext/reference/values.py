@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Generator, Tensor
 
@@ -56,6 +58,20 @@ def expert_offsets(rows: int, experts: int, g: Generator) -> Tensor:
     """int32: where the rows of each expert end. Some may have none, and rows may be left behind the last."""
     ends = torch.randint(0, rows + 1, (experts,), generator=g, device=g.device)
     return ends.sort().values.to(torch.int32)
+
+
+def routed(tokens: int, k: int, experts: int, g: Generator) -> Tensor:
+    """int64 [tokens, k]: an expert for each pair, some outside 0 … experts − 1."""
+    return torch.randint(-1, experts + 2, (tokens, k), generator=g, device=g.device)
+
+
+def sorted_by_expert(expert: Tensor, experts: int) -> tuple[list[int], list[int]]:
+    """The order of the flattened pairs, and for each expert where its pairs end."""
+    ids = expert.flatten().tolist()
+    own = [[i for i, e in enumerate(ids) if e == one] for one in range(experts)]
+    others = [i for i, e in enumerate(ids) if not 0 <= e < experts]
+    ends = itertools.accumulate(map(len, own))
+    return [*itertools.chain(*own), *others], list(ends)
 
 
 def rowwise_values(rows: tuple[int, ...], K: int, dtype: torch.dtype, g: Generator) -> tuple[Tensor, Tensor]:
