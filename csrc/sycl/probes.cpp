@@ -131,6 +131,8 @@ std::vector<LinearProblem> any_problems() {
   }
   for (const ScalarType scale : {ScalarType::Half, ScalarType::Float8_e4m3fn, ScalarType::Float8_e8m0fnu})
     all.push_back(problem(Code::lut4, ScalarType::Float, scale, M, N, K, block_n, block_k));
+  all.push_back(problem(Code::int8, ScalarType::Float, ScalarType::BFloat16, M, N, K, block_n, block_k));
+  all.back().subtracts_zero_point = true;
   return all;
 }
 

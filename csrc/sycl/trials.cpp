@@ -39,6 +39,7 @@ Drawn weight_of(Draw& draw, const LinearProblem& p) {
   w.scale = draw.positive(sizes, p.scale);
   if (!by_groups) w.block = Integers{p.block_n, p.group_size};
   if (format.zero == Format::Zero::added) w.zero_point = draw.normal(sizes, p.scale);
+  if (p.subtracts_zero_point) w.zero_point = draw.bytes(sizes);
   if (format.has_table) w.table = draw.normal({16}, ScalarType::Float), w.global_scale = draw.positive({1}, ScalarType::Float);
   return w;
 }
