@@ -11,6 +11,7 @@ from torch import Tensor
 import aoext
 from aoext import reference
 from aoext.formats.dtypes import EXPONENT_DTYPES
+from aoext.formats.table import Code
 from aoext.reference import values
 from aoext.tensors import (
     BlockwiseTensor,
@@ -20,6 +21,7 @@ from aoext.tensors import (
     Lut4Tensor,
     QuantizedTensor,
 )
+from aoext.tensors.groups import GroupsTensor
 
 HIGH_PRECISION = reference.HIGH_PRECISION
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
@@ -109,11 +111,12 @@ def quantized(
 def meaning(weight: QuantizedTensor) -> Tensor:
     """The weight [N, K] in float64, on the CPU, from the fields by the contract's formulas."""
     fields = {name: tensor.cpu() for name, tensor in weight.named_fields()}
-    if isinstance(weight, Int4Tensor):
-        return reference.int4_float64(fields["qdata"], fields["scale"], fields["zero_point"])
-    if not weight.any_blocks:
-        return fields["qdata"].double() * fields["scale"].double()
     qdata = fields["qdata"]
+    if isinstance(weight, GroupsTensor):
+        codes = reference.Stored("", Code(weight.code)).codes(qdata)
+        return values.groups_float64(codes, fields["scale"], fields["zero_point"])
+    if not weight.any_blocks:
+        return qdata.double() * fields["scale"].double()
     codes = values.lut4_float64(qdata, fields["table"]) if "table" in fields else qdata.double()
     if "zero_point" in fields:
         ones = torch.ones_like(codes)

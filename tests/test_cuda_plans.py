@@ -22,12 +22,16 @@ from torch import Tensor
 
 import aoext
 from aoext import ops, reference
+from aoext.formats.dtypes import dtype_name
 from aoext.formats.table import Code
 from aoext.operators.calls import ao, bound, described
 from aoext.ops import plan, with_plan
 from aoext.reference import ALL_CALLS, Call, Problem, Stored, assert_close, call_of, subjects
+from aoext.reference.calls import moved
 from aoext.reference.stored import E2M1
 from conftest import script_of_benchmarks
+from experts import BY_NAME as OF_EXPERTS
+from experts import call_of as call_of_experts
 from folded import CODES, folded, run
 
 BF16, FP16, FP32 = reference.HIGH_PRECISION
@@ -35,7 +39,7 @@ INT8, E4M3, E5M2 = reference.EIGHT_BIT
 E8M0, LUT4 = torch.float8_e8m0fnu, torch.uint8
 ELEMENTS = (BF16, FP16, FP32, INT8, E4M3, E5M2, torch.int32, E8M0, LUT4)  # csrc/common/element.h
 
-GROUPED = "bf16i4bf16_rowwise_grouped"
+GROUPED = "weight_only_linear int4"  # of OF_EXPERTS
 
 needs_plans = pytest.mark.skipif(not ops._has_plans(), reason="aoext was built without CUDA")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -67,22 +71,26 @@ class Case:
     inner_k_tiles: int = 8
     format: Stored | None = None
 
+    @property
+    def is_of_experts(self) -> bool:
+        return self.operator in OF_EXPERTS
+
     def call(self, generator: torch.Generator) -> Call:
+        if self.is_of_experts:
+            return call_of_experts(*OF_EXPERTS[self.operator], self.problem, generator)
         if self.operator == "weight_int4pack_mm":
             return reference.weight_int4pack_mm(self.problem, generator, self.inner_k_tiles)
         if self.operator in ALL_CALLS:
             call = ALL_CALLS[self.operator](self.problem, generator)
             return call if self.bias else reference.without_bias(call)
         eight_bit = self.problem.eight_bit
-        if "int4" in self.operator or self.operator == GROUPED:
+        if "int4" in self.operator:
             stored = Stored("int4", Code.INT4)
         else:
             by_rows = self.operator.endswith("rowwise")
             scale = FP32 if by_rows else None
             stored = self.format or Stored("8 bits", CODES[eight_bit], scale=scale, by_rows=by_rows)
-        if self.operator == GROUPED:
-            subject = subjects.experts(stored, "")
-        elif self.operator.startswith("bf16"):
+        if self.operator.startswith("bf16"):
             subject = subjects.weight_only_linear(stored, "")
         else:
             dynamic = self.operator.startswith("scaled_linear")
@@ -92,8 +100,8 @@ class Case:
 
     def __str__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        experts = f"E{self.problem.experts}" if self.operator == GROUPED else ""
-        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or experts}"
+        count = f"E{self.problem.experts}" if self.is_of_experts else ""
+        return f"{self.kernel} {config} {self.operator} {self.problem} {self.format or count}"
 
 
 def tiles_of(block_n: int, block_m: int, N: int, M: int) -> dict[str, int]:
@@ -177,13 +185,22 @@ def int4_mma(type: int, scale: int, block_m: int) -> Iterator[Case]:
         yield Case("int4_mma", "bf16i4bf16_rowwise_bias", problem, {"block_m": block_m, "splits": 1})
 
 
-def rowwise_decode(x: int, weight: int, quantizes: int, octets: int, depth: int) -> Iterator[Case]:
+def rowwise_decode(
+    x: int, weight: int, quantizes: int, octets: int, depth: int, experts: int
+) -> Iterator[Case]:
+    cut = {"depth": depth, "tiles": 2, "k_splits": 4}  # warps enough to quantise a row each
+    if experts:
+        operator = "scaled_linear" if quantizes else "scaled_mm" if x == weight else "weight_only_linear"
+        dtype = BF16 if x == weight else ELEMENTS[x]
+        for M, count in ((1, 1), (9, 5), (70, 5)):
+            problem = Problem(M, 77, 656, 656, dtype, FP32, experts=count)
+            yield Case("rowwise_decode", f"{operator} {dtype_name(ELEMENTS[weight])}", problem, cut)
+        return
     for M in (8 * octets - 7, 8 * octets):
         for dtype in (BF16, FP16, FP32) if x == weight else (ELEMENTS[x],):
             name = "scaled_linear_rowwise" if quantizes else operator_of(ELEMENTS[x], ELEMENTS[weight])
             problem = Problem(M, 77, 656, 656, dtype, FP32, ELEMENTS[weight])
-            # Warps enough to quantise a row each.
-            yield Case("rowwise_decode", name, problem, {"depth": depth, "tiles": 2, "k_splits": 4})
+            yield Case("rowwise_decode", name, problem, cut)
 
 
 def rowwise_wgmma(type: int, output: int, height: int, block_m: int) -> Iterator[Case]:
@@ -203,7 +220,19 @@ def rowwise_wgmma(type: int, output: int, height: int, block_m: int) -> Iterator
             yield Case("rowwise_wgmma", "int8_mm", problem, config)
 
 
-def weight_only_wgmma(type: int, weight: int, block_n: int, block_m: int) -> Iterator[Case]:
+def expert_tiles(kernel: str, operator: str, problem: Problem, block_n: int, block_m: int) -> Iterator[Case]:
+    """A tile of the matrix engine, of experts that fill some and of those that do not."""
+    for M, count in ((3 * block_m - 7, 5), (70, 40)):
+        config = {**tiles_of(block_n, block_m, 1, 1), "blocks": 100}
+        yield Case(kernel, operator, dataclasses.replace(problem, M=M, experts=count), config)
+
+
+def weight_only_wgmma(type: int, weight: int, block_n: int, block_m: int, experts: int) -> Iterator[Case]:
+    if experts:
+        problem = Problem(0, 200, 656, 656, ELEMENTS[type], FP32)
+        operator = f"weight_only_linear {dtype_name(ELEMENTS[weight])}"
+        yield from expert_tiles("weight_only_wgmma", operator, problem, block_n, block_m)
+        return
     for M in (block_m - 7, block_m + 5):
         problem = Problem(M, 200, 656, 656, ELEMENTS[type], FP32, ELEMENTS[weight])
         operator = operator_of(ELEMENTS[type], ELEMENTS[weight])
@@ -538,11 +567,6 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
         return torch.empty(sizes, dtype=dtype, device="meta")
 
     bias, scale = empty(p.scale_dtype, p.N), empty(FP32, p.N, 1)
-    if case.operator == GROUPED:
-        groups = [empty(p.scale_dtype, p.experts, p.K // p.group_size, p.N)] * 2
-        weight = empty(INT8, p.experts, p.N, p.K // 2)
-        arguments = [empty(p.dtype, p.M, p.K), weight, *groups, empty(torch.int32, p.experts)]
-        return [*arguments, empty(p.scale_dtype, p.experts, p.N)], {}
     if case.operator == "weight_int4pack_mm":
         weight = empty(torch.int32, p.N // 8, p.K // (16 * inner), 32, inner // 2)
         return [empty(BF16, p.M, p.K), weight, p.group_size, empty(BF16, p.K // p.group_size, p.N, 2)], {}
@@ -578,9 +602,17 @@ def on_meta(case: Case) -> tuple[list[Any], dict[str, Any]]:
     return [empty(p.dtype, p.M, p.K), weight, scale, bias], {}
 
 
+def named_on(call: Call, device: str) -> dict[str, Any]:
+    return {name: moved(argument, device) for name, argument in call.kwargs.items()}
+
+
 def planned(gpu: str, case: Case) -> list[str]:
-    args, kwargs = on_meta(case)
-    operator, args, kwargs = folded(case.operator, *args, **kwargs)
+    if case.is_of_experts:
+        call = case.call(torch.Generator().manual_seed(0))
+        operator, args, kwargs = call.operator, tuple(call.on("meta")), named_on(call, "meta")
+    else:
+        args, kwargs = on_meta(case)
+        operator, args, kwargs = folded(case.operator, *args, **kwargs)
     return ao._plan(gpu, operator, *described(operator, bound(operator, args, kwargs))).split("\n")
 
 
@@ -808,7 +840,7 @@ def runs_here(case: Case) -> bool:
 
 
 def is_of_no_expert(call: Call, row: int) -> bool:
-    offsets = call.named().get("offsets")
+    offsets = call.kwargs.get("offsets")
     return offsets is not None and bool(offsets[-1] <= row)
 
 
@@ -816,14 +848,15 @@ def check(case: Case, generator: torch.Generator) -> None:
     """A launch is right, it gives the same bits again, and a row that is not a number stays alone."""
     call = case.call(generator)
     args = [a.to("cuda") if isinstance(a, Tensor) else a for a in call.args]
+    kwargs = named_on(call, "cuda")
     operator = getattr(ao, call.operator)
     with with_plan(case.kernel, **case.config):
-        result = operator(*args, **call.kwargs)
+        result = operator(*args, **kwargs)
         assert_close(result, call.reference, call.terms)
-        assert torch.equal(operator(*args, **call.kwargs), result)
+        assert torch.equal(operator(*args, **kwargs), result)
         if args[0].is_floating_point() and case.problem.M > 1:
             args[0][1] = torch.nan
-            poisoned = operator(*args, **call.kwargs)
+            poisoned = operator(*args, **kwargs)
             others = torch.arange(case.problem.M, device="cuda") != 1
             assert poisoned[1].isnan().all() or is_of_no_expert(call, 1)
             assert torch.equal(poisoned[others], result[others])

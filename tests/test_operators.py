@@ -18,11 +18,11 @@ from aoext.reference import (
     CALLS,
     DEQUANTIZE_CALLS,
     EIGHT_BIT,
-    FOUR_BIT_CALLS,
     HIGH_PRECISION,
     INPUT_CALLS,
     INT4_CALLS,
     OPTIONAL_BIAS_CALLS,
+    PACKED_CALLS,
     Problem,
     assert_close,
     moved,
@@ -134,7 +134,7 @@ def test_int4_weights_of_zero_meet_an_outlier_as_zero(M, group_size, device, ker
 
 @pytest.mark.parametrize("eight_bit", EIGHT_BIT, ids=str)
 @pytest.mark.parametrize("M", [1, 2, 3, 4])
-@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if op not in FOUR_BIT_CALLS])
+@pytest.mark.parametrize("operator", [op for op in INPUT_CALLS if op not in PACKED_CALLS])
 def test_few_rows_by_long_ones(operator, M, eight_bit, device, kernel_of, generator):
     """Longer than what CPUs multiply in one piece, and of a length that no vector divides."""
     call = CALLS[operator](Problem(M, 43, 16453, 16453, BF16, BF16, eight_bit), generator)
@@ -163,7 +163,7 @@ def test_every_eight_bit_format_gives_every_output_dtype(
 
 
 @pytest.mark.parametrize("M", [1, 5, 33])
-@pytest.mark.parametrize("operator", [op for op in CALLS if op not in FOUR_BIT_CALLS])
+@pytest.mark.parametrize("operator", [op for op in CALLS if op not in PACKED_CALLS])
 def test_a_single_column_is_multiplied_right(operator, M, device, kernel_of, generator):
     call = CALLS[operator](Problem(M, 40, 1, 1, FP32, FP32), generator)
     assert_close(call.run(device, kernel_of(operator)), call.reference)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aoext.formats.table import Code
+from aoext.formats.table import FORMATS, Code, code_of
 from aoext.library.info import build_config
 from aoext.reference import ALL_CALLS, EIGHT_BIT, GROUPED, Problem, op, operator_of
 from formats import OPERATORS
@@ -26,18 +26,21 @@ def weights_taken(operator: str) -> str:
     if operator == "sort_by_expert":
         return "–"
     kinds = [kind for kind in ALL_CALLS if operator_of(kind) == operator and kind not in GROUPED]
-    codes, taken = set(), []
+    taken = set()
     for kind in kinds:
         for dtype in EIGHT_BIT:
             call = ALL_CALLS[kind](Problem(2, 8, 64, 32, eight_bit=dtype), torch.Generator())
             call.run(torch.device("cpu"), op(kind))
             given = call.named()
-            codes.add(given.get("code"))
-            is_int4 = given.get("code") == Code.INT4 or "i4" in kind or "int4" in kind
-            taken.append("int4" if is_int4 else str(given["weight"].dtype).removeprefix("torch."))
-    if codes == set(Code):
+            if "code" not in given:
+                given["code"] = Code.INT4 if "i4" in kind else code_of(given["weight"].dtype)
+            taken.add(given["code"])
+    if taken == set(Code):
         return "every format"
-    return ", ".join(name for name in ("int4", *dtypes) if name in taken)
+    if taken == {code for code in Code if not FORMATS[code].has_table}:
+        return "every format without a table"
+    names = {Code.INT4: "int4", **{code_of(dtype): str(dtype).removeprefix("torch.") for dtype in EIGHT_BIT}}
+    return ", ".join(name for code, name in names.items() if code in taken)
 
 
 def expected_table() -> list[str]:

@@ -7,16 +7,16 @@
 namespace aoext {
 namespace {
 
-// What an input of 8 bits may be under weights of a format: where these have groups with zero points, int8 or float8_e4m3fn; of
-// the weights' own dtype where they have 8 bits; nothing under tables.
+// What an input of 8 bits may be under weights of a format: where these have groups with zero points, int8 (the default) or
+// float8_e4m3fn; of the weights' own dtype where they have 8 bits; nothing under tables.
 bool is_input_of(ScalarType dtype, const Format& format) {
-  if (format.scales == Format::Scales::groups) return dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn;
+  if (is_by_groups(format.code)) return dtype == ScalarType::Char || dtype == ScalarType::Float8_e4m3fn;
   return !format.has_table && dtype == format.storage;
 }
 
 auto inputs_of(const Format& format) {
   return [&format]() -> std::string {
-    if (format.scales == Format::Scales::groups) return "int8 or float8_e4m3fn";
+    if (is_by_groups(format.code)) return "int8 or float8_e4m3fn";
     if (format.has_table) return std::string("of 8 bits, which ") + format.name + " weights do not take";
     return dtype_name(format.storage);
   };
@@ -115,7 +115,7 @@ LinearProblem check_scaled_linear(const Tensor& input, const Tensor& weight, con
   LinearProblem p = check.high_precision_input();
   p.code = check.code(code);
   const Format& format = format_of(p.code);
-  p.quantized = input_dtype.value_or(format.storage);
+  p.quantized = input_dtype.value_or(is_by_groups(format.code) ? ScalarType::Char : format.storage);
   check.dtype(is_input_of(p.quantized, format), "input_dtype", text(inputs_of(format)), p.quantized);
   check.experts(p, offsets);
   check.int8_depth(p, p.quantized);

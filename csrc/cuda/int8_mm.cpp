@@ -6,7 +6,7 @@ namespace aoext::cuda {
 namespace {
 
 Tensor int8_mm(const Tensor& input, const Tensor& weight) {
-  const OptionalTensor y = rowwise(check_int8_mm(input, weight), input, weight, nullptr, nullptr, nullptr);
+  const OptionalTensor y = rowwise(check_int8_mm(input, weight), {input, {weight, weight}});
   return y ? *y : generic::int8_mm(input, weight);
 }
 

@@ -40,7 +40,6 @@ struct Generic {
 template <>
 struct KernelOf<Generic> : AnyKernel<Generic, void*> {
   static constexpr const char* kName = "generic";
-  static constexpr bool serves(int64_t /*experts*/) { return true; }
   static size_t workspace(const auto&, const Generic&) { return 0; }
   static cudaError_t launch(const auto&, const Generic&, void*, cudaStream_t) { return cudaErrorNotSupported; }
   static std::string instance(const auto&, const Generic&) { return ""; }
@@ -62,6 +61,23 @@ using RowwiseKernels =
 using BlocksKernels = std::variant<Generic, BlocksAny, BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig, BlocksMmaConfig>;
 using ScaledKernels = std::variant<Generic, ScaledAny, ScaledWgmmaConfig>;
 using TinygemmKernels = std::variant<Generic, TinygemmUnpack, TinygemmConfig>;
+
+// Those for products of experts: some serve one weight for all rows as well, others do not.
+using ExpertsToo = std::variant<Generic, Int4Any, RowwiseAny, RowwiseDecodeConfig, WeightOnlyWgmmaConfig, BlocksAny,
+                                BlocksDecodeConfig, Fp4DecodeConfig, BlocksWgmmaConfig>;
+using ExpertsAlone = std::variant<GroupedRingConfig, GroupedWgmmaConfig>;
+
+template <class Config, class... Configs>
+constexpr bool is_in(const std::variant<Configs...>* /*list*/) {
+  return (std::is_same_v<Config, Configs> || ...);
+}
+
+// Whether a kernel is for products of so many experts, 0 where one weight is for all rows of x.
+template <class Config>
+constexpr bool serves(int64_t experts) {
+  constexpr bool kAlone = is_in<Config>(static_cast<ExpertsAlone*>(nullptr));
+  return experts == 0 ? !kAlone : kAlone || is_in<Config>(static_cast<ExpertsToo*>(nullptr));
+}
 
 // f(Config{}) of each kernel in a list.
 template <class... Configs, class F>
@@ -147,7 +163,7 @@ const Forced* forced_in(int64_t experts = 0) {
   bool found = false;
   if (f != nullptr)
     for_each_kernel(Kernels(), [&]<class Config>(const Config&) {
-      found = found || (f->kernel == KernelOf<Config>::kName && KernelOf<Config>::serves(experts));
+      found = found || (f->kernel == KernelOf<Config>::kName && serves<Config>(experts));
     });
   return found ? f : nullptr;
 }

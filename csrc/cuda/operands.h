@@ -36,6 +36,11 @@ inline Tensor converted(const Tensor& t, ScalarType dtype) { return t.scalar_typ
 
 inline OptionalTensor dense(const Tensor* t) { return t == nullptr ? std::nullopt : OptionalTensor(aten::contiguous(*t)); }
 
+// Where the rows of experts end, for a product of these.
+inline const int32_t* ends_of(const Operands& of) {
+  return of.offsets == nullptr ? nullptr : static_cast<const int32_t*>(of.offsets->const_data_ptr());
+}
+
 inline void* data_of(const OptionalTensor& t) { return t ? t->mutable_data_ptr() : nullptr; }
 
 // Memory for a kernel to work in, from torch's allocator, so that it belongs to the current stream, or to the graph that is being

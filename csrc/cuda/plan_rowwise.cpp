@@ -14,6 +14,7 @@ constexpr int64_t kPiece = 16;    // bytes that fast kernels read at once: K is 
 constexpr int64_t kAnyRows = 16;  // up to which a kernel for any size wins over copying its operands for a fast one
 // With fewer output columns than this, what the tensor cores cut off sums of float8 may show in a row of y.
 constexpr int64_t kCutColumns = 32;
+constexpr int64_t kMostExpertRows = 512;  // of all experts, up to which each may be a product of its own
 
 // Rows of x up to which rowwise_decode is faster than wgmma. Each of its blocks reads all of x, so for more rows this pays only
 // for small weights; few output channels of large K do not hide that time either, and of a large weight not even for one row of
@@ -50,9 +51,26 @@ std::optional<RowwiseKernels> choose_pieces(const LinearProblem& p, int64_t K, c
 bool is_regular(const LinearProblem& p, bool aligned) { return aligned && p.K % kPiece == 0; }
 int64_t whole_pieces(int64_t K) { return ceil_div(K, kPiece) * kPiece; }
 
+// The host knows the rows of all experts and not those of one. Generic, which waits for the device, is never chosen.
+RowwiseKernels choose_for_experts(const RowwiseLinear& raw, const Device& device) {
+  using Decode = KernelOf<RowwiseDecodeConfig>;
+  using WeightOnly = KernelOf<WeightOnlyWgmmaConfig>;
+  Choice<RowwiseDecodeConfig> decode;
+  Choice<WeightOnlyWgmmaConfig> tiles;
+  if (raw.M <= kMostExpertRows && Decode::takes(raw)) decode = Decode::choose(raw, device);
+  if (device.features.cover(WeightOnly::kNeeds) && WeightOnly::takes(raw)) tiles = WeightOnly::choose(raw, device);
+  if (decode.config.blocks == 0 && tiles.config.blocks == 0) return RowwiseAny{};
+  if (decode.microseconds < tiles.microseconds + fits_of(device).between.finding_experts) return decode.config;
+  return tiles.config;
+}
+
 RowwisePlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   if (!takes_one_pass(p.K, device)) return {};
   const bool some = p.M > 0 && p.N > 0, regular = is_regular(p, aligned);
+  if (p.experts > 0) {
+    if (some && regular) return {choose_for_experts(rowwise_linear(p, p.K), device), false, p.K};
+    return {RowwiseAny{}, false, p.K};  // copying all weights would take longer than it saves
+  }
   if (some && (regular || p.M > kAnyRows))
     if (const auto kernel = choose_pieces(p, whole_pieces(p.K), device)) return {*kernel, !regular, whole_pieces(p.K)};
   if (p.input == ScalarType::Float && p.M > kAnyRows) return {};
@@ -60,11 +78,12 @@ RowwisePlan choose(const LinearProblem& p, const Device& device, bool aligned) {
 }
 
 RowwisePlan plan_now(const LinearProblem& p, const Device& device, bool aligned) {
-  const Forced* const f = forced_in<RowwiseKernels>();
+  const Forced* const f = forced_in<RowwiseKernels>(p.experts);
   if (f == nullptr) return choose(p, device, aligned);
   const bool any = takes_one_pass(p.K, device);
   const RowwiseLinear raw = rowwise_linear(p, whole_pieces(p.K));
-  const auto kernel = forced_kernel<RowwiseKernels>(*f, text(p), raw, device, any, any && p.M > 0 && p.N > 0);
+  const bool fast = any && p.M > 0 && p.N > 0 && (p.experts == 0 || is_regular(p, aligned));
+  const auto kernel = forced_kernel<RowwiseKernels>(*f, text(p), raw, device, any, fast);
   if (is_generic(kernel)) return {};
   if (std::holds_alternative<RowwiseAny>(kernel)) return {kernel, false, p.K};
   return {kernel, !is_regular(p, aligned), whole_pieces(p.K)};
@@ -92,16 +111,17 @@ RowwiseLinear rowwise_linear(const LinearProblem& p, int64_t K) {
   raw.M = p.M, raw.N = p.N, raw.K = K;
   raw.type = element(p.input), raw.weight_type = element(p.code), raw.output = element(p.output);
   raw.scale_type = element(p.scale), raw.bias_type = element(p.bias);
+  raw.experts = p.experts;
   return raw;
 }
 
 RowwisePlan plan_rowwise(const LinearProblem& p, const Device& device, bool aligned) {
-  if (forced_in<RowwiseKernels>() != nullptr) return plan_now(p, device, aligned);
+  if (forced_in<RowwiseKernels>(p.experts) != nullptr) return plan_now(p, device, aligned);
   return choose_once(p, device, aligned, [&] { return plan_now(p, device, aligned); });
 }
 
 RowwisePlan plan_scaled_linear(const LinearProblem& p, const Device& device, bool aligned) {
-  if (forced_in<RowwiseKernels>() != nullptr) return plan_scaled_linear_now(p, device, aligned);
+  if (forced_in<RowwiseKernels>(p.experts) != nullptr) return plan_scaled_linear_now(p, device, aligned);
   return choose_once(p, device, aligned, [&] { return plan_scaled_linear_now(p, device, aligned); });
 }
 

@@ -52,12 +52,12 @@ double weight_only_time(const LinearProblem& p, const ScaledPlan& plan, const De
 
 // Whether the engine may serve, as far as sizes are asked.
 bool is_regular(const LinearProblem& p, const Device& device, bool aligned) {
-  return takes_one_pass(p.K, device) && aligned && p.M > 0 && p.N > 0;
+  return takes_one_pass(p.K, device) && aligned && p.M > 0 && p.N > 0 && !p.subtracts_zero_point;
 }
 
 ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
   using Engine = KernelOf<ScaledWgmmaConfig>;
-  if (!takes_one_pass(p.K, device)) return {};
+  if (!takes_one_pass(p.K, device) || p.experts > 0 || p.subtracts_zero_point) return {};
   const ScalarType scale = engine_scale(p);
   const ScaledLinear raw = scaled_linear(p, scale);
   const bool exact = p.input == ScalarType::Char || p.N >= kCutColumns;
@@ -75,8 +75,9 @@ ScaledPlan choose(const LinearProblem& p, const Device& device, bool aligned) {
 
 ScaledPlan plan_forced(const Forced& f, const LinearProblem& p, const Device& device, bool aligned) {
   const ScalarType scale = engine_scale(p);
-  const ScaledKernels kernel = forced_kernel<ScaledKernels>(f, text(p), scaled_linear(p, scale), device,
-                                                            takes_one_pass(p.K, device), is_regular(p, device, aligned));
+  const ScaledKernels kernel =
+      forced_kernel<ScaledKernels>(f, text(p), scaled_linear(p, scale), device,
+                                   takes_one_pass(p.K, device) && !p.subtracts_zero_point, is_regular(p, device, aligned));
   if (is_generic(kernel)) return {};
   return {kernel, std::holds_alternative<ScaledAny>(kernel) ? p.scale : scale};
 }
@@ -92,11 +93,12 @@ ScaledLinear scaled_linear(const LinearProblem& p, ScalarType scale) {
   raw.scale_n = int4 ? 1 : w_groups(raw), raw.scale_k = int4 ? p.N : 1;
   raw.type = element(p.input), raw.output = element(p.output);
   raw.scale_type = element(scale), raw.bias_type = element(p.bias);
+  raw.experts = p.experts;
   return raw;
 }
 
 ScaledPlan plan_scaled(const LinearProblem& p, const Device& device, bool aligned) {
-  if (const Forced* const f = forced_in<ScaledKernels>()) return plan_forced(*f, p, device, aligned);
+  if (const Forced* const f = forced_in<ScaledKernels>(p.experts)) return plan_forced(*f, p, device, aligned);
   if (const Forced* const f = forced_in<Int4Kernels>(); f != nullptr && f->kernel != KernelOf<Int4Any>::kName)
     if (const auto plan = by_weight_only(p, device, aligned)) return *plan;
   if (forced_in<Int4Kernels>() != nullptr) return choose(p, device, aligned);

@@ -13,14 +13,12 @@ namespace aoext::cuda {
 template <class F>
 auto with_weight_only_plan(const LinearProblem& p, const Device& device, bool aligned, F&& f) {
   if (p.code == Code::int4) return f(plan_int4(p, device, aligned));
-  if (p.experts > 0 || p.subtracts_zero_point) return f(BlocksPlan{});
   return is_rowwise(p) ? f(plan_rowwise(p, device, aligned)) : f(plan_blocks(p, device, aligned));
 }
 
 // f(plan), for scaled_mm and its face by rows.
 template <class F>
 auto with_scaled_plan(const LinearProblem& p, const Device& device, bool aligned, F&& f) {
-  if (p.experts > 0 || p.subtracts_zero_point) return f(ScaledPlan{});
   return is_rowwise(p) ? f(plan_rowwise(p, device, aligned)) : f(plan_scaled(p, device, aligned));
 }
 
@@ -29,7 +27,6 @@ template <class F>
 auto with_scaled_linear_plan(const LinearProblem& p, const Device& device, bool aligned, F&& f) {
   LinearProblem product = p;
   product.input = p.quantized;
-  if (p.experts > 0 || p.subtracts_zero_point) return f(ScaledPlan{}, product, false);
   if (is_rowwise(p)) {
     const RowwisePlan plan = plan_scaled_linear(p, device, aligned);
     return f(plan, plan.quantizes ? p : product, plan.quantizes);

@@ -13,20 +13,20 @@ Tensor filled_up(const Tensor& t, int64_t rows, int64_t K) {
 
 }  // namespace
 
-Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const Tensor& input, const Tensor& weight,
-                  const Tensor* input_scale, const Tensor* scale, const Tensor* bias) {
-  const Launch launch(input);
+Tensor rowwise_by(const RowwisePlan& plan, const LinearProblem& p, const Operands& of) {
+  const Launch launch(of.input);
+  const Tensor &input = of.input, &weight = of.weight.values;
   const Tensor x = plan.copies ? filled_up(input, p.M, plan.K) : aligned(input);
   const Tensor w = plan.copies ? filled_up(weight, p.N, plan.K) : weight;
-  const OptionalTensor row_scale = dense(input_scale), dense_bias = dense(bias);
+  const OptionalTensor row_scale = dense(of.input_scale), bias = dense(of.bias);
   const Tensor y = aten::empty(output_sizes(input, p.N), p.output, input);
   if (p.M == 0 || p.N == 0) return y;
 
   RowwiseLinear raw = rowwise_linear(p, plan.K);
   raw.x = x.const_data_ptr(), raw.weight = w.const_data_ptr();
   raw.row_scale = static_cast<const float*>(data_of(row_scale));
-  raw.scale = scale == nullptr ? nullptr : scale->const_data_ptr();
-  raw.bias = data_of(dense_bias);
+  if (p.output != ScalarType::Int) raw.scale = of.weight.scale.const_data_ptr();
+  raw.bias = data_of(bias), raw.ends = ends_of(of);
   raw.y = y.mutable_data_ptr();
   raw.quantizes = plan.quantizes;
   launch_planned("rowwise", plan.kernel, raw, y, launch.stream());

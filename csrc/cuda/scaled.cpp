@@ -55,7 +55,7 @@ Tensor scaled_by(const ScaledPlan& plan, const LinearProblem& p, const Operands&
   ScaledLinear raw = scaled_linear(p, plan.scale);
   raw.x = x.const_data_ptr(), raw.weight = of.weight.values.const_data_ptr();
   raw.x_scale = static_cast<const float*>(data_of(x_scale)), raw.x_scale_pitch = form.scale_pitch;
-  raw.scale = scale.const_data_ptr(), raw.zero = data_of(zero_point), raw.bias = data_of(bias);
+  raw.scale = scale.const_data_ptr(), raw.zero = data_of(zero_point), raw.bias = data_of(bias), raw.ends = ends_of(of);
   raw.y = y.mutable_data_ptr();
   if (const Int4Kernels* const kernel = plan.weight_only()) {
     launch_weight_only(p, *kernel, raw, x, y, launch.stream());

@@ -15,12 +15,11 @@ LinearProblem quantized(LinearProblem p) {
 
 // Null where no kernel of this folder serves, here and below.
 OptionalTensor by_rows(const LinearProblem& p, const Operands& of) {
-  const auto& [values, scale, zero_point, table, global_scale] = of.weight;
   const RowwisePlan plan = plan_scaled_linear(p, device_of(of.input), is_aligned(of.weight));
   if (is_generic(plan.kernel)) return std::nullopt;
-  if (plan.quantizes) return rowwise_by(plan, p, of.input, values, nullptr, &scale, of.bias);
+  if (plan.quantizes) return rowwise_by(plan, p, of);
   const QuantizedRows rows = quantize_rows(of.input, p.quantized);
-  return rowwise_by(plan, quantized(p), rows.values, values, &rows.scales, &scale, of.bias);
+  return rowwise_by(plan, quantized(p), {rows.values, of.weight, &rows.scales, of.bias, of.offsets});
 }
 
 OptionalTensor by_blocks(const LinearProblem& of_floats, const Operands& of) {
@@ -30,11 +29,11 @@ OptionalTensor by_blocks(const LinearProblem& of_floats, const Operands& of) {
   if (quantizes(plan)) return scaled_by(plan, p, of);
   if (p.code == Code::int4) {
     const QuantizedRows rows = quantize_rows(of.input, p.input, form_of(plan, p));
-    return scaled_by(plan, p, {rows.values, of.weight, &rows.scales, of.bias}, {rows.sums});
+    return scaled_by(plan, p, {rows.values, of.weight, &rows.scales, of.bias, of.offsets}, {rows.sums});
   }
   const int64_t pitch = scale_pitch_of(plan, p);
   const auto [values, scales] = quantize_blocks(of.input, p.input, p.input_group_size, p.power_of_two, pitch);
-  return scaled_by(plan, p, {values, of.weight, &scales, of.bias}, {{}, pitch});
+  return scaled_by(plan, p, {values, of.weight, &scales, of.bias, of.offsets}, {{}, pitch});
 }
 
 Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, int64_t code, const OptionalTensor& bias,
@@ -42,9 +41,9 @@ Tensor product(const Tensor& input, const Tensor& weight, const Tensor& scale, i
                const OptionalTensor& offsets, std::optional<ScalarType> input_dtype) {
   const LinearProblem p =
       check_scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
+  const Operands of{input, {weight, scale, pointer_to(zero_point)}, nullptr, pointer_to(bias), pointer_to(offsets)};
   OptionalTensor y;
-  const Operands of{input, {weight, scale, pointer_to(zero_point)}, nullptr, pointer_to(bias)};
-  if (p.experts == 0 && !p.subtracts_zero_point) y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
+  if (knows(Key::CUDA, p.code)) y = is_rowwise(p) ? by_rows(p, of) : by_blocks(p, of);
   if (y) return *y;
   return generic::scaled_linear(input, weight, scale, code, bias, input_block, block_size, zero_point, offsets, input_dtype);
 }

@@ -10,8 +10,7 @@ namespace {
 
 // Null where no kernel of this folder serves.
 OptionalTensor scaled(const LinearProblem& p, const Operands& of) {
-  if (p.experts > 0 || p.subtracts_zero_point) return std::nullopt;
-  if (is_rowwise(p)) return rowwise(p, of.input, of.weight.values, of.input_scale, &of.weight.scale, of.bias);
+  if (is_rowwise(p)) return rowwise(p, of);
   const ScaledPlan plan = plan_scaled(p, device_of(of.input), is_aligned(of.weight));
   if (plan.is_generic()) return std::nullopt;
   return scaled_by(plan, p, of);

@@ -24,7 +24,7 @@ OptionalTensor int4(const LinearProblem& p, const Operands& of) {
   raw.scale = scale.const_data_ptr(), raw.zero_point = zero_point.const_data_ptr();
   raw.bias = data_of(bias);
   raw.y = y.mutable_data_ptr();
-  if (of.offsets != nullptr) raw.ends = static_cast<const int32_t*>(of.offsets->const_data_ptr());
+  raw.ends = ends_of(of);
   launch_planned("weight_only_linear", plan.kernel, raw, y, launch.stream());
   return y;
 }
@@ -44,7 +44,7 @@ OptionalTensor blocks(const LinearProblem& p, const Operands& of) {
   BlockLinear raw = block_linear(p);
   raw.x = x.const_data_ptr(), raw.weight = w.values.const_data_ptr(), raw.block_scale = scale.const_data_ptr();
   raw.table = static_cast<const float*>(data_of(table)), raw.global_scale = static_cast<const float*>(data_of(global_scale));
-  raw.bias = data_of(bias);
+  raw.bias = data_of(bias), raw.ends = ends_of(of);
   raw.y = y.mutable_data_ptr();
   launch_planned("weight_only_linear", plan.kernel, raw, y, launch.stream());
   return y;
@@ -53,8 +53,7 @@ OptionalTensor blocks(const LinearProblem& p, const Operands& of) {
 // Null where no kernel of this folder serves.
 OptionalTensor weight_only(const LinearProblem& p, const Operands& of) {
   if (p.code == Code::int4) return int4(p, of);
-  if (p.experts > 0 || p.subtracts_zero_point) return std::nullopt;
-  return is_rowwise(p) ? rowwise(p, of.input, of.weight.values, nullptr, &of.weight.scale, of.bias) : blocks(p, of);
+  return is_rowwise(p) ? rowwise(p, of) : blocks(p, of);
 }
 
 Explanation explain_weight_only(const Call& call) {

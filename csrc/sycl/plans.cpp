@@ -49,7 +49,7 @@ std::string kernels() {
   return lines;
 }
 
-const bool added = add_plans({gpu_names, plan_text, forceable_kernels});
+const bool added = add_plans({Key::XPU, gpu_names, plan_text, forceable_kernels});
 
 }  // namespace
 

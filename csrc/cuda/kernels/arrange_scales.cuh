@@ -14,7 +14,7 @@
 
 namespace aoext::cuda {
 
-// The output of arrange_scales, for the product.
+// The output of arrange_scales, for the product. Of experts all of it but the table is there for each, one behind the other.
 struct Arranged {
   void* scales;             // [K / granule, stride] of x's type
   float *largest, *factor;  // [N]; `largest` is null where scales are not relative to it; the factor multiplies sums
@@ -33,6 +33,7 @@ enum class ScaleRows {
 
 inline ScaleRows scale_rows_of(const BlockLinear& p, int granule) {
   if (p.block_n % kArrangeRows == 0 || p.block_n >= p.N) return ScaleRows::shared;
+  // Rows of multiples of eight scales: those of each expert begin at such a place, too.
   const bool pieces = p.block_n == 1 && p.block_k == granule && scale_columns(p) % 8 == 0 && is_aligned(p.block_scale);
   return pieces ? ScaleRows::pieces : ScaleRows::any;
 }
@@ -55,15 +56,46 @@ __device__ __forceinline__ uint32_t largest_scale(const BlockLinear& p, int64_t 
 
 __device__ __forceinline__ float as_divisor(uint32_t largest) { return largest == 0 ? 1.0f : __uint_as_float(largest); }
 
+// body(p, a) of the block's expert, whose place along z it is, unless that has no rows.
+template <class T, class Body>
+__device__ __forceinline__ void of_own_expert(const BlockLinear& p, const Arranged& a, Body&& body) {
+  const int expert = blockIdx.z, end = p.ends[expert];
+  if (end <= (expert > 0 ? max(p.ends[expert - 1], 0) : 0)) return;
+  Arranged own = a;
+  own.scales = static_cast<T*>(a.scales) + expert * a.groups * a.stride;
+  own.factor = a.factor + expert * p.N;
+  if (a.largest) own.largest = a.largest + expert * p.N;
+  body(of_expert(p, expert), own);
+}
+
 // The largest finite scale of each output channel.
-static __global__ void __launch_bounds__(kArrangeThreads)
-    find_largest(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
-  wait_for_last_kernel();
-  start_next_kernel();
+__device__ __forceinline__ void find_largest_of_block(const BlockLinear& p, const Arranged& a, int64_t columns) {
   const int64_t n = int64_t{blockIdx.x} * (kArrangeThreads / 32) + threadIdx.x / 32;
   if (n >= p.N) return;
   const uint32_t largest = largest_scale(p, scale_row(p, n), columns, threadIdx.x % 32, 32);
   if (threadIdx.x % 32 == 0) a.largest[n] = as_divisor(largest);
+}
+
+static __global__ void __launch_bounds__(kArrangeThreads)
+    find_largest(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  wait_for_last_kernel();
+  start_next_kernel();
+  find_largest_of_block(p, a, columns);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kArrangeThreads)
+    find_largest_of_experts(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  wait_for_last_kernel();
+  start_next_kernel();
+  of_own_expert<T>(p, a, [&](const BlockLinear& own, const Arranged& to) { find_largest_of_block(own, to, columns); });
+}
+
+// The table as numbers of x's type, by one thread.
+template <class T>
+__device__ __forceinline__ void arrange_table(const BlockLinear& p, const Arranged& a) {
+  if (p.table && blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0)
+    a.table->template read<T>(p.table, table_factor<T>(p.table));
 }
 
 // The largest finite scale of a block's one row.
@@ -99,14 +131,11 @@ __device__ __forceinline__ void load_piece_bits(const BlockLinear& p, int64_t i,
 
 // Tiles of 64 output channels by 32 granules, of which a thread has eight.
 template <class T, int kGranule, ScaleRows kRows>
-__global__ void __launch_bounds__(kArrangeThreads)
-    arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+__device__ __forceinline__ void arrange_tile(const BlockLinear& p, const Arranged& a, int64_t columns) {
   constexpr int kEach = kArrangeRows * kArrangeGroups / kArrangeThreads, kStep = kArrangeThreads / kArrangeGroups;
   constexpr bool kPieces = kRows == ScaleRows::pieces, kShared = kRows == ScaleRows::shared;
   constexpr int kDistinct = kShared ? 1 : kEach, kDivisors = kRows == ScaleRows::any ? kEach : 1;
   static_assert(kEach == 8);
-  wait_for_last_kernel();
-  start_next_kernel();
   __shared__ alignas(16) T tile[kArrangeGroups][kArrangeRows + 8];
   const int64_t n0 = int64_t{blockIdx.x} * kArrangeRows, g0 = int64_t{blockIdx.y} * kArrangeGroups;
   // The row and granule of a thread's scale i in the tile.
@@ -132,7 +161,6 @@ __global__ void __launch_bounds__(kArrangeThreads)
     const float table = p.table ? table_factor<T>(p.table) : 1.0f;
     const float own = kShared ? divisor[0] : a.largest ? a.largest[n0 + threadIdx.x] : 1.0f;
     a.factor[n0 + threadIdx.x] = own * (global_scale(p) / table);
-    if (p.table && blockIdx.x == 0 && threadIdx.x == 0) a.table->template read<T>(p.table, table);
   }
   scales_of_bits<kDistinct>(raw, p.block_scale_type, scale);
   if (a.largest)
@@ -147,22 +175,49 @@ __global__ void __launch_bounds__(kArrangeThreads)
         *reinterpret_cast<const uint4*>(&tile[group][row]);
 }
 
+template <class T, int kGranule, ScaleRows kRows>
+__global__ void __launch_bounds__(kArrangeThreads)
+    arrange_scales(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  wait_for_last_kernel();
+  start_next_kernel();
+  arrange_table<T>(p, a);
+  arrange_tile<T, kGranule, kRows>(p, a, columns);
+}
+
+template <class T, int kGranule, ScaleRows kRows>
+__global__ void __launch_bounds__(kArrangeThreads)
+    arrange_scales_of_experts(const __grid_constant__ BlockLinear p, const Arranged a, int64_t columns) {
+  wait_for_last_kernel();
+  start_next_kernel();
+  arrange_table<T>(p, a);
+  of_own_expert<T>(p, a, [&](const BlockLinear& own, const Arranged& to) { arrange_tile<T, kGranule, kRows>(own, to, columns); });
+}
+
+template <class T, int kGranule, ScaleRows kRows>
+auto arrange_kernel(bool experts) {
+  return experts ? arrange_scales_of_experts<T, kGranule, kRows> : arrange_scales<T, kGranule, kRows>;
+}
+
 // Before a product that overlaps likewise, or never.
 template <class T, int kGranule>
 cudaError_t arrange(const BlockLinear& p, const Arranged& a, Overlap overlap, cudaStream_t stream) {
   const int64_t columns = scale_columns(p);
   const ScaleRows rows = scale_rows_of(p, kGranule);
+  const bool experts = p.experts > 0;
   const auto blocks = [](int64_t work, int each) { return static_cast<unsigned>(ceil_div(work, each)); };
-  const auto grid = [&](dim3 all) { return Grid{all, kArrangeThreads, 0, stream, 1, overlap}; };
+  const auto grid = [&](unsigned x, unsigned y) {
+    return Grid{dim3(x, y, experts ? static_cast<unsigned>(p.experts) : 1), kArrangeThreads, 0, stream, 1, overlap};
+  };
   if (a.largest && rows != ScaleRows::shared) {
-    const cudaError_t error = launch(find_largest, grid(blocks(p.N, kArrangeThreads / 32)), p, a, columns);
+    const auto kernel = experts ? find_largest_of_experts<T> : find_largest;
+    const cudaError_t error = launch(kernel, grid(blocks(p.N, kArrangeThreads / 32), 1), p, a, columns);
     if (error != cudaSuccess) return error;
   }
-  const Grid tiles = grid({blocks(a.stride, kArrangeRows), blocks(a.groups, kArrangeGroups)});
+  const Grid tiles = grid(blocks(a.stride, kArrangeRows), blocks(a.groups, kArrangeGroups));
   switch (rows) {
-    case ScaleRows::shared: return launch(arrange_scales<T, kGranule, ScaleRows::shared>, tiles, p, a, columns);
-    case ScaleRows::pieces: return launch(arrange_scales<T, kGranule, ScaleRows::pieces>, tiles, p, a, columns);
-    default: return launch(arrange_scales<T, kGranule, ScaleRows::any>, tiles, p, a, columns);
+    case ScaleRows::shared: return launch(arrange_kernel<T, kGranule, ScaleRows::shared>(experts), tiles, p, a, columns);
+    case ScaleRows::pieces: return launch(arrange_kernel<T, kGranule, ScaleRows::pieces>(experts), tiles, p, a, columns);
+    default: return launch(arrange_kernel<T, kGranule, ScaleRows::any>(experts), tiles, p, a, columns);
   }
 }
 

@@ -22,9 +22,6 @@ struct BlockLinear : RowwiseLinear {
 };
 
 inline int64_t scale_columns(const BlockLinear& p) { return ceil_div(p.K, p.block_k); }
-inline int scale_bytes(Element scale) {
-  return scale == Element::fp32 ? 4 : scale == Element::bf16 || scale == Element::fp16 ? 2 : 1;
-}
 
 // Whether kernels that multiply weights by their scales before they multiply by x take scales relative to a larger one, lest
 // these are rounded to x's type, or leave its range.

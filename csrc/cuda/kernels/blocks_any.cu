@@ -4,7 +4,7 @@
 #include "cuda/kernels/blocks_any.h"
 
 #include "cuda/kernels/blocks.cuh"
-#include "cuda/kernels/product_any.cuh"
+#include "cuda/kernels/experts_any.cuh"
 
 namespace aoext::cuda {
 namespace {
@@ -84,8 +84,21 @@ __global__ void __launch_bounds__(kRowsThreads) blocks_any_rows(const __grid_con
 }
 
 template <class X, Element W>
+__global__ void __launch_bounds__(kTileThreads, 2) blocks_any_tile_of_experts(const __grid_constant__ BlockLinear p) {
+  product_any::compute_tile_of_experts<Operands<X, W>>(p, p.output);
+}
+
+template <class X, Element W>
+__global__ void __launch_bounds__(kRowsThreads) blocks_any_rows_of_experts(const __grid_constant__ BlockLinear p) {
+  product_any::compute_rows_of_experts<Operands<X, W>>(p, p.output);
+}
+
+template <class X, Element W>
 cudaError_t launch_typed(const BlockLinear& p, cudaStream_t stream) {
   using O = Operands<X, W>;
+  if (p.experts > 0)
+    return product_any::launch<O>(blocks_any_tile_of_experts<X, W>, blocks_any_rows_of_experts<X, W>,
+                                  product_any::few_rows_of_experts<O>(p.experts), p, stream);
   return product_any::launch<O>(blocks_any_tile<X, W>, blocks_any_rows<X, W>, O::kBlockM, p, stream);
 }
 

@@ -36,8 +36,8 @@ using rowwise_decode::X;
 using Kernel = void (*)(rowwise_decode::Params<BlockParams>);
 
 // What tells instances apart.
-using Key = std::array<int, 5>;
-constexpr std::array<const char*, 5> kKeyNames = {"type", "weight", "granule", "octets", "depth"};
+using Key = std::array<int, 6>;
+constexpr std::array<const char*, 6> kKeyNames = {"type", "weight", "granule", "octets", "depth", "experts"};
 
 // f(key, kernel) of each.
 template <class F>
@@ -46,16 +46,20 @@ void for_each_instance(F&& f) {
     each<16, 32, 64, 128>([&](auto granule) {
       each<1, 2>([&](auto octets) {
         each<2, 4>([&](auto depth) {
-          using rowwise_decode::rowwise_decode_kernel;
+          using rowwise_decode::rowwise_decode_kernel, rowwise_decode::rowwise_decode_of_experts;
           constexpr Element W = decltype(w)::value;
           constexpr bool kTable = W == Element::lut4;
-          constexpr int kGranule = decltype(granule)::value, kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
+          constexpr int kGranule = decltype(granule)::value;
+          [[maybe_unused]] constexpr int kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
           if constexpr (kTable ? kGranule != 64 : kGranule == 16 || kGranule == 64) {
             using Loader = BlocksOf<W, kGranule>;
-            f(Key{int(Element::bf16), int(W), kGranule, kOctets, kDepth},
-              Kernel(rowwise_decode_kernel<__nv_bfloat16, Loader, X::sixteen, kOctets, kDepth>));
-            f(Key{int(Element::fp16), int(W), kGranule, kOctets, kDepth},
-              Kernel(rowwise_decode_kernel<__half, Loader, X::sixteen, kOctets, kDepth>));
+            const auto key = [](Element x, int experts = 0) { return Key{int(x), int(W), kGranule, kOctets, kDepth, experts}; };
+            f(key(Element::bf16), Kernel(rowwise_decode_kernel<__nv_bfloat16, Loader, X::sixteen, kOctets, kDepth>));
+            f(key(Element::fp16), Kernel(rowwise_decode_kernel<__half, Loader, X::sixteen, kOctets, kDepth>));
+            if constexpr (kOctets == 1 && kDepth == rowwise_decode::kExpertDepth) {
+              f(key(Element::bf16, 1), Kernel(rowwise_decode_of_experts<__nv_bfloat16, Loader, X::sixteen, kDepth>));
+              f(key(Element::fp16, 1), Kernel(rowwise_decode_of_experts<__half, Loader, X::sixteen, kDepth>));
+            }
           }
         });
       });
@@ -64,7 +68,8 @@ void for_each_instance(F&& f) {
 }
 
 Key key_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
-  return {int(p.type), int(p.weight_type), rowwise_decode::granule(p), p.M <= 8 ? 1 : 2, c.depth};
+  return {int(p.type), int(p.weight_type), rowwise_decode::granule(p), rowwise_decode::rows_of(p) <= 8 ? 1 : 2,
+          c.depth,     p.experts > 0};
 }
 
 Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
@@ -73,10 +78,15 @@ Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
   return found;
 }
 
+// Whether the scales begin at a multiple of four bytes, those of each expert, too.
+bool starts_word(const BlockLinear& p, int64_t bytes) {
+  return is_aligned(p.block_scale, 4) && (p.experts == 0 || ceil_div(p.N, p.block_n) * scale_columns(p) * bytes % 4 == 0);
+}
+
 // Words that hold an output channel's scales of a k-tile, wherever it begins.
 int scale_words(const BlockLinear& p, int64_t tile_k, int64_t bytes) {
   if (p.block_k >= p.K || p.block_k % tile_k == 0) return 1;
-  const bool whole = tile_k % p.block_k == 0, even = is_aligned(p.block_scale, 4) && scale_columns(p) * bytes % 4 == 0;
+  const bool whole = tile_k % p.block_k == 0, even = starts_word(p, bytes) && scale_columns(p) * bytes % 4 == 0;
   const int64_t touched = (whole ? tile_k / p.block_k : (tile_k - 16) / p.block_k + 2) * bytes;
   if (even && whole && (touched % 4 == 0 || 4 % touched == 0)) return static_cast<int>(ceil_div(touched, 4));
   return static_cast<int>(ceil_div(touched, 4) + (bytes < 4));
@@ -84,7 +94,7 @@ int scale_words(const BlockLinear& p, int64_t tile_k, int64_t bytes) {
 
 BlockParams params_of(const BlockLinear& p) {
   BlockParams w{p};
-  w.scale_bytes = static_cast<uint32_t>(scale_bytes(p.block_scale_type));
+  w.scale_bytes = static_cast<uint32_t>(bytes_of(p.block_scale_type));
   w.scale_row_bytes = static_cast<uint32_t>(scale_columns(p) * w.scale_bytes);
   const int64_t all = ceil_div(p.N, p.block_n) * scale_columns(p) * w.scale_bytes;
   w.scales_end = static_cast<uint32_t>(all + static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.block_scale) & 3));
@@ -96,7 +106,7 @@ BlockParams params_of(const BlockLinear& p) {
   const int64_t tile = tile_k(w), block = std::min(p.block_k, tile);
   const bool whole = p.block_k <= tile || p.block_k % tile == 0 || p.block_k >= p.K;
   w.regular = whole && p.K % tile == 0 && (block & (block - 1)) == 0 && tile / block * w.scale_bytes % 4 == 0 &&
-              w.scale_row_bytes % 4 == 0 && is_aligned(p.block_scale, 4);
+              w.scale_row_bytes % 4 == 0 && starts_word(p, w.scale_bytes);
   while (w.regular && int64_t{1} << w.block_log2 < block) ++w.block_log2;
   const bool exponents = p.block_scale_type == Element::e8m0;
   w.shifts = exponents || p.block_scale_type == Element::fp32 || p.block_scale_type == Element::bf16;
@@ -111,8 +121,9 @@ BlockParams params_of(const BlockLinear& p) {
 bool KernelOf<BlocksDecodeConfig>::takes(const BlockLinear& p) {
   const bool blocks = p.block_k >= p.K || (p.block_k % 16 == 0 && p.K / 16 * (p.block_k / 16) < int64_t{1} << 31);
   const int64_t scales = ceil_div(p.N, p.block_n) * scale_columns(p) * 4;
-  return (p.type == Element::bf16 || p.type == Element::fp16) && blocks && is_aligned(p.x) && is_aligned(p.weight) && p.M <= 16 &&
-         row_bytes(p) % 16 == 0 && p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30 && scales < int64_t{1} << 31;
+  return (p.type == Element::bf16 || p.type == Element::fp16) && blocks && is_aligned(p.x) && is_aligned(p.weight) &&
+         rowwise_decode::takes_rows(p) && row_bytes(p) % 16 == 0 && p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30 &&
+         scales < int64_t{1} << 31;
 }
 
 bool blocks_decode_is_exact(const BlockLinear& p) { return !rowwise_decode::is_table(p) && rowwise_decode::granule(p) == 64; }
@@ -133,7 +144,7 @@ cudaError_t KernelOf<BlocksDecodeConfig>::launch(const BlockLinear& p, const Blo
   const Kernel kernel = kernel_of(p, c);
   rowwise_decode::Launch<BlockParams> l;
   if (!kernel || !rowwise_decode::lay_out(params_of(p), c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.params, c, l.shared, stream);
+  return rowwise_decode::launch(kernel, l, c, stream);
 }
 
 std::string KernelOf<BlocksDecodeConfig>::instances() {

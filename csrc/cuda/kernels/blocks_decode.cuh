@@ -35,6 +35,17 @@ struct BlockParams : BlockLinear {
   uint32_t mask, shift, subnormal;
 };
 
+// The scales of an expert may begin at another place in a word than those of all.
+__device__ __forceinline__ uint32_t misaligned(const BlockParams& p) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p.block_scale)) & 3;
+}
+__device__ __forceinline__ BlockParams of_expert(const BlockParams& p, int64_t expert) {
+  BlockParams own = p;
+  static_cast<BlockLinear&>(own) = of_expert(static_cast<const BlockLinear&>(p), expert);
+  own.scales_end += misaligned(own) - misaligned(p);
+  return own;
+}
+
 // Exact for a power of two.
 __device__ __forceinline__ float reciprocal(float v) {
   float r;
@@ -119,10 +130,6 @@ struct BlocksOf {
     template <class T>
     __device__ __forceinline__ void start(const BlockParams& p, uint32_t shared, int lane, int warp, int warps) {
       if constexpr (kTable) table.template start<T>(p.table, shared, lane, warp, warps);
-    }
-
-    __device__ static __forceinline__ uint32_t misaligned(const BlockParams& p) {
-      return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p.block_scale)) & 3;
     }
 
     __device__ __forceinline__ void aim(const BlockParams& p, int row, int next) {

@@ -5,7 +5,22 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/sizes.h"
+
 namespace aoext::cuda {
+
+// What lies behind so many elements; null stays null.
+__device__ __forceinline__ const void* behind(const void* first, int64_t count, Element type) {
+  return first == nullptr ? nullptr : static_cast<const char*>(first) + count * bytes_of(type);
+}
+
+// Output i becomes zero.
+__device__ __forceinline__ void clear(void* y, int64_t i, Element type) {
+  if (bytes_of(type) == 4)
+    static_cast<uint32_t*>(y)[i] = 0;
+  else
+    static_cast<uint16_t*>(y)[i] = 0;
+}
 
 // Neighbouring experts of a lane: where their rows end, and how many tiles of rows lie before them and all that follow.
 struct LaneExperts {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/properties.h"
+
 namespace aoext::cuda {
 
 // At most: each expert, and the rows behind the last, may have a tile that is not full.
@@ -16,6 +18,18 @@ inline double expected_row_tiles(int64_t rows, int64_t experts, int block_m) {
   const auto T = static_cast<double>(rows), E = static_cast<double>(experts);
   const double with_rows = -E * std::expm1(T * std::log1p(-1 / E));
   return std::max(with_rows, T / block_m + with_rows / 2);
+}
+
+// choose(device) of one of so many products that run at once, each on its share of the GPU; the time is that of all.
+template <class Choose>
+auto choose_of_tiles(double tiles, const Device& device, Choose&& choose) {
+  const int at_once = std::clamp(static_cast<int>(std::ceil(tiles)), 1, device.multiprocessors);
+  Device share = device;
+  share.multiprocessors = device.multiprocessors / at_once;
+  share.bandwidth = device.bandwidth / at_once;
+  auto choice = choose(share);
+  choice.microseconds *= std::max(tiles / at_once, 1.0);
+  return choice;
 }
 
 }  // namespace aoext::cuda

@@ -94,9 +94,11 @@ bool lay_out_chunks(FewRowsLaunch<Params>& out, const Config& c, int stage_k_til
   return true;
 }
 
+// `row_tiles`: products that are launched at once, along z.
 template <class Params, class Config>
-cudaError_t launch_few_rows(void (*kernel)(Params), const Params& params, const Config& c, size_t shared, cudaStream_t stream) {
-  const dim3 blocks(c.cluster, std::min(c.blocks, params.tile_groups)), threads(32, c.k_splits, c.tiles);
+cudaError_t launch_few_rows(void (*kernel)(Params), const Params& params, const Config& c, size_t shared, cudaStream_t stream,
+                            unsigned row_tiles = 1) {
+  const dim3 blocks(c.cluster, std::min(c.blocks, params.tile_groups), row_tiles), threads(32, c.k_splits, c.tiles);
   return launch(
       kernel,
       Grid{blocks, threads, shared, stream, static_cast<unsigned>(c.cluster), c.overlaps ? Overlap::after_ours : Overlap::never},

@@ -23,8 +23,8 @@ using fp4_decode::Fp4Linear;
 using Kernel = void (*)(rowwise_decode::Params<Fp4Linear>);
 
 // What tells instances apart.
-using Key = std::array<int, 3>;
-constexpr std::array<const char*, 3> kKeyNames = {"group", "octets", "depth"};
+using Key = std::array<int, 4>;
+constexpr std::array<const char*, 4> kKeyNames = {"group", "octets", "depth", "experts"};
 
 // f(key, kernel) of each.
 template <class F>
@@ -33,14 +33,18 @@ void for_each_instance(F&& f) {
     each<2, 4>([&](auto depth) {
       using namespace fp4_decode;
       constexpr int kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
-      f(Key{Exponents::kGroup, kOctets, kDepth}, Kernel(fp4_decode_kernel<Exponents, kOctets, kDepth>));
-      f(Key{E4m3::kGroup, kOctets, kDepth}, Kernel(fp4_decode_kernel<E4m3, kOctets, kDepth>));
+      f(Key{Exponents::kGroup, kOctets, kDepth, 0}, Kernel(fp4_decode_kernel<Exponents, kOctets, kDepth>));
+      f(Key{E4m3::kGroup, kOctets, kDepth, 0}, Kernel(fp4_decode_kernel<E4m3, kOctets, kDepth>));
+      if constexpr (kOctets == 1 && kDepth == rowwise_decode::kExpertDepth) {
+        f(Key{Exponents::kGroup, 1, kDepth, 1}, Kernel(fp4_decode_of_experts<Exponents, kDepth>));
+        f(Key{E4m3::kGroup, 1, kDepth, 1}, Kernel(fp4_decode_of_experts<E4m3, kDepth>));
+      }
     });
   });
 }
 
 Key key_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
-  return {static_cast<int>(p.block_k), p.M <= 8 ? 1 : 2, c.depth};
+  return {static_cast<int>(p.block_k), rowwise_decode::rows_of(p) <= 8 ? 1 : 2, c.depth, p.experts > 0};
 }
 
 Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
@@ -49,26 +53,18 @@ Kernel kernel_of(const BlockLinear& p, const RowwiseDecodeConfig& c) {
   return found;
 }
 
-}  // namespace
-
-bool KernelOf<Fp4DecodeConfig>::takes(const BlockLinear& p) {
-  const bool scales = (p.block_k == fp4_decode::Exponents::kGroup && p.block_scale_type == Element::e8m0) ||
-                      (p.block_k == fp4_decode::E4m3::kGroup && p.block_scale_type == Element::e4m3);
-  return p.type == Element::bf16 && p.output == Element::bf16 && p.weight_type == Element::lut4 && p.block_n == 1 && scales &&
-         is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.block_scale, 8) && p.M <= 16 && p.K % 128 == 0 &&
-         p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
-}
-
 // By rowwise_decode's model, but that clusters reduce in every turn, which counts here: turns have half as many k-tiles. Rings of
 // four stages, larger clusters and three blocks a multiprocessor never were the fastest (benchmarks/cuts/time_cuts.py).
-Choice<Fp4DecodeConfig> KernelOf<Fp4DecodeConfig>::choose(const BlockLinear& p, const Device& device) {
+Choice<Fp4DecodeConfig> choose_of_tile(const BlockLinear& p, const Device& device) {
   constexpr int kAhead = 1024, kMostBlocks = 65535, kFewestWarps = 4;
   const Fp4Linear linear{p};
   const int sms = device.multiprocessors, shared_memory = device.shared_memory;
   const Features features = device.features;
-  const int sm_warps = p.M > 8 ? 16 : 20;  // that have registers
+  const bool experts = p.experts > 0;
+  const int sm_warps = experts ? rowwise_decode::kExpertThreads / 32 : p.M > 8 ? 16 : 20;  // that have registers
   Choice<Fp4DecodeConfig> best;
-  Fp4DecodeConfig c{{2, 1, 1, 1, 1, shared_memory, kAhead, features.overlap}};
+  const int depth = experts ? rowwise_decode::kExpertDepth : 2;
+  Fp4DecodeConfig c{{depth, 1, 1, 1, 1, shared_memory, experts ? 0 : kAhead, features.overlap}};
   for (c.cluster = 1; c.cluster <= (features.clusters ? 2 : 1); ++c.cluster)
     for (c.tiles = 1; c.tiles <= 16; ++c.tiles)
       for (c.k_splits = 1; c.tiles * c.k_splits <= 16; ++c.k_splits)
@@ -76,6 +72,7 @@ Choice<Fp4DecodeConfig> KernelOf<Fp4DecodeConfig>::choose(const BlockLinear& p, 
           if (c.tiles * c.k_splits < kFewestWarps) continue;
           const int64_t groups = ceil_div(p.N, fp4_decode::kTileN * c.tiles);
           const int slots = clusters_at_once(sms, resident, c.cluster);
+          if (slots < 1) continue;
           c.blocks = static_cast<int>(std::min<int64_t>(ceil_div(groups, ceil_div(groups, slots)), kMostBlocks));
           rowwise_decode::Launch<Fp4Linear> l;
           if (!rowwise_decode::lay_out(linear, c, l) || resident * (l.shared + 1024) > static_cast<size_t>(shared_memory) + 1024)
@@ -85,6 +82,22 @@ Choice<Fp4DecodeConfig> KernelOf<Fp4DecodeConfig>::choose(const BlockLinear& p, 
           best.consider(c, rowwise_decode::model_time(linear, c, l, device, at_once) + reductions);
         }
   return best;
+}
+
+}  // namespace
+
+bool KernelOf<Fp4DecodeConfig>::takes(const BlockLinear& p) {
+  const bool scales = (p.block_k == fp4_decode::Exponents::kGroup && p.block_scale_type == Element::e8m0) ||
+                      (p.block_k == fp4_decode::E4m3::kGroup && p.block_scale_type == Element::e4m3);
+  return p.type == Element::bf16 && p.output == Element::bf16 && p.weight_type == Element::lut4 && p.block_n == 1 && scales &&
+         is_aligned(p.x) && is_aligned(p.weight) && is_aligned(p.block_scale, 8) && rowwise_decode::takes_rows(p) &&
+         p.K % 128 == 0 && p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
+}
+
+Choice<Fp4DecodeConfig> KernelOf<Fp4DecodeConfig>::choose(const BlockLinear& p, const Device& device) {
+  if (p.experts == 0) return choose_of_tile(p, device);
+  return choose_of_tiles(expected_row_tiles(p.M, p.experts, rowwise_decode::kExpertRows), device,
+                         [&](const Device& share) { return choose_of_tile(p, share); });
 }
 
 bool KernelOf<Fp4DecodeConfig>::fits(const BlockLinear& p, const Fp4DecodeConfig& c) {
@@ -98,7 +111,7 @@ cudaError_t KernelOf<Fp4DecodeConfig>::launch(const BlockLinear& p, const Fp4Dec
   const Kernel kernel = kernel_of(p, c);
   rowwise_decode::Launch<Fp4Linear> l;
   if (!kernel || !rowwise_decode::lay_out(Fp4Linear{p}, c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.params, c, l.shared, stream);
+  return rowwise_decode::launch(kernel, l, c, stream);
 }
 
 std::string KernelOf<Fp4DecodeConfig>::instances() {

@@ -43,6 +43,9 @@ constexpr uint32_t kSmallPair = 0x7e807e80;
 
 // A BlockLinear whose scales are [N, K / kGroup].
 struct Fp4Linear : BlockLinear {};
+__device__ __forceinline__ Fp4Linear of_expert(const Fp4Linear& p, int64_t expert) {
+  return {of_expert(static_cast<const BlockLinear&>(p), expert)};
+}
 using Params = rowwise_decode::Params<Fp4Linear>;
 
 // Bytes of a stage: codes, and scales of 16 output channels.
@@ -342,8 +345,9 @@ struct Kernel {
   }
 };
 
+// What all blocks of a kernel compute.
 template <class Scales, int Octets, int Depth>
-__global__ void __launch_bounds__(kMostThreads<Octets>, 1) fp4_decode_kernel(const __grid_constant__ Params p) {
+__device__ __forceinline__ void run(const Params& p) {
   extern __shared__ __align__(128) uint8_t smem[];
   const Fp4Linear& linear = p.linear;
   const Position at(p, 1);
@@ -359,18 +363,28 @@ __global__ void __launch_bounds__(kMostThreads<Octets>, 1) fp4_decode_kernel(con
 #pragma unroll 1
   for (int d = 0; d < Depth; ++d) copies.fetch(d);
   reduction.start();
-  const auto run = [&]<bool kE2m1>(std::bool_constant<kE2m1>, const Table16& table, float factor) {
+  const auto multiply = [&]<bool kE2m1>(std::bool_constant<kE2m1>, const Table16& table, float factor) {
     Kernel<Scales, Octets, Depth, kE2m1> kernel(p, at, shared, reduction, copies, table, factor);
     for_each_turn<1>(p, at, reduction, kernel);
   };
   if (is_e2m1(linear.table, at.lane)) {
-    run(std::true_type(), Table16(), global_scale(linear) * Scales::kBack);
+    multiply(std::true_type(), Table16(), global_scale(linear) * Scales::kBack);
   } else {
     const float of_table = table_factor<__nv_bfloat16>(linear.table);
     Table16 table;
     table.read<__nv_bfloat16>(linear.table, of_table);
-    run(std::false_type(), table, global_scale(linear) / of_table);
+    multiply(std::false_type(), table, global_scale(linear) / of_table);
   }
+}
+
+template <class Scales, int Octets, int Depth>
+__global__ void __launch_bounds__(kMostThreads<Octets>, 1) fp4_decode_kernel(const __grid_constant__ Params p) {
+  run<Scales, Octets, Depth>(p);
+}
+
+template <class Scales, int Depth>
+__global__ void __launch_bounds__(rowwise_decode::kExpertThreads, 1) fp4_decode_of_experts(const __grid_constant__ Params p) {
+  rowwise_decode::of_own_expert(p, [](const Params& own) { run<Scales, /*Octets=*/1, Depth>(own); });
 }
 
 }  // namespace aoext::cuda::fp4_decode

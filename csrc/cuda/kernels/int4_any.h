@@ -13,7 +13,6 @@ struct Int4Any {
 template <>
 struct KernelOf<Int4Any> : AnyKernel<Int4Any, Int4Linear> {
   static constexpr const char* kName = "int4_any";
-  static constexpr bool serves(int64_t /*experts*/) { return true; }
   // K is even and below 2³¹.
   static cudaError_t launch(const Int4Linear& p, const Int4Any& c, void* workspace, cudaStream_t stream);
 };

@@ -1,11 +1,9 @@
-// int4_ring.cuh for experts. A token goes to several, so of few rows in all most have an expert of their own. Each tile of rows
-// is a product of its own, whose blocks find its expert and go on as if there were no other: a tile is a row, whose weight is
-// read from L2 again where the expert has others, or up to 8 rows of one expert, which take a kernel for as many. More are for
-// wgmma.
+// int4_ring.cuh for experts. A tile is a row, whose weight is read from L2 again where the expert has others, or up to 8 rows of
+// one expert, which take a kernel for as many. More are for wgmma.
 #include "cuda/kernels/int4_grouped_ring.h"
 
-#include "cuda/kernels/experts.cuh"
 #include "cuda/kernels/experts.h"
+#include "cuda/kernels/experts_few_rows.cuh"
 #include "cuda/kernels/int4_of_expert.cuh"
 #include "cuda/kernels/int4_ring_choice.h"
 
@@ -17,12 +15,6 @@ using int4_ring::kKeyNames;
 using int4_ring::Params;
 using Kernel = void (*)(Params, Int4Linear, int);
 
-// What `p` says for tiles of block_m rows, for one that has fewer.
-__device__ __forceinline__ void set_rows(Params& p, int rows, int sums_of_row) {
-  p.M = rows, p.m_magic = ((1u << 20) + rows - 1) / rows;
-  if (p.buffer_stride > 0) p.buffer_stride = rows * sums_of_row;
-}
-
 // The tile of a block is its place along z. `p` is for one of block_m rows.
 template <Element X, Element S, int Sub, int Rows, bool Ringed, int Tiles>
 __global__ void __launch_bounds__(kFewRowsThreads, 1)
@@ -32,20 +24,17 @@ __global__ void __launch_bounds__(kFewRowsThreads, 1)
   wait_for_last_kernel();
   const int experts = static_cast<int>(all.experts);
   const ExpertRows rows = rows_of_tile(all.ends, experts, static_cast<int>(all.M), block_m, blockIdx.z);
-  T* const y = static_cast<T*>(all.y) + rows.begin * all.N;
   if (rows.begin == rows.end) return;
   if (rows.expert == experts) {
-    const int threads = 32 * blockDim.y * blockDim.z, thread = (threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x;
-    const int64_t first = (blockIdx.y * gridDim.x + blockIdx.x) * threads + thread, step = gridDim.x * gridDim.y * threads;
-    for (int64_t i = first; i < (rows.end - rows.begin) * all.N; i += step) y[i] = T(0.f);
+    clear_rows(all.y, rows, all.N, X);
     return;
   }
   const Int4Linear of_rows = of_expert(all, rows.expert);
   Params own = p;
   own.x = static_cast<const T*>(all.x) + rows.begin * all.K;
   own.weight = of_rows.weight, own.scale = of_rows.scale, own.zero_point = of_rows.zero_point, own.bias = of_rows.bias;
-  own.y = y;
-  if (block_m > 1) set_rows(own, rows.end - rows.begin, blockDim.z * Tiles * blockDim.y * SplitKReduction<float>::kStride);
+  own.y = static_cast<T*>(all.y) + rows.begin * all.N;
+  if (block_m > 1) set_rows(own, rows.end - rows.begin, Tiles);
   int4_ring::run<I>(own);
 }
 
@@ -95,13 +84,10 @@ Choice<GroupedRingConfig> KernelOf<GroupedRingConfig>::choose(const Int4Linear& 
   Choice<GroupedRingConfig> best;
   for (const int block_m : kBlockMs) {
     const double tiles = block_m == 1 ? static_cast<double>(p.M) : expected_row_tiles(p.M, p.experts, block_m);
-    const int at_once = std::clamp(static_cast<int>(std::ceil(tiles)), 1, device.multiprocessors);
-    Device share = device;
-    share.multiprocessors = device.multiprocessors / at_once;
-    share.bandwidth = device.bandwidth / at_once;
     const auto serves = [&](const RingConfig& c) { return kernel_of(p, {c, block_m}) != nullptr; };
-    const Choice<RingConfig> one = int4_ring::choose(of_tile(p, block_m), 1, share, serves);
-    best.consider({one.config, block_m}, std::max(tiles / at_once, 1.0) * one.microseconds);
+    const Choice<RingConfig> one = choose_of_tiles(
+        tiles, device, [&](const Device& share) { return int4_ring::choose(of_tile(p, block_m), 1, share, serves); });
+    best.consider({one.config, block_m}, one.microseconds);
   }
   return best;
 }

@@ -18,7 +18,6 @@ struct KernelOf<GroupedRingConfig> : KernelTraits<GroupedRingConfig, Int4Linear>
   static constexpr const char* kName = "int4_grouped_ring";
   static constexpr auto kFields =
       ring_fields<GroupedRingConfig>(Field<GroupedRingConfig>{"block_m", &GroupedRingConfig::block_m});
-  static constexpr bool serves(int64_t experts) { return experts > 0; }
   // K and group_size multiples of 32, x and weight at 16-byte alignment, and so few rows that a grid holds them.
   static bool takes(const Int4Linear& p);
   static Choice<GroupedRingConfig> choose(const Int4Linear& p, const Device& device);

@@ -21,7 +21,6 @@ struct KernelOf<GroupedWgmmaConfig> : KernelTraits<GroupedWgmmaConfig, Int4Linea
                                                                             {"block_m", &GroupedWgmmaConfig::block_m},
                                                                             {"blocks", &GroupedWgmmaConfig::blocks}});
   static constexpr Features kNeeds{.wgmma = true};
-  static constexpr bool serves(int64_t experts) { return experts > 0; }
   // Whether the kernel reads a problem of these sizes at all; it also wants a 16-byte alignment of everything.
   static bool takes(const Int4Linear& p);
   static Choice<GroupedWgmmaConfig> choose(const Int4Linear& p, const Device& device);

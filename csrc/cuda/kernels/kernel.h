@@ -44,8 +44,6 @@ struct KernelTraits {
   using Problem = P;
   static constexpr Features kNeeds{};  // of a device, from compute capability 8.0 on
   static constexpr bool kAny = false;  // takes every size, type and alignment, and has no configuration
-  // Whether it is for products of so many experts, 0 where one weight is for all rows of x.
-  static constexpr bool serves(int64_t experts) { return experts == 0; }
   static size_t workspace(const P&, const Config&) { return 0; }
 };
 

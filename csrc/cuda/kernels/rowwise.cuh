@@ -1,10 +1,20 @@
 // What ends every product of rowwise.h: scales, bias, one rounding.
 #pragma once
 
+#include "cuda/kernels/experts.cuh"
 #include "cuda/kernels/numbers.cuh"
 #include "cuda/kernels/rowwise.h"
 
 namespace aoext::cuda {
+
+// The product of one of the experts, by its weight; what it has of x and y, and how many rows, stays as it is.
+__device__ __forceinline__ RowwiseLinear of_expert(const RowwiseLinear& p, int64_t expert) {
+  RowwiseLinear own = p;
+  own.weight = behind(p.weight, expert * p.N * p.K, p.weight_type);
+  own.scale = behind(p.scale, expert * p.N, p.scale_type);
+  own.bias = behind(p.bias, expert * p.N, p.bias_type);
+  return own;
+}
 
 // What all outputs of channel n share.
 struct Channel {

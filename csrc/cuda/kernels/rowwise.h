@@ -24,6 +24,10 @@ struct RowwiseLinear {
   int64_t M, N, K;
   Element type, weight_type, scale_type, bias_type, output;
   bool quantizes;  // x first; row_scale is null then
+  // A product for each expert has these, others null and 0: weight, its scales and bias have a first dimension [experts] more,
+  // and M counts the rows of all. The rows of expert e end before row ends[e]; y is zero behind the last.
+  const int32_t* ends;  // [experts], in device memory
+  int64_t experts;
 };
 
 inline bool is_8bit(Element e) { return e == Element::int8 || e == Element::e4m3 || e == Element::e5m2; }

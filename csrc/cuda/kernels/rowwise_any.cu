@@ -4,7 +4,7 @@
 #include "cuda/kernels/rowwise_any.h"
 
 #include "cuda/kernels/eight_bit.cuh"
-#include "cuda/kernels/product_any.cuh"
+#include "cuda/kernels/experts_any.cuh"
 #include "cuda/kernels/rowwise.cuh"
 #include "cuda/kernels/sizes.h"
 
@@ -173,7 +173,20 @@ __global__ void __launch_bounds__(kRowsThreads, 2) rowwise_any_rows(const __grid
 }
 
 template <class Operands>
+__global__ void __launch_bounds__(kTileThreads, 2) rowwise_any_tile_of_experts(const __grid_constant__ RowwiseLinear p) {
+  product_any::compute_tile_of_experts<Operands>(p, p.output);
+}
+
+template <class Operands>
+__global__ void __launch_bounds__(kRowsThreads) rowwise_any_rows_of_experts(const __grid_constant__ RowwiseLinear p) {
+  product_any::compute_rows_of_experts<Operands>(p, p.output);
+}
+
+template <class Operands>
 cudaError_t launch_typed(const RowwiseLinear& p, cudaStream_t stream) {
+  if (p.experts > 0)
+    return product_any::launch<Operands>(rowwise_any_tile_of_experts<Operands>, rowwise_any_rows_of_experts<Operands>,
+                                         product_any::few_rows_of_experts<Operands>(p.experts), p, stream);
   return product_any::launch<Operands>(rowwise_any_tile<Operands>, rowwise_any_rows<Operands>, kFewRows, p, stream);
 }
 

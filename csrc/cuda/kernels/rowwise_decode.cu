@@ -17,8 +17,8 @@ using Launch = rowwise_decode::Launch<RowwiseLinear>;
 constexpr int64_t kMostQuantized = 8;  // rows of x
 
 // What tells instances apart.
-using Key = std::array<int, 5>;
-constexpr std::array<const char*, 5> kKeyNames = {"x", "weight", "quantizes", "octets", "depth"};
+using Key = std::array<int, 6>;
+constexpr std::array<const char*, 6> kKeyNames = {"x", "weight", "quantizes", "octets", "depth", "experts"};
 
 // f(key, kernel) of each: x of the weight's type, which may have to be quantised, where there are up to 8 rows of it, or of 16
 // bits.
@@ -27,22 +27,31 @@ void for_each_instance(F&& f) {
   each<Element::int8, Element::e4m3, Element::e5m2>([&](auto w) {
     each<1, 2>([&](auto octets) {
       each<2, 4>([&](auto depth) {
-        using rowwise_decode::rowwise_decode_kernel;
+        using rowwise_decode::rowwise_decode_kernel, rowwise_decode::rowwise_decode_of_experts;
         constexpr Element W = decltype(w)::value;
         constexpr int kOctets = decltype(octets)::value, kDepth = decltype(depth)::value;
         using T = std::conditional_t<W == Element::int8, int8_t, __half>;
-        const auto key = [](Element x, int quantizes) { return Key{int(x), int(W), quantizes, kOctets, kDepth}; };
+        const auto key = [](Element x, int quantizes, int experts = 0) {
+          return Key{int(x), int(W), quantizes, kOctets, kDepth, experts};
+        };
         f(key(W, 0), Kernel(rowwise_decode_kernel<T, RowsOf<W>, X::eight, kOctets, kDepth>));
         if constexpr (kOctets == 1) f(key(W, 1), Kernel(rowwise_decode_kernel<T, RowsOf<W>, X::quantized, kOctets, kDepth>));
         f(key(Element::fp16, 0), Kernel(rowwise_decode_kernel<__half, RowsOf<W>, X::sixteen, kOctets, kDepth>));
         f(key(Element::bf16, 0), Kernel(rowwise_decode_kernel<__nv_bfloat16, RowsOf<W>, X::sixteen, kOctets, kDepth>));
+        if constexpr (kOctets == 1 && kDepth == rowwise_decode::kExpertDepth) {
+          f(key(W, 0, 1), Kernel(rowwise_decode_of_experts<T, RowsOf<W>, X::eight, kDepth>));
+          f(key(W, 1, 1), Kernel(rowwise_decode_of_experts<T, RowsOf<W>, X::quantized, kDepth>));
+          f(key(Element::fp16, 0, 1), Kernel(rowwise_decode_of_experts<__half, RowsOf<W>, X::sixteen, kDepth>));
+          f(key(Element::bf16, 0, 1), Kernel(rowwise_decode_of_experts<__nv_bfloat16, RowsOf<W>, X::sixteen, kDepth>));
+        }
       });
     });
   });
 }
 
 Key key_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
-  return {int(multiplied_type(p)), int(p.weight_type), p.quantizes, p.M <= 8 ? 1 : 2, c.depth};
+  return {
+      int(multiplied_type(p)), int(p.weight_type), p.quantizes, rowwise_decode::rows_of(p) <= 8 ? 1 : 2, c.depth, p.experts > 0};
 }
 
 Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
@@ -55,10 +64,10 @@ Kernel kernel_of(const RowwiseLinear& p, const RowwiseDecodeConfig& c) {
 
 bool KernelOf<RowwiseDecodeConfig>::takes(const RowwiseLinear& p) {
   const bool types =
-      is_8bit(p.weight_type) && (p.quantizes ? !is_8bit(p.type) && p.M <= kMostQuantized
+      is_8bit(p.weight_type) && (p.quantizes ? !is_8bit(p.type) && rowwise_decode::rows_of(p) <= kMostQuantized
                                              : p.type == p.weight_type || p.type == Element::bf16 || p.type == Element::fp16);
-  return types && is_aligned(p.x) && is_aligned(p.weight) && p.M <= 16 && p.K % 16 == 0 && p.K <= int64_t{1} << 27 &&
-         p.N <= int64_t{1} << 30;
+  return types && is_aligned(p.x) && is_aligned(p.weight) && rowwise_decode::takes_rows(p) && p.K % 16 == 0 &&
+         p.K <= int64_t{1} << 27 && p.N <= int64_t{1} << 30;
 }
 
 Choice<RowwiseDecodeConfig> KernelOf<RowwiseDecodeConfig>::choose(const RowwiseLinear& p, const Device& device) {
@@ -76,7 +85,7 @@ cudaError_t KernelOf<RowwiseDecodeConfig>::launch(const RowwiseLinear& p, const 
   const Kernel kernel = kernel_of(p, c);
   Launch l;
   if (!kernel || !lay_out(p, c, l)) return cudaErrorInvalidValue;
-  return launch_few_rows(kernel, l.params, c, l.shared, stream);
+  return rowwise_decode::launch(kernel, l, c, stream);
 }
 
 std::string KernelOf<RowwiseDecodeConfig>::instances() {

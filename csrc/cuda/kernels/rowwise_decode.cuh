@@ -48,7 +48,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/eight_bit.cuh"
-#include "cuda/kernels/few_rows.cuh"
+#include "cuda/kernels/experts_few_rows.cuh"
 #include "cuda/kernels/quantize_rowwise.cuh"
 #include "cuda/kernels/rowwise.cuh"
 
@@ -56,6 +56,9 @@ namespace aoext::cuda::rowwise_decode {
 
 constexpr int kRowBytes = 128;  // of a k-tile and output channel
 constexpr int kTileN = 16;      // output channels of a tile
+// Of experts: rows of x of a tile; the depth of its kernels; and threads, of 144 registers, since they hold where an expert's
+// lie.
+constexpr int kExpertRows = 8, kExpertDepth = 4, kExpertThreads = 448;
 
 constexpr int kWeightBytes = kTileN * kRowBytes;  // of a k-tile
 
@@ -481,15 +484,11 @@ struct Kernel {
   }
 };
 
-// 640 leave a thread 96 registers, so that a multiprocessor has room for 21 warps: with up to 8 rows of x, unless that would
-// spill.
+// What all blocks of a kernel compute.
 template <class I>
-constexpr int kMostThreads = I::kOctets == 1 && !I::kBlocks && (I::kX8 || I::W != Element::e5m2) ? 640 : kFewRowsThreads;
-
-template <class T, class Loader, X kX, int Octets, int Depth>
-__global__ void __launch_bounds__(kMostThreads<Instance<T, Loader, kX, Octets, Depth>>, 1)
-    rowwise_decode_kernel(const __grid_constant__ Params<typename Loader::Linear> p) {
-  using I = Instance<T, Loader, kX, Octets, Depth>;
+__device__ __forceinline__ void run(const Params<typename I::Linear>& p) {
+  using T = typename I::T;
+  using Loader = typename I::Loader;
   extern __shared__ __align__(128) uint8_t smem[];
   const Position at(p, 1);
   const int k_tile_bytes = Loader::k_tile_bytes(p.linear);
@@ -501,22 +500,61 @@ __global__ void __launch_bounds__(kMostThreads<Instance<T, Loader, kX, Octets, D
   wait_for_last_kernel();
   start_next_kernel();
   QuantizedX<I> quantized(p, at);
-  if constexpr (kX == X::quantized)
+  if constexpr (I::kX == X::quantized)
     quantized.load(quantized.own);
   else
     copy_x<I>(p, at, shared.x, at.split_begin, min(at.split_begin + p.chunk_k_tiles, at.split_end));
   commit_copies();
 #pragma unroll 1
-  for (int d = 0; d < Depth; ++d) copies.fetch(d);
+  for (int d = 0; d < I::kDepth; ++d) copies.fetch(d);
   Kernel<I> kernel{p, at, shared, reduction, copies, Sums<I>(p, at, shared, k_tile_bytes), {}};
   if constexpr (I::kBlocks) kernel.sums.scales.template start<T>(p.linear, shared_address(smem), at.lane, at.warp, at.warps);
   reduction.start();
-  if constexpr (kX == X::quantized) {
+  if constexpr (I::kX == X::quantized) {
     quantized.store_any(shared);
   } else {
     if (kernel.thread() < p.M) shared.row_scales[kernel.thread()] = Loader::template row_scale<T>(p.linear, kernel.thread());
   }
   for_each_turn<1>(p, at, reduction, kernel);
+}
+
+// 640 leave a thread 96 registers, so that a multiprocessor has room for 21 warps: with up to 8 rows of x, unless that would
+// spill.
+template <class I>
+constexpr int kMostThreads = I::kOctets == 1 && !I::kBlocks && (I::kX8 || I::W != Element::e5m2) ? 640 : kFewRowsThreads;
+
+template <class T, class Loader, X kX, int Octets, int Depth>
+__global__ void __launch_bounds__(kMostThreads<Instance<T, Loader, kX, Octets, Depth>>, 1)
+    rowwise_decode_kernel(const __grid_constant__ Params<typename Loader::Linear> p) {
+  run<Instance<T, Loader, kX, Octets, Depth>>(p);
+}
+
+// body(own) by the blocks of a tile of rows, `own` being what `p`, for kExpertRows rows of one expert, says for those of the
+// tile. Rows behind the last expert become zero.
+template <class Linear, class Body>
+__device__ __forceinline__ void of_own_expert(const Params<Linear>& p, Body&& body) {
+  const Linear& all = p.linear;
+  wait_for_last_kernel();
+  const int experts = static_cast<int>(all.experts);
+  const ExpertRows rows = rows_of_tile(all.ends, experts, static_cast<int>(all.M), kExpertRows, blockIdx.z);
+  if (rows.begin == rows.end) return;
+  if (rows.expert == experts) {
+    clear_rows(all.y, rows, all.N, all.output);
+    return;
+  }
+  Params<Linear> own = p;
+  own.linear = of_expert(all, rows.expert);
+  own.linear.x = behind(all.x, rows.begin * all.K, all.type);
+  own.linear.y = static_cast<char*>(all.y) + rows.begin * all.N * bytes_of(all.output);
+  if (all.row_scale) own.linear.row_scale = all.row_scale + rows.begin;
+  set_rows(own, rows.end - rows.begin, /*warp_tiles=*/1);
+  body(own);
+}
+
+template <class T, class Loader, X kX, int Depth>
+__global__ void __launch_bounds__(kExpertThreads, 1)
+    rowwise_decode_of_experts(const __grid_constant__ Params<typename Loader::Linear> p) {
+  of_own_expert(p, [](const auto& own) { run<Instance<T, Loader, kX, /*Octets=*/1, Depth>>(own); });
 }
 
 }  // namespace aoext::cuda::rowwise_decode

@@ -26,6 +26,9 @@ struct ScaledLinear {
   int64_t M, N, K, x_group, w_group, block_n, scale_n, scale_k, x_scale_pitch;
   Element type, scale_type, bias_type, output, weight_type;
   ChunkSums sums;  // of x, as scaled_sums wants them, or null where a launch computes them
+  // As in RowwiseLinear; scale and zero have a first dimension [experts] more, too.
+  const int32_t* ends;
+  int64_t experts;
 };
 
 inline bool is_int4(const ScaledLinear& p) { return p.weight_type == Element::int4; }

@@ -3,7 +3,7 @@
 // product_any.cuh, over bytes of w.
 #include "cuda/kernels/scaled_any.h"
 
-#include "cuda/kernels/product_any.cuh"
+#include "cuda/kernels/experts_any.cuh"
 #include "cuda/kernels/scaled.cuh"
 
 namespace aoext::cuda {
@@ -87,8 +87,21 @@ __global__ void __launch_bounds__(kRowsThreads) scaled_any_rows(const __grid_con
 }
 
 template <Element W, bool kInt4>
+__global__ void __launch_bounds__(kTileThreads, 2) scaled_any_tile_of_experts(const __grid_constant__ ScaledLinear p) {
+  product_any::compute_tile_of_experts<Operands<W, kInt4>>(p, p.output);
+}
+
+template <Element W, bool kInt4>
+__global__ void __launch_bounds__(kRowsThreads) scaled_any_rows_of_experts(const __grid_constant__ ScaledLinear p) {
+  product_any::compute_rows_of_experts<Operands<W, kInt4>>(p, p.output);
+}
+
+template <Element W, bool kInt4>
 cudaError_t launch_typed(const ScaledLinear& p, cudaStream_t stream) {
   using O = Operands<W, kInt4>;
+  if (p.experts > 0)
+    return product_any::launch<O>(scaled_any_tile_of_experts<W, kInt4>, scaled_any_rows_of_experts<W, kInt4>,
+                                  product_any::few_rows_of_experts<O>(p.experts), p, stream);
   return product_any::launch<O>(scaled_any_tile<W, kInt4>, scaled_any_rows<W, kInt4>, O::kBlockM, p, stream);
 }
 

@@ -15,6 +15,7 @@ from . import values
 from .stored import (
     EIGHT_BIT_BLOCKWISE,
     FLOAT8_128,
+    GROUPS,
     INT4,
     LUT4_BLOCKWISE,
     MXFP8,
@@ -124,7 +125,7 @@ def _block_argument(w: Stored, p: Problem) -> list[int] | None:
 
 
 def _under(w: Stored, dtype: torch.dtype) -> str:
-    return f"int4 by {dtype_name(dtype)}" if w.by_groups else w.name
+    return f"{w.name} by {dtype_name(dtype)}" if w.by_groups else w.name
 
 
 def scaled_mm(w: Stored, kind: str, dtype: torch.dtype) -> Subject:
@@ -192,7 +193,7 @@ def dequantize(w: Stored, kind: str) -> Subject:
         Weight(w.random, w.rows),
         lambda kernel, p, x, t: kernel(*w.operands(p, t), dtype=p.dtype),
         grouped=w.grouped,
-        typical=(w.by_rows and w.typical) or w.name in ("int4", "float8 128x128", "mxfp4"),
+        typical=(w.by_rows and w.typical) or w.name in (INT4.name, "float8 128x128", "mxfp4"),
         kind=kind,
     )
 
@@ -323,14 +324,14 @@ def _all() -> list[Subject]:
         ),
         _int8_mm(),
         *map(_scaled_mm_rowwise, EIGHT_BIT),
-        weight_only_linear(INT4, "weight_only_linear int4"),
+        *(weight_only_linear(w, f"weight_only_linear {w.name}") for w in GROUPS),
     ]
     names = {dtype: "int8" if dtype is INT8 else "float8" for dtype in EIGHT_BIT}
     for dtype in EIGHT_BIT:
         found.append(weight_only_linear(by_rows(dtype), f"weight_only_linear {names[dtype]}"))
     for make in (scaled_mm, scaled_linear):
         found += [make(by_rows(dtype, torch.float32), f"{make.__name__} rows", dtype) for dtype in EIGHT_BIT]
-        found += [make(INT4, f"{make.__name__} int4", dtype) for dtype in (INT8, E4M3)]
+        found += [make(w, f"{make.__name__} {w.name}", dtype) for w in GROUPS for dtype in (INT8, E4M3)]
         found += [make(w, f"{make.__name__} blocks", w.dtype) for w in EIGHT_BIT_BLOCKWISE]
     found += [quantize(by_rows(dtype), "quantize rows") for dtype in EIGHT_BIT]
     found += [quantize(w, "quantize blocks") for w in EIGHT_BIT_BLOCKWISE]
@@ -340,7 +341,7 @@ def _all() -> list[Subject]:
     found.append(weight_only_linear(WITH_ZERO_POINTS, "weight_only_linear int8 zeros"))
     found += [weight_only_linear(w, "weight_only_linear lut4") for w in LUT4_BLOCKWISE]
     for w, kind in (
-        (INT4, "int4"),
+        *((w, w.name) for w in GROUPS),
         (by_rows(INT8), "int8"),
         (FLOAT8_128, "float8 blocks"),
         (WITH_ZERO_POINTS, "int8 zeros"),
@@ -355,7 +356,7 @@ def _all() -> list[Subject]:
         found.append(experts(scaled_mm(w, f"scaled_mm {kind}", dtype), w))
     rows = by_rows(INT8, torch.float32)
     found.append(experts(scaled_linear(rows, "scaled_linear rows", INT8), rows))
-    found += [dequantize(INT4, "dequantize int4")]
+    found += [dequantize(w, f"dequantize {w.name}") for w in GROUPS]
     found += [dequantize(by_rows(dtype), "dequantize rows") for dtype in EIGHT_BIT]
     found += [dequantize(w, "dequantize blocks") for w in EIGHT_BIT_BLOCKWISE]
     found += [dequantize(WITH_ZERO_POINTS, "dequantize int8 zeros")]

@@ -10,8 +10,8 @@
 
 namespace aoext::cuda::wgmma {
 
-// kGranule: k of an arranged scale; of 8 bits 32 or a whole stage, of lut4 16 or 32.
-template <class T, Element kType, int kGranule, class Shape>
+// kGranule: k of an arranged scale; of 8 bits 32 or a whole stage, of lut4 16 or 32. kOfExpert: of a grouped product.
+template <class T, Element kType, int kGranule, class Shape, bool kOfExpert>
 struct BlockWeights {
   static constexpr bool kTable = kType == Element::lut4;
   static constexpr int kBlockN = Shape::kBlockN, kLinesBytes = kBlockN * kLine;
@@ -35,7 +35,10 @@ struct BlockWeights {
     __device__ Copies(const BlockWeights&, const Maps& maps) : maps_(maps) {}
 
     __device__ uint32_t bytes() const { return kLinesBytes + kExtraBytes; }
-    __device__ void start(int n, int k_tile) { n_ = n, k_tile_ = k_tile; }
+    __device__ void start(int n, int k_tile, int expert = 0) {
+      matrix_.start(expert);
+      n_ = n, k_tile_ = k_tile;
+    }
 
     __device__ void prefetch() {
       prefetch_tile(&maps_.lines, k_tile_ * kLine, n_);
@@ -43,13 +46,14 @@ struct BlockWeights {
     }
 
     __device__ void copy(uint32_t lines, uint32_t extra, uint32_t arrived) {
-      copy_tile(lines, &maps_.lines, arrived, k_tile_ * kLine, n_);
-      copy_tile(extra, &maps_.scale, arrived, n_, k_tile_ * kGroups);
+      matrix_.copy(lines, &maps_.lines, arrived, k_tile_ * kLine, n_);
+      matrix_.copy(extra, &maps_.scale, arrived, n_, k_tile_ * kGroups);
       ++k_tile_;
     }
 
    private:
     const Maps& maps_;
+    MatrixCopies<kOfExpert> matrix_;
     int n_, k_tile_;
   };
 
@@ -154,8 +158,17 @@ struct FactoredRows {
   const void* bias;
   Element bias_type;
 
+  // What ends with the rows of an expert. Behind the last one sums are zero, and so is what becomes of them.
+  __device__ FactoredRows of_expert(bool is_expert, int expert, int end) const {
+    FactoredRows own = *this;
+    own.M = end;
+    own.factor = is_expert ? factor + int64_t{expert} * N : nullptr;
+    own.bias = is_expert ? behind(bias, int64_t{expert} * N, bias_type) : nullptr;
+    return own;
+  }
+
   __device__ Channel channel(int n) const {
-    return n < N ? Channel{factor[n], bias ? load_float(bias, n, bias_type) : 0.0f} : Channel{};
+    return n < N && factor ? Channel{factor[n], bias ? load_float(bias, n, bias_type) : 0.0f} : Channel{};
   }
   template <int, bool>
   struct Rows {

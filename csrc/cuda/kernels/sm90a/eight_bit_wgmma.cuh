@@ -8,7 +8,8 @@
 
 namespace aoext::cuda::wgmma {
 
-template <class T, Element kType, class Shape>
+// kOfExpert: of a grouped product.
+template <class T, Element kType, class Shape, bool kOfExpert>
 struct EightBitWeights {
   static constexpr int kBlockN = Shape::kBlockN, kLinesBytes = kBlockN * kLine;
   static constexpr int kStage = kLine;  // of K
@@ -26,7 +27,10 @@ struct EightBitWeights {
     __device__ Copies(const EightBitWeights&, const Maps& maps) : maps_(maps) {}
 
     __device__ uint32_t bytes() const { return kLinesBytes; }
-    __device__ void start(int n, int k_tile) { n_ = n, k_ = k_tile * kStage; }
+    __device__ void start(int n, int k_tile, int expert = 0) {
+      matrix_.start(expert);
+      n_ = n, k_ = k_tile * kStage;
+    }
 
     __device__ void prefetch() {
       prefetch_tile(&maps_.lines, k_, n_);
@@ -34,12 +38,13 @@ struct EightBitWeights {
     }
 
     __device__ void copy(uint32_t lines, uint32_t, uint32_t arrived) {
-      copy_tile(lines, &maps_.lines, arrived, k_, n_);
+      matrix_.copy(lines, &maps_.lines, arrived, k_, n_);
       k_ += kStage;
     }
 
    private:
     const Maps& maps_;
+    MatrixCopies<kOfExpert> matrix_;
     int n_, k_;
   };
 
@@ -98,6 +103,15 @@ struct ScaledRows {
   T* y;
   int M, N;
   RowwiseLinear problem;
+
+  // What ends with the rows of an expert. Behind the last one sums are zero, and so is what becomes of them.
+  __device__ ScaledRows of_expert(bool is_expert, int expert, int end) const {
+    ScaledRows own = *this;
+    own.M = end;
+    own.problem = aoext::cuda::of_expert(problem, expert);
+    if (!is_expert) own.problem.scale = own.problem.bias = nullptr;
+    return own;
+  }
 
   __device__ Channel channel(int n) const { return n < N ? load_channel(problem, n) : Channel{}; }
   template <int, bool>

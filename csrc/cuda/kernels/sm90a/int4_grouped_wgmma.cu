@@ -1,6 +1,5 @@
 #include "cuda/kernels/int4_grouped_wgmma.h"
 
-#include "cuda/kernels/experts.h"
 #include "cuda/kernels/int4_wgmma.h"
 #include "cuda/kernels/sm90a/int4_wgmma_launch.h"
 
@@ -16,10 +15,6 @@ constexpr wgmma::TileShapes<wgmma::TilesOf</*block_n=*/128, /*block_m=*/32, 64, 
     kShapes;
 
 WgmmaConfig tile_of(const GroupedWgmmaConfig& c) { return {c.block_m, 1, 0, c.blocks, c.block_n}; }
-
-int64_t most_tiles(const Int4Linear& p, int block_n, int block_m) {
-  return ceil_div(p.N, block_n) * most_row_tiles(p.M, p.experts, block_m);
-}
 
 template <class T, class S, int kScaleChunks>
 cudaError_t launch_typed(const Int4Linear& p, const GroupedWgmmaConfig& config, cudaStream_t stream) {
@@ -43,31 +38,16 @@ cudaError_t launch_typed(const Int4Linear& p, const GroupedWgmmaConfig& config, 
 
 }  // namespace
 
-// By the model of int4_wgmma, for as many tiles as experts.h expects.
 Choice<GroupedWgmmaConfig> KernelOf<GroupedWgmmaConfig>::choose(const Int4Linear& p, const Device& device) {
-  const WeightOnlyWgmmaFit& model = fits_of(device).int4_wgmma;
-  const auto k_steps = static_cast<double>(ceil_div(p.K, kStage) * (kStage / wgmma::kStep));
-  Choice<GroupedWgmmaConfig> best;
-  wgmma::for_each_shape(kShapes, [&](auto shape) {
-    const WeightOnlyWgmmaFit::Tiles& cost = shape.kBlockN == wgmma::kPairN ? model.rows_128 : model.rows_64;
-    const auto step = cost.steps[std::find(std::begin(wgmma::kBlockMs), std::end(wgmma::kBlockMs), shape.kBlockM) -
-                                 std::begin(wgmma::kBlockMs)];
-    const double row_tiles = expected_row_tiles(p.M, p.experts, shape.kBlockM);
-    const double turns = std::ceil(row_tiles * static_cast<double>(ceil_div(p.N, shape.kBlockN)) / device.multiprocessors);
-    const int64_t blocks = std::min<int64_t>(most_tiles(p, shape.kBlockN, shape.kBlockM), device.multiprocessors);
-    const GroupedWgmmaConfig config{shape.kBlockN, shape.kBlockM, static_cast<int>(blocks)};
-    best.consider(config, turns * (k_steps * step + cost.tile));
-  });
-  return best;
+  return wgmma::choose_for_experts<GroupedWgmmaConfig>(kShapes, p, kStage, fits_of(device).int4_wgmma, device.multiprocessors);
 }
 
 bool KernelOf<GroupedWgmmaConfig>::fits(const Int4Linear&, const GroupedWgmmaConfig& c) {
-  return c.blocks > 0 && wgmma::with_tile(kShapes, tile_of(c), [](auto) { return cudaSuccess; }) == cudaSuccess;
+  return wgmma::fits_experts(kShapes, tile_of(c));
 }
 
 bool KernelOf<GroupedWgmmaConfig>::takes(const Int4Linear& p) {
-  return KernelOf<Int4WgmmaConfig>::takes(p) && p.experts <= kMostExperts &&
-         most_tiles(p, /*block_n=*/64, /*block_m=*/32) < int64_t{1} << 31;
+  return KernelOf<Int4WgmmaConfig>::takes(p) && wgmma::takes_experts(p);
 }
 
 cudaError_t KernelOf<GroupedWgmmaConfig>::launch(const Int4Linear& p, const GroupedWgmmaConfig& c, void* /*workspace*/,

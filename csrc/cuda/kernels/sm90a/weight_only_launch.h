@@ -6,6 +6,7 @@
 
 #include "cuda/fits.h"
 #include "cuda/kernels/choice.h"
+#include "cuda/kernels/experts.h"
 #include "cuda/kernels/instances.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/sm90a/tensor_map.h"
@@ -14,7 +15,9 @@
 
 namespace aoext::cuda::wgmma {
 
-constexpr int kSharedMemory = (227 << 10) - int(sizeof(BlockWork));  // of a multiprocessor, less what one block costs
+// Of a multiprocessor, less what one block costs.
+template <class Scheduler>
+constexpr int kSharedMemory = (227 << 10) - int(sizeof(WorkOf<Scheduler>));
 
 template <class Problem>
 TileScheduler schedule(const Problem& p, int stage, const WgmmaConfig& c) {
@@ -40,12 +43,12 @@ size_t workspace_bytes(const Problem& p, int stage, const WgmmaConfig& c) {
 
 // Two splits for BLOCK_N = 64, and for 128 where the sums of four warpgroups fit into registers. w has as many stages as its
 // format wants, x as many as fit beside them.
-template <class Weights, class Output, int kBlockM>
+template <class Weights, class Output, class Scheduler, int kBlockM>
 struct Rings {
   static constexpr int kWarpgroupSplits = Weights::kBlockN == 64 || (Weights::kBlockN == kPairN && kBlockM <= 64) ? 2 : 1;
   static constexpr int kW = kBlockM * Weights::kBlockN <= 64 * kPairN ? Weights::kNarrowStages : Weights::kWideStages;
   using Empty = Layout<Weights, Output, kBlockM, 0, kW, kWarpgroupSplits>;
-  static constexpr int kX = std::min(8, (kSharedMemory - Empty::kBytes) / (Empty::kXBytes + 8 + kWarpgroupSplits * 8));
+  static constexpr int kX = std::min(8, (kSharedMemory<Scheduler> - Empty::kBytes) / (Empty::kXBytes + 8 + kWarpgroupSplits * 8));
 };
 
 // The tensor map of x, in 64 k by so many rows.
@@ -58,7 +61,7 @@ template <class T, int kBlockM, class Weights, class Epilogue, class Problem>
 cudaError_t launch_weight_only(const Problem& p, const Weights& weights, const typename Weights::Maps& maps,
                                const Epilogue& epilogue, const WgmmaConfig& config, void* workspace, cudaStream_t stream) {
   using Output = typename Epilogue::Output;
-  using R = Rings<Weights, Output, kBlockM>;
+  using R = Rings<Weights, Output, TileScheduler, kBlockM>;
   using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
   const auto kernel = weight_only<T, Weights, Epilogue, TileScheduler, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
 
@@ -92,9 +95,8 @@ template <class T, int kBlockM, class Weights, class Epilogue, class Problem>
 cudaError_t launch_grouped(const Problem& p, const Weights& weights, const typename Weights::Maps& maps, const Epilogue& epilogue,
                            int blocks, cudaStream_t stream) {
   using Output = typename Epilogue::Output;
-  using R = Rings<Weights, Output, kBlockM>;
+  using R = Rings<Weights, Output, GroupedScheduler, kBlockM>;
   using L = Layout<Weights, Output, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
-  static_assert(L::kBytes + int(sizeof(GroupedWork)) <= 227 << 10);
   const auto kernel = weight_only<T, Weights, Epilogue, GroupedScheduler, kBlockM, R::kX, R::kW, R::kWarpgroupSplits>;
 
   Params<Weights, Epilogue, GroupedScheduler> a{weights, epilogue};
@@ -169,6 +171,52 @@ bool fits(Tiles shapes, const Problem& p, int stage, int most_cluster, const Wgm
 // ---- The choice ----
 
 constexpr int kBlockMs[] = {32, 64, 96, 128, 192, 256};
+
+// Of experts. All tiles are whole, in turns (tile_scheduler.h).
+
+template <class Problem>
+int64_t most_tiles(const Problem& p, int block_n, int block_m) {
+  return ceil_div(p.N, block_n) * most_row_tiles(p.M, p.experts, block_m);
+}
+
+template <class Config>
+Config tile_config(int block_n, int block_m, int64_t blocks) {
+  Config c{};
+  c.block_n = block_n, c.block_m = block_m, c.blocks = static_cast<int>(blocks);
+  if constexpr (requires { c.cluster; }) c.cluster = 1;
+  return c;
+}
+
+// By the model of the product for one weight, for as many tiles as experts.h expects.
+template <class Config, class Shapes, class Problem>
+Choice<Config> choose_for_experts(Shapes shapes, const Problem& p, int stage, const WeightOnlyWgmmaFit& model, int sms) {
+  const auto k_steps = static_cast<double>(ceil_div(p.K, stage) * (stage / kStep));
+  Choice<Config> best;
+  for_each_shape(shapes, [&](auto shape) {
+    const WeightOnlyWgmmaFit::Tiles& cost = shape.kBlockN == kPairN ? model.rows_128 : model.rows_64;
+    const auto step = cost.steps[std::find(std::begin(kBlockMs), std::end(kBlockMs), shape.kBlockM) - std::begin(kBlockMs)];
+    const double row_tiles = expected_row_tiles(p.M, p.experts, shape.kBlockM);
+    const double turns = std::ceil(row_tiles * static_cast<double>(ceil_div(p.N, shape.kBlockN)) / sms);
+    const int64_t blocks = std::min<int64_t>(most_tiles(p, shape.kBlockN, shape.kBlockM), sms);
+    best.consider(tile_config<Config>(shape.kBlockN, shape.kBlockM, blocks), turns * (k_steps * step + cost.tile));
+  });
+  return best;
+}
+
+// Whether there is a kernel for a configuration.
+template <class Shapes>
+bool fits_experts(Shapes shapes, const WgmmaConfig& c) {
+  const auto found = [](auto) { return cudaSuccess; };
+  return with_tile(shapes, c, found) == cudaSuccess && c.blocks > 0 && c.cluster == 1 && c.stream_k_blocks == 0 && !c.x_is_left;
+}
+
+// Whether a launch counts experts and tiles.
+template <class Problem>
+bool takes_experts(const Problem& p) {
+  return p.experts <= kMostExperts && most_tiles(p, /*block_n=*/64, /*block_m=*/32) < int64_t{1} << 31;
+}
+
+// Of one weight.
 constexpr int64_t kMostTurns = 2;  // of whole tiles, beside which stream-K is worth it
 
 // Microseconds that stream-K takes. `stage`: those of a k-tile; `tile`: those of a tile beside its k-tiles; `size`: a tile's
