@@ -31,12 +31,7 @@ OPERATORS = aoext.ops.operators()
 # Every kind of call of these operators.
 KINDS = [*reference.ALL_CALLS, *reference.QUANTIZE, "sort_by_expert"]
 # What the generic kernels serve on XPUs.
-BY_ATEN_ON_XPU = (
-    "convert_weight_to_int4pack",
-    "sort_by_expert",
-    "dequantize int8 zeros",
-    "weight_only_linear int8 zeros",
-)
+BY_ATEN_ON_XPU = ("convert_weight_to_int4pack", "weight_only_linear int8 zeros")
 # One kind of each operator.
 KIND_OF = {reference.operator_of(kind): kind for kind in reversed(KINDS)}
 
